@@ -1,0 +1,46 @@
+"""kvref: the executable specification of LLM KV caches.
+
+Read it from the formats up: `kvref.formats` (how a row is stored), `kvref.backend` (the kernels), the five caches
+(`contiguous`, `paged`, `quantized`, `tiered`, `pooled`) and `attention`. The clauses they carry out are in `kvref/spec`.
+"""
+
+from kvref.attention import attention
+from kvref.backend import Backend, ReferenceBackend, backend, reference
+from kvref.blocks import BlockPool, BlockTable
+from kvref.buffers import Buffer, BufferPool
+from kvref.contiguous import ContiguousCache, ContiguousConfig
+from kvref.formats import FORMATS, Format, Quantized, get_format
+from kvref.paged import PagedCache, PagedConfig
+from kvref.pooled import PooledBlock, PooledCache, PooledConfig
+from kvref.quantized import QuantizedCache, QuantizedConfig, mean_absolute_error
+from kvref.tiered import TieredCache, TieredConfig
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "FORMATS",
+    "Backend",
+    "BlockPool",
+    "BlockTable",
+    "Buffer",
+    "BufferPool",
+    "ContiguousCache",
+    "ContiguousConfig",
+    "Format",
+    "PagedCache",
+    "PagedConfig",
+    "PooledBlock",
+    "PooledCache",
+    "PooledConfig",
+    "Quantized",
+    "QuantizedCache",
+    "QuantizedConfig",
+    "ReferenceBackend",
+    "TieredCache",
+    "TieredConfig",
+    "attention",
+    "backend",
+    "get_format",
+    "mean_absolute_error",
+    "reference",
+]

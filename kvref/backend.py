@@ -1,0 +1,190 @@
+"""Kernels: the few operations that touch tensor data, behind one protocol.
+
+All bookkeeping (block tables, free lists, tiers) is host-side Python, written once in the caches. A new device is a new file with
+these kernels in it. The reference here writes each in pure Array API code, for reading; a backend writes them for speed and is
+held to the reference bit for bit (moving and quantizing) or within a derived bound (attention).
+
+Writing kernels return the store, so that libraries with immutable arrays can join; the others write in place.
+"""
+
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.metadata import entry_points
+from typing import Protocol
+
+import array_api_compat
+import numpy as np
+
+from kvref.array import Array, Namespace, Shape
+from kvref.errors import BackendNotFound, ShapeMismatch, SlotOutOfRange
+from kvref.formats import Format, Quantized
+
+Slots = Sequence[int] | Array  # slot numbers: Python integers, or an integer array of any library
+
+
+class Backend(Protocol):
+    """A token row is [num_kv_heads, head_dim]; stores and rows share every axis but the first."""
+
+    name: str
+    xp: Namespace
+
+    def zeros(self, shape: Shape, dtype: str) -> Array:
+        """A new array of zeros on this backend's device."""
+
+    def asarray(self, values: Array, dtype: str | None = None) -> Array:
+        """`values`, from NumPy or this backend's own library, as an array on this backend's device."""
+
+    def to_numpy(self, array: Array) -> Array:
+        """The same values as a NumPy array."""
+
+    def address(self, array: Array) -> int | None:
+        """Where the array's memory begins, or None where the library does not say."""
+
+    def update(self, buffer: Array, new: Array, position: int) -> Array:
+        """[B, H, capacity, D] <- [B, H, n, D] at tokens position .. position + n; returns the buffer."""
+
+    def scatter(self, store: Array, slots: Slots, rows: Array) -> Array:
+        """store[slots[i]] = rows[i]; a negative slot is skipped (KERN-02); returns the store.
+
+        Raises SlotOutOfRange or ShapeMismatch before anything is written.
+        """
+
+    def gather(self, store: Array, slots: Slots) -> Array:
+        """[n, ...] with row i = store[slots[i]]. Raises SlotOutOfRange, for a negative slot too."""
+
+    def quantize(self, rows: Array, format: Format) -> Quantized:
+        """float32 rows [..., width] as they are stored in `format`."""
+
+    def dequantize(self, stored: Quantized, width: int, format: Format) -> Array:
+        """The float32 rows [..., width] that `stored` reads back as."""
+
+    def attend(self, query: Array, keys: Array, values: Array, scale: float, mask: Array) -> Array:
+        """softmax(scale q k') v per query head: [nq, Hq, D], [n, Hkv, D], [n, Hkv, Dv], bool [nq, n] -> [nq, Hq, Dv].
+
+        Query head h reads kv head h // (Hq / Hkv). A token that a query's mask leaves out has no effect on it, NaN included
+        (ATTN-07); a query that sees no token gets zeros (ATTN-08).
+        """
+
+
+def host_slots(slots: Slots, stop: int, to_numpy: object = None) -> list[int]:
+    """Slots as Python integers, each below `stop`. Raises SlotOutOfRange (KERN-03)."""
+    if hasattr(slots, "shape") and callable(to_numpy):
+        slots = to_numpy(slots)
+    numbers = [int(slot) for slot in slots]
+    for slot in numbers:
+        if slot >= stop:
+            raise SlotOutOfRange(f"slot: expected an integer below {stop}, got {slot}")
+    return numbers
+
+
+def check_rows(store: Array, slots: Sequence[int], rows: Array) -> None:
+    ShapeMismatch.check("rows", tuple(rows.shape), (len(slots), *store.shape[1:]))
+
+
+class ReferenceBackend:
+    """Every kernel in operations of the Array API standard 2024.12, on any library that has them."""
+
+    def __init__(self, namespace: str = "numpy", device: object = None) -> None:
+        """namespace: "numpy", "torch", "cupy", or an importable Array API module. Raises BackendNotFound."""
+        self.name = "reference" if namespace == "numpy" else f"reference:{namespace}"
+        self.xp = array_namespace_called(namespace)
+        self._device = device
+
+    def zeros(self, shape: Shape, dtype: str) -> Array:
+        return self.xp.zeros(shape, dtype=getattr(self.xp, dtype), device=self._device)
+
+    def asarray(self, values: Array, dtype: str | None = None) -> Array:
+        return self.xp.asarray(values, dtype=dtype and getattr(self.xp, dtype), device=self._device)
+
+    def to_numpy(self, array: Array) -> Array:
+        return np.from_dlpack(array, device="cpu")
+
+    def address(self, array: Array) -> int | None:
+        return None  # the standard has no addresses
+
+    def update(self, buffer: Array, new: Array, position: int) -> Array:
+        buffer[:, :, position : position + new.shape[2], :] = new
+        return buffer
+
+    def scatter(self, store: Array, slots: Slots, rows: Array) -> Array:
+        slots = host_slots(slots, store.shape[0], self.to_numpy)
+        check_rows(store, slots, rows)
+        for row, slot in enumerate(slots):
+            if slot >= 0:
+                store[slot, ...] = rows[row, ...]
+        return store
+
+    def gather(self, store: Array, slots: Slots) -> Array:
+        slots = host_slots(slots, store.shape[0], self.to_numpy)
+        if any(slot < 0 for slot in slots):
+            raise SlotOutOfRange(f"slot: expected an integer of at least 0 to gather, got {min(slots)}")
+        return self.xp.take(store, self.asarray(slots, "int64"), axis=0)
+
+    def quantize(self, rows: Array, format: Format) -> Quantized:
+        return format.quantize(rows)
+
+    def dequantize(self, stored: Quantized, width: int, format: Format) -> Array:
+        return format.dequantize(stored, width)
+
+    def attend(self, query: Array, keys: Array, values: Array, scale: float, mask: Array) -> Array:
+        xp = self.xp
+        group = query.shape[1] // keys.shape[1]
+        out = self.zeros((query.shape[0], query.shape[1], values.shape[2]), "float32")
+        for i in range(query.shape[0]):
+            seen = xp.nonzero(mask[i, :])[0]
+            if seen.shape[0] == 0:
+                continue
+            k = xp.repeat(xp.take(keys, seen, axis=0), group, axis=1)  # [tokens, query heads, D]
+            v = xp.repeat(xp.take(values, seen, axis=0), group, axis=1)
+            scores = xp.sum(query[i : i + 1, ...] * k, axis=-1) * scale
+            weights = xp.exp(scores - xp.max(scores, axis=0, keepdims=True))  # at most 1: no overflow (ATTN-03)
+            weights = weights / xp.sum(weights, axis=0, keepdims=True)
+            out[i, ...] = xp.sum(weights[..., None] * v, axis=0)
+        return out
+
+
+def array_namespace_called(name: str) -> Namespace:
+    """array_api_compat's wrapper of the library called `name`, or that module itself. Raises BackendNotFound."""
+    for module in (f"array_api_compat.{name}", name):
+        try:
+            xp = import_module(module)
+        except ImportError:
+            continue
+        if hasattr(xp, "asarray") and hasattr(xp, "take"):
+            return xp
+    raise BackendNotFound(f"array namespace: expected an installed Array API library, got {name!r} (pip install {name}?)")
+
+
+def backend(name: str = "reference") -> Backend:
+    """The backend called `name`: "reference", "reference:LIBRARY", or one installed under the entry points `kvref.backends`.
+
+    Raises BackendNotFound, naming what is there, or what its library lacks.
+    """
+    kind, _, namespace = name.partition(":")
+    if kind == "reference":
+        return ReferenceBackend(namespace or "numpy")
+    installed = {entry.name: entry for entry in entry_points(group="kvref.backends")}
+    if name not in installed:
+        raise BackendNotFound(f"backend: expected one of {', '.join(['reference', *sorted(installed)])}, got {name!r}")
+    try:
+        factory = installed[name].load()
+    except ImportError as error:
+        raise BackendNotFound(f"backend {name!r} cannot be imported: {error}") from error
+    found: Backend = factory()
+    return found
+
+
+def namespace_library(xp: Namespace) -> str:
+    """The plain name of an array namespace: "numpy" for array_api_compat.numpy."""
+    return xp.__name__.removeprefix("array_api_compat.")
+
+
+def is_own(array: object, xp: Namespace) -> bool:
+    """Whether `array` belongs to the library of `xp` (a NumPy array is nobody else's)."""
+    try:
+        return array_api_compat.array_namespace(array) is xp
+    except TypeError:
+        return False
+
+
+reference: Backend = ReferenceBackend()

@@ -1,0 +1,99 @@
+"""Everything that can go wrong, as one small tree of exceptions.
+
+Each message says what was expected and what came. The class names are the error kinds by which the judge recognises an
+error, in this language or another, so they are part of the specification (LAW-10, LAW-11, LAW-12).
+"""
+
+from collections.abc import Sequence
+
+
+class KVRefError(Exception):
+    """The root of the tree: catch this to catch everything kvref raises on purpose."""
+
+
+class ConfigError(KVRefError):
+    """A cache, a pool or a format cannot be built as asked."""
+
+
+class ShapeMismatch(KVRefError):
+    """An array has another shape than the operation needs."""
+
+    @classmethod
+    def check(cls, name: str, actual: Sequence[int | None], expected: Sequence[int | str]) -> None:
+        """Raise unless `actual` matches `expected`, in which a string names an axis of any length."""
+        fits = len(actual) == len(expected) and all(
+            isinstance(want, str) or want == got for got, want in zip(actual, expected, strict=True)
+        )
+        if not fits:
+            wanted = ", ".join(str(axis) for axis in expected)
+            raise cls(f"{name}: expected shape [{wanted}], got {list(actual)}")
+
+
+class DtypeMismatch(KVRefError):
+    """An array has a dtype the operation does not take: float64, for example, would be rounded twice."""
+
+
+class NonFinite(KVRefError):
+    """A NaN or an infinity, or a value too large, where the format could not give it back."""
+
+
+class CapacityExceeded(KVRefError):
+    """More tokens, or values, than there is room for."""
+
+
+class EmptyCache(KVRefError):
+    """A read from a cache that holds nothing."""
+
+
+class OutOfBlocks(KVRefError):
+    """The pool has fewer free blocks than the request needs."""
+
+
+class BlockNotAllocated(KVRefError):
+    """A block that nobody holds: freed twice, never allocated, or not a block of this pool."""
+
+
+class SequenceNotFound(KVRefError):
+    """A sequence that was never created, or has been dropped."""
+
+
+class PositionOutOfRange(KVRefError):
+    """A token position that was never written, was evicted, or would leave a hole."""
+
+
+class LayerOutOfRange(KVRefError):
+    """A layer the cache does not have."""
+
+
+class HeadOutOfRange(KVRefError):
+    """A key-value head the cache does not have."""
+
+
+class SlotOutOfRange(KVRefError):
+    """A slot past the end of the store."""
+
+
+class BufferTooLarge(KVRefError):
+    """A buffer larger than the largest size class."""
+
+
+class BufferReleased(KVRefError):
+    """A buffer used after it was given back."""
+
+
+class BackendNotFound(KVRefError):
+    """No backend of that name is installed, or its library is missing."""
+
+
+def whole(name: str, value: object, minimum: int = 1) -> None:
+    """Raise ConfigError unless `value` is an integer of at least `minimum` (LAW-12)."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+        raise ConfigError(f"{name}: expected an integer of at least {minimum}, got {value!r}")
+
+
+def in_range(value: int, stop: int | None, error: type[KVRefError], what: str) -> None:
+    """Raise `error` unless `value` is an integer in [0, stop): a negative index counts from nowhere (LAW-11)."""
+    integer = isinstance(value, int) and not isinstance(value, bool)
+    if not integer or value < 0 or (stop is not None and value >= stop):
+        wanted = "an integer of at least 0" if stop is None else f"an integer in [0, {stop})"
+        raise error(f"{what}: expected {wanted}, got {value!r}")

@@ -1,0 +1,34 @@
+"""How a row of numbers is stored: one small object a format, looked up by name.
+
+`element` formats cast each number; `head` formats share a scale over one head's row; `token` formats share a scale and a zero
+over all heads of a token. Chapter FMT of the specification says what each does, to the bit.
+"""
+
+from collections.abc import Iterable
+
+from kvref.errors import ConfigError
+from kvref.formats.affine import q4, q8
+from kvref.formats.base import Format, Quantized
+from kvref.formats.casts import bfloat16, float16, float32
+from kvref.formats.small_float import ELEMENTS, SmallFloat
+from kvref.formats.symmetric import float8_e4m3fn, float8_e5m2, int8
+
+__all__ = ["FORMATS", "Format", "Quantized", "SmallFloat", "element_format", "get_format"]
+
+_ALL: tuple[Format, ...] = (float32, float16, bfloat16, int8, float8_e4m3fn, float8_e5m2, q8, q4)
+FORMATS = {each.name: each for each in _ALL}
+DTYPES = tuple(name for name, each in FORMATS.items() if each.granularity == "element")
+
+
+def get_format(name: str, among: Iterable[str] = tuple(FORMATS)) -> Format:
+    """The format called `name`. Raises ConfigError, naming the known ones (LAW-12)."""
+    if not isinstance(name, str) or name not in among:
+        raise ConfigError(f"format: expected one of {', '.join(among)}, got {name!r}")
+    return FORMATS[name]
+
+
+def element_format(name: str) -> SmallFloat:
+    """The 8- or 16-bit float called `name`, for encoding single values. Raises ConfigError, naming the known ones."""
+    if name not in ELEMENTS:
+        raise ConfigError(f"element format: expected one of {', '.join(ELEMENTS)}, got {name!r}")
+    return ELEMENTS[name]

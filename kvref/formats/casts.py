@@ -1,0 +1,58 @@
+"""Plain dtypes: float32, float16 and bfloat16, no scale.
+
+The Array API standard knows float32 only. Where the library has float16 or bfloat16 the codes are of that dtype; where it has
+not, they are the same bits as uint16 codes. What reads back is the same to the bit.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from array_api_compat import array_namespace
+
+from kvref.array import Array
+from kvref.formats import bounds
+from kvref.formats.base import Granularity, Quantized, widen
+from kvref.formats.small_float import BFLOAT16, FLOAT16, SmallFloat
+
+
+@dataclass(frozen=True)
+class Cast:
+    """value = the nearest number the dtype has, ties to even; overflow gives infinity (FMT-CAST-01)."""
+
+    name: str
+    bits: int
+    element: SmallFloat | None  # None for float32, which is stored as it comes
+    granularity: Granularity = "element"
+    scale_arrays: int = 0
+
+    def code_width(self, width: int) -> int:
+        return width
+
+    def code_dtype(self, xp: object) -> str:
+        return self.name if hasattr(xp, self.name) else f"uint{self.bits}"
+
+    def quantize(self, rows: Array) -> Quantized:
+        rows = widen(rows)
+        xp = array_namespace(rows)
+        if self.element is None:
+            return Quantized(rows)
+        if hasattr(xp, self.name):
+            with np.errstate(over="ignore"):  # NumPy warns of the overflow to infinity that the clause asks for
+                return Quantized(xp.astype(rows, getattr(xp, self.name)))
+        return Quantized(self.element.encode(rows))
+
+    def dequantize(self, stored: Quantized, width: int) -> Array:
+        xp = array_namespace(stored.codes)
+        if self.element is None or hasattr(xp, self.name):
+            return xp.astype(stored.codes, xp.float32, copy=False)
+        return self.element.decode(stored.codes)
+
+    def bound(self, rows: Array, stored: Quantized) -> Array:
+        if self.element is None:
+            return array_namespace(rows).zeros_like(rows, dtype=array_namespace(rows).float64)
+        return bounds.cast_bound(rows, self.element)
+
+
+float32 = Cast("float32", 32, None)
+float16 = Cast("float16", 16, FLOAT16)
+bfloat16 = Cast("bfloat16", 16, BFLOAT16)

@@ -1,0 +1,106 @@
+"""Floats of 8 and 16 bits as integer codes, encoded and decoded in Array API arithmetic, exact to the bit.
+
+A code is sign, exponent and mantissa side by side, as in IEEE 754; below the least exponent the mantissa has no hidden one
+(subnormals). Encoding finds the exponent, scales the value by a power of two so that one unit is one code, and rounds half to
+even: a carry out of the mantissa walks into the exponent by itself, because consecutive codes are consecutive values.
+"""
+
+from dataclasses import dataclass
+
+from array_api_compat import array_namespace, device
+
+from kvref.array import Array, Namespace
+
+
+@dataclass(frozen=True)
+class SmallFloat:
+    """One binary float format of `1 + exponent_bits + mantissa_bits` bits.
+
+    largest: code of the largest finite value. nan: the canonical NaN code. infinity: code of +infinity, or None for a format
+    without one, where finite overflow saturates to `largest` and an infinity becomes NaN (LAW-14).
+    """
+
+    name: str
+    exponent_bits: int
+    mantissa_bits: int
+    largest: int
+    nan: int
+    infinity: int | None
+
+    @property
+    def bits(self) -> int:
+        return 1 + self.exponent_bits + self.mantissa_bits
+
+    @property
+    def code_dtype(self) -> str:
+        return f"uint{self.bits}"
+
+    @property
+    def bias(self) -> int:
+        return int(2 ** (self.exponent_bits - 1)) - 1
+
+    @property
+    def max(self) -> float:
+        """The largest finite value: 448, 57344, 65504, ..."""
+        mantissa = self.largest % 2**self.mantissa_bits
+        exponent = (self.largest >> self.mantissa_bits) - self.bias
+        return float((1 + mantissa / 2**self.mantissa_bits) * 2.0**exponent)
+
+    def encode(self, x: Array) -> Array:
+        """Codes of the float32 values `x`, nearest, ties to even, in one rounding (FMT-FP8-02). Unsigned, `x`'s shape."""
+        xp = array_namespace(x)
+        magnitude = xp.where(xp.isnan(x), xp.zeros_like(x), xp.abs(x))
+        exponent = self._exponent(magnitude, xp)
+        units = self._scale_by_power(magnitude, self.mantissa_bits + self.bias - exponent, xp)
+        # One past the format's own range is as good as infinitely far, and fits an integer.
+        units = xp.round(xp.minimum(units, xp.full_like(units, 2.0 ** (self.mantissa_bits + 1))))
+        code = (exponent - 1) * 2**self.mantissa_bits + xp.astype(units, xp.int32)
+
+        overflow = self.largest if self.infinity is None else self.infinity
+        code = xp.where(code > self.largest, xp.full_like(code, overflow), code)
+        not_a_number = xp.isnan(x) if self.infinity is not None else ~xp.isfinite(x)
+        code = xp.where(not_a_number, xp.full_like(code, self.nan), code)
+        code = xp.where(xp.signbit(x), code + 2 ** (self.bits - 1), code)
+        return xp.astype(code, getattr(xp, self.code_dtype))
+
+    def decode(self, codes: Array) -> Array:
+        """The float32 values of `codes`, exactly (FMT-FP8-01). float32, `codes`' shape."""
+        xp = array_namespace(codes)
+        code = xp.astype(codes, xp.int32)
+        magnitude = code & (2 ** (self.bits - 1) - 1)
+        field = magnitude >> self.mantissa_bits
+        mantissa = magnitude & (2**self.mantissa_bits - 1)
+        exponent = xp.where(field == 0, xp.ones_like(field), field)
+        units = mantissa + xp.where(field == 0, xp.zeros_like(field), xp.full_like(field, 2**self.mantissa_bits))
+        value = self._scale_by_power(xp.astype(units, xp.float32), exponent - self.bias - self.mantissa_bits, xp)
+
+        if self.infinity is not None:
+            value = xp.where(magnitude == self.infinity, xp.full_like(value, float("inf")), value)
+        beyond = self.largest if self.infinity is None else self.infinity
+        value = xp.where(magnitude > beyond, xp.full_like(value, float("nan")), value)
+        return xp.where(code >= 2 ** (self.bits - 1), -value, value)
+
+    def _exponent(self, magnitude: Array, xp: Namespace) -> Array:
+        """The exponent field each magnitude falls in, at least 1 (subnormals share its unit). int32."""
+        least, most = 2 - self.bias, (self.largest >> self.mantissa_bits) - self.bias
+        powers = [2.0**e for e in range(least, most + 1)]
+        thresholds = xp.asarray(powers, dtype=xp.float32, device=device(magnitude))
+        index = xp.searchsorted(thresholds, xp.reshape(magnitude, (-1,)), side="right")
+        return xp.astype(xp.reshape(index, magnitude.shape), xp.int32) + 1
+
+    @staticmethod
+    def _scale_by_power(x: Array, power: Array, xp: Namespace) -> Array:
+        """x * 2^power, exactly. In two steps: bfloat16 needs powers beyond float32's own range."""
+        table = xp.asarray([2.0**e for e in range(-75, 76)], dtype=xp.float32, device=device(x))
+        half = power // 2
+        for part in (half, power - half):
+            index = xp.astype(xp.reshape(part + 75, (-1,)), xp.int64)
+            x = x * xp.reshape(xp.take(table, index, axis=0), x.shape)
+        return x
+
+
+E4M3FN = SmallFloat("float8_e4m3fn", 4, 3, largest=0x7E, nan=0x7F, infinity=None)
+E5M2 = SmallFloat("float8_e5m2", 5, 2, largest=0x7B, nan=0x7E, infinity=0x7C)
+FLOAT16 = SmallFloat("float16", 5, 10, largest=0x7BFF, nan=0x7E00, infinity=0x7C00)
+BFLOAT16 = SmallFloat("bfloat16", 8, 7, largest=0x7F7F, nan=0x7FC0, infinity=0x7F80)
+ELEMENTS = {element.name: element for element in (E4M3FN, E5M2, FLOAT16, BFLOAT16)}

@@ -1,0 +1,87 @@
+"""Symmetric rows: one scale for each row, no zero point. INT8, FP8 E4M3FN and FP8 E5M2.
+
+The scale maps the row's largest magnitude to the largest code, `limit`: m / limit, at least float32's epsilon, so that a row
+of zeros divides by something. The order of operations is the specification (FMT-INT8-01 to 03, FMT-FP8-08).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from array_api_compat import array_namespace
+
+from kvref.array import Array
+from kvref.formats import bounds
+from kvref.formats.base import Granularity, Quantized, finite_rows
+from kvref.formats.rounding import round_half_away
+from kvref.formats.small_float import E4M3FN, E5M2, SmallFloat
+
+LEAST_SCALE = 2.0**-23
+
+
+@dataclass(frozen=True)
+class SymmetricRow:
+    """value = decode(code) * scale, with scale = max|x| / limit and code = encode(x / scale)."""
+
+    name: str
+    limit: float
+    dtype: str
+    encode: Callable[[Array], Array]
+    decode: Callable[[Array], Array]
+    worst_error: Callable[[Array, Array, Array], Array]  # (rows, decoded, scale)
+    bits: int = 8
+    granularity: Granularity = "head"
+    scale_arrays: int = 1
+
+    def code_width(self, width: int) -> int:
+        return width
+
+    def code_dtype(self, xp: object) -> str:
+        return self.dtype
+
+    def quantize(self, rows: Array) -> Quantized:
+        rows = finite_rows(rows)
+        xp = array_namespace(rows)
+        if rows.shape[-1] == 0:  # a maximum of nothing: the scale is its floor
+            largest = xp.sum(rows, axis=-1)
+        else:
+            largest = xp.max(xp.abs(rows), axis=-1)
+        # The divisor is an array: dividing by a Python scalar multiplies by its reciprocal in more than one library.
+        scale = xp.maximum(largest / xp.full_like(largest, self.limit), xp.full_like(largest, LEAST_SCALE))
+        quotient = rows / xp.broadcast_to(scale[..., None], rows.shape)
+        limit = xp.full_like(quotient, self.limit)
+        return Quantized(self.encode(xp.minimum(xp.maximum(quotient, -limit), limit)), scale)
+
+    def dequantize(self, stored: Quantized, width: int) -> Array:
+        assert stored.scale is not None
+        return self.decode(stored.codes) * stored.scale[..., None]
+
+    def bound(self, rows: Array, stored: Quantized) -> Array:
+        assert stored.scale is not None
+        return self.worst_error(rows, self.decode(stored.codes), stored.scale[..., None])
+
+
+def _int8_encode(quotient: Array) -> Array:
+    """The quotient is within +-127 already, so rounding cannot leave the range and -128 never occurs (FMT-INT8-02)."""
+    xp = array_namespace(quotient)
+    return xp.astype(round_half_away(quotient), xp.int8)
+
+
+def _int8_decode(codes: Array) -> Array:
+    xp = array_namespace(codes)
+    return xp.astype(codes, xp.float32)
+
+
+def _float8_row(element: SmallFloat) -> SymmetricRow:
+    return SymmetricRow(
+        element.name,
+        element.max,
+        element.code_dtype,
+        element.encode,
+        element.decode,
+        lambda rows, decoded, scale: bounds.float8_bound(rows, decoded, scale, element),
+    )
+
+
+int8 = SymmetricRow("int8", 127.0, "int8", _int8_encode, _int8_decode, bounds.int8_bound)
+float8_e4m3fn = _float8_row(E4M3FN)
+float8_e5m2 = _float8_row(E5M2)

@@ -1,0 +1,40 @@
+"""What comes in: checked for shape and dtype before anything is allocated or written (LAW-10, FMT-LEVEL-04)."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kvref.array import Array
+from kvref.backend import Backend
+from kvref.errors import NonFinite, ShapeMismatch
+from kvref.formats import Format
+from kvref.formats.base import widen
+
+
+def accept(name: str, values: Array, shape: Sequence[int | str], backend: Backend) -> Array:
+    """`values` as a float32 array of the backend. A list of numbers is taken as float32.
+
+    A string in `shape` names an axis of any length. Raises ShapeMismatch or DtypeMismatch.
+    """
+    if not hasattr(values, "shape"):
+        try:
+            values = np.asarray(values, dtype=np.float32)
+        except ValueError:
+            raise ShapeMismatch(f"{name}: expected an array or even lists of numbers, got uneven lists") from None
+    ShapeMismatch.check(name, tuple(values.shape), shape)
+    if isinstance(values, np.ndarray) and not str(values.dtype).startswith("float32"):
+        values = widen(values, name)  # before another library sees a dtype it may not have
+    return widen(backend.asarray(values), name)
+
+
+def accept_pair(keys: Array, values: Array, shape: Sequence[int | str], backend: Backend) -> tuple[Array, Array]:
+    """Keys and values of one shape: the same number of tokens, heads and elements."""
+    keys = accept("keys", keys, shape, backend)
+    return keys, accept("values", values, tuple(keys.shape), backend)
+
+
+def check_storable(name: str, rows: Array, format: Format, backend: Backend) -> None:
+    """Raise NonFinite where `format` would read finite `rows` back as infinite, or not at all (TIER-13)."""
+    read_back = backend.dequantize(backend.quantize(rows, format), rows.shape[-1], format)
+    if not bool(backend.xp.all(backend.xp.isfinite(read_back))):
+        raise NonFinite(f"{name}: expected values that {format.name} can hold, got one beyond its range")

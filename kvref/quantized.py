@@ -1,0 +1,141 @@
+"""The quantized cache: a fixed number of tokens a layer, each head's row quantized on its own as it is pushed.
+
+A row [head_dim] of one token and one head has one scale. It is quantized once, when pushed, and never again (QUANT-05).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvref.array import Array
+from kvref.attention import attention
+from kvref.backend import Backend, reference
+from kvref.errors import (
+    CapacityExceeded,
+    HeadOutOfRange,
+    LayerOutOfRange,
+    PositionOutOfRange,
+    in_range,
+    whole,
+)
+from kvref.formats import FORMATS, Format, get_format
+from kvref.formats.base import finite_rows
+from kvref.inputs import accept, accept_pair
+from kvref.rows import TokenStore
+
+ROW_FORMATS = tuple(name for name, each in FORMATS.items() if each.granularity == "head")
+
+
+@dataclass(frozen=True)
+class QuantizedConfig:
+    """capacity: tokens a layer. format: int8, float8_e4m3fn or float8_e5m2."""
+
+    num_layers: int
+    capacity: int
+    num_kv_heads: int
+    head_dim: int
+    format: str = "int8"
+
+    def __post_init__(self) -> None:
+        for name in ("num_layers", "capacity", "num_kv_heads", "head_dim"):
+            whole(name, getattr(self, name))
+        get_format(self.format, among=ROW_FORMATS)
+
+
+class QuantizedCache:
+    def __init__(self, config: QuantizedConfig, backend: Backend = reference) -> None:
+        self.config = config
+        self._backend = backend
+        sizes = (config.capacity, config.num_kv_heads, config.head_dim)
+        self._layers = [TokenStore(backend, get_format(config.format), *sizes) for _ in range(config.num_layers)]
+        self._lengths = [0] * config.num_layers
+
+    def push(self, layer: int, key: Array, value: Array) -> None:
+        """Append one token, key and value [num_kv_heads, head_dim], to one layer.
+
+        Raises LayerOutOfRange, ShapeMismatch, DtypeMismatch, NonFinite, or CapacityExceeded when the layer is full.
+        """
+        self._check_layer(layer)
+        key, value = accept_pair(key, value, (self.config.num_kv_heads, self.config.head_dim), self._backend)
+        self._push(range(layer, layer + 1), key[None, ...], value[None, ...])
+
+    def push_step(self, keys: Array, values: Array) -> None:
+        """Append one token to every layer, keys and values [num_layers, num_kv_heads, head_dim]: to all or none (QUANT-01)."""
+        shape = (self.config.num_layers, self.config.num_kv_heads, self.config.head_dim)
+        keys, values = accept_pair(keys, values, shape, self._backend)
+        self._push(range(self.config.num_layers), keys, values)
+
+    def read_head(self, layer: int, position: int, head: int) -> tuple[Array, Array]:
+        """One head's key and value at a position, float32 [head_dim]. Raises Layer-, Position- or HeadOutOfRange."""
+        self._check_position(layer, position)
+        in_range(head, self.config.num_kv_heads, HeadOutOfRange, "head")
+        key, value = self.read_token(layer, position)
+        return key[head, :], value[head, :]
+
+    def read_token(self, layer: int, position: int) -> tuple[Array, Array]:
+        """All heads' key and value at a position, float32 [num_kv_heads, head_dim]."""
+        keys, values = self.read_tokens(layer, [position])
+        return keys[0, ...], values[0, ...]
+
+    def read_tokens(self, layer: int, positions: Sequence[int]) -> tuple[Array, Array]:
+        """Keys and values at `positions`, float32 [n, num_kv_heads, head_dim]."""
+        self._check_layer(layer)
+        for position in positions:
+            self._check_position(layer, position)
+        return self._layers[layer].read(positions)
+
+    def length(self, layer: int = 0) -> int:
+        """Tokens pushed to the layer."""
+        self._check_layer(layer)
+        return self._lengths[layer]
+
+    def clear(self) -> None:
+        """Forget every token in every layer."""
+        self._lengths = [0] * self.config.num_layers
+
+    @property
+    def memory_bytes(self) -> int:
+        """Codes, and 4 bytes a scale, over the whole capacity of all layers (QUANT-07)."""
+        return self.config.capacity * sum(layer.token_bytes for layer in self._layers)
+
+    @property
+    def fp32_bytes(self) -> int:
+        """What float32 keys and values would take: 8 * capacity * num_kv_heads * head_dim a layer."""
+        config = self.config
+        return 8 * config.num_layers * config.capacity * config.num_kv_heads * config.head_dim
+
+    @property
+    def compression_ratio(self) -> float:
+        return self.fp32_bytes / self.memory_bytes
+
+    def attend(self, layer: int, query: Array, scale: float | None = None, causal: bool = False) -> Array:
+        """Attention of query [num_queries, num_query_heads, head_dim] over what the layer reads as (ATTN-10)."""
+        keys, values = self.read_tokens(layer, range(self.length(layer)))
+        return attention(query, keys, values, scale=scale, causal=causal, backend=self._backend)
+
+    def _push(self, layers: range, keys: Array, values: Array) -> None:
+        finite_rows(keys), finite_rows(values)  # before the first layer is written (LAW-01)
+        for layer in layers:
+            if self._lengths[layer] == self.config.capacity:
+                raise CapacityExceeded(f"push: expected room in layer {layer}, got {self.config.capacity} tokens already")
+        for row, layer in enumerate(layers):
+            slot = [self._lengths[layer]]
+            self._layers[layer].write(slot, keys[row : row + 1, ...], values[row : row + 1, ...])
+            self._lengths[layer] += 1
+
+    def _check_layer(self, layer: int) -> None:
+        in_range(layer, self.config.num_layers, LayerOutOfRange, "layer")
+
+    def _check_position(self, layer: int, position: int) -> None:
+        self._check_layer(layer)
+        in_range(position, self._lengths[layer], PositionOutOfRange, f"position in layer {layer}")
+
+
+def mean_absolute_error(rows: Array, format: str | Format, backend: Backend = reference) -> float:
+    """The mean of |x - value| over rows [..., width]: what quantizing them costs, 0.0 for no elements (QUANT-09)."""
+    format = get_format(format) if isinstance(format, str) else format
+    axes = [f"axis{i}" for i in range(len(getattr(rows, "shape", (0,))))]
+    rows = accept("rows", rows, axes, backend)
+    if 0 in rows.shape:
+        return 0.0
+    read_back = backend.dequantize(backend.quantize(rows, format), rows.shape[-1], format)
+    return float(backend.xp.mean(backend.xp.abs(rows - read_back)))

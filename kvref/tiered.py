@@ -1,0 +1,276 @@
+"""The two-tier cache: the newest tokens at full precision, older ones quantized, the oldest forgotten.
+
+Tokens enter the tail (hot). Those that no longer fit move on, oldest first and at most `migration_batch` at a time, into the warm
+tier if there is one and from there into the store (cold), each time quantized from what they read as where they were. Past
+`max_tokens` the oldest are evicted. Positions are absolute: eviction never renumbers.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from threading import RLock
+
+from kvref.array import Array
+from kvref.attention import attention
+from kvref.backend import Backend, reference
+from kvref.buffers import Buffer, BufferPool
+from kvref.errors import ConfigError, PositionOutOfRange, in_range, whole
+from kvref.formats import DTYPES, FORMATS, Format, get_format
+from kvref.formats.base import finite_rows
+from kvref.inputs import accept_pair, check_storable
+from kvref.rows import TokenStore
+
+QUANTIZED = tuple(name for name in FORMATS if name not in DTYPES)
+POLICY = ("tail_length", "tail_dtype", "warm_length", "warm_format", "store_format")
+
+
+@dataclass(frozen=True)
+class TieredConfig:
+    """Lengths in tokens. The five policy fields (POLICY) can change later, by update_policy.
+
+    The policy has three forms (TIER-15): tail_length = max_tokens keeps everything in the tail, and nothing is quantized;
+    tail_length = 0 has no tail, and tokens are quantized as they come; anything between is the hybrid.
+    """
+
+    num_kv_heads: int = 8
+    head_dim: int = 128
+    max_tokens: int = 4096
+    tail_length: int = 256
+    tail_dtype: str = "float16"
+    warm_length: int = 0
+    warm_format: str = "q8"
+    store_format: str = "q4"
+    migration_batch: int = 64
+
+    def __post_init__(self) -> None:
+        for name in ("num_kv_heads", "head_dim", "max_tokens", "migration_batch"):
+            whole(name, getattr(self, name))
+        for name in ("tail_length", "warm_length"):
+            whole(name, getattr(self, name), minimum=0)
+        if self.tail_length + self.warm_length > self.max_tokens:
+            room = f"tail_length {self.tail_length} + warm_length {self.warm_length}"
+            raise ConfigError(f"expected tail and warm tier within max_tokens {self.max_tokens}, got {room}")
+        get_format(self.tail_dtype, among=DTYPES)
+        get_format(self.warm_format, among=QUANTIZED)
+        get_format(self.store_format, among=QUANTIZED)
+
+
+class _Run:
+    """Consecutive tokens in one format: position p lies in slot p % capacity."""
+
+    def __init__(self, capacity: int, start: int, store: TokenStore) -> None:
+        self.capacity, self.start, self.stop, self.store = capacity, start, start, store
+
+    def slots(self, start: int, stop: int) -> list[int]:
+        return [position % self.capacity for position in range(start, stop)]
+
+
+class _Tier:
+    """A queue of tokens: written at the new end, read and let go at the old end.
+
+    A change of policy opens a new run, and the old one drains: a token is never stored again where it already is (TIER-10).
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.room = 0
+        self.runs: deque[_Run] = deque()
+
+    def __len__(self) -> int:
+        return sum(run.stop - run.start for run in self.runs)
+
+    def write(self, keys: Array, values: Array) -> None:
+        run = self.runs[-1]
+        stop = run.stop + keys.shape[0]
+        run.store.write(run.slots(run.stop, stop), keys, values)
+        run.stop = stop
+
+    def oldest(self, count: int) -> Iterator[tuple[Array, Array]]:
+        """What the oldest `count` tokens read as, a run at a time."""
+        for run in self.runs:
+            taken = min(count, run.stop - run.start)
+            count -= taken
+            if taken:
+                yield run.store.read(run.slots(run.start, run.start + taken))
+
+    def let_go(self, count: int) -> None:
+        while count:
+            run = self.runs[0]
+            taken = min(count, run.stop - run.start)
+            run.start += taken
+            count -= taken
+            if run.start == run.stop and len(self.runs) > 1:
+                self.runs.popleft()
+
+    @property
+    def bytes(self) -> int:
+        return sum((run.stop - run.start) * run.store.token_bytes for run in self.runs)
+
+
+@dataclass(frozen=True)
+class TieredStats:
+    """Tokens and bytes really stored, by tier; ratio: what float32 would take / that, 1.0 when empty (TIER-08)."""
+
+    total_tokens: int
+    tail_tokens: int
+    warm_tokens: int
+    store_tokens: int
+    tail_bytes: int
+    warm_bytes: int
+    store_bytes: int
+    compression_ratio: float
+
+
+class TieredCache:
+    def __init__(self, config: TieredConfig, backend: Backend = reference) -> None:
+        self.config = config
+        self._backend = backend
+        self._lock = RLock()
+        self._tail, self._warm, self._store = self._tiers = [_Tier("hot"), _Tier("warm"), _Tier("cold")]
+        self._next = 0  # the position of the next token appended
+        for tier in self._tiers:
+            self._open_run(tier)
+
+    def append(self, keys: Array, values: Array) -> None:
+        """Append n tokens, keys and values [n, num_kv_heads, head_dim].
+
+        Raises ShapeMismatch, DtypeMismatch, or NonFinite for a value that a tier it may reach cannot hold (TIER-13).
+        """
+        shape = ("n", self.config.num_kv_heads, self.config.head_dim)
+        keys, values = accept_pair(keys, values, shape, self._backend)
+        with self._lock:
+            self._check_storable("keys", keys)
+            self._check_storable("values", values)
+            count, room = keys.shape[0], self.config.max_tokens
+            self._evict(min(self.total_tokens, max(0, self.total_tokens + count - room)))
+            forgotten = max(0, count - room)  # the head of an append longer than the cache (TIER-05)
+            self._next += count
+            if forgotten:
+                self._restart()
+            self._enter(0, keys[forgotten:, ...], values[forgotten:, ...])
+
+    def read(self) -> tuple[Array, Array]:
+        """Every token, store first and oldest first, float32 [total, num_kv_heads, head_dim] (TIER-03)."""
+        with self._lock:
+            empty = self._backend.zeros((0, self.config.num_kv_heads, self.config.head_dim), "float32")
+            parts = [(empty, empty)]
+            for tier in reversed(self._tiers):
+                parts += tier.oldest(len(tier))
+            keys, values = (self._backend.xp.concat(list(each), axis=0) for each in zip(*parts, strict=True))
+            return keys, values
+
+    def read_into(self, pool: BufferPool) -> tuple[Buffer, Buffer]:
+        """What `read` gives, flat, in two buffers of the pool. The caller releases them. Raises BufferTooLarge."""
+        keys, values = (self._backend.xp.reshape(part, (-1,)) for part in self.read())
+        with pool.lock:
+            buffers = pool.acquire(4 * keys.shape[0]), pool.acquire(4 * keys.shape[0])
+        buffers[0].extend(keys)
+        buffers[1].extend(values)
+        return buffers
+
+    def attend(self, query: Array, scale: float | None = None, causal: bool = False) -> Array:
+        """Attention of query [num_queries, num_query_heads, head_dim] over what the cache reads as, a head at a time."""
+        keys, values = self.read()
+        return attention(query, keys, values, scale=scale, causal=causal, backend=self._backend)
+
+    def tier_of(self, position: int) -> str:
+        """ "hot", "warm" or "cold". Raises PositionOutOfRange for a token evicted or not yet appended (TIER-07)."""
+        with self._lock:
+            first = self._next - self.total_tokens
+            in_range(position, self._next, PositionOutOfRange, "position")
+            if position < first:
+                raise PositionOutOfRange(f"position: expected one in [{first}, {self._next}), got {position}, evicted")
+            age = self._next - 1 - position
+            for tier in self._tiers[:-1]:
+                if age < len(tier):
+                    return tier.name
+                age -= len(tier)
+            return self._store.name
+
+    @property
+    def total_tokens(self) -> int:
+        with self._lock:
+            return sum(len(tier) for tier in self._tiers)
+
+    def stats(self) -> TieredStats:
+        with self._lock:
+            tokens, sizes = [len(tier) for tier in self._tiers], [tier.bytes for tier in self._tiers]
+            float32 = 8 * self.config.num_kv_heads * self.config.head_dim * sum(tokens)
+            ratio = float32 / sum(sizes) if float32 else 1.0
+            return TieredStats(sum(tokens), *tokens, *sizes, ratio)
+
+    def update_policy(self, **changes: int | str) -> None:
+        """Change policy fields; the new policy holds at once (TIER-10).
+
+        Tokens a shorter tail has no room for migrate now; a new format is for tokens that enter a tier later. Raises ConfigError.
+        """
+        for name in changes:
+            if name not in POLICY:
+                raise ConfigError(f"update_policy: expected {', '.join(POLICY)}, got {name!r}")
+        with self._lock:
+            self.config = replace(self.config, **changes)  # type: ignore[arg-type]  # checked by TieredConfig
+            for tier in self._tiers:
+                self._open_run(tier)
+            for index in range(len(self._tiers) - 1):
+                self._make_room(index, 0)
+
+    def clear(self) -> None:
+        """Forget every token; positions start from 0 again."""
+        with self._lock:
+            self._next = 0
+            self._restart()
+
+    def _enter(self, index: int, keys: Array, values: Array) -> None:
+        """Put tokens into a tier, in pieces it has room for, after moving older ones on."""
+        tier = self._tiers[index]
+        if tier.room == 0:
+            return self._enter(index + 1, keys, values)
+        for start in range(0, keys.shape[0], tier.room):
+            piece = slice(start, min(start + tier.room, keys.shape[0]))
+            self._make_room(index, piece.stop - piece.start)
+            tier.write(keys[piece, ...], values[piece, ...])
+
+    def _make_room(self, index: int, count: int) -> None:
+        """Move the oldest tokens on, a batch at a time, until `count` more fit."""
+        tier = self._tiers[index]
+        while (overflow := len(tier) + count - tier.room) > 0:
+            batch = min(overflow, self.config.migration_batch)
+            for keys, values in tier.oldest(batch):
+                self._enter(index + 1, keys, values)
+            tier.let_go(batch)
+
+    def _evict(self, count: int) -> None:
+        for tier in reversed(self._tiers):
+            taken = min(count, len(tier))
+            tier.let_go(taken)
+            count -= taken
+
+    def _restart(self) -> None:
+        """Empty every tier."""
+        for tier in self._tiers:
+            tier.runs.clear()
+            self._open_run(tier)
+
+    def _open_run(self, tier: _Tier) -> None:
+        """Let a tier take new tokens as the policy says, unless it does so already."""
+        config = self.config
+        tier.room, format = {
+            "hot": (config.tail_length, FORMATS[config.tail_dtype]),
+            "warm": (config.warm_length, FORMATS[config.warm_format]),
+            "cold": (config.max_tokens, FORMATS[config.store_format]),
+        }[tier.name]
+        if tier.room and not (tier.runs and _takes(tier.runs[-1], tier.room, format)):
+            store = TokenStore(self._backend, format, tier.room, config.num_kv_heads, config.head_dim)
+            tier.runs.append(_Run(tier.room, 0, store))
+
+    def _check_storable(self, name: str, rows: Array) -> None:
+        """Every later tier must be able to take the row, whatever the policy becomes: also its range must be finite."""
+        finite_rows(rows)
+        if rows.shape[0]:
+            check_storable(name, self._backend.xp.reshape(rows, (rows.shape[0], -1)), FORMATS["q8"], self._backend)
+        if self.config.tail_length:
+            check_storable(name, rows, FORMATS[self.config.tail_dtype], self._backend)
+
+
+def _takes(run: _Run, room: int, format: Format) -> bool:
+    return run.capacity == room and run.store.format is format
