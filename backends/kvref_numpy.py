@@ -16,7 +16,7 @@ from kvref.errors import SlotOutOfRange
 from kvref.formats import Format, Quantized, SmallFloat
 from kvref.formats.affine import AffineRow
 from kvref.formats.base import finite_rows, widen
-from kvref.formats.small_float import BFLOAT16, ELEMENTS
+from kvref.formats.small_float import BFLOAT16, ELEMENTS, FLOAT16
 from kvref.formats.symmetric import LEAST_SCALE
 
 ALIGNMENT = 64  # bytes: a cache line, and what vector instructions like best
@@ -64,7 +64,7 @@ class NumPyBackend:
     def quantize(self, rows: Array, format: Format) -> Quantized:
         if format.granularity == "element":
             rows = widen(rows)
-            return Quantized(_encode(rows, ELEMENTS[format.name]) if format.name == "bfloat16" else _cast(rows, format))
+            return Quantized(self.encode(rows, BFLOAT16) if format.name == "bfloat16" else _cast(rows, format.name))
         if isinstance(format, AffineRow):
             return format.quantize(rows)  # the reference is whole-array arithmetic already
         return _symmetric(finite_rows(rows), format)
@@ -73,12 +73,24 @@ class NumPyBackend:
         if format.name in ("float32", "float16"):
             return stored.codes.astype(np.float32, copy=False)
         if format.name == "bfloat16":
-            return (stored.codes.astype(np.uint32) << 16).view(np.float32)
+            return self.decode(stored.codes, BFLOAT16)
         if isinstance(format, AffineRow):
             return format.dequantize(stored, width)
-        values = stored.codes.astype(np.float32) if format.name == "int8" else _values(format.name).take(stored.codes)
+        values = stored.codes.astype(np.float32) if format.name == "int8" else self.decode(stored.codes, ELEMENTS[format.name])
         values *= stored.scale[..., None]
         return values
+
+    def encode(self, values: Array, element: SmallFloat) -> Array:
+        if element is FLOAT16:
+            return _cast(widen(values), "float16").view(np.uint16)
+        return _encode(widen(values), element)
+
+    def decode(self, codes: Array, element: SmallFloat) -> Array:
+        if element is FLOAT16:
+            return codes.view(np.float16).astype(np.float32)
+        if element is BFLOAT16:
+            return (codes.astype(np.uint32) << 16).view(np.float32)
+        return _values(element.name).take(codes)
 
     def attend(self, query: Array, keys: Array, values: Array, scale: float, mask: Array) -> Array:
         num_queries, num_query_heads, head_dim = query.shape
@@ -123,9 +135,9 @@ def _seen_by_any(keys: Array, values: Array, mask: Array) -> tuple[Array, Array,
     return keys[seen], values[seen], mask[:, seen]
 
 
-def _cast(rows: F32, format: Format) -> Array:
-    with np.errstate(over="ignore"):
-        return rows.astype(format.name, copy=False)
+def _cast(rows: F32, dtype: str) -> Array:
+    with np.errstate(over="ignore"):  # overflow to infinity is what the clause asks for
+        return rows.astype(dtype, copy=False)
 
 
 def _symmetric(rows: F32, format: Format) -> Quantized:

@@ -12,12 +12,11 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Protocol
 
-import array_api_compat
 import numpy as np
 
 from kvref.array import Array, Namespace, Shape
 from kvref.errors import BackendNotFound, ShapeMismatch, SlotOutOfRange
-from kvref.formats import Format, Quantized
+from kvref.formats import Format, Quantized, SmallFloat
 
 Slots = Sequence[int] | Array  # slot numbers: Python integers, or an integer array of any library
 
@@ -57,6 +56,12 @@ class Backend(Protocol):
 
     def dequantize(self, stored: Quantized, width: int, format: Format) -> Array:
         """The float32 rows [..., width] that `stored` reads back as."""
+
+    def encode(self, values: Array, element: SmallFloat) -> Array:
+        """Codes of single float32 values, no scale: uint8 or uint16, the shape of `values`."""
+
+    def decode(self, codes: Array, element: SmallFloat) -> Array:
+        """The float32 values of codes."""
 
     def attend(self, query: Array, keys: Array, values: Array, scale: float, mask: Array) -> Array:
         """softmax(scale q k') v per query head: [nq, Hq, D], [n, Hkv, D], [n, Hkv, Dv], bool [nq, n] -> [nq, Hq, Dv].
@@ -126,6 +131,12 @@ class ReferenceBackend:
     def dequantize(self, stored: Quantized, width: int, format: Format) -> Array:
         return format.dequantize(stored, width)
 
+    def encode(self, values: Array, element: SmallFloat) -> Array:
+        return element.encode(values)
+
+    def decode(self, codes: Array, element: SmallFloat) -> Array:
+        return element.decode(codes)
+
     def attend(self, query: Array, keys: Array, values: Array, scale: float, mask: Array) -> Array:
         xp = self.xp
         group = query.shape[1] // keys.shape[1]
@@ -172,19 +183,6 @@ def backend(name: str = "reference") -> Backend:
         raise BackendNotFound(f"backend {name!r} cannot be imported: {error}") from error
     found: Backend = factory()
     return found
-
-
-def namespace_library(xp: Namespace) -> str:
-    """The plain name of an array namespace: "numpy" for array_api_compat.numpy."""
-    return xp.__name__.removeprefix("array_api_compat.")
-
-
-def is_own(array: object, xp: Namespace) -> bool:
-    """Whether `array` belongs to the library of `xp` (a NumPy array is nobody else's)."""
-    try:
-        return array_api_compat.array_namespace(array) is xp
-    except TypeError:
-        return False
 
 
 reference: Backend = ReferenceBackend()

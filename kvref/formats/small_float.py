@@ -72,6 +72,7 @@ class SmallFloat:
         mantissa = magnitude & (2**self.mantissa_bits - 1)
         exponent = xp.where(field == 0, xp.ones_like(field), field)
         units = mantissa + xp.where(field == 0, xp.zeros_like(field), xp.full_like(field, 2**self.mantissa_bits))
+        units = xp.where(magnitude > self.largest, xp.zeros_like(units), units)  # no number: set below
         value = self._scale_by_power(xp.astype(units, xp.float32), exponent - self.bias - self.mantissa_bits, xp)
 
         if self.infinity is not None:

@@ -1,0 +1,146 @@
+"""Implementations by name: how `kvref check NAME` finds what it is to judge.
+
+A name is `reference` or `reference:LIBRARY`, a backend of kvref's (entry points `kvref.backends`), an entry point of group
+`kvref.implementations`, or `module:object`. An object that can be called, a class or a function, is called without arguments.
+"""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import kvref
+from kvref.errors import BackendNotFound
+from kvref.formats import FORMATS
+from kvref_conformance.implementations.backends import OnBackend
+from kvref_conformance.interface import FAMILIES, Implementation
+
+LIBRARIES = ("numpy", "torch", "strict", "cupy")  # what the reference is offered on
+
+
+class CannotRun(Exception):
+    """There is nothing to judge: says why in one line."""
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One line of `kvref list`. missing: why it cannot run here, or empty."""
+
+    name: str
+    missing: str
+
+
+def load(name: str) -> Implementation:
+    """The implementation called `name`. Raises CannotRun."""
+    try:
+        if name == "reference" or name.startswith("reference:"):
+            return OnBackend(_reference(name.partition(":")[2] or "numpy"))
+        if name in (entry.name for entry in entry_points(group="kvref.backends")):
+            return OnBackend(kvref.backend(name))
+    except BackendNotFound as error:
+        raise CannotRun(str(error)) from error
+    found = _entry_point(name)
+    if found is None and ":" in name:
+        found = _object_at(name)
+    if found is None:
+        known = [listed.name for listed in names()]
+        near = get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise CannotRun(f"no implementation {name!r}: {hint}known are {', '.join(known)}, or module:object")
+    return checked(name, _made(name, found))
+
+
+def checked(name: str, implementation: Any) -> Implementation:
+    """The same object, if it has what the judge needs first. Raises CannotRun."""
+    for attribute in ("name", "version", "language", "level", "formats", "asarray", "to_numpy"):
+        if not hasattr(implementation, attribute):
+            raise CannotRun(f"{name}: an implementation needs {attribute!r} (see kvref_conformance.interface)")
+    if implementation.level not in ("exact", "tolerant"):
+        raise CannotRun(f"{name}: level must be 'exact' or 'tolerant', got {implementation.level!r}")
+    unknown = [format for format in implementation.formats if format not in FORMATS]
+    if unknown:
+        raise CannotRun(f"{name}: formats must be of {', '.join(FORMATS)}, got {unknown[0]!r}")
+    if not any(hasattr(implementation, family) for family in FAMILIES):
+        raise CannotRun(f"{name}: nothing to test, it offers none of {', '.join(FAMILIES)}")
+    found: Implementation = implementation
+    return found
+
+
+def names() -> list[Listed]:
+    """Every implementation that has a name of its own here, with what it lacks."""
+    found = []
+    for name in _names():
+        try:
+            load(name)
+        except CannotRun as missing:
+            found.append(Listed(name, str(missing)))
+        else:
+            found.append(Listed(name, ""))
+    return found
+
+
+def _names() -> Iterator[str]:
+    yield "reference"
+    yield from (f"reference:{library}" for library in LIBRARIES[1:])
+    for group in ("kvref.backends", "kvref.implementations"):
+        yield from sorted(entry.name for entry in entry_points(group=group))
+
+
+def _reference(library: str) -> kvref.Backend:
+    if library != "strict":
+        return kvref.ReferenceBackend(library)
+    try:
+        import array_api_strict as strict
+    except ImportError as error:
+        raise CannotRun("reference:strict needs array-api-strict (pip install array-api-strict)") from error
+    strict.set_array_api_strict_flags(api_version="2024.12")
+    # Not its default device: an array made without saying where shows at once.
+    backend = kvref.ReferenceBackend("array_api_strict", strict.Device("device1"))
+    backend.name = "reference:strict"
+    return backend
+
+
+def _entry_point(name: str) -> Any:
+    entries = [entry for entry in entry_points(group="kvref.implementations") if entry.name == name]
+    if not entries:
+        return None
+    try:
+        return entries[0].load()
+    except Exception as error:
+        raise CannotRun(f"{name} cannot be imported: {_one_line(error)}") from error
+
+
+def _object_at(name: str) -> Any:
+    module_name, _, path = name.partition(":")
+    if not path or not all(part.isidentifier() for part in [*module_name.split("."), *path.split(".")]):
+        raise CannotRun(f"no implementation {name!r}: expected module:object, both dotted names")
+    sys.path.insert(0, str(Path.cwd()))  # as `python -m` does: a module in the user's own folder
+    try:
+        found: Any = import_module(module_name)
+    except Exception as error:
+        raise CannotRun(f"{module_name} cannot be imported: {_one_line(error)}") from error
+    finally:
+        sys.path.remove(str(Path.cwd()))
+    for part in path.split("."):
+        if not hasattr(found, part):
+            raise CannotRun(f"{module_name} has no {path!r}")
+        found = getattr(found, part)
+    return found
+
+
+def _made(name: str, found: Any) -> Any:
+    if not callable(found):
+        return found
+    try:
+        return found()
+    except Exception as error:
+        raise CannotRun(f"{name} cannot be made: {_one_line(error)}") from error
+
+
+def _one_line(error: Exception) -> str:
+    message = str(error).strip()
+    return f"{type(error).__name__}: {message.splitlines()[0]}" if message else type(error).__name__

@@ -1,0 +1,95 @@
+"""FMT-AFF: rows with a scale and a zero point."""
+
+import numpy as np
+
+from kvref_conformance.checks.expect import equal, pair, same, true
+from kvref_conformance.checks.registry import check
+from kvref_conformance.checks.rows import _within_bound, quantized, same_codes, same_scale
+from kvref_conformance.checks.setup import new, pair_of_tokens
+from kvref_conformance.drivers.in_process import Subject
+from kvref_conformance.oracle import rows as oracle
+from kvref_conformance.oracle.tiers import through
+
+AFFINE = ("q8", "q4")
+
+
+@check("FMT-AFF-01", "rows")
+def scale_and_zero_span_the_row(subject: Subject) -> None:
+    for name in subject.formats(*AFFINE):
+        for width in (1, 6, 33):
+            rows = oracle.adversarial(subject.rng, width, name)
+            got, want = quantized(subject, rows, name), oracle.store(rows, name)
+            same_scale(subject, got.scale, want.scale, f"{name} scales of rows of {width}")
+            same(got.zero, want.zero, f"{name} zeros of rows of {width}")
+
+
+@check("FMT-AFF-02", "rows")
+def codes_are_rounded_half_away_and_clamped(subject: Subject) -> None:
+    for name in subject.formats(*AFFINE):
+        top = oracle.STEPS[name]
+        ties = np.concatenate([[0.0, top], np.arange(0, top) + 0.5])[None].astype(np.float32)
+        for rows in (ties, ties + np.float32(1024), oracle.adversarial(subject.rng, 33, name)):
+            got = quantized(subject, rows, name)
+            true(got.codes.min() >= 0 and got.codes.max() <= top, f"{name} codes", f"within 0..{top}", got.codes.max())
+            same_codes(subject, got.codes, rows, name)
+
+
+@check("FMT-AFF-03", "tiered")
+def keys_and_values_have_scales_of_their_own(subject: Subject) -> None:
+    for name in subject.formats(*AFFINE):
+        cache = new(subject, "tiered", tail_length=0, store_format=name)
+        keys, values = pair_of_tokens(subject, 4)
+        cache.append(keys / 100, values * 100)
+        want = [np.stack([through(token, name) for token in part]) for part in (keys / 100, values * 100)]
+        pair(cache.read(), (want[0], want[1]), f"{name} tokens with small keys and large values")
+
+
+@check("FMT-AFF-04", "rows")
+def a_value_is_rounded_twice(subject: Subject) -> None:
+    for name in subject.formats(*AFFINE):
+        rows = oracle.adversarial(subject.rng, 33, name)
+        got = quantized(subject, rows, name)
+        scale, zero = (np.asarray(part, dtype=np.float64)[:, None] for part in (got.scale, got.zero))
+        want = oracle.fl(oracle.fl(got.codes * scale) + zero).astype(np.float32)
+        same(got.values, want, f"{name} values against fl(fl(code * scale) + zero)")
+
+
+@check("FMT-AFF-05", "rows")
+def a_constant_row_reads_back_exactly(subject: Subject) -> None:
+    for name in subject.formats(*AFFINE):
+        rows = np.repeat(np.array([[0.0], [3.14159], [-1e-12], [1e30], [-7.0]], np.float32), 5, axis=1)
+        got = quantized(subject, rows, name)
+        same(got.values, rows, f"{name} values of constant rows")
+        equal(int(got.codes.max()), 0, f"{name} codes of constant rows")
+
+
+@check("FMT-AFF-06", "rows")
+def two_codes_share_a_byte_low_nibble_first(subject: Subject) -> None:
+    subject.formats("q4")
+    family = subject.new("rows")
+    for width in (1, 2, 5, 6, 80, 96):
+        rows = (subject.rng.integers(0, 16, size=(3, width))).astype(np.float32)
+        if width > 1:
+            rows[:, 0], rows[:, 1] = 0, 15
+        codes, scale, zero = family.quantize(rows, "q4")
+        want = oracle.store(rows, "q4").codes
+        padded = np.concatenate([want, np.zeros((3, width % 2), np.int64)], axis=1)
+        packed = (padded[:, 0::2] + 16 * padded[:, 1::2]).astype(np.uint8)
+        same(codes, packed, f"bytes of q4 rows of {width}")
+        same(family.dequantize(codes, scale, zero, width, "q4"), oracle.store(rows, "q4").values, f"q4 values of {width}")
+
+
+@check("FMT-AFF-07", "rows")
+def affine_values_are_within_half_a_step_and_rounding(subject: Subject) -> None:
+    _within_bound(subject, *AFFINE)
+
+
+@check("FMT-AFF-08", "rows")
+def no_padding_counts_in_the_range(subject: Subject) -> None:
+    for name in subject.formats(*AFFINE):
+        for width in (3, 5, 80, 96):
+            for low in (100.0, -200.0):
+                rows = (low + subject.rng.uniform(0, 1, size=(2, width))).astype(np.float32)
+                got = quantized(subject, rows, name)
+                same(got.zero, rows.min(axis=1), f"{name} zeros of rows of {width} near {low}")
+                same_scale(subject, got.scale, oracle.store(rows, name).scale, f"{name} scales of rows of {width} near {low}")

@@ -1,0 +1,181 @@
+"""BUF: pooled buffers in size classes."""
+
+from threading import Barrier, Thread
+from typing import Any
+
+import numpy as np
+
+from kvref_conformance.checks.expect import equal, raises, same, true
+from kvref_conformance.checks.registry import check
+from kvref_conformance.checks.setup import new
+from kvref_conformance.drivers.in_process import Handle, NotOffered, Subject
+
+CLASSES = tuple(kib * 1024 for kib in (1, 4, 16, 64, 256))
+
+
+def counts(pool: Handle) -> tuple[int, ...]:
+    stats = pool.stats()
+    return stats.hits, stats.misses, stats.allocations, stats.returns, stats.drops
+
+
+def free(pool: Handle) -> dict[int, int]:
+    return {size: count for size, count in dict(pool.stats().free).items() if count}
+
+
+@check("BUF-01", "buffers")
+def a_request_gets_the_smallest_class_that_fits(subject: Subject) -> None:
+    pool = new(subject, "buffers")
+    for size in CLASSES:
+        for request in (size, size - 1, size // 4 + 1):
+            buffer = pool.acquire(request)
+            equal((buffer.size, buffer.capacity), (size, size // 4), f"class and values of a buffer for {request} bytes")
+            buffer.release()
+    equal(pool.acquire(0).size, 1024, "class of a buffer for 0 bytes")
+    for request in (256 * 1024 + 1, 2**40):
+        with raises("BufferTooLarge"):
+            pool.acquire(request)
+    with raises("PositionOutOfRange"):
+        pool.acquire(-1)
+
+
+@check("BUF-02", "buffers")
+def live_buffers_never_overlap(subject: Subject) -> None:
+    pool, live = new(subject, "buffers"), dict[int, Any]()
+    for mark in range(1, 25):
+        buffer = pool.acquire(int(subject.rng.choice([100, 1024, 3000, 5000])))
+        buffer.extend(np.full(buffer.capacity, mark, np.float32))
+        live[mark] = buffer
+        if mark % 3 == 0:
+            live.pop(int(subject.rng.choice(list(live)))).release()
+        for other, held in live.items():
+            same(held.values(), np.full(held.capacity, other, np.float32), f"values of buffer {other} of {len(live)} in use")
+
+
+@check("BUF-02", "buffers")
+def buffers_start_at_a_cache_line(subject: Subject) -> None:
+    pool, seen = new(subject, "buffers"), list[tuple[int, int]]()
+    held = [pool.acquire(request) for request in (1, 1024, 1025, 20000, 70000, 5, 5)]
+    for buffer in held:
+        address = buffer.address
+        if address is None:
+            raise NotOffered("addresses of buffers")
+        equal(address % 64, 0, "address of a buffer, modulo 64")
+        true(all(address >= end or address + buffer.size <= begin for begin, end in seen), "memory", "no overlap", address)
+        seen.append((address, address + buffer.size))
+
+
+@check("BUF-03", "buffers")
+def the_statistics_add_up(subject: Subject) -> None:
+    pool, live, prewarmed, acquired, returned = new(subject, "buffers"), list[Any](), 0, 0, 0
+    for _ in range(150):
+        choice = subject.rng.random()
+        if choice < 0.5:
+            live.append(pool.acquire(int(subject.rng.integers(0, 9000))))
+            acquired += 1
+        elif live and choice < 0.9:
+            live.pop(subject.rng.integers(len(live))).release()
+            returned += 1
+        else:
+            before = sum(free(pool).values())
+            pool.prewarm(4096, 2)
+            prewarmed += sum(free(pool).values()) - before
+        stats = pool.stats()
+        equal(stats.hits + stats.misses, acquired, "hits + misses, against requests")
+        equal(stats.allocations, stats.misses + prewarmed, "allocations, against misses + prewarmed")
+        equal(stats.returns, returned, "returns, against releases")
+        want = prewarmed + stats.returns - stats.drops - stats.hits
+        equal(sum(free(pool).values()), want, "free buffers, against prewarmed + returns - drops - hits")
+
+
+@check("BUF-03", "buffers")
+def a_second_request_is_a_hit(subject: Subject) -> None:
+    pool = new(subject, "buffers")
+    pool.acquire(10).release()
+    equal(counts(pool), (0, 1, 1, 1, 0), "hits, misses, allocations, returns, drops after one request")
+    pool.acquire(1024)
+    equal(counts(pool), (1, 1, 1, 1, 0), "the same after a second of its class")
+    pool.acquire(1025)
+    equal(counts(pool), (1, 2, 2, 1, 0), "the same after one of another class")
+
+
+@check("BUF-04", "buffers")
+def at_most_max_buffers_are_kept(subject: Subject) -> None:
+    pool = new(subject, "buffers", max_buffers=3)
+    held = [pool.acquire(2000) for _ in range(5)] + [pool.acquire(10) for _ in range(2)]
+    for buffer in held:
+        buffer.release()
+    equal(free(pool), {1024: 2, 4096: 3}, "free buffers by class")
+    equal(counts(pool), (0, 7, 7, 7, 2), "hits, misses, allocations, returns, drops")
+
+
+@check("BUF-05", "buffers")
+def releasing_twice_counts_once(subject: Subject) -> None:
+    pool = new(subject, "buffers")
+    buffer = pool.acquire(10)
+    buffer.release()
+    buffer.release()
+    equal(counts(pool), (0, 1, 1, 1, 0), "hits, misses, allocations, returns, drops after releasing twice")
+    equal(free(pool), {1024: 1}, "free buffers after releasing twice")
+    first, second = pool.acquire(10), pool.acquire(10)
+    buffer.release()  # its memory is someone else's now
+    first.extend(np.ones(4, np.float32))
+    second.extend(np.zeros(4, np.float32))
+    same(first.values(), np.ones(4, np.float32), "values of the first of two owners")
+    equal(free(pool), {}, "free buffers after an old owner released again")
+
+
+@check("BUF-06", "buffers")
+def prewarming_fills_the_free_list(subject: Subject) -> None:
+    pool = new(subject, "buffers")
+    pool.prewarm(1024, 2)
+    pool.prewarm(65536, 9)
+    equal(free(pool), {1024: 2, 65536: 4}, "free buffers, of which 4 a class are kept")
+    equal(counts(pool), (0, 0, 6, 0, 0), "hits, misses, allocations, returns, drops")
+    pool.acquire(1000)
+    equal(counts(pool), (1, 0, 6, 0, 0), "the same after a request that prewarming serves")
+    with raises("ConfigError"):
+        pool.prewarm(2048, 1)
+    pool.clear()
+    equal(free(pool), {}, "free buffers after clear")
+
+
+@check("BUF-07", "buffers")
+def the_hit_rate_is_hits_over_requests(subject: Subject) -> None:
+    pool = new(subject, "buffers")
+    equal(pool.stats().hit_rate, 0.0, "hit rate before any request")
+    pool.prewarm(1024, 1)
+    equal(pool.stats().hit_rate, 0.0, "hit rate after prewarming")
+    for hits, requests in ((1, 1), (1, 2), (1, 3)):
+        pool.acquire(1)
+        true(abs(pool.stats().hit_rate - hits / requests) < 1e-6, "hit rate", f"{hits} / {requests}", pool.stats().hit_rate)
+
+
+@check("BUF-08", "buffers")
+def threads_may_share_a_pool(subject: Subject) -> None:
+    threads, each = 4, 150
+    pool, start, errors = new(subject, "buffers", max_buffers=64), Barrier(threads), list[Exception]()
+
+    def work(thread: int) -> None:
+        mark = np.full(8, thread, np.float32)
+        start.wait()
+        try:
+            for _ in range(each):
+                one, two = pool.acquire(10), pool.acquire(10)
+                one.extend(mark)
+                two.extend(-mark)
+                same(one.values(), mark, "values of a thread's own buffer")
+                one.release()
+                two.release()
+        except Exception as error:
+            errors.append(error)
+
+    workers = [Thread(target=work, args=(i + 1,)) for i in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    equal([str(error) for error in errors], [], "errors in the threads")
+    stats = pool.stats()
+    requests = 2 * threads * each
+    equal((stats.hits + stats.misses, stats.returns), (requests, requests), "requests and returns")
+    equal(free(pool), {1024: stats.allocations}, "free buffers, against allocations")

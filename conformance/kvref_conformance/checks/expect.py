@@ -1,0 +1,92 @@
+"""What a check says when it looks at a result: each of these raises Broken with what was expected and what came."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from kvref_conformance.drivers.in_process import NotOffered, kinds_of, show
+
+
+class Broken(AssertionError):
+    """The clause is broken: what was looked at, what was expected, what came."""
+
+    def __init__(self, what: str, expected: str, got: str) -> None:
+        super().__init__(f"{what}: expected {expected}, got {got}")
+        self.what, self.expected, self.got = what, expected, got
+
+
+def equal(got: Any, want: Any, what: str) -> None:
+    """Plain values: numbers, strings, lists of integers."""
+    try:
+        same_value = bool(got == want)
+    except ValueError:
+        same_value = False
+    if not same_value:
+        raise Broken(what, show(want), show(got))
+
+
+def true(condition: Any, what: str, expected: str, got: Any) -> None:
+    if not condition:
+        raise Broken(what, expected, show(got))
+
+
+def shaped(got: Any, shape: tuple[int, ...], what: str) -> Any:
+    array = np.asarray(got)
+    if array.shape != tuple(shape):
+        raise Broken(what, f"shape {list(shape)}", f"shape {list(array.shape)}")
+    return array
+
+
+def same(got: Any, want: Any, what: str) -> None:
+    """The same shape and the same bits; a NaN stands for any NaN, and -0 is not 0."""
+    want = np.asarray(want)
+    got = shaped(got, want.shape, what)
+    if want.dtype.kind == "f":
+        want, got = want.astype(np.float32), got.astype(np.float32)
+        differs = (got.view(np.uint32) != want.view(np.uint32)) & ~(np.isnan(got) & np.isnan(want))
+    else:
+        differs = got != want
+    _raise_at(differs, got, want, what, "")
+
+
+def within(got: Any, want: Any, bound: Any, what: str) -> None:
+    """No further from `want` than `bound`, both float64."""
+    want = np.asarray(want, dtype=np.float64)
+    got = shaped(got, want.shape, what)
+    bound = np.broadcast_to(np.asarray(bound, dtype=np.float64), want.shape)
+    differs = ~(np.abs(got.astype(np.float64) - want) <= bound)
+    _raise_at(differs, got, want, what, " within {}", bound)
+
+
+def pair(got: Any, want: tuple[Any, Any], what: str) -> None:
+    """Keys and values, each the same to the bit."""
+    same(got[0], want[0], f"keys of {what}")
+    same(got[1], want[1], f"values of {what}")
+
+
+@contextmanager
+def raises(*kinds: str) -> Iterator[None]:
+    """The block raises an error of one of these kinds (class names, as in kvref.errors)."""
+    wanted = " or ".join(kinds)
+    try:
+        yield
+    except NotOffered:
+        raise
+    except Exception as error:
+        if not set(kinds) & set(kinds_of(error)):
+            raise Broken("the call", f"{wanted} to be raised", f"{type(error).__name__}: {error}") from error
+    else:
+        raise Broken("the call", f"{wanted} to be raised", "no error")
+
+
+def _raise_at(differs: Any, got: Any, want: Any, what: str, suffix: str, *details: Any) -> None:
+    if not differs.any():
+        return
+    if want.size <= 8:
+        raise Broken(what, show(want) + suffix.format(*map(show, details)), show(got))
+    index = tuple(int(i) for i in np.argwhere(differs)[0])
+    at = f"{what}[{', '.join(map(str, index))}] ({int(differs.sum())} of {differs.size} differ)"
+    details = tuple(repr(float(each[index])) for each in details)
+    raise Broken(at, repr(want[index].item()) + suffix.format(*details), repr(got[index].item()))

@@ -1,0 +1,136 @@
+"""KERN: moving rows by slot, for those who have only kernels."""
+
+from typing import Any
+
+import numpy as np
+
+from kvref_conformance.checks.expect import equal, raises, same, true
+from kvref_conformance.checks.registry import check
+from kvref_conformance.drivers.in_process import Handle, Own, Subject
+
+SLOTS, HEADS, DIM, BLOCK = 12, 2, 3, 4
+
+
+def bits(count: int, subject: Subject) -> Any:
+    """float32 [count, HEADS, DIM] of any bits at all: NaN payloads, infinities, subnormals."""
+    return subject.rng.integers(0, 2**32, size=(count, HEADS, DIM), dtype=np.uint32).view(np.float32)
+
+
+def scattered(subject: Subject, store: Any, slots: list[int], rows: Any) -> Any:
+    """The store, in the implementation's own memory, after a scatter."""
+    own = subject.own(store)
+    result = _as_is(subject.new("kernels"), "scatter", own, slots, rows)
+    return subject.implementation.to_numpy(result)
+
+
+def _as_is(kernels: Handle, name: str, *args: Any) -> Any:
+    """Call a kernel, slots given as a list, and leave its result in the implementation's own memory."""
+    return kernels.as_is(name, *(np.array(arg, np.int64) if isinstance(arg, list) else arg for arg in args))
+
+
+def same_bits(got: Any, want: Any, what: str) -> None:
+    same(np.asarray(got).view(np.uint32), np.asarray(want).view(np.uint32), what)
+
+
+@check("KERN-01", "kernels")
+def a_slot_is_block_and_offset(subject: Subject) -> None:
+    for block_size in (3, 4):
+        blocks = bits(12 // block_size * block_size, subject).reshape(-1, block_size, HEADS, DIM)
+        slots, rows = [11, 0, 4, 7], bits(4, subject)
+        got = scattered(subject, blocks.reshape(12, HEADS, DIM), slots, rows)
+        for slot, row in zip(slots, rows, strict=True):
+            blocks[slot // block_size, slot % block_size] = row
+        same_bits(got, blocks.reshape(12, HEADS, DIM), f"blocks of {block_size}, seen as slots")
+
+
+@check("KERN-02", "kernels")
+def a_negative_slot_is_skipped(subject: Subject) -> None:
+    store, rows = bits(SLOTS, subject), bits(5, subject)
+    for slots in ([3, -1, 5, -1, 0], [-1] * 5, [-12, -5, 11, 2, 3]):
+        want = store.copy()
+        for slot, row in zip(slots, rows, strict=True):
+            if slot >= 0:
+                want[slot] = row
+        same_bits(scattered(subject, store.copy(), slots, rows), want, f"the store after slots {slots}")
+
+
+@check("KERN-03", "kernels")
+def a_slot_past_the_end_writes_nothing(subject: Subject) -> None:
+    store, rows = bits(SLOTS, subject), bits(3, subject)
+    for slots in ([1, 2, SLOTS], [SLOTS + 100, 1, 2], [0, 2**40, 1]):
+        own = subject.own(store.copy())
+        with raises("SlotOutOfRange"):
+            _as_is(subject.new("kernels"), "scatter", own, slots, rows)
+        same_bits(subject.implementation.to_numpy(own.array), store, f"the store after slots {slots} were refused")
+        with raises("SlotOutOfRange"):
+            _as_is(subject.new("kernels"), "gather", own, slots)
+    with raises("SlotOutOfRange"):
+        _as_is(subject.new("kernels"), "gather", subject.own(store), [0, -1])
+
+
+@check("KERN-03", "kernels")
+def rows_and_slots_must_match(subject: Subject) -> None:
+    store = bits(SLOTS, subject)
+    for slots, rows in (([1, 2], bits(3, subject)), ([1, 2], bits(2, subject)[:, :1]), ([1], bits(1, subject)[:, :, :2])):
+        own = subject.own(store.copy())
+        with raises("ShapeMismatch"):
+            _as_is(subject.new("kernels"), "scatter", own, slots, rows)
+        same_bits(subject.implementation.to_numpy(own.array), store, "the store after rows of a wrong shape were refused")
+
+
+@check("KERN-04", "kernels")
+def slots_not_named_keep_every_bit(subject: Subject) -> None:
+    store = np.full((SLOTS, HEADS, DIM), 0x7FC12345, np.uint32).view(np.float32)
+    store.view(np.uint32)[1::2] = 0xFF800001  # signalling NaNs with payloads
+    slots, rows = [5, 0, 11], bits(3, subject)
+    want = store.copy()
+    want[slots] = rows
+    same_bits(scattered(subject, store.copy(), slots, rows), want, "a store full of NaN payloads")
+
+
+@check("KERN-04", "kernels")
+def an_update_touches_its_tokens_only(subject: Subject) -> None:
+    buffer = bits(2 * 7, subject).reshape(2, HEADS, 7, DIM)
+    for position, count in ((0, 3), (4, 3), (6, 1), (2, 0)):
+        new = bits(2 * count, subject).reshape(2, HEADS, count, DIM)
+        want = buffer.copy()
+        want[:, :, position : position + count] = new
+        result = _as_is(subject.new("kernels"), "update", buffer.copy(), new, position)
+        same_bits(subject.implementation.to_numpy(result), want, f"the buffer after {count} tokens at {position}")
+
+
+@check("KERN-05", "kernels")
+def gather_gives_what_scatter_wrote(subject: Subject) -> None:
+    for count in (0, 1, SLOTS):
+        slots, rows = [int(s) for s in subject.rng.permutation(SLOTS)[:count]], bits(count, subject)
+        kernels = subject.new("kernels")
+        store = _as_is(kernels, "scatter", bits(SLOTS, subject), slots, rows)
+        got = _as_is(kernels, "gather", Own(store), slots)
+        same_bits(subject.implementation.to_numpy(got), rows, f"{count} rows, scattered and gathered")
+        if count:
+            twice = _as_is(kernels, "gather", Own(store), [slots[0], slots[0]])
+            same_bits(subject.implementation.to_numpy(twice), rows[[0, 0]], "one slot gathered twice")
+
+
+@check("KERN-06", "kernels", slow=True)
+def offsets_past_2_to_31_are_right(subject: Subject) -> None:
+    width = 2**16
+    slots = 2**31 // width + 4  # of uint8: a little over 2 GiB
+    kernels = subject.new("kernels")
+    store = subject.own(np.zeros((slots, 1, width), np.uint8))
+    rows = subject.rng.integers(1, 256, size=(3, 1, width), dtype=np.uint8)
+    where = [2**31 // width, 2**31 // width - 1, slots - 1]
+    result = Own(_as_is(kernels, "scatter", store, where, rows))
+    got = subject.implementation.to_numpy(_as_is(kernels, "gather", result, [*where, 0, 1]))
+    same(got[:3], rows, "rows past 2^31 elements")
+    equal(int(np.asarray(got[3:]).max()), 0, "what is in slots 0 and 1, which were not named")
+
+
+@check("KERN-07", "kernels")
+def a_repeated_slot_holds_one_row_whole(subject: Subject) -> None:
+    store = np.zeros((SLOTS, HEADS, DIM), np.float32)
+    rows = np.arange(1, 6, dtype=np.float32)[:, None, None] * np.ones((1, HEADS, DIM), np.float32)
+    got = np.asarray(scattered(subject, store, [3, 7, 3, 3, 7], rows))
+    for slot, owners in ((3, (1, 3, 4)), (7, (2, 5))):
+        values = set(got[slot].reshape(-1).tolist())
+        true(len(values) == 1 and values <= set(map(float, owners)), f"slot {slot}", f"one of the rows {owners}, whole", values)

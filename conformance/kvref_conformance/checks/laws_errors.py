@@ -1,0 +1,160 @@
+"""LAW-01, 10, 11, 12: wrong use raises its own error, and leaves every observable as it was."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from kvref_conformance.checks.expect import equal, raises
+from kvref_conformance.checks.laws_streams import filled, same_observables
+from kvref_conformance.checks.registry import CACHES, check, check_each
+from kvref_conformance.checks.setup import DIM, HEADS, SMALL, new, pair_of_tokens, tokens
+from kvref_conformance.checks.streams import Stream
+from kvref_conformance.drivers.in_process import Subject
+
+Bad = tuple[str, Callable[[], Any]]  # the error's kind, and the call that must raise it
+
+
+def wrong_shapes(stream: Stream) -> list[tuple[Any, Any]]:
+    """Keys and values no cache of HEADS x DIM may take."""
+    good, other = (stream.calls(tokens(stream.subject, count))[0] for count in (2, 3))
+    few_heads = stream.calls(tokens(stream.subject, 2, heads=HEADS - 1))[0]
+    wide = stream.calls(tokens(stream.subject, 2, dim=DIM + 1))[0]
+    narrow = stream.calls(tokens(stream.subject, 2, dim=DIM - 1))[0]
+    bad = [(few_heads, few_heads), (wide, wide), (narrow, narrow), (good, narrow), (good, few_heads)]
+    bad += [(good.reshape(-1), good.reshape(-1)), (good[None], good[None]), (good[..., 0], good[..., 0])]
+    return bad if stream.family == "quantized" else [*bad, (good, other)]
+
+
+def out_of_range(stream: Stream) -> list[Bad]:
+    """Calls that name a layer, head, position or sequence which is not there."""
+    cache, sequence, length = stream.cache, stream.sequence, len(stream)
+    keys, values = pair_of_tokens(stream.subject, 1)
+    if stream.family == "contiguous":
+        over = np.zeros((1, HEADS, 21 - length, DIM), np.float32)
+        return [
+            ("CapacityExceeded", lambda: cache.update(over, over)),
+            ("CapacityExceeded", lambda: cache.advance(cache.capacity - length + 1)),
+        ]
+    if stream.family == "paged":
+        calls: list[Bad] = [
+            ("OutOfBlocks", lambda: cache.ensure_capacity(sequence, 500)),
+            ("PositionOutOfRange", lambda: cache.write(sequence, 0, length + 1, keys, values)),
+            ("PositionOutOfRange", lambda: cache.write(sequence, 0, -1, keys, values)),
+        ]
+        for layer in (-1, 2):
+            calls.append(("LayerOutOfRange", lambda layer=layer: cache.write(sequence, layer, 0, keys, values)))
+            calls.append(("LayerOutOfRange", lambda layer=layer: cache.read(sequence, layer, [0])))
+            calls.append(("LayerOutOfRange", lambda layer=layer: cache.gather(sequence, layer)))
+            calls.append(("LayerOutOfRange", lambda layer=layer: cache.length(sequence, layer)))
+        calls += [("PositionOutOfRange", lambda p=p: cache.read(sequence, 0, [0, p])) for p in (-1, length)]
+        calls += [("SequenceNotFound", lambda s=s: cache.gather(s, 0)) for s in (-1, sequence + 1)]
+        calls += [("SequenceNotFound", lambda s=s: cache.write(s, 0, 0, keys, values)) for s in (-1, sequence + 1)]
+        return calls
+    if stream.family == "quantized":
+        key, value = keys[0], values[0]
+        calls = [("LayerOutOfRange", lambda layer=layer: cache.push(layer, key, value)) for layer in (-1, 2)]
+        calls += [("LayerOutOfRange", lambda layer=layer: cache.read_token(layer, 0)) for layer in (-1, 2)]
+        calls += [("PositionOutOfRange", lambda p=p: cache.read_token(0, p)) for p in (-1, length)]
+        calls += [("PositionOutOfRange", lambda p=p: cache.read_tokens(0, [0, p])) for p in (-1, length)]
+        calls += [("PositionOutOfRange", lambda p=p: cache.read_head(0, p, 0)) for p in (-1, length)]
+        calls += [("HeadOutOfRange", lambda h=h: cache.read_head(0, 0, h)) for h in (-1, HEADS)]
+        return calls
+    if stream.family == "tiered":
+        return [("PositionOutOfRange", lambda p=p: cache.tier_of(p)) for p in (-1, length)]
+    return []
+
+
+@check_each("LAW-10", *CACHES)
+def a_wrong_shape_is_refused(subject: Subject, family: str) -> None:
+    stream, _, _ = filled(subject, family)
+    before = stream.observe()
+    for keys, values in wrong_shapes(stream):
+        with raises("ShapeMismatch"):
+            stream.push(keys, values)
+        same_observables(stream.observe(), before, f"after keys {list(keys.shape)}, values {list(values.shape)} were refused")
+
+
+@check_each("LAW-11", *CACHES)
+def what_is_out_of_range_is_refused(subject: Subject, family: str) -> None:
+    stream, _, _ = filled(subject, family)
+    before = stream.observe()
+    for kind, call in out_of_range(stream):
+        with raises(kind):
+            call()
+        same_observables(stream.observe(), before, f"after {kind}")
+
+
+@check_each("LAW-01", *CACHES)
+def an_operation_that_raises_leaves_no_trace(subject: Subject, family: str) -> None:
+    stream, keys, values = filled(subject, family)
+    before = stream.observe()
+    for bad_keys, bad_values in wrong_shapes(stream):
+        with raises("Exception"):
+            stream.push(bad_keys, bad_values)
+    for _, call in out_of_range(stream):
+        with raises("Exception"):
+            call()
+    float64 = stream.calls(tokens(subject, 1))[0].astype(np.float64)
+    with raises("DtypeMismatch"):
+        stream.push(float64, float64)
+    same_observables(stream.observe(), before, "after every wrong call")
+    more = pair_of_tokens(subject, 2)
+    stream.append(*more)
+    got, want = stream.read(), [np.concatenate([a, b]) for a, b in zip((keys, values), more, strict=True)]
+    for part, wanted in zip(got, stream.expected(*want), strict=True):
+        equal(bool((part == wanted).all()), True, "tokens appended after every wrong call read back")
+
+
+@check("LAW-01", "quantized")
+def a_step_is_pushed_to_all_layers_or_none(subject: Subject) -> None:
+    cache = new(subject, "quantized", capacity=2)
+    for layer in (1, 1):
+        cache.push(layer, *(rows[0] for rows in pair_of_tokens(subject, 1)))
+    with raises("CapacityExceeded"):
+        cache.push_step(*pair_of_tokens(subject, 2))  # layer 1 is full, layer 0 is not
+    equal((cache.length(0), cache.length(1)), (0, 2), "lengths after a step that did not fit")
+
+
+@check("LAW-01", "paged")
+def blocks_are_taken_all_or_none(subject: Subject) -> None:
+    cache = new(subject, "paged", num_blocks=5)
+    sequence = cache.create()
+    keys, values = pair_of_tokens(subject, 7)
+    with raises("OutOfBlocks"):
+        cache.write(sequence, 0, 0, keys, values)  # 3 blocks in each of 2 layers
+    equal(cache.num_free_blocks, 5, "free blocks after a write that did not fit")
+    equal(cache.length(sequence, 0), 0, "length after a write that did not fit")
+    cache.write(sequence, 0, 0, keys[:6], values[:6])
+    equal(cache.num_free_blocks, 1, "free blocks after a write that fits")
+
+
+BAD_SIZES: tuple[Any, ...] = (0, -1, 1.5, None, "2")
+
+
+def _refused(subject: Subject, family: str, **change: Any) -> None:
+    with raises("ConfigError"):
+        subject.new(family, **SMALL[family] | change)
+
+
+@check_each("LAW-12", *SMALL)
+def a_configuration_that_makes_no_sense_is_refused(subject: Subject, family: str) -> None:
+    may_be_zero = {"initial_capacity", "tail_length", "warm_length"} | ({"num_blocks"} if family in ("blocks", "paged") else set())
+    new(subject, family)
+    for size in (name for name, value in SMALL[family].items() if isinstance(value, int)):
+        for bad in BAD_SIZES[1:] if size in may_be_zero else BAD_SIZES:
+            _refused(subject, family, **{size: bad})
+    for name in (name for name, value in SMALL[family].items() if isinstance(value, str)):
+        for bad in ("float7", "", None):
+            _refused(subject, family, **{name: bad})
+
+
+@check("LAW-12", "tiered")
+def tiers_must_fit_the_cache(subject: Subject) -> None:
+    _refused(subject, "tiered", tail_length=21)
+    _refused(subject, "tiered", tail_length=11, warm_length=10)
+
+
+@check("LAW-12", "pooled")
+def a_block_must_fit_the_cache(subject: Subject) -> None:
+    _refused(subject, "pooled", tokens_per_block=21)

@@ -1,0 +1,106 @@
+"""The checks, by clause: a check is a function of a Subject that raises Broken, and its name is a sentence."""
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from inspect import unwrap
+from types import ModuleType
+
+from kvref_conformance.clauses import all_clauses
+from kvref_conformance.drivers.in_process import Subject
+from kvref_conformance.interface import FAMILIES
+
+Run = Callable[[Subject], None]
+
+MODULES = (
+    "laws_streams", "laws_errors", "laws_memory", "elements", "rows", "affine", "contiguous", "blocks", "paged", "quantized",
+    "tiered", "tiered_policy", "buffers", "pooled", "attention", "kernels",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Check:
+    """clause: its id. family: what an implementation must have. slow: runs only when asked for."""
+
+    clause: str
+    family: str
+    run: Run
+    slow: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.run.__name__.replace('_', ' ')} ({self.family})"
+
+    @property
+    def source(self) -> str:
+        code = unwrap(self.run).__code__
+        return f"{code.co_filename}:{code.co_firstlineno}"
+
+    @property
+    def seed(self) -> int:
+        """A number of its own, so that a check draws the same numbers whichever others run."""
+        return zlib.crc32(f"{self.clause} {self.name}".encode())
+
+
+class CheckError(Exception):
+    """A check that names no clause, or no family."""
+
+
+_REGISTERED: list[Check] = []
+
+CACHES = ("contiguous", "paged", "quantized", "tiered", "pooled")
+
+
+def check(clause: str, *families: str, slow: bool = False) -> Callable[[Run], Run]:
+    """Register a function as a check of `clause`, once for each family."""
+
+    def register(run: Run) -> Run:
+        for family in families:
+            if family not in FAMILIES:
+                raise CheckError(f"{run.__name__}: expected a family ({', '.join(FAMILIES)}), got {family!r}")
+            _REGISTERED.append(Check(clause, family, run, slow))
+        return run
+
+    return register
+
+
+def check_each(clause: str, *families: str) -> Callable[[Callable[[Subject, str], None]], Callable[[Subject, str], None]]:
+    """Register a function of (subject, family) as a check of `clause` for each of several families."""
+
+    def register(run: Callable[[Subject, str], None]) -> Callable[[Subject, str], None]:
+        for family in families:
+
+            def of_family(subject: Subject, family: str = family) -> None:
+                run(subject, family)
+
+            of_family.__name__ = run.__name__
+            of_family.__wrapped__ = run  # type: ignore[attr-defined]
+            check(clause, family)(of_family)
+        return run
+
+    return register
+
+
+def validate(checks: list[Check]) -> None:
+    """Raise CheckError for a check of no clause, or a clause without a check."""
+    known = all_clauses()
+    for each in checks:
+        if each.clause not in known:
+            raise CheckError(f"{each.source}: check {each.run.__name__!r} names no clause of the specification: {each.clause}")
+    unchecked = [clause for clause in known if clause not in {each.clause for each in checks}]
+    if unchecked:
+        raise CheckError(f"clauses without a check: {', '.join(unchecked)}")
+
+
+@cache
+def check_modules() -> tuple[ModuleType, ...]:
+    return tuple(import_module(f"kvref_conformance.checks.{name}") for name in MODULES)
+
+
+def all_checks() -> list[Check]:
+    """Every check, in the order of the modules, validated."""
+    check_modules()
+    validate(_REGISTERED)
+    return list(_REGISTERED)

@@ -1,0 +1,248 @@
+"""FMT-LEVEL, FMT-INT8 and FMT-FP8-08 to 10: rows with one scale each."""
+
+from typing import Any
+
+import numpy as np
+
+from kvref_conformance.checks.expect import Broken, equal, raises, same, true, within
+from kvref_conformance.checks.registry import check
+from kvref_conformance.drivers.in_process import NotOffered, Subject
+from kvref_conformance.oracle import elements
+from kvref_conformance.oracle import rows as oracle
+
+FP8 = ("float8_e4m3fn", "float8_e5m2")
+SYMMETRIC = ("int8", *FP8)
+EVERY = (*SYMMETRIC, "q8", "q4")
+WIDTHS = (1, 5, 64)
+
+
+def quantized(subject: Subject, rows: Any, format: str) -> oracle.Stored:
+    """What the implementation stores, Q4 codes unpacked, and what that reads back as."""
+    family, (count, width) = subject.new("rows"), rows.shape
+    codes, scale, zero = family.quantize(rows, format)
+    values = family.dequantize(codes, scale, zero, width, format)
+    plain = np.asarray(codes)
+    plain = oracle.unpack4(plain, width) if format == "q4" else plain.astype(np.int64)
+    return oracle.Stored(plain, scale, np.zeros(count, np.float32) if zero is None else zero, values)
+
+
+def same_scale(subject: Subject, got: Any, want: Any, what: str) -> None:
+    """To the bit, or within one unit in the last place for level tolerant (FMT-LEVEL-02)."""
+    if subject.level == "exact":
+        same(got, want, what)
+    else:
+        within(got, want, np.spacing(np.asarray(want)), what)
+
+
+def same_codes(subject: Subject, got: Any, rows: Any, format: str) -> None:
+    """To the bit, or admissible for level tolerant."""
+    want = oracle.store(rows, format).codes
+    if subject.level == "exact":
+        differs = np.argwhere(got != want)
+    else:
+        differs = np.array(oracle.inadmissible(rows, got, format))
+    if len(differs):
+        n, i = (int(index) for index in differs[0])
+        kind = "" if subject.level == "exact" else " or another admissible code"
+        what = f"{format} code {i} of row {n} ({float(rows[n, i])!r}; {len(differs)} of {got.size} wrong)"
+        raise Broken(what, f"{want[n, i]}{kind}", str(got[n, i]))
+
+
+@check("FMT-LEVEL-01", "rows")
+def codes_and_scales_equal_the_definition(subject: Subject) -> None:
+    if subject.level != "exact":
+        raise NotOffered("level exact")
+    for name in subject.formats(*EVERY):
+        for width in WIDTHS:
+            rows = oracle.adversarial(subject.rng, width, name)
+            got, want = quantized(subject, rows, name), oracle.store(rows, name)
+            for part in ("scale", "zero", "values"):
+                same(getattr(got, part), getattr(want, part), f"{name} {part} of rows of {width}")
+            same_codes(subject, got.codes, rows, name)
+
+
+@check("FMT-LEVEL-02", "rows")
+def codes_are_admissible_and_scales_an_ulp_off_at_most(subject: Subject) -> None:
+    for name in subject.formats(*EVERY):
+        for width in WIDTHS:
+            rows = oracle.adversarial(subject.rng, width, name)
+            got, want = quantized(subject, rows, name), oracle.store(rows, name)
+            within(got.scale, want.scale, np.spacing(want.scale), f"{name} scale of rows of {width}")
+            wrong = oracle.inadmissible(rows, got.codes, name)
+            if wrong:
+                n, i = wrong[0]
+                raise Broken(f"{name} code of {float(rows[n, i])!r}", f"{want.codes[n, i]}, or near", str(got.codes[n, i]))
+
+
+def _within_bound(subject: Subject, *formats: str) -> None:
+    for name in subject.formats(*formats):
+        for width in WIDTHS:
+            rows = oracle.adversarial(subject.rng, width, name)
+            got = quantized(subject, rows, name)
+            bound = oracle.bound(rows, got.codes, got.scale, got.zero, name)
+            if subject.level == "tolerant":  # a scale an ulp off moves every value by as much again
+                bound = bound * (1 + 2.0**-22) + np.abs(got.values) * 2.0**-22
+            within(got.values, rows, bound, f"{name} values of rows of {width}")
+
+
+@check("FMT-LEVEL-03", "rows")
+def every_value_read_is_within_the_bound(subject: Subject) -> None:
+    _within_bound(subject, *EVERY)
+
+
+@check("FMT-LEVEL-03", "rows")
+def a_later_larger_row_is_not_clipped_to_an_earlier_scale(subject: Subject) -> None:
+    for name in subject.formats(*SYMMETRIC):
+        small, large = np.full((1, 4), 0.5, np.float32), np.array([[100.0, -300.0, 7.0, 0.0]], np.float32)
+        family = subject.new("rows")
+        for rows in (small, large):
+            codes, scale, zero = family.quantize(rows, name)
+            got = family.dequantize(codes, scale, zero, 4, name)
+            within(got, rows, np.abs(rows).max() / 8, f"{name} values of {rows.tolist()}")
+
+
+def _read_back(subject: Subject, own: Any, name: str) -> Any:
+    family = subject.new("rows")
+    return family.dequantize(*family.quantize(own, name), 6, name)
+
+
+def _widened(subject: Subject, dtype: Any) -> None:
+    narrow = subject.rng.normal(size=(3, 6)).astype(dtype)
+    try:
+        own = subject.own(narrow)
+    except Exception as error:
+        raise NotOffered(f"{narrow.dtype} arrays") from error
+    for name in subject.formats(*EVERY):
+        want = _read_back(subject, narrow.astype(np.float32), name)
+        same(_read_back(subject, own, name), want, f"{name} of {narrow.dtype} rows, against the same rows in float32")
+
+
+@check("FMT-LEVEL-04", "rows")
+def float16_is_widened(subject: Subject) -> None:
+    _widened(subject, np.float16)
+
+
+@check("FMT-LEVEL-04", "rows")
+def bfloat16_is_widened(subject: Subject) -> None:
+    try:
+        from ml_dtypes import bfloat16
+    except ImportError as error:
+        raise NotOffered("bfloat16 arrays (the judge makes them with ml_dtypes)") from error
+    _widened(subject, bfloat16)
+
+
+@check("FMT-LEVEL-04", "rows")
+def float64_is_refused(subject: Subject) -> None:
+    for name in subject.formats(*EVERY):
+        with raises("DtypeMismatch"):
+            subject.new("rows").quantize(subject.rng.normal(size=(3, 6)), name)
+
+
+@check("FMT-INT8-01", "rows")
+def the_scale_is_the_maximum_over_127(subject: Subject) -> None:
+    subject.formats("int8")
+    largest = np.concatenate([2.0 ** subject.rng.uniform(-30, 120, size=500), [0.0, 1e-6, 127 * 2.0**-23, 1.0, 127.0]])
+    rows = np.stack([largest * f for f in (0.25, -1.0, 0.5)], axis=1).astype(np.float32)
+    same_scale(subject, quantized(subject, rows, "int8").scale, oracle.store(rows, "int8").scale, "scales")
+
+
+@check("FMT-INT8-02", "rows")
+def codes_are_quotients_rounded_half_away(subject: Subject) -> None:
+    subject.formats("int8")
+    halves = (np.arange(-126, 126) + 0.5).reshape(36, 7)
+    ties = np.concatenate([np.full((36, 1), 127.0), halves], axis=1).astype(np.float32)
+    for rows in (ties, np.nextafter(ties, np.float32(0)), oracle.adversarial(subject.rng, 64, "int8")):
+        got = quantized(subject, rows, "int8")
+        true(got.codes.min() >= -127, "the least code", "at least -127", got.codes.min())
+        same_codes(subject, got.codes, rows, "int8")
+
+
+def _value_is_decoded_times_scale(subject: Subject, name: str) -> None:
+    rows = oracle.adversarial(subject.rng, 7, name)
+    got = quantized(subject, rows, name)
+    decoded = got.codes if name == "int8" else elements.decoded(name)[got.codes]
+    want = oracle.fl(decoded * np.asarray(got.scale, dtype=np.float64)[:, None]).astype(np.float32)
+    same(got.values, want, f"{name} values against codes * scale")
+
+
+@check("FMT-INT8-03", "rows")
+def a_value_is_its_code_times_the_scale(subject: Subject) -> None:
+    subject.formats("int8")
+    _value_is_decoded_times_scale(subject, "int8")
+
+
+@check("FMT-INT8-04", "rows")
+def a_row_of_zeros_has_codes_of_zero(subject: Subject) -> None:
+    subject.formats("int8")
+    got = quantized(subject, np.array([[0.0, -0.0, 0.0]], np.float32), "int8")
+    equal(got.codes.tolist(), [[0, 0, 0]], "codes of a row of zeros")
+    equal(got.values.tolist(), [[0.0, 0.0, 0.0]], "values of a row of zeros")
+
+
+@check("FMT-INT8-05", "rows")
+def negating_a_row_negates_its_codes(subject: Subject) -> None:
+    subject.formats("int8")
+    rows = oracle.adversarial(subject.rng, 9, "int8")
+    one, other = quantized(subject, rows, "int8"), quantized(subject, -rows, "int8")
+    same(other.codes, -one.codes, "codes of the negated rows")
+    same(other.scale, one.scale, "scales of the negated rows")
+
+
+@check("FMT-INT8-06", "rows")
+def some_code_is_127(subject: Subject) -> None:
+    subject.formats("int8")
+    rows = oracle.adversarial(subject.rng, 9, "int8")
+    rows = rows[np.abs(rows).max(axis=1) > 127 * 2.0**-23]
+    largest = np.abs(quantized(subject, rows, "int8").codes).max(axis=1)
+    same(largest, np.full(len(rows), 127), "largest |code| of each row above the floor")
+
+
+@check("FMT-INT8-07", "rows")
+def scaling_by_a_power_of_two_keeps_the_codes(subject: Subject) -> None:
+    subject.formats("int8")
+    rows = subject.rng.normal(size=(50, 9)).astype(np.float32)
+    codes = quantized(subject, rows, "int8").codes
+    for power in (-10, -3, 1, 60):
+        same(quantized(subject, rows * np.float32(2.0**power), "int8").codes, codes, f"codes of rows * 2^{power}")
+
+
+def _requantizing_is_a_fixed_point(subject: Subject, name: str) -> None:
+    rows = oracle.adversarial(subject.rng, 9, name)
+    once = quantized(subject, rows, name)
+    twice = quantized(subject, np.asarray(once.values, dtype=np.float32), name)
+    same(twice.codes, once.codes, f"{name} codes of what was read back")
+    same(twice.scale, once.scale, f"{name} scales of what was read back")
+
+
+@check("FMT-INT8-08", "rows")
+def requantizing_changes_nothing(subject: Subject) -> None:
+    subject.formats("int8")
+    _requantizing_is_a_fixed_point(subject, "int8")
+
+
+@check("FMT-INT8-09", "rows")
+def int8_values_are_within_half_a_step_and_rounding(subject: Subject) -> None:
+    _within_bound(subject, "int8")
+
+
+@check("FMT-FP8-08", "rows")
+def fp8_rows_are_scaled_clipped_and_encoded(subject: Subject) -> None:
+    for name in subject.formats(*FP8):
+        for width in WIDTHS:
+            rows = oracle.adversarial(subject.rng, width, name)
+            got = quantized(subject, rows, name)
+            same_scale(subject, got.scale, oracle.store(rows, name).scale, f"{name} scales")
+            same_codes(subject, got.codes, rows, name)
+            true(np.isfinite(got.values).all(), f"{name} values of finite rows", "finite values", got.values.max())
+        _value_is_decoded_times_scale(subject, name)
+
+
+@check("FMT-FP8-09", "rows")
+def fp8_values_are_within_half_a_unit_and_rounding(subject: Subject) -> None:
+    _within_bound(subject, *FP8)
+
+
+@check("FMT-FP8-10", "rows")
+def requantizing_fp8_changes_nothing(subject: Subject) -> None:
+    for name in subject.formats(*FP8):
+        _requantizing_is_a_fixed_point(subject, name)

@@ -1,0 +1,166 @@
+"""TIER: policies and their changes, threads, and values no tier can hold."""
+
+from threading import Barrier, Thread
+
+import numpy as np
+
+from kvref_conformance.checks.expect import equal, pair, raises, same, true
+from kvref_conformance.checks.registry import check
+from kvref_conformance.checks.setup import HEADS, new, pair_of_tokens, tokens
+from kvref_conformance.checks.tiered import agree, append, both
+from kvref_conformance.drivers.in_process import NotOffered, Subject
+from kvref_conformance.oracle.elements import round_to
+from kvref_conformance.oracle.rows import read_as
+from kvref_conformance.oracle.tiers import through
+
+
+@check("TIER-10", "tiered")
+def a_shorter_tail_migrates_at_once(subject: Subject) -> None:
+    for start, then in ((6, 2), (6, 0), (4, 1)):
+        cache, tiers = both(subject, tail_length=start)
+        append(subject, cache, tiers, 9)
+        cache.update_policy(tail_length=then)
+        tiers.update_policy(tail_length=then)
+        agree(cache, tiers, f"after the tail went from {start} to {then}")
+        append(subject, cache, tiers, 3)
+        agree(cache, tiers, f"3 tokens after the tail went from {start} to {then}")
+
+
+@check("TIER-10", "tiered")
+def a_longer_tail_fills_with_new_tokens(subject: Subject) -> None:
+    cache, tiers = both(subject, tail_length=2)
+    append(subject, cache, tiers, 5)
+    for part in (cache, tiers):
+        part.update_policy(tail_length=5)
+    agree(cache, tiers, "after the tail was lengthened")
+    for _ in range(5):
+        append(subject, cache, tiers, 1)
+        agree(cache, tiers, f"after the tail was lengthened and {tiers.appended - 5} tokens more")
+
+
+@check("TIER-10", "tiered")
+def a_new_format_is_for_tokens_that_migrate_later(subject: Subject) -> None:
+    cache, tiers = both(subject, store_format="q4")
+    append(subject, cache, tiers, 7)
+    for part in (cache, tiers):
+        part.update_policy(store_format="q8")
+    agree(cache, tiers, "after the store's format changed")
+    append(subject, cache, tiers, 3)
+    agree(cache, tiers, "3 tokens after the store's format changed")
+    for part in (cache, tiers):
+        part.update_policy(tail_dtype="float32", warm_length=2)
+    append(subject, cache, tiers, 6)
+    agree(cache, tiers, "6 tokens after the tail's dtype and the warm tier changed")
+
+
+@check("TIER-10", "tiered")
+def a_policy_that_makes_no_sense_changes_nothing(subject: Subject) -> None:
+    cache, tiers = both(subject)
+    append(subject, cache, tiers, 7)
+    for change in ({"tail_length": 21}, {"tail_length": -1}, {"store_format": "q5"}, {"max_tokens": 3}, {"nonsense": 1}):
+        with raises("ConfigError"):
+            cache.update_policy(**change)
+        agree(cache, tiers, f"after the policy {change} was refused")
+
+
+@check("TIER-11", "tiered")
+def each_head_attends_by_itself(subject: Subject) -> None:
+    cache = new(subject, "tiered", tail_length=20, tail_dtype="float32")
+    keys, values = np.zeros((2, HEADS, 5), np.float32), np.zeros((2, HEADS, 5), np.float32)
+    keys[0, 0, 0] = keys[1, 1, 0] = 100  # head 0 looks at token 0, head 1 at token 1
+    values[0], values[1] = 1, 2
+    cache.append(keys, values)
+    query = np.zeros((1, HEADS, 5), np.float32)
+    query[..., 0] = 1
+    want = np.array([[[1.0] * 5, [2.0] * 5]], np.float32)
+    same(cache.attend(query, 1.0), want, "attention of two heads that look at different tokens")
+
+
+@check("TIER-12", "tiered")
+def appends_from_threads_lose_and_tear_nothing(subject: Subject) -> None:
+    threads, each = 4, 25
+    cache = new(subject, "tiered", max_tokens=threads * each, tail_length=threads * each, tail_dtype="float32")
+    start, errors = Barrier(threads), list[Exception]()
+
+    def work(thread: int) -> None:
+        start.wait()
+        try:
+            for i in range(each):
+                rows = np.full((1, HEADS, 5), thread * each + i, np.float32)
+                cache.append(rows, -rows)
+        except Exception as error:
+            errors.append(error)
+
+    workers = [Thread(target=work, args=(i,)) for i in range(threads)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    equal([str(error) for error in errors], [], "errors in the threads")
+    keys, values = cache.read()
+    equal(len(keys), threads * each, f"tokens after {threads} threads appended {each} each")
+    same(values, -keys, "values of each token, against its keys")
+    marks = keys[:, 0, 0].astype(int).tolist()
+    equal(sorted(marks), list(range(threads * each)), "tokens found")
+    for thread in range(threads):
+        own = [mark for mark in marks if mark // each == thread]
+        equal(own, sorted(own), f"order of the tokens of thread {thread}")
+
+
+@check("TIER-13", "tiered")
+def a_value_the_tail_cannot_hold_is_refused_at_append(subject: Subject) -> None:
+    subject.formats("float16")
+    cache, tiers = both(subject)
+    append(subject, cache, tiers, 6)
+    for bad in (65520.0, -1e30, np.nan, np.inf):
+        for which in (0, 1):
+            rows = [tokens(subject, 2), tokens(subject, 2)]
+            rows[which][1, 1, 3] = bad
+            with raises("NonFinite"):
+                cache.append(*rows)
+            agree(cache, tiers, f"after {bad} was refused")
+    edge = np.full((1, HEADS, 5), 65504.0, np.float32)
+    cache.append(edge, edge)
+    tiers.append(edge, edge)
+    agree(cache, tiers, "after float16's largest number was appended")
+
+
+@check("TIER-14", "tiered")
+def the_warm_tier_lies_between(subject: Subject) -> None:
+    for warm, store in (("q8", "q4"), ("q4", "q8")):
+        cache, tiers = both(subject, tail_length=2, warm_length=3, warm_format=warm, store_format=store, max_tokens=12)
+        for count in (2, 1, 1, 5, 1, 4):
+            append(subject, cache, tiers, count)
+            agree(cache, tiers, f"with a warm tier of 3 in {warm}, after {tiers.appended} tokens")
+
+
+@check("TIER-15", "tiered")
+def tail_only_quantizes_nothing(subject: Subject) -> None:
+    cache, (keys, values) = new(subject, "tiered", max_tokens=9, tail_length=9), pair_of_tokens(subject, 13)
+    for start in range(0, 13, 2):
+        cache.append(keys[start : start + 2], values[start : start + 2])
+    want = (round_to(keys[-9:], "float16"), round_to(values[-9:], "float16"))
+    pair(cache.read(), want, "a cache that is all tail")
+    equal(cache.stats().store_tokens, 0, "tokens in the store")
+
+
+@check("TIER-15", "tiered")
+def store_only_quantizes_the_input_itself(subject: Subject) -> None:
+    for name in subject.formats("q8", "q4"):
+        cache, (keys, values) = new(subject, "tiered", tail_length=0, store_format=name), pair_of_tokens(subject, 7)
+        cache.append(keys, values)
+        want = [np.stack([through(token, name) for token in part]) for part in (keys, values)]
+        pair(cache.read(), (want[0], want[1]), f"a cache that is all {name} store")
+        true(cache.tier_of(6) == "cold", "tier of the newest token", "cold", cache.tier_of(6))
+
+
+@check("TIER-15", "tiered")
+def a_store_of_head_rows_scales_each_head(subject: Subject) -> None:
+    """A store may hold the formats of the quantized cache too, where it has them."""
+    cache, (keys, values) = new(subject, "tiered", tail_length=0), pair_of_tokens(subject, 5)
+    try:
+        cache.update_policy(store_format="int8")
+    except Exception as error:
+        raise NotOffered("a two-tier store in int8") from error
+    cache.append(keys, values)
+    pair(cache.read(), (read_as(keys, "int8"), read_as(values, "int8")), "a cache that is all int8 store")

@@ -1,0 +1,110 @@
+"""The clauses, read from the chapters of the specification in kvref/spec.
+
+A chapter is a Markdown file: `# Title (CODE)`, an introduction, then clauses. A clause is `## ID · Title` with its normative text
+(MUST, SHOULD or MAY), a `*Why.*` paragraph, an example with `>>>`, and, where they apply, `*Differs from.*` and `*Would have caught.*`
+paragraphs. A file that breaks this is reported with its line, and nothing runs.
+"""
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+
+CHAPTERS = (
+    "laws", "formats", "contiguous", "blocks", "paged", "quantized", "tiered", "buffers", "pooled", "attention", "kernels",
+)  # fmt: skip
+
+_CHAPTER = re.compile(r"# (?P<title>.+) \((?P<code>[A-Z]+)\)")
+_CLAUSE = re.compile(r"## (?P<id>[A-Z]+(-[A-Z0-9]+)?-\d\d) · (?P<title>\S.*)")
+_BUG = re.compile(r"[\w.-]+/[\w.-]+#\d+")
+
+
+class SpecError(Exception):
+    """A chapter that cannot be read: says the file, the line and what is wrong."""
+
+
+@dataclass(frozen=True)
+class Clause:
+    id: str
+    title: str
+    chapter: str  # its code: LAW, FMT, ...
+    text: str  # normative
+    why: str
+    example: str
+    differs: str  # empty where the clause agrees with every system it grew from
+    caught: str  # what it would have caught, empty where no public bug is known
+    path: Path
+    line: int
+
+    @property
+    def bugs(self) -> list[str]:
+        """The public bugs it would have caught, as owner/repo#number."""
+        return _BUG.findall(self.caught)
+
+
+@dataclass(frozen=True)
+class Chapter:
+    code: str
+    title: str
+    intro: str
+    clauses: tuple[Clause, ...]
+
+
+def read_chapter(path: Path) -> Chapter:
+    """One chapter. Raises SpecError."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    heading = _CHAPTER.fullmatch(lines[0]) if lines else None
+    if not heading:
+        raise SpecError(f"{path.name}:1: expected '# Title (CODE)', got {lines[0] if lines else 'an empty file'!r}")
+    starts = [number for number, line in enumerate(lines) if line.startswith("## ")]
+    ends = [*starts[1:], len(lines)]
+    clauses = [_read_clause(path, heading["code"], start, lines[start:end]) for start, end in zip(starts, ends, strict=True)]
+    intro = "\n".join(lines[1 : starts[0] if starts else None]).strip()
+    return Chapter(heading["code"], heading["title"], intro, tuple(clauses))
+
+
+def _read_clause(path: Path, code: str, start: int, lines: list[str]) -> Clause:
+    where = f"{path.name}:{start + 1}"
+    heading = _CLAUSE.fullmatch(lines[0])
+    if not heading or not heading["id"].startswith(f"{code}-"):
+        raise SpecError(f"{where}: expected '## {code}-NN · Title', got {lines[0]!r}")
+    body = "\n".join(lines[1:])
+    examples = re.findall(r"```python\n(.*?)```", body, flags=re.DOTALL)
+    parts = {"text": [], "Why": [], "Differs from": [], "Would have caught": []}  # type: dict[str, list[str]]
+    for paragraph in re.split(r"\n\s*\n", re.sub(r"```python\n.*?```", "", body, flags=re.DOTALL).strip()):
+        label = re.match(r"\*(Why|Differs from|Would have caught)\.\*\s*", paragraph)
+        parts[label[1] if label else "text"].append(paragraph[label.end() :] if label else paragraph)
+    text = "\n\n".join(parts["text"]).strip()
+    if not re.search(r"\b(MUST|SHOULD|MAY)\b", text):
+        raise SpecError(f"{where}: {heading['id']} says neither MUST, SHOULD nor MAY")
+    if not parts["Why"]:
+        raise SpecError(f"{where}: {heading['id']} has no '*Why.*' paragraph")
+    if not any(">>>" in example for example in examples):
+        raise SpecError(f"{where}: {heading['id']} has no example (a ```python block with >>>)")
+    why, differs, caught = ("\n\n".join(parts[label]) for label in ("Why", "Differs from", "Would have caught"))
+    return Clause(heading["id"], heading["title"], code, text, why, examples[0].strip(), differs, caught, path, start + 1)
+
+
+def read_spec(folder: Path) -> tuple[Chapter, ...]:
+    """Every chapter, in reading order. Raises SpecError, also for an id given twice."""
+    chapters = tuple(read_chapter(folder / f"{name}.md") for name in CHAPTERS)
+    seen: dict[str, Clause] = {}
+    for clause in (clause for chapter in chapters for clause in chapter.clauses):
+        if clause.id in seen:
+            first = seen[clause.id]
+            raise SpecError(
+                f"{clause.path.name}:{clause.line}: {clause.id} is already defined at {first.path.name}:{first.line}"
+            )
+        seen[clause.id] = clause
+    return chapters
+
+
+@cache
+def spec() -> tuple[Chapter, ...]:
+    """The specification that is installed."""
+    return read_spec(Path(str(files("kvref") / "spec")))
+
+
+def all_clauses() -> dict[str, Clause]:
+    return {clause.id: clause for chapter in spec() for clause in chapter.clauses}

@@ -1,0 +1,74 @@
+"""The `kvref` command: check, list, explain.
+
+Exit codes: 0 conformant, 1 not conformant, 2 could not run. A user's own mistake costs one clear line, never a traceback.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+EXIT_CONFORMANT, EXIT_BROKEN, EXIT_CANNOT_RUN = 0, 1, 2
+
+_EPILOG = """\
+implementations:
+  reference             the specification itself, on NumPy
+  reference:torch       the same on another Array API library (torch, strict, cupy)
+  numpy, ...            a backend of kvref's, or an adapter: `kvref list` shows all
+  module:object         an implementation of yours
+
+exit status: 0 conformant, 1 a clause is broken, 2 could not run
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="kvref", description="Tell whether a KV cache is right, clause by clause.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    check = commands.add_parser(
+        "check",
+        help="judge an implementation",
+        description="Judge an implementation against every clause it has the families for.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    check.add_argument("name", metavar="NAME", help="what to judge (see below)")
+    check.add_argument("--family", metavar="FAMILY", help="only the checks of one family: paged, quantized, ...")
+    check.add_argument("--clause", default="*", metavar="GLOB", help="only these clauses: PAGED-07, 'FMT-*', ...")
+    check.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the random inputs (default 0)")
+    check.add_argument("--slow", action="store_true", help="also the checks that take gigabytes of memory")
+    check.add_argument("--json", metavar="FILE", help="write the results as JSON")
+    check.add_argument("--junit", metavar="FILE", help="write the results as JUnit XML")
+    check.add_argument("--list", action="store_true", help="list the checks that would run, and stop")
+    commands.add_parser("list", help="list the implementations, and what is missing for each")
+    explain = commands.add_parser("explain", help="show a clause: its text, why, the bugs it hunts, its checks")
+    explain.add_argument("clause", metavar="CLAUSE", help="a clause id such as PAGED-07, or a chapter such as PAGED")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    try:
+        from kvref_conformance import commands
+    except ImportError as error:
+        return _cannot_run(f"{options.command} needs {error.name} (pip install 'kvref[conformance]')")
+    from kvref_conformance.checks.registry import CheckError
+    from kvref_conformance.clauses import SpecError
+    from kvref_conformance.implementations import CannotRun
+
+    try:
+        return commands.run(options)
+    except (CannotRun, SpecError, CheckError) as error:
+        return _cannot_run(str(error))
+    except KeyboardInterrupt:
+        return _cannot_run("interrupted")
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader has gone: nothing to say, and no one to say it to
+        return EXIT_CANNOT_RUN
+
+
+def _cannot_run(why: str) -> int:
+    print(f"kvref: {why}", file=sys.stderr)
+    return EXIT_CANNOT_RUN
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,102 @@
+"""kvref's own caches on any backend, as an implementation: the shortest example of an adapter."""
+
+from typing import Any
+
+import numpy as np
+
+import kvref
+from kvref.array import Array
+from kvref.attention import attention
+from kvref.formats import FORMATS, element_format, get_format
+from kvref.inputs import accept
+from kvref_conformance.interface import Level
+
+
+class OnBackend:
+    """`kvref` on one backend."""
+
+    version = kvref.__version__
+    language = "python"
+    level: Level = "exact"
+    formats = tuple(FORMATS)
+
+    def __init__(self, backend: kvref.Backend) -> None:
+        self.backend = backend
+        self.name = backend.name
+
+    def asarray(self, values: Any) -> Array:
+        if values.dtype.name == "bfloat16" and hasattr(self.backend.xp, "bfloat16"):
+            return self.backend.asarray(values.astype(np.float32), "bfloat16")  # no library takes ml_dtypes' as it is
+        return self.backend.asarray(np.array(values))  # a copy: NumPy's memory is the judge's
+
+    def to_numpy(self, array: Array) -> Any:
+        return self.backend.to_numpy(array)
+
+    def elements(self) -> "Elements":
+        return Elements(self.backend)
+
+    def rows(self) -> "Rows":
+        return Rows(self.backend)
+
+    def kernels(self) -> kvref.Backend:
+        return self.backend
+
+    def attention(self) -> "Attention":
+        return Attention(self.backend)
+
+    def contiguous(self, **config: Any) -> kvref.ContiguousCache:
+        return kvref.ContiguousCache(kvref.ContiguousConfig(**config), self.backend)
+
+    def blocks(self, num_blocks: int) -> kvref.BlockPool:
+        return kvref.BlockPool(num_blocks)
+
+    def paged(self, **config: Any) -> kvref.PagedCache:
+        return kvref.PagedCache(kvref.PagedConfig(**config), self.backend)
+
+    def quantized(self, **config: Any) -> kvref.QuantizedCache:
+        return kvref.QuantizedCache(kvref.QuantizedConfig(**config), self.backend)
+
+    def tiered(self, **config: Any) -> kvref.TieredCache:
+        return kvref.TieredCache(kvref.TieredConfig(**config), self.backend)
+
+    def buffers(self, max_buffers: int) -> kvref.BufferPool:
+        return kvref.BufferPool(max_buffers, self.backend)
+
+    def pooled(self, pool: kvref.BufferPool | None = None, **config: Any) -> kvref.PooledCache:
+        return kvref.PooledCache(kvref.PooledConfig(**config), pool, self.backend)
+
+
+class Elements:
+    def __init__(self, backend: kvref.Backend) -> None:
+        self._backend = backend
+
+    def encode(self, values: Array, format: str) -> Array:
+        values = accept("values", values, ("n",), self._backend)
+        return self._backend.encode(values, element_format(format))
+
+    def decode(self, codes: Array, format: str) -> Array:
+        return self._backend.decode(codes, element_format(format))
+
+
+class Rows:
+    def __init__(self, backend: kvref.Backend) -> None:
+        self._backend = backend
+
+    def quantize(self, rows: Array, format: str) -> tuple[Array, Array | None, Array | None]:
+        rows = accept("rows", rows, ("n", "width"), self._backend)
+        codes, scale, zero = self._backend.quantize(rows, get_format(format))
+        return codes, scale, zero
+
+    def dequantize(self, codes: Array, scale: Array, zero: Array | None, width: int, format: str) -> Array:
+        return self._backend.dequantize(kvref.Quantized(codes, scale, zero), width, get_format(format))
+
+    def mean_absolute_error(self, rows: Array, format: str) -> float:
+        return kvref.mean_absolute_error(rows, format, self._backend)
+
+
+class Attention:
+    def __init__(self, backend: kvref.Backend) -> None:
+        self._backend = backend
+
+    def attention(self, query: Array, keys: Array, values: Array, **options: Any) -> Array:
+        return attention(query, keys, values, **options, backend=self._backend)

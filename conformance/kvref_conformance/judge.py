@@ -1,0 +1,74 @@
+"""One clause, one implementation, one verdict."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Literal
+
+import numpy as np
+
+from kvref_conformance.checks.expect import Broken
+from kvref_conformance.checks.registry import Check, all_checks
+from kvref_conformance.clauses import Clause, all_clauses
+from kvref_conformance.drivers.in_process import NotOffered, Subject
+from kvref_conformance.interface import Implementation
+
+Verdict = Literal["passed", "failed", "not offered", "not run"]
+
+SHOWN_CALLS = 6  # the last calls before a failure
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one check said. `what`, `expected` and `got` are empty unless it failed; `missing` unless it was not offered."""
+
+    check: str
+    verdict: Verdict
+    what: str = ""
+    expected: str = ""
+    got: str = ""
+    missing: str = ""
+    calls: list[str] = field(default_factory=list)
+
+
+def run_check(check: Check, implementation: Implementation, seed: int) -> Outcome:
+    """Never raises for what the implementation does; a check that itself fails with an error counts against it too."""
+    subject = Subject(implementation, np.random.default_rng([seed, check.seed]))
+    try:
+        check.run(subject)
+    except NotOffered as missing:
+        return Outcome(check.name, "not offered", missing=str(missing))
+    except Broken as broken:
+        return Outcome(
+            check.name, "failed", broken.what, broken.expected, broken.got, calls=subject.calls[-SHOWN_CALLS:]
+        )
+    except Exception as error:
+        last = subject.calls[-1].partition("(")[0] if subject.calls else "the check"
+        got = f"{type(error).__name__}: {error}"
+        return Outcome(check.name, "failed", last, "no error", got, calls=subject.calls[-SHOWN_CALLS:])
+    return Outcome(check.name, "passed")
+
+
+def verdict_of(outcomes: Iterable[Outcome]) -> Verdict:
+    """A clause fails with any of its checks, and passes with what is offered."""
+    verdicts = {outcome.verdict for outcome in outcomes}
+    order: tuple[Verdict, ...] = ("failed", "passed", "not run")
+    return next((verdict for verdict in order if verdict in verdicts), "not offered")
+
+
+def run_clause(checks: Iterable[Check], implementation: Implementation, seed: int, slow: bool) -> list[Outcome]:
+    return [
+        run_check(check, implementation, seed) if slow or not check.slow else Outcome(check.name, "not run", missing="--slow")
+        for check in checks
+    ]
+
+
+def select(clause_glob: str = "*", family: str | None = None) -> dict[Clause, list[Check]]:
+    """The clauses whose id matches, with their checks of the family, in the order of the specification."""
+    chosen: dict[Clause, list[Check]] = {}
+    for clause in all_clauses().values():
+        if fnmatchcase(clause.id, clause_glob.upper()):
+            checks = [each for each in all_checks() if each.clause == clause.id and family in (None, each.family)]
+            if checks:
+                chosen[clause] = checks
+    return chosen

@@ -1,0 +1,91 @@
+"""Small floats by their definition: every code's exact value, and nearest-even by looking among those values."""
+
+from fractions import Fraction
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+# name: exponent bits, mantissa bits, has infinity
+_SHAPES = {
+    "float8_e4m3fn": (4, 3, False),
+    "float8_e5m2": (5, 2, True),
+    "float16": (5, 10, True),
+    "bfloat16": (8, 7, True),
+}
+MAX = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0, "float16": 65504.0, "bfloat16": (2.0 - 2.0**-7) * 2.0**127}
+TIE_TO_INFINITY = {"float8_e5m2": 61440.0, "float16": 65520.0}
+
+
+def exact_value(code: int, format: str) -> Fraction | float:
+    """The value of a code: a fraction, or a float NaN or infinity."""
+    exponent_bits, mantissa_bits, has_infinity = _SHAPES[format]
+    sign = -1 if code >> (exponent_bits + mantissa_bits) else 1
+    exponent = (code >> mantissa_bits) % 2**exponent_bits
+    mantissa = code % 2**mantissa_bits
+    if exponent == 2**exponent_bits - 1:
+        if has_infinity:
+            return sign * float("inf") if mantissa == 0 else float("nan")
+        if mantissa == 2**mantissa_bits - 1:
+            return float("nan")
+    bias = 2 ** (exponent_bits - 1) - 1
+    if exponent == 0:
+        return sign * Fraction(mantissa, 2**mantissa_bits) * Fraction(2) ** (1 - bias)
+    return sign * (1 + Fraction(mantissa, 2**mantissa_bits)) * Fraction(2) ** (exponent - bias)
+
+
+@cache
+def decoded(format: str) -> Any:
+    """float32 values of all codes, in order of the code; exact, -0 included."""
+    bits = 1 + sum(_SHAPES[format][:2])
+    values = np.array([float(exact_value(code, format)) for code in range(2**bits)], dtype=np.float32)
+    values[2 ** (bits - 1)] = -0.0
+    return values
+
+
+@cache
+def magnitudes(format: str) -> Any:
+    """The finite values from 0 up, float64, by code: strictly increasing."""
+    values = decoded(format)[: len(decoded(format)) // 2].astype(np.float64)
+    return values[np.isfinite(values)]
+
+
+@cache
+def midpoints(format: str) -> Any:
+    """Halfway between neighbours, float64 and exact; last, halfway to what would follow the largest."""
+    values = magnitudes(format)
+    beyond = 2 * values[-1] - values[-2]
+    return (np.append(values[1:], beyond) + values) / 2
+
+
+def encode(x: Any, format: str) -> Any:
+    """Codes of float32 values: nearest, ties to even. NaN and overflow as the specification says."""
+    x = np.asarray(x, dtype=np.float32)
+    last, has_infinity = len(magnitudes(format)) - 1, _SHAPES[format][2]
+    magnitude = np.abs(np.where(np.isfinite(x), x, 0)).astype(np.float64)
+    above = np.searchsorted(midpoints(format), magnitude, side="right")  # a tie goes up,
+    below = np.searchsorted(midpoints(format), magnitude, side="left")  # or down,
+    code = np.where((above != below) & (above % 2 == 1), below, above)  # to whichever is even
+    code = np.where(np.isinf(x), last + 1, code)
+    infinite_or_nan = last + 1  # the next code: infinity in E5M2, NaN in E4M3FN
+    if has_infinity:
+        code = np.minimum(code, infinite_or_nan)
+    else:
+        code = np.where(np.isinf(x), infinite_or_nan, np.minimum(code, last))
+    code = np.where(np.isnan(x), infinite_or_nan + (1 if has_infinity else 0), code)
+    return code + np.signbit(x) * len(decoded(format)) // 2
+
+
+def round_to(x: Any, format: str) -> Any:
+    """float32 values rounded to a format and back, float32."""
+    if format == "float32":
+        return np.asarray(x, dtype=np.float32)
+    return decoded(format)[encode(x, format)]
+
+
+def ties_and_neighbours(format: str) -> Any:
+    """Every tie between two codes with the float32 on either side, both signs, float32."""
+    ties = midpoints(format).astype(np.float32)
+    ties = ties[np.isfinite(ties)]
+    near = np.concatenate([np.nextafter(ties, np.float32(0)), ties, np.nextafter(ties, np.float32(np.inf))])
+    return np.concatenate([near, -near])

@@ -1,0 +1,135 @@
+"""Quantized rows by their definition, and the bounds on what they read as.
+
+Every operation is done in float64 and rounded to float32 at once, which is float32 arithmetic (see the package). Rows are [n, width].
+"""
+
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kvref_conformance.oracle import elements
+
+U = 2.0**-24
+LIMIT = {"int8": 127.0, "float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
+STEPS = {"q8": 255, "q4": 15}
+SYMMETRIC, AFFINE = tuple(LIMIT), tuple(STEPS)
+
+
+class Stored(NamedTuple):
+    codes: Any  # one code an element, unpacked
+    scale: Any  # float32 [n]
+    zero: Any  # float32 [n], zeros in symmetric formats
+    values: Any  # float32, what it reads as
+
+
+def fl(x: Any) -> Any:
+    """Rounded to float32, as float64."""
+    return np.asarray(x, dtype=np.float64).astype(np.float32).astype(np.float64)
+
+
+def half_away(x: Any) -> Any:
+    """Halves away from zero; exact, since x is a float32 held in float64."""
+    return np.copysign(np.floor(np.abs(x) + 0.5), x)
+
+
+def store(rows: Any, format: str) -> Stored:
+    x = np.asarray(rows, dtype=np.float32).astype(np.float64)
+    if format in STEPS:
+        zero = x.min(axis=-1)
+        scale = np.maximum(fl(fl(x.max(axis=-1) - zero) / STEPS[format]), fl(1e-8))
+        codes = np.clip(half_away(fl(fl(x - zero[:, None]) / scale[:, None])), 0, STEPS[format])
+        values = fl(fl(codes * scale[:, None]) + zero[:, None])
+    else:
+        zero = np.zeros(len(x))
+        limit = LIMIT[format]
+        scale = np.maximum(fl(np.abs(x).max(axis=-1) / limit), 2.0**-23)
+        quotient = np.clip(fl(x / scale[:, None]), -limit, limit)
+        if format == "int8":
+            codes = decoded = np.clip(half_away(quotient), -127, 127) + 0.0  # an integer has no -0
+        else:
+            codes = elements.encode(quotient, format)
+            decoded = elements.decoded(format)[codes]
+        values = fl(decoded * scale[:, None])
+    return Stored(codes.astype(np.int64), scale.astype(np.float32), zero.astype(np.float32), values.astype(np.float32))
+
+
+def read_as(rows: Any, format: str) -> Any:
+    """What rows [n, ...] read back as, each row's last axis with a scale of its own; plain dtypes too."""
+    rows = np.asarray(rows, dtype=np.float32)
+    if format not in LIMIT and format not in STEPS:
+        return elements.round_to(rows, format)
+    return store(rows.reshape(-1, rows.shape[-1]), format).values.reshape(rows.shape)
+
+
+def bound(rows: Any, codes: Any, scale: Any, zero: Any, format: str) -> Any:
+    """The largest |x - value| there may be, float64 [n, width]; codes as stored by whoever is judged."""
+    x = np.abs(np.asarray(rows, dtype=np.float64))
+    s, z = np.asarray(scale, dtype=np.float64)[:, None], np.asarray(zero, dtype=np.float64)[:, None]
+    if format in STEPS:
+        product = codes * s
+        offset = np.abs(np.asarray(rows, dtype=np.float64) - z)
+        return s / 2 + (2 * U + U * U) * offset + U * product + U * (1 + 2 * U) * np.abs(product + z) + 2.0**-149
+    if format == "int8":
+        return s / 2 + U * x + U * np.abs(codes) * s
+    decoded = np.abs(elements.decoded(format)[codes].astype(np.float64))
+    relative, absolute = (1 / 17, 2.0**-10) if format == "float8_e4m3fn" else (1 / 9, 2.0**-17)
+    return np.maximum(relative * x, absolute * s) * (1 + 2 * U) + U * x + U * decoded * s
+
+
+def inadmissible(rows: Any, codes: Any, format: str) -> list[tuple[int, int]]:
+    """Where a code is further from x / s than rounding allows, |x/s - q| <= half a step + 4u|x/s|, in exact arithmetic."""
+    want = store(rows, format)
+    wrong = []
+    for n, i in np.argwhere(np.asarray(codes) != want.codes):
+        x, s, z = (Fraction(float(part)) for part in (rows[n, i], want.scale[n], want.zero[n]))
+        quotient = (x - z) / s
+        slack = Fraction(4, 2**24) * abs(quotient)
+        if not _admits(int(codes[n, i]), quotient, slack, format):
+            wrong.append((int(n), int(i)))
+    return wrong
+
+
+def _admits(code: int, quotient: Fraction, slack: Fraction, format: str) -> bool:
+    if format == "int8" or format in STEPS:
+        low, high = (-127, 127) if format == "int8" else (0, STEPS[format])
+        return low <= code <= high and abs(quotient - code) <= Fraction(1, 2) + slack
+    value = elements.exact_value(code, format)
+    if not isinstance(value, Fraction):
+        return False
+    nearest = min(abs(quotient - Fraction(float(v))) for v in elements.magnitudes(format).tolist() for v in (v, -v))
+    return abs(quotient - value) <= nearest + 2 * slack
+
+
+def unpack4(packed: Any, width: int) -> Any:
+    """Two codes a byte, the even index in the low nibble: said byte by byte."""
+    rows = []
+    for row in np.asarray(packed).tolist():
+        nibbles = [nibble for byte in row for nibble in (byte % 16, byte // 16)]
+        rows.append(nibbles[:width])
+    return np.array(rows, dtype=np.int64).reshape(len(rows), width)
+
+
+def adversarial(rng: np.random.Generator, width: int, format: str, count: int = 24) -> Any:
+    """Rows that find rounding mistakes, float32 [n, width]: see each line. Nothing overflows when read back."""
+    limit = LIMIT.get(format, 1.0)
+    gaussian = rng.normal(size=(count, width)) * 2.0 ** rng.integers(-20, 20, size=(count, 1))
+    halves = rng.integers(-126, 126, size=(count, width)) + 0.5  # every quotient a tie once the maximum is 127
+    halves[:, 0] = 127
+    above_limit = rng.normal(size=(count, width))
+    above_limit[:, 0] = float.fromhex("0x1.00000cp+0") * 2.0 ** rng.integers(-8, 8, size=count)  # m / s an ulp past the limit
+    below_half = np.full((2, width), 0.49999997)
+    below_half[:, 0] = [127, -127]
+    offset = 1000 + rng.normal(size=(count, width)) * 1e-3  # a large offset with a tiny range
+    plain = np.array([[0.0] * width, [-0.0] * width, [3.25] * width, [-1e-30] * width, [1e-40] * width, [3e38] * width])
+    if format in STEPS:
+        plain[-1] = 1e38
+    if format.startswith("float8"):
+        tied = rng.choice(elements.midpoints(format)[:-1], size=(count, width))
+        tied[:, 0] = limit
+        halves = tied
+    half_max = rng.normal(size=(4, width))
+    half_max[:, 0], half_max[:, -1] = 2.0, 1.0 if width > 1 else 2.0  # an element at m / 2: 63.5
+    half_max = np.clip(half_max, -2, 2)
+    parts = [gaussian, halves, above_limit, below_half, offset, plain, half_max]
+    return np.concatenate(parts).astype(np.float32)
