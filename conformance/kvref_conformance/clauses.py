@@ -106,5 +106,6 @@ def spec() -> tuple[Chapter, ...]:
     return read_spec(Path(str(files("kvref") / "spec")))
 
 
+@cache
 def all_clauses() -> dict[str, Clause]:
     return {clause.id: clause for chapter in spec() for clause in chapter.clauses}

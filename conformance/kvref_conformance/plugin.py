@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kvref_conformance.interface import Implementation
 
 CHECKS = Path(__file__).parent / "checks"
+IMPLEMENTATIONS = pytest.StashKey[dict[str, Any]]()  # by name: each is made once a run
 
 
 class Failed(Exception):
@@ -48,10 +49,10 @@ class ClauseFile(pytest.File):
         from kvref_conformance.implementations import CannotRun, load
         from kvref_conformance.judge import select
 
-        option = self.config.getoption
+        option, made = self.config.getoption, self.config.stash.setdefault(IMPLEMENTATIONS, {})
         for name in option("--kvref"):
             try:
-                implementation = load(name)
+                implementation = made[name] = made.get(name) or load(name)
             except CannotRun as error:
                 raise pytest.UsageError(str(error)) from error
             for clause, checks in select(option("--kvref-clause"), option("--kvref-family")).items():

@@ -69,7 +69,7 @@ def pair(got: Any, want: tuple[Any, Any], what: str) -> None:
 @contextmanager
 def raises(*kinds: str) -> Iterator[None]:
     """The block raises an error of one of these kinds (class names, as in kvref.errors)."""
-    wanted = " or ".join(kinds)
+    wanted = "an error" if kinds == ("Exception",) else " or ".join(kinds)
     try:
         yield
     except NotOffered:

@@ -133,6 +133,13 @@ def kinds_of(error: BaseException) -> list[str]:
     return [kind.__name__ for kind in type(error).__mro__]
 
 
+def _brackets(array: Any) -> str:
+    """Nested brackets, each number as short as its dtype allows: 0.1 and not 0.10000000149011612."""
+    if array.ndim == 0:
+        return str(array[()])
+    return f"[{', '.join(_brackets(part) for part in array)}]"
+
+
 def show(value: Any) -> str:
     """An argument or a result as a person can read it: small arrays in full, large ones by shape."""
     if isinstance(value, Handle):
@@ -143,7 +150,7 @@ def show(value: Any) -> str:
         array = np.asarray(value)
         if array.size > SHOWN_VALUES:
             return f"{array.dtype}{list(array.shape)}"
-        return str(array.tolist())
+        return _brackets(array)
     if isinstance(value, tuple | list):
         words = ", ".join(map(show, value))
         return f"({words})" if isinstance(value, tuple) else f"[{words}]"

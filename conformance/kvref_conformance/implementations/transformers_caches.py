@@ -1,0 +1,97 @@
+"""Hugging Face transformers' DynamicCache and StaticCache, as contiguous caches of one layer.
+
+What the library does not have is left out: neither cache grows by doubling, takes keys and values in one array, or advances a length;
+DynamicCache has no maximum and no raw buffers. The library's own exceptions are given the names of the specification; nothing is
+checked on its behalf, and nothing that it does is undone.
+"""
+
+from typing import Any
+
+import torch
+import transformers
+from transformers import Cache, DynamicCache, LlamaConfig, StaticCache
+
+from kvref.errors import CapacityExceeded, DtypeMismatch, EmptyCache, ShapeMismatch
+from kvref_conformance.drivers.in_process import NotOffered
+from kvref_conformance.interface import Level
+
+
+class _Transformers:
+    version = transformers.__version__
+    language = "python"
+    level: Level = "exact"
+    formats = ("float32",)  # a cache stores whatever dtype it is given: it does not cast
+
+    def asarray(self, values: Any) -> Any:
+        return torch.tensor(values)
+
+    def to_numpy(self, array: Any) -> Any:
+        return array.numpy()
+
+
+class Dynamic(_Transformers):
+    name = "transformers-dynamic"
+
+    def contiguous(self, **config: Any) -> "OneLayer":
+        _not_taken(config, *config)
+        return OneLayer(DynamicCache(), config["max_seq_len"])
+
+
+class Static(_Transformers):
+    name = "transformers-static"
+
+    def contiguous(self, **config: Any) -> "OneLayer":
+        _not_taken(config, *(name for name in config if name != "max_seq_len"))
+        one_layer = LlamaConfig(num_hidden_layers=1)  # the other sizes come from the first update
+        return WithBuffers(StaticCache(one_layer, max_cache_len=config["max_seq_len"]))
+
+
+class OneLayer:
+    def __init__(self, cache: Cache, longest: int | None = None) -> None:
+        self._cache = cache
+        self._longest = longest  # what the judge takes for the maximum, where the cache has none
+
+    @property
+    def seq_len(self) -> int:
+        return int(self._cache.get_seq_length())
+
+    def update(self, keys: Any, values: Any) -> None:
+        if self._longest is not None and keys.ndim == 4 and self.seq_len + keys.shape[2] > self._longest:
+            raise NotOffered("a maximum length")
+        try:
+            self._cache.update(keys, values, 0)
+        except (RuntimeError, IndexError, ValueError) as error:
+            raise _in_our_words(error) from error
+
+    def read(self) -> tuple[Any, Any]:
+        if not self._cache.layers or self._cache.layers[0].keys is None:
+            raise EmptyCache("the layer has no tensors")
+        layer = self._cache.layers[0]
+        return layer.keys[:, :, : self.seq_len], layer.values[:, :, : self.seq_len]
+
+    def reset(self) -> None:
+        self._cache.reset()
+
+
+class WithBuffers(OneLayer):
+    def raw(self) -> tuple[Any, Any]:
+        layer = self._cache.layers[0]
+        return layer.keys, layer.values
+
+
+def _not_taken(config: dict[str, Any], *names: str) -> None:
+    """A size the library never sees cannot be refused by it."""
+    for name in names:
+        value, least = config[name], 0 if name == "initial_capacity" else 1
+        good = value == "float32" if name == "dtype" else isinstance(value, int) and value >= least
+        if not good:
+            raise NotOffered(f"a cache that is given its {name}")
+
+
+def _in_our_words(error: Exception) -> Exception:
+    said = str(error)
+    if "out of range" in said or "out of bounds" in said:
+        return CapacityExceeded(said)
+    if "dtype" in said or "scalar type" in said:
+        return DtypeMismatch(said)
+    return ShapeMismatch(said)
