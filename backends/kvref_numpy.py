@@ -1,7 +1,7 @@
 """The kernels in NumPy: vectorised, in place, bit for bit the reference's.
 
-Data moves by one fancy-indexed assignment or take. Quantizing works on whole arrays; FP8 and the 16-bit floats are encoded from the
-bits of the float32 pattern, which is several times faster than arithmetic on its value and gives the same codes.
+Data moves by one fancy-indexed assignment or take. Quantizing works on whole arrays; FP8 and the 16-bit floats are encoded from
+the bits of the float32 pattern, which is several times faster than arithmetic on its value and gives the same codes.
 """
 
 from functools import cache
@@ -50,7 +50,7 @@ class NumPyBackend:
 
     def scatter(self, store: Array, slots: Slots, rows: Array) -> Array:
         slots = _checked(slots, store.shape[0])
-        check_rows(store, slots, rows)
+        check_rows(store, len(slots), rows)
         named = slots >= 0
         store[slots[named]] = rows if named.all() else rows[named]
         return store
@@ -77,7 +77,8 @@ class NumPyBackend:
         if isinstance(format, AffineRow):
             return format.dequantize(stored, width)
         values = stored.codes.astype(np.float32) if format.name == "int8" else self.decode(stored.codes, ELEMENTS[format.name])
-        values *= stored.scale[..., None]
+        scale: F32 = np.asarray(stored.scale)
+        values *= scale[..., None]
         return values
 
     def encode(self, values: Array, element: SmallFloat) -> Array:
@@ -93,30 +94,32 @@ class NumPyBackend:
         return _values(element.name).take(codes)
 
     def attend(self, query: Array, keys: Array, values: Array, scale: float, mask: Array) -> Array:
-        num_queries, num_query_heads, head_dim = query.shape
-        num_kv_heads = keys.shape[1]
-        if keys.shape[0] == 0 or num_queries == 0:
-            return np.zeros((num_queries, num_query_heads, values.shape[2]), np.float32)
-        if not (np.isfinite(values).all() and np.isfinite(keys).all()):
-            keys, values, mask = _seen_by_any(keys, values, mask)
-            if not (np.isfinite(values).all() and np.isfinite(keys).all()) and not mask.all():
-                # A token that is not finite and that some queries see and others do not: 0 * NaN would reach the others.
-                each = [self.attend(query[i : i + 1], keys[mask[i]], values[mask[i]], scale, mask[i : i + 1, mask[i]])
-                        for i in range(num_queries)]  # fmt: skip
+        if not _all_finite(keys, values):
+            seen = mask.any(axis=0)
+            keys, values, mask = keys[seen], values[seen], mask[:, seen]
+            if not _all_finite(keys, values) and not mask.all():
+                # A token that is not finite, seen by some queries and not by others: 0 * NaN would reach the others.
+                each = [
+                    self.attend(query[i : i + 1], keys[sees], values[sees], scale, mask[i : i + 1, sees])
+                    for i, sees in enumerate(mask)
+                ]
                 return np.concatenate(each)
-        # [kv heads, group * queries, D] @ [kv heads, D, tokens]
+        num_queries, num_query_heads, head_dim = query.shape
+        num_tokens, num_kv_heads, value_dim = values.shape
+        if num_tokens == 0 or num_queries == 0:
+            return np.zeros((num_queries, num_query_heads, value_dim), np.float32)
+        # [kv heads, group * queries, D] @ [kv heads, D, tokens], the query heads of a group side by side.
         grouped = query.reshape(num_queries, num_kv_heads, -1, head_dim).transpose(1, 2, 0, 3)
         scores = grouped.reshape(num_kv_heads, -1, head_dim) @ keys.transpose(1, 2, 0)
         scores *= np.float32(scale)
-        scores = scores.reshape(num_kv_heads, -1, num_queries, keys.shape[0])
-        scores = np.where(mask, scores, np.float32(-np.inf))
+        scores = np.where(mask, scores.reshape(num_kv_heads, -1, num_queries, num_tokens), np.float32(-np.inf))
         largest = scores.max(axis=-1, keepdims=True)
         weights = np.exp(scores - np.where(np.isneginf(largest), np.float32(0), largest))
         total = weights.sum(axis=-1, keepdims=True)
         weights /= np.where(total == 0, np.float32(1), total)  # a query that sees nothing: zeros (ATTN-08)
-        out = weights.reshape(num_kv_heads, -1, keys.shape[0]) @ values.transpose(1, 0, 2)
-        out = out.reshape(num_kv_heads, -1, num_queries, values.shape[2]).transpose(2, 0, 1, 3)
-        return np.ascontiguousarray(out.reshape(num_queries, num_query_heads, -1))
+        out = weights.reshape(num_kv_heads, -1, num_tokens) @ values.transpose(1, 0, 2)
+        out = out.reshape(num_kv_heads, -1, num_queries, value_dim).transpose(2, 0, 1, 3)
+        return np.ascontiguousarray(out.reshape(num_queries, num_query_heads, value_dim))
 
 
 def backend() -> NumPyBackend:
@@ -130,9 +133,8 @@ def _checked(slots: Slots, stop: int) -> NDArray[np.int64]:
     return numbers
 
 
-def _seen_by_any(keys: Array, values: Array, mask: Array) -> tuple[Array, Array, Array]:
-    seen = mask.any(axis=0)
-    return keys[seen], values[seen], mask[:, seen]
+def _all_finite(*arrays: Array) -> bool:
+    return all(bool(np.isfinite(array).all()) for array in arrays)
 
 
 def _cast(rows: F32, dtype: str) -> Array:

@@ -82,8 +82,9 @@ def host_slots(slots: Slots, stop: int, to_numpy: object = None) -> list[int]:
     return numbers
 
 
-def check_rows(store: Array, slots: Sequence[int], rows: Array) -> None:
-    ShapeMismatch.check("rows", tuple(rows.shape), (len(slots), *store.shape[1:]))
+def check_rows(store: Array, count: int, rows: Array) -> None:
+    """Raise ShapeMismatch unless `rows` are `count` rows of the store's shape."""
+    ShapeMismatch.check("rows", tuple(rows.shape), (count, *store.shape[1:]))
 
 
 class ReferenceBackend:
@@ -113,7 +114,7 @@ class ReferenceBackend:
 
     def scatter(self, store: Array, slots: Slots, rows: Array) -> Array:
         slots = host_slots(slots, store.shape[0], self.to_numpy)
-        check_rows(store, slots, rows)
+        check_rows(store, len(slots), rows)
         for row, slot in enumerate(slots):
             if slot >= 0:
                 store[slot, ...] = rows[row, ...]

@@ -11,8 +11,8 @@ from kvref.array import Array
 from kvref.attention import attention
 from kvref.backend import Backend, reference
 from kvref.errors import CapacityExceeded, EmptyCache, PositionOutOfRange, in_range, whole
-from kvref.formats import Quantized, get_format
 from kvref.formats import DTYPES as CACHE_DTYPES
+from kvref.formats import Quantized, get_format
 from kvref.inputs import accept, accept_pair
 
 

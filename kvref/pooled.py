@@ -10,7 +10,7 @@ from threading import RLock
 from kvref.array import Array
 from kvref.attention import attention
 from kvref.backend import Backend, reference
-from kvref.buffers import VALUE_BYTES, Buffer, BufferPool, BufferStats
+from kvref.buffers import VALUE_BYTES, BufferPool, BufferStats
 from kvref.errors import ConfigError, whole
 from kvref.inputs import accept_pair
 
@@ -65,7 +65,7 @@ class PooledBlock:
 
     def append(self, keys: Array, values: Array) -> int:
         """Append as many of the tokens [n, num_kv_heads, head_dim] as fit; says how many."""
-        count = min(keys.shape[0], self.remaining)
+        count: int = min(keys.shape[0], self.remaining)
         self._keys.extend(self._xp.reshape(keys[:count, ...], (-1,)))
         self._values.extend(self._xp.reshape(values[:count, ...], (-1,)))
         return count

@@ -13,7 +13,7 @@ from threading import RLock
 from kvref.array import Array
 from kvref.attention import attention
 from kvref.backend import Backend, reference
-from kvref.buffers import Buffer, BufferPool
+from kvref.buffers import VALUE_BYTES, Buffer, BufferPool
 from kvref.errors import ConfigError, PositionOutOfRange, in_range, whole
 from kvref.formats import DTYPES, FORMATS, Format, get_format
 from kvref.formats.base import finite_rows
@@ -162,8 +162,7 @@ class TieredCache:
     def read_into(self, pool: BufferPool) -> tuple[Buffer, Buffer]:
         """What `read` gives, flat, in two buffers of the pool. The caller releases them. Raises BufferTooLarge."""
         keys, values = (self._backend.xp.reshape(part, (-1,)) for part in self.read())
-        with pool.lock:
-            buffers = pool.acquire(4 * keys.shape[0]), pool.acquire(4 * keys.shape[0])
+        buffers = pool.acquire(VALUE_BYTES * keys.shape[0]), pool.acquire(VALUE_BYTES * keys.shape[0])
         buffers[0].extend(keys)
         buffers[1].extend(values)
         return buffers
@@ -197,7 +196,7 @@ class TieredCache:
             tokens, sizes = [len(tier) for tier in self._tiers], [tier.bytes for tier in self._tiers]
             float32 = 8 * self.config.num_kv_heads * self.config.head_dim * sum(tokens)
             ratio = float32 / sum(sizes) if float32 else 1.0
-            return TieredStats(sum(tokens), *tokens, *sizes, ratio)
+            return TieredStats(sum(tokens), tokens[0], tokens[1], tokens[2], sizes[0], sizes[1], sizes[2], ratio)
 
     def update_policy(self, **changes: int | str) -> None:
         """Change policy fields; the new policy holds at once (TIER-10).
@@ -224,7 +223,8 @@ class TieredCache:
         """Put tokens into a tier, in pieces it has room for, after moving older ones on."""
         tier = self._tiers[index]
         if tier.room == 0:
-            return self._enter(index + 1, keys, values)
+            self._enter(index + 1, keys, values)
+            return
         for start in range(0, keys.shape[0], tier.room):
             piece = slice(start, min(start + tier.room, keys.shape[0]))
             self._make_room(index, piece.stop - piece.start)

@@ -1,8 +1,8 @@
 """The clauses, read from the chapters of the specification in kvref/spec.
 
 A chapter is a Markdown file: `# Title (CODE)`, an introduction, then clauses. A clause is `## ID · Title` with its normative text
-(MUST, SHOULD or MAY), a `*Why.*` paragraph, an example with `>>>`, and, where they apply, `*Differs from.*` and `*Would have caught.*`
-paragraphs. A file that breaks this is reported with its line, and nothing runs.
+(MUST, SHOULD or MAY), a `*Why.*` paragraph, an example with `>>>`, and, where they apply, `*Differs from.*` and
+`*Would have caught.*` paragraphs. A file that breaks this is reported with its line, and nothing runs.
 """
 
 import re
@@ -93,9 +93,7 @@ def read_spec(folder: Path) -> tuple[Chapter, ...]:
     for clause in (clause for chapter in chapters for clause in chapter.clauses):
         if clause.id in seen:
             first = seen[clause.id]
-            raise SpecError(
-                f"{clause.path.name}:{clause.line}: {clause.id} is already defined at {first.path.name}:{first.line}"
-            )
+            raise SpecError(f"{clause.path.name}:{clause.line}: {clause.id} is already defined at {first.path.name}:{first.line}")
         seen[clause.id] = clause
     return chapters
 

@@ -46,7 +46,9 @@ def check(options: argparse.Namespace) -> int:
     if not chosen:
         near = get_close_matches(options.clause.upper(), list(all_clauses()), n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        raise CannotRun(f"--clause {options.clause}: no clause matches{f' in family {options.family}' if options.family else ''}{hint}")
+        raise CannotRun(
+            f"--clause {options.clause}: no clause matches{f' in family {options.family}' if options.family else ''}{hint}"
+        )
     console = Console(highlight=False)
     if options.list:
         for clause, checks in chosen.items():

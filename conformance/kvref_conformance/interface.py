@@ -1,9 +1,9 @@
 """What an implementation offers to be judged: write these methods, leave out what you do not have.
 
 An implementation is an object with a name, a version, a level, two conversions and a factory for each family it has. A factory
-takes the family's sizes by keyword and returns an object with the methods below. Arrays go in and come out as the implementation's
-own type: the judge makes them with `asarray` and reads them with `to_numpy`. A family, or a method, that is missing is reported
-as *not offered*, never as passed.
+takes the family's sizes by keyword and returns an object with the methods below. Arrays go in and come out as the
+implementation's own type: the judge makes them with `asarray` and reads them with `to_numpy`. A family, or a method, that is
+missing is reported as *not offered*, never as passed.
 
 Wrong use raises an exception whose class, or a base of it, is named as in kvref.errors: the name is all that counts.
 
@@ -30,7 +30,10 @@ class Implementation(Protocol):
     version: str
     language: str
     level: Level
-    formats: Sequence[str]  # of float32, float16, bfloat16, int8, float8_e4m3fn, float8_e5m2, q8, q4
+
+    @property
+    def formats(self) -> Sequence[str]:
+        """Of float32, float16, bfloat16, int8, float8_e4m3fn, float8_e5m2, q8, q4. A plain attribute will do."""
 
     def asarray(self, values: Any) -> Array:
         """A NumPy array (any dtype) as an array of the implementation's own type, with memory of its own."""
@@ -65,9 +68,7 @@ class Kernels(Protocol):
 class Attention(Protocol):
     """Family `attention`: query [nq, query heads, D], keys and values [n, kv heads, D]; the first `length` tokens count."""
 
-    def attention(
-        self, query: Array, keys: Array, values: Array, *, scale: float, causal: bool, length: int
-    ) -> Array: ...
+    def attention(self, query: Array, keys: Array, values: Array, *, scale: float, causal: bool, length: int) -> Array: ...
 
 
 class Contiguous(Protocol):

@@ -39,9 +39,7 @@ def run_check(check: Check, implementation: Implementation, seed: int) -> Outcom
     except NotOffered as missing:
         return Outcome(check.name, "not offered", missing=str(missing))
     except Broken as broken:
-        return Outcome(
-            check.name, "failed", broken.what, broken.expected, broken.got, calls=subject.calls[-SHOWN_CALLS:]
-        )
+        return Outcome(check.name, "failed", broken.what, broken.expected, broken.got, calls=subject.calls[-SHOWN_CALLS:])
     except Exception as error:
         last = subject.calls[-1].partition("(")[0] if subject.calls else "the check"
         got = f"{type(error).__name__}: {error}"

@@ -2,12 +2,13 @@
 
     pytest --pyargs kvref_conformance --kvref NAME [--kvref NAME ...] [--kvref-family F] [--kvref-clause GLOB] [--kvref-seed N]
 
-Each test lives in the module its first check is written in. The `kvref check` command runs the same tests with a reporter of its own.
+Each test lives in the module its first check is written in. The `kvref check` command runs the same tests with a
+reporter of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -103,7 +104,7 @@ class ClauseItem(pytest.Item):
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
     report = yield
     if isinstance(item, ClauseItem) and call.when == "call" and hasattr(item, "result"):
         report.kvref = item.result  # plain data: pytest-xdist carries it between processes

@@ -41,10 +41,8 @@ class SymmetricRow:
     def quantize(self, rows: Array) -> Quantized:
         rows = finite_rows(rows)
         xp = array_namespace(rows)
-        if rows.shape[-1] == 0:  # a maximum of nothing: the scale is its floor
-            largest = xp.sum(rows, axis=-1)
-        else:
-            largest = xp.max(xp.abs(rows), axis=-1)
+        empty = rows.shape[-1] == 0  # a row of nothing has no maximum: its scale is the floor
+        largest = xp.sum(rows, axis=-1) if empty else xp.max(xp.abs(rows), axis=-1)
         # The divisor is an array: dividing by a Python scalar multiplies by its reciprocal in more than one library.
         scale = xp.maximum(largest / xp.full_like(largest, self.limit), xp.full_like(largest, LEAST_SCALE))
         quotient = rows / xp.broadcast_to(scale[..., None], rows.shape)

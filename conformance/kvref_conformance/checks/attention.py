@@ -60,7 +60,9 @@ def large_scores_do_not_overflow(subject: Subject) -> None:
     for factor in (100.0, 1e4, -1e4):
         got = attend(subject, query * np.float32(factor), keys, values, 1.0)
         true(np.isfinite(got).all(), f"output with queries * {factor}", "finite values", got)
-    tied = attend(subject, np.full((1, 1, 1), 1e18, np.float32), np.full((4, 1, 1), 1e18, np.float32), np.ones((4, 1, 1), np.float32))
+    tied = attend(
+        subject, np.full((1, 1, 1), 1e18, np.float32), np.full((4, 1, 1), 1e18, np.float32), np.ones((4, 1, 1), np.float32)
+    )
     within(tied, [[[1.0]]], 1e-6, "output of four equal, enormous scores")
 
 
@@ -70,7 +72,7 @@ def output_is_within_the_bound_of_exact(subject: Subject) -> None:
         for causal in (False, True):
             query, keys, values = inputs(subject, *shape)
             for scale in (1 / math.sqrt(shape[4]), 3.0):
-                want, bound = exact(query, keys, values, scale, causal)
+                want, bound = exact(query, keys, values, scale=scale, causal=causal)
                 within(attend(subject, query, keys, values, scale, causal=causal), want, bound, f"attention {shape}")
 
 
@@ -90,7 +92,7 @@ def tokens_may_be_permuted_together(subject: Subject) -> None:
     for shape in SHAPES:
         query, keys, values = inputs(subject, *shape)
         order = subject.rng.permutation(shape[3])
-        _, bound = exact(query, keys, values, 0.5)
+        _, bound = exact(query, keys, values, scale=0.5)
         got = attend(subject, query, keys[order], values[order])
         within(got, attend(subject, query, keys, values), 2 * bound, "attention over permuted tokens")
 
@@ -99,7 +101,7 @@ def tokens_may_be_permuted_together(subject: Subject) -> None:
 def what_lies_past_the_length_has_no_effect(subject: Subject) -> None:
     query, keys, values = inputs(subject, 2, 4, 2, 9, 5)
     for length in (1, 4, 8):
-        want, bound = exact(query, keys[:length], values[:length], 0.5)
+        want, bound = exact(query, keys[:length], values[:length], scale=0.5)
         for poison in (0.0, 1e30, np.nan, np.inf):
             bad_keys, bad_values = keys.copy(), values.copy()
             bad_keys[length:], bad_values[length:] = poison, poison
@@ -110,7 +112,7 @@ def what_lies_past_the_length_has_no_effect(subject: Subject) -> None:
 @check("ATTN-07", "attention")
 def what_a_query_may_not_see_has_no_effect_on_it(subject: Subject) -> None:
     query, keys, values = inputs(subject, 4, 2, 2, 6, 5)
-    want, bound = exact(query, keys, values, 0.5, causal=True)
+    want, bound = exact(query, keys, values, scale=0.5, causal=True)
     keys[5], values[5] = np.nan, np.nan  # seen by the last query alone
     got = attend(subject, query, keys, values, causal=True)
     within(got[:3], want[:3], bound[:3], "the queries before a token that is not a number")
@@ -127,7 +129,7 @@ def no_tokens_give_zeros(subject: Subject) -> None:
 @check("ATTN-09", "attention")
 def causal_prefill_in_chunks_agrees(subject: Subject) -> None:
     query, keys, values = inputs(subject, 9, 4, 2, 9, 8)
-    want, bound = exact(query, keys, values, 0.5, causal=True)
+    want, bound = exact(query, keys, values, scale=0.5, causal=True)
     within(attend(subject, query, keys, values, causal=True), want, bound, "causal prefill in one piece")
     for size in (1, 2, 4):
         for start in range(0, 9, size):
@@ -144,7 +146,7 @@ def attention_over_pages_is_over_what_they_read_as(subject: Subject) -> None:
         for one in (other, sequence):
             cache.write(one, 0, at, *pair_of_tokens(subject, 4))
     query = subject.rng.normal(size=(2, 2 * HEADS, DIM)).astype(np.float32)
-    want, bound = exact(query, *cache.gather(sequence, 0), 0.5)
+    want, bound = exact(query, *cache.gather(sequence, 0), scale=0.5)
     within(cache.attend(sequence, 0, query, 0.5), want, bound, "attention over a sequence in pages")
 
 
@@ -155,7 +157,7 @@ def attention_over_codes_is_over_what_they_read_as(subject: Subject) -> None:
         for _ in range(7):
             cache.push_step(*pair_of_tokens(subject, 2))
         query = subject.rng.normal(size=(1, 2 * HEADS, DIM)).astype(np.float32)
-        want, bound = exact(query, *cache.read_tokens(1, list(range(7))), 0.5)
+        want, bound = exact(query, *cache.read_tokens(1, list(range(7))), scale=0.5)
         within(cache.attend(1, query, 0.5), want, bound, f"attention over {name} tokens")
 
 
@@ -165,6 +167,6 @@ def attention_over_tiers_is_over_what_they_read_as(subject: Subject) -> None:
     query = subject.rng.normal(size=(1, 2 * HEADS, DIM)).astype(np.float32)
     same(cache.attend(query, 0.5), np.zeros((1, 2 * HEADS, DIM), np.float32), "attention over an empty cache")
     cache.append(*pair_of_tokens(subject, 13))
-    want, bound = exact(query, *cache.read(), 0.5)
+    want, bound = exact(query, *cache.read(), scale=0.5)
     got = shaped(cache.attend(query, 0.5), (1, 2 * HEADS, DIM), "attention over tiers")
     within(got, want, bound, "attention over tiers")

@@ -12,7 +12,7 @@ from kvref_conformance.drivers.in_process import Subject
 
 @check("LAW-03", "blocks")
 def free_and_used_blocks_add_up(subject: Subject) -> None:
-    pool, held = new(subject, "blocks", num_blocks=7), []
+    pool, held = new(subject, "blocks", num_blocks=7), list[int]()
     for _ in range(200):
         if held and subject.rng.random() < 0.5:
             pool.free(held.pop(subject.rng.integers(len(held))))

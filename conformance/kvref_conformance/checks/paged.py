@@ -109,18 +109,13 @@ def an_unknown_sequence_raises(subject: Subject) -> None:
     dropped = cache.create()
     cache.drop(dropped)
     for unknown in (dropped, dropped + 1, -1):
-        for call in (
-            lambda s=unknown: cache.drop(s),
-            lambda s=unknown: cache.ensure_capacity(s, 1),
-            lambda s=unknown: cache.write(s, 0, 0, keys, values),
-            lambda s=unknown: cache.read(s, 0, [0]),
-            lambda s=unknown: cache.gather(s, 0),
-            lambda s=unknown: cache.length(s, 0),
-            lambda s=unknown: cache.block_table(s, 0),
-            lambda s=unknown: cache.slot_mapping(s, 0, 0, 1),
-        ):
+        calls: tuple[tuple[str, tuple[Any, ...]], ...] = (
+            ("drop", ()), ("ensure_capacity", (1,)), ("write", (0, 0, keys, values)), ("read", (0, [0])), ("gather", (0,)),
+            ("length", (0,)), ("block_table", (0,)), ("slot_mapping", (0, 0, 1)),
+        )  # fmt: skip
+        for method, arguments in calls:
             with raises("SequenceNotFound"):
-                call()
+                getattr(cache, method)(unknown, *arguments)
     pair(cache.gather(known, 0), (keys, values), "the known sequence")
 
 

@@ -37,10 +37,7 @@ def same_scale(subject: Subject, got: Any, want: Any, what: str) -> None:
 def same_codes(subject: Subject, got: Any, rows: Any, format: str) -> None:
     """To the bit, or admissible for level tolerant."""
     want = oracle.store(rows, format).codes
-    if subject.level == "exact":
-        differs = np.argwhere(got != want)
-    else:
-        differs = np.array(oracle.inadmissible(rows, got, format))
+    differs = np.argwhere(got != want) if subject.level == "exact" else np.array(oracle.inadmissible(rows, got, format))
     if len(differs):
         n, i = (int(index) for index in differs[0])
         kind = "" if subject.level == "exact" else " or another admissible code"

@@ -56,10 +56,10 @@ class Stream:
             keys, values = self.cache.read()
             return keys[0].transpose(1, 0, 2), values[0].transpose(1, 0, 2)
         if self.family == "paged":
-            return tuple(self.cache.gather(self.sequence, self.layer))  # type: ignore[return-value]
+            return tuple(self.cache.gather(self.sequence, self.layer))
         if self.family == "quantized":
-            return tuple(self.cache.read_tokens(self.layer, list(range(len(self)))))  # type: ignore[return-value]
-        return tuple(self.cache.read())  # type: ignore[return-value]
+            return tuple(self.cache.read_tokens(self.layer, list(range(len(self)))))
+        return tuple(self.cache.read())
 
     def forget(self) -> None:
         """Give every token back."""
@@ -74,9 +74,7 @@ class Stream:
         if self.family == "quantized":
             return read_as(keys, "int8"), read_as(values, "int8")
         if self.family == "tiered":
-            tiers = Tiers(
-                tail_length=4, tail_dtype="float16", warm_length=0, warm_format="q8", store_format="q4", max_tokens=20
-            )
+            tiers = Tiers(tail_length=4, tail_dtype="float16", warm_length=0, warm_format="q8", store_format="q4", max_tokens=20)
             tiers.append(keys, values)
             return tiers.read()
         return keys, values

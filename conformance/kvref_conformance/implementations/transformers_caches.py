@@ -1,8 +1,8 @@
 """Hugging Face transformers' DynamicCache and StaticCache, as contiguous caches of one layer.
 
-What the library does not have is left out: neither cache grows by doubling, takes keys and values in one array, or advances a length;
-DynamicCache has no maximum and no raw buffers. The library's own exceptions are given the names of the specification; nothing is
-checked on its behalf, and nothing that it does is undone.
+What the library does not have is left out: neither cache grows by doubling, takes keys and values in one array, or advances a
+length; DynamicCache has no maximum and no raw buffers. The library's own exceptions are given the names of the specification;
+nothing is checked on its behalf, and nothing that it does is undone.
 """
 
 from typing import Any

@@ -9,7 +9,7 @@ U = 2.0**-24
 EXP_ERROR = 8 * U  # a float32 exp within 4 units in the last place
 
 
-def attention(query: Any, keys: Any, values: Any, scale: float, causal: bool = False) -> tuple[Any, Any]:
+def attention(query: Any, keys: Any, values: Any, *, scale: float, causal: bool = False) -> tuple[Any, Any]:
     """The output and its bound, float64 [nq, query heads, D]: query [nq, Hq, D], keys and values [n, Hkv, D].
 
     Every rounding is counted once: D + 1 in a score, the subtraction of the largest, exp, 2n + 3 in the weighted mean.

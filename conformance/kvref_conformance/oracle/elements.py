@@ -20,18 +20,22 @@ TIE_TO_INFINITY = {"float8_e5m2": 61440.0, "float16": 65520.0}
 def exact_value(code: int, format: str) -> Fraction | float:
     """The value of a code: a fraction, or a float NaN or infinity."""
     exponent_bits, mantissa_bits, has_infinity = _SHAPES[format]
-    sign = -1 if code >> (exponent_bits + mantissa_bits) else 1
+    sign = Fraction(-1 if code >> (exponent_bits + mantissa_bits) else 1)
     exponent = (code >> mantissa_bits) % 2**exponent_bits
     mantissa = code % 2**mantissa_bits
     if exponent == 2**exponent_bits - 1:
         if has_infinity:
-            return sign * float("inf") if mantissa == 0 else float("nan")
+            return float(sign) * float("inf") if mantissa == 0 else float("nan")
         if mantissa == 2**mantissa_bits - 1:
             return float("nan")
     bias = 2 ** (exponent_bits - 1) - 1
     if exponent == 0:
-        return sign * Fraction(mantissa, 2**mantissa_bits) * Fraction(2) ** (1 - bias)
-    return sign * (1 + Fraction(mantissa, 2**mantissa_bits)) * Fraction(2) ** (exponent - bias)
+        return sign * Fraction(mantissa, 2**mantissa_bits) * _power(1 - bias)
+    return sign * (1 + Fraction(mantissa, 2**mantissa_bits)) * _power(exponent - bias)
+
+
+def _power(exponent: int) -> Fraction:
+    return Fraction(2**exponent) if exponent >= 0 else Fraction(1, 2**-exponent)
 
 
 @cache
@@ -66,12 +70,9 @@ def encode(x: Any, format: str) -> Any:
     above = np.searchsorted(midpoints(format), magnitude, side="right")  # a tie goes up,
     below = np.searchsorted(midpoints(format), magnitude, side="left")  # or down,
     code = np.where((above != below) & (above % 2 == 1), below, above)  # to whichever is even
-    code = np.where(np.isinf(x), last + 1, code)
     infinite_or_nan = last + 1  # the next code: infinity in E5M2, NaN in E4M3FN
-    if has_infinity:
-        code = np.minimum(code, infinite_or_nan)
-    else:
-        code = np.where(np.isinf(x), infinite_or_nan, np.minimum(code, last))
+    finite = np.minimum(code, infinite_or_nan if has_infinity else last)  # overflow: infinity, or saturation
+    code = np.where(np.isinf(x), infinite_or_nan, finite)
     code = np.where(np.isnan(x), infinite_or_nan + (1 if has_infinity else 0), code)
     return code + np.signbit(x) * len(decoded(format)) // 2
 

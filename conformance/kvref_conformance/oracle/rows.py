@@ -1,6 +1,7 @@
 """Quantized rows by their definition, and the bounds on what they read as.
 
-Every operation is done in float64 and rounded to float32 at once, which is float32 arithmetic (see the package). Rows are [n, width].
+Every operation is done in float64 and rounded to float32 at once, which is float32 arithmetic (see the package). Rows are
+[n, width].
 """
 
 from fractions import Fraction

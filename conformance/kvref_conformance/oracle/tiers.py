@@ -49,13 +49,13 @@ class Tiers:
             "warm": self.policy["warm_format"],
             "cold": self.policy["store_format"],
         }
-        order = list(room)
+        order, missing = list(room), [tier for tier, length in room.items() if length == 0]
         for token in reversed(self.tokens):
             first = 0 if token.tier == "new" else order.index(token.tier)
             # A new token has to pass through every tier that exists, in order, losing what each takes from it.
             for level in range(first, len(order)):
                 tier = order[level]
-                if room[tier] == 0 and self.policy_length(tier) == 0:
+                if tier in missing:
                     continue
                 if token.tier != tier:
                     token.key, token.value = (through(part, formats[tier]) for part in (token.key, token.value))
@@ -63,9 +63,6 @@ class Tiers:
                 if room[tier] > 0:
                     room[tier] -= 1
                     break
-
-    def policy_length(self, tier: str) -> int:
-        return {"hot": self.policy["tail_length"], "warm": self.policy["warm_length"], "cold": 1}[tier]
 
 
 def through(token: Any, format: str) -> Any:

@@ -23,9 +23,7 @@ def write_json(path: Path, implementation: Any, seed: int, results: list[Result]
     document = {
         "format": 1,
         "kvref": kvref.__version__,
-        "implementation": {
-            name: getattr(implementation, name) for name in ("name", "version", "language", "level")
-        },
+        "implementation": {name: getattr(implementation, name) for name in ("name", "version", "language", "level")},
         "environment": {"python": platform.python_version(), "platform": platform.platform(), "packages": versions},
         "seed": seed,
         "clauses": results,

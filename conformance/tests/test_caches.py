@@ -1,0 +1,131 @@
+"""What the caches offer beyond what the judge asks of everyone."""
+
+import numpy as np
+import pytest
+
+import kvref
+from kvref import errors
+from kvref_conformance.oracle.attention import attention as exact
+
+RNG = np.random.default_rng(1)
+
+
+def rows(count, heads=2, dim=3):
+    return RNG.normal(size=(count, heads, dim)).astype(np.float32)
+
+
+def test_a_block_table_looks_up_blocks_and_slots():
+    table = kvref.BlockTable(num_layers=2, block_size=4)
+    table.append(1, 7)
+    table.append(1, 2)
+    assert [table.lookup(1, i) for i in (-1, 0, 1, 2)] == [None, 7, 2, None]
+    assert table.lookup(0, 0) is None
+    assert (table.capacity(0), table.capacity(1)) == (0, 8)
+    assert [table.slot(1, p) for p in (0, 3, 4, 7)] == [28, 31, 8, 11]
+    with pytest.raises(errors.LayerOutOfRange):
+        table.blocks(2)
+
+
+def test_a_pooled_block_takes_what_fits():
+    pool = kvref.BufferPool()
+    block = kvref.PooledBlock(pool, num_kv_heads=2, head_dim=3, max_tokens=5)
+    keys = rows(7)
+    assert (block.append(keys[:3], keys[:3]), block.remaining, block.is_full) == (3, 2, False)
+    assert (block.append(keys[3:], keys[3:]), block.num_tokens, block.is_full) == (2, 5, True)
+    assert (block.read()[0] == keys[:5]).all()
+    block.clear()
+    assert block.num_tokens == 0
+    block.release()
+    assert pool.stats().returns == 2
+    with pytest.raises(errors.BufferTooLarge):
+        kvref.PooledBlock(pool, 2, 3, max_tokens=20000)
+
+
+def test_an_append_that_runs_out_of_memory_leaves_nothing_behind(monkeypatch):
+    """POOL-04 where it is hardest: the third of four buffers is the one that is not to be had."""
+    pool = kvref.BufferPool()
+    cache = kvref.PooledCache(kvref.PooledConfig(num_kv_heads=2, head_dim=3, tokens_per_block=2, max_tokens=6), pool)
+    keys = rows(3)
+    cache.append(keys, keys)
+    acquire, left = pool.acquire, iter(range(2))
+
+    def failing(num_bytes):
+        if next(left, None) is None:
+            raise MemoryError("no memory")
+        return acquire(num_bytes)
+
+    monkeypatch.setattr(pool, "acquire", failing)
+    with pytest.raises(MemoryError):
+        cache.append(rows(6), rows(6))
+    assert (cache.read()[0] == keys).all()
+    stats = pool.stats()
+    assert stats.hits + stats.misses - stats.returns == 4  # the two blocks it had
+
+
+def test_a_tiered_cache_reads_into_pool_buffers():
+    pool = kvref.BufferPool(backend=kvref.backend("numpy"))
+    cache = kvref.TieredCache(kvref.TieredConfig(2, 3, max_tokens=8, tail_length=2), pool.backend)
+    cache.append(rows(7), rows(7))
+    keys, values = cache.read_into(pool)
+    assert keys.values().tolist() == cache.read()[0].reshape(-1).tolist()
+    assert values.values().tolist() == cache.read()[1].reshape(-1).tolist()
+    assert keys.address % 64 == 0
+
+
+def test_a_tiered_cache_too_large_for_buffers_takes_none():
+    pool = kvref.BufferPool()
+    cache = kvref.TieredCache(kvref.TieredConfig(1, 128, max_tokens=600, tail_length=600))
+    cache.append(rows(600, 1, 128), rows(600, 1, 128))
+    with pytest.raises(errors.BufferTooLarge):
+        cache.read_into(pool)
+    assert pool.stats().misses == pool.stats().returns
+
+
+@pytest.mark.parametrize("backend", [kvref.reference, kvref.backend("numpy")], ids=lambda backend: backend.name)
+def test_contiguous_and_pooled_attend_over_what_they_read_as(backend):
+    keys, values, query = rows(6), rows(6), rows(2, heads=4)
+    pooled = kvref.PooledCache(kvref.PooledConfig(2, 3, tokens_per_block=4, max_tokens=8), backend=backend)
+    pooled.append(keys, values)
+    want, bound = exact(query, keys, values, scale=0.5, causal=True)
+    assert (np.abs(pooled.attend(query, 0.5, causal=True) - want) <= bound).all()
+    contiguous = kvref.ContiguousCache(kvref.ContiguousConfig(2, 3, max_seq_len=8, batch_size=2), backend)
+    contiguous.update(*(np.stack([part, part[::-1]]).transpose(0, 2, 1, 3) for part in (keys, values)))
+    got = contiguous.attend(np.stack([query, query]), 0.5, causal=True)
+    assert (np.abs(got[0] - want) <= bound).all()
+    want, bound = exact(query, keys[::-1], values[::-1], scale=0.5, causal=True)
+    assert (np.abs(got[1] - want) <= bound).all()
+
+
+def test_buffers_are_released_by_with():
+    pool = kvref.BufferPool()
+    with pool.acquire(100) as buffer:
+        with pytest.raises(errors.CapacityExceeded, match="at most 256 values, got 257"):
+            buffer.extend(np.zeros(257, np.float32))
+        assert buffer.length == 0
+    with pytest.raises(errors.BufferReleased):
+        buffer.extend(np.zeros(1, np.float32))
+    pool.prewarm_all(2)
+    assert pool.stats().free == {1024: 3, 4096: 2, 16384: 2, 65536: 2, 262144: 2}  # one was released
+
+
+def test_attention_refuses_what_does_not_fit():
+    with pytest.raises(errors.ShapeMismatch, match="multiple of 2 query heads, got 3"):
+        kvref.attention(rows(1, heads=3), rows(4), rows(4))
+    with pytest.raises(errors.ShapeMismatch, match="query: expected shape"):
+        kvref.attention(rows(1, dim=4), rows(4), rows(4))
+    with pytest.raises(errors.PositionOutOfRange, match=r"in \[0, 4\], got 5"):
+        kvref.attention(rows(1), rows(4), rows(4), length=5)
+
+
+def test_lists_are_taken_and_uneven_ones_refused():
+    cache = kvref.QuantizedCache(kvref.QuantizedConfig(1, 2, 1, 2))
+    with pytest.raises(errors.ShapeMismatch, match="uneven lists"):
+        cache.push(0, [[1.0], [1.0, 2.0]], [[1.0, 2.0]])
+    assert cache.length() == 0
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int32", "bool"])
+def test_other_dtypes_are_refused(dtype):
+    cache = kvref.PooledCache(kvref.PooledConfig(2, 3))
+    with pytest.raises(errors.DtypeMismatch, match=f"keys: expected float32, float16 or bfloat16, got {dtype}"):
+        cache.append(rows(2).astype(dtype), rows(2))

@@ -1,0 +1,140 @@
+"""The judge itself: our implementations pass every clause, and everything it reads and runs is as it says."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import kvref
+from kvref_conformance import clauses
+from kvref_conformance.checks.registry import Check, CheckError, all_checks, validate
+from kvref_conformance.implementations import load
+from kvref_conformance.interface import FAMILIES
+from kvref_conformance.judge import run_clause, select, verdict_of
+
+ROOT = Path(kvref.__file__).parents[1]
+OURS = ["reference", "reference:strict", "numpy", pytest.param("reference:torch", marks=pytest.mark.torch)]
+
+
+@pytest.mark.parametrize("chapter", [chapter.code for chapter in clauses.spec()])
+@pytest.mark.parametrize("name", OURS)
+def test_ours_pass_every_clause(name, chapter):
+    implementation = load(name)
+    for clause, checks in select(f"{chapter}-*").items():
+        if clause.id != "KERN-06":  # slow: nox, on request
+            outcomes = run_clause(checks, implementation, seed=0, slow=False)
+            assert verdict_of(outcomes) == "passed", (clause.id, outcomes)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_other_seeds_pass_too(seed):
+    implementation = load("numpy")
+    failed = [
+        clause.id
+        for clause, checks in select().items()
+        if verdict_of(run_clause(checks, implementation, seed, False)) == "failed"
+    ]
+    assert failed == []
+
+
+def test_every_family_is_checked():
+    assert {check.family for check in all_checks()} == set(FAMILIES)
+
+
+def test_a_check_of_no_clause_is_an_error():
+    def stray(subject):
+        pass
+
+    with pytest.raises(CheckError, match=r"check 'stray' names no clause of the specification: PAGED-99"):
+        validate([*all_checks(), Check("PAGED-99", "paged", stray)])
+
+
+def test_a_clause_without_a_check_is_an_error():
+    with pytest.raises(CheckError, match="clauses without a check: BUF-07"):
+        validate([check for check in all_checks() if check.clause != "BUF-07"])
+
+
+GOOD = """# Ring (RING)
+
+Intro.
+
+## RING-01 · A title
+
+It MUST work.
+
+*Why.* Because.
+
+```python
+>>> 1
+1
+```
+"""
+
+
+def test_a_chapter_is_read(tmp_path):
+    path = tmp_path / "ring.md"
+    path.write_text(GOOD + "\n*Differs from.* That.\n\n*Would have caught.* some/repo#12, other/repo#3.\n", encoding="utf-8")
+    chapter = clauses.read_chapter(path)
+    (clause,) = chapter.clauses
+    assert (chapter.code, clause.id, clause.title, clause.text) == ("RING", "RING-01", "A title", "It MUST work.")
+    assert (clause.why, clause.differs, clause.bugs) == ("Because.", "That.", ["some/repo#12", "other/repo#3"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("# Ring (RING)", "# Ring"), r"ring.md:1: expected '# Title \(CODE\)', got '# Ring'"),
+        (("## RING-01 · A title", "## RING-1 · A title"), r"ring.md:5: expected '## RING-NN · Title', got '## RING-1 · A title'"),
+        (("## RING-01", "## OTHER-01"), r"ring.md:5: expected '## RING-NN · Title'"),
+        (("MUST", "must"), "ring.md:5: RING-01 says neither MUST, SHOULD nor MAY"),
+        (("*Why.* Because.", ""), r"ring.md:5: RING-01 has no '\*Why.\*' paragraph"),
+        ((">>> 1", "1"), "ring.md:5: RING-01 has no example"),
+    ],
+)
+def test_a_malformed_clause_is_reported_with_its_line(tmp_path, change, message):
+    path = tmp_path / "ring.md"
+    path.write_text(GOOD.replace(*change), encoding="utf-8")
+    with pytest.raises(clauses.SpecError, match=message):
+        clauses.read_chapter(path)
+
+
+def test_an_empty_chapter_is_reported(tmp_path):
+    (tmp_path / "ring.md").write_text("")
+    with pytest.raises(clauses.SpecError, match="an empty file"):
+        clauses.read_chapter(tmp_path / "ring.md")
+
+
+def test_a_duplicate_clause_is_reported(tmp_path, monkeypatch):
+    (tmp_path / "ring.md").write_text(GOOD, encoding="utf-8")
+    (tmp_path / "again.md").write_text(GOOD, encoding="utf-8")
+    monkeypatch.setattr(clauses, "CHAPTERS", ("ring", "again"))
+    with pytest.raises(clauses.SpecError, match=r"again.md:5: RING-01 is already defined at ring.md:5"):
+        clauses.read_spec(tmp_path)
+
+
+def imports(path):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+
+
+@pytest.mark.parametrize(
+    ("folder", "forbidden"),
+    [
+        ("kvref", ("kvref_numpy", "kvref_conformance", "torch", "cupy")),
+        ("backends", ("kvref_conformance",)),
+        ("conformance/kvref_conformance/oracle", ("kvref.", "kvref_numpy", "array_api_compat")),
+    ],
+)
+def test_imports_point_one_way(folder, forbidden):
+    for path in (ROOT / folder).rglob("*.py"):
+        for name in imports(path):
+            assert not f"{name}.".startswith(tuple(f"{word.rstrip('.')}." for word in forbidden)), f"{path} imports {name}"
+
+
+def test_files_stay_short():
+    for folder in ("kvref", "backends", "conformance"):
+        for path in (ROOT / folder).rglob("*.py"):
+            assert len(path.read_text(encoding="utf-8").splitlines()) <= 320, path
