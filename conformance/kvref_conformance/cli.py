@@ -11,10 +11,10 @@ EXIT_CONFORMANT, EXIT_BROKEN, EXIT_CANNOT_RUN = 0, 1, 2
 
 _EPILOG = """\
 implementations:
-  reference             the specification itself, on NumPy
-  reference:torch       the same on another Array API library (torch, strict, cupy)
-  numpy, ...            a backend of kvref's, or an adapter: `kvref list` shows all
-  module:object         an implementation of yours
+  reference         the specification itself, on NumPy
+  reference:torch   the same on another Array API library (torch, strict, cupy)
+  numpy, ...        a backend of kvref's, or an adapter: `kvref list` shows all
+  module:object     an implementation of yours
 
 exit status: 0 conformant, 1 a clause is broken, 2 could not run
 """
@@ -56,13 +56,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     try:
         return commands.run(options)
-    except (CannotRun, SpecError, CheckError) as error:
-        return _cannot_run(str(error))
-    except KeyboardInterrupt:
-        return _cannot_run("interrupted")
     except BrokenPipeError:
         sys.stderr.close()  # the reader has gone: nothing to say, and no one to say it to
         return EXIT_CANNOT_RUN
+    except (CannotRun, SpecError, CheckError, OSError) as error:
+        return _cannot_run(str(error))
+    except KeyboardInterrupt:
+        return _cannot_run("interrupted")
 
 
 def _cannot_run(why: str) -> int:

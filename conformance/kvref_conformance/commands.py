@@ -18,7 +18,7 @@ from kvref_conformance.interface import FAMILIES
 from kvref_conformance.judge import select
 from kvref_conformance.report.json_file import write_json
 from kvref_conformance.report.live import Live
-from kvref_conformance.report.text import print_failures, print_table
+from kvref_conformance.report.text import Asked, print_failures, print_table
 
 
 def run(options: argparse.Namespace) -> int:
@@ -39,6 +39,8 @@ def check(options: argparse.Namespace) -> int:
         file = getattr(options, option)
         if file and not Path(file).resolve().parent.is_dir():
             raise CannotRun(f"--{option}: no folder {Path(file).resolve().parent}")
+        if file and Path(file).is_dir():
+            raise CannotRun(f"--{option}: {file} is a folder")
     implementation = load(options.name)
     if options.family and not hasattr(implementation, options.family):
         raise CannotRun(f"{options.name}: nothing to test, it does not offer the family {options.family}")
@@ -64,7 +66,7 @@ def check(options: argparse.Namespace) -> int:
         raise CannotRun(live.trouble[0].strip().splitlines()[-1])
     order = {clause.id: number for number, clause in enumerate(chosen)}
     results = sorted(live.results, key=lambda result: order[result["clause"]])
-    print_failures(console, results, options.name, options.seed, options.family)
+    print_failures(console, results, Asked(options.name, options.seed, options.family, options.slow))
     print_table(console, results, implementation)
     if options.json:
         write_json(Path(options.json), implementation, options.seed, results)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kvref_conformance.interface import Implementation
 
 CHECKS = Path(__file__).parent / "checks"
-IMPLEMENTATIONS = pytest.StashKey[dict[str, Any]]()  # by name: each is made once a run
+IMPLEMENTATIONS = pytest.StashKey[dict[str, Any]]()
 
 
 class Failed(Exception):
@@ -37,6 +37,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--kvref-slow", action="store_true", help="also the checks that take much time or memory")
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Find what is to be judged, once, and stop with one line where it cannot be found."""
+    if names := session.config.getoption("--kvref"):
+        from kvref_conformance.implementations import CannotRun, load
+
+        try:
+            session.config.stash[IMPLEMENTATIONS] = {name: load(name) for name in names}
+        except CannotRun as error:
+            raise pytest.UsageError(str(error)) from error
+
+
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
     if file_path.parent == CHECKS and file_path.suffix == ".py" and parent.config.getoption("--kvref"):
         return ClauseFile.from_parent(parent, path=file_path)
@@ -47,29 +58,26 @@ class ClauseFile(pytest.File):
     """The clauses whose first check is written in this file."""
 
     def collect(self) -> Iterator[pytest.Item]:
-        from kvref_conformance.implementations import CannotRun, load
         from kvref_conformance.judge import select
 
-        option, made = self.config.getoption, self.config.stash.setdefault(IMPLEMENTATIONS, {})
-        for name in option("--kvref"):
-            try:
-                implementation = made[name] = made.get(name) or load(name)
-            except CannotRun as error:
-                raise pytest.UsageError(str(error)) from error
+        option = self.config.getoption
+        for name, implementation in self.config.stash[IMPLEMENTATIONS].items():
             for clause, checks in select(option("--kvref-clause"), option("--kvref-family")).items():
                 if Path(checks[0].source.rpartition(":")[0]) == self.path:
-                    yield ClauseItem.of(self, clause, checks, implementation)
+                    yield ClauseItem.of(self, clause, checks, name, implementation)
 
 
 class ClauseItem(pytest.Item):
     clause: Clause
     checks: list[Check]
+    name_asked: str
     implementation: Implementation
 
     @classmethod
-    def of(cls, parent: ClauseFile, clause: Clause, checks: list[Check], implementation: Implementation) -> ClauseItem:
+    def of(cls, parent: ClauseFile, clause: Clause, checks: list[Check], name: str, implementation: Implementation) -> ClauseItem:
         item: ClauseItem = cls.from_parent(parent, name=f"{clause.id}[{implementation.name}]")
-        item.clause, item.checks, item.implementation = clause, checks, implementation
+        item.clause, item.checks = clause, checks
+        item.name_asked, item.implementation = name, implementation
         return item
 
     def runtest(self) -> None:
@@ -91,12 +99,13 @@ class ClauseItem(pytest.Item):
             pytest.skip(f"{self.result['verdict']}: {', '.join(missing)}")
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        from kvref_conformance.report.text import failure_text
+        from kvref_conformance.report.text import Asked, failure_text
 
         if not isinstance(excinfo.value, Failed):
             return super().repr_failure(excinfo, style)
         option = self.config.getoption
-        return failure_text(self.result, self.implementation.name, option("--kvref-seed"), option("--kvref-family"))
+        asked = Asked(self.name_asked, option("--kvref-seed"), option("--kvref-family"), option("--kvref-slow"))
+        return failure_text(self.result, asked)
 
     def reportinfo(self) -> tuple[Path, int, str]:
         path, _, line = self.checks[0].source.rpartition(":")

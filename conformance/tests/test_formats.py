@@ -85,9 +85,9 @@ def test_a_range_that_overflows_is_refused(name):
 
 
 def test_an_unknown_format_says_the_known_ones():
-    with pytest.raises(kvref.errors.ConfigError, match="int8.*got 'int4'"):
+    with pytest.raises(kvref.errors.ConfigError, match=r"int8.*got 'int4'"):
         kvref.get_format("int4")
-    with pytest.raises(kvref.errors.ConfigError, match="float8_e5m2.*got 'fp8'"):
+    with pytest.raises(kvref.errors.ConfigError, match=r"float8_e5m2.*got 'fp8'"):
         kvref.formats.element_format("fp8")
 
 

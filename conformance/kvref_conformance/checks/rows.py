@@ -75,10 +75,10 @@ def _within_bound(subject: Subject, *formats: str) -> None:
     for name in subject.formats(*formats):
         for width in WIDTHS:
             rows = oracle.adversarial(subject.rng, width, name)
-            got = quantized(subject, rows, name)
-            bound = oracle.bound(rows, got.codes, got.scale, got.zero, name)
-            if subject.level == "tolerant":  # a scale an ulp off moves every value by as much again
-                bound = bound * (1 + 2.0**-22) + np.abs(got.values) * 2.0**-22
+            got, want = quantized(subject, rows, name), oracle.store(rows, name)
+            bound = oracle.bound(rows, want.codes, want.scale, want.zero, name)  # not by a scale of its own choosing
+            if subject.level == "tolerant":  # 4u for the code, and as much as a scale an ulp off moves a value
+                bound = bound * (1 + 2.0**-22) + np.abs(rows) * 2.0**-22 + np.abs(want.values) * 2.0**-22
             within(got.values, rows, bound, f"{name} values of rows of {width}")
 
 

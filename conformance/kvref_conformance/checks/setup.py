@@ -31,6 +31,7 @@ SMALL: dict[str, dict[str, Any]] = {
 
 def new(subject: Subject, family: str, **changes: Any) -> Handle:
     """A small object of the family. Raises NotOffered, also for a format it does not have."""
+    subject.factory(family)  # a family that is missing is said before a format that is
     config = SMALL[family] | changes
     for name in ("dtype", "format", "tail_dtype", "warm_format", "store_format"):
         if isinstance(config.get(name), str):

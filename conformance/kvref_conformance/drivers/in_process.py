@@ -52,12 +52,17 @@ class Subject:
             raise NotOffered(f"format {' or '.join(wanted)}")
         return found
 
+    def factory(self, family: str) -> Callable[..., Any]:
+        """What makes an object of a family. Raises NotOffered."""
+        assert family in FAMILIES, family
+        found: Callable[..., Any] | None = getattr(self.implementation, family, None)
+        if found is None:
+            raise NotOffered(f"family {family}")
+        return found
+
     def new(self, family: str, **config: Any) -> "Handle":
         """A new object of a family. Raises NotOffered."""
-        assert family in FAMILIES, family
-        factory = getattr(self.implementation, family, None)
-        if factory is None:
-            raise NotOffered(f"family {family}")
+        factory = self.factory(family)
         self._handles += 1
         name = f"{family}{self._handles}"
         result = self._call(f"{name} = {family}", factory, (), {k: self.unwrap(v) for k, v in config.items()})

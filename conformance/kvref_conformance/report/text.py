@@ -2,6 +2,7 @@
 
 import shlex
 from collections import Counter
+from dataclasses import dataclass
 from typing import Any
 
 from rich import box
@@ -16,27 +17,37 @@ Result = dict[str, Any]
 VERDICTS = ("passed", "failed", "not offered", "not run")
 
 
-def rerun_command(name: str, clause: str, seed: int, family: str | None) -> str:
-    command = ["kvref", "check", name, "--clause", clause]
-    command += ["--family", family] if family else []
-    command += ["--seed", str(seed)] if seed else []
-    return shlex.join(command)
+@dataclass(frozen=True)
+class Asked:
+    """What was asked of `kvref check`: enough to ask for one clause of it again."""
+
+    name: str
+    seed: int
+    family: str | None
+    slow: bool
+
+    def again(self, clause: str) -> str:
+        command = ["kvref", "check", self.name, "--clause", clause]
+        command += ["--family", self.family] if self.family else []
+        command += ["--seed", str(self.seed)] if self.seed else []
+        command += ["--slow"] if self.slow else []
+        return shlex.join(command)
 
 
-def failure_text(result: Result, name: str, seed: int, family: str | None) -> str:
+def failure_text(result: Result, asked: Asked) -> str:
     """Clause, calls, expected and got, and the command that reruns just this one."""
-    lines = [f"{result['clause']} · {result['title']}   ({name})"]
+    lines = [f"{result['clause']} · {result['title']}   ({asked.name})"]
     for outcome in (each for each in result["checks"] if each["verdict"] == "failed"):
         lines.append(f"  {outcome['check']}")
         lines += [f"    {call}" for call in outcome["calls"]]
         lines += [f"    {outcome['what']}", f"      expected {outcome['expected']}", f"      got      {outcome['got']}"]
-    lines += [f"  again    {rerun_command(name, result['clause'], seed, family)}", f"  read     kvref explain {result['clause']}"]
+    lines += [f"  again    {asked.again(result['clause'])}", f"  read     kvref explain {result['clause']}"]
     return "\n".join(lines)
 
 
-def print_failures(console: Console, results: list[Result], name: str, seed: int, family: str | None) -> None:
+def print_failures(console: Console, results: list[Result], asked: Asked) -> None:
     for result in (each for each in results if each["verdict"] == "failed"):
-        heading, _, rest = failure_text(result, name, seed, family).partition("\n")
+        heading, _, rest = failure_text(result, asked).partition("\n")
         console.print(Text(heading, style="bold red"))
         console.print(Text(rest), soft_wrap=True)
         console.print()

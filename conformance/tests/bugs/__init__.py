@@ -1,0 +1,12 @@
+"""Bugs to plant in the reference, one module a chapter. Many are real: see the *differs from* and *would have caught* lines."""
+
+from importlib import import_module
+
+from bugs.plant import BUGS
+
+CHAPTERS = ("laws", "formats", "contiguous", "paged", "quantized", "tiered", "buffers", "pooled", "attention", "kernels")
+
+for chapter in CHAPTERS:
+    import_module(f"bugs.{chapter}")
+
+__all__ = ["BUGS"]

@@ -1,0 +1,78 @@
+"""Bugs in attention."""
+
+import numpy as np
+
+import kvref
+from bugs.plant import bug, in_source
+from kvref.backend import ReferenceBackend
+from kvref.paged import PagedCache
+
+
+@bug("ATTN-01", "ATTN-04")
+def query_heads_are_dealt_out_in_turn(patch):
+    attend = ReferenceBackend.attend
+
+    def dealt(self, query, keys, values, scale, mask):
+        order = np.arange(query.shape[1]).reshape(-1, keys.shape[1]).T.reshape(-1)
+        out = np.empty_like(query)
+        out[:, order] = attend(self, query[:, order], keys, values, scale, mask)
+        return out
+
+    patch.setattr(ReferenceBackend, "attend", dealt)
+
+
+@bug("ATTN-03")
+def the_largest_score_is_not_subtracted(patch):
+    in_source(patch, "kvref.backend.ReferenceBackend.attend", "scores - xp.max(scores, axis=0, keepdims=True)", "scores")
+
+
+@bug("ATTN-02", "ATTN-05")
+def weights_do_not_sum_to_one(patch):
+    in_source(
+        patch,
+        "kvref.backend.ReferenceBackend.attend",
+        "xp.sum(weights, axis=0, keepdims=True)",
+        "(1 + xp.sum(weights, axis=0, keepdims=True))",
+    )
+
+
+@bug("ATTN-06")
+def later_tokens_weigh_more(patch):
+    in_source(
+        patch,
+        "kvref.backend.ReferenceBackend.attend",
+        "axis=-1) * scale",
+        "axis=-1) * scale + 0.01 * np.arange(k.shape[0], dtype=np.float32)[:, None]",
+    )
+
+
+@bug("ATTN-07")
+def masked_tokens_weigh_zero_times_nan(patch):
+    def masked(self, query, keys, values, scale, mask):
+        group = query.shape[1] // keys.shape[1]
+        k, v = (np.repeat(part, group, axis=1) for part in (keys, values))
+        scores = np.where(mask[:, :, None], np.einsum("qhd,nhd->qnh", query, k) * np.float32(scale), -np.inf)
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        return np.einsum("qnh,nhd->qhd", weights / weights.sum(axis=1, keepdims=True), v).astype(np.float32)
+
+    patch.setattr(ReferenceBackend, "attend", masked)
+
+
+@bug("ATTN-08")
+def no_tokens_give_nan(patch):
+    in_source(patch, "kvref.backend.ReferenceBackend.attend", "continue", "out[i, ...] = np.nan; continue")
+
+
+@bug("ATTN-09", "ATTN-07")
+def the_causal_mask_is_off_by_one(patch):
+    in_source(patch, "kvref.attention.visible", "length - num_queries + 1 + i", "length - num_queries + 2 + i")
+
+
+@bug("ATTN-10")
+def attention_over_pages_reads_whole_blocks(patch):
+    def whole_blocks(self, sequence, layer, query, scale=None, causal=False):
+        table = self._find(sequence).table
+        keys, values = self._store.read([table.slot(layer, position) for position in range(table.capacity(layer))])
+        return kvref.attention(query, keys, values, scale=scale, causal=causal)
+
+    patch.setattr(PagedCache, "attend", whole_blocks)

@@ -1,0 +1,42 @@
+"""Bugs in the buffer pool."""
+
+from bugs.plant import bug, in_source
+from kvref.buffers import BufferPool
+
+
+@bug("BUF-01")
+def a_full_class_goes_up_one(patch):
+    in_source(patch, "kvref.buffers.size_class", "num_bytes <= size", "num_bytes < size")
+
+
+@bug("BUF-02", "BUF-08")
+def live_buffers_share_memory(patch):
+    memory = {}
+    patch.setattr(
+        BufferPool, "_allocate", lambda self, size: memory.setdefault(size, self.backend.zeros((1, 1, size // 4, 1), "float32"))
+    )
+
+
+@bug("BUF-03", "BUF-07")
+def prewarming_counts_as_hits(patch):
+    in_source(patch, "kvref.buffers.BufferPool.prewarm", "self._free[size].append(", "self._hits += 1; self._free[size].append(")
+
+
+@bug("BUF-04")
+def one_too_many_is_kept(patch):
+    in_source(patch, "kvref.buffers.BufferPool.take_back", "< self.max_buffers", "<= self.max_buffers")
+
+
+@bug("BUF-05")
+def a_second_release_counts_again(patch):
+    in_source(patch, "kvref.buffers.Buffer.release", "memory, self._memory = self._memory, None", "memory = self._memory")
+
+
+@bug("BUF-06")
+def prewarming_ignores_the_limit(patch):
+    in_source(patch, "kvref.buffers.BufferPool.prewarm", "min(count, self.max_buffers - len(self._free[size]))", "count")
+
+
+@bug("LAW-05")
+def a_buffer_shows_its_last_owners_values(patch):
+    in_source(patch, "kvref.buffers.Buffer.__init__", "self.length = 0", "self.length = int((memory != 0).sum())")

@@ -1,0 +1,107 @@
+"""Bugs against the laws."""
+
+import numpy as np
+
+import kvref
+from bugs.plant import bug, in_source
+from kvref import errors, paged
+from kvref.backend import ReferenceBackend
+from kvref.blocks import BlockTable
+from kvref.formats import symmetric
+from kvref.tiered import TieredCache
+
+
+@bug("LAW-01", "PAGED-05")
+def pages_are_kept_when_the_pool_runs_dry(patch):
+    in_source(patch, "kvref.paged.PagedCache.ensure_capacity", "needed > self.pool.num_free", "False")
+
+
+@bug("LAW-02", "QUANT-06", "FMT-AFF-03")
+def values_are_stored_as_keys(patch):
+    in_source(patch, "kvref.rows.TokenStore.write", "self.values.write(slots, values)", "self.values.write(slots, keys)")
+
+
+@bug("LAW-03", "BLOCK-04", "PAGED-07")
+def freed_blocks_are_lost(patch):
+    in_source(patch, "kvref.blocks.BlockPool.free", "self._free.append(block)", "pass")
+
+
+@bug("LAW-04", "QUANT-01")
+def the_scale_is_dropped(patch):
+    patch.setattr(symmetric.SymmetricRow, "dequantize", lambda self, stored, width: self.decode(stored.codes))
+
+
+@bug("LAW-05", "LAW-11")
+def any_position_a_page_has_can_be_read(patch):
+    in_source(patch, "kvref.paged.PagedCache.read", "self.length(sequence, layer)", "self._find(sequence).table.capacity(layer)")
+
+
+@bug("LAW-06", "TIER-01")
+def a_long_append_is_quantized_whole(patch):
+    enter = TieredCache._enter
+    patch.setattr(TieredCache, "_enter", lambda self, i, k, v: enter(self, 2 if k.shape[0] > self._tail.room else i, k, v))
+
+
+@bug("LAW-07", "LAW-02", "PAGED-12")
+def sequences_share_a_table(patch):
+    table = BlockTable(2, 3)
+    patch.setattr(paged, "BlockTable", lambda layers, size: table)
+
+
+@bug("LAW-08")
+def a_first_write_keeps_the_array_itself(patch):
+    patch.setattr(
+        ReferenceBackend, "update", lambda self, buffer, new, position: new if position == 0 else whole(buffer, new, position)
+    )
+
+    def whole(buffer, new, position):
+        out = np.zeros((*buffer.shape[:2], 20, buffer.shape[3]), buffer.dtype)
+        out[:, :, :position], out[:, :, position : position + new.shape[2]] = buffer[:, :, :position], new
+        return out
+
+
+@bug("LAW-09")
+def every_quantization_is_a_little_different(patch):
+    quantize, calls = symmetric.SymmetricRow.quantize, iter(range(10**9))
+    patch.setattr(symmetric.SymmetricRow, "quantize", lambda self, rows: quantize(self, rows * (1 + next(calls) % 7)))
+
+
+@bug("LAW-10", "TIER-09")
+def shapes_are_not_checked(patch):
+    patch.setattr(errors.ShapeMismatch, "check", classmethod(lambda cls, name, actual, expected: None))
+
+
+@bug("LAW-11", "LAW-01")
+def negative_numbers_are_in_range(patch):
+    def lenient(value, stop, error, what):
+        if stop is not None and value >= stop:
+            raise error(what)
+
+    for module in (kvref.quantized, kvref.blocks, kvref.paged, kvref.tiered):
+        patch.setattr(module, "in_range", lenient)
+
+
+@bug("LAW-12")
+def sizes_are_not_checked(patch):
+    patch.setattr(kvref.paged, "whole", lambda *args, **kwargs: None)
+
+
+@bug("LAW-13")
+def empty_appends_raise(patch):
+    in_source(patch, "kvref.pooled.PooledCache.append", "going, skipped", "assert keys.shape[0]; going, skipped")
+
+
+@bug("LAW-14")
+def nan_is_stored_as_zero(patch):
+    patch.setattr(symmetric, "finite_rows", np.nan_to_num)
+    patch.setattr(kvref.quantized, "finite_rows", lambda rows: rows)
+
+
+@bug("LAW-15")
+def strides_are_ignored(patch):
+    def in_memory_order(name, values, shape, backend):
+        return np.ascontiguousarray(values).reshape(-1)[: values.size].reshape(values.shape) if values.flags.c_contiguous else (
+            values.ravel(order="K").reshape(values.shape)
+        )  # fmt: skip
+
+    patch.setattr(kvref.inputs, "accept", in_memory_order)

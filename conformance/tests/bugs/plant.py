@@ -1,0 +1,36 @@
+"""How a bug is planted: by replacing a method, or some words in its source."""
+
+import inspect
+import pkgutil
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+BUGS: list[Any] = []
+
+
+def bug(*clauses: str) -> Callable[[Any], Any]:
+    """A function that plants one bug; each of the clauses must fail with it."""
+
+    def register(plant: Any) -> Any:
+        BUGS.extend(pytest.param(plant, clause, id=f"{clause}-{plant.__name__}") for clause in clauses)
+        return plant
+
+    return register
+
+
+def in_source(patch: pytest.MonkeyPatch, path: str, *changes: str) -> None:
+    """Replace words in the source of the function at a dotted path: old, new, old, new, ... and put the result in its place."""
+    parent, _, name = path.rpartition(".")
+    holder = pkgutil.resolve_name(parent)
+    found = inspect.getattr_static(holder, name)
+    function = found.fget if isinstance(found, property) else found
+    source = inspect.cleandoc("\n" + inspect.getsource(function)).removeprefix("@property\n")
+    for old, new in zip(changes[::2], changes[1::2], strict=True):
+        assert old in source, f"{path} no longer has {old!r}: this bug has to be planted elsewhere"
+        source = source.replace(old, new)
+    scope: dict[str, Any] = {}
+    exec(source, function.__globals__ | {"np": np}, scope)
+    patch.setattr(holder, name, property(scope[name]) if isinstance(found, property) else scope[name])

@@ -1,0 +1,125 @@
+"""Bugs in the two-tier cache."""
+
+import time
+from contextlib import nullcontext
+
+import numpy as np
+
+from bugs.plant import bug, in_source
+from kvref.tiered import TieredCache, _Run
+
+
+@bug("TIER-02")
+def the_store_quantizes_what_was_given(patch):
+    in_source(
+        patch,
+        "kvref.tiered.TieredCache._enter",
+        "self._make_room(index, piece.stop - piece.start)",
+        "self._make_room(index, piece.stop - piece.start); keys = keys + np.float32(2**-9)",
+    )
+
+
+@bug("TIER-03")
+def the_tail_is_read_first(patch):
+    in_source(patch, "kvref.tiered.TieredCache.read", "reversed(self._tiers)", "self._tiers")
+
+
+@bug("TIER-04", "TIER-01", "LAW-06")
+def only_one_batch_migrates_an_append(patch):
+    in_source(
+        patch,
+        "kvref.tiered.TieredCache._make_room",
+        "while (overflow := len(tier) + count - tier.room) > 0:",
+        "if (overflow := len(tier) + count - tier.room) > 0:",
+    )
+
+
+@bug("TIER-05")
+def an_append_evicts_one_token(patch):
+    in_source(
+        patch,
+        "kvref.tiered.TieredCache.append",
+        "max(0, self.total_tokens + count - room)",
+        "1 if self.total_tokens + count > room else 0",
+    )
+
+
+@bug("TIER-05")
+def the_newest_are_evicted(patch):
+    in_source(
+        patch,
+        "kvref.tiered.TieredCache.append",
+        "keys[forgotten:, ...], values[forgotten:, ...]",
+        "keys[: count - forgotten, ...], values[: count - forgotten, ...]",
+    )
+
+
+@bug("TIER-06")
+def the_total_counts_what_came(patch):
+    patch.setattr(TieredCache, "total_tokens", property(lambda self: min(self._next, self.config.max_tokens + 1)))
+
+
+@bug("TIER-07")
+def positions_start_at_the_oldest(patch):
+    in_source(
+        patch, "kvref.tiered.TieredCache.tier_of", "age = self._next - 1 - position", "age = self.total_tokens - 1 - position"
+    )
+
+
+@bug("TIER-08")
+def the_ratio_is_tail_to_store(patch):
+    in_source(
+        patch,
+        "kvref.tiered.TieredCache.stats",
+        "float32 / sum(sizes) if float32 else 1.0",
+        "sizes[0] / sizes[2] if sizes[2] else 1.0",
+    )
+
+
+@bug("TIER-10")
+def a_new_policy_is_ignored(patch):
+    patch.setattr(TieredCache, "update_policy", lambda self, **changes: None)
+
+
+@bug("TIER-11")
+def all_heads_are_one_vector(patch):
+    def flat(self, query, scale=None, causal=False):
+        keys, values = self.read()
+        weights = np.exp(scale * np.einsum("qhd,nhd->qn", query, keys))
+        return np.einsum("qn,nhd->qhd", weights / weights.sum(axis=1, keepdims=True), values)
+
+    patch.setattr(TieredCache, "attend", flat)
+
+
+@bug("TIER-13")
+def overflow_is_found_at_migration(patch):
+    patch.setattr(TieredCache, "_check_storable", lambda self, name, rows: None)
+
+
+@bug("TIER-14")
+def the_warm_tier_is_skipped(patch):
+    in_source(
+        patch, "kvref.tiered.TieredCache._make_room", "self._enter(index + 1, keys, values)", "self._enter(2, keys, values)"
+    )
+
+
+@bug("TIER-15")
+def a_store_only_cache_rounds_by_the_tails_dtype(patch):
+    in_source(
+        patch,
+        "kvref.tiered.TieredCache._enter",
+        "if tier.room == 0:",
+        "if tier.room == 0:\n        keys, values = (part.astype('float16').astype('float32') for part in (keys, values))",
+    )
+
+
+@bug("TIER-12")
+def nothing_is_locked(patch):
+    patch.setattr("kvref.tiered.RLock", nullcontext)
+    slots = _Run.slots
+
+    def slow(self, start, stop):
+        time.sleep(0.0002)  # between finding the slot and counting it as taken: another thread's turn
+        return slots(self, start, stop)
+
+    patch.setattr(_Run, "slots", slow)

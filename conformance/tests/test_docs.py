@@ -1,0 +1,43 @@
+"""What README and docs show is what happens."""
+
+import doctest
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import kvref
+
+ROOT = Path(kvref.__file__).parents[1]
+
+
+def test_the_readmes_example_runs():
+    failures, tried = doctest.testfile(str(ROOT / "README.md"), module_relative=False)
+    assert (failures, tried > 8) == (0, True)
+
+
+def test_the_thirty_line_adapter_passes(tmp_path):
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/test-your-cache.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+    (tmp_path / "mycache.py").write_text(code)
+    command = [sys.executable, "-m", "kvref_conformance.cli", "check", "mycache:MyCache"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert ["BLOCK", "Blocks", "6", "·", "·"] in [line.split() for line in done.stdout.splitlines()]
+
+
+def test_links_lead_somewhere():
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_every_clause_named_in_the_code_exists():
+    from kvref_conformance.clauses import all_clauses
+
+    known = set(all_clauses())
+    for folder in ("kvref", "backends", "conformance/kvref_conformance", "docs"):
+        for page in [*(ROOT / folder).rglob("*.py"), *(ROOT / folder).rglob("*.md")]:
+            named = re.findall(
+                r"\b(?:LAW|FMT-[A-Z0-9]+|CONTIG|BLOCK|PAGED|QUANT|TIER|BUF|POOL|ATTN|KERN)-\d\d\b", page.read_text("utf-8")
+            )
+            assert set(named) <= known, f"{page.name} names {sorted(set(named) - known)}"

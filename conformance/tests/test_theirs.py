@@ -1,0 +1,43 @@
+"""What the judge says of caches and casts that other people wrote. A change here is news: see docs/findings.md."""
+
+import pytest
+
+from kvref_conformance.implementations import load
+from kvref_conformance.judge import run_clause, select, verdict_of
+
+
+def verdicts(name):
+    implementation = load(name)
+    return {clause.id: verdict_of(run_clause(checks, implementation, 0, False)) for clause, checks in select().items()}
+
+
+def with_verdict(found, verdict):
+    return {clause for clause, said in found.items() if said == verdict}
+
+
+def test_ml_dtypes_makes_nan_of_e4m3fn_overflow():
+    found = verdicts("ml_dtypes")
+    assert with_verdict(found, "failed") == {"FMT-FP8-03"}
+    assert with_verdict(found, "passed") == {"LAW-14", "FMT-CAST-01", *(f"FMT-FP8-0{n}" for n in (1, 2, 4, 5, 6, 7))}
+
+
+@pytest.mark.torch
+def test_torch_saturates_even_infinity():
+    found = verdicts("torch-float8")
+    assert with_verdict(found, "failed") == {"LAW-14"}
+    assert with_verdict(found, "passed") == {f"FMT-FP8-0{n}" for n in range(1, 8)}
+
+
+@pytest.mark.torch
+def test_transformers_dynamic():
+    found = verdicts("transformers-dynamic")
+    assert with_verdict(found, "failed") == {"LAW-01", "LAW-10", "CONTIG-03"}
+    assert {"LAW-04", "LAW-06", "LAW-08", "CONTIG-02", "CONTIG-05", "CONTIG-13"} <= with_verdict(found, "passed")
+    assert {"CONTIG-04", "CONTIG-06", "CONTIG-09", "CONTIG-10", "LAW-12"} <= with_verdict(found, "not offered")
+
+
+@pytest.mark.torch
+def test_transformers_static():
+    found = verdicts("transformers-static")
+    assert with_verdict(found, "failed") == {"LAW-01", "LAW-10", "LAW-11", "LAW-12", "CONTIG-03", "CONTIG-06", "CONTIG-11"}
+    assert {"LAW-04", "LAW-06", "LAW-08", "CONTIG-02", "CONTIG-07", "CONTIG-08", "CONTIG-13"} <= with_verdict(found, "passed")
