@@ -8,8 +8,8 @@ Writing kernels return the store, so that libraries with immutable arrays can jo
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 from importlib import import_module
-from importlib.metadata import entry_points
 from typing import Protocol
 
 import numpy as np
@@ -25,7 +25,10 @@ class Backend(Protocol):
     """A token row is [num_kv_heads, head_dim]; stores and rows share every axis but the first."""
 
     name: str
-    xp: Namespace
+
+    @property
+    def xp(self) -> Namespace:
+        """The array namespace its arrays belong to."""
 
     def zeros(self, shape: Shape, dtype: str) -> Array:
         """A new array of zeros on this backend's device."""
@@ -93,8 +96,14 @@ class ReferenceBackend:
     def __init__(self, namespace: str = "numpy", device: object = None) -> None:
         """namespace: "numpy", "torch", "cupy", or an importable Array API module. Raises BackendNotFound."""
         self.name = "reference" if namespace == "numpy" else f"reference:{namespace}"
-        self.xp = array_namespace_called(namespace)
+        self._namespace = namespace
         self._device = device
+        if namespace != "numpy":
+            _ = self.xp  # a library that is missing is said now; NumPy is here, and `import kvref` must not wait for its wrapper
+
+    @cached_property
+    def xp(self) -> Namespace:
+        return array_namespace_called(self._namespace)
 
     def zeros(self, shape: Shape, dtype: str) -> Array:
         return self.xp.zeros(shape, dtype=getattr(self.xp, dtype), device=self._device)
@@ -164,7 +173,7 @@ def array_namespace_called(name: str) -> Namespace:
             continue
         if hasattr(xp, "asarray") and hasattr(xp, "take"):
             return xp
-    raise BackendNotFound(f"array namespace: expected an installed Array API library, got {name!r} (pip install {name}?)")
+    raise BackendNotFound(f"array library: expected an installed Array API library, got {name!r} (pip install {name}?)")
 
 
 def backend(name: str = "reference") -> Backend:
@@ -172,6 +181,8 @@ def backend(name: str = "reference") -> Backend:
 
     Raises BackendNotFound, naming what is there, or what its library lacks.
     """
+    from importlib.metadata import entry_points  # slow to import, and rarely needed
+
     kind, _, namespace = name.partition(":")
     if kind == "reference":
         return ReferenceBackend(namespace or "numpy")

@@ -110,6 +110,8 @@ def _entry_point(name: str) -> Any:
         return None
     try:
         return entries[0].load()
+    except ModuleNotFoundError as error:
+        raise CannotRun(f"{name} needs {error.name} (pip install {error.name})") from error
     except Exception as error:
         raise CannotRun(f"{name} cannot be imported: {_one_line(error)}") from error
 
