@@ -4,7 +4,7 @@ A block is `block_size` consecutive slots of the key and the value store. The po
 each layer of one sequence, which blocks hold its tokens, in order.
 """
 
-from kvref.errors import BlockNotAllocated, LayerOutOfRange, OutOfBlocks, in_range, whole
+from kvref.errors import BlockNotAllocated, LayerOutOfRange, OutOfBlocks, in_range, is_integer, whole
 
 
 class BlockPool:
@@ -39,7 +39,7 @@ class BlockPool:
 
     def free(self, block: int) -> None:
         """Give `block` back. Raises BlockNotAllocated unless it is held: a block freed twice would get two owners (BLOCK-05)."""
-        if block not in self._used:
+        if not is_integer(block) or block not in self._used:
             raise BlockNotAllocated(f"free: expected a block that is held, got {block!r}")
         self._used.remove(block)
         self._free.append(block)

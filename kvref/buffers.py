@@ -114,6 +114,15 @@ class BufferPool:
                 memory = self._allocate(size)
             return Buffer(self, memory, size)
 
+    def acquire_pair(self, num_bytes: int) -> tuple[Buffer, Buffer]:
+        """One buffer for keys and one for values, or neither."""
+        keys = self.acquire(num_bytes)
+        try:
+            return keys, self.acquire(num_bytes)
+        except BaseException:
+            keys.release()
+            raise
+
     def prewarm(self, size: int, count: int) -> None:
         """Fill the free list of one class with `count` more buffers, up to max_buffers (BUF-06)."""
         if size not in SIZE_CLASSES:

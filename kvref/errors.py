@@ -5,6 +5,7 @@ error, in this language or another, so they are part of the specification (LAW-1
 """
 
 from collections.abc import Sequence
+from numbers import Integral
 
 
 class KVRefError(Exception):
@@ -85,15 +86,19 @@ class BackendNotFound(KVRefError):
     """No backend of that name is installed, or its library is missing."""
 
 
-def whole(name: str, value: object, minimum: int = 1) -> None:
+def is_integer(value: object) -> bool:
+    """Whether `value` is an integer, Python's or NumPy's. True and False are not."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def whole(name: str, value: int, minimum: int = 1) -> None:
     """Raise ConfigError unless `value` is an integer of at least `minimum` (LAW-12)."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+    if not is_integer(value) or value < minimum:
         raise ConfigError(f"{name}: expected an integer of at least {minimum}, got {value!r}")
 
 
 def in_range(value: int, stop: int | None, error: type[KVRefError], what: str) -> None:
     """Raise `error` unless `value` is an integer in [0, stop): a negative index counts from nowhere (LAW-11)."""
-    integer = isinstance(value, int) and not isinstance(value, bool)
-    if not integer or value < 0 or (stop is not None and value >= stop):
+    if not is_integer(value) or value < 0 or (stop is not None and value >= stop):
         wanted = "an integer of at least 0" if stop is None else f"an integer in [0, {stop})"
         raise error(f"{what}: expected {wanted}, got {value!r}")

@@ -11,7 +11,7 @@ from kvref.array import Array
 from kvref.attention import attention
 from kvref.backend import Backend, reference
 from kvref.blocks import BlockPool, BlockTable
-from kvref.errors import LayerOutOfRange, OutOfBlocks, PositionOutOfRange, SequenceNotFound, in_range, whole
+from kvref.errors import LayerOutOfRange, OutOfBlocks, PositionOutOfRange, SequenceNotFound, in_range, is_integer, whole
 from kvref.formats import DTYPES, get_format
 from kvref.inputs import accept_pair
 from kvref.rows import TokenStore
@@ -139,6 +139,6 @@ class PagedCache:
         return attention(query, keys, values, scale=scale, causal=causal, backend=self._backend)
 
     def _find(self, sequence: int) -> _Sequence:
-        if isinstance(sequence, bool) or sequence not in self._sequences:
+        if not is_integer(sequence) or sequence not in self._sequences:
             raise SequenceNotFound(f"sequence: expected one that was created and not dropped, got {sequence!r}")
         return self._sequences[sequence]

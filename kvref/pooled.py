@@ -39,12 +39,7 @@ class PooledBlock:
         self.max_tokens = max_tokens
         self._row = (num_kv_heads, head_dim)
         num_bytes = max_tokens * num_kv_heads * head_dim * VALUE_BYTES
-        self._keys = pool.acquire(num_bytes)
-        try:
-            self._values = pool.acquire(num_bytes)
-        except BaseException:
-            self._keys.release()
-            raise
+        self._keys, self._values = pool.acquire_pair(num_bytes)
         self._xp = pool.backend.xp
 
     @property

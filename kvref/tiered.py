@@ -162,7 +162,7 @@ class TieredCache:
     def read_into(self, pool: BufferPool) -> tuple[Buffer, Buffer]:
         """What `read` gives, flat, in two buffers of the pool. The caller releases them. Raises BufferTooLarge."""
         keys, values = (self._backend.xp.reshape(part, (-1,)) for part in self.read())
-        buffers = pool.acquire(VALUE_BYTES * keys.shape[0]), pool.acquire(VALUE_BYTES * keys.shape[0])
+        buffers = pool.acquire_pair(VALUE_BYTES * keys.shape[0])
         buffers[0].extend(keys)
         buffers[1].extend(values)
         return buffers
@@ -267,7 +267,7 @@ class TieredCache:
         """Every later tier must be able to take the row, whatever the policy becomes: also its range must be finite."""
         finite_rows(rows)
         if rows.shape[0]:
-            check_storable(name, self._backend.xp.reshape(rows, (rows.shape[0], -1)), FORMATS["q8"], self._backend)
+            self._backend.quantize(self._backend.xp.reshape(rows, (rows.shape[0], -1)), FORMATS["q8"])
         if self.config.tail_length:
             check_storable(name, rows, FORMATS[self.config.tail_dtype], self._backend)
 

@@ -117,6 +117,20 @@ def test_attention_refuses_what_does_not_fit():
         kvref.attention(rows(1), rows(4), rows(4), length=5)
 
 
+def test_numpy_integers_are_integers():
+    cache = kvref.PagedCache(kvref.PagedConfig(np.int64(4), 1, 2, 3, block_size=2))
+    sequence, keys = np.int64(cache.create()), rows(3)
+    cache.write(sequence, np.int32(0), np.int64(0), keys, keys)
+    assert (cache.read(sequence, 0, np.array([2, 0]))[0] == keys[[2, 0]]).all()
+    for wrong in (True, 0.0, "0", [0], None):
+        with pytest.raises(errors.SequenceNotFound):
+            cache.gather(wrong, 0)
+        with pytest.raises(errors.BlockNotAllocated):
+            cache.pool.free(wrong)
+        with pytest.raises(errors.LayerOutOfRange):
+            cache.gather(sequence, wrong)
+
+
 def test_lists_are_taken_and_uneven_ones_refused():
     cache = kvref.QuantizedCache(kvref.QuantizedConfig(1, 2, 1, 2))
     with pytest.raises(errors.ShapeMismatch, match="uneven lists"):

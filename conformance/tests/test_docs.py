@@ -25,6 +25,14 @@ def test_the_thirty_line_adapter_passes(tmp_path):
     assert ["BLOCK", "Blocks", "6", "·", "·"] in [line.split() for line in done.stdout.splitlines()]
 
 
+def test_the_number_of_clauses_is_right():
+    from kvref_conformance.clauses import all_clauses
+
+    for page in ("README.md", "CHANGELOG.md"):
+        (number,) = re.findall(r"(\d+) (?:numbered )?clauses", (ROOT / page).read_text(encoding="utf-8"))
+        assert int(number) == len(all_clauses())
+
+
 def test_links_lead_somewhere():
     for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]:
         for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text(encoding="utf-8")):

@@ -76,8 +76,7 @@ def two_streams_can_take_turns(subject: Subject, family: str) -> None:
     def run(order: str) -> list[dict[str, Any]]:
         streams = {"a": Stream(subject, family), "b": Stream(subject, family)}
         if family == "paged":  # two sequences of one cache
-            streams["b"].cache = streams["a"].cache
-            streams["b"].sequence = streams["b"].cache.create()
+            streams["b"] = streams["a"].beside(streams["a"].cache.create(), 0)
         done = {"a": 0, "b": 0}
         for name in order:
             rows, at = given[name], done[name]
@@ -187,9 +186,7 @@ def sequences_and_layers_are_apart(subject: Subject) -> None:
     first = Stream(subject, "paged")
     for sequence in (first.sequence, first.cache.create()):
         for layer in (0, 1):
-            stream = Stream.__new__(Stream)
-            stream.__dict__ |= first.__dict__ | {"sequence": sequence, "layer": layer}
-            streams.append(stream)
+            streams.append(first.beside(sequence, layer))
             rows.append(pair_of_tokens(subject, 7))
     for at in range(7):
         for stream, (keys, values) in zip(streams, rows, strict=True):

@@ -1,6 +1,7 @@
 """The five caches under one face, for the laws that hold for all: append tokens, read them all, observe everything."""
 
 from collections.abc import Iterable
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,12 @@ class Stream:
         self.cache: Handle = new(subject, family, **config)
         self.sequence = self.cache.create() if family == "paged" else 0
         self.layer = 0
+
+    def beside(self, sequence: int, layer: int) -> "Stream":
+        """Another sequence or layer of the same cache."""
+        other = copy(self)
+        other.sequence, other.layer = sequence, layer
+        return other
 
     def calls(self, rows: Any) -> list[Any]:
         """The array, or arrays, in which one `push` each takes the tokens."""

@@ -47,7 +47,7 @@ def load(name: str) -> Implementation:
     if found is None and ":" in name:
         found = _object_at(name)
     if found is None:
-        known = [listed.name for listed in names()]
+        known = list(_names())
         near = get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise CannotRun(f"no implementation {name!r}: {hint}known are {', '.join(known)}, or module:object")

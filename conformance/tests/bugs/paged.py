@@ -25,7 +25,7 @@ def a_block_is_freed_twice(patch):
     in_source(
         patch,
         "kvref.blocks.BlockPool.free",
-        "if block not in self._used:",
+        "if not is_integer(block) or block not in self._used:",
         "if block in self._free:\n        self._free.append(block)\n        return\n    if block not in self._used:",
     )
 
