@@ -47,7 +47,7 @@ class AffineRow:
         steps = xp.full_like(spread, 2**self.bits - 1)
         scale = xp.maximum(spread / steps, xp.full_like(spread, LEAST_SCALE))
         quotient = (rows - zero[..., None]) / xp.broadcast_to(scale[..., None], rows.shape)
-        codes = xp.clip(round_half_away(quotient), 0, 2**self.bits - 1)
+        codes = xp.clip(round_half_away(quotient), 0.0, 2.0**self.bits - 1)
         codes = xp.astype(codes, xp.uint8)
         return Quantized(pack4(codes) if self.bits == 4 else codes, scale, zero)
 
