@@ -1,6 +1,5 @@
 """The reporter of `kvref check`: collects results from pytest and shows, on one line, how far it has come."""
 
-import contextlib
 from typing import Any
 
 import pytest
@@ -23,7 +22,8 @@ class Live:
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self._progress.update(self._task, total=len(session.items))
-        self._progress.start()
+        if not self._progress.disable:
+            self._progress.start()
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._progress.update(self._task, description=nodeid.rpartition("::")[2].partition("[")[0].ljust(14))
@@ -43,5 +43,5 @@ class Live:
         self.interrupted = True
 
     def pytest_sessionfinish(self) -> None:
-        with contextlib.suppress(Exception):
+        if not self._progress.disable:
             self._progress.stop()
