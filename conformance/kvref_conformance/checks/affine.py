@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from kvref_conformance.checks.expect import equal, pair, same, true
+from kvref_conformance.checks.expect import equal, reads, same, true
 from kvref_conformance.checks.registry import check
 from kvref_conformance.checks.rows import _within_bound, quantized, same_codes, same_scale
 from kvref_conformance.checks.setup import new, pair_of_tokens
 from kvref_conformance.drivers.in_process import Subject
 from kvref_conformance.oracle import rows as oracle
-from kvref_conformance.oracle.tiers import through
+from kvref_conformance.oracle.tiers import given, stacked, through
 
 AFFINE = ("q8", "q4")
 
@@ -40,8 +40,8 @@ def keys_and_values_have_scales_of_their_own(subject: Subject) -> None:
         cache = new(subject, "tiered", tail_length=0, store_format=name)
         keys, values = pair_of_tokens(subject, 4)
         cache.append(keys / 100, values * 100)
-        want = [np.stack([through(token, name) for token in part]) for part in (keys / 100, values * 100)]
-        pair(cache.read(), (want[0], want[1]), f"{name} tokens with small keys and large values")
+        want = [stacked(through(given(token), name) for token in part) for part in (keys / 100, values * 100)]
+        reads(subject, cache.read(), (want[0], want[1]), f"{name} tokens with small keys and large values")
 
 
 @check("FMT-AFF-04", "rows")

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from kvref_conformance.drivers.in_process import NotOffered, kinds_of, show
+from kvref_conformance.drivers.in_process import NotOffered, Subject, kinds_of, show
+from kvref_conformance.oracle.rows import Reads
 
 
 class Broken(AssertionError):
@@ -64,6 +65,15 @@ def pair(got: Any, want: tuple[Any, Any], what: str) -> None:
     """Keys and values, each the same to the bit."""
     same(got[0], want[0], f"keys of {what}")
     same(got[1], want[1], f"values of {what}")
+
+
+def reads(subject: Subject, got: tuple[Any, Any], want: tuple[Reads, Reads], what: str) -> None:
+    """Keys and values as the oracle says they read: the same to the bit, or within the slack of level tolerant."""
+    for name, part, wanted in zip(("keys", "values"), got, want, strict=True):
+        if subject.level == "exact":
+            same(part, wanted.values, f"{name} of {what}")
+        else:
+            within(part, wanted.values, wanted.slack, f"{name} of {what}")
 
 
 @contextmanager

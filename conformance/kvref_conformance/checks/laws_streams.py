@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from kvref_conformance.checks.expect import Broken, equal, pair, same
+from kvref_conformance.checks.expect import Broken, equal, pair, reads, same
 from kvref_conformance.checks.registry import CACHES, check, check_each
 from kvref_conformance.checks.setup import pair_of_tokens, tokens
 from kvref_conformance.checks.streams import Stream
@@ -28,8 +28,7 @@ def filled(subject: Subject, family: str, count: int = MANY) -> tuple[Stream, An
 def keys_and_values_are_stored_apart(subject: Subject, family: str) -> None:
     stream, (keys, values) = Stream(subject, family), pair_of_tokens(subject, MANY)
     stream.append(keys, np.zeros_like(values))
-    same(stream.read()[0], stream.expected(keys, values)[0], "keys whose values are all zero")
-    same(stream.read()[1], np.zeros_like(values), "values beside keys that are not zero")
+    reads(subject, stream.read(), stream.expected(keys, np.zeros_like(values)), "tokens whose values are all zero")
 
 
 @check_each("LAW-02", *CACHES)
@@ -37,18 +36,18 @@ def two_caches_share_nothing(subject: Subject, family: str) -> None:
     first, keys, values = filled(subject, family)
     second, _, _ = filled(subject, family)
     second.append(*pair_of_tokens(subject, 2))
-    pair(first.read(), first.expected(keys, values), "a cache after another was filled")
+    reads(subject, first.read(), first.expected(keys, values), "a cache after another was filled")
 
 
 @check_each("LAW-04", *CACHES)
 def what_is_read_is_what_was_written(subject: Subject, family: str) -> None:
     stream, keys, values = filled(subject, family)
     equal(len(stream), MANY, "tokens held")
-    pair(stream.read(), stream.expected(keys, values), f"{MANY} tokens appended")
+    reads(subject, stream.read(), stream.expected(keys, values), f"{MANY} tokens appended")
     more_keys, more_values = pair_of_tokens(subject, 3)
     stream.append(more_keys, more_values)
     all_keys, all_values = np.concatenate([keys, more_keys]), np.concatenate([values, more_values])
-    pair(stream.read(), stream.expected(all_keys, all_values), f"{MANY + 3} tokens appended")
+    reads(subject, stream.read(), stream.expected(all_keys, all_values), f"{MANY + 3} tokens appended")
 
 
 @check_each("LAW-05", *CACHES)
@@ -58,7 +57,7 @@ def nothing_of_the_last_owner_is_left(subject: Subject, family: str) -> None:
     equal(len(stream), 0, "tokens held after forgetting them")
     keys, values = pair_of_tokens(subject, 2)
     stream.append(keys, values)
-    pair(stream.read(), stream.expected(keys, values), "2 tokens in a cache that was emptied")
+    reads(subject, stream.read(), stream.expected(keys, values), "2 tokens in a cache that was emptied")
 
 
 @check_each("LAW-06", *CACHES)
@@ -99,7 +98,7 @@ def an_array_changed_afterwards_changes_nothing(subject: Subject, family: str) -
         stream.push(own_key, own_value)
         own_key.fill(77.0)
         own_value.fill(77.0)
-    pair(stream.read(), stream.expected(keys, values), "tokens whose arrays were overwritten afterwards")
+    reads(subject, stream.read(), stream.expected(keys, values), "tokens whose arrays were overwritten afterwards")
 
 
 @check_each("LAW-09", *CACHES)
@@ -166,7 +165,7 @@ def inputs_may_be_views(subject: Subject, family: str) -> None:
         stream, (keys, values) = Stream(subject, family), pair_of_tokens(subject, MANY)
         for key, value in zip(stream.calls(keys), stream.calls(values), strict=True):
             stream.push(view(key), view(value))
-        pair(stream.read(), stream.expected(keys, values), f"tokens given as {view.__name__} views")
+        reads(subject, stream.read(), stream.expected(keys, values), f"tokens given as {view.__name__} views")
 
 
 @check("LAW-14", "elements")
@@ -202,4 +201,4 @@ def layers_are_apart(subject: Subject) -> None:
     stream, keys, values = filled(subject, "quantized")
     stream.cache.push(1, tokens(subject, 1)[0], tokens(subject, 1)[0])
     equal(stream.cache.length(0), MANY, "length of layer 0 after a push to layer 1")
-    pair(stream.read(), stream.expected(keys, values), "layer 0 after a push to layer 1")
+    reads(subject, stream.read(), stream.expected(keys, values), "layer 0 after a push to layer 1")

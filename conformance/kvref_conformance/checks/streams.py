@@ -8,8 +8,8 @@ import numpy as np
 
 from kvref_conformance.checks.setup import DIM, HEADS, batch_major, new
 from kvref_conformance.drivers.in_process import Handle, NotOffered, Subject
-from kvref_conformance.oracle.rows import read_as
-from kvref_conformance.oracle.tiers import Tiers
+from kvref_conformance.oracle.rows import Reads, read_as
+from kvref_conformance.oracle.tiers import Tiers, given
 
 
 class Stream:
@@ -76,7 +76,7 @@ class Stream:
         else:
             getattr(self.cache, "reset" if self.family == "contiguous" else "clear")()
 
-    def expected(self, keys: Any, values: Any) -> tuple[Any, Any]:
+    def expected(self, keys: Any, values: Any) -> tuple[Reads, Reads]:
         """What the appended tokens read back as, by the oracle, while none is evicted."""
         if self.family == "quantized":
             return read_as(keys, "int8"), read_as(values, "int8")
@@ -84,7 +84,7 @@ class Stream:
             tiers = Tiers(tail_length=4, tail_dtype="float16", warm_length=0, warm_format="q8", store_format="q4", max_tokens=20)
             tiers.append(keys, values)
             return tiers.read()
-        return keys, values
+        return given(keys), given(values)
 
     def observe(self) -> dict[str, Any]:
         """Everything that can be seen of it."""

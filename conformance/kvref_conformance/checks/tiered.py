@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from kvref_conformance.checks.expect import equal, pair, raises, true
+from kvref_conformance.checks.expect import equal, pair, raises, reads, true
 from kvref_conformance.checks.registry import check
 from kvref_conformance.checks.setup import DIM, HEADS, SMALL, new, pair_of_tokens, tokens
 from kvref_conformance.drivers.in_process import Handle, Subject
@@ -25,13 +25,13 @@ def append(subject: Subject, cache: Handle, tiers: Tiers, count: int) -> None:
     tiers.append(keys, values)
 
 
-def agree(cache: Handle, tiers: Tiers, when: str) -> None:
+def agree(subject: Subject, cache: Handle, tiers: Tiers, when: str) -> None:
     stats = cache.stats()
     got = (stats.total_tokens, stats.tail_tokens, stats.warm_tokens, stats.store_tokens)
     want = (len(tiers.tokens), tiers.count("hot"), tiers.count("warm"), tiers.count("cold"))
     equal(got, want, f"tokens in all, in tail, warm tier and store, {when}")
     if tiers.tokens:
-        pair(cache.read(), tiers.read(), f"the cache {when}")
+        reads(subject, cache.read(), tiers.read(), f"the cache {when}")
 
 
 @check("TIER-01", "tiered")
@@ -40,7 +40,7 @@ def the_newest_tokens_are_in_the_tail(subject: Subject) -> None:
         cache, tiers = both(subject, tail_dtype=dtype)
         for step, count in enumerate((1, 2, 1, 1, 6, 1)):
             append(subject, cache, tiers, count)
-            agree(cache, tiers, f"with a {dtype} tail, after append {step + 1}")
+            agree(subject, cache, tiers, f"with a {dtype} tail, after append {step + 1}")
 
 
 @check("TIER-02", "tiered")
@@ -51,7 +51,7 @@ def tokens_are_quantized_once_from_what_the_tail_held(subject: Subject) -> None:
         before = cache.read()
         for _ in range(5):
             append(subject, cache, tiers, 1)
-        agree(cache, tiers, f"with a {name} store, decoded one token at a time")
+        agree(subject, cache, tiers, f"with a {name} store, decoded one token at a time")
         after = cache.read()
         pair((after[0][:2], after[1][:2]), (before[0][:2], before[1][:2]), "the two tokens stored first, later")
 
@@ -61,7 +61,7 @@ def reading_is_oldest_first(subject: Subject) -> None:
     cache, tiers = both(subject, max_tokens=9)
     for count in (3, 1, 1, 4, 1, 7, 1, 1, 1):  # wraps around every buffer of 4 and 9
         append(subject, cache, tiers, count)
-        agree(cache, tiers, f"after {tiers.appended} tokens")
+        agree(subject, cache, tiers, f"after {tiers.appended} tokens")
 
 
 @check("TIER-04", "tiered")
@@ -72,7 +72,7 @@ def the_batch_changes_nothing_that_is_read(subject: Subject) -> None:
         for keys, values in given:
             cache.append(keys, values)
             tiers.append(keys, values)
-            agree(cache, tiers, f"with migration_batch {batch}")
+            agree(subject, cache, tiers, f"with migration_batch {batch}")
 
 
 @check("TIER-05", "tiered")
@@ -81,7 +81,7 @@ def the_oldest_tokens_are_evicted(subject: Subject) -> None:
     for count in (6, 1, 1, 3, 7, 2):
         append(subject, cache, tiers, count)
         true(cache.total_tokens <= 7, "tokens held", "at most 7", cache.total_tokens)
-        agree(cache, tiers, f"of at most 7 tokens after {tiers.appended}")
+        agree(subject, cache, tiers, f"of at most 7 tokens after {tiers.appended}")
 
 
 @check("TIER-05", "tiered")
@@ -90,7 +90,7 @@ def an_append_longer_than_the_cache_keeps_its_end(subject: Subject) -> None:
         cache, tiers = both(subject, max_tokens=7)
         append(subject, cache, tiers, 2)
         append(subject, cache, tiers, count)
-        agree(cache, tiers, f"of at most 7 tokens after an append of {count}")
+        agree(subject, cache, tiers, f"of at most 7 tokens after an append of {count}")
 
 
 @check("TIER-06", "tiered")
@@ -141,4 +141,4 @@ def keys_of_no_whole_token_are_refused(subject: Subject) -> None:
         for pair_given in ((bad, good), (good, bad)):
             with raises("ShapeMismatch"):
                 cache.append(*pair_given)
-        agree(cache, tiers, f"after keys or values {list(bad.shape)} were refused")
+        agree(subject, cache, tiers, f"after keys or values {list(bad.shape)} were refused")

@@ -4,14 +4,14 @@ from threading import Barrier, Thread
 
 import numpy as np
 
-from kvref_conformance.checks.expect import equal, pair, raises, same, true
+from kvref_conformance.checks.expect import equal, pair, raises, reads, same, true
 from kvref_conformance.checks.registry import check
 from kvref_conformance.checks.setup import HEADS, new, pair_of_tokens, tokens
 from kvref_conformance.checks.tiered import agree, append, both
 from kvref_conformance.drivers.in_process import NotOffered, Subject
 from kvref_conformance.oracle.elements import round_to
 from kvref_conformance.oracle.rows import read_as
-from kvref_conformance.oracle.tiers import through
+from kvref_conformance.oracle.tiers import given, stacked, through
 
 
 @check("TIER-10", "tiered")
@@ -21,9 +21,9 @@ def a_shorter_tail_migrates_at_once(subject: Subject) -> None:
         append(subject, cache, tiers, 9)
         cache.update_policy(tail_length=then)
         tiers.update_policy(tail_length=then)
-        agree(cache, tiers, f"after the tail went from {start} to {then}")
+        agree(subject, cache, tiers, f"after the tail went from {start} to {then}")
         append(subject, cache, tiers, 3)
-        agree(cache, tiers, f"3 tokens after the tail went from {start} to {then}")
+        agree(subject, cache, tiers, f"3 tokens after the tail went from {start} to {then}")
 
 
 @check("TIER-10", "tiered")
@@ -32,10 +32,10 @@ def a_longer_tail_fills_with_new_tokens(subject: Subject) -> None:
     append(subject, cache, tiers, 5)
     for part in (cache, tiers):
         part.update_policy(tail_length=5)
-    agree(cache, tiers, "after the tail was lengthened")
+    agree(subject, cache, tiers, "after the tail was lengthened")
     for _ in range(5):
         append(subject, cache, tiers, 1)
-        agree(cache, tiers, f"after the tail was lengthened and {tiers.appended - 5} tokens more")
+        agree(subject, cache, tiers, f"after the tail was lengthened and {tiers.appended - 5} tokens more")
 
 
 @check("TIER-10", "tiered")
@@ -44,13 +44,13 @@ def a_new_format_is_for_tokens_that_migrate_later(subject: Subject) -> None:
     append(subject, cache, tiers, 7)
     for part in (cache, tiers):
         part.update_policy(store_format="q8")
-    agree(cache, tiers, "after the store's format changed")
+    agree(subject, cache, tiers, "after the store's format changed")
     append(subject, cache, tiers, 3)
-    agree(cache, tiers, "3 tokens after the store's format changed")
+    agree(subject, cache, tiers, "3 tokens after the store's format changed")
     for part in (cache, tiers):
         part.update_policy(tail_dtype="float32", warm_length=2)
     append(subject, cache, tiers, 6)
-    agree(cache, tiers, "6 tokens after the tail's dtype and the warm tier changed")
+    agree(subject, cache, tiers, "6 tokens after the tail's dtype and the warm tier changed")
 
 
 @check("TIER-10", "tiered")
@@ -60,7 +60,7 @@ def a_policy_that_makes_no_sense_changes_nothing(subject: Subject) -> None:
     for change in ({"tail_length": 21}, {"tail_length": -1}, {"store_format": "q5"}, {"max_tokens": 3}, {"nonsense": 1}):
         with raises("ConfigError"):
             cache.update_policy(**change)
-        agree(cache, tiers, f"after the policy {change} was refused")
+        agree(subject, cache, tiers, f"after the policy {change} was refused")
 
 
 @check("TIER-11", "tiered")
@@ -118,11 +118,11 @@ def a_value_the_tail_cannot_hold_is_refused_at_append(subject: Subject) -> None:
             rows[which][1, 1, 3] = bad
             with raises("NonFinite"):
                 cache.append(*rows)
-            agree(cache, tiers, f"after {bad} was refused")
+            agree(subject, cache, tiers, f"after {bad} was refused")
     edge = np.full((1, HEADS, 5), 65504.0, np.float32)
     cache.append(edge, edge)
     tiers.append(edge, edge)
-    agree(cache, tiers, "after float16's largest number was appended")
+    agree(subject, cache, tiers, "after float16's largest number was appended")
 
 
 @check("TIER-14", "tiered")
@@ -131,7 +131,7 @@ def the_warm_tier_lies_between(subject: Subject) -> None:
         cache, tiers = both(subject, tail_length=2, warm_length=3, warm_format=warm, store_format=store, max_tokens=12)
         for count in (2, 1, 1, 5, 1, 4):
             append(subject, cache, tiers, count)
-            agree(cache, tiers, f"with a warm tier of 3 in {warm}, after {tiers.appended} tokens")
+            agree(subject, cache, tiers, f"with a warm tier of 3 in {warm}, after {tiers.appended} tokens")
 
 
 @check("TIER-15", "tiered")
@@ -149,8 +149,8 @@ def store_only_quantizes_the_input_itself(subject: Subject) -> None:
     for name in subject.formats("q8", "q4"):
         cache, (keys, values) = new(subject, "tiered", tail_length=0, store_format=name), pair_of_tokens(subject, 7)
         cache.append(keys, values)
-        want = [np.stack([through(token, name) for token in part]) for part in (keys, values)]
-        pair(cache.read(), (want[0], want[1]), f"a cache that is all {name} store")
+        want = [stacked(through(given(token), name) for token in part) for part in (keys, values)]
+        reads(subject, cache.read(), (want[0], want[1]), f"a cache that is all {name} store")
         true(cache.tier_of(6) == "cold", "tier of the newest token", "cold", cache.tier_of(6))
 
 
@@ -163,4 +163,4 @@ def a_store_of_head_rows_scales_each_head(subject: Subject) -> None:
     except Exception as error:
         raise NotOffered("a two-tier store in int8") from error
     cache.append(keys, values)
-    pair(cache.read(), (read_as(keys, "int8"), read_as(values, "int8")), "a cache that is all int8 store")
+    reads(subject, cache.read(), (read_as(keys, "int8"), read_as(values, "int8")), "a cache that is all int8 store")

@@ -55,12 +55,29 @@ def store(rows: Any, format: str) -> Stored:
     return Stored(codes.astype(np.int64), scale.astype(np.float32), zero.astype(np.float32), values.astype(np.float32))
 
 
-def read_as(rows: Any, format: str) -> Any:
-    """What rows [n, ...] read back as, each row's last axis with a scale of its own; plain dtypes too."""
+class Reads(NamedTuple):
+    """What rows read back as, float32, and how far from it an implementation of level tolerant may be, float64."""
+
+    values: Any
+    slack: Any
+
+
+def read_as(rows: Any, format: str) -> Reads:
+    """Rows [n, ...], each row's last axis with a scale of its own; plain dtypes are cast, and leave no slack."""
     rows = np.asarray(rows, dtype=np.float32)
     if format not in LIMIT and format not in STEPS:
-        return elements.round_to(rows, format)
-    return store(rows.reshape(-1, rows.shape[-1]), format).values.reshape(rows.shape)
+        return Reads(elements.round_to(rows, format), np.zeros(rows.shape))
+    flat = rows.reshape(-1, rows.shape[-1])
+    want = store(flat, format)
+    exact = bound(flat, want.codes, want.scale, want.zero, format)  # both may be this far from what was written
+    return Reads(want.values.reshape(rows.shape), (exact + tolerant_bound(flat, format)).reshape(rows.shape))
+
+
+def tolerant_bound(rows: Any, format: str) -> Any:
+    """The bound at level tolerant: 4u more for the code, and what a scale one unit in the last place off moves a value."""
+    want = store(rows, format)
+    exact = bound(rows, want.codes, want.scale, want.zero, format)
+    return exact * (1 + 4 * U) + 4 * U * np.abs(np.asarray(rows, dtype=np.float64)) + 4 * U * np.abs(want.values)
 
 
 def bound(rows: Any, codes: Any, scale: Any, zero: Any, format: str) -> Any:

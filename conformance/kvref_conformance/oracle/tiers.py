@@ -1,18 +1,19 @@
 """The two-tier cache as a list of tokens, each remembering what it reads as and where it is."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from kvref_conformance.oracle.rows import AFFINE, read_as
+from kvref_conformance.oracle.rows import AFFINE, Reads, read_as
 
 
 @dataclass
 class Token:
     position: int
-    key: Any  # float32 [num_kv_heads, head_dim]: what it reads as now
-    value: Any
+    key: Reads  # [num_kv_heads, head_dim]: what it reads as now
+    value: Reads
     tier: str
 
 
@@ -26,7 +27,7 @@ class Tiers:
 
     def append(self, keys: Any, values: Any) -> None:
         for key, value in zip(keys, values, strict=True):
-            self.tokens.append(Token(self.appended, key, value, "new"))
+            self.tokens.append(Token(self.appended, given(key), given(value), "new"))
             self.appended += 1
             self._settle()
             del self.tokens[: -self.policy["max_tokens"]]
@@ -35,8 +36,8 @@ class Tiers:
         self.policy |= changes
         self._settle()
 
-    def read(self) -> tuple[Any, Any]:
-        return np.stack([token.key for token in self.tokens]), np.stack([token.value for token in self.tokens])
+    def read(self) -> tuple[Reads, Reads]:
+        return stacked(token.key for token in self.tokens), stacked(token.value for token in self.tokens)
 
     def count(self, tier: str) -> int:
         return sum(token.tier == tier for token in self.tokens)
@@ -65,7 +66,21 @@ class Tiers:
                     break
 
 
-def through(token: Any, format: str) -> Any:
-    """What [num_kv_heads, head_dim] reads as once stored in a format: affine formats share a scale over the whole token."""
-    rows = token.reshape(1, -1) if format in AFFINE else token
-    return read_as(rows, format).reshape(token.shape)
+def given(token: Any) -> Reads:
+    return Reads(token, np.zeros(token.shape))
+
+
+def stacked(tokens: Iterable[Reads]) -> Reads:
+    values, slack = zip(*tokens, strict=True)
+    return Reads(np.stack(values), np.stack(slack))
+
+
+def through(token: Reads, format: str) -> Reads:
+    """What [num_kv_heads, head_dim] reads as once stored in a format: affine formats share a scale over the whole token.
+
+    Slack d from an earlier tier moves the row by d and its scale by no more, which three times d covers.
+    """
+    rows = token.values.reshape(1, -1) if format in AFFINE else token.values
+    stored = read_as(rows, format)
+    shape = token.values.shape
+    return Reads(stored.values.reshape(shape), stored.slack.reshape(shape) + 3 * token.slack.max())

@@ -1,0 +1,83 @@
+"""Level tolerant: the roundings in use pass, a wrong one does not, and none of them is exact."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from kvref.backend import ReferenceBackend
+from kvref.formats import FORMATS, Quantized, affine, symmetric
+from kvref.formats.base import finite_rows
+from kvref_conformance.implementations.backends import OnBackend
+from kvref_conformance.judge import run_clause, select, verdict_of
+
+ONE = np.float32(1)
+
+
+def by_reciprocals(rounding):
+    """Symmetric rows as a GPU kernel writes them: m * (1 / limit), x * (1 / s), any rounding."""
+
+    def quantize(self, rows):
+        rows = finite_rows(rows)
+        largest = np.abs(rows).max(axis=-1, initial=0)
+        scale = np.maximum(largest * (ONE / np.float32(self.limit)), np.float32(2.0**-23))
+        quotient = np.clip(rows * (ONE / scale)[..., None], -np.float32(self.limit), np.float32(self.limit))
+        if self.name != "int8":
+            return Quantized(self.encode(quotient), scale)
+        return Quantized(rounding(quotient).astype(np.int8), scale)
+
+    return quantize
+
+
+def failed(implementation):
+    return {
+        clause.id
+        for clause, checks in select().items()
+        if verdict_of(run_clause(checks, implementation, seed=0, slow=False)) == "failed"
+    }
+
+
+@pytest.fixture
+def implementation(monkeypatch):
+    def make(level, rounding=np.round):
+        monkeypatch.setattr(symmetric.SymmetricRow, "quantize", by_reciprocals(rounding))
+        monkeypatch.setattr(affine, "round_half_away", rounding)
+        made = OnBackend(ReferenceBackend())
+        made.level = level
+        return made
+
+    return make
+
+
+def test_half_even_and_reciprocals_are_tolerant(implementation):
+    assert failed(implementation("tolerant")) == set()
+
+
+def test_half_even_and_reciprocals_are_not_exact(implementation):
+    assert {"FMT-LEVEL-01", "FMT-INT8-01", "FMT-INT8-02", "FMT-AFF-02"} <= failed(implementation("exact"))
+
+
+@pytest.mark.parametrize("rounding", [np.floor, np.trunc, np.ceil])
+def test_a_wrong_rounding_is_not_tolerant(implementation, rounding):
+    assert {"FMT-LEVEL-02", "FMT-LEVEL-03", "FMT-INT8-02"} <= failed(implementation("tolerant", rounding))
+
+
+def test_a_scale_rounded_to_half_precision_is_not_tolerant(monkeypatch):
+    quantize = symmetric.SymmetricRow.quantize
+
+    def narrow(self, rows):
+        stored = quantize(self, rows)
+        with np.errstate(over="ignore"):
+            return stored._replace(scale=stored.scale.astype(np.float16).astype(np.float32))
+
+    monkeypatch.setattr(symmetric.SymmetricRow, "quantize", narrow)
+    made = OnBackend(ReferenceBackend())
+    made.level = "tolerant"
+    assert {"FMT-LEVEL-02", "FMT-INT8-01"} <= failed(made)
+
+
+def test_another_limit_is_not_tolerant(monkeypatch):
+    monkeypatch.setitem(FORMATS, "int8", dataclasses.replace(symmetric.int8, limit=128.0))
+    made = OnBackend(ReferenceBackend())
+    made.level = "tolerant"
+    assert "FMT-INT8-01" in failed(made)
