@@ -18,7 +18,7 @@ from kvref_conformance.interface import FAMILIES
 from kvref_conformance.judge import select
 from kvref_conformance.report.json_file import write_json
 from kvref_conformance.report.live import Live
-from kvref_conformance.report.text import Asked, print_failures, print_table
+from kvref_conformance.report.text import Asked, print_conclusion, print_failures, print_table
 
 
 def run(options: argparse.Namespace) -> int:
@@ -68,6 +68,7 @@ def check(options: argparse.Namespace) -> int:
     results = sorted(live.results, key=lambda result: order[result["clause"]])
     print_failures(console, results, Asked(options.name, options.seed, options.family, options.slow))
     print_table(console, results, implementation)
+    print_conclusion(console, results)
     if options.json:
         write_json(Path(options.json), implementation, options.seed, results)
     verdicts = {result["verdict"] for result in results}

@@ -70,6 +70,10 @@ def test_a_conformant_backend_exits_0_with_a_table_by_chapter(kvref):
     lines = [line.split() for line in done.stdout.splitlines()]
     assert ["PAGED", "Paged", "cache", "15", "·", "·", "·"] in lines
     assert ["all", "135", "0", "0", "1"] in lines
+    assert done.stdout.splitlines()[-2:] == [
+        "not run: KERN-06 (takes gigabytes; --slow runs it)",
+        "conformant in all that it offers",
+    ]
     assert max(map(len, done.stdout.splitlines())) <= 80
 
 
@@ -81,6 +85,7 @@ def test_a_broken_one_exits_1_and_says_what_how_and_again(kvref):
     assert "got      no error" in done.stdout
     assert "blocks1.free(0)" in done.stdout
     assert "again    kvref check mine:FreesTwice --clause BLOCK-05 --family blocks" in done.stdout
+    assert done.stdout.splitlines()[-1] == "not conformant: breaks BLOCK-05"
     assert "noise" not in done.stdout + done.stderr
     assert "frees[bold]twice 0.1.0" in done.stdout  # markup from an implementation is text
 

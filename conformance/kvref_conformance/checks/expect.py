@@ -19,12 +19,9 @@ class Broken(AssertionError):
 
 
 def equal(got: Any, want: Any, what: str) -> None:
-    """Plain values: numbers, strings, lists of integers."""
-    try:
-        same_value = bool(got == want)
-    except ValueError:
-        same_value = False
-    if not same_value:
+    """Plain values: numbers, strings, lists of integers (which may come as an array)."""
+    got = got.tolist() if isinstance(got, np.ndarray) else got
+    if got != want:
         raise Broken(what, show(want), show(got))
 
 

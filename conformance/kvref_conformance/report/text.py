@@ -70,6 +70,17 @@ def print_table(console: Console, results: list[Result], implementation: Any) ->
     console.print(table)
 
 
+def print_conclusion(console: Console, results: list[Result]) -> None:
+    """The verdict in words, and what was left out on purpose."""
+    named = {verdict: [each["clause"] for each in results if each["verdict"] == verdict] for verdict in VERDICTS}
+    if named["not run"]:
+        console.print(Text(f"not run: {', '.join(named['not run'])} (takes gigabytes; --slow runs it)", style="dim"))
+    if named["failed"]:
+        console.print(Text(f"not conformant: breaks {', '.join(named['failed'])}", style="bold red"))
+    elif named["passed"]:
+        console.print(Text("conformant in all that it offers", style="bold green"))
+
+
 def _cell(verdict: str, count: int) -> str:
     style = {"passed": "green", "failed": "bold red"}.get(verdict, "dim") if count else "dim"
     return f"[{style}]{count or '·'}[/]"
