@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from kvref_conformance import commands
     except ImportError as error:
         return _cannot_run(f"{options.command} needs {error.name} (pip install 'kvref[conformance]')")
-    from kvref_conformance.checks.registry import CheckError
+    from kvref_conformance.checking.registry import CheckError
     from kvref_conformance.clauses import SpecError
     from kvref_conformance.implementations import CannotRun
 

@@ -11,7 +11,7 @@ from rich.markdown import Markdown
 from rich.table import Table
 from rich.text import Text
 
-from kvref_conformance.checks.registry import all_checks
+from kvref_conformance.checking.registry import all_checks
 from kvref_conformance.clauses import Clause, all_clauses, spec
 from kvref_conformance.implementations import CannotRun, load, names
 from kvref_conformance.interface import FAMILIES

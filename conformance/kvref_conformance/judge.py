@@ -7,8 +7,8 @@ from typing import Literal
 
 import numpy as np
 
-from kvref_conformance.checks.expect import Broken
-from kvref_conformance.checks.registry import Check, all_checks
+from kvref_conformance.checking.expect import Broken
+from kvref_conformance.checking.registry import Check, all_checks
 from kvref_conformance.clauses import Clause, all_clauses
 from kvref_conformance.drivers.in_process import NotOffered, Subject
 from kvref_conformance.interface import Implementation

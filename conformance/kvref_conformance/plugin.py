@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from kvref_conformance.checks.registry import Check
+    from kvref_conformance.checking.registry import Check
     from kvref_conformance.clauses import Clause
     from kvref_conformance.interface import Implementation
 

@@ -7,7 +7,7 @@ import pytest
 
 import kvref
 from kvref_conformance import clauses
-from kvref_conformance.checks.registry import Check, CheckError, all_checks, validate
+from kvref_conformance.checking.registry import Check, CheckError, all_checks, validate
 from kvref_conformance.implementations import load
 from kvref_conformance.interface import FAMILIES
 from kvref_conformance.judge import run_clause, select, verdict_of

@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from kvref_conformance.checks.expect import equal, reads, same, true
-from kvref_conformance.checks.registry import check
+from kvref_conformance.checking.expect import equal, reads, same, true
+from kvref_conformance.checking.registry import check
+from kvref_conformance.checking.setup import new, pair_of_tokens
 from kvref_conformance.checks.rows import _within_bound, quantized, same_codes, same_scale
-from kvref_conformance.checks.setup import new, pair_of_tokens
 from kvref_conformance.drivers.in_process import Subject
 from kvref_conformance.oracle import rows as oracle
 from kvref_conformance.oracle.tiers import given, stacked, through

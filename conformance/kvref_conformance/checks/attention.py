@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from kvref_conformance.checks.expect import same, shaped, true, within
-from kvref_conformance.checks.registry import check
-from kvref_conformance.checks.setup import DIM, HEADS, new, pair_of_tokens
+from kvref_conformance.checking.expect import same, shaped, true, within
+from kvref_conformance.checking.registry import check
+from kvref_conformance.checking.setup import DIM, HEADS, new, pair_of_tokens
 from kvref_conformance.drivers.in_process import Subject
 from kvref_conformance.oracle.attention import attention as exact
 

@@ -1,8 +1,8 @@
 """BLOCK: the pool of blocks."""
 
-from kvref_conformance.checks.expect import equal, raises, true
-from kvref_conformance.checks.registry import check
-from kvref_conformance.checks.setup import new
+from kvref_conformance.checking.expect import equal, raises, true
+from kvref_conformance.checking.registry import check
+from kvref_conformance.checking.setup import new
 from kvref_conformance.drivers.in_process import Subject
 
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from kvref_conformance.checks.expect import equal, raises, same, true
-from kvref_conformance.checks.registry import check
-from kvref_conformance.checks.setup import new
+from kvref_conformance.checking.expect import equal, raises, same, true
+from kvref_conformance.checking.registry import check
+from kvref_conformance.checking.setup import new
 from kvref_conformance.drivers.in_process import Handle, NotOffered, Subject
 
 CLASSES = tuple(kib * 1024 for kib in (1, 4, 16, 64, 256))

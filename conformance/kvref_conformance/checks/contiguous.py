@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from kvref_conformance.checks.expect import equal, pair, raises, same, shaped
-from kvref_conformance.checks.registry import check
-from kvref_conformance.checks.setup import DIM, HEADS, batch_major, new, tokens
+from kvref_conformance.checking.expect import equal, pair, raises, same, shaped
+from kvref_conformance.checking.registry import check
+from kvref_conformance.checking.setup import DIM, HEADS, batch_major, new, tokens
 from kvref_conformance.drivers.in_process import Handle, NotOffered, Subject
 from kvref_conformance.oracle.elements import round_to
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from kvref_conformance.checks.expect import Broken, equal, same, true
-from kvref_conformance.checks.registry import check
+from kvref_conformance.checking.expect import Broken, equal, same, true
+from kvref_conformance.checking.registry import check
 from kvref_conformance.drivers.in_process import Subject
 from kvref_conformance.oracle import elements as oracle
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from kvref_conformance.checks.expect import equal, raises, same, true
-from kvref_conformance.checks.registry import check
+from kvref_conformance.checking.expect import equal, raises, same, true
+from kvref_conformance.checking.registry import check
 from kvref_conformance.drivers.in_process import Handle, Own, Subject
 
 SLOTS, HEADS, DIM, BLOCK = 12, 2, 3, 4

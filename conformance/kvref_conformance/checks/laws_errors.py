@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from kvref_conformance.checks.expect import equal, raises, reads
+from kvref_conformance.checking.expect import equal, raises, reads
+from kvref_conformance.checking.registry import CACHES, check, check_each
+from kvref_conformance.checking.setup import DIM, HEADS, SMALL, new, pair_of_tokens, tokens
+from kvref_conformance.checking.streams import Stream
 from kvref_conformance.checks.laws_streams import filled, same_observables
-from kvref_conformance.checks.registry import CACHES, check, check_each
-from kvref_conformance.checks.setup import DIM, HEADS, SMALL, new, pair_of_tokens, tokens
-from kvref_conformance.checks.streams import Stream
 from kvref_conformance.drivers.in_process import NotOffered, Subject
 
 Bad = tuple[str, str, tuple[Any, ...]]  # the error's kind, and the method and arguments that must raise it

@@ -4,9 +4,9 @@ from collections import Counter
 
 import numpy as np
 
-from kvref_conformance.checks.expect import equal, pair, raises, same
-from kvref_conformance.checks.registry import check
-from kvref_conformance.checks.setup import new, pair_of_tokens
+from kvref_conformance.checking.expect import equal, pair, raises, same
+from kvref_conformance.checking.registry import check
+from kvref_conformance.checking.setup import new, pair_of_tokens
 from kvref_conformance.drivers.in_process import Subject
 
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from kvref_conformance.checks.expect import equal, pair, raises, true
-from kvref_conformance.checks.registry import check
-from kvref_conformance.checks.setup import new, pair_of_tokens
+from kvref_conformance.checking.expect import equal, pair, raises, true
+from kvref_conformance.checking.registry import check
+from kvref_conformance.checking.setup import new, pair_of_tokens
 from kvref_conformance.drivers.in_process import Handle, Subject
 from kvref_conformance.oracle.elements import round_to
 

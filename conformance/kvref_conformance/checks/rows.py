@@ -4,8 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from kvref_conformance.checks.expect import Broken, equal, raises, same, true, within
-from kvref_conformance.checks.registry import check
+from kvref_conformance.checking.expect import Broken, equal, raises, same, true, within
+from kvref_conformance.checking.registry import check
 from kvref_conformance.drivers.in_process import NotOffered, Subject
 from kvref_conformance.oracle import elements
 from kvref_conformance.oracle import rows as oracle

@@ -4,9 +4,9 @@ from threading import Barrier, Thread
 
 import numpy as np
 
-from kvref_conformance.checks.expect import equal, pair, raises, reads, same, true
-from kvref_conformance.checks.registry import check
-from kvref_conformance.checks.setup import HEADS, new, pair_of_tokens, tokens
+from kvref_conformance.checking.expect import equal, pair, raises, reads, same, true
+from kvref_conformance.checking.registry import check
+from kvref_conformance.checking.setup import HEADS, new, pair_of_tokens, tokens
 from kvref_conformance.checks.tiered import agree, append, both
 from kvref_conformance.drivers.in_process import NotOffered, Subject
 from kvref_conformance.oracle.elements import round_to

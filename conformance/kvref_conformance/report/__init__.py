@@ -1,0 +1,1 @@
+"""What comes out of a run: text for a terminal, a live line while it runs, JSON."""

@@ -165,7 +165,10 @@ def fp8_rows_are_not_clipped(patch):
     old, new = "xp.minimum(xp.maximum(quotient, -limit), limit)", "quotient"
     in_source(patch, "kvref.formats.symmetric.SymmetricRow.quantize", old, new)
     encode = symmetric.float8_e5m2.encode
-    infinite = lambda x: np.where(x > 57344, 0x7C, encode(x)).astype(np.uint8)  # noqa: E731
+
+    def infinite(x):
+        return np.where(x > 57344, 0x7C, encode(x)).astype(np.uint8)
+
     patch.setitem(FORMATS, "float8_e5m2", dataclasses.replace(symmetric.float8_e5m2, encode=infinite))
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kvref_conformance.checks.setup import DIM, HEADS, batch_major, new
+from kvref_conformance.checking.setup import DIM, HEADS, batch_major, new
 from kvref_conformance.drivers.in_process import Handle, NotOffered, Subject
 from kvref_conformance.oracle.rows import Reads, read_as
 from kvref_conformance.oracle.tiers import Tiers, given
