@@ -19,10 +19,10 @@ UNIT_ROUNDOFF = 2.0**-24
 
 def dtype_name(array: Array, xp: Namespace) -> str:
     """The standard's name of an array's dtype ("float32"), with float16 and bfloat16 where the library has them."""
-    return next((name for name in DTYPES if getattr(xp, name, None) == array.dtype), str(array.dtype))
+    return next((name for name in ITEM_BYTES if getattr(xp, name, None) == array.dtype), str(array.dtype))
 
 
-DTYPES: Mapping[str, int] = {  # bytes an element
+ITEM_BYTES: Mapping[str, int] = {  # bytes an element, by dtype
     "float32": 4, "float64": 8, "float16": 2, "bfloat16": 2, "bool": 1,
     "int8": 1, "int16": 2, "int32": 4, "int64": 8, "uint8": 1, "uint16": 2, "uint32": 4, "uint64": 8,
 }  # fmt: skip

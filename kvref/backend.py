@@ -7,7 +7,7 @@ held to the reference bit for bit (moving and quantizing) or within a derived bo
 Writing kernels return the store, so that libraries with immutable arrays can join; the others write in place.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from importlib import import_module
 from typing import Protocol
@@ -74,11 +74,9 @@ class Backend(Protocol):
         """
 
 
-def host_slots(slots: Slots, stop: int, to_numpy: object = None) -> list[int]:
+def host_slots(slots: Slots, stop: int, to_numpy: Callable[[Array], Array]) -> list[int]:
     """Slots as Python integers, each below `stop`. Raises SlotOutOfRange (KERN-03)."""
-    if hasattr(slots, "shape") and callable(to_numpy):
-        slots = to_numpy(slots)
-    numbers = [int(slot) for slot in slots]
+    numbers = [int(slot) for slot in (to_numpy(slots) if hasattr(slots, "shape") else slots)]
     for slot in numbers:
         if slot >= stop:
             raise SlotOutOfRange(f"slot: expected an integer below {stop}, got {slot}")

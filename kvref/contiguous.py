@@ -11,7 +11,7 @@ from kvref.array import Array
 from kvref.attention import attention
 from kvref.backend import Backend, reference
 from kvref.errors import CapacityExceeded, EmptyCache, PositionOutOfRange, in_range, whole
-from kvref.formats import DTYPES, Quantized, get_format
+from kvref.formats import PLAIN_DTYPES, Quantized, get_format
 from kvref.inputs import accept, accept_pair
 
 
@@ -33,7 +33,7 @@ class ContiguousConfig:
         for name in ("num_kv_heads", "head_dim", "max_seq_len", "batch_size"):
             whole(name, getattr(self, name))
         whole("initial_capacity", self.initial_capacity, minimum=0)
-        get_format(self.dtype, among=DTYPES)
+        get_format(self.dtype, among=PLAIN_DTYPES)
 
 
 class ContiguousCache:

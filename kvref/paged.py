@@ -12,7 +12,7 @@ from kvref.attention import attention
 from kvref.backend import Backend, reference
 from kvref.blocks import BlockPool, BlockTable
 from kvref.errors import LayerOutOfRange, OutOfBlocks, PositionOutOfRange, SequenceNotFound, in_range, is_integer, whole
-from kvref.formats import DTYPES, get_format
+from kvref.formats import PLAIN_DTYPES, get_format
 from kvref.inputs import accept_pair
 from kvref.rows import TokenStore
 
@@ -32,7 +32,7 @@ class PagedConfig:
         whole("num_blocks", self.num_blocks, minimum=0)
         for name in ("num_layers", "num_kv_heads", "head_dim", "block_size"):
             whole(name, getattr(self, name))
-        get_format(self.dtype, among=DTYPES)
+        get_format(self.dtype, among=PLAIN_DTYPES)
 
 
 class _Sequence:

@@ -17,12 +17,10 @@ from kvref.errors import (
     in_range,
     whole,
 )
-from kvref.formats import FORMATS, Format, get_format
+from kvref.formats import ROW_FORMATS, Format, get_format
 from kvref.formats.base import finite_rows
 from kvref.inputs import accept, accept_pair
 from kvref.rows import TokenStore
-
-ROW_FORMATS = tuple(name for name, each in FORMATS.items() if each.granularity == "head")
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,10 @@
 """Where token rows live: slots of one format, written by scatter and read by gather.
 
-Every cache but the contiguous one keeps its tokens here. Data enters as float32 rows [n, num_kv_heads, head_dim], is quantized
+The paged, quantized and two-tier caches keep their tokens here. Data enters as float32 rows [n, num_kv_heads, head_dim], is quantized
 once, and lies as codes, scale and zero, each with the slot as its first axis, until it is gathered and dequantized.
 """
 
-from kvref.array import DTYPES, Array, Shape
+from kvref.array import ITEM_BYTES, Array, Shape
 from kvref.backend import Backend, Slots
 from kvref.formats import Format, Quantized
 
@@ -46,7 +46,7 @@ class RowStore:
         codes = self._stored.codes
         elements = _product(codes.shape[1:])
         scales = self.format.scale_arrays * _product(codes.shape[1:-1])
-        return elements * DTYPES[self.format.code_dtype(self._backend.xp)] + 4 * scales
+        return elements * ITEM_BYTES[self.format.code_dtype(self._backend.xp)] + 4 * scales
 
 
 class TokenStore:

@@ -15,12 +15,11 @@ from kvref.attention import attention
 from kvref.backend import Backend, reference
 from kvref.buffers import VALUE_BYTES, Buffer, BufferPool
 from kvref.errors import ConfigError, PositionOutOfRange, in_range, whole
-from kvref.formats import DTYPES, FORMATS, Format, get_format
+from kvref.formats import FORMATS, PLAIN_DTYPES, SCALED_FORMATS, Format, get_format
 from kvref.formats.base import finite_rows
 from kvref.inputs import accept_pair, check_storable
 from kvref.rows import TokenStore
 
-QUANTIZED = tuple(name for name in FORMATS if name not in DTYPES)
 POLICY = ("tail_length", "tail_dtype", "warm_length", "warm_format", "store_format")
 
 
@@ -50,9 +49,9 @@ class TieredConfig:
         if self.tail_length + self.warm_length > self.max_tokens:
             room = f"tail_length {self.tail_length} + warm_length {self.warm_length}"
             raise ConfigError(f"expected tail and warm tier within max_tokens {self.max_tokens}, got {room}")
-        get_format(self.tail_dtype, among=DTYPES)
-        get_format(self.warm_format, among=QUANTIZED)
-        get_format(self.store_format, among=QUANTIZED)
+        get_format(self.tail_dtype, among=PLAIN_DTYPES)
+        get_format(self.warm_format, among=SCALED_FORMATS)
+        get_format(self.store_format, among=SCALED_FORMATS)
 
 
 class _Run:

@@ -17,7 +17,9 @@ __all__ = ["FORMATS", "Format", "Quantized", "SmallFloat", "element_format", "ge
 
 _ALL: tuple[Format, ...] = (float32, float16, bfloat16, int8, float8_e4m3fn, float8_e5m2, q8, q4)
 FORMATS = {each.name: each for each in _ALL}
-DTYPES = tuple(name for name, each in FORMATS.items() if each.granularity == "element")
+PLAIN_DTYPES = tuple(name for name, each in FORMATS.items() if each.granularity == "element")
+ROW_FORMATS = tuple(name for name, each in FORMATS.items() if each.granularity == "head")
+SCALED_FORMATS = tuple(name for name, each in FORMATS.items() if each.granularity != "element")
 
 
 def get_format(name: str, among: Iterable[str] = tuple(FORMATS)) -> Format:
