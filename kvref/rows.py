@@ -1,7 +1,7 @@
 """Where token rows live: slots of one format, written by scatter and read by gather.
 
-The paged, quantized and two-tier caches keep their tokens here. Data enters as float32 rows [n, num_kv_heads, head_dim], is quantized
-once, and lies as codes, scale and zero, each with the slot as its first axis, until it is gathered and dequantized.
+The paged, quantized and two-tier caches keep their tokens here. Data enters as float32 rows [n, num_kv_heads, head_dim], is
+quantized once, and lies as codes, scale and zero, each with the slot as its first axis, until it is gathered and dequantized.
 """
 
 from kvref.array import ITEM_BYTES, Array, Shape
