@@ -72,7 +72,10 @@ class ContiguousCache:
         self.update(key_values[0, ...], key_values[1, ...])
 
     def read(self) -> tuple[Array, Array]:
-        """All keys and values, float32 [batch_size, num_kv_heads, seq_len, head_dim]. Raises EmptyCache (CONTIG-03)."""
+        """All keys and values, float32 [batch_size, num_kv_heads, seq_len, head_dim]. Raises EmptyCache (CONTIG-03).
+
+        Views of the buffers where these are float32, and widened copies where not.
+        """
         if self.seq_len == 0:
             raise EmptyCache("read: expected at least one token, got an empty cache")
         return self._read(self._keys), self._read(self._values)
