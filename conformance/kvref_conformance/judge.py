@@ -15,7 +15,7 @@ from kvref_conformance.interface import Implementation
 
 Verdict = Literal["passed", "failed", "not offered", "not run"]
 
-SHOWN_CALLS = 6  # the last calls before a failure
+SHOWN_CALLS = 8  # lines of them before a failure
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,21 @@ def run_check(check: Check, implementation: Implementation, seed: int) -> Outcom
     except NotOffered as missing:
         return Outcome(check.name, "not offered", missing=str(missing))
     except Broken as broken:
-        return Outcome(check.name, "failed", broken.what, broken.expected, broken.got, calls=subject.calls[-SHOWN_CALLS:])
+        what = broken.what or _last_call(subject)
+        return Outcome(check.name, "failed", what, broken.expected, broken.got, calls=_shown(subject.calls))
     except Exception as error:
-        last = subject.calls[-1].partition("(")[0] if subject.calls else "the check"
         got = f"{type(error).__name__}: {error}"
-        return Outcome(check.name, "failed", last, "no error", got, calls=subject.calls[-SHOWN_CALLS:])
+        return Outcome(check.name, "failed", _last_call(subject), "no error", got, calls=_shown(subject.calls))
     return Outcome(check.name, "passed")
+
+
+def _last_call(subject: Subject) -> str:
+    return subject.calls[-1].partition("(")[0].rpartition(" ")[2] if subject.calls else "the check"
+
+
+def _shown(calls: list[str]) -> list[str]:
+    """What was made first, and the calls that led to the failure."""
+    return calls if len(calls) <= SHOWN_CALLS else [calls[0], "...", *calls[2 - SHOWN_CALLS :]]
 
 
 def verdict_of(outcomes: Iterable[Outcome]) -> Verdict:

@@ -11,7 +11,7 @@ from kvref_conformance.oracle.rows import Reads
 
 
 class Broken(AssertionError):
-    """The clause is broken: what was looked at, what was expected, what came."""
+    """The clause is broken: what was looked at (empty for the last call itself), what was expected, what came."""
 
     def __init__(self, what: str, expected: str, got: str) -> None:
         super().__init__(f"{what}: expected {expected}, got {got}")
@@ -19,8 +19,8 @@ class Broken(AssertionError):
 
 
 def equal(got: Any, want: Any, what: str) -> None:
-    """Plain values: numbers, strings, lists of integers (which may come as an array)."""
-    got = got.tolist() if isinstance(got, np.ndarray) else got
+    """Plain values: numbers, strings, lists of integers."""
+    got = got.item() if isinstance(got, np.ndarray) and got.ndim == 0 else got
     if got != want:
         raise Broken(what, show(want), show(got))
 
@@ -83,9 +83,9 @@ def raises(*kinds: str) -> Iterator[None]:
         raise
     except Exception as error:
         if not set(kinds) & set(kinds_of(error)):
-            raise Broken("the call", f"{wanted} to be raised", f"{type(error).__name__}: {error}") from error
+            raise Broken("", f"{wanted} to be raised", f"{type(error).__name__}: {error}") from error
     else:
-        raise Broken("the call", f"{wanted} to be raised", "no error")
+        raise Broken("", f"{wanted} to be raised", "no error")
 
 
 def _raise_at(differs: Any, got: Any, want: Any, what: str, suffix: str, *details: Any) -> None:

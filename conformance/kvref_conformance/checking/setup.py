@@ -49,6 +49,11 @@ def pair_of_tokens(subject: Subject, count: int, heads: int = HEADS, dim: int = 
     return tokens(subject, count, heads, dim), tokens(subject, count, heads, dim)
 
 
+def blocks_of(cache: Handle, sequence: int, layer: int) -> list[int]:
+    """A block table as plain numbers: an implementation may give an array, ready for a kernel."""
+    return [int(block) for block in cache.block_table(sequence, layer)]
+
+
 def batch_major(rows: Any) -> Any:
     """[n, heads, dim] -> [1, heads, n, dim], as the contiguous cache takes it."""
     return np.ascontiguousarray(rows.transpose(1, 0, 2)[None])

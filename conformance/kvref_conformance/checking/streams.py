@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kvref_conformance.checking.setup import DIM, HEADS, batch_major, new
+from kvref_conformance.checking.setup import DIM, HEADS, batch_major, blocks_of, new
 from kvref_conformance.drivers.in_process import Handle, NotOffered, Subject
 from kvref_conformance.oracle.rows import Reads, read_as
 from kvref_conformance.oracle.tiers import Tiers, given
@@ -48,6 +48,10 @@ class Stream:
             self.push(key, value)
 
     def __len__(self) -> int:
+        with self.subject.unrecorded():
+            return self._length()
+
+    def _length(self) -> int:
         if self.family == "contiguous":
             return int(self.cache.seq_len)
         if self.family in ("paged", "quantized"):
@@ -88,11 +92,10 @@ class Stream:
 
     def observe(self) -> dict[str, Any]:
         """Everything that can be seen of it."""
-        seen: dict[str, Any] = {"length": len(self)}
-        seen["keys"], seen["values"] = (np.array(part) for part in self.read())
-        for name, value in self._numbers():
-            seen[name] = value
-        return seen
+        with self.subject.unrecorded():
+            seen: dict[str, Any] = {"length": len(self)}
+            seen["keys"], seen["values"] = (np.array(part) for part in self.read())
+            return seen | dict(self._numbers())
 
     def _numbers(self) -> Iterable[tuple[str, Any]]:
         if self.family == "contiguous":
@@ -100,7 +103,7 @@ class Stream:
         elif self.family == "paged":
             yield from self._attributes("num_free_blocks", "utilization")
             for layer in (0, 1):
-                yield f"blocks of layer {layer}", len(self.cache.block_table(self.sequence, layer))
+                yield f"blocks of layer {layer}", len(blocks_of(self.cache, self.sequence, layer))
                 yield f"length of layer {layer}", self.cache.length(self.sequence, layer)
         elif self.family == "quantized":
             yield from self._attributes("memory_bytes")

@@ -6,7 +6,7 @@ import numpy as np
 
 from kvref_conformance.checking.expect import equal, pair, raises, same
 from kvref_conformance.checking.registry import check
-from kvref_conformance.checking.setup import new, pair_of_tokens
+from kvref_conformance.checking.setup import blocks_of, new, pair_of_tokens
 from kvref_conformance.drivers.in_process import Subject
 
 
@@ -37,7 +37,7 @@ def every_block_belongs_to_the_tables_that_list_it(subject: Subject) -> None:
             if 2 * needed <= cache.num_free_blocks:
                 cache.write(sequence, 0, start, *rows)
                 lengths[sequence] += len(rows[0])
-        listed = Counter(b for sequence in lengths for layer in (0, 1) for b in cache.block_table(sequence, layer))
+        listed = Counter(b for sequence in lengths for layer in (0, 1) for b in blocks_of(cache, sequence, layer))
         equal(max(listed.values(), default=1), 1, "tables that list one block")
         equal(cache.num_free_blocks, 24 - len(listed), "free blocks")
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from kvref_conformance.checking.expect import equal, pair, raises, true
 from kvref_conformance.checking.registry import check
-from kvref_conformance.checking.setup import new, pair_of_tokens
+from kvref_conformance.checking.setup import blocks_of, new, pair_of_tokens
 from kvref_conformance.drivers.in_process import Handle, Subject
 from kvref_conformance.oracle.elements import round_to
 
@@ -36,7 +36,7 @@ def a_new_sequence_holds_no_block(subject: Subject) -> None:
     cache = new(subject, "paged")
     sequence = cache.create()
     equal(cache.num_free_blocks, 24, "free blocks after create")
-    equal([cache.block_table(sequence, layer) for layer in (0, 1)], [[], []], "block tables of a new sequence")
+    equal([blocks_of(cache, sequence, layer) for layer in (0, 1)], [[], []], "block tables of a new sequence")
     equal(cache.length(sequence, 0), 0, "length of a new sequence")
 
 
@@ -48,7 +48,7 @@ def blocks_come_when_needed(subject: Subject) -> None:
         for count in range(1, 14):
             cache.write(sequence, 0, count - 1, *pair_of_tokens(subject, 1))
             blocks = -(-count // block_size)
-            held = [len(cache.block_table(sequence, layer)) for layer in (0, 1)]
+            held = [len(blocks_of(cache, sequence, layer)) for layer in (0, 1)]
             equal(held, [blocks, blocks], f"blocks a layer for {count} tokens of block_size {block_size}")
             equal(cache.num_free_blocks, 40 - 2 * blocks, "free blocks")
 
@@ -59,7 +59,7 @@ def capacity_is_ensured_once(subject: Subject) -> None:
     sequence = cache.create()
     for count, blocks in ((7, 3), (7, 3), (2, 3), (0, 3), (9, 3), (10, 4)):
         cache.ensure_capacity(sequence, count)
-        held = [len(cache.block_table(sequence, layer)) for layer in (0, 1)]
+        held = [len(blocks_of(cache, sequence, layer)) for layer in (0, 1)]
         equal(held, [blocks, blocks], f"blocks a layer after ensure_capacity({count})")
 
 
@@ -71,7 +71,7 @@ def a_request_that_does_not_fit_takes_nothing(subject: Subject) -> None:
     with raises("OutOfBlocks"):
         cache.ensure_capacity(sequence, 9)  # 6 blocks, 5 free
     equal(cache.num_free_blocks, 5, "free blocks after OutOfBlocks")
-    equal(cache.block_table(sequence, 0), [], "block table after OutOfBlocks")
+    equal(blocks_of(cache, sequence, 0), [], "block table after OutOfBlocks")
     cache.ensure_capacity(sequence, 6)
     equal(cache.num_free_blocks, 1, "free blocks after a request that fits")
 
@@ -79,7 +79,7 @@ def a_request_that_does_not_fit_takes_nothing(subject: Subject) -> None:
 @check("PAGED-06", "paged")
 def a_slot_is_block_times_size_plus_offset(subject: Subject) -> None:
     cache, sequence, _, _ = written(subject, 11)
-    table = cache.block_table(sequence, 0)
+    table = blocks_of(cache, sequence, 0)
     for start, count in ((0, 11), (2, 5), (10, 1), (4, 0)):
         want = [table[p // 3] * 3 + p % 3 for p in range(start, start + count)]
         got = [int(slot) for slot in cache.slot_mapping(sequence, 0, start, count)]
@@ -197,7 +197,7 @@ def no_block_is_in_two_tables(subject: Subject) -> None:
         if step % 3 == 2:
             cache.drop(live.pop(0))
             cache.drop(live.pop())
-        blocks = [block for s in live for layer in (0, 1) for block in cache.block_table(s, layer)]
+        blocks = [block for s in live for layer in (0, 1) for block in blocks_of(cache, s, layer)]
         equal(len(blocks), len(set(blocks)), "distinct blocks in all tables")
         true(set(blocks) <= set(range(24)), "blocks", "within the pool", blocks)
 
