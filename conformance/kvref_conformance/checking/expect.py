@@ -1,11 +1,16 @@
-"""What a check says when it looks at a result: each of these raises Broken with what was expected and what came."""
+"""What a check says when it looks at a result: each of these raises Broken with what was expected and what came.
+
+What was got is `Any` throughout: it came from an implementation, and may be anything.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
+from kvref_conformance.arrays import NDArray
 from kvref_conformance.drivers.in_process import NotOffered, Subject, kinds_of, show
 from kvref_conformance.oracle.rows import Reads
 
@@ -30,14 +35,14 @@ def true(condition: Any, what: str, expected: str, got: Any) -> None:
         raise Broken(what, expected, show(got))
 
 
-def shaped(got: Any, shape: tuple[int, ...], what: str) -> Any:
+def shaped(got: Any, shape: tuple[int, ...], what: str) -> NDArray:
     array = np.asarray(got)
     if array.shape != tuple(shape):
         raise Broken(what, f"shape {list(shape)}", f"shape {list(array.shape)}")
     return array
 
 
-def same(got: Any, want: Any, what: str) -> None:
+def same(got: Any, want: NDArray | np.generic, what: str) -> None:
     """The same shape and the same bits; a NaN stands for any NaN, and -0 is not 0."""
     want = np.asarray(want)
     got = shaped(got, want.shape, what)
@@ -49,7 +54,7 @@ def same(got: Any, want: Any, what: str) -> None:
     _raise_at(differs, got, want, what, "")
 
 
-def within(got: Any, want: Any, bound: Any, what: str) -> None:
+def within(got: Any, want: ArrayLike, bound: ArrayLike, what: str) -> None:
     """No further from `want` than `bound`, both float64."""
     want = np.asarray(want, dtype=np.float64)
     got = shaped(got, want.shape, what)
@@ -58,13 +63,13 @@ def within(got: Any, want: Any, bound: Any, what: str) -> None:
     _raise_at(differs, got, want, what, " within {}", bound)
 
 
-def pair(got: Any, want: tuple[Any, Any], what: str) -> None:
+def pair(got: Any, want: tuple[NDArray, NDArray], what: str) -> None:
     """Keys and values, each the same to the bit."""
     same(got[0], want[0], f"keys of {what}")
     same(got[1], want[1], f"values of {what}")
 
 
-def reads(subject: Subject, got: tuple[Any, Any], want: tuple[Reads, Reads], what: str) -> None:
+def reads(subject: Subject, got: Any, want: tuple[Reads, Reads], what: str) -> None:
     """Keys and values as the oracle says they read: the same to the bit, or within the slack of level tolerant."""
     for name, part, wanted in zip(("keys", "values"), got, want, strict=True):
         if subject.level == "exact":
@@ -88,12 +93,12 @@ def raises(*kinds: str) -> Iterator[None]:
         raise Broken("", f"{wanted} to be raised", "no error")
 
 
-def _raise_at(differs: Any, got: Any, want: Any, what: str, suffix: str, *details: Any) -> None:
+def _raise_at(differs: NDArray, got: NDArray, want: NDArray, what: str, suffix: str, *details: NDArray) -> None:
     if not differs.any():
         return
     if want.size <= 8:
         raise Broken(what, show(want) + suffix.format(*map(show, details)), show(got))
     index = tuple(int(i) for i in np.argwhere(differs)[0])
     at = f"{what}[{', '.join(map(str, index))}] ({int(differs.sum())} of {differs.size} differ)"
-    details = tuple(repr(float(each[index])) for each in details)
-    raise Broken(at, repr(want[index].item()) + suffix.format(*details), repr(got[index].item()))
+    one = [repr(float(each[index])) for each in details]
+    raise Broken(at, repr(want[index].item()) + suffix.format(*one), repr(got[index].item()))

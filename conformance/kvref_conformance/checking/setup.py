@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from kvref_conformance.arrays import NDArray
 from kvref_conformance.drivers.in_process import Handle, Subject
 
 HEADS, DIM = 2, 5
@@ -39,13 +40,13 @@ def new(subject: Subject, family: str, **changes: Any) -> Handle:
     return subject.new(family, **config)
 
 
-def tokens(subject: Subject, count: int, heads: int = HEADS, dim: int = DIM) -> Any:
+def tokens(subject: Subject, count: int, heads: int = HEADS, dim: int = DIM) -> NDArray:
     """float32 [count, heads, dim]: normal rows, each of a magnitude of its own."""
     magnitude = 2.0 ** subject.rng.integers(-4, 5, size=(count, heads, 1))
     return (subject.rng.normal(size=(count, heads, dim)) * magnitude).astype(np.float32)
 
 
-def pair_of_tokens(subject: Subject, count: int, heads: int = HEADS, dim: int = DIM) -> tuple[Any, Any]:
+def pair_of_tokens(subject: Subject, count: int, heads: int = HEADS, dim: int = DIM) -> tuple[NDArray, NDArray]:
     return tokens(subject, count, heads, dim), tokens(subject, count, heads, dim)
 
 
@@ -54,6 +55,6 @@ def blocks_of(cache: Handle, sequence: int, layer: int) -> list[int]:
     return [int(block) for block in cache.block_table(sequence, layer)]
 
 
-def batch_major(rows: Any) -> Any:
+def batch_major(rows: NDArray) -> NDArray:
     """[n, heads, dim] -> [1, heads, n, dim], as the contiguous cache takes it."""
     return np.ascontiguousarray(rows.transpose(1, 0, 2)[None])

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from kvref_conformance.arrays import NDArray
 from kvref_conformance.checking.setup import DIM, HEADS, batch_major, blocks_of, new
-from kvref_conformance.drivers.in_process import Handle, NotOffered, Subject
+from kvref_conformance.drivers.in_process import Handle, NotOffered, Own, Subject
 from kvref_conformance.oracle.rows import Reads, read_as
 from kvref_conformance.oracle.tiers import Tiers, given
 
@@ -27,13 +28,13 @@ class Stream:
         other.sequence, other.layer = sequence, layer
         return other
 
-    def calls(self, rows: Any) -> list[Any]:
+    def calls(self, rows: NDArray) -> list[NDArray]:
         """The array, or arrays, in which one `push` each takes the tokens."""
         if self.family == "contiguous":
             return [batch_major(rows)]
         return list(rows) if self.family == "quantized" else [rows]
 
-    def push(self, keys: Any, values: Any) -> None:
+    def push(self, keys: NDArray | Own, values: NDArray | Own) -> None:
         if self.family == "contiguous":
             self.cache.update(keys, values)
         elif self.family == "paged":
@@ -43,7 +44,7 @@ class Stream:
         else:
             self.cache.append(keys, values)
 
-    def append(self, keys: Any, values: Any) -> None:
+    def append(self, keys: NDArray, values: NDArray) -> None:
         for key, value in zip(self.calls(keys), self.calls(values), strict=True):
             self.push(key, value)
 
@@ -58,7 +59,7 @@ class Stream:
             return int(self.cache.length(*([self.sequence] if self.family == "paged" else []), self.layer))
         return int(self.cache.total_tokens)
 
-    def read(self) -> tuple[Any, Any]:
+    def read(self) -> tuple[NDArray, NDArray]:
         """Keys and values [n, heads, dim]."""
         if len(self) == 0 and self.family == "contiguous":
             empty = np.zeros((0, HEADS, DIM), np.float32)
@@ -80,7 +81,7 @@ class Stream:
         else:
             getattr(self.cache, "reset" if self.family == "contiguous" else "clear")()
 
-    def expected(self, keys: Any, values: Any) -> tuple[Reads, Reads]:
+    def expected(self, keys: NDArray, values: NDArray) -> tuple[Reads, Reads]:
         """What the appended tokens read back as, by the oracle, while none is evicted."""
         if self.family == "quantized":
             return read_as(keys, "int8"), read_as(values, "int8")

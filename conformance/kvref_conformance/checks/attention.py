@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from kvref_conformance.arrays import NDArray
 from kvref_conformance.checking.expect import same, shaped, true, within
 from kvref_conformance.checking.registry import check
 from kvref_conformance.checking.setup import DIM, HEADS, new, pair_of_tokens
@@ -14,16 +15,17 @@ from kvref_conformance.oracle.attention import attention as exact
 SHAPES = ((1, 1, 1, 3, 4), (5, 2, 2, 8, 16), (3, 6, 2, 11, 5), (2, 8, 1, 40, 64))  # queries, query heads, kv heads, tokens, dim
 
 
-def inputs(subject: Subject, queries: int, heads: int, kv_heads: int, count: int, dim: int) -> tuple[Any, Any, Any]:
-    def normal(*shape: int) -> Any:
+def inputs(subject: Subject, queries: int, heads: int, kv_heads: int, count: int, dim: int) -> tuple[NDArray, NDArray, NDArray]:
+    def normal(*shape: int) -> NDArray:
         return subject.rng.normal(size=shape).astype(np.float32)
 
     return normal(queries, heads, dim), normal(count, kv_heads, dim), normal(count, kv_heads, dim)
 
 
-def attend(subject: Subject, query: Any, keys: Any, values: Any, scale: float = 0.5, **options: Any) -> Any:
+def attend(subject: Subject, query: NDArray, keys: NDArray, values: NDArray, scale: float = 0.5, **options: Any) -> NDArray:
     options = {"causal": False, "length": len(keys)} | options
-    return subject.new("attention").attention(query, keys, values, scale=scale, **options)
+    output: NDArray = subject.new("attention").attention(query, keys, values, scale=scale, **options)
+    return output
 
 
 @check("ATTN-01", "attention")

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from kvref_conformance.arrays import NDArray
 from kvref_conformance.checking.expect import equal, pair, raises, same, shaped
 from kvref_conformance.checking.registry import check
 from kvref_conformance.checking.setup import DIM, HEADS, batch_major, new, tokens
@@ -11,16 +12,16 @@ from kvref_conformance.drivers.in_process import Handle, NotOffered, Subject
 from kvref_conformance.oracle.elements import round_to
 
 
-def rows(subject: Subject, count: int, batch: int = 1) -> tuple[Any, Any]:
+def rows(subject: Subject, count: int, batch: int = 1) -> tuple[NDArray, NDArray]:
     """Keys and values [batch, heads, count, dim]."""
 
-    def one() -> Any:
+    def one() -> NDArray:
         return np.concatenate([batch_major(tokens(subject, count)) for _ in range(batch)])
 
     return one(), one()
 
 
-def filled(subject: Subject, count: int, **config: Any) -> tuple[Handle, Any, Any]:
+def filled(subject: Subject, count: int, **config: Any) -> tuple[Handle, NDArray, NDArray]:
     cache, (keys, values) = new(subject, "contiguous", **config), rows(subject, count, config.get("batch_size", 1))
     cache.update(keys, values)
     return cache, keys, values

@@ -1,9 +1,8 @@
 """FMT-FP8-01 to 07 and FMT-CAST: single values, encoded and decoded."""
 
-from typing import Any
-
 import numpy as np
 
+from kvref_conformance.arrays import NDArray
 from kvref_conformance.checking.expect import Broken, equal, same, true
 from kvref_conformance.checking.registry import check
 from kvref_conformance.drivers.in_process import Subject
@@ -13,20 +12,22 @@ FP8 = ("float8_e4m3fn", "float8_e5m2")
 CODES = np.arange(256, dtype=np.uint8)
 
 
-def every_upper_half() -> Any:
+def every_upper_half() -> NDArray:
     """Every float32 whose lower 16 bits are zero: all exponents, signs and specials, and 7 bits of every mantissa."""
     return (np.arange(2**16, dtype=np.uint32) << 16).view(np.float32)
 
 
-def encoded(subject: Subject, values: Any, format: str) -> Any:
-    return subject.new("elements").encode(values, format)
+def encoded(subject: Subject, values: NDArray, format: str) -> NDArray:
+    codes: NDArray = subject.new("elements").encode(values, format)
+    return codes
 
 
-def decoded(subject: Subject, codes: Any, format: str) -> Any:
-    return subject.new("elements").decode(codes, format)
+def decoded(subject: Subject, codes: NDArray, format: str) -> NDArray:
+    values: NDArray = subject.new("elements").decode(codes, format)
+    return values
 
 
-def same_codes(subject: Subject, values: Any, format: str, what: str) -> None:
+def same_codes(subject: Subject, values: NDArray, format: str, what: str) -> None:
     got, want = encoded(subject, values, format), oracle.encode(values, format)
     differs = np.argwhere(np.asarray(got).astype(np.int64) != want)
     if differs.size:

@@ -4,6 +4,8 @@ from typing import Any
 
 import numpy as np
 
+from kvref.array import Array
+from kvref_conformance.arrays import NDArray
 from kvref_conformance.checking.expect import equal, raises, same, true
 from kvref_conformance.checking.registry import check
 from kvref_conformance.drivers.in_process import Handle, Own, Subject
@@ -11,24 +13,26 @@ from kvref_conformance.drivers.in_process import Handle, Own, Subject
 SLOTS, HEADS, DIM, BLOCK = 12, 2, 3, 4
 
 
-def bits(count: int, subject: Subject) -> Any:
+def bits(count: int, subject: Subject) -> NDArray:
     """float32 [count, HEADS, DIM] of any bits at all: NaN payloads, infinities, subnormals."""
-    return subject.rng.integers(0, 2**32, size=(count, HEADS, DIM), dtype=np.uint32).view(np.float32)
+    patterns = subject.rng.integers(0, 2**32, size=(count, HEADS, DIM), dtype=np.uint32)
+    return patterns.view(np.float32)
 
 
-def scattered(subject: Subject, store: Any, slots: list[int], rows: Any) -> Any:
+def scattered(subject: Subject, store: NDArray, slots: list[int], rows: NDArray) -> NDArray:
     """The store, in the implementation's own memory, after a scatter."""
     own = subject.own(store)
     result = _as_is(subject.new("kernels"), "scatter", own, slots, rows)
-    return subject.implementation.to_numpy(result)
+    store_afterwards: NDArray = subject.implementation.to_numpy(result)
+    return store_afterwards
 
 
-def _as_is(kernels: Handle, name: str, *args: Any) -> Any:
+def _as_is(kernels: Handle, name: str, *args: Any) -> Array:
     """Call a kernel, slots given as a list, and leave its result in the implementation's own memory."""
     return kernels.as_is(name, *(np.array(arg, np.int64) if isinstance(arg, list) else arg for arg in args))
 
 
-def same_bits(got: Any, want: Any, what: str) -> None:
+def same_bits(got: NDArray, want: NDArray, what: str) -> None:
     same(np.asarray(got).view(np.uint32), np.asarray(want).view(np.uint32), what)
 
 

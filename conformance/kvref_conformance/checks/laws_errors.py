@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from kvref_conformance.arrays import NDArray
 from kvref_conformance.checking.expect import equal, raises, reads
 from kvref_conformance.checking.registry import CACHES, check, check_each
 from kvref_conformance.checking.setup import DIM, HEADS, SMALL, new, pair_of_tokens, tokens
@@ -15,7 +16,7 @@ from kvref_conformance.drivers.in_process import NotOffered, Subject
 Bad = tuple[str, str, tuple[Any, ...]]  # the error's kind, and the method and arguments that must raise it
 
 
-def wrong_shapes(stream: Stream) -> list[tuple[Any, Any]]:
+def wrong_shapes(stream: Stream) -> list[tuple[NDArray, NDArray]]:
     """Keys and values no cache of HEADS x DIM may take."""
     good, other = (stream.calls(tokens(stream.subject, count))[0] for count in (2, 3))
     few_heads = stream.calls(tokens(stream.subject, 2, heads=HEADS - 1))[0]

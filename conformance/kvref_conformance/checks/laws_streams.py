@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from kvref_conformance.arrays import NDArray
 from kvref_conformance.checking.expect import Broken, equal, pair, reads, same
 from kvref_conformance.checking.registry import CACHES, check, check_each
 from kvref_conformance.checking.setup import pair_of_tokens, tokens
@@ -18,7 +19,7 @@ def same_observables(got: dict[str, Any], want: dict[str, Any], when: str) -> No
         (same if name in ("keys", "values") else equal)(got[name], want[name], f"{name} {when}")
 
 
-def filled(subject: Subject, family: str, count: int = MANY) -> tuple[Stream, Any, Any]:
+def filled(subject: Subject, family: str, count: int = MANY) -> tuple[Stream, NDArray, NDArray]:
     stream, (keys, values) = Stream(subject, family), pair_of_tokens(subject, count)
     stream.append(keys, values)
     return stream, keys, values
@@ -150,12 +151,12 @@ def what_is_not_finite_never_reads_back_finite(subject: Subject, family: str) ->
 
 @check_each("LAW-15", *CACHES)
 def inputs_may_be_views(subject: Subject, family: str) -> None:
-    def strided(array: Any) -> Own:
+    def strided(array: NDArray) -> Own:
         wide = np.full((*array.shape[:-2], array.shape[-2] * 2, array.shape[-1] * 2), 77, np.float32)
         wide[..., ::2, ::2] = array
         return Own(subject.own(wide).array[..., ::2, ::2])
 
-    def transposed(array: Any) -> Own:
+    def transposed(array: NDArray) -> Own:
         turned = subject.own(np.ascontiguousarray(np.swapaxes(array, -1, -2))).array
         if not hasattr(turned, "mT"):
             raise NotOffered("transposed views (.mT)")

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from kvref_conformance.arrays import NDArray
 from kvref_conformance.checking.expect import equal, pair, raises, true
 from kvref_conformance.checking.registry import check
 from kvref_conformance.checking.setup import blocks_of, new, pair_of_tokens
@@ -11,7 +12,7 @@ from kvref_conformance.drivers.in_process import Handle, Subject
 from kvref_conformance.oracle.elements import round_to
 
 
-def written(subject: Subject, count: int, **config: Any) -> tuple[Handle, int, Any, Any]:
+def written(subject: Subject, count: int, **config: Any) -> tuple[Handle, int, NDArray, NDArray]:
     """A cache with one sequence of `count` tokens in layer 0."""
     cache, (keys, values) = new(subject, "paged", **config), pair_of_tokens(subject, count)
     sequence = cache.create()

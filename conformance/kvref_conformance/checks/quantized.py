@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from kvref_conformance.arrays import NDArray
 from kvref_conformance.checking.expect import equal, pair, raises, reads, same, true, within
 from kvref_conformance.checking.registry import check
 from kvref_conformance.checking.setup import DIM, HEADS, new, pair_of_tokens
@@ -13,7 +14,7 @@ from kvref_conformance.oracle.rows import read_as
 FORMATS = ("int8", "float8_e4m3fn", "float8_e5m2")
 
 
-def pushed(subject: Subject, count: int, **config: Any) -> tuple[Handle, Any, Any]:
+def pushed(subject: Subject, count: int, **config: Any) -> tuple[Handle, NDArray, NDArray]:
     """A cache whose layer 0 has `count` tokens."""
     cache, (keys, values) = new(subject, "quantized", **config), pair_of_tokens(subject, count)
     for key, value in zip(keys, values, strict=True):
@@ -21,7 +22,7 @@ def pushed(subject: Subject, count: int, **config: Any) -> tuple[Handle, Any, An
     return cache, keys, values
 
 
-def reads_as(subject: Subject, cache: Handle, keys: Any, values: Any, format: str, what: str) -> None:
+def reads_as(subject: Subject, cache: Handle, keys: NDArray, values: NDArray, format: str, what: str) -> None:
     got = cache.read_tokens(0, list(range(len(keys))))
     reads(subject, got, (read_as(keys, format), read_as(values, format)), what)
 

@@ -1,12 +1,12 @@
 """FMT-LEVEL, FMT-INT8 and FMT-FP8-08 to 10: rows with one scale each."""
 
-from typing import Any
-
 import numpy as np
+from numpy.typing import DTypeLike
 
+from kvref_conformance.arrays import NDArray
 from kvref_conformance.checking.expect import Broken, equal, raises, same, true, within
 from kvref_conformance.checking.registry import check
-from kvref_conformance.drivers.in_process import NotOffered, Subject
+from kvref_conformance.drivers.in_process import NotOffered, Own, Subject
 from kvref_conformance.oracle import elements
 from kvref_conformance.oracle import rows as oracle
 
@@ -16,7 +16,7 @@ EVERY = (*SYMMETRIC, "q8", "q4")
 WIDTHS = (1, 5, 64)
 
 
-def quantized(subject: Subject, rows: Any, format: str) -> oracle.Stored:
+def quantized(subject: Subject, rows: NDArray, format: str) -> oracle.Stored:
     """What the implementation stores, Q4 codes unpacked, and what that reads back as."""
     family, (count, width) = subject.new("rows"), rows.shape
     codes, scale, zero = family.quantize(rows, format)
@@ -26,7 +26,7 @@ def quantized(subject: Subject, rows: Any, format: str) -> oracle.Stored:
     return oracle.Stored(plain, scale, np.zeros(count, np.float32) if zero is None else zero, values)
 
 
-def same_scale(subject: Subject, got: Any, want: Any, what: str) -> None:
+def same_scale(subject: Subject, got: NDArray, want: NDArray, what: str) -> None:
     """To the bit, or within one unit in the last place for level tolerant (FMT-LEVEL-02)."""
     if subject.level == "exact":
         same(got, want, what)
@@ -34,7 +34,7 @@ def same_scale(subject: Subject, got: Any, want: Any, what: str) -> None:
         within(got, want, np.spacing(np.asarray(want)), what)
 
 
-def same_codes(subject: Subject, got: Any, rows: Any, format: str) -> None:
+def same_codes(subject: Subject, got: NDArray, rows: NDArray, format: str) -> None:
     """To the bit, or admissible for level tolerant."""
     want = oracle.store(rows, format).codes
     differs = np.argwhere(got != want) if subject.level == "exact" else np.array(oracle.inadmissible(rows, got, format))
@@ -97,12 +97,13 @@ def a_later_larger_row_is_not_clipped_to_an_earlier_scale(subject: Subject) -> N
             within(got, rows, np.abs(rows).max() / 8, f"{name} values of {rows.tolist()}")
 
 
-def _read_back(subject: Subject, own: Any, name: str) -> Any:
+def _read_back(subject: Subject, rows: NDArray | Own, name: str) -> NDArray:
     family = subject.new("rows")
-    return family.dequantize(*family.quantize(own, name), 6, name)
+    values: NDArray = family.dequantize(*family.quantize(rows, name), 6, name)
+    return values
 
 
-def _widened(subject: Subject, dtype: Any) -> None:
+def _widened(subject: Subject, dtype: DTypeLike) -> None:
     narrow = subject.rng.normal(size=(3, 6)).astype(dtype)
     try:
         own = subject.own(narrow)

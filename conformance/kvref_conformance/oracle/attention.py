@@ -1,15 +1,16 @@
 """Attention in float64, a query head at a time, and how far float32 may lie from it."""
 
 import math
-from typing import Any
 
 import numpy as np
+
+from kvref_conformance.arrays import NDArray
 
 U = 2.0**-24
 EXP_ERROR = 8 * U  # a float32 exp within 4 units in the last place
 
 
-def attention(query: Any, keys: Any, values: Any, *, scale: float, causal: bool = False) -> tuple[Any, Any]:
+def attention(query: NDArray, keys: NDArray, values: NDArray, *, scale: float, causal: bool = False) -> tuple[NDArray, NDArray]:
     """The output and its bound, float64 [nq, query heads, D]: query [nq, Hq, D], keys and values [n, Hkv, D].
 
     Every rounding is counted once: D + 1 in a score, the subtraction of the largest, exp, 2n + 3 in the weighted mean.

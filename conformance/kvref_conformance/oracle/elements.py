@@ -2,9 +2,10 @@
 
 from fractions import Fraction
 from functools import cache
-from typing import Any
 
 import numpy as np
+
+from kvref_conformance.arrays import NDArray
 
 # name: exponent bits, mantissa bits, has infinity
 _SHAPES = {
@@ -39,7 +40,7 @@ def _power(exponent: int) -> Fraction:
 
 
 @cache
-def decoded(format: str) -> Any:
+def decoded(format: str) -> NDArray:
     """float32 values of all codes, in order of the code; exact, -0 included."""
     bits = 1 + sum(_SHAPES[format][:2])
     values = np.array([float(exact_value(code, format)) for code in range(2**bits)], dtype=np.float32)
@@ -48,21 +49,21 @@ def decoded(format: str) -> Any:
 
 
 @cache
-def magnitudes(format: str) -> Any:
+def magnitudes(format: str) -> NDArray:
     """The finite values from 0 up, float64, by code: strictly increasing."""
     values = decoded(format)[: len(decoded(format)) // 2].astype(np.float64)
     return values[np.isfinite(values)]
 
 
 @cache
-def midpoints(format: str) -> Any:
+def midpoints(format: str) -> NDArray:
     """Halfway between neighbours, float64 and exact; last, halfway to what would follow the largest."""
     values = magnitudes(format)
     beyond = 2 * values[-1] - values[-2]
     return (np.append(values[1:], beyond) + values) / 2
 
 
-def encode(x: Any, format: str) -> Any:
+def encode(x: NDArray, format: str) -> NDArray:
     """Codes of float32 values: nearest, ties to even. NaN and overflow as the specification says."""
     x = np.asarray(x, dtype=np.float32)
     last, has_infinity = len(magnitudes(format)) - 1, _SHAPES[format][2]
@@ -74,17 +75,18 @@ def encode(x: Any, format: str) -> Any:
     finite = np.minimum(code, infinite_or_nan if has_infinity else last)  # overflow: infinity, or saturation
     code = np.where(np.isinf(x), infinite_or_nan, finite)
     code = np.where(np.isnan(x), infinite_or_nan + (1 if has_infinity else 0), code)
-    return code + np.signbit(x) * len(decoded(format)) // 2
+    signed: NDArray = code + np.signbit(x) * len(decoded(format)) // 2
+    return signed
 
 
-def round_to(x: Any, format: str) -> Any:
+def round_to(x: NDArray, format: str) -> NDArray:
     """float32 values rounded to a format and back, float32."""
     if format == "float32":
         return np.asarray(x, dtype=np.float32)
     return decoded(format)[encode(x, format)]
 
 
-def ties_and_neighbours(format: str) -> Any:
+def ties_and_neighbours(format: str) -> NDArray:
     """Every tie between two codes with the float32 on either side, both signs, float32."""
     ties = midpoints(format).astype(np.float32)
     ties = ties[np.isfinite(ties)]

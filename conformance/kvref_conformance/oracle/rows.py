@@ -5,10 +5,11 @@ Every operation is done in float64 and rounded to float32 at once, which is floa
 """
 
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from kvref_conformance.arrays import NDArray
 from kvref_conformance.oracle import elements
 
 U = 2.0**-24
@@ -18,27 +19,27 @@ SYMMETRIC, AFFINE = tuple(LIMIT), tuple(STEPS)
 
 
 class Stored(NamedTuple):
-    codes: Any  # one code an element, unpacked
-    scale: Any  # float32 [n]
-    zero: Any  # float32 [n], zeros in symmetric formats
-    values: Any  # float32, what it reads as
+    codes: NDArray  # one code an element, unpacked
+    scale: NDArray  # float32 [n]
+    zero: NDArray  # float32 [n], zeros in symmetric formats
+    values: NDArray  # float32, what it reads as
 
 
-def fl(x: Any) -> Any:
+def fl(x: NDArray) -> NDArray:
     """Rounded to float32, as float64."""
     return np.asarray(x, dtype=np.float64).astype(np.float32).astype(np.float64)
 
 
-def half_away(x: Any) -> Any:
+def half_away(x: NDArray) -> NDArray:
     """Halves away from zero; exact, since x is a float32 held in float64."""
     return np.copysign(np.floor(np.abs(x) + 0.5), x)
 
 
-def store(rows: Any, format: str) -> Stored:
+def store(rows: NDArray, format: str) -> Stored:
     x = np.asarray(rows, dtype=np.float32).astype(np.float64)
     if format in STEPS:
         zero = x.min(axis=-1)
-        scale = np.maximum(fl(fl(x.max(axis=-1) - zero) / STEPS[format]), fl(1e-8))
+        scale = np.maximum(fl(fl(x.max(axis=-1) - zero) / STEPS[format]), np.float32(1e-8))
         codes = np.clip(half_away(fl(fl(x - zero[:, None]) / scale[:, None])), 0, STEPS[format])
         values = fl(fl(codes * scale[:, None]) + zero[:, None])
     else:
@@ -58,11 +59,11 @@ def store(rows: Any, format: str) -> Stored:
 class Reads(NamedTuple):
     """What rows read back as, float32, and how far from it an implementation of level tolerant may be, float64."""
 
-    values: Any
-    slack: Any
+    values: NDArray
+    slack: NDArray
 
 
-def read_as(rows: Any, format: str) -> Reads:
+def read_as(rows: NDArray, format: str) -> Reads:
     """Rows [n, ...], each row's last axis with a scale of its own; plain dtypes are cast, and leave no slack."""
     rows = np.asarray(rows, dtype=np.float32)
     if format not in LIMIT and format not in STEPS:
@@ -73,14 +74,14 @@ def read_as(rows: Any, format: str) -> Reads:
     return Reads(want.values.reshape(rows.shape), (exact + tolerant_bound(flat, format)).reshape(rows.shape))
 
 
-def tolerant_bound(rows: Any, format: str) -> Any:
+def tolerant_bound(rows: NDArray, format: str) -> NDArray:
     """The bound at level tolerant: 4u more for the code, and what a scale one unit in the last place off moves a value."""
     want = store(rows, format)
     exact = bound(rows, want.codes, want.scale, want.zero, format)
     return exact * (1 + 4 * U) + 4 * U * np.abs(np.asarray(rows, dtype=np.float64)) + 4 * U * np.abs(want.values)
 
 
-def bound(rows: Any, codes: Any, scale: Any, zero: Any, format: str) -> Any:
+def bound(rows: NDArray, codes: NDArray, scale: NDArray, zero: NDArray, format: str) -> NDArray:
     """The largest |x - value| there may be, float64 [n, width]; codes as stored by whoever is judged."""
     x = np.abs(np.asarray(rows, dtype=np.float64))
     s, z = np.asarray(scale, dtype=np.float64)[:, None], np.asarray(zero, dtype=np.float64)[:, None]
@@ -95,7 +96,7 @@ def bound(rows: Any, codes: Any, scale: Any, zero: Any, format: str) -> Any:
     return np.maximum(relative * x, absolute * s) * (1 + 2 * U) + U * x + U * decoded * s
 
 
-def inadmissible(rows: Any, codes: Any, format: str) -> list[tuple[int, int]]:
+def inadmissible(rows: NDArray, codes: NDArray, format: str) -> list[tuple[int, int]]:
     """Where a code is further from x / s than rounding allows, |x/s - q| <= half a step + 4u|x/s|, in exact arithmetic."""
     want = store(rows, format)
     wrong = []
@@ -119,7 +120,7 @@ def _admits(code: int, quotient: Fraction, slack: Fraction, format: str) -> bool
     return abs(quotient - value) <= nearest + 2 * slack
 
 
-def unpack4(packed: Any, width: int) -> Any:
+def unpack4(packed: NDArray, width: int) -> NDArray:
     """Two codes a byte, the even index in the low nibble: said byte by byte."""
     rows = []
     for row in np.asarray(packed).tolist():
@@ -128,7 +129,7 @@ def unpack4(packed: Any, width: int) -> Any:
     return np.array(rows, dtype=np.int64).reshape(len(rows), width)
 
 
-def adversarial(rng: np.random.Generator, width: int, format: str, count: int = 24) -> Any:
+def adversarial(rng: np.random.Generator, width: int, format: str, count: int = 24) -> NDArray:
     """Rows that find rounding mistakes, float32 [n, width]: see each line. Nothing overflows when read back."""
     limit = LIMIT.get(format, 1.0)
     gaussian = rng.normal(size=(count, width)) * 2.0 ** rng.integers(-20, 20, size=(count, 1))

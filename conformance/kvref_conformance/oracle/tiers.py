@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from kvref_conformance.arrays import NDArray
 from kvref_conformance.oracle.rows import AFFINE, Reads, read_as
 
 
@@ -25,7 +26,7 @@ class Tiers:
         self.tokens: list[Token] = []
         self.appended = 0
 
-    def append(self, keys: Any, values: Any) -> None:
+    def append(self, keys: NDArray, values: NDArray) -> None:
         for key, value in zip(keys, values, strict=True):
             self.tokens.append(Token(self.appended, given(key), given(value), "new"))
             self.appended += 1
@@ -66,7 +67,7 @@ class Tiers:
                     break
 
 
-def given(token: Any) -> Reads:
+def given(token: NDArray) -> Reads:
     return Reads(token, np.zeros(token.shape))
 
 
