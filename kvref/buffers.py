@@ -5,7 +5,7 @@ A request gets the smallest size class that holds it. Releasing a buffer puts it
 what it wrote itself (LAW-05). Everything here is safe to use from several threads (BUF-08).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from threading import RLock
 from types import TracebackType
 
@@ -78,12 +78,12 @@ class BufferStats:
     buffers released. drops: those of them that met a full free list. free: free buffers, by size class in bytes.
     """
 
-    hits: int = 0
-    misses: int = 0
-    allocations: int = 0
-    returns: int = 0
-    drops: int = 0
-    free: dict[int, int] = field(default_factory=dict)
+    hits: int
+    misses: int
+    allocations: int
+    returns: int
+    drops: int
+    free: dict[int, int]
 
     @property
     def hit_rate(self) -> float:

@@ -129,7 +129,7 @@ class PagedCache:
         table = self._find(sequence).table
         in_range(count, None, PositionOutOfRange, "count")
         capacity = table.capacity(layer)
-        in_range(start, capacity + 1, PositionOutOfRange, "start")
+        in_range(start, None, PositionOutOfRange, "start")
         in_range(start + count, capacity + 1, PositionOutOfRange, "start + count")
         return [table.slot(layer, start + i) for i in range(count)]
 

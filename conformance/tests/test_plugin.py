@@ -23,7 +23,7 @@ def test_every_clause_is_collected_once_for_each_implementation(run):
     want = [
         f"{clause}-0{n}[{name}]"
         for name in ("numpy", "reference")
-        for clause, last in (("BLOCK", 6), ("BUF", 8))
+        for clause, last in (("BLOCK", 6), ("BUF", 9))
         for n in range(1, last + 1)
     ]
     assert sorted(names) == sorted(want)

@@ -133,6 +133,9 @@ def prewarming_fills_the_free_list(subject: Subject) -> None:
     equal(counts(pool), (0, 0, 6, 0, 0), "hits, misses, allocations, returns, drops")
     pool.acquire(1000)
     equal(counts(pool), (1, 0, 6, 0, 0), "the same after a request that prewarming serves")
+    pool.prewarm(4096, 3)
+    pool.prewarm(4096, 3)
+    equal(free(pool)[4096], 4, "free buffers after prewarming 3 and 3 more")
     with raises("ConfigError"):
         pool.prewarm(2048, 1)
     pool.clear()
@@ -179,3 +182,38 @@ def threads_may_share_a_pool(subject: Subject) -> None:
     requests = 2 * threads * each
     equal((stats.hits + stats.misses, stats.returns), (requests, requests), "requests and returns")
     equal(free(pool), {1024: stats.allocations}, "free buffers, against allocations")
+
+
+@check("BUF-09", "buffers")
+def a_buffer_is_never_extended_past_capacity(subject: Subject) -> None:
+    buffer = new(subject, "buffers").acquire(1000)
+    values = subject.rng.normal(size=256).astype(np.float32)
+    buffer.extend(values[:100])
+    buffer.extend(values[100:255])
+    same(buffer.values(), values[:255], "values of two extensions")
+    with raises("CapacityExceeded"):
+        buffer.extend(values[:2])
+    equal(buffer.length, 255, "length after an extension that did not fit")
+    buffer.extend(values[255:])
+    same(buffer.values(), values, "values of a full buffer")
+
+
+@check("BUF-09", "buffers")
+def a_cleared_buffer_is_empty_and_in_use(subject: Subject) -> None:
+    pool = new(subject, "buffers")
+    buffer = pool.acquire(1000)
+    buffer.extend(np.ones(9, np.float32))
+    buffer.clear()
+    equal((buffer.length, len(buffer.values())), (0, 0), "length and values after clear")
+    equal(pool.stats().returns, 0, "buffers returned by clear")
+    buffer.extend(np.full(2, 3.0, np.float32))
+    same(buffer.values(), np.full(2, 3.0, np.float32), "values after clear")
+
+
+@check("BUF-09", "buffers")
+def a_released_buffer_refuses_everything(subject: Subject) -> None:
+    buffer = new(subject, "buffers").acquire(1000)
+    buffer.release()
+    for method, arguments in (("extend", (np.ones(1, np.float32),)), ("values", ()), ("clear", ())):
+        with raises("BufferReleased"):
+            getattr(buffer, method)(*arguments)

@@ -37,6 +37,8 @@ def out_of_range(stream: Stream) -> list[Bad]:
     if stream.family == "paged":
         calls: list[Bad] = [
             ("OutOfBlocks", "ensure_capacity", (sequence, 500)),
+            ("PositionOutOfRange", "ensure_capacity", (sequence, -1)),
+            ("PositionOutOfRange", "slot_mapping", (sequence, 0, 0, -1)),
             ("PositionOutOfRange", "write", (sequence, 0, length + 1, keys, values)),
             ("PositionOutOfRange", "write", (sequence, 0, -1, keys, values)),
         ]
@@ -143,7 +145,9 @@ def a_configuration_that_makes_no_sense_is_refused(subject: Subject, family: str
     new(subject, family)
     tried = 0
     for name, value in SMALL[family].items():
-        bad_values = ("float7", "", None) if isinstance(value, str) else BAD_SIZES[1:] if name in may_be_zero else BAD_SIZES
+        wrong_kind = "int8" if "dtype" in name else "float16"  # a format, but not one for this
+        sizes = BAD_SIZES[1:] if name in may_be_zero else BAD_SIZES
+        bad_values = ("float7", "", None, wrong_kind) if isinstance(value, str) else sizes
         for bad in bad_values:
             with suppress(NotOffered):
                 _refused(subject, family, **{name: bad})

@@ -40,3 +40,13 @@ def prewarming_ignores_the_limit(patch):
 @bug("LAW-05")
 def a_buffer_shows_its_last_owners_values(patch):
     in_source(patch, "kvref.buffers.Buffer.__init__", "self.length = 0", "self.length = int((memory != 0).sum())")
+
+
+@bug("BUF-09")
+def the_last_value_may_lie_past_the_end(patch):
+    in_source(patch, "kvref.buffers.Buffer.extend", "end > self.capacity", "end > self.capacity + 1")
+
+
+@bug("BUF-09")
+def clear_leaves_one_value(patch):
+    in_source(patch, "kvref.buffers.Buffer.clear", "self.length = 0", "self.length = min(1, self.length)")
