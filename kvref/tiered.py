@@ -140,11 +140,9 @@ class TieredCache:
             self._check_storable("keys", keys)
             self._check_storable("values", values)
             count, room = keys.shape[0], self.config.max_tokens
-            self._evict(min(self.total_tokens, max(0, self.total_tokens + count - room)))
+            self._evict(max(0, self.total_tokens + count - room))
             forgotten = max(0, count - room)  # the head of an append longer than the cache (TIER-05)
             self._next += count
-            if forgotten:
-                self._restart()
             self._enter(0, keys[forgotten:, ...], values[forgotten:, ...])
 
     def read(self) -> tuple[Array, Array]:
@@ -215,7 +213,9 @@ class TieredCache:
         """Forget every token; positions start from 0 again."""
         with self._lock:
             self._next = 0
-            self._restart()
+            for tier in self._tiers:
+                tier.runs.clear()
+                self._open_run(tier)
 
     def _enter(self, index: int, keys: Array, values: Array) -> None:
         """Put tokens into a tier, in pieces it has room for, after moving older ones on."""
@@ -238,16 +238,11 @@ class TieredCache:
             tier.let_go(batch)
 
     def _evict(self, count: int) -> None:
+        """Let go of the oldest `count` tokens, or of all there are."""
         for tier in reversed(self._tiers):
             taken = min(count, len(tier))
             tier.let_go(taken)
             count -= taken
-
-    def _restart(self) -> None:
-        """Empty every tier."""
-        for tier in self._tiers:
-            tier.runs.clear()
-            self._open_run(tier)
 
     def _open_run(self, tier: _Tier) -> None:
         """Let a tier take new tokens as the policy says, unless it does so already."""

@@ -96,6 +96,8 @@ def a_token_forgotten_is_nowhere(subject: Subject) -> None:
     equal((cache.total_tokens, len(cache.read()[0])), (0, 0), "tokens after clear")
     with raises("PositionOutOfRange"):
         cache.tier_of(0)
+    cache.append(*pair_of_tokens(subject, 1))
+    equal(cache.tier_of(0), "hot", "tier of the first token after clear")
 
 
 @check("LAW-05", "buffers")

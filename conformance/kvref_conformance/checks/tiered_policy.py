@@ -54,6 +54,19 @@ def a_new_format_is_for_tokens_that_migrate_later(subject: Subject) -> None:
 
 
 @check("TIER-10", "tiered")
+def tokens_of_several_formats_age_alike(subject: Subject) -> None:
+    cache, tiers = both(subject, max_tokens=9, store_format="q4")
+    for store, tail, count in (("q8", "float32", 7), ("q4", "float16", 2), ("q8", "float16", 1), ("q4", "float32", 5)):
+        append(subject, cache, tiers, count)
+        for part in (cache, tiers):
+            part.update_policy(store_format=store, tail_dtype=tail)
+        agree(subject, cache, tiers, f"after the store became {store} and the tail {tail}")
+    for count in (6, 1, 8):  # evictions and migrations that take tokens of several formats at once
+        append(subject, cache, tiers, count)
+        agree(subject, cache, tiers, f"of several formats, {count} tokens later")
+
+
+@check("TIER-10", "tiered")
 def a_policy_that_makes_no_sense_changes_nothing(subject: Subject) -> None:
     cache, tiers = both(subject)
     append(subject, cache, tiers, 7)
@@ -123,6 +136,21 @@ def a_value_the_tail_cannot_hold_is_refused_at_append(subject: Subject) -> None:
     cache.append(edge, edge)
     tiers.append(edge, edge)
     agree(subject, cache, tiers, "after float16's largest number was appended")
+
+
+@check("TIER-13", "tiered")
+def a_token_no_store_can_hold_is_refused_at_append(subject: Subject) -> None:
+    subject.formats("float32")
+    wide = np.zeros((1, HEADS, 5), np.float32)
+    wide[0, 0, 0], wide[0, 1, 4] = 3e38, -3e38  # each is finite, their distance is not
+    for tail in (4, 0):
+        cache, tiers = both(subject, tail_dtype="float32", tail_length=tail)
+        append(subject, cache, tiers, 6)
+        with raises("NonFinite"):
+            cache.append(wide, wide)
+        agree(subject, cache, tiers, "after a token whose range overflows was refused")
+        cache.append(np.abs(wide), np.abs(wide) / 2)
+        equal(cache.total_tokens, 7, "tokens after a large one whose range does not overflow")
 
 
 @check("TIER-14", "tiered")
