@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from kvref_conformance.checking.expect import equal, reads, same, true
+from kvref_conformance.checking.expect import equal, raises, reads, same, true
 from kvref_conformance.checking.registry import check
 from kvref_conformance.checking.setup import new, pair_of_tokens
 from kvref_conformance.checks.rows import _within_bound, quantized, same_codes, same_scale
@@ -21,6 +21,16 @@ def scale_and_zero_span_the_row(subject: Subject) -> None:
             got, want = quantized(subject, rows, name), oracle.store(rows, name)
             same_scale(subject, got.scale, want.scale, f"{name} scales of rows of {width}")
             same(got.zero, want.zero, f"{name} zeros of rows of {width}")
+
+
+@check("FMT-AFF-01", "rows")
+def a_range_that_overflows_is_refused(subject: Subject) -> None:
+    for name in subject.formats(*AFFINE):
+        widest = np.array([[1.7e38, -1.7e38, 0.0]], np.float32)
+        same_scale(subject, quantized(subject, widest, name).scale, oracle.store(widest, name).scale, f"{name} scale of +-1.7e38")
+        for wide in ([3e38, -3e38, 0.0], [-1.8e38, 0.0, 1.8e38]):
+            with raises("NonFinite"):
+                subject.new("rows").quantize(np.array([[1.0, 2.0, 3.0], wide], np.float32), name)
 
 
 @check("FMT-AFF-02", "rows")

@@ -263,3 +263,8 @@ def a_narrow_cache_keeps_float32(patch):
     patch.setattr(casts.Cast, "quantize", lambda self, rows: Quantized(rows))
     patch.setattr(casts.Cast, "code_dtype", lambda self, xp: "float32")
     patch.setattr(casts.Cast, "dequantize", lambda self, stored, width: stored.codes)
+
+
+@bug("FMT-AFF-01", "TIER-13")
+def an_infinite_range_is_divided(patch):
+    in_source(patch, "kvref.formats.affine.AffineRow.quantize", ">= 2.0**127", "> 2.0**128")

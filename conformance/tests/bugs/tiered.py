@@ -123,3 +123,8 @@ def nothing_is_locked(patch):
         return slots(self, start, stop)
 
     patch.setattr(_Run, "slots", slow)
+
+
+@bug("TIER-10")
+def the_oldest_run_is_drained_past_its_end(patch):
+    in_source(patch, "kvref.tiered._Tier.let_go", "min(count, run.stop - run.start)", "count")
