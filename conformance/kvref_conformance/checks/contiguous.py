@@ -126,7 +126,7 @@ def raw_buffers_stay_the_same_memory(subject: Subject) -> None:
         more = rows(subject, count)
         cache.update(*more)
         keys = np.concatenate([keys, more[0]], axis=2)
-    same(subject.numpy(before), keys, "raw keys fetched before three updates")
+    same(subject.numpy(before)[:, :, :8], keys, "raw keys fetched before three updates")
     cache.reset()
     cache.update(*more)
     same(subject.numpy(before)[:, :, :2], more[0], "raw keys fetched before a reset and an update")
