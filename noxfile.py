@@ -5,7 +5,6 @@ import shutil
 import nox
 
 nox.options.default_venv_backend = "venv"
-nox.options.error_on_missing_interpreters = False
 
 PINNED = ("-c", "constraints.txt")
 LIBRARIES = {

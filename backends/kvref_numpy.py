@@ -17,7 +17,7 @@ from kvref.formats import Format, Quantized, SmallFloat
 from kvref.formats.affine import AffineRow
 from kvref.formats.base import finite_rows, widen
 from kvref.formats.small_float import BFLOAT16, ELEMENTS, FLOAT16
-from kvref.formats.symmetric import LEAST_SCALE
+from kvref.formats.symmetric import LEAST_SCALE, SymmetricRow
 
 ALIGNMENT = 64  # bytes: a cache line, and what vector instructions like best
 
@@ -67,6 +67,7 @@ class NumPyBackend:
             return Quantized(self.encode(rows, BFLOAT16) if format.name == "bfloat16" else _cast(rows, format.name))
         if isinstance(format, AffineRow):
             return format.quantize(rows)  # the reference is whole-array arithmetic already
+        assert isinstance(format, SymmetricRow)
         return _symmetric(finite_rows(rows), format)
 
     def dequantize(self, stored: Quantized, width: int, format: Format) -> Array:
@@ -142,8 +143,8 @@ def _cast(rows: F32, dtype: str) -> Array:
         return rows.astype(dtype, copy=False)
 
 
-def _symmetric(rows: F32, format: Format) -> Quantized:
-    limit = np.float32(127.0 if format.name == "int8" else ELEMENTS[format.name].max)
+def _symmetric(rows: F32, format: SymmetricRow) -> Quantized:
+    limit = np.float32(format.limit)
     largest = np.abs(rows).max(axis=-1, initial=0)
     scale = np.maximum(largest / np.full_like(largest, limit), np.float32(LEAST_SCALE))
     quotient = rows / scale[..., None]

@@ -2,10 +2,12 @@
 
 import math
 
+from array_api_compat import array_namespace
+
 from kvref.array import UNIT_ROUNDOFF as U
 from kvref.array import Array
 from kvref.backend import Backend, reference
-from kvref.errors import PositionOutOfRange, ShapeMismatch
+from kvref.errors import PositionOutOfRange, ShapeMismatch, in_range
 from kvref.inputs import accept, accept_pair
 
 EXP_ERROR = 8 * U  # the premise about a library's float32 exp: within 4 units in the last place
@@ -34,8 +36,7 @@ def attention(
     if num_kv_heads == 0 or query.shape[1] % num_kv_heads:
         raise ShapeMismatch(f"query: expected a multiple of {num_kv_heads} query heads, got {query.shape[1]}")
     length = num_tokens if length is None else length
-    if not 0 <= length <= num_tokens:
-        raise PositionOutOfRange(f"length: expected an integer in [0, {num_tokens}], got {length}")
+    in_range(length, num_tokens + 1, PositionOutOfRange, "length")
     scale = 1 / math.sqrt(head_dim) if scale is None else scale
     return backend.attend(query, keys, values, scale, visible(query.shape[0], num_tokens, length, causal, backend))
 
@@ -60,8 +61,6 @@ def attention_bound(query: Array, keys: Array, values: Array, scale: float) -> A
 
     Hence |out^ - out| <= (e^(2l) (1 + g(2n + 3)) - 1) sum p|v|, and 2^-126 a weight where exp underflows.
     """
-    from array_api_compat import array_namespace
-
     xp = array_namespace(query)
     n, head_dim = keys.shape
     scores = query @ keys.mT * scale

@@ -1,6 +1,7 @@
 """What comes in: checked for shape and dtype before anything is allocated or written (LAW-10, FMT-LEVEL-04)."""
 
 from collections.abc import Sequence
+from reprlib import repr
 
 import numpy as np
 
@@ -19,10 +20,10 @@ def accept(name: str, values: Array, shape: Sequence[int | str], backend: Backen
     if not hasattr(values, "shape"):
         try:
             values = np.asarray(values, dtype=np.float32)
-        except ValueError:
-            raise ShapeMismatch(f"{name}: expected an array or even lists of numbers, got uneven lists") from None
+        except (TypeError, ValueError):
+            raise ShapeMismatch(f"{name}: expected an array or even lists of numbers, got {repr(values)}") from None
     ShapeMismatch.check(name, tuple(values.shape), shape)
-    if isinstance(values, np.ndarray) and not str(values.dtype).startswith("float32"):
+    if isinstance(values, np.ndarray) and values.dtype != np.float32:
         values = widen(values, name)  # before another library sees a dtype it may not have
     return widen(backend.asarray(values), name)
 

@@ -92,7 +92,7 @@ class PooledStats:
 
 class PooledCache:
     def __init__(self, config: PooledConfig, pool: BufferPool | None = None, backend: Backend = reference) -> None:
-        """pool: a pool to share with other caches; one of its own unless given."""
+        """pool: a pool to share with other caches, whose backend is used; unless given, one of its own on `backend`."""
         self.config = config
         self.pool = BufferPool(backend=backend) if pool is None else pool
         self._backend = self.pool.backend

@@ -16,6 +16,8 @@ from kvref.backend import Backend, reference
 from kvref.buffers import VALUE_BYTES, Buffer, BufferPool
 from kvref.errors import ConfigError, PositionOutOfRange, in_range, whole
 from kvref.formats import FORMATS, PLAIN_DTYPES, SCALED_FORMATS, Format, get_format
+from kvref.formats.affine import check_range
+from kvref.formats.base import finite_rows
 from kvref.inputs import accept_pair, check_storable
 from kvref.rows import TokenStore
 
@@ -124,7 +126,7 @@ class TieredCache:
         self.config = config
         self._backend = backend
         self._lock = RLock()
-        self._tail, self._warm, self._store = self._tiers = [_Tier("hot"), _Tier("warm"), _Tier("cold")]
+        self._tiers = [_Tier("hot"), _Tier("warm"), _Tier("cold")]
         self._next = 0  # the position of the next token appended
         for tier in self._tiers:
             self._open_run(tier)
@@ -180,7 +182,7 @@ class TieredCache:
                 if age < len(tier):
                     return tier.name
                 age -= len(tier)
-            return self._store.name
+            return self._tiers[-1].name
 
     @property
     def total_tokens(self) -> int:
@@ -259,7 +261,7 @@ class TieredCache:
     def _check_storable(self, name: str, rows: Array) -> None:
         """Every later tier must be able to take the row, whatever the policy becomes: its range must be finite too."""
         if rows.shape[0]:
-            self._backend.quantize(self._backend.xp.reshape(rows, (rows.shape[0], -1)), FORMATS["q8"])
+            check_range(name, finite_rows(self._backend.xp.reshape(rows, (rows.shape[0], -1))))
         if self.config.tail_length:
             check_storable(name, rows, FORMATS[self.config.tail_dtype], self._backend)
 

@@ -71,7 +71,7 @@ def _read_clause(path: Path, code: str, start: int, lines: list[str]) -> Clause:
         raise SpecError(f"{where}: expected '## {code}-NN · Title', got {lines[0]!r}")
     body = "\n".join(lines[1:])
     examples = re.findall(r"```python\n(.*?)```", body, flags=re.DOTALL)
-    parts = {"text": [], "Why": [], "Differs from": [], "Would have caught": []}  # type: dict[str, list[str]]
+    parts: dict[str, list[str]] = {"text": [], "Why": [], "Differs from": [], "Would have caught": []}
     for paragraph in re.split(r"\n\s*\n", re.sub(r"```python\n.*?```", "", body, flags=re.DOTALL).strip()):
         label = re.match(r"\*(Why|Differs from|Would have caught)\.\*\s*", paragraph)
         parts[label[1] if label else "text"].append(paragraph[label.end() :] if label else paragraph)

@@ -4,6 +4,7 @@ import argparse
 import os
 from difflib import get_close_matches
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from rich.console import Console
@@ -30,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
     return explain(options.clause)
 
 
-def check(options: argparse.Namespace) -> int:
+def _refuse_nonsense(options: argparse.Namespace) -> None:
     if options.family is not None and options.family not in FAMILIES:
         raise CannotRun(f"--family: expected one of {', '.join(FAMILIES)}, got {options.family!r}")
     if options.seed < 0:
@@ -41,6 +42,10 @@ def check(options: argparse.Namespace) -> int:
             raise CannotRun(f"--{option}: no folder {Path(file).resolve().parent}")
         if file and Path(file).is_dir():
             raise CannotRun(f"--{option}: {file} is a folder")
+
+
+def check(options: argparse.Namespace) -> int:
+    _refuse_nonsense(options)
     implementation = load(options.name)
     if options.family and not hasattr(implementation, options.family):
         raise CannotRun(f"{options.name}: nothing to test, it does not offer the family {options.family}")
@@ -88,13 +93,8 @@ def _run_pytest(options: argparse.Namespace) -> Live:
         arguments += ["--kvref-slow"] if options.slow else []
         arguments += [f"--junitxml={options.junit}"] if options.junit else []
         environment = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}
-        saved = {name: os.environ.get(name) for name in environment}
-        os.environ.update(environment)
-        try:
+        with patch.dict(os.environ, environment):
             code = pytest.main(arguments, plugins=[live])
-        finally:
-            for name, value in saved.items():
-                os.environ.pop(name) if value is None else os.environ.__setitem__(name, value)
         if code == pytest.ExitCode.INTERRUPTED and not live.trouble:
             live.interrupted = True
         elif code in (pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR) and not live.trouble:

@@ -113,7 +113,7 @@ def test_attention_refuses_what_does_not_fit():
         kvref.attention(rows(1, heads=3), rows(4), rows(4))
     with pytest.raises(errors.ShapeMismatch, match="query: expected shape"):
         kvref.attention(rows(1, dim=4), rows(4), rows(4))
-    with pytest.raises(errors.PositionOutOfRange, match=r"in \[0, 4\], got 5"):
+    with pytest.raises(errors.PositionOutOfRange, match=r"in \[0, 5\), got 5"):
         kvref.attention(rows(1), rows(4), rows(4), length=5)
 
 
@@ -133,8 +133,11 @@ def test_numpy_integers_are_integers():
 
 def test_lists_are_taken_and_uneven_ones_refused():
     cache = kvref.QuantizedCache(kvref.QuantizedConfig(1, 2, 1, 2))
-    with pytest.raises(errors.ShapeMismatch, match="uneven lists"):
+    with pytest.raises(errors.ShapeMismatch, match=r"even lists of numbers, got \[\[1.0\], \[1.0, 2.0\]\]"):
         cache.push(0, [[1.0], [1.0, 2.0]], [[1.0, 2.0]])
+    for wrong in ("abc", {"a": 1}, None):
+        with pytest.raises(errors.ShapeMismatch):
+            cache.push(0, wrong, [[1.0, 2.0]])
     assert cache.length() == 0
 
 

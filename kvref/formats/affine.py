@@ -39,10 +39,8 @@ class AffineRow:
         xp = array_namespace(rows)
         if rows.shape[-1] == 0:
             raise ShapeMismatch(f"{self.name} rows: expected at least one value a row, got {list(rows.shape)}")
+        check_range(f"{self.name} rows", rows)
         zero = xp.min(rows, axis=-1)
-        # Half of each end first: the full range of a row can overflow, and must be refused rather than divided.
-        if bool(xp.any(xp.max(rows, axis=-1) / 2 - zero / 2 >= 2.0**127)):
-            raise NonFinite(f"{self.name} rows: expected max - min within float32, got a wider row")
         spread = xp.max(rows, axis=-1) - zero
         steps = xp.full_like(spread, 2**self.bits - 1)
         scale = xp.maximum(spread / steps, xp.full_like(spread, LEAST_SCALE))
@@ -65,6 +63,14 @@ class AffineRow:
         xp = array_namespace(stored.codes)
         codes = unpack4(stored.codes, width) if self.bits == 4 else stored.codes
         return xp.astype(codes, xp.float32)
+
+
+def check_range(name: str, rows: Array) -> None:
+    """Raise NonFinite where a row's max - min overflows float32, and would be divided (FMT-AFF-01). rows [..., width], finite."""
+    xp = array_namespace(rows)
+    half_range = xp.max(rows, axis=-1) / 2 - xp.min(rows, axis=-1) / 2  # of halves: the range itself may overflow
+    if bool(xp.any(half_range >= 2.0**127)):
+        raise NonFinite(f"{name}: expected max - min of a row within float32, got a wider row")
 
 
 q8 = AffineRow("q8", 8)

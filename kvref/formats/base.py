@@ -58,7 +58,7 @@ def widen(values: Array, name: str = "rows") -> Array:
 
 
 def finite_rows(rows: Array) -> Array:
-    """`rows` widened to float32, at least one value wide. Raises NonFinite at a NaN or an infinity (LAW-14)."""
+    """`rows` [..., width] widened to float32. Raises ShapeMismatch for a lone number, NonFinite at NaN or infinity (LAW-14)."""
     rows = widen(rows)
     xp = array_namespace(rows)
     if len(rows.shape) == 0:

@@ -37,6 +37,8 @@ def true(condition: Any, what: str, expected: str, got: Any) -> None:
 
 def shaped(got: Any, shape: tuple[int, ...], what: str) -> NDArray:
     array = np.asarray(got)
+    if isinstance(got, np.ndarray) and got.dtype == np.float64:  # comparing it as float32 would do the rounding for it
+        raise Broken(what, "float32 or a narrower float", "float64")
     if array.shape != tuple(shape):
         raise Broken(what, f"shape {list(shape)}", f"shape {list(array.shape)}")
     return array

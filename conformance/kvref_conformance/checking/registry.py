@@ -3,7 +3,7 @@
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, update_wrapper
 from importlib import import_module
 from inspect import unwrap
 
@@ -52,14 +52,13 @@ _REGISTERED: list[Check] = []
 CACHES = ("contiguous", "paged", "quantized", "tiered", "pooled")
 
 
-def check(clause: str, *families: str, slow: bool = False) -> Callable[[Run], Run]:
-    """Register a function as a check of `clause`, once for each family."""
+def check(clause: str, family: str, slow: bool = False) -> Callable[[Run], Run]:
+    """Register a function as a check of `clause`."""
 
     def register(run: Run) -> Run:
-        for family in families:
-            if family not in FAMILIES:
-                raise CheckError(f"{run.__name__}: expected a family ({', '.join(FAMILIES)}), got {family!r}")
-            _REGISTERED.append(Check(clause, family, run, slow))
+        if family not in FAMILIES:
+            raise CheckError(f"{run.__name__}: expected a family ({', '.join(FAMILIES)}), got {family!r}")
+        _REGISTERED.append(Check(clause, family, run, slow))
         return run
 
     return register
@@ -74,9 +73,7 @@ def check_each(clause: str, *families: str) -> Callable[[Callable[[Subject, str]
             def of_family(subject: Subject, family: str = family) -> None:
                 run(subject, family)
 
-            of_family.__name__ = run.__name__
-            of_family.__wrapped__ = run  # type: ignore[attr-defined]
-            check(clause, family)(of_family)
+            check(clause, family)(update_wrapper(of_family, run))
         return run
 
     return register

@@ -74,12 +74,12 @@ class Subject:
         return Own(self.implementation.asarray(values))
 
     def numpy(self, result: Any) -> Any:
-        """A result with every array in it made NumPy's, and a narrow float widened."""
+        """A result with every array in it made NumPy's, and a narrow float widened. float64 stays, for a check to refuse."""
         if isinstance(result, tuple | list) and not hasattr(result, "_fields"):
             return type(result)(self.numpy(part) for part in result)
         if hasattr(result, "shape") and hasattr(result, "dtype"):
             array = np.asarray(self.implementation.to_numpy(result))
-            return array if array.dtype.kind in "iub" else array.astype(np.float32, copy=True)
+            return array.copy() if array.dtype.kind in "iub" or array.dtype == np.float64 else array.astype(np.float32)
         return result
 
     def unwrap(self, argument: Any) -> Any:

@@ -267,4 +267,13 @@ def a_narrow_cache_keeps_float32(patch):
 
 @bug("FMT-AFF-01", "TIER-13")
 def an_infinite_range_is_divided(patch):
-    in_source(patch, "kvref.formats.affine.AffineRow.quantize", ">= 2.0**127", "> 2.0**128")
+    in_source(patch, "kvref.formats.affine.check_range", ">= 2.0**127", "> 2.0**128")
+    patch.setattr("kvref.tiered.check_range", affine.check_range)
+
+
+@bug("FMT-INT8-03", "FMT-FP8-08", "QUANT-01")
+def values_are_not_rounded(patch):
+    def unrounded(self, stored, width):
+        return self.decode(stored.codes).astype(np.float64) * stored.scale[..., None]
+
+    patch.setattr(symmetric.SymmetricRow, "dequantize", unrounded)

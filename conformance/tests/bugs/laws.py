@@ -39,7 +39,7 @@ def any_position_a_page_has_can_be_read(patch):
 @bug("LAW-06", "TIER-01")
 def a_long_append_is_quantized_whole(patch):
     enter = TieredCache._enter
-    patch.setattr(TieredCache, "_enter", lambda self, i, k, v: enter(self, 2 if k.shape[0] > self._tail.room else i, k, v))
+    patch.setattr(TieredCache, "_enter", lambda self, i, k, v: enter(self, 2 if k.shape[0] > self._tiers[0].room else i, k, v))
 
 
 @bug("LAW-07", "LAW-02", "PAGED-12")
