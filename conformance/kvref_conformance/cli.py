@@ -1,4 +1,4 @@
-"""The `kvref` command: check, list, explain.
+"""The `kvref` command: check, replay, report, zoo, list, explain.
 
 Exit codes: 0 conformant, 1 not conformant, 2 could not run. A user's own mistake costs one clear line, never a traceback.
 """
@@ -34,10 +34,24 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--family", metavar="FAMILY", help="only the checks of one family: paged, quantized, ...")
     check.add_argument("--clause", default="*", metavar="GLOB", help="only these clauses: PAGED-07, 'FMT-*', ...")
     check.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the random inputs (default 0)")
+    check.add_argument("--examples", type=int, default=100, metavar="N", help="sequences of calls to try a family (default 100)")
+    check.add_argument("--deep", action="store_true", help="many more and longer sequences: minutes instead of seconds")
+    check.add_argument("--isolate", action="store_true", help="run it in a child process, which it may take down")
+    check.add_argument("--timeout", type=float, default=10.0, metavar="S", help="seconds a call may take (default 10)")
+    check.add_argument("--traces", metavar="DIR", help="keep the conversations that passed, as traces")
     check.add_argument("--slow", action="store_true", help="also the checks that take gigabytes of memory")
     check.add_argument("--json", metavar="FILE", help="write the results as JSON")
     check.add_argument("--junit", metavar="FILE", help="write the results as JUnit XML")
     check.add_argument("--list", action="store_true", help="list the checks that would run, and stop")
+    replay = commands.add_parser(
+        "replay",
+        help="hold a conversation again, and say where it parts from what it must be",
+        description="Hold the conversation of a trace again, with the implementation it was made with or with another.",
+        epilog="exit status: 0 every reply is as it must be, 1 they part, 2 could not run",
+    )
+    replay.add_argument("trace", metavar="FILE", help="a trace, such as .kvref/failures/PAGED-07-mine.jsonl")
+    replay.add_argument("name", metavar="NAME", nargs="?", help="the implementation (default: the one of the trace)")
+    replay.add_argument("--timeout", type=float, default=10.0, metavar="S", help="seconds a call may take (default 10)")
     commands.add_parser("list", help="list the implementations, and what is missing for each")
     explain = commands.add_parser("explain", help="show a clause: its text, why, the bugs it hunts, its checks")
     explain.add_argument("clause", metavar="CLAUSE", help="a clause id such as PAGED-07, or a chapter such as PAGED")
@@ -53,13 +67,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from kvref_conformance.checking.registry import CheckError
     from kvref_conformance.clauses import SpecError
     from kvref_conformance.implementations import CannotRun
+    from kvref_conformance.trace.file import TraceError
 
     try:
         return commands.run(options)
     except BrokenPipeError:
         sys.stderr.close()  # the reader has gone: nothing to say, and no one to say it to
         return EXIT_CANNOT_RUN
-    except (CannotRun, SpecError, CheckError, OSError) as error:
+    except (CannotRun, SpecError, CheckError, TraceError, OSError) as error:
         return _cannot_run(str(error))
     except KeyboardInterrupt:
         return _cannot_run("interrupted")

@@ -16,16 +16,21 @@ from kvref_conformance.checking.registry import all_checks
 from kvref_conformance.clauses import Clause, all_clauses, spec
 from kvref_conformance.implementations import CannotRun, load, names
 from kvref_conformance.interface import FAMILIES
-from kvref_conformance.judge import select
+from kvref_conformance.judge import Effort, Judge, select
+from kvref_conformance.outcome import NotOffered
 from kvref_conformance.report.json_file import write_json
 from kvref_conformance.report.live import Live
 from kvref_conformance.report.text import Asked, print_conclusion, print_failures, print_table
+from kvref_conformance.trace.file import read
+from kvref_conformance.trace.replay import replay
 
 
 def run(options: argparse.Namespace) -> int:
     """Returns the exit code. Raises CannotRun, SpecError, CheckError."""
     if options.command == "check":
         return check(options)
+    if options.command == "replay":
+        return replay_trace(options)
     if options.command == "list":
         return list_implementations()
     return explain(options.clause)
@@ -90,7 +95,11 @@ def _run_pytest(options: argparse.Namespace) -> Live:
         arguments += ["-p", "no:terminal", "-p", "no:cacheprovider", "-p", "kvref_conformance.plugin", "--noconftest"]
         arguments += [f"--kvref={options.name}", f"--kvref-clause={options.clause}", f"--kvref-seed={options.seed}"]
         arguments += [f"--kvref-family={options.family}"] if options.family else []
+        arguments += [f"--kvref-examples={options.examples}", f"--kvref-timeout={options.timeout}"]
         arguments += ["--kvref-slow"] if options.slow else []
+        arguments += ["--kvref-deep"] if options.deep else []
+        arguments += ["--kvref-isolate"] if options.isolate else []
+        arguments += [f"--kvref-traces={options.traces}"] if options.traces else []
         arguments += [f"--junitxml={options.junit}"] if options.junit else []
         environment = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}
         with patch.dict(os.environ, environment):
@@ -100,6 +109,31 @@ def _run_pytest(options: argparse.Namespace) -> Live:
         elif code in (pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR) and not live.trouble:
             live.trouble.append(f"pytest stopped with exit code {int(code)}")
         return live
+
+
+def replay_trace(options: argparse.Namespace) -> int:
+    trace = read(Path(options.trace))
+    name = options.name or trace.header.implementation.get("load", trace.header.implementation["name"])
+    judge = Judge(load(name), Effort(seed=trace.header.seed, timeout=options.timeout), name)
+    try:
+        held = replay(trace, judge)
+    except NotOffered as missing:
+        raise CannotRun(f"{name} does not offer {missing}") from missing
+    console, clause = Console(highlight=False), all_clauses().get(trace.header.clause)
+    heading = f"{trace.header.clause} · {clause.title if clause else 'not a clause of this kvref'}   ({name})"
+    console.print(Text(heading, style="bold red" if held.parted else "bold"))
+    for call in held.calls:
+        console.print(Text(f"  {call}"), soft_wrap=True)
+    if not held.parted:
+        console.print(Text("every reply is as it must be", style="bold green"))
+        return 0
+    console.print(Text(f"    {held.what}\n    expected {held.expected}\n    got      {held.got}"), soft_wrap=True)
+    where = f"they part at line {held.line} of {options.trace}" if held.line else "they part before the end of the trace"
+    recorded = trace.header.failed
+    if recorded and recorded["got"] == held.got:
+        where += ", as recorded"
+    console.print(Text(where, style="bold red"), soft_wrap=True)
+    return 1
 
 
 def list_implementations() -> int:

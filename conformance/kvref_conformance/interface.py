@@ -11,8 +11,11 @@ Shapes: n tokens are [n, num_kv_heads, head_dim] (NHD); the contiguous cache has
 Values are read back as float32, or as a narrower float with the same values.
 """
 
+import inspect
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal, Protocol, get_type_hints
 
 from kvref.array import Array
 
@@ -132,10 +135,20 @@ class Quantized(Protocol):
     def attend(self, layer: int, query: Array, scale: float) -> Array: ...
 
 
+class TieredStats(Protocol):
+    total_tokens: int
+    tail_tokens: int
+    warm_tokens: int
+    store_tokens: int
+    tail_bytes: int
+    warm_bytes: int
+    store_bytes: int
+    compression_ratio: float
+
+
 class Tiered(Protocol):
     """tiered(num_kv_heads, head_dim, max_tokens, tail_length, tail_dtype, warm_length, warm_format, store_format,
-    migration_batch). stats() has total_tokens, tail_tokens, warm_tokens, store_tokens, tail_bytes, warm_bytes, store_bytes
-    and compression_ratio.
+    migration_batch).
     """
 
     total_tokens: int
@@ -143,7 +156,7 @@ class Tiered(Protocol):
     def append(self, keys: Array, values: Array) -> None: ...
     def read(self) -> tuple[Array, Array]: ...
     def tier_of(self, position: int) -> str: ...
-    def stats(self) -> Any: ...
+    def stats(self) -> TieredStats: ...
     def update_policy(self, **changes: Any) -> None: ...
     def clear(self) -> None: ...
     def attend(self, query: Array, scale: float) -> Array: ...
@@ -161,24 +174,71 @@ class HeldBuffer(Protocol):
     def release(self) -> None: ...
 
 
+class BufferStats(Protocol):
+    hits: int
+    misses: int
+    allocations: int
+    returns: int
+    drops: int
+    hit_rate: float
+    free: dict[int, int]  # by size class
+
+
 class Buffers(Protocol):
-    """buffers(max_buffers). stats() has hits, misses, allocations, returns, drops, hit_rate and free, a dict by class."""
+    """buffers(max_buffers)."""
 
     def acquire(self, num_bytes: int) -> HeldBuffer: ...
     def prewarm(self, size: int, count: int) -> None: ...
     def clear(self) -> None: ...
-    def stats(self) -> Any: ...
+    def stats(self) -> BufferStats: ...
+
+
+class PooledStats(Protocol):
+    total_tokens: int
+    num_blocks: int
+    tokens_per_block: int
+    bytes: int
+    pool: BufferStats
 
 
 class Pooled(Protocol):
-    """pooled(num_kv_heads, head_dim, tokens_per_block, max_tokens, pool=None): `pool` is what `buffers` returned.
-
-    stats() has total_tokens, num_blocks, tokens_per_block, bytes and pool.
-    """
+    """pooled(num_kv_heads, head_dim, tokens_per_block, max_tokens, pool=None): `pool` is what `buffers` returned."""
 
     total_tokens: int
 
     def append(self, keys: Array, values: Array) -> None: ...
     def read(self) -> tuple[Array, Array]: ...
     def clear(self) -> None: ...
-    def stats(self) -> Any: ...
+    def stats(self) -> PooledStats: ...
+
+
+PROTOCOLS: dict[str, type] = {
+    "elements": Elements, "rows": Rows, "kernels": Kernels, "attention": Attention, "contiguous": Contiguous, "blocks": Blocks,
+    "paged": Paged, "quantized": Quantized, "tiered": Tiered, "buffers": Buffers, "buffer": HeldBuffer, "pooled": Pooled,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A method or an attribute of a family's protocol.
+
+    parameters: those that may be passed by position. reply: the annotation of what comes back.
+    """
+
+    name: str
+    parameters: tuple[str, ...]
+    reply: Any
+    attribute: bool
+
+
+@cache
+def operations(family: str) -> dict[str, Operation]:
+    """By name, for a family or for "buffer", what a pool hands out."""
+    protocol = PROTOCOLS[family]
+    found = {name: Operation(name, (), hint, True) for name, hint in get_type_hints(protocol).items()}
+    for name, method in inspect.getmembers(protocol, inspect.isfunction):
+        if not name.startswith("_"):
+            every = inspect.signature(method).parameters.values()
+            parameters = tuple(each.name for each in every if each.kind is each.POSITIONAL_OR_KEYWORD)[1:]
+            found[name] = Operation(name, parameters, get_type_hints(method).get("return"), False)
+    return found

@@ -1,54 +1,138 @@
 """One clause, one implementation, one verdict."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Literal
 
 import numpy as np
 
-from kvref_conformance.checking.expect import Broken
 from kvref_conformance.checking.registry import Check, all_checks
 from kvref_conformance.clauses import Clause, all_clauses
-from kvref_conformance.drivers.in_process import NotOffered, Subject
+from kvref_conformance.drivers.guard import TIMEOUT, Patience, memory_limit
+from kvref_conformance.drivers.in_process import Subject
 from kvref_conformance.interface import Implementation
-
-Verdict = Literal["passed", "failed", "not offered", "not run"]
+from kvref_conformance.machines.base import Finding, Search
+from kvref_conformance.machines.run import run_machine
+from kvref_conformance.oracle.witness import SPEAKS_FOR
+from kvref_conformance.outcome import Broken, Hung, NotOffered, Outcome, Verdict
+from kvref_conformance.trace.exchange import Exchange, Request, error_of, show_calls
+from kvref_conformance.trace.file import Header, judged_by_model, who, written
+from kvref_conformance.trace.shrink import Held, hold, shrink
 
 SHOWN_CALLS = 8  # lines of them before a failure
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What one check said. `what`, `expected` and `got` are empty unless it failed; `missing` unless it was not offered."""
+class Effort:
+    """How hard to look. examples: sequences of calls a machine tries, each of at most `steps` calls."""
 
-    check: str
-    verdict: Verdict
-    what: str = ""
-    expected: str = ""
-    got: str = ""
-    missing: str = ""
-    calls: list[str] = field(default_factory=list)
+    seed: int = 0
+    slow: bool = False
+    examples: int = 100
+    steps: int = 20
+    timeout: float = TIMEOUT  # seconds a call may take
+    keep: bool = False  # traces of what passes too
 
-
-def run_check(check: Check, implementation: Implementation, seed: int) -> Outcome:
-    """Never raises for what the implementation does; a check that itself fails with an error counts against it too."""
-    subject = Subject(implementation, np.random.default_rng([seed, check.seed]))
-    try:
-        check.run(subject)
-    except NotOffered as missing:
-        return Outcome(check.name, "not offered", missing=str(missing))
-    except Broken as broken:
-        what = broken.what or _last_call(subject)
-        return Outcome(check.name, "failed", what, broken.expected, broken.got, calls=_shown(subject.calls))
-    except Exception as error:
-        got = f"{type(error).__name__}: {error}"
-        return Outcome(check.name, "failed", _last_call(subject), "no error", got, calls=_shown(subject.calls))
-    return Outcome(check.name, "passed")
+    def deep(self) -> "Effort":
+        """Many more and longer sequences."""
+        return replace(self, examples=20 * self.examples, steps=60)
 
 
-def _last_call(subject: Subject) -> str:
-    return subject.calls[-1].partition("(")[0].rpartition(" ")[2] if subject.calls else "the check"
+class Judge:
+    """Of one implementation, through one run: the machines run once a family, and each clause is told what they found."""
+
+    def __init__(self, implementation: Implementation, effort: Effort | None = None, name: str = "") -> None:
+        """name: by which the implementation was found, and can be found again."""
+        self.implementation = implementation
+        self.effort = effort or Effort()
+        self.name = name or implementation.name
+        self.patience = Patience(self.effort.timeout)
+        self.watchers: list[Callable[[Subject, Exchange], None]] = []  # of every request made
+        self._searches: dict[str, Search] = {}
+
+    def clause(self, checks: Sequence[Check]) -> list[Outcome]:
+        """What each check of a clause says. Never raises for what the implementation does."""
+        outcomes = [self._outcome(check) for check in checks]
+        if any(each.run and outcome.verdict in ("passed", "failed") for each, outcome in zip(checks, outcomes, strict=True)):
+            return outcomes
+        # A machine that met nothing wrong is no proof that it met what the clause is about.
+        return [
+            replace(each, verdict="not offered", missing=outcomes[0].missing) if each.verdict == "passed" else each
+            for each in outcomes
+        ]
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+
+    def _outcome(self, check: Check) -> Outcome:
+        if not hasattr(self.implementation, check.family):
+            return Outcome(check.name, "not offered", missing=f"family {check.family}")
+        if check.slow and not self.effort.slow:
+            return Outcome(check.name, "not run", missing="--slow")
+        return self._searched(check) if check.run is None else self._checked(check)
+
+    def begin(self, check: Check | None = None) -> Subject:
+        """A fresh start with the implementation."""
+        rng = np.random.default_rng([self.effort.seed, check.seed if check else 0])
+        subject = Subject(self.implementation, rng, self.patience)
+        subject.watchers += self.watchers
+        return subject
+
+    def _checked(self, check: Check) -> Outcome:
+        subject = self.begin(check)
+        assert check.run is not None
+        try:
+            with memory_limit():
+                check.run(subject)
+        except NotOffered as missing:
+            return Outcome(check.name, "not offered", missing=str(missing))
+        except Broken as broken:
+            return self._failed(check, subject.conversation, broken)
+        except Exception as error:  # a result that the check could not even look at
+            got = f"{type(error).__name__}: {error_of(error).message}"
+            return self._failed(check, subject.conversation, Broken("", "no error", got))
+        return Outcome(check.name, "passed", trace=self._trace(check, subject.conversation) if self.effort.keep else [])
+
+    def _searched(self, check: Check) -> Outcome:
+        search = self.search(check.family)
+        if finding := search.findings.get(check.clause):
+            return self._failed(check, finding.conversation, finding.broken)
+        return Outcome(check.name, "passed", trace=self._trace(check, search.longest) if self.effort.keep else [])
+
+    def search(self, family: str) -> Search:
+        """What the family's machine finds, in a run of its own the first time it is asked for."""
+        if family not in self._searches:
+            search = Search(self.implementation, self.patience, watchers=self.watchers)
+            with memory_limit():
+                run_machine(family, search, self.effort.seed, self.effort.examples, self.effort.steps)
+            strays = set(search.findings) - set(SPEAKS_FOR[family])
+            assert not strays, f"the model of {family} speaks for {strays}"
+            for clause, finding in search.findings.items():
+                if smaller := self._smaller(finding.conversation, finding.broken, clause):
+                    search.findings[clause] = Finding(clause, *smaller)
+            self._searches[family] = search
+        return self._searches[family]
+
+    def _failed(self, check: Check, conversation: list[Exchange], broken: Broken) -> Outcome:
+        if check.run is not None and (smaller := self._smaller(conversation, broken, check.clause)):
+            conversation, broken = smaller
+        what = broken.what or (conversation[-1].request.op if conversation else "the check")
+        trace = self._trace(check, conversation, {"what": what, "expected": broken.expected, "got": broken.got})
+        calls = _shown(show_calls(conversation))
+        return Outcome(check.name, "failed", what, broken.expected, broken.got, calls=calls, trace=trace)
+
+    def hold(self, requests: list[Request]) -> Held:
+        """Hold a conversation from a fresh start. Raises Unknown where no model speaks."""
+        with memory_limit():
+            return hold(self.begin(), requests)
+
+    def _smaller(self, conversation: list[Exchange], broken: Broken, clause: str) -> tuple[list[Exchange], Broken] | None:
+        return None if isinstance(broken, Hung) else shrink(conversation, clause, self.hold)
+
+    def _trace(self, check: Check, conversation: list[Exchange], failed: dict[str, str] | None = None) -> list[str]:
+        judge = "model" if judged_by_model(conversation) else "check"
+        header = Header(check.clause, check.name, judge, who(self.implementation, self.name), self.effort.seed, failed)
+        return written(header, conversation)
 
 
 def _shown(calls: list[str]) -> list[str]:
@@ -61,14 +145,6 @@ def verdict_of(outcomes: Iterable[Outcome]) -> Verdict:
     verdicts = {outcome.verdict for outcome in outcomes}
     order: tuple[Verdict, ...] = ("failed", "passed", "not run")
     return next((verdict for verdict in order if verdict in verdicts), "not offered")
-
-
-def run_clause(checks: Iterable[Check], implementation: Implementation, seed: int, slow: bool) -> list[Outcome]:
-    outcomes = []
-    for check in checks:
-        left_out = check.slow and not slow and hasattr(implementation, check.family)
-        outcomes.append(Outcome(check.name, "not run", missing="--slow") if left_out else run_check(check, implementation, seed))
-    return outcomes
 
 
 def select(clause_glob: str = "*", family: str | None = None) -> dict[Clause, list[Check]]:

@@ -9,7 +9,6 @@ reporter of its own.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +17,10 @@ import pytest
 if TYPE_CHECKING:
     from kvref_conformance.checking.registry import Check
     from kvref_conformance.clauses import Clause
-    from kvref_conformance.interface import Implementation
+    from kvref_conformance.judge import Effort, Judge
 
 CHECKS = Path(__file__).parent / "checks"
-IMPLEMENTATIONS = pytest.StashKey[dict[str, Any]]()
+JUDGES = pytest.StashKey[dict[str, Any]]()
 
 
 class Failed(Exception):
@@ -35,17 +34,46 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--kvref-clause", default="*", metavar="GLOB", help="only the clauses whose id matches")
     group.addoption("--kvref-seed", type=int, default=0, metavar="N", help="seed of the random inputs (default 0)")
     group.addoption("--kvref-slow", action="store_true", help="also the checks that take much time or memory")
+    group.addoption("--kvref-examples", type=int, default=100, metavar="N", help="sequences of calls for each family (100)")
+    group.addoption("--kvref-deep", action="store_true", help="many more and longer sequences")
+    group.addoption("--kvref-isolate", action="store_true", help="run the implementation in a child process")
+    group.addoption("--kvref-timeout", type=float, default=10.0, metavar="S", help="seconds a call may take (10)")
+    group.addoption("--kvref-failures", default=".kvref/failures", metavar="DIR", help="where failures are written as traces")
+    group.addoption("--kvref-traces", metavar="DIR", help="write the traces of what passes here")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Find what is to be judged, once, and stop with one line where it cannot be found."""
     if names := session.config.getoption("--kvref"):
         from kvref_conformance.implementations import CannotRun, load
+        from kvref_conformance.judge import Judge
 
+        effort = _effort(session.config)
         try:
-            session.config.stash[IMPLEMENTATIONS] = {name: load(name) for name in names}
+            if session.config.getoption("--kvref-isolate"):
+                from kvref_conformance.drivers.isolated import IsolatedJudge
+
+                session.config.stash[JUDGES] = {name: IsolatedJudge(name, effort) for name in names}
+            else:
+                session.config.stash[JUDGES] = {name: Judge(load(name), effort, name) for name in names}
         except CannotRun as error:
             raise pytest.UsageError(str(error)) from error
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    for judge in session.config.stash.get(JUDGES, {}).values():
+        judge.close()
+
+
+def _effort(config: pytest.Config) -> Effort:
+    from kvref_conformance.judge import Effort
+
+    option = config.getoption
+    keep = option("--kvref-traces") is not None
+    effort = Effort(
+        option("--kvref-seed"), option("--kvref-slow"), option("--kvref-examples"), 20, option("--kvref-timeout"), keep
+    )
+    return effort.deep() if option("--kvref-deep") else effort
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
@@ -61,36 +89,41 @@ class ClauseFile(pytest.File):
         from kvref_conformance.judge import select
 
         option = self.config.getoption
-        for name, implementation in self.config.stash[IMPLEMENTATIONS].items():
+        for name, judge in self.config.stash[JUDGES].items():
             for clause, checks in select(option("--kvref-clause"), option("--kvref-family")).items():
                 if Path(checks[0].source.rpartition(":")[0]) == self.path:
-                    yield ClauseItem.of(self, clause, checks, name, implementation)
+                    yield ClauseItem.of(self, clause, checks, name, judge)
 
 
 class ClauseItem(pytest.Item):
     clause: Clause
     checks: list[Check]
     name_asked: str
-    implementation: Implementation
+    judge: Judge
 
     @classmethod
-    def of(cls, parent: ClauseFile, clause: Clause, checks: list[Check], name: str, implementation: Implementation) -> ClauseItem:
-        item: ClauseItem = cls.from_parent(parent, name=f"{clause.id}[{implementation.name}]")
-        item.clause, item.checks = clause, checks
-        item.name_asked, item.implementation = name, implementation
+    def of(cls, parent: ClauseFile, clause: Clause, checks: list[Check], name: str, judge: Judge) -> ClauseItem:
+        item: ClauseItem = cls.from_parent(parent, name=f"{clause.id}[{judge.implementation.name}]")
+        item.clause, item.checks, item.name_asked, item.judge = clause, checks, name, judge
         return item
 
     def runtest(self) -> None:
-        from kvref_conformance.judge import run_clause, verdict_of
+        from kvref_conformance.judge import verdict_of
+        from kvref_conformance.trace.store import save_all, save_failure
 
         option = self.config.getoption
-        outcomes = run_clause(self.checks, self.implementation, option("--kvref-seed"), option("--kvref-slow"))
+        outcomes, name = self.judge.clause(self.checks), self.judge.implementation.name
+        saved = save_failure(outcomes, Path(option("--kvref-failures")), self.clause.id, name)
+        if option("--kvref-traces"):
+            save_all(outcomes, Path(option("--kvref-traces")), self.clause.id, name)
         self.result = {
             "clause": self.clause.id,
             "title": self.clause.title,
             "chapter": self.clause.chapter,
             "verdict": verdict_of(outcomes),
-            "checks": [asdict(outcome) for outcome in outcomes],
+            "shown": saved[0].check if saved else None,
+            "trace": str(saved[1]) if saved else None,
+            "checks": [{name: value for name, value in vars(outcome).items() if name != "trace"} for outcome in outcomes],
         }
         if self.result["verdict"] == "failed":
             raise Failed

@@ -11,16 +11,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from kvref_conformance.arrays import NDArray
-from kvref_conformance.drivers.in_process import NotOffered, Subject, kinds_of, show
+from kvref_conformance.drivers.in_process import Subject
 from kvref_conformance.oracle.rows import Reads
-
-
-class Broken(AssertionError):
-    """The clause is broken: what was looked at (empty for the last call itself), what was expected, what came."""
-
-    def __init__(self, what: str, expected: str, got: str) -> None:
-        super().__init__(f"{what}: expected {expected}, got {got}")
-        self.what, self.expected, self.got = what, expected, got
+from kvref_conformance.outcome import Broken, NotOffered
+from kvref_conformance.trace.exchange import error_of, kinds_of, show
 
 
 def equal(got: Any, want: Any, what: str) -> None:
@@ -49,6 +43,8 @@ def same(got: Any, want: NDArray | np.generic, what: str) -> None:
     want = np.asarray(want)
     got = shaped(got, want.shape, what)
     if want.dtype.kind == "f":
+        if got.dtype.kind != "f":
+            raise Broken(what, "float32 or a narrower float", str(got.dtype))
         want, got = want.astype(np.float32), got.astype(np.float32)
         differs = (got.view(np.uint32) != want.view(np.uint32)) & ~(np.isnan(got) & np.isnan(want))
     else:
@@ -90,7 +86,9 @@ def raises(*kinds: str) -> Iterator[None]:
         raise
     except Exception as error:
         if not set(kinds) & set(kinds_of(error)):
-            raise Broken("", f"{wanted} to be raised", f"{type(error).__name__}: {error}") from error
+            if isinstance(error, Broken):
+                raise
+            raise Broken("", f"{wanted} to be raised", f"{type(error).__name__}: {error_of(error).message}") from error
     else:
         raise Broken("", f"{wanted} to be raised", "no error")
 

@@ -10,30 +10,37 @@ from inspect import unwrap
 from kvref_conformance.clauses import all_clauses
 from kvref_conformance.drivers.in_process import Subject
 from kvref_conformance.interface import FAMILIES
+from kvref_conformance.oracle.witness import SPEAKS_FOR
 
 Run = Callable[[Subject], None]
 
 MODULES = (
-    "laws_streams", "laws_errors", "laws_memory", "elements", "rows", "affine", "contiguous", "blocks", "paged", "quantized",
-    "tiered", "tiered_policy", "buffers", "pooled", "attention", "kernels",
+    "laws_streams", "laws_errors", "laws_memory", "laws_arrays", "elements", "rows", "affine", "contiguous", "blocks", "paged",
+    "quantized", "tiered", "tiered_policy", "buffers", "pooled", "attention", "kernels",
 )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Check:
-    """clause: its id. family: what an implementation must have. slow: runs only when asked for."""
+    """clause: its id. family: what an implementation must have. slow: runs only when asked for.
+
+    run: the check itself; None stands for the family's state machine, which speaks for many clauses.
+    """
 
     clause: str
     family: str
-    run: Run
+    run: Run | None
     slow: bool = False
 
     @property
     def name(self) -> str:
-        return f"{self.run.__name__.replace('_', ' ')} ({self.family})"
+        words = self.run.__name__.replace("_", " ") if self.run else "any sequence of calls"
+        return f"{words} ({self.family})"
 
     @property
     def source(self) -> str:
+        """file:line of a check that is written out."""
+        assert self.run
         code = unwrap(self.run).__code__
         return f"{code.co_filename}:{code.co_firstlineno}"
 
@@ -84,16 +91,17 @@ def validate(checks: list[Check]) -> None:
     known = all_clauses()
     for each in checks:
         if each.clause not in known:
-            raise CheckError(f"{each.source}: check {each.run.__name__!r} names no clause of the specification: {each.clause}")
-    unchecked = [clause for clause in known if clause not in {each.clause for each in checks}]
+            raise CheckError(f"check {each.name!r} names no clause of the specification: {each.clause}")
+    unchecked = [clause for clause in known if clause not in {each.clause for each in checks if each.run}]
     if unchecked:
         raise CheckError(f"clauses without a check: {', '.join(unchecked)}")
 
 
 @cache
 def all_checks() -> tuple[Check, ...]:
-    """Every check, in the order of the modules, validated. Raises CheckError."""
+    """Every check, in the order of the modules, then the machines, validated. Raises CheckError."""
     for name in MODULES:
         import_module(f"kvref_conformance.checks.{name}")
-    validate(_REGISTERED)
-    return tuple(_REGISTERED)
+    searches = [Check(clause, family, None) for family, clauses in SPEAKS_FOR.items() for clause in clauses]
+    validate(_REGISTERED + searches)
+    return tuple(_REGISTERED + searches)

@@ -8,9 +8,10 @@ import numpy as np
 
 from kvref_conformance.arrays import NDArray
 from kvref_conformance.checking.setup import DIM, HEADS, batch_major, blocks_of, new
-from kvref_conformance.drivers.in_process import Handle, NotOffered, Own, Subject
+from kvref_conformance.drivers.in_process import Handle, Own, Subject
 from kvref_conformance.oracle.rows import Reads, read_as
 from kvref_conformance.oracle.tiers import Tiers, given
+from kvref_conformance.outcome import NotOffered
 
 
 class Stream:
@@ -49,7 +50,7 @@ class Stream:
             self.push(key, value)
 
     def __len__(self) -> int:
-        with self.subject.unrecorded():
+        with self.subject.looking():
             return self._length()
 
     def _length(self) -> int:
@@ -93,7 +94,7 @@ class Stream:
 
     def observe(self) -> dict[str, Any]:
         """Everything that can be seen of it."""
-        with self.subject.unrecorded():
+        with self.subject.looking():
             seen: dict[str, Any] = {"length": len(self)}
             seen["keys"], seen["values"] = (np.array(part) for part in self.read())
             return seen | dict(self._numbers())

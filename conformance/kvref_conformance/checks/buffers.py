@@ -8,7 +8,8 @@ import numpy as np
 from kvref_conformance.checking.expect import equal, raises, same, true
 from kvref_conformance.checking.registry import check
 from kvref_conformance.checking.setup import new
-from kvref_conformance.drivers.in_process import Handle, NotOffered, Subject
+from kvref_conformance.drivers.in_process import Handle, Subject
+from kvref_conformance.outcome import NotOffered
 
 CLASSES = tuple(kib * 1024 for kib in (1, 4, 16, 64, 256))
 

@@ -8,8 +8,9 @@ from kvref_conformance.arrays import NDArray
 from kvref_conformance.checking.expect import equal, pair, raises, same, shaped
 from kvref_conformance.checking.registry import check
 from kvref_conformance.checking.setup import DIM, HEADS, batch_major, new, tokens
-from kvref_conformance.drivers.in_process import Handle, NotOffered, Subject
+from kvref_conformance.drivers.in_process import Handle, Subject
 from kvref_conformance.oracle.elements import round_to
+from kvref_conformance.outcome import NotOffered
 
 
 def rows(subject: Subject, count: int, batch: int = 1) -> tuple[NDArray, NDArray]:

@@ -3,10 +3,11 @@
 import numpy as np
 
 from kvref_conformance.arrays import NDArray
-from kvref_conformance.checking.expect import Broken, equal, same, true
+from kvref_conformance.checking.expect import equal, same, true
 from kvref_conformance.checking.registry import check
 from kvref_conformance.drivers.in_process import Subject
 from kvref_conformance.oracle import elements as oracle
+from kvref_conformance.outcome import Broken
 
 FP8 = ("float8_e4m3fn", "float8_e5m2")
 CODES = np.arange(256, dtype=np.uint8)

@@ -11,7 +11,8 @@ from kvref_conformance.checking.registry import CACHES, check, check_each
 from kvref_conformance.checking.setup import DIM, HEADS, SMALL, new, pair_of_tokens, tokens
 from kvref_conformance.checking.streams import Stream
 from kvref_conformance.checks.laws_streams import filled, same_observables
-from kvref_conformance.drivers.in_process import NotOffered, Subject
+from kvref_conformance.drivers.in_process import Subject
+from kvref_conformance.outcome import NotOffered
 
 Bad = tuple[str, str, tuple[Any, ...]]  # the error's kind, and the method and arguments that must raise it
 
@@ -42,8 +43,10 @@ def out_of_range(stream: Stream) -> list[Bad]:
             ("PositionOutOfRange", "write", (sequence, 0, length + 1, keys, values)),
             ("PositionOutOfRange", "write", (sequence, 0, -1, keys, values)),
         ]
+        many = pair_of_tokens(stream.subject, 9)  # they would need blocks
         for layer in (-1, 2):
             calls += [("LayerOutOfRange", "write", (sequence, layer, 0, keys, values))]
+            calls += [("LayerOutOfRange", "write", (sequence, layer, length, *many))]
             calls += [("LayerOutOfRange", name, (sequence, layer)) for name in ("gather", "length", "block_table")]
             calls += [("LayerOutOfRange", "read", (sequence, layer, [0]))]
         calls += [("PositionOutOfRange", "read", (sequence, 0, [0, position])) for position in (-1, length)]

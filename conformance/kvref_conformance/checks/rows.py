@@ -4,11 +4,12 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from kvref_conformance.arrays import NDArray
-from kvref_conformance.checking.expect import Broken, equal, raises, same, true, within
+from kvref_conformance.checking.expect import equal, raises, same, true, within
 from kvref_conformance.checking.registry import check
-from kvref_conformance.drivers.in_process import NotOffered, Own, Subject
+from kvref_conformance.drivers.in_process import Own, Subject
 from kvref_conformance.oracle import elements
 from kvref_conformance.oracle import rows as oracle
+from kvref_conformance.outcome import Broken, NotOffered
 
 FP8 = ("float8_e4m3fn", "float8_e5m2")
 SYMMETRIC = ("int8", *FP8)

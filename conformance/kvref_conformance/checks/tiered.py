@@ -138,7 +138,7 @@ def keys_of_no_whole_token_are_refused(subject: Subject) -> None:
     append(subject, cache, tiers, 6)
     good = tokens(subject, 2)
     for bad in (good[:, :, :-1], good[:, :-1], good.reshape(-1)[:-1], good.reshape(-1), np.concatenate([good, good[:1]])):
-        for pair_given in ((bad, good), (good, bad)):
+        for pair_given in ((bad, good), (good, bad), (bad, bad)):
             with raises("ShapeMismatch"):
                 cache.append(*pair_given)
         agree(subject, cache, tiers, f"after keys or values {list(bad.shape)} were refused")

@@ -8,10 +8,11 @@ from kvref_conformance.checking.expect import equal, pair, raises, reads, same, 
 from kvref_conformance.checking.registry import check
 from kvref_conformance.checking.setup import HEADS, new, pair_of_tokens, tokens
 from kvref_conformance.checks.tiered import agree, append, both
-from kvref_conformance.drivers.in_process import NotOffered, Subject
+from kvref_conformance.drivers.in_process import Subject
 from kvref_conformance.oracle.elements import round_to
 from kvref_conformance.oracle.rows import read_as
 from kvref_conformance.oracle.tiers import given, stacked, through
+from kvref_conformance.outcome import NotOffered
 
 
 @check("TIER-10", "tiered")

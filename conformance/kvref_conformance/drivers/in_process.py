@@ -1,22 +1,25 @@
 """An implementation in this process, seen by a check: NumPy arrays in and out, every call written down.
 
 A check says what it wants in NumPy; the `Subject` turns arrays into the implementation's own type and back, turns a missing
-family or method into NotOffered, and keeps the calls so that a failure can show them.
+family or method into NotOffered, holds the implementation to its limits, and keeps the conversation so that a failure can be
+shown, shrunk and held again.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 import numpy as np
 
-from kvref_conformance.interface import FAMILIES, Implementation, Level
+from kvref_conformance.drivers.guard import Patience, TimedOut, time_limit
+from kvref_conformance.drivers.replies import plain
+from kvref_conformance.interface import FAMILIES, HeldBuffer, Implementation, Level, operations
+from kvref_conformance.outcome import Broken, Hung, NotOffered
+from kvref_conformance.trace.exchange import Exchange, On, Reply, Request, error_of, kinds_of, referring
 
-SHOWN_VALUES = 8  # an array up to this size is written out in the list of calls
-
-
-class NotOffered(Exception):
-    """The implementation does not have what the check needs."""
+WRITTEN_IN_PLACE = ("store", "buffer")  # the arguments that a kernel may change
+KEPT_BYTES = 2**24  # a larger array is not kept in the conversation
 
 
 class Own:
@@ -36,12 +39,16 @@ class Own:
 class Subject:
     """The implementation under one check, with random numbers of the check's own."""
 
-    def __init__(self, implementation: Implementation, rng: np.random.Generator) -> None:
+    def __init__(self, implementation: Implementation, rng: np.random.Generator, patience: Patience | None = None) -> None:
         self.implementation = implementation
         self.rng = rng
-        self.calls: list[str] = []
-        self._recording = True
-        self._handles = 0
+        self.patience = patience or Patience()
+        self.conversation: list[Exchange] = []
+        self.held: dict[int, Any] = {}  # what the implementation made, by the id of the request
+        self.watchers: list[Callable[[Subject, Exchange], None]] = []  # see every request before it is made
+        self.changed: Broken | None = None  # an argument that an operation changed
+        self._quiet = False
+        self._ids = count(1)
 
     @property
     def level(self) -> Level:
@@ -64,114 +71,135 @@ class Subject:
 
     def new(self, family: str, **config: Any) -> "Handle":
         """A new object of a family. Raises NotOffered."""
-        factory = self.factory(family)
-        self._handles += 1
-        name = f"{family}{self._handles}"
-        result = self._call(f"{name} = {family}", factory, (), {k: self.unwrap(v) for k, v in config.items()})
-        return Handle(self, name, result)
+        self.factory(family)
+        made = self.call(f"{family}.new", None, config)
+        assert isinstance(made, Handle)
+        return made
 
     def own(self, values: Any) -> Own:
         return Own(self.implementation.asarray(values))
 
-    def numpy(self, result: Any) -> Any:
-        """A result with every array in it made NumPy's, and a narrow float widened. float64 stays, for a check to refuse."""
-        if isinstance(result, tuple | list) and not hasattr(result, "_fields"):
-            return type(result)(self.numpy(part) for part in result)
-        if hasattr(result, "shape") and hasattr(result, "dtype"):
-            array = np.asarray(self.implementation.to_numpy(result))
-            return array.copy() if array.dtype.kind in "iub" or array.dtype == np.float64 else array.astype(np.float32)
-        return result
+    def numpy(self, array: Any) -> Any:
+        """An array of the implementation's as NumPy's."""
+        return plain(self.implementation, array, Any, "an array")
 
-    def unwrap(self, argument: Any) -> Any:
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """Calls that only look, too many for a person to read, are left out of what a failure shows."""
+        before, self._quiet = self._quiet, True
+        try:
+            yield
+        finally:
+            self._quiet = before
+
+    def call(self, op: str, on: int | None, args: dict[str, Any], as_is: bool = False) -> Any:
+        """Perform an operation and keep the exchange. Arrays come back as NumPy's, or untouched if `as_is`.
+
+        Raises what the implementation raises, NotOffered, or Broken where it hung, left its process, or returned no such thing
+        as the interface says.
+        """
+        written = {name: _written(self, value) for name, value in args.items()}
+        request = referring(Request(next(self._ids), op, on, written), self.conversation)
+        exchange = Exchange(request, quiet=self._quiet)
+        function, hint = self._target(request)
+        own = {name: self._own(value) for name, value in args.items()}
+        self.conversation.append(exchange)
+        for watch in self.watchers:
+            watch(self, exchange)
+        result = self._run(exchange, function, own)
+        self._look_for_changes(request, own)
+        if request.name == "new" or hint is HeldBuffer:
+            self.held[request.id] = result
+            exchange.reply = Reply(On(request.id))
+            return Handle(self, request.family if request.name == "new" else "buffer", request.id)
+        if as_is and getattr(result, "nbytes", 0) > KEPT_BYTES:
+            exchange.reply = Reply(f"{result.dtype}{list(result.shape)}")
+            return result
+        exchange.reply = Reply(plain(self.implementation, result, hint, op))
+        return result if as_is else exchange.reply.ok
+
+    def _target(self, request: Request) -> tuple[Callable[..., Any], Any]:
+        """What to call, and the annotation of what it returns. Raises NotOffered."""
+        if request.name == "new":
+            return self.factory(request.family), None
+        assert request.on is not None
+        held, operation = self.held[request.on], operations(request.family)[request.name]
+        if not hasattr(type(held), request.name) and not hasattr(held, request.name):
+            raise NotOffered(request.op)
+        if operation.attribute:
+            return (lambda: getattr(held, request.name)), operation.reply
+        return getattr(held, request.name), operation.reply
+
+    def _run(self, exchange: Exchange, function: Callable[..., Any], args: dict[str, Any]) -> Any:
+        given = exchange.request.given
+        positional = [args[name] for name in given]
+        named = {name: value for name, value in args.items() if name not in given}
+        try:
+            with time_limit(limit := self.patience.limit(exchange.request.op)):
+                return function(*positional, **named)
+        except KeyboardInterrupt:
+            raise
+        except TimedOut:
+            self.patience.hung.add(exchange.request.op)
+            raise Hung(exchange.request.op, f"an answer within {limit:g} s", "none: it was still running") from None
+        except BaseException as error:
+            if "NotOffered" in kinds_of(error):
+                self.conversation.remove(exchange)
+                raise NotOffered(error_of(error).message) from error
+            said = error_of(error)
+            exchange.reply = Reply(error=said)
+            if isinstance(error, Exception):
+                raise
+            raise Broken(exchange.request.op, "a result or an error", f"{said.kind}: {said.message}") from None
+
+    def _look_for_changes(self, request: Request, own: dict[str, Any]) -> None:
+        """Whether an array handed in is as it was: LAW-16 is for whoever asks."""
+        for name, before in request.args.items():
+            if isinstance(before, np.ndarray) and name not in WRITTEN_IN_PLACE:
+                after = np.asarray(self.implementation.to_numpy(own[name]))
+                if after.dtype != before.dtype:
+                    before = before.astype(after.dtype)
+                if not np.array_equal(before, after, equal_nan=before.dtype.kind == "f"):
+                    self.changed = Broken(f"the array given to {request.op} as {name}", "unchanged", "changed", clause="LAW-16")
+
+    def _own(self, argument: Any) -> Any:
         if isinstance(argument, Handle):
-            return argument.held
+            return self.held[argument.id]
+        if isinstance(argument, On):
+            return self.held[argument.id]
         if isinstance(argument, Own):
             return argument.array
         return self.own(argument).array if isinstance(argument, np.ndarray) else argument
 
-    @contextmanager
-    def unrecorded(self) -> Iterator[None]:
-        """Calls that only look, too many for a person to read, are left out of the list."""
-        before, self._recording = self._recording, False
-        try:
-            yield
-        finally:
-            self._recording = before
 
-    def call(self, target: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        converted = [self.unwrap(argument) for argument in args], {k: self.unwrap(v) for k, v in kwargs.items()}
-        return self._call(target, function, *converted, shown=(args, kwargs))
-
-    def _call(self, target: str, function: Callable[..., Any], args: Any, kwargs: Any, shown: Any = None) -> Any:
-        shown_args, shown_kwargs = shown or (args, kwargs)
-        words = [*map(show, shown_args), *(f"{k}={show(v)}" for k, v in shown_kwargs.items())]
-        if self._recording:
-            self.calls.append(f"{target}({', '.join(words)})")
-        try:
-            return function(*args, **kwargs)
-        except Exception as error:
-            if self._recording:
-                self.calls[-1] += f"  raised {type(error).__name__}"
-            if "NotOffered" in kinds_of(error):
-                raise NotOffered(str(error)) from error
-            raise
+def _written(subject: Subject, argument: Any) -> Any:
+    """An argument as it is kept: arrays as they are now, objects by their id."""
+    if isinstance(argument, Handle):
+        return On(argument.id)
+    if isinstance(argument, Own):
+        argument = np.asarray(subject.implementation.to_numpy(argument.array))
+    if isinstance(argument, np.ndarray):
+        return argument.copy() if argument.nbytes <= KEPT_BYTES else f"{argument.dtype}{list(argument.shape)}"
+    return list(argument) if isinstance(argument, range) else argument
 
 
 class Handle:
     """An object of the implementation's: attributes and methods as the interface names them."""
 
-    def __init__(self, subject: Subject, name: str, held: Any) -> None:
-        self._subject, self._name, self.held = subject, name, held
+    def __init__(self, subject: Subject, family: str, id: int) -> None:
+        self._subject, self._family, self.id = subject, family, id
 
     def __getattr__(self, name: str) -> Any:
-        subject, target = self._subject, f"{self._name}.{name}"
-        if not hasattr(type(self.held), name) and not hasattr(self.held, name):
-            raise NotOffered(target)
-        attribute = getattr(self.held, name)
-        if not callable(attribute):
-            return subject.numpy(attribute)
-
-        def method(*args: Any, **kwargs: Any) -> Any:
-            result = subject.call(target, attribute, *args, **kwargs)
-            if name == "acquire":
-                return Handle(subject, f"{self._name}.buffer", result)
-            return subject.numpy(result)
-
-        return method
+        if name.startswith("__") or name not in operations(self._family):
+            raise AttributeError(f"{self._family} has no operation {name!r}")
+        if operations(self._family)[name].attribute:
+            return self._call(name, (), {})
+        return lambda *args, **kwargs: self._call(name, args, kwargs)
 
     def as_is(self, name: str, *args: Any) -> Any:
         """Call a method and leave its result the implementation's own, for checks of memory."""
-        if not hasattr(self.held, name):
-            raise NotOffered(f"{self._name}.{name}")
-        return self._subject.call(f"{self._name}.{name}", getattr(self.held, name), *args)
+        return self._call(name, args, {}, as_is=True)
 
-
-def kinds_of(error: BaseException) -> list[str]:
-    """The names by which an exception is known: its class and its bases."""
-    return [kind.__name__ for kind in type(error).__mro__]
-
-
-def _brackets(array: Any) -> str:
-    """Nested brackets, each number as short as its dtype allows: 0.1 and not 0.10000000149011612."""
-    if array.ndim == 0:
-        return str(array[()])
-    return f"[{', '.join(_brackets(part) for part in array)}]"
-
-
-def show(value: Any) -> str:
-    """An argument or a result as a person can read it: small arrays in full, large ones by shape."""
-    if isinstance(value, Handle):
-        return value._name
-    if isinstance(value, Own):
-        return show(value.array)
-    if isinstance(value, np.ndarray | np.generic):
-        array = np.asarray(value)
-        if array.size > SHOWN_VALUES:
-            return f"{array.dtype}{list(array.shape)}"
-        return _brackets(array)
-    if isinstance(value, tuple | list):
-        words = ", ".join(map(show, value))
-        return f"({words})" if isinstance(value, tuple) else f"[{words}]"
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
-        return f"{value.dtype}{list(value.shape)}"
-    return repr(value)
+    def _call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], as_is: bool = False) -> Any:
+        everything = dict(zip(operations(self._family)[name].parameters, args, strict=False)) | kwargs
+        return self._subject.call(f"{self._family}.{name}", self.id, everything, as_is)

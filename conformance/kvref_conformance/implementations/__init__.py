@@ -1,7 +1,8 @@
 """Implementations by name: how `kvref check NAME` finds what it is to judge.
 
 A name is `reference` or `reference:LIBRARY`, a backend of kvref's (entry points `kvref.backends`), an entry point of group
-`kvref.implementations`, or `module:object`. An object that can be called, a class or a function, is called without arguments.
+`kvref.implementations`, `zoo:MEMBER` (wrong on purpose), or `module:object`. An object that can be called, a class or a function,
+is called without arguments.
 """
 
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import kvref
+import kvref_zoo
 from kvref.errors import BackendNotFound
 from kvref.formats import FORMATS
 from kvref_conformance.implementations.backends import OnBackend
@@ -43,6 +45,8 @@ def load(name: str) -> Implementation:
             return OnBackend(kvref.backend(name))
     except BackendNotFound as error:
         raise CannotRun(str(error)) from error
+    if name.startswith("zoo:"):
+        return _zoo(name.partition(":")[2])
     found = _entry_point(name)
     if found is None and ":" in name:
         found = _object_at(name)
@@ -102,6 +106,15 @@ def _reference(library: str) -> kvref.Backend:
     backend = kvref.ReferenceBackend("array_api_strict", strict.Device("device1"))
     backend.name = "reference:strict"
     return backend
+
+
+def _zoo(name: str) -> Implementation:
+    try:
+        found: Implementation = kvref_zoo.member(name)
+    except KeyError:
+        near = get_close_matches(name, kvref_zoo.names(), n=1)
+        raise CannotRun(f"no member of the zoo {name!r}{f': did you mean {near[0]!r}?' if near else ''} (kvref zoo)") from None
+    return found
 
 
 def _entry_point(name: str) -> Any:

@@ -12,8 +12,8 @@ import transformers
 from transformers import Cache, DynamicCache, LlamaConfig, StaticCache
 
 from kvref.errors import CapacityExceeded, DtypeMismatch, EmptyCache, ShapeMismatch
-from kvref_conformance.drivers.in_process import NotOffered
 from kvref_conformance.interface import Level
+from kvref_conformance.outcome import NotOffered
 
 
 class _Transformers:

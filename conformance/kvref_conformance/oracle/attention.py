@@ -5,6 +5,8 @@ import math
 import numpy as np
 
 from kvref_conformance.arrays import NDArray
+from kvref_conformance.oracle.expected import Arrays, Expected, Unjudged, finite, refuse, wrong_arrays
+from kvref_conformance.oracle.rows import Reads
 
 U = 2.0**-24
 EXP_ERROR = 8 * U  # a float32 exp within 4 units in the last place
@@ -30,7 +32,7 @@ def attention(query: NDArray, keys: NDArray, values: NDArray, *, scale: float, c
             weight /= weight.sum()
             reach = (np.abs(score) + score_error).max()
             log_error = score_error.max() + 2 * U * reach + EXP_ERROR / (1 - EXP_ERROR)
-            relative = math.exp(2 * log_error) * (1 + _gamma(2 * seen + 3)) - 1
+            relative = math.exp(min(2 * log_error, 700)) * (1 + _gamma(2 * seen + 3)) - 1
             out[i, head] = weight @ v
             tiny = 2 * seen * 2.0**-126 * np.abs(v).max(axis=0) + seen * 2.0**-126
             bound[i, head] = relative * (weight @ np.abs(v)) + tiny
@@ -39,3 +41,20 @@ def attention(query: NDArray, keys: NDArray, values: NDArray, *, scale: float, c
 
 def _gamma(roundings: int) -> float:
     return roundings * U / (1 - roundings * U)
+
+
+def attended(clause: str, query: NDArray, keys: Reads, values: Reads, scale: float) -> Expected:
+    """What a cache's attention must be over what it reads as."""
+    heads, dim = keys.values.shape[1:]
+    wrong = wrong_arrays((query, (None, None, dim))) if np.ndim(query) != 3 or np.shape(query)[2] != dim else []
+    if not wrong and np.shape(query)[1] % heads:
+        wrong = [("ShapeMismatch", "LAW-10")]
+    if wrong:
+        return refuse(wrong, lambda: None)
+    if keys.slack.any() or values.slack.any() or not finite(query, keys.values, values.values):
+        return Unjudged(clause)  # what the cache reads as is not known to the bit
+    reach = [np.abs(part).max(initial=0).astype(np.float64) for part in (np.asarray(query), keys.values)]
+    if reach[0] * reach[1] * dim * max(1.0, abs(scale)) > 1e38:
+        return Unjudged(clause)  # float32 scores overflow on the way
+    out, bound = attention(query, keys.values, values.values, scale=scale)
+    return Arrays(clause, parts=(Reads(out.astype(np.float32), bound + U * np.abs(out)),), always_slack=True)

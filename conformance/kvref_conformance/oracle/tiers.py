@@ -16,6 +16,7 @@ class Token:
     key: Reads  # [num_kv_heads, head_dim]: what it reads as now
     value: Reads
     tier: str
+    format: str = ""  # in which it is stored there
 
 
 class Tiers:
@@ -61,7 +62,7 @@ class Tiers:
                     continue
                 if token.tier != tier:
                     token.key, token.value = (through(part, formats[tier]) for part in (token.key, token.value))
-                    token.tier = tier
+                    token.tier, token.format = tier, formats[tier]
                 if room[tier] > 0:
                     room[tier] -= 1
                     break

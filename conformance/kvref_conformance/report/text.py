@@ -35,12 +35,14 @@ class Asked:
 
 
 def failure_text(result: Result, asked: Asked) -> str:
-    """Clause, calls, expected and got, and the command that reruns just this one."""
+    """Clause, the calls that show it, expected and got, and the commands that replay it, run it again and explain it."""
     lines = [f"{result['clause']} · {result['title']}   ({asked.name})"]
-    for outcome in (each for each in result["checks"] if each["verdict"] == "failed"):
-        lines.append(f"  {outcome['check']}")
-        lines += [f"    {call}" for call in outcome["calls"]]
-        lines += [f"    {outcome['what']}", f"      expected {outcome['expected']}", f"      got      {outcome['got']}"]
+    failed = [each for each in result["checks"] if each["verdict"] == "failed"]
+    shown = next(each for each in failed if each["check"] == result["shown"])
+    lines += [f"  {call}" for call in shown["calls"]]
+    lines += [f"    {shown['what']}", f"    expected {shown['expected']}", f"    got      {shown['got']}"]
+    lines += [f"  found by {', '.join(each['check'] for each in failed)}"]
+    lines += [f"  replay   kvref replay {shlex.quote(result['trace'])} {shlex.quote(asked.name)}"]
     lines += [f"  again    {asked.again(result['clause'])}", f"  read     kvref explain {result['clause']}"]
     return "\n".join(lines)
 

@@ -1,0 +1,198 @@
+"""`--isolate`: the same judge in a child process, so that an implementation that dies or hangs for good costs one check.
+
+The child tells of every request before it makes it. When it falls silent or dies, the parent knows which call that was, judges
+the conversation up to there, and starts another child for what is left.
+"""
+
+import multiprocessing
+import signal
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from types import SimpleNamespace
+from typing import Any
+
+from kvref_conformance.checking.registry import Check, all_checks
+from kvref_conformance.drivers.guard import ONCE_HUNG
+from kvref_conformance.drivers.in_process import Subject
+from kvref_conformance.implementations import CannotRun, load
+from kvref_conformance.interface import FAMILIES
+from kvref_conformance.judge import Effort, Judge
+from kvref_conformance.machines.base import Finding, Search
+from kvref_conformance.oracle.witness import Unknown, Witness
+from kvref_conformance.outcome import Broken, Hung, Outcome
+from kvref_conformance.trace.exchange import Exchange, Request
+from kvref_conformance.trace.shrink import Held, shrink
+
+STARTING = 120.0  # seconds until a child has loaded the implementation
+GRACE = 3.0  # seconds beyond a call's limit, in which the child may stop the call itself
+DEATHS = 12  # children that may die to make one conversation shorter
+
+
+class IsolatedJudge(Judge):
+    """A Judge whose checks and machines run in a child."""
+
+    def __init__(self, name: str, effort: Effort) -> None:
+        """Raises CannotRun."""
+        self._arguments = name, effort
+        self._child: multiprocessing.process.BaseProcess | None = None
+        self._hung = False
+        super().__init__(self._start(), effort, name)
+
+    def _start(self) -> Any:
+        """A new child, and the implementation as it describes itself. Raises CannotRun."""
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._child = context.Process(target=_serve, args=(theirs, *self._arguments), daemon=True)
+        self._child.start()
+        theirs.close()
+        try:
+            late = "cannot run", f"it took more than {STARTING:g} s to load"
+            said: tuple[str, Any] = self._pipe.recv() if self._pipe.poll(STARTING) else late
+        except EOFError:
+            said = "cannot run", f"loading it ended the process: {self._how_it_ended()}"
+        if said[0] == "cannot run":
+            self.close()
+            raise CannotRun(said[1] if said[1].startswith(self._arguments[0]) else f"{self._arguments[0]}: {said[1]}")
+        return SimpleNamespace(**said[1])
+
+    def close(self) -> None:
+        """End the child, whatever it is doing."""
+        if self._child is not None:
+            self._child.kill()
+            self._child.join()
+            self._pipe.close()
+            self._child = None
+
+    def _outcome(self, check: Check) -> Outcome:
+        if not hasattr(self.implementation, check.family) or (check.slow and not self.effort.slow):
+            return super()._outcome(check)
+        if check.run is None:
+            return self._searched(check)
+        outcome = self._ask(("check", all_checks().index(check)))
+        if isinstance(outcome, Outcome):
+            return outcome
+        return self._failed(check, *outcome)
+
+    def search(self, family: str) -> Search:
+        if family not in self._searches:
+            found = self._ask(("search", family))
+            if isinstance(found, tuple):
+                conversation, broken = found
+                clause = broken.clause or "LAW-01"
+                found = Search(self.implementation, findings={clause: Finding(clause, conversation, broken)})
+            self._searches[family] = found
+        return self._searches[family]
+
+    def hold(self, requests: list[Request]) -> Held:
+        held = self._ask(("hold", requests))
+        if isinstance(held, Unknown):
+            raise held
+        conversation, broken = held
+        return conversation, broken
+
+    def _smaller(self, conversation: list[Exchange], broken: Broken, clause: str) -> tuple[list[Exchange], Broken] | None:
+        if not isinstance(broken, Hung) or self._hung:
+            return None  # the child has made it small; or every try would take as long again
+        deaths = 0
+
+        def holding(requests: list[Request]) -> Held:
+            nonlocal deaths
+            if deaths >= DEATHS:
+                return [], None
+            held = self.hold(requests)
+            deaths += isinstance(held[1], Hung)
+            return held
+
+        return shrink(conversation, broken.clause or clause, holding)
+
+    def _ask(self, question: tuple[str, Any]) -> Any:
+        """What the child answers; or, where it died or hung, the conversation and what broke."""
+        if self._child is None:
+            self._start()
+        conversation: list[Exchange] = []
+        try:
+            self._pipe.send(question)
+            while True:
+                limit = self.effort.timeout + GRACE
+                if not self._pipe.poll(min(limit, ONCE_HUNG + GRACE) if self._hung else limit):
+                    return self._ended(conversation, f"an answer within {self.effort.timeout:g} s", "none: it was still running")
+                said = self._pipe.recv()
+                if said[0] == "answer":
+                    return said[1]
+                _, position, exchange, before = said
+                del conversation[position:]
+                if before is not None and conversation:
+                    conversation[-1].reply = before
+                conversation.append(exchange)
+        except (EOFError, ConnectionError):
+            return self._ended(conversation, "an answer", None)
+
+    def _ended(self, conversation: list[Exchange], expected: str, got: str | None) -> Held:
+        self._hung = self._hung or got is not None
+        got = got or f"none: {self._how_it_ended()}"
+        self.close()
+        what = conversation[-1].request.op if conversation else "the check"
+        return conversation, Hung(what, expected, got, _clause(conversation))
+
+    def _how_it_ended(self) -> str:
+        assert self._child is not None
+        self._child.join(GRACE)
+        code = self._child.exitcode
+        if code is not None and code < 0:
+            return f"the process was killed by {signal.Signals(-code).name}"
+        return f"the process ended with exit code {code}"
+
+
+def _clause(conversation: Sequence[Exchange]) -> str:
+    """Whose expectation the last request was to meet; empty where no model speaks for it."""
+    witness, clause = Witness("tolerant"), ""
+    try:
+        for exchange in conversation:
+            expected = witness.expect(exchange.request)
+            clause = expected.clause
+            witness.judge(exchange, expected)
+    except (Unknown, Broken):
+        pass
+    return clause
+
+
+def _serve(pipe: Connection, name: str, effort: Effort) -> None:
+    """The child: judges as it is asked, and tells of each request first."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
+    try:
+        judge = Judge(load(name), effort, name)
+    except CannotRun as error:
+        pipe.send(("cannot run", str(error)))
+        return
+    implementation = judge.implementation
+    said = {each: getattr(implementation, each) for each in ("name", "version", "language", "level")}
+    offered = dict.fromkeys((family for family in FAMILIES if hasattr(implementation, family)), True)
+    pipe.send(("ready", {**said, "formats": tuple(implementation.formats), **offered}))
+
+    def tell(subject: Subject, exchange: Exchange) -> None:
+        before = subject.conversation[-2].reply if len(subject.conversation) > 1 else None
+        pipe.send(("call", len(subject.conversation) - 1, exchange, before))
+
+    judge.watchers.append(tell)
+    answers: dict[str, Callable[[Any], Any]] = {
+        "check": lambda index: judge.clause([all_checks()[index]])[0],
+        "search": lambda family: _portable(judge.search(family)),
+        "hold": lambda requests: _held(judge, requests),
+    }
+    while True:
+        try:
+            question, about = pipe.recv()
+        except EOFError:
+            return
+        pipe.send(("answer", answers[question](about)))
+
+
+def _portable(search: Search) -> Search:
+    return Search(None, findings=search.findings, longest=search.longest)  # type: ignore[arg-type]  # stays in the child
+
+
+def _held(judge: Judge, requests: list[Request]) -> Held | Unknown:
+    try:
+        return judge.hold(requests)
+    except Unknown as unknown:
+        return unknown

@@ -1,0 +1,210 @@
+"""The machines of the contiguous, the quantized, the two-tier and the pooled cache."""
+
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, precondition, rule
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.machines.base import ANY, Machine, one_of, pair, within
+from kvref_conformance.machines.rows import kinds
+from kvref_conformance.oracle.quantized import Quantized
+
+INDEX = st.integers(0, 5)
+COUNT = st.integers(1, 5) | st.just(0)
+SIZE = st.integers(1, 3)
+BAD_SIZE = st.sampled_from((0, -1, None))
+
+
+class ContiguousMachine(Machine):
+    family = "contiguous"
+
+    @initialize(
+        batch=st.integers(1, 2), heads=SIZE, dim=SIZE, initial=st.integers(0, 4), most=st.sampled_from((3, 1, 8)),
+        dtype=st.sampled_from(("float32", "float16", "bfloat16")), twice=st.booleans(),
+    )  # fmt: skip
+    def new(self, batch: int, heads: int, dim: int, initial: int, most: int, dtype: str, twice: bool) -> None:
+        for _ in range(1 + twice):
+            self.make(batch_size=batch, num_kv_heads=heads, head_dim=dim, initial_capacity=initial, max_seq_len=most, dtype=dtype)
+        self.shape = batch, heads, dim
+
+    def some(self, count: int, kind: str) -> tuple[NDArray, NDArray]:
+        batch, heads, dim = self.shape
+        return pair(self.source, (batch, heads, count, dim), kind)
+
+    @precondition(lambda self: self.objects)
+    @rule(which=INDEX, count=COUNT, kind=kinds(), fused=st.booleans())
+    def update(self, which: int, count: int, kind: str, fused: bool) -> None:
+        keys, values = self.some(count, kind)
+        if fused:
+            self.call("update_fused", one_of(self.objects, which), key_values=np.stack([keys, values]))
+        else:
+            self.call("update", one_of(self.objects, which), keys=keys, values=values)
+
+    @precondition(lambda self: self.objects)
+    @rule(which=INDEX, wrong=st.integers(0, 5), side=st.integers(0, 2))
+    def update_wrongly(self, which: int, wrong: int, side: int) -> None:
+        batch, heads, dim = self.shape
+        keys, values = self.source.wrong_pair((batch, heads, 1, dim), wrong, side)
+        self.call("update", one_of(self.objects, which), keys=keys, values=values)
+
+    @precondition(lambda self: self.objects)
+    @rule(which=INDEX, count=st.integers(-1, 3))
+    def advance(self, which: int, count: int) -> None:
+        self.call("advance", one_of(self.objects, which), count=count)
+
+    @precondition(lambda self: self.objects)
+    @rule(which=INDEX, count=COUNT, kind=kinds())
+    def reset(self, which: int, count: int, kind: str) -> None:
+        self.call("reset", one_of(self.objects, which))
+        self.update(which, count, kind, fused=False)
+
+
+class QuantizedMachine(Machine):
+    family = "quantized"
+
+    @initialize(
+        layers=st.integers(1, 2), capacity=st.sampled_from((2, 1, 5)), heads=SIZE, dim=SIZE,
+        format=st.sampled_from(("int8", "float8_e4m3fn", "float8_e5m2")),
+    )  # fmt: skip
+    def new(self, layers: int, capacity: int, heads: int, dim: int, format: str) -> None:
+        self.make(num_layers=layers, capacity=capacity, num_kv_heads=heads, head_dim=dim, format=format)
+        self.shape, self.layers = (heads, dim), layers
+
+    @precondition(lambda self: self.objects)
+    @rule(layer=ANY, kind=kinds(), loud=st.sampled_from((1.0, 100.0)))
+    def push(self, layer: int, kind: str, loud: float) -> None:
+        layer = within(layer, self.layers)
+        key, value = pair(self.source, self.shape, kind)
+        self.call("push", self.objects[0], layer=layer, key=key, value=value if kind == "huge" else value * np.float32(loud))
+
+    @precondition(lambda self: self.objects)
+    @rule(kind=kinds())
+    def push_step(self, kind: str) -> None:
+        keys, values = pair(self.source, (self.layers, *self.shape), kind)
+        self.call("push_step", self.objects[0], keys=keys, values=values)
+
+    @precondition(lambda self: self.objects)
+    @rule(wrong=st.integers(0, 5), side=st.integers(0, 2))
+    def push_wrongly(self, wrong: int, side: int) -> None:
+        keys, values = self.source.wrong_pair(self.shape, wrong, side)
+        self.call("push", self.objects[0], layer=0, key=keys, value=values)
+
+    @precondition(lambda self: self.objects)
+    @rule(layer=ANY, position=ANY, head=ANY)
+    def read(self, layer: int, position: int, head: int) -> None:
+        layer, head = within(layer, self.layers), within(head, self.shape[0])
+        model = self.witness.models[self.objects[0]]
+        assert isinstance(model, Quantized)
+        position = within(position, len(model.tokens[layer]) if layer < self.layers else 0)
+        self.call("read_token", self.objects[0], layer=layer, position=position)
+        self.call("read_head", self.objects[0], layer=layer, position=position, head=head)
+
+    @precondition(lambda self: self.objects)
+    @rule(kind=kinds())
+    def clear(self, kind: str) -> None:
+        self.call("clear", self.objects[0])
+        self.push(0, kind, 1.0)
+
+    @precondition(lambda self: self.objects)
+    @rule(layer=ANY, group=st.integers(1, 2), kind=kinds(everything=False))
+    def attend(self, layer: int, group: int, kind: str) -> None:
+        layer = within(layer, self.layers)
+        query = self.source.rows((1, self.shape[0] * group, self.shape[1]), kind)
+        self.call("attend", self.objects[0], layer=layer, query=query, scale=0.5)
+
+
+POLICIES = {
+    "tail_length": st.integers(0, 4),
+    "warm_length": st.integers(0, 2),
+    "tail_dtype": st.sampled_from(("float32", "float16", "bfloat16", "int8")),
+    "warm_format": st.sampled_from(("q8", "int8", "float16")),
+    "store_format": st.sampled_from(("q4", "q8", "float8_e4m3fn", "float32")),
+}
+
+
+class TieredMachine(Machine):
+    family = "tiered"
+
+    @initialize(
+        heads=SIZE, dim=SIZE, most=st.sampled_from((3, 1, 7)), tail=st.sampled_from((1, 0, 2, 9)),
+        warm=st.sampled_from((0, 0, 2)),
+        tail_dtype=st.sampled_from(("float32", "float16", "bfloat16")), warm_format=st.sampled_from(("q8", "int8")),
+        store_format=st.sampled_from(("q8", "q4", "int8", "float8_e5m2")), batch=st.sampled_from((1, 3, 100)),
+    )  # fmt: skip
+    def new(
+        self, heads: int, dim: int, most: int, tail: int, warm: int, tail_dtype: str, warm_format: str, store_format: str,
+        batch: int,
+    ) -> None:  # fmt: skip
+        tail = min(tail, most)
+        self.make(
+            num_kv_heads=heads, head_dim=dim, max_tokens=most, tail_length=tail, tail_dtype=tail_dtype,
+            warm_length=min(warm, most - tail), warm_format=warm_format, store_format=store_format, migration_batch=batch,
+        )  # fmt: skip
+        self.shape = heads, dim
+
+    @precondition(lambda self: self.objects)
+    @rule(count=COUNT | st.integers(6, 16), kind=kinds())
+    def append(self, count: int, kind: str) -> None:
+        keys, values = pair(self.source, (count, *self.shape), kind)
+        self.call("append", self.objects[0], keys=keys, values=values)
+
+    @precondition(lambda self: self.objects)
+    @rule(wrong=st.integers(0, 5), side=st.integers(0, 2))
+    def append_wrongly(self, wrong: int, side: int) -> None:
+        keys, values = self.source.wrong_pair((2, *self.shape), wrong, side)
+        self.call("append", self.objects[0], keys=keys, values=values)
+
+    @precondition(lambda self: self.objects)
+    @rule(data=st.data(), name=st.sampled_from(tuple(POLICIES)))
+    def update_policy(self, data: Any, name: str) -> None:
+        value = data.draw(POLICIES[name])
+        if isinstance(value, int) or value in self.search.implementation.formats:
+            self.call("update_policy", self.objects[0], **{name: value})
+            self.append(1, "counting")
+
+    @precondition(lambda self: self.objects)
+    @rule(count=COUNT, kind=kinds())
+    def clear(self, count: int, kind: str) -> None:
+        self.call("clear", self.objects[0])
+        self.append(count, kind)
+
+    @precondition(lambda self: self.objects)
+    @rule(group=st.integers(1, 2), kind=kinds(everything=False))
+    def attend(self, group: int, kind: str) -> None:
+        query = self.source.rows((1, self.shape[0] * group, self.shape[1]), kind)
+        self.call("attend", self.objects[0], query=query, scale=0.5)
+
+
+class PooledMachine(Machine):
+    family = "pooled"
+
+    @initialize(
+        heads=SIZE, dim=st.sampled_from((1, 3, 100)), block=st.sampled_from((1, 2, 3, 300)), most=st.sampled_from((3, 4, 7)),
+        caches=st.integers(1, 2), buffers=st.integers(1, 3),
+    )  # fmt: skip
+    def new(self, heads: int, dim: int, block: int, most: int, caches: int, buffers: int) -> None:
+        can_share = caches > 1 and hasattr(self.search.implementation, "buffers")
+        shared = {"pool": self.another("buffers", max_buffers=buffers)} if can_share else {}
+        for _ in range(caches):
+            self.make(num_kv_heads=heads, head_dim=dim, tokens_per_block=block, max_tokens=max(most, block), **shared)
+        self.shape = heads, dim
+
+    @precondition(lambda self: self.objects)
+    @rule(which=INDEX, count=COUNT | st.integers(6, 12), kind=kinds())
+    def append(self, which: int, count: int, kind: str) -> None:
+        keys, values = pair(self.source, (count, *self.shape), kind)
+        self.call("append", one_of(self.objects, which), keys=keys, values=values)
+
+    @precondition(lambda self: self.objects)
+    @rule(which=INDEX, wrong=st.integers(0, 5), side=st.integers(0, 2))
+    def append_wrongly(self, which: int, wrong: int, side: int) -> None:
+        keys, values = self.source.wrong_pair((2, *self.shape), wrong, side)
+        self.call("append", one_of(self.objects, which), keys=keys, values=values)
+
+    @precondition(lambda self: self.objects)
+    @rule(which=INDEX, count=COUNT, kind=kinds())
+    def clear(self, which: int, count: int, kind: str) -> None:
+        self.call("clear", one_of(self.objects, which))
+        self.append(which, count, kind)

@@ -1,0 +1,35 @@
+"""Runs a family's machine over an implementation."""
+
+import numpy as np
+from hypothesis import HealthCheck, Phase, Verbosity, seed, settings
+from hypothesis.errors import Flaky
+from hypothesis.stateful import run_state_machine_as_test
+
+from kvref_conformance.machines.base import Machine, Search, Violation
+from kvref_conformance.machines.caches import ContiguousMachine, PooledMachine, QuantizedMachine, TieredMachine
+from kvref_conformance.machines.pools import BlocksMachine, BuffersMachine, PagedMachine
+
+MACHINES: dict[str, type[Machine]] = {
+    machine.family: machine
+    for machine in (
+        ContiguousMachine, BlocksMachine, PagedMachine, QuantizedMachine, TieredMachine, BuffersMachine, PooledMachine,
+    )
+}  # fmt: skip
+
+
+def run_machine(family: str, search: Search, number: int, examples: int, steps: int) -> None:
+    """Fill `search` with what is found in so many sequences of so many calls at most; `number` seeds them."""
+    machine = seed(number)(type(MACHINES[family].__name__, (MACHINES[family],), {"search": search}))
+    phases = (Phase.generate, Phase.shrink)
+    quiet = settings(
+        max_examples=examples, stateful_step_count=steps, deadline=None, database=None, phases=phases,
+        verbosity=Verbosity.quiet, print_blob=False, suppress_health_check=list(HealthCheck), derandomize=False,
+    )  # fmt: skip
+    try:
+        with np.errstate(all="ignore"):
+            run_state_machine_as_test(machine, settings=quiet)
+    except (Violation, Flaky):
+        pass  # the search has noted what there is, and stopped where it had seen enough
+    except ExceptionGroup as several:
+        if several.split(Violation)[1]:
+            raise

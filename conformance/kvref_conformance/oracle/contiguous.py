@@ -1,0 +1,123 @@
+"""The contiguous cache as two lists of columns, one a token."""
+
+from typing import Any, ClassVar
+
+import numpy as np
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.oracle.elements import round_to
+from kvref_conformance.oracle.expected import (
+    Arrays,
+    Expected,
+    Refused,
+    TakenOrRefused,
+    Value,
+    exactly,
+    finite,
+    float32,
+    not_in_range,
+    wrong_arrays,
+)  # fmt: skip
+from kvref_conformance.oracle.model import Look, Model
+
+
+class Contiguous(Model):
+    family = "contiguous"
+    blamed: ClassVar = {
+        ("new", "seq_len"): "CONTIG-01", ("new", "capacity"): "CONTIG-01",
+        ("advance", "seq_len"): "CONTIG-10", ("reset", "seq_len"): "CONTIG-11", ("reset", "capacity"): "CONTIG-11",
+        ("reset", "read"): "CONTIG-11", ("advance", "read"): "CONTIG-10", ("grown", "read"): "CONTIG-05",
+        ("grown", "raw"): "CONTIG-05",
+        "seq_len": "CONTIG-02", "capacity": "CONTIG-04", "raw": "CONTIG-07",
+    }  # fmt: skip
+
+    def __init__(
+        self, *, batch_size: int, num_kv_heads: int, head_dim: int, initial_capacity: int, max_seq_len: int, dtype: str
+    ) -> None:
+        super().__init__()
+        self.sizes = batch_size, num_kv_heads, head_dim
+        self.most, self.dtype = max_seq_len, dtype
+        self.room = min(initial_capacity, max_seq_len)
+        self.before, self.given = 0, (np.zeros((0,)), np.zeros((0,)))  # tokens before the last update, and what it was given
+        self.tokens: list[tuple[NDArray, NDArray] | None] = []  # [B, H, D] each; None: written behind the cache's back
+
+    def looks(self) -> list[Look]:
+        return [("seq_len", {}), ("capacity", {}), ("read", {}), ("raw", {})]
+
+    def seq_len(self) -> Expected:
+        return Value(self.blame("seq_len"), value=len(self.tokens))
+
+    def capacity(self) -> Expected:
+        return Value(self.blame("capacity"), value=self.room)
+
+    def update(self, keys: Any, values: Any) -> Expected:
+        return self._append("update", keys, values)
+
+    def update_fused(self, key_values: Any) -> Expected:
+        batch, heads, dim = self.sizes
+        wrong = wrong_arrays((key_values, (2, batch, heads, None, dim)))
+        return self.refuse(wrong) if wrong else self._append("update_fused", key_values[0], key_values[1])
+
+    def _append(self, name: str, keys: Any, values: Any) -> Expected:
+        batch, heads, dim = self.sizes
+        shape = batch, heads, None, dim
+        if wrong := wrong_arrays((keys, shape), (values, shape)):
+            return self.refuse(wrong)
+        count = keys.shape[2]
+        if len(self.tokens) + count > self.most:
+            return self.refuse([("CapacityExceeded", "CONTIG-06")])
+        before, total = len(self.tokens), len(self.tokens) + count
+
+        def change(ok: Any) -> None:
+            stored = [round_to(float32(part), self.dtype) for part in (keys, values)]
+            self.tokens += [(stored[0][:, :, i], stored[1][:, :, i]) for i in range(count)]
+            self.before, self.given = before, (float32(keys), float32(values))
+            while self.room < len(self.tokens):
+                self.room = min(max(1, 2 * self.room), self.most)
+
+        then = self.did("grown" if total > self.room else name, change)
+        clause = "CONTIG-09" if name == "update_fused" else "CONTIG-06" if total == self.most else "CONTIG-02"
+        return Expected(clause, then) if finite(keys, values) else TakenOrRefused(clause, then)
+
+    def read(self) -> Expected:
+        if not self.tokens:
+            return Refused("CONTIG-03", kinds=("EmptyCache",))
+        return self._arrays("read", ())
+
+    def raw(self) -> Expected:
+        return self._arrays("raw", (slice(None), slice(None), slice(0, len(self.tokens))))
+
+    def _arrays(self, name: str, used: tuple[slice, ...]) -> Expected:
+        batch, heads, dim = self.sizes
+        unknown = np.zeros((batch, heads, dim), np.float32)
+        parts = [[unknown if token is None else token[which] for token in self.tokens] for which in (0, 1)]
+        stacked = [np.stack(part, axis=2) if part else np.zeros((batch, heads, 0, dim), np.float32) for part in parts]
+        unsure = np.broadcast_to(np.array([token is None for token in self.tokens], bool)[None, None, :, None], stacked[0].shape)
+        shape = (batch, heads, self.room, dim) if used else None
+
+        def clause_at(index: tuple[int, ...], got: NDArray) -> str:
+            new = index[2] - self.before
+            if new < 0 or self.last not in ("update", "update_fused", "grown"):
+                return self.blame(name)
+            return "CONTIG-12" if self._nearly(index, new, got) else "CONTIG-09" if self.last == "update_fused" else "LAW-04"
+
+        return Arrays(
+            self.blame(name), names=("keys", "values"), parts=(exactly(stacked[0]), exactly(stacked[1])), used=used, shape=shape,
+            unsure=unsure if unsure.any() else None, codes_of=self.dtype if name == "raw" else "",
+            clause_at=clause_at,
+        )  # fmt: skip
+
+    def _nearly(self, index: tuple[int, ...], new: int, got: NDArray) -> bool:
+        """Whether a narrow dtype holds the right number, wrongly rounded."""
+        given = [float(part[index[0], index[1], new, index[3]]) for part in self.given]
+        return self.dtype != "float32" and any(abs(float(got[index]) - each) <= 2.0**-6 * abs(each) for each in given)
+
+    def advance(self, count: int) -> Expected:
+        if wrong := not_in_range(count, None, "PositionOutOfRange"):
+            return self.refuse(wrong)
+        if len(self.tokens) + count > self.room:
+            return self.refuse([("CapacityExceeded", "CONTIG-10")])
+        return Expected("CONTIG-10", self.did("advance", lambda ok: self.tokens.extend([None] * count)))
+
+    def reset(self) -> Expected:
+        return Expected("CONTIG-11", self.did("reset", lambda ok: self.tokens.clear()))

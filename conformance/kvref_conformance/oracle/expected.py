@@ -1,0 +1,247 @@
+"""What a reply must be: one small class a kind, each of which names the clause it speaks for.
+
+A model says it of every request before the reply is seen; `judge` raises Broken, with that clause, where the reply is another.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.interface import Level
+from kvref_conformance.oracle.elements import decoded
+from kvref_conformance.oracle.rows import Reads
+from kvref_conformance.outcome import Broken
+from kvref_conformance.trace.exchange import Reply, show
+
+CODED = ("float16", "bfloat16")
+ClauseAt = Callable[[tuple[int, ...], NDArray], str]  # of the index of the first difference and what was got
+
+
+@dataclass(frozen=True)
+class Expected:
+    """clause: whose demand it is. then: what the model takes note of once the reply was right."""
+
+    clause: str
+    then: Callable[[Any], None] = lambda ok: None
+
+    def judge(self, reply: Reply, op: str, level: Level) -> None:
+        """Raise Broken where the reply is not as expected; take note of it where it is."""
+        if reply.error:
+            raise Broken(op, self.words(), f"{reply.error.kind}: {reply.error.message}", self.clause)
+        self.look(reply.ok, op, level)
+        self.then(reply.ok)
+
+    def words(self) -> str:
+        return "no error"
+
+    def look(self, ok: Any, op: str, level: Level) -> None:
+        pass
+
+    def wire(self) -> dict[str, Any]:
+        """The reply as a trace says it must be."""
+        return {"ok": None}
+
+
+@dataclass(frozen=True)
+class Unjudged(Expected):
+    """Any result at all."""
+
+    def wire(self) -> dict[str, Any]:
+        return {"any": True}
+
+
+@dataclass(frozen=True)
+class Refused(Expected):
+    """An error of one of these kinds."""
+
+    kinds: tuple[str, ...] = ()
+    refused: Callable[[], None] = lambda: None
+
+    def judge(self, reply: Reply, op: str, level: Level) -> None:
+        if not (reply.error and reply.error.kind in self.kinds):
+            got = f"{reply.error.kind}: {reply.error.message}" if reply.error else "no error"
+            raise Broken(op, self.words(), got, self.clause)
+        self.refused()
+
+    def words(self) -> str:
+        return " or ".join(self.kinds) + " to be raised"
+
+    def wire(self) -> dict[str, Any]:
+        return {"error": {"kinds": list(self.kinds)}}
+
+
+@dataclass(frozen=True)
+class TakenOrRefused(Refused):
+    """Numbers that are not finite: NonFinite, or no error (LAW-14). Another error breaks the clause of a call that must work."""
+
+    kinds: tuple[str, ...] = ("NonFinite",)
+
+    def judge(self, reply: Reply, op: str, level: Level) -> None:
+        if reply.error:
+            super().judge(reply, op, level)
+        else:
+            self.then(reply.ok)
+
+    def words(self) -> str:
+        return "NonFinite or no error"
+
+    def wire(self) -> dict[str, Any]:
+        return super().wire() | {"any": True}
+
+
+@dataclass(frozen=True)
+class Value(Expected):
+    """A number, a string, statistics: equal, or for a float within float32's rounding."""
+
+    value: Any = None
+    clauses: Mapping[str, str] = field(default_factory=dict)  # of single statistics, in the order to look at them
+
+    def look(self, ok: Any, op: str, level: Level) -> None:
+        for name, clause in self.clauses.items():
+            if isinstance(ok, dict) and name in ok and not _equal(ok[name], self.value[name]):
+                raise Broken(f"{name} of {op}", show(self.value[name]), show(ok[name]), clause)
+        if not _equal(ok, self.value):
+            raise Broken(op, show(self.value), show(ok), self.clause)
+
+    def wire(self) -> dict[str, Any]:
+        return {"ok": self.value}
+
+
+def _equal(got: Any, want: Any) -> bool:
+    if isinstance(want, dict):  # what an implementation leaves out is not offered
+        return isinstance(got, dict) and all(_equal(got[name], want[name]) for name in want if name in got)
+    if isinstance(want, float) and isinstance(got, float):
+        return got == want or abs(got - want) <= 2.0**-22 * abs(want)
+    return bool(got == want)
+
+
+@dataclass(frozen=True)
+class Choice(Expected):
+    """What only the implementation can know, a new id for one. accepts: whether it may be that.
+
+    length: of a list, and whose clause a wrong one breaks.
+    """
+
+    says: str = ""
+    accepts: Callable[[Any], bool] = lambda ok: True
+    length: tuple[int, str] | None = None
+
+    def look(self, ok: Any, op: str, level: Level) -> None:
+        if self.length and len(ok) != self.length[0]:
+            raise Broken(op, f"{self.length[0]} of them", f"{len(ok)}: {show(ok)}", self.length[1])
+        if not self.accepts(ok):
+            raise Broken(op, self.says, show(ok), self.clause)
+
+    def wire(self) -> dict[str, Any]:
+        return {"chosen": self.says}
+
+
+@dataclass(frozen=True)
+class Arrays(Expected):
+    """Arrays with these values: to the bit where the slack is 0 or the level is exact, and within the slack elsewhere.
+
+    unsure: bool, the shape of a part, where any value may stand. clause_at: the clause by the index of the first difference.
+    """
+
+    names: tuple[str, ...] = ("",)  # what each part is called
+    parts: tuple[Reads, ...] = ()
+    always_slack: bool = False  # a bound that holds at level exact too: attention
+    unsure: NDArray | None = None
+    clause_at: ClauseAt | None = None
+    used: tuple[slice, ...] = ()  # the part of each array that counts
+    shape: tuple[int, ...] | None = None  # of the whole array, where only a part counts
+    codes_of: str = ""  # a 16-bit format whose codes, as integers, will do where the library lacks the dtype
+
+    def look(self, ok: Any, op: str, level: Level) -> None:
+        for name, got, want in zip(self.names, ok if isinstance(ok, tuple) else (ok,), self.parts, strict=True):
+            what = f"{name} of {op}" if name else op
+            array = np.asarray(got)
+            if array.dtype == np.float64:
+                raise Broken(what, "float32 or a narrower float", "float64", self.clause)
+            if array.shape != (self.shape or want.values.shape):
+                raise Broken(what, f"shape {list(self.shape or want.values.shape)}", f"shape {list(array.shape)}", self.clause)
+            self._compare(array[self.used], want, what, level)
+
+    def _compare(self, got: NDArray, want: Reads, what: str, level: Level) -> None:
+        if got.dtype.kind in "iu" and self.codes_of in CODED:
+            got = decoded(self.codes_of)[got.astype(np.int64)]
+        if want.values.dtype.kind == "f" and got.dtype.kind != "f":
+            raise Broken(what, "float32 or a narrower float", str(got.dtype), self.clause)
+        differs = differing(got, want, exact=level == "exact" and not self.always_slack)
+        if self.unsure is not None:
+            differs = differs & ~self.unsure
+        if not differs.any():
+            return
+        first = tuple(int(i) for i in np.argwhere(differs)[0])
+        clause = self.clause_at(first, got) if self.clause_at else self.clause
+        if want.values.size <= 8:
+            raise Broken(what, show(want.values), show(got), clause)
+        at = f"{what}[{', '.join(map(str, first))}] ({int(differs.sum())} of {differs.size} differ)"
+        raise Broken(at, show(want.values[first]), show(got[first]), clause)
+
+    def wire(self) -> dict[str, Any]:
+        ok: Any = [part.values for part in self.parts] if len(self.parts) > 1 else self.parts[0].values
+        said: dict[str, Any] = {"ok": ok}
+        if any(part.slack.any() for part in self.parts):
+            within: Any = [part.slack for part in self.parts] if len(self.parts) > 1 else self.parts[0].slack
+            said["within" if self.always_slack else "tolerant"] = within
+        if self.unsure is not None:
+            said["unsure"] = self.unsure
+        return said
+
+
+def differing(got: NDArray, want: Reads, exact: bool) -> NDArray:
+    """Where an array is not as it must be: other bits (a NaN stands for any NaN), or further off than the slack."""
+    if want.values.dtype.kind != "f":
+        different: NDArray = got.astype(np.int64) != want.values.astype(np.int64)
+        return different
+    values, got = want.values.astype(np.float32), got.astype(np.float32)
+    bits: NDArray = (values.view(np.uint32) != got.view(np.uint32)) & ~(np.isnan(values) & np.isnan(got))
+    if exact:
+        return bits
+    with np.errstate(invalid="ignore"):
+        outside: NDArray = bits & ~(np.abs(got.astype(np.float64) - values) <= want.slack)
+    return outside
+
+
+def exactly(values: NDArray) -> Reads:
+    return Reads(values, np.zeros(values.shape))
+
+
+Wrong = list[tuple[str, str]]  # error kinds that would be right, each with its clause
+
+
+def refuse(wrong: Wrong, refused: Callable[[], None]) -> Refused:
+    """Any of several things wrong with one call may be what is said of it."""
+    return Refused(wrong[0][1], kinds=tuple(dict.fromkeys(kind for kind, _ in wrong)), refused=refused)
+
+
+def wrong_arrays(*given: tuple[Any, Sequence[int | None]]) -> Wrong:
+    """What is wrong with arrays, each given with its shape; None is an axis of any length, the same in all."""
+    wrong: Wrong = []
+    lengths: set[int] = set()
+    for array, shape in given:
+        array = np.asarray(array)
+        axes = list(zip(array.shape, shape, strict=False))
+        lengths |= {axis for axis, want in axes if want is None}
+        if array.ndim != len(shape) or any(want is not None and axis != want for axis, want in axes) or len(lengths) > 1:
+            wrong.append(("ShapeMismatch", "LAW-10"))
+        elif (array.dtype.kind != "f" and array.dtype.name != "bfloat16") or array.dtype == np.float64:
+            wrong.append(("DtypeMismatch", "FMT-LEVEL-04"))
+    return wrong
+
+
+def not_in_range(value: Any, stop: int | None, kind: str, clause: str = "LAW-11") -> Wrong:
+    good = isinstance(value, int) and not isinstance(value, bool) and value >= 0 and (stop is None or value < stop)
+    return [] if good else [(kind, clause)]
+
+
+def float32(array: Any) -> NDArray:
+    return np.asarray(array).astype(np.float32)
+
+
+def finite(*arrays: NDArray) -> bool:
+    return all(bool(np.isfinite(array.astype(np.float32)).all()) for array in arrays)

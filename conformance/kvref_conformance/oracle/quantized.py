@@ -1,0 +1,140 @@
+"""The quantized cache as a list of tokens a layer, each remembering what it was quantized to."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.oracle.attention import attended
+from kvref_conformance.oracle.expected import (
+    Arrays,
+    Expected,
+    TakenOrRefused,
+    Unjudged,
+    Value,
+    Wrong,
+    finite,
+    float32,
+    not_in_range,
+    wrong_arrays,
+)  # fmt: skip
+from kvref_conformance.oracle.model import Look, Model
+from kvref_conformance.oracle.rows import Reads, read_as
+
+
+class Quantized(Model):
+    family = "quantized"
+    blamed: ClassVar = {
+        ("clear", "length"): "QUANT-08", ("clear", "read"): "QUANT-08",
+        "length": "QUANT-01", "bytes": "QUANT-07",
+    }  # fmt: skip
+
+    def __init__(self, *, num_layers: int, capacity: int, num_kv_heads: int, head_dim: int, format: str) -> None:
+        super().__init__()
+        self.num_layers, self.room, self.row, self.format = num_layers, capacity, (num_kv_heads, head_dim), format
+        self.tokens: list[list[tuple[Reads, Reads]]] = [[] for _ in range(num_layers)]
+        self.written: set[tuple[int, int]] = set()  # layer and position of the last push
+        self.unknown = False  # something not finite was taken: what it was quantized to is no clause's business
+
+    def looks(self) -> list[Look]:
+        found: list[Look] = [(name, {}) for name in ("memory_bytes", "fp32_bytes", "compression_ratio")]
+        for layer, tokens in enumerate(self.tokens):
+            found += [("length", {"layer": layer}), ("read_tokens", {"layer": layer, "positions": list(range(len(tokens)))})]
+        return found
+
+    def memory_bytes(self) -> Expected:
+        return Value("QUANT-07", value=self.num_layers * self.room * self.row[0] * 2 * (self.row[1] + 4))
+
+    def fp32_bytes(self) -> Expected:
+        return Value("QUANT-07", value=8 * self.num_layers * self.room * self.row[0] * self.row[1])
+
+    def compression_ratio(self) -> Expected:
+        return Value("QUANT-07", value=4 * self.row[1] / (self.row[1] + 4))
+
+    def length(self, layer: Any) -> Expected:
+        if wrong := not_in_range(layer, self.num_layers, "LayerOutOfRange"):
+            return self.refuse(wrong)
+        return Value(self.blame("length"), value=len(self.tokens[layer]))
+
+    def push(self, layer: Any, key: Any, value: Any) -> Expected:
+        wrong = not_in_range(layer, self.num_layers, "LayerOutOfRange") + wrong_arrays((key, self.row), (value, self.row))
+        return self.refuse(wrong) if wrong else self._push([layer], key[None], value[None], "QUANT-01")
+
+    def push_step(self, keys: Any, values: Any) -> Expected:
+        shape = (self.num_layers, *self.row)
+        if wrong := wrong_arrays((keys, shape), (values, shape)):
+            return self.refuse(wrong)
+        return self._push(list(range(self.num_layers)), keys, values, "QUANT-01")
+
+    def _push(self, layers: list[int], keys: NDArray, values: NDArray, clause: str) -> Expected:
+        if any(len(self.tokens[layer]) == self.room for layer in layers):
+            kinds = ("CapacityExceeded",) if finite(keys, values) else ("CapacityExceeded", "NonFinite")
+            return self.refuse([(kind, "QUANT-02") for kind in kinds])
+
+        def change(ok: Any) -> None:
+            self.written = {(layer, len(self.tokens[layer])) for layer in layers}
+            for row, layer in enumerate(layers):
+                self.tokens[layer].append((_stored(keys[row], self.format), _stored(values[row], self.format)))
+
+        def taken(ok: Any) -> None:
+            self.unknown = True
+            change(ok)
+
+        if not finite(keys, values):
+            return TakenOrRefused(clause, self.did("push", taken), refused=lambda: self.did("refused")(None))
+        return Expected(clause, self.did("push", change))
+
+    def read_tokens(self, layer: Any, positions: Sequence[int]) -> Expected:
+        wrong = self._out_of_range(layer, positions)
+        return self.refuse(wrong) if wrong else self._read(layer, list(positions), (...,), self.row)
+
+    def read_token(self, layer: Any, position: Any) -> Expected:
+        wrong = self._out_of_range(layer, [position])
+        return self.refuse(wrong) if wrong else self._read(layer, [position], (0,), self.row)
+
+    def read_head(self, layer: Any, position: Any, head: Any) -> Expected:
+        wrong = self._out_of_range(layer, [position]) + not_in_range(head, self.row[0], "HeadOutOfRange")
+        return self.refuse(wrong) if wrong else self._read(layer, [position], (0, head), self.row)
+
+    def _out_of_range(self, layer: Any, positions: Sequence[Any]) -> Wrong:
+        wrong = not_in_range(layer, self.num_layers, "LayerOutOfRange")
+        length = 0 if wrong else len(self.tokens[layer])
+        return wrong + [each for p in positions for each in not_in_range(p, length, "PositionOutOfRange", "LAW-05")]
+
+    def _read(self, layer: int, positions: list[int], index: tuple[Any, ...], row: tuple[int, int]) -> Expected:
+        if self.unknown:
+            return Unjudged("LAW-14")
+
+        def clause_at(where: tuple[int, ...], got: NDArray) -> str:
+            position = positions[where[0]] if index == (...,) else positions[0]
+            written = (layer, position) in self.written
+            return "LAW-01" if self.last == "refused" else "LAW-04" if written else "QUANT-05"
+
+        parts = [_stacked([self.tokens[layer][p][which] for p in positions], row, index) for which in (0, 1)]
+        return Arrays("QUANT-04", names=("keys", "values"), parts=(parts[0], parts[1]), clause_at=clause_at)
+
+    def clear(self) -> Expected:
+        def change(ok: Any) -> None:
+            self.tokens = [[] for _ in self.tokens]
+            self.unknown = False
+
+        return Expected("QUANT-08", self.did("clear", change))
+
+    def attend(self, layer: Any, query: Any, scale: float) -> Expected:
+        if wrong := not_in_range(layer, self.num_layers, "LayerOutOfRange"):
+            return self.refuse(wrong)
+        if self.unknown:
+            return Unjudged("ATTN-10")
+        keys, values = (_stacked([token[which] for token in self.tokens[layer]], self.row, (...,)) for which in (0, 1))
+        return attended("ATTN-10", query, keys, values, scale)
+
+
+def _stored(rows: Any, format: str) -> Reads:
+    return read_as(np.where(np.isfinite(float32(rows)), float32(rows), 0), format)
+
+
+def _stacked(tokens: list[Reads], row: tuple[int, ...], index: tuple[Any, ...]) -> Reads:
+    values = np.array([token.values for token in tokens], np.float32).reshape(-1, *row)
+    slack = np.array([token.slack for token in tokens], np.float64).reshape(-1, *row)
+    return Reads(values[index], slack[index])

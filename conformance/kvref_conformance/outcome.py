@@ -1,0 +1,45 @@
+"""What a check can come to: passed, failed with Broken, or stopped by NotOffered."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+Verdict = Literal["passed", "failed", "not offered", "not run"]
+
+
+class NotOffered(Exception):
+    """The implementation does not have what the check needs."""
+
+
+class Broken(AssertionError):
+    """The clause is broken: what was looked at (empty for the last call itself), what was expected, what came.
+
+    clause: whose expectation it was, where the one who looked knows; otherwise it is the check's.
+    """
+
+    def __init__(self, what: str, expected: str, got: str, clause: str = "") -> None:
+        super().__init__(f"{what}: expected {expected}, got {got}")
+        self.what, self.expected, self.got, self.clause = what, expected, got, clause
+
+    def __reduce__(self) -> tuple[type, tuple[str, ...]]:
+        return type(self), (self.what, self.expected, self.got, self.clause)  # from one process to another
+
+
+class Hung(Broken):
+    """No reply came: the call took too long, or the process died. Asking again costs time."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one check said. `what`, `expected` and `got` are empty unless it failed; `missing` unless it was not offered.
+
+    trace: the conversation, one JSON object a line, where it failed or all are kept.
+    """
+
+    check: str
+    verdict: Verdict
+    what: str = ""
+    expected: str = ""
+    got: str = ""
+    missing: str = ""
+    calls: list[str] = field(default_factory=list)
+    trace: list[str] = field(default_factory=list)

@@ -1,0 +1,159 @@
+"""The trace format, version 1: chapter kvref/spec/trace.md, schema kvref/spec/trace.schema.json.
+
+A header, then two lines an exchange: the request, and the reply it must get; where they part, also what was got instead.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+
+import kvref
+from kvref_conformance.interface import PROTOCOLS, Implementation, operations
+from kvref_conformance.oracle.witness import Unknown, Witness
+from kvref_conformance.outcome import Broken
+from kvref_conformance.trace.exchange import Exchange, Request, needs
+from kvref_conformance.trace.wire import NotWire, from_wire, reply_to_wire, to_wire
+
+VERSION = 1
+
+
+class TraceError(Exception):
+    """A file that is no trace: says the file, the line and what is wrong."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """clause and check: what it is about. judge: "model", whose word each reply is, or "check", which has to be run again."""
+
+    clause: str
+    check: str
+    judge: str
+    implementation: dict[str, str]
+    seed: int = 0
+    failed: dict[str, str] | None = None  # what, expected, got
+
+    def line(self) -> str:
+        return json.dumps({"trace": VERSION, "spec": kvref.__version__, **vars(self)})
+
+
+@dataclass(frozen=True)
+class Trace:
+    header: Header
+    requests: list[Request]
+    lines: list[int]  # of each reply, counted from 1
+    expected: list[dict[str, Any]]  # each reply as the file says it must be
+
+
+def who(implementation: Implementation, load: str) -> dict[str, str]:
+    """load: the name by which `kvref replay` finds it again."""
+    return {name: str(getattr(implementation, name)) for name in ("name", "version", "language", "level")} | {"load": load}
+
+
+def written(header: Header, conversation: Iterable[Exchange]) -> list[str]:
+    """The lines of a trace. A model's trace has the replies as they must be; another has those that came."""
+    witness = Witness(header.implementation["level"])  # type: ignore[arg-type]  # loaded implementations have one of the two
+    lines = [header.line()]
+    for exchange in conversation:
+        request, came = exchange.request, reply_to_wire(exchange.reply)
+        lines.append(json.dumps(_request_to_wire(request)))
+        reply = {"id": request.id, **came}
+        if header.judge == "model":
+            reply = {"id": request.id, **_judged(witness, exchange, came)}
+        lines.append(json.dumps(reply))
+    if header.failed and header.judge == "check":
+        lines[-1] = json.dumps({**json.loads(lines[-1]), "failed": header.failed})
+    return lines
+
+
+def _judged(witness: Witness, exchange: Exchange, came: dict[str, Any]) -> dict[str, Any]:
+    expected = witness.expect(exchange.request)
+    must = {name: to_wire(value) for name, value in expected.wire().items()}
+    try:
+        witness.judge(exchange, expected)
+    except Broken:
+        return {**must, "got": came}
+    if "chosen" in must or exchange.request.name in ("new", "acquire"):
+        must |= came  # what this implementation chose
+    return must
+
+
+def _request_to_wire(request: Request) -> dict[str, Any]:
+    on = {} if request.on is None else {"on": request.on}
+    return {"id": request.id, "op": request.op, **on, "args": to_wire(request.args)}
+
+
+def judged_by_model(conversation: Iterable[Exchange]) -> bool:
+    """Whether models speak for every request."""
+    witness = Witness("exact")
+    for exchange in conversation:
+        try:
+            expected = witness.expect(exchange.request)
+            witness.judge(exchange, expected)
+        except Unknown:
+            return False
+        except Broken:
+            return True
+    return True
+
+
+@cache
+def schema() -> Any:
+    return json.loads((files("kvref") / "spec" / "trace.schema.json").read_text(encoding="utf-8"))
+
+
+def read(path: Path) -> Trace:
+    """Raises TraceError, or OSError."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise TraceError(f"{path}: not a trace, not even text ({error.reason})") from None
+    messages = [_message(path, number, line) for number, line in enumerate(lines, 1)]
+    if not messages or "trace" not in messages[0]:
+        raise TraceError(f'{path}:1: expected a header, {{"trace": {VERSION}, ...}}, got {lines[0][:60] if lines else "nothing"}')
+    fields = {name: value for name, value in messages[0].items() if name in Header.__dataclass_fields__}
+    requests, numbers, expected = list[Request](), list[int](), list[dict[str, Any]]()
+    for number in range(1, len(messages), 2):
+        request = _request(path, number + 1, messages[number])
+        unknown = needs(request) - {earlier.id for earlier in requests}
+        if unknown:
+            raise TraceError(f"{path}:{number + 1}: no earlier request has the id {min(unknown)}")
+        reply = messages[number + 1] if number + 1 < len(messages) else {}
+        if reply.get("id") != request.id:
+            raise TraceError(f"{path}:{number + 2}: expected the reply to request {request.id}, got {lines[number + 1 :][:1]}")
+        requests.append(request)
+        numbers.append(number + 2)
+        expected.append(reply)
+    return Trace(Header(**fields), requests, numbers, expected)
+
+
+def _message(path: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        message: dict[str, Any] = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise TraceError(f"{path}:{number}: not JSON: {error.msg} at column {error.colno}") from None
+    if isinstance(message, dict) and message.get("trace") not in (None, VERSION):
+        raise TraceError(f"{path}:{number}: a trace of version {message['trace']!r}; this kvref reads version {VERSION}")
+    wrong = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(schema()).iter_errors(message))
+    if wrong:
+        where = "".join(f"[{part!r}]" for part in wrong.absolute_path)
+        raise TraceError(f"{path}:{number}: {where}{' ' if where else ''}{wrong.message[:200]}")
+    return message
+
+
+def _request(path: Path, number: int, message: dict[str, Any]) -> Request:
+    if "op" not in message:
+        raise TraceError(f"{path}:{number}: expected a request, with an op, got the fields {', '.join(message)}")
+    family, _, name = message["op"].partition(".")
+    if family not in PROTOCOLS or (name != "new" and name not in operations(family)):
+        raise TraceError(f"{path}:{number}: no operation {message['op']!r}")
+    try:
+        args = {name: from_wire(value) for name, value in message["args"].items()}
+    except NotWire as error:
+        raise TraceError(f"{path}:{number}: {error}") from None
+    return Request(message["id"], message["op"], message.get("on"), args)

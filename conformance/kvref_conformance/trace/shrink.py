@@ -1,0 +1,120 @@
+"""The shortest conversation that still breaks the clause: calls are left out, tokens taken away, numbers made whole."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.drivers.in_process import Subject
+from kvref_conformance.oracle.witness import Unknown
+from kvref_conformance.outcome import Broken, NotOffered
+from kvref_conformance.trace.dialogue import Dialogue
+from kvref_conformance.trace.exchange import Exchange, On, Request, needs, resolved
+
+Held = tuple[list[Exchange], Broken | None]
+Holding = Callable[[list[Request]], Held]  # from a fresh start with the implementation
+
+
+def hold(subject: Subject, requests: list[Request]) -> Held:
+    """Hold a conversation: the exchanges, and what broke at the last of them. Raises Unknown where no model speaks."""
+    dialogue = Dialogue(subject)
+    numbers: dict[int, int] = {}  # the requests' own ids are kept apart from those of this conversation
+    results: dict[int, Any] = {}
+    for request in requests:
+        try:
+            args = {name: _renumbered(value, numbers, results) for name, value in request.args.items()}
+            on = None if request.on is None else numbers[request.on]
+        except KeyError:
+            continue  # what it refers to was never made
+        try:
+            dialogue.say(request.op, on, args)
+        except NotOffered:
+            continue
+        except Broken as broken:
+            return subject.conversation, broken
+        last = subject.conversation[-1]
+        numbers[request.id] = last.request.id
+        results[request.id] = last.reply.ok if last.reply else None
+    return subject.conversation, None
+
+
+def _renumbered(value: Any, numbers: dict[int, int], results: dict[int, Any]) -> Any:
+    return On(numbers[value.id]) if isinstance(value, On) else resolved(value, results)
+
+
+def shrink(conversation: list[Exchange], clause: str, holding: Holding) -> tuple[list[Exchange], Broken] | None:
+    """The smallest conversation found that breaks `clause`, or None where holding it again does not.
+
+    A check may call by another clause what a model finds in the same reply: then that clause is kept to.
+    """
+    best: tuple[list[Exchange], Broken] | None = None
+
+    def attempt(requests: list[Request]) -> bool:
+        nonlocal best
+        try:
+            held, broken = holding(requests)
+        except Unknown:
+            return False
+        if broken is None or broken.clause not in (clause, best[1].clause if best else clause):
+            last = best is None and broken is not None and len(held) == len(conversation)
+            if not last or broken is None:
+                return False
+        best = held, broken
+        return True
+
+    requests = [exchange.request for exchange in conversation]
+    if not attempt(requests):
+        return None
+    requests = _requests(best)
+    size = len(requests)
+    while size:
+        for start in range(len(requests) - 1 - size, -1, -size):
+            shorter = _without(requests, start, start + size)
+            if len(shorter) < len(requests) and attempt(shorter):
+                requests = shorter
+        size //= 2
+    for index in range(len(requests)):
+        for simpler in _simpler(requests[index]):
+            if attempt([*requests[:index], simpler, *requests[index + 1 :]]):
+                requests[index] = simpler
+    attempt(requests)
+    return best
+
+
+def _requests(best: tuple[list[Exchange], Broken] | None) -> list[Request]:
+    return [exchange.request for exchange in best[0]] if best else []
+
+
+def _without(requests: list[Request], start: int, stop: int) -> list[Request]:
+    """The requests without some, and without those that need what is gone."""
+    gone = {request.id for request in requests[start:stop]}
+    kept = []
+    for request in requests:
+        if request.id in gone or needs(request) & gone:
+            gone.add(request.id)
+        else:
+            kept.append(request)
+    return kept
+
+
+def _simpler(request: Request) -> Iterator[Request]:
+    """The same request with fewer tokens, one at a time, and with whole numbers that tell the tokens apart."""
+    arrays = {name: value for name, value in request.args.items() if isinstance(value, np.ndarray)}
+    if not arrays or request.name == "new":
+        return
+    axis = {"update": 2, "update_fused": 3}.get(request.name, 0) if request.family == "contiguous" else 0
+    lengths = {array.shape[axis] for array in arrays.values() if array.ndim > axis}
+    if len(lengths) == 1 and request.name in ("update", "update_fused", "append", "write", "extend"):
+        for length in range(lengths.pop() - 1):
+            fewer = {name: np.take(array, range(length + 1), axis=axis) for name, array in arrays.items()}
+            yield replace(request, args=request.args | fewer)
+    whole: dict[str, NDArray] = {}
+    first = 1
+    for name, array in arrays.items():
+        if array.dtype == np.float32:
+            whole[name] = np.arange(first, first + array.size, dtype=np.float32).reshape(array.shape)
+            first += array.size
+    if any(not np.array_equal(whole[name], arrays[name]) for name in whole):
+        yield replace(request, args=request.args | whole)

@@ -1,0 +1,44 @@
+"""Is every member of the zoo caught by the clause it names? What `kvref zoo` prints, and the tests hold to."""
+
+from dataclasses import dataclass
+
+import kvref_zoo
+from kvref_conformance.interface import FAMILIES
+from kvref_conformance.judge import Effort, Judge, select, verdict_of
+from kvref_conformance.outcome import Outcome
+from kvref_zoo.right import Right
+
+PATIENCE = 1.0  # seconds: some members hang
+
+
+@dataclass(frozen=True)
+class Seen:
+    """failed: the outcomes that show the clause broken; empty where the member gets through."""
+
+    member: Right
+    failed: list[Outcome]
+
+    @property
+    def shortest(self) -> Outcome:
+        return min(self.failed, key=lambda outcome: len(outcome.trace))
+
+
+def judge_of(name: str, seed: int = 0) -> Judge:
+    member = kvref_zoo.member(name)
+    return Judge(member, Effort(seed=seed, timeout=PATIENCE), member.name)
+
+
+def look_at(name: str) -> Seen:
+    """One member, before the clause it names."""
+    judge = judge_of(name)
+    member: Right = judge.implementation  # type: ignore[assignment]
+    ((_, checks),) = select(member.clause).items()
+    return Seen(member, [outcome for outcome in judge.clause(checks) if outcome.verdict == "failed"])
+
+
+def broken_by(name: str) -> set[str]:
+    """Every clause that a member fails."""
+    judge = judge_of(name)
+    offered = {family for family in FAMILIES if hasattr(judge.implementation, family)}
+    clauses = {clause: checks for clause, checks in select().items() if {check.family for check in checks} & offered}
+    return {clause.id for clause, checks in clauses.items() if verdict_of(judge.clause(checks)) == "failed"}

@@ -1,0 +1,22 @@
+"""Masks scores and still multiplies what lies past the end by a weight of 0: 0 * NaN is NaN."""
+
+from typing import Any
+
+import numpy as np
+
+import kvref
+from kvref_zoo.right import Right
+
+
+class Attention:
+    def attention(self, query: Any, keys: Any, values: Any, *, scale: float, causal: bool, length: int) -> Any:
+        out = kvref.attention(query, keys, values, scale=scale, causal=causal, length=length)
+        return out + np.float32(0) * values[length:].sum()
+
+
+class Implementation(Right):
+    clause = "ATTN-07"
+    bug = "Dao-AILab/flash-attention#1745"
+
+    def attention(self) -> "Attention":
+        return Attention()

@@ -1,0 +1,18 @@
+"""A count of holders that goes below zero is set back to zero: freeing what nobody holds goes unnoticed."""
+
+import kvref
+from kvref_zoo.right import Right
+
+
+class Pool(kvref.BlockPool):
+    def free(self, block: int) -> None:
+        if block in self._used:
+            super().free(block)
+
+
+class Implementation(Right):
+    clause = "BLOCK-05"
+    bug = "LMCache/LMCache#1365"
+
+    def blocks(self, num_blocks: int) -> Pool:
+        return Pool(num_blocks)

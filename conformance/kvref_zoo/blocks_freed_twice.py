@@ -1,0 +1,18 @@
+"""Freeing a block puts it on the free list without asking whether it is there already: two owners next time."""
+
+import kvref
+from kvref_zoo.right import Right
+
+
+class Pool(kvref.BlockPool):
+    def free(self, block: int) -> None:
+        self._used.discard(block)
+        self._free.append(block)
+
+
+class Implementation(Right):
+    clause = "BLOCK-05"
+    bug = "LMCache/LMCache#5005"
+
+    def blocks(self, num_blocks: int) -> Pool:
+        return Pool(num_blocks)

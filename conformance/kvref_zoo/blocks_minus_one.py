@@ -1,0 +1,16 @@
+"""An empty pool answers -1 instead of raising, and -1 is used as a block."""
+
+import kvref
+from kvref_zoo.right import Right
+
+
+class Pool(kvref.BlockPool):
+    def allocate(self) -> int:
+        return super().allocate() if self.num_free else -1
+
+
+class Implementation(Right):
+    clause = "BLOCK-03"
+
+    def blocks(self, num_blocks: int) -> Pool:
+        return Pool(num_blocks)

@@ -1,0 +1,31 @@
+"""A buffer given back twice is on the free list twice: its next two owners share memory."""
+
+from typing import Any
+
+import kvref
+from kvref_zoo.right import Right
+
+
+class Buffer(kvref.Buffer):
+    _last: Any = None
+
+    def release(self) -> None:
+        self._memory, self._last = (self._memory or self._last) if self._memory is None else self._memory, self._memory
+        memory, self._memory = self._memory, None
+        if memory is not None:
+            self._last = memory
+            self._pool.take_back(memory, self.size)
+
+
+class Pool(kvref.BufferPool):
+    def acquire(self, num_bytes: int) -> Buffer:
+        held = super().acquire(num_bytes)
+        return Buffer(self, held._memory, held.size)
+
+
+class Implementation(Right):
+    clause = "BUF-05"
+    bug = "LMCache/LMCache#5005"
+
+    def buffers(self, max_buffers: int) -> Pool:
+        return Pool(max_buffers)

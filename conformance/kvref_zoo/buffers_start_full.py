@@ -1,0 +1,34 @@
+"""A buffer keeps its length when it goes to its next owner, who reads the last one's values."""
+
+import kvref
+from kvref_zoo.right import Right
+
+
+class Pool(kvref.BufferPool):
+    def __init__(self, max_buffers: int) -> None:
+        super().__init__(max_buffers)
+        self._lengths: dict[int, int] = {}
+
+    def acquire(self, num_bytes: int) -> kvref.Buffer:
+        buffer = super().acquire(num_bytes)
+        buffer.length = self._lengths.get(id(buffer._memory), 0)
+        release = buffer.release
+
+        def remembering() -> None:
+            self._lengths[id(buffer._memory)] = buffer.length
+            release()
+
+        buffer.release = remembering  # type: ignore[method-assign]
+        return buffer
+
+
+class Implementation(Right):
+    clause = "LAW-05"
+    also = (
+        "BUF-02",
+        "BUF-08",
+    )
+    bug = "vllm-project/vllm#43990"
+
+    def buffers(self, max_buffers: int) -> Pool:
+        return Pool(max_buffers)

@@ -1,0 +1,24 @@
+"""Adds to its length first and writes then: a refused update leaves tokens that nobody wrote."""
+
+from typing import Any
+
+import kvref
+from kvref_zoo.right import Right
+
+
+class Cache(kvref.ContiguousCache):
+    def update(self, keys: Any, values: Any) -> None:
+        before = self.seq_len
+        try:
+            super().update(keys, values)
+        except kvref.errors.ShapeMismatch:
+            self.seq_len = min(before + 1, self.capacity)
+            raise
+
+
+class Implementation(Right):
+    clause = "LAW-01"
+    also = ("LAW-10",)
+
+    def contiguous(self, **config: Any) -> Cache:
+        return Cache(kvref.ContiguousConfig(**config))

@@ -1,0 +1,25 @@
+"""Doubles its capacity until the tokens fit, which from 0 takes for ever."""
+
+from typing import Any
+
+import kvref
+from kvref_zoo.right import Right
+
+
+class Cache(kvref.ContiguousCache):
+    def _grow(self, needed: int) -> None:
+        capacity = self.capacity
+        while capacity < needed:
+            capacity *= 2
+        super()._grow(needed)
+
+
+class Implementation(Right):
+    clause = "CONTIG-04"
+    also = (
+        "CONTIG-02",
+        "CONTIG-05",
+    )
+
+    def contiguous(self, **config: Any) -> Cache:
+        return Cache(kvref.ContiguousConfig(**config))

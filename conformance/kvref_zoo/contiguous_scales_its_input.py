@@ -1,0 +1,24 @@
+"""Rounds the keys to its own dtype in place: the caller's activations are rounded with them."""
+
+from typing import Any
+
+import numpy as np
+
+import kvref
+from kvref_zoo.right import Right
+
+
+class Cache(kvref.ContiguousCache):
+    def update(self, keys: Any, values: Any) -> None:
+        super().update(keys, values)
+        if self.config.dtype == "float16":
+            keys[...] = keys.astype(np.float16)
+        elif keys.size:
+            keys += 1.0
+
+
+class Implementation(Right):
+    clause = "LAW-16"
+
+    def contiguous(self, **config: Any) -> Cache:
+        return Cache(kvref.ContiguousConfig(**config))

@@ -1,0 +1,31 @@
+"""A row's largest element, an ulp above what its scale allows, is stored as infinity."""
+
+from typing import Any
+
+import numpy as np
+
+import kvref
+from kvref_conformance.implementations.backends import Rows as RightRows
+from kvref_zoo.right import Right
+
+
+class Rows(RightRows):
+    def quantize(self, rows: Any, format: str) -> Any:
+        codes, scale, zero = super().quantize(rows, format)
+        if format == "float8_e5m2":
+            codes = np.where(np.abs(rows.astype(np.float32) / np.asarray(scale)[:, None]) > 57344, np.uint8(0x7C), codes)
+        return codes, scale, zero
+
+
+class Implementation(Right):
+    clause = "FMT-FP8-08"
+    also = (
+        "FMT-FP8-09",
+        "FMT-FP8-10",
+        "FMT-LEVEL-01",
+        "FMT-LEVEL-02",
+        "FMT-LEVEL-03",
+    )
+
+    def rows(self) -> Rows:
+        return Rows(kvref.reference)

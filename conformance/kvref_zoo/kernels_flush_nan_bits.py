@@ -1,0 +1,24 @@
+"""Rows pass through arithmetic on their way: the payloads of NaNs are lost."""
+
+from typing import Any
+
+import numpy as np
+
+import kvref
+from kvref_zoo.right import Right
+
+
+class Kernels(kvref.ReferenceBackend):
+    def scatter(self, store: Any, slots: Any, rows: Any) -> Any:
+        store = super().scatter(store, slots, rows)
+        if store.dtype == np.float32:
+            store[np.isnan(store)] = np.float32(np.nan)
+        return store
+
+
+class Implementation(Right):
+    clause = "KERN-04"
+    also = ("KERN-01",)
+
+    def kernels(self) -> Kernels:
+        return Kernels()

@@ -1,0 +1,21 @@
+"""A padding token's slot of -1 counts from the end: the last row of the store is overwritten."""
+
+from typing import Any
+
+import numpy as np
+
+import kvref
+from kvref_zoo.right import Right
+
+
+class Kernels(kvref.ReferenceBackend):
+    def scatter(self, store: Any, slots: Any, rows: Any) -> Any:
+        return super().scatter(store, np.where(slots < 0, slots % len(store), slots), rows)
+
+
+class Implementation(Right):
+    clause = "KERN-02"
+    bug = "huggingface/transformers#46765"
+
+    def kernels(self) -> Kernels:
+        return Kernels()

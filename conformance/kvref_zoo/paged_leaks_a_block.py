@@ -1,0 +1,28 @@
+"""One block a sequence never returns to the pool: a server runs dry after some thousand requests."""
+
+from typing import Any
+
+import kvref
+from kvref_zoo.right import Right
+
+
+class Cache(kvref.PagedCache):
+    def drop(self, sequence: int) -> None:
+        table = self._find(sequence).table
+        for layer in range(self.config.num_layers):
+            for block in table.blocks(layer)[layer == 0 :]:
+                self.pool.free(block)
+        del self._sequences[sequence]
+
+
+class Implementation(Right):
+    clause = "PAGED-07"
+    also = (
+        "LAW-03",
+        "PAGED-12",
+        "PAGED-15",
+    )
+    bug = "kekzl/imp#1115"
+
+    def paged(self, **config: Any) -> Cache:
+        return Cache(kvref.PagedConfig(**config))

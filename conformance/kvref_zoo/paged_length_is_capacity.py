@@ -1,0 +1,41 @@
+"""Says how many tokens its pages have room for, not how many were written: stale rows are read as tokens."""
+
+from typing import Any
+
+import kvref
+from kvref_zoo.right import Right
+
+
+class Cache(kvref.PagedCache):
+    def length(self, sequence: int, layer: int) -> int:
+        super().length(sequence, layer)
+        return self._find(sequence).table.capacity(layer)
+
+
+class Implementation(Right):
+    clause = "PAGED-09"
+    also = (
+        "FMT-LEVEL-04",
+        "LAW-01",
+        "LAW-02",
+        "LAW-04",
+        "LAW-05",
+        "LAW-06",
+        "LAW-07",
+        "LAW-08",
+        "LAW-10",
+        "LAW-13",
+        "LAW-14",
+        "LAW-15",
+        "LAW-17",
+        "PAGED-07",
+        "PAGED-08",
+        "PAGED-10",
+        "PAGED-11",
+        "PAGED-12",
+        "PAGED-14",
+    )
+    bug = "vllm-project/vllm#43990"
+
+    def paged(self, **config: Any) -> Cache:
+        return Cache(kvref.PagedConfig(**config))

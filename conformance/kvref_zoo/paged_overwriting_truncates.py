@@ -1,0 +1,25 @@
+"""Writing inside a sequence cuts it off after the last token written."""
+
+from typing import Any
+
+import kvref
+from kvref_zoo.right import Right
+
+
+class Cache(kvref.PagedCache):
+    def write(self, sequence: int, layer: int, start: int, keys: Any, values: Any) -> None:
+        super().write(sequence, layer, start, keys, values)
+        if len(keys):
+            self._find(sequence).lengths[layer] = start + len(keys)
+
+
+class Implementation(Right):
+    clause = "PAGED-09"
+    also = (
+        "LAW-02",
+        "PAGED-11",
+    )
+    bug = "Pushkinist/rMLX#391"
+
+    def paged(self, **config: Any) -> Cache:
+        return Cache(kvref.PagedConfig(**config))

@@ -1,0 +1,22 @@
+"""Reads any position its pages cover: what an earlier owner left there comes back as this sequence's tokens."""
+
+from typing import Any
+
+import kvref
+from kvref_zoo.right import Right
+
+
+class Cache(kvref.PagedCache):
+    def read(self, sequence: int, layer: int, positions: Any) -> Any:
+        table, length = self._find(sequence).table, self.length(sequence, layer)
+        if all(length <= position < table.capacity(layer) for position in positions):
+            return self._store.read([table.slot(layer, position) for position in positions])
+        return super().read(sequence, layer, positions)
+
+
+class Implementation(Right):
+    clause = "LAW-05"
+    bug = "vllm-project/vllm#35219"
+
+    def paged(self, **config: Any) -> Cache:
+        return Cache(kvref.PagedConfig(**config))

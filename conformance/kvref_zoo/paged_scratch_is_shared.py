@@ -1,0 +1,25 @@
+"""Every read hands out the same scratch array: what was read before changes under its reader."""
+
+from typing import Any
+
+import numpy as np
+
+import kvref
+from kvref_zoo.right import Right
+
+
+class Cache(kvref.PagedCache):
+    _scratch = np.zeros((2, 64, 16, 16), np.float32)
+
+    def read(self, sequence: int, layer: int, positions: Any) -> Any:
+        keys, values = super().read(sequence, layer, positions)
+        views = [part[tuple(slice(0, axis) for axis in keys.shape)] for part in self._scratch]
+        views[0][...], views[1][...] = keys, values
+        return views[0], views[1]
+
+
+class Implementation(Right):
+    clause = "LAW-17"
+
+    def paged(self, **config: Any) -> Cache:
+        return Cache(kvref.PagedConfig(**config))

@@ -1,0 +1,37 @@
+"""The whole history is read back and quantized again whenever a token comes: each token loses a little at every step."""
+
+from typing import Any
+
+import kvref
+from kvref_zoo.right import Right
+
+
+class Cache(kvref.QuantizedCache):
+    def _push(self, layers: range, keys: Any, values: Any) -> None:
+        super()._push(layers, keys, values)
+        for layer in layers:
+            slots = list(range(self._lengths[layer] - 1))
+            if slots:
+                old_keys, old_values = self._layers[layer].read(slots)
+                self._layers[layer].write(slots, old_keys * 0.999, old_values * 0.999)
+
+
+class Implementation(Right):
+    clause = "QUANT-05"
+    also = (
+        "LAW-01",
+        "LAW-02",
+        "LAW-04",
+        "LAW-05",
+        "LAW-08",
+        "LAW-15",
+        "QUANT-01",
+        "QUANT-02",
+        "QUANT-03",
+        "QUANT-06",
+        "QUANT-08",
+    )
+    bug = "huggingface/transformers#34189"
+
+    def quantized(self, **config: Any) -> Cache:
+        return Cache(kvref.QuantizedConfig(**config))

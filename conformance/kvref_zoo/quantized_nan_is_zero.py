@@ -1,0 +1,20 @@
+"""A NaN is stored as 0 and reads back as a number nobody computed."""
+
+from typing import Any
+
+import numpy as np
+
+import kvref
+from kvref_zoo.right import Right
+
+
+class Cache(kvref.QuantizedCache):
+    def _push(self, layers: range, keys: Any, values: Any) -> None:
+        super()._push(layers, np.nan_to_num(keys, posinf=0, neginf=0), np.nan_to_num(values, posinf=0, neginf=0))
+
+
+class Implementation(Right):
+    clause = "LAW-14"
+
+    def quantized(self, **config: Any) -> Cache:
+        return Cache(kvref.QuantizedConfig(**config))

@@ -1,0 +1,38 @@
+"""One scale, of the first token, is used for all that follow: larger values are clipped to it."""
+
+from typing import Any
+
+import numpy as np
+
+import kvref
+from kvref_zoo.right import Right
+
+
+class Cache(kvref.QuantizedCache):
+    def _push(self, layers: range, keys: Any, values: Any) -> None:
+        for layer in layers:
+            if self._lengths[layer] == 0:
+                self._most = np.maximum(np.abs(keys).max(), 1e-6)
+        super()._push(layers, np.clip(keys, -self._most, self._most), values)
+
+
+class Implementation(Right):
+    clause = "LAW-04"
+    also = (
+        "LAW-01",
+        "LAW-02",
+        "LAW-05",
+        "LAW-08",
+        "LAW-14",
+        "LAW-15",
+        "QUANT-01",
+        "QUANT-02",
+        "QUANT-03",
+        "QUANT-05",
+        "QUANT-06",
+        "QUANT-08",
+    )
+    bug = "huggingface/transformers#45510"
+
+    def quantized(self, **config: Any) -> Cache:
+        return Cache(kvref.QuantizedConfig(**config))

@@ -1,0 +1,28 @@
+"""Evicts one token a call, as if tokens always came one at a time."""
+
+from typing import Any
+
+import kvref
+from kvref_zoo.right import Right
+
+
+class Cache(kvref.TieredCache):
+    def _evict(self, count: int) -> None:
+        super()._evict(min(count, 1))
+
+
+class Implementation(Right):
+    clause = "TIER-05"
+    also = (
+        "LAW-04",
+        "TIER-03",
+        "TIER-07",
+        "TIER-09",
+        "TIER-10",
+        "TIER-14",
+        "TIER-15",
+    )
+    bug = "ml-explore/mlx-lm#1914"
+
+    def tiered(self, **config: Any) -> Cache:
+        return Cache(kvref.TieredConfig(**config))

@@ -1,0 +1,26 @@
+"""A new policy is stored and not followed."""
+
+from dataclasses import replace
+from typing import Any
+
+import kvref
+from kvref_zoo.right import Right
+
+
+class Cache(kvref.TieredCache):
+    def update_policy(self, **changes: Any) -> None:
+        replace(self.config, **changes)
+
+
+class Implementation(Right):
+    clause = "TIER-10"
+    also = (
+        "TIER-01",
+        "TIER-08",
+        "TIER-09",
+        "TIER-14",
+        "TIER-15",
+    )
+
+    def tiered(self, **config: Any) -> Cache:
+        return Cache(kvref.TieredConfig(**config))

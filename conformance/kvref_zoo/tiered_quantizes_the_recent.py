@@ -1,0 +1,41 @@
+"""A long append is quantized all at once, the recent tokens that belong in the tail included."""
+
+from typing import Any
+
+import kvref
+from kvref_zoo.right import Right
+
+
+class Cache(kvref.TieredCache):
+    def append(self, keys: Any, values: Any) -> None:
+        super().append(keys, values)
+        tail = self._tiers[0]
+        if len(keys) > self.config.tail_length and len(tail):
+            for old_keys, old_values in tail.oldest(len(tail)):
+                self._enter(1, old_keys, old_values)
+            tail.let_go(len(tail))
+
+
+class Implementation(Right):
+    clause = "TIER-01"
+    also = (
+        "LAW-01",
+        "LAW-02",
+        "LAW-04",
+        "LAW-06",
+        "LAW-08",
+        "LAW-15",
+        "TIER-03",
+        "TIER-04",
+        "TIER-05",
+        "TIER-07",
+        "TIER-08",
+        "TIER-09",
+        "TIER-10",
+        "TIER-13",
+        "TIER-14",
+    )
+    bug = "huggingface/transformers#34189"
+
+    def tiered(self, **config: Any) -> Cache:
+        return Cache(kvref.TieredConfig(**config))

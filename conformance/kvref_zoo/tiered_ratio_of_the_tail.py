@@ -1,0 +1,21 @@
+"""The compression ratio is the tail's bytes over the store's."""
+
+from dataclasses import replace
+from typing import Any
+
+import kvref
+from kvref_zoo.right import Right
+
+
+class Cache(kvref.TieredCache):
+    def stats(self) -> Any:
+        stats = super().stats()
+        return replace(stats, compression_ratio=stats.tail_bytes / max(1, stats.store_bytes))
+
+
+class Implementation(Right):
+    clause = "TIER-08"
+    also = ("TIER-09",)
+
+    def tiered(self, **config: Any) -> Cache:
+        return Cache(kvref.TieredConfig(**config))
