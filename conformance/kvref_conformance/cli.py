@@ -42,6 +42,8 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--slow", action="store_true", help="also the checks that take gigabytes of memory")
     check.add_argument("--json", metavar="FILE", help="write the results as JSON")
     check.add_argument("--junit", metavar="FILE", help="write the results as JUnit XML")
+    check.add_argument("--xfails", metavar="FILE", help="clauses that are expected to fail, one a line")
+    check.add_argument("--update-xfails", action="store_true", help="write what fails now to that file")
     check.add_argument("--list", action="store_true", help="list the checks that would run, and stop")
     replay = commands.add_parser(
         "replay",
@@ -52,6 +54,20 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_argument("trace", metavar="FILE", help="a trace, such as .kvref/failures/PAGED-07-mine.jsonl")
     replay.add_argument("name", metavar="NAME", nargs="?", help="the implementation (default: the one of the trace)")
     replay.add_argument("--timeout", type=float, default=10.0, metavar="S", help="seconds a call may take (default 10)")
+    report = commands.add_parser(
+        "report",
+        help="make a page of the results of several runs",
+        description="Make a page of results that `kvref check --json` wrote: implementations by clauses, with their traces.",
+    )
+    report.add_argument("results", metavar="RESULTS.json", nargs="+")
+    report.add_argument("-o", "--output", metavar="DIR", required=True, help="the folder to write")
+    zoo = commands.add_parser(
+        "zoo",
+        help="judge caches that are wrong on purpose, and show what catches each",
+        description="Judge the caches that are wrong on purpose: which clause each breaks, what caught it, in how many calls.",
+        epilog="exit status: 0 each is caught by the clause it names, 1 one gets through, 2 could not run",
+    )
+    zoo.add_argument("names", metavar="MEMBER", nargs="*", help="only these (default: all of them)")
     commands.add_parser("list", help="list the implementations, and what is missing for each")
     explain = commands.add_parser("explain", help="show a clause: its text, why, the bugs it hunts, its checks")
     explain.add_argument("clause", metavar="CLAUSE", help="a clause id such as PAGED-07, or a chapter such as PAGED")
@@ -67,14 +83,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from kvref_conformance.checking.registry import CheckError
     from kvref_conformance.clauses import SpecError
     from kvref_conformance.implementations import CannotRun
+    from kvref_conformance.report.json_file import ResultsError
     from kvref_conformance.trace.file import TraceError
+    from kvref_conformance.xfails import XfailsError
 
     try:
         return commands.run(options)
     except BrokenPipeError:
         sys.stderr.close()  # the reader has gone: nothing to say, and no one to say it to
         return EXIT_CANNOT_RUN
-    except (CannotRun, SpecError, CheckError, TraceError, OSError) as error:
+    except (CannotRun, SpecError, CheckError, TraceError, ResultsError, XfailsError, OSError) as error:
         return _cannot_run(str(error))
     except KeyboardInterrupt:
         return _cannot_run("interrupted")

@@ -39,25 +39,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--kvref-isolate", action="store_true", help="run the implementation in a child process")
     group.addoption("--kvref-timeout", type=float, default=10.0, metavar="S", help="seconds a call may take (10)")
     group.addoption("--kvref-failures", default=".kvref/failures", metavar="DIR", help="where failures are written as traces")
+    group.addoption("--kvref-xfails", metavar="FILE", help="clauses that are expected to fail")
     group.addoption("--kvref-traces", metavar="DIR", help="write the traces of what passes here")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Find what is to be judged, once, and stop with one line where it cannot be found."""
-    if names := session.config.getoption("--kvref"):
-        from kvref_conformance.implementations import CannotRun, load
-        from kvref_conformance.judge import Judge
+    names, option = session.config.getoption("--kvref"), session.config.getoption
+    if not names or JUDGES in session.config.stash:
+        return
+    from kvref_conformance.drivers.isolated import IsolatedJudge
+    from kvref_conformance.implementations import CannotRun, load
+    from kvref_conformance.judge import Judge
+    from kvref_conformance.xfails import XfailsError, read
 
-        effort = _effort(session.config)
-        try:
-            if session.config.getoption("--kvref-isolate"):
-                from kvref_conformance.drivers.isolated import IsolatedJudge
-
-                session.config.stash[JUDGES] = {name: IsolatedJudge(name, effort) for name in names}
-            else:
-                session.config.stash[JUDGES] = {name: Judge(load(name), effort, name) for name in names}
-        except CannotRun as error:
-            raise pytest.UsageError(str(error)) from error
+    effort = _effort(session.config)
+    try:
+        if option("--kvref-isolate"):
+            session.config.stash[JUDGES] = {name: IsolatedJudge(name, effort) for name in names}
+        else:
+            session.config.stash[JUDGES] = {name: Judge(load(name), effort, name) for name in names}
+        if option("--kvref-xfails"):
+            read(Path(option("--kvref-xfails")))
+    except (CannotRun, XfailsError, OSError) as error:
+        raise pytest.UsageError(str(error)) from error
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -87,12 +92,18 @@ class ClauseFile(pytest.File):
 
     def collect(self) -> Iterator[pytest.Item]:
         from kvref_conformance.judge import select
+        from kvref_conformance.xfails import read
 
         option = self.config.getoption
+        expected = read(Path(option("--kvref-xfails"))) if option("--kvref-xfails") else {}
         for name, judge in self.config.stash[JUDGES].items():
             for clause, checks in select(option("--kvref-clause"), option("--kvref-family")).items():
                 if Path(checks[0].source.rpartition(":")[0]) == self.path:
-                    yield ClauseItem.of(self, clause, checks, name, judge)
+                    item = ClauseItem.of(self, clause, checks, name, judge)
+                    if clause.id in expected:
+                        item.reason = expected[clause.id]
+                        item.add_marker(pytest.mark.xfail(reason=item.reason, raises=Failed, strict=False))
+                    yield item
 
 
 class ClauseItem(pytest.Item):
@@ -100,6 +111,7 @@ class ClauseItem(pytest.Item):
     checks: list[Check]
     name_asked: str
     judge: Judge
+    reason: str | None = None  # why it is expected to fail, if it is
 
     @classmethod
     def of(cls, parent: ClauseFile, clause: Clause, checks: list[Check], name: str, judge: Judge) -> ClauseItem:
@@ -116,20 +128,24 @@ class ClauseItem(pytest.Item):
         saved = save_failure(outcomes, Path(option("--kvref-failures")), self.clause.id, name)
         if option("--kvref-traces"):
             save_all(outcomes, Path(option("--kvref-traces")), self.clause.id, name)
+        verdict: str = verdict_of(outcomes)
+        if self.reason is not None:
+            verdict = {"failed": "xfailed", "passed": "xpassed"}.get(verdict, verdict)
         self.result = {
             "clause": self.clause.id,
             "title": self.clause.title,
             "chapter": self.clause.chapter,
-            "verdict": verdict_of(outcomes),
+            "verdict": verdict,
+            "reason": self.reason,
             "shown": saved[0].check if saved else None,
             "trace": str(saved[1]) if saved else None,
             "checks": [{name: value for name, value in vars(outcome).items() if name != "trace"} for outcome in outcomes],
         }
-        if self.result["verdict"] == "failed":
+        if verdict in ("failed", "xfailed"):
             raise Failed
-        if self.result["verdict"] != "passed":
+        if verdict not in ("passed", "xpassed"):
             missing = sorted({outcome.missing for outcome in outcomes if outcome.missing})
-            pytest.skip(f"{self.result['verdict']}: {', '.join(missing)}")
+            pytest.skip(f"{verdict}: {', '.join(missing)}")
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
         from kvref_conformance.report.text import Asked, failure_text

@@ -23,22 +23,22 @@ class Seen:
         return min(self.failed, key=lambda outcome: len(outcome.trace))
 
 
-def judge_of(name: str, seed: int = 0) -> Judge:
+def judge_of(name: str, examples: int) -> Judge:
     member = kvref_zoo.member(name)
-    return Judge(member, Effort(seed=seed, timeout=PATIENCE), member.name)
+    return Judge(member, Effort(examples=examples, timeout=PATIENCE), member.name)
 
 
-def look_at(name: str) -> Seen:
+def look_at(name: str, examples: int = 100) -> Seen:
     """One member, before the clause it names."""
-    judge = judge_of(name)
+    judge = judge_of(name, examples)
     member: Right = judge.implementation  # type: ignore[assignment]
     ((_, checks),) = select(member.clause).items()
     return Seen(member, [outcome for outcome in judge.clause(checks) if outcome.verdict == "failed"])
 
 
-def broken_by(name: str) -> set[str]:
+def broken_by(name: str, examples: int = 100) -> set[str]:
     """Every clause that a member fails."""
-    judge = judge_of(name)
+    judge = judge_of(name, examples)
     offered = {family for family in FAMILIES if hasattr(judge.implementation, family)}
     clauses = {clause: checks for clause, checks in select().items() if {check.family for check in checks} & offered}
     return {clause.id for clause, checks in clauses.items() if verdict_of(judge.clause(checks)) == "failed"}

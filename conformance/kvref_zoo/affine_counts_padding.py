@@ -21,15 +21,7 @@ class Rows(RightRows):
 
 class Implementation(Right):
     clause = "FMT-AFF-08"
-    also = (
-        "FMT-AFF-01",
-        "FMT-AFF-02",
-        "FMT-AFF-05",
-        "FMT-AFF-07",
-        "FMT-LEVEL-01",
-        "FMT-LEVEL-02",
-        "FMT-LEVEL-03",
-    )
+    also = ("FMT-AFF-01", "FMT-AFF-02", "FMT-AFF-05", "FMT-AFF-07", "FMT-LEVEL-01", "FMT-LEVEL-02", "FMT-LEVEL-03")
     bug = "InternLM/lmdeploy#4849"
 
     def rows(self) -> Rows:

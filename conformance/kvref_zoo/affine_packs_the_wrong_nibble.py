@@ -17,13 +17,7 @@ class Rows(RightRows):
 
 class Implementation(Right):
     clause = "FMT-AFF-06"
-    also = (
-        "FMT-AFF-02",
-        "FMT-AFF-07",
-        "FMT-LEVEL-01",
-        "FMT-LEVEL-02",
-        "FMT-LEVEL-03",
-    )
+    also = ("FMT-AFF-02", "FMT-AFF-07", "FMT-LEVEL-01", "FMT-LEVEL-02", "FMT-LEVEL-03")
     bug = "vllm-project/vllm#53086"
 
     def rows(self) -> Rows:

@@ -17,12 +17,7 @@ class Attention:
 
 class Implementation(Right):
     clause = "ATTN-03"
-    also = (
-        "ATTN-02",
-        "ATTN-04",
-        "ATTN-05",
-        "ATTN-06",
-    )
+    also = ("ATTN-02", "ATTN-04", "ATTN-05", "ATTN-06")
 
     def attention(self) -> "Attention":
         return Attention()

@@ -10,11 +10,9 @@ class Buffer(kvref.Buffer):
     _last: Any = None
 
     def release(self) -> None:
-        self._memory, self._last = (self._memory or self._last) if self._memory is None else self._memory, self._memory
-        memory, self._memory = self._memory, None
-        if memory is not None:
-            self._last = memory
-            self._pool.take_back(memory, self.size)
+        if self._memory is not None:
+            self._last, self._memory = self._memory, None
+        self._pool.take_back(self._last, self.size)
 
 
 class Pool(kvref.BufferPool):

@@ -18,10 +18,7 @@ class Elements(RightElements):
 
 class Implementation(Right):
     clause = "FMT-FP8-02"
-    also = (
-        "FMT-FP8-03",
-        "FMT-FP8-04",
-    )
+    also = ("FMT-FP8-03", "FMT-FP8-04")
     bug = "FlashML-org/FreeToken#103"
 
     def elements(self) -> Elements:

@@ -19,12 +19,7 @@ class Rows(RightRows):
 
 class Implementation(Right):
     clause = "FMT-INT8-02"
-    also = (
-        "FMT-INT8-05",
-        "FMT-INT8-09",
-        "FMT-LEVEL-01",
-        "FMT-LEVEL-03",
-    )
+    also = ("FMT-INT8-05", "FMT-INT8-09", "FMT-LEVEL-01", "FMT-LEVEL-03")
     bug = "weicj/vLLM-2080Ti-Definitive#109"
 
     def rows(self) -> Rows:

@@ -19,10 +19,7 @@ class Rows(RightRows):
 
 class Implementation(Right):
     clause = "FMT-INT8-01"
-    also = (
-        "FMT-INT8-08",
-        "FMT-LEVEL-01",
-    )
+    also = ("FMT-INT8-08", "FMT-LEVEL-01")
     bug = "pytorch/pytorch#191495"
 
     def rows(self) -> Rows:

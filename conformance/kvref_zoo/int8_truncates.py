@@ -19,14 +19,7 @@ class Rows(RightRows):
 
 class Implementation(Right):
     clause = "FMT-INT8-02"
-    also = (
-        "FMT-INT8-06",
-        "FMT-INT8-08",
-        "FMT-INT8-09",
-        "FMT-LEVEL-01",
-        "FMT-LEVEL-02",
-        "FMT-LEVEL-03",
-    )
+    also = ("FMT-INT8-06", "FMT-INT8-08", "FMT-INT8-09", "FMT-LEVEL-01", "FMT-LEVEL-02", "FMT-LEVEL-03")
     bug = "vllm-project/vllm#45361"
 
     def rows(self) -> Rows:

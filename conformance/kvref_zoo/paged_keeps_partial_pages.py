@@ -16,10 +16,7 @@ class Cache(kvref.PagedCache):
 
 class Implementation(Right):
     clause = "PAGED-05"
-    also = (
-        "LAW-01",
-        "LAW-11",
-    )
+    also = ("LAW-01", "LAW-11")
 
     def paged(self, **config: Any) -> Cache:
         return Cache(kvref.PagedConfig(**config))

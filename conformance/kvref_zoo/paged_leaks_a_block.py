@@ -17,11 +17,7 @@ class Cache(kvref.PagedCache):
 
 class Implementation(Right):
     clause = "PAGED-07"
-    also = (
-        "LAW-03",
-        "PAGED-12",
-        "PAGED-15",
-    )
+    also = ("LAW-03", "PAGED-12", "PAGED-15")
     bug = "kekzl/imp#1115"
 
     def paged(self, **config: Any) -> Cache:

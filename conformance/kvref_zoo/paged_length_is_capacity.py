@@ -15,26 +15,9 @@ class Cache(kvref.PagedCache):
 class Implementation(Right):
     clause = "PAGED-09"
     also = (
-        "FMT-LEVEL-04",
-        "LAW-01",
-        "LAW-02",
-        "LAW-04",
-        "LAW-05",
-        "LAW-06",
-        "LAW-07",
-        "LAW-08",
-        "LAW-10",
-        "LAW-13",
-        "LAW-14",
-        "LAW-15",
-        "LAW-17",
-        "PAGED-07",
-        "PAGED-08",
-        "PAGED-10",
-        "PAGED-11",
-        "PAGED-12",
-        "PAGED-14",
-    )
+        "FMT-LEVEL-04", "LAW-01", "LAW-02", "LAW-04", "LAW-05", "LAW-06", "LAW-07", "LAW-08", "LAW-10", "LAW-13",
+        "LAW-14", "LAW-15", "LAW-17", "PAGED-07", "PAGED-08", "PAGED-10", "PAGED-11", "PAGED-12", "PAGED-14",
+    )  # fmt: skip
     bug = "vllm-project/vllm#43990"
 
     def paged(self, **config: Any) -> Cache:

@@ -15,10 +15,7 @@ class Cache(kvref.PagedCache):
 
 class Implementation(Right):
     clause = "PAGED-09"
-    also = (
-        "LAW-02",
-        "PAGED-11",
-    )
+    also = ("LAW-02", "PAGED-11")
     bug = "Pushkinist/rMLX#391"
 
     def paged(self, **config: Any) -> Cache:

@@ -16,11 +16,7 @@ class Cache(kvref.PooledCache):
 
 class Implementation(Right):
     clause = "POOL-01"
-    also = (
-        "POOL-02",
-        "POOL-03",
-        "POOL-06",
-    )
+    also = ("POOL-02", "POOL-03", "POOL-06")
 
     def pooled(self, pool: Any = None, **config: Any) -> Cache:
         return Cache(kvref.PooledConfig(**config), pool)

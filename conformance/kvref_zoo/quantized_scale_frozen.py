@@ -19,19 +19,9 @@ class Cache(kvref.QuantizedCache):
 class Implementation(Right):
     clause = "LAW-04"
     also = (
-        "LAW-01",
-        "LAW-02",
-        "LAW-05",
-        "LAW-08",
-        "LAW-14",
-        "LAW-15",
-        "QUANT-01",
-        "QUANT-02",
-        "QUANT-03",
-        "QUANT-05",
-        "QUANT-06",
-        "QUANT-08",
-    )
+        "LAW-01", "LAW-02", "LAW-05", "LAW-08", "LAW-14", "LAW-15", "QUANT-01", "QUANT-02", "QUANT-03", "QUANT-05",
+        "QUANT-06", "QUANT-08",
+    )  # fmt: skip
     bug = "huggingface/transformers#45510"
 
     def quantized(self, **config: Any) -> Cache:

@@ -17,10 +17,7 @@ class Cache(kvref.TieredCache):
 
 class Implementation(Right):
     clause = "TIER-11"
-    also = (
-        "ATTN-10",
-        "TIER-09",
-    )
+    also = ("ATTN-10", "TIER-09")
 
     def tiered(self, **config: Any) -> Cache:
         return Cache(kvref.TieredConfig(**config))

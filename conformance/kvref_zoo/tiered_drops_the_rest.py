@@ -17,10 +17,7 @@ class Cache(kvref.TieredCache):
 
 class Implementation(Right):
     clause = "TIER-09"
-    also = (
-        "LAW-01",
-        "LAW-10",
-    )
+    also = ("LAW-01", "LAW-10")
 
     def tiered(self, **config: Any) -> Cache:
         return Cache(kvref.TieredConfig(**config))

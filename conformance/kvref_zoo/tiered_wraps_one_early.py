@@ -17,23 +17,9 @@ class Cache(kvref.TieredCache):
 class Implementation(Right):
     clause = "TIER-03"
     also = (
-        "LAW-01",
-        "LAW-02",
-        "LAW-04",
-        "LAW-06",
-        "LAW-08",
-        "LAW-15",
-        "TIER-01",
-        "TIER-02",
-        "TIER-04",
-        "TIER-05",
-        "TIER-09",
-        "TIER-10",
-        "TIER-12",
-        "TIER-13",
-        "TIER-14",
-        "TIER-15",
-    )
+        "LAW-01", "LAW-02", "LAW-04", "LAW-06", "LAW-08", "LAW-15", "TIER-01", "TIER-02", "TIER-04", "TIER-05",
+        "TIER-09", "TIER-10", "TIER-12", "TIER-13", "TIER-14", "TIER-15",
+    )  # fmt: skip
     bug = "huggingface/transformers#47708"
 
     def tiered(self, **config: Any) -> Cache:

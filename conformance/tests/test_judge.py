@@ -1,6 +1,7 @@
 """The judge itself: our implementations pass every clause, and everything it reads and runs is as it says."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -10,30 +11,38 @@ from kvref_conformance import clauses
 from kvref_conformance.checking.registry import Check, CheckError, all_checks, validate
 from kvref_conformance.implementations import load
 from kvref_conformance.interface import FAMILIES
-from kvref_conformance.judge import run_clause, select, verdict_of
+from kvref_conformance.judge import Effort, Judge, select, verdict_of
 
 ROOT = Path(kvref.__file__).parents[1]
-OURS = ["reference", "reference:strict", "numpy", pytest.param("reference:torch", marks=pytest.mark.torch)]
+# A worker that judges one implementation keeps its machines' findings for every chapter.
+OURS = [
+    pytest.param("reference", marks=pytest.mark.xdist_group("reference")),
+    pytest.param("reference:strict", marks=pytest.mark.xdist_group("strict")),
+    pytest.param("numpy", marks=pytest.mark.xdist_group("numpy")),
+    pytest.param("reference:torch", marks=[pytest.mark.torch, pytest.mark.xdist_group("torch")]),
+]
+
+
+@cache
+def judge_of(name):
+    """One judge for all chapters: its machines run once."""
+    return Judge(load(name), Effort(examples=30))
 
 
 @pytest.mark.parametrize("chapter", [chapter.code for chapter in clauses.spec()])
 @pytest.mark.parametrize("name", OURS)
 def test_ours_pass_every_clause(name, chapter):
-    implementation = load(name)
+    judge = judge_of(name)
     for clause, checks in select(f"{chapter}-*").items():
         if clause.id != "KERN-06":  # slow: nox, on request
-            outcomes = run_clause(checks, implementation, seed=0, slow=False)
+            outcomes = judge.clause(checks)
             assert verdict_of(outcomes) == "passed", (clause.id, outcomes)
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_other_seeds_pass_too(seed):
-    implementation = load("numpy")
-    failed = [
-        clause.id
-        for clause, checks in select().items()
-        if verdict_of(run_clause(checks, implementation, seed, False)) == "failed"
-    ]
+    judge = Judge(load("numpy"), Effort(seed=seed, examples=15))
+    failed = [clause.id for clause, checks in select().items() if verdict_of(judge.clause(checks)) == "failed"]
     assert failed == []
 
 
@@ -45,7 +54,7 @@ def test_a_check_of_no_clause_is_an_error():
     def stray(subject):
         pass
 
-    with pytest.raises(CheckError, match=r"check 'stray' names no clause of the specification: PAGED-99"):
+    with pytest.raises(CheckError, match=r"check 'stray \(paged\)' names no clause of the specification: PAGED-99"):
         validate([*all_checks(), Check("PAGED-99", "paged", stray)])
 
 

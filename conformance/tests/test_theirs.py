@@ -3,12 +3,12 @@
 import pytest
 
 from kvref_conformance.implementations import load
-from kvref_conformance.judge import run_clause, select, verdict_of
+from kvref_conformance.judge import Judge, select, verdict_of
 
 
 def verdicts(name):
-    implementation = load(name)
-    return {clause.id: verdict_of(run_clause(checks, implementation, 0, False)) for clause, checks in select().items()}
+    judge = Judge(load(name))
+    return {clause.id: verdict_of(judge.clause(checks)) for clause, checks in select().items()}
 
 
 def with_verdict(found, verdict):

@@ -9,7 +9,7 @@ from kvref.backend import ReferenceBackend
 from kvref.formats import FORMATS, Quantized, affine, symmetric
 from kvref.formats.base import finite_rows
 from kvref_conformance.implementations.backends import OnBackend
-from kvref_conformance.judge import run_clause, select, verdict_of
+from kvref_conformance.judge import Effort, Judge, select, verdict_of
 
 ONE = np.float32(1)
 
@@ -30,11 +30,8 @@ def by_reciprocals(rounding):
 
 
 def failed(implementation):
-    return {
-        clause.id
-        for clause, checks in select().items()
-        if verdict_of(run_clause(checks, implementation, seed=0, slow=False)) == "failed"
-    }
+    judge = Judge(implementation, Effort(examples=30))
+    return {clause.id for clause, checks in select().items() if verdict_of(judge.clause(checks)) == "failed"}
 
 
 @pytest.fixture

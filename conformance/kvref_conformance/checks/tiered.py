@@ -137,8 +137,9 @@ def keys_of_no_whole_token_are_refused(subject: Subject) -> None:
     cache, tiers = both(subject)
     append(subject, cache, tiers, 6)
     good = tokens(subject, 2)
-    for bad in (good[:, :, :-1], good[:, :-1], good.reshape(-1)[:-1], good.reshape(-1), np.concatenate([good, good[:1]])):
-        for pair_given in ((bad, good), (good, bad), (bad, bad)):
+    more = np.concatenate([good, good[:1]])  # wrong beside two tokens, and right beside itself
+    for bad in (good[:, :, :-1], good[:, :-1], good.reshape(-1)[:-1], good.reshape(-1), more):
+        for pair_given in ((bad, good), (good, bad), *([] if bad is more else [(bad, bad)])):
             with raises("ShapeMismatch"):
                 cache.append(*pair_given)
         agree(subject, cache, tiers, f"after keys or values {list(bad.shape)} were refused")

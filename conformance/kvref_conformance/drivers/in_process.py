@@ -115,7 +115,11 @@ class Subject:
         if as_is and getattr(result, "nbytes", 0) > KEPT_BYTES:
             exchange.reply = Reply(f"{result.dtype}{list(result.shape)}")
             return result
-        exchange.reply = Reply(plain(self.implementation, result, hint, op))
+        try:
+            exchange.reply = Reply(plain(self.implementation, result, hint, op))
+        except Broken as malformed:
+            exchange.reply = Reply(malformed.got)
+            raise
         return result if as_is else exchange.reply.ok
 
     def _target(self, request: Request) -> tuple[Callable[..., Any], Any]:
@@ -155,8 +159,8 @@ class Subject:
     def _look_for_changes(self, request: Request, own: dict[str, Any]) -> None:
         """Whether an array handed in is as it was: LAW-16 is for whoever asks."""
         for name, before in request.args.items():
-            if isinstance(before, np.ndarray) and name not in WRITTEN_IN_PLACE:
-                after = np.asarray(self.implementation.to_numpy(own[name]))
+            after = _seen(self, own[name]) if isinstance(before, np.ndarray) and name not in WRITTEN_IN_PLACE else None
+            if after is not None:
                 if after.dtype != before.dtype:
                     before = before.astype(after.dtype)
                 if not np.array_equal(before, after, equal_nan=before.dtype.kind == "f"):
@@ -177,10 +181,18 @@ def _written(subject: Subject, argument: Any) -> Any:
     if isinstance(argument, Handle):
         return On(argument.id)
     if isinstance(argument, Own):
-        argument = np.asarray(subject.implementation.to_numpy(argument.array))
+        argument = _seen(subject, argument.array)
     if isinstance(argument, np.ndarray):
         return argument.copy() if argument.nbytes <= KEPT_BYTES else f"{argument.dtype}{list(argument.shape)}"
     return list(argument) if isinstance(argument, range) else argument
+
+
+def _seen(subject: Subject, array: Any) -> Any:
+    """An array of the implementation's as NumPy's, or None for one that it takes and cannot give back."""
+    try:
+        return np.asarray(subject.implementation.to_numpy(array))
+    except Exception:
+        return None
 
 
 class Handle:

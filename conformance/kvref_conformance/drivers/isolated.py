@@ -5,6 +5,7 @@ the conversation up to there, and starts another child for what is left.
 """
 
 import multiprocessing
+import os
 import signal
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
@@ -46,13 +47,13 @@ class IsolatedJudge(Judge):
         self._child.start()
         theirs.close()
         try:
-            late = "cannot run", f"it took more than {STARTING:g} s to load"
+            late = "cannot run", f"{self._arguments[0]}: it took more than {STARTING:g} s to load"
             said: tuple[str, Any] = self._pipe.recv() if self._pipe.poll(STARTING) else late
         except EOFError:
-            said = "cannot run", f"loading it ended the process: {self._how_it_ended()}"
+            said = "cannot run", f"{self._arguments[0]}: loading it ended the process: {self._how_it_ended()}"
         if said[0] == "cannot run":
             self.close()
-            raise CannotRun(said[1] if said[1].startswith(self._arguments[0]) else f"{self._arguments[0]}: {said[1]}")
+            raise CannotRun(said[1])
         return SimpleNamespace(**said[1])
 
     def close(self) -> None:
@@ -159,6 +160,8 @@ def _clause(conversation: Sequence[Exchange]) -> str:
 def _serve(pipe: Connection, name: str, effort: Effort) -> None:
     """The child: judges as it is asked, and tells of each request first."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
+    for stream in (1, 2):  # what an implementation prints is not ours
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
     try:
         judge = Judge(load(name), effort, name)
     except CannotRun as error:

@@ -1,18 +1,34 @@
-"""The machine-readable result of a run."""
+"""The machine-readable result of a run: results.schema.json, beside this file, says what is in it."""
 
 import json
+import os
 import platform
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import jsonschema
+
 import kvref
-from kvref_conformance.report.text import Result
+from kvref_conformance.interface import FAMILIES
+from kvref_conformance.report.text import Asked, Result
 
-PACKAGES = ("numpy", "array-api-compat", "array-api-strict", "torch", "cupy", "ml_dtypes", "transformers")
+FORMAT = 1
+PACKAGES = ("numpy", "array-api-compat", "array-api-strict", "hypothesis", "torch", "cupy", "ml_dtypes", "transformers")
 
 
-def write_json(path: Path, implementation: Any, seed: int, results: list[Result]) -> None:
+class ResultsError(Exception):
+    """A file that holds no results: says the file and what is wrong."""
+
+
+@cache
+def schema() -> Any:
+    return json.loads((files("kvref_conformance.report") / "results.schema.json").read_text(encoding="utf-8"))
+
+
+def write_json(path: Path, implementation: Any, asked: Asked, results: list[Result]) -> None:
     """Raises OSError."""
     versions = {}
     for package in PACKAGES:
@@ -20,12 +36,34 @@ def write_json(path: Path, implementation: Any, seed: int, results: list[Result]
             versions[package] = version(package)
         except PackageNotFoundError:
             continue
+    who: dict[str, Any] = {name: getattr(implementation, name) for name in ("name", "version", "language", "level")}
+    who["families"] = [family for family in FAMILIES if getattr(implementation, family, None) is not None]
+    who["formats"] = list(implementation.formats)
     document = {
-        "format": 1,
+        "format": FORMAT,
         "kvref": kvref.__version__,
-        "implementation": {name: getattr(implementation, name) for name in ("name", "version", "language", "level")},
+        "implementation": who,
         "environment": {"python": platform.python_version(), "platform": platform.platform(), "packages": versions},
-        "seed": seed,
-        "clauses": results,
+        "asked": {name: value for name, value in vars(asked).items() if name != "family"},
+        "clauses": [{**result, "trace": _relative(result["trace"], path)} for result in results],
     }
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def _relative(trace: str | None, beside: Path) -> str | None:
+    return trace and Path(os.path.relpath(trace, beside.parent)).as_posix()
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Results that `write_json` wrote. Raises ResultsError, or OSError."""
+    try:
+        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ResultsError(f"{path}: not JSON: {error}") from None
+    if isinstance(document, dict) and document.get("format") not in (None, FORMAT):
+        raise ResultsError(f"{path}: results of format {document['format']!r}; this kvref reads format {FORMAT}")
+    wrong = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(schema()).iter_errors(document))
+    if wrong:
+        where = "".join(f"[{part!r}]" for part in wrong.absolute_path)
+        raise ResultsError(f"{path}: not results of kvref check --json: {where}{' ' if where else ''}{wrong.message[:160]}")
+    return document

@@ -6,19 +6,29 @@ import pytest
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from kvref_conformance.judge import Judge
+from kvref_conformance.plugin import JUDGES
 from kvref_conformance.report.text import Result
 
 
 class Live:
-    """A pytest plugin. `results` fills as clauses finish; `trouble` holds what stopped the run, if anything did."""
+    """A pytest plugin that brings the judges.
 
-    def __init__(self, console: Console) -> None:
+    `results` fills as clauses finish; `trouble` holds what stopped the run, if anything did.
+    """
+
+    def __init__(self, console: Console, judges: dict[str, Judge]) -> None:
+        self._judges = judges
         self.results: list[Result] = []
         self.trouble: list[str] = []
         self.interrupted = False
         columns = (TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn())
         self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._task = self._progress.add_task("reading the specification")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        session.config.stash[JUDGES] = self._judges
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         self._progress.update(self._task, total=len(session.items))

@@ -14,7 +14,8 @@ from rich.text import Text
 from kvref_conformance.clauses import spec
 
 Result = dict[str, Any]
-VERDICTS = ("passed", "failed", "not offered", "not run")
+VERDICTS = ("passed", "failed", "xfailed", "xpassed", "not offered", "not run")
+SELDOM = ("xfailed", "xpassed", "not run")  # shown only where there are any
 
 
 @dataclass(frozen=True)
@@ -25,12 +26,16 @@ class Asked:
     seed: int
     family: str | None
     slow: bool
+    examples: int = 100
+    deep: bool = False
+    isolate: bool = False
 
     def again(self, clause: str) -> str:
         command = ["kvref", "check", self.name, "--clause", clause]
         command += ["--family", self.family] if self.family else []
         command += ["--seed", str(self.seed)] if self.seed else []
-        command += ["--slow"] if self.slow else []
+        command += ["--examples", str(self.examples)] if self.examples != 100 else []
+        command += [f"--{option}" for option in ("deep", "slow", "isolate") if getattr(self, option)]
         return shlex.join(command)
 
 
@@ -59,7 +64,7 @@ def print_table(console: Console, results: list[Result], implementation: Any) ->
     """One line a chapter: how many clauses passed, failed, are not offered."""
     title = f"{implementation.name} {implementation.version} ({implementation.language}, {implementation.level})"
     table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, title_style="bold", show_footer=True)
-    verdicts = [each for each in VERDICTS if each != "not run" or any(r["verdict"] == each for r in results)]
+    verdicts = [each for each in VERDICTS if each not in SELDOM or any(r["verdict"] == each for r in results)]
     table.add_column("chapter", footer="all")
     for verdict in verdicts:
         count = sum(result["verdict"] == verdict for result in results)
@@ -77,8 +82,18 @@ def print_conclusion(console: Console, results: list[Result]) -> None:
     named = {verdict: [each["clause"] for each in results if each["verdict"] == verdict] for verdict in VERDICTS}
     if named["not run"]:
         console.print(Text(f"not run: {', '.join(named['not run'])} (takes gigabytes; --slow runs it)", style="dim"))
+    for each in results:
+        if each["verdict"] == "xfailed":
+            reason = f": {each['reason']}" if each["reason"] else ""
+            console.print(
+                Text(f"expected to fail, and does: {each['clause']} · {each['title']}{reason}", style="dim"), soft_wrap=True
+            )
+    if named["xpassed"]:
+        console.print(Text(f"expected to fail, and passed: {', '.join(named['xpassed'])} (--update-xfails)", style="bold yellow"))
     if named["failed"]:
         console.print(Text(f"not conformant: breaks {', '.join(named['failed'])}", style="bold red"))
+    elif named["xfailed"]:
+        console.print(Text("not conformant, as expected", style="bold yellow"))
     elif named["passed"]:
         console.print(Text("conformant in all that it offers", style="bold green"))
 

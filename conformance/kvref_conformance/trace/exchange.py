@@ -15,6 +15,8 @@ from kvref_conformance.arrays import NDArray
 from kvref_conformance.interface import operations
 
 KNOWN_KINDS = frozenset(name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, Exception))
+# What a person calls the result of an operation, and what an argument that refers to it is called.
+GIVES = {"buffers.acquire": "buffer", "paged.create": "sequence", "blocks.allocate": "block"}
 SHOWN_VALUES = 8  # an array up to this size is written out
 
 
@@ -94,13 +96,13 @@ def error_of(error: BaseException) -> Error:
 
 def referring(request: Request, before: Iterable[Exchange]) -> Request:
     """The same request with ids that the implementation chose replaced by references to its reply."""
-    chosen_by = {"sequence": "paged.create", "block": "blocks.allocate"}
     args = dict(request.args)
-    for name, op in chosen_by.items():
-        if name in args and isinstance(args[name], int):
+    for op, name in GIVES.items():
+        value = args.get(name)
+        if isinstance(value, int) and not isinstance(value, bool):
             for exchange in before:  # the latest one counts: a block may be handed out again
                 same_object = exchange.request.op == op and exchange.request.on == request.on
-                if same_object and exchange.reply and exchange.reply.ok == args[name]:
+                if same_object and exchange.reply and exchange.reply.ok == value:
                     args[name] = ReplyTo(exchange.request.id)
     return Request(request.id, request.op, request.on, args)
 
@@ -153,7 +155,7 @@ def show_calls(exchanges: Iterable[Exchange]) -> list[str]:
     lines = []
     for exchange in exchanges:
         request = exchange.request
-        made = "buffer" if request.name == "acquire" else request.family if request.name == "new" else None
+        made = request.family if request.name == "new" else GIVES.get(request.op)
         if made:
             count[made] = count.get(made, 0) + 1
             names[request.id] = made if count[made] == 1 else f"{made}{count[made]}"
@@ -164,7 +166,7 @@ def show_calls(exchanges: Iterable[Exchange]) -> list[str]:
 
 def _call(exchange: Exchange, names: dict[int, str]) -> str:
     def shown(value: Any) -> str:
-        return names.get(value.id, "?") if isinstance(value, On) else show(value)
+        return names.get(value.id, "?") if isinstance(value, On | ReplyTo) else show(value)
 
     request, reply = exchange.request, exchange.reply
     words = [shown(request.args[name]) for name in request.given]
@@ -177,4 +179,4 @@ def _call(exchange: Exchange, names: dict[int, str]) -> str:
         return f"{line}  did not return"
     if reply.error:
         return f"{line}  raised {reply.error.kind}"
-    return line if assigned or reply.ok is None else f"{line}  gave {show(reply.ok)}"
+    return line if reply.ok is None or isinstance(reply.ok, On) else f"{line}  gave {show(reply.ok)}"

@@ -1,0 +1,17 @@
+"""What the commands do, one module a command; `cli` reads the arguments."""
+
+import argparse
+
+from kvref_conformance.commands import check, explain, replay, report, zoo
+
+
+def run(options: argparse.Namespace) -> int:
+    """Returns the exit code. Raises what the command line turns into one line: CannotRun and the like."""
+    return {
+        "check": check.check,
+        "replay": replay.replay_trace,
+        "report": report.report,
+        "zoo": zoo.show_zoo,
+        "list": explain.list_implementations,
+        "explain": explain.explain,
+    }[options.command](options)

@@ -1,0 +1,131 @@
+"""`kvref check`: a thin face over pytest: the same tests, another reporter."""
+
+import argparse
+import os
+from difflib import get_close_matches
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+from rich.console import Console
+from rich.text import Text
+
+from kvref_conformance import xfails
+from kvref_conformance.checking.registry import Check
+from kvref_conformance.clauses import Clause, all_clauses
+from kvref_conformance.drivers.isolated import IsolatedJudge
+from kvref_conformance.implementations import CannotRun, load
+from kvref_conformance.interface import FAMILIES
+from kvref_conformance.judge import Effort, Judge, select
+from kvref_conformance.report.json_file import write_json
+from kvref_conformance.report.live import Live
+from kvref_conformance.report.text import Asked, Result, print_conclusion, print_failures, print_table
+
+
+def check(options: argparse.Namespace) -> int:
+    _refuse_nonsense(options)
+    expected = _expected_failures(options)
+    chosen = _chosen(options)
+    console = Console(highlight=False)
+    if options.list:
+        _list(console, chosen)
+        return 0
+    judge = _judge(options)
+    try:
+        results = _results(options, judge, chosen)
+    finally:
+        judge.close()
+    asked = Asked(options.name, options.seed, options.family, options.slow, options.examples, options.deep, options.isolate)
+    print_failures(console, results, asked)
+    print_table(console, results, judge.implementation)
+    print_conclusion(console, results)
+    if options.json:
+        write_json(Path(options.json), judge.implementation, asked, results)
+    verdicts = {result["verdict"] for result in results}
+    if not verdicts - {"not offered", "not run"}:
+        raise CannotRun(f"{options.name}: nothing to test, it offers nothing these clauses are about")
+    if options.update_xfails:
+        failed = [result["clause"] for result in results if result["verdict"] in ("failed", "xfailed")]
+        xfails.update(Path(options.xfails), [result["clause"] for result in results], failed)
+        console.print(Text(f"{options.xfails}: {len(failed)} expected, {len(expected)} before"))
+        return 0
+    return 1 if "failed" in verdicts else 0
+
+
+def _refuse_nonsense(options: argparse.Namespace) -> None:
+    if options.family is not None and options.family not in FAMILIES:
+        raise CannotRun(f"--family: expected one of {', '.join(FAMILIES)}, got {options.family!r}")
+    for option, least in (("seed", 0), ("examples", 1), ("timeout", 0.01)):
+        value = getattr(options, option)
+        if value < least:
+            raise CannotRun(
+                f"--{option}: expected {'an integer of ' if option != 'timeout' else ''}at least {least}, got {value}"
+            )
+    for option in ("json", "junit", "xfails"):
+        file = getattr(options, option)
+        if file and not Path(file).resolve().parent.is_dir():
+            raise CannotRun(f"--{option}: no folder {Path(file).resolve().parent}")
+        if file and Path(file).is_dir():
+            raise CannotRun(f"--{option}: {file} is a folder")
+    if options.traces and Path(options.traces).exists() and not Path(options.traces).is_dir():
+        raise CannotRun(f"--traces: {options.traces} is a file")
+    if options.update_xfails and not options.xfails:
+        raise CannotRun("--update-xfails: expected --xfails FILE too, the file to write")
+
+
+def _expected_failures(options: argparse.Namespace) -> dict[str, str]:
+    if not options.xfails or (options.update_xfails and not Path(options.xfails).exists()):
+        return {}
+    return xfails.read(Path(options.xfails))
+
+
+def _chosen(options: argparse.Namespace) -> dict[Clause, list[Check]]:
+    chosen = select(options.clause, options.family)
+    if not chosen:
+        near = get_close_matches(options.clause.upper(), list(all_clauses()), n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        among = f" in family {options.family}" if options.family else ""
+        raise CannotRun(f"--clause {options.clause}: no clause matches{among}{hint}")
+    return chosen
+
+
+def _list(console: Console, chosen: dict[Clause, list[Check]]) -> None:
+    for clause, checks in chosen.items():
+        console.print(Text(f"{clause.id} · {clause.title}", style="bold"))
+        for each in checks:
+            console.print(Text(f"  {each.name}{'  [--slow]' if each.slow else ''}"))
+
+
+def _judge(options: argparse.Namespace) -> Judge:
+    keep = options.traces is not None
+    effort = Effort(options.seed, options.slow, options.examples, timeout=options.timeout, keep=keep)
+    effort = effort.deep() if options.deep else effort
+    judge = IsolatedJudge(options.name, effort) if options.isolate else Judge(load(options.name), effort, options.name)
+    if options.family and getattr(judge.implementation, options.family, None) is None:
+        judge.close()
+        raise CannotRun(f"{options.name}: nothing to test, it does not offer the family {options.family}")
+    return judge
+
+
+def _results(options: argparse.Namespace, judge: Judge, chosen: dict[Clause, list[Check]]) -> list[Result]:
+    """What pytest collects, in the order of the specification. Raises CannotRun, KeyboardInterrupt."""
+    # A terminal of our own: pytest captures the two standard streams, where the implementation may print.
+    with os.fdopen(os.dup(2), "w") as stream:
+        live = Live(Console(file=stream), {options.name: judge})
+        arguments = ["--pyargs", "kvref_conformance.checks", "-c", os.devnull, "--rootdir", str(Path(__file__).parents[1])]
+        arguments += ["-p", "no:terminal", "-p", "no:cacheprovider", "-p", "kvref_conformance.plugin", "--noconftest"]
+        arguments += [f"--kvref={options.name}", f"--kvref-clause={options.clause}", f"--kvref-seed={options.seed}"]
+        arguments += [f"--kvref-family={options.family}"] if options.family else []
+        arguments += [f"--kvref-traces={options.traces}"] if options.traces else []
+        arguments += [f"--kvref-xfails={options.xfails}"] if options.xfails and Path(options.xfails).exists() else []
+        arguments += [f"--junitxml={options.junit}"] if options.junit else []
+        with patch.dict(os.environ, {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}):
+            code = pytest.main(arguments, plugins=[live])
+    if live.interrupted or (code == pytest.ExitCode.INTERRUPTED and not live.trouble):
+        raise KeyboardInterrupt
+    if code in (pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR) and not live.trouble:
+        raise CannotRun(f"pytest stopped with exit code {int(code)}")
+    if live.trouble:
+        raise CannotRun(live.trouble[0].strip().splitlines()[-1])
+    order = {clause.id: number for number, clause in enumerate(chosen)}
+    return sorted(live.results, key=lambda result: order[result["clause"]])

@@ -1,0 +1,54 @@
+"""`kvref list` and `kvref explain`: what there is to judge, and what a clause says."""
+
+import argparse
+from difflib import get_close_matches
+
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.table import Table
+from rich.text import Text
+
+from kvref_conformance.checking.registry import all_checks
+from kvref_conformance.clauses import Clause, all_clauses, spec
+from kvref_conformance.implementations import CannotRun, names
+
+
+def list_implementations(options: argparse.Namespace) -> int:
+    console = Console(highlight=False)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("implementation", no_wrap=True)
+    table.add_column("here")
+    for listed in names():
+        table.add_row(listed.name, Text(listed.missing, style="yellow") if listed.missing else Text("ready", style="green"))
+    console.print(table)
+    return 0
+
+
+def explain(options: argparse.Namespace) -> int:
+    name: str = options.clause
+    console = Console(highlight=False)
+    chapters = {chapter.code: chapter for chapter in spec()}
+    if name.upper() in chapters:
+        chapter = chapters[name.upper()]
+        console.print(Markdown(f"# {chapter.title} ({chapter.code})\n\n{chapter.intro}"))
+        console.print()
+        for each in chapter.clauses:
+            console.print(Text.assemble((each.id, "bold"), f"  {each.title}"))
+        return 0
+    clause = all_clauses().get(name.upper())
+    if clause is None:
+        near = get_close_matches(name.upper(), [*all_clauses(), *chapters], n=1)
+        raise CannotRun(f"no clause {name!r}{f': did you mean {near[0]}?' if near else ''} (chapters: {', '.join(chapters)})")
+    console.print(Markdown(_clause_markdown(clause)))
+    return 0
+
+
+def _clause_markdown(clause: Clause) -> str:
+    parts = [f"# {clause.id} · {clause.title}", clause.text, f"*Why.* {clause.why}", f"```python\n{clause.example}\n```"]
+    if clause.differs:
+        parts.append(f"*Differs from.* {clause.differs}")
+    if clause.caught:
+        parts.append(f"*Would have caught.* {clause.caught}")
+    checks = [each for each in all_checks() if each.clause == clause.id]
+    parts.append("*Checks.*\n\n" + "\n".join(f"- {each.name}{', with --slow' if each.slow else ''}" for each in checks))
+    return "\n\n".join(parts)

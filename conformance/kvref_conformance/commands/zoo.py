@@ -1,0 +1,51 @@
+"""`kvref zoo`: every cache that is wrong on purpose, and what caught it."""
+
+import argparse
+import os
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+import kvref_zoo
+from kvref_conformance.implementations import CannotRun
+from kvref_conformance.zoo import look_at
+
+
+def show_zoo(options: argparse.Namespace) -> int:
+    unknown = [name for name in options.names if name.removeprefix("zoo:") not in kvref_zoo.names()]
+    if unknown:
+        raise CannotRun(f"no member of the zoo {unknown[0]!r} (kvref zoo lists them)")
+    console = Console(highlight=False)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("member", "clause"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("caught by")
+    table.add_column("calls", justify="right")
+    survivors = 0
+    with Live(table, console=console, refresh_per_second=2, vertical_overflow="visible") if console.is_terminal else _Quiet():
+        for name in [name.removeprefix("zoo:") for name in options.names] or kvref_zoo.names():
+            seen = look_at(name)
+            if seen.failed:
+                calls = len(seen.shortest.trace) // 2  # a header, then two lines a call
+                table.add_row(name, seen.member.clause, Text(seen.shortest.check, style="green"), str(calls))
+            else:
+                survivors += 1
+                table.add_row(name, seen.member.clause, Text("nothing", style="bold red"), "")
+    if not console.is_terminal:
+        console.width = max(console.width, int(os.environ.get("COLUMNS", 120)))
+        console.print(table)
+    caught = table.row_count - survivors
+    console.print(
+        Text(f"{caught} of {table.row_count} caught by the clause they name", style="bold red" if survivors else "bold green")
+    )
+    return 1 if survivors else 0
+
+
+class _Quiet:
+    """No terminal: the table is printed once, when it is whole."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...

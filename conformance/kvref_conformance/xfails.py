@@ -1,0 +1,49 @@
+"""Expected failures: a file that implementers keep beside their own tests.
+
+One clause a line, then, if they like, the reason; `#` begins a comment, as in the skip files of array-api-tests:
+
+    # The cache stores whatever dtype it is given.
+    FMT-LEVEL-04  float64 is taken as it comes
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from pathlib import Path
+
+from kvref_conformance.clauses import all_clauses
+
+
+class XfailsError(Exception):
+    """Says the file, the line and what is wrong."""
+
+
+def read(path: Path) -> dict[str, str]:
+    """The reason by clause, empty where none is given. Raises XfailsError, or OSError."""
+    found: dict[str, str] = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        clause, reason = _entry(line)
+        if not clause:
+            continue
+        if clause not in all_clauses():
+            near = get_close_matches(clause, list(all_clauses()), n=1)
+            raise XfailsError(f"{path}:{number}: no clause {clause!r}{f': did you mean {near[0]}?' if near else ''}")
+        if clause in found:
+            raise XfailsError(f"{path}:{number}: {clause} is listed twice")
+        found[clause] = reason
+    return found
+
+
+def update(path: Path, judged: Iterable[str], failed: Iterable[str]) -> None:
+    """Rewrite the file: what was judged and does not fail goes, what fails is added; comments and reasons stay."""
+    judged, failed = set(judged), list(failed)
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    kept = [line for line in lines if not _entry(line)[0] or _entry(line)[0] not in judged - set(failed)]
+    listed = {_entry(line)[0] for line in kept}
+    kept += [clause for clause in failed if clause not in listed]
+    path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+
+
+def _entry(line: str) -> tuple[str, str]:
+    """The clause and the reason on a line; both empty for a comment."""
+    clause, _, reason = line.partition("#")[0].strip().partition(" ")
+    return clause.upper(), reason.strip()

@@ -1,0 +1,168 @@
+"""Implementations that misbehave in every way the judge has to survive: `kvref check misbehaving:Hangs` and so on."""
+
+import ctypes
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+
+import kvref
+from kvref_conformance.implementations.backends import OnBackend
+
+
+class Well(OnBackend):
+    """Block pools only, or paged caches only; a subclass says what happens in one method."""
+
+    def __init__(self):
+        super().__init__(kvref.reference)
+        self.name = type(self).__name__.lower()
+        for family in ("elements", "rows", "kernels", "attention", "contiguous", "quantized", "tiered", "buffers", "pooled"):
+            setattr(self, family, None)
+
+    def __getattribute__(self, name):
+        found = super().__getattribute__(name)
+        if found is None:
+            raise AttributeError(name)
+        return found
+
+
+def pool_that(freeing):
+    """An implementation whose pools do `freeing` when a block is freed for the second time."""
+
+    class Pool(kvref.BlockPool):
+        freed = 0
+
+        def free(self, block):
+            super().free(block)
+            self.freed += 1
+            if self.freed == 2:
+                return freeing(self)
+            return None
+
+    class Misbehaving(Well):
+        def __init__(self):
+            super().__init__()
+            self.name = freeing.__name__.replace("_", "-")
+            self.paged = None
+
+        def blocks(self, num_blocks):
+            return Pool(num_blocks)
+
+    return Misbehaving
+
+
+def hang_in_python(pool):
+    while True:
+        time.sleep(0.01)
+
+
+def hang_in_c(pool):
+    ctypes.PyDLL(None).sleep(60)  # holds the interpreter: no signal handler of Python's runs
+
+
+def be_killed(pool):
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def leave(pool):
+    os._exit(7)
+
+
+def exit_politely(pool):
+    sys.exit(3)
+
+
+class Unprintable(Exception):
+    def __str__(self):
+        raise RuntimeError("not even this")
+
+
+def raise_something_odd(pool):
+    raise Unprintable
+
+
+def print_a_lot(pool):
+    print("noise " * 1000)
+    print("more noise", file=sys.stderr)
+    os.write(1, b"noise past Python\n")
+
+
+def allocate_without_end(pool):
+    kept = []
+    while True:
+        kept.append(np.zeros(2**27))
+
+
+HangsInPython = pool_that(hang_in_python)
+HangsInC = pool_that(hang_in_c)
+IsKilled = pool_that(be_killed)
+Leaves = pool_that(leave)
+ExitsPolitely = pool_that(exit_politely)
+RaisesSomethingOdd = pool_that(raise_something_odd)
+Prints = pool_that(print_a_lot)
+AllocatesWithoutEnd = pool_that(allocate_without_end)
+
+
+class _Paged(Well):
+    def __init__(self):
+        super().__init__()
+        self.blocks = None
+
+    def paged(self, **config):
+        return self.cache(kvref.PagedConfig(**config))
+
+
+class WrongType(_Paged):
+    class cache(kvref.PagedCache):
+        def gather(self, sequence, layer):
+            return "no arrays"
+
+
+class WrongNumber(_Paged):
+    class cache(kvref.PagedCache):
+        def length(self, sequence, layer):
+            return str(super().length(sequence, layer))
+
+
+class WrongShape(_Paged):
+    class cache(kvref.PagedCache):
+        def gather(self, sequence, layer):
+            keys, values = super().gather(sequence, layer)
+            return keys[..., None], values
+
+
+class WrongDtype(_Paged):
+    class cache(kvref.PagedCache):
+        def gather(self, sequence, layer):
+            keys, values = super().gather(sequence, layer)
+            return keys.astype(np.float64), values
+
+
+class IntegersForFloats(_Paged):
+    class cache(kvref.PagedCache):
+        def gather(self, sequence, layer):
+            keys, values = super().gather(sequence, layer)
+            return np.trunc(keys).astype(np.int32), values
+
+
+class ViewThatChanges(_Paged):
+    class cache(kvref.PagedCache):
+        def gather(self, sequence, layer):
+            slots = self.slot_mapping(sequence, layer, 0, self.length(sequence, layer))
+            if slots and slots == list(range(slots[0], slots[0] + len(slots))):
+                return tuple(part._stored.codes[slots[0] : slots[-1] + 1] for part in (self._store.keys, self._store.values))
+            return super().gather(sequence, layer)
+
+
+class ChangesItsInputs(_Paged):
+    class cache(kvref.PagedCache):
+        def write(self, sequence, layer, start, keys, values):
+            super().write(sequence, layer, start, keys, values)
+            if keys.size:
+                keys[...] = 0
+
+
+def dies_when_made():
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,244 @@
+"""Traces: what is written is valid and comes back, what is no trace is refused with its line, and a failure replays."""
+
+import json
+import re
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+import kvref
+import kvref_zoo
+from kvref_conformance.checking.registry import all_checks
+from kvref_conformance.implementations import load
+from kvref_conformance.judge import Effort, Judge, select
+from kvref_conformance.oracle.witness import SPEAKS_FOR
+from kvref_conformance.outcome import NotOffered
+from kvref_conformance.trace import file
+from kvref_conformance.trace.exchange import Exchange, On, Reply, ReplyTo, Request, show_calls
+from kvref_conformance.trace.replay import replay
+from kvref_conformance.trace.store import in_a_path, save_all, save_failure
+from kvref_conformance.trace.wire import NotWire, from_wire, to_wire
+
+CHAPTER = Path(kvref.__file__).parent / "spec" / "trace.md"
+DTYPES = [np.dtype(name) for name in ("float32", "float64", "float16", "bool", "int8", "int64", "uint8", "uint16", "uint64")]
+ARRAYS = st.sampled_from(DTYPES).flatmap(lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, min_side=0, max_dims=3)))
+
+
+def valid(line):
+    jsonschema.Draft202012Validator(file.schema()).validate(json.loads(line))
+
+
+@given(ARRAYS)
+def test_an_array_comes_back_bit_for_bit(array):
+    wire = json.loads(json.dumps(to_wire(array)))
+    back = from_wire(wire)
+    assert (back.dtype, back.shape, back.tobytes()) == (array.dtype, array.shape, array.tobytes())
+
+
+def test_bfloat16_and_byte_order_and_strides_come_back():
+    import ml_dtypes
+
+    for array in (
+        np.arange(6, dtype=np.float32).astype(ml_dtypes.bfloat16),
+        np.arange(6, dtype=">f4"),
+        np.arange(12, dtype=np.float32).reshape(3, 4)[:, ::2],
+    ):
+        assert np.array_equal(from_wire(to_wire(array)).astype(np.float32), array.astype(np.float32))
+
+
+def test_other_values_come_back():
+    for value in (None, 3, -1, 2.5, "words", [1, [2]], On(4), ReplyTo(7), float("inf"), float("-inf"), {"hits": 1}):
+        assert from_wire(json.loads(json.dumps(to_wire(value)))) == value
+    assert np.isnan(from_wire(to_wire(float("nan"))))
+    assert to_wire((1, 2)) == [1, 2]
+    assert to_wire(object).startswith("<class")
+
+
+@pytest.mark.parametrize(
+    "wire",
+    [
+        {"dtype": "float7", "shape": [1], "base64": "AAAA"},
+        {"dtype": "float32", "shape": [2], "base64": "AAAAAA=="},
+        {"dtype": "float32", "shape": [1], "base64": "no base64"},
+        {"dtype": "float32", "base64": "AAAAAA=="},
+        {"dtype": "float32", "shape": ["x"], "base64": "AAAAAA=="},
+    ],
+)
+def test_a_malformed_array_is_refused(wire):
+    with pytest.raises(NotWire, match="array: "):
+        from_wire(wire)
+
+
+def test_the_chapters_example_is_a_trace(tmp_path):
+    (example,) = re.findall(r"```jsonl\n(.*?)```", CHAPTER.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for line in example.splitlines():
+        valid(line)
+    path = tmp_path / "example.jsonl"
+    path.write_text(example)
+    trace = file.read(path)
+    assert [request.op for request in trace.requests] == ["blocks.new", "blocks.free"]
+    assert replay(trace, Judge(load("reference"))).parted is False
+    held = replay(trace, Judge(load("zoo:blocks-count-set-back")))
+    assert (held.parted, held.line, held.got) == (True, 5, "no error")
+
+
+HEADER = (
+    '{"trace": 1, "spec": "0", "clause": "BLOCK-05", "check": "x", "judge": "model", '
+    '"implementation": {"name": "n", "version": "1", "language": "python", "level": "exact"}}'
+)
+NEW = '{"id": 1, "op": "blocks.new", "args": {"num_blocks": 1}}'
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([], "1: expected a header"),
+        (["nonsense"], "1: not JSON: "),
+        (["[1]"], "1: "),
+        ([NEW], "1: expected a header"),
+        ([HEADER.replace('"trace": 1', '"trace": 2')], "1: a trace of version 2; this kvref reads version 1"),
+        ([HEADER.replace('"judge": "model"', '"judge": "me"')], "1: "),
+        ([HEADER, '{"id": 1, "ok": null}'], "2: expected a request, with an op, got the fields id, ok"),
+        ([HEADER, NEW.replace("blocks.new", "blocks.melt")], "2: no operation 'blocks.melt'"),
+        ([HEADER, NEW.replace("blocks.new", "rocks.new")], "2: no operation 'rocks.new'"),
+        ([HEADER, NEW], "3: expected the reply to request 1, got "),
+        ([HEADER, NEW, '{"id": 2, "ok": null}'], "3: expected the reply to request 1, got "),
+        ([HEADER, NEW.replace('"args"', '"on": 9, "args"'), '{"id": 1, "ok": null}'], "2: no earlier request has the id 9"),
+        ([HEADER, NEW.replace("1}", '{"dtype": "float9", "shape": [], "base64": ""}}'), ""], "2: "),
+    ],
+)
+def test_what_is_no_trace_is_refused_with_its_line(tmp_path, lines, message):
+    path = tmp_path / "bad.jsonl"
+    path.write_text("".join(f"{line}\n" for line in lines))
+    with pytest.raises(file.TraceError) as refused:
+        file.read(path)
+    assert str(refused.value).startswith(f"{path}:{message}")
+    assert "\n" not in str(refused.value)
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path):
+    path = tmp_path / "bad.jsonl"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(file.TraceError, match="not even text"):
+        file.read(path)
+
+
+def test_calls_are_shown_as_python():
+    exchanges = [
+        Exchange(Request(1, "paged.new", None, {"num_blocks": 2}), Reply(On(1))),
+        Exchange(Request(2, "paged.create", 1, {}), Reply(0)),
+        Exchange(Request(3, "paged.length", 1, {"sequence": ReplyTo(2), "layer": 0}), Reply(0), quiet=True),
+        Exchange(
+            Request(4, "paged.write", 1, {"sequence": ReplyTo(2), "layer": 0, "start": 0, "keys": np.zeros((9, 9))}), Reply()
+        ),
+        Exchange(Request(5, "paged.num_free_blocks", 1, {}), Reply(1)),
+        Exchange(Request(6, "paged.drop", 1, {"sequence": 7})),
+    ]
+    assert show_calls(exchanges) == [
+        "paged = paged(num_blocks=2)",
+        "sequence = paged.create()  gave 0",
+        "paged.write(sequence, 0, float64[9, 9])",
+        "paged.num_free_blocks  gave 1",
+        "paged.drop(7)  did not return",
+    ]
+
+
+def failure(name, clause, examples=60):
+    judge = Judge(load(name), Effort(examples=examples, timeout=1))
+    ((found, checks),) = select(clause).items()
+    return judge, [outcome for outcome in judge.clause(checks) if outcome.verdict == "failed"], found
+
+
+SHRUNK = {
+    "contiguous": ("zoo:contiguous-advances-past-its-memory", "CONTIG-10"),
+    "blocks": ("zoo:blocks-freed-twice", "BLOCK-05"),
+    "paged": ("zoo:paged-leaks-a-block", "PAGED-07"),
+    "quantized": ("zoo:quantized-clear-keeps-a-layer", "QUANT-08"),
+    "tiered": ("zoo:tiered-evicts-one-a-call", "TIER-05"),
+    "buffers": ("zoo:buffers-released-twice", "BUF-05"),
+    "pooled": ("zoo:pooled-clear-keeps-its-buffers", "POOL-05"),
+}
+
+
+@pytest.mark.parametrize("family", SPEAKS_FOR)
+def test_a_bug_in_each_family_shrinks_to_six_calls_and_replays(family, tmp_path):
+    name, clause = SHRUNK[family]
+    judge, failed, _ = failure(name, clause)
+    shortest, path = save_failure(failed, tmp_path, clause, name)
+    trace = file.read(path)
+    for line in path.read_text().splitlines():
+        valid(line)
+    assert len(trace.requests) <= 6, shortest.calls
+    assert trace.header.failed == {"what": shortest.what, "expected": shortest.expected, "got": shortest.got}
+    held = replay(trace, judge)
+    assert (held.parted, held.line) == (True, trace.lines[-1])
+    assert (held.what, held.expected, held.got) == (shortest.what, shortest.expected, shortest.got)
+    right = replay(trace, Judge(load("reference")))
+    assert right.parted is False
+
+
+def test_the_same_seed_finds_the_same():
+    runs = [failure("zoo:paged-leaks-a-block", "PAGED-07", 30)[1] for _ in range(2)]
+    assert [outcome.trace for outcome in runs[0]] == [outcome.trace for outcome in runs[1]]
+
+
+def test_a_failure_only_a_check_can_see_replays_by_that_check(tmp_path):
+    judge, failed, _ = failure("zoo:attention-one-kv-head", "ATTN-01")
+    _, path = save_failure(failed, tmp_path, "ATTN-01", "one/../head")
+    assert path.parent == tmp_path
+    trace = file.read(path)
+    assert trace.header.judge == "check"
+    assert replay(trace, judge).parted
+    assert not replay(trace, Judge(load("reference"))).parted
+    with pytest.raises(NotOffered, match="family attention"):
+        replay(trace, Judge(load("zoo:blocks-freed-twice")))
+
+
+def test_a_trace_of_what_is_not_offered_cannot_be_replayed(tmp_path):
+    _, failed, _ = failure("zoo:blocks-freed-twice", "BLOCK-05")
+    _, path = save_failure(failed, tmp_path, "BLOCK-05", "x")
+    with pytest.raises(NotOffered, match="family blocks"):
+        replay(file.read(path), Judge(load("ml_dtypes")))
+
+
+def test_what_passes_can_be_kept_and_holds_for_others(tmp_path):
+    judge = Judge(load("reference"), Effort(keep=True, examples=5))
+    for clause in ("CONTIG-04", "TIER-05", "BUF-03", "QUANT-02", "POOL-03", "KERN-01"):
+        ((found, checks),) = select(clause).items()
+        save_all(judge.clause(checks), tmp_path, found.id, "reference")
+    paths = sorted(tmp_path.rglob("*.jsonl"))
+    assert len(paths) >= 9
+    other = Judge(load("numpy"))
+    for path in paths:
+        for line in path.read_text().splitlines():
+            valid(line)
+        assert not replay(file.read(path), other).parted, path.name
+
+
+def test_a_failure_that_is_gone_leaves_no_file(tmp_path):
+    _, failed, _ = failure("zoo:blocks-freed-twice", "BLOCK-05")
+    _, path = save_failure(failed, tmp_path, "BLOCK-05", "x")
+    assert path.exists()
+    assert save_failure([], tmp_path, "BLOCK-05", "x") is None
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "a b<script>", "", "..", "zoo:x"])
+def test_a_name_becomes_one_part_of_a_path(name):
+    assert re.fullmatch(r"[A-Za-z0-9_-]+", in_a_path(name))
+
+
+def test_a_machine_speaks_only_for_clauses_its_family_is_checked_by():
+    written_out = {(check.clause, check.family) for check in all_checks() if check.run}
+    for family, clauses in SPEAKS_FOR.items():
+        for clause in clauses:
+            assert (clause, family) in written_out, f"{clause} has no check of {family}"
+
+
+def test_the_zoo_offers_one_for_each_family():
+    assert {name.removeprefix("zoo:") for name, _ in SHRUNK.values()} <= set(kvref_zoo.names())

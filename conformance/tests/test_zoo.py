@@ -1,0 +1,33 @@
+"""None of the zoo gets through: each is caught by the clause it names, and by no other than those it breaks as well."""
+
+import re
+
+import pytest
+
+import kvref_zoo
+from kvref_conformance.clauses import all_clauses
+from kvref_conformance.zoo import broken_by
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # a bug may well divide by zero
+@pytest.mark.parametrize("name", kvref_zoo.names())
+def test_it_is_caught_by_the_clause_it_names(name):
+    member = kvref_zoo.member(name)
+    broken = broken_by(name, examples=25)
+    assert member.clause in broken
+    assert broken - {member.clause} <= set(member.also)
+
+
+def test_there_are_forty_of_them_and_most_were_real():
+    members = list(kvref_zoo.members())
+    assert len(members) >= 40
+    assert sum(bool(member.bug) for member in members) >= 35
+
+
+@pytest.mark.parametrize("name", kvref_zoo.names())
+def test_its_card_is_in_order(name):
+    member = kvref_zoo.member(name)
+    assert {member.clause, *member.also} <= set(all_clauses())
+    assert member.name == f"zoo:{name}"
+    assert re.fullmatch(r"([\w.-]+/[\w.-]+#\d+)?", member.bug)
+    assert len(kvref_zoo.story(name)) > 30
