@@ -5,7 +5,11 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 
+import jsonschema
 import pytest
+
+from kvref_conformance.interface import FAMILIES
+from kvref_conformance.report.json_file import schema
 
 BROKEN = """
 from kvref_conformance.implementations.backends import OnBackend
@@ -69,7 +73,7 @@ def test_a_conformant_backend_exits_0_with_a_table_by_chapter(kvref):
     assert "numpy 0.1.0 (python, exact)" in done.stdout
     lines = [line.split() for line in done.stdout.splitlines()]
     assert ["PAGED", "Paged", "cache", "15", "·", "·", "·"] in lines
-    assert ["all", "136", "0", "0", "1"] in lines
+    assert ["all", "138", "0", "0", "1"] in lines
     assert done.stdout.splitlines()[-2:] == [
         "not run: KERN-06 (takes gigabytes; --slow runs it)",
         "conformant in all that it offers",
@@ -80,14 +84,105 @@ def test_a_conformant_backend_exits_0_with_a_table_by_chapter(kvref):
 def test_a_broken_one_exits_1_and_says_what_how_and_again(kvref):
     done = kvref("check", "mine:FreesTwice", "--family", "blocks")
     assert done.returncode == 1
-    assert "BLOCK-05 · A block cannot be freed twice   (mine:FreesTwice)" in done.stdout
-    assert "expected BlockNotAllocated to be raised" in done.stdout
-    assert "got      no error" in done.stdout
-    assert "blocks1.free(0)" in done.stdout
-    assert "again    kvref check mine:FreesTwice --clause BLOCK-05 --family blocks" in done.stdout
+    start = done.stdout.index("BLOCK-05 · A block cannot be freed twice   (mine:FreesTwice)")
+    assert done.stdout[start:].splitlines()[1:9] == [
+        "  blocks = blocks(num_blocks=0)",
+        "  blocks.free(-1)",
+        "    blocks.free",
+        "    expected BlockNotAllocated to be raised",
+        "    got      no error",
+        "  found by a block cannot be freed twice (blocks), a block never allocated cannot be freed (blocks), "
+        "any sequence of calls (blocks)",
+        "  replay   kvref replay .kvref/failures/BLOCK-05-frees-bold-twice.jsonl mine:FreesTwice",
+        "  again    kvref check mine:FreesTwice --clause BLOCK-05 --family blocks",
+    ]
     assert done.stdout.splitlines()[-1] == "not conformant: breaks BLOCK-05"
     assert "noise" not in done.stdout + done.stderr
     assert "frees[bold]twice 0.1.0" in done.stdout  # markup from an implementation is text
+
+
+def test_a_failure_is_replayed_by_the_command_it_prints(kvref, tmp_path):
+    kvref("check", "mine:FreesTwice", "--clause", "BLOCK-05")
+    trace = ".kvref/failures/BLOCK-05-frees-bold-twice.jsonl"
+    done = kvref("replay", trace, "mine:FreesTwice")
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1] == f"they part at line 5 of {trace}, as recorded"
+    assert kvref("replay", trace).stdout == done.stdout  # the trace knows whose it is
+    done = kvref("replay", trace, "numpy")
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[-1] == "every reply is as it must be"
+    done = kvref("replay", trace, "mine:OnlyKernels")
+    assert (done.returncode, done.stderr) == (2, "kvref: mine:OnlyKernels does not offer family blocks\n")
+    (tmp_path / "bad.jsonl").write_text("{}")
+    done = kvref("replay", "bad.jsonl")
+    assert done.returncode == 2
+    assert done.stderr.startswith("kvref: bad.jsonl:1: ")
+    assert kvref("replay", "absent.jsonl").stderr == "kvref: [Errno 2] No such file or directory: 'absent.jsonl'\n"
+
+
+def test_expected_failures_are_expected_and_kept_up(kvref, tmp_path):
+    check = ("check", "mine:FreesTwice", "--clause", "BLOCK-0*", "--xfails", "known.txt")
+    done = kvref(*check)
+    assert (done.returncode, done.stderr) == (2, "kvref: [Errno 2] No such file or directory: 'known.txt'\n")
+    done = kvref(*check, "--update-xfails")
+    assert done.returncode == 0
+    assert (tmp_path / "known.txt").read_text() == "BLOCK-05\n"
+    (tmp_path / "known.txt").write_text("BLOCK-05  the list has no guard\nBLOCK-01  no longer\n")
+    done = kvref(*check, "--json", "out.json", "--junit", "out.xml")
+    assert done.returncode == 0
+    assert done.stdout.splitlines()[-3:] == [
+        "expected to fail, and does: BLOCK-05 · A block cannot be freed twice: the list has no guard",
+        "expected to fail, and passed: BLOCK-01 (--update-xfails)",
+        "not conformant, as expected",
+    ]
+    verdicts = {clause["clause"]: clause["verdict"] for clause in json.loads((tmp_path / "out.json").read_text())["clauses"]}
+    assert (verdicts["BLOCK-05"], verdicts["BLOCK-01"], verdicts["BLOCK-02"]) == ("xfailed", "xpassed", "passed")
+    assert ElementTree.parse(tmp_path / "out.xml").find(".//failure") is None
+    (tmp_path / "known.txt").write_text("BLOCK-01\n")
+    assert kvref(*check).returncode == 1  # BLOCK-05 is not expected to fail
+    (tmp_path / "known.txt").write_text("BLOCK-1\n")
+    assert kvref(*check).stderr == "kvref: known.txt:1: no clause 'BLOCK-1': did you mean BLOCK-01?\n"
+
+
+def test_traces_of_what_passes_are_kept_on_request(kvref, tmp_path):
+    done = kvref("check", "numpy", "--clause", "BLOCK-04", "--traces", "kept")
+    assert done.returncode == 0
+    names = sorted(path.name for path in (tmp_path / "kept" / "numpy").iterdir())
+    assert names == [
+        "BLOCK-04-a-freed-block-can-be-allocated-again-blocks.jsonl",
+        "BLOCK-04-any-sequence-of-calls-blocks.jsonl",
+    ]
+    assert kvref("replay", f"kept/numpy/{names[1]}", "reference").returncode == 0
+
+
+def test_more_examples_are_tried_when_asked_for(kvref):
+    assert kvref("check", "numpy", "--clause", "BLOCK-0*", "--examples", "3").returncode == 0
+    assert kvref("check", "numpy", "--clause", "BLOCK-0*", "--examples", "3", "--deep").returncode == 0
+
+
+def test_the_zoo_is_shown_with_what_caught_each(kvref):
+    done = kvref("zoo", "blocks-freed-twice", "zoo:int8-truncates")
+    assert done.returncode == 0
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert lines[0] == ["member", "clause", "caught", "by", "calls", "modelled", "on"]
+    assert lines[1][:2] == ["blocks-freed-twice", "BLOCK-05"]
+    assert lines[1][-1] == "LMCache/LMCache#5005"
+    assert done.stdout.splitlines()[-1] == "2 of 2 caught by the clause they name"
+    assert kvref("zoo", "unicorn").stderr == "kvref: no member of the zoo 'unicorn' (kvref zoo lists them)\n"
+
+
+def test_a_report_is_made_of_results(kvref, tmp_path):
+    kvref("check", "mine:FreesTwice", "--clause", "BLOCK-0*", "--json", "mine.json")
+    kvref("check", "numpy", "--clause", "BLOCK-0*", "--json", "numpy.json")
+    done = kvref("report", "mine.json", "numpy.json", "-o", "site")
+    assert (done.returncode, done.stdout) == (0, "site/index.html: 2 implementations\n")
+    assert (tmp_path / "site" / "traces" / "frees-bold-twice" / "BLOCK-05.jsonl").exists()
+    assert "frees[bold]twice" in (tmp_path / "site" / "index.html").read_text()
+    done = kvref("report", "mine.json", "mine.json", "-o", "site")
+    assert (done.returncode, done.stderr) == (2, "kvref: two results of frees[bold]twice: mine.json and mine.json\n")
+    (tmp_path / "other.json").write_text("{}")
+    assert "other.json: not results of kvref check --json" in kvref("report", "other.json", "-o", "site").stderr
+    assert kvref("report", "mine.json", "-o", "mine.json").stderr == "kvref: --output: mine.json is a file\n"
 
 
 def test_the_command_it_prints_reruns_just_that_one(kvref):
@@ -99,8 +194,8 @@ def test_the_command_it_prints_reruns_just_that_one(kvref):
 def test_the_command_it_prints_asks_for_slow_checks_and_the_seed_too():
     from kvref_conformance.report.text import Asked
 
-    asked = Asked("a name", seed=3, family=None, slow=True)
-    assert asked.again("KERN-06") == "kvref check 'a name' --clause KERN-06 --seed 3 --slow"
+    asked = Asked("a name", seed=3, family=None, slow=True, examples=7, isolate=True)
+    assert asked.again("KERN-06") == "kvref check 'a name' --clause KERN-06 --seed 3 --examples 7 --slow --isolate"
 
 
 def test_what_is_not_offered_is_not_passed(kvref):
@@ -128,6 +223,11 @@ def test_what_is_not_offered_is_not_passed(kvref):
         (["numpy", "--family", "page"], "--family: expected one of elements, "),
         (["numpy", "--clause", "PAGED-77"], "--clause PAGED-77: no clause matches; did you mean PAGED-07?"),
         (["numpy", "--seed", "-1"], "--seed: expected an integer of at least 0, got -1"),
+        (["numpy", "--examples", "0"], "--examples: expected an integer of at least 1, got 0"),
+        (["numpy", "--timeout", "0"], "--timeout: expected at least 0.01, got 0.0"),
+        (["numpy", "--update-xfails"], "--update-xfails: expected --xfails FILE too"),
+        (["numpy", "--clause", "BUF-07", "--traces", "mine.py"], "--traces: mine.py is a file"),
+        (["zoo:blocks-freed-twise"], "no member of the zoo 'blocks-freed-twise': did you mean 'blocks-freed-twice'?"),
         (["numpy", "--json", "no/such/folder/x.json"], "--json: no folder "),
         (["numpy", "--clause", "BUF-07", "--json", "."], "--json: "),
     ],
@@ -144,11 +244,13 @@ def test_json_holds_the_verdicts(kvref, tmp_path):
     done = kvref("check", "mine:FreesTwice", "--clause", "BLOCK-0*", "--json", "out.json", "--seed", "5")
     document = json.loads((tmp_path / "out.json").read_text())
     assert done.returncode == 1
-    assert (document["format"], document["seed"], document["implementation"]["language"]) == (1, 5, "python")
+    jsonschema.validate(document, schema())
+    assert (document["format"], document["asked"]["seed"], document["implementation"]["language"]) == (1, 5, "python")
+    assert document["implementation"]["families"] == sorted(document["implementation"]["families"], key=FAMILIES.index)
     verdicts = {clause["clause"]: clause["verdict"] for clause in document["clauses"]}
     assert verdicts == {f"BLOCK-0{n}": "failed" if n == 5 else "passed" for n in range(1, 7)}
     (failed,) = [clause for clause in document["clauses"] if clause["verdict"] == "failed"]
-    assert {"expected", "got", "what", "calls"} <= set(failed["checks"][0])
+    assert failed["trace"] == ".kvref/failures/BLOCK-05-frees-bold-twice.jsonl"
     assert document["environment"]["packages"]["numpy"]
 
 
@@ -194,7 +296,7 @@ def test_without_its_extra_the_command_says_what_to_install():
 
 def test_help_fits_a_terminal(kvref, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    for arguments in (["--help"], ["check", "--help"], ["explain", "--help"]):
+    for arguments in (["--help"], *([name, "--help"] for name in ("check", "replay", "report", "zoo", "explain"))):
         done = kvref(*arguments)
         assert done.returncode == 0
         assert max(map(len, done.stdout.splitlines())) <= 80

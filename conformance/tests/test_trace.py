@@ -142,7 +142,7 @@ def test_calls_are_shown_as_python():
     assert show_calls(exchanges) == [
         "paged = paged(num_blocks=2)",
         "sequence = paged.create()  gave 0",
-        "paged.write(sequence, 0, float64[9, 9])",
+        "paged.write(sequence, 0, 0, float64[9, 9])",
         "paged.num_free_blocks  gave 1",
         "paged.drop(7)  did not return",
     ]

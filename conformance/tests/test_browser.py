@@ -1,0 +1,156 @@
+"""The report in a browser: headless Chromium, from file://, without a network (nox -s browser)."""
+
+import os
+import shutil
+
+import pytest
+from test_report import EVIL, document
+
+from kvref_conformance.report.html import Run, write_site
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright (nox -s browser)")
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.xdist_group("browser"),
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium here (apt install chromium)"),
+]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("report")
+    (folder / "traces").mkdir()
+    (folder / "traces" / "BLOCK-05.jsonl").write_text('{"trace": 1}\n')
+    runs = [Run(folder / f"{name}.json", document(name)) for name in ("one", "two", "three", EVIL)]
+    runs.append(Run(folder / "good.json", document("good", broken=())))
+    return write_site(folder / "site", runs)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with sync_api.sync_playwright() as playwright:
+        quiet = [
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-sync",
+        ]
+        found = playwright.chromium.launch(executable_path=CHROMIUM, args=quiet)
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def open_page(browser, site):
+    """Open a page; what it complains of, or asks the network for, fails the test."""
+    contexts, trouble = [], []
+
+    def open_page(path="index.html", width=1280, scheme="light"):
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: trouble.append(message.text))
+        page.on("pageerror", lambda error: trouble.append(str(error)))
+        page.on(
+            "request", lambda request: trouble.append(request.url) if not request.url.startswith(("file:", "data:")) else None
+        )
+        page.on("dialog", lambda dialog: trouble.append(dialog.message))
+        page.goto(site.parent.joinpath(path).as_uri())
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert trouble == []
+
+
+def shown(page):
+    return page.locator("tr.clause:visible").count()
+
+
+def test_the_filters_narrow_the_matrix_and_show_all_undoes_them(open_page):
+    page = open_page()
+    everything = shown(page)
+    page.select_option("select[name=chapter]", "PAGED")
+    assert shown(page) == 15
+    page.select_option("select[name=verdict]", "failed")
+    assert shown(page) == 0
+    assert page.locator("#count").text_content() == f"0 of {everything} clauses"
+    page.select_option("select[name=chapter]", "")
+    assert shown(page) == 1
+    page.select_option("select[name=verdict]", "")
+    page.select_option("select[name=family]", "buffers")
+    assert 9 < shown(page) < everything
+    page.click("button[type=reset]")
+    page.wait_for_function(f"document.querySelectorAll('tr.clause:not([hidden])').length === {everything}")
+
+
+def test_a_failing_mark_leads_to_its_clause_and_its_trace(open_page):
+    page = open_page()
+    row = page.locator("tr.clause", has_text="BLOCK-05")
+    assert row.locator("a.trace").first.get_attribute("href") == "traces/one/BLOCK-05.jsonl"
+    row.locator("a.mark").first.click()
+    assert page.url.endswith("clauses/BLOCK-05.html#one")
+    assert page.locator("h1").text_content().startswith("BLOCK-05")
+    assert page.locator("article#one .pill").text_content() == "failed"
+    assert EVIL in page.locator("article#one pre").text_content()
+
+
+def test_the_keyboard_reaches_every_mark(open_page):
+    page = open_page()
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    page.locator("tr.clause a.id").first.focus()
+    page.keyboard.press("ArrowRight")
+    first = page.evaluate("document.activeElement.title")
+    assert first.startswith("LAW-01, one: ")
+    page.keyboard.press("ArrowDown")
+    assert page.evaluate("document.activeElement.title").startswith("LAW-02, one: ")
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("document.activeElement.title").startswith("LAW-02, two: ")
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/clauses/LAW-01.html#two")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("path", ["index.html", "clauses/BLOCK-05.html"])
+@pytest.mark.parametrize("width", [360, 1280])
+def test_a_page_fits_its_window_and_can_be_read(open_page, width, path, scheme):
+    page = open_page(path, width, scheme)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    for selector in ("body", ".passed", ".failed", ".quiet"):
+        for element in page.locator(selector).all()[:3]:
+            assert contrast(element) >= 4.5, selector
+
+
+CONTRAST = """element => {
+  const rgb = text => text.match(/[\\d.]+/g).map(Number);
+  const light = text => rgb(text).slice(0, 3).map(c => c / 255)
+    .map(c => c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
+  let back = element;
+  while (back && /rgba\\(0, 0, 0, 0\\)|transparent/.test(getComputedStyle(back).backgroundColor)) back = back.parentElement;
+  const [a, b] = [light(getComputedStyle(element).color), light(getComputedStyle(back || document.body).backgroundColor)];
+  return (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+}"""
+
+
+def contrast(element):
+    """The ratio of WCAG between an element's text and what lies behind it."""
+    return element.evaluate(CONTRAST)
+
+
+def test_what_an_implementation_says_is_never_run(open_page):
+    page = open_page("clauses/BLOCK-05.html")
+    assert page.locator("script").count() == 0
+    assert page.locator("article pre").count() == 4
+
+
+def test_badges_are_pictures(open_page):
+    page = open_page()
+    widths = page.evaluate("[...document.images].map(image => image.naturalWidth)")
+    assert len(widths) == 5
+    assert all(width > 100 for width in widths)

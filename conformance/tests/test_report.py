@@ -1,0 +1,124 @@
+"""The pages of `kvref report`: every cell leads somewhere, and nothing that came from an implementation is markup."""
+
+import json
+import re
+import xml.etree.ElementTree as ElementTree
+from html.parser import HTMLParser
+
+import pytest
+
+from kvref_conformance.clauses import all_clauses
+from kvref_conformance.report.html import Run, badge, write_site
+from kvref_conformance.report.json_file import ResultsError, read_json
+
+EVIL = "<script>alert(1)</script>\"'&"
+
+
+def document(name="mine", broken=("BLOCK-05",), expected=()):
+    clauses = []
+    for clause in all_clauses().values():
+        there = clause.id.startswith("BLOCK")
+        verdict = (
+            "not offered" if not there else "xfailed" if clause.id in expected else "failed" if clause.id in broken else "passed"
+        )
+        fails = verdict in ("failed", "xfailed")
+        check = {
+            "check": "a check (blocks)", "verdict": "failed" if fails else verdict, "what": EVIL if fails else "",
+            "expected": EVIL if fails else "", "got": EVIL if fails else "", "missing": "" if there else f"family {EVIL}",
+            "calls": [EVIL] if fails else [],
+        }  # fmt: skip
+        clauses.append(
+            {
+                "clause": clause.id, "title": clause.title, "chapter": clause.chapter, "verdict": verdict,
+                "reason": EVIL if verdict == "xfailed" else None, "shown": "a check (blocks)" if fails else None,
+                "trace": f"traces/{clause.id}.jsonl" if fails else None, "checks": [check],
+            }
+        )  # fmt: skip
+    who = {"name": name, "version": EVIL, "language": EVIL, "level": "exact", "families": ["blocks"], "formats": []}
+    asked = {"name": name, "seed": 0, "examples": 1, "deep": False, "slow": False, "isolate": False}
+    environment = {"python": "3", "platform": "x", "packages": {}}
+    return {"format": 1, "kvref": "0.1.0", "implementation": who, "environment": environment, "asked": asked, "clauses": clauses}
+
+
+@pytest.fixture
+def saved(tmp_path):
+    def save(name, **options):
+        path = tmp_path / f"{len(list(tmp_path.glob('*.json')))}.json"
+        path.write_text(json.dumps(document(name, **options)))
+        (tmp_path / "traces").mkdir(exist_ok=True)
+        for clause in options.get("broken", ("BLOCK-05",)):
+            (tmp_path / "traces" / f"{clause}.jsonl").write_text("{}\n")
+        return Run(path, read_json(path))
+
+    return save
+
+
+class Links(HTMLParser):
+    def __init__(self, text):
+        super().__init__()
+        self.links, self.ids, self.scripts = [], set(), 0
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        found = dict(attributes)
+        self.scripts += tag == "script"
+        self.ids |= {found["id"]} if "id" in found else set()
+        self.links += [found[name] for name in ("href", "src") if name in found and not found[name].startswith("data:")]
+
+
+def test_every_link_leads_to_a_page_a_place_a_trace_or_a_badge(tmp_path, saved):
+    site = tmp_path / "site"
+    write_site(site, [saved("one"), saved("two", broken=("BLOCK-01", "BLOCK-02")), saved(EVIL)])
+    pages = list(site.rglob("*.html"))
+    assert len(pages) == 1 + 6 + len([1 for clause in all_clauses().values() if clause.chapter != "BLOCK"])
+    for page in pages:
+        links = Links(page.read_text(encoding="utf-8"))
+        for link in links.links:
+            path, _, place = link.partition("#")
+            target = (page.parent / path) if path else page
+            assert target.exists(), (page, link)
+            if place:
+                assert place in Links(target.read_text(encoding="utf-8")).ids, (page, link)
+
+
+def test_what_came_from_an_implementation_is_text(tmp_path, saved):
+    write_site(tmp_path / "site", [saved(EVIL, expected=("BLOCK-05",))])
+    for page in (tmp_path / "site").rglob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        assert "<script>alert" not in text
+        assert Links(text).scripts == (1 if page.name == "index.html" else 0)
+    (picture,) = (tmp_path / "site" / "badges").iterdir()
+    root = ElementTree.parse(picture).getroot()
+    assert EVIL in root.get("aria-label")
+    assert not root.findall(".//{*}script")
+
+
+def test_names_that_look_alike_in_a_path_stay_apart(tmp_path, saved):
+    write_site(tmp_path / "site", [saved("a b"), saved("a-b"), saved("a/b")])
+    assert sorted(path.name for path in (tmp_path / "site" / "badges").iterdir()) == ["a-b-2-2.svg", "a-b-2.svg", "a-b.svg"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"), [({"broken": ()}, "6 clauses"), ({}, "breaks 1 of 6"), ({"expected": ("BLOCK-05",)}, "breaks 1 of 6")]
+)
+def test_a_badge_says_what_was_found(saved, options, said):
+    words = [text.text for text in ElementTree.fromstring(badge(saved("x", **options))).findall(".//{*}text")]
+    assert words == ["kvref 0.1.0", said]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: text[:50], "not JSON"),
+        (lambda text: text.replace('"format": 1', '"format": 9'), "results of format 9; this kvref reads format 1"),
+        (lambda text: text.replace('"passed"', '"splendid"'), "not results of kvref check --json"),
+        (lambda text: "[]", "not results of kvref check --json"),
+    ],
+)
+def test_what_is_no_results_is_refused(tmp_path, change, message):
+    path = tmp_path / "results.json"
+    path.write_text(change(json.dumps(document())))
+    with pytest.raises(ResultsError, match=re.escape(str(path))) as refused:
+        read_json(path)
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)

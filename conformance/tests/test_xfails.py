@@ -1,0 +1,38 @@
+"""Expected failures: the file, the verdicts, and rewriting it."""
+
+import pytest
+
+from kvref_conformance.xfails import XfailsError, read, update
+
+
+def test_the_file_has_clauses_reasons_and_comments(tmp_path):
+    path = tmp_path / "xfails.txt"
+    path.write_text("# a comment\n\nPAGED-07  one block is kept  # for now\nblock-05\n")
+    assert read(path) == {"PAGED-07": "one block is kept", "BLOCK-05": ""}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("PAGED-7\n", r"xfails.txt:1: no clause 'PAGED-7': did you mean PAGED-07\?"),
+        ("# x\nPAGED-07\nPAGED-07 again\n", "xfails.txt:3: PAGED-07 is listed twice"),
+    ],
+)
+def test_a_mistake_is_reported_with_its_line(tmp_path, text, message):
+    path = tmp_path / "xfails.txt"
+    path.write_text(text)
+    with pytest.raises(XfailsError, match=message):
+        read(path)
+
+
+def test_updating_keeps_comments_reasons_and_what_was_not_judged(tmp_path):
+    path = tmp_path / "xfails.txt"
+    path.write_text("# ours\nPAGED-07  a reason\nBLOCK-05\nTIER-05  not judged now\n")
+    update(path, judged=["PAGED-07", "BLOCK-05", "POOL-01"], failed=["PAGED-07", "POOL-01"])
+    assert path.read_text() == "# ours\nPAGED-07  a reason\nTIER-05  not judged now\nPOOL-01\n"
+
+
+def test_updating_makes_the_file(tmp_path):
+    path = tmp_path / "xfails.txt"
+    update(path, judged=["PAGED-07"], failed=["PAGED-07"])
+    assert path.read_text() == "PAGED-07\n"
