@@ -11,7 +11,7 @@ from kvref_conformance.clauses import Clause, all_clauses
 from kvref_conformance.drivers.guard import TIMEOUT, Patience, memory_limit
 from kvref_conformance.drivers.in_process import Subject
 from kvref_conformance.interface import Implementation
-from kvref_conformance.machines.base import Finding, Search
+from kvref_conformance.machines.base import Search, size
 from kvref_conformance.machines.run import run_machine
 from kvref_conformance.oracle.witness import SPEAKS_FOR
 from kvref_conformance.outcome import Broken, Hung, NotOffered, Outcome, Verdict
@@ -38,6 +38,15 @@ class Effort:
         return replace(self, examples=20 * self.examples, steps=60)
 
 
+@dataclass(frozen=True)
+class Failure:
+    """A check that failed: the conversation up to there, and what was found."""
+
+    check: Check
+    conversation: list[Exchange]
+    broken: Broken
+
+
 class Judge:
     """Of one implementation, through one run: the machines run once a family, and each clause is told what they found."""
 
@@ -51,9 +60,13 @@ class Judge:
         self._searches: dict[str, Search] = {}
 
     def clause(self, checks: Sequence[Check]) -> list[Outcome]:
-        """What each check of a clause says. Never raises for what the implementation does."""
-        outcomes = [self._outcome(check) for check in checks]
-        if any(each.run and outcome.verdict in ("passed", "failed") for each, outcome in zip(checks, outcomes, strict=True)):
+        """What each check of a clause says, one failure with its trace. Never raises for what the implementation does."""
+        said = [self._ask_about(check) for check in checks]
+        failures = [each for each in said if isinstance(each, Failure)]
+        # A machine names the clause of what it sees; a check may find its clause broken by what breaks another first.
+        shown = min(failures, key=lambda failure: (failure.check.run is not None, size(failure.conversation)), default=None)
+        outcomes = [self._failed(each, each is shown) if isinstance(each, Failure) else each for each in said]
+        if any(check.run and outcome.verdict in ("passed", "failed") for check, outcome in zip(checks, outcomes, strict=True)):
             return outcomes
         # A machine that met nothing wrong is no proof that it met what the clause is about.
         return [
@@ -64,12 +77,12 @@ class Judge:
     def close(self) -> None:
         """Leave nothing behind."""
 
-    def _outcome(self, check: Check) -> Outcome:
+    def _ask_about(self, check: Check) -> "Outcome | Failure":
         if not hasattr(self.implementation, check.family):
             return Outcome(check.name, "not offered", missing=f"family {check.family}")
         if check.slow and not self.effort.slow:
             return Outcome(check.name, "not run", missing="--slow")
-        return self._searched(check) if check.run is None else self._checked(check)
+        return self._searched(check) if check.run is None else self.checked(check)
 
     def begin(self, check: Check | None = None) -> Subject:
         """A fresh start with the implementation."""
@@ -78,7 +91,8 @@ class Judge:
         subject.watchers += self.watchers
         return subject
 
-    def _checked(self, check: Check) -> Outcome:
+    def checked(self, check: Check) -> "Outcome | Failure":
+        """What one check that is written out says."""
         subject = self.begin(check)
         assert check.run is not None
         try:
@@ -87,16 +101,16 @@ class Judge:
         except NotOffered as missing:
             return Outcome(check.name, "not offered", missing=str(missing))
         except Broken as broken:
-            return self._failed(check, subject.conversation, broken)
+            return Failure(check, subject.conversation, broken)
         except Exception as error:  # a result that the check could not even look at
             got = f"{type(error).__name__}: {error_of(error).message}"
-            return self._failed(check, subject.conversation, Broken("", "no error", got))
+            return Failure(check, subject.conversation, Broken("", "no error", got))
         return Outcome(check.name, "passed", trace=self._trace(check, subject.conversation) if self.effort.keep else [])
 
-    def _searched(self, check: Check) -> Outcome:
+    def _searched(self, check: Check) -> "Outcome | Failure":
         search = self.search(check.family)
         if finding := search.findings.get(check.clause):
-            return self._failed(check, finding.conversation, finding.broken)
+            return Failure(check, finding.conversation, finding.broken)
         return Outcome(check.name, "passed", trace=self._trace(check, search.longest) if self.effort.keep else [])
 
     def search(self, family: str) -> Search:
@@ -107,19 +121,18 @@ class Judge:
                 run_machine(family, search, self.effort.seed, self.effort.examples, self.effort.steps)
             strays = set(search.findings) - set(SPEAKS_FOR[family])
             assert not strays, f"the model of {family} speaks for {strays}"
-            for clause, finding in search.findings.items():
-                if smaller := self._smaller(finding.conversation, finding.broken, clause):
-                    search.findings[clause] = Finding(clause, *smaller)
             self._searches[family] = search
         return self._searches[family]
 
-    def _failed(self, check: Check, conversation: list[Exchange], broken: Broken) -> Outcome:
-        if check.run is not None and (smaller := self._smaller(conversation, broken, check.clause)):
+    def _failed(self, failure: "Failure", shown: bool) -> Outcome:
+        """The outcome of a failure; the one that is shown is made as small as it can be."""
+        check, conversation, broken = failure.check, failure.conversation, failure.broken
+        if shown and (smaller := self._smaller(conversation, broken, check.clause)):
             conversation, broken = smaller
         what = broken.what or (conversation[-1].request.op if conversation else "the check")
-        trace = self._trace(check, conversation, {"what": what, "expected": broken.expected, "got": broken.got})
-        calls = _shown(show_calls(conversation))
-        return Outcome(check.name, "failed", what, broken.expected, broken.got, calls=calls, trace=trace)
+        calls = _shown(show_calls(conversation)) if shown else []
+        said = {"what": what, "expected": broken.expected, "got": broken.got}
+        return Outcome(check.name, "failed", **said, calls=calls, trace=self._trace(check, conversation, said) if shown else [])
 
     def hold(self, requests: list[Request]) -> Held:
         """Hold a conversation from a fresh start. Raises Unknown where no model speaks."""

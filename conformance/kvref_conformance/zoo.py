@@ -20,7 +20,7 @@ class Seen:
 
     @property
     def shortest(self) -> Outcome:
-        return min(self.failed, key=lambda outcome: len(outcome.trace))
+        return next(outcome for outcome in self.failed if outcome.trace)
 
 
 def judge_of(name: str, examples: int) -> Judge:

@@ -6,7 +6,8 @@ import pytest
 @pytest.fixture
 def run(pytester):
     def run(*arguments):
-        return pytester.runpytest_subprocess("--pyargs", "kvref_conformance", "-p", "no:cacheprovider", *arguments)
+        quick = ("-p", "no:cacheprovider", "--kvref-examples", "5")
+        return pytester.runpytest_subprocess("--pyargs", "kvref_conformance", *quick, *arguments)
 
     return run
 

@@ -34,7 +34,7 @@ class Check:
 
     @property
     def name(self) -> str:
-        words = self.run.__name__.replace("_", " ") if self.run else SEARCHED
+        words = self.run.__name__.replace("_", " ") if self.run else "any sequence of calls"
         return f"{words} ({self.family})"
 
     @property
@@ -48,9 +48,6 @@ class Check:
     def seed(self) -> int:
         """A number of its own, so that a check draws the same numbers whichever others run."""
         return zlib.crc32(f"{self.clause} {self.name}".encode())
-
-
-SEARCHED = "any sequence of calls"  # what a machine tries
 
 
 class CheckError(Exception):

@@ -17,7 +17,7 @@ from kvref_conformance.drivers.guard import ONCE_HUNG
 from kvref_conformance.drivers.in_process import Subject
 from kvref_conformance.implementations import CannotRun, load
 from kvref_conformance.interface import FAMILIES
-from kvref_conformance.judge import Effort, Judge
+from kvref_conformance.judge import Effort, Failure, Judge
 from kvref_conformance.machines.base import Finding, Search
 from kvref_conformance.oracle.witness import Unknown, Witness
 from kvref_conformance.outcome import Broken, Hung, Outcome
@@ -64,15 +64,12 @@ class IsolatedJudge(Judge):
             self._pipe.close()
             self._child = None
 
-    def _outcome(self, check: Check) -> Outcome:
-        if not hasattr(self.implementation, check.family) or (check.slow and not self.effort.slow):
-            return super()._outcome(check)
-        if check.run is None:
-            return self._searched(check)
-        outcome = self._ask(("check", all_checks().index(check)))
-        if isinstance(outcome, Outcome):
-            return outcome
-        return self._failed(check, *outcome)
+    def checked(self, check: Check) -> Outcome | Failure:
+        said = self._ask(("check", all_checks().index(check)))
+        if isinstance(said, Outcome):
+            return said
+        conversation, broken = said
+        return Failure(check, conversation, broken)
 
     def search(self, family: str) -> Search:
         if family not in self._searches:
@@ -92,8 +89,8 @@ class IsolatedJudge(Judge):
         return conversation, broken
 
     def _smaller(self, conversation: list[Exchange], broken: Broken, clause: str) -> tuple[list[Exchange], Broken] | None:
-        if not isinstance(broken, Hung) or self._hung:
-            return None  # the child has made it small; or every try would take as long again
+        if self._hung and isinstance(broken, Hung):
+            return None  # every try would take as long again
         deaths = 0
 
         def holding(requests: list[Request]) -> Held:
@@ -178,7 +175,7 @@ def _serve(pipe: Connection, name: str, effort: Effort) -> None:
 
     judge.watchers.append(tell)
     answers: dict[str, Callable[[Any], Any]] = {
-        "check": lambda index: judge.clause([all_checks()[index]])[0],
+        "check": lambda index: _checked(judge, all_checks()[index]),
         "search": lambda family: _portable(judge.search(family)),
         "hold": lambda requests: _held(judge, requests),
     }
@@ -188,6 +185,11 @@ def _serve(pipe: Connection, name: str, effort: Effort) -> None:
         except EOFError:
             return
         pipe.send(("answer", answers[question](about)))
+
+
+def _checked(judge: Judge, check: Check) -> Outcome | Held:
+    said = judge.checked(check)
+    return said if isinstance(said, Outcome) else (said.conversation, said.broken)
 
 
 def _portable(search: Search) -> Search:

@@ -18,7 +18,7 @@ from kvref_conformance.outcome import Broken, Hung, NotOffered
 from kvref_conformance.trace.dialogue import Dialogue
 from kvref_conformance.trace.exchange import Exchange
 
-SHRINKING = 400  # runs after the first failure: enough for Hypothesis to make it small
+SHRINKING = 200  # runs after the first failure, for others to be found and all to be made simpler; calls are left out later
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class Search:
     def found(self, broken: Broken, conversation: list[Exchange]) -> None:
         if isinstance(broken, Hung):
             self.runs_left = 0  # each run more would take as long again
-        elif self.runs_left != 0:
-            self.runs_left = SHRINKING if self.runs_left is None or broken.clause not in self.findings else self.runs_left
+        elif self.runs_left is None:
+            self.runs_left = SHRINKING
         known = self.findings.get(broken.clause)
         if known is None or size(conversation) < size(known.conversation):
             self.findings[broken.clause] = Finding(broken.clause, list(conversation), broken)

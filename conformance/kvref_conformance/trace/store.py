@@ -4,21 +4,18 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvref_conformance.checking.registry import SEARCHED
 from kvref_conformance.outcome import Outcome
 
 
 def save_failure(outcomes: Sequence[Outcome], folder: Path, clause: str, name: str) -> tuple[Outcome, Path] | None:
-    """Write the shortest trace that shows how the clause fails. None where it does not."""
-    failed = [outcome for outcome in outcomes if outcome.verdict == "failed"]
+    """Write the trace that shows how the clause fails. None where it does not."""
     path = folder / f"{clause}-{in_a_path(name)}.jsonl"
-    if not failed:
+    shown = next((outcome for outcome in outcomes if outcome.verdict == "failed" and outcome.trace), None)
+    if shown is None:
         path.unlink(missing_ok=True)  # of a run before: it no longer fails
         return None
-    # A machine names the clause of what it sees; a check may find its clause broken by what breaks another first.
-    shortest = min(failed, key=lambda outcome: (not outcome.check.startswith(SEARCHED), sum(map(len, outcome.trace))))
-    _write(path, shortest.trace)
-    return shortest, path
+    _write(path, shown.trace)
+    return shown, path
 
 
 def save_all(outcomes: Sequence[Outcome], folder: Path, clause: str, name: str) -> None:
