@@ -1,5 +1,6 @@
 """Sessions: tests, lint, types, and the specification on each array namespace. `nox -l` lists them."""
 
+import os
 import shutil
 
 import nox
@@ -13,6 +14,7 @@ LIBRARIES = {
     "torch": ["conformance", "torch"],
     "cupy": ["conformance", "cupy"],
 }
+MUTATED = ("formats", "blocks", "buffers", "contiguous", "paged", "quantized", "tiered", "pooled", "rows", "attention", "inputs")
 THEIRS = ("transformers-dynamic", "transformers-static", "ml_dtypes", "torch-float8")
 
 
@@ -60,3 +62,24 @@ def theirs(session: nox.Session) -> None:
     for name in THEIRS:
         # 1 is a finding (docs/findings.md), which the tests hold still; 2 would be a judge that cannot run.
         session.run("kvref", "check", name, success_codes=[0, 1])
+
+
+@nox.session
+def browser(session: nox.Session) -> None:
+    """The report in headless Chromium, which has to be here (apt install chromium)."""
+    if not (os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")):
+        session.skip("no chromium here")
+    session.install(*PINNED, "-e", ".[dev]", "playwright")
+    session.run("pytest", "-n", "0", "-m", "browser", "conformance/tests/test_browser.py", *session.posargs)
+
+
+@nox.session
+def mutation(session: nox.Session) -> None:
+    """Change kvref's code in some thousand small ways: the judge and the tests must notice. Takes a quarter of an hour.
+
+    `nox -s mutation -- "kvref.tiered*"` mutates one module; `mutmut show NAME` then shows a survivor.
+    """
+    session.install(*PINNED, "-e", ".[dev]", "mutmut")
+    session.run("mutmut", "run", *(session.posargs or [f"kvref.{name}*" for name in MUTATED]))
+    session.run("mutmut", "results")
+    session.run("python", "conformance/tests/mutants.py", "--least", "0.9")
