@@ -96,6 +96,32 @@ def test_contiguous_and_pooled_attend_over_what_they_read_as(backend):
     assert (np.abs(got[1] - want) <= bound).all()
 
 
+def test_queries_see_every_token_unless_they_are_causal():
+    keys, values, query = rows(6), rows(6), rows(2, heads=4)
+    pooled = kvref.PooledCache(kvref.PooledConfig(2, 3, tokens_per_block=4, max_tokens=8))
+    contiguous = kvref.ContiguousCache(kvref.ContiguousConfig(2, 3, max_seq_len=8))
+    tiered = kvref.TieredCache(kvref.TieredConfig(2, 3, max_tokens=8, tail_length=8, tail_dtype="float32"))
+    paged = kvref.PagedCache(kvref.PagedConfig(8, 1, 2, 3))
+    quantized = kvref.QuantizedCache(kvref.QuantizedConfig(1, 8, 2, 3))
+    pooled.append(keys, values)
+    tiered.append(keys, values)
+    contiguous.update(*(part.transpose(1, 0, 2)[None] for part in (keys, values)))
+    paged.write(paged.create(), 0, 0, keys, values)
+    for key, value in zip(keys, values, strict=True):
+        quantized.push(0, key, value)
+    for causal in (False, True):
+        options = {"causal": True} if causal else {}
+        for given, got in (
+            ((keys, values), pooled.attend(query, **options)),
+            ((keys, values), tiered.attend(query, **options)),
+            ((keys, values), contiguous.attend(query[None], **options)[0]),
+            ((keys, values), paged.attend(0, 0, query, **options)),
+            (quantized.read_tokens(0, range(6)), quantized.attend(0, query, **options)),
+        ):
+            want, bound = exact(query, *given, scale=3**-0.5, causal=causal)
+            assert (np.abs(got - want) <= bound).all()
+
+
 def test_buffers_are_released_by_with():
     pool = kvref.BufferPool()
     with pool.acquire(100) as buffer:

@@ -12,7 +12,7 @@ import kvref
 from kvref.attention import attention_bound
 from kvref.formats.packing import pack4, unpack4
 from kvref.formats.rounding import round_half_away
-from kvref_conformance.oracle import attention, rows
+from kvref_conformance.oracle import attention, elements, rows
 
 floats = st.floats(-(2.0**100), 2.0**100, width=32)
 matrices = arrays(np.float32, st.tuples(st.integers(1, 4), st.integers(1, 9)), elements=floats)
@@ -96,3 +96,20 @@ def test_both_attention_bounds_are_one_formula():
     query, keys, values = rng.normal(size=(3, 8)), rng.normal(size=(11, 8)), rng.normal(size=(11, 8))
     _, want = attention.attention(query[:, None], keys[:, None], values[:, None], scale=0.3)
     np.testing.assert_allclose(attention_bound(query, keys, values, 0.3), want[:, 0], rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["float32", "float16", "bfloat16"])
+def test_the_bound_of_a_cast_holds_and_is_reached(name):
+    x = np.array([[0.0, 1.0, -3.0]], np.float32) if name == "float32" else elements.ties_and_neighbours(name)[None]
+    x = x[:, np.abs(x[0]) < elements.MAX.get(name, np.inf)]
+    format = kvref.get_format(name)
+    off = np.abs(elements.round_to(x, name).astype(np.float64) - x)
+    bound = format.bound(x, format.quantize(x))
+    assert bound.dtype == np.float64
+    assert bound.shape == x.shape
+    assert (off <= bound).all()
+    if name != "float32":
+        ratio = (off / np.where(bound == 0, 1, bound))[0]
+        least_normal = 2.0**-14 if name == "float16" else 2.0**-126
+        for part in (np.abs(x[0]) < least_normal, (np.abs(x[0]) >= least_normal) & (off[0] > 0)):
+            assert ratio[part].max() > 0.999

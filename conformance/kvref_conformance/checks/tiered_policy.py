@@ -1,12 +1,11 @@
 """TIER: policies and their changes, threads, and values no tier can hold."""
 
-from threading import Barrier, Thread
-
 import numpy as np
 
 from kvref_conformance.checking.expect import equal, pair, raises, reads, same, true
 from kvref_conformance.checking.registry import check
 from kvref_conformance.checking.setup import HEADS, new, pair_of_tokens, tokens
+from kvref_conformance.checking.threads import THREADS, in_threads
 from kvref_conformance.checks.tiered import agree, append, both
 from kvref_conformance.drivers.in_process import Subject
 from kvref_conformance.oracle.elements import round_to
@@ -92,33 +91,43 @@ def each_head_attends_by_itself(subject: Subject) -> None:
 
 @check("TIER-12", "tiered")
 def appends_from_threads_lose_and_tear_nothing(subject: Subject) -> None:
-    threads, each = 4, 25
-    cache = new(subject, "tiered", max_tokens=threads * each, tail_length=threads * each, tail_dtype="float32")
-    start, errors = Barrier(threads), list[Exception]()
+    each = 25
+    total = THREADS * each
+    cache = new(subject, "tiered", max_tokens=total, tail_length=total, tail_dtype="float32")
 
-    def work(thread: int) -> None:
-        start.wait()
-        try:
-            for i in range(each):
-                rows = np.full((1, HEADS, 5), thread * each + i, np.float32)
-                cache.append(rows, -rows)
-        except Exception as error:
-            errors.append(error)
+    def work(thread: int, rng: np.random.Generator) -> None:
+        for i in range(each):
+            rows = np.full((1, HEADS, 5), thread * each + i, np.float32)
+            cache.append(rows, -rows)
 
-    workers = [Thread(target=work, args=(i,)) for i in range(threads)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    equal([str(error) for error in errors], [], "errors in the threads")
+    in_threads(subject, work)
     keys, values = cache.read()
-    equal(len(keys), threads * each, f"tokens after {threads} threads appended {each} each")
+    equal(len(keys), total, f"tokens after {THREADS} threads appended {each} each")
     same(values, -keys, "values of each token, against its keys")
     marks = keys[:, 0, 0].astype(int).tolist()
-    equal(sorted(marks), list(range(threads * each)), "tokens found")
-    for thread in range(threads):
+    equal(sorted(marks), list(range(total)), "tokens found")
+    for thread in range(THREADS):
         own = [mark for mark in marks if mark // each == thread]
         equal(own, sorted(own), f"order of the tokens of thread {thread}")
+
+
+@check("TIER-12", "tiered")
+def readers_beside_writers_see_whole_tokens(subject: Subject) -> None:
+    cache = new(subject, "tiered", max_tokens=12, tail_length=12, tail_dtype="float32")
+
+    def work(thread: int, rng: np.random.Generator) -> None:
+        for i in range(15):
+            rows = np.full((int(rng.integers(1, 4)), HEADS, 5), 100 * thread + i, np.float32)
+            cache.append(rows, -rows)
+            keys, values = cache.read()
+            same(values, -keys, "values read beside writers, against their keys")
+            true(len(keys) <= 12, "tokens read beside writers", "at most max_tokens, 12", len(keys))
+            stats = cache.stats()
+            parts = stats.tail_tokens + stats.warm_tokens + stats.store_tokens
+            equal(parts, stats.total_tokens, "tokens of all tiers, beside writers")
+
+    in_threads(subject, work)
+    equal(cache.total_tokens, 12, "tokens of a full cache")
 
 
 @check("TIER-13", "tiered")

@@ -76,6 +76,8 @@ class OneLayer:
 class WithBuffers(OneLayer):
     def raw(self) -> tuple[Any, Any]:
         layer = self._cache.layers[0]
+        if layer.keys is None:
+            raise NotOffered("raw buffers before the first update")
         return layer.keys, layer.values
 
 

@@ -38,6 +38,7 @@ class Contiguous(Model):
         self.sizes = batch_size, num_kv_heads, head_dim
         self.most, self.dtype = max_seq_len, dtype
         self.room = min(initial_capacity, max_seq_len)
+        self.says_capacity = False  # what has none may keep buffers of any length
         self.before, self.given = 0, (np.zeros((0,)), np.zeros((0,)))  # tokens before the last update, and what it was given
         self.tokens: list[tuple[NDArray, NDArray] | None] = []  # [B, H, D] each; None: written behind the cache's back
 
@@ -48,7 +49,10 @@ class Contiguous(Model):
         return Value(self.blame("seq_len"), value=len(self.tokens))
 
     def capacity(self) -> Expected:
-        return Value(self.blame("capacity"), value=self.room)
+        def note(ok: Any) -> None:
+            self.says_capacity = True
+
+        return Value(self.blame("capacity"), note, value=self.room)
 
     def update(self, keys: Any, values: Any) -> Expected:
         return self._append("update", keys, values)
@@ -93,7 +97,7 @@ class Contiguous(Model):
         parts = [[unknown if token is None else token[which] for token in self.tokens] for which in (0, 1)]
         stacked = [np.stack(part, axis=2) if part else np.zeros((batch, heads, 0, dim), np.float32) for part in parts]
         unsure = np.broadcast_to(np.array([token is None for token in self.tokens], bool)[None, None, :, None], stacked[0].shape)
-        shape = (batch, heads, self.room, dim) if used else None
+        shape = (batch, heads, self.room if self.says_capacity else None, dim) if used else None
 
         def clause_at(index: tuple[int, ...], got: NDArray) -> str:
             new = index[2] - self.before

@@ -152,7 +152,7 @@ class Arrays(Expected):
     unsure: NDArray | None = None
     clause_at: ClauseAt | None = None
     used: tuple[slice, ...] = ()  # the part of each array that counts
-    shape: tuple[int, ...] | None = None  # of the whole array, where only a part counts
+    shape: tuple[int | None, ...] | None = None  # of the whole array, where only a part counts; None is any length
     codes_of: str = ""  # a 16-bit format whose codes, as integers, will do where the library lacks the dtype
 
     def look(self, ok: Any, op: str, level: Level) -> None:
@@ -161,8 +161,9 @@ class Arrays(Expected):
             array = np.asarray(got)
             if array.dtype == np.float64:
                 raise Broken(what, "float32 or a narrower float", "float64", self.clause)
-            if array.shape != (self.shape or want.values.shape):
-                raise Broken(what, f"shape {list(self.shape or want.values.shape)}", f"shape {list(array.shape)}", self.clause)
+            shape = self.shape or want.values.shape
+            if array.ndim != len(shape) or any(want not in (None, got) for got, want in zip(array.shape, shape, strict=True)):
+                raise Broken(what, f"shape {list(shape)}", f"shape {list(array.shape)}", self.clause)
             self._compare(array[self.used], want, what, level)
 
     def _compare(self, got: NDArray, want: Reads, what: str, level: Level) -> None:

@@ -1,0 +1,41 @@
+"""The same work in several threads at once, each with random numbers of its own, switched between as often as can be."""
+
+import sys
+from collections.abc import Callable
+from threading import Barrier, Thread
+
+import numpy as np
+
+from kvref_conformance.checking.expect import equal
+from kvref_conformance.drivers.in_process import Subject
+from kvref_conformance.outcome import Broken
+
+THREADS = 4
+BETWEEN_SWITCHES = 1e-5  # seconds that Python lets a thread run, of 5e-3 by default
+
+
+def in_threads(subject: Subject, work: Callable[[int, np.random.Generator], None]) -> None:
+    """Run work(number, rng) in THREADS threads. Raises Broken for an error in one of them, or one that does not end."""
+    start, errors = Barrier(THREADS), list[str]()
+    rngs = subject.rng.spawn(THREADS)
+
+    def run(number: int) -> None:
+        start.wait()
+        try:
+            work(number, rngs[number])
+        except Exception as error:
+            errors.append(f"{type(error).__name__}: {error}")
+
+    threads = [Thread(target=run, args=(number,), daemon=True) for number in range(THREADS)]
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(BETWEEN_SWITCHES)
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(subject.patience.seconds)
+    finally:
+        sys.setswitchinterval(before)
+    if any(thread.is_alive() for thread in threads):
+        raise Broken("the threads", f"an end within {subject.patience.seconds:g} s", "none: a thread was still running")
+    equal(errors, [], "errors in the threads")
