@@ -14,6 +14,7 @@ implementations:
   reference         the specification itself, on NumPy
   reference:torch   the same on another Array API library (torch, strict, cupy)
   numpy, ...        a backend of kvref's, or an adapter: `kvref list` shows all
+  zoo:MEMBER        one that is wrong on purpose: `kvref zoo` shows all
   module:object     an implementation of yours
 
 exit status: 0 conformant, 1 a clause is broken, 2 could not run
@@ -64,8 +65,9 @@ def _parser() -> argparse.ArgumentParser:
     zoo = commands.add_parser(
         "zoo",
         help="judge caches that are wrong on purpose, and show what catches each",
-        description="Judge the caches that are wrong on purpose: which clause each breaks, what caught it, in how many calls.",
-        epilog="exit status: 0 each is caught by the clause it names, 1 one gets through, 2 could not run",
+        description="Judge the caches that are wrong on purpose: the clause each breaks, what caught it, in how many calls.",
+        epilog="""caught by: a check somebody wrote, a search through any sequence of calls, or both. calls: of the shortest trace.
+exit status: 0 each is caught by the clause it names, 1 one gets through, 2 could not run""",
     )
     zoo.add_argument("names", metavar="MEMBER", nargs="*", help="only these (default: all of them)")
     commands.add_parser("list", help="list the implementations, and what is missing for each")

@@ -19,6 +19,12 @@ class Seen:
     failed: list[Outcome]
 
     @property
+    def caught_by(self) -> str:
+        """A check somebody wrote, a search through any calls, or both."""
+        searched = {outcome.check.startswith("any ") for outcome in self.failed}
+        return "both" if len(searched) == 2 else "search" if True in searched else "check"
+
+    @property
     def shortest(self) -> Outcome:
         return next(outcome for outcome in self.failed if outcome.trace)
 

@@ -49,3 +49,21 @@ def test_every_clause_named_in_the_code_exists():
                 r"\b(?:LAW|FMT-[A-Z0-9]+|CONTIG|BLOCK|PAGED|QUANT|TIER|BUF|POOL|ATTN|KERN)-\d\d\b", page.read_text("utf-8")
             )
             assert set(named) <= known, f"{page.name} names {sorted(set(named) - known)}"
+
+
+def test_the_number_of_the_zoo_is_right():
+    import kvref_zoo
+
+    (number,) = re.findall(r"(\d+) caches that are wrong on purpose", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert int(number) == len(kvref_zoo.names())
+
+
+def test_the_failure_the_readme_shows_is_real():
+    from kvref_conformance.judge import select
+    from kvref_conformance.zoo import judge_of
+
+    ((_, checks),) = select("PAGED-07").items()
+    shown = next(outcome for outcome in judge_of("paged-leaks-a-block", 100).clause(checks) if outcome.trace)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    for line in [*shown.calls, f"expected {shown.expected}", f"got      {shown.got}"]:
+        assert line in readme

@@ -21,16 +21,16 @@ def show_zoo(options: argparse.Namespace) -> int:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("member", "clause"):
         table.add_column(column, no_wrap=True)
-    table.add_column("caught by")
+    table.add_column("caught by", no_wrap=True)
     table.add_column("calls", justify="right")
-    table.add_column("modelled on", style="dim")
+    table.add_column("modelled on", style="dim", overflow="fold")
     survivors = 0
     with Live(table, console=console, refresh_per_second=2, vertical_overflow="visible") if console.is_terminal else _Quiet():
         for name in [name.removeprefix("zoo:") for name in options.names] or kvref_zoo.names():
             seen = look_at(name)
             if seen.failed:
                 calls = len(seen.shortest.trace) // 2  # a header, then two lines a call
-                table.add_row(name, seen.member.clause, Text(seen.shortest.check, style="green"), str(calls), seen.member.bug)
+                table.add_row(name, seen.member.clause, Text(seen.caught_by, style="green"), str(calls), seen.member.bug)
             else:
                 survivors += 1
                 table.add_row(name, seen.member.clause, Text("nothing", style="bold red"), "", seen.member.bug)
