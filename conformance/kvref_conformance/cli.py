@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
         "zoo",
         help="judge caches that are wrong on purpose, and show what catches each",
         description="Judge the caches that are wrong on purpose: the clause each breaks, what caught it, in how many calls.",
-        epilog="""caught by: a check somebody wrote, a search through any sequence of calls, or both. calls: of the shortest trace.
+        epilog="""caught by: a check somebody wrote, a search through any sequence of calls, or both.
 exit status: 0 each is caught by the clause it names, 1 one gets through, 2 could not run""",
     )
     zoo.add_argument("names", metavar="MEMBER", nargs="*", help="only these (default: all of them)")

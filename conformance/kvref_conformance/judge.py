@@ -143,7 +143,7 @@ class Judge:
         return None if isinstance(broken, Hung) else shrink(conversation, clause, self.hold)
 
     def _trace(self, check: Check, conversation: list[Exchange], failed: dict[str, str] | None = None) -> list[str]:
-        judge = "model" if judged_by_model(conversation, self.implementation.level) else "check"
+        judge = "model" if judged_by_model(conversation, self.implementation.level, failed is not None) else "check"
         header = Header(check.clause, check.name, judge, who(self.implementation, self.name), self.effort.seed, failed)
         return written(header, conversation)
 

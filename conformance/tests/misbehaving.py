@@ -164,5 +164,26 @@ class ChangesItsInputs(_Paged):
                 keys[...] = 0
 
 
+class AsarrayRaises(_Paged):
+    cache = kvref.PagedCache
+
+    def asarray(self, values):
+        raise RuntimeError("no memory on the device")
+
+
+class ToNumpyRaises(_Paged):
+    cache = kvref.PagedCache
+
+    def to_numpy(self, array):
+        raise RuntimeError("the device is gone")
+
+
+class ToNumpyHangs(_Paged):
+    cache = kvref.PagedCache
+
+    def to_numpy(self, array):
+        time.sleep(60)
+
+
 def dies_when_made():
     os.kill(os.getpid(), signal.SIGKILL)

@@ -191,12 +191,23 @@ def test_a_failure_only_a_check_can_see_replays_by_that_check(tmp_path):
     judge, failed, _ = failure("zoo:attention-one-kv-head", "ATTN-01")
     _, path = save_failure(failed, tmp_path, "ATTN-01", "one/../head")
     assert path.parent == tmp_path
+    for line in path.read_text().splitlines():
+        valid(line)
     trace = file.read(path)
     assert trace.header.judge == "check"
     assert replay(trace, judge).parted
     assert not replay(trace, Judge(load("reference"))).parted
     with pytest.raises(NotOffered, match="family attention"):
         replay(trace, Judge(load("zoo:blocks-freed-twice")))
+
+
+def test_what_the_model_cannot_see_is_left_to_the_check(tmp_path):
+    judge, failed, _ = failure("zoo:contiguous-keeps-the-callers-array", "LAW-08")
+    _, path = save_failure(failed, tmp_path, "LAW-08", "x")
+    trace = file.read(path)
+    assert trace.header.judge == "check"  # every reply was right: the array changed afterwards
+    held = replay(trace, judge)
+    assert (held.parted, held.got) == (True, trace.header.failed["got"])
 
 
 def test_a_trace_of_what_is_not_offered_cannot_be_replayed(tmp_path):

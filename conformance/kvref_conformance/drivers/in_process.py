@@ -16,7 +16,7 @@ from kvref_conformance.drivers.guard import Patience, TimedOut, time_limit
 from kvref_conformance.drivers.replies import plain
 from kvref_conformance.interface import FAMILIES, HeldBuffer, Implementation, Level, operations
 from kvref_conformance.outcome import Broken, Hung, NotOffered
-from kvref_conformance.trace.exchange import Exchange, On, Reply, Request, error_of, kinds_of, referring
+from kvref_conformance.trace.exchange import Exchange, On, Reply, Request, error_of, kinds_of, referring, show
 
 WRITTEN_IN_PLACE = ("store", "buffer")  # the arguments that a kernel may change
 KEPT_BYTES = 2**24  # a larger array is not kept in the conversation
@@ -102,25 +102,37 @@ class Subject:
         request = referring(Request(next(self._ids), op, on, written), self.conversation)
         exchange = Exchange(request, quiet=self._quiet)
         function, hint = self._target(request)
-        own = {name: self._own(value) for name, value in args.items()}
         self.conversation.append(exchange)
         for watch in self.watchers:
             watch(self, exchange)
-        result = self._run(exchange, function, own)
-        self._look_for_changes(request, own)
-        if request.name == "new" or hint is HeldBuffer:
-            self.held[request.id] = result
-            exchange.reply = Reply(On(request.id))
-            return Handle(self, request.family if request.name == "new" else "buffer", request.id)
-        if as_is and getattr(result, "nbytes", 0) > KEPT_BYTES:
-            exchange.reply = Reply(f"{result.dtype}{list(result.shape)}")
-            return result
+        with self._in_time(exchange):
+            own = {name: self._own(value) for name, value in args.items()}
+            result = self._run(exchange, function, own)
+            self._look_for_changes(request, own)
+            if request.name == "new" or hint is HeldBuffer:
+                self.held[request.id] = result
+                exchange.reply = Reply(On(request.id))
+                return Handle(self, request.family if request.name == "new" else "buffer", request.id)
+            if as_is and getattr(result, "nbytes", 0) > KEPT_BYTES:
+                exchange.reply = Reply(f"{result.dtype}{list(result.shape)}")
+                return result
+            try:
+                exchange.reply = Reply(plain(self.implementation, result, hint, op))
+            except Broken as malformed:
+                exchange.reply = Reply(malformed.got)
+                raise
+            return result if as_is else exchange.reply.ok
+
+    @contextmanager
+    def _in_time(self, exchange: Exchange) -> Iterator[None]:
+        """Raise Hung where the call, or what belongs to it, takes longer than it may."""
+        limit = self.patience.limit(exchange.request.op)
         try:
-            exchange.reply = Reply(plain(self.implementation, result, hint, op))
-        except Broken as malformed:
-            exchange.reply = Reply(malformed.got)
-            raise
-        return result if as_is else exchange.reply.ok
+            with time_limit(limit):
+                yield
+        except TimedOut:
+            self.patience.hung.add(exchange.request.op)
+            raise Hung(exchange.request.op, f"an answer within {limit:g} s", "none: it was still running") from None
 
     def _target(self, request: Request) -> tuple[Callable[..., Any], Any]:
         """What to call, and the annotation of what it returns. Raises NotOffered."""
@@ -139,13 +151,9 @@ class Subject:
         positional = [args[name] for name in given]
         named = {name: value for name, value in args.items() if name not in given}
         try:
-            with time_limit(limit := self.patience.limit(exchange.request.op)):
-                return function(*positional, **named)
-        except KeyboardInterrupt:
+            return function(*positional, **named)
+        except (KeyboardInterrupt, TimedOut):
             raise
-        except TimedOut:
-            self.patience.hung.add(exchange.request.op)
-            raise Hung(exchange.request.op, f"an answer within {limit:g} s", "none: it was still running") from None
         except BaseException as error:
             if "NotOffered" in kinds_of(error):
                 self.conversation.remove(exchange)
@@ -173,7 +181,15 @@ class Subject:
             return self.held[argument.id]
         if isinstance(argument, Own):
             return argument.array
-        return self.own(argument).array if isinstance(argument, np.ndarray) else argument
+        if not isinstance(argument, np.ndarray):
+            return argument
+        try:
+            return self.own(argument).array
+        except Exception as error:
+            if "NotOffered" in kinds_of(error):
+                raise
+            said = error_of(error)
+            raise Broken("asarray", f"an array, from {show(argument)}", f"{said.kind}: {said.message}") from error
 
 
 def _written(subject: Subject, argument: Any) -> Any:

@@ -8,7 +8,7 @@ import numpy as np
 from kvref_conformance.arrays import NDArray
 from kvref_conformance.interface import BufferStats, Implementation, PooledStats, TieredStats
 from kvref_conformance.outcome import Broken, NotOffered
-from kvref_conformance.trace.exchange import show
+from kvref_conformance.trace.exchange import error_of, show
 
 
 class Stats(dict[str, Any]):
@@ -30,6 +30,11 @@ def plain(implementation: Implementation, result: Any, hint: Any, what: str) -> 
         return _plain(implementation, result, hint)
     except Malformed as expected:
         raise Broken(what, str(expected), _shown(result)) from None
+    except NotOffered:
+        raise
+    except Exception as error:  # to_numpy's, or that of something which is not what it seems
+        said = error_of(error)
+        raise Broken(what, "a result that to_numpy can read", f"{said.kind}: {said.message}") from error
 
 
 def _plain(implementation: Implementation, result: Any, hint: Any) -> Any:

@@ -14,7 +14,6 @@ from kvref_conformance.oracle.quantized import Quantized
 INDEX = st.integers(0, 5)
 COUNT = st.integers(1, 5) | st.just(0)
 SIZE = st.integers(1, 3)
-BAD_SIZE = st.sampled_from((0, -1, None))
 
 
 class ContiguousMachine(Machine):

@@ -88,8 +88,8 @@ def _request_to_wire(request: Request) -> dict[str, Any]:
     return {"id": request.id, "op": request.op, **on, "args": to_wire(request.args)}
 
 
-def judged_by_model(conversation: Sequence[Exchange], level: Level) -> bool:
-    """Whether models speak for every request, and find nothing wrong before the last."""
+def judged_by_model(conversation: Sequence[Exchange], level: Level, failed: bool) -> bool:
+    """Whether models speak for every request, and find just the last reply wrong, or none where nothing failed."""
     witness = Witness(level)
     for exchange in conversation:
         try:
@@ -98,8 +98,8 @@ def judged_by_model(conversation: Sequence[Exchange], level: Level) -> bool:
         except Unknown:
             return False
         except Broken:
-            return exchange is conversation[-1]
-    return True
+            return failed and exchange is conversation[-1]
+    return not failed
 
 
 @cache

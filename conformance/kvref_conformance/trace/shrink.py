@@ -57,10 +57,11 @@ def shrink(conversation: list[Exchange], clause: str, holding: Holding) -> tuple
             held, broken = holding(requests)
         except Unknown:
             return False
-        if broken is None or broken.clause not in (clause, best[1].clause if best else clause):
-            last = best is None and broken is not None and len(held) == len(conversation)
-            if not last or broken is None:
-                return False
+        if broken is None:
+            return False
+        in_the_same_reply = best is None and len(held) == len(conversation)
+        if broken.clause not in (clause, best[1].clause if best else clause) and not in_the_same_reply:
+            return False
         best = held, broken
         return True
 
