@@ -105,13 +105,13 @@ class Judge:
         except Exception as error:  # a result that the check could not even look at
             got = f"{type(error).__name__}: {error_of(error).message}"
             return Failure(check, subject.conversation, Broken("", "no error", got))
-        return Outcome(check.name, "passed", trace=self._trace(check, subject.conversation) if self.effort.keep else [])
+        return self._passed(check, subject.conversation)
 
     def _searched(self, check: Check) -> "Outcome | Failure":
         search = self.search(check.family)
         if finding := search.findings.get(check.clause):
             return Failure(check, finding.conversation, finding.broken)
-        return Outcome(check.name, "passed", trace=self._trace(check, search.longest) if self.effort.keep else [])
+        return self._passed(check, search.longest)
 
     def search(self, family: str) -> Search:
         """What the family's machine finds, in a run of its own the first time it is asked for."""
@@ -127,12 +127,15 @@ class Judge:
     def _failed(self, failure: "Failure", shown: bool) -> Outcome:
         """The outcome of a failure; the one that is shown is made as small as it can be."""
         check, conversation, broken = failure.check, failure.conversation, failure.broken
-        if shown and (smaller := self._smaller(conversation, broken, check.clause)):
+        smaller = self._smaller(conversation, broken, check.clause) if shown else None
+        if smaller:
             conversation, broken = smaller
         what = broken.what or (conversation[-1].request.op if conversation else "the check")
         calls = _shown(show_calls(conversation)) if shown else []
         said = {"what": what, "expected": broken.expected, "got": broken.got}
-        return Outcome(check.name, "failed", **said, calls=calls, trace=self._trace(check, conversation, said) if shown else [])
+        # What does not break when it is held again, only the check can show: it looked at memory, or let threads loose.
+        trace = self._trace(check, conversation, "model" if smaller else "check", said) if shown else []
+        return Outcome(check.name, "failed", **said, calls=calls, trace=trace)
 
     def hold(self, requests: list[Request]) -> Held:
         """Hold a conversation from a fresh start. Raises Unknown where no model speaks."""
@@ -142,8 +145,13 @@ class Judge:
     def _smaller(self, conversation: list[Exchange], broken: Broken, clause: str) -> tuple[list[Exchange], Broken] | None:
         return None if isinstance(broken, Hung) else shrink(conversation, clause, self.hold)
 
-    def _trace(self, check: Check, conversation: list[Exchange], failed: dict[str, str] | None = None) -> list[str]:
-        judge = "model" if judged_by_model(conversation, self.implementation.level, failed is not None) else "check"
+    def _passed(self, check: Check, conversation: list[Exchange]) -> Outcome:
+        if not self.effort.keep:
+            return Outcome(check.name, "passed")
+        judge = "model" if judged_by_model(conversation, self.implementation.level) else "check"
+        return Outcome(check.name, "passed", trace=self._trace(check, conversation, judge))
+
+    def _trace(self, check: Check, conversation: list[Exchange], judge: str, failed: dict[str, str] | None = None) -> list[str]:
         header = Header(check.clause, check.name, judge, who(self.implementation, self.name), self.effort.seed, failed)
         return written(header, conversation)
 

@@ -68,7 +68,7 @@ def kvref(tmp_path):
 
 
 def test_a_conformant_backend_exits_0_with_a_table_by_chapter(kvref):
-    done = kvref("check", "numpy")
+    done = kvref("check", "numpy", "--examples", "10")
     assert (done.returncode, done.stderr) == (0, "")
     assert "numpy 0.1.0 (python, exact)" in done.stdout
     lines = [line.split() for line in done.stdout.splitlines()]

@@ -88,18 +88,16 @@ def _request_to_wire(request: Request) -> dict[str, Any]:
     return {"id": request.id, "op": request.op, **on, "args": to_wire(request.args)}
 
 
-def judged_by_model(conversation: Sequence[Exchange], level: Level, failed: bool) -> bool:
-    """Whether models speak for every request, and find just the last reply wrong, or none where nothing failed."""
+def judged_by_model(conversation: Sequence[Exchange], level: Level) -> bool:
+    """Whether models speak for every request, and find every reply right."""
     witness = Witness(level)
     for exchange in conversation:
         try:
             expected = witness.expect(exchange.request)
             witness.judge(exchange, expected)
-        except Unknown:
+        except (Unknown, Broken):
             return False
-        except Broken:
-            return failed and exchange is conversation[-1]
-    return not failed
+    return True
 
 
 @cache
