@@ -77,9 +77,11 @@ def shrink(conversation: list[Exchange], clause: str, holding: Holding) -> tuple
                 requests = shorter
         size //= 2
     for index in range(len(requests)):
-        for simpler in _simpler(requests[index]):
-            if attempt([*requests[:index], simpler, *requests[index + 1 :]]):
-                requests[index] = simpler
+        for ways in (_with_fewer_tokens, _with_whole_numbers):
+            for simpler in ways(requests[index]):
+                if attempt([*requests[:index], simpler, *requests[index + 1 :]]):
+                    requests[index] = simpler
+                    break
     attempt(requests)
     return best
 
@@ -100,22 +102,29 @@ def _without(requests: list[Request], start: int, stop: int) -> list[Request]:
     return kept
 
 
-def _simpler(request: Request) -> Iterator[Request]:
-    """The same request with fewer tokens, one at a time, and with whole numbers that tell the tokens apart."""
-    arrays = {name: value for name, value in request.args.items() if isinstance(value, np.ndarray)}
-    if not arrays or request.name == "new":
+def _with_fewer_tokens(request: Request) -> Iterator[Request]:
+    """The same request with one token, with two, and so on."""
+    if request.name not in ("update", "update_fused", "append", "write", "extend"):
         return
+    arrays = _arrays(request)
     axis = {"update": 2, "update_fused": 3}.get(request.name, 0) if request.family == "contiguous" else 0
     lengths = {array.shape[axis] for array in arrays.values() if array.ndim > axis}
-    if len(lengths) == 1 and request.name in ("update", "update_fused", "append", "write", "extend"):
-        for length in range(lengths.pop() - 1):
-            fewer = {name: np.take(array, range(length + 1), axis=axis) for name, array in arrays.items()}
+    if len(lengths) == 1:
+        for length in range(1, lengths.pop()):
+            fewer = {name: np.take(array, range(length), axis=axis) for name, array in arrays.items()}
             yield replace(request, args=request.args | fewer)
-    whole: dict[str, NDArray] = {}
-    first = 1
-    for name, array in arrays.items():
+
+
+def _with_whole_numbers(request: Request) -> Iterator[Request]:
+    """The same request with 1, 2, 3 and so on for numbers, which tell the tokens apart and can be read."""
+    first, whole = 1, dict[str, NDArray]()
+    for name, array in _arrays(request).items():
         if array.dtype == np.float32:
             whole[name] = np.arange(first, first + array.size, dtype=np.float32).reshape(array.shape)
             first += array.size
-    if any(not np.array_equal(whole[name], arrays[name]) for name in whole):
+    if any(not np.array_equal(whole[name], request.args[name]) for name in whole):
         yield replace(request, args=request.args | whole)
+
+
+def _arrays(request: Request) -> dict[str, NDArray]:
+    return {name: value for name, value in request.args.items() if isinstance(value, np.ndarray)}
