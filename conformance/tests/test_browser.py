@@ -12,7 +12,6 @@ sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright (
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.xdist_group("browser"),
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium here (apt install chromium)"),
 ]
 

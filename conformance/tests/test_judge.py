@@ -14,12 +14,11 @@ from kvref_conformance.interface import FAMILIES
 from kvref_conformance.judge import Effort, Judge, select, verdict_of
 
 ROOT = Path(kvref.__file__).parents[1]
-# A worker that judges one implementation keeps its machines' findings for every chapter.
 OURS = [
-    pytest.param("reference", marks=pytest.mark.xdist_group("reference")),
-    pytest.param("reference:strict", marks=pytest.mark.xdist_group("strict")),
-    pytest.param("numpy", marks=pytest.mark.xdist_group("numpy")),
-    pytest.param("reference:torch", marks=[pytest.mark.torch, pytest.mark.xdist_group("torch")]),
+    "reference",
+    "reference:strict",
+    "numpy",
+    pytest.param("reference:torch", marks=pytest.mark.torch),
 ]
 
 
