@@ -30,6 +30,9 @@ class OnBackend:
         return self.backend.asarray(np.array(values))  # a copy: NumPy's memory is the judge's
 
     def to_numpy(self, array: Array) -> Any:
+        xp = self.backend.xp
+        if hasattr(xp, "bfloat16") and array.dtype == xp.bfloat16:  # NumPy has none
+            array = xp.astype(array, xp.float32)
         return self.backend.to_numpy(array)
 
     def elements(self) -> "Elements":
