@@ -1,5 +1,6 @@
 """Implementations that misbehave in every way the judge has to survive: `kvref check misbehaving:Hangs` and so on."""
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -58,6 +59,12 @@ def hang_in_python(pool):
         time.sleep(0.01)
 
 
+def hang_and_swallow(pool):
+    with contextlib.suppress(BaseException):
+        time.sleep(60)
+    time.sleep(60)
+
+
 def hang_in_c(pool):
     ctypes.PyDLL(None).sleep(60)  # holds the interpreter: no signal handler of Python's runs
 
@@ -96,6 +103,7 @@ def allocate_without_end(pool):
 
 
 HangsInPython = pool_that(hang_in_python)
+HangsAndSwallows = pool_that(hang_and_swallow)
 HangsInC = pool_that(hang_in_c)
 IsKilled = pool_that(be_killed)
 Leaves = pool_that(leave)

@@ -34,6 +34,7 @@ def totals(done):
 
 WAYS = [
     ("HangsInPython", "an answer within 0.5 s", "none: it was still running"),
+    ("HangsAndSwallows", "an answer within 0.5 s", "none: it was still running"),
     ("ExitsPolitely", "a result or an error", "SystemExit: 3"),
     ("RaisesSomethingOdd", "no error", "Unprintable: an exception that cannot be printed"),
     ("AllocatesWithoutEnd", "no error", "MemoryError"),
