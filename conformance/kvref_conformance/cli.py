@@ -7,6 +7,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from kvref_conformance.asked import EXAMPLES
+from kvref_conformance.drivers.guard import TIMEOUT
+
 EXIT_CONFORMANT, EXIT_BROKEN, EXIT_CANNOT_RUN = 0, 1, 2
 
 _EPILOG = """\
@@ -34,11 +37,11 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("name", metavar="NAME", help="what to judge (see below)")
     check.add_argument("--family", metavar="FAMILY", help="only the checks of one family: paged, quantized, ...")
     check.add_argument("--clause", default="*", metavar="GLOB", help="only these clauses: PAGED-07, 'FMT-*', ...")
-    check.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the random inputs (default 0)")
-    check.add_argument("--examples", type=int, default=100, metavar="N", help="sequences of calls to try a family (default 100)")
+    check.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the random inputs (default %(default)s)")
+    check.add_argument("--examples", type=int, default=EXAMPLES, metavar="N", help="sequences of calls a family (%(default)s)")
     check.add_argument("--deep", action="store_true", help="many more and longer sequences: minutes instead of seconds")
     check.add_argument("--isolate", action="store_true", help="run it in a child process, which it may take down")
-    check.add_argument("--timeout", type=float, default=10.0, metavar="S", help="seconds a call may take (default 10)")
+    check.add_argument("--timeout", type=float, default=TIMEOUT, metavar="S", help="seconds a call may take (%(default)g)")
     check.add_argument("--traces", metavar="DIR", help="keep the conversations that passed, as traces")
     check.add_argument("--slow", action="store_true", help="also the checks that take gigabytes of memory")
     check.add_argument("--json", metavar="FILE", help="write the results as JSON")
@@ -54,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     replay.add_argument("trace", metavar="FILE", help="a trace, such as .kvref/failures/PAGED-07-mine.jsonl")
     replay.add_argument("name", metavar="NAME", nargs="?", help="the implementation (default: the one of the trace)")
-    replay.add_argument("--timeout", type=float, default=10.0, metavar="S", help="seconds a call may take (default 10)")
+    replay.add_argument("--timeout", type=float, default=TIMEOUT, metavar="S", help="seconds a call may take (%(default)g)")
     report = commands.add_parser(
         "report",
         help="make a page of the results of several runs",

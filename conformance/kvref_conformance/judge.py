@@ -6,36 +6,21 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 
+from kvref_conformance.asked import Effort
 from kvref_conformance.checking.registry import Check, all_checks
 from kvref_conformance.clauses import Clause, all_clauses
-from kvref_conformance.drivers.guard import TIMEOUT, Patience, memory_limit
+from kvref_conformance.drivers.guard import MEMORY, SLOW_MEMORY, Patience, memory_limit
 from kvref_conformance.drivers.in_process import Subject
+from kvref_conformance.exchange import Exchange, Request, error_of, show_calls
 from kvref_conformance.interface import Implementation
 from kvref_conformance.machines.base import Search, size
 from kvref_conformance.machines.run import run_machine
 from kvref_conformance.oracle.witness import SPEAKS_FOR
 from kvref_conformance.outcome import Broken, Hung, NotOffered, Outcome, Verdict
-from kvref_conformance.trace.exchange import Exchange, Request, error_of, show_calls
 from kvref_conformance.trace.file import Header, judged_by_model, who, written
 from kvref_conformance.trace.shrink import Held, hold, shrink
 
 SHOWN_CALLS = 8  # lines of them before a failure
-
-
-@dataclass(frozen=True)
-class Effort:
-    """How hard to look. examples: sequences of calls a machine tries, each of at most `steps` calls."""
-
-    seed: int = 0
-    slow: bool = False
-    examples: int = 100
-    steps: int = 20
-    timeout: float = TIMEOUT  # seconds a call may take
-    keep: bool = False  # traces of what passes too
-
-    def deep(self) -> "Effort":
-        """Many more and longer sequences."""
-        return replace(self, examples=20 * self.examples, steps=60)
 
 
 @dataclass(frozen=True)
@@ -96,7 +81,7 @@ class Judge:
         subject = self.begin(check)
         assert check.run is not None
         try:
-            with memory_limit():
+            with memory_limit(SLOW_MEMORY if check.slow else MEMORY):
                 check.run(subject)
         except NotOffered as missing:
             return Outcome(check.name, "not offered", missing=str(missing))
@@ -118,7 +103,7 @@ class Judge:
         if family not in self._searches:
             search = Search(self.implementation, self.patience, watchers=self.watchers)
             with memory_limit():
-                run_machine(family, search, self.effort.seed, self.effort.examples, self.effort.steps)
+                run_machine(family, search, self.effort.seed, self.effort.sequences, self.effort.steps)
             strays = set(search.findings) - set(SPEAKS_FOR[family])
             assert not strays, f"the model of {family} speaks for {strays}"
             self._searches[family] = search
@@ -153,7 +138,7 @@ class Judge:
 
     def _trace(self, check: Check, conversation: list[Exchange], judge: str, failed: dict[str, str] | None = None) -> list[str]:
         header = Header(check.clause, check.name, judge, who(self.implementation, self.name), self.effort.seed, failed)
-        return written(header, conversation)
+        return written(header, self.implementation.level, conversation)
 
 
 def _shown(calls: list[str]) -> list[str]:

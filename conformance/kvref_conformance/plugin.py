@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kvref_conformance.asked import EXAMPLES, Asked, Effort
+from kvref_conformance.drivers.guard import TIMEOUT
+
 if TYPE_CHECKING:
     from kvref_conformance.checking.registry import Check
     from kvref_conformance.clauses import Clause
-    from kvref_conformance.judge import Effort, Judge
+    from kvref_conformance.judge import Judge
 
 CHECKS = Path(__file__).parent / "checks"
 JUDGES = pytest.StashKey[dict[str, Any]]()
@@ -32,12 +35,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--kvref", action="append", default=[], metavar="NAME", help="judge this implementation; may be repeated")
     group.addoption("--kvref-family", metavar="FAMILY", help="only the checks of one family")
     group.addoption("--kvref-clause", default="*", metavar="GLOB", help="only the clauses whose id matches")
-    group.addoption("--kvref-seed", type=int, default=0, metavar="N", help="seed of the random inputs (default 0)")
+    group.addoption("--kvref-seed", type=int, default=0, metavar="N", help="seed of the random inputs (default %(default)s)")
     group.addoption("--kvref-slow", action="store_true", help="also the checks that take much time or memory")
-    group.addoption("--kvref-examples", type=int, default=100, metavar="N", help="sequences of calls for each family (100)")
+    group.addoption("--kvref-examples", type=int, default=EXAMPLES, metavar="N", help="sequences of calls a family (%(default)s)")
     group.addoption("--kvref-deep", action="store_true", help="many more and longer sequences")
     group.addoption("--kvref-isolate", action="store_true", help="run the implementation in a child process")
-    group.addoption("--kvref-timeout", type=float, default=10.0, metavar="S", help="seconds a call may take (10)")
+    group.addoption("--kvref-timeout", type=float, default=TIMEOUT, metavar="S", help="seconds a call may take (%(default)g)")
     group.addoption("--kvref-failures", default=".kvref/failures", metavar="DIR", help="where failures are written as traces")
     group.addoption("--kvref-xfails", metavar="FILE", help="clauses that are expected to fail")
     group.addoption("--kvref-traces", metavar="DIR", help="write the traces of what passes here")
@@ -48,17 +51,11 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     names, option = session.config.getoption("--kvref"), session.config.getoption
     if not names or JUDGES in session.config.stash:
         return
-    from kvref_conformance.drivers.isolated import IsolatedJudge
-    from kvref_conformance.implementations import CannotRun, load
-    from kvref_conformance.judge import Judge
+    from kvref_conformance.implementations import CannotRun
     from kvref_conformance.xfails import XfailsError, read
 
-    effort = _effort(session.config)
     try:
-        if option("--kvref-isolate"):
-            session.config.stash[JUDGES] = {name: IsolatedJudge(name, effort) for name in names}
-        else:
-            session.config.stash[JUDGES] = {name: Judge(load(name), effort, name) for name in names}
+        session.config.stash[JUDGES] = {name: _asked(session.config, name).judge() for name in names}
         if option("--kvref-xfails"):
             read(Path(option("--kvref-xfails")))
     except (CannotRun, XfailsError, OSError) as error:
@@ -70,15 +67,13 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         judge.close()
 
 
-def _effort(config: pytest.Config) -> Effort:
-    from kvref_conformance.judge import Effort
+def _asked(config: pytest.Config, name: str) -> Asked:
+    def option(name: str) -> Any:
+        return config.getoption(f"--kvref-{name}")
 
-    option = config.getoption
-    keep = option("--kvref-traces") is not None
-    effort = Effort(
-        option("--kvref-seed"), option("--kvref-slow"), option("--kvref-examples"), 20, option("--kvref-timeout"), keep
-    )
-    return effort.deep() if option("--kvref-deep") else effort
+    searched = option("seed"), option("slow"), option("examples"), option("deep")
+    effort = Effort(*searched, option("timeout"), keep=option("traces") is not None)
+    return Asked(name, effort, option("family"), option("isolate"))
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
@@ -102,6 +97,7 @@ class ClauseFile(pytest.File):
                     item = ClauseItem.of(self, clause, checks, name, judge)
                     if clause.id in expected:
                         item.reason = expected[clause.id]
+                        # Not strict: the report says which passed, and --update-xfails takes them out of the file.
                         item.add_marker(pytest.mark.xfail(reason=item.reason, raises=Failed, strict=False))
                     yield item
 
@@ -148,13 +144,11 @@ class ClauseItem(pytest.Item):
             pytest.skip(f"{verdict}: {', '.join(missing)}")
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        from kvref_conformance.report.text import Asked, failure_text
+        from kvref_conformance.report.text import failure_text
 
         if not isinstance(excinfo.value, Failed):
             return super().repr_failure(excinfo, style)
-        option = self.config.getoption
-        asked = Asked(self.name_asked, option("--kvref-seed"), option("--kvref-family"), option("--kvref-slow"))
-        return failure_text(self.result, asked)
+        return failure_text(self.result, _asked(self.config, self.name_asked))
 
     def reportinfo(self) -> tuple[Path, int, str]:
         path, _, line = self.checks[0].source.rpartition(":")

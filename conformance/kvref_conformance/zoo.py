@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 import kvref_zoo
+from kvref_conformance.asked import Effort
 from kvref_conformance.interface import FAMILIES
-from kvref_conformance.judge import Effort, Judge, select, verdict_of
+from kvref_conformance.judge import Judge, select, verdict_of
 from kvref_conformance.outcome import Outcome
 from kvref_zoo.right import Right
 
@@ -29,22 +30,22 @@ class Seen:
         return next(outcome for outcome in self.failed if outcome.trace)
 
 
-def judge_of(name: str, examples: int) -> Judge:
-    member = kvref_zoo.member(name)
+def judge_of(member: Right, examples: int) -> Judge:
     return Judge(member, Effort(examples=examples, timeout=PATIENCE), member.name)
 
 
 def look_at(name: str, examples: int = 100) -> Seen:
     """One member, before the clause it names."""
-    judge = judge_of(name, examples)
-    member: Right = judge.implementation  # type: ignore[assignment]
+    member = kvref_zoo.member(name)
+    judge = judge_of(member, examples)
     ((_, checks),) = select(member.clause).items()
     return Seen(member, [outcome for outcome in judge.clause(checks) if outcome.verdict == "failed"])
 
 
 def broken_by(name: str, examples: int = 100) -> set[str]:
     """Every clause that a member fails."""
-    judge = judge_of(name, examples)
-    offered = {family for family in FAMILIES if hasattr(judge.implementation, family)}
+    member = kvref_zoo.member(name)
+    judge = judge_of(member, examples)
+    offered = {family for family in FAMILIES if hasattr(member, family)}
     clauses = {clause: checks for clause, checks in select().items() if {check.family for check in checks} & offered}
     return {clause.id for clause, checks in clauses.items() if verdict_of(judge.clause(checks)) == "failed"}

@@ -7,18 +7,13 @@ from kvref_zoo.right import Right
 class Pool(kvref.BufferPool):
     def __init__(self, max_buffers: int) -> None:
         super().__init__(max_buffers)
-        self._lengths: dict[int, int] = {}
+        self._owners: dict[int, kvref.Buffer] = {}
 
     def acquire(self, num_bytes: int) -> kvref.Buffer:
         buffer = super().acquire(num_bytes)
-        buffer.length = self._lengths.get(id(buffer._memory), 0)
-        release = buffer.release
-
-        def remembering() -> None:
-            self._lengths[id(buffer._memory)] = buffer.length
-            release()
-
-        buffer.release = remembering  # type: ignore[method-assign]
+        last = self._owners.get(id(buffer._memory), buffer)
+        buffer.length = last.length
+        self._owners[id(buffer._memory)] = buffer
         return buffer
 
 

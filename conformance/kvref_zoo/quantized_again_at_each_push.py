@@ -1,4 +1,7 @@
-"""The whole history is read back and quantized again whenever a token comes: each token loses a little at every step."""
+"""The whole history is read back and quantized again whenever a token comes: each token loses a little at every step.
+
+As transformers 5.23 does in QuantizedLayer, whenever its residual is full.
+"""
 
 from typing import Any
 
@@ -22,7 +25,6 @@ class Implementation(Right):
         "LAW-01", "LAW-02", "LAW-04", "LAW-05", "LAW-08", "LAW-15", "QUANT-01", "QUANT-02", "QUANT-03", "QUANT-06",
         "QUANT-08",
     )  # fmt: skip
-    bug = "huggingface/transformers#34189"
 
     def quantized(self, **config: Any) -> Cache:
         return Cache(kvref.QuantizedConfig(**config))

@@ -1,4 +1,7 @@
-"""One scale, of the first token, is used for all that follow: larger values are clipped to it."""
+"""One scale, of the first token, is used for all that follow: larger values are clipped to it.
+
+As transformers 5.23 does in Fp8QuantizedLayer, with the scale of the first update.
+"""
 
 from typing import Any
 
@@ -22,7 +25,6 @@ class Implementation(Right):
         "LAW-01", "LAW-02", "LAW-05", "LAW-08", "LAW-14", "LAW-15", "QUANT-01", "QUANT-02", "QUANT-03", "QUANT-05",
         "QUANT-06", "QUANT-08",
     )  # fmt: skip
-    bug = "huggingface/transformers#45510"
 
     def quantized(self, **config: Any) -> Cache:
         return Cache(kvref.QuantizedConfig(**config))

@@ -9,7 +9,8 @@ import jsonschema
 import pytest
 
 from kvref_conformance.interface import FAMILIES
-from kvref_conformance.report.json_file import schema
+from kvref_conformance.report.json_file import SCHEMA
+from kvref_conformance.schemas import schema
 
 BROKEN = """
 from kvref_conformance.implementations.backends import OnBackend
@@ -121,6 +122,22 @@ def test_a_failure_is_replayed_by_the_command_it_prints(kvref, tmp_path):
     assert kvref("replay", "absent.jsonl").stderr == "kvref: [Errno 2] No such file or directory: 'absent.jsonl'\n"
 
 
+@pytest.mark.parametrize("change", [{"num_blocks": "six"}, {"num_blocks": None}, {"surprise": 1}, {"num_blocks": [3]}])
+def test_a_trace_that_asks_for_what_no_model_knows_costs_one_line(kvref, tmp_path, change):
+    kvref("check", "mine:FreesTwice", "--clause", "BLOCK-05")
+    lines = (tmp_path / ".kvref/failures/BLOCK-05-frees-bold-twice.jsonl").read_text().splitlines()
+    made = json.loads(lines[1])
+    lines[1] = json.dumps({**made, "args": {**made["args"], **change}})
+    (tmp_path / "odd.jsonl").write_text("\n".join(lines) + "\n")
+    done = kvref("replay", "odd.jsonl", "numpy")
+    assert "Traceback" not in done.stderr
+    if "surprise" in change:
+        assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+        assert done.stderr.startswith("kvref: odd.jsonl: no model speaks for blocks.new with these arguments")
+    else:
+        assert done.returncode in (0, 1)  # an implementation has to refuse it: LAW-12
+
+
 def test_expected_failures_are_expected_and_kept_up(kvref, tmp_path):
     check = ("check", "mine:FreesTwice", "--clause", "BLOCK-0*", "--xfails", "known.txt")
     done = kvref(*check)
@@ -193,10 +210,10 @@ def test_the_command_it_prints_reruns_just_that_one(kvref):
 
 
 def test_the_command_it_prints_asks_for_slow_checks_and_the_seed_too():
-    from kvref_conformance.report.text import Asked
+    from kvref_conformance.asked import Asked, Effort
 
-    asked = Asked("a name", seed=3, family=None, slow=True, examples=7, isolate=True)
-    assert asked.again("KERN-06") == "kvref check 'a name' --clause KERN-06 --seed 3 --examples 7 --slow --isolate"
+    asked = Asked("a name", Effort(seed=3, slow=True, examples=7, timeout=2.5), isolate=True)
+    assert asked.again("KERN-06") == "kvref check 'a name' --clause KERN-06 --seed 3 --examples 7 --timeout 2.5 --slow --isolate"
 
 
 def test_what_is_not_offered_is_not_passed(kvref):
@@ -245,7 +262,7 @@ def test_json_holds_the_verdicts(kvref, tmp_path):
     done = kvref("check", "mine:FreesTwice", "--clause", "BLOCK-0*", "--json", "out.json", "--seed", "5")
     document = json.loads((tmp_path / "out.json").read_text())
     assert done.returncode == 1
-    jsonschema.validate(document, schema())
+    jsonschema.validate(document, schema(*SCHEMA))
     assert (document["format"], document["asked"]["seed"], document["implementation"]["language"]) == (1, 5, "python")
     assert document["implementation"]["families"] == sorted(document["implementation"]["families"], key=FAMILIES.index)
     verdicts = {clause["clause"]: clause["verdict"] for clause in document["clauses"]}

@@ -59,11 +59,12 @@ def test_the_number_of_the_zoo_is_right():
 
 
 def test_the_failure_the_readme_shows_is_real():
+    import kvref_zoo
     from kvref_conformance.judge import select
     from kvref_conformance.zoo import judge_of
 
     ((_, checks),) = select("PAGED-07").items()
-    shown = next(outcome for outcome in judge_of("paged-leaks-a-block", 100).clause(checks) if outcome.trace)
+    shown = next(outcome for outcome in judge_of(kvref_zoo.member("paged-leaks-a-block"), 100).clause(checks) if outcome.trace)
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     for line in [*shown.calls, f"expected {shown.expected}", f"got      {shown.got}"]:
         assert line in readme

@@ -8,10 +8,11 @@ import pytest
 
 import kvref
 from kvref_conformance import clauses
+from kvref_conformance.asked import Effort
 from kvref_conformance.checking.registry import Check, CheckError, all_checks, validate
 from kvref_conformance.implementations import load
 from kvref_conformance.interface import FAMILIES
-from kvref_conformance.judge import Effort, Judge, select, verdict_of
+from kvref_conformance.judge import Judge, select, verdict_of
 
 ROOT = Path(kvref.__file__).parents[1]
 OURS = [

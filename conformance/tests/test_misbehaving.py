@@ -112,8 +112,9 @@ def test_a_name_that_is_not_there_is_said_the_same_in_a_child(check):
 
 
 def test_nothing_is_left_behind(monkeypatch):
-    from kvref_conformance.drivers.isolated import IsolatedJudge
-    from kvref_conformance.judge import Effort, select
+    from kvref_conformance.asked import Effort
+    from kvref_conformance.isolated import IsolatedJudge
+    from kvref_conformance.judge import select
 
     monkeypatch.syspath_prepend(HERE)
     judge = IsolatedJudge("misbehaving:IsKilled", Effort(examples=5, timeout=1))

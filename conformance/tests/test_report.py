@@ -35,7 +35,7 @@ def document(name="mine", broken=("BLOCK-05",), expected=()):
             }
         )  # fmt: skip
     who = {"name": name, "version": EVIL, "language": EVIL, "level": "exact", "families": ["blocks"], "formats": []}
-    asked = {"name": name, "seed": 0, "examples": 1, "deep": False, "slow": False, "isolate": False}
+    asked = {"name": name, "seed": 0, "examples": 1, "deep": False, "slow": False, "timeout": 10, "isolate": False}
     environment = {"python": "3", "platform": "x", "packages": {}}
     return {"format": 1, "kvref": "0.1.0", "implementation": who, "environment": environment, "asked": asked, "clauses": clauses}
 

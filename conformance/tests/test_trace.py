@@ -13,14 +13,16 @@ from hypothesis.extra import numpy as hnp
 
 import kvref
 import kvref_zoo
+from kvref_conformance.asked import Effort
 from kvref_conformance.checking.registry import all_checks
+from kvref_conformance.exchange import Exchange, On, Reply, ReplyTo, Request, show_calls
 from kvref_conformance.implementations import load
-from kvref_conformance.judge import Effort, Judge, select
+from kvref_conformance.judge import Judge, select
 from kvref_conformance.oracle.witness import SPEAKS_FOR
 from kvref_conformance.outcome import NotOffered
+from kvref_conformance.replay import replay
+from kvref_conformance.schemas import schema
 from kvref_conformance.trace import file
-from kvref_conformance.trace.exchange import Exchange, On, Reply, ReplyTo, Request, show_calls
-from kvref_conformance.trace.replay import replay
 from kvref_conformance.trace.store import in_a_path, save_all, save_failure
 from kvref_conformance.trace.wire import NotWire, from_wire, to_wire
 
@@ -30,7 +32,7 @@ ARRAYS = st.sampled_from(DTYPES).flatmap(lambda dtype: hnp.arrays(dtype, hnp.arr
 
 
 def valid(line):
-    jsonschema.Draft202012Validator(file.schema()).validate(json.loads(line))
+    jsonschema.Draft202012Validator(schema(*file.SCHEMA)).validate(json.loads(line))
 
 
 @given(ARRAYS)
@@ -82,9 +84,9 @@ def test_the_chapters_example_is_a_trace(tmp_path):
     path.write_text(example)
     trace = file.read(path)
     assert [request.op for request in trace.requests] == ["blocks.new", "blocks.free"]
-    assert replay(trace, Judge(load("reference"))).parted is False
+    assert replay(trace, Judge(load("reference"))).parted_at is None
     held = replay(trace, Judge(load("zoo:blocks-count-set-back")))
-    assert (held.parted, held.line, held.got) == (True, 5, "no error")
+    assert (held.parted_at, held.got) == (5, "no error")
 
 
 HEADER = (
@@ -176,10 +178,10 @@ def test_a_bug_in_each_family_shrinks_to_six_calls_and_replays(family, tmp_path)
     assert len(trace.requests) <= 6, shortest.calls
     assert trace.header.failed == {"what": shortest.what, "expected": shortest.expected, "got": shortest.got}
     held = replay(trace, judge)
-    assert (held.parted, held.line) == (True, trace.lines[-1])
+    assert held.parted_at == trace.lines[-1]
     assert (held.what, held.expected, held.got) == (shortest.what, shortest.expected, shortest.got)
     right = replay(trace, Judge(load("reference")))
-    assert right.parted is False
+    assert right.parted_at is None
 
 
 def test_the_same_seed_finds_the_same():
@@ -195,8 +197,8 @@ def test_a_failure_only_a_check_can_see_replays_by_that_check(tmp_path):
         valid(line)
     trace = file.read(path)
     assert trace.header.judge == "check"
-    assert replay(trace, judge).parted
-    assert not replay(trace, Judge(load("reference"))).parted
+    assert replay(trace, judge).parted_at
+    assert not replay(trace, Judge(load("reference"))).parted_at
     with pytest.raises(NotOffered, match="family attention"):
         replay(trace, Judge(load("zoo:blocks-freed-twice")))
 
@@ -207,7 +209,7 @@ def test_what_the_model_cannot_see_is_left_to_the_check(tmp_path):
     trace = file.read(path)
     assert trace.header.judge == "check"  # every reply was right: the array changed afterwards
     held = replay(trace, judge)
-    assert (held.parted, held.got) == (True, trace.header.failed["got"])
+    assert (held.parted_at, held.got) == (trace.lines[-1], trace.header.failed["got"])
 
 
 def test_a_trace_of_what_is_not_offered_cannot_be_replayed(tmp_path):
@@ -228,7 +230,7 @@ def test_what_passes_can_be_kept_and_holds_for_others(tmp_path):
     for path in paths:
         for line in path.read_text().splitlines():
             valid(line)
-        assert not replay(file.read(path), other).parted, path.name
+        assert not replay(file.read(path), other).parted_at, path.name
 
 
 def test_a_failure_that_is_gone_leaves_no_file(tmp_path):

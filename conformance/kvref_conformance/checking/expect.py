@@ -12,9 +12,9 @@ from numpy.typing import ArrayLike
 
 from kvref_conformance.arrays import NDArray
 from kvref_conformance.drivers.in_process import Subject
+from kvref_conformance.exchange import error_of, kinds_of, show
 from kvref_conformance.oracle.rows import Reads
 from kvref_conformance.outcome import Broken, NotOffered
-from kvref_conformance.trace.exchange import error_of, kinds_of, show
 
 
 def equal(got: Any, want: Any, what: str) -> None:

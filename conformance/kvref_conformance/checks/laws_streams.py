@@ -10,8 +10,8 @@ from kvref_conformance.checking.registry import CACHES, check, check_each
 from kvref_conformance.checking.setup import pair_of_tokens, tokens
 from kvref_conformance.checking.streams import Stream
 from kvref_conformance.drivers.in_process import Own, Subject
+from kvref_conformance.exchange import kinds_of
 from kvref_conformance.outcome import Broken, NotOffered
-from kvref_conformance.trace.exchange import kinds_of
 
 MANY = 11  # tokens: more than a block, a tail, an initial capacity
 

@@ -11,15 +11,15 @@ from rich.console import Console
 from rich.text import Text
 
 from kvref_conformance import xfails
+from kvref_conformance.asked import Asked, Effort
 from kvref_conformance.checking.registry import Check
 from kvref_conformance.clauses import Clause, all_clauses
-from kvref_conformance.drivers.isolated import IsolatedJudge
-from kvref_conformance.implementations import CannotRun, load
+from kvref_conformance.implementations import CannotRun
 from kvref_conformance.interface import FAMILIES
-from kvref_conformance.judge import Effort, Judge, select
+from kvref_conformance.judge import Judge, select
 from kvref_conformance.report.json_file import write_json
 from kvref_conformance.report.live import Live
-from kvref_conformance.report.text import Asked, Result, print_conclusion, print_failures, print_table
+from kvref_conformance.report.text import Result, print_conclusion, print_failures, print_table
 
 
 def check(options: argparse.Namespace) -> int:
@@ -30,12 +30,14 @@ def check(options: argparse.Namespace) -> int:
     if options.list:
         _list(console, chosen)
         return 0
-    judge = _judge(options)
+    searched = options.seed, options.slow, options.examples, options.deep
+    effort = Effort(*searched, options.timeout, keep=options.traces is not None)
+    asked = Asked(options.name, effort, options.family, options.isolate)
+    judge = _judge(asked)
     try:
         results = _results(options, judge, chosen)
     finally:
         judge.close()
-    asked = Asked(options.name, options.seed, options.family, options.slow, options.examples, options.deep, options.isolate)
     print_failures(console, results, asked)
     print_table(console, results, judge.implementation)
     print_conclusion(console, results)
@@ -96,14 +98,11 @@ def _list(console: Console, chosen: dict[Clause, list[Check]]) -> None:
             console.print(Text(f"  {each.name}{'  [--slow]' if each.slow else ''}"))
 
 
-def _judge(options: argparse.Namespace) -> Judge:
-    keep = options.traces is not None
-    effort = Effort(options.seed, options.slow, options.examples, timeout=options.timeout, keep=keep)
-    effort = effort.deep() if options.deep else effort
-    judge = IsolatedJudge(options.name, effort) if options.isolate else Judge(load(options.name), effort, options.name)
-    if options.family and getattr(judge.implementation, options.family, None) is None:
+def _judge(asked: Asked) -> Judge:
+    judge = asked.judge()
+    if asked.family and getattr(judge.implementation, asked.family, None) is None:
         judge.close()
-        raise CannotRun(f"{options.name}: nothing to test, it does not offer the family {options.family}")
+        raise CannotRun(f"{asked.name}: nothing to test, it does not offer the family {asked.family}")
     return judge
 
 

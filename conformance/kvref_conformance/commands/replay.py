@@ -6,28 +6,32 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from kvref_conformance.asked import Effort
 from kvref_conformance.clauses import all_clauses
 from kvref_conformance.implementations import CannotRun, load
-from kvref_conformance.judge import Effort, Judge
+from kvref_conformance.judge import Judge
+from kvref_conformance.oracle.witness import Unknown
 from kvref_conformance.outcome import NotOffered
+from kvref_conformance.replay import Replay, replay
 from kvref_conformance.trace.file import read
-from kvref_conformance.trace.replay import Replay, replay
 
 
 def replay_trace(options: argparse.Namespace) -> int:
     trace = read(Path(options.trace))
     name = options.name or trace.header.implementation.get("load", trace.header.implementation["name"])
-    judge = Judge(load(name), Effort(seed=trace.header.seed, timeout=options.timeout), name)
+    judge = Judge(load(name), Effort(seed=trace.header.seed, slow=True, timeout=options.timeout), name)
     try:
         held = replay(trace, judge)
     except NotOffered as missing:
         raise CannotRun(f"{name} does not offer {missing}") from missing
+    except Unknown as unknown:
+        raise CannotRun(f"{options.trace}: no model speaks for {unknown}") from unknown
     console, clause = Console(highlight=False), all_clauses().get(trace.header.clause)
     heading = f"{trace.header.clause} · {clause.title if clause else 'not a clause of this kvref'}   ({name})"
-    console.print(Text(heading, style="bold red" if held.parted else "bold"))
+    console.print(Text(heading, style="bold red" if held.parted_at else "bold"))
     for call in held.calls:
         console.print(Text(f"  {call}"), soft_wrap=True)
-    if not held.parted:
+    if not held.parted_at:
         console.print(Text("every reply is as it must be", style="bold green"))
         return 0
     console.print(Text(f"    {held.what}\n    expected {held.expected}\n    got      {held.got}"), soft_wrap=True)
@@ -36,5 +40,5 @@ def replay_trace(options: argparse.Namespace) -> int:
 
 
 def _where(held: Replay, path: str, recorded: dict[str, str] | None) -> str:
-    where = f"they part at line {held.line} of {path}" if held.line else "they part before the end of the trace"
+    where = f"they part at line {held.parted_at} of {path}"
     return f"{where}, as recorded" if recorded and recorded["got"] == held.got else where

@@ -15,6 +15,7 @@ TIMEOUT = 10.0  # seconds a call may take, unless asked otherwise
 ONCE_HUNG = 1.0  # seconds for an operation that took too long before
 AGAIN = 1.0  # seconds to the next alarm, should Python or the implementation have swallowed one
 MEMORY = 4 * 2**30  # bytes a check may allocate beyond what the process has
+SLOW_MEMORY = 16 * 2**30  # the same for a check that is marked slow: it is about gigabytes
 
 
 class TimedOut(BaseException):

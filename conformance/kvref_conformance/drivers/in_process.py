@@ -14,9 +14,9 @@ import numpy as np
 
 from kvref_conformance.drivers.guard import Patience, TimedOut, time_limit
 from kvref_conformance.drivers.replies import plain
+from kvref_conformance.exchange import Exchange, On, Reply, Request, error_of, kinds_of, referring, show
 from kvref_conformance.interface import FAMILIES, HeldBuffer, Implementation, Level, operations
 from kvref_conformance.outcome import Broken, Hung, NotOffered
-from kvref_conformance.trace.exchange import Exchange, On, Reply, Request, error_of, kinds_of, referring, show
 
 WRITTEN_IN_PLACE = ("store", "buffer")  # the arguments that a kernel may change
 KEPT_BYTES = 2**24  # a larger array is not kept in the conversation

@@ -6,9 +6,9 @@ from typing import Any, get_args, get_origin, get_type_hints
 import numpy as np
 
 from kvref_conformance.arrays import NDArray
+from kvref_conformance.exchange import error_of, show
 from kvref_conformance.interface import BufferStats, Implementation, PooledStats, TieredStats
 from kvref_conformance.outcome import Broken, NotOffered
-from kvref_conformance.trace.exchange import error_of, show
 
 
 class Stats(dict[str, Any]):

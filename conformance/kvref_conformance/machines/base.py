@@ -11,12 +11,12 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from kvref_conformance.arrays import NDArray
 from kvref_conformance.drivers.guard import Patience
 from kvref_conformance.drivers.in_process import Handle, Subject
+from kvref_conformance.exchange import Exchange
 from kvref_conformance.interface import Implementation
 from kvref_conformance.machines.rows import Source
 from kvref_conformance.oracle.witness import FORMATS
 from kvref_conformance.outcome import Broken, Hung, NotOffered
 from kvref_conformance.trace.dialogue import Dialogue
-from kvref_conformance.trace.exchange import Exchange
 
 SHRINKING = 200  # runs after the first failure, for others to be found and all to be made simpler; calls are left out later
 

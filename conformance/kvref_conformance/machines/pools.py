@@ -6,8 +6,9 @@ from hypothesis.stateful import initialize, precondition, rule
 
 from kvref_conformance.machines.base import ANY, LAST, Machine, one_of, pair, within
 from kvref_conformance.machines.rows import kinds
+from kvref_conformance.oracle.blocks import Blocks
 from kvref_conformance.oracle.buffers import CLASSES, Buffer
-from kvref_conformance.oracle.paged import Blocks, Paged
+from kvref_conformance.oracle.paged import Paged
 
 INDEX = st.integers(0, 3)
 BACK = st.sampled_from((0, 0, 0, 1, 2, -1))  # how far before the end a write starts

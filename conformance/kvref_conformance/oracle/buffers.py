@@ -1,4 +1,4 @@
-"""The buffer pool as counts by size class, a buffer as a list of values, and the pooled cache as a list of tokens."""
+"""The buffer pool as counts by size class, and a buffer as a list of values."""
 
 from typing import Any, ClassVar
 
@@ -10,11 +10,9 @@ from kvref_conformance.oracle.expected import (
     Choice,
     Expected,
     Refused,
-    TakenOrRefused,
     Unjudged,
     Value,
     exactly,
-    finite,
     float32,
     not_in_range,
     wrong_arrays,
@@ -22,7 +20,11 @@ from kvref_conformance.oracle.expected import (
 from kvref_conformance.oracle.model import Look, Model
 
 CLASSES = tuple(kib * 1024 for kib in (1, 4, 16, 64, 256))
-RELEASED = ("BufferReleased",)
+
+
+def class_of(num_bytes: int) -> int:
+    """The smallest class that holds so many bytes; 0 where none does."""
+    return next((size for size in CLASSES if num_bytes <= size), 0)
 
 
 class Buffers(Model):
@@ -48,7 +50,7 @@ class Buffers(Model):
 
     def take(self, num_bytes: int) -> None:
         """Serve one request."""
-        size = next(size for size in CLASSES if num_bytes <= size)
+        size = class_of(num_bytes)
         self.hits += bool(self.free[size])
         self.misses += not self.free[size]
         self.allocations += not self.free[size]
@@ -96,10 +98,9 @@ class Buffer(Model):
     def __init__(self, pool: Buffers, num_bytes: int) -> None:
         super().__init__()
         self.pool = pool
-        self.bytes = next(size for size in CLASSES if num_bytes <= size)
+        self.bytes = class_of(num_bytes)
         self.written: list[NDArray] = []
         self.held = True
-        self.unknown = False
 
     def looks(self) -> list[Look]:
         sizes: list[Look] = [("size", {}), ("capacity", {})] if self.last == "new" else []
@@ -122,7 +123,7 @@ class Buffer(Model):
 
     def values(self) -> Expected:
         if not self.held:
-            return Refused("BUF-09", kinds=RELEASED)
+            return Refused("BUF-09", kinds=("BufferReleased",))
         return Arrays(self.blame("values"), parts=(exactly(self._values()),))
 
     def extend(self, values: Any) -> Expected:
@@ -148,88 +149,3 @@ class Buffer(Model):
             self.held = False
 
         return Expected("BUF-05", self.did("release", change))
-
-
-class Pooled(Model):
-    family = "pooled"
-    blamed: ClassVar = {
-        ("append", "total_tokens"): "POOL-03", ("clear", "total_tokens"): "POOL-05", ("clear", "stats"): "POOL-05",
-        "total_tokens": "POOL-06", "stats": "POOL-06",
-    }  # fmt: skip
-
-    def __init__(
-        self, *, num_kv_heads: int, head_dim: int, tokens_per_block: int, max_tokens: int, pool: Buffers | None = None
-    ) -> None:
-        super().__init__()
-        self.row, self.per_block, self.most = (num_kv_heads, head_dim), tokens_per_block, max_tokens
-        self.pool = Buffers(max_buffers=32) if pool is None else pool
-        self.shared = pool is not None
-        self.bytes = tokens_per_block * num_kv_heads * head_dim * 4
-        self.tokens: list[tuple[NDArray, NDArray]] = []
-        self.evicted = False
-
-    @property
-    def blocks(self) -> int:
-        return -(-len(self.tokens) // self.per_block)  # only whole blocks go, so all but the last are full
-
-    def looks(self) -> list[Look]:
-        return [("total_tokens", {}), ("stats", {}), ("read", {})]
-
-    def total_tokens(self) -> Expected:
-        return Value(self.blame("total_tokens"), value=len(self.tokens))
-
-    def append(self, keys: Any, values: Any) -> Expected:
-        shape = (None, *self.row)
-        if wrong := wrong_arrays((keys, shape), (values, shape)):
-            return self.refuse(wrong)
-        total = len(self.tokens) + len(keys)
-        gone = max(0, -(-(total - self.most) // self.per_block))  # whole blocks, until it fits
-        left = total - gone * self.per_block
-        opened = -(-left // self.per_block) - max(0, self.blocks - gone)
-        if opened > 0 and self.bytes > CLASSES[-1]:
-            return self.refuse([("BufferTooLarge", "POOL-04")])
-
-        def change(ok: Any) -> None:
-            before, self.evicted = self.blocks, gone > 0
-            rows = list(zip(float32(keys), float32(values), strict=True))
-            self.tokens = (self.tokens + rows)[gone * self.per_block :]
-            for _ in range(2 * opened):  # before anything goes: it may raise
-                self.pool.take(self.bytes)
-            for _ in range(2 * min(gone, before)):
-                self.pool.give_back(next(size for size in CLASSES if self.bytes <= size))
-
-        then = self.did("append", change)
-        return Expected("POOL-02", then) if finite(keys, values) else TakenOrRefused("POOL-02", then)
-
-    def read(self) -> Expected:
-        parts = [np.array([token[which] for token in self.tokens], np.float32).reshape(-1, *self.row) for which in (0, 1)]
-        clause = "POOL-03" if self.evicted else "POOL-02"
-        return Arrays(clause if self.last == "append" else self.blame("read"), names=("keys", "values"),
-                      parts=(exactly(parts[0]), exactly(parts[1])))  # fmt: skip
-
-    def clear(self) -> Expected:
-        def change(ok: Any) -> None:
-            for _ in range(2 * self.blocks):
-                self.pool.give_back(next(size for size in CLASSES if self.bytes <= size))
-            self.tokens, self.evicted = [], False
-
-        return Expected("POOL-05", self.did("clear", change))
-
-    def stats(self) -> Expected:
-        live = 2 * self.blocks
-        size = next((size for size in CLASSES if self.bytes <= size), 0)
-        want = {
-            "total_tokens": len(self.tokens),
-            "num_blocks": self.blocks,
-            "tokens_per_block": self.per_block,
-            "bytes": live * size,
-        }
-
-        def accepts(got: Any) -> bool:
-            pool = got.get("pool", {})
-            counted = self.shared or not {"hits", "misses", "returns"} <= set(pool)
-            right = counted or pool["hits"] + pool["misses"] - pool["returns"] == live
-            return right and all(got[name] == value for name, value in want.items() if name in got)
-
-        clause = "POOL-01" if self.last == "append" and not self.evicted else self.blame("stats")
-        return Choice(clause, says=f"{want}, and {live} buffers of the pool in use", accepts=accepts)

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 
 from kvref_conformance.arrays import NDArray
+from kvref_conformance.exchange import Reply, show
 from kvref_conformance.interface import Level
 from kvref_conformance.oracle.elements import decoded
 from kvref_conformance.oracle.rows import Reads
 from kvref_conformance.outcome import Broken
-from kvref_conformance.trace.exchange import Reply, show
 
 CODED = ("float16", "bfloat16")
 ClauseAt = Callable[[tuple[int, ...], NDArray], str]  # of the index of the first difference and what was got

@@ -4,6 +4,7 @@ A model's methods are named like the operations of its family, attributes includ
 note of a change only once the reply was right (`then`), so that a refused call leaves it as it was.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -12,7 +13,7 @@ from kvref_conformance.oracle.expected import Expected, Refused, Wrong, refuse
 Look = tuple[str, dict[str, Any]]  # an operation that only looks, and its arguments
 
 
-class Model:
+class Model(ABC):
     family: ClassVar[str]
     # Whose clause an observation breaks: by (the last operation that changed something, the observation), or the observation.
     blamed: ClassVar[Mapping[Any, str]]
@@ -25,9 +26,9 @@ class Model:
         found: Expected = getattr(self, name)(**args)
         return found
 
+    @abstractmethod
     def looks(self) -> list[Look]:
         """Everything there is to see, cheapest first."""
-        raise NotImplementedError
 
     def blame(self, seen: str) -> str:
         """The clause that an unexpected observation breaks."""

@@ -1,4 +1,4 @@
-"""The block pool as a set of blocks in use, and the paged cache as a dict of sequences, each a list of tokens a layer."""
+"""The paged cache as a dict of sequences, each a list of tokens a layer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,47 +24,6 @@ from kvref_conformance.oracle.expected import (
     wrong_arrays,
 )  # fmt: skip
 from kvref_conformance.oracle.model import Look, Model
-
-
-class Blocks(Model):
-    family = "blocks"
-    blamed: ClassVar = {
-        ("new", "num_free"): "BLOCK-01", ("allocate", "num_free"): "BLOCK-02", ("free", "num_free"): "BLOCK-04",
-        "num_blocks": "BLOCK-01", "num_used": "LAW-03", "utilization": "BLOCK-06",
-    }  # fmt: skip
-    blamed_after_refusal = "BLOCK-05"
-
-    def __init__(self, *, num_blocks: int) -> None:
-        super().__init__()
-        self.total = num_blocks
-        self.held: set[int] = set()
-
-    def looks(self) -> list[Look]:
-        return [(name, {}) for name in ("num_free", "num_used", "num_blocks", "utilization")]
-
-    def num_blocks(self) -> Expected:
-        return Value(self.blame("num_blocks"), value=self.total)
-
-    def num_free(self) -> Expected:
-        return Value(self.blame("num_free"), value=self.total - len(self.held))
-
-    def num_used(self) -> Expected:
-        return Value(self.blame("num_used"), value=len(self.held))
-
-    def utilization(self) -> Expected:
-        return Value(self.blame("utilization"), value=len(self.held) / self.total if self.total else 0.0)
-
-    def allocate(self) -> Expected:
-        if len(self.held) == self.total:
-            return Refused("BLOCK-03", kinds=("OutOfBlocks",))
-        says = f"a block in [0, {self.total}) not among {sorted(self.held)}"
-        good = set(range(self.total)) - self.held
-        return Choice("BLOCK-02", self.did("allocate", self.held.add), says=says, accepts=lambda block: block in good)
-
-    def free(self, block: Any) -> Expected:
-        if block not in self.held:
-            return self.refuse([("BlockNotAllocated", "BLOCK-05")])
-        return Expected("BLOCK-04", self.did("free", lambda ok: self.held.remove(block)))
 
 
 @dataclass

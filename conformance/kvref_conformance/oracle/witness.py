@@ -2,17 +2,19 @@
 
 from typing import Any
 
+from kvref_conformance.exchange import Exchange, On, Request, resolved
 from kvref_conformance.interface import Level
-from kvref_conformance.oracle.buffers import Buffer, Buffers, Pooled
+from kvref_conformance.oracle.blocks import Blocks
+from kvref_conformance.oracle.buffers import Buffer, Buffers
 from kvref_conformance.oracle.contiguous import Contiguous
 from kvref_conformance.oracle.expected import Choice, Expected, Refused, not_in_range
 from kvref_conformance.oracle.model import Model
-from kvref_conformance.oracle.paged import Blocks, Paged
+from kvref_conformance.oracle.paged import Paged
+from kvref_conformance.oracle.pooled import Pooled
 from kvref_conformance.oracle.quantized import Quantized
 from kvref_conformance.oracle.rows import AFFINE, SYMMETRIC
 from kvref_conformance.oracle.tiered import PLAIN, Tiered
 from kvref_conformance.outcome import Broken
-from kvref_conformance.trace.exchange import Exchange, On, Request, resolved
 
 MODELS: dict[str, Any] = {
     model.family: model for model in (Contiguous, Blocks, Paged, Quantized, Tiered, Buffers, Pooled)
@@ -52,8 +54,8 @@ class Witness:
             if request.name == "new":
                 return self._new(request, args)
             expected = self.models[request.on or 0].expect(request.name, args)
-        except (KeyError, AttributeError, TypeError) as error:
-            raise Unknown(f"{request.op}: {error}") from error
+        except (LookupError, AttributeError, TypeError, ValueError) as error:
+            raise Unknown(f"{request.op} with these arguments: {type(error).__name__}: {error}") from error
         if request.op == "buffers.acquire" and isinstance(expected, Choice):
             return Choice(expected.clause, lambda ok: self._acquired(request, args, expected, ok), says=expected.says)
         return expected
@@ -73,7 +75,8 @@ class Witness:
             raise Unknown(request.op)
         if not sensible(request.family, args):
             return Refused("LAW-12", kinds=("ConfigError",))
-        return Expected("LAW-12", lambda ok: self.models.update({request.id: MODELS[request.family](**args)}))
+        model: Model = MODELS[request.family](**args)
+        return Expected("LAW-12", lambda ok: self.models.update({request.id: model}))
 
     def _acquired(self, request: Request, args: dict[str, Any], expected: Choice, ok: Any) -> None:
         pool = self.models[request.on or 0]

@@ -80,7 +80,6 @@ class Cell:
 class Row:
     clause: Clause
     families: tuple[str, ...]
-    checks: tuple[str, ...]
     cells: list[Cell] = field(default_factory=list)
 
 
@@ -153,7 +152,7 @@ def _row(folder: Path, clause: Clause, runs: list[Run]) -> Row:
     for run in runs:
         result = run.verdicts.get(clause.id)
         cells.append(Cell(run, result["verdict"] if result else "no result", result, _copy_trace(folder, run, result)))
-    return Row(clause, families, tuple(check.name for check in checks), cells)
+    return Row(clause, families, cells)
 
 
 def _copy_trace(folder: Path, run: Run, result: Result | None) -> str | None:

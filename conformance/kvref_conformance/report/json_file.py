@@ -3,29 +3,24 @@
 import json
 import os
 import platform
-from functools import cache
 from importlib.metadata import PackageNotFoundError, version
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import jsonschema
-
 import kvref
+from kvref_conformance.asked import Asked
 from kvref_conformance.interface import FAMILIES
-from kvref_conformance.report.text import Asked, Result
+from kvref_conformance.report.text import Result
+from kvref_conformance.schemas import mismatch
 
 FORMAT = 1
+SCHEMA = ("kvref_conformance.report", "results.schema.json")
+OPTIONS = ("seed", "examples", "deep", "slow", "timeout")
 PACKAGES = ("numpy", "array-api-compat", "array-api-strict", "hypothesis", "torch", "cupy", "ml_dtypes", "transformers")
 
 
 class ResultsError(Exception):
     """A file that holds no results: says the file and what is wrong."""
-
-
-@cache
-def schema() -> Any:
-    return json.loads((files("kvref_conformance.report") / "results.schema.json").read_text(encoding="utf-8"))
 
 
 def write_json(path: Path, implementation: Any, asked: Asked, results: list[Result]) -> None:
@@ -44,7 +39,7 @@ def write_json(path: Path, implementation: Any, asked: Asked, results: list[Resu
         "kvref": kvref.__version__,
         "implementation": who,
         "environment": {"python": platform.python_version(), "platform": platform.platform(), "packages": versions},
-        "asked": {name: value for name, value in vars(asked).items() if name != "family"},
+        "asked": {"name": asked.name, **{name: getattr(asked.effort, name) for name in OPTIONS}, "isolate": asked.isolate},
         "clauses": [{**result, "trace": _relative(result["trace"], path)} for result in results],
     }
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
@@ -62,8 +57,6 @@ def read_json(path: Path) -> dict[str, Any]:
         raise ResultsError(f"{path}: not JSON: {error}") from None
     if isinstance(document, dict) and document.get("format") not in (None, FORMAT):
         raise ResultsError(f"{path}: results of format {document['format']!r}; this kvref reads format {FORMAT}")
-    wrong = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(schema()).iter_errors(document))
-    if wrong:
-        where = "".join(f"[{part!r}]" for part in wrong.absolute_path)
-        raise ResultsError(f"{path}: not results of kvref check --json: {where}{' ' if where else ''}{wrong.message[:160]}")
+    if wrong := mismatch(document, *SCHEMA):
+        raise ResultsError(f"{path}: not results of kvref check --json: {wrong}")
     return document

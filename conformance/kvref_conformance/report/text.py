@@ -2,7 +2,6 @@
 
 import shlex
 from collections import Counter
-from dataclasses import dataclass
 from typing import Any
 
 from rich import box
@@ -11,32 +10,12 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from kvref_conformance.asked import Asked
 from kvref_conformance.clauses import spec
 
 Result = dict[str, Any]
 VERDICTS = ("passed", "failed", "xfailed", "xpassed", "not offered", "not run")
 SELDOM = ("xfailed", "xpassed", "not run")  # shown only where there are any
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What was asked of `kvref check`: enough to ask for one clause of it again."""
-
-    name: str
-    seed: int
-    family: str | None
-    slow: bool
-    examples: int = 100
-    deep: bool = False
-    isolate: bool = False
-
-    def again(self, clause: str) -> str:
-        command = ["kvref", "check", self.name, "--clause", clause]
-        command += ["--family", self.family] if self.family else []
-        command += ["--seed", str(self.seed)] if self.seed else []
-        command += ["--examples", str(self.examples)] if self.examples != 100 else []
-        command += [f"--{option}" for option in ("deep", "slow", "isolate") if getattr(self, option)]
-        return shlex.join(command)
 
 
 def failure_text(result: Result, asked: Asked) -> str:

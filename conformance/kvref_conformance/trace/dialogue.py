@@ -3,10 +3,10 @@
 from typing import Any
 
 from kvref_conformance.drivers.in_process import Subject
+from kvref_conformance.exchange import Exchange
 from kvref_conformance.oracle.expected import Expected
 from kvref_conformance.oracle.witness import Witness
 from kvref_conformance.outcome import Broken, NotOffered
-from kvref_conformance.trace.exchange import Exchange
 
 
 class Dialogue:

@@ -6,21 +6,19 @@ A header, then two lines an exchange: the request, and the reply it must get; wh
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import jsonschema
-
 import kvref
+from kvref_conformance.exchange import Exchange, Request, needs
 from kvref_conformance.interface import PROTOCOLS, Implementation, Level, operations
 from kvref_conformance.oracle.witness import Unknown, Witness
 from kvref_conformance.outcome import Broken
-from kvref_conformance.trace.exchange import Exchange, Request, needs
+from kvref_conformance.schemas import mismatch
 from kvref_conformance.trace.wire import NotWire, from_wire, reply_to_wire, to_wire
 
 VERSION = 1
+SCHEMA = ("kvref.spec", "trace.schema.json")
 
 
 class TraceError(Exception):
@@ -47,7 +45,6 @@ class Trace:
     header: Header
     requests: list[Request]
     lines: list[int]  # of each reply, counted from 1
-    expected: list[dict[str, Any]]  # each reply as the file says it must be
 
 
 def who(implementation: Implementation, load: str) -> dict[str, str]:
@@ -55,9 +52,9 @@ def who(implementation: Implementation, load: str) -> dict[str, str]:
     return {name: str(getattr(implementation, name)) for name in ("name", "version", "language", "level")} | {"load": load}
 
 
-def written(header: Header, conversation: Iterable[Exchange]) -> list[str]:
+def written(header: Header, level: Level, conversation: Iterable[Exchange]) -> list[str]:
     """The lines of a trace. A model's trace has the replies as they must be; another has those that came."""
-    witness = Witness(header.implementation["level"])  # type: ignore[arg-type]  # loaded implementations have one of the two
+    witness = Witness(level)
     lines = [header.line()]
     for exchange in conversation:
         request, came = exchange.request, reply_to_wire(exchange.reply)
@@ -100,11 +97,6 @@ def judged_by_model(conversation: Sequence[Exchange], level: Level) -> bool:
     return True
 
 
-@cache
-def schema() -> Any:
-    return json.loads((files("kvref") / "spec" / "trace.schema.json").read_text(encoding="utf-8"))
-
-
 def read(path: Path) -> Trace:
     """Raises TraceError, or OSError."""
     try:
@@ -115,7 +107,7 @@ def read(path: Path) -> Trace:
     if not messages or "trace" not in messages[0]:
         raise TraceError(f'{path}:1: expected a header, {{"trace": {VERSION}, ...}}, got {lines[0][:60] if lines else "nothing"}')
     fields = {name: value for name, value in messages[0].items() if name in Header.__dataclass_fields__}
-    requests, numbers, expected = list[Request](), list[int](), list[dict[str, Any]]()
+    requests, numbers = list[Request](), list[int]()
     for number in range(1, len(messages), 2):
         request = _request(path, number + 1, messages[number])
         unknown = needs(request) - {earlier.id for earlier in requests}
@@ -126,8 +118,7 @@ def read(path: Path) -> Trace:
             raise TraceError(f"{path}:{number + 2}: expected the reply to request {request.id}, got {lines[number + 1 :][:1]}")
         requests.append(request)
         numbers.append(number + 2)
-        expected.append(reply)
-    return Trace(Header(**fields), requests, numbers, expected)
+    return Trace(Header(**fields), requests, numbers)
 
 
 def _message(path: Path, number: int, line: str) -> dict[str, Any]:
@@ -137,10 +128,8 @@ def _message(path: Path, number: int, line: str) -> dict[str, Any]:
         raise TraceError(f"{path}:{number}: not JSON: {error.msg} at column {error.colno}") from None
     if isinstance(message, dict) and message.get("trace") not in (None, VERSION):
         raise TraceError(f"{path}:{number}: a trace of version {message['trace']!r}; this kvref reads version {VERSION}")
-    wrong = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(schema()).iter_errors(message))
-    if wrong:
-        where = "".join(f"[{part!r}]" for part in wrong.absolute_path)
-        raise TraceError(f"{path}:{number}: {where}{' ' if where else ''}{wrong.message[:200]}")
+    if wrong := mismatch(message, *SCHEMA):
+        raise TraceError(f"{path}:{number}: {wrong}")
     return message
 
 

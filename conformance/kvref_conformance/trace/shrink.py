@@ -2,18 +2,26 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from kvref_conformance.arrays import NDArray
 from kvref_conformance.drivers.in_process import Subject
+from kvref_conformance.exchange import Exchange, On, Request, needs, resolved
 from kvref_conformance.oracle.witness import Unknown
 from kvref_conformance.outcome import Broken, NotOffered
 from kvref_conformance.trace.dialogue import Dialogue
-from kvref_conformance.trace.exchange import Exchange, On, Request, needs, resolved
 
-Held = tuple[list[Exchange], Broken | None]
+
+class Held(NamedTuple):
+    """What came of holding requests. broken: what the last exchange broke; at: which of the requests that was."""
+
+    conversation: list[Exchange]
+    broken: Broken | None = None
+    at: int | None = None
+
+
 Holding = Callable[[list[Request]], Held]  # from a fresh start with the implementation
 
 
@@ -22,7 +30,7 @@ def hold(subject: Subject, requests: list[Request]) -> Held:
     dialogue = Dialogue(subject)
     numbers: dict[int, int] = {}  # the requests' own ids are kept apart from those of this conversation
     results: dict[int, Any] = {}
-    for request in requests:
+    for at, request in enumerate(requests):
         try:
             args = {name: _renumbered(value, numbers, results) for name, value in request.args.items()}
             on = None if request.on is None else numbers[request.on]
@@ -33,11 +41,11 @@ def hold(subject: Subject, requests: list[Request]) -> Held:
         except NotOffered:
             continue
         except Broken as broken:
-            return subject.conversation, broken
+            return Held(subject.conversation, broken, at)
         last = subject.conversation[-1]
-        numbers[request.id] = last.request.id
-        results[request.id] = last.reply.ok if last.reply else None
-    return subject.conversation, None
+        if last.reply and not last.reply.error:
+            numbers[request.id], results[request.id] = last.request.id, last.reply.ok
+    return Held(subject.conversation)
 
 
 def _renumbered(value: Any, numbers: dict[int, int], results: dict[int, Any]) -> Any:
@@ -54,7 +62,7 @@ def shrink(conversation: list[Exchange], clause: str, holding: Holding) -> tuple
     def attempt(requests: list[Request]) -> bool:
         nonlocal best
         try:
-            held, broken = holding(requests)
+            held, broken, _ = holding(requests)
         except Unknown:
             return False
         if broken is None:

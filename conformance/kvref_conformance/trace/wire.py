@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from kvref_conformance.arrays import NDArray
-from kvref_conformance.trace.exchange import On, Reply, ReplyTo
+from kvref_conformance.exchange import On, Reply, ReplyTo
 
 DTYPES = (
     "float32", "float64", "float16", "bfloat16", "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",

@@ -12,16 +12,17 @@ from multiprocessing.connection import Connection
 from types import SimpleNamespace
 from typing import Any
 
+from kvref_conformance.asked import Effort
 from kvref_conformance.checking.registry import Check, all_checks
 from kvref_conformance.drivers.guard import ONCE_HUNG
 from kvref_conformance.drivers.in_process import Subject
+from kvref_conformance.exchange import Exchange, Request
 from kvref_conformance.implementations import CannotRun, load
 from kvref_conformance.interface import FAMILIES
-from kvref_conformance.judge import Effort, Failure, Judge
+from kvref_conformance.judge import Failure, Judge
 from kvref_conformance.machines.base import Finding, Search
 from kvref_conformance.oracle.witness import Unknown, Witness
 from kvref_conformance.outcome import Broken, Hung, Outcome
-from kvref_conformance.trace.exchange import Exchange, Request
 from kvref_conformance.trace.shrink import Held, shrink
 
 STARTING = 120.0  # seconds until a child has loaded the implementation
@@ -68,25 +69,23 @@ class IsolatedJudge(Judge):
         said = self._ask(("check", all_checks().index(check)))
         if isinstance(said, Outcome):
             return said
-        conversation, broken = said
-        return Failure(check, conversation, broken)
+        return Failure(check, said.conversation, said.broken)
 
     def search(self, family: str) -> Search:
         if family not in self._searches:
             found = self._ask(("search", family))
-            if isinstance(found, tuple):
-                conversation, broken = found
-                clause = broken.clause or "LAW-01"
-                found = Search(self.implementation, findings={clause: Finding(clause, conversation, broken)})
-            self._searches[family] = found
+            if isinstance(found, Held):
+                assert found.broken is not None
+                clause = found.broken.clause or "LAW-01"
+                found = {"findings": {clause: Finding(clause, found.conversation, found.broken)}}
+            self._searches[family] = Search(self.implementation, **found)
         return self._searches[family]
 
     def hold(self, requests: list[Request]) -> Held:
-        held = self._ask(("hold", requests))
+        held: Held | Unknown = self._ask(("hold", requests))
         if isinstance(held, Unknown):
             raise held
-        conversation, broken = held
-        return conversation, broken
+        return held
 
     def _smaller(self, conversation: list[Exchange], broken: Broken, clause: str) -> tuple[list[Exchange], Broken] | None:
         if self._hung and isinstance(broken, Hung):
@@ -96,9 +95,9 @@ class IsolatedJudge(Judge):
         def holding(requests: list[Request]) -> Held:
             nonlocal deaths
             if deaths >= DEATHS:
-                return [], None
+                return Held([])
             held = self.hold(requests)
-            deaths += isinstance(held[1], Hung)
+            deaths += isinstance(held.broken, Hung)
             return held
 
         return shrink(conversation, broken.clause or clause, holding)
@@ -130,7 +129,7 @@ class IsolatedJudge(Judge):
         got = got or f"none: {self._how_it_ended()}"
         self.close()
         what = conversation[-1].request.op if conversation else "the check"
-        return conversation, Hung(what, expected, got, _clause(conversation))
+        return Held(conversation, Hung(what, expected, got, _clause(conversation)))
 
     def _how_it_ended(self) -> str:
         assert self._child is not None
@@ -189,11 +188,12 @@ def _serve(pipe: Connection, name: str, effort: Effort) -> None:
 
 def _checked(judge: Judge, check: Check) -> Outcome | Held:
     said = judge.checked(check)
-    return said if isinstance(said, Outcome) else (said.conversation, said.broken)
+    return said if isinstance(said, Outcome) else Held(said.conversation, said.broken)
 
 
-def _portable(search: Search) -> Search:
-    return Search(None, findings=search.findings, longest=search.longest)  # type: ignore[arg-type]  # stays in the child
+def _portable(search: Search) -> dict[str, Any]:
+    """What was found; the implementation stays in the child."""
+    return {"findings": search.findings, "longest": search.longest}
 
 
 def _held(judge: Judge, requests: list[Request]) -> Held | Unknown:

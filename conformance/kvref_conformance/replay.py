@@ -3,18 +3,17 @@
 from dataclasses import dataclass
 
 from kvref_conformance.checking.registry import all_checks
+from kvref_conformance.exchange import show_calls
 from kvref_conformance.judge import Judge
 from kvref_conformance.outcome import NotOffered
-from kvref_conformance.trace.exchange import show_calls
 from kvref_conformance.trace.file import Trace
 
 
 @dataclass(frozen=True)
 class Replay:
-    """line: of the file where they part; None where every reply was as it must be, or where a check tells and not a line."""
+    """parted_at: the line of the file; None where every reply was as it must be."""
 
-    parted: bool
-    line: int | None
+    parted_at: int | None
     calls: list[str]
     what: str = ""
     expected: str = ""
@@ -22,7 +21,7 @@ class Replay:
 
 
 def replay(trace: Trace, judge: Judge) -> Replay:
-    """Raises NotOffered where the implementation lacks what the trace is about."""
+    """Raises NotOffered where the implementation lacks what the trace is about; Unknown where no model speaks for it."""
     return _by_model(trace, judge) if trace.header.judge == "model" else _by_check(trace, judge)
 
 
@@ -30,15 +29,11 @@ def _by_model(trace: Trace, judge: Judge) -> Replay:
     for request in trace.requests:
         if request.name == "new" and not hasattr(judge.implementation, request.family):
             raise NotOffered(f"family {request.family}")
-    conversation, broken = judge.hold(trace.requests)
-    calls = show_calls(conversation)
-    if broken is None:
-        return Replay(False, None, calls)
-    skipped = len(trace.requests) - len(conversation)  # what is not offered is left out, and cannot be where they part
-    last = conversation[-1].request
-    same = [at for at, request in enumerate(trace.requests) if request.op == last.op and at >= len(conversation) - 1]
-    line = trace.lines[same[0]] if skipped >= 0 and same else None
-    return Replay(True, line, calls, broken.what, broken.expected, broken.got)
+    held = judge.hold(trace.requests)
+    calls, broken = show_calls(held.conversation), held.broken
+    if broken is None or held.at is None:
+        return Replay(None, calls)
+    return Replay(trace.lines[held.at], calls, broken.what, broken.expected, broken.got)
 
 
 def _by_check(trace: Trace, judge: Judge) -> Replay:
@@ -49,5 +44,5 @@ def _by_check(trace: Trace, judge: Judge) -> Replay:
     (outcome,) = judge.clause([check])
     if outcome.verdict == "not offered":
         raise NotOffered(outcome.missing)
-    parted = outcome.verdict == "failed"
-    return Replay(parted, trace.lines[-1] if parted else None, outcome.calls, outcome.what, outcome.expected, outcome.got)
+    parted_at = trace.lines[-1] if outcome.verdict == "failed" else None
+    return Replay(parted_at, outcome.calls, outcome.what, outcome.expected, outcome.got)

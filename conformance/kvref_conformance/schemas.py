@@ -1,0 +1,20 @@
+"""Documents held against the JSON Schemas that kvref publishes."""
+
+import json
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+import jsonschema
+
+
+@cache
+def schema(package: str, name: str) -> Any:
+    return json.loads((files(package) / name).read_text(encoding="utf-8"))
+
+
+def mismatch(document: Any, package: str, name: str) -> str:
+    """What is wrong with a document and where in it; empty where it is as the schema says."""
+    wrong = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(schema(package, name)).iter_errors(document))
+    where = "".join(f"[{part!r}]" for part in wrong.absolute_path) if wrong else ""
+    return f"{where}{' ' if where else ''}{wrong.message[:200]}" if wrong else ""
