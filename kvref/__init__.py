@@ -6,7 +6,7 @@ Read it from the formats up: `kvref.formats` (how a row is stored), `kvref.backe
 
 from kvref.attention import attention
 from kvref.backend import Backend, ReferenceBackend, backend, reference
-from kvref.blocks import BlockPool, BlockTable
+from kvref.blocks import BlockPool, BlockTables
 from kvref.buffers import Buffer, BufferPool
 from kvref.contiguous import ContiguousCache, ContiguousConfig
 from kvref.formats import FORMATS, Format, Quantized, get_format
@@ -21,7 +21,7 @@ __all__ = [
     "FORMATS",
     "Backend",
     "BlockPool",
-    "BlockTable",
+    "BlockTables",
     "Buffer",
     "BufferPool",
     "ContiguousCache",

@@ -1,10 +1,15 @@
-"""Blocks of slots, handed out and taken back: the pool and the table that PagedAttention stands on.
+"""Blocks of slots, handed out and taken back: the pool and the tables that PagedAttention stands on.
 
-A block is `block_size` consecutive slots of the key and the value store. The pool knows which blocks are free; a table lists, for
-each layer of one sequence, which blocks hold its tokens, in order.
+A block is `block_size` consecutive slots of the key and the value store. The pool knows which blocks are free; the tables list,
+for each sequence and layer, which blocks hold its tokens, in order. All tables are one integer array, so that a step of many
+sequences is a few operations on arrays, however many there are and however long.
 """
 
-from kvref.errors import BlockNotAllocated, LayerOutOfRange, OutOfBlocks, in_range, is_integer, whole
+import numpy as np
+from numpy.typing import NDArray
+
+from kvref.array import Array
+from kvref.errors import BlockNotAllocated, OutOfBlocks, is_integer, whole
 
 
 class BlockPool:
@@ -31,11 +36,17 @@ class BlockPool:
 
     def allocate(self) -> int:
         """A block no one holds. Raises OutOfBlocks when every block is held."""
-        if not self._free:
-            raise OutOfBlocks(f"allocate: expected a free block, got none of {self.num_blocks}")
-        block = self._free.pop()
-        self._used.add(block)
-        return block
+        return self.allocate_many(1)[0]
+
+    def allocate_many(self, count: int) -> list[int]:
+        """`count` blocks no one holds, or none. Raises OutOfBlocks when fewer are free."""
+        left = self.num_free - count
+        if left < 0:
+            raise OutOfBlocks(f"allocate: expected {count} free of {self.num_blocks} blocks, got {self.num_free}")
+        taken = self._free[left:][::-1]
+        del self._free[left:]
+        self._used.update(taken)
+        return taken
 
     def free(self, block: int) -> None:
         """Give `block` back. Raises BlockNotAllocated unless it is held: a block freed twice would get two owners (BLOCK-05)."""
@@ -45,34 +56,70 @@ class BlockPool:
         self._free.append(block)
 
 
-class BlockTable:
-    """The blocks of one sequence: one list a layer, position p in entry p // block_size (PAGED-06)."""
+NO_BLOCK = -1  # what a table holds past its end: a slot of it is negative, and skipped (KERN-02)
+
+
+class BlockTables:
+    """The block tables of many sequences, a row each, and how many tokens of theirs are written.
+
+    blocks: int32 [rows, num_layers, room], position p of a layer in entry p // block_size (PAGED-06), NO_BLOCK past the end.
+    counts: int64 [rows], blocks held in every layer. lengths: int64 [rows, num_layers], tokens written.
+    """
 
     def __init__(self, num_layers: int, block_size: int) -> None:
         whole("num_layers", num_layers)
         whole("block_size", block_size)
-        self._block_size = block_size
-        self._layers: list[list[int]] = [[] for _ in range(num_layers)]
+        self.num_layers = num_layers
+        self.block_size = block_size
+        self.blocks: NDArray[np.int32] = np.full((0, num_layers, 1), NO_BLOCK, np.int32)
+        self.counts: NDArray[np.int64] = np.zeros(0, np.int64)
+        self.lengths: NDArray[np.int64] = np.zeros((0, num_layers), np.int64)
+        self._closed: list[int] = []
 
-    def append(self, layer: int, block: int) -> None:
-        self._layer(layer).append(block)
+    def open(self) -> int:
+        """A row for a new sequence, which holds no block."""
+        if not self._closed:
+            rows = len(self.counts)
+            self._grow(max(8, 2 * rows), self.blocks.shape[2])
+            self._closed = list(reversed(range(rows, len(self.counts))))
+        return self._closed.pop()
 
-    def lookup(self, layer: int, logical_block: int) -> int | None:
-        """The block that holds the layer's `logical_block`-th stretch of tokens, or None past the end."""
-        blocks = self._layer(layer)
-        return blocks[logical_block] if 0 <= logical_block < len(blocks) else None
+    def close(self, row: int) -> list[int]:
+        """Forget a sequence: the blocks that it held, layer by layer."""
+        held: list[int] = self.blocks[row, :, : self.counts[row]].reshape(-1).tolist()
+        self.blocks[row], self.counts[row], self.lengths[row] = NO_BLOCK, 0, 0
+        self._closed.append(row)
+        return held
 
-    def blocks(self, layer: int) -> list[int]:
-        return list(self._layer(layer))
+    def extend(self, row: int, blocks: list[int]) -> None:
+        """Give a sequence more blocks, the same number in every layer: those of layer 0 first."""
+        more = np.asarray(blocks, np.int32).reshape(self.num_layers, -1)
+        first, end = int(self.counts[row]), int(self.counts[row]) + more.shape[1]
+        if end > self.blocks.shape[2]:
+            self._grow(len(self.counts), max(end, 2 * self.blocks.shape[2]))
+        self.blocks[row, :, first:end] = more
+        self.counts[row] = end
 
-    def capacity(self, layer: int) -> int:
-        """Tokens the layer's blocks have room for."""
-        return len(self._layer(layer)) * self._block_size
+    def table(self, row: int, layer: int) -> list[int]:
+        """The blocks that hold the layer's tokens, in order."""
+        held: list[int] = self.blocks[row, layer, : self.counts[row]].tolist()
+        return held
 
-    def slot(self, layer: int, position: int) -> int:
-        """block * block_size + offset, for a position within capacity."""
-        return self._layer(layer)[position // self._block_size] * self._block_size + position % self._block_size
+    def capacity(self, row: int) -> int:
+        """Tokens the blocks of each layer have room for."""
+        return int(self.counts[row]) * self.block_size
 
-    def _layer(self, layer: int) -> list[int]:
-        in_range(layer, len(self._layers), LayerOutOfRange, "layer")
-        return self._layers[layer]
+    def slots(self, rows: Array, layers: Array, positions: Array) -> NDArray[np.int64]:
+        """block * block_size + offset for positions within capacity; the three broadcast against each other."""
+        entry, offset = np.divmod(positions, self.block_size)
+        slots: NDArray[np.int64] = self.blocks[rows, layers, entry] * np.int64(self.block_size) + offset
+        return slots
+
+    def _grow(self, rows: int, room: int) -> None:
+        blocks, counts, lengths = self.blocks, self.counts, self.lengths
+        self.blocks = np.full((rows, self.num_layers, room), NO_BLOCK, np.int32)
+        self.blocks[: len(blocks), :, : blocks.shape[2]] = blocks
+        self.counts = np.zeros(rows, np.int64)
+        self.counts[: len(counts)] = counts
+        self.lengths = np.zeros((rows, self.num_layers), np.int64)
+        self.lengths[: len(lengths)] = lengths

@@ -88,7 +88,7 @@ class BackendNotFound(KVRefError):
 
 def is_integer(value: object) -> bool:
     """Whether `value` is an integer, Python's or NumPy's. True and False are not."""
-    return isinstance(value, Integral) and not isinstance(value, bool)
+    return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
 
 
 def whole(name: str, value: int, minimum: int = 1) -> None:

@@ -7,10 +7,13 @@ says which blocks hold which of its tokens; token p of a layer lies in entry p /
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kvref.array import Array
 from kvref.attention import attention
 from kvref.backend import Backend, reference
-from kvref.blocks import BlockPool, BlockTable
+from kvref.blocks import BlockPool, BlockTables
 from kvref.errors import LayerOutOfRange, OutOfBlocks, PositionOutOfRange, SequenceNotFound, in_range, is_integer, whole
 from kvref.formats import PLAIN_DTYPES, get_format
 from kvref.inputs import accept_pair
@@ -35,12 +38,6 @@ class PagedConfig:
         get_format(self.dtype, among=PLAIN_DTYPES)
 
 
-class _Sequence:
-    def __init__(self, config: PagedConfig) -> None:
-        self.table = BlockTable(config.num_layers, config.block_size)
-        self.lengths = [0] * config.num_layers  # tokens written, a layer
-
-
 class PagedCache:
     def __init__(self, config: PagedConfig, backend: Backend = reference) -> None:
         self.config = config
@@ -48,7 +45,8 @@ class PagedCache:
         self._backend = backend
         slots = config.num_blocks * config.block_size
         self._store = TokenStore(backend, get_format(config.dtype), slots, config.num_kv_heads, config.head_dim)
-        self._sequences: dict[int, _Sequence] = {}
+        self._tables = BlockTables(config.num_layers, config.block_size)
+        self._rows: dict[int, int] = {}  # of the tables, by sequence
         self._next_sequence = 0
 
     @property
@@ -64,81 +62,159 @@ class PagedCache:
         """A new, empty sequence, holding no block: its id, counted up from 0 and never used again (PAGED-01)."""
         sequence = self._next_sequence
         self._next_sequence += 1
-        self._sequences[sequence] = _Sequence(self.config)
+        self._rows[sequence] = self._tables.open()
         return sequence
 
     def drop(self, sequence: int) -> None:
         """Forget a sequence and give back every block it held. Raises SequenceNotFound."""
-        table = self._find(sequence).table
-        for layer in range(self.config.num_layers):
-            for block in table.blocks(layer):
-                self.pool.free(block)
-        del self._sequences[sequence]
+        for block in self._tables.close(self._row(sequence)):
+            self.pool.free(block)
+        del self._rows[sequence]
 
     def ensure_capacity(self, sequence: int, num_tokens: int) -> None:
         """Hold ceil(num_tokens / block_size) blocks in every layer, or more. Raises OutOfBlocks and takes none (PAGED-05)."""
-        table = self._find(sequence).table
+        row = self._row(sequence)
         in_range(num_tokens, None, PositionOutOfRange, "num_tokens")
-        held = table.capacity(0) // self.config.block_size  # the same in every layer
-        missing = max(0, -(-num_tokens // self.config.block_size) - held)
-        needed = missing * self.config.num_layers
-        if needed > self.pool.num_free:
-            raise OutOfBlocks(f"ensure_capacity: expected {needed} free blocks, got {self.pool.num_free}")
-        for layer in range(self.config.num_layers):
-            for _ in range(missing):
-                table.append(layer, self.pool.allocate())
+        self._ensure(np.array([row]), np.array([num_tokens]))
 
     def write(self, sequence: int, layer: int, start: int, keys: Array, values: Array) -> None:
         """Write keys and values [n, num_kv_heads, head_dim] at positions start .. start + n, taking blocks as needed.
 
         `start` lies at or before the layer's length: there are no holes (PAGED-10), and what was there is overwritten.
         """
-        found = self._find(sequence)
-        in_range(layer, self.config.num_layers, LayerOutOfRange, "layer")
-        in_range(start, found.lengths[layer] + 1, PositionOutOfRange, "start")
+        row = self._row(sequence)
+        self._check_layer(layer)
+        in_range(start, int(self._tables.lengths[row, layer]) + 1, PositionOutOfRange, "start")
         shape = ("n", self.config.num_kv_heads, self.config.head_dim)
         keys, values = accept_pair(keys, values, shape, self._backend)
-        count = keys.shape[0]
-        self.ensure_capacity(sequence, start + count)
-        self._store.write([found.table.slot(layer, start + i) for i in range(count)], keys, values)
-        found.lengths[layer] = max(found.lengths[layer], start + count)
+        end = start + keys.shape[0]
+        self._ensure(np.array([row]), np.array([end]))
+        slots = self._tables.slots(row, layer, np.arange(start, end))
+        self._store.write(slots, keys, values)
+        self._tables.lengths[row, layer] = max(self._tables.lengths[row, layer], end)
+
+    def append(self, sequences: Sequence[int], layer: int, keys: Array, values: Array) -> None:
+        """Append one token to each of B sequences in one layer, keys and values [B, num_kv_heads, head_dim]: to all or none.
+
+        The same as writing each at its sequence's length, one by one (PAGED-16). Raises as `write` does.
+        """
+        rows = self._rows_of(sequences)
+        self._check_layer(layer)
+        shape = (len(rows), self.config.num_kv_heads, self.config.head_dim)
+        keys, values = accept_pair(keys, values, shape, self._backend)
+        positions = self._tables.lengths[rows, layer] + _times_before(rows)
+        self._ensure(rows, positions + 1)
+        self._store.write(self._tables.slots(rows, layer, positions), keys, values)
+        self._tables.lengths[rows, layer] = positions + 1  # of a row named twice the last counts
+
+    def append_step(self, sequences: Sequence[int], keys: Array, values: Array) -> None:
+        """`append` in every layer, keys and values [num_layers, B, num_kv_heads, head_dim], in one scatter: to all or none."""
+        rows, config = self._rows_of(sequences), self.config
+        shape = (config.num_layers, len(rows), config.num_kv_heads, config.head_dim)
+        keys, values = accept_pair(keys, values, shape, self._backend)
+        positions = self._tables.lengths[rows].T + _times_before(rows)  # [num_layers, B]
+        self._ensure(rows, np.max(positions, axis=0) + 1)
+        slots = self._tables.slots(rows, np.arange(config.num_layers)[:, None], positions)
+        tokens = (slots.size, config.num_kv_heads, config.head_dim)
+        keys, values = (self._backend.xp.reshape(each, tokens) for each in (keys, values))
+        self._store.write(slots.reshape(-1), keys, values)
+        self._tables.lengths[rows] = positions.T + 1
 
     def read(self, sequence: int, layer: int, positions: Sequence[int]) -> tuple[Array, Array]:
         """Keys and values at `positions`, float32 [n, num_kv_heads, head_dim]. Raises PositionOutOfRange past the length."""
-        found, length = self._find(sequence), self.length(sequence, layer)
+        row, length = self._row(sequence), self.length(sequence, layer)
         for position in positions:
             in_range(position, length, PositionOutOfRange, f"position in sequence {sequence}, layer {layer}")
-        return self._store.read([found.table.slot(layer, position) for position in positions])
+        return self._store.read(self._tables.slots(row, layer, np.asarray(positions, np.int64)))
 
     def gather(self, sequence: int, layer: int) -> tuple[Array, Array]:
         """Every token of the layer, in order (PAGED-12)."""
-        return self.read(sequence, layer, range(self.length(sequence, layer)))
+        length = self.length(sequence, layer)
+        return self._store.read(self._tables.slots(self._row(sequence), layer, np.arange(length)))
+
+    def gather_batch(self, sequences: Sequence[int], layer: int) -> tuple[Array, Array, Array]:
+        """Every token of B sequences, one after the other: keys, values float32 [total, num_kv_heads, head_dim], offsets [B + 1].
+
+        Sequence i has rows offsets[i] .. offsets[i + 1] (int32): what kernels for sequences of unequal length take (PAGED-17).
+        """
+        rows = self._rows_of(sequences)
+        self._check_layer(layer)
+        lengths = self._tables.lengths[rows, layer]
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        positions = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
+        keys, values = self._store.read(self._tables.slots(np.repeat(rows, lengths), layer, positions))
+        return keys, values, self._backend.asarray(offsets.astype(np.int32))
 
     def length(self, sequence: int, layer: int) -> int:
         """Tokens written to the layer: not the room its blocks have (PAGED-09)."""
-        found = self._find(sequence)
-        in_range(layer, self.config.num_layers, LayerOutOfRange, "layer")
-        return found.lengths[layer]
+        row = self._row(sequence)
+        self._check_layer(layer)
+        return int(self._tables.lengths[row, layer])
+
+    def lengths(self, sequences: Sequence[int], layer: int) -> Array:
+        """`length` of B sequences, int32 [B] (PAGED-17)."""
+        rows = self._rows_of(sequences)
+        self._check_layer(layer)
+        return self._backend.asarray(self._tables.lengths[rows, layer].astype(np.int32))
 
     def block_table(self, sequence: int, layer: int) -> list[int]:
         """The blocks that hold the layer's tokens, in order."""
-        return self._find(sequence).table.blocks(layer)
+        row = self._row(sequence)
+        self._check_layer(layer)
+        return self._tables.table(row, layer)
+
+    def block_tables(self, sequences: Sequence[int], layer: int) -> Array:
+        """`block_table` of B sequences, int32 [B, most blocks of any], -1 past the end of a table (PAGED-17)."""
+        rows = self._rows_of(sequences)
+        self._check_layer(layer)
+        most = int(self._tables.counts[rows].max(initial=0))
+        return self._backend.asarray(self._tables.blocks[rows, layer, :most])
 
     def slot_mapping(self, sequence: int, layer: int, start: int, count: int) -> list[int]:
         """block * block_size + offset for positions start .. start + count, all within the blocks held (PAGED-06)."""
-        table = self._find(sequence).table
+        row = self._row(sequence)
+        self._check_layer(layer)
         in_range(count, None, PositionOutOfRange, "count")
-        capacity = table.capacity(layer)
         in_range(start, None, PositionOutOfRange, "start")
-        in_range(start + count, capacity + 1, PositionOutOfRange, "start + count")
-        return [table.slot(layer, start + i) for i in range(count)]
+        in_range(start + count, self._tables.capacity(row) + 1, PositionOutOfRange, "start + count")
+        slots: list[int] = self._tables.slots(row, layer, np.arange(start, start + count)).tolist()
+        return slots
 
     def attend(self, sequence: int, layer: int, query: Array, scale: float | None = None, causal: bool = False) -> Array:
         """Attention of query [num_queries, num_query_heads, head_dim] over the sequence's tokens in the layer (ATTN-10)."""
         keys, values = self.gather(sequence, layer)
         return attention(query, keys, values, scale=scale, causal=causal, backend=self._backend)
 
-    def _find(self, sequence: int) -> _Sequence:
-        if not is_integer(sequence) or sequence not in self._sequences:
+    def _row(self, sequence: int) -> int:
+        if not is_integer(sequence) or sequence not in self._rows:
             raise SequenceNotFound(f"sequence: expected one that was created and not dropped, got {sequence!r}")
-        return self._sequences[sequence]
+        return self._rows[sequence]
+
+    def _rows_of(self, sequences: Sequence[int]) -> NDArray[np.int64]:
+        return np.array([self._row(sequence) for sequence in sequences], np.int64)
+
+    def _check_layer(self, layer: int) -> None:
+        in_range(layer, self.config.num_layers, LayerOutOfRange, "layer")
+
+    def _ensure(self, rows: NDArray[np.int64], num_tokens: NDArray[np.int64]) -> None:
+        """Room for `num_tokens` in every layer of each row, or OutOfBlocks and no block taken."""
+        missing = -(-num_tokens // self.config.block_size) - self._tables.counts[rows]
+        short = np.flatnonzero(missing > 0)
+        if short.size == 0:
+            return
+        most: dict[int, int] = {}  # a row may be named twice
+        for row, count in zip(rows[short].tolist(), missing[short].tolist(), strict=True):
+            most[row] = max(count, most.get(row, 0))
+        needed = self.config.num_layers * sum(most.values())
+        if needed > self.pool.num_free:
+            raise OutOfBlocks(f"blocks: expected {needed} free ones, got {self.pool.num_free}")
+        for row, count in most.items():
+            self._tables.extend(row, self.pool.allocate_many(self.config.num_layers * count))
+
+
+def _times_before(rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How often each row was named before in the same batch: nearly always never."""
+    named: list[int] = rows.tolist()
+    if len(set(named)) == len(named):
+        return np.zeros_like(rows)
+    return np.array([named[:i].count(row) for i, row in enumerate(named)], np.int64)

@@ -6,7 +6,9 @@ A chapter is a Markdown file: `# Title (CODE)`, an introduction, then clauses. A
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -107,3 +109,13 @@ def spec() -> tuple[Chapter, ...]:
 @cache
 def all_clauses() -> dict[str, Clause]:
     return {clause.id: clause for chapter in spec() for clause in chapter.clauses}
+
+
+def near(word: str, among: Iterable[str] = ()) -> str:
+    """A hint for a person who named a clause that there is not: " did you mean PAGED-07?", or nothing."""
+    known = [*all_clauses(), *among]
+    family, _, number = word.upper().rpartition("-")
+    likely = (
+        [f"{family}-{number.zfill(2)}"] if f"{family}-{number.zfill(2)}" in known else get_close_matches(word.upper(), known, n=1)
+    )
+    return f": did you mean {likely[0]}?" if likely else ""

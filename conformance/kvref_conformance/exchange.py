@@ -17,6 +17,7 @@ from kvref_conformance.interface import operations
 KNOWN_KINDS = frozenset(name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, Exception))
 # What a person calls the result of an operation, and what an argument that refers to it is called.
 GIVES = {"buffers.acquire": "buffer", "paged.create": "sequence", "blocks.allocate": "block"}
+SEVERAL = {"sequences": "paged.create"}  # arguments that are lists of such
 SHOWN_VALUES = 8  # an array up to this size is written out
 
 
@@ -96,14 +97,23 @@ def error_of(error: BaseException) -> Error:
 
 def referring(request: Request, before: Iterable[Exchange]) -> Request:
     """The same request with ids that the implementation chose replaced by references to its reply."""
-    args = dict(request.args)
-    for op, name in GIVES.items():
-        value = args.get(name)
+    args, before = dict(request.args), list(before)
+
+    def reference(value: Any, op: str) -> Any:
+        found = value
         if isinstance(value, int) and not isinstance(value, bool):
             for exchange in before:  # the latest one counts: a block may be handed out again
                 same_object = exchange.request.op == op and exchange.request.on == request.on
                 if same_object and exchange.reply and exchange.reply.ok == value:
-                    args[name] = ReplyTo(exchange.request.id)
+                    found = ReplyTo(exchange.request.id)
+        return found
+
+    for op, name in GIVES.items():
+        if name in args:
+            args[name] = reference(args[name], op)
+    for name, op in SEVERAL.items():
+        if name in args:
+            args[name] = [reference(value, op) for value in args[name]]
     return Request(request.id, request.op, request.on, args)
 
 
@@ -113,12 +123,13 @@ def resolved(value: Any, replies: dict[int, Any]) -> Any:
         return replies[value.id]
     if isinstance(value, dict):
         return {name: resolved(part, replies) for name, part in value.items()}
-    return value
+    return [resolved(part, replies) for part in value] if isinstance(value, list) else value
 
 
 def needs(request: Request) -> set[int]:
     """The ids of the earlier requests it refers to."""
-    found = {value.id for value in request.args.values() if isinstance(value, On | ReplyTo)}
+    parts = [part for value in request.args.values() for part in (value if isinstance(value, list) else [value])]
+    found = {part.id for part in parts if isinstance(part, On | ReplyTo)}
     return found | ({request.on} if request.on is not None else set())
 
 
@@ -166,6 +177,8 @@ def show_calls(exchanges: Iterable[Exchange]) -> list[str]:
 
 def _call(exchange: Exchange, names: dict[int, str]) -> str:
     def shown(value: Any) -> str:
+        if isinstance(value, list):
+            return f"[{', '.join(map(shown, value))}]"
         return names.get(value.id, "?") if isinstance(value, On | ReplyTo) else show(value)
 
     request, reply = exchange.request, exchange.reply

@@ -7,10 +7,9 @@ One clause a line, then, if they like, the reason; `#` begins a comment, as in t
 """
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 from pathlib import Path
 
-from kvref_conformance.clauses import all_clauses
+from kvref_conformance.clauses import all_clauses, near
 
 
 class XfailsError(Exception):
@@ -25,8 +24,7 @@ def read(path: Path) -> dict[str, str]:
         if not clause:
             continue
         if clause not in all_clauses():
-            near = get_close_matches(clause, list(all_clauses()), n=1)
-            raise XfailsError(f"{path}:{number}: no clause {clause!r}{f': did you mean {near[0]}?' if near else ''}")
+            raise XfailsError(f"{path}:{number}: no clause {clause!r}{near(clause)}")
         if clause in found:
             raise XfailsError(f"{path}:{number}: {clause} is listed twice")
         found[clause] = reason

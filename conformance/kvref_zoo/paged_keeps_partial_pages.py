@@ -7,11 +7,10 @@ from kvref_zoo.right import Right
 
 
 class Cache(kvref.PagedCache):
-    def ensure_capacity(self, sequence: int, num_tokens: int) -> None:
-        table = self._find(sequence).table
-        for layer in range(self.config.num_layers):
-            while table.capacity(layer) < num_tokens:
-                table.append(layer, self.pool.allocate())
+    def _ensure(self, rows: Any, num_tokens: Any) -> None:
+        for row, count in zip(rows, num_tokens, strict=True):
+            while self._tables.capacity(row) < count:
+                self._tables.extend(row, [self.pool.allocate() for _ in range(self.config.num_layers)])
 
 
 class Implementation(Right):

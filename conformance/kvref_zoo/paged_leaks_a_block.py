@@ -8,11 +8,9 @@ from kvref_zoo.right import Right
 
 class Cache(kvref.PagedCache):
     def drop(self, sequence: int) -> None:
-        table = self._find(sequence).table
-        for layer in range(self.config.num_layers):
-            for block in table.blocks(layer)[layer == 0 :]:
-                self.pool.free(block)
-        del self._sequences[sequence]
+        for block in self._tables.close(self._row(sequence))[1:]:
+            self.pool.free(block)
+        del self._rows[sequence]
 
 
 class Implementation(Right):

@@ -9,14 +9,14 @@ from kvref_zoo.right import Right
 class Cache(kvref.PagedCache):
     def length(self, sequence: int, layer: int) -> int:
         super().length(sequence, layer)
-        return self._find(sequence).table.capacity(layer)
+        return self._tables.capacity(self._row(sequence))
 
 
 class Implementation(Right):
     clause = "PAGED-09"
     also = (
         "FMT-LEVEL-04", "LAW-01", "LAW-02", "LAW-04", "LAW-05", "LAW-06", "LAW-07", "LAW-08", "LAW-10", "LAW-13",
-        "LAW-14", "LAW-15", "LAW-17", "PAGED-07", "PAGED-08", "PAGED-10", "PAGED-11", "PAGED-12", "PAGED-14",
+        "LAW-14", "LAW-15", "LAW-17", "PAGED-07", "PAGED-08", "PAGED-10", "PAGED-11", "PAGED-12", "PAGED-14", "PAGED-16",
     )  # fmt: skip
     bug = "vllm-project/vllm#43990"
 

@@ -11,8 +11,8 @@ from kvref_zoo.right import Right
 class Cache(kvref.PagedCache):
     _scratch = np.zeros((2, 64, 16, 16), np.float32)
 
-    def read(self, sequence: int, layer: int, positions: Any) -> Any:
-        keys, values = super().read(sequence, layer, positions)
+    def gather(self, sequence: int, layer: int) -> Any:
+        keys, values = super().gather(sequence, layer)
         views = [part[tuple(slice(0, axis) for axis in keys.shape)] for part in self._scratch]
         views[0][...], views[1][...] = keys, values
         return views[0], views[1]

@@ -15,15 +15,20 @@ def rows(count, heads=2, dim=3):
 
 
 def test_a_block_table_looks_up_blocks_and_slots():
-    table = kvref.BlockTable(num_layers=2, block_size=4)
-    table.append(1, 7)
-    table.append(1, 2)
-    assert [table.lookup(1, i) for i in (-1, 0, 1, 2)] == [None, 7, 2, None]
-    assert table.lookup(0, 0) is None
-    assert (table.capacity(0), table.capacity(1)) == (0, 8)
-    assert [table.slot(1, p) for p in (0, 3, 4, 7)] == [28, 31, 8, 11]
-    with pytest.raises(errors.LayerOutOfRange):
-        table.blocks(2)
+    tables = kvref.BlockTables(num_layers=2, block_size=4)
+    other, row = tables.open(), tables.open()
+    tables.extend(row, [7, 9])
+    tables.extend(row, [2, 3])
+    assert (tables.table(row, 0), tables.table(row, 1), tables.table(other, 0)) == ([7, 2], [9, 3], [])
+    assert (tables.capacity(row), tables.capacity(other)) == (8, 0)
+    assert tables.slots(row, 0, np.array([0, 3, 4, 7])).tolist() == [28, 31, 8, 11]
+    for _ in range(20):  # more rows than there was room for: what is there stays
+        tables.open()
+    assert tables.table(row, 1) == [9, 3]
+    assert tables.close(row) == [7, 2, 9, 3]
+    assert tables.open() == row
+    assert tables.table(row, 0) == []
+    assert (tables.blocks[row] == -1).all()
 
 
 def test_a_pooled_block_takes_what_fits():

@@ -2,7 +2,6 @@
 
 import argparse
 import os
-from difflib import get_close_matches
 from pathlib import Path
 from unittest.mock import patch
 
@@ -13,7 +12,7 @@ from rich.text import Text
 from kvref_conformance import xfails
 from kvref_conformance.asked import Asked, Effort
 from kvref_conformance.checking.registry import Check
-from kvref_conformance.clauses import Clause, all_clauses
+from kvref_conformance.clauses import Clause, near
 from kvref_conformance.implementations import CannotRun
 from kvref_conformance.interface import FAMILIES
 from kvref_conformance.judge import Judge, select
@@ -84,10 +83,8 @@ def _expected_failures(options: argparse.Namespace) -> dict[str, str]:
 def _chosen(options: argparse.Namespace) -> dict[Clause, list[Check]]:
     chosen = select(options.clause, options.family)
     if not chosen:
-        near = get_close_matches(options.clause.upper(), list(all_clauses()), n=1)
-        hint = f"; did you mean {near[0]}?" if near else ""
         among = f" in family {options.family}" if options.family else ""
-        raise CannotRun(f"--clause {options.clause}: no clause matches{among}{hint}")
+        raise CannotRun(f"--clause {options.clause}: no clause matches{among}{near(options.clause)}")
     return chosen
 
 

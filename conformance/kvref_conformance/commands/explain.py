@@ -1,7 +1,6 @@
 """`kvref list` and `kvref explain`: what there is to judge, and what a clause says."""
 
 import argparse
-from difflib import get_close_matches
 
 from rich.console import Console
 from rich.markdown import Markdown
@@ -9,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvref_conformance.checking.registry import all_checks
-from kvref_conformance.clauses import Clause, all_clauses, spec
+from kvref_conformance.clauses import Clause, all_clauses, near, spec
 from kvref_conformance.implementations import CannotRun, names
 
 
@@ -37,8 +36,7 @@ def explain(options: argparse.Namespace) -> int:
         return 0
     clause = all_clauses().get(name.upper())
     if clause is None:
-        near = get_close_matches(name.upper(), [*all_clauses(), *chapters], n=1)
-        raise CannotRun(f"no clause {name!r}{f': did you mean {near[0]}?' if near else ''} (chapters: {', '.join(chapters)})")
+        raise CannotRun(f"no clause {name!r}{near(name, chapters)} (chapters: {', '.join(chapters)})")
     console.print(Markdown(_clause_markdown(clause)))
     return 0
 

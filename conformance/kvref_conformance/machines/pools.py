@@ -90,6 +90,25 @@ class PagedMachine(Machine):
         self.call("write", self.objects[0], sequence=self.sequence(which), layer=0, start=0, keys=keys, values=values)
 
     @precondition(lambda self: self.objects)
+    @rule(which=st.lists(ANY, max_size=3), layer=ANY, kind=kinds(), step=st.booleans())
+    def append(self, which: list[int], layer: int, kind: str, step: bool) -> None:
+        sequences = [self.sequence(each) for each in which]
+        if step:
+            keys, values = pair(self.source, (self.layers, len(which), *self.shape), kind)
+            self.call("append_step", self.objects[0], sequences=sequences, keys=keys, values=values)
+        else:
+            keys, values = pair(self.source, (len(which), *self.shape), kind)
+            there = within(layer, self.layers)
+            self.call("append", self.objects[0], sequences=sequences, layer=there, keys=keys, values=values)
+
+    @precondition(lambda self: self.objects)
+    @rule(which=st.lists(ANY, max_size=3), layer=ANY)
+    def read_batch(self, which: list[int], layer: int) -> None:
+        batch = {"sequences": [self.sequence(each) for each in which], "layer": within(layer, self.layers)}
+        for name in ("gather_batch", "lengths", "block_tables"):
+            self.call(name, self.objects[0], **batch)
+
+    @precondition(lambda self: self.objects)
     @rule(which=ANY, tokens=st.integers(-1, 9))
     def ensure_capacity(self, which: int, tokens: int) -> None:
         self.call("ensure_capacity", self.objects[0], sequence=self.sequence(which), num_tokens=tokens)

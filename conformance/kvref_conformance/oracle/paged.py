@@ -1,5 +1,6 @@
 """The paged cache as a dict of sequences, each a list of tokens a layer."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -38,6 +39,7 @@ class Paged(Model):
         ("new", "num_free_blocks"): "LAW-03", ("create", "num_free_blocks"): "PAGED-02",
         ("drop", "num_free_blocks"): "PAGED-07", ("ensured", "num_free_blocks"): "PAGED-04",
         ("short", "num_free_blocks"): "PAGED-05", ("short", "block_table"): "PAGED-05",
+        **{("append", seen): "PAGED-16" for seen in ("num_free_blocks", "length", "block_table")},
         "num_free_blocks": "PAGED-03", "utilization": "PAGED-15", "length": "PAGED-09", "block_table": "PAGED-03",
     }  # fmt: skip
 
@@ -125,6 +127,37 @@ class Paged(Model):
 
         return Expected("PAGED-03", change) if finite(keys, values) else TakenOrRefused("PAGED-03", change)
 
+    def append(self, sequences: Sequence[Any], layer: Any, keys: Any, values: Any) -> Expected:
+        shape = (len(sequences), *self.row)
+        wrong = [each for sequence in sequences for each in self._unknown(sequence, layer)]
+        wrong += wrong_arrays((keys, shape), (values, shape)) or not_in_range(layer, self.layers, "LayerOutOfRange")
+        return self.refuse(wrong) if wrong else self._appending(sequences, range(layer, layer + 1), keys[None], values[None])
+
+    def append_step(self, sequences: Sequence[Any], keys: Any, values: Any) -> Expected:
+        shape = (self.layers, len(sequences), *self.row)
+        wrong = [each for sequence in sequences for each in self._unknown(sequence)]
+        wrong += wrong_arrays((keys, shape), (values, shape))
+        return self.refuse(wrong) if wrong else self._appending(sequences, range(self.layers), keys, values)
+
+    def _appending(self, sequences: Sequence[int], layers: range, keys: NDArray, values: NDArray) -> Expected:
+        """keys, values: [layers, sequences, kv heads, head_dim], of known sequences."""
+        needed = dict(self.blocks)
+        for sequence, times in Counter(sequences).items():
+            tokens = max(len(self.sequences[sequence][layer].tokens) for layer in layers) + times
+            needed[sequence] = max(needed[sequence], -(-tokens // self.size))
+        if self.layers * (sum(needed.values()) - sum(self.blocks.values())) > self.free:
+            return Refused("PAGED-16", kinds=("OutOfBlocks",), refused=lambda: self.did("short")(None))
+
+        def change(ok: Any) -> None:
+            self.blocks, self.overwrote = needed, False
+            rounded = [round_to(float32(part), self.dtype) for part in (keys, values)]
+            for row, layer in enumerate(layers):
+                for column, sequence in enumerate(sequences):
+                    self.sequences[sequence][layer].tokens.append((rounded[0][row, column], rounded[1][row, column]))
+
+        then = self.did("append", change)
+        return Expected("PAGED-16", then) if finite(keys, values) else TakenOrRefused("PAGED-16", then)
+
     def gather(self, sequence: Any, layer: Any) -> Expected:
         wrong = self._unknown(sequence, layer)
         return self.refuse(wrong) if wrong else self._tokens(sequence, layer, None)
@@ -143,6 +176,8 @@ class Paged(Model):
         def clause_at(index: tuple[int, ...], got: NDArray) -> str:
             if self.last == "refused":
                 return "LAW-01"
+            if self.last == "append":
+                return "PAGED-16"
             if (sequence, layer) != self.written[:2]:
                 return "LAW-02"
             return "PAGED-11" if self.overwrote and positions[index[0]] not in self.written[2] else "LAW-04"
@@ -192,6 +227,41 @@ class Paged(Model):
             return offsets and all(0 <= slot < self.total * self.size for slot in slots) and len(set(slots)) == count
 
         return Choice("PAGED-06", says=f"{count} slots, position p at offset p % {self.size} of a block", accepts=accepts)
+
+    def gather_batch(self, sequences: Sequence[Any], layer: Any) -> Expected:
+        if wrong := self._batch(sequences, layer):
+            return self.refuse(wrong)
+        each = [self.sequences[sequence][layer].tokens for sequence in sequences]
+        tokens = [token for part in each for token in part]
+        parts = [np.array([token[which] for token in tokens], np.float32).reshape(-1, *self.row) for which in (0, 1)]
+        offsets = np.cumsum([0, *map(len, each)])
+        both = exactly(parts[0]), exactly(parts[1]), exactly(offsets)
+        return Arrays("PAGED-17", names=("keys", "values", "offsets"), parts=both)
+
+    def lengths(self, sequences: Sequence[Any], layer: Any) -> Expected:
+        if wrong := self._batch(sequences, layer):
+            return self.refuse(wrong)
+        return Value("PAGED-17", value=[len(self.sequences[sequence][layer].tokens) for sequence in sequences])
+
+    def block_tables(self, sequences: Sequence[Any], layer: Any) -> Expected:
+        if wrong := self._batch(sequences, layer):
+            return self.refuse(wrong)
+        tables = [(self.sequences[sequence][layer].table or [])[: self.blocks[sequence]] for sequence in sequences]
+        counts = [self.blocks[sequence] for sequence in sequences]
+        most = max(counts, default=0)
+
+        def accepts(got: NDArray) -> bool:
+            if got.shape != (len(sequences), most):
+                return False
+            rows = zip(got.tolist(), tables, counts, strict=True)
+            return all(row[: len(table)] == table and row[count:] == [-1] * (most - count) for row, table, count in rows)
+
+        says = f"[{len(sequences)}, {most}] with the rows {tables}, each filled up with -1"
+        return Choice("PAGED-17", says=says, accepts=accepts)
+
+    def _batch(self, sequences: Sequence[Any], layer: Any) -> Wrong:
+        wrong = [each for sequence in sequences for each in self._unknown(sequence, layer)]
+        return wrong or not_in_range(layer, self.layers, "LayerOutOfRange")
 
     def attend(self, sequence: Any, layer: Any, query: Any, scale: float) -> Expected:
         if wrong := self._unknown(sequence, layer):

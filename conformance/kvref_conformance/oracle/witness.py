@@ -24,7 +24,7 @@ _LAWS = ("LAW-01", "LAW-04", "LAW-05", "LAW-10", "LAW-11", "LAW-12", "LAW-16", "
 SPEAKS_FOR = {
     "contiguous": (*_LAWS, *(f"CONTIG-{n:02}" for n in (*range(1, 8), *range(9, 13)))),
     "blocks": ("LAW-03", "LAW-12", *(f"BLOCK-{n:02}" for n in range(1, 7))),
-    "paged": (*_LAWS, "LAW-02", "LAW-03", *(f"PAGED-{n:02}" for n in (*range(1, 14), 15)), "ATTN-10"),
+    "paged": (*_LAWS, "LAW-02", "LAW-03", *(f"PAGED-{n:02}" for n in (*range(1, 14), 15, 16, 17)), "ATTN-10"),
     "quantized": (*_LAWS, *(f"QUANT-{n:02}" for n in (1, 2, 4, 5, 7, 8)), "ATTN-10"),
     "tiered": (*_LAWS, *(f"TIER-{n:02}" for n in (1, 2, 3, 5, 6, 7, 8, 10, 13, 14)), "ATTN-10"),
     "buffers": ("LAW-05", "LAW-12", "LAW-16", *(f"BUF-{n:02}" for n in (*range(1, 8), 9))),

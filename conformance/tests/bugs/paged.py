@@ -12,12 +12,14 @@ def a_pool_keeps_one_block_back(patch):
 
 @bug("BLOCK-02", "PAGED-13", "LAW-03")
 def a_block_is_handed_out_twice(patch):
-    in_source(patch, "kvref.blocks.BlockPool.allocate", "self._free.pop()", "self._free[len(self._free) // 2]")
+    in_source(
+        patch, "kvref.blocks.BlockPool.allocate_many", "self._free[left:][::-1]", "self._free[left // 2 : left // 2 + count]"
+    )
 
 
 @bug("BLOCK-03")
 def an_empty_pool_gives_minus_one(patch):
-    in_source(patch, "kvref.blocks.BlockPool.allocate", "if not self._free:", "if not self._free:\n        return -1")
+    in_source(patch, "kvref.blocks.BlockPool.allocate_many", "if left < 0:", "if left < 0:\n        return [-1] * count")
 
 
 @bug("BLOCK-05")
@@ -39,7 +41,7 @@ def utilization_of_none_is_nan(patch):
 
 @bug("PAGED-01")
 def ids_are_used_again(patch):
-    in_source(patch, "kvref.paged.PagedCache.create", "self._next_sequence\n", "len(self._sequences)\n")
+    in_source(patch, "kvref.paged.PagedCache.create", "self._next_sequence\n", "len(self._rows)\n")
 
 
 @bug("PAGED-02")
@@ -58,7 +60,7 @@ def a_new_sequence_takes_a_block(patch):
 def a_full_block_brings_the_next(patch):
     in_source(
         patch,
-        "kvref.paged.PagedCache.ensure_capacity",
+        "kvref.paged.PagedCache._ensure",
         "-(-num_tokens // self.config.block_size)",
         "(num_tokens // self.config.block_size + 1)",
     )
@@ -66,51 +68,51 @@ def a_full_block_brings_the_next(patch):
 
 @bug("PAGED-04")
 def ensuring_takes_blocks_every_time(patch):
-    in_source(patch, "kvref.paged.PagedCache.ensure_capacity", " - held)", ")")
+    in_source(patch, "kvref.paged.PagedCache._ensure", " - self._tables.counts[rows]", "")
 
 
 @bug("PAGED-06", "PAGED-14")
 def slots_are_decoded_with_another_block_size(patch):
     in_source(
         patch,
-        "kvref.blocks.BlockTable.slot",
-        "* self._block_size + position % self._block_size",
-        "* self._block_size + position % 2",
+        "kvref.blocks.BlockTables.slots",
+        " + offset",
+        " + positions % 2",
     )
 
 
 @bug("PAGED-07")
 def only_the_first_layer_is_given_back(patch):
-    in_source(patch, "kvref.paged.PagedCache.drop", "range(self.config.num_layers)", "range(1)")
+    in_source(patch, "kvref.paged.PagedCache.drop", "(self._row(sequence)):", "(self._row(sequence))[:1]:")
 
 
 @bug("PAGED-08")
 def an_unknown_sequence_has_length_0(patch):
     length = PagedCache.length
     patch.setattr(
-        PagedCache, "length", lambda self, sequence, layer: length(self, sequence, layer) if sequence in self._sequences else 0
+        PagedCache, "length", lambda self, sequence, layer: length(self, sequence, layer) if sequence in self._rows else 0
     )
 
 
 @bug("PAGED-09")
 def length_is_capacity(patch):
-    patch.setattr(PagedCache, "length", lambda self, sequence, layer: self._find(sequence).table.capacity(layer))
+    patch.setattr(PagedCache, "length", lambda self, sequence, layer: self._tables.capacity(self._row(sequence)))
 
 
 @bug("PAGED-09")
 def overwriting_shortens(patch):
-    in_source(patch, "kvref.paged.PagedCache.write", "max(found.lengths[layer], start + count)", "start + count")
+    in_source(patch, "kvref.paged.PagedCache.write", "max(self._tables.lengths[row, layer], end)", "end")
 
 
 @bug("PAGED-10")
 def holes_are_allowed(patch):
-    in_source(patch, "kvref.paged.PagedCache.write", "found.lengths[layer] + 1", "found.table.capacity(layer) + 99")
+    in_source(patch, "kvref.paged.PagedCache.write", "int(self._tables.lengths[row, layer]) + 1", "999")
 
 
 @bug("PAGED-11")
 def overwriting_spills_into_the_next_slot(patch):
-    spill = "start < found.lengths[layer] and self._store.write([found.table.slot(layer, start) + 1], keys[:1], values[:1])"
-    old = "self._store.write([found"
+    spill = "start < self._tables.lengths[row, layer] and self._store.write(slots[:1] + 1, keys[:1], values[:1])"
+    old = "self._store.write(slots"
     in_source(patch, "kvref.paged.PagedCache.write", old, f"{spill}\n    {old}")
 
 
@@ -118,7 +120,33 @@ def overwriting_spills_into_the_next_slot(patch):
 def blocks_are_read_in_order_of_their_number(patch):
     in_source(
         patch,
-        "kvref.paged.PagedCache.read",
-        "[found.table.slot(layer, position) for position in positions]",
-        "sorted(found.table.slot(layer, position) for position in positions)",
+        "kvref.paged.PagedCache.gather",
+        "self._tables.slots(self._row(sequence), layer, np.arange(length))",
+        "np.sort(self._tables.slots(self._row(sequence), layer, np.arange(length)))",
     )
+
+
+@bug("PAGED-16")
+def a_batch_goes_by_its_own_order(patch):
+    in_source(patch, "kvref.paged.PagedCache.append", "self._tables.slots(rows,", "self._tables.slots(np.sort(rows),")
+
+
+@bug("PAGED-16")
+def a_step_takes_every_layers_length_for_the_first(patch):
+    in_source(patch, "kvref.paged.PagedCache.append_step", "self._tables.lengths[rows].T", "self._tables.lengths[rows][:, :1].T")
+
+
+@bug("PAGED-16")
+def a_sequence_named_twice_is_written_once(patch):
+    in_source(patch, "kvref.paged.PagedCache.append", " + _times_before(rows)", "")
+
+
+@bug("PAGED-17")
+def tables_are_filled_up_with_block_0(patch):
+    old = "self._tables.blocks[rows, layer, :most]"
+    in_source(patch, "kvref.paged.PagedCache.block_tables", old, f"np.maximum({old}, 0)")
+
+
+@bug("PAGED-17")
+def offsets_are_lengths(patch):
+    in_source(patch, "kvref.paged.PagedCache.gather_batch", "asarray(offsets.", "asarray(lengths.")
