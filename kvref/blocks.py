@@ -5,6 +5,8 @@ for each sequence and layer, which blocks hold its tokens, in order. All tables 
 sequences is a few operations on arrays, however many there are and however long.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,7 +21,7 @@ class BlockPool:
         whole("num_blocks", num_blocks, minimum=0)
         self.num_blocks = num_blocks
         self._free = list(reversed(range(num_blocks)))  # handed out from the end
-        self._used: set[int] = set()
+        self._held: NDArray[np.bool_] = np.zeros(num_blocks, np.bool_)
 
     @property
     def num_free(self) -> int:
@@ -27,7 +29,7 @@ class BlockPool:
 
     @property
     def num_used(self) -> int:
-        return len(self._used)
+        return self.num_blocks - len(self._free)
 
     @property
     def utilization(self) -> float:
@@ -45,14 +47,14 @@ class BlockPool:
             raise OutOfBlocks(f"allocate: expected {count} free of {self.num_blocks} blocks, got {self.num_free}")
         taken = self._free[left:][::-1]
         del self._free[left:]
-        self._used.update(taken)
+        self._held[taken] = True
         return taken
 
     def free(self, block: int) -> None:
         """Give `block` back. Raises BlockNotAllocated unless it is held: a block freed twice would get two owners (BLOCK-05)."""
-        if not is_integer(block) or block not in self._used:
+        if not is_integer(block) or not 0 <= block < self.num_blocks or not self._held[block]:
             raise BlockNotAllocated(f"free: expected a block that is held, got {block!r}")
-        self._used.remove(block)
+        self._held[block] = False
         self._free.append(block)
 
 
@@ -62,8 +64,9 @@ NO_BLOCK = -1  # what a table holds past its end: a slot of it is negative, and 
 class BlockTables:
     """The block tables of many sequences, a row each, and how many tokens of theirs are written.
 
-    blocks: int32 [rows, num_layers, room], position p of a layer in entry p // block_size (PAGED-06), NO_BLOCK past the end.
-    counts: int64 [rows], blocks held in every layer. lengths: int64 [rows, num_layers], tokens written.
+    blocks: int32 [rows, room, num_layers], position p of a layer in entry p // block_size (PAGED-06), NO_BLOCK past the end. Layers
+    come last because a step looks up the same entry in all of them. counts: int64 [rows], blocks held in every layer. lengths:
+    int64 [rows, num_layers], tokens written.
     """
 
     def __init__(self, num_layers: int, block_size: int) -> None:
@@ -71,7 +74,7 @@ class BlockTables:
         whole("block_size", block_size)
         self.num_layers = num_layers
         self.block_size = block_size
-        self.blocks: NDArray[np.int32] = np.full((0, num_layers, 1), NO_BLOCK, np.int32)
+        self.blocks: NDArray[np.int32] = np.full((0, 1, num_layers), NO_BLOCK, np.int32)
         self.counts: NDArray[np.int64] = np.zeros(0, np.int64)
         self.lengths: NDArray[np.int64] = np.zeros((0, num_layers), np.int64)
         self._closed: list[int] = []
@@ -80,29 +83,30 @@ class BlockTables:
         """A row for a new sequence, which holds no block."""
         if not self._closed:
             rows = len(self.counts)
-            self._grow(max(8, 2 * rows), self.blocks.shape[2])
+            self._grow(max(8, 2 * rows), self.blocks.shape[1])
             self._closed = list(reversed(range(rows, len(self.counts))))
         return self._closed.pop()
 
     def close(self, row: int) -> list[int]:
-        """Forget a sequence: the blocks that it held, layer by layer."""
-        held: list[int] = self.blocks[row, :, : self.counts[row]].reshape(-1).tolist()
+        """Forget a sequence: the blocks that it held."""
+        held: list[int] = self.blocks[row, : self.counts[row]].reshape(-1).tolist()
         self.blocks[row], self.counts[row], self.lengths[row] = NO_BLOCK, 0, 0
         self._closed.append(row)
         return held
 
-    def extend(self, row: int, blocks: list[int]) -> None:
-        """Give a sequence more blocks, the same number in every layer: those of layer 0 first."""
-        more = np.asarray(blocks, np.int32).reshape(self.num_layers, -1)
-        first, end = int(self.counts[row]), int(self.counts[row]) + more.shape[1]
-        if end > self.blocks.shape[2]:
-            self._grow(len(self.counts), max(end, 2 * self.blocks.shape[2]))
-        self.blocks[row, :, first:end] = more
-        self.counts[row] = end
+    def extend(self, rows: Sequence[int], counts: Sequence[int], blocks: list[int]) -> None:
+        """Give each of some rows `counts` more entries: num_layers blocks an entry, one for each layer."""
+        more = np.array(counts, np.int64)
+        ends = self.counts[rows] + more
+        if ends.max() > self.blocks.shape[1]:
+            self._grow(len(self.counts), max(int(ends.max()), 2 * self.blocks.shape[1]))
+        entries = np.arange(more.sum()) + np.repeat(ends - np.cumsum(more), more)
+        self.blocks[np.repeat(rows, more), entries] = np.array(blocks, np.int32).reshape(-1, self.num_layers)
+        self.counts[rows] = ends
 
     def table(self, row: int, layer: int) -> list[int]:
         """The blocks that hold the layer's tokens, in order."""
-        held: list[int] = self.blocks[row, layer, : self.counts[row]].tolist()
+        held: list[int] = self.blocks[row, : self.counts[row], layer].tolist()
         return held
 
     def capacity(self, row: int) -> int:
@@ -111,14 +115,14 @@ class BlockTables:
 
     def slots(self, rows: Array, layers: Array, positions: Array) -> NDArray[np.int64]:
         """block * block_size + offset for positions within capacity; the three broadcast against each other."""
-        entry, offset = np.divmod(positions, self.block_size)
-        slots: NDArray[np.int64] = self.blocks[rows, layers, entry] * np.int64(self.block_size) + offset
+        entry = positions // self.block_size
+        slots: NDArray[np.int64] = self.blocks[rows, entry, layers] * np.int64(self.block_size) + positions % self.block_size
         return slots
 
     def _grow(self, rows: int, room: int) -> None:
         blocks, counts, lengths = self.blocks, self.counts, self.lengths
-        self.blocks = np.full((rows, self.num_layers, room), NO_BLOCK, np.int32)
-        self.blocks[: len(blocks), :, : blocks.shape[2]] = blocks
+        self.blocks = np.full((rows, room, self.num_layers), NO_BLOCK, np.int32)
+        self.blocks[: len(blocks), : blocks.shape[1]] = blocks
         self.counts = np.zeros(rows, np.int64)
         self.counts[: len(counts)] = counts
         self.lengths = np.zeros((rows, self.num_layers), np.int64)

@@ -25,7 +25,8 @@ def accept(name: str, values: Array, shape: Sequence[int | str], backend: Backen
     ShapeMismatch.check(name, tuple(values.shape), shape)
     if isinstance(values, np.ndarray) and values.dtype != np.float32:
         values = widen(values, name)  # before another library sees a dtype it may not have
-    return widen(backend.asarray(values), name)
+    values = backend.asarray(values)
+    return values if values.dtype == backend.xp.float32 else widen(values, name)
 
 
 def accept_pair(keys: Array, values: Array, shape: Sequence[int | str], backend: Backend) -> tuple[Array, Array]:

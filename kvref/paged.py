@@ -112,13 +112,13 @@ class PagedCache:
         rows, config = self._rows_of(sequences), self.config
         shape = (config.num_layers, len(rows), config.num_kv_heads, config.head_dim)
         keys, values = accept_pair(keys, values, shape, self._backend)
-        positions = self._tables.lengths[rows].T + _times_before(rows)  # [num_layers, B]
-        self._ensure(rows, np.max(positions, axis=0) + 1)
-        slots = self._tables.slots(rows, np.arange(config.num_layers)[:, None], positions)
+        positions = self._tables.lengths[rows] + _times_before(rows)[:, None]  # [B, num_layers]
+        self._ensure(rows, positions.max(axis=1) + 1)
+        slots = self._tables.slots(rows[:, None], np.arange(config.num_layers), positions)
         tokens = (slots.size, config.num_kv_heads, config.head_dim)
         keys, values = (self._backend.xp.reshape(each, tokens) for each in (keys, values))
-        self._store.write(slots.reshape(-1), keys, values)
-        self._tables.lengths[rows] = positions.T + 1
+        self._store.write(slots.T.reshape(-1), keys, values)
+        self._tables.lengths[rows] = positions + 1
 
     def read(self, sequence: int, layer: int, positions: Sequence[int]) -> tuple[Array, Array]:
         """Keys and values at `positions`, float32 [n, num_kv_heads, head_dim]. Raises PositionOutOfRange past the length."""
@@ -168,7 +168,7 @@ class PagedCache:
         rows = self._rows_of(sequences)
         self._check_layer(layer)
         most = int(self._tables.counts[rows].max(initial=0))
-        return self._backend.asarray(self._tables.blocks[rows, layer, :most])
+        return self._backend.asarray(self._tables.blocks[rows, :most, layer])
 
     def slot_mapping(self, sequence: int, layer: int, start: int, count: int) -> list[int]:
         """block * block_size + offset for positions start .. start + count, all within the blocks held (PAGED-06)."""
@@ -191,7 +191,9 @@ class PagedCache:
         return self._rows[sequence]
 
     def _rows_of(self, sequences: Sequence[int]) -> NDArray[np.int64]:
-        return np.array([self._row(sequence) for sequence in sequences], np.int64)
+        if not set(map(type, sequences)) <= {int} or not self._rows.keys() >= set(sequences):
+            sequences = [sequence for sequence in sequences if self._row(sequence) >= 0]  # NumPy's integers; or it raises
+        return np.array([self._rows[sequence] for sequence in sequences], np.int64)
 
     def _check_layer(self, layer: int) -> None:
         in_range(layer, self.config.num_layers, LayerOutOfRange, "layer")
@@ -199,17 +201,16 @@ class PagedCache:
     def _ensure(self, rows: NDArray[np.int64], num_tokens: NDArray[np.int64]) -> None:
         """Room for `num_tokens` in every layer of each row, or OutOfBlocks and no block taken."""
         missing = -(-num_tokens // self.config.block_size) - self._tables.counts[rows]
-        short = np.flatnonzero(missing > 0)
-        if short.size == 0:
+        if missing.max(initial=0) <= 0:
             return
         most: dict[int, int] = {}  # a row may be named twice
-        for row, count in zip(rows[short].tolist(), missing[short].tolist(), strict=True):
-            most[row] = max(count, most.get(row, 0))
+        for row, count in zip(rows.tolist(), missing.tolist(), strict=True):
+            if count > most.get(row, 0):
+                most[row] = count
         needed = self.config.num_layers * sum(most.values())
         if needed > self.pool.num_free:
             raise OutOfBlocks(f"blocks: expected {needed} free ones, got {self.pool.num_free}")
-        for row, count in most.items():
-            self._tables.extend(row, self.pool.allocate_many(self.config.num_layers * count))
+        self._tables.extend(list(most), list(most.values()), self.pool.allocate_many(needed))
 
 
 def _times_before(rows: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -1,12 +1,15 @@
 """A count of holders that goes below zero is set back to zero: freeing what nobody holds goes unnoticed."""
 
+from contextlib import suppress
+
 import kvref
+from kvref.errors import BlockNotAllocated
 from kvref_zoo.right import Right
 
 
 class Pool(kvref.BlockPool):
     def free(self, block: int) -> None:
-        if block in self._used:
+        with suppress(BlockNotAllocated):
             super().free(block)
 
 

@@ -6,7 +6,7 @@ from kvref_zoo.right import Right
 
 class Pool(kvref.BlockPool):
     def free(self, block: int) -> None:
-        self._used.discard(block)
+        self._held[block] = False
         self._free.append(block)
 
 

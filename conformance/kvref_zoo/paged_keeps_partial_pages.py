@@ -10,7 +10,7 @@ class Cache(kvref.PagedCache):
     def _ensure(self, rows: Any, num_tokens: Any) -> None:
         for row, count in zip(rows, num_tokens, strict=True):
             while self._tables.capacity(row) < count:
-                self._tables.extend(row, [self.pool.allocate() for _ in range(self.config.num_layers)])
+                self._tables.extend([row], [1], [self.pool.allocate() for _ in range(self.config.num_layers)])
 
 
 class Implementation(Right):

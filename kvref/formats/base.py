@@ -51,8 +51,10 @@ class Format(Protocol):
 def widen(values: Array, name: str = "rows") -> Array:
     """float16 and bfloat16 widened to float32 exactly; float32 as it is; all else refused (FMT-LEVEL-04)."""
     xp = array_namespace(values)
+    if values.dtype == xp.float32:
+        return values
     dtype = dtype_name(values, xp)
-    if dtype.rpartition(".")[2] not in ("float32", "float16", "bfloat16"):
+    if dtype.rpartition(".")[2] not in ("float16", "bfloat16"):
         raise DtypeMismatch(f"{name}: expected float32, float16 or bfloat16, got {dtype}")
     return xp.astype(values, xp.float32)
 
