@@ -22,7 +22,10 @@ Slots = Sequence[int] | Array  # slot numbers: Python integers, or an integer ar
 
 
 class Backend(Protocol):
-    """A token row is [num_kv_heads, head_dim]; stores and rows share every axis but the first."""
+    """A token row is [num_kv_heads, head_dim]; stores and rows share every axis but the first.
+
+    out: a contiguous array of the result's shape and dtype, to be filled and returned: fresh memory costs as much as a kernel.
+    """
 
     name: str
 
@@ -51,19 +54,19 @@ class Backend(Protocol):
         Raises SlotOutOfRange or ShapeMismatch before anything is written.
         """
 
-    def gather(self, store: Array, slots: Slots) -> Array:
+    def gather(self, store: Array, slots: Slots, out: Array | None = None) -> Array:
         """[n, ...] with row i = store[slots[i]]. Raises SlotOutOfRange, for a negative slot too."""
 
-    def quantize(self, rows: Array, format: Format) -> Quantized:
-        """float32 rows [..., width] as they are stored in `format`."""
+    def quantize(self, rows: Array, format: Format, out: Quantized | None = None) -> Quantized:
+        """float32 rows [..., width] as they are stored in `format`. Where it raises NonFinite, `out` holds anything."""
 
-    def dequantize(self, stored: Quantized, width: int, format: Format) -> Array:
+    def dequantize(self, stored: Quantized, width: int, format: Format, out: Array | None = None) -> Array:
         """The float32 rows [..., width] that `stored` reads back as."""
 
-    def encode(self, values: Array, element: SmallFloat) -> Array:
+    def encode(self, values: Array, element: SmallFloat, out: Array | None = None) -> Array:
         """Codes of single float32 values, no scale: uint8 or uint16, the shape of `values`."""
 
-    def decode(self, codes: Array, element: SmallFloat) -> Array:
+    def decode(self, codes: Array, element: SmallFloat, out: Array | None = None) -> Array:
         """The float32 values of codes."""
 
     def attend(self, query: Array, keys: Array, values: Array, scale: float, mask: Array) -> Array:
@@ -86,6 +89,13 @@ def host_slots(slots: Slots, stop: int, to_numpy: Callable[[Array], Array]) -> l
 def check_rows(store: Array, count: int, rows: Array) -> None:
     """Raise ShapeMismatch unless `rows` are `count` rows of the store's shape."""
     ShapeMismatch.check("rows", tuple(rows.shape), (count, *store.shape[1:]))
+
+
+def _filled(out: Array | None, result: Array) -> Array:
+    if out is None:
+        return result
+    out[...] = result
+    return out
 
 
 class ReferenceBackend:
@@ -127,23 +137,24 @@ class ReferenceBackend:
                 store[slot, ...] = rows[row, ...]
         return store
 
-    def gather(self, store: Array, slots: Slots) -> Array:
+    def gather(self, store: Array, slots: Slots, out: Array | None = None) -> Array:
         slots = host_slots(slots, store.shape[0], self.to_numpy)
         if any(slot < 0 for slot in slots):
             raise SlotOutOfRange(f"slot: expected an integer of at least 0 to gather, got {min(slots)}")
-        return self.xp.take(store, self.asarray(slots, "int64"), axis=0)
+        return _filled(out, self.xp.take(store, self.asarray(slots, "int64"), axis=0))
 
-    def quantize(self, rows: Array, format: Format) -> Quantized:
-        return format.quantize(rows)
+    def quantize(self, rows: Array, format: Format, out: Quantized | None = None) -> Quantized:
+        stored = format.quantize(rows)
+        return Quantized(*map(_filled, out, stored)) if out else stored
 
-    def dequantize(self, stored: Quantized, width: int, format: Format) -> Array:
-        return format.dequantize(stored, width)
+    def dequantize(self, stored: Quantized, width: int, format: Format, out: Array | None = None) -> Array:
+        return _filled(out, format.dequantize(stored, width))
 
-    def encode(self, values: Array, element: SmallFloat) -> Array:
-        return element.encode(values)
+    def encode(self, values: Array, element: SmallFloat, out: Array | None = None) -> Array:
+        return _filled(out, element.encode(values))
 
-    def decode(self, codes: Array, element: SmallFloat) -> Array:
-        return element.decode(codes)
+    def decode(self, codes: Array, element: SmallFloat, out: Array | None = None) -> Array:
+        return _filled(out, element.decode(codes))
 
     def attend(self, query: Array, keys: Array, values: Array, scale: float, mask: Array) -> Array:
         xp = self.xp

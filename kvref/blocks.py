@@ -64,9 +64,9 @@ NO_BLOCK = -1  # what a table holds past its end: a slot of it is negative, and 
 class BlockTables:
     """The block tables of many sequences, a row each, and how many tokens of theirs are written.
 
-    blocks: int32 [rows, room, num_layers], position p of a layer in entry p // block_size (PAGED-06), NO_BLOCK past the end. Layers
-    come last because a step looks up the same entry in all of them. counts: int64 [rows], blocks held in every layer. lengths:
-    int64 [rows, num_layers], tokens written.
+    blocks: int32 [rows, room, num_layers], position p of a layer in entry p // block_size (PAGED-06), NO_BLOCK past the end.
+    Layers come last because a step looks up the same entry in all of them. counts: int64 [rows], blocks held in every layer.
+    lengths: int64 [rows, num_layers], tokens written.
     """
 
     def __init__(self, num_layers: int, block_size: int) -> None:
