@@ -185,24 +185,28 @@ def array_namespace_called(name: str) -> Namespace:
     raise BackendNotFound(f"array library: expected an installed Array API library, got {name!r} (pip install {name}?)")
 
 
-def backend(name: str = "reference") -> Backend:
+def backend(name: str = "reference", **options: object) -> Backend:
     """The backend called `name`: "reference", "reference:LIBRARY", or one installed under the entry points `kvref.backends`.
 
-    Raises BackendNotFound, naming what is there, or what its library lacks.
+    "NAME:DEVICE" asks for a device, and `options` are the backend's own: backend("torch:cuda", compile=True). Raises
+    BackendNotFound, naming what is there, or what its library or the machine lacks.
     """
     from importlib.metadata import entry_points  # slow to import, and rarely needed
 
-    kind, _, namespace = name.partition(":")
+    kind, _, place = name.partition(":")
     if kind == "reference":
-        return ReferenceBackend(namespace or "numpy")
+        return ReferenceBackend(place or "numpy")
     installed = {entry.name: entry for entry in entry_points(group="kvref.backends")}
-    if name not in installed:
+    if kind not in installed:
         raise BackendNotFound(f"backend: expected one of {', '.join(['reference', *sorted(installed)])}, got {name!r}")
     try:
-        factory = installed[name].load()
+        factory = installed[kind].load()
     except ImportError as error:
-        raise BackendNotFound(f"backend {name!r} cannot be imported: {error}") from error
-    found: Backend = factory()
+        raise BackendNotFound(f"backend {kind} cannot be imported: {error} (pip install 'kvref[{kind}]')") from error
+    try:
+        found: Backend = factory(**({"device": place} if place else {}), **options)
+    except TypeError as error:
+        raise BackendNotFound(f"backend {kind}: expected options it has, got {name!r} and {options}: {error}") from error
     return found
 
 

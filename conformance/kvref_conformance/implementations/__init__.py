@@ -41,7 +41,7 @@ def load(name: str) -> Implementation:
     try:
         if name == "reference" or name.startswith("reference:"):
             return OnBackend(_reference(name.partition(":")[2] or "numpy"))
-        if name in (entry.name for entry in entry_points(group="kvref.backends")):
+        if name.partition(":")[0] in (entry.name for entry in entry_points(group="kvref.backends")):
             return OnBackend(kvref.backend(name))
     except BackendNotFound as error:
         raise CannotRun(str(error)) from error

@@ -1,0 +1,287 @@
+"""The kernels in PyTorch, on any of its devices: in place, bit for bit the reference's.
+
+Each format is one function over rows [n, width] that writes its codes and scales into arrays it is given. On a CPU it is applied
+to some thousand values at a time, so that what it computes on the way stays in the cache; elsewhere to all rows at once. With
+`compile=True` torch.compile makes one loop of it.
+
+A tensor is never divided by a Python number: on CUDA that multiplies by the reciprocal. Native float8 casts are used where they
+equal the specification: within the range of the format, for what they do beyond it differs between versions of PyTorch.
+
+Slots are checked on the host (KERN-03), so give integers of the host's, as the caches do, and nothing waits for the device. What
+has to wait for it are the formats with a scale, which must refuse a NaN before anything is written (LAW-14), and attention, where
+a value that is not finite must not reach the queries that do not see it (ATTN-07).
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import array_api_compat.torch as xp
+import numpy as np
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from kvref.array import Array, Namespace, Shape
+from kvref.backend import Slots, check_rows
+from kvref.errors import BackendNotFound, NonFinite, SlotOutOfRange
+from kvref.formats import Format, Quantized, SmallFloat
+from kvref.formats.affine import LEAST_SCALE as LEAST_AFFINE_SCALE
+from kvref.formats.affine import AffineRow
+from kvref.formats.base import widen
+from kvref.formats.small_float import BFLOAT16, E4M3FN, E5M2, ELEMENTS, FLOAT16
+from kvref.formats.symmetric import LEAST_SCALE, SymmetricRow
+
+BLOCK = 2**16  # values at a time on a CPU: 256 KiB of float32
+BELOW_HALF = float(np.float32(0.49999997))  # trunc(y + copysign(this, y)) rounds halves away from zero
+NATIVE = {E4M3FN: torch.float8_e4m3fn, E5M2: torch.float8_e5m2, FLOAT16: torch.float16, BFLOAT16: torch.bfloat16}
+MOST_COMPILED = 64  # versions of one kernel: formats times head sizes, each for one row and for many
+
+
+class TorchBackend:
+    xp: Namespace = xp
+
+    def __init__(self, device: str = "cpu", compile: bool = False) -> None:
+        """device: anything torch.device takes. compile: fuse quantize and dequantize, at the cost of some seconds each, once.
+
+        Raises BackendNotFound for a device that is not here.
+        """
+        try:
+            self._device = torch.zeros(0, device=device).device
+        except (RuntimeError, AssertionError, NotImplementedError) as error:
+            said = (str(error).splitlines() or [""])[0]
+            raise BackendNotFound(f"backend torch: expected a device that is here, got {device!r}: {said}") from None
+        self.name = "torch" if device == "cpu" else f"torch:{device}"
+        self._in_pieces = self._device.type == "cpu" and not compile
+        if compile:
+            self.name += "-compiled"
+            torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_COMPILED)
+        kernels = (_int8, _float8, _affine, _from_int8, _from_float, _from_affine)
+        self._kernels: dict[str, Callable[..., Any]] = {
+            kernel.__name__: torch.compile(kernel) if compile else kernel for kernel in kernels
+        }
+        if self._in_pieces:
+            self._kernels["_from_float"] = _from_float_by_table
+
+    def zeros(self, shape: Shape, dtype: str) -> Array:
+        return torch.zeros(shape, dtype=getattr(torch, dtype), device=self._device)
+
+    def asarray(self, values: Array, dtype: str | None = None) -> Array:
+        if isinstance(values, np.ndarray):
+            if not values.flags.writeable or any(stride < 0 for stride in values.strides):
+                values = values.copy()  # torch takes neither
+            values = torch.from_numpy(values)
+        return torch.as_tensor(values, dtype=dtype and getattr(torch, dtype), device=self._device)
+
+    def to_numpy(self, array: Array) -> Array:
+        return array.detach().cpu().numpy()
+
+    def address(self, array: Array) -> int | None:
+        return int(array.data_ptr())
+
+    def update(self, buffer: Array, new: Array, position: int) -> Array:
+        buffer.narrow(2, position, new.shape[2]).copy_(new)
+        return buffer
+
+    def scatter(self, store: Array, slots: Slots, rows: Array) -> Array:
+        numbers = _checked(slots, store.shape[0])
+        check_rows(store, len(numbers), rows)
+        kept = np.flatnonzero(numbers >= 0)
+        if self._device.type != "cpu" and len(kept) > 1:  # parallel writers would mix rows: the last of a slot counts (KERN-07)
+            kept = kept[len(kept) - 1 - np.unique(numbers[kept][::-1], return_index=True)[1]]
+        if len(kept) < len(numbers):
+            numbers, rows = numbers[kept], rows[self._index(kept)]
+        store.index_copy_(0, self._index(numbers), rows.to(store.dtype))
+        return store
+
+    def gather(self, store: Array, slots: Slots, out: Array | None = None) -> Array:
+        numbers = _checked(slots, store.shape[0])
+        if numbers.min(initial=0) < 0:
+            raise SlotOutOfRange(f"slot: expected an integer of at least 0 to gather, got {numbers.min()}")
+        return torch.index_select(store, 0, self._index(numbers), out=out)
+
+    def quantize(self, rows: Array, format: Format, out: Quantized | None = None) -> Quantized:
+        rows = widen(rows)
+        if format.granularity == "element":
+            if out is None:
+                return Quantized(rows.to(getattr(torch, format.name)))
+            return Quantized(out.codes.copy_(rows))
+        if rows.ndim == 0 or rows.numel() == 0:
+            return format.quantize(rows)
+        if out is None:
+            codes = rows.new_empty((*rows.shape[:-1], format.code_width(rows.shape[-1])), dtype=_code_dtype(format))
+            out = Quantized(codes, *(rows.new_empty(rows.shape[:-1]) for _ in range(format.scale_arrays)))
+        width = rows.shape[-1]
+        parts = [part.view(-1, part.shape[-1]) if part is out.codes else part.view(-1, 1) for part in out if part is not None]
+        for x, codes, scale, *zero in self._pieces(rows.reshape(-1, width), *parts):
+            if isinstance(format, AffineRow):
+                steps = torch.full_like(scale, 2.0**format.bits - 1)
+                least, most = self._kernels["_affine"](x, steps, format.bits, codes)
+                zero[0].copy_(least)
+                scale.copy_(_affine_scale(least, most, steps))
+            else:
+                assert isinstance(format, SymmetricRow)
+                limit = torch.full_like(scale, format.limit)
+                kind = () if format.name == "int8" else (NATIVE[ELEMENTS[format.name]],)
+                largest = self._kernels["_float8" if kind else "_int8"](x, limit, codes, *kind)
+                scale.copy_(_symmetric_scale(largest, limit))
+        if not _all_finite(*parts[1:]):  # a row's scale, and its zero, are finite where the row and its range are
+            raise NonFinite("rows: expected finite values, and a range within float32, got others")
+        return out
+
+    def dequantize(self, stored: Quantized, width: int, format: Format, out: Array | None = None) -> Array:
+        codes = stored.codes
+        if format.granularity == "element":
+            return codes.to(torch.float32) if out is None else out.copy_(codes)
+        if codes.numel() == 0:
+            return format.dequantize(stored, width)
+        if out is None:
+            out = codes.new_empty((*codes.shape[:-1], width), dtype=torch.float32)
+        scales = [part.reshape(-1, 1) for part in stored[1:] if part is not None]
+        for y, part, *scale in self._pieces(out.view(-1, width), codes.reshape(-1, codes.shape[-1]), *scales):
+            if format.granularity == "token":
+                self._kernels["_from_affine"](part, format.bits, *scale, y)
+            elif format.name == "int8":
+                self._kernels["_from_int8"](part, *scale, y)
+            else:
+                self._kernels["_from_float"](part, NATIVE[ELEMENTS[format.name]], y, *scale)
+        return out
+
+    def encode(self, values: Array, element: SmallFloat, out: Array | None = None) -> Array:
+        values = widen(values)
+        if out is None:
+            out = values.new_empty(values.shape, dtype=getattr(torch, element.code_dtype))
+        for x, part in self._pieces(values.reshape(-1, 1), out.view(-1, 1)):
+            saturates = element.infinity is None
+            clipped = x.clamp(-element.max, element.max) if saturates else x  # casts beyond the range differ by version
+            part.copy_(clipped.to(NATIVE[element]).view(part.dtype))
+            if saturates and not bool(torch.isfinite(x.sum())):  # cheaper than to look at each, and never misses one
+                part.masked_fill_(torch.isinf(x), element.nan)
+        return out
+
+    def decode(self, codes: Array, element: SmallFloat, out: Array | None = None) -> Array:
+        if out is None:
+            out = codes.new_empty(codes.shape, dtype=torch.float32)
+        for y, part in self._pieces(out.view(-1, 1), codes.reshape(-1, 1)):
+            self._kernels["_from_float"](part, NATIVE[element], y)
+        return out
+
+    def attend(self, query: Array, keys: Array, values: Array, scale: float, mask: Array) -> Array:
+        if not _all_finite(keys, values):
+            seen = mask.any(dim=0)
+            keys, values, mask = keys[seen], values[seen], mask[:, seen]
+            if not _all_finite(keys, values) and not bool(mask.all()):
+                each = [
+                    self.attend(query[i : i + 1], keys[sees], values[sees], scale, mask[i : i + 1, sees])
+                    for i, sees in enumerate(mask)
+                ]
+                return torch.cat(each)
+        out = query.new_zeros((*query.shape[:2], values.shape[2]))
+        sees_some = mask.any(dim=1)  # a query that sees nothing: zeros (ATTN-08)
+        if bool(sees_some.any()):
+            group = query.shape[1] // keys.shape[1]
+            q, k, v = (each.transpose(0, 1)[None] for each in (query, keys, values))  # [1, heads, tokens, D]
+            k, v = (each.repeat_interleave(group, dim=1) for each in (k, v))
+            shown = mask | ~sees_some[:, None]
+            attended = scaled_dot_product_attention(q, k, v, attn_mask=shown, scale=scale)
+            out = torch.where(sees_some[:, None, None], attended[0].transpose(0, 1), out)
+        return out
+
+    def _index(self, numbers: Array) -> Array:
+        return torch.from_numpy(np.ascontiguousarray(numbers)).to(self._device, non_blocking=True)
+
+    def _pieces(self, *arrays: Array) -> list[tuple[Array, ...]]:
+        """Matching pieces of arrays with the same first axis, about BLOCK values of the first, [n, width]; or all at once."""
+        if not self._in_pieces:
+            return [arrays]
+        rows = max(1, BLOCK // max(1, arrays[0].shape[1]))
+        return list(zip(*(each.split(rows) for each in arrays), strict=True))
+
+
+def backend(device: str = "cpu", compile: bool = False) -> TorchBackend:
+    return TorchBackend(device, compile)
+
+
+def _checked(slots: Slots, stop: int) -> Array:
+    numbers = slots.cpu().numpy() if isinstance(slots, torch.Tensor) else slots
+    numbers = np.asarray(numbers, dtype=np.int64)
+    if numbers.max(initial=-1) >= stop:
+        raise SlotOutOfRange(f"slot: expected an integer below {stop}, got {numbers.max()}")
+    return numbers
+
+
+def _all_finite(*arrays: Array) -> bool:
+    return all(bool(torch.isfinite(array).all()) for array in arrays)
+
+
+def _code_dtype(format: Format) -> torch.dtype:
+    found: torch.dtype = getattr(torch, format.code_dtype(xp))
+    return found
+
+
+# Rows are [n, width], what goes with a row is [n, 1]. A kernel writes the codes and returns what the scale is made of: were it to
+# write the scale too, torch.compile would make three loops over the data of what is one.
+
+
+def _int8(rows: Array, limit: Array, codes: Array) -> Array:
+    largest = rows.abs().amax(dim=-1, keepdim=True)
+    quotient = rows / _symmetric_scale(largest, limit)
+    codes.copy_(quotient + torch.copysign(torch.full_like(quotient, BELOW_HALF), quotient))  # the cast truncates
+    return largest
+
+
+def _float8(rows: Array, limit: Array, codes: Array, dtype: torch.dtype) -> Array:
+    largest = rows.abs().amax(dim=-1, keepdim=True)
+    quotient = rows / _symmetric_scale(largest, limit)
+    quotient = torch.minimum(torch.maximum(quotient, -limit), limit)  # within the range, where casts agree
+    codes.copy_(quotient.to(dtype).view(torch.uint8))
+    return largest
+
+
+def _symmetric_scale(largest: Array, limit: Array) -> Array:
+    return (largest / limit).clamp_min(LEAST_SCALE)
+
+
+def _affine_scale(least: Array, most: Array, steps: Array) -> Array:
+    return ((most - least) / steps).clamp_min(LEAST_AFFINE_SCALE)
+
+
+def _affine(rows: Array, steps: Array, bits: int, codes: Array) -> tuple[Array, Array]:
+    least, most = torch.aminmax(rows, dim=-1, keepdim=True)
+    whole = torch.minimum((rows - least) / _affine_scale(least, most, steps) + BELOW_HALF, steps).to(torch.uint8)
+    if bits == 8:
+        codes.copy_(whole)
+    else:
+        padded = torch.nn.functional.pad(whole, (0, whole.shape[-1] % 2))
+        codes.copy_(padded[:, 0::2] | (padded[:, 1::2] << 4))
+    return least, most
+
+
+def _from_int8(codes: Array, scale: Array, out: Array) -> None:
+    out.copy_(codes.to(torch.float32) * scale)
+
+
+def _from_float(codes: Array, dtype: torch.dtype, out: Array, scale: Array | None = None) -> None:
+    values = codes.view(dtype).to(torch.float32)
+    out.copy_(values if scale is None else values * scale)
+
+
+def _from_float_by_table(codes: Array, dtype: torch.dtype, out: Array, scale: Array | None = None) -> None:
+    """For a CPU, where the cast from E4M3FN takes four times as long as looking its value up."""
+    if dtype.itemsize == 2:
+        _from_float(codes, dtype, out, scale)
+        return
+    torch.index_select(_values(dtype), 0, codes.to(torch.int32).view(-1), out=out.view(-1))
+    if scale is not None:
+        out.mul_(scale)
+
+
+@cache
+def _values(dtype: torch.dtype) -> Array:
+    """The value of every FP8 code. float32 [256]."""
+    return torch.arange(256, dtype=torch.uint8).view(dtype).to(torch.float32)
+
+
+def _from_affine(codes: Array, bits: int, scale: Array, zero: Array, out: Array) -> None:
+    whole = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(-2)[:, : out.shape[-1]] if bits == 4 else codes
+    product = whole.to(torch.float32) * scale
+    out.copy_(product + zero)  # a second rounding, never fused with the first (FMT-AFF-04)
