@@ -1,0 +1,178 @@
+"""The kernels in CuPy: data moves by take and indexed assignment, formats are the CUDA kernels of kvref_cupy.cu.
+
+Everything runs on CuPy's current stream. Slots are checked on the host (KERN-03), so give integers of the host's, as the caches
+do, and nothing waits for the device. What has to wait for it are the formats with a scale, which must refuse a NaN before
+anything is written (LAW-14), and attention, where a value that is not finite must not reach the queries that do not see it
+(ATTN-07).
+"""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import array_api_compat.cupy as xp
+import cupy
+import numpy as np
+
+from kvref.array import Array, Namespace, Shape
+from kvref.backend import Slots, check_rows
+from kvref.errors import BackendNotFound, NonFinite, SlotOutOfRange
+from kvref.formats import Format, Quantized, SmallFloat
+from kvref.formats.affine import LEAST_SCALE as LEAST_AFFINE_SCALE
+from kvref.formats.affine import AffineRow
+from kvref.formats.base import widen
+from kvref.formats.small_float import ELEMENTS
+from kvref.formats.symmetric import LEAST_SCALE, SymmetricRow
+from kvref_numpy import grouped_attention
+
+SOURCE = Path(__file__).with_suffix(".cu")
+WARP = 32
+THREADS = 256  # in a block
+NO_ELEMENT = (0, 0, 0, 0, 0, 0)
+
+
+class CuPyBackend:
+    name = "cupy"
+    xp: Namespace = xp
+
+    def zeros(self, shape: Shape, dtype: str) -> Array:
+        return cupy.zeros(shape, dtype)
+
+    def asarray(self, values: Array, dtype: str | None = None) -> Array:
+        return cupy.asarray(values, dtype=dtype)
+
+    def to_numpy(self, array: Array) -> Array:
+        return cupy.asnumpy(array)
+
+    def address(self, array: Array) -> int | None:
+        return int(array.data.ptr)
+
+    def update(self, buffer: Array, new: Array, position: int) -> Array:
+        buffer[:, :, position : position + new.shape[2], :] = new
+        return buffer
+
+    def scatter(self, store: Array, slots: Slots, rows: Array) -> Array:
+        numbers = _checked(slots, store.shape[0])
+        check_rows(store, len(numbers), rows)
+        kept = np.flatnonzero(numbers >= 0)
+        if len(kept) > 1:  # parallel writers would mix rows: the last of a slot counts (KERN-07)
+            kept = kept[len(kept) - 1 - np.unique(numbers[kept][::-1], return_index=True)[1]]
+        if len(kept) < len(numbers):
+            numbers, rows = numbers[kept], cupy.take(rows, cupy.asarray(kept), axis=0)
+        if len(numbers):
+            store[cupy.asarray(numbers)] = rows
+        return store
+
+    def gather(self, store: Array, slots: Slots, out: Array | None = None) -> Array:
+        numbers = _checked(slots, store.shape[0])
+        if numbers.min(initial=0) < 0:
+            raise SlotOutOfRange(f"slot: expected an integer of at least 0 to gather, got {numbers.min()}")
+        return cupy.take(store, cupy.asarray(numbers), axis=0, out=out)
+
+    def quantize(self, rows: Array, format: Format, out: Quantized | None = None) -> Quantized:
+        rows = widen(rows)
+        if format.granularity == "element":
+            return Quantized(self._cast(rows, format, out and out.codes))
+        if rows.ndim == 0 or rows.size == 0:
+            return format.quantize(rows)
+        width = rows.shape[-1]
+        if out is None:
+            codes = cupy.empty((*rows.shape[:-1], format.code_width(width)), format.code_dtype(xp))
+            out = Quantized(codes, *(cupy.empty(rows.shape[:-1], np.float32) for _ in range(format.scale_arrays)))
+        refused = cupy.zeros(1, np.int32)
+        rows = cupy.ascontiguousarray(rows)
+        count = rows.size // width
+        given = (rows, *(_own(part) for part in out if part is not None), refused, np.int64(count), np.int32(width))
+        if isinstance(format, AffineRow):
+            _launch("quantize_affine", count * WARP, *given, np.int32(format.bits), np.float32(LEAST_AFFINE_SCALE))
+        else:
+            assert isinstance(format, SymmetricRow)
+            limits = np.float32(format.limit), np.float32(LEAST_SCALE)
+            _launch("quantize_symmetric", count * WARP, *given, *limits, *_element(format.name))
+        if int(refused[0]):
+            raise NonFinite("rows: expected finite values, and a range within float32, got others")
+        return out
+
+    def dequantize(self, stored: Quantized, width: int, format: Format, out: Array | None = None) -> Array:
+        codes = stored.codes
+        if format.granularity == "element":
+            if codes.dtype.kind == "f":
+                return codes.astype(np.float32, copy=False) if out is None else _filled(out, codes)
+            return self.decode(codes, ELEMENTS[format.name], out)
+        if codes.size == 0:
+            return format.dequantize(stored, width)
+        out = cupy.empty((*codes.shape[:-1], width), np.float32) if out is None else out
+        scale = cupy.ascontiguousarray(stored.scale)
+        zero = scale if stored.zero is None else cupy.ascontiguousarray(stored.zero)
+        affine_bits = format.bits if stored.zero is not None else 0
+        sizes = np.int64(scale.size), np.int32(width), np.int32(affine_bits)
+        arrays = cupy.ascontiguousarray(codes), scale, zero, _own(out)
+        _launch("dequantize", out.size, *arrays, *sizes, *_element(format.name))
+        return out
+
+    def encode(self, values: Array, element: SmallFloat, out: Array | None = None) -> Array:
+        values = cupy.ascontiguousarray(widen(values)).reshape(values.shape)
+        out = cupy.empty(values.shape, element.code_dtype) if out is None else out
+        _launch("encode_values", values.size, values, _own(out), np.int64(values.size), *_element(element.name))
+        return out
+
+    def decode(self, codes: Array, element: SmallFloat, out: Array | None = None) -> Array:
+        out = cupy.empty(codes.shape, np.float32) if out is None else out
+        codes = cupy.ascontiguousarray(codes)
+        _launch("decode_values", codes.size, codes, _own(out), np.int64(codes.size), *_element(element.name))
+        return out
+
+    def attend(self, query: Array, keys: Array, values: Array, scale: float, mask: Array) -> Array:
+        return grouped_attention(cupy, query, keys, values, scale, mask)
+
+    def _cast(self, rows: Array, format: Format, out: Array | None) -> Array:
+        dtype = format.code_dtype(xp)
+        if dtype != format.name:
+            return self.encode(rows, ELEMENTS[format.name], out)
+        return rows.astype(dtype, copy=False) if out is None else _filled(out, rows)
+
+
+def backend() -> CuPyBackend:
+    """Raises BackendNotFound where there is no GPU, or no driver for it."""
+    try:
+        cupy.zeros(1)
+    except Exception as error:  # CuPy's own kinds are several, and differ with what is missing
+        raise BackendNotFound(f"backend cupy: expected a CUDA device, got {type(error).__name__}: {error}") from None
+    return CuPyBackend()
+
+
+def _launch(name: str, threads: int, *arguments: Any) -> None:
+    if threads:
+        _module().get_function(name)((-(-threads // THREADS),), (THREADS,), arguments)
+
+
+@cache
+def _module() -> Any:
+    return cupy.RawModule(code=SOURCE.read_text(encoding="utf-8"), options=("-std=c++17",))
+
+
+def _element(name: str) -> tuple[Any, ...]:
+    """A format's float as the kernels take it; zeros for formats whose codes are whole numbers."""
+    if name not in ELEMENTS:
+        return tuple(map(np.int32, NO_ELEMENT))
+    f = ELEMENTS[name]
+    signed = np.int32(f.bits), np.int32(f.mantissa_bits), np.int32(f.bias)
+    return *signed, np.uint32(f.largest), np.uint32(f.nan), np.uint32(f.infinity or 0)
+
+
+def _checked(slots: Slots, stop: int) -> Array:
+    numbers = np.asarray(cupy.asnumpy(slots) if isinstance(slots, cupy.ndarray) else slots, dtype=np.int64)
+    if numbers.max(initial=-1) >= stop:
+        raise SlotOutOfRange(f"slot: expected an integer below {stop}, got {numbers.max()}")
+    return numbers
+
+
+def _own(array: Array) -> Array:
+    if not array.flags.c_contiguous:
+        raise ValueError("out: expected a C-contiguous array")
+    return array
+
+
+def _filled(out: Array, values: Array) -> Array:
+    out[...] = values
+    return out
