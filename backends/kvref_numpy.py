@@ -78,7 +78,8 @@ class NumPyBackend:
         return np.take(store, slots, axis=0, out=out, mode="clip")  # checked above: "raise" would go by way of a buffer
 
     def quantize(self, rows: Array, format: Format, out: Quantized | None = None) -> Quantized:
-        rows = widen(rows)
+        if rows.dtype != np.float32:
+            rows = widen(rows)
         if format.granularity == "element":
             return Quantized(self._cast(rows, format.name, out and out.codes))
         if rows.ndim == 0 or rows.size == 0:
@@ -153,6 +154,8 @@ class NumPyBackend:
     def _cast(self, rows: F32, name: str, out: Array | None) -> Array:
         if name == "bfloat16":
             return self.encode(rows, BFLOAT16, out)
+        if out is None and name == "float32":
+            return rows
         if out is None:
             out = np.empty(rows.shape, name)
         with np.errstate(over="ignore"):  # overflow to infinity is what the clause asks for

@@ -50,10 +50,9 @@ class TorchBackend:
         except (RuntimeError, AssertionError, NotImplementedError) as error:
             said = (str(error).splitlines() or [""])[0]
             raise BackendNotFound(f"backend torch: expected a device that is here, got {device!r}: {said}") from None
-        self.name = "torch" if device == "cpu" else f"torch:{device}"
+        self.name = ("torch-compiled" if compile else "torch") + ("" if device == "cpu" else f":{device}")
         self._in_pieces = self._device.type == "cpu" and not compile
         if compile:
-            self.name += "-compiled"
             torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_COMPILED)
         kernels = (_int8, _float8, _affine, _from_int8, _from_float, _from_affine)
         self._kernels: dict[str, Callable[..., Any]] = {
@@ -66,6 +65,8 @@ class TorchBackend:
         return torch.zeros(shape, dtype=getattr(torch, dtype), device=self._device)
 
     def asarray(self, values: Array, dtype: str | None = None) -> Array:
+        if dtype is None and isinstance(values, torch.Tensor) and values.device == self._device:
+            return values  # what comes at every step
         if isinstance(values, np.ndarray):
             if not values.flags.writeable or any(stride < 0 for stride in values.strides):
                 values = values.copy()  # torch takes neither
@@ -100,7 +101,8 @@ class TorchBackend:
         return torch.index_select(store, 0, self._index(numbers), out=out)
 
     def quantize(self, rows: Array, format: Format, out: Quantized | None = None) -> Quantized:
-        rows = widen(rows)
+        if rows.dtype != torch.float32:
+            rows = widen(rows)
         if format.granularity == "element":
             if out is None:
                 return Quantized(rows.to(getattr(torch, format.name)))
@@ -199,6 +201,10 @@ class TorchBackend:
 
 def backend(device: str = "cpu", compile: bool = False) -> TorchBackend:
     return TorchBackend(device, compile)
+
+
+def compiled(device: str = "cpu") -> TorchBackend:
+    return TorchBackend(device, compile=True)
 
 
 def _checked(slots: Slots, stop: int) -> Array:

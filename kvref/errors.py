@@ -22,12 +22,14 @@ class ShapeMismatch(KVRefError):
     @classmethod
     def check(cls, name: str, actual: Sequence[int | None], expected: Sequence[int | str]) -> None:
         """Raise unless `actual` matches `expected`, in which a string names an axis of any length."""
-        fits = len(actual) == len(expected) and all(
-            isinstance(want, str) or want == got for got, want in zip(actual, expected, strict=True)
-        )
-        if not fits:
-            wanted = ", ".join(str(axis) for axis in expected)
-            raise cls(f"{name}: expected shape [{wanted}], got {list(actual)}")
+        if len(actual) == len(expected):
+            for got, want in zip(actual, expected, strict=True):
+                if want != got and not isinstance(want, str):
+                    break
+            else:
+                return
+        wanted = ", ".join(str(axis) for axis in expected)
+        raise cls(f"{name}: expected shape [{wanted}], got {list(actual)}")
 
 
 class DtypeMismatch(KVRefError):

@@ -1,4 +1,4 @@
-"""The `kvref` command: check, replay, report, zoo, list, explain.
+"""The `kvref` command: check, replay, report, zoo, bench, list, explain.
 
 Exit codes: 0 conformant, 1 not conformant, 2 could not run. A user's own mistake costs one clear line, never a traceback.
 """
@@ -73,6 +73,18 @@ def _parser() -> argparse.ArgumentParser:
 exit status: 0 each is caught by the clause it names, 1 one gets through, 2 could not run""",
     )
     zoo.add_argument("names", metavar="MEMBER", nargs="*", help="only these (default: all of them)")
+    bench = commands.add_parser(
+        "bench",
+        help="time kernels and caches beside memcpy and beside others",
+        description="Time the kernels of kvref's backends and whole caches, on one core: beside a memcpy of the bytes that have "
+        "to move, and beside what a user would pick instead, where it is installed.",
+        epilog="Ratios are of the same round; times on their own say little. The whole takes some minutes and 4 GB.",
+    )
+    bench.add_argument("backends", metavar="BACKEND", nargs="*", help="numpy, torch, torch-compiled, torch:cuda, ... (all here)")
+    bench.add_argument("--only", default="*", metavar="GLOB", help="only these contests: 'quantize*', 'append*'")
+    bench.add_argument("--size", type=int, default=64, metavar="MB", help="float32 a kernel is given (%(default)s)")
+    bench.add_argument("--json", metavar="FILE", help="write the figures as JSON")
+    bench.add_argument("--plot", metavar="FILE.svg", help="draw them")
     commands.add_parser("list", help="list the implementations, and what is missing for each")
     explain = commands.add_parser("explain", help="show a clause: its text, why, the bugs it hunts, its checks")
     explain.add_argument("clause", metavar="CLAUSE", help="a clause id such as PAGED-07, or a chapter such as PAGED")

@@ -90,7 +90,7 @@ def test_numpy_memory_is_aligned():
 
 
 def test_an_unknown_backend_says_the_known_ones():
-    with pytest.raises(BackendNotFound, match="one of reference, cupy, numpy, torch, got 'nump'"):
+    with pytest.raises(BackendNotFound, match="one of reference, cupy, numpy, torch, torch-compiled, got 'nump'"):
         kvref.backend("nump")
     with pytest.raises(BackendNotFound, match="installed Array API library, got 'nolib'"):
         kvref.backend("reference:nolib")

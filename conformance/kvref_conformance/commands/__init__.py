@@ -2,13 +2,14 @@
 
 import argparse
 
-from kvref_conformance.commands import check, explain, replay, report, zoo
+from kvref_conformance.commands import bench, check, explain, replay, report, zoo
 
 
 def run(options: argparse.Namespace) -> int:
     """Returns the exit code. Raises what the command line turns into one line: CannotRun and the like."""
     return {
         "check": check.check,
+        "bench": bench.bench,
         "replay": replay.replay_trace,
         "report": report.report,
         "zoo": zoo.show_zoo,

@@ -13,7 +13,7 @@ from kvref_conformance import xfails
 from kvref_conformance.asked import Asked, Effort
 from kvref_conformance.checking.registry import Check
 from kvref_conformance.clauses import Clause, near
-from kvref_conformance.implementations import CannotRun
+from kvref_conformance.implementations import CannotRun, existing_folder
 from kvref_conformance.interface import FAMILIES
 from kvref_conformance.judge import Judge, select
 from kvref_conformance.report.json_file import write_json
@@ -63,11 +63,7 @@ def _refuse_nonsense(options: argparse.Namespace) -> None:
                 f"--{option}: expected {'an integer of ' if option != 'timeout' else ''}at least {least}, got {value}"
             )
     for option in ("json", "junit", "xfails"):
-        file = getattr(options, option)
-        if file and not Path(file).resolve().parent.is_dir():
-            raise CannotRun(f"--{option}: no folder {Path(file).resolve().parent}")
-        if file and Path(file).is_dir():
-            raise CannotRun(f"--{option}: {file} is a folder")
+        existing_folder(option, getattr(options, option))
     if options.traces and Path(options.traces).exists() and not Path(options.traces).is_dir():
         raise CannotRun(f"--traces: {options.traces} is a file")
     if options.update_xfails and not options.xfails:

@@ -28,6 +28,14 @@ class CannotRun(Exception):
     """There is nothing to judge: says why in one line."""
 
 
+def existing_folder(option: str, file: str | None) -> None:
+    """Raise CannotRun where an option names a file that could not be written."""
+    if file and not Path(file).resolve().parent.is_dir():
+        raise CannotRun(f"--{option}: no folder {Path(file).resolve().parent}")
+    if file and Path(file).is_dir():
+        raise CannotRun(f"--{option}: {file} is a folder")
+
+
 @dataclass(frozen=True)
 class Listed:
     """One line of `kvref list`. missing: why it cannot run here, or empty."""

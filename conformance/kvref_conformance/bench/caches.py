@@ -1,0 +1,185 @@
+"""Contests of whole caches: steps as an engine makes them, beside plain tensors and transformers' caches.
+
+Bytes are those of the tokens that a step is about, read where they come from and written where they go: what a cache moves beyond
+that is its own doing.
+"""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+import kvref
+from kvref.array import Array
+from kvref_conformance.bench import rivals
+from kvref_conformance.bench.contest import Contest, Entry
+from kvref_conformance.bench.kernels import waiting
+
+HEADS, DIM = 8, 128
+CONTEXTS = (1024, 8192, 32768)
+SEQUENCES = 64
+ROOM = 4096  # tokens a cache has room for beyond its context
+PREFILL = 4096
+MIGRATED = 64
+LAYERS = 32
+STEPS = 1024  # that a contest may take
+SHAPE = f"{HEADS} x {DIM}"
+
+
+def contests(backends: list[kvref.Backend]) -> Iterator[Contest]:
+    rng = np.random.default_rng(0)
+    for context in CONTEXTS:
+        token = rng.standard_normal((1, HEADS, 1, DIM), np.float32)
+        ours = [_entry("", backend, _append(backend, context, backend.asarray(token))) for backend in backends]
+        theirs = [*_slices(context, token), *rivals.transformers_caches(context, token, ROOM)]
+        yield Contest(f"append a token at {context // 1024}k", SHAPE, 4 * token.nbytes, ours + theirs)
+    batch = rng.standard_normal((SEQUENCES, HEADS, 1, DIM), np.float32)
+    ours = [_entry("", backend, _append(backend, 1024, backend.asarray(batch))) for backend in backends]
+    yield Contest("append a token to a batch of 64 at 1k", SHAPE, 4 * batch.nbytes, ours + list(_slices(1024, batch)))
+    yield _prefill(backends, rng)
+    yield _decode(backends)
+    yield _gather(backends, rng)
+    yield _tiered("migrate 64 tokens", backends, rng, 2**16)
+    yield _tiered("migrate and evict 64 tokens", backends, rng, 1024)
+    for context in CONTEXTS:
+        yield _bookkeeping(context)
+
+
+def _entry(cache: str, backend: kvref.Backend, run: Callable[[], object]) -> Entry:
+    return Entry(f"kvref {cache}{' ' if cache else ''}{backend.name}", run, waiting(backend))
+
+
+def _append(backend: kvref.Backend, context: int, token: Array) -> Callable[[], object]:
+    longest = context + ROOM
+    cache = kvref.ContiguousCache(kvref.ContiguousConfig(HEADS, DIM, longest, token.shape[0], longest), backend)
+    cache.advance(context)
+
+    def step() -> None:
+        if cache.seq_len == longest:
+            cache.reset()
+            cache.advance(context)
+        cache.update(token, token)
+
+    return step
+
+
+def _slices(context: int, token: Any) -> Iterator[Entry]:
+    """What is there to beat: two slices assigned, and nothing checked."""
+
+    def assigning(zeros: Callable[[tuple[int, ...]], Any], one: Any) -> Callable[[], object]:
+        shape = (token.shape[0], HEADS, context + ROOM, DIM)
+        keys, values, end = zeros(shape), zeros(shape), [context]
+
+        def step() -> None:
+            position = end[0]
+            keys[:, :, position : position + 1] = one
+            values[:, :, position : position + 1] = one
+            end[0] = position + 1 if position + 1 < context + ROOM else context
+
+        return step
+
+    yield Entry("numpy: two slices assigned", assigning(lambda shape: np.zeros(shape, np.float32), token))
+    if rivals.here("torch"):
+        import torch
+
+        yield Entry("torch: two slices assigned", assigning(torch.zeros, torch.from_numpy(token)))
+
+
+def _prefill(backends: list[kvref.Backend], rng: np.random.Generator) -> Contest:
+    tokens = rng.standard_normal((1, HEADS, PREFILL, DIM), np.float32)
+    rows = np.ascontiguousarray(tokens[0].transpose(1, 0, 2))
+    entries = []
+    for backend in backends:
+        entries.append(_entry("contiguous", backend, _filling(backend, backend.asarray(tokens))))
+        entries.append(_entry("paged", backend, _filling_blocks(backend, backend.asarray(rows))))
+    return Contest("prefill of 4k tokens", SHAPE, 4 * tokens.nbytes, entries + list(rivals.transformers_prefill(tokens)))
+
+
+def _filling(backend: kvref.Backend, tokens: Array) -> Callable[[], object]:
+    cache = kvref.ContiguousCache(kvref.ContiguousConfig(HEADS, DIM, PREFILL, 1, PREFILL), backend)
+
+    def fill() -> None:
+        cache.reset()
+        cache.update(tokens, tokens)
+
+    return fill
+
+
+def _filling_blocks(backend: kvref.Backend, rows: Array) -> Callable[[], object]:
+    cache = kvref.PagedCache(kvref.PagedConfig(PREFILL // 16, 1, HEADS, DIM), backend)
+    sequence = cache.create()
+    return lambda: cache.write(sequence, 0, 0, rows, rows)
+
+
+def _paged(backend: kvref.Backend, layers: int, heads: int, dim: int, context: int) -> tuple[kvref.PagedCache, list[int]]:
+    """SEQUENCES sequences of `context` tokens, a few less each, so that they do not all need a block at the same step."""
+    blocks = SEQUENCES * layers * ((context + STEPS) // 16)
+    cache = kvref.PagedCache(kvref.PagedConfig(blocks, layers, heads, dim), backend)
+    sequences = [cache.create() for _ in range(SEQUENCES)]
+    for number, sequence in enumerate(sequences):
+        rows = np.zeros((context - number % 16, heads, dim), np.float32)
+        for layer in range(layers):
+            cache.write(sequence, layer, 0, rows, rows)
+    return cache, sequences
+
+
+def _stepping(backend: kvref.Backend, layers: int, heads: int, dim: int, context: int) -> Callable[[], object]:
+    cache, sequences = _paged(backend, layers, heads, dim, context)
+    tokens = backend.asarray(np.ones((layers, SEQUENCES, heads, dim), np.float32))
+    return lambda: cache.append_step(sequences, tokens, tokens)
+
+
+def _decode(backends: list[kvref.Backend]) -> Contest:
+    layers = 2
+    entries = [_entry("paged", backend, _stepping(backend, layers, HEADS, DIM, 512)) for backend in backends]
+    moved = 4 * layers * SEQUENCES * HEADS * DIM * 4
+    return Contest("decode step of 64 sequences, 2 layers", SHAPE, moved, entries)
+
+
+def _gather(backends: list[kvref.Backend], rng: np.random.Generator) -> Contest:
+    context = 512
+    entries = []
+    for backend in backends:
+        cache, sequences = _paged(backend, 1, HEADS, DIM, context)
+        entries.append(_entry("paged", backend, partial(cache.gather_batch, sequences, 0)))
+    tokens = sum(context - number % 16 for number in range(SEQUENCES))
+    slots = rng.permutation(SEQUENCES * (context + 64))[:tokens]
+    store = np.ones((2, SEQUENCES * (context + 64), HEADS, DIM), np.float32)
+    entries.append(Entry("numpy: store[slots], keys and values", lambda: (store[0][slots], store[1][slots])))
+    return Contest("gather 64 sequences of 512 tokens", SHAPE, 4 * tokens * HEADS * DIM * 4, entries)
+
+
+def _tiered(title: str, backends: list[kvref.Backend], rng: np.random.Generator, most: int) -> Contest:
+    tokens = rng.standard_normal((MIGRATED, HEADS, DIM), np.float32)
+    entries = []
+    for backend in backends:
+        cache = kvref.TieredCache(kvref.TieredConfig(HEADS, DIM, max_tokens=most, tail_length=256), backend)
+        rows = backend.asarray(tokens)
+        while cache.stats().total_tokens < min(most, 512):
+            cache.append(rows, rows)
+        entries.append(_entry("tiered", backend, partial(cache.append, rows, rows)))
+    moved = 2 * tokens.size * (4 + 2 + 2) + tokens.size  # float32 in, float16 written and read again, four bits written: twice
+    return Contest(title, SHAPE, moved, entries)
+
+
+class _NoKernels:
+    """A backend whose kernels do nothing: what is left is bookkeeping."""
+
+    def __init__(self) -> None:
+        self._backend = kvref.backend("numpy")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def quantize(self, rows: Array, format: kvref.Format) -> kvref.Quantized:
+        return kvref.Quantized(rows)
+
+    def scatter(self, store: Array, slots: Any, rows: Array) -> Array:
+        return store
+
+
+def _bookkeeping(context: int) -> Contest:
+    backend: Any = _NoKernels()
+    title = f"bookkeeping: step of 64 sequences, 32 layers, at {context // 1024}k"
+    return Contest(title, "no data", 0, [Entry("kvref paged", _stepping(backend, LAYERS, 1, 1, context))])

@@ -1,0 +1,140 @@
+"""A contest: several ways to do the same, timed in turn, each round beside a memcpy of the bytes that have to move.
+
+A machine does not keep its speed: what is compared stands in the same round, and a ratio is the median of the rounds' ratios.
+"""
+
+import os
+import platform
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from statistics import quantiles
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+import kvref
+
+SECONDS = 2.0  # for the rounds of one contest
+LEAST_ROUNDS, MOST_ROUNDS = 5, 15
+LEAST_SAMPLE = 1e-3  # seconds: shorter things are done several times a round
+PACKAGES = ("numpy", "torch", "cupy-cuda12x", "transformers", "torchao", "optimum-quanto", "ml_dtypes")
+
+
+Spread = tuple[float, float, float]  # median, lower and upper quartile
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One way. who: whose, as a person reads it. wait: until a device has done what it was told."""
+
+    who: str
+    run: Callable[[], object]
+    wait: Callable[[], object] = lambda: None
+
+
+@dataclass(frozen=True)
+class Contest:
+    """bytes: that are read and written, at least; 0 where no data moves. data: bytes of the float32 that comes in or goes out; 0
+    for whole caches.
+    """
+
+    title: str
+    shape: str
+    bytes: int
+    entries: list[Entry]
+    data: int = 0
+
+
+@dataclass(frozen=True)
+class Score:
+    """seconds, and how many times as long as a memcpy that moves the bytes, and as one of the float32 data."""
+
+    who: str
+    seconds: Spread
+    of_bytes: Spread | None
+    of_data: Spread | None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    contest: Contest
+    scores: list[Score]
+
+
+def hold(contest: Contest) -> Outcome:
+    """Every entry and the two memcpys in turn, for some rounds."""
+    copies = {size: _memcpy(size) for size in {contest.bytes // 2, contest.data} if size}
+    runs = [(copy, lambda: None) for copy in copies.values()] + [(entry.run, entry.wait) for entry in contest.entries]
+    repeats = [_repeats(run, wait) for run, wait in runs]
+    rounds: list[list[float]] = []
+    end = perf_counter() + SECONDS
+    while len(rounds) < LEAST_ROUNDS or (perf_counter() < end and len(rounds) < MOST_ROUNDS):
+        rounds.append([_time(run, wait, often) for (run, wait), often in zip(runs, repeats, strict=True)])
+    columns = list(zip(*rounds, strict=True))
+    copied = dict(zip(copies, columns, strict=False))
+    moved, data = copied.get(contest.bytes // 2), copied.get(contest.data)
+    scores = [
+        Score(entry.who, _spread(times), moved and _over(times, moved), data and _over(times, data))
+        for entry, times in zip(contest.entries, columns[len(copies) :], strict=True)
+    ]
+    return Outcome(contest, scores)
+
+
+def _memcpy(size: int) -> Callable[[], object]:
+    """Copies `size` bytes, which reads as many and writes as many."""
+    source, target = np.ones(size, np.uint8), np.ones(size, np.uint8)
+    return lambda: np.copyto(target, source)
+
+
+def _repeats(run: Callable[[], object], wait: Callable[[], object]) -> int:
+    """How often a run has to be done to be worth timing; the first, which may compile something, does not count."""
+    run(), wait()
+    return max(1, int(LEAST_SAMPLE / max(1e-7, _time(run, wait, 1))))
+
+
+def _time(run: Callable[[], object], wait: Callable[[], object], often: int) -> float:
+    start = perf_counter()
+    for _ in range(often):
+        run()
+    wait()
+    return (perf_counter() - start) / often
+
+
+def _over(times: Sequence[float], others: Sequence[float]) -> Spread:
+    return _spread([mine / other for mine, other in zip(times, others, strict=True)])
+
+
+def _spread(values: Sequence[float]) -> Spread:
+    low, middle, high = quantiles(values, n=4, method="inclusive")
+    return middle, low, high
+
+
+def machine() -> dict[str, Any]:
+    """What the figures were measured on."""
+    return {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "kvref": kvref.__version__,
+        "packages": dict(_versions()),
+    }
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    for package in PACKAGES:
+        try:
+            yield package, version(package)
+        except PackageNotFoundError:
+            continue
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -1,0 +1,104 @@
+"""Contests of kernels: what each backend does with rows of float32, into memory that is there already."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+import kvref
+from kvref.array import ITEM_BYTES, Array
+from kvref.formats import element_format
+from kvref_conformance.bench import rivals
+from kvref_conformance.bench.contest import Contest, Entry
+
+SHAPES = ((8, 128), (2, 64), (1, 576))  # kv heads and head_dim: Llama-like, small, a latent
+BLOCK_SIZE = 16
+ELEMENTS = ("float8_e4m3fn", "float8_e5m2")
+
+
+def waiting(backend: kvref.Backend) -> Callable[[], object]:
+    """What waits for the backend's device."""
+    if backend.name.startswith("torch") and ":" in backend.name:
+        import torch
+
+        return partial(torch.cuda.synchronize)
+    if backend.name == "cupy":
+        import cupy
+
+        return partial(cupy.cuda.Device().synchronize)
+    return lambda: None
+
+
+def contests(backends: list[kvref.Backend], megabytes: int) -> Iterator[Contest]:
+    """For each shape, as they are wanted: each takes a few times its size of memory."""
+    for heads, dim in SHAPES:
+        tokens = megabytes * 2**20 // (4 * heads * dim) // BLOCK_SIZE * BLOCK_SIZE
+        rng = np.random.default_rng(0)
+        rows = rng.standard_normal((tokens, heads, dim), np.float32)
+        shape = f"{heads} x {dim}"
+        blocks = rng.permutation(tokens // BLOCK_SIZE)
+        slots = (blocks[:, None] * BLOCK_SIZE + np.arange(BLOCK_SIZE)).reshape(-1)
+        yield _contest("gather 16-token blocks", shape, 2 * rows.nbytes, rows, backends, _gather, slots)
+        yield _contest("scatter 16-token blocks", shape, 2 * rows.nbytes, rows, backends, _scatter, slots)
+        for name, format in kvref.FORMATS.items():
+            if name == "float32":
+                continue
+            width = heads * dim if format.granularity == "token" else dim
+            each = rows.size // width
+            code_bytes = ITEM_BYTES[format.code_dtype(backends[0].xp)]
+            stored = each * (format.code_width(width) * code_bytes + 4 * format.scale_arrays)
+            flat = rows.reshape(each, width)
+            yield _contest(f"quantize {name}", shape, rows.nbytes + stored, flat, backends, _quantize, format)
+            yield _contest(f"dequantize {name}", shape, rows.nbytes + stored, flat, backends, _dequantize, format)
+    for name in ELEMENTS:
+        values = rng.standard_normal(megabytes * 2**18, np.float32)
+        yield _contest(f"encode {name}", "values", values.nbytes + values.size, values, backends, _encode, name)
+        yield _contest(f"decode {name}", "values", values.nbytes + values.size, values, backends, _decode, name)
+
+
+def _contest(title: str, shape: str, moved: int, rows: Any, backends: list[kvref.Backend], make: Any, how: Any) -> Contest:
+    entries = [
+        Entry(f"kvref {backend.name}", make(backend, backend.asarray(rows.copy()), how), waiting(backend)) for backend in backends
+    ]
+    entries += rivals.of_kernel(title, rows, how)
+    return Contest(title, shape, moved, entries, data=rows.nbytes)
+
+
+def _gather(backend: kvref.Backend, rows: Array, slots: Any) -> Callable[[], object]:
+    out = _like(backend, rows)
+    return lambda: backend.gather(rows, slots, out)
+
+
+def _scatter(backend: kvref.Backend, rows: Array, slots: Any) -> Callable[[], object]:
+    store = _like(backend, rows)
+    return lambda: backend.scatter(store, slots, rows)
+
+
+def _quantize(backend: kvref.Backend, rows: Array, format: kvref.Format) -> Callable[[], object]:
+    out = backend.quantize(rows, format)
+    return lambda: backend.quantize(rows, format, out)
+
+
+def _dequantize(backend: kvref.Backend, rows: Array, format: kvref.Format) -> Callable[[], object]:
+    stored, out = backend.quantize(rows, format), _like(backend, rows)
+    return lambda: backend.dequantize(stored, rows.shape[-1], format, out)
+
+
+def _encode(backend: kvref.Backend, values: Array, name: str) -> Callable[[], object]:
+    element = element_format(name)
+    out = backend.encode(values, element)
+    return lambda: backend.encode(values, element, out)
+
+
+def _decode(backend: kvref.Backend, values: Array, name: str) -> Callable[[], object]:
+    element = element_format(name)
+    codes, out = backend.encode(values, element), _like(backend, values)
+    return lambda: backend.decode(codes, element, out)
+
+
+def _like(backend: kvref.Backend, rows: Array) -> Array:
+    """Memory of the same size, which the system has handed over already."""
+    out = backend.zeros(tuple(rows.shape), "float32")
+    out[...] = 1.0
+    return out

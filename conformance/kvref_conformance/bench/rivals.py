@@ -1,0 +1,132 @@
+"""What a user would pick instead, of what is installed: plain NumPy and PyTorch, ml_dtypes, torchao, quanto, transformers."""
+
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from kvref_conformance.bench.contest import Entry
+
+
+def here(*packages: str) -> bool:
+    return all(find_spec(package) for package in packages)
+
+
+def of_kernel(title: str, rows: Any, how: Any) -> list[Entry]:
+    """Others' ways of a kernel's contest, on NumPy's `rows`."""
+    found = list(_plain(title, rows, how))
+    if title == "quantize int8":
+        found += _int8(rows)
+    if title.startswith(("encode", "decode")):
+        found += _float8(title, rows, how)
+    return found
+
+
+def _plain(title: str, rows: Any, slots: Any) -> Iterator[Entry]:
+    out = np.ones_like(rows)
+
+    def assigned() -> None:
+        out[slots] = rows
+
+    if title.startswith("gather"):
+        yield Entry("numpy: store[slots]", lambda: rows[slots])
+        if here("torch"):
+            import torch
+
+            store, index = torch.from_numpy(rows), torch.from_numpy(slots)
+            yield Entry("torch: store[slots]", lambda: store[index])
+    if title.startswith("scatter"):
+        yield Entry("numpy: store[slots] = rows", assigned)
+
+
+def _int8(rows: Any) -> Iterator[Entry]:
+    def in_numpy() -> object:
+        scale = np.maximum(np.abs(rows).max(axis=-1, keepdims=True) / np.float32(127), np.float32(2**-23))
+        quotient = rows / scale
+        return np.trunc(quotient + np.copysign(np.float32(0.49999997), quotient)).astype(np.int8), scale
+
+    yield Entry("the same, written in numpy", in_numpy)
+    if not here("torch"):
+        return
+    import torch
+
+    tensor = torch.from_numpy(rows)
+
+    def in_torch() -> object:
+        scale = (tensor.abs().amax(dim=-1, keepdim=True) / 127).clamp_min(2**-23)
+        quotient = tensor / scale
+        return torch.trunc(quotient + torch.copysign(torch.full_like(quotient, 0.49999997), quotient)).to(torch.int8), scale
+
+    yield Entry("the same, in eager torch", in_torch)
+    if here("torchao"):
+        from torchao.quantization.quant_primitives import MappingType, choose_qparams_affine, quantize_affine
+
+        def in_torchao() -> object:
+            block = (1, tensor.shape[-1])
+            scale, zero = choose_qparams_affine(tensor, MappingType.SYMMETRIC, block, torch.int8)
+            return quantize_affine(tensor, block, scale, zero, torch.int8), scale
+
+        yield Entry("torchao", in_torchao)
+    if here("optimum.quanto"):
+        from optimum.quanto import AbsmaxOptimizer, qint8, quantize_weight
+
+        def in_quanto() -> object:
+            scale = AbsmaxOptimizer()(tensor, qtype=qint8, axis=0)
+            return quantize_weight(tensor, qint8, axis=0, scale=scale)
+
+        yield Entry("optimum-quanto", in_quanto)
+
+
+def _float8(title: str, values: Any, name: str) -> Iterator[Entry]:
+    if here("ml_dtypes"):
+        import ml_dtypes
+
+        dtype = getattr(ml_dtypes, name)
+        yield Entry("ml_dtypes", _cast(values.astype(dtype), np.float32) if "decode" in title else _cast(values, dtype))
+
+
+def _cast(values: Any, dtype: Any) -> Callable[[], object]:
+    out = np.ones(values.shape, dtype)
+    return lambda: np.copyto(out, values, casting="unsafe")
+
+
+def transformers_caches(context: int, token: Any, room: int) -> Iterator[Entry]:
+    """Appending `token` [batch, heads, 1, dim] at a context, in transformers' caches."""
+    if not here("torch", "transformers"):
+        return
+    import torch
+    from transformers import DynamicCache, LlamaConfig, QuantizedCache, StaticCache
+
+    one = torch.from_numpy(token)
+    filled = torch.ones((*one.shape[:2], context, one.shape[3]))
+    config = LlamaConfig(num_hidden_layers=1)
+    dynamic = DynamicCache()
+    dynamic.update(filled, filled, 0)
+    yield Entry("transformers DynamicCache", lambda: dynamic.update(one, one, 0))
+    static = StaticCache(config, max_cache_len=context + room)
+    static.update(filled, filled, 0)
+    count = [0]
+
+    def step() -> None:
+        count[0] += 1
+        if count[0] % room == 0:  # full: begin again
+            static.reset()
+            static.update(filled, filled, 0)
+        static.update(one, one, 0)
+
+    yield Entry("transformers StaticCache", step)
+    if here("optimum.quanto"):
+        quantized = QuantizedCache("quanto", config, nbits=4, residual_length=128)
+        quantized.update(filled, filled, 0)
+        yield Entry("transformers QuantizedCache, 4 bits", lambda: quantized.update(one, one, 0))
+
+
+def transformers_prefill(tokens: Any) -> Iterator[Entry]:
+    if not here("torch", "transformers"):
+        return
+    import torch
+    from transformers import DynamicCache
+
+    many = torch.from_numpy(tokens)
+    yield Entry("transformers DynamicCache", lambda: DynamicCache().update(many, many, 0))

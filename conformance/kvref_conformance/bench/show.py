@@ -1,0 +1,97 @@
+"""What a bench shows: a table in the terminal, JSON, a plot."""
+
+import math
+from dataclasses import asdict
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from kvref_conformance.bench.contest import Outcome, Spread
+
+FORMAT = 1
+PLOT_WIDTH = 540  # pixels of the scale
+
+
+def table(outcome: Outcome) -> Table:
+    """A contest, the fastest first."""
+    contest = outcome.contest
+    moved = f", {_bytes(contest.bytes)} to move" if contest.bytes else ""
+    found = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), title_justify="left", title_style="bold")
+    found.title = f"{contest.title} ({contest.shape}{moved})"
+    found.add_column("", min_width=36, no_wrap=True)
+    found.add_column("time", justify="right", min_width=9)
+    if contest.bytes:
+        found.add_column("x memcpy", justify="right", min_width=9)
+        found.add_column("quartiles", justify="right", style="dim", min_width=11)
+    if contest.data:
+        found.add_column("x data", justify="right", min_width=7)
+    for score in sorted(outcome.scores, key=lambda score: score.seconds):
+        cells = [_seconds(score.seconds[0])]
+        cells += [f"{score.of_bytes[0]:.3g}", _quartiles(score.of_bytes)] if score.of_bytes else []
+        cells += [f"{score.of_data[0]:.3g}"] if score.of_data else []
+        found.add_row(Text(score.who, style="bold" if score.who.startswith("kvref") else ""), *cells)
+    return found
+
+
+def document(machine: dict[str, Any], outcomes: list[Outcome]) -> dict[str, Any]:
+    """Everything, as plain data. Spreads are [median, lower quartile, upper quartile]; bytes and seconds."""
+    contests = []
+    for outcome in outcomes:
+        contest = outcome.contest
+        about = {"title": contest.title, "shape": contest.shape, "bytes": contest.bytes, "data": contest.data}
+        contests.append({**about, "scores": [asdict(score) for score in outcome.scores]})
+    return {"format": FORMAT, "machine": machine, "contests": contests}
+
+
+def plot(machine: dict[str, Any], outcomes: list[Outcome]) -> str:
+    """An SVG: a line a contest, a mark an entry, on a logarithmic scale of times as long as memcpy."""
+    drawn = [outcome for outcome in outcomes if outcome.contest.bytes]
+    ratios = [score.of_bytes[0] for outcome in drawn for score in outcome.scores if score.of_bytes]
+    least, most = math.floor(math.log10(min(1.0, *ratios))), math.ceil(math.log10(max(10.0, *ratios)))
+
+    def x(ratio: float) -> float:
+        return round(PLOT_WIDTH * (math.log10(ratio) - least) / (most - least), 1)
+
+    ticks = [{"x": x(10.0**power), "value": 10.0**power, "label": f"{10.0**power:g}"} for power in range(least, most + 1)]
+    lines: list[dict[str, Any]] = [
+        {
+            "title": f"{outcome.contest.title} ({outcome.contest.shape})",
+            "marks": [
+                {"x": x(score.of_bytes[0]), "who": score.who, "said": f"{score.of_bytes[0]:.3g}", "kind": _kind(score.who)}
+                for score in sorted(outcome.scores, key=lambda score: score.who.startswith("kvref"))  # ours on top
+                if score.of_bytes
+            ],
+        }
+        for outcome in drawn
+    ]
+    kinds = dict.fromkeys(mark["kind"] for line in lines for mark in line["marks"])
+    loader = PackageLoader("kvref_conformance.bench")
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    template = environment.get_template("bench.svg")
+    return template.render(lines=lines, ticks=ticks, kinds=sorted(kinds, key="others".__eq__), machine=machine)
+
+
+def _kind(who: str) -> str:
+    """The backend of an entry of ours, or "others"."""
+    return f"kvref {who.split()[-1]}" if who.startswith("kvref") else "others"
+
+
+def _seconds(seconds: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e9:.3g} ns"
+
+
+def _bytes(count: int) -> str:
+    for unit, size in (("MB", 2**20), ("kB", 2**10)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count} bytes"
+
+
+def _quartiles(spread: Spread) -> str:
+    return f"{spread[1]:.3g}..{spread[2]:.3g}"

@@ -1,0 +1,74 @@
+"""`kvref bench`: what kernels and caches cost, beside memcpy and beside what others offer."""
+
+import argparse
+import itertools
+import json
+import os
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+import kvref
+from kvref.errors import BackendNotFound
+from kvref_conformance.bench import caches, kernels, show
+from kvref_conformance.bench.contest import Outcome, hold, machine
+from kvref_conformance.implementations import CannotRun, existing_folder
+
+BY_DEFAULT = ("numpy", "torch", "torch-compiled", "cupy")
+
+
+def bench(options: argparse.Namespace) -> int:
+    if options.size < 1:
+        raise CannotRun(f"--size: expected at least 1 megabyte, got {options.size}")
+    for option in ("json", "plot"):
+        existing_folder(option, getattr(options, option))
+    backends = _backends(options.backends)
+    _on_one_core()
+    console, about = Console(highlight=False), machine()
+    console.print(Text(f"{about['processor']}, {about['cores']} cores, of which one is used; Python {about['python']}, "
+                       + ", ".join(f"{name} {version}" for name, version in about["packages"].items())))  # fmt: skip
+    console.print(Text("x memcpy: times as long as a memcpy that moves as many bytes; x data: as one of the float32 data"))
+    outcomes: list[Outcome] = []
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    progress = Console(stderr=True)
+    with Progress(*columns, console=progress, transient=True, disable=not progress.is_terminal) as live:
+        task = live.add_task("preparing")
+        for contest in itertools.chain(kernels.contests(backends, options.size), caches.contests(backends)):
+            if not fnmatchcase(contest.title, options.only):
+                continue
+            live.update(task, description=f"{contest.title} ({contest.shape})")
+            outcomes.append(hold(contest))
+            console.print(show.table(outcomes[-1]))
+    if not outcomes:
+        raise CannotRun(f"--only {options.only}: no contest matches")
+    if options.json:
+        Path(options.json).write_text(json.dumps(show.document(about, outcomes), indent=1) + "\n", encoding="utf-8")
+    if options.plot:
+        Path(options.plot).write_text(show.plot(about, outcomes), encoding="utf-8")
+    return 0
+
+
+def _backends(names: list[str]) -> list[kvref.Backend]:
+    """Those asked for; or, where none was, those of ours that work here. Raises CannotRun."""
+    found = []
+    for name in names or BY_DEFAULT:
+        try:
+            found.append(kvref.backend(name))
+        except BackendNotFound as error:
+            if names:
+                raise CannotRun(str(error)) from error
+    return found
+
+
+def _on_one_core() -> None:
+    """Ratios would otherwise depend on how many cores a library takes; memcpy takes one."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    try:
+        import torch
+    except ImportError:
+        return
+    torch.set_num_threads(1)
