@@ -23,7 +23,7 @@ from kvref.formats.affine import AffineRow
 from kvref.formats.base import widen
 from kvref.formats.small_float import ELEMENTS
 from kvref.formats.symmetric import LEAST_SCALE, SymmetricRow
-from kvref_numpy import grouped_attention
+from kvref_numpy_attention import grouped_attention
 
 SOURCE = Path(__file__).with_suffix(".cu")
 WARP = 32

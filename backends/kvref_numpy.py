@@ -12,7 +12,6 @@ stays in the processor's second-level cache; what limits them then is the number
 import threading
 from collections.abc import Iterator
 from functools import cache
-from typing import Any
 
 import array_api_compat.numpy as xp
 import numpy as np
@@ -27,6 +26,7 @@ from kvref.formats.affine import AffineRow, check_range
 from kvref.formats.base import widen
 from kvref.formats.small_float import BFLOAT16, ELEMENTS, FLOAT16
 from kvref.formats.symmetric import LEAST_SCALE, SymmetricRow
+from kvref_numpy_attention import all_finite, grouped_attention
 
 ALIGNMENT = 64  # bytes: a cache line, and what vector instructions like best
 BLOCK = 2**16  # values at a time: 256 KiB of float32
@@ -209,40 +209,6 @@ def _checked(slots: Slots, stop: int) -> NDArray[np.int64]:
     return numbers
 
 
-def grouped_attention(library: Any, query: Array, keys: Array, values: Array, scale: float, mask: Array) -> Array:
-    """Backend.attend in NumPy, or in a library that has its functions."""
-    if not _all_finite(library, keys, values):
-        seen = mask.any(axis=0)
-        keys, values, mask = keys[seen], values[seen], mask[:, seen]
-        if not _all_finite(library, keys, values) and not mask.all():
-            # A token that is not finite, seen by some queries and not by others: 0 * NaN would reach the others.
-            each = [
-                grouped_attention(library, query[i : i + 1], keys[sees], values[sees], scale, mask[i : i + 1, sees])
-                for i, sees in enumerate(mask)
-            ]
-            return library.concatenate(each)
-    num_queries, num_query_heads, head_dim = query.shape
-    num_tokens, num_kv_heads, value_dim = values.shape
-    if num_tokens == 0 or num_queries == 0:
-        return library.zeros((num_queries, num_query_heads, value_dim), library.float32)
-    # [kv heads, group * queries, D] @ [kv heads, D, tokens], the query heads of a group side by side.
-    grouped = query.reshape(num_queries, num_kv_heads, -1, head_dim).transpose(1, 2, 0, 3)
-    scores = grouped.reshape(num_kv_heads, -1, head_dim) @ keys.transpose(1, 2, 0)
-    scores *= library.float32(scale)
-    scores = library.where(mask, scores.reshape(num_kv_heads, -1, num_queries, num_tokens), library.float32(-library.inf))
-    largest = scores.max(axis=-1, keepdims=True)
-    weights = library.exp(scores - library.where(library.isneginf(largest), library.float32(0), largest))
-    total = weights.sum(axis=-1, keepdims=True)
-    weights /= library.where(total == 0, library.float32(1), total)  # a query that sees nothing: zeros (ATTN-08)
-    out = weights.reshape(num_kv_heads, -1, num_tokens) @ values.transpose(1, 0, 2)
-    out = out.reshape(num_kv_heads, -1, num_queries, value_dim).transpose(2, 0, 1, 3)
-    return library.ascontiguousarray(out.reshape(num_queries, num_query_heads, value_dim))
-
-
-def _all_finite(library: Any, *arrays: Array) -> bool:
-    return all(bool(library.isfinite(array).all()) for array in arrays)
-
-
 def _symmetric(x: F32, codes: Array, scale: F32, format: SymmetricRow) -> None:
     magnitude = _scratch.like(x, np.float32)
     np.abs(x, out=magnitude)
@@ -268,7 +234,7 @@ def _symmetric(x: F32, codes: Array, scale: F32, format: SymmetricRow) -> None:
 def _affine(x: F32, codes: Array, scale: F32, zero: F32, format: AffineRow) -> None:
     np.min(x, axis=-1, keepdims=True, out=zero)
     most = np.max(x, axis=-1, keepdims=True)
-    if not _all_finite(np, zero, most):
+    if not all_finite(np, zero, most):
         raise NonFinite("rows: expected finite values, got a NaN or an infinity")
     check_range(f"{format.name} rows", np.concatenate([zero, most], axis=-1))
     steps = np.float32(2**format.bits - 1)

@@ -5,7 +5,7 @@ for each sequence and layer, which blocks hold its tokens, in order. All tables 
 sequences is a few operations on arrays, however many there are and however long.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,16 +20,17 @@ class BlockPool:
     def __init__(self, num_blocks: int) -> None:
         whole("num_blocks", num_blocks, minimum=0)
         self.num_blocks = num_blocks
-        self._free = list(reversed(range(num_blocks)))  # handed out from the end
+        self._free = np.arange(num_blocks, dtype=np.int32)[::-1].copy()  # a stack, of which num_free are there
+        self._num_free = len(self._free)
         self._held: NDArray[np.bool_] = np.zeros(num_blocks, np.bool_)
 
     @property
     def num_free(self) -> int:
-        return len(self._free)
+        return self._num_free
 
     @property
     def num_used(self) -> int:
-        return self.num_blocks - len(self._free)
+        return self.num_blocks - self._num_free
 
     @property
     def utilization(self) -> float:
@@ -38,16 +39,16 @@ class BlockPool:
 
     def allocate(self) -> int:
         """A block no one holds. Raises OutOfBlocks when every block is held."""
-        return self.allocate_many(1)[0]
+        return int(self.allocate_many(1)[0])
 
-    def allocate_many(self, count: int) -> list[int]:
-        """`count` blocks no one holds, or none. Raises OutOfBlocks when fewer are free."""
+    def allocate_many(self, count: int) -> NDArray[np.int32]:
+        """`count` blocks no one holds, int32 [count], or none of them. Raises OutOfBlocks when fewer are free."""
         left = self.num_free - count
         if left < 0:
             raise OutOfBlocks(f"allocate: expected {count} free of {self.num_blocks} blocks, got {self.num_free}")
-        taken = self._free[left:][::-1]
-        del self._free[left:]
+        taken = self._free[left : self._num_free][::-1].copy()
         self._held[taken] = True
+        self._num_free = left
         return taken
 
     def free(self, block: int) -> None:
@@ -55,7 +56,8 @@ class BlockPool:
         if not is_integer(block) or not 0 <= block < self.num_blocks or not self._held[block]:
             raise BlockNotAllocated(f"free: expected a block that is held, got {block!r}")
         self._held[block] = False
-        self._free.append(block)
+        self._free[self._num_free] = block
+        self._num_free += 1
 
 
 NO_BLOCK = -1  # what a table holds past its end: a slot of it is negative, and skipped (KERN-02)
@@ -88,21 +90,23 @@ class BlockTables:
         return self._closed.pop()
 
     def close(self, row: int) -> list[int]:
-        """Forget a sequence: the blocks that it held."""
-        held: list[int] = self.blocks[row, : self.counts[row]].reshape(-1).tolist()
+        """Forget a sequence: the blocks that it held, layer by layer."""
+        held: list[int] = self.blocks[row, : self.counts[row]].T.reshape(-1).tolist()
         self.blocks[row], self.counts[row], self.lengths[row] = NO_BLOCK, 0, 0
         self._closed.append(row)
         return held
 
-    def extend(self, rows: Sequence[int], counts: Sequence[int], blocks: list[int]) -> None:
-        """Give each of some rows `counts` more entries: num_layers blocks an entry, one for each layer."""
-        more = np.array(counts, np.int64)
-        ends = self.counts[rows] + more
-        if ends.max() > self.blocks.shape[1]:
-            self._grow(len(self.counts), max(int(ends.max()), 2 * self.blocks.shape[1]))
-        entries = np.arange(more.sum()) + np.repeat(ends - np.cumsum(more), more)
-        self.blocks[np.repeat(rows, more), entries] = np.array(blocks, np.int32).reshape(-1, self.num_layers)
-        self.counts[rows] = ends
+    def extend(self, more: Mapping[int, int], blocks: NDArray[np.int32]) -> None:
+        """Give some rows more entries, by row how many: num_layers blocks an entry, a row's in the order of the layers."""
+        start = 0
+        for row, count in more.items():
+            first = int(self.counts[row])
+            if first + count > self.blocks.shape[1]:
+                self._grow(len(self.counts), max(first + count, 2 * self.blocks.shape[1]))
+            new = blocks[start : start + count * self.num_layers].reshape(self.num_layers, count)
+            self.blocks[row, first : first + count] = new.T
+            self.counts[row] = first + count
+            start += new.size
 
     def table(self, row: int, layer: int) -> list[int]:
         """The blocks that hold the layer's tokens, in order."""

@@ -102,7 +102,7 @@ class PagedCache:
         self._check_layer(layer)
         shape = (len(rows), self.config.num_kv_heads, self.config.head_dim)
         keys, values = accept_pair(keys, values, shape, self._backend)
-        positions = self._tables.lengths[rows, layer] + _times_before(rows)
+        positions = self._tables.lengths[rows, layer] + _times_before(sequences)
         self._ensure(rows, positions + 1)
         self._store.write(self._tables.slots(rows, layer, positions), keys, values)
         self._tables.lengths[rows, layer] = positions + 1  # of a row named twice the last counts
@@ -112,7 +112,7 @@ class PagedCache:
         rows, config = self._rows_of(sequences), self.config
         shape = (config.num_layers, len(rows), config.num_kv_heads, config.head_dim)
         keys, values = accept_pair(keys, values, shape, self._backend)
-        positions = self._tables.lengths[rows] + _times_before(rows)[:, None]  # [B, num_layers]
+        positions = self._tables.lengths[rows] + _times_before(sequences)[:, None]  # [B, num_layers]
         self._ensure(rows, positions.max(axis=1) + 1)
         slots = self._tables.slots(rows[:, None], np.arange(config.num_layers), positions)
         tokens = (slots.size, config.num_kv_heads, config.head_dim)
@@ -191,9 +191,9 @@ class PagedCache:
         return self._rows[sequence]
 
     def _rows_of(self, sequences: Sequence[int]) -> NDArray[np.int64]:
-        if not set(map(type, sequences)) <= {int} or not self._rows.keys() >= set(sequences):
-            sequences = [sequence for sequence in sequences if self._row(sequence) >= 0]  # NumPy's integers; or it raises
-        return np.array([self._rows[sequence] for sequence in sequences], np.int64)
+        if set(map(type, sequences)) <= {int} and self._rows.keys() >= set(sequences):
+            return np.array([self._rows[sequence] for sequence in sequences], np.int64)
+        return np.array([self._row(sequence) for sequence in sequences], np.int64)  # NumPy's integers, or it raises
 
     def _check_layer(self, layer: int) -> None:
         in_range(layer, self.config.num_layers, LayerOutOfRange, "layer")
@@ -201,21 +201,21 @@ class PagedCache:
     def _ensure(self, rows: NDArray[np.int64], num_tokens: NDArray[np.int64]) -> None:
         """Room for `num_tokens` in every layer of each row, or OutOfBlocks and no block taken."""
         missing = -(-num_tokens // self.config.block_size) - self._tables.counts[rows]
-        if missing.max(initial=0) <= 0:
+        short = (missing > 0).nonzero()[0]
+        if short.size == 0:
             return
-        most: dict[int, int] = {}  # a row may be named twice
-        for row, count in zip(rows.tolist(), missing.tolist(), strict=True):
-            if count > most.get(row, 0):
-                most[row] = count
-        needed = self.config.num_layers * sum(most.values())
+        more: dict[int, int] = {}
+        for row, count in zip(rows[short].tolist(), missing[short].tolist(), strict=True):
+            more[row] = max(count, more.get(row, 0))  # a row may be named twice
+        needed = self.config.num_layers * sum(more.values())
         if needed > self.pool.num_free:
             raise OutOfBlocks(f"blocks: expected {needed} free ones, got {self.pool.num_free}")
-        self._tables.extend(list(most), list(most.values()), self.pool.allocate_many(needed))
+        self._tables.extend(more, self.pool.allocate_many(needed))
 
 
-def _times_before(rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How often each row was named before in the same batch: nearly always never."""
-    named: list[int] = rows.tolist()
+def _times_before(sequences: Sequence[int]) -> NDArray[np.int64]:
+    """How often each sequence was named before in the same batch: nearly always never, [1] or [B]."""
+    named = list(sequences)
     if len(set(named)) == len(named):
-        return np.zeros_like(rows)
-    return np.array([named[:i].count(row) for i, row in enumerate(named)], np.int64)
+        return np.zeros(1, np.int64)
+    return np.array([named[:i].count(sequence) for i, sequence in enumerate(named)], np.int64)

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import numpy as np
+
 import kvref
 from kvref_zoo.right import Right
 
@@ -10,7 +12,9 @@ class Cache(kvref.PagedCache):
     def drop(self, sequence: int) -> None:
         first = self.block_table(sequence, 0)
         super().drop(sequence)
-        self.pool._free += first * (self.config.num_layers - 1)
+        again = first * (self.config.num_layers - 1)
+        self.pool._free = np.append(self.pool._free[: self.pool.num_free], np.array(again, np.int32))
+        self.pool._num_free += len(again)
 
 
 class Implementation(Right):

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import numpy as np
+
 import kvref
 from kvref_zoo.right import Right
 
@@ -10,7 +12,7 @@ class Cache(kvref.PagedCache):
     def _ensure(self, rows: Any, num_tokens: Any) -> None:
         for row, count in zip(rows, num_tokens, strict=True):
             while self._tables.capacity(row) < count:
-                self._tables.extend([row], [1], [self.pool.allocate() for _ in range(self.config.num_layers)])
+                self._tables.extend({row: 1}, np.array([self.pool.allocate() for _ in range(self.config.num_layers)]))
 
 
 class Implementation(Right):

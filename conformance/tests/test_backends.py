@@ -1,4 +1,6 @@
-"""The NumPy kernels against the reference's, bit for bit, on inputs nobody chose."""
+"""The kernels of the backends against the reference's, bit for bit, on inputs nobody chose."""
+
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -7,10 +9,16 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import kvref
-from kvref.errors import BackendNotFound, ShapeMismatch, SlotOutOfRange
+from kvref.errors import BackendNotFound, NonFinite, ShapeMismatch, SlotOutOfRange
+from kvref_conformance.asked import Effort
+from kvref_conformance.implementations import load
+from kvref_conformance.interface import FAMILIES
+from kvref_conformance.judge import Judge, select, verdict_of
 from kvref_conformance.oracle.attention import attention as exact
 
 NUMPY = kvref.backend("numpy")
+FAST = ["numpy", pytest.param("torch", marks=pytest.mark.torch), pytest.param("torch-compiled", marks=pytest.mark.torch)]
+WIDTH = 128
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False).filter(lambda x: abs(x) < 1e38)
 anything = st.floats(width=32)
 
@@ -36,6 +44,88 @@ def test_encoding_gives_the_references_codes(element, values):
     number = ~np.isnan(values)
     assert (got[number] == want[number]).all()
     assert np.isnan(NUMPY.decode(got, element)[~number]).all()
+
+
+def same_bits(mine, theirs):
+    return np.asarray(mine).tobytes() == np.asarray(theirs).tobytes()
+
+
+def patterns(count):
+    """float32 of every exponent, whose rows are finite in every format: bits at random."""
+    values = np.random.default_rng(7).integers(0, 2**32, size=count * WIDTH, dtype=np.uint32).view(np.float32)
+    values[~(np.abs(values) < 1e38)] = 0.4375
+    return values.reshape(count, WIDTH)
+
+
+@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize("format", [kvref.get_format(name) for name in kvref.FORMATS], ids=lambda each: each.name)
+def test_many_pieces_are_the_same_as_one_and_go_where_they_are_told(name, format):
+    backend = kvref.backend(name)
+    rows = patterns(1200)  # more than two pieces, and a rest
+    want = kvref.reference.quantize(rows, format)
+    back = kvref.reference.dequantize(want, WIDTH, format)
+    mine = backend.asarray(rows)
+    fresh = backend.quantize(mine, format)
+    out = kvref.Quantized(*(None if part is None else backend.xp.zeros_like(part) for part in fresh))
+    for stored in (fresh, backend.quantize(mine, format, out)):
+        for part, right in zip(stored, want, strict=True):
+            if part is not None and format.name != "bfloat16":
+                assert same_bits(backend.to_numpy(part), right)
+        values = backend.zeros(rows.shape, "float32")
+        assert backend.dequantize(stored, WIDTH, format, values) is values
+        assert same_bits(backend.to_numpy(values), back)
+        assert same_bits(backend.to_numpy(backend.dequantize(stored, WIDTH, format)), back)
+
+
+@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize("format", ["int8", "float8_e5m2", "q8", "q4"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_value_in_the_last_row_that_is_not_finite_is_refused(name, format, value):
+    backend, rows = kvref.backend(name), patterns(1200)
+    rows[-1, 77] = value
+    with pytest.raises(NonFinite):
+        backend.quantize(backend.asarray(rows), kvref.get_format(format))
+
+
+@pytest.mark.parametrize("name", FAST[:2])
+@pytest.mark.parametrize("element", list(kvref.formats.small_float.ELEMENTS.values()), ids=lambda each: each.name)
+def test_every_upper_half_with_any_lower_half_is_encoded_right(name, element):
+    backend = kvref.backend(name)
+    upper = np.arange(2**16, dtype=np.uint32) << 16
+    for lower in (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF):
+        values = (upper | np.uint32(lower)).view(np.float32)
+        values = values[~np.isnan(values)]
+        out = backend.encode(backend.asarray(values[:0]), element)
+        out = backend.xp.zeros(values.shape, dtype=out.dtype)
+        assert backend.encode(backend.asarray(values), element, out) is out
+        got, right, finite = backend.to_numpy(out), kvref.reference.encode(values, element), np.isfinite(values)
+        assert same_bits(got[finite], right[finite])  # an infinity may be any NaN
+        read = backend.decode(out, element, backend.zeros(values.shape, "float32"))
+        assert np.array_equal(backend.to_numpy(read), kvref.reference.decode(np.asarray(out), element), equal_nan=True)
+
+
+@pytest.mark.parametrize("name", FAST[:2])
+def test_rows_are_gathered_into_the_array_that_is_given(name):
+    backend = kvref.backend(name)
+    store = backend.asarray(patterns(9))
+    out = backend.zeros((3, WIDTH), "float32")
+    assert backend.gather(store, [8, 0, 8], out) is out
+    assert same_bits(backend.to_numpy(out), patterns(9)[[8, 0, 8]])
+
+
+def test_threads_have_scratch_of_their_own():
+    rows = [patterns(1500) * np.float32(scale) for scale in (1, 1e-3, 0.25, 0.5)]
+    int8 = kvref.get_format("int8")
+    with ThreadPoolExecutor(4) as pool:
+        for got, mine in zip(pool.map(lambda each: NUMPY.quantize(each, int8), rows * 4), rows * 4, strict=True):
+            assert all(same_bits(*each) for each in zip(got[:2], kvref.reference.quantize(mine, int8)[:2], strict=True))
+
+
+def test_an_array_that_would_be_filled_in_a_copy_is_refused():
+    rows, int8 = patterns(4), kvref.get_format("int8")
+    stored = NUMPY.quantize(rows, int8)
+    with pytest.raises(ValueError, match="expected a C-contiguous array"):
+        NUMPY.dequantize(stored, WIDTH, int8, np.zeros((4, 2 * WIDTH), np.float32)[:, ::2])
 
 
 @given(st.data())
@@ -92,5 +182,39 @@ def test_numpy_memory_is_aligned():
 def test_an_unknown_backend_says_the_known_ones():
     with pytest.raises(BackendNotFound, match="one of reference, cupy, numpy, torch, torch-compiled, got 'nump'"):
         kvref.backend("nump")
+    with pytest.raises(BackendNotFound, match="backend numpy: expected options it has, got 'numpy:cuda'"):
+        kvref.backend("numpy:cuda")
     with pytest.raises(BackendNotFound, match="installed Array API library, got 'nolib'"):
         kvref.backend("reference:nolib")
+
+
+@pytest.mark.torch
+def test_a_device_that_is_not_here_is_said_in_one_line():
+    with pytest.raises(BackendNotFound, match="backend torch: expected a device that is here, got 'nowhere': ") as refused:
+        kvref.backend("torch:nowhere")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("name", ["torch", "torch-compiled"])
+def test_torch_breaks_no_clause(name):
+    """Compiled: what its kernels do alone, for each shape that a cache meets is compiled anew."""
+    judge = Judge(load(name), Effort(examples=10))
+    for family in FAMILIES if name == "torch" else ("rows", "elements", "kernels"):
+        verdicts = {clause.id: verdict_of(judge.clause(checks)) for clause, checks in select(family=family).items()}
+        assert "passed" in verdicts.values()
+        assert [clause for clause, verdict in verdicts.items() if verdict == "failed"] == []
+
+
+@pytest.mark.torch
+def test_attention_in_torch_is_within_the_bound_at_length():
+    torch = kvref.backend("torch")
+    rng = np.random.default_rng(0)
+    for tokens, outliers in ((3000, 1.0), (700, 30.0)):
+        keys, values = (rng.standard_normal((tokens, 2, 64), np.float32) for _ in range(2))
+        keys[:, :, :3] *= outliers  # as real keys have: a few channels far beyond the others
+        query = rng.standard_normal((2, 4, 64), np.float32)
+        mask = np.ones((2, tokens), bool)
+        got = torch.attend(*map(torch.asarray, (query, keys, values)), 0.125, torch.asarray(mask)).numpy()
+        want, bound = exact(query, keys, values, scale=0.125)
+        assert (np.abs(got - want) <= bound).all()

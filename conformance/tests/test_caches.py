@@ -17,16 +17,16 @@ def rows(count, heads=2, dim=3):
 def test_a_block_table_looks_up_blocks_and_slots():
     tables = kvref.BlockTables(num_layers=2, block_size=4)
     other, row, third = (tables.open() for _ in range(3))
-    tables.extend([row], [1], [7, 9])
-    tables.extend([row, third], [1, 2], [2, 3, 0, 1, 4, 5])
-    assert (tables.table(third, 0), tables.table(third, 1)) == ([0, 4], [1, 5])
+    tables.extend({row: 1}, np.array([7, 9]))
+    tables.extend({row: 1, third: 2}, np.array([2, 3, 0, 1, 4, 5]))
+    assert (tables.table(third, 0), tables.table(third, 1)) == ([0, 1], [4, 5])
     assert (tables.table(row, 0), tables.table(row, 1), tables.table(other, 0)) == ([7, 2], [9, 3], [])
     assert (tables.capacity(row), tables.capacity(other)) == (8, 0)
     assert tables.slots(row, 0, np.array([0, 3, 4, 7])).tolist() == [28, 31, 8, 11]
     for _ in range(20):  # more rows than there was room for: what is there stays
         tables.open()
     assert tables.table(row, 1) == [9, 3]
-    assert tables.close(row) == [7, 9, 2, 3]
+    assert tables.close(row) == [7, 2, 9, 3]
     assert tables.open() == row
     assert tables.table(row, 0) == []
     assert (tables.blocks[row] == -1).all()

@@ -27,30 +27,37 @@ STEPS = 1024  # that a contest may take
 SHAPE = f"{HEADS} x {DIM}"
 
 
-def contests(backends: list[kvref.Backend]) -> Iterator[Contest]:
-    rng = np.random.default_rng(0)
-    for context in CONTEXTS:
-        token = rng.standard_normal((1, HEADS, 1, DIM), np.float32)
-        ours = [_entry("", backend, _append(backend, context, backend.asarray(token))) for backend in backends]
-        theirs = [*_slices(context, token), *rivals.transformers_caches(context, token, ROOM)]
-        yield Contest(f"append a token at {context // 1024}k", SHAPE, 4 * token.nbytes, ours + theirs)
-    batch = rng.standard_normal((SEQUENCES, HEADS, 1, DIM), np.float32)
-    ours = [_entry("", backend, _append(backend, 1024, backend.asarray(batch))) for backend in backends]
-    yield Contest("append a token to a batch of 64 at 1k", SHAPE, 4 * batch.nbytes, ours + list(_slices(1024, batch)))
-    yield _prefill(backends, rng)
-    yield _decode(backends)
-    yield _gather(backends, rng)
-    yield _tiered("migrate 64 tokens", backends, rng, 2**16)
-    yield _tiered("migrate and evict 64 tokens", backends, rng, 1024)
-    for context in CONTEXTS:
-        yield _bookkeeping(context)
+def contests(backends: list[kvref.Backend], wanted: Callable[[str], bool]) -> Iterator[Contest]:
+    """Those whose title is wanted, one at a time."""
+    makers: dict[str, Callable[[str], Contest]] = {
+        **{f"append a token at {context // 1024}k": partial(_append, backends, context, 1) for context in CONTEXTS},
+        "append a token to a batch of 64 at 1k": partial(_append, backends, 1024, SEQUENCES),
+        "prefill of 4k tokens": partial(_prefill, backends),
+        "decode step of 64 sequences, 2 layers": partial(_decode, backends),
+        "gather 64 sequences of 512 tokens": partial(_gather, backends),
+        "migrate 64 tokens": partial(_tiered, backends, 2**16),
+        "migrate and evict 64 tokens": partial(_tiered, backends, 1024),
+        **{f"bookkeeping of 64 sequences at {context // 1024}k": partial(_bookkeeping, context) for context in CONTEXTS},
+    }
+    yield from (make(title) for title, make in makers.items() if wanted(title))
+
+
+def _random(*shape: int) -> Any:
+    return np.random.default_rng(0).standard_normal(shape, np.float32)
 
 
 def _entry(cache: str, backend: kvref.Backend, run: Callable[[], object]) -> Entry:
     return Entry(f"kvref {cache}{' ' if cache else ''}{backend.name}", run, waiting(backend))
 
 
-def _append(backend: kvref.Backend, context: int, token: Array) -> Callable[[], object]:
+def _append(backends: list[kvref.Backend], context: int, batch: int, title: str) -> Contest:
+    token = _random(batch, HEADS, 1, DIM)
+    ours = [_entry("", backend, _appending(backend, context, backend.asarray(token))) for backend in backends]
+    theirs = [*_slices(context, token), *(rivals.transformers_caches(context, token, ROOM) if batch == 1 else ())]
+    return Contest(title, SHAPE, 4 * token.nbytes, ours + theirs)
+
+
+def _appending(backend: kvref.Backend, context: int, token: Array) -> Callable[[], object]:
     longest = context + ROOM
     cache = kvref.ContiguousCache(kvref.ContiguousConfig(HEADS, DIM, longest, token.shape[0], longest), backend)
     cache.advance(context)
@@ -86,14 +93,14 @@ def _slices(context: int, token: Any) -> Iterator[Entry]:
         yield Entry("torch: two slices assigned", assigning(torch.zeros, torch.from_numpy(token)))
 
 
-def _prefill(backends: list[kvref.Backend], rng: np.random.Generator) -> Contest:
-    tokens = rng.standard_normal((1, HEADS, PREFILL, DIM), np.float32)
+def _prefill(backends: list[kvref.Backend], title: str) -> Contest:
+    tokens = _random(1, HEADS, PREFILL, DIM)
     rows = np.ascontiguousarray(tokens[0].transpose(1, 0, 2))
     entries = []
     for backend in backends:
         entries.append(_entry("contiguous", backend, _filling(backend, backend.asarray(tokens))))
         entries.append(_entry("paged", backend, _filling_blocks(backend, backend.asarray(rows))))
-    return Contest("prefill of 4k tokens", SHAPE, 4 * tokens.nbytes, entries + list(rivals.transformers_prefill(tokens)))
+    return Contest(title, SHAPE, 4 * tokens.nbytes, entries + list(rivals.transformers_prefill(tokens)))
 
 
 def _filling(backend: kvref.Backend, tokens: Array) -> Callable[[], object]:
@@ -130,28 +137,28 @@ def _stepping(backend: kvref.Backend, layers: int, heads: int, dim: int, context
     return lambda: cache.append_step(sequences, tokens, tokens)
 
 
-def _decode(backends: list[kvref.Backend]) -> Contest:
+def _decode(backends: list[kvref.Backend], title: str) -> Contest:
     layers = 2
     entries = [_entry("paged", backend, _stepping(backend, layers, HEADS, DIM, 512)) for backend in backends]
     moved = 4 * layers * SEQUENCES * HEADS * DIM * 4
-    return Contest("decode step of 64 sequences, 2 layers", SHAPE, moved, entries)
+    return Contest(title, SHAPE, moved, entries)
 
 
-def _gather(backends: list[kvref.Backend], rng: np.random.Generator) -> Contest:
+def _gather(backends: list[kvref.Backend], title: str) -> Contest:
     context = 512
     entries = []
     for backend in backends:
         cache, sequences = _paged(backend, 1, HEADS, DIM, context)
         entries.append(_entry("paged", backend, partial(cache.gather_batch, sequences, 0)))
     tokens = sum(context - number % 16 for number in range(SEQUENCES))
-    slots = rng.permutation(SEQUENCES * (context + 64))[:tokens]
+    slots = np.random.default_rng(0).permutation(SEQUENCES * (context + 64))[:tokens]
     store = np.ones((2, SEQUENCES * (context + 64), HEADS, DIM), np.float32)
     entries.append(Entry("numpy: store[slots], keys and values", lambda: (store[0][slots], store[1][slots])))
-    return Contest("gather 64 sequences of 512 tokens", SHAPE, 4 * tokens * HEADS * DIM * 4, entries)
+    return Contest(title, SHAPE, 4 * tokens * HEADS * DIM * 4, entries)
 
 
-def _tiered(title: str, backends: list[kvref.Backend], rng: np.random.Generator, most: int) -> Contest:
-    tokens = rng.standard_normal((MIGRATED, HEADS, DIM), np.float32)
+def _tiered(backends: list[kvref.Backend], most: int, title: str) -> Contest:
+    tokens = _random(MIGRATED, HEADS, DIM)
     entries = []
     for backend in backends:
         cache = kvref.TieredCache(kvref.TieredConfig(HEADS, DIM, max_tokens=most, tail_length=256), backend)
@@ -179,7 +186,7 @@ class _NoKernels:
         return store
 
 
-def _bookkeeping(context: int) -> Contest:
+def _bookkeeping(context: int, title: str) -> Contest:
     backend: Any = _NoKernels()
-    title = f"bookkeeping: step of 64 sequences, 32 layers, at {context // 1024}k"
-    return Contest(title, "no data", 0, [Entry("kvref paged", _stepping(backend, LAYERS, 1, 1, context))])
+    entry = Entry(f"kvref paged, {LAYERS} layers", _stepping(backend, LAYERS, 1, 1, context))
+    return Contest(title, "no data", 0, [entry])

@@ -14,6 +14,7 @@ from kvref_conformance.bench.contest import Contest, Entry
 
 SHAPES = ((8, 128), (2, 64), (1, 576))  # kv heads and head_dim: Llama-like, small, a latent
 BLOCK_SIZE = 16
+Make = Callable[[kvref.Backend, Array, Any], Callable[[], object]]  # what is timed, of rows and how they are stored
 ELEMENTS = ("float8_e4m3fn", "float8_e5m2")
 
 
@@ -30,8 +31,8 @@ def waiting(backend: kvref.Backend) -> Callable[[], object]:
     return lambda: None
 
 
-def contests(backends: list[kvref.Backend], megabytes: int) -> Iterator[Contest]:
-    """For each shape, as they are wanted: each takes a few times its size of memory."""
+def contests(backends: list[kvref.Backend], megabytes: int, wanted: Callable[[str], bool]) -> Iterator[Contest]:
+    """For each shape those whose title is wanted, one at a time: each takes a few times its size of memory."""
     for heads, dim in SHAPES:
         tokens = megabytes * 2**20 // (4 * heads * dim) // BLOCK_SIZE * BLOCK_SIZE
         rng = np.random.default_rng(0)
@@ -39,8 +40,10 @@ def contests(backends: list[kvref.Backend], megabytes: int) -> Iterator[Contest]
         shape = f"{heads} x {dim}"
         blocks = rng.permutation(tokens // BLOCK_SIZE)
         slots = (blocks[:, None] * BLOCK_SIZE + np.arange(BLOCK_SIZE)).reshape(-1)
-        yield _contest("gather 16-token blocks", shape, 2 * rows.nbytes, rows, backends, _gather, slots)
-        yield _contest("scatter 16-token blocks", shape, 2 * rows.nbytes, rows, backends, _scatter, slots)
+        moves: dict[str, Make] = {"gather 16-token blocks": _gather, "scatter 16-token blocks": _scatter}
+        for title, make in moves.items():
+            if wanted(title):
+                yield _contest(title, shape, 2 * rows.nbytes, rows, backends, make, slots)
         for name, format in kvref.FORMATS.items():
             if name == "float32":
                 continue
@@ -49,15 +52,19 @@ def contests(backends: list[kvref.Backend], megabytes: int) -> Iterator[Contest]
             code_bytes = ITEM_BYTES[format.code_dtype(backends[0].xp)]
             stored = each * (format.code_width(width) * code_bytes + 4 * format.scale_arrays)
             flat = rows.reshape(each, width)
-            yield _contest(f"quantize {name}", shape, rows.nbytes + stored, flat, backends, _quantize, format)
-            yield _contest(f"dequantize {name}", shape, rows.nbytes + stored, flat, backends, _dequantize, format)
+            both: dict[str, Make] = {f"quantize {name}": _quantize, f"dequantize {name}": _dequantize}
+            for title, make in both.items():
+                if wanted(title):
+                    yield _contest(title, shape, rows.nbytes + stored, flat, backends, make, format)
     for name in ELEMENTS:
         values = rng.standard_normal(megabytes * 2**18, np.float32)
-        yield _contest(f"encode {name}", "values", values.nbytes + values.size, values, backends, _encode, name)
-        yield _contest(f"decode {name}", "values", values.nbytes + values.size, values, backends, _decode, name)
+        singly: dict[str, Make] = {f"encode {name}": _encode, f"decode {name}": _decode}
+        for title, make in singly.items():
+            if wanted(title):
+                yield _contest(title, "values", values.nbytes + values.size, values, backends, make, name)
 
 
-def _contest(title: str, shape: str, moved: int, rows: Any, backends: list[kvref.Backend], make: Any, how: Any) -> Contest:
+def _contest(title: str, shape: str, moved: int, rows: Any, backends: list[kvref.Backend], make: Make, how: Any) -> Contest:
     entries = [
         Entry(f"kvref {backend.name}", make(backend, backend.asarray(rows.copy()), how), waiting(backend)) for backend in backends
     ]

@@ -1,6 +1,9 @@
 """What a user would pick instead, of what is installed: plain NumPy and PyTorch, ml_dtypes, torchao, quanto, transformers."""
 
+import logging
+import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
@@ -11,6 +14,18 @@ from kvref_conformance.bench.contest import Entry
 
 def here(*packages: str) -> bool:
     return all(find_spec(package) for package in packages)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """What a library says of itself as it is imported is not about the bench."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        logging.disable(before)
 
 
 def of_kernel(title: str, rows: Any, how: Any) -> list[Entry]:
@@ -60,7 +75,8 @@ def _int8(rows: Any) -> Iterator[Entry]:
 
     yield Entry("the same, in eager torch", in_torch)
     if here("torchao"):
-        from torchao.quantization.quant_primitives import MappingType, choose_qparams_affine, quantize_affine
+        with _quiet():
+            from torchao.quantization.quant_primitives import MappingType, choose_qparams_affine, quantize_affine
 
         def in_torchao() -> object:
             block = (1, tensor.shape[-1])
@@ -69,7 +85,8 @@ def _int8(rows: Any) -> Iterator[Entry]:
 
         yield Entry("torchao", in_torchao)
     if here("optimum.quanto"):
-        from optimum.quanto import AbsmaxOptimizer, qint8, quantize_weight
+        with _quiet():
+            from optimum.quanto import AbsmaxOptimizer, qint8, quantize_weight
 
         def in_quanto() -> object:
             scale = AbsmaxOptimizer()(tensor, qtype=qint8, axis=0)
@@ -96,7 +113,9 @@ def transformers_caches(context: int, token: Any, room: int) -> Iterator[Entry]:
     if not here("torch", "transformers"):
         return
     import torch
-    from transformers import DynamicCache, LlamaConfig, QuantizedCache, StaticCache
+
+    with _quiet():
+        from transformers import DynamicCache, LlamaConfig, QuantizedCache, StaticCache
 
     one = torch.from_numpy(token)
     filled = torch.ones((*one.shape[:2], context, one.shape[3]))

@@ -21,17 +21,17 @@ def table(outcome: Outcome) -> Table:
     moved = f", {_bytes(contest.bytes)} to move" if contest.bytes else ""
     found = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), title_justify="left", title_style="bold")
     found.title = f"{contest.title} ({contest.shape}{moved})"
-    found.add_column("", min_width=36, no_wrap=True)
-    found.add_column("time", justify="right", min_width=9)
+    found.add_column("", width=35, no_wrap=True)
+    found.add_column("time", justify="right", width=8)
     if contest.bytes:
-        found.add_column("x memcpy", justify="right", min_width=9)
-        found.add_column("quartiles", justify="right", style="dim", min_width=11)
+        found.add_column("x memcpy", justify="right", width=8)
+        found.add_column("quartiles", justify="right", style="dim", width=12, no_wrap=True)
     if contest.data:
-        found.add_column("x data", justify="right", min_width=7)
+        found.add_column("x data", justify="right", width=6)
     for score in sorted(outcome.scores, key=lambda score: score.seconds):
         cells = [_seconds(score.seconds[0])]
-        cells += [f"{score.of_bytes[0]:.3g}", _quartiles(score.of_bytes)] if score.of_bytes else []
-        cells += [f"{score.of_data[0]:.3g}"] if score.of_data else []
+        cells += [_ratio(score.of_bytes[0]), _quartiles(score.of_bytes)] if score.of_bytes else []
+        cells += [_ratio(score.of_data[0])] if score.of_data else []
         found.add_row(Text(score.who, style="bold" if score.who.startswith("kvref") else ""), *cells)
     return found
 
@@ -60,7 +60,7 @@ def plot(machine: dict[str, Any], outcomes: list[Outcome]) -> str:
         {
             "title": f"{outcome.contest.title} ({outcome.contest.shape})",
             "marks": [
-                {"x": x(score.of_bytes[0]), "who": score.who, "said": f"{score.of_bytes[0]:.3g}", "kind": _kind(score.who)}
+                {"x": x(score.of_bytes[0]), "who": score.who, "said": _ratio(score.of_bytes[0]), "kind": _kind(score.who)}
                 for score in sorted(outcome.scores, key=lambda score: score.who.startswith("kvref"))  # ours on top
                 if score.of_bytes
             ],
@@ -94,4 +94,8 @@ def _bytes(count: int) -> str:
 
 
 def _quartiles(spread: Spread) -> str:
-    return f"{spread[1]:.3g}..{spread[2]:.3g}"
+    return f"{_ratio(spread[1])}..{_ratio(spread[2])}"
+
+
+def _ratio(ratio: float) -> str:
+    return f"{ratio:.0f}" if ratio >= 100 else f"{ratio:.3g}"

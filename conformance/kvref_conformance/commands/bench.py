@@ -32,13 +32,15 @@ def bench(options: argparse.Namespace) -> int:
                        + ", ".join(f"{name} {version}" for name, version in about["packages"].items())))  # fmt: skip
     console.print(Text("x memcpy: times as long as a memcpy that moves as many bytes; x data: as one of the float32 data"))
     outcomes: list[Outcome] = []
+
+    def wanted(title: str) -> bool:
+        return fnmatchcase(title, options.only)
+
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     progress = Console(stderr=True)
     with Progress(*columns, console=progress, transient=True, disable=not progress.is_terminal) as live:
         task = live.add_task("preparing")
-        for contest in itertools.chain(kernels.contests(backends, options.size), caches.contests(backends)):
-            if not fnmatchcase(contest.title, options.only):
-                continue
+        for contest in itertools.chain(kernels.contests(backends, options.size, wanted), caches.contests(backends, wanted)):
             live.update(task, description=f"{contest.title} ({contest.shape})")
             outcomes.append(hold(contest))
             console.print(show.table(outcomes[-1]))

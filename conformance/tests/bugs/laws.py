@@ -28,7 +28,7 @@ def values_are_stored_as_keys(patch):
 
 @bug("LAW-03", "BLOCK-04", "PAGED-07")
 def freed_blocks_are_lost(patch):
-    in_source(patch, "kvref.blocks.BlockPool.free", "self._free.append(block)", "pass")
+    in_source(patch, "kvref.blocks.BlockPool.free", "self._num_free += 1", "pass")
 
 
 @bug("LAW-04", "QUANT-01")

@@ -7,19 +7,18 @@ from kvref.paged import PagedCache
 
 @bug("BLOCK-01")
 def a_pool_keeps_one_block_back(patch):
-    in_source(patch, "kvref.blocks.BlockPool.__init__", "reversed(range(num_blocks))", "reversed(range(num_blocks - 1))")
+    in_source(patch, "kvref.blocks.BlockPool.__init__", "np.arange(num_blocks,", "np.arange(num_blocks - 1,")
 
 
 @bug("BLOCK-02", "PAGED-13", "LAW-03")
 def a_block_is_handed_out_twice(patch):
-    in_source(
-        patch, "kvref.blocks.BlockPool.allocate_many", "self._free[left:][::-1]", "self._free[left // 2 : left // 2 + count]"
-    )
+    old = "self._free[left : self._num_free]"
+    in_source(patch, "kvref.blocks.BlockPool.allocate_many", old, "self._free[left // 2 : left // 2 + count]")
 
 
 @bug("BLOCK-03")
 def an_empty_pool_gives_minus_one(patch):
-    in_source(patch, "kvref.blocks.BlockPool.allocate_many", "if left < 0:", "if left < 0:\n        return [-1] * count")
+    in_source(patch, "kvref.blocks.BlockPool.allocate_many", "if left < 0:", "if left < 0:\n        return np.full(count, -1)")
 
 
 @bug("BLOCK-05")
@@ -28,7 +27,7 @@ def a_block_is_freed_twice(patch):
         patch,
         "kvref.blocks.BlockPool.free",
         "if not is_integer(block)",
-        "if block in self._free:\n        self._free.append(block)\n        return\n    if not is_integer(block)",
+        "if block in self._free[: self._num_free]:\n        return\n    if not is_integer(block)",
     )
 
 
@@ -143,7 +142,7 @@ def a_step_takes_every_layers_length_for_the_first(patch):
 
 @bug("PAGED-16")
 def a_sequence_named_twice_is_written_once(patch):
-    in_source(patch, "kvref.paged.PagedCache.append", " + _times_before(rows)", "")
+    in_source(patch, "kvref.paged.PagedCache.append", " + _times_before(sequences)", "")
 
 
 @bug("PAGED-17")

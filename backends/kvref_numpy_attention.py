@@ -1,0 +1,39 @@
+"""Attention in NumPy's functions, for NumPy and for CuPy, which has them too."""
+
+from typing import Any
+
+from kvref.array import Array
+
+
+def grouped_attention(library: Any, query: Array, keys: Array, values: Array, scale: float, mask: Array) -> Array:
+    """Backend.attend in NumPy, or in a library that has its functions."""
+    if not all_finite(library, keys, values):
+        seen = mask.any(axis=0)
+        keys, values, mask = keys[seen], values[seen], mask[:, seen]
+        if not all_finite(library, keys, values) and not mask.all():
+            # A token that is not finite, seen by some queries and not by others: 0 * NaN would reach the others.
+            each = [
+                grouped_attention(library, query[i : i + 1], keys[sees], values[sees], scale, mask[i : i + 1, sees])
+                for i, sees in enumerate(mask)
+            ]
+            return library.concatenate(each)
+    num_queries, num_query_heads, head_dim = query.shape
+    num_tokens, num_kv_heads, value_dim = values.shape
+    if num_tokens == 0 or num_queries == 0:
+        return library.zeros((num_queries, num_query_heads, value_dim), library.float32)
+    # [kv heads, group * queries, D] @ [kv heads, D, tokens], the query heads of a group side by side.
+    grouped = query.reshape(num_queries, num_kv_heads, -1, head_dim).transpose(1, 2, 0, 3)
+    scores = grouped.reshape(num_kv_heads, -1, head_dim) @ keys.transpose(1, 2, 0)
+    scores *= library.float32(scale)
+    scores = library.where(mask, scores.reshape(num_kv_heads, -1, num_queries, num_tokens), library.float32(-library.inf))
+    largest = scores.max(axis=-1, keepdims=True)
+    weights = library.exp(scores - library.where(library.isneginf(largest), library.float32(0), largest))
+    total = weights.sum(axis=-1, keepdims=True)
+    weights /= library.where(total == 0, library.float32(1), total)  # a query that sees nothing: zeros (ATTN-08)
+    out = weights.reshape(num_kv_heads, -1, num_tokens) @ values.transpose(1, 0, 2)
+    out = out.reshape(num_kv_heads, -1, num_queries, value_dim).transpose(2, 0, 1, 3)
+    return library.ascontiguousarray(out.reshape(num_queries, num_query_heads, value_dim))
+
+
+def all_finite(library: Any, *arrays: Array) -> bool:
+    return all(bool(library.isfinite(array).all()) for array in arrays)

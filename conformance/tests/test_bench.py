@@ -1,0 +1,68 @@
+"""The bench: what it shows and writes, and what it says of mistakes. How long things take is not tested."""
+
+import json
+import subprocess
+import sys
+from xml.etree import ElementTree
+
+import pytest
+
+from kvref_conformance.bench.contest import Contest, Entry, hold
+
+
+@pytest.fixture
+def bench(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def run(*arguments):
+        command = [sys.executable, "-m", "kvref_conformance.cli", "bench", *arguments]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+
+    return run
+
+
+def test_it_shows_a_table_and_writes_figures_and_a_plot(bench, tmp_path):
+    done = bench("numpy", "--only", "decode float8_e5m2", "--size", "1", "--json", "b.json", "--plot", "b.svg")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = done.stdout.splitlines()
+    assert max(map(len, lines)) <= 80 or "cores" in max(lines, key=len)
+    assert "decode float8_e5m2 (values, 1.25 MB to move)" in done.stdout
+    assert any(line.lstrip().startswith("kvref numpy") for line in lines)
+    document = json.loads((tmp_path / "b.json").read_text())
+    (contest,) = document["contests"]
+    assert contest["bytes"] == 2**20 * 5 // 4
+    whose = {score["who"]: score for score in contest["scores"]}
+    assert {"kvref numpy", "ml_dtypes"} <= set(whose)
+    for score in whose.values():
+        median, low, high = score["of_bytes"]
+        assert 0 < low <= median <= high
+    assert document["machine"]["packages"]["numpy"]
+    drawn = ElementTree.parse(tmp_path / "b.svg").getroot()
+    assert "decode float8_e5m2 (values)" in [each.text for each in drawn.iter("{http://www.w3.org/2000/svg}text")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nump"], "backend: expected one of reference, cupy, numpy, torch, torch-compiled, got 'nump'"),
+        (["numpy", "--only", "nothing*"], "--only nothing*: no contest matches"),
+        (["numpy", "--size", "0"], "--size: expected at least 1 megabyte, got 0"),
+        (["numpy", "--json", "no/such/b.json"], "--json: no folder "),
+        (["numpy", "--plot", "."], "--plot: . is a folder"),
+    ],
+)
+def test_a_mistake_costs_one_line(bench, arguments, message):
+    done = bench(*arguments)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert done.stderr.startswith(f"kvref: {message}")
+
+
+def test_who_does_the_work_twice_takes_about_twice_as_long_in_the_same_rounds():
+    def work(times):
+        return lambda: [sum(range(2000)) for _ in range(times)]
+
+    once, twice = hold(Contest("work", "", 2**16, [Entry("once", work(20)), Entry("twice", work(40))])).scores
+    assert 1.2 < twice.seconds[0] / once.seconds[0] < 3.5
+    assert once.of_bytes[0] > 0
+    assert once.of_data is None
