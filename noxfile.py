@@ -1,21 +1,43 @@
-"""Sessions: tests, lint, types, and the specification on each array namespace. `nox -l` lists them."""
+"""Sessions: tests, lint, types, and the matrix: every clause on each Python and array library that is here. `nox -l` lists them.
 
+`nox` alone runs what this machine can, and ends with the matrix as a table: what passed where, what was left out and why.
+"""
+
+import json
 import os
+import platform
 import shutil
+import subprocess
+from pathlib import Path
 
 import nox
 
 nox.options.default_venv_backend = "venv"
+nox.options.sessions = ["tests", "lint", "types", "matrix", "theirs", "browser", "gpu", "table"]
 
+PYTHONS = ("3.11", "3.12", "3.13")
+
+
+def _pythons() -> list[str]:
+    """Those of PYTHONS that answer here. Where pyenv has them, all of them are put within reach."""
+    if shutil.which("pyenv"):
+        known = subprocess.run(["pyenv", "versions", "--bare"], capture_output=True, text=True, check=False).stdout.split()
+        wanted = [version for version in known if version.rpartition(".")[0] in PYTHONS]
+        os.environ.setdefault("PYENV_VERSION", ":".join(sorted(wanted, key=lambda version: version != platform.python_version())))
+    here = {python: shutil.which(f"python{python}") for python in PYTHONS}
+    return [python for python, path in here.items() if path and not subprocess.run([path, "-V"], capture_output=True).returncode]
+
+
+HERE = _pythons()
 PINNED = ("-c", "constraints.txt")
-LIBRARIES = {
-    "numpy": ["conformance"],
-    "strict": ["conformance", "array-api-strict"],
-    "torch": ["conformance", "torch"],
-    "cupy": ["conformance", "cupy"],
-}
+OLDEST_NUMPY = "2.1.0"  # the lower bound in pyproject.toml
+# What is judged with each library. The reference on NumPy has the most to say of a Python or a NumPy; strict is slow.
+JUDGED = {"numpy": ("reference", "numpy"), "numpy-oldest": ("reference", "numpy"), "strict": ("reference:strict",)}
+QUICK = ("--examples", "25")  # for all but the newest NumPy: what differs there is not found by more sequences
 MUTATED = ("formats", "blocks", "buffers", "contiguous", "paged", "quantized", "tiered", "pooled", "rows", "attention", "inputs")
 THEIRS = ("transformers-dynamic", "transformers-static", "ml_dtypes", "torch-float8")
+GPU = ("cupy", "reference:cupy", "torch:cuda", "torch-compiled:cuda")
+RESULTS = Path(".nox/matrix")  # what the sessions leave for the table
 
 
 @nox.session
@@ -38,27 +60,29 @@ def types(session: nox.Session) -> None:
     session.run("mypy")
 
 
-@nox.session
-@nox.parametrize("library", list(LIBRARIES))
-def namespace(session: nox.Session, library: str) -> None:
-    """`kvref check` of the reference on one array library, and of the backend of that name where there is one."""
-    if library == "cupy" and not shutil.which("nvidia-smi"):
-        session.skip("no GPU here")
-    if library == "torch":
-        session.install(*PINNED, "torch")  # first and by its exact pin: anything looser may bring gigabytes of CUDA
-    extras = [name for name in LIBRARIES[library] if "-" not in name]
-    session.install(*PINNED, f".[{','.join(extras)}]", *(name for name in LIBRARIES[library] if "-" in name))
-    session.run("kvref", "check", "reference" if library == "numpy" else f"reference:{library}")
-    if library == "numpy":
-        session.run("kvref", "check", "numpy")
+@nox.session(python=HERE)
+@nox.parametrize("library", list(JUDGED))
+def matrix(session: nox.Session, library: str) -> None:
+    """`kvref check` on each Python that is here, with the newest NumPy, the oldest supported one, and array-api-strict."""
+    pinned = PINNED
+    if library == "numpy-oldest":
+        others = [line for line in Path("constraints.txt").read_text().splitlines() if not line.startswith("numpy==")]
+        constraints = Path(session.create_tmp()) / "constraints.txt"
+        constraints.write_text("\n".join([*others, f"numpy=={OLDEST_NUMPY}", ""]))
+        pinned = ("-c", str(constraints))
+    session.install(*pinned, ".[conformance]", *(["array-api-strict"] if library == "strict" else []))
+    for name in JUDGED[library]:
+        _check(session, name, f"Python {session.python}", library, () if library == "numpy" else QUICK)
 
 
 @nox.session
 def theirs(session: nox.Session) -> None:
-    """The tests that need torch and transformers, and a report on the caches other people wrote."""
-    session.install(*PINNED, "torch")
+    """What needs torch: its backend and the reference on it, the tests, and a report on the caches other people wrote."""
+    session.install(*PINNED, "torch")  # first and by its exact pin: anything looser may bring gigabytes of CUDA
     session.install(*PINNED, "-e", ".[dev]", "transformers")
     session.run("pytest", "-m", "torch", *session.posargs)
+    for name in ("torch", "reference:torch"):
+        _check(session, name, "torch", "CPU")
     for name in THEIRS:
         # 1 is a finding (docs/findings.md), which the tests hold still; 2 would be a judge that cannot run.
         session.run("kvref", "check", name, success_codes=[0, 1])
@@ -74,6 +98,39 @@ def browser(session: nox.Session) -> None:
 
 
 @nox.session
+def gpu(session: nox.Session) -> None:
+    """Every clause on the GPU, with CuPy and PyTorch, and a bench of both: the results go to docs/results, to be committed."""
+    if not shutil.which("nvidia-smi"):
+        for name in GPU:
+            _note(name, "GPU", "no GPU here")
+        session.skip("no GPU here")
+    session.install("-c", "constraints.txt", "torch", "cupy-cuda12x", "numpy")
+    session.install("-c", "constraints.txt", ".[conformance]")
+    folder = Path("docs/results")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in GPU:
+        _check(session, name, "GPU", "", folder=folder)
+    plot, figures = folder / "bench-gpu.svg", folder / "bench-gpu.json"
+    session.run("kvref", "bench", "cupy", "torch:cuda", "torch-compiled:cuda", "--json", str(figures), "--plot", str(plot))
+
+
+@nox.session(venv_backend="none")
+def table(session: nox.Session) -> None:
+    """What the sessions found: a line an implementation and place."""
+    session.log(f"{'':22} {'':12} {'implementation':22} {'passed':>7} {'failed':>7}")
+    for path in sorted(RESULTS.glob("*.note")):
+        note = json.loads(path.read_text())
+        said = note["why"]
+        if note["file"]:
+            verdicts = [clause["verdict"] for clause in json.loads(Path(note["file"]).read_text())["clauses"]]
+            said = f"{verdicts.count('passed'):7} {verdicts.count('failed'):7}"
+        session.log(f"{note['place']:22} {note['library']:12} {note['name']:22} {said}")
+    for python in PYTHONS:
+        if python not in HERE:
+            session.log(f"{f'Python {python}':22} no such Python here")
+
+
+@nox.session
 def mutation(session: nox.Session) -> None:
     """Change kvref's code in some thousand small ways: the judge and the tests must notice. Takes a quarter of an hour.
 
@@ -83,3 +140,28 @@ def mutation(session: nox.Session) -> None:
     session.run("mutmut", "run", *(session.posargs or [f"kvref.{name}*" for name in MUTATED]))
     session.run("mutmut", "results")
     session.run("python", "conformance/tests/mutants.py", "--least", "0.9")
+
+
+def _check(
+    session: nox.Session, name: str, place: str, library: str, options: tuple[str, ...] = (), folder: Path = RESULTS
+) -> None:
+    """`kvref check`, with its results where the table finds them."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    file = folder / f"{_slug(name, place, library)}.json"
+    file.unlink(missing_ok=True)
+    _note(name, place, "it did not finish", library)
+    try:
+        session.run("kvref", "check", name, "--json", str(file), *options)
+    finally:
+        if file.exists():
+            _note(name, place, "", library, str(file))
+
+
+def _note(name: str, place: str, why: str, library: str = "", file: str = "") -> None:
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    note = {"name": name, "place": place, "library": library, "why": why, "file": file}
+    (RESULTS / f"{_slug(name, place, library)}.note").write_text(json.dumps(note))
+
+
+def _slug(*words: str) -> str:
+    return "-".join(word.replace(" ", "-").replace(":", "-") for word in words if word)

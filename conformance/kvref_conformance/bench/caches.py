@@ -19,11 +19,11 @@ from kvref_conformance.bench.kernels import waiting
 HEADS, DIM = 8, 128
 CONTEXTS = (1024, 8192, 32768)
 SEQUENCES = 64
-ROOM = 4096  # tokens a cache has room for beyond its context
+ROOM = 4096  # tokens that caches have room for beyond their context, over a batch
 PREFILL = 4096
 MIGRATED = 64
 LAYERS = 32
-STEPS = 1024  # that a contest may take
+STEPS, BOOKKEEPING_STEPS = 128, 1024  # that a contest may take
 SHAPE = f"{HEADS} x {DIM}"
 
 
@@ -58,7 +58,7 @@ def _append(backends: list[kvref.Backend], context: int, batch: int, title: str)
 
 
 def _appending(backend: kvref.Backend, context: int, token: Array) -> Callable[[], object]:
-    longest = context + ROOM
+    longest = context + ROOM // token.shape[0]
     cache = kvref.ContiguousCache(kvref.ContiguousConfig(HEADS, DIM, longest, token.shape[0], longest), backend)
     cache.advance(context)
 
@@ -75,14 +75,15 @@ def _slices(context: int, token: Any) -> Iterator[Entry]:
     """What is there to beat: two slices assigned, and nothing checked."""
 
     def assigning(zeros: Callable[[tuple[int, ...]], Any], one: Any) -> Callable[[], object]:
-        shape = (token.shape[0], HEADS, context + ROOM, DIM)
+        longest = context + ROOM // token.shape[0]
+        shape = (token.shape[0], HEADS, longest, DIM)
         keys, values, end = zeros(shape), zeros(shape), [context]
 
         def step() -> None:
             position = end[0]
             keys[:, :, position : position + 1] = one
             values[:, :, position : position + 1] = one
-            end[0] = position + 1 if position + 1 < context + ROOM else context
+            end[0] = position + 1 if position + 1 < longest else context
 
         return step
 
@@ -119,9 +120,11 @@ def _filling_blocks(backend: kvref.Backend, rows: Array) -> Callable[[], object]
     return lambda: cache.write(sequence, 0, 0, rows, rows)
 
 
-def _paged(backend: kvref.Backend, layers: int, heads: int, dim: int, context: int) -> tuple[kvref.PagedCache, list[int]]:
+def _paged(
+    backend: kvref.Backend, layers: int, heads: int, dim: int, context: int, steps: int
+) -> tuple[kvref.PagedCache, list[int]]:
     """SEQUENCES sequences of `context` tokens, a few less each, so that they do not all need a block at the same step."""
-    blocks = SEQUENCES * layers * ((context + STEPS) // 16)
+    blocks = SEQUENCES * layers * ((context + steps) // 16)
     cache = kvref.PagedCache(kvref.PagedConfig(blocks, layers, heads, dim), backend)
     sequences = [cache.create() for _ in range(SEQUENCES)]
     for number, sequence in enumerate(sequences):
@@ -131,15 +134,15 @@ def _paged(backend: kvref.Backend, layers: int, heads: int, dim: int, context: i
     return cache, sequences
 
 
-def _stepping(backend: kvref.Backend, layers: int, heads: int, dim: int, context: int) -> Callable[[], object]:
-    cache, sequences = _paged(backend, layers, heads, dim, context)
+def _stepping(backend: kvref.Backend, layers: int, heads: int, dim: int, context: int, steps: int) -> Callable[[], object]:
+    cache, sequences = _paged(backend, layers, heads, dim, context, steps)
     tokens = backend.asarray(np.ones((layers, SEQUENCES, heads, dim), np.float32))
     return lambda: cache.append_step(sequences, tokens, tokens)
 
 
 def _decode(backends: list[kvref.Backend], title: str) -> Contest:
     layers = 2
-    entries = [_entry("paged", backend, _stepping(backend, layers, HEADS, DIM, 512)) for backend in backends]
+    entries = [_entry("paged", backend, _stepping(backend, layers, HEADS, DIM, 512, STEPS)) for backend in backends]
     moved = 4 * layers * SEQUENCES * HEADS * DIM * 4
     return Contest(title, SHAPE, moved, entries)
 
@@ -148,11 +151,11 @@ def _gather(backends: list[kvref.Backend], title: str) -> Contest:
     context = 512
     entries = []
     for backend in backends:
-        cache, sequences = _paged(backend, 1, HEADS, DIM, context)
+        cache, sequences = _paged(backend, 1, HEADS, DIM, context, 0)
         entries.append(_entry("paged", backend, partial(cache.gather_batch, sequences, 0)))
     tokens = sum(context - number % 16 for number in range(SEQUENCES))
-    slots = np.random.default_rng(0).permutation(SEQUENCES * (context + 64))[:tokens]
-    store = np.ones((2, SEQUENCES * (context + 64), HEADS, DIM), np.float32)
+    slots = np.random.default_rng(0).permutation(SEQUENCES * context)[:tokens]
+    store = np.ones((2, SEQUENCES * context, HEADS, DIM), np.float32)
     entries.append(Entry("numpy: store[slots], keys and values", lambda: (store[0][slots], store[1][slots])))
     return Contest(title, SHAPE, 4 * tokens * HEADS * DIM * 4, entries)
 
@@ -188,5 +191,5 @@ class _NoKernels:
 
 def _bookkeeping(context: int, title: str) -> Contest:
     backend: Any = _NoKernels()
-    entry = Entry(f"kvref paged, {LAYERS} layers", _stepping(backend, LAYERS, 1, 1, context))
+    entry = Entry(f"kvref paged, {LAYERS} layers", _stepping(backend, LAYERS, 1, 1, context, BOOKKEEPING_STEPS))
     return Contest(title, "no data", 0, [entry])

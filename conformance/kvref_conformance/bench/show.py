@@ -25,7 +25,7 @@ def table(outcome: Outcome) -> Table:
     found.add_column("time", justify="right", width=8)
     if contest.bytes:
         found.add_column("x memcpy", justify="right", width=8)
-        found.add_column("quartiles", justify="right", style="dim", width=12, no_wrap=True)
+        found.add_column("quartiles", justify="right", style="dim", width=11, no_wrap=True)
     if contest.data:
         found.add_column("x data", justify="right", width=6)
     for score in sorted(outcome.scores, key=lambda score: score.seconds):
@@ -98,4 +98,6 @@ def _quartiles(spread: Spread) -> str:
 
 
 def _ratio(ratio: float) -> str:
+    if ratio >= 10_000:
+        return f"{ratio / 1000:.0f}k"
     return f"{ratio:.0f}" if ratio >= 100 else f"{ratio:.3g}"
