@@ -36,7 +36,12 @@ def accept_pair(keys: Array, values: Array, shape: Sequence[int | str], backend:
 
 
 def check_storable(name: str, rows: Array, format: Format, backend: Backend) -> None:
-    """Raise NonFinite where `format` would read finite `rows` back as infinite, or not at all (TIER-13)."""
-    read_back = backend.dequantize(backend.quantize(rows, format), rows.shape[-1], format)
-    if not bool(backend.xp.all(backend.xp.isfinite(read_back))):
+    """Raise NonFinite where a plain `format` would read finite `rows`, at least one, back as infinite (TIER-13).
+
+    Rounding keeps the order of numbers: where the largest and the least can be held, all can.
+    """
+    xp = backend.xp
+    extremes = xp.stack([xp.max(rows), xp.min(rows)])
+    read_back = backend.dequantize(backend.quantize(extremes, format), 2, format)
+    if not bool(xp.all(xp.isfinite(read_back))):
         raise NonFinite(f"{name}: expected values that {format.name} can hold, got one beyond its range")

@@ -260,8 +260,9 @@ class TieredCache:
 
     def _check_storable(self, name: str, rows: Array) -> None:
         """Every later tier must be able to take the row, whatever the policy becomes: its range must be finite too."""
-        if rows.shape[0]:
-            check_range(name, finite_rows(self._backend.xp.reshape(rows, (rows.shape[0], -1))))
+        if rows.shape[0] == 0:
+            return
+        check_range(name, finite_rows(self._backend.xp.reshape(rows, (rows.shape[0], -1))))
         if self.config.tail_length:
             check_storable(name, rows, FORMATS[self.config.tail_dtype], self._backend)
 
