@@ -91,7 +91,10 @@ class TorchBackend:
             kept = kept[len(kept) - 1 - np.unique(numbers[kept][::-1], return_index=True)[1]]
         if len(kept) < len(numbers):
             numbers, rows = numbers[kept], rows[self._index(kept)]
-        store.index_copy_(0, self._index(numbers), rows.to(store.dtype))
+        if self._device.type == "cpu":
+            _bits(store)[numbers] = _bits(rows.to(store.dtype))  # a third faster than index_copy_
+        else:
+            store.index_copy_(0, self._index(numbers), rows.to(store.dtype))
         return store
 
     def gather(self, store: Array, slots: Slots, out: Array | None = None) -> Array:
@@ -205,6 +208,11 @@ def backend(device: str = "cpu", compile: bool = False) -> TorchBackend:
 
 def compiled(device: str = "cpu") -> TorchBackend:
     return TorchBackend(device, compile=True)
+
+
+def _bits(tensor: Array) -> Array:
+    """The same memory as NumPy's, which has no bfloat16."""
+    return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
 
 
 def _checked(slots: Slots, stop: int) -> Array:

@@ -202,7 +202,7 @@ def backend(name: str = "reference", **options: object) -> Backend:
     try:
         factory = installed[kind].load()
     except ImportError as error:
-        raise BackendNotFound(f"backend {kind} cannot be imported: {error} (pip install {error.name})") from error
+        raise BackendNotFound(f"backend {kind}: expected {error.name or 'its library'} to be installed, got {error}") from error
     try:
         found: Backend = factory(**({"device": place} if place else {}), **options)
     except TypeError as error:

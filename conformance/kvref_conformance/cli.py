@@ -39,7 +39,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--clause", default="*", metavar="GLOB", help="only these clauses: PAGED-07, 'FMT-*', ...")
     check.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the random inputs (default %(default)s)")
     check.add_argument("--examples", type=int, default=EXAMPLES, metavar="N", help="sequences of calls a family (%(default)s)")
-    check.add_argument("--deep", action="store_true", help="many more and longer sequences: minutes instead of seconds")
+    check.add_argument("--deep", action="store_true", help="many more and longer sequences: half an hour of them")
     check.add_argument("--isolate", action="store_true", help="run it in a child process, which it may take down")
     check.add_argument("--timeout", type=float, default=TIMEOUT, metavar="S", help="seconds a call may take (%(default)g)")
     check.add_argument("--traces", metavar="DIR", help="keep the conversations that passed, as traces")

@@ -11,9 +11,9 @@ from kvref.array import ITEM_BYTES, Array
 from kvref.formats import element_format
 from kvref_conformance.bench import rivals
 from kvref_conformance.bench.contest import Contest, Entry
+from kvref_conformance.bench.rivals import BLOCK_SIZE
 
 SHAPES = ((8, 128), (2, 64), (1, 576))  # kv heads and head_dim: Llama-like, small, a latent
-BLOCK_SIZE = 16
 Make = Callable[[kvref.Backend, Array, Any], Callable[[], object]]  # what is timed, of rows and how they are stored
 ELEMENTS = ("float8_e4m3fn", "float8_e5m2")
 

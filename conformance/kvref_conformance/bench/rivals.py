@@ -11,6 +11,8 @@ import numpy as np
 
 from kvref_conformance.bench.contest import Entry
 
+BLOCK_SIZE = 16
+
 
 def here(*packages: str) -> bool:
     return all(find_spec(package) for package in packages)
@@ -44,7 +46,12 @@ def _plain(title: str, rows: Any, slots: Any) -> Iterator[Entry]:
     def assigned() -> None:
         out[slots] = rows
 
+    def one_by_one() -> None:
+        for to, start in enumerate(slots[::BLOCK_SIZE]):
+            out[to * BLOCK_SIZE : (to + 1) * BLOCK_SIZE] = rows[start : start + BLOCK_SIZE]
+
     if title.startswith("gather"):
+        yield Entry("memcpy, a block at a time", one_by_one)
         yield Entry("numpy: store[slots]", lambda: rows[slots])
         if here("torch"):
             import torch

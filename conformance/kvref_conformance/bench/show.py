@@ -55,7 +55,8 @@ def plot(machine: dict[str, Any], outcomes: list[Outcome]) -> str:
     def x(ratio: float) -> float:
         return round(PLOT_WIDTH * (math.log10(ratio) - least) / (most - least), 1)
 
-    ticks = [{"x": x(10.0**power), "value": 10.0**power, "label": f"{10.0**power:g}"} for power in range(least, most + 1)]
+    powers = [10.0**power for power in range(least, most + 1)]
+    ticks = [{"x": x(power), "value": power, "label": f"{power:,g}" if power < 1 else f"{power:,.0f}"} for power in powers]
     lines: list[dict[str, Any]] = [
         {
             "title": f"{outcome.contest.title} ({outcome.contest.shape})",
