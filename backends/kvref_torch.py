@@ -212,7 +212,7 @@ def compiled(device: str = "cpu") -> TorchBackend:
 
 def _bits(tensor: Array) -> Array:
     """The same memory as NumPy's, which has no bfloat16."""
-    return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).detach().numpy()
 
 
 def _checked(slots: Slots, stop: int) -> Array:
