@@ -14,7 +14,7 @@ import kvref
 from kvref.array import Array
 from kvref_conformance.bench import rivals
 from kvref_conformance.bench.contest import Contest, Entry
-from kvref_conformance.bench.kernels import waiting
+from kvref_conformance.bench.kernels import place_of
 
 HEADS, DIM = 8, 128
 CONTEXTS = (1024, 8192, 32768)
@@ -47,7 +47,7 @@ def _random(*shape: int) -> Any:
 
 
 def _entry(cache: str, backend: kvref.Backend, run: Callable[[], object]) -> Entry:
-    return Entry(f"kvref {cache}{' ' if cache else ''}{backend.name}", run, waiting(backend))
+    return Entry(f"kvref {cache}{' ' if cache else ''}{backend.name}", run, place_of(backend))
 
 
 def _append(backends: list[kvref.Backend], context: int, batch: int, title: str) -> Contest:

@@ -26,13 +26,30 @@ PACKAGES = ("numpy", "torch", "cupy-cuda12x", "transformers", "torchao", "optimu
 Spread = tuple[float, float, float]  # median, lower and upper quartile
 
 
+def memcpy(size: int) -> Callable[[], object]:
+    """What copies `size` bytes, which reads as many and writes as many."""
+    source, target = np.ones(size, np.uint8), np.ones(size, np.uint8)
+    return lambda: np.copyto(target, source)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where something runs. memcpy: what copies so many bytes there. wait: until a device has done what it was told."""
+
+    memcpy: Callable[[int], Callable[[], object]] = memcpy
+    wait: Callable[[], object] = lambda: None
+
+
+HOST = Place()
+
+
 @dataclass(frozen=True)
 class Entry:
-    """One way. who: whose, as a person reads it. wait: until a device has done what it was told."""
+    """One way. who: whose, as a person reads it."""
 
     who: str
     run: Callable[[], object]
-    wait: Callable[[], object] = lambda: None
+    place: Place = HOST
 
 
 @dataclass(frozen=True)
@@ -65,9 +82,11 @@ class Outcome:
 
 
 def hold(contest: Contest) -> Outcome:
-    """Every entry and the two memcpys in turn, for some rounds."""
-    copies = {size: _memcpy(size) for size in {contest.bytes // 2, contest.data} if size}
-    runs = [(copy, lambda: None) for copy in copies.values()] + [(entry.run, entry.wait) for entry in contest.entries]
+    """Every entry, and the memcpys of the places they run in, in turn, for some rounds."""
+    sizes = [size for size in {contest.bytes // 2, contest.data} if size]
+    copies = [(place, size) for place in {entry.place for entry in contest.entries} for size in sizes]
+    runs = [(place.memcpy(size), place.wait) for place, size in copies]
+    runs += [(entry.run, entry.place.wait) for entry in contest.entries]
     repeats = [_repeats(run, wait) for run, wait in runs]
     rounds: list[list[float]] = []
     end = perf_counter() + SECONDS
@@ -75,18 +94,11 @@ def hold(contest: Contest) -> Outcome:
         rounds.append([_time(run, wait, often) for (run, wait), often in zip(runs, repeats, strict=True)])
     columns = list(zip(*rounds, strict=True))
     copied = dict(zip(copies, columns, strict=False))
-    moved, data = copied.get(contest.bytes // 2), copied.get(contest.data)
-    scores = [
-        Score(entry.who, _spread(times), moved and _over(times, moved), data and _over(times, data))
-        for entry, times in zip(contest.entries, columns[len(copies) :], strict=True)
-    ]
+    scores = []
+    for entry, times in zip(contest.entries, columns[len(copies) :], strict=True):
+        moved, data = (copied.get((entry.place, size)) for size in (contest.bytes // 2, contest.data))
+        scores.append(Score(entry.who, _spread(times), moved and _over(times, moved), data and _over(times, data)))
     return Outcome(replace(contest, entries=[]), scores)  # what they ran on may be gigabytes
-
-
-def _memcpy(size: int) -> Callable[[], object]:
-    """Copies `size` bytes, which reads as many and writes as many."""
-    source, target = np.ones(size, np.uint8), np.ones(size, np.uint8)
-    return lambda: np.copyto(target, source)
 
 
 def _repeats(run: Callable[[], object], wait: Callable[[], object]) -> int:

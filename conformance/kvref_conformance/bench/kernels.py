@@ -1,7 +1,7 @@
 """Contests of kernels: what each backend does with rows of float32, into memory that is there already."""
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import kvref
 from kvref.array import ITEM_BYTES, Array
 from kvref.formats import element_format
 from kvref_conformance.bench import rivals
-from kvref_conformance.bench.contest import Contest, Entry
+from kvref_conformance.bench.contest import HOST, Contest, Entry, Place
 from kvref_conformance.bench.rivals import BLOCK_SIZE
 
 SHAPES = ((8, 128), (2, 64), (1, 576))  # kv heads and head_dim: Llama-like, small, a latent
@@ -18,17 +18,23 @@ Make = Callable[[kvref.Backend, Array, Any], Callable[[], object]]  # what is ti
 ELEMENTS = ("float8_e4m3fn", "float8_e5m2")
 
 
-def waiting(backend: kvref.Backend) -> Callable[[], object]:
-    """What waits for the backend's device."""
+@cache
+def place_of(backend: kvref.Backend) -> Place:
+    """The host, or the device that a backend works on."""
     if backend.name.startswith("torch") and ":" in backend.name:
         import torch
 
-        return partial(torch.cuda.synchronize)
+        return Place(partial(_copying, backend), torch.accelerator.synchronize)
     if backend.name == "cupy":
         import cupy
 
-        return partial(cupy.cuda.Device().synchronize)
-    return lambda: None
+        return Place(partial(_copying, backend), cupy.cuda.Device().synchronize)
+    return HOST
+
+
+def _copying(backend: kvref.Backend, size: int) -> Callable[[], object]:
+    source, target = backend.zeros((1, 1, size, 1), "uint8"), backend.zeros((1, 1, size, 1), "uint8")
+    return lambda: backend.update(target, source, 0)
 
 
 def contests(backends: list[kvref.Backend], megabytes: int, wanted: Callable[[str], bool]) -> Iterator[Contest]:
@@ -66,7 +72,8 @@ def contests(backends: list[kvref.Backend], megabytes: int, wanted: Callable[[st
 
 def _contest(title: str, shape: str, moved: int, rows: Any, backends: list[kvref.Backend], make: Make, how: Any) -> Contest:
     entries = [
-        Entry(f"kvref {backend.name}", make(backend, backend.asarray(rows.copy()), how), waiting(backend)) for backend in backends
+        Entry(f"kvref {backend.name}", make(backend, backend.asarray(rows.copy()), how), place_of(backend))
+        for backend in backends
     ]
     entries += rivals.of_kernel(title, rows, how)
     return Contest(title, shape, moved, entries, data=rows.nbytes)
