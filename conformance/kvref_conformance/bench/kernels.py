@@ -1,7 +1,7 @@
 """Contests of kernels: what each backend does with rows of float32, into memory that is there already."""
 
 from collections.abc import Callable, Iterator
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,6 @@ Make = Callable[[kvref.Backend, Array, Any], Callable[[], object]]  # what is ti
 ELEMENTS = ("float8_e4m3fn", "float8_e5m2")
 
 
-@cache
 def place_of(backend: kvref.Backend) -> Place:
     """The host, or the device that a backend works on."""
     if backend.name.startswith("torch") and ":" in backend.name:
@@ -71,10 +70,8 @@ def contests(backends: list[kvref.Backend], megabytes: int, wanted: Callable[[st
 
 
 def _contest(title: str, shape: str, moved: int, rows: Any, backends: list[kvref.Backend], make: Make, how: Any) -> Contest:
-    entries = [
-        Entry(f"kvref {backend.name}", make(backend, backend.asarray(rows.copy()), how), place_of(backend))
-        for backend in backends
-    ]
+    runs = [make(backend, backend.asarray(rows.copy()), how) for backend in backends]
+    entries = [Entry(f"kvref {backend.name}", run, place_of(backend)) for backend, run in zip(backends, runs, strict=True)]
     entries += rivals.of_kernel(title, rows, how)
     return Contest(title, shape, moved, entries, data=rows.nbytes)
 
