@@ -104,7 +104,12 @@ def _names() -> Iterator[str]:
 
 def _reference(library: str) -> kvref.Backend:
     if library != "strict":
-        return kvref.ReferenceBackend(library)
+        backend = kvref.ReferenceBackend(library)
+        try:
+            backend.zeros((1,), "float32")
+        except Exception as error:  # a library that is here, and the device that it needs is not
+            raise CannotRun(f"reference:{library}: {_one_line(error)}") from error
+        return backend
     try:
         import array_api_strict as strict
     except ImportError as error:
