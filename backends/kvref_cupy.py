@@ -15,8 +15,8 @@ import cupy
 import numpy as np
 
 from kvref.array import Array, Namespace, Shape
-from kvref.backend import Slots, check_rows
-from kvref.errors import BackendNotFound, NonFinite, SlotOutOfRange
+from kvref.backend import Slots, check_rows, host_slots, rows_that_count, slots_to_gather
+from kvref.errors import BackendNotFound, NonFinite
 from kvref.formats import Format, Quantized, SmallFloat
 from kvref.formats.affine import LEAST_SCALE as LEAST_AFFINE_SCALE
 from kvref.formats.affine import AffineRow
@@ -52,11 +52,9 @@ class CuPyBackend:
         return buffer
 
     def scatter(self, store: Array, slots: Slots, rows: Array) -> Array:
-        numbers = _checked(slots, store.shape[0])
+        numbers = host_slots(slots, store.shape[0], self.to_numpy)
         check_rows(store, len(numbers), rows)
-        kept = np.flatnonzero(numbers >= 0)
-        if len(kept) > 1:  # parallel writers would mix rows: the last of a slot counts (KERN-07)
-            kept = kept[len(kept) - 1 - np.unique(numbers[kept][::-1], return_index=True)[1]]
+        kept = rows_that_count(numbers)
         if len(kept) < len(numbers):
             numbers, rows = numbers[kept], cupy.take(rows, cupy.asarray(kept), axis=0)
         if len(numbers):
@@ -64,9 +62,7 @@ class CuPyBackend:
         return store
 
     def gather(self, store: Array, slots: Slots, out: Array | None = None) -> Array:
-        numbers = _checked(slots, store.shape[0])
-        if numbers.min(initial=0) < 0:
-            raise SlotOutOfRange(f"slot: expected an integer of at least 0 to gather, got {numbers.min()}")
+        numbers = slots_to_gather(slots, store.shape[0], self.to_numpy)
         return cupy.take(store, cupy.asarray(numbers), axis=0, out=out)
 
     def quantize(self, rows: Array, format: Format, out: Quantized | None = None) -> Quantized:
@@ -158,13 +154,6 @@ def _element(name: str) -> tuple[Any, ...]:
     f = ELEMENTS[name]
     signed = np.int32(f.bits), np.int32(f.mantissa_bits), np.int32(f.bias)
     return *signed, np.uint32(f.largest), np.uint32(f.nan), np.uint32(f.infinity or 0)
-
-
-def _checked(slots: Slots, stop: int) -> Array:
-    numbers = np.asarray(cupy.asnumpy(slots) if isinstance(slots, cupy.ndarray) else slots, dtype=np.int64)
-    if numbers.max(initial=-1) >= stop:
-        raise SlotOutOfRange(f"slot: expected an integer below {stop}, got {numbers.max()}")
-    return numbers
 
 
 def _own(array: Array) -> Array:

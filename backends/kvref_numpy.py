@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvref.array import Array, Namespace, Shape
-from kvref.backend import Slots, check_rows
-from kvref.errors import NonFinite, SlotOutOfRange
+from kvref.backend import Slots, check_rows, host_slots, slots_to_gather
+from kvref.errors import NonFinite
 from kvref.formats import Format, Quantized, SmallFloat
 from kvref.formats.affine import LEAST_SCALE as LEAST_AFFINE_SCALE
 from kvref.formats.affine import AffineRow, check_range
@@ -62,7 +62,7 @@ class NumPyBackend:
         return buffer
 
     def scatter(self, store: Array, slots: Slots, rows: Array) -> Array:
-        slots = _checked(slots, store.shape[0])
+        slots = host_slots(slots, store.shape[0], self.to_numpy)
         check_rows(store, len(slots), rows)
         named = slots >= 0
         if named.all():
@@ -72,9 +72,7 @@ class NumPyBackend:
         return store
 
     def gather(self, store: Array, slots: Slots, out: Array | None = None) -> Array:
-        slots = _checked(slots, store.shape[0])
-        if slots.min(initial=0) < 0:
-            raise SlotOutOfRange(f"slot: expected an integer of at least 0 to gather, got {slots.min()}")
+        slots = slots_to_gather(slots, store.shape[0], self.to_numpy)
         return np.take(store, slots, axis=0, out=out, mode="clip")  # checked above: "raise" would go by way of a buffer
 
     def quantize(self, rows: Array, format: Format, out: Quantized | None = None) -> Quantized:
@@ -200,13 +198,6 @@ def _pieces(*arrays: Array) -> Iterator[list[Array]]:
     rows = max(1, BLOCK * len(arrays[0]) // max(1, arrays[0].size))
     for start in range(0, len(arrays[0]), rows):
         yield [each[start : start + rows] for each in arrays]
-
-
-def _checked(slots: Slots, stop: int) -> NDArray[np.int64]:
-    numbers = np.asarray(slots, dtype=np.int64)
-    if numbers.max(initial=-1) >= stop:
-        raise SlotOutOfRange(f"slot: expected an integer below {stop}, got {numbers.max()}")
-    return numbers
 
 
 def _symmetric(x: F32, codes: Array, scale: F32, format: SymmetricRow) -> None:

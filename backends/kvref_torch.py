@@ -22,8 +22,8 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from kvref.array import Array, Namespace, Shape
-from kvref.backend import Slots, check_rows
-from kvref.errors import BackendNotFound, NonFinite, SlotOutOfRange
+from kvref.backend import Slots, check_rows, host_slots, rows_that_count, slots_to_gather
+from kvref.errors import BackendNotFound, NonFinite
 from kvref.formats import Format, Quantized, SmallFloat
 from kvref.formats.affine import LEAST_SCALE as LEAST_AFFINE_SCALE
 from kvref.formats.affine import AffineRow
@@ -84,11 +84,9 @@ class TorchBackend:
         return buffer
 
     def scatter(self, store: Array, slots: Slots, rows: Array) -> Array:
-        numbers = _checked(slots, store.shape[0])
+        numbers = host_slots(slots, store.shape[0], self.to_numpy)
         check_rows(store, len(numbers), rows)
-        kept = np.flatnonzero(numbers >= 0)
-        if self._device.type != "cpu" and len(kept) > 1:  # parallel writers would mix rows: the last of a slot counts (KERN-07)
-            kept = kept[len(kept) - 1 - np.unique(numbers[kept][::-1], return_index=True)[1]]
+        kept = np.flatnonzero(numbers >= 0) if self._device.type == "cpu" else rows_that_count(numbers)
         if len(kept) < len(numbers):
             numbers, rows = numbers[kept], rows[self._index(kept)]
         if self._device.type == "cpu":
@@ -98,9 +96,7 @@ class TorchBackend:
         return store
 
     def gather(self, store: Array, slots: Slots, out: Array | None = None) -> Array:
-        numbers = _checked(slots, store.shape[0])
-        if numbers.min(initial=0) < 0:
-            raise SlotOutOfRange(f"slot: expected an integer of at least 0 to gather, got {numbers.min()}")
+        numbers = slots_to_gather(slots, store.shape[0], self.to_numpy)
         return torch.index_select(store, 0, self._index(numbers), out=out)
 
     def quantize(self, rows: Array, format: Format, out: Quantized | None = None) -> Quantized:
@@ -213,14 +209,6 @@ def compiled(device: str = "cpu") -> TorchBackend:
 def _bits(tensor: Array) -> Array:
     """The same memory as NumPy's, which has no bfloat16."""
     return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).detach().numpy()
-
-
-def _checked(slots: Slots, stop: int) -> Array:
-    numbers = slots.cpu().numpy() if isinstance(slots, torch.Tensor) else slots
-    numbers = np.asarray(numbers, dtype=np.int64)
-    if numbers.max(initial=-1) >= stop:
-        raise SlotOutOfRange(f"slot: expected an integer below {stop}, got {numbers.max()}")
-    return numbers
 
 
 def _all_finite(*arrays: Array) -> bool:

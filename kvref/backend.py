@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvref.array import Array, Namespace, Shape
 from kvref.errors import BackendNotFound, ShapeMismatch, SlotOutOfRange
@@ -77,13 +78,27 @@ class Backend(Protocol):
         """
 
 
-def host_slots(slots: Slots, stop: int, to_numpy: Callable[[Array], Array]) -> list[int]:
-    """Slots as Python integers, each below `stop`. Raises SlotOutOfRange (KERN-03)."""
-    numbers = [int(slot) for slot in (to_numpy(slots) if hasattr(slots, "shape") else slots)]
-    for slot in numbers:
-        if slot >= stop:
-            raise SlotOutOfRange(f"slot: expected an integer below {stop}, got {slot}")
+def host_slots(slots: Slots, stop: int, to_numpy: Callable[[Array], Array]) -> NDArray[np.int64]:
+    """Slots to write to, on the host: each below `stop`, a negative one to be skipped. Raises SlotOutOfRange (KERN-03)."""
+    known = isinstance(slots, np.ndarray) or not hasattr(slots, "shape")
+    numbers: NDArray[np.int64] = np.asarray(slots if known else to_numpy(slots), dtype=np.int64)
+    if numbers.max(initial=-1) >= stop:
+        raise SlotOutOfRange(f"slot: expected an integer below {stop}, got {numbers.max()}")
     return numbers
+
+
+def slots_to_gather(slots: Slots, stop: int, to_numpy: Callable[[Array], Array]) -> NDArray[np.int64]:
+    """Slots to read from: none of them negative either."""
+    numbers = host_slots(slots, stop, to_numpy)
+    if numbers.min(initial=0) < 0:
+        raise SlotOutOfRange(f"slot: expected an integer of at least 0 to gather, got {numbers.min()}")
+    return numbers
+
+
+def rows_that_count(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Of rows to be scattered by parallel writers, those to write: none to be skipped, of each slot the last (KERN-07)."""
+    kept = np.flatnonzero(numbers >= 0)
+    return kept[len(kept) - 1 - np.unique(numbers[kept][::-1], return_index=True)[1]]
 
 
 def check_rows(store: Array, count: int, rows: Array) -> None:
@@ -130,7 +145,7 @@ class ReferenceBackend:
         return buffer
 
     def scatter(self, store: Array, slots: Slots, rows: Array) -> Array:
-        slots = host_slots(slots, store.shape[0], self.to_numpy)
+        slots = host_slots(slots, store.shape[0], self.to_numpy).tolist()
         check_rows(store, len(slots), rows)
         for row, slot in enumerate(slots):
             if slot >= 0:
@@ -138,9 +153,7 @@ class ReferenceBackend:
         return store
 
     def gather(self, store: Array, slots: Slots, out: Array | None = None) -> Array:
-        slots = host_slots(slots, store.shape[0], self.to_numpy)
-        if any(slot < 0 for slot in slots):
-            raise SlotOutOfRange(f"slot: expected an integer of at least 0 to gather, got {min(slots)}")
+        slots = slots_to_gather(slots, store.shape[0], self.to_numpy).tolist()
         return _filled(out, self.xp.take(store, self.asarray(slots, "int64"), axis=0))
 
     def quantize(self, rows: Array, format: Format, out: Quantized | None = None) -> Quantized:
