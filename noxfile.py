@@ -119,8 +119,8 @@ def gpu(session: nox.Session) -> None:
 def table(session: nox.Session) -> None:
     """What the sessions found: a line an implementation and place."""
     session.log(f"{'':22} {'':12} {'implementation':22} {'passed':>7} {'failed':>7}")
-    for path in sorted(RESULTS.glob("*.note")):
-        note = json.loads(path.read_text())
+    notes = [json.loads(path.read_text()) for path in RESULTS.glob("*.note")]
+    for note in sorted(notes, key=lambda note: (note["place"], note["library"], note["name"])):
         said = note["why"]
         if note["file"]:
             verdicts = [clause["verdict"] for clause in json.loads(Path(note["file"]).read_text())["clauses"]]

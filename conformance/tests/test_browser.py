@@ -6,6 +6,7 @@ import shutil
 import pytest
 from test_report import EVIL, document
 
+from kvref_conformance.clauses import all_clauses
 from kvref_conformance.report.html import Run, write_site
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright (nox -s browser)")
@@ -73,7 +74,7 @@ def test_the_filters_narrow_the_matrix_and_show_all_undoes_them(open_page):
     page = open_page()
     everything = shown(page)
     page.select_option("select[name=chapter]", "PAGED")
-    assert shown(page) == 15
+    assert shown(page) == sum(clause.chapter == "PAGED" for clause in all_clauses().values())
     page.select_option("select[name=verdict]", "failed")
     assert shown(page) == 0
     assert page.locator("#count").text_content() == f"0 of {everything} clauses"
