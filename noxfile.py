@@ -138,6 +138,11 @@ def mutation(session: nox.Session) -> None:
     `nox -s mutation -- "kvref.tiered*"` mutates one module; `mutmut show NAME` then shows a survivor.
     """
     session.install(*PINNED, "-e", ".[dev]", "mutmut")
+    # The judge's checks are collected from the mutants' own tree, which has to be there for Python to look into it.
+    tree = [Path("mutants", folder).absolute() for folder in ("conformance", "backends")]
+    for folder in tree:
+        folder.mkdir(parents=True, exist_ok=True)
+    session.env["PYTHONPATH"] = os.pathsep.join(map(str, tree))
     session.run("mutmut", "run", *(session.posargs or [f"kvref.{name}*" for name in MUTATED]))
     session.run("mutmut", "results")
     session.run("python", "conformance/tests/mutants.py", "--least", "0.9")

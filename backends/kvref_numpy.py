@@ -86,7 +86,7 @@ class NumPyBackend:
             codes = np.empty((*rows.shape[:-1], format.code_width(rows.shape[-1])), format.code_dtype(xp))
             out = Quantized(codes, *(np.empty(rows.shape[:-1], np.float32) for _ in range(format.scale_arrays)))
         codes, *scales = (part for part in out if part is not None)
-        pieces = _pieces(_flat(rows, rows.shape[-1]), _own(codes, codes.shape[-1]), *(_own(each, 1) for each in scales))
+        pieces = _pieces(rows.reshape(-1, rows.shape[-1]), _own(codes, codes.shape[-1]), *(_own(each, 1) for each in scales))
         if isinstance(format, AffineRow):
             for x, part, scale, zero in pieces:
                 _affine(x, part, scale, zero, format)
@@ -109,8 +109,8 @@ class NumPyBackend:
         elif format.name == "bfloat16":
             self.decode(codes, BFLOAT16, out)
         else:
-            scales = [_flat(part, 1) for part in stored[1:] if part is not None]
-            for y, part, scale, *zero in _pieces(_own(out, width), _flat(codes, codes.shape[-1]), *scales):
+            scales = [part.reshape(-1, 1) for part in stored[1:] if part is not None]
+            for y, part, scale, *zero in _pieces(_own(out, width), codes.reshape(-1, codes.shape[-1]), *scales):
                 if format.name == "q4":
                     y[:, 0::2] = part[:, : -(-width // 2)] & 15
                     y[:, 1::2] = part[:, : width // 2] >> 4
@@ -129,7 +129,7 @@ class NumPyBackend:
         if element is FLOAT16:
             self._cast(values, "float16", out.view(np.float16))
             return out
-        for x, part in _pieces(_flat(values), _own(out)):
+        for x, part in _pieces(values.reshape(-1), _own(out)):
             (_encode_bfloat16 if element is BFLOAT16 else _encode)(x, part, element)
         return out
 
@@ -142,7 +142,7 @@ class NumPyBackend:
             np.copyto(bits, codes)
             np.left_shift(bits, 16, out=bits)
         else:
-            for y, part in _pieces(_own(out), _flat(codes)):
+            for y, part in _pieces(_own(out), codes.reshape(-1)):
                 _decode(part, y, element)
         return out
 
@@ -181,13 +181,8 @@ class _Scratch(threading.local):
 _scratch = _Scratch()
 
 
-def _flat(array: Array, *row: int) -> Array:
-    """[..., *row] as [n, *row]."""
-    return array.reshape(-1, *row)
-
-
 def _own(array: Array, *row: int) -> Array:
-    """The same of an array that is written to, and must not become a copy."""
+    """An array that is written to, [..., *row], as [n, *row]: it must not become a copy."""
     if not array.flags.c_contiguous:
         raise ValueError("out: expected a C-contiguous array")
     return array.reshape(-1, *row)

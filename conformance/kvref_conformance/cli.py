@@ -78,7 +78,7 @@ exit status: 0 each is caught by the clause it names, 1 one gets through, 2 coul
         help="time kernels and caches beside memcpy and beside others",
         description="Time the kernels of kvref's backends and whole caches, on one core: beside a memcpy of the bytes that have "
         "to move, and beside what a user would pick instead, where it is installed.",
-        epilog="Ratios are of the same round; times on their own say little. The whole takes some minutes and 4 GB.",
+        epilog="Ratios are of the same round; times on their own say little. The whole takes some minutes and 5 GB.",
     )
     bench.add_argument("backends", metavar="BACKEND", nargs="*", help="numpy, torch, torch-compiled, torch:cuda, ... (all here)")
     bench.add_argument("--only", default="*", metavar="GLOB", help="only these contests: 'quantize*', 'append*'")

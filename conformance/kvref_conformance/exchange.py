@@ -112,7 +112,7 @@ def referring(request: Request, before: Iterable[Exchange]) -> Request:
         if name in args:
             args[name] = reference(args[name], op)
     for name, op in SEVERAL.items():
-        if name in args:
+        if isinstance(args.get(name), list):
             args[name] = [reference(value, op) for value in args[name]]
     return Request(request.id, request.op, request.on, args)
 

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from kvref_conformance.bench.contest import Contest, Entry, hold
+from kvref_conformance.bench import contest, rivals
 
 
 @pytest.fixture
@@ -58,11 +58,33 @@ def test_a_mistake_costs_one_line(bench, arguments, message):
     assert done.stderr.startswith(f"kvref: {message}")
 
 
-def test_who_does_the_work_twice_takes_about_twice_as_long_in_the_same_rounds():
-    def work(times):
-        return lambda: [sum(range(2000)) for _ in range(times)]
+def test_what_moves_no_data_can_be_drawn_too(bench, tmp_path):
+    done = bench("numpy", "--only", "bookkeeping of 64 sequences at 1k", "--plot", "b.svg")
+    assert (done.returncode, done.stderr) == (0, "")
+    ElementTree.parse(tmp_path / "b.svg")
 
-    once, twice = hold(Contest("work", "", 2**16, [Entry("once", work(20)), Entry("twice", work(40))])).scores
-    assert 1.2 < twice.seconds[0] / once.seconds[0] < 3.5
-    assert once.of_bytes[0] > 0
-    assert once.of_data is None
+
+def test_a_rival_whose_package_is_missing_is_left_out():
+    assert rivals.here("numpy", "numpy.linalg")
+    assert not rivals.here("numpy", "no_such_package.part")
+
+
+def test_a_ratio_is_the_median_of_rounds_by_the_memcpy_of_the_same_round(monkeypatch):
+    now, speed = [0.0], [1.0]
+
+    def taking(seconds):
+        def run():
+            now[0] += seconds * speed[0]
+
+        return run
+
+    def faster_and_slower():  # after each round, as this machine does: the memcpy, the entries, and this one last
+        speed[0] = 3.0 - speed[0]
+
+    monkeypatch.setattr(contest, "perf_counter", lambda: now[0])
+    place = contest.Place(lambda size: taking(size * 1e-6))
+    entries = [contest.Entry("four times", taking(4.0), place), contest.Entry("turn", faster_and_slower, place)]
+    four, _ = contest.hold(contest.Contest("work", "", 2 * 10**6, entries, data=5 * 10**5)).scores
+    assert four.of_bytes == pytest.approx((4.0, 4.0, 4.0))
+    assert four.of_data == pytest.approx((8.0, 8.0, 8.0))
+    assert {round(each) for each in four.seconds} <= {4, 6, 8}

@@ -178,3 +178,22 @@ def test_other_dtypes_are_refused(dtype):
     cache = kvref.PooledCache(kvref.PooledConfig(2, 3))
     with pytest.raises(errors.DtypeMismatch, match=f"keys: expected float32, float16 or bfloat16, got {dtype}"):
         cache.append(rows(2).astype(dtype), rows(2))
+
+
+def test_a_batch_is_named_by_integers_of_any_kind_and_by_nothing_else():
+    cache = kvref.PagedCache(kvref.PagedConfig(num_blocks=4, num_layers=1, num_kv_heads=2, head_dim=3))
+    for _ in range(2):
+        cache.create()
+    cache.append(np.array([1, 0]), 0, rows(2), rows(2))
+    lengths, tables = cache.lengths([np.int64(0), 1], 0), cache.block_tables([0, 1], 0)
+    assert (lengths.tolist(), lengths.dtype, tables.dtype) == ([1, 1], np.int32, np.int32)
+    for wrong in (True, 1.0, "1", None, 2):
+        with pytest.raises(errors.SequenceNotFound, match="expected one that was created"):
+            cache.append([0, wrong], 0, rows(2), rows(2))
+    assert cache.length(0, 0) == 1
+
+
+def test_more_blocks_than_an_integer_holds_are_refused_like_any_others():
+    cache = kvref.PagedCache(kvref.PagedConfig(num_blocks=4, num_layers=1, num_kv_heads=2, head_dim=3))
+    with pytest.raises(errors.OutOfBlocks):
+        cache.ensure_capacity(cache.create(), 10**30)

@@ -23,7 +23,7 @@ ROOM = 4096  # tokens that caches have room for beyond their context, over a bat
 PREFILL = 4096
 MIGRATED = 64
 LAYERS = 32
-STEPS, BOOKKEEPING_STEPS = 128, 1024  # that a contest may take
+STEPS = 512  # more than a contest takes
 SHAPE = f"{HEADS} x {DIM}"
 
 
@@ -191,5 +191,5 @@ class _NoKernels:
 
 def _bookkeeping(context: int, title: str) -> Contest:
     backend: Any = _NoKernels()
-    entry = Entry(f"kvref paged, {LAYERS} layers", _stepping(backend, LAYERS, 1, 1, context, BOOKKEEPING_STEPS))
+    entry = Entry(f"kvref paged, {LAYERS} layers", _stepping(backend, LAYERS, 1, 1, context, STEPS))
     return Contest(title, "no data", 0, [entry])

@@ -15,7 +15,10 @@ BLOCK_SIZE = 16
 
 
 def here(*packages: str) -> bool:
-    return all(find_spec(package) for package in packages)
+    try:
+        return all(find_spec(package) for package in packages)
+    except ModuleNotFoundError:  # of a package that a dotted name lies in
+        return False
 
 
 @contextmanager

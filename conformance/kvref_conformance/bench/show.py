@@ -50,7 +50,7 @@ def plot(machine: dict[str, Any], outcomes: list[Outcome]) -> str:
     """An SVG: a line a contest, a mark an entry, on a logarithmic scale of times as long as memcpy."""
     drawn = [outcome for outcome in outcomes if outcome.contest.bytes]
     ratios = [score.of_bytes[0] for outcome in drawn for score in outcome.scores if score.of_bytes]
-    least, most = math.floor(math.log10(min(1.0, *ratios))), math.ceil(math.log10(max(10.0, *ratios)))
+    least, most = math.floor(math.log10(min([1.0, *ratios]))), math.ceil(math.log10(max([10.0, *ratios])))
 
     def x(ratio: float) -> float:
         return round(PLOT_WIDTH * (math.log10(ratio) - least) / (most - least), 1)

@@ -67,6 +67,20 @@ def a_step_is_appended_in_every_layer(subject: Subject) -> None:
 
 
 @check("PAGED-16", "paged")
+def every_sequence_of_a_batch_may_take_blocks_at_once(subject: Subject) -> None:
+    cache = new(subject, "paged", block_size=1)
+    sequences = [cache.create() for _ in range(5)]
+    keys, values = (np.stack(each) for each in zip(*(pair_of_tokens(subject, 5) for _ in (0, 1)), strict=True))
+    cache.append_step(sequences, keys, values)
+    cache.append(sequences, 0, keys[1], values[1])
+    for row, sequence in enumerate(sequences):
+        wrote = [(part[0, row : row + 1], part[1, row : row + 1]) for part in (keys, values)]
+        pair(cache.gather(sequence, 0), joined(*zip(*wrote, strict=True)), f"sequence {row} of 5")
+        pair(cache.gather(sequence, 1), (wrote[0][1], wrote[1][1]), f"sequence {row} of 5, layer 1")
+    equal(cache.num_free_blocks, 4, "free blocks of 24 after 2 tokens a sequence")
+
+
+@check("PAGED-16", "paged")
 def a_batch_that_does_not_fit_writes_nothing(subject: Subject) -> None:
     cache = new(subject, "paged", num_blocks=8, block_size=2)
     sequences = [cache.create() for _ in range(3)]

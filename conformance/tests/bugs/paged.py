@@ -131,6 +131,11 @@ def a_batch_goes_by_its_own_order(patch):
 
 
 @bug("PAGED-16")
+def the_third_of_a_batch_gets_the_blocks_of_the_second(patch):
+    in_source(patch, "kvref.blocks.BlockTables.extend", "start += new.size", "start = new.size")
+
+
+@bug("PAGED-16")
 def a_step_takes_every_layers_length_for_the_first(patch):
     in_source(
         patch,
