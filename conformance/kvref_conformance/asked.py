@@ -43,6 +43,7 @@ class Asked:
     effort: Effort
     family: str | None = None
     isolate: bool = False
+    show_stderr: bool = False  # a program's
 
     def judge(self) -> Judge:
         """Raises CannotRun where there is nothing of that name to judge."""
@@ -50,7 +51,11 @@ class Asked:
         from kvref_conformance.isolated import IsolatedJudge
         from kvref_conformance.judge import Judge
 
-        return IsolatedJudge(self.name, self.effort) if self.isolate else Judge(load(self.name), self.effort, self.name)
+        return (
+            IsolatedJudge(self.name, self.effort)
+            if self.isolate
+            else Judge(load(self.name, self.show_stderr), self.effort, self.name)
+        )
 
     def again(self, clause: str) -> str:
         """The command that asks for one clause of it again."""
@@ -59,5 +64,5 @@ class Asked:
         command += ["--seed", str(effort.seed)] if effort.seed else []
         command += ["--examples", str(effort.examples)] if effort.examples != EXAMPLES else []
         command += ["--timeout", f"{effort.timeout:g}"] if effort.timeout != TIMEOUT else []
-        switches = {"--deep": effort.deep, "--slow": effort.slow, "--isolate": self.isolate}
+        switches = {"--deep": effort.deep, "--slow": effort.slow, "--isolate": self.isolate, "--stderr": self.show_stderr}
         return shlex.join([*command, *(switch for switch, on in switches.items() if on)])

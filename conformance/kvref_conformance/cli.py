@@ -19,6 +19,8 @@ implementations:
   numpy, ...        a backend of kvref's, or an adapter: `kvref list` shows all
   zoo:MEMBER        one that is wrong on purpose: `kvref zoo` shows all
   module:object     an implementation of yours
+  mycache           a program, started by the command that kvref.toml names:
+                    [implementations.mycache] with exec = ["./harness", "--flag"]
 
 exit status: 0 conformant, 1 a clause is broken, 2 could not run
 """
@@ -34,7 +36,9 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    check.add_argument("name", metavar="NAME", help="what to judge (see below)")
+    check.add_argument("name", metavar="NAME", nargs="?", help="what to judge (see below)")
+    check.add_argument("--exec", metavar="COMMAND", help="judge a program in any language instead: './harness --flag'")
+    check.add_argument("--stderr", action="store_true", help="let through what a program writes to its standard error")
     check.add_argument("--family", metavar="FAMILY", help="only the checks of one family: paged, quantized, ...")
     check.add_argument("--clause", default="*", metavar="GLOB", help="only these clauses: PAGED-07, 'FMT-*', ...")
     check.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the random inputs (default %(default)s)")
@@ -57,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     replay.add_argument("trace", metavar="FILE", help="a trace, such as .kvref/failures/PAGED-07-mine.jsonl")
     replay.add_argument("name", metavar="NAME", nargs="?", help="the implementation (default: the one of the trace)")
+    replay.add_argument("--exec", metavar="COMMAND", help="a program instead")
     replay.add_argument("--timeout", type=float, default=TIMEOUT, metavar="S", help="seconds a call may take (%(default)g)")
     report = commands.add_parser(
         "report",
@@ -99,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _cannot_run(f"{options.command} needs {error.name} (pip install 'kvref[conformance]')")
     from kvref_conformance.checking.registry import CheckError
     from kvref_conformance.clauses import SpecError
-    from kvref_conformance.implementations import CannotRun
+    from kvref_conformance.outcome import CannotRun
     from kvref_conformance.report.json_file import ResultsError
     from kvref_conformance.trace.file import TraceError
     from kvref_conformance.xfails import XfailsError

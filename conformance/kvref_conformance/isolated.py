@@ -16,18 +16,18 @@ from kvref_conformance.asked import Effort
 from kvref_conformance.checking.registry import Check, all_checks
 from kvref_conformance.drivers.guard import ONCE_HUNG
 from kvref_conformance.drivers.in_process import Subject
+from kvref_conformance.drivers.pipe import how_it_ended
 from kvref_conformance.exchange import Exchange, Request
-from kvref_conformance.implementations import CannotRun, load
+from kvref_conformance.implementations import load
 from kvref_conformance.interface import FAMILIES
 from kvref_conformance.judge import Failure, Judge
 from kvref_conformance.machines.base import Finding, Search
 from kvref_conformance.oracle.witness import Unknown, Witness
-from kvref_conformance.outcome import Broken, Hung, Outcome
-from kvref_conformance.trace.shrink import Held, shrink
+from kvref_conformance.outcome import Broken, CannotRun, Died, Hung, Outcome
+from kvref_conformance.trace.shrink import Held
 
 STARTING = 120.0  # seconds until a child has loaded the implementation
 GRACE = 3.0  # seconds beyond a call's limit, in which the child may stop the call itself
-DEATHS = 12  # children that may die to make one conversation shorter
 
 
 class IsolatedJudge(Judge):
@@ -87,21 +87,6 @@ class IsolatedJudge(Judge):
             raise held
         return held
 
-    def _smaller(self, conversation: list[Exchange], broken: Broken, clause: str) -> tuple[list[Exchange], Broken] | None:
-        if self._hung and isinstance(broken, Hung):
-            return None  # every try would take as long again
-        deaths = 0
-
-        def holding(requests: list[Request]) -> Held:
-            nonlocal deaths
-            if deaths >= DEATHS:
-                return Held([])
-            held = self.hold(requests)
-            deaths += isinstance(held.broken, Hung)
-            return held
-
-        return shrink(conversation, broken.clause or clause, holding)
-
     def _ask(self, question: tuple[str, Any]) -> Any:
         """What the child answers; or, where it died or hung, the conversation and what broke."""
         if self._child is None:
@@ -125,19 +110,16 @@ class IsolatedJudge(Judge):
             return self._ended(conversation, "an answer", None)
 
     def _ended(self, conversation: list[Exchange], expected: str, got: str | None) -> Held:
-        self._hung = self._hung or got is not None
+        kind, self._hung = (Hung, True) if got else (Died, self._hung)
         got = got or f"none: {self._how_it_ended()}"
         self.close()
         what = conversation[-1].request.op if conversation else "the check"
-        return Held(conversation, Hung(what, expected, got, _clause(conversation)))
+        return Held(conversation, kind(what, expected, got, _clause(conversation)))
 
     def _how_it_ended(self) -> str:
         assert self._child is not None
         self._child.join(GRACE)
-        code = self._child.exitcode
-        if code is not None and code < 0:
-            return f"the process was killed by {signal.Signals(-code).name}"
-        return f"the process ended with exit code {code}"
+        return how_it_ended(self._child.exitcode)
 
 
 def _clause(conversation: Sequence[Exchange]) -> str:

@@ -12,15 +12,17 @@ from kvref_conformance.clauses import Clause, all_clauses
 from kvref_conformance.drivers.guard import MEMORY, SLOW_MEMORY, Patience, memory_limit
 from kvref_conformance.drivers.in_process import Subject
 from kvref_conformance.exchange import Exchange, Request, error_of, show_calls
+from kvref_conformance.implementations import end
 from kvref_conformance.interface import Implementation
 from kvref_conformance.machines.base import Search, size
 from kvref_conformance.machines.run import run_machine
 from kvref_conformance.oracle.witness import SPEAKS_FOR
-from kvref_conformance.outcome import Broken, Hung, NotOffered, Outcome, Verdict
+from kvref_conformance.outcome import Broken, Died, Hung, NotOffered, Outcome, Verdict
 from kvref_conformance.trace.file import Header, judged_by_model, who, written
 from kvref_conformance.trace.shrink import Held, hold, shrink
 
 SHOWN_CALLS = 8  # lines of them before a failure
+DEATHS = 12  # processes that may die to make one conversation shorter
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ class Judge:
 
     def close(self) -> None:
         """Leave nothing behind."""
+        end(self.implementation)
 
     def _ask_about(self, check: Check) -> "Outcome | Failure":
         if not hasattr(self.implementation, check.family):
@@ -128,7 +131,19 @@ class Judge:
             return hold(self.begin(), requests)
 
     def _smaller(self, conversation: list[Exchange], broken: Broken, clause: str) -> tuple[list[Exchange], Broken] | None:
-        return None if isinstance(broken, Hung) else shrink(conversation, clause, self.hold)
+        if isinstance(broken, Hung) and not isinstance(broken, Died):
+            return None  # every try would take as long again
+        deaths = 0
+
+        def holding(requests: list[Request]) -> Held:
+            nonlocal deaths
+            if deaths >= DEATHS:
+                return Held([])
+            held = self.hold(requests)
+            deaths += isinstance(held.broken, Died)
+            return held
+
+        return shrink(conversation, broken.clause or clause, holding)
 
     def _passed(self, check: Check, conversation: list[Exchange]) -> Outcome:
         if not self.effort.keep:

@@ -1,9 +1,13 @@
-"""What a check can come to: passed, failed with Broken, or stopped by NotOffered."""
+"""What a check can come to: passed, failed with Broken, or stopped by NotOffered; and CannotRun, of a whole run."""
 
 from dataclasses import dataclass, field
 from typing import Literal
 
 Verdict = Literal["passed", "failed", "not offered", "not run"]
+
+
+class CannotRun(Exception):
+    """There is nothing to judge: says why in one line."""
 
 
 class NotOffered(Exception):
@@ -25,7 +29,11 @@ class Broken(AssertionError):
 
 
 class Hung(Broken):
-    """No reply came: the call took too long, or the process died. Asking again costs time."""
+    """No reply came, and asking again would cost as much time."""
+
+
+class Died(Hung):
+    """No reply came: the process ended, or wrote something else. Asking again takes a new process."""
 
 
 @dataclass(frozen=True)

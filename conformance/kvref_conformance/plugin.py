@@ -51,7 +51,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     names, option = session.config.getoption("--kvref"), session.config.getoption
     if not names or JUDGES in session.config.stash:
         return
-    from kvref_conformance.implementations import CannotRun
+    from kvref_conformance.outcome import CannotRun
     from kvref_conformance.xfails import XfailsError, read
 
     try:

@@ -82,12 +82,10 @@ def raises(*kinds: str) -> Iterator[None]:
     wanted = "an error" if kinds == ("Exception",) else " or ".join(kinds)
     try:
         yield
-    except NotOffered:
+    except (NotOffered, Broken):
         raise
     except Exception as error:
         if not set(kinds) & set(kinds_of(error)):
-            if isinstance(error, Broken):
-                raise
             raise Broken("", f"{wanted} to be raised", f"{type(error).__name__}: {error_of(error).message}") from error
     else:
         raise Broken("", f"{wanted} to be raised", "no error")

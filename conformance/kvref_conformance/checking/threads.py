@@ -15,7 +15,11 @@ BETWEEN_SWITCHES = 1e-5  # seconds that Python lets a thread run, of 5e-3 by def
 
 
 def in_threads(subject: Subject, work: Callable[[int, np.random.Generator], None]) -> None:
-    """Run work(number, rng) in THREADS threads. Raises Broken for an error in one of them, or one that does not end."""
+    """Run work(number, rng) in THREADS threads. Raises Broken for an error in one of them, or one that does not end.
+
+    Raises NotOffered where calls go through a pipe, one at a time.
+    """
+    subject.in_this_process("calls from several threads")
     start, errors = Barrier(THREADS), list[str]()
     rngs = subject.rng.spawn(THREADS)
 

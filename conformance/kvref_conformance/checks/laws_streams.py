@@ -95,6 +95,7 @@ def two_streams_can_take_turns(subject: Subject, family: str) -> None:
 
 @check_each("LAW-08", *CACHES)
 def an_array_changed_afterwards_changes_nothing(subject: Subject, family: str) -> None:
+    subject.in_this_process("memory shared with the judge")
     stream, (keys, values) = Stream(subject, family), pair_of_tokens(subject, MANY)
     for key, value in zip(stream.calls(keys), stream.calls(values), strict=True):
         own_key, own_value = subject.own(key), subject.own(value)
@@ -153,6 +154,8 @@ def what_is_not_finite_never_reads_back_finite(subject: Subject, family: str) ->
 
 @check_each("LAW-15", *CACHES)
 def inputs_may_be_views(subject: Subject, family: str) -> None:
+    subject.in_this_process("views of memory")
+
     def strided(array: NDArray) -> Own:
         wide = np.full((*array.shape[:-2], array.shape[-2] * 2, array.shape[-1] * 2), 77, np.float32)
         wide[..., ::2, ::2] = array

@@ -15,7 +15,8 @@ import kvref
 from kvref.errors import BackendNotFound
 from kvref_conformance.bench import caches, kernels, show
 from kvref_conformance.bench.contest import Outcome, hold, machine
-from kvref_conformance.implementations import CannotRun, existing_folder
+from kvref_conformance.implementations import existing_folder
+from kvref_conformance.outcome import CannotRun
 
 BY_DEFAULT = ("numpy", "torch", "torch-compiled", "cupy")
 

@@ -13,15 +13,19 @@ from kvref_conformance import xfails
 from kvref_conformance.asked import Asked, Effort
 from kvref_conformance.checking.registry import Check
 from kvref_conformance.clauses import Clause, near
-from kvref_conformance.implementations import CannotRun, existing_folder
+from kvref_conformance.implementations import existing_folder, named
 from kvref_conformance.interface import FAMILIES
 from kvref_conformance.judge import Judge, select
+from kvref_conformance.outcome import CannotRun
 from kvref_conformance.report.json_file import write_json
 from kvref_conformance.report.live import Live
 from kvref_conformance.report.text import Result, print_conclusion, print_failures, print_table
 
 
 def check(options: argparse.Namespace) -> int:
+    options.name = named(options)
+    if options.name is None:
+        raise CannotRun("expected a NAME or --exec COMMAND: what is to be judged (kvref list shows what there is)")
     _refuse_nonsense(options)
     expected = _expected_failures(options)
     chosen = _chosen(options)
@@ -31,7 +35,7 @@ def check(options: argparse.Namespace) -> int:
         return 0
     searched = options.seed, options.slow, options.examples, options.deep
     effort = Effort(*searched, options.timeout, keep=options.traces is not None)
-    asked = Asked(options.name, effort, options.family, options.isolate)
+    asked = Asked(options.name, effort, options.family, options.isolate, options.stderr)
     judge = _judge(asked)
     try:
         results = _results(options, judge, chosen)

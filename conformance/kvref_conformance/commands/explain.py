@@ -9,7 +9,8 @@ from rich.text import Text
 
 from kvref_conformance.checking.registry import all_checks
 from kvref_conformance.clauses import Clause, all_clauses, near, spec
-from kvref_conformance.implementations import CannotRun, names
+from kvref_conformance.implementations import names
+from kvref_conformance.outcome import CannotRun
 
 
 def list_implementations(options: argparse.Namespace) -> int:

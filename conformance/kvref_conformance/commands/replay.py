@@ -8,20 +8,21 @@ from rich.text import Text
 
 from kvref_conformance.asked import Effort
 from kvref_conformance.clauses import all_clauses
-from kvref_conformance.implementations import CannotRun, load
+from kvref_conformance.implementations import load, named
 from kvref_conformance.judge import Judge
 from kvref_conformance.oracle.witness import Unknown
-from kvref_conformance.outcome import NotOffered
+from kvref_conformance.outcome import CannotRun, NotOffered
 from kvref_conformance.replay import Replay, replay
 from kvref_conformance.trace.file import read
 
 
 def replay_trace(options: argparse.Namespace) -> int:
     trace = read(Path(options.trace))
-    name = options.name or trace.header.implementation.get("load", trace.header.implementation["name"])
+    name = named(options) or trace.header.implementation.get("load", trace.header.implementation["name"])
     judge = Judge(load(name), Effort(seed=trace.header.seed, slow=True, timeout=options.timeout), name)
     try:
         held = replay(trace, judge)
+        judge.close()
     except NotOffered as missing:
         raise CannotRun(f"{name} does not offer {missing}") from missing
     except Unknown as unknown:

@@ -6,7 +6,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from kvref_conformance.implementations import CannotRun
+from kvref_conformance.outcome import CannotRun
 from kvref_conformance.report.html import Run, write_site
 from kvref_conformance.report.json_file import read_json
 

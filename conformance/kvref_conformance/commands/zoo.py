@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 import kvref_zoo
-from kvref_conformance.implementations import CannotRun
+from kvref_conformance.outcome import CannotRun
 from kvref_conformance.zoo import look_at
 
 

@@ -21,6 +21,8 @@ SLOW_MEMORY = 16 * 2**30  # the same for a check that is marked slow: it is abou
 class TimedOut(BaseException):
     """A call took longer than it may. Not an Exception, so that no implementation swallows it by accident."""
 
+    got = "none: it was still running"
+
 
 class Patience:
     """How long a call may take: less once its operation has hung, so that a run with one bad operation comes to its end."""

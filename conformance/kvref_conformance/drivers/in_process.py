@@ -14,6 +14,7 @@ import numpy as np
 
 from kvref_conformance.drivers.guard import Patience, TimedOut, time_limit
 from kvref_conformance.drivers.replies import plain
+from kvref_conformance.drivers.stdio import OverStdio
 from kvref_conformance.exchange import Exchange, On, Reply, Request, error_of, kinds_of, referring, show
 from kvref_conformance.interface import FAMILIES, HeldBuffer, Implementation, Level, operations
 from kvref_conformance.outcome import Broken, Hung, NotOffered
@@ -49,6 +50,8 @@ class Subject:
         self.changed: Broken | None = None  # an argument that an operation changed
         self._quiet = False
         self._ids = count(1)
+        if isinstance(implementation, OverStdio):
+            implementation.begin()
 
     @property
     def level(self) -> Level:
@@ -60,6 +63,11 @@ class Subject:
         if not found:
             raise NotOffered(f"format {' or '.join(wanted)}")
         return found
+
+    def in_this_process(self, what: str) -> None:
+        """Raises NotOffered, of what cannot be seen, where the implementation is at the other end of a pipe."""
+        if isinstance(self.implementation, OverStdio):
+            raise NotOffered(f"{what}, which cannot be seen through a pipe")
 
     def factory(self, family: str) -> Callable[..., Any]:
         """What makes an object of a family. Raises NotOffered."""
@@ -130,9 +138,9 @@ class Subject:
         try:
             with time_limit(limit):
                 yield
-        except TimedOut:
+        except TimedOut as late:
             self.patience.hung.add(exchange.request.op)
-            raise Hung(exchange.request.op, f"an answer within {limit:g} s", "none: it was still running") from None
+            raise Hung(exchange.request.op, f"an answer within {limit:g} s", late.got) from None
 
     def _target(self, request: Request) -> tuple[Callable[..., Any], Any]:
         """What to call, and the annotation of what it returns. Raises NotOffered."""
@@ -152,7 +160,7 @@ class Subject:
         named = {name: value for name, value in args.items() if name not in given}
         try:
             return function(*positional, **named)
-        except (KeyboardInterrupt, TimedOut):
+        except (KeyboardInterrupt, TimedOut, Hung):
             raise
         except BaseException as error:
             if "NotOffered" in kinds_of(error):

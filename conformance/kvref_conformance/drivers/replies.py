@@ -1,6 +1,7 @@
 """What an implementation returned, as plain data, if it is what the interface says: arrays, numbers, statistics."""
 
 from numbers import Integral, Real
+from types import SimpleNamespace
 from typing import Any, get_args, get_origin, get_type_hints
 
 import numpy as np
@@ -42,6 +43,8 @@ def _plain(implementation: Implementation, result: Any, hint: Any) -> Any:
         return None
     if hint in (TieredStats, BufferStats, PooledStats):
         fields = get_type_hints(hint)
+        if isinstance(result, dict):  # from over a pipe
+            result = SimpleNamespace(**result)
         return Stats(
             (name, _plain(implementation, getattr(result, name), fields[name])) for name in fields if hasattr(result, name)
         )

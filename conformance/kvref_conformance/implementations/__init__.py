@@ -1,10 +1,11 @@
 """Implementations by name: how `kvref check NAME` finds what it is to judge.
 
 A name is `reference` or `reference:LIBRARY`, a backend of kvref's (entry points `kvref.backends`), an entry point of group
-`kvref.implementations`, `zoo:MEMBER` (wrong on purpose), or `module:object`. An object that can be called, a class or a function,
-is called without arguments.
+`kvref.implementations`, `zoo:MEMBER` (wrong on purpose), `module:object`, `exec:COMMAND`, or what a kvref.toml calls a command.
+An object that can be called, a class or a function, is called without arguments.
 """
 
+import argparse
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,14 +19,13 @@ import kvref
 import kvref_zoo
 from kvref.errors import BackendNotFound
 from kvref.formats import FORMATS
+from kvref_conformance.drivers.stdio import OverStdio
 from kvref_conformance.implementations.backends import OnBackend
+from kvref_conformance.implementations.configured import by_command, by_name, configured
 from kvref_conformance.interface import FAMILIES, Implementation
+from kvref_conformance.outcome import CannotRun
 
 LIBRARIES = ("numpy", "torch", "strict", "cupy")  # what the reference is offered on
-
-
-class CannotRun(Exception):
-    """There is nothing to judge: says why in one line."""
 
 
 def existing_folder(option: str, file: str | None) -> None:
@@ -36,6 +36,16 @@ def existing_folder(option: str, file: str | None) -> None:
         raise CannotRun(f"--{option}: {file} is a folder")
 
 
+def named(options: argparse.Namespace) -> str | None:
+    """The implementation that a command line asks for, by its name or as a program. Raises CannotRun."""
+    if options.exec is None:
+        name: str | None = options.name
+        return name
+    if options.name is not None:
+        raise CannotRun(f"expected a NAME or --exec COMMAND, got both: {options.name} and {options.exec}")
+    return f"exec:{options.exec}"
+
+
 @dataclass(frozen=True)
 class Listed:
     """One line of `kvref list`. missing: why it cannot run here, or empty."""
@@ -44,9 +54,12 @@ class Listed:
     missing: str
 
 
-def load(name: str) -> Implementation:
-    """The implementation called `name`. Raises CannotRun."""
+def load(name: str, show_stderr: bool = False) -> Implementation:
+    """The implementation called `name`. show_stderr: let a program's standard error through. Raises CannotRun."""
     try:
+        program = by_command(name[5:], show_stderr) if name.startswith("exec:") else by_name(name, show_stderr)
+        if program is not None:
+            return checked(name, program)
         if name == "reference" or name.startswith("reference:"):
             return OnBackend(_reference(name.partition(":")[2] or "numpy"))
         if name.partition(":")[0] in (entry.name for entry in entry_points(group="kvref.backends")):
@@ -87,17 +100,25 @@ def names() -> list[Listed]:
     found = []
     for name in _names():
         try:
-            load(name)
+            implementation = load(name)
         except CannotRun as missing:
             found.append(Listed(name, str(missing)))
         else:
             found.append(Listed(name, ""))
+            end(implementation)
     return found
+
+
+def end(implementation: Implementation) -> None:
+    """Leave nothing of it behind: a program is ended."""
+    if isinstance(implementation, OverStdio):
+        implementation.close()
 
 
 def _names() -> Iterator[str]:
     yield "reference"
     yield from (f"reference:{library}" for library in LIBRARIES[1:])
+    yield from configured()[1]
     for group in ("kvref.backends", "kvref.implementations"):
         yield from sorted(entry.name for entry in entry_points(group=group))
 

@@ -1,0 +1,109 @@
+// The buffer pool: memory in five sizes, kept for the next owner.
+
+import { received, sent, whole } from "./arrays.mjs";
+import { KVError } from "./protocol.mjs";
+
+const SIZES = [1, 4, 16, 64, 256].map((kib) => kib * 1024); // bytes
+
+export class BufferPool {
+  #free = new Map(SIZES.map((size) => [size, []]));
+  #counts = { hits: 0, misses: 0, allocations: 0, returns: 0, drops: 0 };
+
+  constructor({ max_buffers }, { releasesTwice = false } = {}) {
+    whole("max_buffers", max_buffers, 1, "ConfigError");
+    this.max_buffers = max_buffers;
+    this.releasesTwice = releasesTwice; // the bug
+  }
+
+  /** An empty buffer of the smallest size that holds `num_bytes`. */
+  acquire(num_bytes) {
+    whole("num_bytes", num_bytes, 0, "PositionOutOfRange");
+    const size = SIZES.find((size) => num_bytes <= size);
+    if (size === undefined) {
+      throw new KVError("BufferTooLarge", `acquire: expected at most ${SIZES.at(-1)} bytes, got ${num_bytes}`);
+    }
+    const free = this.#free.get(size);
+    this.#counts[free.length ? "hits" : "misses"]++;
+    return new Buffer(this, free.pop() ?? this.#allocate(size));
+  }
+
+  /** Fill the free list of one size with `count` more buffers, up to max_buffers. */
+  prewarm(size, count) {
+    if (!SIZES.includes(size)) throw new KVError("ConfigError", `size: expected one of ${SIZES}, got ${JSON.stringify(size)}`);
+    whole("count", count, 0, "PositionOutOfRange");
+    const free = this.#free.get(size);
+    for (let i = Math.min(count, this.max_buffers - free.length); i > 0; i--) free.push(this.#allocate(size));
+  }
+
+  /** Let go of every free buffer. */
+  clear() {
+    for (const free of this.#free.values()) free.length = 0;
+  }
+
+  stats() {
+    const { hits, misses } = this.#counts;
+    const free = Object.fromEntries([...this.#free].map(([size, buffers]) => [size, buffers.length]));
+    return { ...this.#counts, hit_rate: hits + misses ? hits / (hits + misses) : 0, free };
+  }
+
+  /** Called by Buffer.release, once for each buffer. */
+  takeBack(memory) {
+    this.#counts.returns++;
+    const free = this.#free.get(memory.byteLength);
+    if (free.length < this.max_buffers) free.push(memory);
+    else this.#counts.drops++;
+  }
+
+  #allocate(size) {
+    this.#counts.allocations++;
+    return new Float32Array(size / 4);
+  }
+}
+
+/** Room for `capacity` float32 values, of which `length` are written. */
+export class Buffer {
+  #pool;
+  #memory;
+  #released = false;
+  length = 0;
+
+  constructor(pool, memory) {
+    this.#pool = pool;
+    this.#memory = memory;
+    this.size = memory.byteLength;
+    this.capacity = memory.length;
+  }
+
+  extend(values) {
+    this.#mustBeHeld();
+    const { numbers } = received("values", values, [null]);
+    if (this.length + numbers.length > this.capacity) {
+      const got = this.length + numbers.length;
+      throw new KVError("CapacityExceeded", `extend: expected at most ${this.capacity} values, got ${got}`);
+    }
+    this.#memory.set(numbers, this.length);
+    this.length += numbers.length;
+  }
+
+  /** What was written, never what the last owner left. */
+  values() {
+    this.#mustBeHeld();
+    return sent(this.#memory.subarray(0, this.length), [this.length]);
+  }
+
+  clear() {
+    this.#mustBeHeld();
+    this.length = 0;
+  }
+
+  /** Give the memory back. Releasing twice does nothing the second time. */
+  release() {
+    if (this.#released && !this.#pool.releasesTwice) return;
+    this.#released = true;
+    this.#pool.takeBack(this.#memory);
+  }
+
+  #mustBeHeld() {
+    if (this.#released) throw new KVError("BufferReleased", "buffer: expected one that is held, got one that was released");
+  }
+}

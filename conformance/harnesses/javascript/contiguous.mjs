@@ -1,0 +1,111 @@
+// The contiguous cache: one growing buffer each for keys and values, [batch, heads, capacity, head_dim].
+
+import { put, received, sent, whole, widened, zeros } from "./arrays.mjs";
+import { KVError } from "./protocol.mjs";
+
+export class ContiguousCache {
+  constructor({ batch_size, num_kv_heads, head_dim, initial_capacity, max_seq_len, dtype }) {
+    for (const [name, value] of Object.entries({ batch_size, num_kv_heads, head_dim, max_seq_len })) {
+      whole(name, value, 1, "ConfigError");
+    }
+    whole("initial_capacity", initial_capacity, 0, "ConfigError");
+    if (!["float32", "float16", "bfloat16"].includes(dtype)) {
+      throw new KVError("ConfigError", `dtype: expected float32, float16 or bfloat16, got ${JSON.stringify(dtype)}`);
+    }
+    Object.assign(this, { batch_size, num_kv_heads, head_dim, max_seq_len, dtype });
+    this.seq_len = 0;
+    this.capacity = Math.min(initial_capacity, max_seq_len);
+    [this.keys, this.values] = [this.#memory(this.capacity), this.#memory(this.capacity)];
+  }
+
+  /** Append n tokens, keys and values [batch, heads, n, head_dim]; everything is checked before anything changes. */
+  update(keys, values) {
+    const shape = [this.batch_size, this.num_kv_heads, null, this.head_dim];
+    const key = received("keys", keys, shape);
+    const value = received("values", values, key.shape);
+    this.#append(key.numbers, value.numbers, key.shape[2]);
+  }
+
+  /** The same from one array [2, batch, heads, n, head_dim], keys first. */
+  update_fused(key_values) {
+    const shape = [2, this.batch_size, this.num_kv_heads, null, this.head_dim];
+    const both = received("key_values", key_values, shape);
+    const half = both.numbers.length / 2;
+    this.#append(both.numbers.subarray(0, half), both.numbers.subarray(half), both.shape[3]);
+  }
+
+  read() {
+    if (this.seq_len === 0) throw new KVError("EmptyCache", "read: expected at least one token, got an empty cache");
+    return [this.#read(this.keys), this.#read(this.values)];
+  }
+
+  /** The buffers themselves, in the cache's dtype. */
+  raw() {
+    const shape = [this.batch_size, this.num_kv_heads, this.capacity, this.head_dim];
+    return [this.keys, this.values].map((store) => sent(store, shape, this.dtype));
+  }
+
+  /** Count tokens that were written into the raw buffers by someone else. */
+  advance(count) {
+    whole("count", count, 0, "PositionOutOfRange");
+    if (this.seq_len + count > this.capacity) {
+      throw new KVError("CapacityExceeded", `advance: expected at most ${this.capacity} tokens, got ${this.seq_len + count}`);
+    }
+    this.seq_len += count;
+  }
+
+  reset() {
+    this.seq_len = 0;
+  }
+
+  #append(keys, values, count) {
+    const needed = this.seq_len + count;
+    if (needed > this.max_seq_len) {
+      throw new KVError("CapacityExceeded", `update: expected at most ${this.max_seq_len} tokens, got ${needed}`);
+    }
+    if (needed > this.capacity) this.#grow(needed);
+    for (const [store, numbers] of [[this.keys, keys], [this.values, values]]) {
+      this.#rows((row, lane) => {
+        const tokens = numbers.subarray(lane * count * this.head_dim, (lane + 1) * count * this.head_dim);
+        put(store, (row + this.seq_len) * this.head_dim, tokens, this.dtype);
+      });
+    }
+    this.seq_len = needed;
+  }
+
+  /** Capacity doubles, from at least 1, until the tokens fit. */
+  #grow(needed) {
+    let capacity = Math.max(this.capacity, 1);
+    while (capacity < needed) capacity *= 2;
+    capacity = Math.min(capacity, this.max_seq_len);
+    const used = this.seq_len * this.head_dim;
+    [this.keys, this.values] = [this.keys, this.values].map((old) => {
+      const store = this.#memory(capacity);
+      this.#rows((row, lane) => {
+        const from = row * this.head_dim;
+        store.set(old.subarray(from, from + used), lane * capacity * this.head_dim);
+      });
+      return store;
+    });
+    this.capacity = capacity;
+  }
+
+  #read(store) {
+    const used = this.seq_len * this.head_dim;
+    const tokens = zeros(this.batch_size * this.num_kv_heads * used, this.dtype);
+    this.#rows((row, lane) => {
+      const from = row * this.head_dim;
+      tokens.set(store.subarray(from, from + used), lane * used);
+    });
+    return sent(widened(tokens, this.dtype), [this.batch_size, this.num_kv_heads, this.seq_len, this.head_dim]);
+  }
+
+  /** For each batch row and head, a lane: where its tokens begin, in tokens, and its number. */
+  #rows(visit) {
+    for (let lane = 0; lane < this.batch_size * this.num_kv_heads; lane++) visit(lane * this.capacity, lane);
+  }
+
+  #memory(capacity) {
+    return zeros(this.batch_size * this.num_kv_heads * capacity * this.head_dim, this.dtype);
+  }
+}

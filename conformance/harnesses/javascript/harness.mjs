@@ -1,0 +1,51 @@
+// A contiguous KV cache and a buffer pool, offered to kvref. Node, no dependencies:
+//
+//     kvref check --exec "node conformance/harnesses/javascript/harness.mjs"
+//
+// --bug release-twice: a buffer that is released twice goes on the free list twice, and gets two owners.
+
+import { Buffer, BufferPool } from "./buffers.mjs";
+import { ContiguousCache } from "./contiguous.mjs";
+import { serve } from "./protocol.mjs";
+
+const BUGS = ["release-twice"];
+
+const options = process.argv.slice(2);
+const bug = options[0] === "--bug" ? options[1] : undefined;
+if (options.length && !(options.length === 2 && BUGS.includes(bug))) {
+  console.error(`usage: node harness.mjs [--bug ${BUGS.join("|")}]`);
+  process.exit(2);
+}
+
+serve({
+  about: {
+    name: "contiguous-js",
+    version: "1.0",
+    language: "javascript",
+    level: "exact",
+    formats: ["float32", "float16", "bfloat16"],
+    families: ["contiguous", "buffers"],
+  },
+  make: {
+    contiguous: (config) => new ContiguousCache(config),
+    buffers: (config) => new BufferPool(config, { releasesTwice: bug === "release-twice" }),
+  },
+  // What each family can be asked: methods by name, and the names of their arguments in order.
+  operations: {
+    contiguous: {
+      on: ContiguousCache,
+      attributes: ["seq_len", "capacity"],
+      methods: { update: ["keys", "values"], update_fused: ["key_values"], read: [], raw: [], advance: ["count"], reset: [] },
+    },
+    buffers: {
+      on: BufferPool,
+      attributes: [],
+      methods: { acquire: ["num_bytes"], prewarm: ["size", "count"], clear: [], stats: [] },
+    },
+    buffer: {
+      on: Buffer,
+      attributes: ["size", "capacity", "length"],
+      methods: { extend: ["values"], values: [], clear: [], release: [] },
+    },
+  },
+});

@@ -1,0 +1,116 @@
+"""A block pool behind a pipe that misbehaves in one way: `kvref check --exec "python program.py half-a-line"`.
+
+The way shows from the second block freed in a conversation on, so that other clauses pass; `hello-...` ways show at once.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+
+HELLO = {"name": "pool", "version": "1", "language": "python", "level": "exact", "formats": [], "families": ["blocks"]}
+way = (sys.argv[1:] or ["well"])[0]
+pools, freed = {}, 0
+
+
+def say(line):
+    sys.stdout.write(line)
+    sys.stdout.flush()
+
+
+def reply(message):
+    say(json.dumps(message) + "\n")
+
+
+class Refused(Exception):
+    def __init__(self, kind):
+        self.kind = kind
+
+
+class Pool:
+    def __init__(self, num_blocks):
+        if not isinstance(num_blocks, int) or num_blocks < 0:
+            raise Refused("ConfigError")
+        self.num_blocks, self.held = num_blocks, set()
+
+    num_used = property(lambda self: len(self.held))
+    num_free = property(lambda self: self.num_blocks - len(self.held))
+    utilization = property(lambda self: self.num_used / self.num_blocks if self.num_blocks else 0)
+
+    def allocate(self):
+        for block in range(self.num_blocks):
+            if block not in self.held:
+                self.held.add(block)
+                return block
+        raise Refused("OutOfBlocks")
+
+    def free(self, block):
+        global freed
+        if block not in self.held:
+            raise Refused("BlockNotAllocated")
+        self.held.remove(block)
+        freed += 1
+
+
+def perform(request):
+    global freed
+    op, args = request["op"], request["args"]
+    if op == "hello":
+        pools.clear()
+        freed = 0
+        return HELLO
+    if op == "blocks.new":
+        pools[request["id"]] = Pool(**args)
+        return {"handle": request["id"]}
+    if op == "blocks.utilization" and way == "declines":
+        raise Refused("NotOffered")
+    found = getattr(pools[request["on"]], op.partition(".")[2])
+    return found(**args) if callable(found) else found
+
+
+def misbehave(id):
+    """Answer in the way asked for."""
+    half = json.dumps({"id": id, "ok": None})[:-8]
+    ways = {
+        "garbage": lambda: say("Segmentation fault (not really)\n"),
+        "not-an-object": lambda: reply([1, 2]),
+        "half-a-line": lambda: (say(half), time.sleep(60)),
+        "half-a-line-and-gone": lambda: (say(half), os._exit(3)),
+        "wrong-id": lambda: reply({"id": id - 1, "ok": None}),
+        "no-id": lambda: reply({"ok": None}),
+        "both": lambda: reply({"id": id, "ok": None, "error": {"kind": "OutOfBlocks"}}),
+        "nothing": lambda: reply({"id": id}),
+        "error-without-kind": lambda: reply({"id": id, "error": "no"}),
+        "bad-array": lambda: reply({"id": id, "ok": {"dtype": "float32", "shape": [3], "base64": "AAAA"}}),
+        "long-line": lambda: reply({"id": id, "ok": "x" * 100_000_000}),
+        "exits": lambda: (print("out of luck", file=sys.stderr), os._exit(3)),
+        "killed": lambda: os.kill(os.getpid(), signal.SIGSEGV),
+        "closes-its-pipe": lambda: (os.close(1), time.sleep(60)),
+        "hangs": lambda: time.sleep(60),
+    }
+    ways[way]()
+
+
+if way == "silent":
+    time.sleep(60)
+if way == "hello-without-families":
+    del HELLO["families"]
+if way == "hello-odd-family":
+    HELLO["families"] = ["blocks", "caches"]
+if way == "hello-garbage":
+    say("Welcome to pool 1.0!\n")
+if way == "hello-exits":
+    sys.exit("pool: no device")
+for line in sys.stdin:
+    request = json.loads(line)
+    if request["op"] == "bye":
+        break
+    try:
+        result = {"ok": perform(request)}
+    except Refused as refused:
+        result = {"error": {"kind": refused.kind, "message": "refused"}}
+    if freed >= 2 and way not in ("well", "declines"):
+        misbehave(request["id"])
+    else:
+        reply({"id": request["id"], **result})

@@ -1,0 +1,159 @@
+"""A program at the other end of a pipe: judged like anyone, and whatever it does costs one clause one plain failure."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvref_conformance.asked import Effort
+from kvref_conformance.implementations import load
+from kvref_conformance.judge import Judge, select
+
+HERE = Path(__file__).parent
+PROGRAM = f"{sys.executable} {HERE / 'program.py'}"
+
+
+@pytest.fixture
+def kvref(tmp_path):
+    def run(*arguments):
+        command = [sys.executable, "-m", "kvref_conformance.cli", *arguments]
+        environment = {"PATH": "/usr/bin:/bin", "COLUMNS": "100"}
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120, env=environment)
+        assert "Traceback" not in done.stdout + done.stderr
+        return done
+
+    return run
+
+
+def totals(done):
+    (line,) = [line.split() for line in done.stdout.splitlines() if line.split()[:1] == ["all"]]
+    return [int(number) for number in line[1:]]
+
+
+def test_a_program_is_judged_by_every_clause_it_has_the_families_for(kvref):
+    done = kvref("check", "--exec", PROGRAM, "--examples", "10")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "pool 1 (python, exact)" in done.stdout
+    assert totals(done) == [8, 0, 133]  # BLOCK-01 to 06, LAW-03, LAW-12
+
+
+def test_an_operation_may_be_declined(kvref):
+    done = kvref("check", "--exec", f"{PROGRAM} declines", "--examples", "10", "--clause", "BLOCK-*")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert totals(done) == [5, 0, 1]
+
+
+WAYS = [
+    ("garbage", "a line of JSON", "'Segmentation fault (not really)'"),
+    ("not-an-object", "an object", "'[1, 2]'"),
+    ("half-a-line", "an answer within 0.5 s", """half a line: '{"id": """),
+    ("half-a-line-and-gone", "an answer", """none: half a line: '{"id": """),
+    ("wrong-id", '"id": ', '"id": '),
+    ("no-id", '"id": ', "no id"),
+    ("both", '"ok" or "error" beside the id', "error, ok"),
+    ("nothing", '"ok" or "error" beside the id', "nothing"),
+    ("error-without-kind", 'an error with a "kind", a string', """'"no"'"""),
+    ("bad-array", "values as JSON", "array: "),
+    ("long-line", "an answer", 'none: a line of more than 64 MiB: \'{"id": '),
+    ("exits", "an answer", "none: the process ended with exit code 3, after it said 'out of luck'"),
+    ("killed", "an answer", "none: the process was killed by SIGSEGV"),
+    ("closes-its-pipe", "an answer", "none: it closed its pipe and went on running"),
+    ("hangs", "an answer within 0.5 s", "none: it was still running"),
+]
+
+
+@pytest.mark.parametrize(("way", "expected", "got"), WAYS, ids=[way for way, *_ in WAYS])
+def test_whatever_it_does_is_said_once_and_the_run_goes_on(way, expected, got):
+    timeout = 0.5 if "within" in expected else 10.0
+    judge = Judge(load(f"exec:{PROGRAM} {way}"), Effort(examples=5, timeout=timeout))
+    outcomes = [outcome for checks in select("BLOCK-*").values() for outcome in judge.clause(checks)]
+    judge.close()
+    failed = [outcome for outcome in outcomes if outcome.verdict == "failed"]
+    assert any(outcome.expected.startswith(expected) and outcome.got.startswith(got) for outcome in failed)
+    assert [outcome.verdict for outcome in outcomes].count("passed") >= 5
+    assert any('"none": true' in outcome.trace[-1] for outcome in failed if outcome.trace)
+
+
+@pytest.mark.parametrize(
+    ("way", "message"),
+    [
+        ("hello-without-families", "hello: families: expected a list of strings, got nothing"),
+        ("hello-odd-family", "hello: families: expected some of elements, rows, "),
+        ("hello-garbage", "hello: expected a line of JSON, got 'Welcome to pool 1.0!'"),
+        (
+            "hello-exits",
+            "hello: expected an answer, got none: the process ended with exit code 1, after it said 'pool: no device'",
+        ),
+    ],
+)
+def test_a_program_that_does_not_say_who_it_is_cannot_be_judged(kvref, way, message):
+    done = kvref("check", "--exec", f"{PROGRAM} {way}")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"kvref: --exec {PROGRAM} {way}: {message}")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("check",), "expected a NAME or --exec COMMAND"),
+        (("check", "numpy", "--exec", "true"), "expected a NAME or --exec COMMAND, got both: numpy and true"),
+        (("check", "--exec", ""), "--exec: expected a program and its arguments, got nothing"),
+        (("check", "--exec", "it's"), "--exec it's: No closing quotation"),
+        (("check", "--exec", "./absent --flag"), "--exec ./absent --flag: no program './absent' in "),
+        (("check", "--exec", "true"), "--exec true: hello: expected an answer, got none: the process ended with exit code 0"),
+    ],
+)
+def test_a_mistake_costs_one_line(kvref, arguments, message):
+    done = kvref(*arguments)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith(f"kvref: {message}")
+
+
+def test_kvref_toml_names_programs_in_its_own_folder_and_below(kvref, tmp_path, monkeypatch):
+    (tmp_path / "program.py").write_text((HERE / "program.py").read_text())
+    command = json.dumps([sys.executable, "program.py"])
+    (tmp_path / "kvref.toml").write_text(f"[implementations.mypool]\nexec = {command}\n")
+    done = kvref("check", "mypool", "--examples", "3", "--clause", "BLOCK-0*")
+    assert (done.returncode, done.stderr) == (0, "")
+    (tmp_path / "below").mkdir()
+    command = [sys.executable, "-m", "kvref_conformance.cli", "check", "mypool", "--examples", "3", "--clause", "BLOCK-01"]
+    assert subprocess.run(command, cwd=tmp_path / "below", capture_output=True, check=False).returncode == 0
+    assert "mypool" in kvref("check", "mypol").stderr
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ("[implementations", "Expected ']'"),
+        ('[implementations.mypool]\nexec = "./pool"\n', "[implementations.mypool]: expected exec = "),
+        ('implementations = "pool"\n', "[implementations.]: expected exec = "),
+    ],
+)
+def test_a_kvref_toml_that_is_wrong_costs_one_line(kvref, tmp_path, document, message):
+    (tmp_path / "kvref.toml").write_text(document)
+    done = kvref("check", "mypool")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert message in done.stderr
+    assert "kvref.toml" in done.stderr
+
+
+def test_what_it_writes_to_its_standard_error_is_shown_when_asked_for(kvref):
+    asked = ("check", "--exec", f"{PROGRAM} exits", "--examples", "2", "--clause", "BLOCK-05")
+    assert "out of luck" not in kvref(*asked).stderr
+    assert "out of luck" in kvref(*asked, "--stderr").stderr
+
+
+def test_a_failure_over_a_pipe_is_shrunk_and_replayed(kvref, tmp_path):
+    kvref("check", "--exec", f"{PROGRAM} exits", "--examples", "10", "--clause", "BLOCK-04")
+    (path,) = (tmp_path / ".kvref/failures").iterdir()
+    header, *lines = map(json.loads, path.read_text().splitlines())
+    assert header["judge"] == "model"
+    assert len(lines) // 2 <= 5  # new, allocate, free, allocate, free
+    done = kvref("replay", str(path))
+    assert done.returncode == 1
+    assert "did not return" in done.stdout
+    assert kvref("replay", str(path), "--exec", PROGRAM).returncode == 0
+    assert kvref("replay", str(path), "numpy").returncode == 0
