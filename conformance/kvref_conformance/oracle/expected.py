@@ -154,6 +154,7 @@ class Arrays(Expected):
     used: tuple[slice, ...] = ()  # the part of each array that counts
     shape: tuple[int | None, ...] | None = None  # of the whole array, where only a part counts; None is any length
     codes_of: str = ""  # a 16-bit format whose codes, as integers, will do where the library lacks the dtype
+    bits: bool = False  # NaNs are compared bit for bit too
 
     def look(self, ok: Any, op: str, level: Level) -> None:
         for name, got, want in zip(self.names, ok if isinstance(ok, tuple) else (ok,), self.parts, strict=True):
@@ -171,7 +172,7 @@ class Arrays(Expected):
             got = decoded(self.codes_of)[got.astype(np.int64)]
         if want.values.dtype.kind == "f" and got.dtype.kind != "f":
             raise Broken(what, "float32 or a narrower float", str(got.dtype), self.clause)
-        differs = differing(got, want, exact=level == "exact" and not self.always_slack)
+        differs = differing(got, want, exact=level == "exact" and not self.always_slack, bits=self.bits)
         if self.unsure is not None:
             differs = differs & ~self.unsure
         if not differs.any():
@@ -194,17 +195,21 @@ class Arrays(Expected):
         return said
 
 
-def differing(got: NDArray, want: Reads, exact: bool) -> NDArray:
-    """Where an array is not as it must be: other bits (a NaN stands for any NaN), or further off than the slack."""
-    if want.values.dtype.kind != "f":
-        different: NDArray = got.astype(np.int64) != want.values.astype(np.int64)
-        return different
-    values, got = want.values.astype(np.float32), got.astype(np.float32)
-    bits: NDArray = (values.view(np.uint32) != got.view(np.uint32)) & ~(np.isnan(values) & np.isnan(got))
+def differing(got: NDArray, want: Reads, exact: bool, bits: bool = False) -> NDArray:
+    """Where an array is not as it must be: other bits, or further off than the slack. A NaN stands for any, unless `bits`."""
+    values = want.values
+    if values.dtype.kind == "f":
+        values, got = values.astype(np.float32), got.astype(np.float32)
+        different: NDArray = values.view(np.uint32) != got.view(np.uint32)
+        if not bits:
+            different &= ~(np.isnan(values) & np.isnan(got))
+    else:
+        values, got = values.astype(np.int64), got.astype(np.int64)
+        different = values != got
     if exact:
-        return bits
+        return different
     with np.errstate(invalid="ignore"):
-        outside: NDArray = bits & ~(np.abs(got.astype(np.float64) - values) <= want.slack)
+        outside: NDArray = different & ~(np.abs(got.astype(np.float64) - values) <= want.slack)
     return outside
 
 

@@ -109,6 +109,32 @@ def inadmissible(rows: NDArray, codes: NDArray, format: str) -> list[tuple[int, 
     return wrong
 
 
+def admissible_too(rows: NDArray, format: str) -> NDArray:
+    """How far the other admissible code lies from the one of the definition: 1 where there is one, else 0."""
+    want, x = store(rows, format), np.asarray(rows, dtype=np.float32)
+    found = np.zeros(want.codes.shape, np.int64)
+    for step in (1, -1):
+        near = want.codes + step
+        for n, i in np.argwhere(_may_admit(x, want, format)):
+            q = (Fraction(float(x[n, i])) - Fraction(float(want.zero[n]))) / Fraction(float(want.scale[n]))
+            found[n, i] |= _admits(int(near[n, i]), q, Fraction(4, 2**24) * abs(q), format)
+    return found
+
+
+def _may_admit(x: NDArray, want: Stored, format: str) -> NDArray:
+    """Where the quotient lies near a tie, by float64: the others need no fractions."""
+    quotient = np.abs((x.astype(np.float64) - want.zero[:, None]) / want.scale[:, None].astype(np.float64))
+    if format in elements.MAX:
+        ties = elements.midpoints(format)
+        nearest = ties[np.clip(np.searchsorted(ties, quotient), 0, len(ties) - 1)]
+        before = ties[np.clip(np.searchsorted(ties, quotient) - 1, 0, len(ties) - 1)]
+        off = np.minimum(np.abs(nearest - quotient), np.abs(before - quotient))
+    else:
+        off = np.abs(quotient - np.floor(quotient) - 0.5)
+    near: NDArray = off <= 2.0**-20 * quotient + 2.0**-40
+    return near
+
+
 def _admits(code: int, quotient: Fraction, slack: Fraction, format: str) -> bool:
     if format == "int8" or format in STEPS:
         low, high = (-127, 127) if format == "int8" else (0, STEPS[format])
@@ -116,7 +142,10 @@ def _admits(code: int, quotient: Fraction, slack: Fraction, format: str) -> bool
     value = elements.exact_value(code, format)
     if not isinstance(value, Fraction):
         return False
-    nearest = min(abs(quotient - Fraction(float(v))) for v in elements.magnitudes(format).tolist() for v in (v, -v))
+    magnitudes = elements.magnitudes(format)
+    above = int(np.searchsorted(magnitudes, float(abs(quotient))))  # one off at most, where the float was rounded
+    around = magnitudes[max(0, above - 2) : above + 2].tolist()
+    nearest = min(abs(abs(quotient) - Fraction(each)) for each in around)
     return abs(quotient - value) <= nearest + 2 * slack
 
 

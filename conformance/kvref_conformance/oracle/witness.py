@@ -8,6 +8,7 @@ from kvref_conformance.oracle.blocks import Blocks
 from kvref_conformance.oracle.buffers import Buffer, Buffers
 from kvref_conformance.oracle.contiguous import Contiguous
 from kvref_conformance.oracle.expected import Choice, Expected, Refused, not_in_range
+from kvref_conformance.oracle.functions import Attention, Elements, Kernels, Rows
 from kvref_conformance.oracle.model import Model
 from kvref_conformance.oracle.paged import Paged
 from kvref_conformance.oracle.pooled import Pooled
@@ -17,9 +18,13 @@ from kvref_conformance.oracle.tiered import PLAIN, Tiered
 from kvref_conformance.outcome import Broken
 
 MODELS: dict[str, Any] = {
-    model.family: model for model in (Contiguous, Blocks, Paged, Quantized, Tiered, Buffers, Pooled)
+    model.family: model
+    for model in (
+        Elements, Rows, Kernels, Attention, Contiguous, Blocks, Paged, Quantized, Tiered, Buffers, Pooled,
+    )
 }  # fmt: skip
-# The clauses that each family's models can name; LAW-16 is the driver's, which compares what was handed in with what is left.
+# The clauses that the models of each family with a machine can name; LAW-16 is the driver's, which compares what was handed in
+# with what is left.
 _LAWS = ("LAW-01", "LAW-04", "LAW-05", "LAW-10", "LAW-11", "LAW-12", "LAW-16", "FMT-LEVEL-04")
 SPEAKS_FOR = {
     "contiguous": (*_LAWS, *(f"CONTIG-{n:02}" for n in (*range(1, 8), *range(9, 13)))),

@@ -85,7 +85,7 @@ def shrink(conversation: list[Exchange], clause: str, holding: Holding) -> tuple
                 requests = shorter
         size //= 2
     for index in range(len(requests)):
-        for ways in (_with_fewer_tokens, _with_whole_numbers):
+        for ways in (_with_one_row, _with_fewer_tokens, _with_whole_numbers):
             for simpler in ways(requests[index]):
                 if attempt([*requests[:index], simpler, *requests[index + 1 :]]):
                     requests[index] = simpler
@@ -108,6 +108,15 @@ def _without(requests: list[Request], start: int, stop: int) -> list[Request]:
         else:
             kept.append(request)
     return kept
+
+
+def _with_one_row(request: Request) -> Iterator[Request]:
+    """The same request of a function that works row by row, for each of its rows alone."""
+    if request.op in ("rows.quantize", "rows.dequantize", "elements.encode", "elements.decode"):
+        arrays = _arrays(request)
+        lengths = {len(array) for array in arrays.values()}
+        for row in range(lengths.pop() if len(lengths) == 1 else 0):
+            yield replace(request, args=request.args | {name: array[row : row + 1] for name, array in arrays.items()})
 
 
 def _with_fewer_tokens(request: Request) -> Iterator[Request]:
