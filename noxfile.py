@@ -13,7 +13,7 @@ from pathlib import Path
 import nox
 
 nox.options.default_venv_backend = "venv"
-nox.options.sessions = ["tests", "lint", "types", "matrix", "theirs", "browser", "gpu", "table"]
+nox.options.sessions = ["tests", "lint", "types", "matrix", "theirs", "harnesses", "browser", "gpu", "table"]
 
 PYTHONS = ("3.11", "3.12", "3.13")
 
@@ -87,6 +87,13 @@ def theirs(session: nox.Session) -> None:
     for name in THEIRS:
         # 1 is a finding (docs/findings.md), which the tests hold still; 2 would be a judge that cannot run.
         session.run("kvref", "check", name, success_codes=[0, 1])
+
+
+@nox.session
+def harnesses(session: nox.Session) -> None:
+    """The harnesses in C++, Rust and JavaScript, built and judged where their toolchains are; -rs says which are not here."""
+    session.install(*PINNED, "-e", ".[dev]")
+    session.run("pytest", "-n", "0", "-rs", "-m", "harness", "conformance/tests/test_harnesses.py", *session.posargs)
 
 
 @nox.session

@@ -40,6 +40,7 @@ class Pipe:
         self._command, self._folder = [program, *command[1:]], folder
         # Ours, whatever pytest does to the standard streams meanwhile.
         self._stderr = os.fdopen(os.dup(2), "wb") if show_stderr else tempfile.TemporaryFile()  # noqa: SIM115
+        weakref.finalize(self, self._stderr.close)
         self._said_is_kept = not show_stderr
         self._process: subprocess.Popen[bytes] | None = None
         self._read = bytearray()  # past the last answer
@@ -117,7 +118,7 @@ class Pipe:
             searched = len(self._read)
             if searched > LONGEST:
                 raise Lost(f"a line of more than {LONGEST >> 20} MiB: {shown(self._read)}")
-            part = process.stdout.read(2**20)
+            part = process.stdout.read(2**16)
             if not part:
                 raise EOFError
             self._read += part

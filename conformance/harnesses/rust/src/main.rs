@@ -1,0 +1,209 @@
+//! A quantized KV cache, offered to kvref over standard input and output (kvref/spec/protocol.md):
+//!
+//!     cargo build --release --manifest-path conformance/harnesses/rust/Cargo.toml
+//!     kvref check --exec conformance/harnesses/rust/target/release/harness
+//!
+//! --bug shared-scale: all heads of a token use the scale of the first, so that quiet heads are zeros and loud ones clipped.
+
+mod arrays;
+mod formats;
+mod json;
+mod quantized;
+
+use std::collections::HashMap;
+use std::io::{self, BufRead, Write};
+
+use arrays::{floats, in_range, received, refuse, sent_codes, sent_floats, KvError, Result};
+use formats::{must_be_finite, Format};
+use json::{object, Json};
+use quantized::{Config, QuantizedCache};
+
+enum Object {
+    Elements,
+    Rows,
+    Quantized(QuantizedCache),
+}
+
+fn main() {
+    let options: Vec<String> = std::env::args().skip(1).collect();
+    let bug = options == ["--bug", "shared-scale"];
+    if !options.is_empty() && !bug {
+        eprintln!("usage: harness [--bug shared-scale]");
+        std::process::exit(2);
+    }
+    let mut objects = HashMap::new();
+    for line in io::stdin().lock().lines() {
+        let request = Json::parse(&line.expect("standard input")).expect("a line of JSON");
+        let id = request.get("id").clone();
+        let reply = match perform(&request, &mut objects, bug) {
+            Ok(result) => object([("id", id), ("ok", result)]),
+            Err(KvError { kind, message }) => {
+                object([("id", id), ("error", object([("kind", kind.into()), ("message", message.as_str().into())]))])
+            }
+        };
+        println!("{reply}");
+        io::stdout().flush().expect("standard output");
+        if request.get("op").text() == "bye" {
+            break;
+        }
+    }
+}
+
+fn about() -> Json {
+    let texts = |texts: &[&str]| Json::List(texts.iter().map(|text| Json::from(*text)).collect());
+    object([
+        ("name", "quantized-rs".into()),
+        ("version", "1.0".into()),
+        ("language", "rust".into()),
+        ("level", "exact".into()),
+        ("formats", texts(&formats::NAMES)),
+        ("families", texts(&["elements", "rows", "quantized"])),
+    ])
+}
+
+/// objects: by the id of the request that made them.
+fn perform(request: &Json, objects: &mut HashMap<i64, Object>, bug: bool) -> Result<Json> {
+    let (op, args) = (request.get("op").text(), request.get("args"));
+    let (family, name) = op.split_once('.').unwrap_or((op, ""));
+    match op {
+        "hello" => {
+            objects.clear(); // a new conversation
+            return Ok(about());
+        }
+        "bye" => return Ok(Json::Null),
+        _ => {}
+    }
+    if name == "new" {
+        let made = match family {
+            "elements" => Object::Elements,
+            "rows" => Object::Rows,
+            "quantized" => Object::Quantized(QuantizedCache::new(configuration(args)?, bug)),
+            _ => return refuse("NotOffered", format!("family {family}")),
+        };
+        objects.insert(request.get("id").integer().expect("an id"), made);
+        return Ok(object([("handle", request.get("id").clone())]));
+    }
+    let on = request.get("on").integer().and_then(|id| objects.get_mut(&id));
+    match (family, on) {
+        ("elements", Some(Object::Elements)) => on_elements(name, args),
+        ("rows", Some(Object::Rows)) => on_rows(name, args),
+        ("quantized", Some(Object::Quantized(cache))) => on_cache(cache, name, args),
+        _ => refuse("NotOffered", op.to_string()),
+    }
+}
+
+fn configuration(args: &Json) -> Result<Config> {
+    let size = |name: &str| match args.get(name).integer() {
+        Some(size) if size >= 1 => Ok(size as usize),
+        _ => refuse("ConfigError", format!("{name}: expected an integer of at least 1, got {}", args.get(name))),
+    };
+    Ok(Config {
+        num_layers: size("num_layers")?,
+        capacity: size("capacity")?,
+        num_kv_heads: size("num_kv_heads")?,
+        head_dim: size("head_dim")?,
+        format: Format::named(args.get("format").text())?,
+    })
+}
+
+/// Single values, without a scale: FP8 only.
+fn on_elements(name: &str, args: &Json) -> Result<Json> {
+    let format = Format::named(args.get("format").text())?;
+    match name {
+        "encode" => {
+            let (values, shape) = floats("values", args.get("values"), &[None])?;
+            let codes: Vec<u8> = values.iter().map(|x| format.encode(*x)).collect();
+            Ok(sent_codes(&codes, "uint8", &shape))
+        }
+        "decode" => {
+            let codes = received(args.get("codes"));
+            let values: Vec<f32> = codes.bytes.iter().map(|code| format.decode(*code)).collect();
+            Ok(sent_floats(&values, &codes.shape))
+        }
+        _ => refuse("NotOffered", format!("elements.{name}")),
+    }
+}
+
+/// Rows [n, width] with a scale each.
+fn on_rows(name: &str, args: &Json) -> Result<Json> {
+    let format = Format::named(args.get("format").text())?;
+    match name {
+        "quantize" => {
+            let (rows, shape) = floats("rows", args.get("rows"), &[None, None])?;
+            must_be_finite("rows", &rows)?;
+            let width = shape[1].max(1);
+            let scales: Vec<f32> = rows.chunks_exact(width).map(|row| format.scale(row)).collect();
+            let mut codes = vec![0; rows.len()];
+            for ((row, scale), codes) in rows.chunks_exact(width).zip(&scales).zip(codes.chunks_exact_mut(width)) {
+                format.quantize(row, *scale, codes);
+            }
+            Ok(Json::List(vec![sent_codes(&codes, format.code_dtype(), &shape), sent_floats(&scales, &shape[..1]), Json::Null]))
+        }
+        "dequantize" => {
+            let codes = received(args.get("codes"));
+            let (scales, _) = floats("scale", args.get("scale"), &[Some(codes.shape[0])])?;
+            let width = codes.shape[1].max(1);
+            let mut rows = vec![0f32; codes.bytes.len()];
+            for ((codes, scale), row) in codes.bytes.chunks_exact(width).zip(&scales).zip(rows.chunks_exact_mut(width)) {
+                format.dequantize(codes, *scale, row);
+            }
+            Ok(sent_floats(&rows, &codes.shape))
+        }
+        _ => refuse("NotOffered", format!("rows.{name}")),
+    }
+}
+
+fn on_cache(cache: &mut QuantizedCache, name: &str, args: &Json) -> Result<Json> {
+    let Config { num_layers, num_kv_heads: heads, head_dim: dim, .. } = cache.config;
+    let layer = || in_range(args.get("layer"), num_layers, "LayerOutOfRange", "layer");
+    let position = |position: &Json, layer| in_range(position, cache.length(layer), "PositionOutOfRange", "position");
+    let pair = |(keys, values): (Vec<f32>, Vec<f32>), shape: &[usize]| {
+        Ok(Json::List(vec![sent_floats(&keys, shape), sent_floats(&values, shape)]))
+    };
+    match name {
+        "push" => {
+            let layer = layer()?;
+            let (key, _) = floats("key", args.get("key"), &[Some(heads), Some(dim)])?;
+            let (value, _) = floats("value", args.get("value"), &[Some(heads), Some(dim)])?;
+            cache.push(layer..layer + 1, &key, &value).map(|()| Json::Null)
+        }
+        "push_step" => {
+            let shape = [Some(num_layers), Some(heads), Some(dim)];
+            let (keys, _) = floats("keys", args.get("keys"), &shape)?;
+            let (values, _) = floats("values", args.get("values"), &shape)?;
+            cache.push(0..num_layers, &keys, &values).map(|()| Json::Null)
+        }
+        "read_head" => {
+            let layer = layer()?;
+            let token = cache.read(layer, &[position(args.get("position"), layer)?]);
+            let head = in_range(args.get("head"), heads, "HeadOutOfRange", "head")?;
+            let row = |numbers: Vec<f32>| numbers[head * dim..][..dim].to_vec();
+            pair((row(token.0), row(token.1)), &[dim])
+        }
+        "read_token" => {
+            let layer = layer()?;
+            pair(cache.read(layer, &[position(args.get("position"), layer)?]), &[heads, dim])
+        }
+        "read_tokens" => {
+            let layer = layer()?;
+            let positions = args.get("positions").list().iter().map(|each| position(each, layer)).collect::<Result<Vec<_>>>()?;
+            pair(cache.read(layer, &positions), &[positions.len(), heads, dim])
+        }
+        "length" => Ok(Json::from(cache.length(layer()?) as i64)),
+        "clear" => {
+            cache.clear();
+            Ok(Json::Null)
+        }
+        "memory_bytes" => Ok(Json::from(cache.memory_bytes() as i64)),
+        "fp32_bytes" => Ok(Json::from(cache.fp32_bytes() as i64)),
+        "compression_ratio" => Ok(Json::Number(cache.fp32_bytes() as f64 / cache.memory_bytes() as f64)),
+        "attend" => {
+            let (query, shape) = floats("query", args.get("query"), &[None, None, Some(dim)])?;
+            let Json::Number(scale) = *args.get("scale") else {
+                return refuse("ConfigError", format!("scale: expected a number, got {}", args.get("scale")));
+            };
+            Ok(sent_floats(&cache.attend(layer()?, &query, shape[1], scale)?, &shape))
+        }
+        _ => refuse("NotOffered", format!("quantized.{name}")),
+    }
+}

@@ -1,0 +1,124 @@
+//! The quantized cache: a fixed number of tokens a layer, each head's row quantized on its own, once, as it is pushed.
+
+use crate::arrays::{refuse, Result};
+use crate::formats::{must_be_finite, Format};
+
+pub struct Config {
+    pub num_layers: usize,
+    pub capacity: usize, // tokens a layer
+    pub num_kv_heads: usize,
+    pub head_dim: usize,
+    pub format: Format,
+}
+
+/// Keys or values of one layer: codes [capacity, num_kv_heads, head_dim], a scale for each row of a head.
+struct Store {
+    codes: Vec<u8>,
+    scales: Vec<f32>,
+}
+
+struct Layer {
+    keys: Store,
+    values: Store,
+    length: usize,
+}
+
+pub struct QuantizedCache {
+    pub config: Config,
+    layers: Vec<Layer>,
+    shares_scales: bool,
+}
+
+impl QuantizedCache {
+    /// shares_scales: the bug. All heads of a token use the scale of the first.
+    pub fn new(config: Config, shares_scales: bool) -> QuantizedCache {
+        let rows = config.capacity * config.num_kv_heads;
+        let store = || Store { codes: vec![0; rows * config.head_dim], scales: vec![0.0; rows] };
+        let layers = (0..config.num_layers).map(|_| Layer { keys: store(), values: store(), length: 0 }).collect();
+        QuantizedCache { config, layers, shares_scales }
+    }
+
+    pub fn length(&self, layer: usize) -> usize {
+        self.layers[layer].length
+    }
+
+    pub fn clear(&mut self) {
+        self.layers.iter_mut().for_each(|layer| layer.length = 0);
+    }
+
+    /// One token to each of some layers, keys and values [layers, num_kv_heads, head_dim]: to all of them or to none.
+    pub fn push(&mut self, layers: std::ops::Range<usize>, keys: &[f32], values: &[f32]) -> Result<()> {
+        must_be_finite("keys", keys)?;
+        must_be_finite("values", values)?;
+        if let Some(full) = layers.clone().find(|layer| self.layers[*layer].length == self.config.capacity) {
+            return refuse(
+                "CapacityExceeded",
+                format!("push: expected room in layer {full}, got {} tokens already", self.config.capacity),
+            );
+        }
+        let Config { num_kv_heads, head_dim, format, .. } = self.config;
+        let token = num_kv_heads * head_dim;
+        for (i, layer) in self.layers[layers].iter_mut().enumerate() {
+            for (store, rows) in [(&mut layer.keys, &keys[i * token..]), (&mut layer.values, &values[i * token..])] {
+                let mut shared = None;
+                for (head, row) in rows[..token].chunks_exact(head_dim).enumerate() {
+                    let own = format.scale(row);
+                    let scale = if self.shares_scales { *shared.get_or_insert(own) } else { own };
+                    let at = layer.length * num_kv_heads + head;
+                    store.scales[at] = scale;
+                    format.quantize(row, scale, &mut store.codes[at * head_dim..][..head_dim]);
+                }
+            }
+            layer.length += 1;
+        }
+        Ok(())
+    }
+
+    /// Keys and values of the tokens at some positions, [positions, num_kv_heads, head_dim].
+    pub fn read(&self, layer: usize, positions: &[usize]) -> (Vec<f32>, Vec<f32>) {
+        let Config { num_kv_heads, head_dim, format, .. } = self.config;
+        let from = |store: &Store| {
+            let mut numbers = vec![0f32; positions.len() * num_kv_heads * head_dim];
+            for (i, row) in numbers.chunks_exact_mut(head_dim).enumerate() {
+                let at = positions[i / num_kv_heads] * num_kv_heads + i % num_kv_heads;
+                format.dequantize(&store.codes[at * head_dim..][..head_dim], store.scales[at], row);
+            }
+            numbers
+        };
+        (from(&self.layers[layer].keys), from(&self.layers[layer].values))
+    }
+
+    /// Codes, and four bytes a scale, over the whole capacity.
+    pub fn memory_bytes(&self) -> usize {
+        let rows = 2 * self.config.num_layers * self.config.capacity * self.config.num_kv_heads;
+        rows * (self.config.head_dim + 4)
+    }
+
+    pub fn fp32_bytes(&self) -> usize {
+        8 * self.config.num_layers * self.config.capacity * self.config.num_kv_heads * self.config.head_dim
+    }
+
+    /// softmax(scale q k') v over a layer; query and result are [num_queries, num_query_heads, head_dim].
+    pub fn attend(&self, layer: usize, query: &[f32], num_heads: usize, scale: f64) -> Result<Vec<f32>> {
+        let Config { num_kv_heads, head_dim, .. } = self.config;
+        if num_heads % num_kv_heads != 0 {
+            return refuse("ShapeMismatch", format!("query: expected a multiple of {num_kv_heads} heads, got {num_heads}"));
+        }
+        let tokens: Vec<usize> = (0..self.length(layer)).collect();
+        let (keys, values) = self.read(layer, &tokens);
+        let mut out = vec![0f32; query.len()];
+        for (i, (q, mean)) in query.chunks_exact(head_dim).zip(out.chunks_exact_mut(head_dim)).enumerate() {
+            let head = i % num_heads / (num_heads / num_kv_heads);
+            let row = |token: usize| (token * num_kv_heads + head) * head_dim..(token * num_kv_heads + head + 1) * head_dim;
+            let dot = |key: &[f32]| q.iter().zip(key).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
+            let scores: Vec<f64> = tokens.iter().map(|token| scale * dot(&keys[row(*token)])).collect();
+            let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let weights: Vec<f64> = scores.iter().map(|score| (score - largest).exp()).collect(); // at most 1: nothing overflows
+            let sum: f64 = weights.iter().sum();
+            for (d, x) in mean.iter_mut().enumerate() {
+                *x = tokens.iter().map(|token| weights[*token] / sum * f64::from(values[row(*token)][d])).sum::<f64>() as f32;
+            }
+        }
+        Ok(out)
+    }
+}

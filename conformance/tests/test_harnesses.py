@@ -1,0 +1,116 @@
+"""The harnesses in other languages: each passes every clause of its families, and its bug is caught by the clause it breaks."""
+
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvref_conformance.asked import Effort
+from kvref_conformance.implementations import load
+from kvref_conformance.judge import Judge, select
+from kvref_conformance.replay import replay
+from kvref_conformance.trace import file
+from kvref_conformance.trace.store import save_failure
+
+pytestmark = pytest.mark.harness
+FOLDER = Path(__file__).parents[1] / "harnesses"
+
+
+def needs(*tools):
+    for tool in tools:
+        if not shutil.which(tool):
+            pytest.skip(f"no {tool} here")
+
+
+def build(*command):
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def javascript(folder):
+    needs("node")
+    return f"node {shlex.quote(str(FOLDER / 'javascript/harness.mjs'))}"
+
+
+def cpp(folder):
+    needs("cmake", "g++")
+    if subprocess.run(
+        ["g++", "-xc++", "-E", "-"], input="#include <nlohmann/json.hpp>", text=True, capture_output=True
+    ).returncode:
+        pytest.skip("no nlohmann/json.hpp here (apt install nlohmann-json3-dev)")
+    build("cmake", "-S", str(FOLDER / "cpp"), "-B", str(folder))
+    build("cmake", "--build", str(folder))
+    return shlex.quote(str(folder / "harness"))
+
+
+def rust(folder):
+    needs("cargo")
+    build(
+        "cargo",
+        "build",
+        "--release",
+        "--offline",
+        "--manifest-path",
+        str(FOLDER / "rust/Cargo.toml"),
+        "--target-dir",
+        str(folder),
+    )
+    return shlex.quote(str(folder / "release/harness"))
+
+
+LANGUAGES = {"javascript": javascript, "cpp": cpp, "rust": rust}
+BUGS = {
+    "javascript": ("release-twice", "BUF-05"),
+    "cpp": ("double-free", "BLOCK-05"),
+    "rust": ("shared-scale", "LAW-04"),
+}
+# Clauses that must be seen to pass, so that a harness which declines everything does not.
+PASSES = {
+    "javascript": ("CONTIG-0[1-7]", "CONTIG-09", "CONTIG-1[1-3]", "BUF-0[1345679]", "LAW-0[124567]"),
+    "cpp": ("BLOCK-*", "PAGED-*", "LAW-0[1-7]", "ATTN-10"),
+    "rust": ("QUANT-0[1-8]", "FMT-INT8-*", "FMT-FP8-*", "FMT-LEVEL-*", "LAW-0[124567]"),
+}
+
+
+@pytest.fixture(scope="module", params=LANGUAGES)
+def harness(request, tmp_path_factory):
+    return request.param, LANGUAGES[request.param](tmp_path_factory.mktemp(request.param))
+
+
+def test_it_passes_every_clause_of_its_families(harness, tmp_path):
+    language, command = harness
+    check = [sys.executable, "-m", "kvref_conformance.cli", "check", "--exec", command, "--json", "results.json"]
+    done = subprocess.run(check, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    verdicts = {each["clause"]: each["verdict"] for each in json.loads((tmp_path / "results.json").read_text())["clauses"]}
+    for clause in (clause.id for glob in PASSES[language] for clause in select(glob)):
+        assert verdicts[clause] == "passed", clause
+
+
+def test_its_bug_is_caught_by_the_clause_that_names_it_in_calls_that_replay(harness, tmp_path):
+    language, command = harness
+    bug, clause = BUGS[language]
+    judge = Judge(load(f"exec:{command} --bug {bug}"), Effort(examples=30))
+    ((found, checks),) = select(clause).items()
+    _, path = save_failure(judge.clause(checks), tmp_path, found.id, language)
+    trace = file.read(path)
+    assert trace.header.judge == "model"
+    assert len(trace.requests) <= 5
+    held = replay(trace, judge)
+    assert held.parted_at == trace.lines[-1]
+    judge.close()
+    for right in (f"exec:{command}", "numpy"):
+        judge = Judge(load(right))
+        assert replay(trace, judge).parted_at is None
+        judge.close()
+
+
+def test_an_option_it_does_not_have_is_said(harness):
+    _, command = harness
+    done = subprocess.run([*shlex.split(command), "--bug", "none"], capture_output=True, text=True, check=False, input="")
+    assert done.returncode == 2
+    assert done.stderr.startswith("usage: ")
