@@ -12,7 +12,7 @@ import numpy as np
 
 from kvref import errors
 from kvref_conformance.arrays import NDArray
-from kvref_conformance.interface import operations
+from kvref_conformance.operations import operations
 
 KNOWN_KINDS = frozenset(name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, Exception))
 # What a person calls the result of an operation, and what an argument that refers to it is called.

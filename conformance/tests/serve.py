@@ -8,7 +8,8 @@ import numpy as np
 from kvref_conformance.drivers.replies import plain
 from kvref_conformance.exchange import On, error_of, kinds_of
 from kvref_conformance.implementations import load
-from kvref_conformance.interface import FAMILIES, HeldBuffer, operations
+from kvref_conformance.interface import FAMILIES, HeldBuffer
+from kvref_conformance.operations import operations
 from kvref_conformance.trace.wire import from_wire, to_wire
 
 implementation = load(sys.argv[1])

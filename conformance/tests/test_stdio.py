@@ -162,7 +162,7 @@ def test_a_failure_over_a_pipe_is_shrunk_and_replayed(kvref, tmp_path):
 
 SEEN = [
     "fp8-rounds-twice", "int8-reciprocal", "kernels-write-padding", "attention-heads-interleaved", "contiguous-full-is-too-full",
-    "blocks-freed-twice", "paged-reads-past-the-length", "quantized-drops-its-scale", "tiered-policy-is-ignored",
+    "blocks-freed-twice", "paged-reads-past-the-length", "quantized-drops-its-scale", "tiered-ratio-of-the-tail",
     "buffers-released-twice", "pooled-block-grows",
 ]  # fmt: skip
 

@@ -16,7 +16,8 @@ from kvref_conformance.drivers.guard import Patience, TimedOut, time_limit
 from kvref_conformance.drivers.replies import plain
 from kvref_conformance.drivers.stdio import OverStdio
 from kvref_conformance.exchange import Exchange, On, Reply, Request, error_of, kinds_of, referring, show
-from kvref_conformance.interface import FAMILIES, HeldBuffer, Implementation, Level, operations
+from kvref_conformance.interface import FAMILIES, HeldBuffer, Implementation, Level
+from kvref_conformance.operations import operations
 from kvref_conformance.outcome import Broken, Hung, NotOffered
 
 WRITTEN_IN_PLACE = ("store", "buffer")  # the arguments that a kernel may change

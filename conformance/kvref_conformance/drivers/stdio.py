@@ -18,7 +18,8 @@ from kvref_conformance.arrays import NDArray
 from kvref_conformance.drivers.guard import TimedOut, time_limit
 from kvref_conformance.drivers.pipe import LONGEST, Lost, Pipe, shown
 from kvref_conformance.exchange import KNOWN_KINDS, On
-from kvref_conformance.interface import FAMILIES, HeldBuffer, Level, operations
+from kvref_conformance.interface import FAMILIES, HeldBuffer, Level
+from kvref_conformance.operations import operations
 from kvref_conformance.outcome import Died, NotOffered
 from kvref_conformance.trace.wire import NotWire, from_wire, to_wire
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import kvref
 from kvref_conformance.exchange import Exchange, Request, needs
-from kvref_conformance.interface import PROTOCOLS, Implementation, Level, operations
+from kvref_conformance.interface import Implementation, Level
+from kvref_conformance.operations import PROTOCOLS, operations
 from kvref_conformance.oracle.witness import Unknown, Witness
 from kvref_conformance.outcome import Broken
 from kvref_conformance.schemas import mismatch
