@@ -1,4 +1,4 @@
-"""The `kvref` command: check, replay, report, zoo, bench, list, explain.
+"""The `kvref` command: check, replay, vectors, report, zoo, bench, list, explain.
 
 Exit codes: 0 conformant, 1 not conformant, 2 could not run. A user's own mistake costs one clear line, never a traceback.
 """
@@ -90,6 +90,18 @@ exit status: 0 each is caught by the clause it names, 1 one gets through, 2 coul
     bench.add_argument("--size", type=int, default=64, metavar="MB", help="float32 a kernel is given (%(default)s)")
     bench.add_argument("--json", metavar="FILE", help="write the figures as JSON")
     bench.add_argument("--plot", metavar="FILE.svg", help="draw them")
+    vectors = commands.add_parser(
+        "vectors",
+        help="write static test vectors, or hold an implementation against them",
+        description="Write a set of static test vectors, made from the reference: conversations with the reply each request must "
+        "get, and the formats as safetensors files. Or hold an implementation against such a set.",
+        epilog="exit status: 0 written, or every reply as it must be; 1 they part; 2 could not run",
+    )
+    vectors.add_argument("name", metavar="NAME", nargs="?", help="with --check: the implementation (kvref check --help)")
+    vectors.add_argument("-o", "--output", metavar="DIR", help="write a set into this folder, over the one that is there")
+    vectors.add_argument("--check", metavar="DIR", help="hold an implementation against the set in this folder")
+    vectors.add_argument("--exec", metavar="COMMAND", help="with --check: a program in any language instead")
+    vectors.add_argument("--timeout", type=float, default=TIMEOUT, metavar="S", help="seconds a call may take (%(default)g)")
     commands.add_parser("list", help="list the implementations, and what is missing for each")
     explain = commands.add_parser("explain", help="show a clause: its text, why, the bugs it hunts, its checks")
     explain.add_argument("clause", metavar="CLAUSE", help="a clause id such as PAGED-07, or a chapter such as PAGED")

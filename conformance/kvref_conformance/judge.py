@@ -119,7 +119,7 @@ class Judge:
         if smaller:
             conversation, broken = smaller
         what = broken.what or (conversation[-1].request.op if conversation else "the check")
-        calls = _shown(show_calls(conversation)) if shown else []
+        calls = shown_calls(show_calls(conversation)) if shown else []
         said = {"what": what, "expected": broken.expected, "got": broken.got}
         # What does not break when it is held again, only the check can show: it looked at memory, or let threads loose.
         trace = self._trace(check, conversation, "model" if smaller else "check", said) if shown else []
@@ -156,7 +156,7 @@ class Judge:
         return written(header, self.implementation.level, conversation)
 
 
-def _shown(calls: list[str]) -> list[str]:
+def shown_calls(calls: list[str]) -> list[str]:
     """What was made first, and the calls that led to the failure."""
     return calls if len(calls) <= SHOWN_CALLS else [calls[0], "...", *calls[2 - SHOWN_CALLS :]]
 

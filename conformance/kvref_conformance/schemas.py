@@ -13,8 +13,14 @@ def schema(package: str, name: str) -> Any:
     return json.loads((files(package) / name).read_text(encoding="utf-8"))
 
 
-def mismatch(document: Any, package: str, name: str) -> str:
-    """What is wrong with a document and where in it; empty where it is as the schema says."""
-    wrong = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(schema(package, name)).iter_errors(document))
+@cache
+def _validator(package: str, name: str, part: str) -> Any:
+    whole = schema(package, name)
+    return jsonschema.Draft202012Validator({"$ref": f"#/$defs/{part}", "$defs": whole["$defs"]} if part else whole)
+
+
+def mismatch(document: Any, package: str, name: str, part: str = "") -> str:
+    """What is wrong with a document and where in it; empty where it is as the schema says, or one of its $defs."""
+    wrong = jsonschema.exceptions.best_match(_validator(package, name, part).iter_errors(document))
     where = "".join(f"[{part!r}]" for part in wrong.absolute_path) if wrong else ""
     return f"{where}{' ' if where else ''}{wrong.message[:200]}" if wrong else ""

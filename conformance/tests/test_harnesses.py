@@ -15,9 +15,11 @@ from kvref_conformance.judge import Judge, select
 from kvref_conformance.replay import replay
 from kvref_conformance.trace import file
 from kvref_conformance.trace.store import save_failure
+from kvref_conformance.vectors.check import check
 
 pytestmark = pytest.mark.harness
 FOLDER = Path(__file__).parents[1] / "harnesses"
+VECTORS = Path(__file__).parents[1] / "vectors"
 
 
 def needs(*tools):
@@ -82,9 +84,9 @@ def harness(request, tmp_path_factory):
 
 
 def test_it_passes_every_clause_of_its_families(harness, tmp_path):
-    language, command = harness
-    check = [sys.executable, "-m", "kvref_conformance.cli", "check", "--exec", command, "--json", "results.json"]
-    done = subprocess.run(check, cwd=tmp_path, capture_output=True, text=True, check=False)
+    language = harness[0]
+    command = [sys.executable, "-m", "kvref_conformance.cli", "check", "--exec", harness[1], "--json", "results.json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     verdicts = {each["clause"]: each["verdict"] for each in json.loads((tmp_path / "results.json").read_text())["clauses"]}
     for clause in (clause.id for glob in PASSES[language] for clause in select(glob)):
@@ -107,6 +109,14 @@ def test_its_bug_is_caught_by_the_clause_that_names_it_in_calls_that_replay(harn
         judge = Judge(load(right))
         assert replay(trace, judge).parted_at is None
         judge.close()
+
+
+def test_the_vectors_hold_for_it(harness):
+    judge = Judge(load(f"exec:{harness[1]}"))
+    held = list(check(VECTORS, judge))
+    judge.close()
+    assert {each.verdict for each in held} == {"passed", "not offered"}
+    assert len([each for each in held if each.verdict == "passed"]) >= 40
 
 
 def test_an_option_it_does_not_have_is_said(harness):

@@ -50,8 +50,8 @@ def out_of_range(stream: Stream) -> list[Bad]:
             calls += [("LayerOutOfRange", name, (sequence, layer)) for name in ("gather", "length", "block_table")]
             calls += [("LayerOutOfRange", "read", (sequence, layer, [0]))]
         calls += [("PositionOutOfRange", "read", (sequence, 0, [0, position])) for position in (-1, length)]
-        calls += [("SequenceNotFound", "gather", (other, 0)) for other in (-1, sequence + 1)]
-        calls += [("SequenceNotFound", "write", (other, 0, 0, keys, values)) for other in (-1, sequence + 1)]
+        calls += [("SequenceNotFound", "gather", (other, 0)) for other in (-1, sequence + 10**6)]
+        calls += [("SequenceNotFound", "write", (other, 0, 0, keys, values)) for other in (-1, sequence + 10**6)]
         return calls
     if stream.family == "quantized":
         calls = []

@@ -28,7 +28,7 @@ def replay_trace(options: argparse.Namespace) -> int:
     except Unknown as unknown:
         raise CannotRun(f"{options.trace}: no model speaks for {unknown}") from unknown
     console, clause = Console(highlight=False), all_clauses().get(trace.header.clause)
-    heading = f"{trace.header.clause} · {clause.title if clause else 'not a clause of this kvref'}   ({name})"
+    heading = f"{trace.header.clause} · {clause.title if clause else trace.header.check}   ({name})"
     console.print(Text(heading, style="bold red" if held.parted_at else "bold"))
     for call in held.calls:
         console.print(Text(f"  {call}"), soft_wrap=True)

@@ -51,6 +51,7 @@ class Subject:
         self.changed: Broken | None = None  # an argument that an operation changed
         self._quiet = False
         self._ids = count(1)
+        self.by_value = isinstance(implementation, OverStdio)  # arrays go there and back as copies, and calls one by one
         if isinstance(implementation, OverStdio):
             implementation.begin()
 
@@ -67,7 +68,7 @@ class Subject:
 
     def in_this_process(self, what: str) -> None:
         """Raises NotOffered, of what cannot be seen, where the implementation is at the other end of a pipe."""
-        if isinstance(self.implementation, OverStdio):
+        if self.by_value:
             raise NotOffered(f"{what}, which cannot be seen through a pipe")
 
     def factory(self, family: str) -> Callable[..., Any]:

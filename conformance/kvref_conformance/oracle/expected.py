@@ -188,11 +188,22 @@ class Arrays(Expected):
         ok: Any = [part.values for part in self.parts] if len(self.parts) > 1 else self.parts[0].values
         said: dict[str, Any] = {"ok": ok}
         if any(part.slack.any() for part in self.parts):
-            within: Any = [part.slack for part in self.parts] if len(self.parts) > 1 else self.parts[0].slack
+            within: Any = [_up(part.slack) for part in self.parts] if len(self.parts) > 1 else _up(self.parts[0].slack)
             said["within" if self.always_slack else "tolerant"] = within
         if self.unsure is not None:
             said["unsure"] = self.unsure
-        return said
+        if self.used:
+            said["used"] = [axis.stop for axis in self.used] + [None] * (self.parts[0].values.ndim - len(self.used))
+        if self.codes_of in CODED:
+            said["codes"] = self.codes_of
+        return said | ({"bits": True} if self.bits else {})
+
+
+def _up(slack: NDArray) -> NDArray:
+    """As float32, and no less: the last bits of a float64 are not the same on every machine."""
+    with np.errstate(over="ignore"):
+        narrow: NDArray = slack.astype(np.float32)
+    return np.where(narrow < slack, np.nextafter(narrow, np.float32(np.inf)), narrow)
 
 
 def differing(got: NDArray, want: Reads, exact: bool, bits: bool = False) -> NDArray:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from kvref_conformance.arrays import NDArray
+from kvref_conformance.exchange import show
 from kvref_conformance.oracle.attention import attended
 from kvref_conformance.oracle.elements import round_to
 from kvref_conformance.oracle.expected import (
@@ -220,7 +221,8 @@ class Paged(Model):
             return self.refuse(wrong)
         table, positions = self.sequences[sequence][layer].table, range(start, start + count)
         if table is not None and len(table) * self.size >= start + count:
-            return Value("PAGED-06", value=[table[p // self.size] * self.size + p % self.size for p in positions])
+            want = [table[p // self.size] * self.size + p % self.size for p in positions]
+            return Choice("PAGED-06", says=show(want), accepts=lambda slots: slots == want)  # it chose the blocks
 
         def accepts(slots: list[int]) -> bool:
             offsets = [slot % self.size for slot in slots] == [p % self.size for p in positions]

@@ -45,6 +45,7 @@ class Header:
 class Trace:
     header: Header
     requests: list[Request]
+    replies: list[dict[str, Any]]  # as written
     lines: list[int]  # of each reply, counted from 1
 
 
@@ -71,12 +72,12 @@ def written(header: Header, level: Level, conversation: Iterable[Exchange]) -> l
 
 def _judged(witness: Witness, exchange: Exchange, came: dict[str, Any]) -> dict[str, Any]:
     expected = witness.expect(exchange.request)
-    must = {name: to_wire(value) for name, value in expected.wire().items()}
+    must = {name: to_wire(value) for name, value in expected.wire().items()} | {"clause": expected.clause}
     try:
         witness.judge(exchange, expected)
     except Broken:
         return {**must, "got": came}
-    if "chosen" in must or exchange.request.name in ("new", "acquire"):
+    if "ok" in came and ("chosen" in must or exchange.request.name in ("new", "acquire")):
         must |= came  # what this implementation chose
     return must
 
@@ -104,11 +105,16 @@ def read(path: Path) -> Trace:
         lines = path.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:
         raise TraceError(f"{path}: not a trace, not even text ({error.reason})") from None
+    return parsed(path, lines)
+
+
+def parsed(path: Path, lines: list[str]) -> Trace:
+    """The lines of the file at `path`. Raises TraceError."""
     messages = [_message(path, number, line) for number, line in enumerate(lines, 1)]
     if not messages or "trace" not in messages[0]:
         raise TraceError(f'{path}:1: expected a header, {{"trace": {VERSION}, ...}}, got {lines[0][:60] if lines else "nothing"}')
     fields = {name: value for name, value in messages[0].items() if name in Header.__dataclass_fields__}
-    requests, numbers = list[Request](), list[int]()
+    requests, replies, numbers = list[Request](), list[dict[str, Any]](), list[int]()
     for number in range(1, len(messages), 2):
         request = _request(path, number + 1, messages[number])
         unknown = needs(request) - {earlier.id for earlier in requests}
@@ -118,8 +124,9 @@ def read(path: Path) -> Trace:
         if reply.get("id") != request.id:
             raise TraceError(f"{path}:{number + 2}: expected the reply to request {request.id}, got {lines[number + 1 :][:1]}")
         requests.append(request)
+        replies.append(reply)
         numbers.append(number + 2)
-    return Trace(Header(**fields), requests, numbers)
+    return Trace(Header(**fields), requests, replies, numbers)
 
 
 def _message(path: Path, number: int, line: str) -> dict[str, Any]:
@@ -127,9 +134,12 @@ def _message(path: Path, number: int, line: str) -> dict[str, Any]:
         message: dict[str, Any] = json.loads(line)
     except json.JSONDecodeError as error:
         raise TraceError(f"{path}:{number}: not JSON: {error.msg} at column {error.colno}") from None
-    if isinstance(message, dict) and message.get("trace") not in (None, VERSION):
+    if not isinstance(message, dict):
+        raise TraceError(f"{path}:{number}: expected an object, got {line[:60]}")
+    if message.get("trace") not in (None, VERSION):
         raise TraceError(f"{path}:{number}: a trace of version {message['trace']!r}; this kvref reads version {VERSION}")
-    if wrong := mismatch(message, *SCHEMA):
+    part = "header" if "trace" in message else "request" if "op" in message else "reply"
+    if wrong := mismatch(message, *SCHEMA, part):
         raise TraceError(f"{path}:{number}: {wrong}")
     return message
 

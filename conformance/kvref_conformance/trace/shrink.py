@@ -32,7 +32,7 @@ def hold(subject: Subject, requests: list[Request]) -> Held:
     results: dict[int, Any] = {}
     for at, request in enumerate(requests):
         try:
-            args = {name: _renumbered(value, numbers, results) for name, value in request.args.items()}
+            args = {name: renumbered(value, numbers, results) for name, value in request.args.items()}
             on = None if request.on is None else numbers[request.on]
         except KeyError:
             continue  # what it refers to was never made
@@ -48,7 +48,8 @@ def hold(subject: Subject, requests: list[Request]) -> Held:
     return Held(subject.conversation)
 
 
-def _renumbered(value: Any, numbers: dict[int, int], results: dict[int, Any]) -> Any:
+def renumbered(value: Any, numbers: dict[int, int], results: dict[int, Any]) -> Any:
+    """An argument for another conversation. Raises KeyError where it has not what the argument refers to."""
     return On(numbers[value.id]) if isinstance(value, On) else resolved(value, results)
 
 

@@ -1,0 +1,81 @@
+"""`kvref vectors`: a set of static test vectors, written or checked."""
+
+import argparse
+from collections import Counter
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from kvref_conformance.asked import Effort
+from kvref_conformance.clauses import all_clauses
+from kvref_conformance.implementations import load, named
+from kvref_conformance.judge import Judge, shown_calls
+from kvref_conformance.outcome import CannotRun
+from kvref_conformance.vectors.check import Checked, check
+from kvref_conformance.vectors.make import MANIFEST, make
+
+
+def vectors(options: argparse.Namespace) -> int:
+    name, console = named(options), Console(highlight=False)
+    if (options.output is None) == (options.check is None):
+        raise CannotRun("expected -o DIR, to write a set of vectors, or --check DIR and a NAME, to hold one against it")
+    if options.output is not None:
+        if name is not None:
+            raise CannotRun(f"-o: a set is made from the reference alone, got also {name}")
+        return _write(Path(options.output), console)
+    if name is None:
+        raise CannotRun("--check: expected a NAME or --exec COMMAND too: what is to be held against the vectors")
+    judge = Judge(load(name), Effort(timeout=options.timeout), name)
+    try:
+        held = list(check(Path(options.check), judge))
+    finally:
+        judge.close()
+    failed = [each for each in held if each.verdict == "failed"]
+    for each in failed:
+        _show(console, each, Path(options.check), name)
+    console.print(_table(held))
+    if all(each.verdict == "not offered" for each in held):
+        raise CannotRun(f"{name}: nothing to test, it offers nothing these vectors are about")
+    conclusion = f"{len(failed)} of the files part from it" if failed else "every reply is as the vectors say"
+    console.print(Text(conclusion, style="bold red" if failed else "bold green"))
+    return 1 if failed else 0
+
+
+def _write(folder: Path, console: Console) -> int:
+    if folder.exists() and not folder.is_dir():
+        raise CannotRun(f"-o: {folder} is a file")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / MANIFEST).is_file():
+        raise CannotRun(f"-o: {folder} has other things in it, and no {MANIFEST}")
+    made = make()
+    made.write(folder)
+    size = sum(map(len, made.files.values())) / 1e6
+    console.print(f"{folder}: {len(made.traces)} traces and {len(made.formats)} formats, {size:.1f} MB; {MANIFEST} lists them")
+    console.print(f"left out: {len(made.left_out)} checks that say more than a file can; {MANIFEST} says why, each")
+    return 0
+
+
+def _show(console: Console, each: Checked, folder: Path, name: str) -> None:
+    assert each.broken
+    clause = all_clauses().get(each.broken.clause)
+    title = f"{clause.id} · {clause.title}" if clause else each.file
+    console.print(Text(f"{title}   ({name})", style="bold red"))
+    for call in shown_calls(each.calls):
+        console.print(Text(f"  {call}"), soft_wrap=True)
+    what, expected, got = each.broken.what, each.broken.expected, each.broken.got
+    console.print(Text(f"    {what}\n    expected {expected}\n    got      {got}"), soft_wrap=True)
+    at = f"line {each.line} of " if each.line else ""
+    console.print(Text(f"  they part at {at}{folder / each.file}\n"), soft_wrap=True)
+
+
+def _table(held: list[Checked]) -> Table:
+    counts = Counter((each.group, str(each.verdict)) for each in held)
+    table = Table("vectors", box=None, pad_edge=False, header_style="bold")
+    verdicts = ("passed", "failed", "not offered")
+    for verdict in verdicts:
+        table.add_column(verdict, justify="right")
+    for group in dict.fromkeys(each.group for each in held):
+        table.add_row(group, *(str(counts[group, verdict] or "·") for verdict in verdicts))
+    table.add_row("all", *(str(sum(each.verdict == verdict for each in held)) for verdict in verdicts), style="bold")
+    return table

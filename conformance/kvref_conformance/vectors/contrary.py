@@ -1,0 +1,55 @@
+"""The reference with other choices where it is free to choose: a vector that these do not pass depends on what was chosen."""
+
+from typing import Any
+
+import kvref
+from kvref_conformance.implementations.backends import OnBackend
+
+
+class _Pool(kvref.BlockPool):
+    def __init__(self, num_blocks: int) -> None:
+        super().__init__(num_blocks)
+        _turn(self)
+
+
+class _Cache(kvref.PagedCache):
+    step = 1
+
+    def __init__(self, config: kvref.PagedConfig) -> None:
+        super().__init__(config)
+        _turn(self.pool)
+        self._next_sequence = self.step
+
+    def create(self) -> int:
+        self._next_sequence += self.step - 1
+        return super().create()
+
+
+class _Striding(_Cache):
+    step = 77
+
+
+def _turn(pool: kvref.BlockPool) -> None:
+    """The last block first."""
+    pool._free = pool._free[::-1].copy()
+
+
+class Turned(OnBackend):
+    """Blocks from the last to the first, sequences counted from 1."""
+
+    cache: type[_Cache] = _Cache
+
+    def __init__(self) -> None:
+        super().__init__(kvref.reference)
+
+    def blocks(self, num_blocks: int) -> kvref.BlockPool:
+        return _Pool(num_blocks)
+
+    def paged(self, **config: Any) -> kvref.PagedCache:
+        return self.cache(kvref.PagedConfig(**config))
+
+
+class Striding(Turned):
+    """Sequences in steps of 77."""
+
+    cache = _Striding

@@ -1,0 +1,99 @@
+"""The formats as tensors, for those to whom a conversation is too much: what goes in, codes, scales, and what is read back."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load, save
+
+import kvref
+from kvref.formats import get_format
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.drivers.in_process import Subject
+from kvref_conformance.oracle import elements, rows
+from kvref_conformance.outcome import Broken, NotOffered
+
+WIDTHS = (1, 5, 64)
+FP8 = ("float8_e4m3fn", "float8_e5m2")
+SIXTEEN = ("float16", "bfloat16")
+CLAUSES = {
+    "int8": "FMT-INT8-*", "q8": "FMT-AFF-*", "q4": "FMT-AFF-*", "float8_e4m3fn": "FMT-FP8-*", "float8_e5m2": "FMT-FP8-*",
+    "float16": "FMT-CAST-01", "bfloat16": "FMT-CAST-01",
+}  # fmt: skip
+
+Tensors = dict[str, NDArray]
+
+
+def written(name: str) -> bytes:
+    """A format as a safetensors file. Its codes are the reference's, which the oracle has to agree with."""
+    tensors = _rows(name) if name not in SIXTEEN else {}
+    if name not in ("int8", "q8", "q4"):
+        tensors |= _elements(name)
+    about = {"format": name, "clauses": CLAUSES[name], "spec": kvref.__version__}
+    file: bytes = save(tensors, metadata={"kvref": json.dumps(about)})
+    return file
+
+
+def _rows(name: str) -> Tensors:
+    """rows_W.input float32 [n, W], .codes, .scale [n], .zero [n] in affine formats, .values float32 [n, W]."""
+    tensors: Tensors = {}
+    rng, format = np.random.default_rng(0), get_format(name)
+    for width in WIDTHS:
+        x = rows.adversarial(rng, width, name)
+        stored = kvref.reference.quantize(x, format)
+        part = {"input": x, **stored._asdict(), "values": kvref.reference.dequantize(stored, width, format)}
+        want = rows.store(x, name)
+        assert np.array_equal(part["values"], want.values) and np.array_equal(part["scale"], want.scale), name
+        tensors |= {f"rows_{width}.{key}": np.ascontiguousarray(tensor) for key, tensor in part.items() if tensor is not None}
+    return tensors
+
+
+def _elements(name: str) -> Tensors:
+    """decode.codes and .values: every code (FP8). encode.values float32 and .codes: ties, their neighbours and random numbers."""
+    all_codes = np.arange(len(elements.decoded(name)))
+    near, rng = elements.ties_and_neighbours(name), np.random.default_rng(0)
+    values = np.concatenate([near[:: max(1, len(near) // 4000)], rng.normal(size=1000).astype(np.float32), [0.0, -0.0, np.inf]])
+    values = values.astype(np.float32)
+    tensors = {"encode.values": values, "encode.codes": elements.encode(values, name)}
+    if name in FP8:
+        tensors |= {"decode.codes": all_codes, "decode.values": elements.decoded(name)}
+    dtype = np.uint8 if name in FP8 else np.uint16
+    return {key: tensor.astype(dtype) if key.endswith("codes") else tensor for key, tensor in tensors.items()}
+
+
+def check(subject: Subject, name: str, file: bytes) -> None:
+    """Raises Broken at the first tensor that is not as the file says, NotOffered where it lacks the format or is tolerant."""
+    subject.formats(name)
+    tensors, held = load(file), False
+    for what, got, want in _comparisons(subject, name, tensors):
+        held = True
+        differs = np.asarray(got) != want
+        both_nan = np.isnan(want) & np.isnan(got) if want.dtype.kind == "f" else np.zeros(want.shape, bool)
+        if np.shape(got) != want.shape:
+            raise Broken(what, f"shape {list(want.shape)}", f"shape {list(np.shape(got))}")
+        if (differs & ~both_nan).any():
+            at = tuple(int(i) for i in np.argwhere(differs & ~both_nan)[0])
+            raise Broken(f"{what}{list(at)}", repr(want[at].item()), repr(np.asarray(got)[at].item()))
+    if not held:
+        raise NotOffered(f"elements or rows of {name}")
+
+
+def _comparisons(subject: Subject, name: str, tensors: Tensors) -> Iterator[tuple[str, Any, NDArray]]:
+    if hasattr(subject.implementation, "rows") and "rows_1.input" in tensors:
+        family = subject.new("rows")
+        for width in WIDTHS:
+            part = {key.partition(".")[2]: tensor for key, tensor in tensors.items() if key.startswith(f"rows_{width}.")}
+            codes, scale, zero = part["codes"], part["scale"], part.get("zero")
+            yield f"rows_{width}.values", family.dequantize(codes, scale, zero, width, name), part["values"]
+            if subject.level == "exact":
+                for key, got in zip(("codes", "scale", "zero"), family.quantize(part["input"], name), strict=True):
+                    if key in part:
+                        yield f"rows_{width}.{key}", got, part[key]
+    if hasattr(subject.implementation, "elements") and "encode.codes" in tensors:
+        family = subject.new("elements")
+        codes, values = tensors["encode.codes"], tensors["encode.values"]
+        yield "encode", family.decode(family.encode(values, name), name), elements.decoded(name)[codes]
+        if "decode.codes" in tensors:
+            yield "encode.codes", family.encode(values, name), codes
+            yield "decode.values", family.decode(tensors["decode.codes"], name), tensors["decode.values"]

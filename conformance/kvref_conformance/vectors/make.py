@@ -1,0 +1,141 @@
+"""Makes a set of vectors: the checks' conversations with the reference, a sample of the machines', formats, a manifest."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import numpy as np
+
+import kvref
+from kvref.formats import FORMATS
+from kvref_conformance.asked import Effort
+from kvref_conformance.checking.registry import Check
+from kvref_conformance.exchange import Exchange
+from kvref_conformance.implementations import load
+from kvref_conformance.judge import Judge, select
+from kvref_conformance.machines.base import Search
+from kvref_conformance.machines.run import MACHINES, run_machine
+from kvref_conformance.outcome import NotOffered
+from kvref_conformance.trace import file
+from kvref_conformance.trace.store import in_a_path
+from kvref_conformance.vectors import formats, recorded
+from kvref_conformance.vectors.contrary import Striding, Turned
+
+VERSION = 1
+MANIFEST = "manifest.json"
+LARGEST = 100_000  # characters of a trace
+SAMPLES = 6  # conversations of each machine
+SAMPLE = 40_000  # characters of one of them, at most
+EXAMPLES, STEPS = 3, 16  # of a machine's run, of which the longest conversation is taken
+
+
+@dataclass
+class Vectors:
+    """The files by their path in the set, and what the manifest says of them."""
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    traces: list[dict[str, Any]] = field(default_factory=list)
+    formats: list[dict[str, Any]] = field(default_factory=list)
+    left_out: list[dict[str, str]] = field(default_factory=list)
+
+    def manifest(self) -> dict[str, Any]:
+        made = {"spec": kvref.__version__, "hypothesis": hypothesis.__version__}
+        lists = {"traces": self.traces, "formats": self.formats, "left_out": self.left_out}
+        return {"vectors": VERSION, **made, **lists}
+
+    def write(self, folder: Path) -> None:
+        """Traces of an earlier set go: a set is written whole."""
+        for old in [*folder.glob("*/*.jsonl"), *folder.glob("*/*.safetensors")]:
+            old.unlink()
+        for name, content in (self.files | {MANIFEST: json.dumps(self.manifest(), indent=1).encode() + b"\n"}).items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(content)
+
+
+def make() -> Vectors:
+    vectors = Vectors()
+    judge = Judge(load("reference"), Effort(), "reference")
+    for check in (check for checks in select().values() for check in checks if check.run):
+        _from_check(vectors, judge, check)
+    for family in MACHINES:
+        for number, lines in enumerate(_samples(judge, family)):
+            _add(vectors, f"machines/{family}-{number}.jsonl", family, lines)
+    for name in formats.CLAUSES:
+        path, content = f"formats/{name}.safetensors", formats.written(name)
+        vectors.files[path] = content
+        vectors.formats.append({"file": path, "format": name, "clauses": formats.CLAUSES[name], "sha256": sha256(content)})
+    return vectors
+
+
+def _from_check(vectors: Vectors, judge: Judge, check: Check) -> None:
+    """A check's conversation, where the replies alone can tell whether it went well."""
+    assert check.run
+    said = {"clause": check.clause, "check": check.name}
+    if check.slow:
+        vectors.left_out.append(said | {"why": "it takes gigabytes"})
+        return
+    subject = judge.begin(check)
+    subject.by_value = True
+    try:
+        with np.errstate(all="ignore"):
+            check.run(subject)
+    except NotOffered as missing:
+        vectors.left_out.append(said | {"why": str(missing)})
+        return
+    lines, why = _lines(judge, subject.conversation, check.clause, check.name, LARGEST)
+    path = f"checks/{check.clause}-{in_a_path(check.name)}.jsonl"
+    if why:
+        vectors.left_out.append(said | {"why": why})
+    else:
+        _add(vectors, path, check.family, lines)
+
+
+def _lines(judge: Judge, conversation: list[Exchange], clause: str, check: str, largest: int) -> tuple[list[str], str]:
+    """The trace; or why there is none."""
+    if not conversation or not file.judged_by_model(conversation, "exact"):
+        return [], "only the check can tell"
+    header = file.Header(clause, check, "model", file.who(judge.implementation, "reference"))
+    lines = file.written(header, "exact", conversation)
+    if sum(map(len, lines)) > largest:
+        return [], f"it is larger than {largest // 1000} kB"
+    trace = file.parsed(Path(check), lines)
+    for contrary in (Turned(), Striding()):
+        if recorded.hold(Judge(contrary).begin(), trace):
+            return [], "its arguments depend on what the reference chose"
+    return lines, ""
+
+
+def _samples(judge: Judge, family: str) -> Iterator[list[str]]:
+    found = 0
+    for number in count():
+        search = Search(judge.implementation)
+        run_machine(family, search, number, EXAMPLES, STEPS)
+        lines, why = _lines(judge, search.longest, "any", f"any sequence of calls ({family})", SAMPLE)
+        if not why:
+            yield lines
+            found += 1
+        if found == SAMPLES:
+            return
+
+
+def _add(vectors: Vectors, path: str, family: str, lines: list[str]) -> None:
+    content = "\n".join(lines).encode() + b"\n"
+    messages = [json.loads(line) for line in lines]
+    named = sorted({text for message in messages for text in message.get("args", {}).values() if isinstance(text, str)})
+    vectors.files[path] = content
+    vectors.traces.append({
+        "file": path, "clause": messages[0]["clause"], "check": messages[0]["check"], "family": family,
+        "formats": [name for name in named if name in FORMATS], "level": "exact",
+        "clauses": sorted({message["clause"] for message in messages[1:] if "clause" in message}),
+        "sha256": sha256(content),
+    })  # fmt: skip
+
+
+def sha256(content: bytes) -> str:
+    """As `sha256sum` prints it."""
+    return hashlib.sha256(content).hexdigest()

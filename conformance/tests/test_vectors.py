@@ -1,0 +1,168 @@
+"""The static vectors: they are what the reference says today, they hold for others, and bugs do not get past them."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import hypothesis
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from kvref_conformance.asked import Effort
+from kvref_conformance.implementations import load
+from kvref_conformance.judge import Judge
+from kvref_conformance.trace import file
+from kvref_conformance.trace.wire import to_wire
+from kvref_conformance.vectors.check import check
+from kvref_conformance.vectors.make import make
+from kvref_conformance.vectors.recorded import must_be
+
+VECTORS = Path(__file__).parents[1] / "vectors"
+MANIFEST = json.loads((VECTORS / "manifest.json").read_text())
+
+
+def held(name, folder=VECTORS):
+    judge = Judge(load(name), Effort(timeout=2))
+    found = list(check(folder, judge))
+    judge.close()
+    return found
+
+
+def test_writing_them_again_changes_nothing(tmp_path):
+    if MANIFEST["hypothesis"] != hypothesis.__version__:
+        pytest.skip(f"the machines' samples were drawn by Hypothesis {MANIFEST['hypothesis']}, which constraints.txt pins")
+    make().write(tmp_path)
+    old = {path.relative_to(VECTORS): path.read_bytes() for path in VECTORS.rglob("*") if path.is_file()}
+    new = {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert sorted(map(str, old)) == sorted(map(str, new))
+    assert [str(name) for name in old if old[name] != new[name]] == [], "kvref vectors -o conformance/vectors writes them"
+    assert sum(map(len, new.values())) < 5_000_000
+
+
+@pytest.mark.parametrize("name", ["numpy", pytest.param("torch", marks=pytest.mark.torch)])
+def test_they_hold_for_other_backends(name):
+    assert {each.verdict for each in held(name)} == {"passed"}
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(
+    ("member", "clause"),
+    [
+        ("contiguous-full-is-too-full", "CONTIG-06"), ("blocks-freed-twice", "BLOCK-05"),
+        ("paged-reads-past-the-length", "LAW-05"), ("quantized-again-at-each-push", "QUANT-05"),
+        ("tiered-evicts-one-a-call", "TIER-05"), ("buffers-released-twice", "BUF-05"),
+        ("pooled-clear-keeps-its-buffers", "POOL-05"), ("fp8-rounds-twice", "FMT-FP8-02"),
+        ("attention-one-kv-head", "ATTN-04"), ("kernels-write-padding", "KERN-01"), ("int8-reciprocal", "FMT-INT8-02"),
+    ],
+)  # fmt: skip
+def test_a_bug_does_not_get_past_them(member, clause):
+    failed = [each for each in held(f"zoo:{member}") if each.verdict == "failed"]
+    assert clause in {each.broken.clause for each in failed} | {Path(each.file).name[: len(clause)] for each in failed}
+    for each in failed:
+        if each.line:
+            reply = json.loads((VECTORS / each.file).read_text().splitlines()[each.line - 1])
+            assert reply["clause"] == each.broken.clause or "ok" in reply
+
+
+@pytest.mark.parametrize("some", ["machines/*-0.jsonl", "checks/*-01-*.jsonl"])
+def test_what_is_read_is_what_was_written(some):
+    for path in VECTORS.glob(some):
+        for reply in file.read(path).replies:
+            expected = must_be(reply)
+            must = {name: to_wire(value) for name, value in expected.wire().items()} | {"clause": expected.clause}
+            came = ("ok", "id") if "chosen" in reply else ("id",)
+            if "handle" not in (reply.get("ok") if isinstance(reply.get("ok"), dict) else ()):
+                assert must == {name: value for name, value in reply.items() if name not in came}
+
+
+def test_the_manifest_says_what_there_is():
+    listed = [entry["file"] for entry in MANIFEST["traces"] + MANIFEST["formats"]]
+    assert sorted(listed) == sorted(
+        str(path.relative_to(VECTORS)) for path in VECTORS.rglob("*.*") if path.name != "manifest.json"
+    )
+    for entry in MANIFEST["traces"]:
+        header = json.loads((VECTORS / entry["file"]).read_text().partition("\n")[0])
+        assert (header["clause"], header["check"], header["judge"]) == (entry["clause"], entry["check"], "model")
+    assert {entry["clause"] for entry in MANIFEST["traces"]} > {"PAGED-07", "QUANT-05", "TIER-05", "FMT-INT8-01", "any"}
+    assert all(entry["why"] for entry in MANIFEST["left_out"])
+
+
+@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])
+def test_the_formats_are_what_ml_dtypes_says(name):
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    tensors, dtype = load_file(VECTORS / f"formats/{name}.safetensors"), getattr(ml_dtypes, name)
+    decoded = tensors["decode.codes"].view(dtype).astype(np.float32)
+    np.testing.assert_array_equal(tensors["decode.values"], decoded)
+    values = tensors["encode.values"]
+    inside = np.abs(values) <= np.nanmax(decoded[np.isfinite(decoded)])
+    np.testing.assert_array_equal(tensors["encode.codes"][inside], values[inside].astype(dtype).view(np.uint8))
+    stored = tensors["rows_64.codes"].view(dtype).astype(np.float32) * tensors["rows_64.scale"][:, None]
+    np.testing.assert_array_equal(tensors["rows_64.values"], stored)
+
+
+@pytest.fixture
+def kvref(tmp_path):
+    def run(*arguments):
+        command = [sys.executable, "-m", "kvref_conformance.cli", "vectors", *arguments]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+        assert "Traceback" not in done.stderr
+        return done
+
+    return run
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A set of the block pool's traces and nothing else."""
+    folder = tmp_path / "small"
+    (folder / "checks").mkdir(parents=True)
+    traces = [entry for entry in MANIFEST["traces"] if entry["file"].startswith("checks/BLOCK")]
+    for entry in traces:
+        shutil.copy(VECTORS / entry["file"], folder / entry["file"])
+    (folder / "manifest.json").write_text(json.dumps(MANIFEST | {"traces": traces, "formats": []}))
+    return folder
+
+
+def test_the_command_shows_where_they_part(kvref, small):
+    done = kvref("--check", str(small), "zoo:blocks-freed-twice")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "BLOCK-05 · A block cannot be freed twice   (zoo:blocks-freed-twice)" in done.stdout
+    assert re.search(r"they part at line \d+ of \S+/checks/BLOCK-05-a-block-cannot-be-freed-twice-blocks.jsonl", done.stdout)
+    assert "expected BlockNotAllocated to be raised\n    got      no error" in done.stdout
+    done = kvref("--check", str(small), "numpy")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "every reply is as the vectors say")
+
+
+def test_what_is_wrong_with_a_set_costs_one_line(kvref, small, tmp_path):
+    def refused(*arguments):
+        done = kvref(*arguments)
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+        return done.stderr
+
+    assert "no manifest.json there" in refused("--check", str(tmp_path), "numpy")
+    assert "no implementation 'nmpy': did you mean 'numpy'?" in refused("--check", str(small), "nmpy")
+    assert "expected a NAME or --exec COMMAND too" in refused("--check", str(small))
+    assert "expected -o DIR" in refused("numpy")
+    assert "made from the reference alone" in refused("-o", "new", "numpy")
+    assert "has other things in it" in refused("-o", str(tmp_path))
+    trace = next((small / "checks").iterdir())
+    trace.write_text(trace.read_text() + "\n")
+    assert "changed since the set was written" in refused("--check", str(small), "numpy")
+    trace.unlink()
+    assert "the manifest lists it, and it is not there" in refused("--check", str(small), "numpy")
+    (small / "manifest.json").write_text('{"vectors": 2}')
+    assert "expected a set of version 1, got 2" in refused("--check", str(small), "numpy")
+    (small / "manifest.json").write_text("{")
+    assert "not JSON" in refused("--check", str(small), "numpy")
+
+
+def test_who_offers_nothing_they_are_about_is_told_so(kvref, small):
+    done = kvref("--check", str(small), "zoo:int8-truncates")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "kvref: zoo:int8-truncates: nothing to test, it offers nothing these vectors are about\n",
+    )
