@@ -8,7 +8,7 @@ import numpy as np
 from kvref_conformance.arrays import NDArray
 from kvref_conformance.checking.expect import equal, raises, reads
 from kvref_conformance.checking.registry import CACHES, check, check_each
-from kvref_conformance.checking.setup import DIM, HEADS, SMALL, new, pair_of_tokens, tokens
+from kvref_conformance.checking.setup import DIM, HEADS, SMALL, batch_major, new, pair_of_tokens, tokens
 from kvref_conformance.checking.streams import Stream
 from kvref_conformance.checks.laws_streams import filled, same_observables
 from kvref_conformance.drivers.in_process import Subject
@@ -77,6 +77,58 @@ def a_wrong_shape_is_refused(subject: Subject, family: str) -> None:
         with raises("ShapeMismatch"):
             stream.push(keys, values)
         same_observables(stream.observe(), before, f"after keys {list(keys.shape)}, values {list(values.shape)} were refused")
+
+
+def other_ways_in(stream: Stream) -> dict[str, list[tuple[Any, ...]]]:
+    """Methods besides `push` that take arrays, each with arguments in which only a shape is wrong."""
+    subject, sequence = stream.subject, stream.sequence
+    wide, few_heads, flat = tokens(subject, 1, dim=DIM + 1), tokens(subject, 1, heads=HEADS - 1), tokens(subject, 1)[0]
+    good, two = tokens(subject, 1), tokens(subject, 2)
+    queries = [wide, flat, tokens(subject, 1, heads=HEADS + 1)]  # HEADS + 1 query heads cannot share HEADS evenly
+    if stream.family == "contiguous":
+        pairs = [np.stack([part, part]) for part in (wide, few_heads)] + [np.stack([good, good, good]), good]
+        return {"update_fused": [(batch_major(part) if part.ndim == 3 else _fused(part),) for part in pairs]}
+    wrong = [(wide, wide), (few_heads, few_heads), (flat, flat), (two, two), (good, wide), (good, two)]
+    if stream.family == "paged":
+        steps = [(np.stack([key, key]), np.stack([value, value])) for key, value in wrong] + [(good[None], good[None])]
+        return {
+            "append": [([sequence], 0, *pair) for pair in wrong],
+            "append_step": [([sequence], *pair) for pair in steps],
+            "attend": [(sequence, 0, query, 1.0) for query in queries],
+        }
+    if stream.family == "quantized":
+        steps = [(np.repeat(part, 2, axis=0),) * 2 for part in (wide, few_heads)] + [(good, good), (good[0], good[0])]
+        return {"push_step": steps, "attend": [(0, query, 1.0) for query in queries]}
+    return {"attend": [(query, 1.0) for query in queries]}
+
+
+def _fused(pair: NDArray) -> NDArray:
+    """[parts, n, heads, dim] as [parts, 1, heads, n, dim]."""
+    return np.stack([batch_major(part) for part in pair])
+
+
+@check_each("LAW-10", "contiguous", "paged", "quantized", "tiered")
+def a_wrong_shape_is_refused_by_every_way_in(subject: Subject, family: str) -> None:
+    stream, _, _ = filled(subject, family)
+    before, tried = stream.observe(), 0
+    for method, calls in other_ways_in(stream).items():
+        for arguments in calls:
+            with suppress(NotOffered):
+                with raises("ShapeMismatch"):
+                    getattr(stream.cache, method)(*arguments)
+                tried += 1
+            same_observables(stream.observe(), before, f"after {method} refused a wrong shape")
+    if not tried:
+        raise NotOffered("other ways in")
+
+
+@check("LAW-10", "attention")
+def attention_refuses_shapes_that_do_not_fit(subject: Subject) -> None:
+    query, keys, values = tokens(subject, 1), tokens(subject, 4), tokens(subject, 4)
+    wide, fewer, uneven = tokens(subject, 4, dim=DIM + 1), tokens(subject, 3), tokens(subject, 1, heads=HEADS + 1)
+    for wrong in ((query, wide, wide), (query, keys, fewer), (uneven, keys, values), (query[0], keys, values)):
+        with raises("ShapeMismatch"):
+            subject.new("attention").attention(*wrong, scale=1.0, causal=False, length=3)
 
 
 @check_each("LAW-11", "contiguous", "paged", "quantized", "tiered")

@@ -76,6 +76,12 @@ def shapes_are_not_checked(patch):
     patch.setattr(errors.ShapeMismatch, "check", classmethod(lambda cls, name, actual, expected: None))
 
 
+@bug("LAW-10")
+def a_step_of_a_batch_takes_any_shape(patch):
+    check = "keys, values = accept_pair(keys, values, shape, self._backend)"
+    in_source(patch, "kvref.paged.PagedCache.append_step", check, "")
+
+
 @bug("LAW-11", "LAW-01")
 def negative_numbers_are_in_range(patch):
     def lenient(value, stop, error, what):
