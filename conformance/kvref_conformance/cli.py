@@ -1,4 +1,4 @@
-"""The `kvref` command: check, replay, vectors, report, zoo, bench, list, explain.
+"""The `kvref` command: check, replay, harness, vectors, report, zoo, bench, list, explain.
 
 Exit codes: 0 conformant, 1 not conformant, 2 could not run. A user's own mistake costs one clear line, never a traceback.
 """
@@ -90,6 +90,16 @@ exit status: 0 each is caught by the clause it names, 1 one gets through, 2 coul
     bench.add_argument("--size", type=int, default=64, metavar="MB", help="float32 a kernel is given (%(default)s)")
     bench.add_argument("--json", metavar="FILE", help="write the figures as JSON")
     bench.add_argument("--plot", metavar="FILE.svg", help="draw them")
+    harness = commands.add_parser(
+        "harness",
+        help="test the plumbing of a program that speaks the protocol",
+        description="Test the plumbing of a program alone, message by message: whether it greets, makes objects, takes and gives "
+        "back what the protocol says. Whether its cache is right is for `kvref check --exec`.",
+        epilog="exit status: 0 the plumbing works, 1 it does not, 2 could not run",
+    )
+    harness.add_argument("--selftest", metavar="COMMAND", required=True, help="the program: './harness --flag'")
+    harness.add_argument("--stderr", action="store_true", help="let through what it writes to its standard error")
+    harness.add_argument("--timeout", type=float, default=TIMEOUT, metavar="S", help="seconds an answer may take (%(default)g)")
     vectors = commands.add_parser(
         "vectors",
         help="write static test vectors, or hold an implementation against them",

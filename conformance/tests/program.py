@@ -1,6 +1,7 @@
 """A block pool behind a pipe that misbehaves in one way: `kvref check --exec "python program.py half-a-line"`.
 
-The way shows from the second block freed in a conversation on, so that other clauses pass; `hello-...` ways show at once.
+The way shows from the second block freed in a conversation on, or another number, so that other clauses pass; `hello-...` ways
+show at once.
 """
 
 import json
@@ -10,7 +11,7 @@ import sys
 import time
 
 HELLO = {"name": "pool", "version": "1", "language": "python", "level": "exact", "formats": [], "families": ["blocks"]}
-way = (sys.argv[1:] or ["well"])[0]
+way, after = [*sys.argv[1:], *("well", "2")[len(sys.argv) - 1 :]]
 pools, freed = {}, 0
 
 
@@ -30,15 +31,19 @@ class Refused(Exception):
 
 class Pool:
     def __init__(self, num_blocks):
+        if way == "takes-anything":
+            num_blocks = num_blocks if isinstance(num_blocks, int) and num_blocks >= 0 else 0
         if not isinstance(num_blocks, int) or num_blocks < 0:
             raise Refused("ConfigError")
         self.num_blocks, self.held = num_blocks, set()
 
     num_used = property(lambda self: len(self.held))
-    num_free = property(lambda self: self.num_blocks - len(self.held))
+    num_free = property(lambda self: "five" if way == "says-words" else self.num_blocks - len(self.held))
     utilization = property(lambda self: self.num_used / self.num_blocks if self.num_blocks else 0)
 
     def allocate(self):
+        if way == "raises":
+            raise Refused("Segfault")
         for block in range(self.num_blocks):
             if block not in self.held:
                 self.held.add(block)
@@ -57,7 +62,8 @@ def perform(request):
     global freed
     op, args = request["op"], request["args"]
     if op == "hello":
-        pools.clear()
+        if way != "remembers":
+            pools.clear()
         freed = 0
         return HELLO
     if op == "blocks.new":
@@ -65,35 +71,39 @@ def perform(request):
         return {"handle": request["id"]}
     if op == "blocks.utilization" and way == "declines":
         raise Refused("NotOffered")
+    if not op.startswith("blocks."):
+        if way == "knows-everything":
+            return None
+        raise Refused("NotOffered")
+    if request.get("on") not in pools:
+        raise Refused("NoSuchObject")
     found = getattr(pools[request["on"]], op.partition(".")[2])
     return found(**args) if callable(found) else found
 
 
-def misbehave(id):
-    """Answer in the way asked for."""
-    half = json.dumps({"id": id, "ok": None})[:-8]
-    ways = {
-        "garbage": lambda: say("Segmentation fault (not really)\n"),
-        "not-an-object": lambda: reply([1, 2]),
-        "half-a-line": lambda: (say(half), time.sleep(60)),
-        "half-a-line-and-gone": lambda: (say(half), os._exit(3)),
-        "wrong-id": lambda: reply({"id": id - 1, "ok": None}),
-        "no-id": lambda: reply({"ok": None}),
-        "both": lambda: reply({"id": id, "ok": None, "error": {"kind": "OutOfBlocks"}}),
-        "nothing": lambda: reply({"id": id}),
-        "error-without-kind": lambda: reply({"id": id, "error": "no"}),
-        "bad-array": lambda: reply({"id": id, "ok": {"dtype": "float32", "shape": [3], "base64": "AAAA"}}),
-        "long-line": lambda: reply({"id": id, "ok": "x" * 100_000_000}),
-        "exits": lambda: (print("out of luck", file=sys.stderr), os._exit(3)),
-        "killed": lambda: os.kill(os.getpid(), signal.SIGSEGV),
-        "closes-its-pipe": lambda: (os.close(1), time.sleep(60)),
-        "hangs": lambda: time.sleep(60),
-    }
-    ways[way]()
+def half(id):
+    return json.dumps({"id": id, "ok": None})[:-8]
 
 
-if way == "silent":
-    time.sleep(60)
+WAYS = {
+    "garbage": lambda id: say("Segmentation fault (not really)\n"),
+    "not-an-object": lambda id: reply([1, 2]),
+    "half-a-line": lambda id: (say(half(id)), time.sleep(60)),
+    "half-a-line-and-gone": lambda id: (say(half(id)), os._exit(3)),
+    "wrong-id": lambda id: reply({"id": id - 1, "ok": None}),
+    "no-id": lambda id: reply({"ok": None}),
+    "both": lambda id: reply({"id": id, "ok": None, "error": {"kind": "OutOfBlocks"}}),
+    "nothing": lambda id: reply({"id": id}),
+    "error-without-kind": lambda id: reply({"id": id, "error": "no"}),
+    "bad-array": lambda id: reply({"id": id, "ok": {"dtype": "float32", "shape": [3], "base64": "AAAA"}}),
+    "long-line": lambda id: reply({"id": id, "ok": "x" * 100_000_000}),
+    "exits": lambda id: (print("out of luck", file=sys.stderr), os._exit(3)),
+    "killed": lambda id: os.kill(os.getpid(), signal.SIGSEGV),
+    "closes-its-pipe": lambda id: (os.close(1), time.sleep(60)),
+    "hangs": lambda id: time.sleep(60),
+}
+
+
 if way == "hello-without-families":
     del HELLO["families"]
 if way == "hello-odd-family":
@@ -105,12 +115,14 @@ if way == "hello-exits":
 for line in sys.stdin:
     request = json.loads(line)
     if request["op"] == "bye":
-        break
+        if way == "stays":
+            time.sleep(60)
+        sys.exit(9 if way == "leaves-badly" else 0)
     try:
         result = {"ok": perform(request)}
     except Refused as refused:
         result = {"error": {"kind": refused.kind, "message": "refused"}}
-    if freed >= 2 and way not in ("well", "declines"):
-        misbehave(request["id"])
+    if freed >= int(after) and way in WAYS:
+        WAYS[way](request["id"])
     else:
         reply({"id": request["id"], **result})

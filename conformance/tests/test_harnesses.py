@@ -1,6 +1,7 @@
 """The harnesses in other languages: each passes every clause of its families, and its bug is caught by the clause it breaks."""
 
 import json
+import re
 import shlex
 import shutil
 import subprocess
@@ -44,6 +45,11 @@ def cpp(folder):
         ["g++", "-xc++", "-E", "-"], input="#include <nlohmann/json.hpp>", text=True, capture_output=True
     ).returncode:
         pytest.skip("no nlohmann/json.hpp here (apt install nlohmann-json3-dev)")
+
+
+def cpp(folder):
+    needs("cmake")
+    needs_cpp()
     build("cmake", "-S", str(FOLDER / "cpp"), "-B", str(folder))
     build("cmake", "--build", str(folder))
     return shlex.quote(str(folder / "harness"))
@@ -117,6 +123,26 @@ def test_the_vectors_hold_for_it(harness):
     judge.close()
     assert {each.verdict for each in held} == {"passed", "not offered"}
     assert len([each for each in held if each.verdict == "passed"]) >= 40
+
+
+@pytest.mark.parametrize("language", ["javascript", "cpp"])
+def test_the_first_harness_of_the_page_passes(language, tmp_path):
+    page = (FOLDER.parents[1] / "docs/write-a-harness.md").read_text(encoding="utf-8")
+    (code,) = re.findall(f"```{language}\n(.*?)```", page, flags=re.DOTALL)
+    if language == "javascript":
+        needs("node")
+        (tmp_path / "blocks.mjs").write_text(code)
+        command = "node blocks.mjs"
+    else:
+        needs_cpp()
+        (tmp_path / "blocks.cpp").write_text(code)
+        build("g++", "-std=c++17", str(tmp_path / "blocks.cpp"), "-o", str(tmp_path / "blocks"))
+        command = "./blocks"
+    for asked in (["harness", "--selftest", command], ["check", "--exec", command, "--clause", "BLOCK-*"]):
+        run = [sys.executable, "-m", "kvref_conformance.cli", *asked]
+        done = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    assert ["all", "6", "0", "0"] in [line.split() for line in done.stdout.splitlines()]
 
 
 def test_an_option_it_does_not_have_is_said(harness):

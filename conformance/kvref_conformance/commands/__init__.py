@@ -2,7 +2,7 @@
 
 import argparse
 
-from kvref_conformance.commands import bench, check, explain, replay, report, vectors, zoo
+from kvref_conformance.commands import bench, check, explain, harness, replay, report, vectors, zoo
 
 
 def run(options: argparse.Namespace) -> int:
@@ -11,6 +11,7 @@ def run(options: argparse.Namespace) -> int:
         "check": check.check,
         "bench": bench.bench,
         "replay": replay.replay_trace,
+        "harness": harness.harness,
         "vectors": vectors.vectors,
         "report": report.report,
         "zoo": zoo.show_zoo,

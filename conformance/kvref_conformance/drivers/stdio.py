@@ -62,8 +62,9 @@ class OverStdio:
         except Exception as refused:
             self._broken = Died("hello", '"ok"', f"{type(refused).__name__}: {refused}")
 
-    def close(self) -> None:
-        self._pipe.end(_line(next(self._ids), "bye", None, {}))
+    def close(self, politely: bool = True) -> int | None:
+        """End the program, with a bye or without: its exit code, or None where it had to be killed or did not run."""
+        return self._pipe.end(_line(next(self._ids), "bye", None, {}) if politely else b"")
 
     def asarray(self, values: Any) -> NDArray:
         return np.array(values)

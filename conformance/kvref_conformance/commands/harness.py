@@ -1,0 +1,37 @@
+"""`kvref harness --selftest`: the plumbing of a program, before its cache is judged."""
+
+import argparse
+import shlex
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from kvref_conformance.outcome import CannotRun
+from kvref_conformance.selftest.run import selftest
+
+
+def harness(options: argparse.Namespace) -> int:
+    try:
+        command = shlex.split(options.selftest)
+    except ValueError as error:
+        raise CannotRun(f"--selftest {options.selftest}: {error}") from None
+    if not command:
+        raise CannotRun("--selftest: expected a program and its arguments, got nothing")
+    console, done, wrong, declined = Console(highlight=False), 0, 0, list[str]()
+    for said in selftest(command, Path.cwd(), options.stderr, options.timeout):
+        if said.declined:
+            declined.append(said.what)
+            console.print(Text(f"  - {said.what}: declined", style="dim"), soft_wrap=True)
+            continue
+        done += 1
+        wrong += bool(said.wrong)
+        console.print(Text(f"  {'✗' if said.wrong else '✓'} {said.what}", style="red" if said.wrong else ""), soft_wrap=True)
+        if said.wrong:
+            console.print(Text(f"      {said.wrong}"), soft_wrap=True)
+    if wrong:
+        console.print(Text(f"{wrong} of {done} are not as the protocol says", style="bold red"))
+        return 1
+    console.print(Text(f"the plumbing works: {done} of {done}, {len(declined)} operations declined", style="bold green"))
+    console.print(f"whether the cache is right: kvref check --exec {shlex.quote(options.selftest)}", soft_wrap=True)
+    return 0

@@ -1,0 +1,139 @@
+"""The protocol's chapter, its schema and the interface say the same; and the selftest of a harness says what is wrong with it."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from kvref_conformance import protocol
+from kvref_conformance.exchange import KNOWN_KINDS
+from kvref_conformance.operations import PROTOCOLS, factory, operations
+from kvref_conformance.selftest.run import selftest
+from kvref_conformance.selftest.steps import steps
+
+HERE = Path(__file__).parent
+VECTORS = HERE.parent / "vectors"
+WRITE = "python -m kvref_conformance.protocol writes it"
+
+
+def test_the_chapter_and_the_schema_are_the_interfaces():
+    chapter = (protocol.SPEC / "protocol.md").read_text()
+    assert chapter == protocol.chapter(chapter), WRITE
+    assert json.loads((protocol.SPEC / "protocol.schema.json").read_text()) == protocol.document(), WRITE
+    for op, _ in protocol.every_operation():
+        assert f"| `{op}` |" in chapter
+
+
+def test_every_error_that_is_asked_for_is_in_the_chapter():
+    known = dict(protocol.every_operation())
+    assert set(protocol.ERRORS) <= set(known)
+    assert {kind for op in known for kind in protocol.errors(op)} <= KNOWN_KINDS
+    seen = set()
+    for path in VECTORS.glob("*/*.jsonl"):
+        _, *lines = map(json.loads, path.read_text().splitlines())
+        for request, reply in zip(lines[::2], lines[1::2], strict=True):
+            for kind in reply.get("error", {}).get("kinds", ()):
+                assert kind in protocol.errors(request["op"]), (path.name, request["op"], kind)
+                seen.add((request["op"], kind))
+    assert len(seen) > 80  # of the about 110 that are listed
+
+
+def test_what_goes_over_the_pipe_is_as_the_schema_says():
+    schema = json.loads((protocol.SPEC / "protocol.schema.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+
+    def valid(part):
+        return jsonschema.Draft202012Validator({"$ref": f"#/$defs/{part}", "$defs": schema["$defs"]})
+
+    def sent(request):
+        """What a file refers to, the pipe has in full: here any number will do."""
+        return json.loads(re.sub(r'{"reply": \d+}', "0", json.dumps(request)))
+
+    parts = {op: (valid(f"request:{op}"), valid(f"result:{op}")) for op, _ in protocol.every_operation()}
+    seen = set()
+    for path in [*VECTORS.glob("machines/*-[01].jsonl"), *VECTORS.glob("checks/[AKF]*-0[1-7]-*.jsonl")]:
+        _, *lines = map(json.loads, path.read_text().splitlines())
+        for request, reply in zip(lines[::2], lines[1::2], strict=True):
+            if "ok" in reply:  # and not in the error
+                op = request["op"]
+                seen.add(op)
+                assert not list(parts[op][0].iter_errors(sent(request))), (path.name, request)
+                if not (isinstance(reply["ok"], list) and op in ("paged.lengths", "rows.quantize")):
+                    assert not list(parts[op][1].iter_errors(reply["ok"])), (path.name, reply)
+    assert len(seen) > 50
+    wrong = {"id": 3, "op": "blocks.free", "on": 1, "args": {"block": "two"}}
+    assert list(parts["blocks.free"][0].iter_errors(wrong))
+    assert list(parts["blocks.free"][0].iter_errors(wrong | {"args": {"block": 2, "twice": True}}))
+
+
+@pytest.mark.parametrize("family", [family for family in PROTOCOLS if family != "buffer"])
+def test_the_selftest_asks_for_every_operation_with_all_its_arguments(family):
+    asked = dict(steps(family, 5, "int8"))
+    owners = ("buffers", "buffer") if family == "buffers" else (family,)
+    assert set(asked) == {f"{owner}.{name}" for owner in owners for name in operations(owner)}
+    got = {"paged.create": 0, "blocks.allocate": 0, "rows.quantize": (0, 0, None)}
+    for op, arguments in asked.items():
+        owner, _, name = op.partition(".")
+        expected = {"tail_length"} if op == "tiered.update_policy" else set(operations(owner)[name].arguments)
+        assert set(arguments(got)) == expected
+    assert factory(family).name == family
+
+
+def test_a_program_that_works_is_told_so():
+    command = [sys.executable, "-m", "kvref_conformance.cli", "harness", "--selftest", f"{sys.executable} {HERE / 'program.py'}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "  ✓ hello: pool 1 (python, exact), blocks\n" in done.stdout
+    assert "  ✓ blocks.new with num_blocks -1: refused with ConfigError\n" in done.stdout
+    assert "the plumbing works: " in done.stdout
+
+
+WAYS = [
+    ("garbage", "blocks.free", "expected a line of JSON, got 'Segmentation fault (not really)'"),
+    ("half-a-line", "blocks.free", "expected an answer within 1 s, got half a line: "),
+    ("wrong-id", "blocks.free", 'expected "id": '),
+    ("both", "blocks.free", 'expected "ok" or "error" beside the id, got error, ok'),
+    ("bad-array", "blocks.free", "expected values as JSON, got array: "),
+    ("exits", "blocks.free", "expected an answer, got none: the process ended with exit code 3, after it said 'out of luck'"),
+    ("hangs", "blocks.free", "expected an answer within 1 s, got none: it was still running"),
+    ("hello-garbage", "hello", "expected a line of JSON, got 'Welcome to pool 1.0!'"),
+    ("hello-odd-family", "hello", "families: expected some of "),
+    (
+        "knows-everything",
+        "an operation that nobody knows: refused with NotOffered",
+        "expected the error NotOffered, got a result",
+    ),
+    ("takes-anything", "blocks.new with num_blocks -1: refused with ConfigError", "expected the error ConfigError, got a result"),
+    ("remembers", "hello again: what was made before is forgotten", "of an object made before: expected an error, got a result"),
+    ("says-words", "blocks.num_free", "expected an integer, got str 'five'"),
+    ("raises", "blocks.allocate", "expected a result, got the error Segfault: refused"),
+    ("stays", "bye: it ends with exit code 0", "it went on running, and was killed"),
+    ("leaves-badly", "bye: it ends with exit code 0", "exit code 9"),
+]
+
+
+@pytest.mark.parametrize(("way", "what", "wrong"), WAYS, ids=[way for way, *_ in WAYS])
+def test_what_is_wrong_with_the_plumbing_is_said_in_words(way, what, wrong):
+    said = list(selftest([sys.executable, str(HERE / "program.py"), way, "1"], HERE, False, 1.0))
+    found = {each.what: each.wrong for each in said if each.wrong and not each.declined}
+    assert found[what].startswith(wrong)
+    assert len(found) <= 5
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("", "--selftest: expected a program"),
+        ("./absent", "no program './absent' in "),
+        ("it's", "--selftest it's: No closing quotation"),
+    ],
+)
+def test_a_mistake_costs_one_line(command, message):
+    line = [sys.executable, "-m", "kvref_conformance.cli", "harness", "--selftest", command]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith(f"kvref: {message}")
