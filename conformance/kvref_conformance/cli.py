@@ -19,8 +19,9 @@ implementations:
   numpy, ...        a backend of kvref's, or an adapter: `kvref list` shows all
   zoo:MEMBER        one that is wrong on purpose: `kvref zoo` shows all
   module:object     an implementation of yours
-  mycache           a program, started by the command that kvref.toml names:
-                    [implementations.mycache] with exec = ["./harness", "--flag"]
+  mycache           a program that kvref.toml has a command for:
+                    [implementations.mycache]
+                    exec = ["./harness", "--flag"]
 
 exit status: 0 conformant, 1 a clause is broken, 2 could not run
 """

@@ -33,6 +33,8 @@ GRACE = 3.0  # seconds beyond a call's limit, in which the child may stop the ca
 class IsolatedJudge(Judge):
     """A Judge whose checks and machines run in a child."""
 
+    deaths = 12  # each takes a second until the next child is there
+
     def __init__(self, name: str, effort: Effort) -> None:
         """Raises CannotRun."""
         self._arguments = name, effort

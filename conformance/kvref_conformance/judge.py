@@ -22,7 +22,6 @@ from kvref_conformance.trace.file import Header, judged_by_model, who, written
 from kvref_conformance.trace.shrink import Held, hold, shrink
 
 SHOWN_CALLS = 8  # lines of them before a failure
-DEATHS = 12  # processes that may die to make one conversation shorter
 
 
 @dataclass(frozen=True)
@@ -36,6 +35,8 @@ class Failure:
 
 class Judge:
     """Of one implementation, through one run: the machines run once a family, and each clause is told what they found."""
+
+    deaths = 60  # processes that may die to make one conversation shorter
 
     def __init__(self, implementation: Implementation, effort: Effort | None = None, name: str = "") -> None:
         """name: by which the implementation was found, and can be found again."""
@@ -137,7 +138,7 @@ class Judge:
 
         def holding(requests: list[Request]) -> Held:
             nonlocal deaths
-            if deaths >= DEATHS:
+            if deaths >= self.deaths:
                 return Held([])
             held = self.hold(requests)
             deaths += isinstance(held.broken, Died)

@@ -16,7 +16,7 @@ class Attention:
 
 class Implementation(Right):
     clause = "ATTN-01"
-    also = ("ATTN-02", "ATTN-04", "ATTN-05", "ATTN-07", "ATTN-09")
+    also = ("ATTN-02", "ATTN-04", "ATTN-05", "ATTN-07", "ATTN-09", "LAW-10")
     bug = "apple/axlearn#842"
 
     def attention(self) -> "Attention":

@@ -13,7 +13,7 @@ class Attention:
 
 class Implementation(Right):
     clause = "ATTN-01"
-    also = ("ATTN-02", "ATTN-04", "ATTN-05", "ATTN-07", "ATTN-09")
+    also = ("ATTN-02", "ATTN-04", "ATTN-05", "ATTN-07", "ATTN-09", "LAW-10")
     bug = "PSAL-POSTECH/ONNXim#34"
 
     def attention(self) -> "Attention":

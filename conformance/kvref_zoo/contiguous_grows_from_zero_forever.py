@@ -16,7 +16,7 @@ class Cache(kvref.ContiguousCache):
 
 class Implementation(Right):
     clause = "CONTIG-04"
-    also = ("CONTIG-02", "CONTIG-05")
+    also = ("CONTIG-02", "CONTIG-05", "CONTIG-09")
 
     def contiguous(self, **config: Any) -> Cache:
         return Cache(kvref.ContiguousConfig(**config))

@@ -142,7 +142,7 @@ def test_a_kvref_toml_that_is_wrong_costs_one_line(kvref, tmp_path, document, me
 
 
 def test_what_it_writes_to_its_standard_error_is_shown_when_asked_for(kvref):
-    asked = ("check", "--exec", f"{PROGRAM} exits", "--examples", "2", "--clause", "BLOCK-05")
+    asked = ("check", "--exec", f"{PROGRAM} exits", "--examples", "2", "--clause", "BLOCK-04")
     assert "out of luck" not in kvref(*asked).stderr
     assert "out of luck" in kvref(*asked, "--stderr").stderr
 
