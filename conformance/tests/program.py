@@ -69,7 +69,7 @@ def perform(request):
     if op == "blocks.new":
         pools[request["id"]] = Pool(**args)
         return {"handle": request["id"]}
-    if op == "blocks.utilization" and way == "declines":
+    if op == {"declines": "blocks.utilization", "declines-more": "blocks.allocate"}.get(way):
         raise Refused("NotOffered")
     if not op.startswith("blocks."):
         if way == "knows-everything":

@@ -113,6 +113,18 @@ def test_a_mistake_costs_one_line(kvref, arguments, message):
     assert done.stderr.startswith(f"kvref: {message}")
 
 
+def test_a_file_that_cannot_be_executed_is_told_apart(kvref, tmp_path):
+    (tmp_path / "harness").write_text("#!/bin/sh\n")
+    done = kvref("check", "--exec", "./harness")
+    assert done.stderr == (
+        "kvref: --exec ./harness: ./harness is a file that cannot be executed: chmod +x, or name the interpreter first\n"
+    )
+    (tmp_path / "harness").chmod(0o755)
+    assert kvref("check", "--exec", "./harness").stderr == (
+        "kvref: --exec ./harness: hello: expected an answer, got none: the process ended with exit code 0\n"
+    )
+
+
 def test_kvref_toml_names_programs_in_its_own_folder_and_below(kvref, tmp_path, monkeypatch):
     (tmp_path / "program.py").write_text((HERE / "program.py").read_text())
     command = json.dumps([sys.executable, "program.py"])

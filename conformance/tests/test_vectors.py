@@ -137,6 +137,15 @@ def test_the_command_shows_where_they_part(kvref, small):
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "every reply is as the vectors say")
 
 
+def test_a_conversation_goes_on_without_what_only_looks_and_stops_without_the_rest(small):
+    program = f"exec:{sys.executable} {Path(__file__).parent / 'program.py'}"
+    assert {each.verdict for each in held(program, small)} == {"passed"}
+    assert {each.verdict for each in held(f"{program} declines", small)} == {"passed"}
+    verdicts = {each.file: each.verdict for each in held(f"{program} declines-more", small)}
+    assert verdicts["checks/BLOCK-02-a-block-handed-out-is-no-one-elses-blocks.jsonl"] == "not offered"
+    assert set(verdicts.values()) == {"passed", "not offered"}
+
+
 def test_what_is_wrong_with_a_set_costs_one_line(kvref, small, tmp_path):
     def refused(*arguments):
         done = kvref(*arguments)

@@ -33,8 +33,10 @@ class Pipe:
     """One program, started when it is first asked, and again when it is asked after its end."""
 
     def __init__(self, command: Sequence[str], folder: Path, show_stderr: bool = False) -> None:
-        """command: looked for in `folder`, in which it runs too, or on the PATH. Raises FileNotFoundError."""
+        """command: looked for in `folder`, in which it runs too, or on the PATH. Raises OSError where there is none."""
         program = shutil.which(folder / command[0]) or shutil.which(command[0])
+        if program is None and (folder / command[0]).is_file():
+            raise PermissionError(f"{command[0]} is a file that cannot be executed: chmod +x, or name the interpreter first")
         if program is None:
             raise FileNotFoundError(f"no program {command[0]!r} in {folder} or on the PATH")
         self._command, self._folder = [program, *command[1:]], folder

@@ -95,7 +95,7 @@ class OverStdio:
             raise Died(op, "an answer", f"none: {lost}") from None
         try:
             reply = json.loads(came)
-            result = from_wire(reply["ok"]) if _is_reply(reply, id, op) else None
+            result = from_wire(reply["ok"]) if _is_reply(reply, id) else None
         except (ValueError, RecursionError):
             raise self._garbled(op, "a line of JSON", shown(came)) from None
         except Garbled as garbled:
@@ -149,7 +149,7 @@ class Garbled(Exception):
     """Not a reply of the protocol: what was expected, what came."""
 
 
-def _is_reply(reply: Any, id: int, op: str) -> bool:
+def _is_reply(reply: Any, id: int) -> bool:
     """Whether it holds a result, and not an error. Raises Garbled where it is neither."""
     if not isinstance(reply, dict):
         raise Garbled("an object", shown(json.dumps(reply).encode()))

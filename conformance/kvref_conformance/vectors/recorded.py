@@ -61,8 +61,11 @@ def hold(subject: Subject, trace: Trace) -> Parted | None:
 
 
 def _only_looks(reply: dict[str, Any]) -> bool:
-    """Whether the next reply is the same without it: it gives something back, and nothing new."""
-    return ("chosen" not in reply and not isinstance(reply.get("ok"), None | dict)) or "base64" in (reply.get("ok") or ())
+    """Whether the conversation can go on without it: it was to be refused, or gives something that was there before."""
+    ok = reply.get("ok")
+    if "error" in reply or set(reply) == {"id", "any", "clause"}:
+        return True
+    return not (ok is None or "chosen" in reply or (isinstance(ok, dict) and "handle" in ok))
 
 
 def must_be(reply: dict[str, Any]) -> Expected:
