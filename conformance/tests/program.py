@@ -101,6 +101,7 @@ WAYS = {
     "killed": lambda id: os.kill(os.getpid(), signal.SIGSEGV),
     "closes-its-pipe": lambda id: (os.close(1), time.sleep(60)),
     "hangs": lambda id: time.sleep(60),
+    "allocates": lambda id: bytearray(5 * 2**30),
 }
 
 

@@ -5,12 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import kvref_zoo
 from kvref_conformance.asked import Effort
 from kvref_conformance.implementations import load
 from kvref_conformance.judge import Judge, select
+from kvref_conformance.outcome import NotOffered
 
 HERE = Path(__file__).parent
 PROGRAM = f"{sys.executable} {HERE / 'program.py'}"
@@ -62,10 +64,19 @@ WAYS = [
     ("killed", "an answer", "none: the process was killed by SIGSEGV"),
     ("closes-its-pipe", "an answer", "none: it closed its pipe and went on running"),
     ("hangs", "an answer within 0.5 s", "none: it was still running"),
+    pytest.param(
+        "allocates",
+        "an answer",
+        "none: the process ended with exit code 1, after it said 'MemoryError'",
+        marks=pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits the memory of another process"),
+    ),
 ]
 
 
-@pytest.mark.parametrize(("way", "expected", "got"), WAYS, ids=[way for way, *_ in WAYS])
+@pytest.mark.parametrize(
+    ("way", "expected", "got"),
+    WAYS,
+)
 def test_whatever_it_does_is_said_once_and_the_run_goes_on(way, expected, got):
     timeout = 0.5 if "within" in expected else 10.0
     judge = Judge(load(f"exec:{PROGRAM} {way}"), Effort(examples=5, timeout=timeout))
@@ -75,6 +86,13 @@ def test_whatever_it_does_is_said_once_and_the_run_goes_on(way, expected, got):
     assert any(outcome.expected.startswith(expected) and outcome.got.startswith(got) for outcome in failed)
     assert [outcome.verdict for outcome in outcomes].count("passed") >= 5
     assert any('"none": true' in outcome.trace[-1] for outcome in failed if outcome.trace)
+
+
+def test_what_is_too_long_for_a_line_is_not_offered():
+    program = load(f"exec:{PROGRAM}")
+    with pytest.raises(NotOffered, match="arrays of more than 64 MiB over a pipe"):
+        program.call("blocks.free", 1, {"block": np.zeros(2**24, np.float32)})
+    program.close()
 
 
 @pytest.mark.parametrize(

@@ -67,10 +67,10 @@ def check(folder: Path, judge: Judge) -> Iterator[Checked]:
 
 
 def _trace(folder: Path, entry: dict[str, Any], judge: Judge) -> Checked:
-    trace = parsed(folder / entry["file"], _content(folder, entry).decode().splitlines())
-    file, family, subject = entry["file"], entry["family"], judge.begin()
+    file, family, content = entry["file"], entry["family"], _content(folder, entry)
     if not hasattr(judge.implementation, family) or set(entry["formats"]) - set(judge.implementation.formats):
         return Checked(file, family, "not offered")
+    trace, subject = parsed(folder / file, content.decode().splitlines()), judge.begin()
     try:
         with memory_limit():
             parted = recorded.hold(subject, trace)
