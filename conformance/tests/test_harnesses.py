@@ -124,7 +124,7 @@ def test_the_vectors_hold_for_it(harness):
     assert len([each for each in held if each.verdict == "passed"]) >= 40
 
 
-@pytest.mark.parametrize("language", ["javascript", "cpp"])
+@pytest.mark.parametrize("language", ["javascript", "cpp", "rust"])
 def test_the_first_harness_of_the_page_passes(language, tmp_path):
     page = (FOLDER.parents[1] / "docs/write-a-harness.md").read_text(encoding="utf-8")
     (code,) = re.findall(f"```{language}\n(.*?)```", page, flags=re.DOTALL)
@@ -132,6 +132,12 @@ def test_the_first_harness_of_the_page_passes(language, tmp_path):
         needs("node")
         (tmp_path / "blocks.mjs").write_text(code)
         command = "node blocks.mjs"
+    elif language == "rust":
+        needs("rustc")
+        shutil.copy(FOLDER / "rust/src/json.rs", tmp_path)
+        (tmp_path / "blocks.rs").write_text(code)
+        build("rustc", "--edition", "2021", "-O", str(tmp_path / "blocks.rs"), "-o", str(tmp_path / "blocks"))
+        command = "./blocks"
     else:
         needs_cpp()
         (tmp_path / "blocks.cpp").write_text(code)
