@@ -87,6 +87,7 @@ def half(id):
 
 WAYS = {
     "garbage": lambda id: say("Segmentation fault (not really)\n"),
+    "chatter": lambda id: say("and another thing\n" * 500),
     "not-an-object": lambda id: reply([1, 2]),
     "half-a-line": lambda id: (say(half(id)), time.sleep(60)),
     "half-a-line-and-gone": lambda id: (say(half(id)), os._exit(3)),

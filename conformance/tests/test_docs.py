@@ -1,6 +1,7 @@
 """What README and docs show is what happens."""
 
 import doctest
+import json
 import re
 import subprocess
 import sys
@@ -31,6 +32,11 @@ def test_the_number_of_clauses_is_right():
     for page in ("README.md", "CHANGELOG.md"):
         (number,) = re.findall(r"(\d+) (?:numbered )?clauses", (ROOT / page).read_text(encoding="utf-8"))
         assert int(number) == len(all_clauses())
+
+
+def test_the_number_of_vectors_is_right():
+    (number,) = re.findall(r"(\d+) conversations", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert int(number) == len(json.loads((ROOT / "conformance/vectors/manifest.json").read_text())["traces"])
 
 
 def test_links_lead_somewhere():

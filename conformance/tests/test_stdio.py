@@ -10,9 +10,10 @@ import pytest
 
 import kvref_zoo
 from kvref_conformance.asked import Effort
+from kvref_conformance.exchange import On
 from kvref_conformance.implementations import load
 from kvref_conformance.judge import Judge, select
-from kvref_conformance.outcome import NotOffered
+from kvref_conformance.outcome import Died, NotOffered
 
 HERE = Path(__file__).parent
 PROGRAM = f"{sys.executable} {HERE / 'program.py'}"
@@ -86,6 +87,19 @@ def test_whatever_it_does_is_said_once_and_the_run_goes_on(way, expected, got):
     assert any(outcome.expected.startswith(expected) and outcome.got.startswith(got) for outcome in failed)
     assert [outcome.verdict for outcome in outcomes].count("passed") >= 5
     assert any('"none": true' in outcome.trace[-1] for outcome in failed if outcome.trace)
+
+
+def test_after_garbage_the_next_conversation_is_clean():
+    program = load(f"exec:{PROGRAM} chatter 1")
+    for _ in range(3):
+        program.begin()
+        assert program.call("blocks.new", None, {"num_blocks": 2}) == (1, On(1))
+        assert program.call("blocks.allocate", 1, {})[1] == 0
+        with pytest.raises(Died, match="expected a line of JSON, got 'and another thing'"):
+            program.call("blocks.free", 1, {"block": 0})
+        with pytest.raises(Died, match="the process is gone"):
+            program.call("blocks.num_free", 1, {})
+    program.close()
 
 
 def test_what_is_too_long_for_a_line_is_not_offered():
