@@ -62,6 +62,8 @@ def perform(request):
     global freed
     op, args = request["op"], request["args"]
     if op == "hello":
+        if way == "hello-hangs-again" and pools:
+            time.sleep(60)
         if way != "remembers":
             pools.clear()
         freed = 0

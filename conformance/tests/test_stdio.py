@@ -10,6 +10,7 @@ import pytest
 
 import kvref_zoo
 from kvref_conformance.asked import Effort
+from kvref_conformance.drivers import stdio
 from kvref_conformance.exchange import On
 from kvref_conformance.implementations import load
 from kvref_conformance.judge import Judge, select
@@ -99,6 +100,18 @@ def test_after_garbage_the_next_conversation_is_clean():
             program.call("blocks.free", 1, {"block": 0})
         with pytest.raises(Died, match="the process is gone"):
             program.call("blocks.num_free", 1, {})
+    program.close()
+
+
+def test_a_program_that_hangs_at_hello_again_does_not_take_the_day(monkeypatch):
+    monkeypatch.setattr(stdio, "STARTING", 2.0)
+    program = load(f"exec:{PROGRAM} hello-hangs-again")
+    for patience in ("2 s", "1 s"):
+        program.begin()  # of a new process, which answers
+        program.call("blocks.new", None, {"num_blocks": 2})
+        program.begin()
+        with pytest.raises(Died, match=f"hello: expected an answer within {patience}, got none: it was still running"):
+            program.call("blocks.new", None, {"num_blocks": 2})
     program.close()
 
 

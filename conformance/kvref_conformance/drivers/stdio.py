@@ -15,7 +15,7 @@ import numpy as np
 
 from kvref import errors
 from kvref_conformance.arrays import NDArray
-from kvref_conformance.drivers.guard import TimedOut, time_limit
+from kvref_conformance.drivers.guard import ONCE_HUNG, TimedOut, time_limit
 from kvref_conformance.drivers.pipe import LONGEST, Lost, Pipe, shown
 from kvref_conformance.exchange import KNOWN_KINDS, On
 from kvref_conformance.interface import FAMILIES, HeldBuffer, Level
@@ -24,7 +24,7 @@ from kvref_conformance.outcome import Died, NotOffered
 from kvref_conformance.trace.wire import NotWire, from_wire, to_wire
 
 PROTOCOL = 1
-STARTING = 30.0  # seconds until it has said hello
+STARTING = 30.0  # seconds until it has said hello; once it took longer, ONCE_HUNG
 
 
 class HelloError(Exception):
@@ -40,6 +40,7 @@ class OverStdio:
     def __init__(self, command: Sequence[str], folder: Path, show_stderr: bool = False) -> None:
         self._pipe = Pipe(command, folder, show_stderr)
         self._broken: Died | None = None  # why there is no conversation
+        self._patience = STARTING
         said = self.begin()
         if self._broken:
             raise HelloError(f"hello: expected {self._broken.expected}, got {self._broken.got}")
@@ -53,10 +54,11 @@ class OverStdio:
         """A new conversation: what was made before is forgotten. Gives what it says of itself."""
         self._ids, self._broken = count(), None
         try:
-            with time_limit(STARTING):
+            with time_limit(self._patience):
                 return self._ask("hello", None, {"protocol": PROTOCOL})[1]
         except TimedOut as late:
-            self._broken = Died("hello", f"an answer within {STARTING:g} s", late.got)
+            self._broken = Died("hello", f"an answer within {self._patience:g} s", late.got)
+            self._patience = ONCE_HUNG
         except Died as died:
             self._broken = died
         except Exception as refused:
