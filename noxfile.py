@@ -13,7 +13,7 @@ from pathlib import Path
 import nox
 
 nox.options.default_venv_backend = "venv"
-nox.options.sessions = ["tests", "lint", "types", "matrix", "theirs", "harnesses", "browser", "gpu", "table"]
+nox.options.sessions = ["tests", "lint", "types", "matrix", "theirs", "harnesses", "docs", "browser", "gpu", "table"]
 
 PYTHONS = ("3.11", "3.12", "3.13")
 
@@ -94,6 +94,13 @@ def harnesses(session: nox.Session) -> None:
     """The harnesses in C++, Rust and JavaScript, built and judged where their toolchains are; -rs says which are not here."""
     session.install(*PINNED, "-e", ".[dev]")
     session.run("pytest", "-n", "0", "-rs", "-m", "harness", "conformance/tests/test_harnesses.py", *session.posargs)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """The site, into docs/_build: warnings are errors."""
+    session.install(*PINNED, "-e", ".[docs]")
+    session.run("sphinx-build", "-W", "--keep-going", "-q", "-b", "html", "docs", "docs/_build")
 
 
 @nox.session

@@ -78,7 +78,7 @@ def test_a_malformed_array_is_refused(wire):
 
 
 def test_the_chapters_example_is_a_trace(tmp_path):
-    (example,) = re.findall(r"```jsonl\n(.*?)```", CHAPTER.read_text(encoding="utf-8"), flags=re.DOTALL)
+    (example,) = re.findall(r"```text\n(.*?)```", CHAPTER.read_text(encoding="utf-8"), flags=re.DOTALL)
     for line in example.splitlines():
         valid(line)
     path = tmp_path / "example.jsonl"

@@ -1,0 +1,33 @@
+"""The site: Sphinx with MyST. `nox -s docs` builds it, with warnings as errors."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+import site_pages
+
+import kvref
+
+project, author, release = "kvref", "the kvref authors", kvref.__version__
+copyright = "the kvref authors, Apache-2.0"
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton"]
+exclude_patterns = ["_build", "results"]
+
+html_theme = "furo"
+html_title = f"kvref {release}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_extra_path = ["results"]  # figures, as they were measured
+html_show_sphinx = False
+
+myst_heading_anchors = 3
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # arrays are Any: shapes and dtypes are in the docstrings
+copybutton_exclude = ".linenos, .gp, .go"
+
+
+def setup(app):
+    site_pages.write(Path(__file__).parent)
+    app.connect("source-read", site_pages.point_to_the_site)
+    app.connect("autodoc-process-docstring", site_pages.as_restructured_text)

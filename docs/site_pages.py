@@ -1,0 +1,106 @@
+"""What the site's pages are made of besides what is written in this folder: the specification's chapters, a page each.
+
+`docs/spec/` is written when the site is built, from `kvref/spec` and from the results in `docs/results/checks`.
+"""
+
+import json
+import re
+from pathlib import Path
+
+from kvref_conformance.checking.registry import all_checks
+from kvref_conformance.clauses import CHAPTERS, Chapter, Clause, spec
+
+SPEC = Path(__file__).parents[1] / "kvref/spec"
+OTHERS = ("protocol", "trace")  # chapters without clauses
+SIGNS = {"passed": "passes", "failed": "fails"}
+
+
+def write(folder: Path) -> None:
+    """The chapters, into folder/spec."""
+    results = {}
+    for path in sorted((folder / "results/checks").glob("*.json")):
+        document = json.loads(path.read_text(encoding="utf-8"))
+        results[document["asked"]["name"]] = {each["clause"]: each["verdict"] for each in document["clauses"]}
+    pages = {name: _chapter(chapter, results) for name, chapter in zip(CHAPTERS, spec(), strict=True)}
+    pages |= {name: (SPEC / f"{name}.md").read_text(encoding="utf-8") for name in OTHERS}
+    pages["index"] = _index(results)
+    (folder / "spec").mkdir(exist_ok=True)
+    for name, text in pages.items():
+        path = folder / "spec" / f"{name}.md"
+        if not path.exists() or path.read_text(encoding="utf-8") != text:  # Sphinx builds what is newer
+            path.write_text(text, encoding="utf-8")
+
+
+def _index(results: dict[str, dict[str, str]]) -> str:
+    rows = [
+        f"| [{chapter.title}]({name}.md) | {chapter.code} | {len(chapter.clauses)} | {_tally(chapter, results)} |"
+        for name, chapter in zip(CHAPTERS, spec(), strict=True)
+    ]
+    toc = "\n".join((*CHAPTERS, *OTHERS))
+    return f"""# The specification
+
+{sum(len(chapter.clauses) for chapter in spec())} clauses in {len(CHAPTERS)} chapters. Each has a number that stays, normative text,
+a reason, an example that runs in the tests, the public bugs it would have caught, and the checks that look at it.
+
+| chapter | | clauses | who breaks some of them |
+|---|---|---|---|
+{chr(10).join(rows)}
+
+Programs in other languages hear of all this through [the protocol](protocol.md); failures and vectors are [traces](trace.md).
+
+```{{toctree}}
+:hidden:
+
+{toc}
+```
+"""
+
+
+def _tally(chapter: Chapter, results: dict[str, dict[str, str]]) -> str:
+    broken = {name: sum(verdicts.get(clause.id) == "failed" for clause in chapter.clauses) for name, verdicts in results.items()}
+    return ", ".join(f"{name}: {count}" for name, count in broken.items() if count) or "-"
+
+
+def _chapter(chapter: Chapter, results: dict[str, dict[str, str]]) -> str:
+    text = f"# {chapter.title} ({chapter.code})\n\n{chapter.intro}\n\n"
+    return text + "\n".join(_clause(clause, results) for clause in chapter.clauses)
+
+
+def _clause(clause: Clause, results: dict[str, dict[str, str]]) -> str:
+    parts = [f"({clause.id})=", f"## {clause.id} · {clause.title}", clause.text, f"*Why.* {clause.why}"]
+    parts.append(f"```python\n{clause.example}\n```")
+    if clause.differs:
+        parts.append(f"*Differs from.* {clause.differs}")
+    if clause.caught:
+        parts.append(f"*Would have caught.* {_linked(clause.caught)}")
+    checks = [check for check in all_checks() if check.clause == clause.id]
+    families = [check.family for check in checks if check.run is None]
+    written = dict.fromkeys(check.name.rpartition(" (")[0] for check in checks if check.run)
+    looked = [f"“{name}”" for name in written] + ([f"any sequence of calls of {', '.join(families)}"] if families else [])
+    parts.append(f"*Checked by* {'; '.join(looked)}.")
+    for verdict, word in SIGNS.items():
+        names = [name for name, verdicts in results.items() if verdicts.get(clause.id) == verdict]
+        if names:
+            parts.append(f"*Who {word} it:* {', '.join(names)}.")
+    return "\n\n".join(parts) + "\n"
+
+
+def _linked(text: str) -> str:
+    return re.sub(r"\b([\w.-]+/[\w.-]+)#(\d+)", r"[\1#\2](https://github.com/\1/issues/\2)", text)
+
+
+def point_to_the_site(app: object, docname: str, source: list[str]) -> None:
+    """Links that hold in the repository, as they are on the site: chapters are pages here, and other files are named."""
+    text = re.sub(r"\]\(\.\./kvref/spec/(\w+)\.md", r"](spec/\1.md", source[0])
+    text = re.sub(r"\[([^\]]+)\]\(\.\./(?!\.)([^)]+)\)", r"\1 (`\2`)", text)
+    source[0] = re.sub(r"\[([^\]]+)\]\((\w+\.schema\.json)\)", r"`kvref/spec/\2`", text)
+
+
+def as_restructured_text(app: object, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+    """Docstrings are plain text in which `backticks` are code: what else would be markup is escaped."""
+    for number, line in enumerate(lines):
+        pieces = re.split(r"(`[^`]+`)", line)
+        lines[number] = "".join(
+            f"`{piece}`" if piece.startswith("`") and len(piece) > 1 else re.sub(r"([*|_\\`])", r"\\\1", piece)
+            for piece in pieces
+        )
