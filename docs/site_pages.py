@@ -39,7 +39,7 @@ def _index(results: dict[str, dict[str, str]]) -> str:
     toc = "\n".join((*CHAPTERS, *OTHERS))
     return f"""# The specification
 
-{sum(len(chapter.clauses) for chapter in spec())} clauses in {len(CHAPTERS)} chapters. Each has a number that stays, normative text,
+{sum(len(chapter.clauses) for chapter in spec())} clauses in {len(CHAPTERS)} chapters. Each has a number that stays, its text,
 a reason, an example that runs in the tests, the public bugs it would have caught, and the checks that look at it.
 
 | chapter | | clauses | who breaks some of them |
