@@ -4,9 +4,8 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-import site_pages
-
 import kvref
+import site_pages
 
 project, author, release = "kvref", "the kvref authors", kvref.__version__
 copyright = "the kvref authors, Apache-2.0"

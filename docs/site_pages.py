@@ -7,6 +7,7 @@ import json
 import re
 from pathlib import Path
 
+from architecture import diagram
 from kvref_conformance.checking.registry import all_checks
 from kvref_conformance.clauses import CHAPTERS, Chapter, Clause, spec
 
@@ -16,7 +17,7 @@ SIGNS = {"passed": "passes", "failed": "fails"}
 
 
 def write(folder: Path) -> None:
-    """The chapters, into folder/spec."""
+    """The chapters, into folder/spec, and the diagram."""
     results = {}
     for path in sorted((folder / "results/checks").glob("*.json")):
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -24,9 +25,10 @@ def write(folder: Path) -> None:
     pages = {name: _chapter(chapter, results) for name, chapter in zip(CHAPTERS, spec(), strict=True)}
     pages |= {name: (SPEC / f"{name}.md").read_text(encoding="utf-8") for name in OTHERS}
     pages["index"] = _index(results)
+    files = {f"spec/{name}.md": text for name, text in pages.items()} | {"_static/architecture.svg": diagram()}
     (folder / "spec").mkdir(exist_ok=True)
-    for name, text in pages.items():
-        path = folder / "spec" / f"{name}.md"
+    for name, text in files.items():
+        path = folder / name
         if not path.exists() or path.read_text(encoding="utf-8") != text:  # Sphinx builds what is newer
             path.write_text(text, encoding="utf-8")
 
