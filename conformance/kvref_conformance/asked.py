@@ -51,11 +51,9 @@ class Asked:
         from kvref_conformance.isolated import IsolatedJudge
         from kvref_conformance.judge import Judge
 
-        return (
-            IsolatedJudge(self.name, self.effort)
-            if self.isolate
-            else Judge(load(self.name, self.show_stderr), self.effort, self.name)
-        )
+        if self.isolate:
+            return IsolatedJudge(self.name, self.effort)
+        return Judge(load(self.name, self.show_stderr), self.effort, self.name)
 
     def again(self, clause: str) -> str:
         """The command that asks for one clause of it again."""

@@ -6,14 +6,17 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import hypothesis
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+import kvref as kvref_library
 from kvref_conformance.asked import Effort
 from kvref_conformance.implementations import load
+from kvref_conformance.implementations.backends import OnBackend
 from kvref_conformance.judge import Judge
 from kvref_conformance.trace import file
 from kvref_conformance.trace.wire import to_wire
@@ -77,6 +80,25 @@ def test_what_is_read_is_what_was_written(some):
             came = ("ok", "id") if "chosen" in reply else ("id",)
             if "handle" not in (reply.get("ok") if isinstance(reply.get("ok"), dict) else ()):
                 assert must == {name: value for name, value in reply.items() if name not in came}
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(("member", "format"), [("int8-reciprocal", "int8"), ("fp8-rounds-twice", "float8_e4m3fn")])
+def test_a_bug_of_a_format_does_not_get_past_its_tensors(member, format):
+    assert f"formats/{format}.safetensors" in {each.file for each in held(f"zoo:{member}") if each.verdict == "failed"}
+
+
+def test_a_zero_that_lost_its_sign_does_not_get_past_them():
+    class Unsigned(OnBackend):
+        def elements(self):
+            family = super().elements()
+            return SimpleNamespace(
+                encode=family.encode, decode=lambda codes, format: family.decode(codes, format) + np.float32(0)
+            )
+
+    failed = {each.file: each.broken for each in check(VECTORS, Judge(Unsigned(kvref_library.reference))) if each.broken}
+    lost = failed["formats/float8_e5m2.safetensors"]
+    assert (lost.expected, lost.got) == ("-0.0", "0.0")
 
 
 def test_the_manifest_says_what_there_is():
@@ -165,6 +187,9 @@ def test_what_is_wrong_with_a_set_costs_one_line(kvref, small, tmp_path):
     assert "the manifest lists it, and it is not there" in refused("--check", str(small), "numpy")
     (small / "manifest.json").write_text('{"vectors": 2}')
     assert "expected a set of version 1, got 2" in refused("--check", str(small), "numpy")
+    for broken in ({"vectors": 1}, MANIFEST | {"traces": [{"file": "checks/x.jsonl"}]}, MANIFEST | {"formats": 5}):
+        (small / "manifest.json").write_text(json.dumps(broken))
+        assert "expected a list of objects with " in refused("--check", str(small), "numpy")
     (small / "manifest.json").write_text("{")
     assert "not JSON" in refused("--check", str(small), "numpy")
 

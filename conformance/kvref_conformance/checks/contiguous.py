@@ -121,7 +121,7 @@ def raw_buffers_have_the_caches_capacity(subject: Subject) -> None:
 
 @check("CONTIG-08", "contiguous")
 def raw_buffers_stay_the_same_memory(subject: Subject) -> None:
-    subject.in_this_process("memory shared with the judge")
+    subject.in_this_process()
     cache, keys, _ = filled(subject, 1, initial_capacity=8)
     before = cache.as_is("raw")[0]
     for count in (2, 3, 2):  # to the last token there is room for
@@ -147,7 +147,7 @@ def a_fused_update_is_an_update(subject: Subject) -> None:
 
 @check("CONTIG-10", "contiguous")
 def advancing_makes_tokens_readable(subject: Subject) -> None:
-    subject.in_this_process("memory shared with the judge")
+    subject.in_this_process()
     cache, keys, values = filled(subject, 2, initial_capacity=5)
     more = rows(subject, 3)
     for buffer, new_rows in zip(cache.as_is("raw"), more, strict=True):

@@ -15,7 +15,7 @@ from kvref_conformance.drivers.in_process import Subject
 
 @check_each("LAW-16", *CACHES)
 def what_is_handed_in_is_left_alone(subject: Subject, family: str) -> None:
-    subject.in_this_process("memory shared with the judge")
+    subject.in_this_process()
     stream, (keys, values) = Stream(subject, family), pair_of_tokens(subject, 5)
     for key, value in zip(stream.calls(keys), stream.calls(values), strict=True):
         own_key, own_value = subject.own(key), subject.own(value)
@@ -26,7 +26,7 @@ def what_is_handed_in_is_left_alone(subject: Subject, family: str) -> None:
 
 @check("LAW-16", "buffers")
 def what_a_buffer_takes_is_left_alone(subject: Subject) -> None:
-    subject.in_this_process("memory shared with the judge")
+    subject.in_this_process()
     values = np.array([1.5, -2.5], np.float32)
     own = subject.own(values)
     new(subject, "buffers").acquire(8).extend(own)
@@ -35,7 +35,7 @@ def what_a_buffer_takes_is_left_alone(subject: Subject) -> None:
 
 @check("LAW-16", "rows")
 def rows_are_left_alone(subject: Subject) -> None:
-    subject.in_this_process("memory shared with the judge")
+    subject.in_this_process()
     for name in subject.formats("int8", "float8_e4m3fn", "float8_e5m2", "q8", "q4"):
         rows = tokens(subject, 3)[:, 0]
         own = subject.own(rows)
@@ -45,7 +45,7 @@ def rows_are_left_alone(subject: Subject) -> None:
 
 @check("LAW-16", "attention")
 def attention_leaves_its_inputs_alone(subject: Subject) -> None:
-    subject.in_this_process("memory shared with the judge")
+    subject.in_this_process()
     given = {"query": tokens(subject, 2), "keys": tokens(subject, 4), "values": tokens(subject, 4)}
     own = {name: subject.own(rows) for name, rows in given.items()}
     subject.new("attention").attention(*own.values(), scale=0.5, causal=True, length=3)
@@ -55,7 +55,7 @@ def attention_leaves_its_inputs_alone(subject: Subject) -> None:
 
 @check_each("LAW-17", "paged", "quantized", "tiered", "pooled")
 def what_was_read_stays(subject: Subject, family: str) -> None:
-    subject.in_this_process("memory shared with the judge")
+    subject.in_this_process()
     stream, _, _ = filled(subject, family, 4)
     ways: dict[str, Callable[[], Any]] = {
         "paged": lambda: stream.cache.as_is("gather", stream.sequence, 0),

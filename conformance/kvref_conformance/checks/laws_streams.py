@@ -95,7 +95,7 @@ def two_streams_can_take_turns(subject: Subject, family: str) -> None:
 
 @check_each("LAW-08", *CACHES)
 def an_array_changed_afterwards_changes_nothing(subject: Subject, family: str) -> None:
-    subject.in_this_process("memory shared with the judge")
+    subject.in_this_process()
     stream, (keys, values) = Stream(subject, family), pair_of_tokens(subject, MANY)
     for key, value in zip(stream.calls(keys), stream.calls(values), strict=True):
         own_key, own_value = subject.own(key), subject.own(value)

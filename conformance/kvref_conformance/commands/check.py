@@ -70,6 +70,8 @@ def _refuse_nonsense(options: argparse.Namespace) -> None:
         existing_folder(option, getattr(options, option))
     if options.traces and Path(options.traces).exists() and not Path(options.traces).is_dir():
         raise CannotRun(f"--traces: {options.traces} is a file")
+    if options.stderr and options.isolate:
+        raise CannotRun("--stderr: expected no --isolate beside it: a program runs in a process of its own already")
     if options.update_xfails and not options.xfails:
         raise CannotRun("--update-xfails: expected --xfails FILE too, the file to write")
 

@@ -66,7 +66,7 @@ class Subject:
             raise NotOffered(f"format {' or '.join(wanted)}")
         return found
 
-    def in_this_process(self, what: str) -> None:
+    def in_this_process(self, what: str = "memory shared with the judge") -> None:
         """Raises NotOffered, of what cannot be seen, where the implementation is at the other end of a pipe."""
         if self.by_value:
             raise NotOffered(f"{what}, which cannot be seen through a pipe")

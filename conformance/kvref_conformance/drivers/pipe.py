@@ -40,7 +40,7 @@ class Pipe:
         if program is None:
             raise FileNotFoundError(f"no program {command[0]!r} in {folder} or on the PATH")
         self._command, self._folder = [program, *command[1:]], folder
-        # Ours, whatever pytest does to the standard streams meanwhile.
+        # A stream of our own, whatever pytest does to the standard ones meanwhile; it is closed with this object.
         self._stderr = os.fdopen(os.dup(2), "wb") if show_stderr else tempfile.TemporaryFile()  # noqa: SIM115
         weakref.finalize(self, self._stderr.close)
         self._said_is_kept = not show_stderr

@@ -1,6 +1,5 @@
 """The families without a state, whose every reply follows from the arguments: elements, rows, kernels, attention."""
 
-from abc import ABC
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -26,7 +25,7 @@ from kvref_conformance.oracle.model import Look, Model
 from kvref_conformance.oracle.rows import Reads
 
 
-class Function(Model, ABC):
+class Function(Model):
     """What it cannot judge raises ValueError, which makes it unknown."""
 
     blamed: ClassVar = {}

@@ -16,6 +16,8 @@ from kvref_conformance.trace.file import parsed
 from kvref_conformance.vectors import formats, recorded
 from kvref_conformance.vectors.make import MANIFEST, VERSION, sha256
 
+FIELDS = {"traces": {"file", "family", "formats", "sha256"}, "formats": {"file", "format", "sha256"}}  # that are read
+
 
 @dataclass(frozen=True)
 class Checked:
@@ -41,6 +43,10 @@ def manifest(folder: Path) -> dict[str, Any]:
     if not isinstance(found, dict) or found.get("vectors") != VERSION:
         version = found.get("vectors") if isinstance(found, dict) else None
         raise CannotRun(f"{path}: expected a set of version {VERSION}, got {version!r}")
+    for name, fields in FIELDS.items():
+        entries = found.get(name)
+        if not isinstance(entries, list) or not all(isinstance(each, dict) and fields <= each.keys() for each in entries):
+            raise CannotRun(f"{path}: {name}: expected a list of objects with {', '.join(sorted(fields))}")
     return found
 
 
@@ -70,7 +76,10 @@ def _trace(folder: Path, entry: dict[str, Any], judge: Judge) -> Checked:
     file, family, content = entry["file"], entry["family"], _content(folder, entry)
     if not hasattr(judge.implementation, family) or set(entry["formats"]) - set(judge.implementation.formats):
         return Checked(file, family, "not offered")
-    trace, subject = parsed(folder / file, content.decode().splitlines()), judge.begin()
+    trace = parsed(folder / file, content.decode(errors="replace").splitlines())
+    if trace.header.judge != "model":
+        raise CannotRun(f"{folder / file}: expected a trace whose replies say what they must be, got one for its check to judge")
+    subject = judge.begin()
     try:
         with memory_limit():
             parted = recorded.hold(subject, trace)

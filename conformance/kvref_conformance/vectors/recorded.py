@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from kvref_conformance.drivers.in_process import Subject
-from kvref_conformance.exchange import On
+from kvref_conformance.exchange import On, Reply
 from kvref_conformance.oracle.expected import Arrays, Choice, Expected, Refused, TakenOrRefused, Unjudged, Value
 from kvref_conformance.oracle.functions import QuantizedRows
 from kvref_conformance.oracle.rows import Reads
@@ -35,29 +35,33 @@ def hold(subject: Subject, trace: Trace) -> Parted | None:
             on = None if request.on is None else numbers[request.on]
         except KeyError:
             continue  # what it refers to was declined
-        expected = must_be(reply)
         try:
-            subject.call(request.op, on, args)
-            expected.judge(subject.conversation[-1].reply, request.op, subject.level)  # type: ignore[arg-type]  # it came
+            must_be(reply).judge(_answer(subject, request.op, on, args), request.op, subject.level)
         except NotOffered:
             if not _only_looks(reply):
                 raise
             continue
         except Broken as broken:
-            broken.clause = broken.clause or expected.clause
+            broken.clause = broken.clause or reply.get("clause", "")
             return Parted(line, broken)
-        except Exception:
-            came = subject.conversation[-1].reply
-            if came is None:
-                raise  # the judge's own
-            try:
-                expected.judge(came, request.op, subject.level)
-            except Broken as broken:
-                return Parted(line, broken)
         last = subject.conversation[-1]
         if last.reply and not last.reply.error:
             numbers[request.id], results[request.id] = last.request.id, last.reply.ok
     return None
+
+
+def _answer(subject: Subject, op: str, on: int | None, args: dict[str, Any]) -> Reply:
+    """The reply, be it a result or an error. Raises Broken where none came, or no such thing; NotOffered."""
+    try:
+        subject.call(op, on, args)
+    except (Broken, NotOffered):
+        raise
+    except Exception:
+        if subject.conversation[-1].reply is None:
+            raise  # the judge's own
+    reply = subject.conversation[-1].reply
+    assert reply is not None
+    return reply
 
 
 def _only_looks(reply: dict[str, Any]) -> bool:
