@@ -5,21 +5,28 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 import kvref
+import player
 import site_pages
+import stories
 
 project, author, release = "kvref", "the kvref authors", kvref.__version__
 copyright = "the kvref authors, Apache-2.0"
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_copybutton"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx_copybutton"]
 exclude_patterns = ["_build", "results"]
 
 html_theme = "furo"
 html_title = f"kvref {release}"
 html_static_path = ["_static"]
-html_css_files = ["site.css"]
+html_css_files = ["site.css", *player.STYLES]
+html_js_files = [(script, {"defer": "defer"}) for script in player.SCRIPTS]
 html_extra_path = ["results"]  # figures, as they were measured
 html_show_sphinx = False
+html_copy_source = False
+html_theme_options = {"top_of_page_buttons": []}
 
 myst_heading_anchors = 3
+nb_execution_mode = "force"
+nb_execution_raise_on_error = True
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # arrays are Any: shapes and dtypes are in the docstrings
@@ -27,6 +34,9 @@ copybutton_exclude = ".linenos, .gp, .go"
 
 
 def setup(app):
-    site_pages.write(Path(__file__).parent)
+    folder = Path(__file__).parent
+    site_pages.write(folder)
+    stories.write(folder / player.TRACES)
+    app.add_directive("player", player.Player)
     app.connect("source-read", site_pages.point_to_the_site)
     app.connect("autodoc-process-docstring", site_pages.as_restructured_text)

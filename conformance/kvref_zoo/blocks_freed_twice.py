@@ -1,4 +1,4 @@
-"""Freeing a block puts it on the free list without asking whether it is there already: two owners next time."""
+"""A block that was handed out once can be freed without end: it is on the free list twice, and gets two owners next time."""
 
 import numpy as np
 
@@ -7,7 +7,18 @@ from kvref_zoo.right import Right
 
 
 class Pool(kvref.BlockPool):
+    def __init__(self, num_blocks: int) -> None:
+        super().__init__(num_blocks)
+        self._handed_out = set[int]()
+
+    def allocate(self) -> int:
+        block = super().allocate()
+        self._handed_out.add(block)
+        return block
+
     def free(self, block: int) -> None:
+        if block not in self._handed_out:
+            super().free(block)  # refused
         self._held[block] = False
         self._free = np.append(self._free[: self._num_free], block)
         self._num_free += 1

@@ -1,0 +1,251 @@
+// How each call changes what an object holds, as the specification says, family by family: new makes the state, the others change
+// it. The context has the block a cache chose, where that is known, and touch, which marks a place for the picture.
+"use strict";
+
+(() => {
+  const SIZE_CLASSES = [1, 4, 16, 64, 256].map((kib) => kib * 1024); // bytes (BUF-01)
+
+  const tokens = (array, axis = 0) => array?.shape?.[axis] ?? 0;
+  const fill = (count, value) => Array.from({ length: count }, () => structuredClone(value));
+  const range = (start, stop) => Array.from({ length: Math.max(0, stop - start) }, (_, index) => start + index);
+
+  const paged = {
+    new: (config) => ({ config, sequences: [], blocks: fill(config.num_blocks, { owner: null, slots: [] }) }),
+
+    create(cache, _, { reply }) {
+      const tables = fill(cache.config.num_layers, []), lengths = fill(cache.config.num_layers, 0);
+      cache.sequences.push({ id: reply.ok, number: cache.sequences.length, live: true, tables, lengths });
+    },
+
+    drop(cache, { sequence }) {
+      const found = paged.find(cache, sequence);
+      if (!found) return;
+      for (const block of found.tables.flat()) if (block !== null) cache.blocks[block].owner = null; // what was written stays there
+      found.live = false;
+    },
+
+    ensure_capacity(cache, { sequence, num_tokens }, context) {
+      paged.ensure(cache, paged.find(cache, sequence), Math.ceil(num_tokens / cache.config.block_size), context);
+    },
+
+    write: (cache, { sequence, layer, start, keys }, context) => paged.put(cache, sequence, layer, start, tokens(keys), context),
+
+    append(cache, { sequences, layer }, context) {
+      for (const sequence of sequences) paged.put(cache, sequence, layer, paged.find(cache, sequence)?.lengths[layer], 1, context);
+    },
+
+    append_step(cache, { sequences }, context) {
+      for (const layer of range(0, cache.config.num_layers)) paged.append(cache, { sequences, layer }, context);
+    },
+
+    read: (cache, { sequence, layer, positions }, context) => paged.look(cache, sequence, layer, positions, context),
+
+    gather: (cache, { sequence, layer }, context) =>
+      paged.look(cache, sequence, layer, range(0, paged.find(cache, sequence)?.lengths[layer] ?? 0), context),
+
+    gather_batch(cache, { sequences, layer }, context) {
+      for (const sequence of sequences) paged.gather(cache, { sequence, layer }, context);
+    },
+
+    attend: (cache, args, context) => paged.gather(cache, args, context),
+
+    find: (cache, sequence) => cache.sequences.find((each) => each.live && each.id === sequence),
+
+    ensure(cache, sequence, entries, { block, touch }) {
+      if (!sequence) return;
+      sequence.tables.forEach((table, layer) => {
+        for (let entry = table.length; entry < entries; entry++) {
+          const found = block(sequence.id, layer, entry);
+          const known = found !== null && found in cache.blocks ? found : null;
+          table.push(known);
+          if (known === null) continue;
+          cache.blocks[known].owner = { number: sequence.number, layer, entry };
+          touch("taken", cache.id, known);
+        }
+      });
+    },
+
+    put(cache, id, layer, start, count, context) {
+      const sequence = paged.find(cache, id), { block_size } = cache.config;
+      if (!sequence) return;
+      paged.ensure(cache, sequence, Math.ceil((start + count) / block_size), context);
+      for (const position of range(start, start + count)) {
+        const block = sequence.tables[layer][Math.floor(position / block_size)] ?? null;
+        if (block === null) continue;
+        cache.blocks[block].slots[position % block_size] = { number: sequence.number, position };
+        context.touch("written", cache.id, block, position % block_size);
+      }
+      sequence.lengths[layer] = Math.max(sequence.lengths[layer], start + count);
+    },
+
+    look(cache, id, layer, positions, { touch }) {
+      const sequence = paged.find(cache, id), { block_size } = cache.config;
+      for (const position of positions) {
+        const block = sequence?.tables[layer][Math.floor(position / block_size)] ?? null;
+        if (block !== null) touch("read", cache.id, block, position % block_size);
+      }
+    },
+  };
+
+  const blocks = {
+    new: ({ num_blocks }) => ({ blocks: fill(num_blocks, { held: false, times: 0 }) }),
+    allocate(pool, _, { reply, touch }) {
+      const block = pool.blocks[reply.ok];
+      if (!block) return;
+      block.held = true;
+      block.times += 1;
+      touch("taken", pool.id, reply.ok);
+    },
+    free(pool, { block }, { touch }) {
+      if (!pool.blocks[block]) return;
+      pool.blocks[block].held = false;
+      touch("freed", pool.id, block);
+    },
+  };
+
+  const contiguous = {
+    new: (config) => ({ config, length: 0, written: 0, capacity: Math.min(config.initial_capacity, config.max_seq_len), grown: null }),
+    update: (cache, { keys }, context) => contiguous.put(cache, tokens(keys, 2), context),
+    update_fused: (cache, { key_values }, context) => contiguous.put(cache, tokens(key_values, 3), context),
+    advance(cache, { count }) {
+      cache.length += count;
+      cache.written = Math.max(cache.written, cache.length);
+    },
+    reset(cache) {
+      cache.length = 0;
+    },
+    read: (cache, _, { touch }) => range(0, cache.length).forEach((slot) => touch("read", cache.id, slot)),
+    put(cache, count, { touch }) {
+      let capacity = Math.max(cache.capacity, 1);
+      while (capacity < cache.length + count) capacity *= 2; // CONTIG-04
+      if (cache.length + count > cache.capacity) {
+        cache.capacity = Math.min(capacity, cache.config.max_seq_len);
+        cache.written = cache.length; // new memory: only the tokens were copied over
+        touch("grown", cache.id);
+      }
+      range(cache.length, cache.length + count).forEach((slot) => touch("written", cache.id, slot));
+      cache.length += count;
+      cache.written = Math.max(cache.written, cache.length);
+    },
+  };
+
+  const quantized = {
+    new: (config) => ({ config, lengths: fill(config.num_layers, 0), written: fill(config.num_layers, 0) }),
+    push(cache, { layer }, { touch }) {
+      touch("written", cache.id, layer, cache.lengths[layer]);
+      cache.lengths[layer] += 1;
+      cache.written[layer] = Math.max(cache.written[layer], cache.lengths[layer]);
+    },
+    push_step: (cache, _, context) => cache.lengths.forEach((__, layer) => quantized.push(cache, { layer }, context)),
+    clear: (cache) => cache.lengths.fill(0),
+    read_token: (cache, { layer, position }, { touch }) => touch("read", cache.id, layer, position),
+    read_head: (cache, args, context) => quantized.read_token(cache, args, context),
+    read_tokens: (cache, { layer, positions }, { touch }) => positions.forEach((position) => touch("read", cache.id, layer, position)),
+    attend: (cache, { layer }, { touch }) => range(0, cache.lengths[layer]).forEach((position) => touch("read", cache.id, layer, position)),
+  };
+
+  const tiered = {
+    new: (config) => ({ config, next: 0, tokens: [] }), // oldest first: {position, tier, format}
+    append(cache, { keys }, context) {
+      const { tail_dtype, max_tokens } = cache.config;
+      for (const position of range(cache.next, cache.next + tokens(keys))) {
+        cache.tokens.push({ position, tier: "hot", format: tail_dtype });
+        context.touch("written", cache.id, position);
+      }
+      cache.next += tokens(keys);
+      cache.tokens.splice(0, Math.max(0, cache.tokens.length - max_tokens));
+      tiered.migrate(cache, context);
+    },
+    update_policy(cache, changes, context) {
+      Object.assign(cache.config, changes);
+      tiered.migrate(cache, context);
+    },
+    clear: (cache) => Object.assign(cache, { next: 0, tokens: [] }),
+    read: (cache, _, { touch }) => cache.tokens.forEach(({ position }) => touch("read", cache.id, position)),
+    attend: (cache, args, context) => tiered.read(cache, args, context),
+    migrate(cache, { touch }) {
+      const { tail_length, warm_length, warm_format, store_format } = cache.config;
+      const tiers = [["hot", tail_length, "warm", warm_format], ["warm", warm_length, "cold", store_format]];
+      for (const [tier, room, next, format] of tiers) {
+        const here = cache.tokens.filter((token) => token.tier === tier);
+        for (const token of here.slice(0, Math.max(0, here.length - room))) {
+          Object.assign(token, { tier: next, format });
+          touch("moved", cache.id, token.position);
+        }
+      }
+    },
+  };
+
+  const buffers = {
+    new: ({ max_buffers }) => ({ max_buffers, free: fill(SIZE_CLASSES.length, 0), held: [] }),
+    acquire(pool, { num_bytes }, { world, id, touch }) {
+      const at = buffers.take(pool, num_bytes);
+      if (at < 0) return;
+      pool.held.push({ id, at, length: 0 });
+      world.objects.set(id, { id, family: "buffer", pool: pool.id });
+      touch("written", pool.id, id);
+    },
+    prewarm(pool, { size, count }) {
+      const at = SIZE_CLASSES.findIndex((each) => each >= size);
+      if (at >= 0) pool.free[at] = Math.min(pool.max_buffers, pool.free[at] + count);
+    },
+    clear: (pool) => pool.free.fill(0),
+    take(pool, num_bytes) { // the place of the size class, or -1 where there is none
+      const at = SIZE_CLASSES.findIndex((size) => size >= num_bytes);
+      if (at >= 0 && pool.free[at]) pool.free[at] -= 1;
+      return at;
+    },
+    give(pool, at) {
+      pool.free[at] = Math.min(pool.max_buffers, pool.free[at] + 1);
+    },
+  };
+
+  const held = ({ world, on }, buffer) => world.objects.get(buffer.pool).held.find((each) => each.id === on);
+  const buffer = {
+    extend(one, { values }, context) {
+      const found = held(context, one);
+      if (found) found.length += tokens(values);
+      context.touch("written", one.pool, one.id);
+    },
+    values: (one, _, { touch }) => touch("read", one.pool, one.id),
+    clear(one, _, context) {
+      const found = held(context, one);
+      if (found) found.length = 0;
+    },
+    release(one, _, context) {
+      const pool = context.world.objects.get(one.pool), found = held(context, one);
+      if (!found) return; // released before
+      pool.held.splice(pool.held.indexOf(found), 1);
+      buffers.give(pool, found.at);
+    },
+  };
+
+  const pooled = {
+    new: (config) => ({ config, next: 0, first: 0 }), // the oldest token kept: blocks are full, but for the last
+    append(cache, { keys }, context) {
+      const { tokens_per_block: size, max_tokens, num_kv_heads, head_dim } = cache.config;
+      const before = Math.ceil((cache.next - cache.first) / size), total = cache.next + tokens(keys) - cache.first;
+      const gone = Math.max(0, Math.ceil((total - max_tokens) / size)); // whole blocks, until it fits (POOL-03)
+      const pool = context.world.objects.get(cache.config.pool?.handle), bytes = 4 * size * num_kv_heads * head_dim;
+      range(cache.next, cache.next + tokens(keys)).forEach((position) => context.touch("written", cache.id, position));
+      for (let n = 2 * (Math.ceil(total / size) - Math.max(before, gone)); pool && n > 0; n--) buffers.take(pool, bytes);
+      pooled.release(pool, 2 * Math.min(gone, before), bytes);
+      cache.next += tokens(keys);
+      cache.first += gone * size;
+    },
+    clear(cache, _, { world }) {
+      const { tokens_per_block: size, num_kv_heads, head_dim } = cache.config;
+      const blocks = Math.ceil((cache.next - cache.first) / size);
+      pooled.release(world.objects.get(cache.config.pool?.handle), 2 * blocks, 4 * size * num_kv_heads * head_dim);
+      cache.first = cache.next = 0;
+    },
+    read: (cache, _, { touch }) => range(cache.first, cache.next).forEach((position) => touch("read", cache.id, position)),
+    release(pool, count, bytes) {
+      const at = SIZE_CLASSES.findIndex((size) => size >= bytes);
+      for (let n = 0; pool && n < count; n++) buffers.give(pool, at);
+    },
+  };
+
+  const FAMILIES = { paged, blocks, contiguous, quantized, tiered, buffers, buffer, pooled };
+  Object.assign(window.kvref, { FAMILIES, SIZE_CLASSES, range });
+})();

@@ -1,0 +1,201 @@
+// The state of an object as a picture, made of plain elements, and in words for those who do not see it.
+"use strict";
+
+(() => {
+  const { SIZE_CLASSES, letter, range } = window.kvref;
+  const MANY = 1024; // cells: more of them are drawn as bars
+  const MOST = 512; // boxes or bars drawn at all
+  const HUES = 6;
+
+  const many = (count, thing) => `${count} ${thing}${count === 1 ? "" : "s"}`;
+  const listed = (words) => (words.length < 2 ? words.join("") : `${words.slice(0, -1).join(", ")} and ${words.at(-1)}`);
+
+  function element(tag, className, ...children) {
+    const made = document.createElement(tag);
+    if (className) made.className = className;
+    made.append(...children.filter((child) => child !== null));
+    return made;
+  }
+
+  const hue = (number) => `kv-hue-${number % HUES}`;
+  const cell = (text, ...classes) => element("span", ["kv-cell", ...classes.filter(Boolean)].join(" "), text);
+  const mark = (world, ...place) => {
+    const kind = world.touched.get(place.join("/"));
+    return kind && `kv-${kind}`;
+  };
+  const more = (count) => (count > 0 ? element("p", "kv-more", `and ${count} more, not drawn`) : null);
+  const box = (title, classes, ...children) => element("div", `kv-box ${classes}`, element("span", "kv-name", title), ...children);
+
+  // A row of cells, or where there are many on the page a bar as long as the part of them that is filled.
+  function row(cells, filled, total, onThePage = total) {
+    if (onThePage <= MANY) return element("span", "kv-cells", ...cells());
+    const bar = element("span", "kv-bar");
+    bar.style.setProperty("--filled", `${Math.round((100 * filled) / total)}%`);
+    return bar;
+  }
+
+  const paged = {
+    draw(cache, world) {
+      const { block_size, num_layers } = cache.config;
+      const boxes = cache.blocks.slice(0, MOST).map((block, number) => {
+        const owner = block.owner && cache.sequences[block.owner.number];
+        const length = owner ? owner.lengths[block.owner.layer] - block.owner.entry * block_size : 0;
+        const cells = () => range(0, block_size).map((slot) => slotCell(world, cache, number, slot, slot < length));
+        const whose = owner ? letter(owner.number) + (num_layers > 1 ? ` layer ${block.owner.layer}` : "") : "free";
+        return box(`${number} · ${whose}`, `${owner ? hue(owner.number) : "kv-free"} ${mark(world, cache.id, number) ?? ""}`,
+          row(cells, Math.min(block_size, Math.max(0, length)), block_size, cache.blocks.length * block_size));
+      });
+      return [element("div", "kv-boxes", ...boxes), more(cache.blocks.length - MOST), tables(cache, num_layers)];
+    },
+
+    describe(cache) {
+      const { num_blocks, num_layers } = cache.config;
+      const live = cache.sequences.filter((sequence) => sequence.live);
+      const used = live.reduce((sum, { tables }) => sum + tables.flat().length, 0);
+      const said = live.slice(0, 8).map((sequence) => {
+        const lengths = new Set(sequence.lengths), tokens = lengths.size === 1 ? many([...lengths][0], "token") : `${sequence.lengths.join(", ")} tokens by layer`;
+        const where = sequence.tables.flat().length ? ` in ${many(sequence.tables[0].length, "block")}${num_layers > 1 ? " a layer" : ""}` : "";
+        return `${letter(sequence.number)} has ${tokens}${where}`;
+      });
+      const rest = live.length > 8 ? [`${live.length - 8} more have theirs`] : [];
+      return `${num_blocks - used} of ${many(num_blocks, "block")} free. ${[...said, ...rest].join("; ") || "No sequence"}.`;
+    },
+  };
+
+  // A slot that a sequence wrote and no longer owns keeps its bits until someone writes there again.
+  function slotCell(world, cache, block, slot, live) {
+    const held = cache.blocks[block].slots[slot];
+    if (!held) return cell("", mark(world, cache.id, block, slot));
+    const name = `${letter(held.number)}${held.position}`;
+    return cell(name, hue(held.number), live ? null : "kv-stale", mark(world, cache.id, block, slot));
+  }
+
+  function tables(cache, num_layers) {
+    const live = cache.sequences.filter((sequence) => sequence.live).slice(0, 12);
+    const rows = live.flatMap((sequence) => sequence.tables.map((table, layer) => {
+      const shown = table.slice(0, 64).map((block) => element("span", `kv-chip ${hue(sequence.number)}`, block === null ? "?" : String(block)));
+      const name = `${letter(sequence.number)}${num_layers > 1 ? ` layer ${layer}` : ""}`;
+      return element("div", "kv-table", element("span", "kv-name", `table of ${name}`), ...shown,
+        table.length > 64 ? "…" : null, element("span", "kv-quiet", many(sequence.lengths[layer], "token")));
+    }));
+    return element("div", "kv-tables", ...rows);
+  }
+
+  const blocks = {
+    draw(pool, world) {
+      const boxes = pool.blocks.slice(0, MOST).map((block, number) => box(String(number),
+        `${block.held ? hue(block.times - 1) : "kv-free"} ${mark(world, pool.id, number) ?? ""}`,
+        element("span", "kv-quiet", block.held ? `held, owner ${block.times}` : block.times ? "free again" : "free")));
+      return [element("div", "kv-boxes", ...boxes), more(pool.blocks.length - MOST)];
+    },
+    describe(pool) {
+      const held = pool.blocks.flatMap((block, number) => (block.held ? [number] : []));
+      const which = held.length && held.length <= 16 ? `: ${listed(held)}` : "";
+      return `${pool.blocks.length - held.length} of ${many(pool.blocks.length, "block")} free, ${held.length} held${which}.`;
+    },
+  };
+
+  const contiguous = {
+    draw(cache, world) {
+      const cells = () => range(0, cache.capacity).map((slot) => {
+        const kind = slot < cache.length ? hue(0) : slot < cache.written ? `${hue(0)} kv-stale` : null;
+        return cell(slot < cache.written ? String(slot) : "", kind, mark(world, cache.id, slot));
+      });
+      const grown = mark(world, cache.id) ? "kv-taken" : "";
+      const later = Math.min(64, cache.config.max_seq_len - cache.capacity);
+      const room = element("span", "kv-cells", ...range(0, later).map(() => cell("", "kv-later")));
+      return [box(`capacity ${cache.capacity}`, grown, row(cells, cache.length, cache.capacity)),
+        later > 0 ? box(`may grow to ${cache.config.max_seq_len}`, "kv-free", room) : null];
+    },
+    describe: (cache) => `${many(cache.length, "token")}, room for ${cache.capacity}, at most ${cache.config.max_seq_len}.`,
+  };
+
+  const quantized = {
+    draw(cache, world) {
+      const { capacity, format } = cache.config;
+      const rows = cache.lengths.slice(0, MOST).map((length, layer) => box(`layer ${layer} · ${format}`, "", row(() => range(0, capacity).map((slot) => {
+        const kind = slot < length ? hue(layer) : slot < cache.written[layer] ? `${hue(layer)} kv-stale` : null;
+        return cell(slot < cache.written[layer] ? String(slot) : "", kind, mark(world, cache.id, layer, slot));
+      }), length, capacity, capacity * cache.lengths.length)));
+      return [element("div", "kv-boxes", ...rows), more(cache.lengths.length - MOST)];
+    },
+    describe: ({ config, lengths }) => `${lengths.slice(0, 8).map((length, layer) => `Layer ${layer} has ${length} of ${config.capacity} tokens`).join("; ")}.`,
+  };
+
+  const TIERS = { cold: "store_format", warm: "warm_format", hot: "tail_dtype" };
+  const tiered = {
+    draw(cache, world) {
+      const evicted = cache.next - cache.tokens.length;
+      const drawn = Object.entries(TIERS).map(([tier, format], number) => {
+        const here = cache.tokens.filter((token) => token.tier === tier);
+        const room = { hot: cache.config.tail_length, warm: cache.config.warm_length }[tier];
+        if (room === 0 && !here.length) return null;
+        const empty = Math.min(64, Math.max(0, (room ?? 0) - here.length));
+        const cells = () => [...here.map((token) => cell(String(token.position), hue(number), mark(world, cache.id, token.position))),
+          ...range(0, empty).map(() => cell(""))];
+        return box(`${tier} · ${cache.config[format]}${room ? ` · room for ${room}` : ""}`, "kv-tier", row(cells, here.length, Math.max(room ?? 0, here.length, 1)));
+      });
+      const gone = evicted ? box("evicted", "kv-free", element("span", "kv-quiet", evicted === 1 ? "0" : `0 to ${evicted - 1}`)) : null;
+      return [element("div", "kv-boxes kv-line", gone, ...drawn)];
+    },
+    describe(cache) {
+      const said = Object.keys(TIERS).reverse().map((tier) => [tier, cache.tokens.filter((token) => token.tier === tier).map(({ position }) => position)]);
+      const words = said.filter(([, here]) => here.length).map(([tier, here]) => `${tier}: ${here.length === 1 ? here[0] : `${here[0]} to ${here.at(-1)}`}`);
+      const evicted = cache.next - cache.tokens.length;
+      return `${many(cache.tokens.length, "token")}${words.length ? `; ${words.join(", ")}` : ""}${evicted ? `; ${evicted} evicted` : ""}.`;
+    },
+  };
+
+  const kib = (bytes) => `${bytes / 1024} KiB`;
+  const buffers = {
+    draw(pool, world) {
+      const classes = SIZE_CLASSES.map((size, at) => {
+        const held = pool.held.filter((each) => each.at === at);
+        const cells = [...held.slice(0, 64).map((each) => cell(`#${each.id} · ${each.length}`, hue(0), mark(world, pool.id, each.id))),
+          ...range(0, Math.min(64, pool.free[at])).map(() => cell("free", "kv-stale"))];
+        return box(kib(size), cells.length ? "" : "kv-free", element("span", "kv-cells kv-wide", ...cells));
+      });
+      return [element("div", "kv-boxes kv-line", ...classes)];
+    },
+    describe(pool) {
+      const free = pool.free.map((count, at) => (count ? `${count} of ${kib(SIZE_CLASSES[at])}` : "")).filter(Boolean);
+      return `${many(pool.held.length, "buffer")} held; free and kept: ${listed(free) || "none"}.`;
+    },
+  };
+
+  const pooled = {
+    draw(cache, world) {
+      const { tokens_per_block: size } = cache.config, starts = [];
+      for (let start = cache.first; start < cache.next; start += size) starts.push(start);
+      const boxes = starts.slice(-MOST).map((start) => box(`tokens ${start} to ${start + size - 1}`, hue(0), row(() => range(start, start + size).map((position) =>
+        cell(position < cache.next ? String(position) : "", position < cache.next ? hue(0) : null, mark(world, cache.id, position))), Math.min(size, cache.next - start), size, cache.next - cache.first)));
+      const gone = cache.first ? box("gone", "kv-free", element("span", "kv-quiet", `0 to ${cache.first - 1}`)) : null;
+      return [element("div", "kv-boxes", gone, ...boxes), more(starts.length - MOST)];
+    },
+    describe: ({ config, first, next }) => `${many(next - first, "token")} in ${many(Math.ceil((next - first) / config.tokens_per_block), "block")}`
+      + `${first ? `; the oldest ${first} are gone` : ""}.`,
+  };
+
+  const PICTURES = { paged, blocks, contiguous, quantized, tiered, buffers, pooled };
+
+  // The objects to show: those with a picture, the one just spoken to first among equals where they are too many.
+  function shown(world) {
+    const spoken = world.objects.get(world.last), main = spoken?.family === "buffer" ? spoken.pool : world.last;
+    const all = [...world.objects.values()].filter((object) => object.family in PICTURES);
+    return all.length <= 3 ? all : all.filter((object) => object.id === main);
+  }
+
+  function draw(world, names) {
+    return shown(world).map((object) => element("div", "kv-object", element("p", "kv-title", names.get(object.id) ?? object.family),
+      ...PICTURES[object.family].draw(object, world)));
+  }
+
+  function describe(world, names) {
+    return shown(world).map((object) => {
+      const words = PICTURES[object.family].describe(object);
+      return shown(world).length > 1 ? `${names.get(object.id)}: ${words}` : words;
+    }).join(" ");
+  }
+
+  Object.assign(window.kvref, { element, draw, describe });
+})();
