@@ -100,7 +100,7 @@ def harnesses(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """The site, into docs/_build: warnings are errors."""
     session.install(*PINNED, "-e", ".[docs]")
-    session.run("sphinx-build", "-W", "--keep-going", "-q", "-b", "html", "docs", "docs/_build")
+    session.run("sphinx-build", "-W", "-E", "--keep-going", "-q", "-b", "html", "docs", "docs/_build")
 
 
 @nox.session

@@ -5,13 +5,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 import kvref
+import pictures
 import player
 import site_pages
 import stories
 
 project, author, release = "kvref", "the kvref authors", kvref.__version__
 copyright = "the kvref authors, Apache-2.0"
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx_copybutton"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx_copybutton", "mathml"]
 exclude_patterns = ["_build", "results"]
 
 html_theme = "furo"
@@ -24,6 +25,9 @@ html_show_sphinx = False
 html_copy_source = False
 html_theme_options = {"top_of_page_buttons": []}
 
+html_math_renderer = "mathml"
+
+myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
 nb_execution_mode = "force"
 nb_execution_raise_on_error = True
@@ -37,6 +41,7 @@ def setup(app):
     folder = Path(__file__).parent
     site_pages.write(folder)
     stories.write(folder / player.TRACES)
+    pictures.write(folder / "_static/pictures")
     app.add_directive("player", player.Player)
     app.connect("source-read", site_pages.point_to_the_site)
     app.connect("autodoc-process-docstring", site_pages.as_restructured_text)

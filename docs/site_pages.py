@@ -93,7 +93,11 @@ def _linked(text: str) -> str:
 
 def point_to_the_site(app: object, docname: str, source: list[str]) -> None:
     """Links that hold in the repository, as they are on the site: chapters are pages here, and other files are named."""
-    text = re.sub(r"\]\(\.\./kvref/spec/(\w+)\.md", r"](spec/\1.md", source[0])
+    text = source[0]
+    if docname.startswith("how/"):
+        source[0] = _linked(text)
+        return
+    text = re.sub(r"\]\(\.\./kvref/spec/(\w+)\.md", r"](spec/\1.md", text)
     text = re.sub(r"\[([^\]]+)\]\(\.\./(?!\.)([^)]+)\)", r"\1 (`\2`)", text)
     source[0] = re.sub(r"\[([^\]]+)\]\((\w+\.schema\.json)\)", r"`kvref/spec/\2`", text)
 

@@ -37,11 +37,12 @@
   const paged = {
     draw(cache, world) {
       const { block_size, num_layers } = cache.config;
+      const unnamed = cache.sequences.some((sequence) => sequence.live && sequence.tables.flat().includes(null));
       const boxes = cache.blocks.slice(0, MOST).map((block, number) => {
         const owner = block.owner && cache.sequences[block.owner.number];
         const length = owner ? owner.lengths[block.owner.layer] - block.owner.entry * block_size : 0;
         const cells = () => range(0, block_size).map((slot) => slotCell(world, cache, number, slot, slot < length));
-        const whose = owner ? letter(owner.number) + (num_layers > 1 ? ` layer ${block.owner.layer}` : "") : "free";
+        const whose = owner ? letter(owner.number) + (num_layers > 1 ? ` layer ${block.owner.layer}` : "") : unnamed ? "not known" : "free";
         return box(`${number} · ${whose}`, `${owner ? hue(owner.number) : "kv-free"} ${mark(world, cache.id, number) ?? ""}`,
           row(cells, Math.min(block_size, Math.max(0, length)), block_size, cache.blocks.length * block_size));
       });

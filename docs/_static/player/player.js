@@ -9,7 +9,7 @@
   const LARGEST = 2 ** 28; // bytes of a file
 
   const SIGNS = { // drawn, as not every font has them
-    start: "M3 3v10M13 3 6 8l7 5z", back: "M11 3 4 8l7 5z", play: "M4 3l9 5-9 5z", pause: "M5 3v10M11 3v10", forward: "M5 3l7 5-7 5z",
+    start: "M3 3v10M13 3 6 8l7 5z", back: "M10 3 5 8l5 5", play: "M4 3l9 5-9 5z", pause: "M5 3v10M11 3v10", forward: "M6 3l5 5-5 5",
     end: "M13 3v10M3 3l7 5-7 5z",
   };
   const sign = (name) => {
@@ -40,7 +40,7 @@
       this.pause();
     }
 
-    // Show a trace from its text. What was shown stays if it cannot be read.
+    // Show a trace from its text, where it parts or from its first call. What was shown stays if it cannot be read.
     load(text, name = "") {
       this.trouble.textContent = "";
       let trace;
@@ -57,7 +57,7 @@
       this.worlds = new Worlds(trace);
       this.parting = parting(trace);
       this.body.replaceChildren(this.heading(), this.controls(), ...this.panels());
-      this.go(0);
+      this.go(this.parting ? this.parting.step + 1 : 1);
     }
 
     heading() {
@@ -164,7 +164,10 @@
       this.note.textContent = exchange?.request.note ?? (exchange ? "" : this.before());
       this.line.replaceChildren(...(exchange ? [element("code", "", call(exchange, this.names)), " → ", element("code", "", outcome(exchange.reply))] : []));
       this.failure.replaceChildren(...(parts ? this.failed(exchange) : []));
-      this.picture.replaceChildren(...draw(world, this.names));
+      const drawn = draw(world, this.names);
+      this.picture.replaceChildren(...drawn);
+      this.picture.hidden = !drawn.length;
+      this.values.parentElement.open ||= !drawn.length; // numbers are all there is to see
       const words = describe(world, this.names);
       this.words.textContent = words;
       this.picture.setAttribute("aria-label", words || "Nothing is held yet");
@@ -180,7 +183,7 @@
     failed(exchange) {
       const { what, expected, got } = this.parting;
       const item = (name, text, className) => element("div", className, element("dt", "", name), element("dd", "", element("code", "", text)));
-      const clause = exchange.reply.clause ?? this.trace.header.clause;
+      const { clause: about } = this.trace.header, clause = about === "any" ? exchange.reply.clause ?? about : about;
       return [element("p", "", element("strong", "", `Here they part (${clause}, line ${exchange.line}): ${what}`)),
         element("dl", "", item("expected", expected, "kv-expected"), item("got", got, "kv-got")),
         element("p", "kv-quiet", "The picture is what should be.")];

@@ -1,0 +1,256 @@
+"""The pictures of "How a KV cache works", measured on kvref's own caches and formats. Written to _static/pictures/*.svg."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("svg")
+import matplotlib.pyplot as plt
+import numpy as np
+
+import kvref
+from kvref import ContiguousCache, ContiguousConfig, PagedCache, PagedConfig, QuantizedCache, QuantizedConfig
+from kvref import TieredCache, TieredConfig
+from kvref.attention import attention
+from kvref.buffers import SIZE_CLASSES
+from kvref.formats import FORMATS
+
+COLOURS = {"contiguous": "#2f7fd1", "paged": "#b35c00", "int8": "#2c8a4b", "float8_e4m3fn": "#a03a8c", "float8_e5m2": "#6b5d00", "q4": "#b3261e",
+    "tiered": "#4b49c4", "q8": "#0f7c86"}  # fmt: skip
+NAMES = {"int8": "INT8", "float8_e4m3fn": "FP8 E4M3", "float8_e5m2": "FP8 E5M2", "q4": "Q4", "q8": "Q8"}
+STYLE = {"font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25,
+    "legend.frameon": False, "svg.hashsalt": "kvref", "figure.dpi": 130}  # fmt: skip
+
+
+def write(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with plt.rc_context(STYLE):
+        for name, draw in PICTURES.items():
+            figure = draw()
+            figure.savefig(folder / f"{name}.svg", bbox_inches="tight", facecolor="white", metadata={"Date": None})
+            plt.close(figure)
+
+
+def without() -> plt.Figure:
+    """Keys computed until the n-th token is out, with a prompt of 100 tokens."""
+    figure, axes = plt.subplots(figsize=(7, 3.4))
+    prompt, generated = 100, np.arange(1, 1001)
+    again = np.cumsum(prompt + generated - 1)
+    axes.plot(generated, again, color=COLOURS["q4"], label="every key again, at every token")
+    axes.plot(generated, prompt + generated - 1, color=COLOURS["contiguous"], label="every key once, and kept")
+    axes.set(yscale="log", xlabel="tokens generated after a prompt of 100", ylabel="keys computed, a layer and head")
+    axes.legend()
+    return figure
+
+
+def capacity() -> plt.Figure:
+    """What a contiguous cache holds and what it has taken, token by token."""
+    figure, axes = plt.subplots(figsize=(7, 3.4))
+    cache = ContiguousCache(ContiguousConfig(num_kv_heads=1, head_dim=1, initial_capacity=256, max_seq_len=3000))
+    lengths, taken = np.arange(1, 3001), list[int]()
+    for _ in lengths:
+        cache.update(np.zeros((1, 1, 1, 1), np.float32), np.zeros((1, 1, 1, 1), np.float32))
+        taken.append(cache.capacity)
+    axes.fill_between(lengths, lengths, taken, color=COLOURS["contiguous"], alpha=0.2, label="taken, and empty", linewidth=0)
+    axes.plot(lengths, taken, color=COLOURS["contiguous"], drawstyle="steps-mid", label="capacity")
+    axes.plot(lengths, lengths, color="#333333", label="tokens held")
+    axes.set(xlabel="tokens", ylabel="slots")
+    axes.legend()
+    return figure
+
+
+def sequence_lengths(count: int = 200, longest: int = 2048) -> np.ndarray:
+    """Requests of a busy server: most are short, some are long. int64 [count]."""
+    drawn = np.random.default_rng(5).lognormal(np.log(300), 0.9, size=count)
+    return np.clip(drawn, 16, longest).astype(np.int64)
+
+
+def fragmentation() -> plt.Figure:
+    """Slots taken for 200 sequences, over slots that hold a token."""
+    lengths, longest = sequence_lengths(), 2048
+    taken = {"a buffer of 2048 each": len(lengths) * longest, "buffers that double from 256": 0}
+    for length in lengths:
+        config = ContiguousConfig(num_kv_heads=1, head_dim=1, initial_capacity=256, max_seq_len=longest)
+        cache, tokens = ContiguousCache(config), np.zeros((1, 1, int(length), 1), np.float32)
+        cache.update(tokens, tokens)
+        taken["buffers that double from 256"] += cache.capacity
+    for size in (128, 16):
+        blocks = PagedCache(PagedConfig(num_blocks=len(lengths) * longest // size, num_layers=1, num_kv_heads=1, head_dim=1, block_size=size))
+        for length in lengths:
+            blocks.ensure_capacity(blocks.create(), int(length))
+        taken[f"blocks of {size}"] = blocks.pool.num_used * size
+    held = int(lengths.sum())
+    figure, axes = plt.subplots(figsize=(7, 2.9))
+    axes.grid(axis="y", visible=False)
+    for row, (name, slots) in enumerate(reversed(taken.items())):
+        colour = COLOURS["paged" if "blocks" in name else "contiguous"]
+        axes.barh(row, held, color=colour)
+        axes.barh(row, slots - held, left=held, color=colour, alpha=0.25)
+        axes.text(slots, row, f"  {held / slots:.0%} used", va="center")
+    axes.set(yticks=range(len(taken)), yticklabels=list(reversed(taken)), xlabel="slots, one layer (dark: with a token in them)",
+        xlim=(0, 1.25 * max(taken.values())))  # fmt: skip
+    return figure
+
+
+HEADS, HEAD_DIM, LAYERS = 8, 128, 32  # of a model with 8 billion parameters
+
+
+def memory() -> plt.Figure:
+    """GiB against tokens of one sequence, by what each cache says that it takes; a layer is measured and counted 32 times."""
+    doublings = 256 * 2 ** np.arange(8)
+    contexts = np.unique([*np.geomspace(64, 32768, 40).astype(int), *doublings, *(doublings[:-1] + 1)])
+    token = 2 * HEADS * HEAD_DIM  # numbers, keys and values
+    lines = dict.fromkeys(("contiguous", "paged", "int8", "tiered"), np.zeros(0))
+    for context in contexts:
+        one = {"num_kv_heads": 1, "head_dim": 1}
+        contiguous = ContiguousCache(ContiguousConfig(**one, initial_capacity=256, max_seq_len=32768, dtype="float16"))
+        contiguous.update(*[np.zeros((1, 1, context, 1), np.float32)] * 2)
+        paged = PagedCache(PagedConfig(**one, num_blocks=2048, num_layers=1, dtype="float16"))
+        paged.ensure_capacity(paged.create(), int(context))
+        quantized = QuantizedCache(QuantizedConfig(1, int(context), HEADS, HEAD_DIM, "int8"))
+        lines["contiguous"] = np.append(lines["contiguous"], contiguous.capacity * token * 2)
+        lines["paged"] = np.append(lines["paged"], paged.pool.num_used * 16 * token * 2)
+        lines["int8"] = np.append(lines["int8"], quantized.memory_bytes)
+        lines["tiered"] = np.append(lines["tiered"], _tiered_bytes(int(context)))
+    said = {"contiguous": "contiguous, float16, doubling", "paged": "paged, float16, blocks of 16", "int8": "quantized, INT8",
+        "tiered": "two-tier: 256 newest in float16, the rest in Q4"}  # fmt: skip
+    figure, axes = plt.subplots(figsize=(7, 4.2))
+    for name, taken in lines.items():
+        axes.plot(contexts, LAYERS * taken / 2**30, color=COLOURS[name], label=said[name])
+    axes.set(xlabel="tokens of context, one sequence", ylabel=f"GiB ({LAYERS} layers, {HEADS} kv heads of {HEAD_DIM})")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncols=2)
+    return figure
+
+
+def _tiered_bytes(context: int) -> int:
+    """Of one layer. A token's bytes are the same whatever is in it: 300 tokens say what each tier takes."""
+    cache = TieredCache(TieredConfig(num_kv_heads=HEADS, head_dim=HEAD_DIM, max_tokens=32768, tail_length=256))
+    cache.append(*[np.zeros((300, HEADS, HEAD_DIM), np.float32)] * 2)
+    stats = cache.stats()
+    hot, cold = stats.tail_bytes // stats.tail_tokens, stats.store_bytes // stats.store_tokens
+    return min(context, 256) * hot + max(0, context - 256) * cold
+
+
+def codes() -> plt.Figure:
+    """Every value a row can read back as, where its largest element is 1 (Q4: where it spans -1 to 1)."""
+    figure, panels = plt.subplots(2, 1, figsize=(7, 4.6))
+    names = ("int8", "float8_e4m3fn", "float8_e5m2", "q4")
+    for axes, (low, high) in zip(panels, ((-1.02, 1.02), (-0.002, 0.062)), strict=True):
+        for row, name in enumerate(reversed(names)):
+            values = representable(name)
+            seen = values[(values >= low) & (values <= high)]
+            axes.vlines(seen, row - 0.32, row + 0.32, color=COLOURS[name], linewidth=0.5)
+        axes.set(yticks=range(len(names)), yticklabels=[f"{NAMES[n]}" for n in reversed(names)], xlim=(low, high), ylim=(-0.6, 3.6))
+        axes.grid(visible=False)
+    panels[0].set_title("the whole row", fontsize=11, loc="left")
+    panels[1].set_title("near zero", fontsize=11, loc="left")
+    figure.tight_layout()
+    return figure
+
+
+def representable(name: str) -> np.ndarray:
+    """What the codes of a format read back as, in a row that spans -1 to 1: float32, in order."""
+    format = FORMATS[name]
+    ends = format.quantize(np.array([[-1.0, 1.0]], np.float32))
+    if name == "q4":
+        every = np.arange(256, dtype=np.uint8)[None]  # two codes a byte
+    elif name == "int8":
+        every = np.arange(-127, 128, dtype=np.int8)[None]
+    else:
+        every = np.arange(256, dtype=np.uint8)[None]
+    width = every.shape[1] * (2 if name == "q4" else 1)
+    values = np.unique(np.asarray(format.dequantize(kvref.Quantized(every, ends.scale, ends.zero), width)))
+    return values[np.abs(values) <= 1]  # no NaN and no infinity
+
+
+def errors() -> plt.Figure:
+    """|read - written| against |written|, 40,000 numbers a format, with the bound that is derived and not fitted."""
+    figure, panels = plt.subplots(2, 2, figsize=(8, 5.6), sharex=True, sharey=True)
+    rng = np.random.default_rng(3)
+    rows = (10 ** rng.uniform(-4, 0, size=(400, 100)) * rng.choice([-1, 1], size=(400, 100))).astype(np.float32)
+    rows[:, 0], rows[:, 1] = 1, -1  # every row spans -1 to 1, so that all have the same scale
+    for axes, name in zip(panels.flat, ("int8", "float8_e4m3fn", "float8_e5m2", "q4"), strict=True):
+        format = FORMATS[name]
+        stored = format.quantize(rows)
+        error = np.abs(np.asarray(format.dequantize(stored, rows.shape[1]), np.float64) - rows)
+        bound, size = np.asarray(format.bound(rows, stored)), np.abs(rows)
+        assert (error <= bound).all()
+        axes.plot(size.ravel(), np.maximum(error, 1e-9).ravel(), ",", color=COLOURS[name], rasterized=True)
+        order = np.argsort(size, axis=None)
+        axes.plot(size.ravel()[order], bound.ravel()[order], color="#111111", linewidth=1.3, label="bound")
+        axes.set(xscale="log", yscale="log", ylim=(1e-7, 0.2), title=NAMES[name])
+    panels[0, 0].legend(loc="lower right")
+    figure.supxlabel("|value written|, in a row whose largest is 1", fontsize=11)
+    figure.supylabel("|value read - value written|", fontsize=11)
+    figure.tight_layout()
+    return figure
+
+
+TOKENS, WIDTH = 1024, 64
+OUTLIERS = {5: 9.0, 20: -7.0, 33: 12.0, 58: -8.0}  # channels of a key that lie far from zero in every token, and how far
+
+
+def keys_like(kind: str, rng: np.random.Generator) -> np.ndarray:
+    """float32 [TOKENS, 1, WIDTH]: "gaussian", or "real", whose few outlier channels are what is known of keys in models."""
+    keys = rng.normal(size=(TOKENS, 1, WIDTH))
+    if kind == "real":
+        for channel, centre in OUTLIERS.items():
+            keys[..., channel] = centre + 1.5 * keys[..., channel]
+    return keys.astype(np.float32)
+
+
+def queries_for(keys: np.ndarray, rng: np.random.Generator, count: int = 200) -> np.ndarray:
+    """float32 [count, 1, WIDTH]: each looks for one token, as likely 1 to 2 back as 512 to 1024 (log-uniform)."""
+    centred = keys - keys.mean(axis=0)
+    back = np.floor(TOKENS ** rng.uniform(0, 1, size=count)).astype(int)
+    return (centred[TOKENS - back] + 0.5 * rng.normal(size=(count, 1, WIDTH))).astype(np.float32)
+
+
+def tail() -> plt.Figure:
+    """Error of attention against tail length: the mean over queries of |out - exact| / |exact|."""
+    lengths = [0, 4, 16, 32, 64, 128, 256, 512, 768, 1024]
+    figure, axes = plt.subplots(figsize=(7, 4))
+    for kind, line in (("real", "-"), ("gaussian", "--")):
+        rng = np.random.default_rng(11)
+        keys, values = keys_like(kind, rng), rng.normal(size=(TOKENS, 1, WIDTH)).astype(np.float32)
+        query = queries_for(keys, rng)
+        exact = np.asarray(attention(query, keys, values), np.float64)
+        for store in ("q4", "q8"):
+            measured = []
+            for length in lengths:
+                sizes = {"num_kv_heads": 1, "head_dim": WIDTH, "max_tokens": TOKENS, "tail_length": length}
+                cache = TieredCache(TieredConfig(**sizes, tail_dtype="float16", store_format=store))
+                cache.append(keys, values)
+                out = np.asarray(cache.attend(query), np.float64)
+                measured.append((np.linalg.norm(out - exact, axis=-1) / np.linalg.norm(exact, axis=-1)).mean())
+            said = "with outlier channels" if kind == "real" else "Gaussian"
+            axes.plot(lengths, measured, line, marker="o", markersize=3, color=COLOURS[store], label=f"{NAMES[store]}, keys {said}")
+    axes.set(xscale="symlog", yscale="log", xlabel="tail_length, of 1024 tokens", ylabel="relative error of attention", xlim=(0, 1100))
+    axes.set_xticks(lengths[:1] + lengths[1:8] + [1024], [str(n) for n in lengths[:1] + lengths[1:8] + [1024]])
+    axes.legend()
+    return figure
+
+
+def classes() -> plt.Figure:
+    """What a request gets: the smallest of five sizes that holds it."""
+    figure, axes = plt.subplots(figsize=(7, 3.2))
+    wanted = np.geomspace(64, SIZE_CLASSES[-1], 600).astype(int)
+    pool = kvref.BufferPool()
+    given = []
+    for num_bytes in wanted:
+        with pool.acquire(int(num_bytes)) as buffer:
+            given.append(buffer.size)
+    axes.plot(wanted / 1024, np.array(given) / 1024, color=COLOURS["tiered"], drawstyle="steps-post", label="given")
+    axes.plot(wanted / 1024, wanted / 1024, color="#333333", label="asked for")
+    axes.set(xscale="log", yscale="log", xlabel="KiB asked for", ylabel="KiB")
+    axes.set_xticks([size // 1024 for size in SIZE_CLASSES], [str(size // 1024) for size in SIZE_CLASSES])
+    axes.set_yticks([size // 1024 for size in SIZE_CLASSES], [str(size // 1024) for size in SIZE_CLASSES])
+    axes.minorticks_off()
+    axes.legend()
+    return figure
+
+
+PICTURES: dict[str, Callable[[], plt.Figure]] = {
+    draw.__name__: draw for draw in (without, capacity, fragmentation, memory, codes, errors, tail, classes)
+}
