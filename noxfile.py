@@ -36,6 +36,8 @@ JUDGED = {"numpy": ("reference", "numpy"), "numpy-oldest": ("reference", "numpy"
 QUICK = ("--examples", "25")  # for all but the first: what differs on the others is not found by more sequences
 MUTATED = ("formats", "blocks", "buffers", "contiguous", "paged", "quantized", "tiered", "pooled", "rows", "attention", "inputs")
 THEIRS = ("transformers-dynamic", "transformers-static", "ml_dtypes", "torch-float8")
+AXE = "axe-core@4.14.1"
+BROWSED = [f"conformance/tests/test_{name}.py" for name in ("report_pages", "site", "player")]
 GPU = ("cupy", "reference:cupy", "torch:cuda", "torch-compiled:cuda")
 RESULTS = Path(".nox/matrix")  # what the sessions leave for the table
 
@@ -98,18 +100,22 @@ def harnesses(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """The site, into docs/_build: warnings are errors."""
+    """The site, into docs/_build/html: warnings are errors."""
     session.install(*PINNED, "-e", ".[docs]")
-    session.run("sphinx-build", "-W", "-E", "--keep-going", "-q", "-b", "html", "docs", "docs/_build")
+    session.run("sphinx-build", "-W", "-E", "--keep-going", "-q", "-b", "html", "docs", "docs/_build/html")
 
 
-@nox.session
+@nox.session(requires=["docs"])
 def browser(session: nox.Session) -> None:
-    """The report in headless Chromium, which has to be here (apt install chromium)."""
+    """The report and the site in headless Chromium, which has to be here (apt install chromium)."""
     if not (os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")):
         session.skip("no chromium here")
     session.install(*PINNED, "-e", ".[dev]", "playwright")
-    session.run("pytest", "-n", "0", "-m", "browser", "conformance/tests/test_browser.py", *session.posargs)
+    if shutil.which("npm"):  # the accessibility checks, which the tests skip where it is not
+        folder = Path(session.create_tmp())
+        session.run("npm", "install", "--silent", "--no-audit", "--prefix", str(folder), AXE, external=True)
+        session.env["AXE"] = str(folder / "node_modules/axe-core/axe.min.js")
+    session.run("pytest", "-rs", "-m", "browser", *BROWSED, *session.posargs)
 
 
 @nox.session

@@ -12,17 +12,18 @@ import stories
 
 project, author, release = "kvref", "the kvref authors", kvref.__version__
 copyright = "the kvref authors, Apache-2.0"
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx_copybutton", "mathml"]
-exclude_patterns = ["_build", "results"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx_copybutton", "mathml", "accessible"]
+exclude_patterns = ["_build", "_matrix", "results", "spec/_*"]
 
 html_theme = "furo"
 html_title = f"kvref {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css", *player.STYLES]
 html_js_files = [(script, {"defer": "defer"}) for script in player.SCRIPTS]
-html_extra_path = ["results"]  # figures, as they were measured
+html_extra_path = ["results", "_matrix"]  # figures, as they were measured, and the report on them
 html_show_sphinx = False
 html_copy_source = False
+html_use_index = html_domain_indices = False
 html_theme_options = {"top_of_page_buttons": []}
 
 html_math_renderer = "mathml"

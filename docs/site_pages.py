@@ -5,11 +5,13 @@
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
 
 from architecture import diagram
 from kvref_conformance.checking.registry import all_checks
 from kvref_conformance.clauses import CHAPTERS, Chapter, Clause, spec
+from kvref_conformance.report.html import Run, write_site
 
 SPEC = Path(__file__).parents[1] / "kvref/spec"
 OTHERS = ("protocol", "trace")  # chapters without clauses
@@ -17,14 +19,15 @@ SIGNS = {"passed": "passes", "failed": "fails"}
 
 
 def write(folder: Path) -> None:
-    """The chapters, into folder/spec, and the diagram."""
-    results = {}
-    for path in sorted((folder / "results/checks").glob("*.json")):
-        document = json.loads(path.read_text(encoding="utf-8"))
-        results[document["asked"]["name"]] = {each["clause"]: each["verdict"] for each in document["clauses"]}
+    """The chapters, into folder/spec; the matrix, clause by clause, into folder/_matrix; and the diagram."""
+    paths = sorted((folder / "results/checks").glob("*.json"))
+    runs = [Run(path, json.loads(path.read_text(encoding="utf-8"))) for path in paths]
+    runs.sort(key=lambda run: run.offered, reverse=True)  # who has most to say first
+    write_site(folder / "_matrix/matrix", runs)
+    results = {run.name: {clause: result["verdict"] for clause, result in run.verdicts.items()} for run in runs}
     pages = {name: _chapter(chapter, results) for name, chapter in zip(CHAPTERS, spec(), strict=True)}
     pages |= {name: (SPEC / f"{name}.md").read_text(encoding="utf-8") for name in OTHERS}
-    pages["index"] = _index(results)
+    pages |= {"index": _index(results), "_matrix": _matrix(runs)}
     files = {f"spec/{name}.md": text for name, text in pages.items()} | {"_static/architecture.svg": diagram()}
     (folder / "spec").mkdir(exist_ok=True)
     for name, text in files.items():
@@ -44,7 +47,7 @@ def _index(results: dict[str, dict[str, str]]) -> str:
 {sum(len(chapter.clauses) for chapter in spec())} clauses in {len(CHAPTERS)} chapters. Each has a number that stays, its text,
 a reason, an example that runs in the tests, the public bugs it would have caught, and the checks that look at it.
 
-| chapter | | clauses | who breaks some of them |
+| chapter | code | clauses | who breaks some of them |
 |---|---|---|---|
 {chr(10).join(rows)}
 
@@ -56,6 +59,24 @@ Programs in other languages hear of all this through [the protocol](protocol.md)
 {toc}
 ```
 """
+
+
+def _matrix(runs: list[Run]) -> str:
+    """A row an implementation, a column a chapter: how many clauses are passed, or how many of those with a verdict are not."""
+    chapters = spec()
+    lines = [
+        f"| implementation | {' | '.join(chapter.code for chapter in chapters)} |",
+        f"|---|{'---|' * len(chapters)}",
+    ]
+    for run in runs:
+        cells = []
+        for chapter in chapters:
+            tally = Counter(run.verdicts[clause.id]["verdict"] for clause in chapter.clauses if clause.id in run.verdicts)
+            passed, failed = tally["passed"], tally["failed"]
+            cells.append(f"**✗&nbsp;{failed}** of&nbsp;{passed + failed}" if failed else f"✓&nbsp;{passed}" if passed else "·")
+        about = run.document["implementation"]
+        lines.append(f"| **{run.name}**<br>{about['version']}, {about['language']} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
 
 
 def _tally(chapter: Chapter, results: dict[str, dict[str, str]]) -> str:

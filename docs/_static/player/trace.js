@@ -169,7 +169,7 @@ window.kvref = window.kvref || {};
 
   function outcome(reply) {
     if (reply.none) return "nothing: it hung, or the process died";
-    if (reply.error) return (reply.error.kind ?? reply.error.kinds?.join(" or ") ?? "an error") + (reply.any ? " or any result" : "");
+    if (reply.error && !("ok" in reply)) return (reply.error.kind ?? reply.error.kinds?.join(" or ") ?? "an error") + (reply.any ? " or any result" : "");
     if (reply.any) return "any result";
     if (!("ok" in reply) && reply.chosen) return reply.chosen;
     return isObject(reply.ok) && "handle" in reply.ok ? "an object" : reply.ok === null ? "done" : show(reply.ok);

@@ -36,7 +36,7 @@
       const { request, reply, family, name } = exchange;
       world.touched = new Map();
       world.last = request.on ?? request.id;
-      if (reply.error || reply.none || !(family in FAMILIES)) return;
+      if ((reply.error && !("ok" in reply)) || reply.none || !(family in FAMILIES)) return;
       const args = Object.fromEntries(Object.entries(request.args).map(([key, value]) => [key, this.value(value)]));
       const touch = (kind, ...place) => world.touched.set(place.join("/"), kind);
       const context = { world, reply, args, touch, id: request.id, on: request.on,

@@ -1,0 +1,88 @@
+"""The site in headless Chromium: every page, at phone and desk width, light and dark, without a network (nox -s browser).
+
+The site has to be built (nox -s docs); axe-core, where AXE says where it lies, looks at contrast and labels.
+"""
+
+import os
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+import kvref
+
+SITE = Path(kvref.__file__).parents[1] / "docs/_build/html"
+AXE = os.environ.get("AXE", "")
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(not (SITE / "index.html").exists(), reason="the site is not built (nox -s docs)"),
+]
+PAGES = sorted(path.relative_to(SITE).as_posix() for path in SITE.rglob("*.html"))
+CLAUSES = [page for page in PAGES if page.startswith("matrix/clauses/")]  # 141, all from one template
+LOOKED_AT = [page for page in PAGES if page not in CLAUSES[2:]]
+
+
+class Links(HTMLParser):
+    """What a page points to, and the names it can be pointed at."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.targets, self.ids, self.images = [], set(), []
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attributes):
+        found = dict(attributes)
+        self.ids |= {found[name] for name in ("id", "name") if found.get(name)}
+        self.targets += [found[name] for name in ("href", "src") if found.get(name)]
+        if tag == "img":
+            self.images.append(found)
+
+
+def test_every_link_leads_somewhere():
+    pages = {page: Links(SITE / page) for page in PAGES}
+    broken = []
+    for page, links in pages.items():
+        for target in links.targets:
+            parts = urlsplit(target)
+            if parts.scheme:
+                assert parts.scheme in ("https", "data", "mailto"), f"{page}: {target}"
+                continue
+            path = ((SITE / page).parent / unquote(parts.path)).resolve() if parts.path else SITE / page
+            name = path.relative_to(SITE.resolve()).as_posix() if path.is_relative_to(SITE.resolve()) else page
+            if not path.is_file() or (parts.fragment and name in pages and unquote(parts.fragment) not in pages[name].ids):
+                broken.append(f"{page}: {target}")
+    assert len(pages) > 150
+    assert broken == []
+
+
+def test_every_picture_says_what_it_shows():
+    for page in PAGES:
+        for image in Links(SITE / page).images:
+            assert len(image.get("alt") or "") > 20, f"{page}: {image.get('src')}"
+
+
+def test_no_page_points_to_a_place_on_this_machine():
+    for page in PAGES:
+        text = (SITE / page).read_text(encoding="utf-8")
+        assert "file://" not in text, page
+        assert str(SITE.parents[2]) not in text, page
+
+
+@pytest.mark.parametrize("page", LOOKED_AT)
+def test_a_page_fits_and_is_quiet(open_page, page):
+    for width in (360, 1280):
+        opened = open_page(SITE / page, width)
+        assert opened.evaluate("document.documentElement.scrollWidth") <= width
+        assert opened.evaluate("[...document.images].filter(image => !image.naturalWidth).map(image => image.src)") == []
+
+
+@pytest.mark.skipif(not AXE, reason="no axe-core here (AXE)")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("page", LOOKED_AT)
+def test_a_page_can_be_read_by_everyone(open_page, page, scheme):
+    opened = open_page(SITE / page, 1280, scheme)
+    opened.add_script_tag(path=AXE)
+    found = opened.evaluate("axe.run(document, {resultTypes: ['violations'], preload: false})")
+    shown = [f"{each['id']}: {node['html'][:120]}" for each in found["violations"] for node in each["nodes"]]
+    assert shown == []

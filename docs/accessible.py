@@ -1,0 +1,26 @@
+"""What the theme leaves out for readers who use a keyboard or a screen reader, put into the pages once they are written."""
+
+from pathlib import Path
+
+from sphinx.application import Sphinx
+
+INSTEAD = {
+    '<aside class="sidebar-drawer">': '<aside class="sidebar-drawer" aria-label="Pages">',
+    '<aside class="toc-drawer">': '<aside class="toc-drawer" aria-label="On this page">',
+    '<p class="caption" role="heading">': '<p class="caption" role="heading" aria-level="2">',
+    "<pre>": '<pre tabindex="0">',  # it scrolls
+    '<div id="search-results">': '<h1>Search</h1><div id="search-results">',
+}
+
+
+def write(app: Sphinx, trouble: Exception | None) -> None:
+    for name in () if trouble else app.env.found_docs | {"search"}:
+        path = Path(app.outdir) / f"{name}.html"
+        text = path.read_text(encoding="utf-8")
+        for there, instead in INSTEAD.items():
+            text = text.replace(there, instead)
+        path.write_text(text, encoding="utf-8")
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("build-finished", write)
