@@ -10,14 +10,24 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import kvref
-from kvref import ContiguousCache, ContiguousConfig, PagedCache, PagedConfig, QuantizedCache, QuantizedConfig
-from kvref import TieredCache, TieredConfig
+from kvref import (
+    ContiguousCache,
+    ContiguousConfig,
+    PagedCache,
+    PagedConfig,
+    QuantizedCache,
+    QuantizedConfig,
+    TieredCache,
+    TieredConfig,
+)
 from kvref.attention import attention
 from kvref.buffers import SIZE_CLASSES
 from kvref.formats import FORMATS
 
-COLOURS = {"contiguous": "#2f7fd1", "paged": "#b35c00", "int8": "#2c8a4b", "float8_e4m3fn": "#a03a8c", "float8_e5m2": "#6b5d00", "q4": "#b3261e",
-    "tiered": "#4b49c4", "q8": "#0f7c86"}  # fmt: skip
+COLOURS = {
+    "contiguous": "#2f7fd1", "paged": "#b35c00", "tiered": "#4b49c4", "int8": "#2c8a4b", "float8_e4m3fn": "#a03a8c",
+    "float8_e5m2": "#6b5d00", "q4": "#b3261e", "q8": "#0f7c86",
+}  # fmt: skip
 NAMES = {"int8": "INT8", "float8_e4m3fn": "FP8 E4M3", "float8_e5m2": "FP8 E5M2", "q4": "Q4", "q8": "Q8"}
 STYLE = {"font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25,
     "legend.frameon": False, "svg.hashsalt": "kvref", "figure.dpi": 130}  # fmt: skip
@@ -76,7 +86,9 @@ def fragmentation() -> plt.Figure:
         cache.update(tokens, tokens)
         taken["buffers that double from 256"] += cache.capacity
     for size in (128, 16):
-        blocks = PagedCache(PagedConfig(num_blocks=len(lengths) * longest // size, num_layers=1, num_kv_heads=1, head_dim=1, block_size=size))
+        blocks = PagedCache(
+            PagedConfig(num_blocks=len(lengths) * longest // size, num_layers=1, num_kv_heads=1, head_dim=1, block_size=size)
+        )
         for length in lengths:
             blocks.ensure_capacity(blocks.create(), int(length))
         taken[f"blocks of {size}"] = blocks.pool.num_used * size
@@ -141,7 +153,9 @@ def codes() -> plt.Figure:
             values = representable(name)
             seen = values[(values >= low) & (values <= high)]
             axes.vlines(seen, row - 0.32, row + 0.32, color=COLOURS[name], linewidth=0.5)
-        axes.set(yticks=range(len(names)), yticklabels=[f"{NAMES[n]}" for n in reversed(names)], xlim=(low, high), ylim=(-0.6, 3.6))
+        axes.set(
+            yticks=range(len(names)), yticklabels=[f"{NAMES[n]}" for n in reversed(names)], xlim=(low, high), ylim=(-0.6, 3.6)
+        )
         axes.grid(visible=False)
     panels[0].set_title("the whole row", fontsize=11, loc="left")
     panels[1].set_title("near zero", fontsize=11, loc="left")
@@ -225,8 +239,12 @@ def tail() -> plt.Figure:
                 out = np.asarray(cache.attend(query), np.float64)
                 measured.append((np.linalg.norm(out - exact, axis=-1) / np.linalg.norm(exact, axis=-1)).mean())
             said = "with outlier channels" if kind == "real" else "Gaussian"
-            axes.plot(lengths, measured, line, marker="o", markersize=3, color=COLOURS[store], label=f"{NAMES[store]}, keys {said}")
-    axes.set(xscale="symlog", yscale="log", xlabel="tail_length, of 1024 tokens", ylabel="relative error of attention", xlim=(0, 1100))
+            axes.plot(
+                lengths, measured, line, marker="o", markersize=3, color=COLOURS[store], label=f"{NAMES[store]}, keys {said}"
+            )
+    axes.set(
+        xscale="symlog", yscale="log", xlabel="tail_length, of 1024 tokens", ylabel="relative error of attention", xlim=(0, 1100)
+    )
     axes.set_xticks(lengths[:1] + lengths[1:8] + [1024], [str(n) for n in lengths[:1] + lengths[1:8] + [1024]])
     axes.legend()
     return figure

@@ -9,7 +9,9 @@ from docutils.parsers.rst import directives
 from sphinx.util.docutils import SphinxDirective
 
 TRACES = Path("_static/traces")
-SCRIPTS = [f"player/{name}.js" for name in ("trace", "families", "worlds", "pictures", "player")]  # each stands on those before it
+SCRIPTS = [
+    f"player/{name}.js" for name in ("trace", "families", "worlds", "pictures", "player")
+]  # each stands on those before it
 STYLES = ["player/player.css"]
 
 
@@ -28,7 +30,7 @@ class Player(SphinxDirective):
         inside = lines.replace("<", "\\u003c")  # JSON that cannot end the element
         html = (
             f'<kv-player label="{label}"{opens}><script type="application/jsonl">\n{inside}\n</script>'
-            f'<noscript>The player needs JavaScript.</noscript></kv-player>\n'
+            f"<noscript>The player needs JavaScript.</noscript></kv-player>\n"
             f'<p class="kv-source"><a href="{here}" download>This trace as a file</a></p>\n'
         )
         return [nodes.raw("", html, format="html")]

@@ -87,14 +87,14 @@ def contiguous(tell: Told) -> None:
     cache.update(tell.tokens(1, 1, 1, 2), tell.tokens(1, 1, 1, 2))
     tell("The fourth goes into the room that the doubling left.")
     cache.update(tell.tokens(1, 1, 1, 2), tell.tokens(1, 1, 1, 2))
-    tell("Three more: doubled again, and copied again. Doubling makes copies rare: all of them together are fewer than the tokens.")
+    tell("Three more: doubled again, and copied again. Six tokens were copied in all, for seven that came.")
     cache.update(tell.tokens(1, 1, 3, 2), tell.tokens(1, 1, 3, 2))
     tell("The eighth token fills the cache to the last slot. That has to work.")
     cache.update(tell.tokens(1, 1, 1, 2), tell.tokens(1, 1, 1, 2))
     tell("A ninth is refused, and nothing has changed: CONTIG-06.")
     with raises("CapacityExceeded"):
         cache.update(tell.tokens(1, 1, 1, 2), tell.tokens(1, 1, 1, 2))
-    tell("A new conversation begins: reset sets the length to 0 and keeps the memory. The old numbers still lie there, behind the length.")
+    tell("A new conversation: reset sets the length to 0 and keeps the memory. The old numbers still lie behind the length.")
     cache.reset()
     tell("Reading now has to raise: what lies there is nobody's any more (CONTIG-03, LAW-05).")
     with raises("EmptyCache"):
@@ -131,7 +131,7 @@ def paged(tell: Told) -> None:
     tell("Sequence C begins, and takes what was A's.")
     c = cache.create()
     cache.write(c, 0, 0, tell.tokens(3, 1, 2), tell.tokens(3, 1, 2))
-    tell("C's first block was A's last: this pool hands out what came back last. Any order is right, as long as no block has two owners.")
+    tell("C's first block was A's last: this pool hands out what came back last. Any order is right, if no block has two owners.")
     cache.block_table(c, 0)
     tell("C wrote three tokens. The slot after them still holds what A left. Reading it has to raise: PAGED-09, LAW-05.")
     with raises("PositionOutOfRange"):
@@ -187,7 +187,7 @@ def tiered(tell: Told) -> None:
     cache.tier_of(0)
     tell("Three more: the cache is full, to the last of its ten tokens.")
     cache.append(some(3), some(3))
-    tell("Two more than it can hold: the two oldest are forgotten. The others keep their positions; 2 is still 2 (TIER-05, TIER-07).")
+    tell("Two more than it can hold: the two oldest are forgotten. The others keep their positions: 2 is still 2 (TIER-07).")
     cache.append(some(2), some(2))
     tell("Asking for what was evicted has to raise.")
     with raises("PositionOutOfRange"):
@@ -204,7 +204,7 @@ def pooled(tell: Told) -> None:
     pool = tell.new("buffers", max_buffers=4)
     tell("A cache that takes its memory from the pool: blocks of two tokens, at most four tokens.")
     cache = tell.new("pooled", num_kv_heads=1, head_dim=2, tokens_per_block=2, max_tokens=4, pool=pool)
-    tell("Three tokens are two blocks, each with a buffer for keys and one for values: four buffers of 1 KiB, new from the system.")
+    tell("Three tokens are two blocks, each with a buffer for keys and one for values: four of 1 KiB, new from the system.")
     cache.append(tell.tokens(3, 1, 2), tell.tokens(3, 1, 2))
     tell("Four misses: nothing was on the free list.")
     pool.stats()

@@ -12,6 +12,7 @@ from kvref_conformance.trace.wire import to_wire
 ROOT = Path(kvref.__file__).parents[1]
 SITE = ROOT / "docs/_build/html"
 VECTORS = sorted((ROOT / "conformance/vectors").glob("*/*.jsonl"))
+ASKED = (Path(__file__).parent / "player_asked.js").read_text(encoding="utf-8")
 TOLD = sorted((SITE / "_static/traces").glob("*.jsonl"))
 pytestmark = [
     pytest.mark.browser,
@@ -77,48 +78,6 @@ def test_forward_and_back_is_the_same_picture(player, path):
     assert player.step[0] == 0
 
 
-# What the state that is drawn says of itself, by the operation that asks a cache the same.
-ASKED = """([text]) => {
-  const { parse, Worlds, numbers, isArray, range, SIZE_CLASSES } = window.kvref, trace = parse(text), worlds = new Worlds(trace), wrong = [];
-  const held = (pool) => pool.sequences.filter((each) => each.live).reduce((sum, each) => sum + each.tables.flat().length, 0);
-  const tier = (cache, name) => cache.tokens.filter((token) => token.tier === name).length;
-  const sequence = (cache, id) => cache.sequences.find((each) => each.live && each.id === id);
-  const SAYS = {
-    "paged.num_free_blocks": (cache) => cache.config.num_blocks - held(cache),
-    "paged.length": (cache, args) => sequence(cache, args.sequence).lengths[args.layer],
-    "paged.block_table": (cache, args) => sequence(cache, args.sequence).tables[args.layer],
-    "blocks.num_free": (pool) => pool.blocks.filter((block) => !block.held).length,
-    "blocks.num_used": (pool) => pool.blocks.filter((block) => block.held).length,
-    "contiguous.seq_len": (cache) => cache.length,
-    "contiguous.capacity": (cache) => cache.capacity,
-    "quantized.length": (cache, args) => cache.lengths[args.layer],
-    "tiered.total_tokens": (cache) => cache.tokens.length,
-    "tiered.tier_of": (cache, args) => cache.tokens.find((token) => token.position === args.position)?.tier,
-    "tiered.stats": (cache) => [tier(cache, "hot"), tier(cache, "warm"), tier(cache, "cold")],
-    "buffers.stats": (pool) => pool.free,
-    "buffer.length": (one, _, world) => world.objects.get(one.pool).held.find((each) => each.id === one.id).length,
-    "pooled.total_tokens": (cache) => cache.next - cache.first,
-    "pooled.stats": (cache) => Math.ceil((cache.next - cache.first) / cache.config.tokens_per_block),
-  };
-  const ANSWER = {
-    "tiered.stats": (said) => [said.tail_tokens, said.warm_tokens, said.store_tokens],
-    "buffers.stats": (said) => SIZE_CLASSES.map((size) => said.free[size]),
-    "pooled.stats": (said) => said.num_blocks,
-  };
-  let asked = 0;
-  trace.exchanges.forEach(({ request, reply }, index) => {
-    if (!(request.op in SAYS) || !("ok" in reply) || reply.got) return;
-    const world = worlds.at(index + 1), args = Object.fromEntries(Object.entries(request.args).map(([name, value]) => [name, worlds.value(value)]));
-    const plain = isArray(reply.ok) ? numbers(reply.ok) : reply.ok;
-    const said = JSON.stringify((ANSWER[request.op] ?? ((same) => same))(plain));
-    const drawn = JSON.stringify(SAYS[request.op](world.objects.get(request.on), args, world));
-    asked += 1;
-    if (said !== drawn) wrong.push(`${request.op} in line ${2 * index + 3}: the trace says ${said}, the picture ${drawn}`);
-  });
-  return { asked, wrong };
-}"""
-
-
 def test_what_is_drawn_is_what_the_caches_answered(player):
     asked = {}
     for path in [*VECTORS, *TOLD]:
@@ -174,7 +133,8 @@ REFUSED = {
         "Line 4: expected the id of an earlier request as on, got 7"),
     "a short array": ([HEADER, NEW | {"args": {"x": {"dtype": "float32", "shape": [2], "base64": "AAAAAA=="}}}, MADE],
         "Line 2: float32 [2] needs 8 bytes, got 4 bytes"),
-    "a dtype": ([HEADER, NEW | {"args": {"x": {"dtype": "float8", "shape": [2], "base64": "AAAA"}}}, MADE], 'Line 2: no dtype "float8"'),
+    "a dtype": ([HEADER, NEW | {"args": {"x": {"dtype": "float8", "shape": [2], "base64": "AAAA"}}}, MADE],
+        'Line 2: no dtype "float8"'),
 }  # fmt: skip
 
 
@@ -195,7 +155,9 @@ def test_what_a_trace_says_is_never_run(player, tmp_path):
     evil = "<img src=x onerror=alert(1)>"
     header = HEADER | {"check": evil, "failed": {"what": evil, "expected": evil, "got": evil}}
     request = {"id": 2, "op": "blocks.free", "on": 1, "args": {"block": evil}, "note": evil}
-    player.open(written(tmp_path, header, NEW, MADE, request, {"id": 2, "error": {"kind": evil}, "got": {"error": {"message": evil}}}))
+    player.open(
+        written(tmp_path, header, NEW, MADE, request, {"id": 2, "error": {"kind": evil}, "got": {"error": {"message": evil}}})
+    )
     assert player.text("note") == evil
     assert evil in player.text("failure")
     assert player.element.locator("img").count() == 0
@@ -264,7 +226,9 @@ def test_a_trace_of_fifty_thousand_lines_can_be_walked(player, tmp_path):
         say("paged.drop", None, sequence=live.pop(draw.randrange(8)))
         live.append({"reply": say("paged.create", name)})
     player.open(written(tmp_path, *lines))
-    player.page.wait_for_function(f"document.querySelector('.kv-count').textContent.endsWith('{len(lines) // 2}')", timeout=20_000)
+    player.page.wait_for_function(
+        f"document.querySelector('.kv-count').textContent.endsWith('{len(lines) // 2}')", timeout=20_000
+    )
     longest = player.element.evaluate(
         """player => Math.max(...[0.99, 0.01, 0.5, 0.75, 1, 0.25, 0].map((part) => {
           const start = performance.now();

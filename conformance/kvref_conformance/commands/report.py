@@ -22,5 +22,6 @@ def report(options: argparse.Namespace) -> int:
             raise CannotRun(f"two results of {run.name}: {runs[run.name].path} and {path}")
         runs[run.name] = run
     page = write_site(folder, list(runs.values()))
-    Console(highlight=False).print(Text(f"{page}: {len(runs)} implementations"), soft_wrap=True)
+    counted = f"{len(runs)} implementation{'' if len(runs) == 1 else 's'}"
+    Console(highlight=False).print(Text(f"{page}: {counted}"), soft_wrap=True)
     return 0

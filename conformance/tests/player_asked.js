@@ -1,0 +1,43 @@
+// What the state that is drawn says of itself, by the operation that asks a cache the same: how many of a trace's answers, and which not.
+([text]) => {
+  const { parse, Worlds, numbers, isArray, SIZE_CLASSES } = window.kvref;
+  const trace = parse(text), worlds = new Worlds(trace), wrong = [];
+  const live = (cache) => cache.sequences.filter((each) => each.live);
+  const held = (cache) => live(cache).reduce((sum, each) => sum + each.tables.flat().length, 0);
+  const tier = (cache, name) => cache.tokens.filter((token) => token.tier === name).length;
+  const sequence = (cache, id) => live(cache).find((each) => each.id === id);
+  const SAYS = {
+    "paged.num_free_blocks": (cache) => cache.config.num_blocks - held(cache),
+    "paged.length": (cache, args) => sequence(cache, args.sequence).lengths[args.layer],
+    "paged.block_table": (cache, args) => sequence(cache, args.sequence).tables[args.layer],
+    "blocks.num_free": (pool) => pool.blocks.filter((block) => !block.held).length,
+    "blocks.num_used": (pool) => pool.blocks.filter((block) => block.held).length,
+    "contiguous.seq_len": (cache) => cache.length,
+    "contiguous.capacity": (cache) => cache.capacity,
+    "quantized.length": (cache, args) => cache.lengths[args.layer],
+    "tiered.total_tokens": (cache) => cache.tokens.length,
+    "tiered.tier_of": (cache, args) => cache.tokens.find((token) => token.position === args.position)?.tier,
+    "tiered.stats": (cache) => [tier(cache, "hot"), tier(cache, "warm"), tier(cache, "cold")],
+    "buffers.stats": (pool) => pool.free,
+    "buffer.length": (one, _, world) => world.objects.get(one.pool).held.find((each) => each.id === one.id).length,
+    "pooled.total_tokens": (cache) => cache.next - cache.first,
+    "pooled.stats": (cache) => Math.ceil((cache.next - cache.first) / cache.config.tokens_per_block),
+  };
+  const ANSWER = {
+    "tiered.stats": (said) => [said.tail_tokens, said.warm_tokens, said.store_tokens],
+    "buffers.stats": (said) => SIZE_CLASSES.map((size) => said.free[size]),
+    "pooled.stats": (said) => said.num_blocks,
+  };
+  let asked = 0;
+  trace.exchanges.forEach(({ request, reply }, index) => {
+    if (!(request.op in SAYS) || !("ok" in reply) || reply.got) return;
+    const world = worlds.at(index + 1);
+    const args = Object.fromEntries(Object.entries(request.args).map(([name, value]) => [name, worlds.value(value)]));
+    const plain = isArray(reply.ok) ? numbers(reply.ok) : reply.ok;
+    const said = JSON.stringify((ANSWER[request.op] ?? ((same) => same))(plain));
+    const drawn = JSON.stringify(SAYS[request.op](world.objects.get(request.on), args, world));
+    asked += 1;
+    if (said !== drawn) wrong.push(`${request.op} in line ${2 * index + 3}: the trace says ${said}, the picture ${drawn}`);
+  });
+  return { asked, wrong };
+}

@@ -1,0 +1,23 @@
+"""The two pictures of the README, of the site as it is built: `python docs/screenshots.py`, with playwright and Chromium."""
+
+import shutil
+from pathlib import Path
+
+from playwright.sync_api import sync_playwright
+
+DOCS = Path(__file__).parent
+SITE, PICTURES = DOCS / "_build/html", DOCS / "_static/readme"
+HANDED_ON = 16  # the step of the paged story at which a new sequence has got a block that was another's
+
+if __name__ == "__main__":
+    PICTURES.mkdir(exist_ok=True)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_page(viewport={"width": 1240, "height": 900}, device_scale_factor=1.5)
+        page.goto((SITE / "matrix/index.html").as_uri())
+        page.locator(".scroll").screenshot(path=PICTURES / "matrix.png")
+        page.goto((SITE / "how/paged.html").as_uri())
+        player = page.locator("kv-player")
+        player.evaluate("(player, step) => player.go(step)", HANDED_ON)
+        player.screenshot(path=PICTURES / "player.png")
+        browser.close()
