@@ -10,7 +10,7 @@ from pathlib import Path
 
 from architecture import diagram
 from kvref_conformance.checking.registry import all_checks
-from kvref_conformance.clauses import CHAPTERS, Chapter, Clause, spec
+from kvref_conformance.clauses import CHAPTERS, Chapter, Clause, all_clauses, spec
 from kvref_conformance.report.html import Run, write_site
 
 SPEC = Path(__file__).parents[1] / "kvref/spec"
@@ -112,9 +112,17 @@ def _linked(text: str) -> str:
     return re.sub(r"\b([\w.-]+/[\w.-]+)#(\d+)", r"[\1#\2](https://github.com/\1/issues/\2)", text)
 
 
+def _clauses_linked(text: str) -> str:
+    """Clauses named in prose lead to their text: not those in headings, in code, or in a link already."""
+    known = "|".join(map(re.escape, all_clauses()))
+    fenced = re.split(r"(^ *```.*?^ *```$|^#.*?$|^\(.*?\)=$|`[^`]+`|\[[^\]]*\]\([^)]*\))", text, flags=re.DOTALL | re.MULTILINE)
+    fenced[::2] = [re.sub(rf"(?<![\w-])({known})(?![\w-])", r"[\1](#\1)", prose) for prose in fenced[::2]]
+    return "".join(fenced)
+
+
 def point_to_the_site(app: object, docname: str, source: list[str]) -> None:
     """Links that hold in the repository, as they are on the site: chapters are pages here, and other files are named."""
-    text = source[0]
+    text = _clauses_linked(source[0])
     if docname.startswith("how/"):
         source[0] = _linked(text)
         return
