@@ -15,6 +15,8 @@ from kvref import (
     ContiguousConfig,
     PagedCache,
     PagedConfig,
+    PooledCache,
+    PooledConfig,
     QuantizedCache,
     QuantizedConfig,
     TieredCache,
@@ -25,8 +27,8 @@ from kvref.buffers import SIZE_CLASSES
 from kvref.formats import FORMATS
 
 COLOURS = {
-    "contiguous": "#2f7fd1", "paged": "#b35c00", "tiered": "#4b49c4", "int8": "#2c8a4b", "float8_e4m3fn": "#a03a8c",
-    "float8_e5m2": "#6b5d00", "q4": "#b3261e", "q8": "#0f7c86",
+    "contiguous": "#2f7fd1", "paged": "#b35c00", "pooled": "#555555", "tiered": "#4b49c4", "int8": "#2c8a4b",
+    "float8_e4m3fn": "#a03a8c", "float8_e5m2": "#6b5d00", "q4": "#b3261e", "q8": "#0f7c86",
 }  # fmt: skip
 NAMES = {"int8": "INT8", "float8_e4m3fn": "FP8 E4M3", "float8_e5m2": "FP8 E5M2", "q4": "Q4", "q8": "Q8"}
 STYLE = {"font.size": 11, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25,
@@ -113,7 +115,7 @@ def memory() -> plt.Figure:
     doublings = 256 * 2 ** np.arange(8)
     contexts = np.unique([*np.geomspace(64, 32768, 40).astype(int), *doublings, *(doublings[:-1] + 1)])
     token = 2 * HEADS * HEAD_DIM  # numbers, keys and values
-    lines = dict.fromkeys(("contiguous", "paged", "int8", "tiered"), np.zeros(0))
+    lines = dict.fromkeys(("pooled", "contiguous", "paged", "int8", "tiered"), np.zeros(0))
     for context in contexts:
         one = {"num_kv_heads": 1, "head_dim": 1}
         contiguous = ContiguousCache(ContiguousConfig(**one, initial_capacity=256, max_seq_len=32768, dtype="float16"))
@@ -124,9 +126,15 @@ def memory() -> plt.Figure:
         lines["contiguous"] = np.append(lines["contiguous"], contiguous.capacity * token * 2)
         lines["paged"] = np.append(lines["paged"], paged.pool.num_used * 16 * token * 2)
         lines["int8"] = np.append(lines["int8"], quantized.memory_bytes)
+        lines["pooled"] = np.append(lines["pooled"], -(-context // 16) * _pooled_block())
         lines["tiered"] = np.append(lines["tiered"], _tiered_bytes(int(context)))
-    said = {"contiguous": "contiguous, float16, doubling", "paged": "paged, float16, blocks of 16", "int8": "quantized, INT8",
-        "tiered": "two-tier: 256 newest in float16, the rest in Q4"}  # fmt: skip
+    said = {
+        "pooled": "pooled, float32, blocks of 16",
+        "contiguous": "contiguous, float16, doubling",
+        "paged": "paged, float16, blocks of 16",
+        "int8": "quantized, INT8",
+        "tiered": "two-tier, 256 in float16, rest in Q4",
+    }
     figure, axes = plt.subplots(figsize=(7, 4.2))
     for name, taken in lines.items():
         axes.plot(contexts, LAYERS * taken / 2**30, color=COLOURS[name], label=said[name])
@@ -142,6 +150,13 @@ def _tiered_bytes(context: int) -> int:
     stats = cache.stats()
     hot, cold = stats.tail_bytes // stats.tail_tokens, stats.store_bytes // stats.store_tokens
     return min(context, 256) * hot + max(0, context - 256) * cold
+
+
+def _pooled_block() -> int:
+    """Bytes of a layer's block of 16 tokens, keys and values."""
+    cache = PooledCache(PooledConfig(num_kv_heads=HEADS, head_dim=HEAD_DIM, tokens_per_block=16))
+    cache.append(*[np.zeros((1, HEADS, HEAD_DIM), np.float32)] * 2)
+    return cache.stats().bytes
 
 
 def codes() -> plt.Figure:
