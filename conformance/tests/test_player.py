@@ -91,6 +91,9 @@ def test_what_is_drawn_is_what_the_caches_answered(player):
 
 def test_a_freed_block_is_handed_on_with_what_was_in_it(player):
     player.open(SITE / "_static/traces/paged.jsonl")
+    player.element.evaluate("player => player.go(13)")  # A is dropped
+    names = player.element.locator(".kv-box .kv-name").all_text_contents()
+    assert names == ["0 · free", "1 · free", "2 · B", "3 · B", "4 · free", "5 · free"]
     player.button("To the end").click()
     block = player.element.locator(".kv-box", has_text="1 · C")
     assert block.locator(".kv-cell").all_text_contents() == ["C2", "A3"]
