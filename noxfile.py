@@ -37,7 +37,7 @@ QUICK = ("--examples", "25")  # for all but the first: what differs on the other
 MUTATED = ("formats", "blocks", "buffers", "contiguous", "paged", "quantized", "tiered", "pooled", "rows", "attention", "inputs")
 THEIRS = ("transformers-dynamic", "transformers-static", "ml_dtypes", "torch-float8")
 AXE = "axe-core@4.14.1"
-BROWSED = [f"conformance/tests/test_{name}.py" for name in ("report_pages", "site", "player")]
+BROWSED = [f"conformance/tests/test_{name}.py" for name in ("report_pages", "site", "player", "player_files")]
 GPU = ("cupy", "reference:cupy", "torch:cuda", "torch-compiled:cuda")
 RESULTS = Path(".nox/matrix")  # what the sessions leave for the table
 

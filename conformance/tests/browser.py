@@ -1,10 +1,16 @@
-"""Headless Chromium for the tests that need one: pages from disk, without a network, and nothing on the console."""
+"""Headless Chromium for the tests that need one: pages from disk, no network, a silent console; and the site's player."""
 
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 
+import kvref
+
+ROOT = Path(kvref.__file__).parents[1]
+SITE = ROOT / "docs/_build/html"
+needs_site = pytest.mark.skipif(not (SITE / "index.html").exists(), reason="the site is not built (nox -s docs)")
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 QUIET = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
 
@@ -42,3 +48,35 @@ def open_page(browser):
     for context in contexts:
         context.close()
     assert trouble == []
+
+
+@pytest.fixture
+def player(open_page):
+    return Player(open_page(SITE / "player.html"))
+
+
+class Player:
+    def __init__(self, page):
+        self.page = page
+        self.element = page.locator("kv-player")
+
+    def open(self, path):
+        with self.page.expect_file_chooser() as chosen:
+            self.page.locator("input[type=file]").click()
+        chosen.value.set_files(path)
+        self.page.wait_for_function("document.querySelector('input[type=file]').files.length === 1")
+
+    def button(self, name):
+        return self.element.get_by_role("button", name=name, exact=True)
+
+    def text(self, part):
+        return self.element.locator(f".kv-{part}").text_content()
+
+    @property
+    def picture(self):
+        return self.element.locator(".kv-picture").evaluate("picture => picture.outerHTML")
+
+    @property
+    def step(self):
+        step, _, steps = self.text("count").partition(" / ")
+        return int(step), int(steps)

@@ -5,19 +5,13 @@ The site has to be built (nox -s docs); axe-core, where AXE says where it lies, 
 
 import os
 from html.parser import HTMLParser
-from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from browser import SITE, needs_site
 
-import kvref
-
-SITE = Path(kvref.__file__).parents[1] / "docs/_build/html"
 AXE = os.environ.get("AXE", "")
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(not (SITE / "index.html").exists(), reason="the site is not built (nox -s docs)"),
-]
+pytestmark = [pytest.mark.browser, needs_site]
 PAGES = sorted(path.relative_to(SITE).as_posix() for path in SITE.rglob("*.html"))
 CLAUSES = [page for page in PAGES if page.startswith("matrix/clauses/")]  # 141, all from one template
 LOOKED_AT = [page for page in PAGES if page not in CLAUSES[2:]]

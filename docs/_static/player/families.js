@@ -4,10 +4,15 @@
 
 (() => {
   const SIZE_CLASSES = [1, 4, 16, 64, 256].map((kib) => kib * 1024); // bytes (BUF-01)
+  const MOST = 2 ** 20; // blocks, slots or positions counted at once: more would stop the page
 
   const tokens = (array, axis = 0) => array?.shape?.[axis] ?? 0;
-  const fill = (count, value) => Array.from({ length: count }, () => structuredClone(value));
-  const range = (start, stop) => Array.from({ length: Math.max(0, stop - start) }, (_, index) => start + index);
+  const counted = (count, make) => {
+    if (count > MOST) throw new RangeError(`${count} are more than a picture has room for`);
+    return Array.from({ length: Math.max(0, count) }, (_, index) => make(index));
+  };
+  const fill = (count, value) => counted(count, () => structuredClone(value));
+  const range = (start, stop) => counted(stop - start, (index) => start + index);
 
   const paged = {
     new: (config) => ({ config, sequences: [], blocks: fill(config.num_blocks, { owner: null, slots: [] }) }),
@@ -20,7 +25,9 @@
     drop(cache, { sequence }) {
       const found = paged.find(cache, sequence);
       if (!found) return;
-      for (const block of found.tables.flat()) if (block !== null) cache.blocks[block].owner = null; // what was written stays there
+      for (const block of found.tables.flat()) {
+        if (block !== null) cache.blocks[block].owner = null; // what was written stays there
+      }
       found.live = false;
     },
 
@@ -31,7 +38,9 @@
     write: (cache, { sequence, layer, start, keys }, context) => paged.put(cache, sequence, layer, start, tokens(keys), context),
 
     append(cache, { sequences, layer }, context) {
-      for (const sequence of sequences) paged.put(cache, sequence, layer, paged.find(cache, sequence)?.lengths[layer], 1, context);
+      for (const sequence of sequences) {
+        paged.put(cache, sequence, layer, paged.find(cache, sequence)?.lengths[layer], 1, context);
+      }
     },
 
     append_step(cache, { sequences }, context) {
@@ -54,7 +63,7 @@
     ensure(cache, sequence, entries, { block, touch }) {
       if (!sequence) return;
       sequence.tables.forEach((table, layer) => {
-        for (let entry = table.length; entry < entries; entry++) {
+        for (const entry of range(table.length, entries)) {
           const found = block(sequence.id, layer, entry);
           const known = found !== null && found in cache.blocks ? found : null;
           table.push(known);
@@ -104,7 +113,7 @@
   };
 
   const contiguous = {
-    new: (config) => ({ config, length: 0, written: 0, capacity: Math.min(config.initial_capacity, config.max_seq_len), grown: null }),
+    new: (config) => ({ config, length: 0, written: 0, capacity: Math.min(config.initial_capacity, config.max_seq_len) }),
     update: (cache, { keys }, context) => contiguous.put(cache, tokens(keys, 2), context),
     update_fused: (cache, { key_values }, context) => contiguous.put(cache, tokens(key_values, 3), context),
     advance(cache, { count }) {
@@ -140,8 +149,12 @@
     clear: (cache) => cache.lengths.fill(0),
     read_token: (cache, { layer, position }, { touch }) => touch("read", cache.id, layer, position),
     read_head: (cache, args, context) => quantized.read_token(cache, args, context),
-    read_tokens: (cache, { layer, positions }, { touch }) => positions.forEach((position) => touch("read", cache.id, layer, position)),
-    attend: (cache, { layer }, { touch }) => range(0, cache.lengths[layer]).forEach((position) => touch("read", cache.id, layer, position)),
+    read_tokens(cache, { layer, positions }, { touch }) {
+      for (const position of positions) touch("read", cache.id, layer, position);
+    },
+    attend(cache, { layer }, context) {
+      quantized.read_tokens(cache, { layer, positions: range(0, cache.lengths[layer]) }, context);
+    },
   };
 
   const tiered = {
@@ -228,7 +241,7 @@
       const gone = Math.max(0, Math.ceil((total - max_tokens) / size)); // whole blocks, until it fits (POOL-03)
       const pool = context.world.objects.get(cache.config.pool?.handle), bytes = 4 * size * num_kv_heads * head_dim;
       range(cache.next, cache.next + tokens(keys)).forEach((position) => context.touch("written", cache.id, position));
-      for (let n = 2 * (Math.ceil(total / size) - Math.max(before, gone)); pool && n > 0; n--) buffers.take(pool, bytes);
+      pooled.take(pool, 2 * (Math.ceil(total / size) - Math.max(before, gone)), bytes);
       pooled.release(pool, 2 * Math.min(gone, before), bytes);
       cache.next += tokens(keys);
       cache.first += gone * size;
@@ -240,9 +253,12 @@
       cache.first = cache.next = 0;
     },
     read: (cache, _, { touch }) => range(cache.first, cache.next).forEach((position) => touch("read", cache.id, position)),
+    take(pool, count, bytes) {
+      if (pool) range(0, count).forEach(() => buffers.take(pool, bytes));
+    },
     release(pool, count, bytes) {
       const at = SIZE_CLASSES.findIndex((size) => size >= bytes);
-      for (let n = 0; pool && n < count; n++) buffers.give(pool, at);
+      if (pool) range(0, count).forEach(() => buffers.give(pool, at));
     },
   };
 

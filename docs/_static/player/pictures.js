@@ -10,6 +10,8 @@
   const many = (count, thing) => `${count} ${thing}${count === 1 ? "" : "s"}`;
   const listed = (words) => (words.length < 2 ? words.join("") : `${words.slice(0, -1).join(", ")} and ${words.at(-1)}`);
 
+  const span = (first, last) => (first === last ? String(first) : `${first} to ${last}`);
+
   function element(tag, className, ...children) {
     const made = document.createElement(tag);
     if (className) made.className = className;
@@ -24,7 +26,8 @@
     return kind && `kv-${kind}`;
   };
   const more = (count) => (count > 0 ? element("p", "kv-more", `and ${count} more, not drawn`) : null);
-  const box = (title, classes, ...children) => element("div", `kv-box ${classes}`, element("span", "kv-name", title), ...children);
+  const box = (title, classes, ...children) =>
+    element("div", `kv-box ${classes}`, element("span", "kv-name", title), ...children);
 
   // A row of cells, or where there are many on the page a bar as long as the part of them that is filled.
   function row(cells, filled, total, onThePage = total) {
@@ -42,8 +45,9 @@
         const owner = block.owner && cache.sequences[block.owner.number];
         const length = owner ? owner.lengths[block.owner.layer] - block.owner.entry * block_size : 0;
         const cells = () => range(0, block_size).map((slot) => slotCell(world, cache, number, slot, slot < length));
-        const whose = owner ? letter(owner.number) + (num_layers > 1 ? ` layer ${block.owner.layer}` : "") : unnamed ? "not known" : "free";
-        return box(`${number} · ${whose}`, `${owner ? hue(owner.number) : "kv-free"} ${mark(world, cache.id, number) ?? ""}`,
+        const whose = owner ? letter(owner.number) + (num_layers > 1 ? ` layer ${block.owner.layer}` : "") : null;
+        const classes = `${owner ? hue(owner.number) : "kv-free"} ${mark(world, cache.id, number) ?? ""}`;
+        return box(`${number} · ${whose ?? (unnamed ? "not known" : "free")}`, classes,
           row(cells, Math.min(block_size, Math.max(0, length)), block_size, cache.blocks.length * block_size));
       });
       return [element("div", "kv-boxes", ...boxes), more(cache.blocks.length - MOST), tables(cache, num_layers)];
@@ -54,8 +58,9 @@
       const live = cache.sequences.filter((sequence) => sequence.live);
       const used = live.reduce((sum, { tables }) => sum + tables.flat().length, 0);
       const said = live.slice(0, 8).map((sequence) => {
-        const lengths = new Set(sequence.lengths), tokens = lengths.size === 1 ? many([...lengths][0], "token") : `${sequence.lengths.join(", ")} tokens by layer`;
-        const where = sequence.tables.flat().length ? ` in ${many(sequence.tables[0].length, "block")}${num_layers > 1 ? " a layer" : ""}` : "";
+        const { lengths, tables: [first] } = sequence, alike = new Set(lengths).size === 1;
+        const tokens = alike ? many(lengths[0], "token") : `${lengths.join(", ")} tokens by layer`;
+        const where = first.length ? ` in ${many(first.length, "block")}${num_layers > 1 ? " a layer" : ""}` : "";
         return `${letter(sequence.number)} has ${tokens}${where}`;
       });
       const rest = live.length > 8 ? [`${live.length - 8} more have theirs`] : [];
@@ -74,7 +79,8 @@
   function tables(cache, num_layers) {
     const live = cache.sequences.filter((sequence) => sequence.live).slice(0, 12);
     const rows = live.flatMap((sequence) => sequence.tables.map((table, layer) => {
-      const shown = table.slice(0, 64).map((block) => element("span", `kv-chip ${hue(sequence.number)}`, block === null ? "?" : String(block)));
+      const chip = (block) => element("span", `kv-chip ${hue(sequence.number)}`, block === null ? "?" : String(block));
+      const shown = table.slice(0, 64).map(chip);
       const name = `${letter(sequence.number)}${num_layers > 1 ? ` layer ${layer}` : ""}`;
       return element("div", "kv-table", element("span", "kv-name", `table of ${name}`), ...shown,
         table.length > 64 ? "…" : null, element("span", "kv-quiet", many(sequence.lengths[layer], "token")));
@@ -114,13 +120,19 @@
   const quantized = {
     draw(cache, world) {
       const { capacity, format } = cache.config;
-      const rows = cache.lengths.slice(0, MOST).map((length, layer) => box(`layer ${layer} · ${format}`, "", row(() => range(0, capacity).map((slot) => {
-        const kind = slot < length ? hue(layer) : slot < cache.written[layer] ? `${hue(layer)} kv-stale` : null;
-        return cell(slot < cache.written[layer] ? String(slot) : "", kind, mark(world, cache.id, layer, slot));
-      }), length, capacity, capacity * cache.lengths.length)));
+      const rows = cache.lengths.slice(0, MOST).map((length, layer) => {
+        const cells = () => range(0, capacity).map((slot) => {
+          const kind = slot < length ? hue(layer) : slot < cache.written[layer] ? `${hue(layer)} kv-stale` : null;
+          return cell(slot < cache.written[layer] ? String(slot) : "", kind, mark(world, cache.id, layer, slot));
+        });
+        return box(`layer ${layer} · ${format}`, "", row(cells, length, capacity, capacity * cache.lengths.length));
+      });
       return [element("div", "kv-boxes", ...rows), more(cache.lengths.length - MOST)];
     },
-    describe: ({ config, lengths }) => `${lengths.slice(0, 8).map((length, layer) => `Layer ${layer} has ${length} of ${config.capacity} tokens`).join("; ")}.`,
+    describe({ config, lengths }) {
+      const said = lengths.slice(0, 8).map((length, layer) => `Layer ${layer} has ${length} of ${config.capacity} tokens`);
+      return `${said.join("; ")}.`;
+    },
   };
 
   const TIERS = { cold: "store_format", warm: "warm_format", hot: "tail_dtype" };
@@ -132,18 +144,22 @@
         const room = { hot: cache.config.tail_length, warm: cache.config.warm_length }[tier];
         if (room === 0 && !here.length) return null;
         const empty = Math.min(64, Math.max(0, (room ?? 0) - here.length));
-        const cells = () => [...here.map((token) => cell(String(token.position), hue(number), mark(world, cache.id, token.position))),
-          ...range(0, empty).map(() => cell(""))];
-        return box(`${tier} · ${cache.config[format]}${room ? ` · room for ${room}` : ""}`, "kv-tier", row(cells, here.length, Math.max(room ?? 0, here.length, 1)));
+        const held = ({ position }) => cell(String(position), hue(number), mark(world, cache.id, position));
+        const cells = () => [...here.map(held), ...range(0, empty).map(() => cell(""))];
+        const title = `${tier} · ${cache.config[format]}${room ? ` · room for ${room}` : ""}`;
+        return box(title, "kv-tier", row(cells, here.length, Math.max(room ?? 0, here.length, 1)));
       });
-      const gone = evicted ? box("evicted", "kv-free", element("span", "kv-quiet", evicted === 1 ? "0" : `0 to ${evicted - 1}`)) : null;
+      const gone = evicted ? box("evicted", "kv-free", element("span", "kv-quiet", span(0, evicted - 1))) : null;
       return [element("div", "kv-boxes kv-line", gone, ...drawn)];
     },
     describe(cache) {
-      const said = Object.keys(TIERS).reverse().map((tier) => [tier, cache.tokens.filter((token) => token.tier === tier).map(({ position }) => position)]);
-      const words = said.filter(([, here]) => here.length).map(([tier, here]) => `${tier}: ${here.length === 1 ? here[0] : `${here[0]} to ${here.at(-1)}`}`);
+      const words = Object.keys(TIERS).reverse().flatMap((tier) => {
+        const here = cache.tokens.filter((token) => token.tier === tier);
+        return here.length ? [`${tier}: ${span(here[0].position, here.at(-1).position)}`] : [];
+      });
       const evicted = cache.next - cache.tokens.length;
-      return `${many(cache.tokens.length, "token")}${words.length ? `; ${words.join(", ")}` : ""}${evicted ? `; ${evicted} evicted` : ""}.`;
+      const parts = [many(cache.tokens.length, "token"), words.join(", "), evicted ? `${evicted} evicted` : ""];
+      return `${parts.filter(Boolean).join("; ")}.`;
     },
   };
 
@@ -152,8 +168,9 @@
     draw(pool, world) {
       const classes = SIZE_CLASSES.map((size, at) => {
         const held = pool.held.filter((each) => each.at === at);
-        const cells = [...held.slice(0, 64).map((each) => cell(`#${each.id} · ${each.length}`, hue(0), mark(world, pool.id, each.id))),
-          ...range(0, Math.min(64, pool.free[at])).map(() => cell("free", "kv-stale"))];
+        const taken = ({ id, length }) => cell(`#${id} · ${length}`, hue(0), mark(world, pool.id, id));
+        const free = range(0, Math.min(64, pool.free[at])).map(() => cell("free", "kv-stale"));
+        const cells = [...held.slice(0, 64).map(taken), ...free];
         return box(kib(size), cells.length ? "" : "kv-free", element("span", "kv-cells kv-wide", ...cells));
       });
       return [element("div", "kv-boxes kv-line", ...classes)];
@@ -166,15 +183,24 @@
 
   const pooled = {
     draw(cache, world) {
-      const { tokens_per_block: size } = cache.config, starts = [];
-      for (let start = cache.first; start < cache.next; start += size) starts.push(start);
-      const boxes = starts.slice(-MOST).map((start) => box(`tokens ${start} to ${start + size - 1}`, hue(0), row(() => range(start, start + size).map((position) =>
-        cell(position < cache.next ? String(position) : "", position < cache.next ? hue(0) : null, mark(world, cache.id, position))), Math.min(size, cache.next - start), size, cache.next - cache.first)));
-      const gone = cache.first ? box("gone", "kv-free", element("span", "kv-quiet", `0 to ${cache.first - 1}`)) : null;
+      const { tokens_per_block: size } = cache.config;
+      const starts = range(0, Math.ceil((cache.next - cache.first) / size)).map((block) => cache.first + block * size);
+      const token = (position) => {
+        const here = position < cache.next;
+        return cell(here ? String(position) : "", here ? hue(0) : null, mark(world, cache.id, position));
+      };
+      const boxes = starts.slice(-MOST).map((start) => {
+        const cells = () => range(start, start + size).map(token);
+        const filled = Math.min(size, cache.next - start);
+        return box(`tokens ${span(start, start + size - 1)}`, hue(0), row(cells, filled, size, cache.next - cache.first));
+      });
+      const gone = cache.first ? box("gone", "kv-free", element("span", "kv-quiet", span(0, cache.first - 1))) : null;
       return [element("div", "kv-boxes", gone, ...boxes), more(starts.length - MOST)];
     },
-    describe: ({ config, first, next }) => `${many(next - first, "token")} in ${many(Math.ceil((next - first) / config.tokens_per_block), "block")}`
-      + `${first ? `; the oldest ${first} are gone` : ""}.`,
+    describe({ config, first, next }) {
+      const blocks = many(Math.ceil((next - first) / config.tokens_per_block), "block");
+      return `${many(next - first, "token")} in ${blocks}${first ? `; the oldest ${first} are gone` : ""}.`;
+    },
   };
 
   const PICTURES = { paged, blocks, contiguous, quantized, tiered, buffers, pooled };
@@ -187,8 +213,10 @@
   }
 
   function draw(world, names) {
-    return shown(world).map((object) => element("div", "kv-object", element("p", "kv-title", names.get(object.id) ?? object.family),
-      ...PICTURES[object.family].draw(object, world)));
+    return shown(world).map((object) => {
+      const title = element("p", "kv-title", names.get(object.id) ?? object.family);
+      return element("div", "kv-object", title, ...PICTURES[object.family].draw(object, world));
+    });
   }
 
   function describe(world, names) {

@@ -3,17 +3,19 @@
 "use strict";
 
 (() => {
-  const { Worlds, TraceError, call, describe, draw, element, isArray, namesOf, numbers, outcome, parse, parting, short } = window.kvref;
+  const { TraceError, call, isArray, namesOf, numbers, outcome, parse, parting, short } = window.kvref;
+  const { Worlds, describe, draw, element } = window.kvref;
   const NEARBY = 4; // calls listed before and after the current one
   const ROWS = 6, COLUMNS = 8; // of an array that are written out
   const LARGEST = 2 ** 28; // bytes of a file
 
   const SIGNS = { // drawn, as not every font has them
-    start: "M3 3v10M13 3 6 8l7 5z", back: "M10 3 5 8l5 5", play: "M4 3l9 5-9 5z", pause: "M5 3v10M11 3v10", forward: "M6 3l5 5-5 5",
-    end: "M13 3v10M3 3l7 5-7 5z",
+    start: "M3 3v10M13 3 6 8l7 5z", back: "M10 3 5 8l5 5", play: "M4 3l9 5-9 5z", pause: "M5 3v10M11 3v10",
+    forward: "M6 3l5 5-5 5", end: "M13 3v10M3 3l7 5-7 5z",
   };
   const sign = (name) => {
-    const drawn = document.createElementNS("http://www.w3.org/2000/svg", "svg"), path = document.createElementNS(drawn.namespaceURI, "path");
+    const drawn = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+    const path = document.createElementNS(drawn.namespaceURI, "path");
     drawn.setAttribute("viewBox", "0 0 16 16");
     drawn.setAttribute("aria-hidden", "true");
     path.setAttribute("d", SIGNS[name]);
@@ -92,7 +94,8 @@
         this.pause();
         this.go(this.step + steps);
       };
-      const made = element("div", "kv-controls", button("To the start", "start", by(-Infinity)), button("One step back", "back", by(-1)), this.playing,
+      const made = element("div", "kv-controls",
+        button("To the start", "start", by(-Infinity)), button("One step back", "back", by(-1)), this.playing,
         button("One step forward", "forward", by(1)), button("To the end", "end", by(Infinity)), this.slider, this.count);
       made.addEventListener("keydown", (event) => this.key(event));
       return made;
@@ -156,23 +159,35 @@
     go(step) {
       const { exchanges } = this.trace;
       this.step = Math.min(exchanges.length, Math.max(0, step));
-      const world = this.worlds.at(this.step), exchange = exchanges[this.step - 1];
+      const exchange = exchanges[this.step - 1];
       const parts = this.parting && exchange && this.parting.step === this.step - 1;
       this.slider.value = this.step;
-      this.slider.setAttribute("aria-valuetext", exchange ? `${this.step} of ${exchanges.length}: ${exchange.request.op}` : "Before the first call");
+      const where = exchange ? `${this.step} of ${exchanges.length}: ${exchange.request.op}` : "Before the first call";
+      this.slider.setAttribute("aria-valuetext", where);
       this.count.textContent = `${this.step} / ${exchanges.length}`;
       this.note.textContent = exchange?.request.note ?? (exchange ? "" : this.before());
-      this.line.replaceChildren(...(exchange ? [element("code", "", call(exchange, this.names)), " → ", element("code", "", outcome(exchange.reply))] : []));
+      const code = (text) => element("code", "", text);
+      this.line.replaceChildren(...(exchange ? [code(call(exchange, this.names)), " → ", code(outcome(exchange.reply))] : []));
       this.failure.replaceChildren(...(parts ? this.failed(exchange) : []));
-      const drawn = draw(world, this.names);
+      const [drawn, words] = this.drawn();
       this.picture.replaceChildren(...drawn);
       this.picture.hidden = !drawn.length;
       this.values.parentElement.open ||= !drawn.length; // numbers are all there is to see
-      const words = describe(world, this.names);
       this.words.textContent = words;
       this.picture.setAttribute("aria-label", words || "Nothing is held yet");
       this.values.replaceChildren(...(exchange ? this.arrays(exchange) : []));
       this.list.replaceChildren(...this.nearby());
+    }
+
+    // The picture of this step and its words, or words alone: a file may ask for a layer too many, or a billion blocks.
+    drawn() {
+      try {
+        const world = this.worlds.at(this.step);
+        return [draw(world, this.names), describe(world, this.names)];
+      } catch (error) {
+        if (!(error instanceof TypeError || error instanceof RangeError)) throw error;
+        return [[], "No picture: a call up to here has arguments that cannot be drawn."];
+      }
     }
 
     before() {
@@ -182,7 +197,8 @@
 
     failed(exchange) {
       const { what, expected, got } = this.parting;
-      const item = (name, text, className) => element("div", className, element("dt", "", name), element("dd", "", element("code", "", text)));
+      const item = (name, text, className) =>
+        element("div", className, element("dt", "", name), element("dd", "", element("code", "", text)));
       const { clause: about } = this.trace.header, clause = about === "any" ? exchange.reply.clause ?? about : about;
       return [element("p", "", element("strong", "", `Here they part (${clause}, line ${exchange.line}): ${what}`)),
         element("dl", "", item("expected", expected, "kv-expected"), item("got", got, "kv-got")),
@@ -220,6 +236,9 @@
     opener() {
       const input = element("input", "kv-file");
       Object.assign(input, { type: "file", accept: ".jsonl,.json,.txt", id: `kv-file-${this.number}` });
+      input.addEventListener("click", () => {
+        input.value = ""; // or a file opened before, and written anew since, would not count as a change
+      });
       input.addEventListener("change", () => this.open(input.files[0]));
       this.addEventListener("dragover", (event) => event.preventDefault());
       this.addEventListener("drop", (event) => {
@@ -255,7 +274,8 @@
       return element("tr", "", ...cells, ...(width > COLUMNS ? [element("td", "", "…")] : []));
     });
     const more = rows > ROWS ? ` (the first ${ROWS} of ${rows} rows)` : "";
-    return element("div", "kv-array", element("table", "", element("caption", "", `${name}: ${array.dtype} [${array.shape.join(", ")}]${more}`), element("tbody", "", ...body)));
+    const caption = element("caption", "", `${name}: ${array.dtype} [${array.shape.join(", ")}]${more}`);
+    return element("div", "kv-array", element("table", "", caption, element("tbody", "", ...body)));
   }
 
   customElements.define("kv-player", Player);

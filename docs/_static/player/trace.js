@@ -18,7 +18,8 @@ window.kvref = window.kvref || {};
     const header = messages[0];
     if (!("trace" in header)) throw new TraceError(`Line 1: expected a header, {"trace": 1, ...}, got ${cut(lines[0])}`);
     if (header.trace !== VERSION) {
-      throw new TraceError(`Line 1: a trace of version ${cut(JSON.stringify(header.trace))}; this player reads version ${VERSION}.`);
+      const version = cut(JSON.stringify(header.trace));
+      throw new TraceError(`Line 1: a trace of version ${version}; this player reads version ${VERSION}.`);
     }
     const exchanges = [], ids = new Set();
     for (let at = 1; at < lines.length; at += 2) {
@@ -28,6 +29,7 @@ window.kvref = window.kvref || {};
       if (reply.id !== request.id) {
         throw new TraceError(`Line ${at + 2}: expected the reply to request ${request.id}, got ${cut(lines[at + 1])}`);
       }
+      checkReply(reply, at + 2);
       ids.add(request.id);
       exchanges.push({ request, reply, line: at + 2, family: request.op.split(".")[0], name: request.op.split(".")[1] });
     }
@@ -49,7 +51,8 @@ window.kvref = window.kvref || {};
 
   function checkRequest(request, line, ids) {
     const wrong = (what, got) => new TraceError(`Line ${line}: expected ${what}, got ${cut(JSON.stringify(got) ?? "nothing")}`);
-    if (typeof request.op !== "string" || !/^[a-z]+\.[a-z]\w*$/.test(request.op)) throw wrong("a request, with an op FAMILY.NAME", request);
+    const isOp = typeof request.op === "string" && /^[a-z]+\.[a-z]\w*$/.test(request.op);
+    if (!isOp) throw wrong("a request, with an op FAMILY.NAME", request);
     if (!Number.isInteger(request.id) || request.id < 1) throw wrong("an id, counted from 1", request.id);
     if (ids.has(request.id)) throw wrong("an id not used before", request.id);
     if (!isObject(request.args)) throw wrong("args by name", request.args);
@@ -57,6 +60,16 @@ window.kvref = window.kvref || {};
     for (const value of Object.values(request.args).flat()) {
       const named = value?.handle ?? value?.reply;
       if (named !== undefined && !ids.has(named)) throw wrong("a reference to an earlier request", value);
+    }
+  }
+
+  function checkReply({ error, got }, line) {
+    for (const said of [error, got?.error]) {
+      if (said === undefined) continue;
+      const kinds = isObject(said) ? kindsOf(said) : null;
+      if (!Array.isArray(kinds) || !kinds.every((kind) => typeof kind === "string")) {
+        throw new TraceError(`Line ${line}: expected an error with its kind, got ${cut(JSON.stringify(said))}`);
+      }
     }
   }
 
@@ -81,6 +94,7 @@ window.kvref = window.kvref || {};
 
   const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
   const isArray = (value) => isObject(value) && "base64" in value;
+  const kindsOf = (error) => error.kinds ?? (error.kind === undefined ? [] : [error.kind]);
   const size = (array) => array.shape.reduce((product, n) => product * n, 1);
   const cut = (text) => (text.length > 60 ? `${text.slice(0, 60)}…` : text);
 
@@ -89,11 +103,12 @@ window.kvref = window.kvref || {};
     const bytes = Uint8Array.from(atob(array.base64), (char) => char.charCodeAt(0));
     const view = new DataView(bytes.buffer), step = ITEM_BYTES[array.dtype];
     const read = {
-      float64: (at) => view.getFloat64(at, true), float32: (at) => view.getFloat32(at, true), float16: (at) => half(view.getUint16(at, true)),
-      bfloat16: (at) => bfloat(view.getUint16(at, true)), int64: (at) => Number(view.getBigInt64(at, true)),
-      uint64: (at) => Number(view.getBigUint64(at, true)), int32: (at) => view.getInt32(at, true), uint32: (at) => view.getUint32(at, true),
-      int16: (at) => view.getInt16(at, true), uint16: (at) => view.getUint16(at, true), int8: (at) => view.getInt8(at),
-      uint8: (at) => view.getUint8(at), bool: (at) => Boolean(view.getUint8(at)),
+      float64: (at) => view.getFloat64(at, true), float32: (at) => view.getFloat32(at, true),
+      float16: (at) => half(view.getUint16(at, true)), bfloat16: (at) => bfloat(view.getUint16(at, true)),
+      int64: (at) => Number(view.getBigInt64(at, true)), uint64: (at) => Number(view.getBigUint64(at, true)),
+      int32: (at) => view.getInt32(at, true), uint32: (at) => view.getUint32(at, true),
+      int16: (at) => view.getInt16(at, true), uint16: (at) => view.getUint16(at, true),
+      int8: (at) => view.getInt8(at), uint8: (at) => view.getUint8(at), bool: (at) => Boolean(view.getUint8(at)),
     }[array.dtype];
     return Array.from({ length: size(array) }, (_, index) => read(index * step));
   }
@@ -112,9 +127,10 @@ window.kvref = window.kvref || {};
 
   // A number as short as its dtype allows: 0.1, and not 0.10000000149011612.
   function short(number, dtype = "float64") {
-    if (typeof number !== "number" || !dtype.includes("float") || !Number.isFinite(number)) return String(number).replace("Infinity", "inf");
+    const isFraction = typeof number === "number" && dtype.includes("float") && Number.isFinite(number);
+    if (!isFraction) return String(number).replace("Infinity", "inf");
     if (Object.is(number, -0)) return "-0";
-    for (let digits = 1; dtype !== "float64" && digits < 9; digits++) {
+    for (let digits = 1; dtype !== "float64" && digits <= 9; digits++) {
       const shorter = Number(number.toPrecision(digits));
       if (Math.fround(shorter) === number) return String(shorter);
     }
@@ -141,7 +157,8 @@ window.kvref = window.kvref || {};
     return `{${Object.entries(value).map(([name, part]) => `${name}: ${show(part, names)}`).join(", ")}}`;
   }
 
-  // What requests made, by the id of the request, as a person would call it: paged, block, block2, and A for a cache's first sequence.
+  // What requests made, by the id of the request, as a person would call it: paged, block, block2, and A for a cache's first
+  // sequence.
   const GIVES = { "buffers.acquire": "buffer", "blocks.allocate": "block" };
   const letter = (number) => (number < 26 ? String.fromCharCode(65 + number) : `S${number}`);
   function namesOf(exchanges) {
@@ -156,8 +173,9 @@ window.kvref = window.kvref || {};
     return names;
   }
 
-  const ATTRIBUTES = ["seq_len", "capacity", "num_blocks", "num_free", "num_used", "utilization", "num_free_blocks", "memory_bytes",
-    "fp32_bytes", "compression_ratio", "total_tokens", "size", "length", "address"]; // where there are no arguments
+  // Properties: a call of them has no arguments and no parentheses.
+  const ATTRIBUTES = ["seq_len", "capacity", "num_blocks", "num_free", "num_used", "utilization", "num_free_blocks",
+    "memory_bytes", "fp32_bytes", "compression_ratio", "total_tokens", "size", "length", "address"];
 
   // The call of an exchange as a line of Python.
   function call({ request, family, name }, names) {
@@ -169,7 +187,9 @@ window.kvref = window.kvref || {};
 
   function outcome(reply) {
     if (reply.none) return "nothing: it hung, or the process died";
-    if (reply.error && !("ok" in reply)) return (reply.error.kind ?? reply.error.kinds?.join(" or ") ?? "an error") + (reply.any ? " or any result" : "");
+    if (reply.error && !("ok" in reply)) {
+      return (kindsOf(reply.error).join(" or ") || "an error") + (reply.any ? " or any result" : "");
+    }
     if (reply.any) return "any result";
     if (!("ok" in reply) && reply.chosen) return reply.chosen;
     return isObject(reply.ok) && "handle" in reply.ok ? "an object" : reply.ok === null ? "done" : show(reply.ok);
@@ -185,8 +205,9 @@ window.kvref = window.kvref || {};
       return { step, what: said?.what ?? exchanges[step].request.op, expected: said?.expected ?? outcome(reply),
         got: said?.got ?? outcome(reply.got) + message };
     }
-    return { step, what: said.what, expected: said.expected, got: said.got };
+    return { step, what: said.what ?? "", expected: said.expected ?? "", got: said.got ?? "" };
   }
 
-  Object.assign(window.kvref, { TraceError, parse, numbers, short, show, size, isArray, letter, namesOf, call, outcome, parting });
+  const values = { numbers, short, isArray };
+  Object.assign(window.kvref, { TraceError, parse, parting, namesOf, letter, call, outcome, ...values });
 })();

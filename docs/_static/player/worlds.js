@@ -1,6 +1,6 @@
-// What the objects of a trace hold after each of its exchanges: block tables, free blocks, tiers. A trace has no memory in it, only
-// calls and replies, so the state is worked out from the calls as the specification says. Which block a cache chose is known from
-// what it answered, also from answers that come later: until a sequence is dropped, its table only grows.
+// What the objects of a trace hold after each of its exchanges: block tables, free blocks, tiers. A trace has no memory in
+// it, only calls and replies, so the state is worked out from the calls as the specification says. Which block a cache chose
+// is known from what it answered, also from answers that come later: until a sequence is dropped, its table only grows.
 "use strict";
 
 (() => {
