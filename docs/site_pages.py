@@ -127,6 +127,7 @@ def point_to_the_site(app: object, docname: str, source: list[str]) -> None:
         source[0] = _linked(text)
         return
     text = re.sub(r"\]\(\.\./kvref/spec/(\w+)\.md", r"](spec/\1.md", text)
+    text = re.sub(r"\[([^\]]+)\]\(\.\./(?!\.)\1\)", r"`\1`", text)
     text = re.sub(r"\[([^\]]+)\]\(\.\./(?!\.)([^)]+)\)", r"\1 (`\2`)", text)
     source[0] = re.sub(r"\[([^\]]+)\]\((\w+\.schema\.json)\)", r"`kvref/spec/\2`", text)
 
