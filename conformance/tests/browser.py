@@ -61,10 +61,17 @@ class Player:
         self.element = page.locator("kv-player")
 
     def open(self, path):
+        self.element.evaluate(
+            """player => {
+              player.opened = new Promise((resolve) => {
+                player.load = (...given) => resolve(Object.getPrototypeOf(player).load.apply(player, given));
+              });
+            }"""
+        )
         with self.page.expect_file_chooser() as chosen:
             self.page.locator("input[type=file]").click()
         chosen.value.set_files(path)
-        self.page.wait_for_function("document.querySelector('input[type=file]').files.length === 1")
+        self.element.evaluate("player => player.opened")
 
     def button(self, name):
         return self.element.get_by_role("button", name=name, exact=True)

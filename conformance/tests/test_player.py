@@ -53,6 +53,16 @@ def test_a_freed_block_is_handed_on_with_what_was_in_it(player):
     assert player.text("words") == "2 of 6 blocks free. B has 4 tokens in 2 blocks; C has 3 tokens in 2 blocks."
 
 
+def test_a_block_that_nobody_named_is_drawn_without_its_number(player):
+    player.open(SITE / "_static/traces/paged-reads-past-the-length.jsonl")
+    names = player.element.locator(".kv-box .kv-name").all_text_contents()
+    assert names == [*["? · A layer 0"] * 3, *["? · A layer 1"] * 3]
+    assert player.text("more") == "and 18 free blocks; which is not known"
+    assert player.element.locator(".kv-chip").all_text_contents() == ["?"] * 6
+    player.element.evaluate("player => player.go(2)")  # before it took any
+    assert player.element.locator(".kv-box .kv-name").all_text_contents() == [f"{block} · free" for block in range(24)]
+
+
 def test_a_failure_is_shown_where_it_parts(player):
     path = SITE / "_static/traces/tiered-wraps-one-early.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()]

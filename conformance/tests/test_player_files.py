@@ -60,14 +60,12 @@ def test_what_is_no_trace_is_refused_and_what_was_shown_stays(player, tmp_path, 
     lines, said = REFUSED[name]
     before, step = player.picture, player.step
     player.open(written(tmp_path, *lines))
-    alert = player.element.get_by_role("alert")
-    alert.filter(has_text=said).wait_for()
-    assert alert.text_content().startswith(f"trace.jsonl: {said}")
+    assert player.element.get_by_role("alert").text_content().startswith(f"trace.jsonl: {said}")
     assert (player.picture, player.step) == (before, step)
     player.button("One step forward").click()
     assert player.step[0] == step[0] + 1
     player.open(written(tmp_path, HEADER, NEW, MADE))
-    player.page.wait_for_function("document.querySelector('.kv-trouble').textContent === ''")
+    assert player.text("trouble") == ""
     assert player.step == (1, 1)
 
 
@@ -157,7 +155,6 @@ def test_of_many_objects_the_one_spoken_to_is_shown(player, tmp_path):
     for number in (1, 2, 3, 4):
         lines += [NEW | {"id": number}, {"id": number, "ok": {"handle": number}}]
     player.open(written(tmp_path, HEADER, *lines, FREE | {"id": 5, "on": 2}, {"id": 5, "ok": None}))
-    player.page.wait_for_function("document.querySelector('.kv-count').textContent === '1 / 5'")
     shown = {}
     for step in (3, 4, 5):
         player.element.evaluate("(player, step) => player.go(step)", step)
@@ -200,9 +197,7 @@ def test_a_trace_of_fifty_thousand_lines_can_be_walked(player, tmp_path):
         say("paged.drop", None, sequence=live.pop(draw.randrange(8)))
         live.append({"reply": say("paged.create", name)})
     player.open(written(tmp_path, *lines))
-    player.page.wait_for_function(
-        f"document.querySelector('.kv-count').textContent.endsWith('{len(lines) // 2}')", timeout=20_000
-    )
+    assert player.step == (1, len(lines) // 2)
     longest = player.element.evaluate(
         """player => Math.max(...[0.99, 0.01, 0.5, 0.75, 1, 0.25, 0].map((part) => {
           const start = performance.now();
@@ -229,7 +224,7 @@ def test_a_trace_of_fifty_thousand_lines_can_be_walked(player, tmp_path):
         }"""
     )
     assert jumped == afresh
-    player.button("To the end").click()
+    player.element.evaluate("player => player.go(1)")
     assert player.element.locator(".kv-bar").count() == 512  # cells would be 32,000
     assert player.text("more") == "and 1488 more, not drawn"
     print(f"{len(lines)} lines: longest jump {longest:.0f} ms, longest step {again:.0f} ms")

@@ -14,8 +14,10 @@
   const fill = (count, value) => counted(count, () => structuredClone(value));
   const range = (start, stop) => counted(stop - start, (index) => start + index);
 
+  // Blocks of a paged cache are the pool's, by number, and behind them the unseen: held by a sequence, which number they have was
+  // never said. Where a sequence lets go of those they stand in spare.
   const paged = {
-    new: (config) => ({ config, sequences: [], blocks: fill(config.num_blocks, { owner: null, slots: [] }) }),
+    new: (config) => ({ config, sequences: [], blocks: fill(config.num_blocks, { owner: null, slots: [] }), spare: [] }),
 
     create(cache, _, { reply }) {
       const tables = fill(cache.config.num_layers, []), lengths = fill(cache.config.num_layers, 0);
@@ -26,7 +28,8 @@
       const found = paged.find(cache, sequence);
       if (!found) return;
       for (const block of found.tables.flat()) {
-        if (block !== null) cache.blocks[block].owner = null; // what was written stays there
+        cache.blocks[block].owner = null; // what was written stays there
+        if (block >= cache.config.num_blocks) cache.spare.push(block);
       }
       found.live = false;
     },
@@ -64,14 +67,18 @@
       if (!sequence) return;
       sequence.tables.forEach((table, layer) => {
         for (const entry of range(table.length, entries)) {
-          const found = block(sequence.id, layer, entry);
-          const known = found !== null && found in cache.blocks ? found : null;
-          table.push(known);
-          if (known === null) continue;
-          cache.blocks[known].owner = { number: sequence.number, layer, entry };
-          touch("taken", cache.id, known);
+          const said = block(sequence.id, layer, entry), number = said < cache.config.num_blocks ? said : paged.unseen(cache);
+          table.push(number);
+          cache.blocks[number].owner = { number: sequence.number, layer, entry };
+          touch("taken", cache.id, number);
         }
       });
+    },
+
+    unseen(cache) { // a place for a block of which nobody said which one it is
+      const number = cache.spare.pop() ?? cache.blocks.length;
+      cache.blocks[number] = { owner: null, slots: [] };
+      return number;
     },
 
     put(cache, id, layer, start, count, context) {
@@ -79,8 +86,7 @@
       if (!sequence) return;
       paged.ensure(cache, sequence, Math.ceil((start + count) / block_size), context);
       for (const position of range(start, start + count)) {
-        const block = sequence.tables[layer][Math.floor(position / block_size)] ?? null;
-        if (block === null) continue;
+        const block = sequence.tables[layer][Math.floor(position / block_size)];
         cache.blocks[block].slots[position % block_size] = { number: sequence.number, position };
         context.touch("written", cache.id, block, position % block_size);
       }
@@ -90,8 +96,8 @@
     look(cache, id, layer, positions, { touch }) {
       const sequence = paged.find(cache, id), { block_size } = cache.config;
       for (const position of positions) {
-        const block = sequence?.tables[layer][Math.floor(position / block_size)] ?? null;
-        if (block !== null) touch("read", cache.id, block, position % block_size);
+        const block = sequence?.tables[layer][Math.floor(position / block_size)];
+        if (block !== undefined) touch("read", cache.id, block, position % block_size);
       }
     },
   };

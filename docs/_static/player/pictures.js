@@ -39,18 +39,21 @@
 
   const paged = {
     draw(cache, world) {
-      const { block_size, num_layers } = cache.config;
-      const unnamed = cache.sequences.some((sequence) => sequence.live && sequence.tables.flat().includes(null));
-      const boxes = cache.blocks.slice(0, MOST).map((block, number) => {
-        const owner = block.owner && cache.sequences[block.owner.number];
+      const { block_size, num_blocks, num_layers } = cache.config;
+      const all = range(0, cache.blocks.length), held = all.filter((number) => cache.blocks[number].owner);
+      const isUnseen = held.some((number) => number >= num_blocks); // then the others are free, and which those are is not known
+      const drawn = isUnseen ? held : all.slice(0, num_blocks);
+      const boxes = drawn.slice(0, MOST).map((number) => {
+        const block = cache.blocks[number], owner = block.owner && cache.sequences[block.owner.number];
         const length = owner ? owner.lengths[block.owner.layer] - block.owner.entry * block_size : 0;
         const cells = () => range(0, block_size).map((slot) => slotCell(world, cache, number, slot, slot < length));
-        const whose = owner ? letter(owner.number) + (num_layers > 1 ? ` layer ${block.owner.layer}` : "") : null;
+        const whose = owner ? letter(owner.number) + (num_layers > 1 ? ` layer ${block.owner.layer}` : "") : "free";
         const classes = `${owner ? hue(owner.number) : "kv-free"} ${mark(world, cache.id, number) ?? ""}`;
-        return box(`${number} · ${whose ?? (unnamed ? "not known" : "free")}`, classes,
-          row(cells, Math.min(block_size, Math.max(0, length)), block_size, cache.blocks.length * block_size));
+        return box(`${blockName(cache, number)} · ${whose}`, classes,
+          row(cells, Math.min(block_size, Math.max(0, length)), block_size, drawn.length * block_size));
       });
-      return [element("div", "kv-boxes", ...boxes), more(cache.blocks.length - MOST), tables(cache, num_layers)];
+      const free = isUnseen ? element("p", "kv-more", `and ${many(num_blocks - held.length, "free block")}; which is not known`) : null;
+      return [element("div", "kv-boxes", ...boxes), more(drawn.length - MOST), free, tables(cache, num_layers)];
     },
 
     describe(cache) {
@@ -68,6 +71,8 @@
     },
   };
 
+  const blockName = (cache, number) => (number < cache.config.num_blocks ? String(number) : "?");
+
   // A slot that a sequence wrote and no longer owns keeps its bits until someone writes there again.
   function slotCell(world, cache, block, slot, live) {
     const held = cache.blocks[block].slots[slot];
@@ -79,7 +84,7 @@
   function tables(cache, num_layers) {
     const live = cache.sequences.filter((sequence) => sequence.live).slice(0, 12);
     const rows = live.flatMap((sequence) => sequence.tables.map((table, layer) => {
-      const chip = (block) => element("span", `kv-chip ${hue(sequence.number)}`, block === null ? "?" : String(block));
+      const chip = (block) => element("span", `kv-chip ${hue(sequence.number)}`, blockName(cache, block));
       const shown = table.slice(0, 64).map(chip);
       const name = `${letter(sequence.number)}${num_layers > 1 ? ` layer ${layer}` : ""}`;
       return element("div", "kv-table", element("span", "kv-name", `table of ${name}`), ...shown,

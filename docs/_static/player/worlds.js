@@ -40,7 +40,7 @@
       const args = Object.fromEntries(Object.entries(request.args).map(([key, value]) => [key, this.value(value)]));
       const touch = (kind, ...place) => world.touched.set(place.join("/"), kind);
       const context = { world, reply, args, touch, id: request.id, on: request.on,
-        block: (...place) => this.blocks.get([request.on, ...place].join("/")) ?? null };
+        block: (...place) => this.blocks.get([request.on, ...place].join("/")) };
       if (name === "new") {
         world.objects.set(request.id, { id: request.id, family, ...FAMILIES[family].new(args) });
         return;
