@@ -57,7 +57,7 @@ def test_a_block_that_nobody_named_is_drawn_without_its_number(player):
     player.open(SITE / "_static/traces/paged-reads-past-the-length.jsonl")
     names = player.element.locator(".kv-box .kv-name").all_text_contents()
     assert names == [*["? · A layer 0"] * 3, *["? · A layer 1"] * 3]
-    assert player.text("more") == "and 18 free blocks; which is not known"
+    assert player.text("more") == "and 18 free blocks, not known which"
     assert player.element.locator(".kv-chip").all_text_contents() == ["?"] * 6
     player.element.evaluate("player => player.go(2)")  # before it took any
     assert player.element.locator(".kv-box .kv-name").all_text_contents() == [f"{block} · free" for block in range(24)]

@@ -52,7 +52,8 @@
         return box(`${blockName(cache, number)} · ${whose}`, classes,
           row(cells, Math.min(block_size, Math.max(0, length)), block_size, drawn.length * block_size));
       });
-      const free = isUnseen ? element("p", "kv-more", `and ${many(num_blocks - held.length, "free block")}; which is not known`) : null;
+      const others = `and ${many(num_blocks - held.length, "free block")}, not known which`;
+      const free = isUnseen ? element("p", "kv-more", others) : null;
       return [element("div", "kv-boxes", ...boxes), more(drawn.length - MOST), free, tables(cache, num_layers)];
     },
 
