@@ -49,20 +49,20 @@ def tests(session: nox.Session) -> None:
     session.run("pytest", *session.posargs)
 
 
-@nox.session
+@nox.session(allow_parallel=True)
 def lint(session: nox.Session) -> None:
     session.install(*PINNED, "ruff")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
 
 
-@nox.session
+@nox.session(allow_parallel=True)
 def types(session: nox.Session) -> None:
     session.install(*PINNED, "-e", ".[dev]")
     session.run("mypy")
 
 
-@nox.session(python=HERE)
+@nox.session(python=HERE, allow_parallel=True)
 @nox.parametrize("library", list(JUDGED))
 def matrix(session: nox.Session, library: str) -> None:
     """`kvref check` on each Python that is here, with the newest NumPy, the oldest supported one, and array-api-strict."""
@@ -91,14 +91,14 @@ def theirs(session: nox.Session) -> None:
         session.run("kvref", "check", name, success_codes=[0, 1])
 
 
-@nox.session
+@nox.session(allow_parallel=True)
 def harnesses(session: nox.Session) -> None:
     """The harnesses in C++, Rust and JavaScript, built and judged where their toolchains are; -rs says which are not here."""
     session.install(*PINNED, "-e", ".[dev]")
     session.run("pytest", "-n", "0", "-rs", "-m", "harness", "conformance/tests/test_harnesses.py", *session.posargs)
 
 
-@nox.session
+@nox.session(allow_parallel=True)
 def docs(session: nox.Session) -> None:
     """The site, into docs/_build/html: warnings are errors."""
     session.install(*PINNED, "-e", ".[docs]")
