@@ -26,11 +26,12 @@ class Player(SphinxDirective):
         lines = (Path(self.env.srcdir) / path).read_text(encoding="utf-8").strip()
         label = escape(self.options.get("label") or json.loads(lines.partition("\n")[0])["check"])
         opens = " opens" if "opens" in self.options else ""
+        source = "A trace to try it with" if opens else "This trace as a file"
         here = "../" * self.env.docname.count("/") + path.as_posix()
         inside = lines.replace("<", "\\u003c")  # JSON that cannot end the element
         html = (
             f'<kv-player label="{label}"{opens}><script type="application/jsonl">\n{inside}\n</script>'
             f"<noscript>The player needs JavaScript.</noscript></kv-player>\n"
-            f'<p class="kv-source"><a href="{here}" download>This trace as a file</a></p>\n'
+            f'<p class="kv-source"><a href="{here}" download>{source}</a></p>\n'
         )
         return [nodes.raw("", html, format="html")]

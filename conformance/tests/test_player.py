@@ -68,6 +68,8 @@ def test_a_failure_is_shown_where_it_parts(player):
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     player.open(path)
     assert player.step == (3, 3)
+    assert player.text("heading").startswith(f"TIER-03 · {lines[0]['check']} zoo:tiered-wraps-one-early")
+    assert player.element.get_attribute("aria-label") == f"Player: TIER-03 · {lines[0]['check']}"
     failure = player.text("failure")
     assert failure.startswith(f"Here they part (TIER-03, line {len(lines)})")
     assert player.text("expected") == f"expected{lines[0]['failed']['expected']}"

@@ -42,7 +42,8 @@
       this.pause();
     }
 
-    // Show a trace from its text, where it parts or from its first call. What was shown stays if it cannot be read.
+    // Show a trace from its text, where it parts or from its first call: the page's own, or with a name one that was opened.
+    // What was shown stays if it cannot be read.
     load(text, name = "") {
       this.trouble.textContent = "";
       let trace;
@@ -58,13 +59,12 @@
       this.names = namesOf(trace.exchanges);
       this.worlds = new Worlds(trace);
       this.parting = parting(trace);
-      this.body.replaceChildren(this.heading(), this.controls(), ...this.panels());
+      this.body.replaceChildren(this.heading(name ? null : this.getAttribute("label")), this.controls(), ...this.panels());
       this.go(this.parting ? this.parting.step + 1 : 1);
     }
 
-    heading() {
+    heading(story) {
       const { clause, check, implementation } = this.trace.header;
-      const story = this.getAttribute("label");
       const title = story ?? `${clause === "any" ? "" : `${clause} · `}${check}`;
       const who = story ? null : element("span", "kv-quiet", `${implementation?.name ?? "?"} ${implementation?.version ?? ""}`);
       this.setAttribute("role", "group");
