@@ -13,6 +13,7 @@ from pathlib import Path
 import nox
 
 nox.options.default_venv_backend = "venv"
+# Sessions that keep one core busy, and write where no other does, say allow_parallel: `nox -j auto` runs those side by side.
 nox.options.sessions = ["tests", "lint", "types", "matrix", "theirs", "harnesses", "docs", "browser", "gpu", "table"]
 
 PYTHONS = ("3.11", "3.12", "3.13")

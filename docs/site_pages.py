@@ -127,9 +127,13 @@ def point_to_the_site(app: object, docname: str, source: list[str]) -> None:
         source[0] = _linked(text)
         return
     text = re.sub(r"\]\(\.\./kvref/spec/(\w+)\.md", r"](spec/\1.md", text)
-    text = re.sub(r"\[([^\]]+)\]\(\.\./(?!\.)\1\)", r"`\1`", text)
-    text = re.sub(r"\[([^\]]+)\]\(\.\./(?!\.)([^)]+)\)", r"\1 (`\2`)", text)
+    text = re.sub(r"\[([^\]]+)\]\(\.\./(?!\.)([^)]+)\)", _named, text)
     source[0] = re.sub(r"\[([^\]]+)\]\((\w+\.schema\.json)\)", r"`kvref/spec/\2`", text)
+
+
+def _named(link: re.Match[str]) -> str:
+    label, path = link.groups()
+    return f"`{path}`" if label == path else f"{label} (`{path}`)"
 
 
 def as_restructured_text(app: object, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:

@@ -56,22 +56,27 @@ def player(open_page):
 
 
 class Player:
+    """The player of a page, as a person uses it."""
+
     def __init__(self, page):
         self.page = page
         self.element = page.locator("kv-player")
 
     def open(self, path):
+        """Choose the file, and wait until it has been read."""
         self.element.evaluate(
             """player => {
-              player.opened = new Promise((resolve) => {
-                player.load = (...given) => resolve(Object.getPrototypeOf(player).load.apply(player, given));
-              });
+              player.opened = false;
+              player.load = (...given) => {
+                Object.getPrototypeOf(player).load.apply(player, given);
+                player.opened = true;
+              };
             }"""
         )
         with self.page.expect_file_chooser() as chosen:
             self.page.locator("input[type=file]").click()
         chosen.value.set_files(path)
-        self.element.evaluate("player => player.opened")
+        self.page.wait_for_function("document.querySelector('kv-player').opened")
 
     def button(self, name):
         return self.element.get_by_role("button", name=name, exact=True)

@@ -25,8 +25,6 @@ HEADER = {"trace": 1, "spec": "0.1.0", "clause": "any", "check": "a test", "judg
     "implementation": {"name": "x", "version": "1", "language": "python", "level": "exact"}}  # fmt: skip
 NEW = {"id": 1, "op": "blocks.new", "args": {"num_blocks": 3}}
 MADE = {"id": 1, "ok": {"handle": 1}}
-
-
 FREE = {"id": 2, "op": "blocks.free", "on": 1, "args": {"block": 0}}
 REFUSED = {
     "empty": ([""], "The file is empty"),
@@ -94,6 +92,25 @@ def test_what_cannot_be_drawn_is_said(player, tmp_path, name):
     assert player.step == (2, 2)
     player.button("To the start").click()
     assert player.text("words") == ""
+
+
+def test_a_block_that_nobody_named_has_nothing_in_it_for_its_next_owner(player, tmp_path):
+    lines = [HEADER, NEW | {"op": "paged.new", "args": PAGED}, MADE]
+    for op, args, ok in (
+        ("paged.create", {}, 0),
+        ("paged.write", {"sequence": 0, "layer": 0, "start": 0, "keys": TOKEN, "values": TOKEN}, None),
+        ("paged.drop", {"sequence": 0}, None),
+        ("paged.create", {}, 1),
+        ("paged.ensure_capacity", {"sequence": 1, "num_tokens": 1}, None),
+    ):
+        id = len(lines) // 2 + 1
+        lines += [{"id": id, "op": op, "on": 1, "args": args}, {"id": id, "ok": ok}]
+    player.open(written(tmp_path, *lines))
+    shown = {}
+    for step in (3, 6):
+        player.element.evaluate("(player, step) => player.go(step)", step)
+        shown[step] = player.element.locator(".kv-box :is(.kv-name, .kv-cell)").all_text_contents()
+    assert shown == {3: ["? · A", "A0", ""], 6: ["? · B", "", ""]}
 
 
 def test_a_file_can_be_dropped(player, tmp_path):

@@ -4,6 +4,7 @@ The site has to be built (nox -s docs); axe-core, where AXE says where it lies, 
 """
 
 import os
+import re
 from html.parser import HTMLParser
 from urllib.parse import unquote, urlsplit
 
@@ -61,6 +62,24 @@ def test_no_page_points_to_a_place_on_this_machine():
         text = (SITE / page).read_text(encoding="utf-8")
         assert "file://" not in text, page
         assert str(SITE.parents[2]) not in text, page
+
+
+def test_a_file_that_names_itself_is_named_once():
+    for page in PAGES:
+        assert not re.search(r'([\w./-]+) \(<code[^>]*><span class="pre">\1</span>', (SITE / page).read_text()), page
+
+
+def test_pictures_are_dark_in_the_dark_theme(open_page):
+    for scheme, theme, filtered in (
+        ("light", "auto", False),
+        ("dark", "auto", True),
+        ("dark", "light", False),
+        ("light", "dark", True),
+    ):
+        page = open_page(SITE / "how/paged.html", scheme=scheme)
+        page.evaluate("theme => { document.body.dataset.theme = theme }", theme)
+        drawn = page.locator("img[src$='.svg']").first.evaluate("image => getComputedStyle(image).filter")
+        assert (drawn != "none") == filtered, (scheme, theme)
 
 
 @pytest.mark.parametrize("page", LOOKED_AT)

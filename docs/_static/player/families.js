@@ -4,20 +4,20 @@
 
 (() => {
   const SIZE_CLASSES = [1, 4, 16, 64, 256].map((kib) => kib * 1024); // bytes (BUF-01)
-  const MOST = 2 ** 20; // blocks, slots or positions counted at once: more would stop the page
+  const COUNTED = 2 ** 20; // blocks, slots or positions at once: more would stop the page
 
   const tokens = (array, axis = 0) => array?.shape?.[axis] ?? 0;
   const counted = (count, make) => {
-    if (count > MOST) throw new RangeError(`${count} are more than a picture has room for`);
+    if (count > COUNTED) throw new RangeError(`${count}: too many to draw`);
     return Array.from({ length: Math.max(0, count) }, (_, index) => make(index));
   };
   const fill = (count, value) => counted(count, () => structuredClone(value));
   const range = (start, stop) => counted(stop - start, (index) => start + index);
 
-  // Blocks of a paged cache are the pool's, by number, and behind them the unseen: held by a sequence, which number they have was
-  // never said. Where a sequence lets go of those they stand in spare.
+  // The blocks of a paged cache are the pool's, by number, and behind them the unseen: a sequence holds them, and no answer says
+  // which of the pool's they are.
   const paged = {
-    new: (config) => ({ config, sequences: [], blocks: fill(config.num_blocks, { owner: null, slots: [] }), spare: [] }),
+    new: (config) => ({ config, sequences: [], blocks: fill(config.num_blocks, { owner: null, slots: [] }) }),
 
     create(cache, _, { reply }) {
       const tables = fill(cache.config.num_layers, []), lengths = fill(cache.config.num_layers, 0);
@@ -29,7 +29,6 @@
       if (!found) return;
       for (const block of found.tables.flat()) {
         cache.blocks[block].owner = null; // what was written stays there
-        if (block >= cache.config.num_blocks) cache.spare.push(block);
       }
       found.live = false;
     },
@@ -67,7 +66,7 @@
       if (!sequence) return;
       sequence.tables.forEach((table, layer) => {
         for (const entry of range(table.length, entries)) {
-          const said = block(sequence.id, layer, entry), number = said < cache.config.num_blocks ? said : paged.unseen(cache);
+          const number = block(sequence.id, layer, entry) ?? paged.unseen(cache);
           table.push(number);
           cache.blocks[number].owner = { number: sequence.number, layer, entry };
           touch("taken", cache.id, number);
@@ -75,8 +74,9 @@
       });
     },
 
-    unseen(cache) { // a place for a block of which nobody said which one it is
-      const number = cache.spare.pop() ?? cache.blocks.length;
+    unseen(cache) { // a place for one more of them, of which it is not known either what lies in it
+      const left = cache.blocks.findIndex((block, number) => number >= cache.config.num_blocks && !block.owner);
+      const number = left < 0 ? cache.blocks.length : left;
       cache.blocks[number] = { owner: null, slots: [] };
       return number;
     },

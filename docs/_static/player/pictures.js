@@ -9,7 +9,6 @@
 
   const many = (count, thing) => `${count} ${thing}${count === 1 ? "" : "s"}`;
   const listed = (words) => (words.length < 2 ? words.join("") : `${words.slice(0, -1).join(", ")} and ${words.at(-1)}`);
-
   const span = (first, last) => (first === last ? String(first) : `${first} to ${last}`);
 
   function element(tag, className, ...children) {
@@ -41,8 +40,8 @@
     draw(cache, world) {
       const { block_size, num_blocks, num_layers } = cache.config;
       const all = range(0, cache.blocks.length), held = all.filter((number) => cache.blocks[number].owner);
-      const isUnseen = held.some((number) => number >= num_blocks); // then the others are free, and which those are is not known
-      const drawn = isUnseen ? held : all.slice(0, num_blocks);
+      const someUnseen = held.some((number) => number >= num_blocks); // then which of the pool's are free is not known
+      const drawn = someUnseen ? held : all.slice(0, num_blocks);
       const boxes = drawn.slice(0, MOST).map((number) => {
         const block = cache.blocks[number], owner = block.owner && cache.sequences[block.owner.number];
         const length = owner ? owner.lengths[block.owner.layer] - block.owner.entry * block_size : 0;
@@ -53,7 +52,7 @@
           row(cells, Math.min(block_size, Math.max(0, length)), block_size, drawn.length * block_size));
       });
       const others = `and ${many(num_blocks - held.length, "free block")}, not known which`;
-      const free = isUnseen ? element("p", "kv-more", others) : null;
+      const free = someUnseen ? element("p", "kv-more", others) : null;
       return [element("div", "kv-boxes", ...boxes), more(drawn.length - MOST), free, tables(cache, num_layers)];
     },
 

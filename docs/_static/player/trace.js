@@ -208,6 +208,7 @@ window.kvref = window.kvref || {};
     return { step, what: said.what ?? "", expected: said.expected ?? "", got: said.got ?? "" };
   }
 
-  const values = { numbers, short, isArray };
-  Object.assign(window.kvref, { TraceError, parse, parting, namesOf, letter, call, outcome, ...values });
+  Object.assign(window.kvref, {
+    TraceError, parse, parting, namesOf, letter, call, outcome, numbers, short, isArray,
+  });
 })();
