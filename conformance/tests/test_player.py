@@ -55,6 +55,22 @@ def test_every_step_of_every_trace_is_drawn(player):
         assert not any(said.startswith("No picture") for said in words), path.name
 
 
+WORDS = {
+    ("contiguous", 5): "7 tokens, room for 8, at most 8.",
+    ("quantized", 8): "Layer 0 has 2 of 4 tokens; Layer 1 has 2 of 4 tokens.",
+    ("tiered", 4): "4 tokens; hot: 1 to 3, warm: 0.",
+    ("tiered", 9): "10 tokens; hot: 9 to 11, warm: 6 to 8, cold: 2 to 5; 2 evicted.",
+    ("pooled", 7): "buffers: 1 buffer held; free and kept: 1 of 1 KiB. pooled: 3 tokens in 2 blocks; the oldest 2 are gone.",
+}
+
+
+@pytest.mark.parametrize(("story", "step"), WORDS)
+def test_a_state_is_said_in_words(player, story, step):
+    player.open(SITE / f"_static/traces/{story}.jsonl")
+    player.element.evaluate("(player, step) => player.go(step)", step)
+    assert player.text("words") == WORDS[story, step]
+
+
 def test_a_freed_block_is_handed_on_with_what_was_in_it(player):
     player.open(SITE / "_static/traces/paged.jsonl")
     player.element.evaluate("player => player.go(13)")  # A is dropped

@@ -72,21 +72,25 @@ POOLED = {"tokens_per_block": 0, "max_tokens": 8, "num_kv_heads": 1, "head_dim":
 TOKEN = {"dtype": "float32", "shape": [1, 1, 1], "base64": "AAAAAA=="}
 
 
-def made_and(op, new, **args):
-    made = NEW | {"op": f"{op.partition('.')[0]}.new", "args": new}
-    return [made, MADE, {"id": 2, "op": op, "on": 1, "args": args}, {"id": 2, "ok": 0}]
+def conversation(op, config, *calls):
+    """With the object that the first operation makes: each call an operation, its arguments and the result."""
+    lines = [HEADER, NEW | {"op": op, "args": config}, MADE]
+    for id, (op, args, ok) in enumerate(calls, 2):
+        lines += [{"id": id, "op": op, "on": 1, "args": args}, {"id": id, "ok": ok}]
+    return lines
 
 
+ROWS = {"keys": TOKEN, "values": TOKEN}
 UNDRAWN = {
-    "a billion blocks": made_and("blocks.num_free", {"num_blocks": 10**9}),
-    "blocks of no token": made_and("pooled.append", POOLED, keys=TOKEN, values=TOKEN),
-    "no sequences": made_and("paged.append", PAGED, layer=0, keys=TOKEN, values=TOKEN),
+    "a billion blocks": conversation("blocks.new", {"num_blocks": 10**9}, ("blocks.num_free", {}, 10**9)),
+    "blocks of no token": conversation("pooled.new", POOLED, ("pooled.append", ROWS, None)),
+    "no sequences": conversation("paged.new", PAGED, ("paged.append", {"layer": 0, **ROWS}, None)),
 }
 
 
 @pytest.mark.parametrize("name", UNDRAWN)
 def test_what_cannot_be_drawn_is_said(player, tmp_path, name):
-    player.open(written(tmp_path, HEADER, *UNDRAWN[name]))
+    player.open(written(tmp_path, *UNDRAWN[name]))
     player.button("To the end").click()
     assert player.text("words") == "No picture: a call up to here has arguments that cannot be drawn."
     assert player.step == (2, 2)
@@ -95,22 +99,31 @@ def test_what_cannot_be_drawn_is_said(player, tmp_path, name):
 
 
 def test_a_block_that_nobody_named_has_nothing_in_it_for_its_next_owner(player, tmp_path):
-    lines = [HEADER, NEW | {"op": "paged.new", "args": PAGED}, MADE]
-    for op, args, ok in (
+    lines = conversation(
+        "paged.new",
+        PAGED,
         ("paged.create", {}, 0),
-        ("paged.write", {"sequence": 0, "layer": 0, "start": 0, "keys": TOKEN, "values": TOKEN}, None),
+        ("paged.write", {"sequence": 0, "layer": 0, "start": 0, **ROWS}, None),
         ("paged.drop", {"sequence": 0}, None),
         ("paged.create", {}, 1),
         ("paged.ensure_capacity", {"sequence": 1, "num_tokens": 1}, None),
-    ):
-        id = len(lines) // 2 + 1
-        lines += [{"id": id, "op": op, "on": 1, "args": args}, {"id": id, "ok": ok}]
+    )
     player.open(written(tmp_path, *lines))
     shown = {}
     for step in (3, 6):
         player.element.evaluate("(player, step) => player.go(step)", step)
         shown[step] = player.element.locator(".kv-box :is(.kv-name, .kv-cell)").all_text_contents()
     assert shown == {3: ["? · A", "A0", ""], 6: ["? · B", "", ""]}
+
+
+def test_attention_reads_what_its_layer_has(player, tmp_path):
+    config = {"num_layers": 2, "capacity": 4, "num_kv_heads": 1, "head_dim": 1, "format": "int8"}
+    rows = TOKEN | {"shape": [2, 1, 1], "base64": "AAAAAAAAAAA="}
+    push = ("quantized.push_step", {"keys": rows, "values": rows}, None)
+    player.open(written(tmp_path, *conversation("quantized.new", config, push, push, ("quantized.attend", {"layer": 1}, TOKEN))))
+    player.button("To the end").click()
+    assert player.element.locator(".kv-box").nth(0).locator(".kv-read").count() == 0
+    assert player.element.locator(".kv-box").nth(1).locator(".kv-read").all_text_contents() == ["0", "1"]
 
 
 def test_a_file_can_be_dropped(player, tmp_path):
