@@ -67,7 +67,8 @@ __device__ float decode(unsigned code, Element f) {
 
 __device__ long long row_of_this_warp() { return ((long long)blockIdx.x * blockDim.x + threadIdx.x) / WARP; }
 
-// rows [n, width] -> codes [n, width], scale [n]. bits == 0 stands for INT8. refused becomes 1 where a row is not finite.
+// rows [n, width] -> codes [n, width], scale [n]. bits == 0 stands for INT8. refused becomes 1 where a row is not finite,
+// or would not read back finite (FMT-LEVEL-05).
 extern "C" __global__ void quantize_symmetric(const float* rows, unsigned char* codes, float* scale, int* refused, long long n,
                                               int width, float limit, float least_scale, ELEMENT) {
     Element f = ELEMENT_GIVEN;
@@ -83,11 +84,11 @@ extern "C" __global__ void quantize_symmetric(const float* rows, unsigned char* 
         odd = odd || !(magnitude <= LARGEST_FLOAT);  // not: magnitude > LARGEST_FLOAT, which is false for NaN
         most = fmaxf(most, magnitude);
     }
-    if (warp_any(odd)) {
+    float s = fmaxf(__fdiv_rn(warp_max(most), limit), least_scale);
+    if (warp_any(odd) || __fmul_rn(s, limit) > LARGEST_FLOAT) {
         *refused = 1;
         return;
     }
-    float s = fmaxf(__fdiv_rn(warp_max(most), limit), least_scale);
     if (lane == 0) scale[row] = s;
     for (int i = lane; i < width; i += WARP) {
         float quotient = __fdiv_rn(rows[i], s);
@@ -116,11 +117,11 @@ extern "C" __global__ void quantize_affine(const float* rows, unsigned char* cod
     least = -warp_max(-least);
     most = warp_max(most);
     float spread = __fsub_rn(most, least), steps = (float)((1 << bits) - 1);
-    if (warp_any(odd) || spread > LARGEST_FLOAT) {
+    float s = fmaxf(__fdiv_rn(spread, steps), least_scale);
+    if (warp_any(odd) || __fadd_rn(__fmul_rn(s, steps), least) > LARGEST_FLOAT) {
         *refused = 1;
         return;
     }
-    float s = fmaxf(__fdiv_rn(spread, steps), least_scale);
     if (lane == 0) {
         scale[row] = s;
         zero[row] = least;

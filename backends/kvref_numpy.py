@@ -22,8 +22,8 @@ from kvref.backend import Slots, check_rows, host_slots, slots_to_gather
 from kvref.errors import NonFinite
 from kvref.formats import Format, Quantized, SmallFloat
 from kvref.formats.affine import LEAST_SCALE as LEAST_AFFINE_SCALE
-from kvref.formats.affine import AffineRow, check_range
-from kvref.formats.base import widen
+from kvref.formats.affine import AffineRow
+from kvref.formats.base import check_read_back, widen
 from kvref.formats.small_float import BFLOAT16, ELEMENTS, FLOAT16
 from kvref.formats.symmetric import LEAST_SCALE, SymmetricRow
 from kvref_numpy_attention import all_finite, grouped_attention
@@ -203,6 +203,8 @@ def _symmetric(x: F32, codes: Array, scale: F32, format: SymmetricRow) -> None:
         raise NonFinite("rows: expected finite values, got a NaN or an infinity")
     np.divide(largest.view(np.float32), np.full(largest.shape, format.limit, np.float32), out=scale)
     np.maximum(scale, np.float32(LEAST_SCALE), out=scale)
+    with np.errstate(over="ignore"):
+        check_read_back(format.name, scale.max() * np.full(1, format.limit, np.float32))
     if format.name != "int8":
         np.divide(x, scale, out=magnitude)  # at most an ulp beyond the largest code, which rounds back to it
         _encode(magnitude, codes, ELEMENTS[format.name])
@@ -222,10 +224,11 @@ def _affine(x: F32, codes: Array, scale: F32, zero: F32, format: AffineRow) -> N
     most = np.max(x, axis=-1, keepdims=True)
     if not all_finite(np, zero, most):
         raise NonFinite("rows: expected finite values, got a NaN or an infinity")
-    check_range(f"{format.name} rows", np.concatenate([zero, most], axis=-1))
     steps = np.float32(2**format.bits - 1)
-    np.divide(most - zero, np.full_like(most, steps), out=scale)
-    np.maximum(scale, np.float32(LEAST_AFFINE_SCALE), out=scale)
+    with np.errstate(over="ignore"):
+        np.divide(most - zero, np.full_like(most, steps), out=scale)
+        np.maximum(scale, np.float32(LEAST_AFFINE_SCALE), out=scale)
+        check_read_back(format.name, scale * steps + zero)
     quotient = _scratch.like(x, np.float32)
     np.subtract(x, zero, out=quotient)
     np.divide(quotient, scale, out=quotient)

@@ -111,7 +111,7 @@ class TorchBackend:
         if out is None:
             codes = rows.new_empty((*rows.shape[:-1], format.code_width(rows.shape[-1])), dtype=_code_dtype(format))
             out = Quantized(codes, *(rows.new_empty(rows.shape[:-1]) for _ in range(format.scale_arrays)))
-        width = rows.shape[-1]
+        width, read_back = rows.shape[-1], list[Array]()
         parts = [part.view(-1, part.shape[-1]) if part is out.codes else part.view(-1, 1) for part in out if part is not None]
         for x, codes, scale, *zero in self._pieces(rows.reshape(-1, width), *parts):
             if isinstance(format, AffineRow):
@@ -119,14 +119,16 @@ class TorchBackend:
                 least, most = self._kernels["_affine"](x, steps, format.bits, codes)
                 zero[0].copy_(least)
                 scale.copy_(_affine_scale(least, most, steps))
+                read_back.append(scale * steps + least)
             else:
                 assert isinstance(format, SymmetricRow)
                 limit = torch.full_like(scale, format.limit)
                 kind = () if format.name == "int8" else (NATIVE[ELEMENTS[format.name]],)
                 largest = self._kernels["_float8" if kind else "_int8"](x, limit, codes, *kind)
                 scale.copy_(_symmetric_scale(largest, limit))
-        if not _all_finite(*parts[1:]):  # a row's scale, and its zero, are finite where the row and its range are
-            raise NonFinite("rows: expected finite values, and a range within float32, got others")
+                read_back.append(scale * limit)
+        if not _all_finite(*read_back):  # what the largest code reads back as is finite only where the row and its range are
+            raise NonFinite("rows: expected finite values that read back finite, got others")
         return out
 
     def dequantize(self, stored: Quantized, width: int, format: Format, out: Array | None = None) -> Array:

@@ -62,7 +62,7 @@ def capacity() -> plt.Figure:
     cache = ContiguousCache(ContiguousConfig(num_kv_heads=1, head_dim=1, initial_capacity=256, max_seq_len=3000))
     lengths, taken = np.arange(1, 3001), list[int]()
     for _ in lengths:
-        cache.update(np.zeros((1, 1, 1, 1), np.float32), np.zeros((1, 1, 1, 1), np.float32))
+        cache.append(np.zeros((1, 1, 1, 1), np.float32), np.zeros((1, 1, 1, 1), np.float32))
         taken.append(cache.capacity)
     axes.fill_between(lengths, lengths, taken, color=COLOURS["contiguous"], alpha=0.2, label="taken, and empty", linewidth=0)
     axes.plot(lengths, taken, color=COLOURS["contiguous"], drawstyle="steps-mid", label="capacity")
@@ -85,7 +85,7 @@ def fragmentation() -> plt.Figure:
     for length in lengths:
         config = ContiguousConfig(num_kv_heads=1, head_dim=1, initial_capacity=256, max_seq_len=longest)
         cache, tokens = ContiguousCache(config), np.zeros((1, 1, int(length), 1), np.float32)
-        cache.update(tokens, tokens)
+        cache.append(tokens, tokens)
         taken["buffers that double from 256"] += cache.capacity
     for size in (128, 16):
         blocks = PagedCache(
@@ -119,7 +119,7 @@ def memory() -> plt.Figure:
     for context in contexts:
         one = {"num_kv_heads": 1, "head_dim": 1}
         contiguous = ContiguousCache(ContiguousConfig(**one, initial_capacity=256, max_seq_len=32768, dtype="float16"))
-        contiguous.update(*[np.zeros((1, 1, context, 1), np.float32)] * 2)
+        contiguous.append(*[np.zeros((1, 1, context, 1), np.float32)] * 2)
         paged = PagedCache(PagedConfig(**one, num_blocks=2048, num_layers=1, dtype="float16"))
         paged.ensure_capacity(paged.create(), int(context))
         quantized = QuantizedCache(QuantizedConfig(1, int(context), HEADS, HEAD_DIM, "int8"))
@@ -133,7 +133,7 @@ def memory() -> plt.Figure:
         "contiguous": "contiguous, float16, doubling",
         "paged": "paged, float16, blocks of 16",
         "int8": "quantized, INT8",
-        "tiered": "two-tier, 256 in float16, rest in Q4",
+        "tiered": "tiered, 256 in float16, rest in Q4",
     }
     figure, axes = plt.subplots(figsize=(7, 4.2))
     for name, taken in lines.items():
@@ -148,8 +148,8 @@ def _tiered_bytes(context: int) -> int:
     cache = TieredCache(TieredConfig(num_kv_heads=HEADS, head_dim=HEAD_DIM, max_tokens=32768, tail_length=256))
     cache.append(*[np.zeros((300, HEADS, HEAD_DIM), np.float32)] * 2)
     stats = cache.stats()
-    hot, cold = stats.tail_bytes // stats.tail_tokens, stats.store_bytes // stats.store_tokens
-    return min(context, 256) * hot + max(0, context - 256) * cold
+    tail, store = stats.tail_bytes // stats.tail_tokens, stats.store_bytes // stats.store_tokens
+    return min(context, 256) * tail + max(0, context - 256) * store
 
 
 def _pooled_block() -> int:

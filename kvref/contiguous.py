@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from kvref.array import Array
 from kvref.attention import attention
 from kvref.backend import Backend, reference
-from kvref.errors import CapacityExceeded, EmptyCache, PositionOutOfRange, in_range, whole
+from kvref.errors import CapacityExceeded, PositionOutOfRange, in_range, whole
 from kvref.formats import PLAIN_DTYPES, Quantized, get_format
 from kvref.inputs import accept, accept_pair
 
@@ -45,7 +45,7 @@ class ContiguousCache:
         self._format = get_format(config.dtype)
         self._keys, self._values = self._new_buffer(self.capacity), self._new_buffer(self.capacity)
 
-    def update(self, keys: Array, values: Array) -> None:
+    def append(self, keys: Array, values: Array) -> None:
         """Append n tokens, keys and values [batch_size, num_kv_heads, n, head_dim].
 
         Raises ShapeMismatch, DtypeMismatch, or CapacityExceeded past max_seq_len; growth is undone by not having begun.
@@ -55,29 +55,26 @@ class ContiguousCache:
         keys, values = accept_pair(keys, values, shape, self._backend)
         needed = self.seq_len + keys.shape[2]
         if needed > config.max_seq_len:
-            raise CapacityExceeded(f"update: expected at most {config.max_seq_len} tokens, got {needed}")
-        new_keys = self._backend.quantize(keys, self._format).codes
-        new_values = self._backend.quantize(values, self._format).codes
+            raise CapacityExceeded(f"append: expected at most {config.max_seq_len} tokens, got {needed}")
+        new_keys, new_values = self._cast(keys), self._cast(values)
         if needed > self.capacity:
             self._grow(needed)
         self._keys = self._backend.update(self._keys, new_keys, self.seq_len)
         self._values = self._backend.update(self._values, new_values, self.seq_len)
         self.seq_len = needed
 
-    def update_fused(self, key_values: Array) -> None:
-        """`update` from one array [2, batch_size, num_kv_heads, n, head_dim], keys first, as a fused projection makes it."""
+    def append_fused(self, key_values: Array) -> None:
+        """`append` from one array [2, batch_size, num_kv_heads, n, head_dim], keys first, as a fused projection makes it."""
         config = self.config
         shape = (2, config.batch_size, config.num_kv_heads, "n", config.head_dim)
         key_values = accept("key_values", key_values, shape, self._backend)
-        self.update(key_values[0, ...], key_values[1, ...])
+        self.append(key_values[0, ...], key_values[1, ...])
 
     def read(self) -> tuple[Array, Array]:
-        """All keys and values, float32 [batch_size, num_kv_heads, seq_len, head_dim]. Raises EmptyCache (CONTIG-03).
+        """All keys and values, float32 [batch_size, num_kv_heads, seq_len, head_dim].
 
         Views of the buffers where these are float32, and widened copies where not.
         """
-        if self.seq_len == 0:
-            raise EmptyCache("read: expected at least one token, got an empty cache")
         return self._read(self._keys), self._read(self._values)
 
     def raw(self) -> tuple[Array, Array]:
@@ -99,16 +96,22 @@ class ContiguousCache:
         self.seq_len = 0
 
     def attend(self, query: Array, scale: float | None = None, causal: bool = False) -> Array:
-        """Attention of query [batch_size, num_queries, num_query_heads, head_dim] over the cache, batch row by batch row."""
-        config = self.config
-        shape = (config.batch_size, "num_queries", "num_query_heads", config.head_dim)
-        query, xp = accept("query", query, shape, self._backend), self._backend.xp
-        keys, values = (xp.permute_dims(self._read(buffer), (0, 2, 1, 3)) for buffer in (self._keys, self._values))
-        rows = [
+        """Attention of query [batch_size, num_query_heads, num_queries, head_dim] over the cache, sequence by sequence.
+
+        The axes stand as they do in keys and values: heads before tokens.
+        """
+        config, xp = self.config, self._backend.xp
+        query = accept("query", query, (config.batch_size, "num_query_heads", "num_queries", config.head_dim), self._backend)
+        query, keys, values = (xp.permute_dims(each, (0, 2, 1, 3)) for each in (query, *self.read()))
+        attended = [
             attention(query[b, ...], keys[b, ...], values[b, ...], scale=scale, causal=causal, backend=self._backend)
             for b in range(config.batch_size)
         ]
-        return xp.stack(rows)
+        return xp.permute_dims(xp.stack(attended), (0, 2, 1, 3))
+
+    def _cast(self, values: Array) -> Array:
+        """As the buffers hold them: a plain dtype has codes and nothing else."""
+        return self._backend.quantize(values, self._format).codes
 
     def _read(self, buffer: Array) -> Array:
         return self._backend.dequantize(Quantized(buffer[:, :, : self.seq_len, :]), self.config.head_dim, self._format)

@@ -44,10 +44,6 @@ class CapacityExceeded(KVRefError):
     """More tokens, or values, than there is room for."""
 
 
-class EmptyCache(KVRefError):
-    """A read from a cache that holds nothing."""
-
-
 class OutOfBlocks(KVRefError):
     """The pool has fewer free blocks than the request needs."""
 

@@ -7,8 +7,7 @@ import numpy as np
 
 from kvref.array import Array
 from kvref.backend import Backend
-from kvref.errors import NonFinite, ShapeMismatch
-from kvref.formats import Format
+from kvref.errors import ShapeMismatch
 from kvref.formats.base import widen
 
 
@@ -33,15 +32,3 @@ def accept_pair(keys: Array, values: Array, shape: Sequence[int | str], backend:
     """Keys and values of one shape: the same number of tokens, heads and elements."""
     keys = accept("keys", keys, shape, backend)
     return keys, accept("values", values, tuple(keys.shape), backend)
-
-
-def check_storable(name: str, rows: Array, format: Format, backend: Backend) -> None:
-    """Raise NonFinite where a plain `format` would read finite `rows`, at least one, back as infinite (TIER-13).
-
-    Rounding keeps the order of numbers: where the largest and the least can be held, all can.
-    """
-    xp = backend.xp
-    extremes = xp.stack([xp.max(rows), xp.min(rows)])
-    read_back = backend.dequantize(backend.quantize(extremes, format), 2, format)
-    if not bool(xp.all(xp.isfinite(read_back))):
-        raise NonFinite(f"{name}: expected values that {format.name} can hold, got one beyond its range")

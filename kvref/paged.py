@@ -17,7 +17,7 @@ from kvref.blocks import BlockPool, BlockTables
 from kvref.errors import LayerOutOfRange, OutOfBlocks, PositionOutOfRange, SequenceNotFound, in_range, is_integer, whole
 from kvref.formats import PLAIN_DTYPES, get_format
 from kvref.inputs import accept_pair
-from kvref.rows import TokenStore
+from kvref.slots import TokenStore
 
 
 @dataclass(frozen=True)

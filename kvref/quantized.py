@@ -1,6 +1,6 @@
-"""The quantized cache: a fixed number of tokens a layer, each head's row quantized on its own as it is pushed.
+"""The quantized cache: a fixed number of tokens a layer, each head's row quantized on its own as it is appended.
 
-A row [head_dim] of one token and one head has one scale. It is quantized once, when pushed, and never again (QUANT-05).
+A row [head_dim] of one token and one head has one scale. It is quantized once, when appended, and never again (QUANT-05).
 """
 
 from collections.abc import Sequence
@@ -18,9 +18,8 @@ from kvref.errors import (
     whole,
 )
 from kvref.formats import ROW_FORMATS, Format, get_format
-from kvref.formats.base import finite_rows
 from kvref.inputs import accept, accept_pair
-from kvref.rows import TokenStore
+from kvref.slots import TokenStore
 
 
 @dataclass(frozen=True)
@@ -43,24 +42,25 @@ class QuantizedCache:
     def __init__(self, config: QuantizedConfig, backend: Backend = reference) -> None:
         self.config = config
         self._backend = backend
-        sizes = (config.capacity, config.num_kv_heads, config.head_dim)
-        self._layers = [TokenStore(backend, get_format(config.format), *sizes) for _ in range(config.num_layers)]
+        slots = config.num_layers * config.capacity  # token p of layer l lies in slot l * capacity + p
+        self._store = TokenStore(backend, get_format(config.format), slots, config.num_kv_heads, config.head_dim)
         self._lengths = [0] * config.num_layers
 
-    def push(self, layer: int, key: Array, value: Array) -> None:
-        """Append one token, key and value [num_kv_heads, head_dim], to one layer.
+    def append(self, layer: int, keys: Array, values: Array) -> None:
+        """Append n tokens, keys and values [n, num_kv_heads, head_dim], to one layer: all or none.
 
-        Raises LayerOutOfRange, ShapeMismatch, DtypeMismatch, NonFinite, or CapacityExceeded when the layer is full.
+        Raises LayerOutOfRange, ShapeMismatch, DtypeMismatch, NonFinite, or CapacityExceeded where they do not fit.
         """
         self._check_layer(layer)
-        key, value = accept_pair(key, value, (self.config.num_kv_heads, self.config.head_dim), self._backend)
-        self._push(range(layer, layer + 1), key[None, ...], value[None, ...])
+        shape = ("n", self.config.num_kv_heads, self.config.head_dim)
+        keys, values = accept_pair(keys, values, shape, self._backend)
+        self._append([layer] * keys.shape[0], keys, values)
 
-    def push_step(self, keys: Array, values: Array) -> None:
+    def append_step(self, keys: Array, values: Array) -> None:
         """Append one token to every layer, keys and values [num_layers, num_kv_heads, head_dim]: to all or none (QUANT-01)."""
         shape = (self.config.num_layers, self.config.num_kv_heads, self.config.head_dim)
         keys, values = accept_pair(keys, values, shape, self._backend)
-        self._push(range(self.config.num_layers), keys, values)
+        self._append(range(self.config.num_layers), keys, values)
 
     def read_head(self, layer: int, position: int, head: int) -> tuple[Array, Array]:
         """One head's key and value at a position, float32 [head_dim]. Raises Layer-, Position- or HeadOutOfRange."""
@@ -78,10 +78,10 @@ class QuantizedCache:
         self._check_layer(layer)
         for position in positions:
             in_range(position, self._lengths[layer], PositionOutOfRange, f"position in layer {layer}")
-        return self._layers[layer].read(positions)
+        return self._store.read([layer * self.config.capacity + position for position in positions])
 
     def length(self, layer: int = 0) -> int:
-        """Tokens pushed to the layer."""
+        """Tokens in the layer."""
         self._check_layer(layer)
         return self._lengths[layer]
 
@@ -92,7 +92,7 @@ class QuantizedCache:
     @property
     def memory_bytes(self) -> int:
         """Codes, and 4 bytes a scale, over the whole capacity of all layers (QUANT-07)."""
-        return self.config.capacity * sum(layer.token_bytes for layer in self._layers)
+        return self.config.num_layers * self.config.capacity * self._store.token_bytes
 
     @property
     def fp32_bytes(self) -> int:
@@ -109,15 +109,17 @@ class QuantizedCache:
         keys, values = self.read_tokens(layer, range(self.length(layer)))
         return attention(query, keys, values, scale=scale, causal=causal, backend=self._backend)
 
-    def _push(self, layers: range, keys: Array, values: Array) -> None:
-        finite_rows(keys), finite_rows(values)  # before the first layer is written (LAW-01)
+    def _append(self, layers: Sequence[int], keys: Array, values: Array) -> None:
+        """Append token i to layers[i], in one write that may raise; lengths follow once it went well."""
+        capacity, lengths, slots = self.config.capacity, list(self._lengths), []
         for layer in layers:
-            if self._lengths[layer] == self.config.capacity:
-                raise CapacityExceeded(f"push: expected room in layer {layer}, got {self.config.capacity} tokens already")
-        for row, layer in enumerate(layers):
-            slot = [self._lengths[layer]]
-            self._layers[layer].write(slot, keys[row : row + 1, ...], values[row : row + 1, ...])
-            self._lengths[layer] += 1
+            if lengths[layer] == capacity:
+                tokens = self._lengths[layer] + layers.count(layer)
+                raise CapacityExceeded(f"append: expected at most {capacity} tokens in layer {layer}, got {tokens}")
+            slots.append(layer * capacity + lengths[layer])
+            lengths[layer] += 1
+        self._store.write(slots, keys, values)
+        self._lengths = lengths
 
     def _check_layer(self, layer: int) -> None:
         in_range(layer, self.config.num_layers, LayerOutOfRange, "layer")

@@ -1,8 +1,10 @@
-"""The two-tier cache: the newest tokens at full precision, older ones quantized, the oldest forgotten.
+"""The tiered cache: the newest tokens at full precision, older ones quantized, the oldest forgotten.
 
-Tokens enter the tail (hot). Those that no longer fit move on, oldest first and at most `migration_batch` at a time, into the warm
-tier if there is one and from there into the store (cold), each time quantized from what they read as where they were. Past
-`max_tokens` the oldest are evicted. Positions are absolute: eviction never renumbers.
+    append -> [ tail ] -> [ warm tier, if there is one ] -> [ store ] -> evicted
+
+Tokens enter the tail. Those it has no room for move on, oldest first and at most `migration_batch` at a time, into the warm tier
+if there is one and from there into the store, each time quantized from what they read as where they were. Past `max_tokens` the
+oldest are evicted. Positions are absolute: eviction never renumbers.
 """
 
 from collections import deque
@@ -14,13 +16,12 @@ from kvref.array import Array
 from kvref.attention import attention
 from kvref.backend import Backend, reference
 from kvref.buffers import VALUE_BYTES, Buffer, BufferPool
-from kvref.errors import ConfigError, PositionOutOfRange, in_range, whole
+from kvref.errors import ConfigError, NonFinite, PositionOutOfRange, in_range, whole
 from kvref.formats import FORMATS, PLAIN_DTYPES, SCALED_FORMATS, Format, get_format
-from kvref.formats.affine import check_range
-from kvref.formats.base import finite_rows
-from kvref.inputs import accept_pair, check_storable
-from kvref.rows import TokenStore
+from kvref.inputs import accept_pair
+from kvref.slots import TokenStore
 
+MAGNITUDES_BELOW = 2.0**126  # of what is taken: no tier's rounding then takes a value, or a range, past float32 (TIER-13)
 POLICY = ("tail_length", "tail_dtype", "warm_length", "warm_format", "store_format")
 
 
@@ -73,7 +74,7 @@ class _Tier:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.room = 0
+        self.room = 0  # tokens it may keep; one batch more lies here while they move on
         self.runs: deque[_Run] = deque()
 
     def __len__(self) -> int:
@@ -102,6 +103,10 @@ class _Tier:
             if run.start == run.stop and len(self.runs) > 1:
                 self.runs.popleft()
 
+    def drop_drained(self) -> None:
+        """Give back the memory of runs that hold no token and take none (TIER-16)."""
+        self.runs = deque(run for run in self.runs if run.start < run.stop or (self.room and run is self.runs[-1]))
+
     @property
     def bytes(self) -> int:
         return sum((run.stop - run.start) * run.store.token_bytes for run in self.runs)
@@ -126,7 +131,7 @@ class TieredCache:
         self.config = config
         self._backend = backend
         self._lock = RLock()
-        self._tiers = [_Tier("hot"), _Tier("warm"), _Tier("cold")]
+        self._tiers = [_Tier("tail"), _Tier("warm"), _Tier("store")]
         self._next = 0  # the position of the next token appended
         for tier in self._tiers:
             self._open_run(tier)
@@ -141,11 +146,13 @@ class TieredCache:
         with self._lock:
             self._check_storable("keys", keys)
             self._check_storable("values", values)
-            count, room = keys.shape[0], self.config.max_tokens
+            count, room, batch = keys.shape[0], self.config.max_tokens, self.config.migration_batch
             self._evict(max(0, self.total_tokens + count - room))
-            forgotten = max(0, count - room)  # the head of an append longer than the cache (TIER-05)
             self._next += count
-            self._enter(0, keys[forgotten:, ...], values[forgotten:, ...])
+            newest = next(tier for tier in self._tiers if tier.room)
+            for start in range(max(0, count - room), count, batch):  # an append longer than the cache keeps its end (TIER-05)
+                newest.write(keys[start : start + batch, ...], values[start : start + batch, ...])
+                self._settle()
 
     def read(self) -> tuple[Array, Array]:
         """Every token, store first and oldest first, float32 [total, num_kv_heads, head_dim] (TIER-03)."""
@@ -171,7 +178,7 @@ class TieredCache:
         return attention(query, keys, values, scale=scale, causal=causal, backend=self._backend)
 
     def tier_of(self, position: int) -> str:
-        """ "hot", "warm" or "cold". Raises PositionOutOfRange for a token evicted or not yet appended (TIER-07)."""
+        """ "tail", "warm" or "store". Raises PositionOutOfRange for a token evicted or not yet appended (TIER-07)."""
         with self._lock:
             first = self._next - self.total_tokens
             in_range(position, self._next, PositionOutOfRange, "position")
@@ -208,8 +215,9 @@ class TieredCache:
             self.config = replace(self.config, **changes)  # type: ignore[arg-type]  # checked by TieredConfig
             for tier in self._tiers:
                 self._open_run(tier)
-            for index in range(len(self._tiers) - 1):
-                self._make_room(index, 0)
+            self._settle()
+            for tier in self._tiers:
+                tier.drop_drained()
 
     def clear(self) -> None:
         """Forget every token; positions start from 0 again."""
@@ -219,25 +227,18 @@ class TieredCache:
                 tier.runs.clear()
                 self._open_run(tier)
 
-    def _enter(self, index: int, keys: Array, values: Array) -> None:
-        """Put tokens into a tier, in pieces it has room for, after moving older ones on."""
-        tier = self._tiers[index]
-        if tier.room == 0:
-            self._enter(index + 1, keys, values)
-            return
-        for start in range(0, keys.shape[0], tier.room):
-            piece = slice(start, min(start + tier.room, keys.shape[0]))
-            self._make_room(index, piece.stop - piece.start)
-            tier.write(keys[piece, ...], values[piece, ...])
+    def _settle(self) -> None:
+        """Move tokens on, a batch at a time, until every tier is within its room.
 
-    def _make_room(self, index: int, count: int) -> None:
-        """Move the oldest tokens on, a batch at a time, until `count` more fit."""
-        tier = self._tiers[index]
-        while (overflow := len(tier) + count - tier.room) > 0:
-            batch = min(overflow, self.config.migration_batch)
-            for keys, values in tier.oldest(batch):
-                self._enter(index + 1, keys, values)
-            tier.let_go(batch)
+        Of several tiers past their room the oldest goes first: what comes from a newer one has to lie behind its tokens.
+        """
+        while past := [index for index, tier in enumerate(self._tiers) if len(tier) > tier.room]:
+            tier, later = self._tiers[past[-1]], self._tiers[past[-1] + 1 :]
+            count = min(len(tier) - tier.room, self.config.migration_batch)
+            target = next(each for each in later if each.room)
+            for keys, values in tier.oldest(count):
+                target.write(keys, values)
+            tier.let_go(count)
 
     def _evict(self, count: int) -> None:
         """Let go of the oldest `count` tokens, or of all there are."""
@@ -250,22 +251,27 @@ class TieredCache:
         """Let a tier take new tokens as the policy says, unless it does so already."""
         config = self.config
         tier.room, format = {
-            "hot": (config.tail_length, FORMATS[config.tail_dtype]),
+            "tail": (config.tail_length, FORMATS[config.tail_dtype]),
             "warm": (config.warm_length, FORMATS[config.warm_format]),
-            "cold": (config.max_tokens, FORMATS[config.store_format]),
+            "store": (config.max_tokens, FORMATS[config.store_format]),
         }[tier.name]
-        if tier.room and not (tier.runs and _takes(tier.runs[-1], tier.room, format)):
-            store = TokenStore(self._backend, format, tier.room, config.num_kv_heads, config.head_dim)
-            tier.runs.append(_Run(tier.room, 0, store))
+        capacity = min(tier.room + config.migration_batch, config.max_tokens)
+        if tier.room and not (tier.runs and _takes(tier.runs[-1], capacity, format)):
+            store = TokenStore(self._backend, format, capacity, config.num_kv_heads, config.head_dim)
+            tier.runs.append(_Run(capacity, 0, store))
 
-    def _check_storable(self, name: str, rows: Array) -> None:
-        """Every later tier must be able to take the row, whatever the policy becomes: its range must be finite too."""
-        if rows.shape[0] == 0:
+    def _check_storable(self, name: str, tokens: Array) -> None:
+        """Whatever the policy becomes, every tier has to be able to take them: look at them as the tail will hold them."""
+        xp, tail, held = self._backend.xp, FORMATS[self.config.tail_dtype], ""
+        if tokens.shape[0] == 0:
             return
-        check_range(name, finite_rows(self._backend.xp.reshape(rows, (rows.shape[0], -1))))
         if self.config.tail_length:
-            check_storable(name, rows, FORMATS[self.config.tail_dtype], self._backend)
+            tokens = self._backend.dequantize(self._backend.quantize(tokens, tail), tokens.shape[-1], tail)
+            held = f" as a {tail.name} tail holds them"
+        largest = float(xp.max(xp.abs(tokens)))
+        if not largest < MAGNITUDES_BELOW:  # nor is NaN
+            raise NonFinite(f"{name}: expected magnitudes below {MAGNITUDES_BELOW:.3g}{held}, got {largest:.3g}")
 
 
-def _takes(run: _Run, room: int, format: Format) -> bool:
-    return run.capacity == room and run.store.format is format
+def _takes(run: _Run, capacity: int, format: Format) -> bool:
+    return run.capacity == capacity and run.store.format is format

@@ -7,10 +7,10 @@ from kvref_zoo.right import Right
 
 
 class Cache(kvref.ContiguousCache):
-    def update(self, keys: Any, values: Any) -> None:
+    def append(self, keys: Any, values: Any) -> None:
         before = self.seq_len
         try:
-            super().update(keys, values)
+            super().append(keys, values)
         except kvref.errors.ShapeMismatch:
             self.seq_len = min(before + 1, self.capacity)
             raise

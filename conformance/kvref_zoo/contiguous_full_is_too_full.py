@@ -7,11 +7,11 @@ from kvref_zoo.right import Right
 
 
 class Cache(kvref.ContiguousCache):
-    def update(self, keys: Any, values: Any) -> None:
+    def append(self, keys: Any, values: Any) -> None:
         fits = len(getattr(keys, "shape", ())) == 4 and keys.shape[2] > 0
         if fits and self.seq_len + keys.shape[2] == self.config.max_seq_len:
             raise kvref.errors.CapacityExceeded("update: the cache is full")
-        super().update(keys, values)
+        super().append(keys, values)
 
 
 class Implementation(Right):

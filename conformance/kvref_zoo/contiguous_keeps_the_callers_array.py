@@ -9,8 +9,8 @@ from kvref_zoo.right import Right
 class Cache(kvref.ContiguousCache):
     _given: Any = None
 
-    def update(self, keys: Any, values: Any) -> None:
-        super().update(keys, values)
+    def append(self, keys: Any, values: Any) -> None:
+        super().append(keys, values)
         if self.seq_len == keys.shape[2] and self.config.dtype == "float32":
             self._given = keys
 

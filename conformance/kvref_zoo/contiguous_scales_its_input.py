@@ -9,8 +9,8 @@ from kvref_zoo.right import Right
 
 
 class Cache(kvref.ContiguousCache):
-    def update(self, keys: Any, values: Any) -> None:
-        super().update(keys, values)
+    def append(self, keys: Any, values: Any) -> None:
+        super().append(keys, values)
         if self.config.dtype == "float16":
             keys[...] = keys.astype(np.float16)
         elif keys.size:

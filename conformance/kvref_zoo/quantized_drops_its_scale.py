@@ -11,7 +11,8 @@ from kvref_zoo.right import Right
 class Cache(kvref.QuantizedCache):
     def read_tokens(self, layer: int, positions: Any) -> Any:
         keys, values = super().read_tokens(layer, positions)
-        scale = np.asarray(self._layers[layer].keys._stored.scale)[list(positions)]
+        slots = [layer * self.config.capacity + position for position in positions]
+        scale = np.asarray(self._store.keys._stored.scale)[slots]
         return (keys / scale[..., None]).astype("float32"), values
 
 

@@ -9,8 +9,8 @@ from kvref_zoo.right import Right
 
 
 class Cache(kvref.QuantizedCache):
-    def _push(self, layers: range, keys: Any, values: Any) -> None:
-        super()._push(layers, np.nan_to_num(keys, posinf=0, neginf=0), np.nan_to_num(values, posinf=0, neginf=0))
+    def _append(self, layers: Any, keys: Any, values: Any) -> None:
+        super()._append(layers, np.nan_to_num(keys, posinf=0, neginf=0), np.nan_to_num(values, posinf=0, neginf=0))
 
 
 class Implementation(Right):

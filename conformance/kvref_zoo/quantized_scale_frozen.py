@@ -12,11 +12,11 @@ from kvref_zoo.right import Right
 
 
 class Cache(kvref.QuantizedCache):
-    def _push(self, layers: range, keys: Any, values: Any) -> None:
+    def _append(self, layers: Any, keys: Any, values: Any) -> None:
         for layer in layers:
             if self._lengths[layer] == 0:
-                self._most = np.maximum(np.abs(keys).max(), 1e-6)
-        super()._push(layers, np.clip(keys, -self._most, self._most), values)
+                self._most = np.maximum(np.abs(keys[:1]).max(), 1e-6)
+        super()._append(layers, np.clip(keys, -self._most, self._most), values)
 
 
 class Implementation(Right):

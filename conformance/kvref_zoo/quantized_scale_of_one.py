@@ -9,10 +9,9 @@ from kvref_zoo.right import Right
 
 
 class Cache(kvref.QuantizedCache):
-    def _push(self, layers: range, keys: Any, values: Any) -> None:
-        super()._push(layers, keys, values)
-        for layer in layers:
-            np.asarray(self._layers[layer].values._stored.scale)[...] = 1.0
+    def _append(self, layers: Any, keys: Any, values: Any) -> None:
+        super()._append(layers, keys, values)
+        np.asarray(self._store.values._stored.scale)[...] = 1.0
 
 
 class Implementation(Right):

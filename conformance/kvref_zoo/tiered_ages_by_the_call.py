@@ -1,5 +1,6 @@
 """Whether a token is old is asked of this call's length: tokens that come one by one never leave the tail."""
 
+from dataclasses import replace
 from typing import Any
 
 import kvref
@@ -7,11 +8,11 @@ from kvref_zoo.right import Right
 
 
 class Cache(kvref.TieredCache):
-    def _make_room(self, index: int, count: int) -> None:
-        tier = self._tiers[index]
-        if index == 0 and count == 1 and self.config.tail_length:
-            tier.room = tier.runs[-1].capacity = max(tier.room, len(tier) + 1)
-        super()._make_room(index, count)
+    def append(self, keys: Any, values: Any) -> None:
+        tail = self._tiers[0]
+        if len(keys) == 1 and tail.room:
+            tail.room = max(tail.room, len(tail) + 1)
+        super().append(keys, values)
 
 
 class Implementation(Right):
@@ -23,4 +24,5 @@ class Implementation(Right):
     bug = "rajveer43/VeloxQuant-MLX#86"
 
     def tiered(self, **config: Any) -> Cache:
-        return Cache(kvref.TieredConfig(**config))
+        sizes = kvref.TieredConfig(**config)
+        return Cache(replace(sizes, migration_batch=sizes.max_tokens))  # room in the tail for all that will stay there

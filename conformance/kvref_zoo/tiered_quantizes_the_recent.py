@@ -10,10 +10,10 @@ class Cache(kvref.TieredCache):
     def append(self, keys: Any, values: Any) -> None:
         super().append(keys, values)
         tail = self._tiers[0]
-        if len(keys) > self.config.tail_length and len(tail):
-            for old_keys, old_values in tail.oldest(len(tail)):
-                self._enter(1, old_keys, old_values)
-            tail.let_go(len(tail))
+        if len(keys) > self.config.tail_length:
+            room, tail.room = tail.room, 0
+            self._settle()
+            tail.room = room
 
 
 class Implementation(Right):

@@ -1,5 +1,6 @@
 """Values are quantized with the range of their keys."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,12 +10,19 @@ from kvref_zoo.right import Right
 
 
 class Cache(kvref.TieredCache):
-    def _enter(self, index: int, keys: Any, values: Any) -> None:
-        if index > 0 and keys.shape[0]:
-            flat = keys.reshape(len(keys), -1)
-            low, high = flat.min(axis=1)[:, None, None], flat.max(axis=1)[:, None, None]
-            values = np.clip(values, low, high)
-        super()._enter(index, keys, values)
+    def __init__(self, config: kvref.TieredConfig) -> None:
+        super().__init__(config)
+        for tier in self._tiers[1:]:
+            tier.write = clipping(tier.write)  # type: ignore[method-assign, assignment]
+
+
+def clipping(write: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    def clipped(keys: Any, values: Any) -> None:
+        if len(keys):
+            values = np.clip(values, keys.min(axis=(1, 2), keepdims=True), keys.max(axis=(1, 2), keepdims=True))
+        write(keys, values)
+
+    return clipped
 
 
 class Implementation(Right):

@@ -9,9 +9,9 @@ from kvref_zoo.right import Right
 class Cache(kvref.TieredCache):
     def _open_run(self, tier: Any) -> None:
         super()._open_run(tier)
-        if tier.name == "hot" and tier.runs:
+        if tier.name == "tail" and tier.runs:
             run = tier.runs[-1]
-            run.slots = lambda start, stop: [position % max(1, run.capacity - 1) for position in range(start, stop)]
+            run.slots = lambda start, stop: [position % max(1, tier.room - 1) for position in range(start, stop)]
 
 
 class Implementation(Right):

@@ -17,7 +17,7 @@
     "quantized.length": (cache, args) => cache.lengths[args.layer],
     "tiered.total_tokens": (cache) => cache.tokens.length,
     "tiered.tier_of": (cache, args) => cache.tokens.find((token) => token.position === args.position)?.tier,
-    "tiered.stats": (cache) => [tier(cache, "hot"), tier(cache, "warm"), tier(cache, "cold")],
+    "tiered.stats": (cache) => [tier(cache, "tail"), tier(cache, "warm"), tier(cache, "store")],
     "buffers.stats": (pool) => pool.free,
     "buffer.length": (one, _, world) => world.objects.get(one.pool).held.find((each) => each.id === one.id).length,
     "pooled.total_tokens": (cache) => cache.next - cache.first,

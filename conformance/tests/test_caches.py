@@ -95,8 +95,8 @@ def test_contiguous_and_pooled_attend_over_what_they_read_as(backend):
     want, bound = exact(query, keys, values, scale=0.5, causal=True)
     assert (np.abs(pooled.attend(query, 0.5, causal=True) - want) <= bound).all()
     contiguous = kvref.ContiguousCache(kvref.ContiguousConfig(2, 3, max_seq_len=8, batch_size=2), backend)
-    contiguous.update(*(np.stack([part, part[::-1]]).transpose(0, 2, 1, 3) for part in (keys, values)))
-    got = contiguous.attend(np.stack([query, query]), 0.5, causal=True)
+    contiguous.append(*(np.stack([part, part[::-1]]).transpose(0, 2, 1, 3) for part in (keys, values)))
+    got = contiguous.attend(np.stack([query, query]).transpose(0, 2, 1, 3), 0.5, causal=True).transpose(0, 2, 1, 3)
     assert (np.abs(got[0] - want) <= bound).all()
     want, bound = exact(query, keys[::-1], values[::-1], scale=0.5, causal=True)
     assert (np.abs(got[1] - want) <= bound).all()
@@ -111,10 +111,9 @@ def test_queries_see_every_token_unless_they_are_causal():
     quantized = kvref.QuantizedCache(kvref.QuantizedConfig(1, 8, 2, 3))
     pooled.append(keys, values)
     tiered.append(keys, values)
-    contiguous.update(*(part.transpose(1, 0, 2)[None] for part in (keys, values)))
+    contiguous.append(*(part.transpose(1, 0, 2)[None] for part in (keys, values)))
     paged.write(paged.create(), 0, 0, keys, values)
-    for key, value in zip(keys, values, strict=True):
-        quantized.push(0, key, value)
+    quantized.append(0, keys, values)
     for causal in (False, True):
         options = {"causal": True} if causal else {}
         for given, got in (
@@ -165,11 +164,11 @@ def test_numpy_integers_are_integers():
 
 def test_lists_are_taken_and_uneven_ones_refused():
     cache = kvref.QuantizedCache(kvref.QuantizedConfig(1, 2, 1, 2))
-    with pytest.raises(errors.ShapeMismatch, match=r"even lists of numbers, got \[\[1.0\], \[1.0, 2.0\]\]"):
-        cache.push(0, [[1.0], [1.0, 2.0]], [[1.0, 2.0]])
+    with pytest.raises(errors.ShapeMismatch, match=r"even lists of numbers, got \[\[\[1.0\], \[1.0, 2.0\]\]\]"):
+        cache.append(0, [[[1.0], [1.0, 2.0]]], [[[1.0, 2.0]]])
     for wrong in ("abc", {"a": 1}, None):
         with pytest.raises(errors.ShapeMismatch):
-            cache.push(0, wrong, [[1.0, 2.0]])
+            cache.append(0, wrong, [[[1.0, 2.0]]])
     assert cache.length() == 0
 
 

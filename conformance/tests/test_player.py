@@ -58,8 +58,8 @@ def test_every_step_of_every_trace_is_drawn(player):
 WORDS = {
     ("contiguous", 5): "7 tokens, room for 8, at most 8.",
     ("quantized", 8): "Layer 0 has 2 of 4 tokens; Layer 1 has 2 of 4 tokens.",
-    ("tiered", 4): "4 tokens; hot: 1 to 3, warm: 0.",
-    ("tiered", 9): "10 tokens; hot: 9 to 11, warm: 6 to 8, cold: 2 to 5; 2 evicted.",
+    ("tiered", 4): "4 tokens; tail: 1 to 3, warm: 0.",
+    ("tiered", 9): "10 tokens; tail: 9 to 11, warm: 6 to 8, store: 2 to 5; 2 evicted.",
     ("pooled", 7): "buffers: 1 buffer held; free and kept: 1 of 1 KiB. pooled: 3 tokens in 2 blocks; the oldest 2 are gone.",
 }
 

@@ -119,8 +119,8 @@ def test_a_block_that_nobody_named_has_nothing_in_it_for_its_next_owner(player, 
 def test_attention_reads_what_its_layer_has(player, tmp_path):
     config = {"num_layers": 2, "capacity": 4, "num_kv_heads": 1, "head_dim": 1, "format": "int8"}
     rows = TOKEN | {"shape": [2, 1, 1], "base64": "AAAAAAAAAAA="}
-    push = ("quantized.push_step", {"keys": rows, "values": rows}, None)
-    player.open(written(tmp_path, *conversation("quantized.new", config, push, push, ("quantized.attend", {"layer": 1}, TOKEN))))
+    step = ("quantized.append_step", {"keys": rows, "values": rows}, None)
+    player.open(written(tmp_path, *conversation("quantized.new", config, step, step, ("quantized.attend", {"layer": 1}, TOKEN))))
     player.button("To the end").click()
     assert player.element.locator(".kv-box").nth(0).locator(".kv-read").count() == 0
     assert player.element.locator(".kv-box").nth(1).locator(".kv-read").all_text_contents() == ["0", "1"]

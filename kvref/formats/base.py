@@ -48,6 +48,15 @@ class Format(Protocol):
         """float64 [..., width]: the most by which a value read may differ from `rows`."""
 
 
+def check_read_back(name: str, largest: Array) -> None:
+    """Raise NonFinite where `largest`, what the largest code of each row reads back as, is not finite (FMT-LEVEL-05)."""
+    xp = array_namespace(largest)
+    if not bool(xp.all(xp.isfinite(largest))):
+        raise NonFinite(
+            f"{name} rows: expected rows that read back finite, got one whose scale or largest value overflows float32"
+        )
+
+
 def widen(values: Array, name: str = "rows") -> Array:
     """float16 and bfloat16 widened to float32 exactly; float32 as it is; all else refused (FMT-LEVEL-04)."""
     xp = array_namespace(values)

@@ -7,11 +7,12 @@ of zeros divides by something. The order of operations is the specification (FMT
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 from array_api_compat import array_namespace
 
 from kvref.array import Array
 from kvref.formats import bounds
-from kvref.formats.base import Granularity, Quantized, finite_rows
+from kvref.formats.base import Granularity, Quantized, check_read_back, finite_rows
 from kvref.formats.rounding import round_half_away
 from kvref.formats.small_float import E4M3FN, E5M2, SmallFloat
 
@@ -44,7 +45,10 @@ class SymmetricRow:
         empty = rows.shape[-1] == 0  # a row of nothing has no maximum: its scale is the floor
         largest = xp.sum(rows, axis=-1) if empty else xp.max(xp.abs(rows), axis=-1)
         # The divisor is an array: dividing by a Python scalar multiplies by its reciprocal in more than one library.
-        scale = xp.maximum(largest / xp.full_like(largest, self.limit), xp.full_like(largest, LEAST_SCALE))
+        limit = xp.full_like(largest, self.limit)
+        scale = xp.maximum(largest / limit, xp.full_like(largest, LEAST_SCALE))
+        with np.errstate(over="ignore"):  # NumPy warns of the overflow that is looked for
+            check_read_back(self.name, scale * limit)
         quotient = rows / xp.broadcast_to(scale[..., None], rows.shape)
         limit = xp.full_like(quotient, self.limit)
         return Quantized(self.encode(xp.minimum(xp.maximum(quotient, -limit), limit)), scale)

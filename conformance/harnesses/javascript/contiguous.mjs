@@ -19,23 +19,22 @@ export class ContiguousCache {
   }
 
   /** Append n tokens, keys and values [batch, heads, n, head_dim]; everything is checked before anything changes. */
-  update(keys, values) {
+  append(keys, values) {
     const shape = [this.batch_size, this.num_kv_heads, null, this.head_dim];
     const key = received("keys", keys, shape);
     const value = received("values", values, key.shape);
-    this.#append(key.numbers, value.numbers, key.shape[2]);
+    this.#store(key.numbers, value.numbers, key.shape[2]);
   }
 
   /** The same from one array [2, batch, heads, n, head_dim], keys first. */
-  update_fused(key_values) {
+  append_fused(key_values) {
     const shape = [2, this.batch_size, this.num_kv_heads, null, this.head_dim];
     const both = received("key_values", key_values, shape);
     const half = both.numbers.length / 2;
-    this.#append(both.numbers.subarray(0, half), both.numbers.subarray(half), both.shape[3]);
+    this.#store(both.numbers.subarray(0, half), both.numbers.subarray(half), both.shape[3]);
   }
 
   read() {
-    if (this.seq_len === 0) throw new KVError("EmptyCache", "read: expected at least one token, got an empty cache");
     return [this.#read(this.keys), this.#read(this.values)];
   }
 
@@ -58,10 +57,10 @@ export class ContiguousCache {
     this.seq_len = 0;
   }
 
-  #append(keys, values, count) {
+  #store(keys, values, count) {
     const needed = this.seq_len + count;
     if (needed > this.max_seq_len) {
-      throw new KVError("CapacityExceeded", `update: expected at most ${this.max_seq_len} tokens, got ${needed}`);
+      throw new KVError("CapacityExceeded", `append: expected at most ${this.max_seq_len} tokens, got ${needed}`);
     }
     if (needed > this.capacity) this.#grow(needed);
     for (const [store, numbers] of [[this.keys, keys], [this.values, values]]) {

@@ -35,7 +35,7 @@ serve({
     contiguous: {
       on: ContiguousCache,
       attributes: ["seq_len", "capacity"],
-      methods: { update: ["keys", "values"], update_fused: ["key_values"], read: [], raw: [], advance: ["count"], reset: [] },
+      methods: { append: ["keys", "values"], append_fused: ["key_values"], read: [], raw: [], advance: ["count"], reset: [] },
     },
     buffers: {
       on: BufferPool,

@@ -66,7 +66,7 @@ def _appending(backend: kvref.Backend, context: int, token: Array) -> Callable[[
         if cache.seq_len == longest:
             cache.reset()
             cache.advance(context)
-        cache.update(token, token)
+        cache.append(token, token)
 
     return step
 
@@ -109,7 +109,7 @@ def _filling(backend: kvref.Backend, tokens: Array) -> Callable[[], object]:
 
     def fill() -> None:
         cache.reset()
-        cache.update(tokens, tokens)
+        cache.append(tokens, tokens)
 
     return fill
 

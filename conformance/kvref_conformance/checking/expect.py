@@ -77,6 +77,18 @@ def reads(subject: Subject, got: Any, want: tuple[Reads, Reads], what: str) -> N
 
 
 @contextmanager
+def may_raise(kind: str) -> Iterator[None]:
+    """The block raises an error of this kind, or none."""
+    try:
+        yield
+    except (NotOffered, Broken):
+        raise
+    except Exception as error:
+        if kind not in kinds_of(error):
+            raise Broken("", f"{kind} or no error", f"{type(error).__name__}: {error_of(error).message}") from error
+
+
+@contextmanager
 def raises(*kinds: str) -> Iterator[None]:
     """The block raises an error of one of these kinds (class names, as in kvref.errors)."""
     wanted = "an error" if kinds == ("Exception",) else " or ".join(kinds)

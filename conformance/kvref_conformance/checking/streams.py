@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from kvref_conformance.arrays import NDArray
-from kvref_conformance.checking.setup import DIM, HEADS, batch_major, blocks_of, new
+from kvref_conformance.checking.setup import batch_major, blocks_of, new
 from kvref_conformance.drivers.in_process import Handle, Own, Subject
 from kvref_conformance.oracle.rows import Reads, read_as
 from kvref_conformance.oracle.tiers import Tiers, given
@@ -29,25 +29,21 @@ class Stream:
         other.sequence, other.layer = sequence, layer
         return other
 
-    def calls(self, rows: NDArray) -> list[NDArray]:
-        """The array, or arrays, in which one `push` each takes the tokens."""
-        if self.family == "contiguous":
-            return [batch_major(rows)]
-        return list(rows) if self.family == "quantized" else [rows]
+    def laid_out(self, tokens: NDArray) -> NDArray:
+        """Tokens [n, heads, dim] as the cache takes them."""
+        return batch_major(tokens) if self.family == "contiguous" else tokens
 
-    def push(self, keys: NDArray | Own, values: NDArray | Own) -> None:
-        if self.family == "contiguous":
-            self.cache.update(keys, values)
-        elif self.family == "paged":
+    def give(self, keys: NDArray | Own, values: NDArray | Own) -> None:
+        """Append arrays that are laid out already, or that the cache is to refuse."""
+        if self.family == "paged":
             self.cache.write(self.sequence, self.layer, len(self), keys, values)
         elif self.family == "quantized":
-            self.cache.push(self.layer, keys, values)
+            self.cache.append(self.layer, keys, values)
         else:
             self.cache.append(keys, values)
 
     def append(self, keys: NDArray, values: NDArray) -> None:
-        for key, value in zip(self.calls(keys), self.calls(values), strict=True):
-            self.push(key, value)
+        self.give(self.laid_out(keys), self.laid_out(values))
 
     def __len__(self) -> int:
         with self.subject.looking():
@@ -62,9 +58,6 @@ class Stream:
 
     def read(self) -> tuple[NDArray, NDArray]:
         """Keys and values [n, heads, dim]."""
-        if len(self) == 0 and self.family == "contiguous":
-            empty = np.zeros((0, HEADS, DIM), np.float32)
-            return empty, empty
         if self.family == "contiguous":
             keys, values = self.cache.read()
             return keys[0].transpose(1, 0, 2), values[0].transpose(1, 0, 2)

@@ -157,7 +157,7 @@ def attention_over_codes_is_over_what_they_read_as(subject: Subject) -> None:
     for name in subject.formats("int8", "float8_e4m3fn", "float8_e5m2"):
         cache = new(subject, "quantized", format=name)
         for _ in range(7):
-            cache.push_step(*pair_of_tokens(subject, 2))
+            cache.append_step(*pair_of_tokens(subject, 2))
         query = subject.rng.normal(size=(1, 2 * HEADS, DIM)).astype(np.float32)
         want, bound = exact(query, *cache.read_tokens(1, list(range(7))), scale=0.5)
         within(cache.attend(1, query, 0.5), want, bound, f"attention over {name} tokens")

@@ -17,11 +17,11 @@ from kvref_conformance.drivers.in_process import Subject
 def what_is_handed_in_is_left_alone(subject: Subject, family: str) -> None:
     subject.in_this_process()
     stream, (keys, values) = Stream(subject, family), pair_of_tokens(subject, 5)
-    for key, value in zip(stream.calls(keys), stream.calls(values), strict=True):
-        own_key, own_value = subject.own(key), subject.own(value)
-        stream.push(own_key, own_value)
-        same(subject.numpy(own_key.array), key, "keys, after they were appended")
-        same(subject.numpy(own_value.array), value, "values, after they were appended")
+    keys, values = stream.laid_out(keys), stream.laid_out(values)
+    own_keys, own_values = subject.own(keys), subject.own(values)
+    stream.give(own_keys, own_values)
+    same(subject.numpy(own_keys.array), keys, "keys, after they were appended")
+    same(subject.numpy(own_values.array), values, "values, after they were appended")
 
 
 @check("LAW-16", "buffers")
@@ -81,8 +81,8 @@ def what_was_read_stays(subject: Subject, family: str) -> None:
 def float64_is_refused(subject: Subject, family: str) -> None:
     stream, _, _ = filled(subject, family, 2)
     before, (keys, values) = stream.observe(), pair_of_tokens(subject, 1)
-    good, wide = stream.calls(keys)[0], stream.calls(values)[0].astype(np.float64)
+    good, wide = stream.laid_out(keys), stream.laid_out(values).astype(np.float64)
     for pair in ((wide, wide), (good, wide), (wide, good)):
         with raises("DtypeMismatch"):
-            stream.push(*pair)
+            stream.give(*pair)
         same_observables(stream.observe(), before, "after float64 was refused")

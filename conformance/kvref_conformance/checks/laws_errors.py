@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from kvref_conformance.arrays import NDArray
-from kvref_conformance.checking.expect import equal, raises, reads
+from kvref_conformance.checking.expect import equal, pair, raises, reads
 from kvref_conformance.checking.registry import CACHES, check, check_each
 from kvref_conformance.checking.setup import DIM, HEADS, SMALL, batch_major, new, pair_of_tokens, tokens
 from kvref_conformance.checking.streams import Stream
@@ -19,13 +19,12 @@ Bad = tuple[str, str, tuple[Any, ...]]  # the error's kind, and the method and a
 
 def wrong_shapes(stream: Stream) -> list[tuple[NDArray, NDArray]]:
     """Keys and values no cache of HEADS x DIM may take."""
-    good, other = (stream.calls(tokens(stream.subject, count))[0] for count in (2, 3))
-    few_heads = stream.calls(tokens(stream.subject, 2, heads=HEADS - 1))[0]
-    wide = stream.calls(tokens(stream.subject, 2, dim=DIM + 1))[0]
-    narrow = stream.calls(tokens(stream.subject, 2, dim=DIM - 1))[0]
-    bad = [(few_heads, few_heads), (wide, wide), (narrow, narrow), (good, narrow), (good, few_heads)]
-    bad += [(good.reshape(-1), good.reshape(-1)), (good[None], good[None]), (good[..., 0], good[..., 0])]
-    return bad if stream.family == "quantized" else [*bad, (good, other)]
+    good, other = (stream.laid_out(tokens(stream.subject, count)) for count in (2, 3))
+    few_heads = stream.laid_out(tokens(stream.subject, 2, heads=HEADS - 1))
+    wide = stream.laid_out(tokens(stream.subject, 2, dim=DIM + 1))
+    narrow = stream.laid_out(tokens(stream.subject, 2, dim=DIM - 1))
+    bad = [(good, other), (few_heads, few_heads), (wide, wide), (narrow, narrow), (good, narrow), (good, few_heads)]
+    return [*bad, (good.reshape(-1), good.reshape(-1)), (good[None], good[None]), (good[..., 0], good[..., 0])]
 
 
 def out_of_range(stream: Stream) -> list[Bad]:
@@ -34,7 +33,7 @@ def out_of_range(stream: Stream) -> list[Bad]:
     keys, values = pair_of_tokens(stream.subject, 1)
     if stream.family == "contiguous":
         over = np.zeros((1, HEADS, 21 - length, DIM), np.float32)
-        return [("CapacityExceeded", "update", (over, over)), ("CapacityExceeded", "advance", (21,))]
+        return [("CapacityExceeded", "append", (over, over)), ("CapacityExceeded", "advance", (21,))]
     if stream.family == "paged":
         calls: list[Bad] = [
             ("OutOfBlocks", "ensure_capacity", (sequence, 500)),
@@ -56,7 +55,7 @@ def out_of_range(stream: Stream) -> list[Bad]:
     if stream.family == "quantized":
         calls = []
         for layer in (-1, 2):
-            calls += [("LayerOutOfRange", "push", (layer, keys[0], values[0]))]
+            calls += [("LayerOutOfRange", "append", (layer, keys, values))]
             calls += [("LayerOutOfRange", "read_token", (layer, 0)), ("LayerOutOfRange", "length", (layer,))]
             calls += [("LayerOutOfRange", "read_tokens", (layer, []))]
         for position in (-1, length):
@@ -75,19 +74,19 @@ def a_wrong_shape_is_refused(subject: Subject, family: str) -> None:
     before = stream.observe()
     for keys, values in wrong_shapes(stream):
         with raises("ShapeMismatch"):
-            stream.push(keys, values)
+            stream.give(keys, values)
         same_observables(stream.observe(), before, f"after keys {list(keys.shape)}, values {list(values.shape)} were refused")
 
 
 def other_ways_in(stream: Stream) -> dict[str, list[tuple[Any, ...]]]:
-    """Methods besides `push` that take arrays, each with arguments in which only a shape is wrong."""
+    """Methods besides `give`'s that take arrays, each with arguments in which only a shape is wrong."""
     subject, sequence = stream.subject, stream.sequence
     wide, few_heads, flat = tokens(subject, 1, dim=DIM + 1), tokens(subject, 1, heads=HEADS - 1), tokens(subject, 1)[0]
     good, two = tokens(subject, 1), tokens(subject, 2)
     queries = [wide, flat, tokens(subject, 1, heads=HEADS + 1)]  # HEADS + 1 query heads cannot share HEADS evenly
     if stream.family == "contiguous":
         pairs = [np.stack([part, part]) for part in (wide, few_heads)] + [np.stack([good, good, good]), good]
-        return {"update_fused": [(batch_major(part) if part.ndim == 3 else _fused(part),) for part in pairs]}
+        return {"append_fused": [(batch_major(part) if part.ndim == 3 else _fused(part),) for part in pairs]}
     wrong = [(wide, wide), (few_heads, few_heads), (flat, flat), (two, two), (good, wide), (good, two)]
     if stream.family == "paged":
         steps = [(np.stack([key, key]), np.stack([value, value])) for key, value in wrong] + [(good[None], good[None])]
@@ -98,7 +97,7 @@ def other_ways_in(stream: Stream) -> dict[str, list[tuple[Any, ...]]]:
         }
     if stream.family == "quantized":
         steps = [(np.repeat(part, 2, axis=0),) * 2 for part in (wide, few_heads)] + [(good, good), (good[0], good[0])]
-        return {"push_step": steps, "attend": [(0, query, 1.0) for query in queries]}
+        return {"append_step": steps, "attend": [(0, query, 1.0) for query in queries]}
     return {"attend": [(query, 1.0) for query in queries]}
 
 
@@ -147,14 +146,14 @@ def an_operation_that_raises_leaves_no_trace(subject: Subject, family: str) -> N
     before = stream.observe()
     for bad_keys, bad_values in wrong_shapes(stream):
         with raises("Exception"):
-            stream.push(bad_keys, bad_values)
+            stream.give(bad_keys, bad_values)
     same_observables(stream.observe(), before, "after every wrong shape")
     for _, method, arguments in out_of_range(stream):
         with suppress(NotOffered), raises("Exception"):
             getattr(stream.cache, method)(*arguments)
-    float64 = stream.calls(tokens(subject, 1))[0].astype(np.float64)
+    float64 = stream.laid_out(tokens(subject, 1)).astype(np.float64)
     with raises("DtypeMismatch"):
-        stream.push(float64, float64)
+        stream.give(float64, float64)
     same_observables(stream.observe(), before, "after every wrong call")
     more = pair_of_tokens(subject, 2)
     stream.append(*more)
@@ -163,13 +162,23 @@ def an_operation_that_raises_leaves_no_trace(subject: Subject, family: str) -> N
 
 
 @check("LAW-01", "quantized")
-def a_step_is_pushed_to_all_layers_or_none(subject: Subject) -> None:
+def a_step_goes_to_all_layers_or_none(subject: Subject) -> None:
     cache = new(subject, "quantized", capacity=2)
-    for layer in (1, 1):
-        cache.push(layer, *(rows[0] for rows in pair_of_tokens(subject, 1)))
+    cache.append(1, *pair_of_tokens(subject, 2))
     with raises("CapacityExceeded"):
-        cache.push_step(*pair_of_tokens(subject, 2))  # layer 1 is full, layer 0 is not
+        cache.append_step(*pair_of_tokens(subject, 2))  # layer 1 is full, layer 0 is not
     equal((cache.length(0), cache.length(1)), (0, 2), "lengths after a step that did not fit")
+
+
+@check("LAW-01", "quantized")
+def tokens_go_to_a_layer_all_or_none(subject: Subject) -> None:
+    cache, (keys, values) = new(subject, "quantized", capacity=4), pair_of_tokens(subject, 2)
+    cache.append(0, keys, values)
+    first = cache.read_tokens(0, [0, 1])
+    with raises("CapacityExceeded"):
+        cache.append(0, *pair_of_tokens(subject, 3))  # two of them would fit
+    equal(cache.length(0), 2, "length after tokens of which some did not fit")
+    pair(cache.read_tokens(0, [0, 1]), first, "tokens before some that did not fit")
 
 
 @check("LAW-01", "paged")

@@ -71,11 +71,11 @@ def a_position_never_written_cannot_be_read(subject: Subject) -> None:
 
 
 @check("LAW-05", "quantized")
-def a_token_never_pushed_cannot_be_read(subject: Subject) -> None:
+def a_token_never_appended_cannot_be_read(subject: Subject) -> None:
     for name in subject.formats("int8", "float8_e4m3fn", "float8_e5m2"):
         cache = new(subject, "quantized", format=name)
         for _ in range(3):
-            cache.push_step(*pair_of_tokens(subject, 2))
+            cache.append_step(*pair_of_tokens(subject, 2))
         with raises("PositionOutOfRange"):
             cache.read_token(0, 3)
         cache.clear()
@@ -97,7 +97,7 @@ def a_token_forgotten_is_nowhere(subject: Subject) -> None:
     with raises("PositionOutOfRange"):
         cache.tier_of(0)
     cache.append(*pair_of_tokens(subject, 1))
-    equal(cache.tier_of(0), "hot", "tier of the first token after clear")
+    equal(cache.tier_of(0), "tail", "tier of the first token after clear")
 
 
 @check("LAW-05", "buffers")

@@ -1,4 +1,4 @@
-"""QUANT: tokens quantized as they are pushed."""
+"""QUANT: tokens quantized as they are appended."""
 
 from typing import Any
 
@@ -14,11 +14,10 @@ from kvref_conformance.oracle.rows import read_as
 FORMATS = ("int8", "float8_e4m3fn", "float8_e5m2")
 
 
-def pushed(subject: Subject, count: int, **config: Any) -> tuple[Handle, NDArray, NDArray]:
+def filled(subject: Subject, count: int, **config: Any) -> tuple[Handle, NDArray, NDArray]:
     """A cache whose layer 0 has `count` tokens."""
     cache, (keys, values) = new(subject, "quantized", **config), pair_of_tokens(subject, count)
-    for key, value in zip(keys, values, strict=True):
-        cache.push(0, key, value)
+    cache.append(0, keys, values)
     return cache, keys, values
 
 
@@ -28,10 +27,10 @@ def reads_as(subject: Subject, cache: Handle, keys: NDArray, values: NDArray, fo
 
 
 @check("QUANT-01", "quantized")
-def a_push_appends_one_token(subject: Subject) -> None:
+def an_append_goes_to_one_layer(subject: Subject) -> None:
     for name in subject.formats(*FORMATS):
-        cache, keys, values = pushed(subject, 3, format=name)
-        equal((cache.length(0), cache.length(1)), (3, 0), "lengths after 3 pushes to layer 0")
+        cache, keys, values = filled(subject, 3, format=name)
+        equal((cache.length(0), cache.length(1)), (3, 0), "lengths after 3 tokens for layer 0")
         reads_as(subject, cache, keys, values, name, f"3 {name} tokens")
 
 
@@ -39,21 +38,21 @@ def a_push_appends_one_token(subject: Subject) -> None:
 def a_step_appends_to_every_layer(subject: Subject) -> None:
     cache, steps = new(subject, "quantized"), [pair_of_tokens(subject, 2) for _ in range(3)]
     for keys, values in steps:
-        cache.push_step(keys, values)
+        cache.append_step(keys, values)
     for layer in (0, 1):
         equal(cache.length(layer), 3, f"length of layer {layer} after 3 steps")
         want = [read_as(np.stack([step[which][layer] for step in steps]), "int8") for which in (0, 1)]
         reads(subject, cache.read_tokens(layer, [0, 1, 2]), (want[0], want[1]), f"layer {layer}")
     with raises("ShapeMismatch"):
-        cache.push_step(*pair_of_tokens(subject, 3))
+        cache.append_step(*pair_of_tokens(subject, 3))
     equal((cache.length(0), cache.length(1)), (3, 3), "lengths after a step of 3 layers was refused")
 
 
 @check("QUANT-02", "quantized")
 def a_full_layer_raises(subject: Subject) -> None:
-    cache, keys, values = pushed(subject, 4, capacity=4)
+    cache, keys, values = filled(subject, 4, capacity=4)
     with raises("CapacityExceeded"):
-        cache.push(0, keys[0], values[0])
+        cache.append(0, keys[:1], values[:1])
     reads_as(subject, cache, keys, values, "int8", "a full layer after one token more was refused")
 
 
@@ -63,15 +62,14 @@ def heads_have_scales_of_their_own(subject: Subject) -> None:
         cache, (keys, values) = new(subject, "quantized", format=name), pair_of_tokens(subject, 3)
         keys[:, 0] *= 1000
         values[:, 1] *= 1e-3
-        for key, value in zip(keys, values, strict=True):
-            cache.push(0, key, value)
+        cache.append(0, keys, values)
         reads_as(subject, cache, keys, values, name, f"{name} tokens with one loud head")
 
 
 @check("QUANT-04", "quantized")
 def every_way_of_reading_agrees(subject: Subject) -> None:
     for name in subject.formats(*FORMATS):
-        cache, _, _ = pushed(subject, 5, format=name)
+        cache, _, _ = filled(subject, 5, format=name)
         many = cache.read_tokens(0, [4, 0, 2])
         for row, position in enumerate((4, 0, 2)):
             token = cache.read_token(0, position)
@@ -83,11 +81,11 @@ def every_way_of_reading_agrees(subject: Subject) -> None:
 @check("QUANT-05", "quantized")
 def a_token_is_quantized_once(subject: Subject) -> None:
     for name in subject.formats(*FORMATS):
-        cache, keys, values = pushed(subject, 2, format=name)
+        cache, keys, values = filled(subject, 2, format=name)
         first = cache.read_tokens(0, [0, 1])
         for _ in range(6):
-            cache.push(0, *(rows[0] * 50 for rows in pair_of_tokens(subject, 1)))
-            pair(cache.read_tokens(0, [0, 1]), first, f"the first two {name} tokens, read again after a push")
+            cache.append(0, *(part * 50 for part in pair_of_tokens(subject, 1)))
+            pair(cache.read_tokens(0, [0, 1]), first, f"the first two {name} tokens, read again after an append")
         reads(subject, first, (read_as(keys, name), read_as(values, name)), f"the first two {name} tokens")
 
 
@@ -96,8 +94,7 @@ def keys_and_values_have_scales_of_their_own(subject: Subject) -> None:
     for name in subject.formats(*FORMATS):
         cache, (keys, values) = new(subject, "quantized", format=name), pair_of_tokens(subject, 3)
         keys, values = keys * 100, values / 100
-        for key, value in zip(keys, values, strict=True):
-            cache.push(0, key, value)
+        cache.append(0, keys, values)
         reads_as(subject, cache, keys, values, name, f"{name} tokens with large keys and small values")
 
 
@@ -112,23 +109,22 @@ def memory_is_codes_and_scales_over_capacity(subject: Subject) -> None:
                 equal((cache.memory_bytes, cache.fp32_bytes), (stored, plain), "bytes stored, and as float32")
                 true(abs(cache.compression_ratio - plain / stored) < 1e-6, "ratio", f"{plain / stored}", cache.compression_ratio)
                 true(cache.compression_ratio < 4, "ratio", "below 4", cache.compression_ratio)
-                cache.push_step(*pair_of_tokens(subject, layers))
+                cache.append_step(*pair_of_tokens(subject, layers))
 
 
 @check("QUANT-08", "quantized")
 def clear_empties_every_layer(subject: Subject) -> None:
     cache = new(subject, "quantized", capacity=4)
     for _ in range(4):
-        cache.push_step(*pair_of_tokens(subject, 2))
+        cache.append_step(*pair_of_tokens(subject, 2))
     cache.clear()
     equal((cache.length(0), cache.length(1)), (0, 0), "lengths after clear")
     for layer in (0, 1):
         with raises("PositionOutOfRange"):
             cache.read_token(layer, 0)
     keys, values = pair_of_tokens(subject, 4)
-    for key, value in zip(keys, values, strict=True):
-        cache.push(0, key, value)
-    reads_as(subject, cache, keys, values, "int8", "tokens pushed after clear")
+    cache.append(0, keys, values)
+    reads_as(subject, cache, keys, values, "int8", "tokens appended after clear")
 
 
 @check("QUANT-09", "rows")

@@ -4,8 +4,10 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from kvref_conformance.arrays import NDArray
-from kvref_conformance.checking.expect import equal, raises, same, true, within
-from kvref_conformance.checking.registry import check
+from kvref_conformance.checking.expect import equal, may_raise, raises, same, true, within
+from kvref_conformance.checking.registry import check, check_each
+from kvref_conformance.checking.setup import DIM, HEADS
+from kvref_conformance.checking.streams import Stream
 from kvref_conformance.drivers.in_process import Own, Subject
 from kvref_conformance.oracle import elements
 from kvref_conformance.oracle import rows as oracle
@@ -96,6 +98,36 @@ def a_later_larger_row_is_not_clipped_to_an_earlier_scale(subject: Subject) -> N
             codes, scale, zero = family.quantize(rows, name)
             got = family.dequantize(codes, scale, zero, 4, name)
             within(got, rows, np.abs(rows).max() / 8, f"{name} values of {rows.tolist()}")
+
+
+@check("FMT-LEVEL-05", "rows")
+def finite_rows_never_read_back_infinite(subject: Subject) -> None:
+    largest = np.finfo(np.float32).max
+    ends = [[largest, 0.0], [-largest, 1.0], [largest, 1.6040714e37], [largest, 2.9434131e34], [-1.0, largest]]
+    near = np.nextafter(largest, np.float32(0)) * np.linspace(1, 0.999, 20, dtype=np.float32)
+    for row in np.concatenate([np.array(ends), np.stack([near, near / 3], axis=1)]).astype(np.float32)[:, None]:
+        for name in subject.formats(*EVERY):
+            with may_raise("NonFinite"):
+                got = quantized(subject, row, name).values
+                true(np.isfinite(got).all(), f"{row.tolist()} through {name}", "finite values, or NonFinite", got.tolist())
+
+
+@check_each("FMT-LEVEL-05", "quantized", "tiered")
+def what_a_cache_takes_never_reads_back_infinite(subject: Subject, family: str) -> None:
+    formats, which = (SYMMETRIC, "format") if family == "quantized" else (("q8", "q4"), "store_format")
+    for name in subject.formats(*formats):
+        stream = Stream(subject, family, **{which: name} | ({"tail_length": 0} if family == "tiered" else {}))
+        token = np.full((1, HEADS, DIM), 1.6040714e37, np.float32)
+        token[0, 0, 0] = np.finfo(np.float32).max
+        with may_raise("NonFinite"):
+            stream.append(token, token)
+            for part in stream.read():
+                true(
+                    np.isfinite(part).all(),
+                    f"the largest float32 in a {name} cache",
+                    "finite values, or NonFinite",
+                    part.tolist(),
+                )
 
 
 def _read_back(subject: Subject, rows: NDArray | Own, name: str) -> NDArray:

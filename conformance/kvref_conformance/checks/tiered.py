@@ -28,7 +28,7 @@ def append(subject: Subject, cache: Handle, tiers: Tiers, count: int) -> None:
 def agree(subject: Subject, cache: Handle, tiers: Tiers, when: str) -> None:
     stats = cache.stats()
     got = (stats.total_tokens, stats.tail_tokens, stats.warm_tokens, stats.store_tokens)
-    want = (len(tiers.tokens), tiers.count("hot"), tiers.count("warm"), tiers.count("cold"))
+    want = (len(tiers.tokens), tiers.count("tail"), tiers.count("warm"), tiers.count("store"))
     equal(got, want, f"tokens in all, in tail, warm tier and store, {when}")
     if tiers.tokens:
         reads(subject, cache.read(), tiers.read(), f"the cache {when}")

@@ -2,11 +2,12 @@
 
 import numpy as np
 
-from kvref_conformance.checking.expect import equal, pair, raises, reads, same, true
+from kvref_conformance.checking.expect import equal, may_raise, pair, raises, reads, same, true
 from kvref_conformance.checking.registry import check
-from kvref_conformance.checking.setup import HEADS, new, pair_of_tokens, tokens
+from kvref_conformance.checking.setup import DIM, HEADS, new, pair_of_tokens, tokens
 from kvref_conformance.checking.threads import THREADS, in_threads
 from kvref_conformance.checks.tiered import agree, append, both
+from kvref_conformance.drivers.guard import data_bytes
 from kvref_conformance.drivers.in_process import Subject
 from kvref_conformance.oracle.elements import round_to
 from kvref_conformance.oracle.rows import read_as
@@ -151,8 +152,7 @@ def a_value_the_tail_cannot_hold_is_refused_at_append(subject: Subject) -> None:
 
 @check("TIER-13", "tiered")
 def a_token_no_store_can_hold_is_refused_at_append(subject: Subject) -> None:
-    subject.formats("float32")
-    wide = np.zeros((1, HEADS, 5), np.float32)
+    wide = np.zeros((1, HEADS, DIM), np.float32)
     wide[0, 0, 0], wide[0, 1, 4] = 3e38, -3e38  # each is finite, their distance is not
     for tail in (4, 0):
         cache, tiers = both(subject, tail_dtype="float32", tail_length=tail)
@@ -160,8 +160,54 @@ def a_token_no_store_can_hold_is_refused_at_append(subject: Subject) -> None:
         with raises("NonFinite"):
             cache.append(wide, wide)
         agree(subject, cache, tiers, "after a token whose range overflows was refused")
-        cache.append(np.abs(wide), np.abs(wide) / 2)
+        large = np.full_like(wide, 8e37)
+        large[0, 0, 0] *= -1
+        cache.append(large, large / 2)
         equal(cache.total_tokens, 7, "tokens after a large one whose range does not overflow")
+
+
+@check("TIER-13", "tiered")
+def a_token_is_looked_at_as_the_tail_holds_it(subject: Subject) -> None:
+    """A bfloat16 tail rounds up: the range of what comes is finite, that of what moves on is not."""
+    wide = np.full((1, HEADS, DIM), 2.0**127 * (1 - 2.0**-10), np.float32)
+    wide[0, 0, 0] *= -1
+    cache, tiers = both(subject, tail_dtype="bfloat16", tail_length=1)
+    append(subject, cache, tiers, 3)
+    with raises("NonFinite"):
+        cache.append(wide, wide)
+    append(subject, cache, tiers, 3)
+    agree(subject, cache, tiers, "after a token whose range overflows once the tail has rounded it was refused")
+
+
+@check("TIER-13", "tiered")
+def what_was_taken_can_move_on(subject: Subject) -> None:
+    """Through a warm tier, whose reading back may be larger than what came."""
+    for magnitude in np.array([2.0**125, 2.0**126, 2.0**127 * (1 - 2.0**-24), 3.4028235e38], np.float32):
+        for warm in subject.formats("q8", "int8"):
+            sizes = {"tail_dtype": "float32", "tail_length": 1, "warm_length": 1, "warm_format": warm, "store_format": "q4"}
+            cache, token = new(subject, "tiered", **sizes), np.full((1, HEADS, DIM), magnitude, np.float32)
+            for sign in (1, -1):
+                token[0, 1, 0] = sign * magnitude
+                with may_raise("NonFinite"):
+                    cache.append(token, token)
+            before = cache.total_tokens
+            cache.append(*pair_of_tokens(subject, 3))
+            equal(cache.total_tokens, before + 3, f"tokens after 3 more behind some of {magnitude}")
+
+
+@check("TIER-16", "tiered")
+def memory_follows_the_policy(subject: Subject) -> None:
+    subject.in_this_process()
+    sizes = {"num_kv_heads": 8, "head_dim": 64, "max_tokens": 2048, "tail_length": 1024, "tail_dtype": "float32"}
+    cache, tail, sizes_of_memory = new(subject, "tiered", **sizes), 1024 * 8 * 64 * 8, list[int]()
+    for _ in range(2):
+        for length in 20 * (1000, 1024):
+            cache.update_policy(tail_length=length)
+        if (size := data_bytes()) is None:
+            raise NotOffered("a system that says how much memory a process has")
+        sizes_of_memory.append(size)
+    growth = sizes_of_memory[1] - sizes_of_memory[0]
+    true(growth < 10 * tail, "growth by 40 changes of an empty cache's policy", f"less than {10 * tail} bytes", growth)
 
 
 @check("TIER-14", "tiered")
@@ -190,7 +236,7 @@ def store_only_quantizes_the_input_itself(subject: Subject) -> None:
         cache.append(keys, values)
         want = [stacked(through(given(token), name) for token in part) for part in (keys, values)]
         reads(subject, cache.read(), (want[0], want[1]), f"a cache that is all {name} store")
-        true(cache.tier_of(6) == "cold", "tier of the newest token", "cold", cache.tier_of(6))
+        true(cache.tier_of(6) == "store", "tier of the newest token", "store", cache.tier_of(6))
 
 
 @check("TIER-15", "tiered")
@@ -200,6 +246,6 @@ def a_store_of_head_rows_scales_each_head(subject: Subject) -> None:
     try:
         cache.update_policy(store_format="int8")
     except Exception as error:
-        raise NotOffered("a two-tier store in int8") from error
+        raise NotOffered("a tiered store in int8") from error
     cache.append(keys, values)
     reads(subject, cache.read(), (read_as(keys, "int8"), read_as(values, "int8")), "a cache that is all int8 store")

@@ -59,11 +59,11 @@ def time_limit(seconds: float) -> Iterator[None]:
 @contextmanager
 def memory_limit(extra: int = MEMORY) -> Iterator[None]:
     """Let allocations inside the block fail with MemoryError, instead of taking the machine down."""
-    used = _data_bytes()
+    used = data_bytes()
     if used is None:
         yield
         return
-    import resource  # not on every system: _data_bytes says
+    import resource  # not on every system: data_bytes says
 
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     limit = used + extra if hard == resource.RLIM_INFINITY else min(used + extra, hard)
@@ -74,7 +74,7 @@ def memory_limit(extra: int = MEMORY) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
-def _data_bytes() -> int | None:
+def data_bytes() -> int | None:
     """The process's private memory in bytes, or None where the system does not say."""
     try:
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()

@@ -11,7 +11,7 @@ import torch
 import transformers
 from transformers import Cache, DynamicCache, LlamaConfig, StaticCache
 
-from kvref.errors import CapacityExceeded, DtypeMismatch, EmptyCache, ShapeMismatch
+from kvref.errors import CapacityExceeded, DtypeMismatch, ShapeMismatch
 from kvref_conformance.interface import Level
 from kvref_conformance.outcome import NotOffered
 
@@ -34,7 +34,7 @@ class Dynamic(_Transformers):
 
     def contiguous(self, **config: Any) -> "OneLayer":
         _not_taken(config, *config)
-        return OneLayer(DynamicCache(), config["max_seq_len"])
+        return OneLayer(DynamicCache(), config, config["max_seq_len"])
 
 
 class Static(_Transformers):
@@ -42,20 +42,21 @@ class Static(_Transformers):
 
     def contiguous(self, **config: Any) -> "OneLayer":
         _not_taken(config, *(name for name in config if name != "max_seq_len"))
-        one_layer = LlamaConfig(num_hidden_layers=1)  # the other sizes come from the first update
-        return WithBuffers(StaticCache(one_layer, max_cache_len=config["max_seq_len"]))
+        one_layer = LlamaConfig(num_hidden_layers=1)  # the other sizes come from the first tokens
+        return WithBuffers(StaticCache(one_layer, max_cache_len=config["max_seq_len"]), config)
 
 
 class OneLayer:
-    def __init__(self, cache: Cache, longest: int | None = None) -> None:
+    def __init__(self, cache: Cache, config: dict[str, Any], longest: int | None = None) -> None:
         self._cache = cache
+        self._no_tokens = torch.zeros(config["batch_size"], config["num_kv_heads"], 0, config["head_dim"])
         self._longest = longest  # what the judge takes for the maximum, where the cache has none
 
     @property
     def seq_len(self) -> int:
         return int(self._cache.get_seq_length())
 
-    def update(self, keys: Any, values: Any) -> None:
+    def append(self, keys: Any, values: Any) -> None:
         if self._longest is not None and keys.ndim == 4 and self.seq_len + keys.shape[2] > self._longest:
             raise NotOffered("a maximum length")
         try:
@@ -65,7 +66,7 @@ class OneLayer:
 
     def read(self) -> tuple[Any, Any]:
         if not self._cache.layers or self._cache.layers[0].keys is None:
-            raise EmptyCache("the layer has no tensors")
+            return self._no_tokens, self._no_tokens  # the library has no layer yet, or one without tensors
         layer = self._cache.layers[0]
         return layer.keys[:, :, : self.seq_len], layer.values[:, :, : self.seq_len]
 
@@ -77,7 +78,7 @@ class WithBuffers(OneLayer):
     def raw(self) -> tuple[Any, Any]:
         layer = self._cache.layers[0]
         if layer.keys is None:
-            raise NotOffered("raw buffers before the first update")
+            raise NotOffered("raw buffers before the first tokens")
         return layer.keys, layer.values
 
 

@@ -1,4 +1,4 @@
-"""The machines of the contiguous, the quantized, the two-tier and the pooled cache."""
+"""The machines of the contiguous, the quantized, the tiered and the pooled cache."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from hypothesis.stateful import initialize, precondition, rule
 
 from kvref_conformance.arrays import NDArray
 from kvref_conformance.machines.base import ANY, Machine, one_of, pair, within
-from kvref_conformance.machines.rows import kinds
+from kvref_conformance.machines.rows import HUGE, kinds
 from kvref_conformance.oracle.quantized import Quantized
 
 INDEX = st.integers(0, 5)
@@ -34,19 +34,19 @@ class ContiguousMachine(Machine):
 
     @precondition(lambda self: self.objects)
     @rule(which=INDEX, count=COUNT, kind=kinds(), fused=st.booleans())
-    def update(self, which: int, count: int, kind: str, fused: bool) -> None:
+    def append(self, which: int, count: int, kind: str, fused: bool) -> None:
         keys, values = self.some(count, kind)
         if fused:
-            self.call("update_fused", one_of(self.objects, which), key_values=np.stack([keys, values]))
+            self.call("append_fused", one_of(self.objects, which), key_values=np.stack([keys, values]))
         else:
-            self.call("update", one_of(self.objects, which), keys=keys, values=values)
+            self.call("append", one_of(self.objects, which), keys=keys, values=values)
 
     @precondition(lambda self: self.objects)
     @rule(which=INDEX, wrong=st.integers(0, 5), side=st.integers(0, 2))
-    def update_wrongly(self, which: int, wrong: int, side: int) -> None:
+    def append_wrongly(self, which: int, wrong: int, side: int) -> None:
         batch, heads, dim = self.shape
         keys, values = self.source.wrong_pair((batch, heads, 1, dim), wrong, side)
-        self.call("update", one_of(self.objects, which), keys=keys, values=values)
+        self.call("append", one_of(self.objects, which), keys=keys, values=values)
 
     @precondition(lambda self: self.objects)
     @rule(which=INDEX, count=st.integers(-1, 3))
@@ -57,7 +57,7 @@ class ContiguousMachine(Machine):
     @rule(which=INDEX, count=COUNT, kind=kinds())
     def reset(self, which: int, count: int, kind: str) -> None:
         self.call("reset", one_of(self.objects, which))
-        self.update(which, count, kind, fused=False)
+        self.append(which, count, kind, fused=False)
 
 
 class QuantizedMachine(Machine):
@@ -72,23 +72,23 @@ class QuantizedMachine(Machine):
         self.shape, self.layers = (heads, dim), layers
 
     @precondition(lambda self: self.objects)
-    @rule(layer=ANY, kind=kinds(), loud=st.sampled_from((1.0, 100.0)))
-    def push(self, layer: int, kind: str, loud: float) -> None:
-        layer = within(layer, self.layers)
-        key, value = pair(self.source, self.shape, kind)
-        self.call("push", self.objects[0], layer=layer, key=key, value=value if kind == "huge" else value * np.float32(loud))
+    @rule(layer=ANY, count=COUNT, kind=kinds(), loud=st.sampled_from((1.0, 100.0)))
+    def append(self, layer: int, count: int, kind: str, loud: float) -> None:
+        layer, factor = within(layer, self.layers), np.float32(1.0 if kind in HUGE else loud)
+        keys, values = pair(self.source, (count, *self.shape), kind)
+        self.call("append", self.objects[0], layer=layer, keys=keys, values=values * factor)
 
     @precondition(lambda self: self.objects)
     @rule(kind=kinds())
-    def push_step(self, kind: str) -> None:
+    def append_step(self, kind: str) -> None:
         keys, values = pair(self.source, (self.layers, *self.shape), kind)
-        self.call("push_step", self.objects[0], keys=keys, values=values)
+        self.call("append_step", self.objects[0], keys=keys, values=values)
 
     @precondition(lambda self: self.objects)
     @rule(wrong=st.integers(0, 5), side=st.integers(0, 2))
-    def push_wrongly(self, wrong: int, side: int) -> None:
-        keys, values = self.source.wrong_pair(self.shape, wrong, side)
-        self.call("push", self.objects[0], layer=0, key=keys, value=values)
+    def append_wrongly(self, wrong: int, side: int) -> None:
+        keys, values = self.source.wrong_pair((2, *self.shape), wrong, side)
+        self.call("append", self.objects[0], layer=0, keys=keys, values=values)
 
     @precondition(lambda self: self.objects)
     @rule(layer=ANY, position=ANY, head=ANY)
@@ -104,7 +104,7 @@ class QuantizedMachine(Machine):
     @rule(kind=kinds())
     def clear(self, kind: str) -> None:
         self.call("clear", self.objects[0])
-        self.push(0, kind, 1.0)
+        self.append(0, 1, kind, 1.0)
 
     @precondition(lambda self: self.objects)
     @rule(layer=ANY, group=st.integers(1, 2), kind=kinds(everything=False))

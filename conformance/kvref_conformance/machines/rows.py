@@ -12,11 +12,14 @@ EDGES = {  # numbers that a row is made of, repeated
     "float16 edges": (65504.0, -65519.0, 2.0**-24, 2.0**-25),
     "beyond float16": (65520.0, 1e6),
     "huge": (1e38, -1e38),
+    "rounded up": (2.0**127 * (1 - 2.0**-10), -(2.0**127) * (1 - 2.0**-10)),  # in bfloat16 their distance is not finite
+    "largest": (np.finfo(np.float32).max, 1.0),
     "nan": (1.0, np.nan),
     "infinity": (np.inf, 1.0),
 }
 PLAIN = ("counting", "uneven")
-FINITE = (*PLAIN, *PLAIN, "zeros", "tiny", "ties", "float16 edges", "beyond float16", "huge")
+HUGE = ("huge", "rounded up", "largest")  # and not to be made larger
+FINITE = (*PLAIN, *PLAIN, "zeros", "tiny", "ties", "float16 edges", "beyond float16", *HUGE)
 
 
 def kinds(everything: bool = True) -> st.SearchStrategy[str]:

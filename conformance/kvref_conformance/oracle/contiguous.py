@@ -9,7 +9,6 @@ from kvref_conformance.oracle.elements import round_to
 from kvref_conformance.oracle.expected import (
     Arrays,
     Expected,
-    Refused,
     TakenOrRefused,
     Value,
     exactly,
@@ -39,7 +38,7 @@ class Contiguous(Model):
         self.most, self.dtype = max_seq_len, dtype
         self.room = min(initial_capacity, max_seq_len)
         self.says_capacity = False  # what has none may keep buffers of any length
-        self.before, self.given = 0, (np.zeros((0,)), np.zeros((0,)))  # tokens before the last update, and what it was given
+        self.before, self.given = 0, (np.zeros((0,)), np.zeros((0,)))  # tokens before the last append, and what it was given
         self.tokens: list[tuple[NDArray, NDArray] | None] = []  # [B, H, D] each; None: written behind the cache's back
 
     def looks(self) -> list[Look]:
@@ -54,13 +53,13 @@ class Contiguous(Model):
 
         return Value(self.blame("capacity"), note, value=self.room)
 
-    def update(self, keys: Any, values: Any) -> Expected:
-        return self._append("update", keys, values)
+    def append(self, keys: Any, values: Any) -> Expected:
+        return self._append("append", keys, values)
 
-    def update_fused(self, key_values: Any) -> Expected:
+    def append_fused(self, key_values: Any) -> Expected:
         batch, heads, dim = self.sizes
         wrong = wrong_arrays((key_values, (2, batch, heads, None, dim)))
-        return self.refuse(wrong) if wrong else self._append("update_fused", key_values[0], key_values[1])
+        return self.refuse(wrong) if wrong else self._append("append_fused", key_values[0], key_values[1])
 
     def _append(self, name: str, keys: Any, values: Any) -> Expected:
         batch, heads, dim = self.sizes
@@ -80,12 +79,10 @@ class Contiguous(Model):
                 self.room = min(max(1, 2 * self.room), self.most)
 
         then = self.did("grown" if total > self.room else name, change)
-        clause = "CONTIG-09" if name == "update_fused" else "CONTIG-06" if total == self.most else "CONTIG-02"
+        clause = "CONTIG-09" if name == "append_fused" else "CONTIG-06" if total == self.most else "CONTIG-02"
         return Expected(clause, then) if finite(keys, values) else TakenOrRefused(clause, then)
 
     def read(self) -> Expected:
-        if not self.tokens:
-            return Refused("CONTIG-03", kinds=("EmptyCache",))
         return self._arrays("read", ())
 
     def raw(self) -> Expected:
@@ -101,9 +98,9 @@ class Contiguous(Model):
 
         def clause_at(index: tuple[int, ...], got: NDArray) -> str:
             new = index[2] - self.before
-            if new < 0 or self.last not in ("update", "update_fused", "grown"):
+            if new < 0 or self.last not in ("append", "append_fused", "grown"):
                 return self.blame(name)
-            return "CONTIG-12" if self._nearly(index, new, got) else "CONTIG-09" if self.last == "update_fused" else "LAW-04"
+            return "CONTIG-12" if self._nearly(index, new, got) else "CONTIG-09" if self.last == "append_fused" else "LAW-04"
 
         return Arrays(
             self.blame(name), names=("keys", "values"), parts=(exactly(stacked[0]), exactly(stacked[1])), used=used, shape=shape,

@@ -92,10 +92,11 @@ class QuantizedRows(Arrays):
 
 
 def _quantized(x: NDArray, format: str) -> Expected:
-    with np.errstate(over="ignore", invalid="ignore"):
-        want = rows.store(x, format)
+    want = rows.store(x, format)
     if not np.isfinite(want.scale).all():
         return Refused("FMT-AFF-01", kinds=("NonFinite",))
+    if not finite(want.values):  # with a scale an ulp smaller, at level tolerant, they may be
+        return TakenOrRefused("FMT-LEVEL-05")
     codes, other = want.codes, rows.admissible_too(x, format)
     if format == "q4":
         codes, other = (_packed(part) for part in (codes, other))

@@ -34,7 +34,7 @@ class Quantized(Model):
         super().__init__()
         self.num_layers, self.room, self.row, self.format = num_layers, capacity, (num_kv_heads, head_dim), format
         self.tokens: list[list[tuple[Reads, Reads]]] = [[] for _ in range(num_layers)]
-        self.written: set[tuple[int, int]] = set()  # layer and position of the last push
+        self.written: set[tuple[int, int]] = set()  # layer and position of what was appended last
         self.unknown = False  # something not finite was taken: what it was quantized to is no clause's business
 
     def looks(self) -> list[Look]:
@@ -57,33 +57,36 @@ class Quantized(Model):
             return self.refuse(wrong)
         return Value(self.blame("length"), value=len(self.tokens[layer]))
 
-    def push(self, layer: Any, key: Any, value: Any) -> Expected:
-        wrong = not_in_range(layer, self.num_layers, "LayerOutOfRange") + wrong_arrays((key, self.row), (value, self.row))
-        return self.refuse(wrong) if wrong else self._push([layer], key[None], value[None], "QUANT-01")
+    def append(self, layer: Any, keys: Any, values: Any) -> Expected:
+        shape = (None, *self.row)
+        wrong = not_in_range(layer, self.num_layers, "LayerOutOfRange") + wrong_arrays((keys, shape), (values, shape))
+        return self.refuse(wrong) if wrong else self._append([layer] * len(keys), keys, values)
 
-    def push_step(self, keys: Any, values: Any) -> Expected:
+    def append_step(self, keys: Any, values: Any) -> Expected:
         shape = (self.num_layers, *self.row)
         if wrong := wrong_arrays((keys, shape), (values, shape)):
             return self.refuse(wrong)
-        return self._push(list(range(self.num_layers)), keys, values, "QUANT-01")
+        return self._append(list(range(self.num_layers)), keys, values)
 
-    def _push(self, layers: list[int], keys: NDArray, values: NDArray, clause: str) -> Expected:
-        if any(len(self.tokens[layer]) == self.room for layer in layers):
+    def _append(self, layers: list[int], keys: NDArray, values: NDArray) -> Expected:
+        """Token i goes to layers[i]: all of them or none."""
+        if any(len(tokens) + layers.count(layer) > self.room for layer, tokens in enumerate(self.tokens)):
             kinds = ("CapacityExceeded",) if finite(keys, values) else ("CapacityExceeded", "NonFinite")
             return self.refuse([(kind, "QUANT-02") for kind in kinds])
 
         def change(ok: Any) -> None:
-            self.written = {(layer, len(self.tokens[layer])) for layer in layers}
-            for row, layer in enumerate(layers):
-                self.tokens[layer].append((_stored(keys[row], self.format), _stored(values[row], self.format)))
+            self.written = set()
+            for key, value, layer in zip(keys, values, layers, strict=True):
+                self.written.add((layer, len(self.tokens[layer])))
+                self.tokens[layer].append((_stored(key, self.format), _stored(value, self.format)))
 
         def taken(ok: Any) -> None:
             self.unknown = True
             change(ok)
 
-        if not finite(keys, values):
-            return TakenOrRefused(clause, self.did("push", taken), refused=lambda: self.did("refused")(None))
-        return Expected(clause, self.did("push", change))
+        if not finite(keys, values, *(read_as(float32(part), self.format).values for part in (keys, values))):
+            return TakenOrRefused("QUANT-01", self.did("append", taken), refused=lambda: self.did("refused")(None))
+        return Expected("QUANT-01", self.did("append", change))
 
     def read_tokens(self, layer: Any, positions: Sequence[int]) -> Expected:
         wrong = self._out_of_range(layer, positions)

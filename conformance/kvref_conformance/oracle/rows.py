@@ -25,8 +25,9 @@ class Stored(NamedTuple):
     values: NDArray  # float32, what it reads as
 
 
+@np.errstate(over="ignore")
 def fl(x: NDArray) -> NDArray:
-    """Rounded to float32, as float64."""
+    """Rounded to float32, as float64: what passes its end is infinite."""
     return np.asarray(x, dtype=np.float64).astype(np.float32).astype(np.float64)
 
 
@@ -35,7 +36,9 @@ def half_away(x: NDArray) -> NDArray:
     return np.copysign(np.floor(np.abs(x) + 0.5), x)
 
 
+@np.errstate(invalid="ignore")
 def store(rows: NDArray, format: str) -> Stored:
+    """What is not finite in `values` is to be refused, NonFinite (FMT-LEVEL-05)."""
     x = np.asarray(rows, dtype=np.float32).astype(np.float64)
     if format in STEPS:
         zero = x.min(axis=-1)

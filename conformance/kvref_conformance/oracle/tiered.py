@@ -1,4 +1,4 @@
-"""The two-tier cache's answers, from the list of tokens in `tiers`."""
+"""The tiered cache's answers, from the list of tokens in `tiers`."""
 
 from typing import Any, ClassVar
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from kvref_conformance.arrays import NDArray
 from kvref_conformance.oracle.attention import attended
-from kvref_conformance.oracle.elements import MAX, TIE_TO_INFINITY
+from kvref_conformance.oracle.elements import round_to
 from kvref_conformance.oracle.expected import (
     Arrays,
     Expected,
@@ -14,6 +14,7 @@ from kvref_conformance.oracle.expected import (
     TakenOrRefused,
     Unjudged,
     Value,
+    finite,
     float32,
     not_in_range,
     wrong_arrays,
@@ -25,7 +26,7 @@ from kvref_conformance.oracle.tiers import Tiers
 PLAIN = ("float32", "float16", "bfloat16")
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "q8": 1}
 STATISTICS = {"total_tokens": "TIER-06", "tail_tokens": "TIER-01", "warm_tokens": "TIER-14", "store_tokens": "TIER-02"}
-TIERS = {"tail": "hot", "warm": "warm", "store": "cold"}
+TIERS = ("tail", "warm", "store")
 ALLOWED = {"tail_dtype": PLAIN, "warm_format": SYMMETRIC + AFFINE, "store_format": SYMMETRIC + AFFINE}
 
 
@@ -64,27 +65,14 @@ class Tiered(Model):
 
         def taken(ok: Any) -> None:
             self.unknown = True
-            self.tiers.append(*(np.where(np.isfinite(part), part, 0) for part in rows))
+            self.tiers.append(*(np.zeros_like(part) for part in rows))
 
-        finite = all(bool(np.isfinite(part).all()) for part in rows)
-        if not finite:
-            return TakenOrRefused("LAW-04", self.did("append", taken), refused=lambda: self.did("refused")(None))
-        if not all(self._storable(part) for part in rows):
+        held = [round_to(part, self.policy["tail_dtype"]) if self.policy["tail_length"] else part for part in rows]
+        if finite(*rows) and not all(map(_storable, held)):
             return self.refuse([("NonFinite", "TIER-13")])
+        if not finite(*rows) or any(np.abs(part).max(initial=0) >= 2.0**126 for part in held):
+            return TakenOrRefused("TIER-13", self.did("append", taken), refused=lambda: self.did("refused")(None))
         return Expected("LAW-04", self.did("append", change))
-
-    def _storable(self, rows: Any) -> bool:
-        """Whether the tail can hold every value, and a later store the range of every token."""
-        if not len(rows):
-            return True
-        flat = rows.reshape(len(rows), -1).astype(np.float64)
-        dtype = self.policy["tail_dtype"]
-        largest = float("inf") if dtype == "float32" or not self.policy["tail_length"] else TIE_TO_INFINITY.get(dtype, MAX[dtype])
-        if dtype == "bfloat16" and self.policy["tail_length"]:
-            largest = (2.0 - 2.0**-8) * 2.0**127  # halfway to what would follow the largest
-        with np.errstate(over="ignore"):
-            ranges = (flat.max(axis=1) - flat.min(axis=1)).astype(np.float32)
-        return bool((np.abs(flat) < largest).all() and np.isfinite(ranges).all())
 
     def read(self) -> Expected:
         if self.unknown:
@@ -96,7 +84,7 @@ class Tiered(Model):
                 return self.blame("read")
             if self._displaced(index[0], got):
                 return "TIER-05" if self.evicted else "TIER-03"
-            return "LAW-04" if self.tiers.tokens[index[0]].tier == "hot" else "TIER-02"
+            return "LAW-04" if self.tiers.tokens[index[0]].tier == "tail" else "TIER-02"
 
         clause = "TIER-05" if self.evicted else "TIER-03"
         return Arrays(clause, names=("keys", "values"), parts=parts, clause_at=clause_at)
@@ -123,11 +111,11 @@ class Tiered(Model):
         return Value(self.blame("tier_of"), value=self.tiers.tokens[position - first].tier)
 
     def stats(self) -> Expected:
-        want: dict[str, Any] = {f"{name}_tokens": self.tiers.count(tier) for name, tier in TIERS.items()}
+        want: dict[str, Any] = {f"{tier}_tokens": self.tiers.count(tier) for tier in TIERS}
         want["total_tokens"] = len(self.tiers.tokens)
-        for name, tier in TIERS.items():
-            want[f"{name}_bytes"] = sum(self._token_bytes(token.format) for token in self.tiers.tokens if token.tier == tier)
-        stored = sum(want[f"{name}_bytes"] for name in TIERS)
+        for tier in TIERS:
+            want[f"{tier}_bytes"] = sum(self._token_bytes(token.format) for token in self.tiers.tokens if token.tier == tier)
+        stored = sum(want[f"{tier}_bytes"] for tier in TIERS)
         plain = 8 * self.row[0] * self.row[1] * len(self.tiers.tokens)
         want["compression_ratio"] = plain / stored if stored else 1.0
         policy = self.last == "policy"
@@ -166,3 +154,10 @@ class Tiered(Model):
 
     def attend(self, query: Any, scale: float) -> Expected:
         return Unjudged("ATTN-10") if self.unknown else attended("ATTN-10", query, *self._parts(), scale)
+
+
+def _storable(tokens: NDArray) -> bool:
+    """Whether every value, and the range of every token, is finite in float32."""
+    exact = tokens.astype(np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return finite(tokens, exact.max(axis=(1, 2)) - exact.min(axis=(1, 2)))

@@ -1,4 +1,4 @@
-"""The two-tier cache as a list of tokens, each remembering what it reads as and where it is."""
+"""The tiered cache as a list of tokens, each remembering what it reads as and where it is."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -46,11 +46,11 @@ class Tiers:
 
     def _settle(self) -> None:
         """Let every token, newest first, stay where it is if there is room, and go down a tier if not. None goes up."""
-        room = {"hot": self.policy["tail_length"], "warm": self.policy["warm_length"], "cold": self.policy["max_tokens"]}
+        room = {"tail": self.policy["tail_length"], "warm": self.policy["warm_length"], "store": self.policy["max_tokens"]}
         formats = {
-            "hot": self.policy["tail_dtype"],
+            "tail": self.policy["tail_dtype"],
             "warm": self.policy["warm_format"],
-            "cold": self.policy["store_format"],
+            "store": self.policy["store_format"],
         }
         order, missing = list(room), [tier for tier, length in room.items() if length == 0]
         for token in reversed(self.tokens):

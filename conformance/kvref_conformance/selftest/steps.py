@@ -28,7 +28,7 @@ def steps(family: str, dim: int, format: str) -> list[Step]:
     def sequences(got: Got) -> Any:
         return [got["paged.create"]]
 
-    token, tokens, query = rows(HEADS, dim), rows(2, HEADS, dim), rows(1, HEADS, dim)
+    tokens, query = rows(2, HEADS, dim), rows(1, HEADS, dim)
     lanes, batch = rows(1, HEADS, 2, dim), rows(1, HEADS, dim)
     here: dict[str, Any] = {"sequence": sequence, "layer": 0}
     table: dict[str, dict[str, Any]] = {
@@ -50,7 +50,7 @@ def steps(family: str, dim: int, format: str) -> list[Step]:
             "attention": of(query=query, keys=tokens, values=tokens, scale=1.0, causal=False, length=2),
         },
         "contiguous": {
-            "update": of(keys=lanes, values=lanes), "update_fused": of(key_values=np.stack([lanes, lanes])), "seq_len": of(),
+            "append": of(keys=lanes, values=lanes), "append_fused": of(key_values=np.stack([lanes, lanes])), "seq_len": of(),
             "capacity": of(), "read": of(), "raw": of(), "advance": of(count=0), "reset": of(),
         },
         "blocks": {
@@ -69,8 +69,8 @@ def steps(family: str, dim: int, format: str) -> list[Step]:
             "drop": of(sequence=sequence),
         },
         "quantized": {
-            "push": of(layer=0, key=token, value=token), "push_step": of(keys=tokens, values=tokens), "length": of(layer=0),
-            "read_head": of(layer=0, position=0, head=1), "read_token": of(layer=0, position=0),
+            "append": of(layer=0, keys=tokens, values=tokens), "append_step": of(keys=tokens, values=tokens),
+            "length": of(layer=0), "read_head": of(layer=0, position=0, head=1), "read_token": of(layer=0, position=0),
             "read_tokens": of(layer=0, positions=[1, 0]), "memory_bytes": of(), "fp32_bytes": of(), "compression_ratio": of(),
             "attend": of(layer=0, query=query, scale=1.0), "clear": of(),
         },

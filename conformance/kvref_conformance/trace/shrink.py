@@ -122,10 +122,10 @@ def _with_one_row(request: Request) -> Iterator[Request]:
 
 def _with_fewer_tokens(request: Request) -> Iterator[Request]:
     """The same request with one token, with two, and so on."""
-    if request.name not in ("update", "update_fused", "append", "write", "extend"):
+    if request.name not in ("append", "append_fused", "write", "extend"):
         return
     arrays = _arrays(request)
-    axis = {"update": 2, "update_fused": 3}.get(request.name, 0) if request.family == "contiguous" else 0
+    axis = {"append": 2, "append_fused": 3}.get(request.name, 0) if request.family == "contiguous" else 0
     lengths = {array.shape[axis] for array in arrays.values() if array.ndim > axis}
     if len(lengths) == 1:
         for length in range(1, lengths.pop()):

@@ -72,7 +72,7 @@ def every_update_makes_new_buffers(patch):
 def fused_keys_and_values_are_swapped(patch):
     in_source(
         patch,
-        "kvref.contiguous.ContiguousCache.update_fused",
+        "kvref.contiguous.ContiguousCache.append_fused",
         "key_values[0, ...], key_values[1, ...]",
         "key_values[1, ...], key_values[0, ...]",
     )

@@ -265,10 +265,19 @@ def a_narrow_cache_keeps_float32(patch):
     patch.setattr(casts.Cast, "dequantize", lambda self, stored, width: stored.codes)
 
 
-@bug("FMT-AFF-01", "TIER-13")
+@bug("FMT-AFF-01", "FMT-LEVEL-05")
 def an_infinite_range_is_divided(patch):
-    in_source(patch, "kvref.formats.affine.check_range", ">= 2.0**127", "> 2.0**128")
-    patch.setattr("kvref.tiered.check_range", affine.check_range)
+    patch.setattr(affine, "check_read_back", lambda name, largest: None)
+
+
+@bug("FMT-LEVEL-05")
+def the_largest_float_reads_back_infinite(patch):
+    patch.setattr(symmetric, "check_read_back", lambda name, largest: None)
+
+
+@bug("FMT-LEVEL-05")
+def only_the_range_is_looked_at(patch):
+    in_source(patch, "kvref.formats.affine.AffineRow.quantize", "scale * steps + zero)", "spread)")
 
 
 @bug("FMT-INT8-03", "FMT-FP8-08", "QUANT-01")

@@ -8,7 +8,6 @@ from kvref import errors
 from kvref.backend import ReferenceBackend
 from kvref.blocks import BlockTables
 from kvref.formats import symmetric
-from kvref.tiered import TieredCache
 
 
 @bug("LAW-01", "PAGED-05")
@@ -23,7 +22,7 @@ def pages_are_kept_when_the_pool_runs_dry(patch):
 
 @bug("LAW-02", "QUANT-06", "FMT-AFF-03")
 def values_are_stored_as_keys(patch):
-    in_source(patch, "kvref.rows.TokenStore.write", "self.values.write(slots, values)", "self.values.write(slots, keys)")
+    in_source(patch, "kvref.slots.TokenStore.write", "self.values.quantized(values)", "self.values.quantized(keys)")
 
 
 @bug("LAW-03", "BLOCK-04", "PAGED-07")
@@ -43,8 +42,12 @@ def any_position_a_page_has_can_be_read(patch):
 
 @bug("LAW-06", "TIER-01")
 def a_long_append_is_quantized_whole(patch):
-    enter = TieredCache._enter
-    patch.setattr(TieredCache, "_enter", lambda self, i, k, v: enter(self, 2 if k.shape[0] > self._tiers[0].room else i, k, v))
+    in_source(
+        patch,
+        "kvref.tiered.TieredCache.append",
+        "next(tier for tier in self._tiers if tier.room)",
+        "self._tiers[2] if count > self.config.tail_length else self._tiers[0]",
+    )
 
 
 @bug("LAW-07", "LAW-02", "PAGED-12")
@@ -105,7 +108,6 @@ def empty_appends_raise(patch):
 @bug("LAW-14")
 def nan_is_stored_as_zero(patch):
     patch.setattr(symmetric, "finite_rows", np.nan_to_num)
-    patch.setattr(kvref.quantized, "finite_rows", lambda rows: rows)
 
 
 @bug("LAW-15")

@@ -8,23 +8,32 @@ from kvref.quantized import QuantizedCache
 
 
 @bug("QUANT-01", "LAW-01")
-def a_step_is_half_pushed(patch):
+def a_step_is_half_appended(patch):
     def stepwise(self, keys, values):
         for layer in range(self.config.num_layers):
-            self.push(layer, keys[layer], values[layer])
+            self.append(layer, keys[layer : layer + 1], values[layer : layer + 1])
 
-    patch.setattr(QuantizedCache, "push_step", stepwise)
+    patch.setattr(QuantizedCache, "append_step", stepwise)
+
+
+@bug("QUANT-01", "LAW-01")
+def a_prompt_is_appended_as_far_as_it_fits(patch):
+    append = QuantizedCache._append
+
+    def token_by_token(self, layers, keys, values):
+        for token, layer in enumerate(layers):
+            append(self, [layer], keys[token : token + 1], values[token : token + 1])
+
+    patch.setattr(QuantizedCache, "_append", token_by_token)
 
 
 @bug("QUANT-02")
 def a_full_layer_overwrites_its_last_token(patch):
     in_source(
         patch,
-        "kvref.quantized.QuantizedCache._push",
-        "self._lengths[layer] == self.config.capacity",
-        "False",
-        "slot = [self._lengths[layer]]",
-        "self._lengths[layer] = min(self._lengths[layer], self.config.capacity - 1); slot = [self._lengths[layer]]",
+        "kvref.quantized.QuantizedCache._append",
+        "if lengths[layer] == capacity:",
+        "lengths[layer] = min(lengths[layer], capacity - 1)\n        if False:",
     )
 
 
@@ -44,22 +53,21 @@ def one_head_is_read_from_the_next(patch):
 
 
 @bug("QUANT-05")
-def the_history_is_quantized_again_at_each_push(patch):
-    push = QuantizedCache._push
+def the_history_is_quantized_again_at_each_append(patch):
+    append = QuantizedCache._append
 
     def requantizing(self, layers, keys, values):
-        push(self, layers, keys, values)
-        for layer in layers:
-            every = range(self._lengths[layer])
-            k, v = self._layers[layer].read(every)
-            self._layers[layer].write(every, k * np.float32(1.01), v)
+        append(self, layers, keys, values)
+        every = range(self._lengths[0])
+        k, v = self._store.read(every)
+        self._store.write(every, k * np.float32(1.01), v)
 
-    patch.setattr(QuantizedCache, "_push", requantizing)
+    patch.setattr(QuantizedCache, "_append", requantizing)
 
 
 @bug("QUANT-07")
 def scales_are_not_counted(patch):
-    in_source(patch, "kvref.rows.RowStore.token_bytes", "+ 4 * scales", "")
+    in_source(patch, "kvref.slots.SlotStore.token_bytes", "+ 4 * scales", "")
 
 
 @bug("QUANT-08", "LAW-05")

@@ -1,4 +1,4 @@
-"""Bugs in the two-tier cache."""
+"""Bugs in the tiered cache."""
 
 import time
 from contextlib import nullcontext
@@ -13,9 +13,9 @@ from kvref.tiered import TieredCache, _Run
 def the_store_quantizes_what_was_given(patch):
     in_source(
         patch,
-        "kvref.tiered.TieredCache._enter",
-        "self._make_room(index, piece.stop - piece.start)",
-        "self._make_room(index, piece.stop - piece.start); keys = keys + np.float32(2**-9)",
+        "kvref.tiered.TieredCache._settle",
+        "target.write(keys, values)",
+        "target.write(keys + np.float32(2**-9), values)",
     )
 
 
@@ -28,9 +28,9 @@ def the_tail_is_read_first(patch):
 def only_one_batch_migrates_an_append(patch):
     in_source(
         patch,
-        "kvref.tiered.TieredCache._make_room",
-        "while (overflow := len(tier) + count - tier.room) > 0:",
-        "if (overflow := len(tier) + count - tier.room) > 0:",
+        "kvref.tiered.TieredCache._settle",
+        "while past :=",
+        "if past :=",
     )
 
 
@@ -49,8 +49,8 @@ def the_newest_are_evicted(patch):
     in_source(
         patch,
         "kvref.tiered.TieredCache.append",
-        "keys[forgotten:, ...], values[forgotten:, ...]",
-        "keys[: count - forgotten, ...], values[: count - forgotten, ...]",
+        "range(max(0, count - room), count, batch)",
+        "range(0, min(count, room), batch)",
     )
 
 
@@ -93,23 +93,33 @@ def all_heads_are_one_vector(patch):
 
 @bug("TIER-13")
 def overflow_is_found_at_migration(patch):
-    patch.setattr(TieredCache, "_check_storable", lambda self, name, rows: None)
+    patch.setattr(TieredCache, "_check_storable", lambda self, name, tokens: None)
+
+
+@bug("TIER-13", "LAW-01")
+def the_range_is_looked_at_before_the_tail_rounds(patch):
+    in_source(
+        patch,
+        "kvref.tiered.TieredCache._check_storable",
+        "if self.config.tail_length:",
+        "if False:",
+        "if not largest < MAGNITUDES_BELOW:",
+        "if not float(xp.max(tokens)) / 2 - float(xp.min(tokens)) / 2 < 2.0**127:",
+    )
 
 
 @bug("TIER-14")
 def the_warm_tier_is_skipped(patch):
-    in_source(
-        patch, "kvref.tiered.TieredCache._make_room", "self._enter(index + 1, keys, values)", "self._enter(2, keys, values)"
-    )
+    in_source(patch, "kvref.tiered.TieredCache._settle", "target.write(keys, values)", "self._tiers[-1].write(keys, values)")
 
 
 @bug("TIER-15")
 def a_store_only_cache_rounds_by_the_tails_dtype(patch):
     in_source(
         patch,
-        "kvref.tiered.TieredCache._enter",
-        "if tier.room == 0:",
-        "if tier.room == 0:\n        keys, values = (part.astype('float16').astype('float32') for part in (keys, values))",
+        "kvref.tiered.TieredCache.append",
+        "newest = next(",
+        "keys, values = (part.astype('float16').astype('float32') for part in (keys, values))\n        newest = next(",
     )
 
 

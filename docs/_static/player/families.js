@@ -120,8 +120,8 @@
 
   const contiguous = {
     new: (config) => ({ config, length: 0, written: 0, capacity: Math.min(config.initial_capacity, config.max_seq_len) }),
-    update: (cache, { keys }, context) => contiguous.put(cache, tokens(keys, 2), context),
-    update_fused: (cache, { key_values }, context) => contiguous.put(cache, tokens(key_values, 3), context),
+    append: (cache, { keys }, context) => contiguous.put(cache, tokens(keys, 2), context),
+    append_fused: (cache, { key_values }, context) => contiguous.put(cache, tokens(key_values, 3), context),
     advance(cache, { count }) {
       cache.length += count;
       cache.written = Math.max(cache.written, cache.length);
@@ -146,12 +146,8 @@
 
   const quantized = {
     new: (config) => ({ config, lengths: fill(config.num_layers, 0), written: fill(config.num_layers, 0) }),
-    push(cache, { layer }, { touch }) {
-      touch("written", cache.id, layer, cache.lengths[layer]);
-      cache.lengths[layer] += 1;
-      cache.written[layer] = Math.max(cache.written[layer], cache.lengths[layer]);
-    },
-    push_step: (cache, _, context) => cache.lengths.forEach((__, layer) => quantized.push(cache, { layer }, context)),
+    append: (cache, { layer, keys }, context) => quantized.put(cache, layer, tokens(keys), context),
+    append_step: (cache, _, context) => cache.lengths.forEach((__, layer) => quantized.put(cache, layer, 1, context)),
     clear: (cache) => cache.lengths.fill(0),
     read_token: (cache, { layer, position }, { touch }) => touch("read", cache.id, layer, position),
     read_head: (cache, args, context) => quantized.read_token(cache, args, context),
@@ -161,6 +157,11 @@
     attend(cache, { layer }, context) {
       quantized.read_tokens(cache, { layer, positions: range(0, cache.lengths[layer]) }, context);
     },
+    put(cache, layer, count, { touch }) {
+      range(cache.lengths[layer], cache.lengths[layer] + count).forEach((position) => touch("written", cache.id, layer, position));
+      cache.lengths[layer] += count;
+      cache.written[layer] = Math.max(cache.written[layer], cache.lengths[layer]);
+    },
   };
 
   const tiered = {
@@ -168,7 +169,7 @@
     append(cache, { keys }, context) {
       const { tail_dtype, max_tokens } = cache.config;
       for (const position of range(cache.next, cache.next + tokens(keys))) {
-        cache.tokens.push({ position, tier: "hot", format: tail_dtype });
+        cache.tokens.push({ position, tier: "tail", format: tail_dtype });
         context.touch("written", cache.id, position);
       }
       cache.next += tokens(keys);
@@ -184,7 +185,7 @@
     attend: (cache, args, context) => tiered.read(cache, args, context),
     migrate(cache, { touch }) {
       const { tail_length, warm_length, warm_format, store_format } = cache.config;
-      const tiers = [["hot", tail_length, "warm", warm_format], ["warm", warm_length, "cold", store_format]];
+      const tiers = [["tail", tail_length, "warm", warm_format], ["warm", warm_length, "store", store_format]];
       for (const [tier, room, next, format] of tiers) {
         const here = cache.tokens.filter((token) => token.tier === tier);
         for (const token of here.slice(0, Math.max(0, here.length - room))) {

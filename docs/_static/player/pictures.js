@@ -140,13 +140,13 @@
     },
   };
 
-  const TIERS = { cold: "store_format", warm: "warm_format", hot: "tail_dtype" };
+  const TIERS = { store: "store_format", warm: "warm_format", tail: "tail_dtype" };
   const tiered = {
     draw(cache, world) {
       const evicted = cache.next - cache.tokens.length;
       const drawn = Object.entries(TIERS).map(([tier, format], number) => {
         const here = cache.tokens.filter((token) => token.tier === tier);
-        const room = { hot: cache.config.tail_length, warm: cache.config.warm_length }[tier];
+        const room = { tail: cache.config.tail_length, warm: cache.config.warm_length }[tier];
         if (room === 0 && !here.length) return null;
         const empty = Math.min(64, Math.max(0, (room ?? 0) - here.length));
         const held = ({ position }) => cell(String(position), hue(number), mark(world, cache.id, position));

@@ -104,12 +104,13 @@ impl Format {
             *x = self.decode(*code) * scale;
         }
     }
-}
 
-/// Refuses with NonFinite: a NaN stored as a code would be a plausible number.
-pub fn must_be_finite(name: &str, numbers: &[f32]) -> Result<()> {
-    match numbers.iter().find(|x| !x.is_finite()) {
-        Some(x) => refuse("NonFinite", format!("{name}: expected finite numbers, got {x}")),
-        None => Ok(()),
+    /// Refuses with NonFinite what would not read back finite: a NaN would become a plausible number, and where x is the largest of
+    /// its row, its scale times the largest code may pass the end of float32.
+    pub fn must_read_back(self, name: &str, numbers: &[f32]) -> Result<()> {
+        match numbers.iter().find(|x| !(x.abs() / self.limit() * self.limit()).is_finite()) {
+            Some(x) => refuse("NonFinite", format!("{name}: expected numbers that read back finite, got {x}")),
+            None => Ok(()),
+        }
     }
 }

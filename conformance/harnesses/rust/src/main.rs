@@ -14,7 +14,7 @@ use std::collections::HashMap;
 use std::io::{self, BufRead, Write};
 
 use arrays::{floats, in_range, received, refuse, sent_codes, sent_floats, KvError, Result};
-use formats::{must_be_finite, Format};
+use formats::Format;
 use json::{object, Json};
 use quantized::{Config, QuantizedCache};
 
@@ -130,7 +130,7 @@ fn on_rows(name: &str, args: &Json) -> Result<Json> {
     match name {
         "quantize" => {
             let (rows, shape) = floats("rows", args.get("rows"), &[None, None])?;
-            must_be_finite("rows", &rows)?;
+            format.must_read_back("rows", &rows)?;
             let width = shape[1].max(1);
             let scales: Vec<f32> = rows.chunks_exact(width).map(|row| format.scale(row)).collect();
             let mut codes = vec![0; rows.len()];
@@ -161,17 +161,17 @@ fn on_cache(cache: &mut QuantizedCache, name: &str, args: &Json) -> Result<Json>
         Ok(Json::List(vec![sent_floats(&keys, shape), sent_floats(&values, shape)]))
     };
     match name {
-        "push" => {
+        "append" => {
             let layer = layer()?;
-            let (key, _) = floats("key", args.get("key"), &[Some(heads), Some(dim)])?;
-            let (value, _) = floats("value", args.get("value"), &[Some(heads), Some(dim)])?;
-            cache.push(layer..layer + 1, &key, &value).map(|()| Json::Null)
+            let (keys, shape) = floats("keys", args.get("keys"), &[None, Some(heads), Some(dim)])?;
+            let (values, _) = floats("values", args.get("values"), &[Some(shape[0]), Some(heads), Some(dim)])?;
+            cache.append(&vec![layer; shape[0]], &keys, &values).map(|()| Json::Null)
         }
-        "push_step" => {
+        "append_step" => {
             let shape = [Some(num_layers), Some(heads), Some(dim)];
             let (keys, _) = floats("keys", args.get("keys"), &shape)?;
             let (values, _) = floats("values", args.get("values"), &shape)?;
-            cache.push(0..num_layers, &keys, &values).map(|()| Json::Null)
+            cache.append(&(0..num_layers).collect::<Vec<_>>(), &keys, &values).map(|()| Json::Null)
         }
         "read_head" => {
             let layer = layer()?;

@@ -1,7 +1,7 @@
-//! The quantized cache: a fixed number of tokens a layer, each head's row quantized on its own, once, as it is pushed.
+//! The quantized cache: a fixed number of tokens a layer, each head's row quantized on its own, once, as it is appended.
 
 use crate::arrays::{refuse, Result};
-use crate::formats::{must_be_finite, Format};
+use crate::formats::Format;
 
 pub struct Config {
     pub num_layers: usize,
@@ -46,19 +46,23 @@ impl QuantizedCache {
         self.layers.iter_mut().for_each(|layer| layer.length = 0);
     }
 
-    /// One token to each of some layers, keys and values [layers, num_kv_heads, head_dim]: to all of them or to none.
-    pub fn push(&mut self, layers: std::ops::Range<usize>, keys: &[f32], values: &[f32]) -> Result<()> {
-        must_be_finite("keys", keys)?;
-        must_be_finite("values", values)?;
-        if let Some(full) = layers.clone().find(|layer| self.layers[*layer].length == self.config.capacity) {
-            return refuse(
-                "CapacityExceeded",
-                format!("push: expected room in layer {full}, got {} tokens already", self.config.capacity),
-            );
+    /// Token i to layers[i], keys and values [layers, num_kv_heads, head_dim]: all of them or none.
+    pub fn append(&mut self, layers: &[usize], keys: &[f32], values: &[f32]) -> Result<()> {
+        let Config { capacity, num_kv_heads, head_dim, format, .. } = self.config;
+        format.must_read_back("keys", keys)?;
+        format.must_read_back("values", values)?;
+        for (number, layer) in self.layers.iter().enumerate() {
+            let needed = layer.length + layers.iter().filter(|each| **each == number).count();
+            if needed > capacity {
+                return refuse(
+                    "CapacityExceeded",
+                    format!("append: expected at most {capacity} tokens in layer {number}, got {needed}"),
+                );
+            }
         }
-        let Config { num_kv_heads, head_dim, format, .. } = self.config;
         let token = num_kv_heads * head_dim;
-        for (i, layer) in self.layers[layers].iter_mut().enumerate() {
+        for (i, number) in layers.iter().enumerate() {
+            let layer = &mut self.layers[*number];
             for (store, rows) in [(&mut layer.keys, &keys[i * token..]), (&mut layer.values, &values[i * token..])] {
                 let mut shared = None;
                 for (head, row) in rows[..token].chunks_exact(head_dim).enumerate() {

@@ -10,13 +10,12 @@ from kvref_zoo.right import Right
 
 
 class Cache(kvref.QuantizedCache):
-    def _push(self, layers: range, keys: Any, values: Any) -> None:
-        super()._push(layers, keys, values)
-        for layer in layers:
-            slots = list(range(self._lengths[layer] - 1))
-            if slots:
-                old_keys, old_values = self._layers[layer].read(slots)
-                self._layers[layer].write(slots, old_keys * 0.999, old_values * 0.999)
+    def _append(self, layers: Any, keys: Any, values: Any) -> None:
+        before = [layer * self.config.capacity + p for layer in set(layers) for p in range(self._lengths[layer])]
+        super()._append(layers, keys, values)
+        if before:
+            old_keys, old_values = self._store.read(before)
+            self._store.write(before, old_keys * 0.999, old_values * 0.999)
 
 
 class Implementation(Right):

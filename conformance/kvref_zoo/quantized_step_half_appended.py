@@ -7,9 +7,9 @@ from kvref_zoo.right import Right
 
 
 class Cache(kvref.QuantizedCache):
-    def _push(self, layers: range, keys: Any, values: Any) -> None:
-        for row, layer in enumerate(layers):
-            super()._push(range(layer, layer + 1), keys[row : row + 1], values[row : row + 1])
+    def _append(self, layers: Any, keys: Any, values: Any) -> None:
+        for token, layer in enumerate(layers):
+            super()._append([layer], keys[token : token + 1], values[token : token + 1])
 
 
 class Implementation(Right):

@@ -1,0 +1,26 @@
+"""The range of a token is looked at before the tail rounds it: it is taken, cannot move on later, and every append then fails."""
+
+from typing import Any
+
+import numpy as np
+
+import kvref
+from kvref.errors import NonFinite
+from kvref_zoo.right import Right
+
+
+class Cache(kvref.TieredCache):
+    def _check_storable(self, name: str, tokens: Any) -> None:
+        flat = np.asarray(tokens, np.float64).reshape(len(tokens), self.config.num_kv_heads * self.config.head_dim)
+        with np.errstate(over="ignore"):
+            held = flat.astype(np.float16) if self.config.tail_dtype == "float16" and self.config.tail_length else flat
+            ranges = (flat.max(axis=1) - flat.min(axis=1)).astype(np.float32)
+        if not (np.isfinite(held).all() and np.isfinite(ranges).all()):
+            raise NonFinite(f"{name}: expected values, and ranges, within float32")
+
+
+class Implementation(Right):
+    clause = "TIER-13"
+
+    def tiered(self, **config: Any) -> Cache:
+        return Cache(kvref.TieredConfig(**config))

@@ -1,0 +1,75 @@
+"""Where tokens live: slots of one format, written by scatter and read by gather.
+
+The paged, quantized and tiered caches keep their tokens here. Data enters as float32 [n, num_kv_heads, head_dim], is quantized
+once, and lies as codes, scale and zero, each with the slot as its first axis, until it is gathered and dequantized.
+"""
+
+from math import prod
+
+from kvref.array import ITEM_BYTES, Array, Shape
+from kvref.backend import Backend, Slots
+from kvref.formats import Format, Quantized
+
+
+class SlotStore:
+    """`num_slots` slots for keys, or for values, [num_kv_heads, head_dim] each, in one format."""
+
+    def __init__(self, backend: Backend, format: Format, num_slots: int, num_kv_heads: int, head_dim: int) -> None:
+        self.format = format
+        self.token_shape: Shape = (num_kv_heads, head_dim)
+        self._backend = backend
+        # A scale for each head keeps the axes apart; a scale for each token spans them both.
+        self._rows: Shape = self.token_shape if format.granularity != "token" else (num_kv_heads * head_dim,)
+        codes = (num_slots, *self._rows[:-1], format.code_width(self._rows[-1]))
+        stored = [backend.zeros(codes, format.code_dtype(backend.xp))]
+        stored += [backend.zeros(codes[:-1], "float32") for _ in range(format.scale_arrays)]
+        self._stored = Quantized(*stored)
+
+    def quantized(self, tokens: Array) -> Quantized:
+        """Float32 [n, num_kv_heads, head_dim] as the slots hold them. Raises NonFinite."""
+        rows = self._backend.xp.reshape(tokens, (tokens.shape[0], *self._rows))
+        return self._backend.quantize(rows, self.format)
+
+    def put(self, slots: Slots, new: Quantized) -> None:
+        """Scatter what `quantized` gave into n slots."""
+        self._stored = Quantized(
+            *(
+                None if store is None else self._backend.scatter(store, slots, part)
+                for store, part in zip(self._stored, new, strict=True)
+            )
+        )
+
+    def read(self, slots: Slots) -> Array:
+        """float32 [n, num_kv_heads, head_dim]: what n slots read back as."""
+        picked = Quantized(*(None if store is None else self._backend.gather(store, slots) for store in self._stored))
+        rows = self._backend.dequantize(picked, self._rows[-1], self.format)
+        return self._backend.xp.reshape(rows, (rows.shape[0], *self.token_shape))
+
+    @property
+    def token_bytes(self) -> int:
+        """Bytes one token takes: its codes, and 4 for each scale and zero."""
+        codes: Shape = self._stored.codes.shape[1:]
+        item = ITEM_BYTES[self.format.code_dtype(self._backend.xp)]
+        return item * prod(codes) + 4 * self.format.scale_arrays * prod(codes[:-1])
+
+
+class TokenStore:
+    """Keys and values side by side, each with scales of its own (QUANT-06, FMT-AFF-03)."""
+
+    def __init__(self, backend: Backend, format: Format, num_slots: int, num_kv_heads: int, head_dim: int) -> None:
+        self.keys = SlotStore(backend, format, num_slots, num_kv_heads, head_dim)
+        self.values = SlotStore(backend, format, num_slots, num_kv_heads, head_dim)
+        self.format = format
+
+    def write(self, slots: Slots, keys: Array, values: Array) -> None:
+        """Quantize float32 keys and values [n, num_kv_heads, head_dim] into n slots. Raises NonFinite, with nothing written."""
+        new_keys, new_values = self.keys.quantized(keys), self.values.quantized(values)  # both may raise, so both come first
+        self.keys.put(slots, new_keys)
+        self.values.put(slots, new_values)
+
+    def read(self, slots: Slots) -> tuple[Array, Array]:
+        return self.keys.read(slots), self.values.read(slots)
+
+    @property
+    def token_bytes(self) -> int:
+        return self.keys.token_bytes + self.values.token_bytes
