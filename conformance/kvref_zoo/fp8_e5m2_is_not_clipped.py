@@ -19,7 +19,7 @@ class Rows(RightRows):
 
 class Implementation(Right):
     clause = "FMT-FP8-08"
-    also = ("FMT-FP8-09", "FMT-FP8-10", "FMT-LEVEL-01", "FMT-LEVEL-02", "FMT-LEVEL-03")
+    also = ("FMT-FP8-09", "FMT-FP8-10", "FMT-LEVEL-01", "FMT-LEVEL-02", "FMT-LEVEL-03", "FMT-LEVEL-05")
 
     def rows(self) -> Rows:
         return Rows(kvref.reference)

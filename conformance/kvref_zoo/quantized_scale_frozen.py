@@ -12,6 +12,8 @@ from kvref_zoo.right import Right
 
 
 class Cache(kvref.QuantizedCache):
+    _most = np.inf
+
     def _append(self, layers: Any, keys: Any, values: Any) -> None:
         for layer in layers:
             if self._lengths[layer] == 0:

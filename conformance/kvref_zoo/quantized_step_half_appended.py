@@ -14,6 +14,7 @@ class Cache(kvref.QuantizedCache):
 
 class Implementation(Right):
     clause = "LAW-01"
+    also = ("QUANT-01",)
 
     def quantized(self, **config: Any) -> Cache:
         return Cache(kvref.QuantizedConfig(**config))

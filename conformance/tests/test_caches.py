@@ -119,7 +119,7 @@ def test_queries_see_every_token_unless_they_are_causal():
         for given, got in (
             ((keys, values), pooled.attend(query, **options)),
             ((keys, values), tiered.attend(query, **options)),
-            ((keys, values), contiguous.attend(query[None], **options)[0]),
+            ((keys, values), contiguous.attend(query.transpose(1, 0, 2)[None], **options)[0].transpose(1, 0, 2)),
             ((keys, values), paged.attend(0, 0, query, **options)),
             (quantized.read_tokens(0, range(6)), quantized.attend(0, query, **options)),
         ):

@@ -8,6 +8,7 @@ import xml.etree.ElementTree as ElementTree
 import jsonschema
 import pytest
 
+from kvref_conformance.clauses import all_clauses
 from kvref_conformance.interface import FAMILIES
 from kvref_conformance.report.json_file import SCHEMA
 from kvref_conformance.schemas import schema
@@ -75,7 +76,7 @@ def test_a_conformant_backend_exits_0_with_a_table_by_chapter(kvref):
     assert "numpy 0.1.0 (python, exact)" in done.stdout
     lines = [line.split() for line in done.stdout.splitlines()]
     assert ["PAGED", "Paged", "cache", "17", "·", "·", "·"] in lines
-    assert ["all", "140", "0", "0", "1"] in lines
+    assert ["all", str(len(all_clauses()) - 1), "0", "0", "1"] in lines
     assert done.stdout.splitlines()[-2:] == [
         "not run: KERN-06 (takes gigabytes; --slow runs it)",
         "conformant in all that it offers",

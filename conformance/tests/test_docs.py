@@ -39,12 +39,14 @@ def test_the_thirty_line_adapter_passes_in_the_steps_for_ci(tmp_path):
 
 
 def test_the_backend_of_one_kernel_at_a_time_passes(tmp_path):
+    from kvref_conformance.clauses import all_clauses
+
     (code,) = fenced("write-a-backend.md", "python")
     (tmp_path / "mybackend.py").write_text(code)
     command = [sys.executable, "-m", "kvref_conformance.cli", "check", "mybackend:implementation", "--examples", "5"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert ["all", "140", "0", "0", "1"] in [line.split() for line in done.stdout.splitlines()]
+    assert ["all", str(len(all_clauses()) - 1), "0", "0", "1"] in [line.split() for line in done.stdout.splitlines()]
 
 
 def test_the_number_of_clauses_is_right():

@@ -14,7 +14,7 @@ from browser import SITE, needs_site
 AXE = os.environ.get("AXE", "")
 pytestmark = [pytest.mark.browser, needs_site]
 PAGES = sorted(path.relative_to(SITE).as_posix() for path in SITE.rglob("*.html"))
-CLAUSES = [page for page in PAGES if page.startswith("matrix/clauses/")]  # 141, all from one template
+CLAUSES = [page for page in PAGES if page.startswith("matrix/clauses/")]  # one a clause, all from one template
 LOOKED_AT = [page for page in PAGES if page not in CLAUSES[2:]]
 
 

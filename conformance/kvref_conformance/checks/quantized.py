@@ -31,6 +31,9 @@ def an_append_goes_to_one_layer(subject: Subject) -> None:
     for name in subject.formats(*FORMATS):
         cache, keys, values = filled(subject, 3, format=name)
         equal((cache.length(0), cache.length(1)), (3, 0), "lengths after 3 tokens for layer 0")
+        with raises("CapacityExceeded"):
+            cache.append(0, *pair_of_tokens(subject, 18))  # 17 would fit
+        equal((cache.length(0), cache.length(1)), (3, 0), "lengths after 18 tokens that did not fit")
         reads_as(subject, cache, keys, values, name, f"3 {name} tokens")
 
 

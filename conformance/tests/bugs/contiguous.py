@@ -16,13 +16,13 @@ def initial_capacity_is_not_cut(patch):
 
 
 @bug("CONTIG-02")
-def updates_are_written_one_early(patch):
-    in_source(patch, "kvref.contiguous.ContiguousCache.update", "new_keys, self.seq_len", "new_keys, max(0, self.seq_len - 1)")
+def tokens_are_written_one_early(patch):
+    in_source(patch, "kvref.contiguous.ContiguousCache.append", "new_keys, self.seq_len", "new_keys, max(0, self.seq_len - 1)")
 
 
 @bug("CONTIG-03", "CONTIG-11")
-def an_empty_cache_reads_as_nothing(patch):
-    in_source(patch, "kvref.contiguous.ContiguousCache.read", "self.seq_len == 0", "False")
+def an_empty_cache_reads_as_its_first_slot(patch):
+    in_source(patch, "kvref.contiguous.ContiguousCache._read", ": self.seq_len", ": max(1, self.seq_len)")
 
 
 @bug("CONTIG-04")
@@ -42,14 +42,14 @@ def growth_forgets_the_last_token(patch):
 
 @bug("CONTIG-06")
 def the_last_token_does_not_fit(patch):
-    in_source(patch, "kvref.contiguous.ContiguousCache.update", "needed > config.max_seq_len", "needed >= config.max_seq_len")
+    in_source(patch, "kvref.contiguous.ContiguousCache.append", "needed > config.max_seq_len", "needed >= config.max_seq_len")
 
 
 @bug("CONTIG-06", "LAW-01")
-def a_refused_update_has_grown_already(patch):
+def a_refused_append_has_grown_already(patch):
     in_source(
         patch,
-        "kvref.contiguous.ContiguousCache.update",
+        "kvref.contiguous.ContiguousCache.append",
         "if needed > config.max_seq_len:",
         "self._grow(needed)\n    if needed > config.max_seq_len:",
     )
@@ -63,7 +63,7 @@ def raw_buffers_are_copies_of_the_used_part(patch):
 
 
 @bug("CONTIG-08")
-def every_update_makes_new_buffers(patch):
+def every_append_makes_new_buffers(patch):
     update = ReferenceBackend.update
     patch.setattr(ReferenceBackend, "update", lambda self, buffer, new, position: update(self, buffer.copy(), new, position))
 
@@ -89,6 +89,6 @@ def a_reset_gives_memory_back(patch):
 
 
 @bug("CONTIG-13")
-def one_batch_row_is_broadcast(patch):
+def one_sequence_is_broadcast(patch):
     update = ReferenceBackend.update
     patch.setattr(ReferenceBackend, "update", lambda self, buffer, new, position: update(self, buffer, new[:1], position))

@@ -14,8 +14,8 @@ def the_scale_is_a_product_with_a_reciprocal(patch):
     in_source(
         patch,
         "kvref.formats.symmetric.SymmetricRow.quantize",
-        "largest / xp.full_like(largest, self.limit)",
-        "largest * np.float32(1 / self.limit)",
+        "largest / limit, xp",
+        "largest * np.float32(1 / self.limit), xp",
     )
 
 

@@ -28,9 +28,9 @@ def the_tail_is_read_first(patch):
 def only_one_batch_migrates_an_append(patch):
     in_source(
         patch,
-        "kvref.tiered.TieredCache._settle",
-        "while past :=",
-        "if past :=",
+        "kvref.tiered.TieredCache.append",
+        "self._settle()",
+        "self._settle() if start == 0 else None",
     )
 
 
@@ -96,7 +96,7 @@ def overflow_is_found_at_migration(patch):
     patch.setattr(TieredCache, "_check_storable", lambda self, name, tokens: None)
 
 
-@bug("TIER-13", "LAW-01")
+@bug("TIER-13")
 def the_range_is_looked_at_before_the_tail_rounds(patch):
     in_source(
         patch,
