@@ -103,7 +103,7 @@ def the_range_is_looked_at_before_the_tail_rounds(patch):
         "kvref.tiered.TieredCache._check_storable",
         "if self.config.tail_length:",
         "if False:",
-        "if not largest < MAGNITUDES_BELOW:",
+        "if not float(largest[0]) < MAGNITUDES_BELOW:",
         "if not float(xp.max(tokens)) / 2 - float(xp.min(tokens)) / 2 < 2.0**127:",
     )
 
