@@ -70,8 +70,9 @@ class Quantized(Model):
 
     def _append(self, layers: list[int], keys: NDArray, values: NDArray) -> Expected:
         """Token i goes to layers[i]: all of them or none."""
+        good = finite(keys, values, *(read_as(float32(part), self.format).values for part in (keys, values)))
         if any(len(tokens) + layers.count(layer) > self.room for layer, tokens in enumerate(self.tokens)):
-            kinds = ("CapacityExceeded",) if finite(keys, values) else ("CapacityExceeded", "NonFinite")
+            kinds = ("CapacityExceeded",) if good else ("CapacityExceeded", "NonFinite")
             return self.refuse([(kind, "QUANT-02") for kind in kinds])
 
         def change(ok: Any) -> None:
@@ -84,7 +85,7 @@ class Quantized(Model):
             self.unknown = True
             change(ok)
 
-        if not finite(keys, values, *(read_as(float32(part), self.format).values for part in (keys, values))):
+        if not good:
             return TakenOrRefused("QUANT-01", self.did("append", taken), refused=lambda: self.did("refused")(None))
         return Expected("QUANT-01", self.did("append", change))
 

@@ -84,6 +84,7 @@ def tolerant_bound(rows: NDArray, format: str) -> NDArray:
     return exact * (1 + 4 * U) + 4 * U * np.abs(np.asarray(rows, dtype=np.float64)) + 4 * U * np.abs(want.values)
 
 
+@np.errstate(over="ignore", invalid="ignore")  # of rows that are to be refused
 def bound(rows: NDArray, codes: NDArray, scale: NDArray, zero: NDArray, format: str) -> NDArray:
     """The largest |x - value| there may be, float64 [n, width]; codes as stored by whoever is judged."""
     x = np.abs(np.asarray(rows, dtype=np.float64))
