@@ -99,7 +99,7 @@ export class ContiguousCache {
     return sent(widened(tokens, this.dtype), [this.batch_size, this.num_kv_heads, this.seq_len, this.head_dim]);
   }
 
-  /** For each batch row and head, a lane: where its tokens begin, in tokens, and its number. */
+  /** For each sequence and head, a lane: where its tokens begin, in tokens, and its number. */
   #rows(visit) {
     for (let lane = 0; lane < this.batch_size * this.num_kv_heads; lane++) visit(lane * this.capacity, lane);
   }
