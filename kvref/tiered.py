@@ -151,7 +151,8 @@ class TieredCache:
             self._next += count
             newest = next(tier for tier in self._tiers if tier.room)
             for start in range(max(0, count - room), count, batch):  # an append longer than the cache keeps its end (TIER-05)
-                newest.write(keys[start : start + batch, ...], values[start : start + batch, ...])
+                piece = slice(start, min(start + batch, count))
+                newest.write(keys[piece, ...], values[piece, ...])
                 self._settle()
 
     def read(self) -> tuple[Array, Array]:
