@@ -5,6 +5,7 @@ import pytest
 
 import kvref
 from kvref import errors
+from kvref.slots import TokenStore
 from kvref_conformance.oracle.attention import attention as exact
 
 RNG = np.random.default_rng(1)
@@ -196,3 +197,12 @@ def test_more_blocks_than_an_integer_holds_are_refused_like_any_others():
     cache = kvref.PagedCache(kvref.PagedConfig(num_blocks=4, num_layers=1, num_kv_heads=2, head_dim=3))
     with pytest.raises(errors.OutOfBlocks):
         cache.ensure_capacity(cache.create(), 10**30)
+
+
+def test_a_store_writes_keys_and_values_or_neither():
+    store = TokenStore(kvref.reference, kvref.get_format("int8"), num_slots=2, num_kv_heads=2, head_dim=3)
+    store.write([1], rows(1), rows(1))
+    before = [part.tolist() for part in store.read([0, 1])]
+    with pytest.raises(errors.NonFinite):
+        store.write([1], rows(1) + 1, rows(1) * np.nan)
+    assert [part.tolist() for part in store.read([0, 1])] == before
