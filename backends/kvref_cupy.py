@@ -15,7 +15,7 @@ import cupy
 import numpy as np
 
 from kvref.array import Array, Namespace, Shape
-from kvref.backend import Slots, check_rows, host_slots, rows_that_count, slots_to_gather
+from kvref.backend import Slots, check_new, host_slots, last_writes, slots_to_gather
 from kvref.errors import BackendNotFound, NonFinite
 from kvref.formats import Format, Quantized, SmallFloat
 from kvref.formats.affine import LEAST_SCALE as LEAST_AFFINE_SCALE
@@ -51,14 +51,14 @@ class CuPyBackend:
         buffer[:, :, position : position + new.shape[2], :] = new
         return buffer
 
-    def scatter(self, store: Array, slots: Slots, rows: Array) -> Array:
+    def scatter(self, store: Array, slots: Slots, new: Array) -> Array:
         numbers = host_slots(slots, store.shape[0], self.to_numpy)
-        check_rows(store, len(numbers), rows)
-        kept = rows_that_count(numbers)
+        check_new(store, len(numbers), new)
+        kept = last_writes(numbers)
         if len(kept) < len(numbers):
-            numbers, rows = numbers[kept], cupy.take(rows, cupy.asarray(kept), axis=0)
+            numbers, new = numbers[kept], cupy.take(new, cupy.asarray(kept), axis=0)
         if len(numbers):
-            store[cupy.asarray(numbers)] = rows
+            store[cupy.asarray(numbers)] = new
         return store
 
     def gather(self, store: Array, slots: Slots, out: Array | None = None) -> Array:

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvref.array import Array, Namespace, Shape
-from kvref.backend import Slots, check_rows, host_slots, slots_to_gather
+from kvref.backend import Slots, check_new, host_slots, slots_to_gather
 from kvref.errors import NonFinite
 from kvref.formats import Format, Quantized, SmallFloat
 from kvref.formats.affine import LEAST_SCALE as LEAST_AFFINE_SCALE
@@ -61,14 +61,14 @@ class NumPyBackend:
         buffer[:, :, position : position + new.shape[2], :] = new
         return buffer
 
-    def scatter(self, store: Array, slots: Slots, rows: Array) -> Array:
+    def scatter(self, store: Array, slots: Slots, new: Array) -> Array:
         slots = host_slots(slots, store.shape[0], self.to_numpy)
-        check_rows(store, len(slots), rows)
+        check_new(store, len(slots), new)
         named = slots >= 0
         if named.all():
-            store[slots] = rows
+            store[slots] = new
         else:
-            store[slots[named]] = rows[named]
+            store[slots[named]] = new[named]
         return store
 
     def gather(self, store: Array, slots: Slots, out: Array | None = None) -> Array:

@@ -22,7 +22,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from kvref.array import Array, Namespace, Shape
-from kvref.backend import Slots, check_rows, host_slots, rows_that_count, slots_to_gather
+from kvref.backend import Slots, check_new, host_slots, last_writes, slots_to_gather
 from kvref.errors import BackendNotFound, NonFinite
 from kvref.formats import Format, Quantized, SmallFloat
 from kvref.formats.affine import LEAST_SCALE as LEAST_AFFINE_SCALE
@@ -83,16 +83,16 @@ class TorchBackend:
         buffer.narrow(2, position, new.shape[2]).copy_(new)
         return buffer
 
-    def scatter(self, store: Array, slots: Slots, rows: Array) -> Array:
+    def scatter(self, store: Array, slots: Slots, new: Array) -> Array:
         numbers = host_slots(slots, store.shape[0], self.to_numpy)
-        check_rows(store, len(numbers), rows)
-        kept = np.flatnonzero(numbers >= 0) if self._device.type == "cpu" else rows_that_count(numbers)
+        check_new(store, len(numbers), new)
+        kept = np.flatnonzero(numbers >= 0) if self._device.type == "cpu" else last_writes(numbers)
         if len(kept) < len(numbers):
-            numbers, rows = numbers[kept], rows[self._index(kept)]
+            numbers, new = numbers[kept], new[self._index(kept)]
         if self._device.type == "cpu":
-            _bits(store)[numbers] = _bits(rows.to(store.dtype))  # a third faster than index_copy_
+            _bits(store)[numbers] = _bits(new.to(store.dtype))  # a third faster than index_copy_
         else:
-            store.index_copy_(0, self._index(numbers), rows.to(store.dtype))
+            store.index_copy_(0, self._index(numbers), new.to(store.dtype))
         return store
 
     def gather(self, store: Array, slots: Slots, out: Array | None = None) -> Array:

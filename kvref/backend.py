@@ -4,26 +4,30 @@ All bookkeeping (block tables, free lists, tiers) is host-side Python, written o
 these kernels in it. The reference here writes each in pure Array API code, for reading; a backend writes them for speed and is
 held to the reference bit for bit (moving and quantizing) or within a derived bound (attention).
 
-Writing kernels return the store, so that libraries with immutable arrays can join; the others write in place.
+Writing kernels return the store, and `out` where it is given: keep what they return. A library with immutable arrays gives a new
+one, the others write in place.
 """
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from importlib import import_module
-from typing import Protocol
+from reprlib import repr
+from typing import Any, Protocol
 
 import numpy as np
+from array_api_compat import array_namespace
+from array_api_extra import at
 from numpy.typing import NDArray
 
-from kvref.array import Array, Namespace, Shape
-from kvref.errors import BackendNotFound, ShapeMismatch, SlotOutOfRange
+from kvref.array import Array, Namespace, Shape, dtype_name
+from kvref.errors import BackendNotFound, DtypeMismatch, ShapeMismatch, SlotOutOfRange
 from kvref.formats import Format, Quantized, SmallFloat
 
-Slots = Sequence[int] | Array  # slot numbers: Python integers, or an integer array of any library
+Slots = Sequence[int] | Array  # slot numbers: Python integers, or an integer array [n] of NumPy's or the backend's library
 
 
 class Backend(Protocol):
-    """A token row is [num_kv_heads, head_dim]; stores and rows share every axis but the first.
+    """A store is [num_slots, ...], one token a slot; what goes in or comes out is [n, ...], n tokens of the same shape.
 
     out: a contiguous array of the result's shape and dtype, to be filled and returned: fresh memory costs as much as a kernel.
     """
@@ -49,14 +53,14 @@ class Backend(Protocol):
     def update(self, buffer: Array, new: Array, position: int) -> Array:
         """[B, H, capacity, D] <- [B, H, n, D] at tokens position .. position + n; returns the buffer."""
 
-    def scatter(self, store: Array, slots: Slots, rows: Array) -> Array:
-        """store[slots[i]] = rows[i]; a negative slot is skipped (KERN-02); returns the store.
+    def scatter(self, store: Array, slots: Slots, new: Array) -> Array:
+        """store[slots[i]] = new[i]; a negative slot is skipped (KERN-02); returns the store.
 
-        Raises SlotOutOfRange or ShapeMismatch before anything is written.
+        Raises SlotOutOfRange, ShapeMismatch or DtypeMismatch before anything is written (KERN-03, KERN-08).
         """
 
     def gather(self, store: Array, slots: Slots, out: Array | None = None) -> Array:
-        """[n, ...] with row i = store[slots[i]]. Raises SlotOutOfRange, for a negative slot too."""
+        """[n, ...], of which i is store[slots[i]]. Raises as `scatter` does, SlotOutOfRange for a negative slot too."""
 
     def quantize(self, rows: Array, format: Format, out: Quantized | None = None) -> Quantized:
         """float32 rows [..., width] as they are stored in `format`. Where it raises NonFinite, `out` holds anything."""
@@ -79,12 +83,38 @@ class Backend(Protocol):
 
 
 def host_slots(slots: Slots, stop: int, to_numpy: Callable[[Array], Array]) -> NDArray[np.int64]:
-    """Slots to write to, on the host: each below `stop`, a negative one to be skipped. Raises SlotOutOfRange (KERN-03)."""
-    known = isinstance(slots, np.ndarray) or not hasattr(slots, "shape")
-    numbers: NDArray[np.int64] = np.asarray(slots if known else to_numpy(slots), dtype=np.int64)
-    if numbers.max(initial=-1) >= stop:
+    """Slots to write to, int64 [n] on the host: each below `stop`, a negative one to be skipped.
+
+    Raises ShapeMismatch, DtypeMismatch or SlotOutOfRange (KERN-03, KERN-08).
+    """
+    numbers = _on_host(slots, to_numpy)
+    ShapeMismatch.check("slots", numbers.shape, ("n",))
+    if numbers.dtype.kind not in "iu":
+        raise DtypeMismatch(f"slots: expected integers, got {numbers.dtype}")
+    if numbers.size and numbers.max() >= stop:
         raise SlotOutOfRange(f"slot: expected an integer below {stop}, got {numbers.max()}")
-    return numbers
+    return numbers.astype(np.int64, copy=False)
+
+
+def _on_host(slots: Any, to_numpy: Callable[[Array], Array]) -> NDArray[Any]:
+    """The slots as NumPy's array, of whatever type and shape they are."""
+    if isinstance(slots, np.ndarray | np.generic):
+        return np.asarray(slots)
+    if hasattr(slots, "shape"):
+        xp = array_namespace(slots)
+        if not xp.isdtype(slots.dtype, "integral"):  # before it is NumPy's turn, which may not have the dtype
+            raise DtypeMismatch(f"slots: expected integers, got {dtype_name(slots, xp)}")
+        return np.asarray(to_numpy(slots))
+    try:
+        kinds = set(map(type, slots))
+        if bool in kinds or np.bool_ in kinds:
+            raise DtypeMismatch(f"slots: expected integers, got {repr(slots)}")  # beside integers a boolean would become one
+        integers = kinds <= {int} or all(issubclass(kind, int | np.integer) for kind in kinds)
+        return np.asarray(slots, np.int64 if integers else None)
+    except OverflowError:
+        raise SlotOutOfRange(f"slot: expected integers below 2^63, got {repr(slots)}") from None
+    except (TypeError, ValueError):
+        raise ShapeMismatch(f"slots: expected shape [n], got {repr(slots)}") from None
 
 
 def slots_to_gather(slots: Slots, stop: int, to_numpy: Callable[[Array], Array]) -> NDArray[np.int64]:
@@ -95,22 +125,19 @@ def slots_to_gather(slots: Slots, stop: int, to_numpy: Callable[[Array], Array])
     return numbers
 
 
-def rows_that_count(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Of rows to be scattered by parallel writers, those to write: none to be skipped, of each slot the last (KERN-07)."""
+def last_writes(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Of what parallel writers are to scatter, what counts: nothing that is skipped, and the last for each slot (KERN-07)."""
     kept = np.flatnonzero(numbers >= 0)
     return kept[len(kept) - 1 - np.unique(numbers[kept][::-1], return_index=True)[1]]
 
 
-def check_rows(store: Array, count: int, rows: Array) -> None:
-    """Raise ShapeMismatch unless `rows` are `count` rows of the store's shape."""
-    ShapeMismatch.check("rows", tuple(rows.shape), (count, *store.shape[1:]))
+def check_new(store: Array, count: int, new: Array) -> None:
+    """Raise ShapeMismatch unless `new` is `count` times what a slot of the store holds."""
+    ShapeMismatch.check("new", tuple(new.shape), (count, *store.shape[1:]))
 
 
 def _filled(out: Array | None, result: Array) -> Array:
-    if out is None:
-        return result
-    out[...] = result
-    return out
+    return result if out is None else at(out)[...].set(result)
 
 
 class ReferenceBackend:
@@ -141,15 +168,14 @@ class ReferenceBackend:
         return None  # the standard has no addresses
 
     def update(self, buffer: Array, new: Array, position: int) -> Array:
-        buffer[:, :, position : position + new.shape[2], :] = new
-        return buffer
+        return at(buffer)[:, :, position : position + new.shape[2], :].set(new)
 
-    def scatter(self, store: Array, slots: Slots, rows: Array) -> Array:
+    def scatter(self, store: Array, slots: Slots, new: Array) -> Array:
         slots = host_slots(slots, store.shape[0], self.to_numpy).tolist()
-        check_rows(store, len(slots), rows)
-        for row, slot in enumerate(slots):
+        check_new(store, len(slots), new)
+        for i, slot in enumerate(slots):
             if slot >= 0:
-                store[slot, ...] = rows[row, ...]
+                store = at(store)[slot, ...].set(new[i, ...])
         return store
 
     def gather(self, store: Array, slots: Slots, out: Array | None = None) -> Array:
@@ -182,7 +208,7 @@ class ReferenceBackend:
             scores = xp.sum(query[i : i + 1, ...] * k, axis=-1) * scale
             weights = xp.exp(scores - xp.max(scores, axis=0, keepdims=True))  # at most 1: no overflow (ATTN-03)
             weights = weights / xp.sum(weights, axis=0, keepdims=True)
-            out[i, ...] = xp.sum(weights[..., None] * v, axis=0)
+            out = at(out)[i, ...].set(xp.sum(weights[..., None] * v, axis=0))
         return out
 
 

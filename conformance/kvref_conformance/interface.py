@@ -28,8 +28,8 @@ Integers = Annotated[Array, "int64 [n]"]
 RowsOf = Annotated[Array, "[n, width]"]
 CodesOf = Annotated[Array, "[n, bytes a row]"]
 Scales = Annotated[Array, "[n]"]
-Store = Annotated[Array, "[slots, ...]"]
-StoreRows = Annotated[Array, "[n, ...]"]
+Store = Annotated[Array, "[num_slots, ...]"]
+Slotted = Annotated[Array, "[n, ...]"]
 HeadRow = Annotated[Array, "[head_dim]"]
 Token = Annotated[Array, "[num_kv_heads, head_dim]"]
 Tokens = Annotated[Array, "[n, num_kv_heads, head_dim]"]
@@ -39,6 +39,8 @@ BatchStep = Annotated[Array, "[num_layers, sequences, num_kv_heads, head_dim]"]
 Offsets = Annotated[Array, "[sequences + 1]"]
 Tables = Annotated[Array, "[sequences, most blocks]"]
 Query = Annotated[Array, "[num_queries, num_query_heads, head_dim]"]
+Values = Annotated[Array, "[n, num_kv_heads, value_dim]"]
+Attended = Annotated[Array, "[num_queries, num_query_heads, value_dim]"]
 Lanes = Annotated[Array, "[batch_size, num_kv_heads, n, head_dim]"]
 FusedLanes = Annotated[Array, "[2, batch_size, num_kv_heads, n, head_dim]"]
 Memory = Annotated[Array, "[batch_size, num_kv_heads, capacity, head_dim]"]
@@ -104,10 +106,10 @@ class Rows(Protocol):
 
 
 class Kernels(Protocol):
-    """Moving rows by slot. Writers return the store."""
+    """Moving tokens by slot. Writers return the store or buffer, which may be a new one."""
 
-    def scatter(self, store: Store, slots: Integers, rows: StoreRows) -> Store: ...
-    def gather(self, store: Store, slots: Integers) -> StoreRows: ...
+    def scatter(self, store: Store, slots: Integers, new: Slotted) -> Store: ...
+    def gather(self, store: Store, slots: Integers) -> Slotted: ...
     def update(self, buffer: Memory, new: Lanes, position: int) -> Memory: ...
 
 
@@ -115,8 +117,8 @@ class Attention(Protocol):
     """The first `length` tokens count."""
 
     def attention(
-        self, query: Query, keys: Tokens, values: Tokens, *, scale: float, causal: bool, length: int
-    ) -> Query: ...  # fmt: skip
+        self, query: Query, keys: Tokens, values: Values, *, scale: float, causal: bool, length: int
+    ) -> Attended: ...  # fmt: skip
 
 
 class Contiguous(Protocol):

@@ -30,8 +30,8 @@ _LAYER = "SequenceNotFound LayerOutOfRange"
 ERRORS = {
     "elements.encode": "ShapeMismatch DtypeMismatch",
     "rows.quantize": _TOKENS,
-    "kernels.scatter": "SlotOutOfRange ShapeMismatch",
-    "kernels.gather": "SlotOutOfRange",
+    "kernels.scatter": "SlotOutOfRange ShapeMismatch DtypeMismatch",
+    "kernels.gather": "SlotOutOfRange ShapeMismatch DtypeMismatch",
     "attention.attention": "ShapeMismatch DtypeMismatch",
     "contiguous.append": f"{_TOKENS} CapacityExceeded",
     "contiguous.append_fused": f"{_TOKENS} CapacityExceeded",

@@ -1,4 +1,4 @@
-"""Rows pass through arithmetic on their way: the payloads of NaNs are lost."""
+"""Tokens pass through arithmetic on their way: the payloads of NaNs are lost."""
 
 from typing import Any
 
@@ -9,8 +9,8 @@ from kvref_zoo.right import Right
 
 
 class Kernels(kvref.ReferenceBackend):
-    def scatter(self, store: Any, slots: Any, rows: Any) -> Any:
-        store = super().scatter(store, slots, rows)
+    def scatter(self, store: Any, slots: Any, new: Any) -> Any:
+        store = super().scatter(store, slots, new)
         if store.dtype == np.float32:
             store[np.isnan(store)] = np.float32(np.nan)
         return store

@@ -1,4 +1,4 @@
-"""A slot past the end is noticed only when it is reached: the rows before it are written already."""
+"""A slot past the end is noticed only when it is reached: the tokens before it are written already."""
 
 from typing import Any
 
@@ -9,16 +9,17 @@ from kvref_zoo.right import Right
 
 
 class Kernels(kvref.ReferenceBackend):
-    def scatter(self, store: Any, slots: Any, rows: Any) -> Any:
-        if len(slots) == len(rows):
-            for slot, row in zip(slots, rows, strict=True):
-                store = super().scatter(store, np.array([slot]), row[None])
+    def scatter(self, store: Any, slots: Any, new: Any) -> Any:
+        if len(slots) == len(new):
+            for slot, token in zip(slots, new, strict=True):
+                store = super().scatter(store, np.array([slot]), token[None])
             return store
-        return super().scatter(store, slots, rows)
+        return super().scatter(store, slots, new)
 
 
 class Implementation(Right):
     clause = "KERN-03"
+    also = ("KERN-08",)
     bug = "flashinfer-ai/flashinfer#3647"
 
     def kernels(self) -> Kernels:

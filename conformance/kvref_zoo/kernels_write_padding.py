@@ -1,4 +1,4 @@
-"""A padding token's slot of -1 counts from the end: the last row of the store is overwritten."""
+"""A padding token's slot of -1 counts from the end: the last token of the store is overwritten."""
 
 from typing import Any
 
@@ -9,12 +9,13 @@ from kvref_zoo.right import Right
 
 
 class Kernels(kvref.ReferenceBackend):
-    def scatter(self, store: Any, slots: Any, rows: Any) -> Any:
-        return super().scatter(store, np.where(slots < 0, slots % len(store), slots), rows)
+    def scatter(self, store: Any, slots: Any, new: Any) -> Any:
+        return super().scatter(store, np.where(slots < 0, slots % len(store), slots), new)
 
 
 class Implementation(Right):
     clause = "KERN-02"
+    also = ("KERN-08",)
     bug = "huggingface/transformers#46765"
 
     def kernels(self) -> Kernels:

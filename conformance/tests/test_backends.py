@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import kvref
-from kvref.errors import BackendNotFound, NonFinite, ShapeMismatch, SlotOutOfRange
+from kvref.errors import BackendNotFound, DtypeMismatch, NonFinite, ShapeMismatch, SlotOutOfRange
 from kvref_conformance.asked import Effort
 from kvref_conformance.implementations import load
 from kvref_conformance.interface import FAMILIES
@@ -165,11 +165,50 @@ def test_wrong_slots_and_rows_are_refused(backend):
     store = np.zeros((4, 2), np.float32)
     with pytest.raises(SlotOutOfRange, match="below 4, got 4"):
         backend.scatter(store, [0, 4], np.ones((2, 2), np.float32))
-    with pytest.raises(ShapeMismatch, match=r"expected shape \[1, 2\], got \[2, 2\]"):
+    with pytest.raises(ShapeMismatch, match=r"new: expected shape \[1, 2\], got \[2, 2\]"):
         backend.scatter(store, [0], np.ones((2, 2), np.float32))
     with pytest.raises(SlotOutOfRange, match="at least 0 to gather, got -1"):
         backend.gather(store, [-1])
     assert not store.any()
+
+
+EVERYWHERE = ["reference", "numpy", "reference:strict", *FAST[1:2]]
+
+
+def on(name):
+    return load(name).kernels()
+
+
+@pytest.mark.parametrize("name", EVERYWHERE)
+def test_slots_are_integers_from_wherever_they_come(name):
+    backend = on(name)
+    store = backend.asarray(np.arange(8, dtype=np.float32).reshape(8, 1))
+    several = [[3, 4, 5], (3, 4, 5), range(3, 6), [np.int8(3), 4, np.uint64(5)]]
+    several += [np.array([3, 4, 5], dtype) for dtype in (np.int64, np.int32, np.uint8, np.uint64, ">i8")]
+    several += [backend.asarray(np.array([3, 4, 5], dtype)) for dtype in (np.int64, np.int32, np.uint8)]
+    for slots in several:
+        assert backend.to_numpy(backend.gather(store, slots)).tolist() == [[3.0], [4.0], [5.0]]
+    for nothing in ([], (), range(0), np.zeros(0, np.int32)):
+        assert backend.gather(store, nothing).shape == (0, 1)
+
+
+@pytest.mark.parametrize("name", EVERYWHERE)
+def test_slots_that_are_not_integers_in_a_row_are_refused(name):
+    backend = on(name)
+    store, new = backend.asarray(np.zeros((8, 1), np.float32)), backend.asarray(np.ones((2, 1), np.float32))
+    types = [[1.0, 2.0], [1.9, 2], [True, False], [1, True], [1, np.True_], ["1", "2"], [None, 1], np.array([1.0, 2.0])]
+    types += [np.array([True, False]), np.zeros(0), backend.asarray(np.array([1.0, 2.0], np.float32))]
+    types += [backend.asarray(np.array([True, False]))]
+    shapes = [1, None, "12", {1, 2}, [[1, 2]], [[1], [2]], [[1], [2, 3]], np.array(1), np.int64(1), np.zeros((2, 1), np.int64)]
+    shapes += [backend.asarray(np.zeros((1, 2), np.int64)), backend.asarray(np.array(1))]
+    past = [[0, 8], [0, 2**70], [2**63, 1], np.array([0, 2**64 - 1], np.uint64)]
+    for several, error in ((types, DtypeMismatch), (shapes, ShapeMismatch), (past, SlotOutOfRange)):
+        for slots in several:
+            with pytest.raises(error, match="slot"):
+                backend.scatter(store, slots, new)
+            with pytest.raises(error, match="slot"):
+                backend.gather(store, slots)
+    assert not backend.to_numpy(store).any()
 
 
 def test_numpy_memory_is_aligned():

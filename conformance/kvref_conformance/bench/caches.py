@@ -185,7 +185,7 @@ class _NoKernels:
     def quantize(self, rows: Array, format: kvref.Format) -> kvref.Quantized:
         return kvref.Quantized(rows)
 
-    def scatter(self, store: Array, slots: Any, rows: Array) -> Array:
+    def scatter(self, store: Array, slots: Any, new: Array) -> Array:
         return store
 
 

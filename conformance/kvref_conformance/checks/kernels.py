@@ -1,4 +1,4 @@
-"""KERN: moving rows by slot, for those who have only kernels."""
+"""KERN: moving tokens by slot, for those who have only kernels."""
 
 from typing import Any
 
@@ -19,10 +19,10 @@ def bits(count: int, subject: Subject) -> NDArray:
     return patterns.view(np.float32)
 
 
-def scattered(subject: Subject, store: NDArray, slots: list[int], rows: NDArray) -> NDArray:
+def scattered(subject: Subject, store: NDArray, slots: list[int] | NDArray, new: NDArray) -> NDArray:
     """The store, in the implementation's own memory, after a scatter."""
     own = subject.own(store)
-    result = _as_is(subject.new("kernels"), "scatter", own, slots, rows)
+    result = _as_is(subject.new("kernels"), "scatter", own, slots, new)
     store_afterwards: NDArray = subject.implementation.to_numpy(result)
     return store_afterwards
 
@@ -40,31 +40,31 @@ def same_bits(got: NDArray, want: NDArray, what: str) -> None:
 def a_slot_is_block_and_offset(subject: Subject) -> None:
     for block_size in (3, 4):
         blocks = bits(12 // block_size * block_size, subject).reshape(-1, block_size, HEADS, DIM)
-        slots, rows = [11, 0, 4, 7], bits(4, subject)
-        got = scattered(subject, blocks.reshape(12, HEADS, DIM), slots, rows)
-        for slot, row in zip(slots, rows, strict=True):
-            blocks[slot // block_size, slot % block_size] = row
+        slots, new = [11, 0, 4, 7], bits(4, subject)
+        got = scattered(subject, blocks.reshape(12, HEADS, DIM), slots, new)
+        for slot, token in zip(slots, new, strict=True):
+            blocks[slot // block_size, slot % block_size] = token
         same_bits(got, blocks.reshape(12, HEADS, DIM), f"blocks of {block_size}, seen as slots")
 
 
 @check("KERN-02", "kernels")
 def a_negative_slot_is_skipped(subject: Subject) -> None:
-    store, rows = bits(SLOTS, subject), bits(5, subject)
+    store, new = bits(SLOTS, subject), bits(5, subject)
     for slots in ([3, -1, 5, -1, 0], [-1] * 5, [-12, -5, 11, 2, 3]):
         want = store.copy()
-        for slot, row in zip(slots, rows, strict=True):
+        for slot, token in zip(slots, new, strict=True):
             if slot >= 0:
-                want[slot] = row
-        same_bits(scattered(subject, store.copy(), slots, rows), want, f"the store after slots {slots}")
+                want[slot] = token
+        same_bits(scattered(subject, store.copy(), slots, new), want, f"the store after slots {slots}")
 
 
 @check("KERN-03", "kernels")
 def a_slot_past_the_end_writes_nothing(subject: Subject) -> None:
-    store, rows = bits(SLOTS, subject), bits(3, subject)
+    store, new = bits(SLOTS, subject), bits(3, subject)
     for slots in ([1, 2, SLOTS], [SLOTS + 100, 1, 2], [0, 2**40, 1]):
         own = subject.own(store.copy())
         with raises("SlotOutOfRange"):
-            _as_is(subject.new("kernels"), "scatter", own, slots, rows)
+            _as_is(subject.new("kernels"), "scatter", own, slots, new)
         same_bits(subject.implementation.to_numpy(own.array), store, f"the store after slots {slots} were refused")
         with raises("SlotOutOfRange"):
             _as_is(subject.new("kernels"), "gather", own, slots)
@@ -73,23 +73,23 @@ def a_slot_past_the_end_writes_nothing(subject: Subject) -> None:
 
 
 @check("KERN-03", "kernels")
-def rows_and_slots_must_match(subject: Subject) -> None:
+def tokens_and_slots_must_match(subject: Subject) -> None:
     store = bits(SLOTS, subject)
-    for slots, rows in (([1, 2], bits(3, subject)), ([1, 2], bits(2, subject)[:, :1]), ([1], bits(1, subject)[:, :, :2])):
+    for slots, new in (([1, 2], bits(3, subject)), ([1, 2], bits(2, subject)[:, :1]), ([1], bits(1, subject)[:, :, :2])):
         own = subject.own(store.copy())
         with raises("ShapeMismatch"):
-            _as_is(subject.new("kernels"), "scatter", own, slots, rows)
-        same_bits(subject.implementation.to_numpy(own.array), store, "the store after rows of a wrong shape were refused")
+            _as_is(subject.new("kernels"), "scatter", own, slots, new)
+        same_bits(subject.implementation.to_numpy(own.array), store, "the store after tokens of a wrong shape were refused")
 
 
 @check("KERN-04", "kernels")
 def slots_not_named_keep_every_bit(subject: Subject) -> None:
     store = np.full((SLOTS, HEADS, DIM), 0x7FC12345, np.uint32).view(np.float32)
     store.view(np.uint32)[1::2] = 0xFF800001  # signalling NaNs with payloads
-    slots, rows = [5, 0, 11], bits(3, subject)
+    slots, new = [5, 0, 11], bits(3, subject)
     want = store.copy()
-    want[slots] = rows
-    same_bits(scattered(subject, store.copy(), slots, rows), want, "a store full of NaN payloads")
+    want[slots] = new
+    same_bits(scattered(subject, store.copy(), slots, new), want, "a store full of NaN payloads")
 
 
 @check("KERN-04", "kernels")
@@ -106,14 +106,14 @@ def an_update_touches_its_tokens_only(subject: Subject) -> None:
 @check("KERN-05", "kernels")
 def gather_gives_what_scatter_wrote(subject: Subject) -> None:
     for count in (0, 1, SLOTS):
-        slots, rows = [int(s) for s in subject.rng.permutation(SLOTS)[:count]], bits(count, subject)
+        slots, new = [int(s) for s in subject.rng.permutation(SLOTS)[:count]], bits(count, subject)
         kernels = subject.new("kernels")
-        store = _as_is(kernels, "scatter", bits(SLOTS, subject), slots, rows)
+        store = _as_is(kernels, "scatter", bits(SLOTS, subject), slots, new)
         got = _as_is(kernels, "gather", Own(store), slots)
-        same_bits(subject.implementation.to_numpy(got), rows, f"{count} rows, scattered and gathered")
+        same_bits(subject.implementation.to_numpy(got), new, f"{count} tokens, scattered and gathered")
         if count:
             twice = _as_is(kernels, "gather", Own(store), [slots[0], slots[0]])
-            same_bits(subject.implementation.to_numpy(twice), rows[[0, 0]], "one slot gathered twice")
+            same_bits(subject.implementation.to_numpy(twice), new[[0, 0]], "one slot gathered twice")
 
 
 @check("KERN-06", "kernels", slow=True)
@@ -122,19 +122,58 @@ def offsets_past_2_to_31_are_right(subject: Subject) -> None:
     slots = 2**31 // width + 4  # of uint8: a little over 2 GiB
     kernels = subject.new("kernels")
     store = subject.own(np.zeros((slots, 1, width), np.uint8))
-    rows = subject.rng.integers(1, 256, size=(3, 1, width), dtype=np.uint8)
+    new = subject.rng.integers(1, 256, size=(3, 1, width), dtype=np.uint8)
     where = [2**31 // width, 2**31 // width - 1, slots - 1]
-    result = Own(_as_is(kernels, "scatter", store, where, rows))
+    result = Own(_as_is(kernels, "scatter", store, where, new))
     got = subject.implementation.to_numpy(_as_is(kernels, "gather", result, [*where, 0, 1]))
-    same(got[:3], rows, "rows past 2^31 elements")
+    same(got[:3], new, "tokens past 2^31 elements")
     equal(int(np.asarray(got[3:]).max()), 0, "what is in slots 0 and 1, which were not named")
 
 
 @check("KERN-07", "kernels")
-def a_repeated_slot_holds_one_row_whole(subject: Subject) -> None:
+def a_repeated_slot_holds_one_token_whole(subject: Subject) -> None:
     store = np.zeros((SLOTS, HEADS, DIM), np.float32)
-    rows = np.arange(1, 6, dtype=np.float32)[:, None, None] * np.ones((1, HEADS, DIM), np.float32)
-    got = np.asarray(scattered(subject, store, [3, 7, 3, 3, 7], rows))
+    new = np.arange(1, 6, dtype=np.float32)[:, None, None] * np.ones((1, HEADS, DIM), np.float32)
+    got = np.asarray(scattered(subject, store, [3, 7, 3, 3, 7], new))
     for slot, owners in ((3, (1, 3, 4)), (7, (2, 5))):
         values = set(got[slot].reshape(-1).tolist())
-        true(len(values) == 1 and values <= set(map(float, owners)), f"slot {slot}", f"one of the rows {owners}, whole", values)
+        true(len(values) == 1 and values <= set(map(float, owners)), f"slot {slot}", f"one of the tokens {owners}, whole", values)
+
+
+@check("KERN-08", "kernels")
+def integers_of_any_type_are_slots(subject: Subject) -> None:
+    store, new = bits(SLOTS, subject), bits(3, subject)
+    want = store.copy()
+    want[[11, 0, 5]] = new
+    for dtype in (np.int8, np.int32, np.uint8):
+        slots = np.array([11, 0, 5], dtype)
+        same_bits(scattered(subject, store.copy(), slots, new), want, f"the store after slots of {slots.dtype}")
+        got = _as_is(subject.new("kernels"), "gather", want, slots)
+        same_bits(subject.implementation.to_numpy(got), new, f"what is gathered from slots of {slots.dtype}")
+
+
+@check("KERN-08", "kernels")
+def other_slots_are_refused(subject: Subject) -> None:
+    store, two = bits(SLOTS, subject), bits(2, subject)
+    whole, mask = np.array([1.0, 2.0], np.float32), np.array([True, False])
+    square, one = np.array([[1, 2], [3, 4]]), np.array([[3], [4]])
+    for slots, kind in ((whole, "DtypeMismatch"), (whole + np.float32(0.9), "DtypeMismatch"), (mask, "DtypeMismatch"),
+                        (square, "ShapeMismatch"), (one, "ShapeMismatch"), (np.array(1), "ShapeMismatch")):  # fmt: skip
+        refused(subject, store, slots, two, kind)
+
+
+@check("KERN-08", "kernels")
+def an_unsigned_slot_is_never_negative(subject: Subject) -> None:
+    store = bits(SLOTS, subject)
+    for last in (2**64 - 1, 2**63):  # as int64 they would be -1, which is skipped, and the least there is
+        refused(subject, store, np.array([0, last], np.uint64), bits(2, subject), "SlotOutOfRange")
+
+
+def refused(subject: Subject, store: NDArray, slots: NDArray, new: NDArray, kind: str) -> None:
+    """Neither scattering nor gathering takes these slots, and the store stays as it is."""
+    kernels, own = subject.new("kernels"), subject.own(store.copy())
+    with raises(kind):
+        kernels.as_is("scatter", own, slots, new)
+    with raises(kind):
+        kernels.as_is("gather", own, slots)
+    same_bits(subject.implementation.to_numpy(own.array), store, f"the store after slots {slots.tolist()} of {slots.dtype}")

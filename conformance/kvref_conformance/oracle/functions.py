@@ -1,5 +1,6 @@
 """The families without a state, whose every reply follows from the arguments: elements, rows, kernels, attention."""
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,6 +16,7 @@ from kvref_conformance.oracle.expected import (
     Refused,
     TakenOrRefused,
     Unjudged,
+    Wrong,
     exactly,
     finite,
     float32,
@@ -116,23 +118,24 @@ def _packed(codes: NDArray) -> NDArray:
 class Kernels(Function):
     family = "kernels"
 
-    def scatter(self, store: NDArray, slots: NDArray, rows: NDArray) -> Expected:
+    def scatter(self, store: NDArray, slots: NDArray, new: NDArray) -> Expected:
         slots = np.asarray(slots)
-        if rows.shape[1:] != store.shape[1:] or len(rows) != len(slots):
-            return Refused("KERN-03", kinds=("ShapeMismatch",))
-        if (slots >= len(store)).any():
-            return Refused("KERN-03", kinds=("SlotOutOfRange",))
+        wrong = _wrong_slots(slots, -math.inf, len(store))
+        if new.shape != (*slots.shape[:1], *store.shape[1:]):
+            wrong.append(("ShapeMismatch", "KERN-03"))
+        if wrong:
+            return self.refuse(wrong)
         want, unsure = store.copy(), np.zeros(store.shape, bool)
-        for slot, row in zip(slots.tolist(), rows, strict=True):
+        for slot, token in zip(slots.tolist(), new, strict=True):
             if slot >= 0:
-                want[slot] = row
-                unsure[slot] = (slots == slot).sum() > 1  # one of the rows, whole (KERN-07)
+                want[slot] = token
+                unsure[slot] = (slots == slot).sum() > 1  # one of the tokens, whole (KERN-07)
         return Arrays("KERN-01", parts=(exactly(want),), bits=True, unsure=unsure if unsure.any() else None)
 
     def gather(self, store: NDArray, slots: NDArray) -> Expected:
         slots = np.asarray(slots)
-        if ((slots < 0) | (slots >= len(store))).any():
-            return Refused("KERN-03", kinds=("SlotOutOfRange",))
+        if wrong := _wrong_slots(slots, 0, len(store)):
+            return self.refuse(wrong)
         return Arrays("KERN-05", parts=(exactly(store[slots]),), bits=True)
 
     def update(self, buffer: NDArray, new: NDArray, position: int) -> Expected:
@@ -141,6 +144,16 @@ class Kernels(Function):
         want = buffer.copy()
         want[:, :, position : position + new.shape[2]] = new
         return Arrays("KERN-04", parts=(exactly(want),), bits=True)
+
+
+def _wrong_slots(slots: NDArray, least: float, stop: int) -> Wrong:
+    """What is wrong with slots that are to be integers of [least, stop) in one dimension."""
+    wrong: Wrong = [] if slots.ndim == 1 else [("ShapeMismatch", "KERN-08")]
+    if slots.dtype.kind not in "iu":
+        return [*wrong, ("DtypeMismatch", "KERN-08")]
+    if not all(least <= slot < stop for slot in slots.reshape(-1).tolist()):
+        wrong.append(("SlotOutOfRange", "KERN-03"))
+    return wrong
 
 
 class Attention(Function):

@@ -42,7 +42,7 @@ def steps(family: str, dim: int, format: str) -> list[Step]:
             "mean_absolute_error": of(rows=rows(2, dim), format=format),
         },
         "kernels": {
-            "scatter": of(store=rows(4, HEADS, dim), slots=np.array([1, -1]), rows=tokens),
+            "scatter": of(store=rows(4, HEADS, dim), slots=np.array([1, -1]), new=tokens),
             "gather": of(store=rows(4, HEADS, dim), slots=np.array([3, 0])),
             "update": of(buffer=rows(1, HEADS, 4, dim), new=lanes, position=1),
         },

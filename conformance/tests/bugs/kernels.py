@@ -9,7 +9,7 @@ from kvref.backend import ReferenceBackend
 @bug("KERN-01")
 def slots_run_along_the_heads(patch):
     scatter = ReferenceBackend.scatter
-    patch.setattr(ReferenceBackend, "scatter", lambda self, store, slots, rows: scatter(self, store, slots, rows[..., ::-1, :]))
+    patch.setattr(ReferenceBackend, "scatter", lambda self, store, slots, new: scatter(self, store, slots, new[..., ::-1, :]))
 
 
 @bug("KERN-02")
@@ -18,12 +18,12 @@ def minus_one_is_the_last_slot(patch):
 
 
 @bug("KERN-03")
-def rows_before_the_bad_slot_are_written(patch):
+def tokens_before_the_bad_slot_are_written(patch):
     scatter = ReferenceBackend.scatter
 
-    def eager(self, store, slots, rows):
-        for slot, row in zip(slots, rows, strict=False):
-            scatter(self, store, [slot], row[None])
+    def eager(self, store, slots, new):
+        for slot, token in zip(slots, new, strict=False):
+            scatter(self, store, [slot], token[None])
         return store
 
     patch.setattr(ReferenceBackend, "scatter", eager)
@@ -33,9 +33,9 @@ def rows_before_the_bad_slot_are_written(patch):
 def a_write_quiets_every_nan(patch):
     scatter = ReferenceBackend.scatter
 
-    def quieting(self, store, slots, rows):
+    def quieting(self, store, slots, new):
         store[np.isnan(store)] = np.nan
-        return scatter(self, store, slots, rows)
+        return scatter(self, store, slots, new)
 
     patch.setattr(ReferenceBackend, "scatter", quieting)
 
@@ -50,6 +50,25 @@ def a_repeated_slot_adds_up(patch):
     in_source(
         patch,
         "kvref.backend.ReferenceBackend.scatter",
-        "store[slot, ...] = rows[row, ...]",
-        "store[slot, ...] = rows[row, ...] if slot not in slots[:row] else store[slot, ...] + rows[row, ...]",
+        "set(new[i, ...])",
+        "set(new[i, ...] if slot not in slots[:i] else store[slot, ...] + new[i, ...])",
     )
+
+
+ON_HOST = "_on_host(slots, to_numpy)"
+
+
+@bug("KERN-08")
+def slots_are_cast_to_integers(patch):
+    in_source(patch, "kvref.backend.host_slots", ON_HOST, f"{ON_HOST}.astype(np.int64)")
+
+
+@bug("KERN-08")
+def slots_of_any_shape_are_taken_one_by_one(patch):
+    in_source(patch, "kvref.backend.host_slots", ON_HOST, f"{ON_HOST}.reshape(-1)")
+
+
+@bug("KERN-08")
+def slots_are_read_as_64_bits_each(patch):
+    as_int64 = f"np.frombuffer({ON_HOST}.tobytes().ljust(8 * len(slots), b'0')[: 8 * len(slots)], np.int64)"
+    in_source(patch, "kvref.backend.host_slots", ON_HOST, as_int64)
