@@ -2,11 +2,12 @@
 
 A request gets the smallest size class that holds it. Releasing a buffer puts its memory on the class's free list, up to
 `max_buffers`; the next request of that class takes it from there. The next owner starts from an empty buffer and can read only
-what it wrote itself (LAW-05). Everything here is safe to use from several threads (BUF-08).
+what it wrote itself (LAW-05). Everything here is safe to use from several threads (BUF-08): a buffer has a lock, which is taken
+before the pool's and never after it, so that a release waits for what is being written.
 """
 
 from dataclasses import dataclass
-from threading import RLock
+from threading import Lock, RLock
 from types import TracebackType
 
 from kvref.array import Array
@@ -26,34 +27,42 @@ class Buffer:
         self.capacity = size // VALUE_BYTES
         self.length = 0
         self._pool = pool
+        self._lock = Lock()
         self._memory: Array | None = memory
 
     def extend(self, values: Array) -> None:
         """Append float32 values [n]. Raises CapacityExceeded past capacity, BufferReleased after release."""
-        memory, backend = self._held(), self._pool.backend
-        values = accept("values", values, ("n",), backend)
-        end = self.length + values.shape[0]
-        if end > self.capacity:
-            raise CapacityExceeded(f"extend: expected at most {self.capacity} values, got {end}")
-        backend.update(memory, values[None, None, :, None], self.length)
-        self.length = end
+        values = accept("values", values, ("n",), self._pool.backend)
+        with self._lock:
+            memory, end = self._held(), self.length + values.shape[0]
+            if end > self.capacity:
+                raise CapacityExceeded(f"extend: expected at most {self.capacity} values, got {end}")
+            self._memory = self._pool.backend.update(memory, values[None, None, :, None], self.length)
+            self.length = end
 
     def values(self) -> Array:
-        """What was written, float32 [length]: never the last owner's values (LAW-05)."""
-        return self._held()[0, 0, : self.length, 0]
+        """What was written, float32 [length]: never the last owner's values (LAW-05).
+
+        A view of the memory, where the library has views: once the buffer is released the next owner writes there.
+        """
+        with self._lock:
+            return self._held()[0, 0, : self.length, 0]
 
     def clear(self) -> None:
-        self._held()
-        self.length = 0
+        """Forget the values and keep the memory. Raises BufferReleased."""
+        with self._lock:
+            self._held()
+            self.length = 0
 
     @property
     def address(self) -> int | None:
         """Where the memory begins, or None where the array library does not say."""
-        return self._pool.backend.address(self._held())
+        with self._lock:
+            return self._pool.backend.address(self._held())
 
     def release(self) -> None:
         """Give the memory back. Releasing twice is harmless and counted once (BUF-05)."""
-        with self._pool.lock:
+        with self._lock:
             memory, self._memory = self._memory, None
             if memory is not None:
                 self._pool.take_back(memory, self.size)
@@ -149,11 +158,12 @@ class BufferPool:
 
     def take_back(self, memory: Array, size: int) -> None:
         """Called by Buffer.release, once for each buffer."""
-        self._returns += 1
-        if len(self._free[size]) < self.max_buffers:
-            self._free[size].append(memory)
-        else:
-            self._drops += 1
+        with self.lock:
+            self._returns += 1
+            if len(self._free[size]) < self.max_buffers:
+                self._free[size].append(memory)
+            else:
+                self._drops += 1
 
     def _allocate(self, size: int) -> Array:
         self._allocations += 1

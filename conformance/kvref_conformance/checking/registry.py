@@ -17,7 +17,7 @@ Run = Callable[[Subject], None]
 MODULES = (
     "laws_streams", "laws_errors", "laws_memory", "laws_arrays", "elements", "rows", "affine", "contiguous", "blocks", "paged",
     "paged_batches",
-    "quantized", "tiered", "tiered_policy", "buffers", "pooled", "attention", "kernels",
+    "quantized", "tiered", "tiered_policy", "buffers", "buffers_threads", "pooled", "attention", "kernels",
 )  # fmt: skip
 
 

@@ -4,11 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from kvref_conformance.arrays import NDArray
 from kvref_conformance.checking.expect import equal, raises, same, true
 from kvref_conformance.checking.registry import check
 from kvref_conformance.checking.setup import new
-from kvref_conformance.checking.threads import THREADS, in_threads
 from kvref_conformance.drivers.in_process import Handle, Subject
 from kvref_conformance.outcome import NotOffered
 
@@ -153,57 +151,6 @@ def the_hit_rate_is_hits_over_requests(subject: Subject) -> None:
     for hits, requests in ((1, 1), (1, 2), (1, 3)):
         pool.acquire(1)
         true(abs(pool.stats().hit_rate - hits / requests) < 1e-6, "hit rate", f"{hits} / {requests}", pool.stats().hit_rate)
-
-
-@check("BUF-08", "buffers")
-def threads_may_share_a_pool(subject: Subject) -> None:
-    each = 150
-    pool = new(subject, "buffers", max_buffers=64)
-
-    def work(thread: int, rng: np.random.Generator) -> None:
-        mark = np.full(8, thread + 1, np.float32)
-        for _ in range(each):
-            one, two = pool.acquire(10), pool.acquire(10)
-            one.extend(mark)
-            two.extend(-mark)
-            same(one.values(), mark, "values of a thread's own buffer")
-            one.release()
-            two.release()
-
-    in_threads(subject, work)
-    stats = pool.stats()
-    requests = 2 * THREADS * each
-    equal((stats.hits + stats.misses, stats.returns), (requests, requests), "requests and returns")
-    equal(free(pool), {1024: stats.allocations}, "free buffers, against allocations")
-
-
-@check("BUF-08", "buffers")
-def threads_may_mix_their_calls(subject: Subject) -> None:
-    pool, requests = new(subject, "buffers", max_buffers=8), list[int]()
-
-    def work(thread: int, rng: np.random.Generator) -> None:
-        held = list[tuple[Handle, NDArray]]()
-        for i in range(60):
-            choice = rng.integers(4)
-            if choice == 0 and held:
-                buffer, values = held.pop(int(rng.integers(len(held))))
-                same(buffer.values(), values, "values of a thread's own buffer")
-                buffer.release()
-            elif choice == 1:
-                pool.prewarm(1024, int(rng.integers(3)))
-            else:
-                values = np.full(int(rng.integers(1, 200)), 1000 * thread + i, np.float32)
-                buffer = pool.acquire(int(rng.choice([1, 1000, 3000])))
-                requests.append(1)
-                buffer.extend(values)
-                held.append((buffer, values))
-        for buffer, _ in held:
-            buffer.release()
-
-    in_threads(subject, work)
-    stats = pool.stats()
-    equal((stats.hits + stats.misses, stats.returns), (len(requests), len(requests)), "requests and returns")
-    equal(sum(dict(stats.free).values()), stats.allocations - stats.drops, "free buffers: those made and not dropped")
 
 
 @check("BUF-09", "buffers")

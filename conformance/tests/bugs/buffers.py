@@ -1,6 +1,7 @@
 """Bugs in the buffer pool."""
 
 from bugs.plant import bug, in_source
+from kvref.backend import ReferenceBackend
 from kvref.buffers import BufferPool
 
 
@@ -40,6 +41,18 @@ def prewarming_ignores_the_limit(patch):
 @bug("LAW-05")
 def a_buffer_shows_its_last_owners_values(patch):
     in_source(patch, "kvref.buffers.Buffer.__init__", "self.length = 0", "self.length = int((memory != 0).sum())")
+
+
+@bug("BUF-08")
+def a_release_does_not_wait(patch):
+    in_source(patch, "kvref.buffers.Buffer.__init__", "Lock()", "__import__('contextlib').nullcontext()")
+
+
+@bug("BUF-02", "BUF-08", "BUF-09")
+def what_the_kernel_returned_is_dropped(patch):
+    update = ReferenceBackend.update
+    patch.setattr(ReferenceBackend, "update", lambda self, buffer, *new: update(self, buffer.copy(), *new))
+    in_source(patch, "kvref.buffers.Buffer.extend", "self._memory = self._pool", "self._pool")
 
 
 @bug("BUF-09")
