@@ -36,7 +36,7 @@ OLDEST_NUMPY = "2.1.0"  # the lower bound in pyproject.toml
 JUDGED = {"numpy": ("reference", "numpy"), "numpy-oldest": ("reference", "numpy"), "strict": ("reference:strict",)}
 QUICK = ("--examples", "25")  # for all but the first: what differs on the others is not found by more sequences
 MUTATED = ("formats", "blocks", "buffers", "contiguous", "paged", "quantized", "tiered", "pooled", "rows", "attention", "inputs")
-THEIRS = ("transformers-dynamic", "transformers-static", "ml_dtypes", "torch-float8")
+THEIRS = ("transformers-dynamic", "transformers-static", "ml_dtypes", "torch-float8", "reference:jax")
 AXE = "axe-core@4.14.1"
 BROWSED = [f"conformance/tests/test_{name}.py" for name in ("report_pages", "site", "player", "player_files")]
 GPU = ("cupy", "reference:cupy", "torch:cuda", "torch-compiled:cuda")
@@ -81,10 +81,10 @@ def matrix(session: nox.Session, library: str) -> None:
 
 @nox.session
 def theirs(session: nox.Session) -> None:
-    """What needs torch: its backend and the reference on it, the tests, and a report on the caches other people wrote."""
+    """What needs torch or JAX: the backend and the reference on them, the tests, and a report on what other people wrote."""
     session.install(*PINNED, "torch")  # first and by its exact pin: anything looser may bring gigabytes of CUDA
-    session.install(*PINNED, "-e", ".[dev]", "transformers")
-    session.run("pytest", "-m", "torch", *session.posargs)
+    session.install(*PINNED, "-e", ".[dev]", "transformers", "jax")
+    session.run("pytest", "-m", "torch or jax", *session.posargs)
     for name in ("torch", "reference:torch"):
         _check(session, name, "torch", "CPU")
     for name in THEIRS:

@@ -144,7 +144,10 @@ class ReferenceBackend:
     """Every kernel in operations of the Array API standard 2024.12, on any library that has them."""
 
     def __init__(self, namespace: str = "numpy", device: object = None) -> None:
-        """namespace: "numpy", "torch", "cupy", or an importable Array API module. Raises BackendNotFound."""
+        """namespace: "numpy", "torch", "cupy", "jax", or an importable Array API module. Raises BackendNotFound.
+
+        Without jax_enable_x64 JAX makes float32 of float64 before anybody can refuse it.
+        """
         self.name = "reference" if namespace == "numpy" else f"reference:{namespace}"
         self._namespace = namespace
         self._device = device
@@ -213,8 +216,8 @@ class ReferenceBackend:
 
 
 def array_namespace_called(name: str) -> Namespace:
-    """array_api_compat's wrapper of the library called `name`, or that module itself. Raises BackendNotFound."""
-    for module in (f"array_api_compat.{name}", name):
+    """array_api_compat's wrapper of the library called `name`, or that module itself, or its `numpy`. Raises BackendNotFound."""
+    for module in (f"array_api_compat.{name}", name, f"{name}.numpy"):
         try:
             xp = import_module(module)
         except ImportError:
@@ -230,23 +233,27 @@ def backend(name: str = "reference", **options: object) -> Backend:
     "NAME:DEVICE" asks for a device, and `options` are the backend's own: backend("torch:cuda", compile=True). Raises
     BackendNotFound, naming what is there, or what its library or the machine lacks.
     """
-    from importlib.metadata import entry_points  # slow to import, and rarely needed
-
     kind, _, place = name.partition(":")
-    if kind == "reference":
-        return ReferenceBackend(place or "numpy")
-    installed = {entry.name: entry for entry in entry_points(group="kvref.backends")}
-    if kind not in installed:
-        raise BackendNotFound(f"backend: expected one of {', '.join(['reference', *sorted(installed)])}, got {name!r}")
+    factory: Callable[..., Backend] = ReferenceBackend if kind == "reference" else _installed(kind)
+    given = {"namespace" if kind == "reference" else "device": place} if place else {}
     try:
-        factory = installed[kind].load()
-    except ImportError as error:
-        raise BackendNotFound(f"backend {kind}: expected {error.name or 'its library'} to be installed, got {error}") from error
-    try:
-        found: Backend = factory(**({"device": place} if place else {}), **options)
+        return factory(**given, **options)
     except TypeError as error:
         raise BackendNotFound(f"backend {kind}: expected options it has, got {name!r} and {options}: {error}") from error
-    return found
+
+
+def _installed(kind: str) -> Callable[..., Backend]:
+    """What makes the backend of an entry point. Raises BackendNotFound."""
+    from importlib.metadata import entry_points  # slow to import, and rarely needed
+
+    installed = {entry.name: entry for entry in entry_points(group="kvref.backends")}
+    if kind not in installed:
+        raise BackendNotFound(f"backend: expected one of {', '.join(['reference', *sorted(installed)])}, got {kind!r}")
+    try:
+        factory: Callable[..., Backend] = installed[kind].load()
+    except ImportError as error:
+        raise BackendNotFound(f"backend {kind}: expected {error.name or 'its library'} to be installed, got {error}") from error
+    return factory
 
 
 reference: Backend = ReferenceBackend()

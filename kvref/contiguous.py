@@ -78,7 +78,10 @@ class ContiguousCache:
         return self._read(self._keys), self._read(self._values)
 
     def raw(self) -> tuple[Array, Array]:
-        """The buffers themselves, [batch_size, num_kv_heads, capacity, head_dim] in the cache's dtype (CONTIG-07)."""
+        """The buffers themselves, [batch_size, num_kv_heads, capacity, head_dim] in the cache's dtype (CONTIG-07).
+
+        With a library of immutable arrays: the buffers as they are now, which the next `append` replaces (CONTIG-08).
+        """
         return self._keys, self._values
 
     def advance(self, count: int) -> None:

@@ -15,7 +15,7 @@ EXIT_CONFORMANT, EXIT_BROKEN, EXIT_CANNOT_RUN = 0, 1, 2
 _EPILOG = """\
 implementations:
   reference         the specification itself, on NumPy
-  reference:torch   the same on another Array API library (torch, strict, cupy)
+  reference:torch   the same on another Array API library (torch, strict, jax, cupy)
   numpy, ...        a backend of kvref's, or an adapter: `kvref list` shows all
   zoo:MEMBER        one that is wrong on purpose: `kvref zoo` shows all
   module:object     an implementation of yours

@@ -8,9 +8,8 @@ from kvref_conformance.arrays import NDArray
 from kvref_conformance.checking.expect import equal, pair, raises, same, shaped
 from kvref_conformance.checking.registry import check
 from kvref_conformance.checking.setup import DIM, HEADS, batch_major, new, tokens
-from kvref_conformance.drivers.in_process import Handle, Subject
+from kvref_conformance.drivers.in_process import Handle, Subject, writable
 from kvref_conformance.oracle.elements import round_to
-from kvref_conformance.outcome import NotOffered
 
 
 def rows(subject: Subject, count: int, batch: int = 1) -> tuple[NDArray, NDArray]:
@@ -123,6 +122,7 @@ def raw_buffers_stay_the_same_memory(subject: Subject) -> None:
     subject.in_this_process()
     cache, keys, _ = filled(subject, 1, initial_capacity=8)
     before = cache.as_is("raw")[0]
+    writable(before, "raw buffers that can be written to")
     for count in (2, 3, 2):  # to the last token there is room for
         more = rows(subject, count)
         cache.append(*more)
@@ -150,10 +150,8 @@ def advancing_makes_tokens_readable(subject: Subject) -> None:
     cache, keys, values = filled(subject, 2, initial_capacity=5)
     more = rows(subject, 3)
     for buffer, new_rows in zip(cache.as_is("raw"), more, strict=True):
-        try:
-            buffer[:, :, 2:5, :] = subject.own(new_rows).array
-        except TypeError as error:
-            raise NotOffered("raw buffers that can be written to") from error
+        writable(buffer, "raw buffers that can be written to")
+        buffer[:, :, 2:5, :] = subject.own(new_rows).array
     cache.advance(3)
     equal(cache.seq_len, 5, "length after advancing by 3 from 2")
     want = tuple(np.concatenate(parts, axis=2) for parts in zip((keys, values), more, strict=True))

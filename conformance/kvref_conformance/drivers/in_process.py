@@ -11,6 +11,7 @@ from itertools import count
 from typing import Any
 
 import numpy as np
+from array_api_compat import is_writeable_array
 
 from kvref_conformance.drivers.guard import Patience, TimedOut, time_limit
 from kvref_conformance.drivers.replies import plain
@@ -32,10 +33,14 @@ class Own:
 
     def fill(self, value: float) -> None:
         """Overwrite it. Raises NotOffered where arrays are immutable."""
-        try:
-            self.array[...] = value
-        except TypeError as error:
-            raise NotOffered("arrays that can be written to") from error
+        writable(self.array, "arrays that can be written to")
+        self.array[...] = value
+
+
+def writable(array: Any, what: str) -> None:
+    """Raises NotOffered, of what cannot be seen, where nothing can be written into an array: JAX's, NumPy's if read-only."""
+    if not (hasattr(type(array), "__setitem__") and is_writeable_array(array)):
+        raise NotOffered(what)
 
 
 class Subject:

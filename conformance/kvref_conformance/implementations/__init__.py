@@ -25,7 +25,7 @@ from kvref_conformance.implementations.configured import by_command, by_name, co
 from kvref_conformance.interface import FAMILIES, Implementation
 from kvref_conformance.outcome import CannotRun
 
-LIBRARIES = ("numpy", "torch", "strict", "cupy")  # what the reference is offered on
+LIBRARIES = ("numpy", "torch", "strict", "jax", "cupy")  # what the reference is offered on
 
 
 def existing_folder(option: str, file: str | None) -> None:
@@ -126,6 +126,8 @@ def _names() -> Iterator[str]:
 def _reference(library: str) -> kvref.Backend:
     if library != "strict":
         backend = kvref.ReferenceBackend(library)
+        if library == "jax":
+            import_module("jax").config.update("jax_enable_x64", True)  # or float64 would be float32 before it can be refused
         try:
             backend.zeros((1,), "float32")
         except Exception as error:  # a library that is here, and the device that it needs is not

@@ -16,7 +16,10 @@ from kvref_conformance.schemas import mismatch
 FORMAT = 1
 SCHEMA = ("kvref_conformance.report", "results.schema.json")
 OPTIONS = ("seed", "examples", "deep", "slow", "timeout")
-PACKAGES = ("numpy", "array-api-compat", "array-api-strict", "hypothesis", "torch", "cupy", "ml_dtypes", "transformers")
+PACKAGES = (
+    "numpy", "array-api-compat", "array-api-extra", "array-api-strict", "hypothesis", "torch", "jax", "cupy", "ml_dtypes",
+    "transformers",
+)  # fmt: skip
 
 
 class ResultsError(Exception):

@@ -1,0 +1,82 @@
+"""The reference where nothing can be written in place: over NumPy's arrays made read-only, and on JAX where it is installed."""
+
+import numpy as np
+import pytest
+from bugs.plant import in_source
+
+import kvref
+from kvref_conformance.asked import Effort
+from kvref_conformance.implementations import load
+from kvref_conformance.implementations.backends import OnBackend
+from kvref_conformance.interface import FAMILIES
+from kvref_conformance.judge import Judge, select, verdict_of
+
+NEED_MEMORY_TO_WRITE_INTO = {"LAW-08", "CONTIG-08"}
+SLOW = {"KERN-06"}
+
+
+def frozen(array):
+    array.flags.writeable = False
+    return array
+
+
+class Frozen(kvref.ReferenceBackend):
+    """A write in place raises, and what a kernel returns is a copy: whoever keeps the old array reads what it held."""
+
+    def zeros(self, shape, dtype):
+        return frozen(super().zeros(shape, dtype))
+
+    def asarray(self, values, dtype=None):
+        return frozen(np.array(values, dtype))
+
+    def update(self, buffer, new, position):
+        return frozen(super().update(buffer, new, position))
+
+    def scatter(self, store, slots, new):
+        return frozen(super().scatter(store, slots, new))
+
+
+def verdicts(implementation, family, examples=10):
+    judge = Judge(implementation, Effort(examples=examples))
+    return {clause.id: verdict_of(judge.clause(checks)) for clause, checks in select(family=family).items()}
+
+
+def with_verdict(found, *verdicts):
+    return {clause for clause, verdict in found.items() if verdict in verdicts}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_frozen_arrays_break_no_clause(family):
+    found = verdicts(OnBackend(Frozen()), family)
+    assert with_verdict(found, "not offered", "not run") <= NEED_MEMORY_TO_WRITE_INTO | SLOW
+    assert with_verdict(found, "failed") == set()
+
+
+KEPT = [
+    ("contiguous", "kvref.contiguous.ContiguousCache.append", "self._keys = self._backend.update", "self._backend.update"),
+    ("contiguous", "kvref.contiguous.ContiguousCache._grow", "self._values = self._backend.update", "self._backend.update"),
+    ("buffers", "kvref.buffers.Buffer.extend", "self._memory = self._pool", "self._pool"),
+    ("pooled", "kvref.buffers.Buffer.extend", "self._memory = self._pool", "self._pool"),
+    ("paged", "kvref.slots.SlotStore.put", "self._stored = Quantized(", "Quantized("),
+    ("quantized", "kvref.slots.SlotStore.put", "self._stored = Quantized(", "Quantized("),
+    ("tiered", "kvref.slots.SlotStore.put", "self._stored = Quantized(", "Quantized("),
+    ("kernels", "kvref.backend.ReferenceBackend.scatter", "store = at(store)", "at(store)"),
+    ("attention", "kvref.backend.ReferenceBackend.attend", "out = at(out)", "at(out)"),
+]
+
+
+@pytest.mark.parametrize(("family", "path", "old", "new"), KEPT, ids=lambda value: str(value)[:40])
+def test_a_family_that_drops_what_a_kernel_returned_is_seen(family, path, old, new, monkeypatch):
+    in_source(monkeypatch, path, old, new)
+    assert with_verdict(verdicts(OnBackend(Frozen()), family, examples=3), "failed")
+
+
+FLUSHED = {"FMT-CAST-01", "FMT-LEVEL-01", "FMT-AFF-01", "TIER-02"}  # XLA makes zeros of numbers below 2^-126: docs/findings.md
+
+
+@pytest.mark.jax
+@pytest.mark.parametrize("family", FAMILIES)
+def test_jax_breaks_no_clause_but_those_of_subnormal_numbers(family):
+    found = verdicts(load("reference:jax"), family)
+    assert with_verdict(found, "not offered", "not run") <= NEED_MEMORY_TO_WRITE_INTO | SLOW
+    assert with_verdict(found, "failed") <= FLUSHED
