@@ -169,8 +169,13 @@ class TieredCache:
         """What `read` gives, flat, in two buffers of the pool. The caller releases them. Raises BufferTooLarge."""
         keys, values = (self._backend.xp.reshape(part, (-1,)) for part in self.read())
         buffers = pool.acquire_pair(VALUE_BYTES * keys.shape[0])
-        buffers[0].extend(keys)
-        buffers[1].extend(values)
+        try:
+            buffers[0].extend(keys)
+            buffers[1].extend(values)
+        except BaseException:
+            for buffer in buffers:
+                buffer.release()
+            raise
         return buffers
 
     def attend(self, query: Array, scale: float | None = None, causal: bool = False) -> Array:
