@@ -8,7 +8,7 @@ from kvref.array import UNIT_ROUNDOFF as U
 from kvref.array import Array
 from kvref.backend import Backend, reference
 from kvref.errors import PositionOutOfRange, ShapeMismatch, in_range
-from kvref.inputs import accept, accept_pair
+from kvref.inputs import accept
 
 EXP_ERROR = 8 * U  # the premise about a library's float32 exp: within 4 units in the last place
 
@@ -23,15 +23,20 @@ def attention(
     length: int | None = None,
     backend: Backend = reference,
 ) -> Array:
-    """float32 [num_queries, num_query_heads, head_dim].
+    """float32 [num_queries, num_query_heads, value_dim].
 
-    query [num_queries, num_query_heads, head_dim]; keys and values [num_tokens, num_kv_heads, head_dim]. Query head h reads kv
-    head h // (num_query_heads / num_kv_heads). scale: 1 / sqrt(head_dim) unless given. length: only the first `length` tokens
-    count; what lies past them has no effect, NaN included (ATTN-07). causal: the queries are the last tokens of those, and each
-    sees the tokens up to its own (ATTN-09). No tokens give zeros (ATTN-08).
+    query [num_queries, num_query_heads, head_dim]; keys [num_tokens, num_kv_heads, head_dim]; values [num_tokens, num_kv_heads,
+    value_dim]. Query head h reads kv head h // (num_query_heads / num_kv_heads). scale: 1 / sqrt(head_dim) unless given. length:
+    only the first `length` tokens count; what lies past them has no effect, NaN included (ATTN-07). causal: the queries are the
+    last tokens of those, and each sees the tokens up to its own (ATTN-09). No tokens give zeros (ATTN-08).
+
+    Raises ShapeMismatch, keys of no elements included, DtypeMismatch, or PositionOutOfRange for the length.
     """
-    keys, values = accept_pair(keys, values, ("num_tokens", "num_kv_heads", "head_dim"), backend)
+    keys = accept("keys", keys, ("num_tokens", "num_kv_heads", "head_dim"), backend)
     num_tokens, num_kv_heads, head_dim = keys.shape
+    if head_dim == 0:
+        raise ShapeMismatch(f"keys: expected a head_dim of at least 1, got shape {list(keys.shape)}")
+    values = accept("values", values, (num_tokens, num_kv_heads, "value_dim"), backend)
     query = accept("query", query, ("num_queries", "num_query_heads", head_dim), backend)
     if num_kv_heads == 0 or query.shape[1] % num_kv_heads:
         raise ShapeMismatch(f"query: expected a multiple of {num_kv_heads} query heads, got {query.shape[1]}")

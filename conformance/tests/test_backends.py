@@ -225,6 +225,10 @@ def test_an_unknown_backend_says_the_known_ones():
         kvref.backend("numpy:cuda")
     with pytest.raises(BackendNotFound, match="installed Array API library, got 'nolib'"):
         kvref.backend("reference:nolib")
+    for wrong in ({"speed": "fast"}, {"namespace": "numpy"}):
+        with pytest.raises(BackendNotFound, match="backend reference: expected options it has, got 'reference:numpy'"):
+            kvref.backend("reference:numpy", **wrong)
+    assert kvref.backend("reference", device="cpu").name == "reference"
 
 
 @pytest.mark.torch

@@ -79,6 +79,24 @@ def test_a_tiered_cache_reads_into_pool_buffers():
     assert keys.address % 64 == 0
 
 
+@pytest.mark.parametrize("taken", [0, 1])
+def test_a_tiered_cache_that_cannot_fill_its_buffers_gives_both_back(taken, monkeypatch):
+    pool = kvref.BufferPool()
+    cache = kvref.TieredCache(kvref.TieredConfig(2, 3, max_tokens=8, tail_length=2))
+    cache.append(rows(7), rows(7))
+    extend, left = kvref.Buffer.extend, iter(range(taken))
+
+    def failing(self, values):
+        if next(left, None) is None:
+            raise MemoryError("no memory")
+        extend(self, values)
+
+    monkeypatch.setattr(kvref.Buffer, "extend", failing)
+    with pytest.raises(MemoryError):
+        cache.read_into(pool)
+    assert (pool.stats().misses, pool.stats().returns) == (2, 2)
+
+
 def test_a_tiered_cache_too_large_for_buffers_takes_none():
     pool = kvref.BufferPool()
     cache = kvref.TieredCache(kvref.TieredConfig(1, 128, max_tokens=600, tail_length=600))
@@ -141,6 +159,11 @@ def test_buffers_are_released_by_with():
 
 
 def test_attention_refuses_what_does_not_fit():
+    for scale in (None, 1.0):
+        with pytest.raises(errors.ShapeMismatch, match=r"keys: expected a head_dim of at least 1, got shape \[4, 2, 0\]"):
+            kvref.attention(rows(1, dim=0), rows(4, dim=0), rows(4), scale=scale)
+    with pytest.raises(errors.ShapeMismatch, match=r"values: expected shape \[4, 2, value_dim\], got \[4, 1, 3\]"):
+        kvref.attention(rows(1), rows(4), rows(4, heads=1))
     with pytest.raises(errors.ShapeMismatch, match="multiple of 2 query heads, got 3"):
         kvref.attention(rows(1, heads=3), rows(4), rows(4))
     with pytest.raises(errors.ShapeMismatch, match="query: expected shape"):
@@ -167,9 +190,27 @@ def test_lists_are_taken_and_uneven_ones_refused():
     cache = kvref.QuantizedCache(kvref.QuantizedConfig(1, 2, 1, 2))
     with pytest.raises(errors.ShapeMismatch, match=r"even lists of numbers, got \[\[\[1.0\], \[1.0, 2.0\]\]\]"):
         cache.append(0, [[[1.0], [1.0, 2.0]]], [[[1.0, 2.0]]])
-    for wrong in ("abc", {"a": 1}, None):
+    for wrong in ("abc", {"a": 1}, None, 1.0, {1.0, 2.0}, iter([[[1.0, 2.0]]])):
         with pytest.raises(errors.ShapeMismatch):
             cache.append(0, wrong, [[[1.0, 2.0]]])
+    assert cache.length() == 0
+    cache.append(0, [[(1, 2.0)]], [np.ones((1, 2), np.float32)])
+    cache.append(0, [[[np.float32(1), 2]]], [[np.ones(2, np.float16)]])
+    assert cache.read_tokens(0, [0, 1])[0].shape == (2, 1, 2)
+
+
+def test_what_is_in_a_list_is_looked_at():
+    cache = kvref.QuantizedCache(kvref.QuantizedConfig(1, 2, 1, 2))
+    good = [[[1.0, 2.0]]]
+    for wrong in ("1", None, True, 1j, b"1", np.float64(1), np.int64(1), np.True_):
+        with pytest.raises(errors.DtypeMismatch, match="values: expected"):
+            cache.append(0, good, [[[1.0, wrong]]])
+    for wrong in ([np.ones((1, 2))], [[np.ones(2)]], [[np.ones(2, np.int32)]], [[np.ones(2, np.float32)], [np.ones(2)]]):
+        with pytest.raises(errors.DtypeMismatch, match="keys: expected float32, float16 or bfloat16, got "):
+            cache.append(0, wrong, good)
+    for wrong in (1e39, -3.5e38, 10**400):
+        with pytest.raises(errors.NonFinite, match="keys: expected numbers within float32, got "):
+            cache.append(0, [[[1.0, wrong]]], good)
     assert cache.length() == 0
 
 

@@ -47,6 +47,15 @@ def weights_are_the_softmax_of_scaled_scores(subject: Subject) -> None:
         within(got, [[[1 / (1 + math.exp(-scale))]]], 1e-6, f"the second token's weight at scale {scale}")
 
 
+@check("ATTN-01", "attention")
+def the_output_is_as_wide_as_the_values(subject: Subject) -> None:
+    for heads, kv_heads, width in ((2, 2, 3), (6, 2, 9), (4, 1, 1)):
+        query, keys, _ = inputs(subject, 3, heads, kv_heads, 7, 5)
+        values = subject.rng.normal(size=(7, kv_heads, width)).astype(np.float32)
+        want, bound = exact(query, keys, values, scale=0.5)
+        within(attend(subject, query, keys, values), want, bound, f"attention over keys of 5 elements and values of {width}")
+
+
 @check("ATTN-02", "attention")
 def one_token_gives_its_value_back(subject: Subject) -> None:
     for shape in SHAPES:

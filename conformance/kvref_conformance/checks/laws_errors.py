@@ -125,7 +125,9 @@ def a_wrong_shape_is_refused_by_every_way_in(subject: Subject, family: str) -> N
 def attention_refuses_shapes_that_do_not_fit(subject: Subject) -> None:
     query, keys, values = tokens(subject, 1), tokens(subject, 4), tokens(subject, 4)
     wide, fewer, uneven = tokens(subject, 4, dim=DIM + 1), tokens(subject, 3), tokens(subject, 1, heads=HEADS + 1)
-    for wrong in ((query, wide, wide), (query, keys, fewer), (uneven, keys, values), (query[0], keys, values)):
+    few_heads, flat, nothing = tokens(subject, 4, heads=HEADS - 1), values[..., 0], slice(0)
+    for wrong in ((query, wide, values), (query, keys, fewer), (uneven, keys, values), (query[0], keys, values),
+                  (query, keys, few_heads), (query, keys, flat), (query[..., nothing], keys[..., nothing], values)):  # fmt: skip
         with raises("ShapeMismatch"):
             subject.new("attention").attention(*wrong, scale=1.0, causal=False, length=3)
 

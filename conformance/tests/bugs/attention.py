@@ -21,6 +21,19 @@ def query_heads_are_dealt_out_in_turn(patch):
     patch.setattr(ReferenceBackend, "attend", dealt)
 
 
+ATTENTION = "kvref_conformance.implementations.backends.attention"  # where the judge finds it
+
+
+@bug("ATTN-01")
+def values_must_be_as_wide_as_keys(patch):
+    in_source(patch, ATTENTION, '(num_tokens, num_kv_heads, "value_dim")', "tuple(keys.shape)")
+
+
+@bug("LAW-10")
+def keys_of_nothing_are_taken(patch):
+    in_source(patch, ATTENTION, "if head_dim == 0:", "if False:")
+
+
 @bug("ATTN-03")
 def the_largest_score_is_not_subtracted(patch):
     in_source(patch, "kvref.backend.ReferenceBackend.attend", "scores - xp.max(scores, axis=0, keepdims=True)", "scores")

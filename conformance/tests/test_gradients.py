@@ -1,0 +1,61 @@
+"""Tensors that require a gradient, into every cache: a cache holds numbers, not the graph that they came from."""
+
+import pytest
+
+import kvref
+
+pytestmark = pytest.mark.torch
+BACKENDS = ["torch", "reference:torch"]
+
+
+def filled(shape):
+    import torch
+
+    return torch.ones(shape, requires_grad=True) * 2
+
+
+def contiguous(backend):
+    cache = kvref.ContiguousCache(kvref.ContiguousConfig(2, 4, max_seq_len=8), backend)
+    cache.append(filled((1, 2, 3, 4)), filled((1, 2, 3, 4)))
+    cache.append_fused(filled((2, 1, 2, 3, 4)))
+    return [*cache.read(), *cache.raw(), cache.attend(filled((1, 2, 1, 4)))]
+
+
+def paged(backend):
+    cache = kvref.PagedCache(kvref.PagedConfig(4, 1, 2, 4), backend)
+    sequence = cache.create()
+    cache.write(sequence, 0, 0, filled((3, 2, 4)), filled((3, 2, 4)))
+    cache.append_step([sequence], filled((1, 1, 2, 4)), filled((1, 1, 2, 4)))
+    return [*cache.gather(sequence, 0), cache.attend(sequence, 0, filled((1, 2, 4)))]
+
+
+def quantized(backend):
+    cache = kvref.QuantizedCache(kvref.QuantizedConfig(1, 8, 2, 4), backend)
+    cache.append(0, filled((3, 2, 4)), filled((3, 2, 4)))
+    return [*cache.read_tokens(0, range(3)), cache.attend(0, filled((1, 2, 4)))]
+
+
+def tiered(backend):
+    cache = kvref.TieredCache(kvref.TieredConfig(2, 4, max_tokens=8, tail_length=2, tail_dtype="float32"), backend)
+    cache.append(filled((3, 2, 4)), filled((3, 2, 4)))
+    return [*cache.read(), cache.attend(filled((1, 2, 4)))]
+
+
+def pooled(backend):
+    cache = kvref.PooledCache(kvref.PooledConfig(2, 4, tokens_per_block=2, max_tokens=8), backend=backend)
+    cache.append(filled((3, 2, 4)), filled((3, 2, 4)))
+    return [*cache.read(), cache.attend(filled((1, 2, 4)))]
+
+
+def buffer(backend):
+    held = kvref.BufferPool(backend=backend).acquire(64)
+    held.extend(filled((3,)))
+    return [held.values()]
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("reads", [contiguous, paged, quantized, tiered, pooled, buffer], ids=lambda reads: reads.__name__)
+def test_what_is_read_belongs_to_no_graph(name, reads):
+    got = reads(kvref.backend(name))
+    assert got
+    assert not any(array.requires_grad for array in got)
