@@ -5,6 +5,7 @@ opens new ones; past max_tokens whole blocks go, oldest first, and their memory 
 """
 
 from dataclasses import dataclass
+from math import prod
 from threading import RLock
 
 from kvref.array import Array
@@ -37,14 +38,14 @@ class PooledBlock:
     def __init__(self, pool: BufferPool, num_kv_heads: int, head_dim: int, max_tokens: int) -> None:
         """Takes two buffers from the pool. Raises BufferTooLarge, holding none."""
         self.max_tokens = max_tokens
-        self._row = (num_kv_heads, head_dim)
+        self._token_shape = (num_kv_heads, head_dim)
         num_bytes = max_tokens * num_kv_heads * head_dim * VALUE_BYTES
         self._keys, self._values = pool.acquire_pair(num_bytes)
         self._xp = pool.backend.xp
 
     @property
     def num_tokens(self) -> int:
-        return self._keys.length // (self._row[0] * self._row[1])
+        return self._keys.length // prod(self._token_shape)
 
     @property
     def remaining(self) -> int:
@@ -67,7 +68,7 @@ class PooledBlock:
 
     def read(self) -> tuple[Array, Array]:
         """float32 [num_tokens, num_kv_heads, head_dim] each."""
-        shape = (self.num_tokens, *self._row)
+        shape = (self.num_tokens, *self._token_shape)
         return self._xp.reshape(self._keys.values(), shape), self._xp.reshape(self._values.values(), shape)
 
     def clear(self) -> None:
