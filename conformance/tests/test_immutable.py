@@ -36,8 +36,8 @@ class Frozen(kvref.ReferenceBackend):
         return frozen(super().scatter(store, slots, new))
 
 
-def verdicts(implementation, family, examples=10):
-    judge = Judge(implementation, Effort(examples=examples))
+def verdicts(implementation, family, **effort):
+    judge = Judge(implementation, Effort(**{"examples": 10} | effort))
     return {clause.id: verdict_of(judge.clause(checks)) for clause, checks in select(family=family).items()}
 
 
@@ -77,6 +77,6 @@ FLUSHED = {"FMT-CAST-01", "FMT-LEVEL-01", "FMT-AFF-01", "TIER-02"}  # XLA makes 
 @pytest.mark.jax
 @pytest.mark.parametrize("family", FAMILIES)
 def test_jax_breaks_no_clause_but_those_of_subnormal_numbers(family):
-    found = verdicts(load("reference:jax"), family)
+    found = verdicts(load("reference:jax"), family, examples=2, timeout=300.0)  # each new shape is compiled
     assert with_verdict(found, "not offered", "not run") <= NEED_MEMORY_TO_WRITE_INTO | SLOW
     assert with_verdict(found, "failed") <= FLUSHED
