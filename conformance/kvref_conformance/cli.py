@@ -1,6 +1,7 @@
 """The `kvref` command: check, replay, harness, vectors, report, zoo, bench, list, explain.
 
-Exit codes: 0 conformant, 1 not conformant, 2 could not run. A user's own mistake costs one clear line, never a traceback.
+Exit codes: 0 conformant, 1 not conformant, 2 not judged, or could not run. A
+user's own mistake costs one clear line, never a traceback.
 """
 
 import argparse
@@ -8,9 +9,10 @@ import sys
 from collections.abc import Sequence
 
 from kvref_conformance.asked import EXAMPLES
+from kvref_conformance.conclusion import LEAST_JUDGED
 from kvref_conformance.drivers.guard import TIMEOUT
 
-EXIT_CONFORMANT, EXIT_BROKEN, EXIT_CANNOT_RUN = 0, 1, 2
+EXIT_CANNOT_RUN = 2
 
 _EPILOG = """\
 implementations:
@@ -23,7 +25,8 @@ implementations:
                     [implementations.mycache]
                     exec = ["./harness", "--flag"]
 
-exit status: 0 conformant, 1 a clause is broken, 2 could not run
+exit status: 0 conformant (or it breaks what --xfails expects), 1 a clause is
+broken, 2 not judged: too little of what it offers, or it could not run
 """
 
 
@@ -41,12 +44,18 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--exec", metavar="COMMAND", help="judge a program in any language instead: './harness --flag'")
     check.add_argument("--stderr", action="store_true", help="let through what a program writes to its standard error")
     check.add_argument("--family", metavar="FAMILY", help="only the checks of one family: paged, quantized, ...")
-    check.add_argument("--clause", default="*", metavar="GLOB", help="only these clauses: PAGED-07, 'FMT-*', ...")
+    check.add_argument(
+        "--clause", action="append", metavar="CLAUSE", help="only this one, or these: PAGED-07, 'FMT-*'; may be repeated"
+    )
     check.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the random inputs (default %(default)s)")
     check.add_argument("--examples", type=int, default=EXAMPLES, metavar="N", help="sequences of calls a family (%(default)s)")
     check.add_argument("--deep", action="store_true", help="many more and longer sequences: half an hour of them")
     check.add_argument("--isolate", action="store_true", help="run it in a child process, which it may take down")
     check.add_argument("--timeout", type=float, default=TIMEOUT, metavar="S", help="seconds a call may take (%(default)g)")
+    check.add_argument(
+        "--least-judged", type=float, default=LEAST_JUDGED, metavar="PERCENT",
+        help="of the clauses of the families it offers: where fewer are judged, it is 'not judged' (%(default)g)",
+    )  # fmt: skip
     check.add_argument("--traces", metavar="DIR", help="keep the conversations that passed, as traces")
     check.add_argument("--slow", action="store_true", help="also the checks that take gigabytes of memory")
     check.add_argument("--json", metavar="FILE", help="write the results as JSON")
@@ -58,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
         "replay",
         help="hold a conversation again, and say where it parts from what it must be",
         description="Hold the conversation of a trace again, with the implementation it was made with or with another.",
-        epilog="exit status: 0 every reply is as it must be, 1 they part, 2 could not run",
+        epilog="exit status: 0 every reply is as it must be, 1 they part, 2 no call could be made, or it could not run",
     )
     replay.add_argument("trace", metavar="FILE", help="a trace, such as .kvref/failures/PAGED-07-mine.jsonl")
     replay.add_argument("name", metavar="NAME", nargs="?", help="the implementation (default: the one of the trace)")
@@ -69,8 +78,10 @@ def _parser() -> argparse.ArgumentParser:
         help="make a page of the results of several runs",
         description="Make a page of results that `kvref check --json` wrote: implementations by clauses, with their traces.",
     )
-    report.add_argument("results", metavar="RESULTS.json", nargs="+")
-    report.add_argument("-o", "--output", metavar="DIR", required=True, help="the folder to write")
+    report.add_argument("results", metavar="[NAME=]RESULTS.json", nargs="+", help="NAME: what it is called in the report")
+    report.add_argument(
+        "-o", "--output", metavar="DIR", required=True, help="the folder to write: new, empty, or an older report"
+    )
     zoo = commands.add_parser(
         "zoo",
         help="judge caches that are wrong on purpose, and show what catches each",
@@ -113,7 +124,7 @@ exit status: 0 each is caught by the clause it names, 1 one gets through, 2 coul
     vectors.add_argument("--check", metavar="DIR", help="hold an implementation against the set in this folder")
     vectors.add_argument("--exec", metavar="COMMAND", help="with --check: a program in any language instead")
     vectors.add_argument("--timeout", type=float, default=TIMEOUT, metavar="S", help="seconds a call may take (%(default)g)")
-    commands.add_parser("list", help="list the implementations, and what is missing for each")
+    commands.add_parser("list", help="list the implementations that have a name here, and what is not installed for each")
     explain = commands.add_parser("explain", help="show a clause: its text, why, the bugs it hunts, its checks")
     explain.add_argument("clause", metavar="CLAUSE", help="a clause id such as PAGED-07, or a chapter such as PAGED")
     return parser

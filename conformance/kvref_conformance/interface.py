@@ -46,6 +46,11 @@ FusedLanes = Annotated[Array, "[2, batch_size, num_kv_heads, n, head_dim]"]
 Memory = Annotated[Array, "[batch_size, num_kv_heads, capacity, head_dim]"]
 
 
+def offers(implementation: Any, family: str) -> bool:
+    """Whether it has a factory for the family; None stands for none."""
+    return getattr(implementation, family, None) is not None
+
+
 class Implementation(Protocol):
     """A factory named after each family in FAMILIES is looked up by that name, and may be missing."""
 

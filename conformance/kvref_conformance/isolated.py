@@ -19,7 +19,7 @@ from kvref_conformance.drivers.in_process import Subject
 from kvref_conformance.drivers.pipe import how_it_ended
 from kvref_conformance.exchange import Exchange, Request
 from kvref_conformance.implementations import load
-from kvref_conformance.interface import FAMILIES
+from kvref_conformance.interface import FAMILIES, offers
 from kvref_conformance.judge import Failure, Judge
 from kvref_conformance.machines.base import Finding, Search
 from kvref_conformance.oracle.witness import Unknown, Witness
@@ -149,7 +149,7 @@ def _serve(pipe: Connection, name: str, effort: Effort) -> None:
         return
     implementation = judge.implementation
     said = {each: getattr(implementation, each) for each in ("name", "version", "language", "level")}
-    offered = dict.fromkeys((family for family in FAMILIES if hasattr(implementation, family)), True)
+    offered = dict.fromkeys((family for family in FAMILIES if offers(implementation, family)), True)
     pipe.send(("ready", {**said, "formats": tuple(implementation.formats), **offered}))
 
     def tell(subject: Subject, exchange: Exchange) -> None:

@@ -8,16 +8,16 @@ import numpy as np
 
 from kvref_conformance.asked import Effort
 from kvref_conformance.checking.registry import Check, all_checks
-from kvref_conformance.clauses import Clause, all_clauses
+from kvref_conformance.clauses import Clause, all_clauses, near, spec
 from kvref_conformance.drivers.guard import MEMORY, SLOW_MEMORY, Patience, memory_limit
 from kvref_conformance.drivers.in_process import Subject
 from kvref_conformance.exchange import Exchange, Request, error_of, show_calls
 from kvref_conformance.implementations import end
-from kvref_conformance.interface import Implementation
+from kvref_conformance.interface import Implementation, offers
 from kvref_conformance.machines.base import Search, size
 from kvref_conformance.machines.run import run_machine
 from kvref_conformance.oracle.witness import SPEAKS_FOR
-from kvref_conformance.outcome import Broken, Died, Hung, NotOffered, Outcome, Verdict
+from kvref_conformance.outcome import Broken, CannotRun, Died, Hung, NotOffered, Outcome, Verdict
 from kvref_conformance.trace.file import Header, judged_by_model, who, written
 from kvref_conformance.trace.shrink import Held, hold, shrink
 
@@ -31,6 +31,11 @@ class Failure:
     check: Check
     conversation: list[Exchange]
     broken: Broken
+
+    @property
+    def what(self) -> str:
+        """What was looked at."""
+        return _what(self.broken, self.conversation)
 
 
 class Judge:
@@ -49,25 +54,35 @@ class Judge:
 
     def clause(self, checks: Sequence[Check]) -> list[Outcome]:
         """What each check of a clause says, one failure with its trace. Never raises for what the implementation does."""
-        said = [self._ask_about(check) for check in checks]
+        said = [self.ask_about(check) for check in checks]
         failures = [each for each in said if isinstance(each, Failure)]
         # A machine names the clause of what it sees; a check may find its clause broken by what breaks another first.
         shown = min(failures, key=lambda failure: (failure.check.run is not None, size(failure.conversation)), default=None)
         outcomes = [self._failed(each, each is shown) if isinstance(each, Failure) else each for each in said]
         if any(check.run and outcome.verdict in ("passed", "failed") for check, outcome in zip(checks, outcomes, strict=True)):
             return outcomes
-        # A machine that met nothing wrong is no proof that it met what the clause is about.
+        # A machine that met nothing wrong is no proof that it met what the clause is about: it is what the family's checks are.
+        written = {check.family: outcome for check, outcome in zip(checks, outcomes, strict=True) if check.run}
         return [
-            replace(each, verdict="not offered", missing=outcomes[0].missing) if each.verdict == "passed" else each
-            for each in outcomes
+            replace(outcome, verdict=written[check.family].verdict, missing=written[check.family].missing)
+            if outcome.verdict == "passed"
+            else outcome
+            for check, outcome in zip(checks, outcomes, strict=True)
         ]
+
+    def missing(self, checks: Sequence[Check], outcomes: Sequence[Outcome]) -> list[str]:
+        """Why checks of a clause did not run: what those of the families it offers lack, or, where it has none, the families."""
+        lacking = [(check.family, outcome.missing) for check, outcome in zip(checks, outcomes, strict=True) if outcome.missing]
+        own = [missing for family, missing in lacking if offers(self.implementation, family)]
+        return list(dict.fromkeys(own or [missing for _, missing in lacking]))
 
     def close(self) -> None:
         """Leave nothing behind."""
         end(self.implementation)
 
-    def _ask_about(self, check: Check) -> "Outcome | Failure":
-        if not hasattr(self.implementation, check.family):
+    def ask_about(self, check: Check) -> "Outcome | Failure":
+        """What one check says, before a failure is made as small as it can be."""
+        if not offers(self.implementation, check.family):
             return Outcome(check.name, "not offered", missing=f"family {check.family}")
         if check.slow and not self.effort.slow:
             return Outcome(check.name, "not run", missing="--slow")
@@ -88,7 +103,7 @@ class Judge:
             with memory_limit(SLOW_MEMORY if check.slow else MEMORY):
                 check.run(subject)
         except NotOffered as missing:
-            return Outcome(check.name, "not offered", missing=str(missing))
+            return Outcome(check.name, "not offered", missing=" ".join(str(missing).split()) or "no reason given")
         except Broken as broken:
             return Failure(check, subject.conversation, broken)
         except Exception as error:  # a result that the check could not even look at
@@ -119,9 +134,8 @@ class Judge:
         smaller = self._smaller(conversation, broken, check.clause) if shown else None
         if smaller:
             conversation, broken = smaller
-        what = broken.what or (conversation[-1].request.op if conversation else "the check")
         calls = shown_calls(show_calls(conversation)) if shown else []
-        said = {"what": what, "expected": broken.expected, "got": broken.got}
+        said = {"what": _what(broken, conversation), "expected": broken.expected, "got": broken.got}
         # What does not break when it is held again, only the check can show: it looked at memory, or let threads loose.
         trace = self._trace(check, conversation, "model" if smaller else "check", said) if shown else []
         return Outcome(check.name, "failed", **said, calls=calls, trace=trace)
@@ -157,9 +171,16 @@ class Judge:
         return written(header, self.implementation.level, conversation)
 
 
+def _what(broken: Broken, conversation: list[Exchange]) -> str:
+    return broken.what or (conversation[-1].request.op if conversation else "the check")
+
+
 def shown_calls(calls: list[str]) -> list[str]:
     """What was made first, and the calls that led to the failure."""
-    return calls if len(calls) <= SHOWN_CALLS else [calls[0], "...", *calls[2 - SHOWN_CALLS :]]
+    if len(calls) <= SHOWN_CALLS:
+        return calls
+    last = calls[2 - SHOWN_CALLS :]
+    return [calls[0], f"... {len(calls) - 1 - len(last)} calls more, which kvref replay shows", *last]
 
 
 def verdict_of(outcomes: Iterable[Outcome]) -> Verdict:
@@ -169,12 +190,22 @@ def verdict_of(outcomes: Iterable[Outcome]) -> Verdict:
     return next((verdict for verdict in order if verdict in verdicts), "not offered")
 
 
-def select(clause_glob: str = "*", family: str | None = None) -> dict[Clause, list[Check]]:
-    """The clauses whose id matches, with their checks of the family, in the order of the specification."""
-    chosen: dict[Clause, list[Check]] = {}
-    for clause in all_clauses().values():
-        if fnmatchcase(clause.id, clause_glob.upper()):
-            checks = [each for each in all_checks() if each.clause == clause.id and family in (None, each.family)]
-            if checks:
-                chosen[clause] = checks
-    return chosen
+def select(wanted: str = "*", family: str | None = None) -> dict[Clause, list[Check]]:
+    """The clauses that are wanted ("PAGED-07", "FMT-*,BLOCK-05"), with their checks of the family, as the specification has them.
+
+    Raises CannotRun where a part of `wanted` is no clause, or has no check in the family.
+    """
+    checks: dict[str, list[Check]] = {}
+    for each in all_checks():
+        checks.setdefault(each.clause, []).append(each)
+    chosen = dict[str, list[Check]]()
+    for glob in (part.strip() for part in wanted.split(",")):
+        named = [clause for clause in all_clauses() if fnmatchcase(clause, glob.upper())]
+        if not named:
+            raise CannotRun(f"{glob}: no clause matches{near(glob, [f'{chapter.code}-*' for chapter in spec()])}")
+        found = {clause: [each for each in checks[clause] if family in (None, each.family)] for clause in named}
+        if not any(found.values()):
+            families = dict.fromkeys(each.family for clause in named for each in checks[clause])
+            raise CannotRun(f"{glob}: no check in family {family}, only in {', '.join(families)}")
+        chosen |= {clause: of_family for clause, of_family in found.items() if of_family}
+    return {clause: chosen[id] for id, clause in all_clauses().items() if id in chosen}

@@ -1,6 +1,6 @@
 """pytest as the engine: one test a clause and implementation, named like PAGED-07[numpy].
 
-    pytest --pyargs kvref_conformance --kvref NAME [--kvref NAME ...] [--kvref-family F] [--kvref-clause GLOB] [--kvref-seed N]
+    pytest --pyargs kvref_conformance --kvref NAME [--kvref NAME ...] [--kvref-family F] [--kvref-clause CLAUSE] [--kvref-seed N]
 
 Each test lives in the module its first check is written in. The `kvref check` command runs the same tests with a
 reporter of its own.
@@ -8,6 +8,7 @@ reporter of its own.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,15 +16,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kvref_conformance.asked import EXAMPLES, Asked, Effort
+from kvref_conformance.conclusion import LEAST_JUDGED
 from kvref_conformance.drivers.guard import TIMEOUT
 
 if TYPE_CHECKING:
     from kvref_conformance.checking.registry import Check
     from kvref_conformance.clauses import Clause
+    from kvref_conformance.conclusion import Conclusion
     from kvref_conformance.judge import Judge
 
 CHECKS = Path(__file__).parent / "checks"
 JUDGES = pytest.StashKey[dict[str, Any]]()
+RESULTS = pytest.StashKey[dict[str, list[dict[str, Any]]]]()
 
 
 class Failed(Exception):
@@ -34,7 +38,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("kvref", "conformance of KV caches (with --pyargs kvref_conformance)")
     group.addoption("--kvref", action="append", default=[], metavar="NAME", help="judge this implementation; may be repeated")
     group.addoption("--kvref-family", metavar="FAMILY", help="only the checks of one family")
-    group.addoption("--kvref-clause", default="*", metavar="GLOB", help="only the clauses whose id matches")
+    group.addoption("--kvref-clause", action="append", metavar="CLAUSE", help="only these: PAGED-07, 'FMT-*'; may be repeated")
+    group.addoption("--kvref-least-judged", type=float, default=LEAST_JUDGED, metavar="PERCENT",
+                    help="the run fails where less is judged of the families that are offered (%(default)g)")  # fmt: skip
     group.addoption("--kvref-seed", type=int, default=0, metavar="N", help="seed of the random inputs (default %(default)s)")
     group.addoption("--kvref-slow", action="store_true", help="also the checks that take much time or memory")
     group.addoption("--kvref-examples", type=int, default=EXAMPLES, metavar="N", help="sequences of calls a family (%(default)s)")
@@ -48,13 +54,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Find what is to be judged, once, and stop with one line where it cannot be found."""
-    names, option = session.config.getoption("--kvref"), session.config.getoption
+    names, option = dict.fromkeys(session.config.getoption("--kvref")), session.config.getoption
+    if not names and option("pyargs") and any(part.startswith("kvref_conformance") for part in session.config.args):
+        raise pytest.UsageError("expected --kvref NAME: what is to be judged (kvref check --help says what a NAME can be)")
     if not names or JUDGES in session.config.stash:
         return
+    from kvref_conformance.judge import select
     from kvref_conformance.outcome import CannotRun
     from kvref_conformance.xfails import XfailsError, read
 
     try:
+        select(_wanted(session.config), option("--kvref-family"))
         session.config.stash[JUDGES] = {name: _asked(session.config, name).judge() for name in names}
         if option("--kvref-xfails"):
             read(Path(option("--kvref-xfails")))
@@ -63,8 +73,47 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Close what was judged. Passed is no success where too little was judged: pytest's word for that is that no tests ran."""
     for judge in session.config.stash.get(JUDGES, {}).values():
         judge.close()
+    little = any(conclusion.verdict == "not judged" for conclusion in _conclusions(session.config).values())
+    if little and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[RESULTS] = {}
+    if config.getoption("--kvref"):
+        config.pluginmanager.register(Collected(config.stash[RESULTS]))
+
+
+class Collected:
+    """The results by the name of the implementation, wherever they were found: pytest-xdist's workers send theirs."""
+
+    def __init__(self, results: dict[str, list[dict[str, Any]]]) -> None:
+        self._results = results
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if hasattr(report, "kvref"):
+            self._results.setdefault(report.kvref_name, []).append(report.kvref)
+
+
+def _conclusions(config: pytest.Config) -> dict[str, Conclusion]:
+    from kvref_conformance.conclusion import conclude
+
+    least = config.getoption("--kvref-least-judged")
+    return {name: conclude(results, least) for name, results in config.stash[RESULTS].items()}
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """A line an implementation: what it comes to, and how much was judged."""
+    from kvref_conformance.report.text import conclusion_text
+
+    conclusions = _conclusions(config)
+    if conclusions:
+        terminalreporter.section("kvref")
+    for name, conclusion in conclusions.items():
+        terminalreporter.line(f"{name}: {conclusion_text(conclusion)}")
 
 
 def _asked(config: pytest.Config, name: str) -> Asked:
@@ -74,6 +123,10 @@ def _asked(config: pytest.Config, name: str) -> Asked:
     searched = option("seed"), option("slow"), option("examples"), option("deep")
     effort = Effort(*searched, option("timeout"), keep=option("traces") is not None)
     return Asked(name, effort, option("family"), option("isolate"))
+
+
+def _wanted(config: pytest.Config) -> str:
+    return ",".join(config.getoption("--kvref-clause") or ["*"])
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
@@ -91,10 +144,14 @@ class ClauseFile(pytest.File):
 
         option = self.config.getoption
         expected = read(Path(option("--kvref-xfails"))) if option("--kvref-xfails") else {}
-        for name, judge in self.config.stash[JUDGES].items():
-            for clause, checks in select(option("--kvref-clause"), option("--kvref-family")).items():
+        judges = self.config.stash[JUDGES]
+        called = Counter(judge.implementation.name for judge in judges.values())
+        for name, judge in judges.items():
+            own = judge.implementation.name
+            for clause, checks in select(_wanted(self.config), option("--kvref-family")).items():
                 if Path(checks[0].source.rpartition(":")[0]) == self.path:
-                    item = ClauseItem.of(self, clause, checks, name, judge)
+                    test = f"{clause.id}[{own if called[own] == 1 else name}]"
+                    item = ClauseItem.of(self, test, clause, checks, name, judge)
                     if clause.id in expected:
                         item.reason = expected[clause.id]
                         # Not strict: the report says which passed, and --update-xfails takes them out of the file.
@@ -110,21 +167,23 @@ class ClauseItem(pytest.Item):
     reason: str | None = None  # why it is expected to fail, if it is
 
     @classmethod
-    def of(cls, parent: ClauseFile, clause: Clause, checks: list[Check], name: str, judge: Judge) -> ClauseItem:
-        item: ClauseItem = cls.from_parent(parent, name=f"{clause.id}[{judge.implementation.name}]")
+    def of(cls, parent: ClauseFile, test: str, clause: Clause, checks: list[Check], name: str, judge: Judge) -> ClauseItem:
+        item: ClauseItem = cls.from_parent(parent, name=test)
         item.clause, item.checks, item.name_asked, item.judge = clause, checks, name, judge
         return item
 
     def runtest(self) -> None:
+        from kvref_conformance.interface import offers
         from kvref_conformance.judge import verdict_of
         from kvref_conformance.trace.store import save_all, save_failure
 
         option = self.config.getoption
-        outcomes, name = self.judge.clause(self.checks), self.judge.implementation.name
-        saved = save_failure(outcomes, Path(option("--kvref-failures")), self.clause.id, name)
+        outcomes = self.judge.clause(self.checks)
+        saved = save_failure(outcomes, Path(option("--kvref-failures")), self.clause.id, self.name_asked)
         if option("--kvref-traces"):
-            save_all(outcomes, Path(option("--kvref-traces")), self.clause.id, name)
+            save_all(outcomes, Path(option("--kvref-traces")), self.clause.id, self.name_asked)
         verdict: str = verdict_of(outcomes)
+        missing = self.judge.missing(self.checks, outcomes)
         if self.reason is not None:
             verdict = {"failed": "xfailed", "passed": "xpassed"}.get(verdict, verdict)
         self.result = {
@@ -132,6 +191,8 @@ class ClauseItem(pytest.Item):
             "title": self.clause.title,
             "chapter": self.clause.chapter,
             "verdict": verdict,
+            "offered": any(offers(self.judge.implementation, check.family) for check in self.checks),
+            "missing": missing,
             "reason": self.reason,
             "shown": saved[0].check if saved else None,
             "trace": str(saved[1]) if saved else None,
@@ -140,7 +201,6 @@ class ClauseItem(pytest.Item):
         if verdict in ("failed", "xfailed"):
             raise Failed
         if verdict not in ("passed", "xpassed"):
-            missing = sorted({outcome.missing for outcome in outcomes if outcome.missing})
             pytest.skip(f"{verdict}: {', '.join(missing)}")
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
@@ -159,5 +219,5 @@ class ClauseItem(pytest.Item):
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
     report = yield
     if isinstance(item, ClauseItem) and call.when == "call" and hasattr(item, "result"):
-        report.kvref = item.result  # plain data: pytest-xdist carries it between processes
+        report.kvref, report.kvref_name = item.result, item.name_asked  # plain data: pytest-xdist carries it between processes
     return report

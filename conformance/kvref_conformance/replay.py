@@ -1,39 +1,46 @@
 """Holds a conversation again, with the same implementation or another, and says where they part."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from kvref_conformance.checking.registry import all_checks
-from kvref_conformance.exchange import show_calls
-from kvref_conformance.judge import Judge
+from kvref_conformance.checking.registry import Check, all_checks
+from kvref_conformance.exchange import Exchange, show_calls
+from kvref_conformance.interface import offers
+from kvref_conformance.judge import Failure, Judge
 from kvref_conformance.outcome import NotOffered
 from kvref_conformance.trace.file import Trace
 
 
 @dataclass(frozen=True)
 class Replay:
-    """parted_at: the line of the file; None where every reply was as it must be."""
+    """parted_at: the line of the file; None where every reply was as it must be. calls: all that were made.
+
+    missing: what was left out, because it is not offered.
+    """
 
     parted_at: int | None
     calls: list[str]
     what: str = ""
     expected: str = ""
     got: str = ""
+    missing: list[str] = field(default_factory=list)
 
 
 def replay(trace: Trace, judge: Judge) -> Replay:
-    """Raises NotOffered where the implementation lacks what the trace is about; Unknown where no model speaks for it."""
+    """Raises NotOffered where the implementation lacks what the trace leads to; Unknown where no model speaks for it."""
     return _by_model(trace, judge) if trace.header.judge == "model" else _by_check(trace, judge)
 
 
 def _by_model(trace: Trace, judge: Judge) -> Replay:
     for request in trace.requests:
-        if request.name == "new" and not hasattr(judge.implementation, request.family):
+        if request.name == "new" and not offers(judge.implementation, request.family):
             raise NotOffered(f"family {request.family}")
     held = judge.hold(trace.requests)
-    calls, broken = show_calls(held.conversation), held.broken
-    if broken is None or held.at is None:
-        return Replay(None, calls)
-    return Replay(trace.lines[held.at], calls, broken.what, broken.expected, broken.got)
+    calls, broken, missing = show_calls(held.conversation), held.broken, list(dict.fromkeys(held.missing))
+    if broken is not None and held.at is not None:
+        return Replay(trace.lines[held.at], calls, broken.what, broken.expected, broken.got, missing)
+    if missing and held.at != len(trace.requests) - 1:
+        raise NotOffered(" or ".join(missing))
+    return Replay(None, calls, missing=missing)
 
 
 def _by_check(trace: Trace, judge: Judge) -> Replay:
@@ -41,8 +48,18 @@ def _by_check(trace: Trace, judge: Judge) -> Replay:
     check = next((each for each in all_checks() if (each.clause, each.name) == (header.clause, header.check)), None)
     if check is None:
         raise NotOffered(f"the check {header.check!r} of {header.clause}, which this kvref does not have")
-    (outcome,) = judge.clause([check])
-    if outcome.verdict == "not offered":
-        raise NotOffered(outcome.missing)
-    parted_at = trace.lines[-1] if outcome.verdict == "failed" else None
-    return Replay(parted_at, outcome.calls, outcome.what, outcome.expected, outcome.got)
+    made = list[Exchange]()
+    judge.watchers.append(lambda subject, exchange: made.append(exchange))
+    said = judge.ask_about(check)
+    judge.watchers.pop()
+    if isinstance(said, Failure):
+        last = trace.lines[-1] if trace.lines else 1
+        return Replay(last, show_calls(said.conversation), said.what, said.broken.expected, said.broken.got)
+    if said.verdict == "not offered":
+        raise NotOffered(said.missing)
+    return Replay(None, show_calls(_shown(check, judge, made)))
+
+
+def _shown(check: Check, judge: Judge, made: list[Exchange]) -> list[Exchange]:
+    """Of a machine, which tries many conversations, the longest."""
+    return made if check.run else judge.search(check.family).longest

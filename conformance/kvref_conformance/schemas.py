@@ -21,6 +21,9 @@ def _validator(package: str, name: str, part: str) -> Any:
 
 def mismatch(document: Any, package: str, name: str, part: str = "") -> str:
     """What is wrong with a document and where in it; empty where it is as the schema says, or one of its $defs."""
-    wrong = jsonschema.exceptions.best_match(_validator(package, name, part).iter_errors(document))
-    where = "".join(f"[{part!r}]" for part in wrong.absolute_path) if wrong else ""
+    try:
+        wrong = jsonschema.exceptions.best_match(_validator(package, name, part).iter_errors(document))
+    except RecursionError:
+        return "nested too deeply to be read"
+    where = "".join(f"[{part!r}]" for part in wrong.absolute_path)[:200] if wrong else ""
     return f"{where}{' ' if where else ''}{wrong.message[:200]}" if wrong else ""

@@ -6,7 +6,7 @@ One clause a line, then, if they like, the reason; `#` begins a comment, as in t
     FMT-LEVEL-04  float64 is taken as it comes
 """
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 
 from kvref_conformance.clauses import all_clauses, near
@@ -31,11 +31,15 @@ def read(path: Path) -> dict[str, str]:
     return found
 
 
-def update(path: Path, judged: Iterable[str], failed: Iterable[str]) -> None:
-    """Rewrite the file: what was judged and does not fail goes, what fails is added; comments and reasons stay."""
-    judged, failed = set(judged), list(failed)
+def update(path: Path, verdicts: Mapping[str, str]) -> None:
+    """Rewrite the file: what passes goes, what fails is added; comments, reasons and what was not judged stay.
+
+    verdicts: by clause, in the order in which new ones are to stand.
+    """
+    passed = {clause for clause, verdict in verdicts.items() if verdict in ("passed", "xpassed")}
+    failed = [clause for clause, verdict in verdicts.items() if verdict in ("failed", "xfailed")]
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    kept = [line for line in lines if not _entry(line)[0] or _entry(line)[0] not in judged - set(failed)]
+    kept = [line for line in lines if _entry(line)[0] not in passed]
     listed = {_entry(line)[0] for line in kept}
     kept += [clause for clause in failed if clause not in listed]
     path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")

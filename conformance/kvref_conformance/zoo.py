@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import kvref_zoo
 from kvref_conformance.asked import Effort
-from kvref_conformance.interface import FAMILIES
+from kvref_conformance.interface import FAMILIES, offers
 from kvref_conformance.judge import Judge, select, verdict_of
 from kvref_conformance.outcome import Outcome
 from kvref_zoo.right import Right
@@ -46,6 +46,6 @@ def broken_by(name: str, examples: int = 100) -> set[str]:
     """Every clause that a member fails."""
     member = kvref_zoo.member(name)
     judge = judge_of(member, examples)
-    offered = {family for family in FAMILIES if hasattr(member, family)}
+    offered = {family for family in FAMILIES if offers(member, family)}
     clauses = {clause: checks for clause, checks in select().items() if {check.family for check in checks} & offered}
     return {clause.id for clause, checks in clauses.items() if verdict_of(judge.clause(checks)) == "failed"}

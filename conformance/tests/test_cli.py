@@ -79,7 +79,7 @@ def test_a_conformant_backend_exits_0_with_a_table_by_chapter(kvref):
     assert ["all", str(len(all_clauses()) - 1), "0", "0", "1"] in lines
     assert done.stdout.splitlines()[-2:] == [
         "not run: KERN-06 (takes gigabytes; --slow runs it)",
-        "conformant in all that it offers",
+        "conformant; judged by 140 of 140 clauses of the families it offers",
     ]
     assert max(map(len, done.stdout.splitlines())) <= 80
 
@@ -97,17 +97,18 @@ def test_a_broken_one_exits_1_and_says_what_how_and_again(kvref):
         "    got      no error",
         "  found by a block cannot be freed twice (blocks), a block never allocated cannot be freed (blocks), "
         "any sequence of calls (blocks)",
-        "  replay   kvref replay .kvref/failures/BLOCK-05-frees-bold-twice.jsonl mine:FreesTwice",
+        "  replay   kvref replay .kvref/failures/BLOCK-05-mine+FreesTwice.jsonl mine:FreesTwice",
         "  again    kvref check mine:FreesTwice --clause BLOCK-05 --family blocks",
     ]
-    assert done.stdout.splitlines()[-1] == "not conformant: breaks BLOCK-05"
+    said = "not conformant: breaks BLOCK-05; judged by 16 of 16 clauses of the families it offers"
+    assert done.stdout.splitlines()[-1] == said
     assert "noise" not in done.stdout + done.stderr
     assert "frees[bold]twice 0.1.0" in done.stdout  # markup from an implementation is text
 
 
 def test_a_failure_is_replayed_by_the_command_it_prints(kvref, tmp_path):
     kvref("check", "mine:FreesTwice", "--clause", "BLOCK-05")
-    trace = ".kvref/failures/BLOCK-05-frees-bold-twice.jsonl"
+    trace = ".kvref/failures/BLOCK-05-mine+FreesTwice.jsonl"
     done = kvref("replay", trace, "mine:FreesTwice")
     assert done.returncode == 1
     assert done.stdout.splitlines()[-1] == f"they part at line 5 of {trace}, as recorded"
@@ -127,7 +128,7 @@ def test_a_failure_is_replayed_by_the_command_it_prints(kvref, tmp_path):
 @pytest.mark.parametrize("change", [{"num_blocks": "six"}, {"surprise": 1}, {"sequences": 5}])
 def test_a_trace_that_asks_for_what_no_model_knows_costs_one_line(kvref, tmp_path, change):
     kvref("check", "mine:FreesTwice", "--clause", "BLOCK-05")
-    lines = (tmp_path / ".kvref/failures/BLOCK-05-frees-bold-twice.jsonl").read_text().splitlines()
+    lines = (tmp_path / ".kvref/failures/BLOCK-05-mine+FreesTwice.jsonl").read_text().splitlines()
     made = json.loads(lines[1])
     lines[1] = json.dumps(made | {"args": made["args"] | change})
     (tmp_path / "odd.jsonl").write_text("\n".join(lines))
@@ -151,7 +152,7 @@ def test_expected_failures_are_expected_and_kept_up(kvref, tmp_path):
     assert done.stdout.splitlines()[-3:] == [
         "expected to fail, and does: BLOCK-05 · A block cannot be freed twice: the list has no guard",
         "expected to fail, and passed: BLOCK-01 (--update-xfails)",
-        "not conformant, as expected",
+        "not conformant, as expected; judged by 6 of 6 clauses of the families it offers",
     ]
     verdicts = {clause["clause"]: clause["verdict"] for clause in json.loads((tmp_path / "out.json").read_text())["clauses"]}
     assert (verdicts["BLOCK-05"], verdicts["BLOCK-01"], verdicts["BLOCK-02"]) == ("xfailed", "xpassed", "passed")
@@ -194,10 +195,22 @@ def test_a_report_is_made_of_results(kvref, tmp_path):
     kvref("check", "numpy", "--clause", "BLOCK-0*", "--json", "numpy.json")
     done = kvref("report", "mine.json", "numpy.json", "-o", "site")
     assert (done.returncode, done.stdout) == (0, "site/index.html: 2 implementations\n")
-    assert (tmp_path / "site" / "traces" / "frees-bold-twice" / "BLOCK-05.jsonl").exists()
+    assert (tmp_path / "site" / "traces" / "frees=5Bbold=5Dtwice" / "BLOCK-05.jsonl").exists()
     assert "frees[bold]twice" in (tmp_path / "site" / "index.html").read_text()
-    done = kvref("report", "mine.json", "mine.json", "-o", "site")
-    assert (done.returncode, done.stderr) == (2, "kvref: two results of frees[bold]twice: mine.json and mine.json\n")
+    done = kvref("report", "mine.json", "numpy.json", "mine.json", "-o", "site")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "kvref: two results of frees[bold]twice: mine.json and mine.json; "
+        "name them: kvref report before=mine.json after=mine.json\n",
+    )
+    done = kvref("report", "before=mine.json", "after=mine.json", "-o", "site")  # over the report that is there
+    assert (done.returncode, done.stdout) == (0, "site/index.html: 2 implementations\n")
+    for label in ("before", "after"):
+        assert (tmp_path / "site" / "badges" / f"{label}.svg").exists()
+        assert (tmp_path / "site" / "traces" / label / "BLOCK-05.jsonl").exists()
+        assert f"<h2>{label}</h2>" in (tmp_path / "site" / "index.html").read_text()
+    assert "expected NAME=FILE" in kvref("report", "=mine.json", "-o", "site").stderr
+    assert "No such file or directory: 'no.json'" in kvref("report", "x=no.json", "-o", "site").stderr
     (tmp_path / "other.json").write_text("{}")
     assert "other.json: not results of kvref check --json" in kvref("report", "other.json", "-o", "site").stderr
     assert kvref("report", "mine.json", "-o", "mine.json").stderr == "kvref: --output: mine.json is a file\n"
@@ -268,7 +281,8 @@ def test_json_holds_the_verdicts(kvref, tmp_path):
     verdicts = {clause["clause"]: clause["verdict"] for clause in document["clauses"]}
     assert verdicts == {f"BLOCK-0{n}": "failed" if n == 5 else "passed" for n in range(1, 7)}
     (failed,) = [clause for clause in document["clauses"] if clause["verdict"] == "failed"]
-    assert failed["trace"] == ".kvref/failures/BLOCK-05-frees-bold-twice.jsonl"
+    assert failed["trace"] == ".kvref/failures/BLOCK-05-mine+FreesTwice.jsonl"
+    assert document["conclusion"] == {"verdict": "not conformant", "judged": 6, "of": 6, "least": 50.0}
     assert document["environment"]["packages"]["numpy"]
 
 

@@ -8,10 +8,12 @@ from html.parser import HTMLParser
 import pytest
 
 from kvref_conformance.clauses import all_clauses
-from kvref_conformance.report.html import Run, badge, write_site
+from kvref_conformance.conclusion import conclude
+from kvref_conformance.report.html import COLOURS, Run, badge, is_report, write_site
 from kvref_conformance.report.json_file import ResultsError, read_json
 
 EVIL = "<script>alert(1)</script>\"'&"
+FAILED = {"what": EVIL, "expected": EVIL, "got": EVIL}
 
 
 def document(name="mine", broken=("BLOCK-05",), expected=()):
@@ -30,14 +32,31 @@ def document(name="mine", broken=("BLOCK-05",), expected=()):
         clauses.append(
             {
                 "clause": clause.id, "title": clause.title, "chapter": clause.chapter, "verdict": verdict,
+                "offered": there, "missing": [] if there else [f"family {EVIL}"],
                 "reason": EVIL if verdict == "xfailed" else None, "shown": "a check (blocks)" if fails else None,
-                "trace": f"traces/{clause.id}.jsonl" if fails else None, "checks": [check],
+                "trace": f".kvref/failures/{clause.id}-mine.jsonl" if fails else None, "checks": [check],
             }
         )  # fmt: skip
+    conclusion = vars(conclude(clauses))
     who = {"name": name, "version": EVIL, "language": EVIL, "level": "exact", "families": ["blocks"], "formats": []}
     asked = {"name": name, "seed": 0, "examples": 1, "deep": False, "slow": False, "timeout": 10, "isolate": False}
     environment = {"python": "3", "platform": "x", "packages": {}}
-    return {"format": 1, "kvref": "0.1.0", "implementation": who, "environment": environment, "asked": asked, "clauses": clauses}
+    return {
+        "format": 1, "kvref": "0.1.0", "implementation": who, "environment": environment, "asked": asked,
+        "conclusion": conclusion, "clauses": clauses,
+    }  # fmt: skip
+
+
+def trace(clause="BLOCK-05", failed=FAILED):
+    """The text of a trace of one call."""
+    who = {"name": EVIL, "version": EVIL, "language": EVIL, "level": "exact", "load": "mine"}
+    header = {"trace": 1, "spec": "0.1.0", "clause": clause, "check": "a check (blocks)", "judge": "model", "implementation": who}
+    lines = [
+        header | {"failed": failed},
+        {"id": 1, "op": "blocks.new", "args": {"num_blocks": 2}},
+        {"id": 1, "ok": {"handle": 1}},
+    ]
+    return "".join(f"{json.dumps(line)}\n" for line in lines)
 
 
 @pytest.fixture
@@ -45,9 +64,9 @@ def saved(tmp_path):
     def save(name, **options):
         path = tmp_path / f"{len(list(tmp_path.glob('*.json')))}.json"
         path.write_text(json.dumps(document(name, **options)))
-        (tmp_path / "traces").mkdir(exist_ok=True)
+        (tmp_path / ".kvref/failures").mkdir(parents=True, exist_ok=True)
         for clause in options.get("broken", ("BLOCK-05",)):
-            (tmp_path / "traces" / f"{clause}.jsonl").write_text("{}\n")
+            (tmp_path / ".kvref/failures" / f"{clause}-mine.jsonl").write_text(trace(clause))
         return Run(path, read_json(path))
 
     return save
@@ -95,7 +114,7 @@ def test_what_came_from_an_implementation_is_text(tmp_path, saved):
 
 def test_names_that_look_alike_in_a_path_stay_apart(tmp_path, saved):
     write_site(tmp_path / "site", [saved("a b"), saved("a-b"), saved("a/b")])
-    assert sorted(path.name for path in (tmp_path / "site" / "badges").iterdir()) == ["a-b-2-2.svg", "a-b-2.svg", "a-b.svg"]
+    assert sorted(path.name for path in (tmp_path / "site" / "badges").iterdir()) == ["a-b.svg", "a=20b.svg", "a=2Fb.svg"]
 
 
 @pytest.mark.parametrize(
@@ -110,6 +129,22 @@ def test_a_badge_says_what_was_found(saved, options, said):
     ("change", "message"),
     [
         (lambda text: text[:50], "not JSON"),
+        (lambda text: text.replace("exact", "exa\0ct"), "not JSON"),
+        (lambda text: text.replace('"exact"', '"\\ud800"'), "not JSON that can be read: 'utf-8' codec"),
+        (lambda text: text.replace('"seed": 0', f'"seed": {"9" * 5000}'), "not JSON that can be read: Exceeds the limit"),
+        (lambda text: "[" * 100_000, "not JSON that can be read"),
+        (lambda text: text.replace('"formats": []', f'"formats": {"[" * 400}{"]" * 400}'), "not results of kvref check --json"),
+        (lambda text: text.replace('"packages": {}', f'"packages": {{"{"x" * 9000}": 1}}'), "not results of kvref check --json"),
+        (lambda text: text.replace('"name": "mine"', '"name": "mi\\nne"', 1), "not results of kvref check --json"),
+        (lambda text: text.replace('"name": "mine"', '"name": "mine\\n"', 1), "not results of kvref check --json"),
+        (lambda text: text.replace('"name": "mine"', f'"name": "{"x" * 301}"', 1), "not results of kvref check --json"),
+        (lambda text: text.replace('"name": "mine"', '"name": ["mine"]', 1), "not results of kvref check --json"),
+        (lambda text: text.replace('"LAW-01"', '"LAW-02"'), "LAW-02 is in it 2 times"),
+        (lambda text: text.replace(".kvref/failures/", "/etc/"), "not results of kvref check --json"),
+        (lambda text: text.replace(".kvref/failures/", "../.kvref/failures/"), "not results of kvref check --json"),
+        (lambda text: text + " " * 2**26, "larger than 64 MiB"),
+        (lambda text: text.replace('"conclusion"', '"conclusions"'), "not results of kvref check --json"),
+        (lambda text: text.replace('"judged": 6', '"judged": -6'), "not results of kvref check --json"),
         (lambda text: text.replace('"format": 1', '"format": 9'), "results of format 9; this kvref reads format 1"),
         (lambda text: text.replace('"passed"', '"splendid"'), "not results of kvref check --json"),
         (lambda text: "[]", "not results of kvref check --json"),
@@ -122,3 +157,27 @@ def test_what_is_no_results_is_refused(tmp_path, change, message):
         read_json(path)
     assert message in str(refused.value)
     assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 1000
+
+
+def test_too_little_judged_is_not_green(saved, tmp_path):
+    run = saved("little", broken=())
+    for clause in run.document["clauses"][:40]:
+        clause["offered"] = True  # and not judged
+    few = sum(clause["offered"] for clause in run.document["clauses"])
+    run.document["conclusion"] = vars(conclude(run.document["clauses"]))
+    assert (run.said, run.colour) == (f"not judged: 6 of {few}", "some")
+    assert COLOURS["some"] in badge(run) and COLOURS["good"] not in badge(run)
+    write_site(tmp_path / "site", [run])
+    page = (tmp_path / "site/index.html").read_text(encoding="utf-8")
+    assert f"not judged, by 6 of {few} clauses of its families" in page
+    assert 'little <span class="pill xfailed">not judged</span>' in page
+
+
+def test_a_folder_is_known_as_a_report_by_its_first_page(saved, tmp_path):
+    write_site(tmp_path / "site", [saved("one")])
+    assert is_report(tmp_path / "site")
+    (tmp_path / "mine").mkdir()
+    assert not is_report(tmp_path / "mine")
+    (tmp_path / "mine/index.html").write_text("<title>KV caches by clauses</title>")
+    assert not is_report(tmp_path / "mine")

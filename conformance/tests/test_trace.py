@@ -24,7 +24,7 @@ from kvref_conformance.outcome import NotOffered
 from kvref_conformance.replay import replay
 from kvref_conformance.schemas import schema
 from kvref_conformance.trace import file
-from kvref_conformance.trace.store import in_a_path, save_all, save_failure
+from kvref_conformance.trace.store import check_in_a_path, name_in_a_path, save_all, save_failure
 from kvref_conformance.trace.wire import NotWire, from_wire, to_wire
 
 CHAPTER = Path(kvref.__file__).parent / "spec" / "trace.md"
@@ -238,9 +238,29 @@ def test_a_failure_that_is_gone_leaves_no_file(tmp_path):
     assert not path.exists()
 
 
-@pytest.mark.parametrize("name", ["../../etc/passwd", "a b<script>", "", "..", "zoo:x"])
-def test_a_name_becomes_one_part_of_a_path(name):
-    assert re.fullmatch(r"[A-Za-z0-9_-]+", in_a_path(name))
+def test_two_implementations_never_share_a_file(tmp_path):
+    names = [
+        "a b", "a-b", "a:b", "a/b", "a_b", "a.b", "a+b", "a=b", "a  b", " a-b", "a-b ", "a\\b", "a%20b", "a=20b", "a\nb", "a\0b",
+        "../../etc/passwd", "..", ".", "", "=", "<script>", "zoo:x", "zoo+x", "exec:./harness --flag", "exec:./harness -flag",
+        "x" * 119, "x" * 120, "x" * 121, "x" * 122, "x" * 121 + "y", "ä-b", "é" * 400, "é" * 401, "\udc80",
+    ]  # fmt: skip
+    parts = [name_in_a_path(name) for name in names]
+    assert len(set(parts)) == len(names)
+    for part in parts:
+        assert re.fullmatch(r"[A-Za-z0-9_=+-][A-Za-z0-9_.=+-]{0,120}", part)
+    assert [name_in_a_path(name) for name in ("numpy", "mypackage.kvref:MyCache", "./a b")] == [
+        "numpy", "mypackage.kvref+MyCache", "=2E=2Fa=20b"
+    ]  # fmt: skip
+    _, failed, _ = failure("zoo:blocks-freed-twice", "BLOCK-05")
+    paths = [save_failure(failed, tmp_path, clause, name)[1] for name in names for clause in ("BLOCK-05", "FMT-CAST-05")]
+    assert len(list(tmp_path.iterdir())) == len(set(paths)) == 2 * len(names)
+    assert save_failure([], tmp_path, "BLOCK-05", "a:b") is None  # the one that no longer fails takes its own away
+    assert len(list(tmp_path.iterdir())) == 2 * len(names) - 1
+
+
+def test_checks_have_files_of_their_own():
+    names = [(check.clause, check_in_a_path(check.name)) for check in all_checks()]
+    assert len(set(names)) == len(names)
 
 
 def test_a_machine_speaks_only_for_clauses_its_family_is_checked_by():

@@ -27,12 +27,13 @@ def test_a_mistake_is_reported_with_its_line(tmp_path, text, message):
 
 def test_updating_keeps_comments_reasons_and_what_was_not_judged(tmp_path):
     path = tmp_path / "xfails.txt"
-    path.write_text("# ours\nPAGED-07  a reason\nBLOCK-05\nTIER-05  not judged now\n")
-    update(path, judged=["PAGED-07", "BLOCK-05", "POOL-01"], failed=["PAGED-07", "POOL-01"])
-    assert path.read_text() == "# ours\nPAGED-07  a reason\nTIER-05  not judged now\nPOOL-01\n"
+    path.write_text("# ours\nPAGED-07  a reason\nBLOCK-05\nTIER-05  not judged now\nTIER-06\nKERN-06  --slow\nLAW-01  passes\n")
+    verdicts = {"PAGED-07": "xfailed", "BLOCK-05": "xpassed", "POOL-01": "failed", "POOL-02": "passed", "LAW-01": "passed"}
+    update(path, verdicts | {"TIER-06": "not offered", "KERN-06": "not run", "TIER-07": "not offered"})
+    assert path.read_text() == "# ours\nPAGED-07  a reason\nTIER-05  not judged now\nTIER-06\nKERN-06  --slow\nPOOL-01\n"
 
 
 def test_updating_makes_the_file(tmp_path):
     path = tmp_path / "xfails.txt"
-    update(path, judged=["PAGED-07"], failed=["PAGED-07"])
+    update(path, {"PAGED-07": "failed"})
     assert path.read_text() == "PAGED-07\n"

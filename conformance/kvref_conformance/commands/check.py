@@ -12,14 +12,15 @@ from rich.text import Text
 from kvref_conformance import xfails
 from kvref_conformance.asked import Asked, Effort
 from kvref_conformance.checking.registry import Check
-from kvref_conformance.clauses import Clause, near
+from kvref_conformance.clauses import Clause
+from kvref_conformance.conclusion import EXIT_STATUS, conclude
 from kvref_conformance.implementations import existing_folder, named
-from kvref_conformance.interface import FAMILIES
+from kvref_conformance.interface import FAMILIES, offers
 from kvref_conformance.judge import Judge, select
 from kvref_conformance.outcome import CannotRun
 from kvref_conformance.report.json_file import write_json
 from kvref_conformance.report.live import Live
-from kvref_conformance.report.text import Result, print_conclusion, print_failures, print_table
+from kvref_conformance.report.text import Result, print_conclusion, print_failures, print_left_out, print_table
 
 
 def check(options: argparse.Namespace) -> int:
@@ -41,25 +42,30 @@ def check(options: argparse.Namespace) -> int:
         results = _results(options, judge, chosen)
     finally:
         judge.close()
+    conclusion = conclude(results, options.least_judged)
     print_failures(console, results, asked)
     print_table(console, results, judge.implementation)
-    print_conclusion(console, results)
+    print_left_out(console, results)
     if options.json:
-        write_json(Path(options.json), judge.implementation, asked, results)
-    verdicts = {result["verdict"] for result in results}
-    if not verdicts - {"not offered", "not run"}:
-        raise CannotRun(f"{options.name}: nothing to test, it offers nothing these clauses are about")
+        write_json(Path(options.json), judge.implementation, asked, results, conclusion)
+    if not conclusion.of:
+        not_run = [result["clause"] for result in results if result["verdict"] == "not run"]
+        why = f"{', '.join(not_run)} runs with --slow" if not_run else "it offers nothing these clauses are about"
+        raise CannotRun(f"{options.name}: nothing to test, {why}")
     if options.update_xfails:
-        failed = [result["clause"] for result in results if result["verdict"] in ("failed", "xfailed")]
-        xfails.update(Path(options.xfails), [result["clause"] for result in results], failed)
-        console.print(Text(f"{options.xfails}: {len(failed)} expected, {len(expected)} before"))
-        return 0
-    return 1 if "failed" in verdicts else 0
+        xfails.update(Path(options.xfails), {result["clause"]: result["verdict"] for result in results})
+        console.print(Text(f"{options.xfails}: {len(xfails.read(Path(options.xfails)))} expected, {len(expected)} before"))
+    print_conclusion(console, results, conclusion)
+    if options.update_xfails and conclusion.enough:
+        return 0  # what failed is expected from now on
+    return EXIT_STATUS[conclusion.verdict]
 
 
 def _refuse_nonsense(options: argparse.Namespace) -> None:
     if options.family is not None and options.family not in FAMILIES:
         raise CannotRun(f"--family: expected one of {', '.join(FAMILIES)}, got {options.family!r}")
+    if not 0 <= options.least_judged <= 100:
+        raise CannotRun(f"--least-judged: expected a percentage, 0 to 100, got {options.least_judged:g}")
     for option, least in (("seed", 0), ("examples", 1), ("timeout", 0.01)):
         value = getattr(options, option)
         if value < least:
@@ -83,11 +89,14 @@ def _expected_failures(options: argparse.Namespace) -> dict[str, str]:
 
 
 def _chosen(options: argparse.Namespace) -> dict[Clause, list[Check]]:
-    chosen = select(options.clause, options.family)
-    if not chosen:
-        among = f" in family {options.family}" if options.family else ""
-        raise CannotRun(f"--clause {options.clause}: no clause matches{among}{near(options.clause)}")
-    return chosen
+    try:
+        return select(_wanted(options), options.family)
+    except CannotRun as error:
+        raise CannotRun(f"--clause {error}") from None
+
+
+def _wanted(options: argparse.Namespace) -> str:
+    return ",".join(options.clause or ["*"])
 
 
 def _list(console: Console, chosen: dict[Clause, list[Check]]) -> None:
@@ -99,7 +108,7 @@ def _list(console: Console, chosen: dict[Clause, list[Check]]) -> None:
 
 def _judge(asked: Asked) -> Judge:
     judge = asked.judge()
-    if asked.family and getattr(judge.implementation, asked.family, None) is None:
+    if asked.family and not offers(judge.implementation, asked.family):
         judge.close()
         raise CannotRun(f"{asked.name}: nothing to test, it does not offer the family {asked.family}")
     return judge
@@ -112,7 +121,7 @@ def _results(options: argparse.Namespace, judge: Judge, chosen: dict[Clause, lis
         live = Live(Console(file=stream), {options.name: judge})
         arguments = ["--pyargs", "kvref_conformance.checks", "-c", os.devnull, "--rootdir", str(Path(__file__).parents[1])]
         arguments += ["-p", "no:terminal", "-p", "no:cacheprovider", "-p", "kvref_conformance.plugin", "--noconftest"]
-        arguments += [f"--kvref={options.name}", f"--kvref-clause={options.clause}", f"--kvref-seed={options.seed}"]
+        arguments += [f"--kvref={options.name}", f"--kvref-clause={_wanted(options)}", f"--kvref-seed={options.seed}"]
         arguments += [f"--kvref-family={options.family}"] if options.family else []
         arguments += [f"--kvref-traces={options.traces}"] if options.traces else []
         arguments += [f"--kvref-xfails={options.xfails}"] if options.xfails and Path(options.xfails).exists() else []

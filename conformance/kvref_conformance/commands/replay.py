@@ -32,6 +32,10 @@ def replay_trace(options: argparse.Namespace) -> int:
     console.print(Text(heading, style="bold red" if held.parted_at else "bold"))
     for call in held.calls:
         console.print(Text(f"  {call}"), soft_wrap=True)
+    if not held.calls:
+        raise CannotRun(f"{options.trace}: no call was made, so nothing is said of {name}")
+    if held.missing:
+        console.print(Text(f"not offered, and left out: {', '.join(held.missing)}", style="dim"))
     if not held.parted_at:
         console.print(Text("every reply is as it must be", style="bold green"))
         return 0

@@ -22,9 +22,10 @@ from kvref.formats import FORMATS
 from kvref_conformance.drivers.stdio import OverStdio
 from kvref_conformance.implementations.backends import OnBackend
 from kvref_conformance.implementations.configured import by_command, by_name, configured
-from kvref_conformance.interface import FAMILIES, Implementation
+from kvref_conformance.interface import FAMILIES, Implementation, offers
 from kvref_conformance.outcome import CannotRun
 
+LONGEST = 300  # characters of what an implementation calls itself
 LIBRARIES = ("numpy", "torch", "strict", "jax", "cupy")  # what the reference is offered on
 
 
@@ -84,12 +85,16 @@ def checked(name: str, implementation: Any) -> Implementation:
     for attribute in ("name", "version", "language", "level", "formats", "asarray", "to_numpy"):
         if not hasattr(implementation, attribute):
             raise CannotRun(f"{name}: an implementation needs {attribute!r} (see kvref_conformance.interface)")
+    for attribute in ("name", "version", "language"):
+        said = getattr(implementation, attribute)
+        if not isinstance(said, str) or not said.isprintable() or not 0 < len(said) <= LONGEST:
+            raise CannotRun(f"{name}: {attribute} must be a line of 1 to {LONGEST} characters, got {repr(said)[:60]}")
     if implementation.level not in ("exact", "tolerant"):
         raise CannotRun(f"{name}: level must be 'exact' or 'tolerant', got {implementation.level!r}")
     unknown = [format for format in implementation.formats if format not in FORMATS]
     if unknown:
         raise CannotRun(f"{name}: formats must be of {', '.join(FORMATS)}, got {unknown[0]!r}")
-    if not any(hasattr(implementation, family) for family in FAMILIES):
+    if not any(offers(implementation, family) for family in FAMILIES):
         raise CannotRun(f"{name}: nothing to test, it offers none of {', '.join(FAMILIES)}")
     found: Implementation = implementation
     return found

@@ -4,9 +4,8 @@ Static files that work from a file:// address without a network. Whatever came f
 escape everything, and the Markdown of the clauses, which is ours, is rendered with raw HTML switched off.
 """
 
-import shutil
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -18,27 +17,35 @@ from markupsafe import Markup
 import kvref
 from kvref_conformance.checking.registry import all_checks
 from kvref_conformance.clauses import Clause, spec
+from kvref_conformance.conclusion import Conclusion
 from kvref_conformance.interface import FAMILIES
 from kvref_conformance.report.text import Result
-from kvref_conformance.trace.store import in_a_path
+from kvref_conformance.report.traces import find_trace
+from kvref_conformance.trace.store import name_in_a_path
 
 SIGNS = {"passed": "✓", "failed": "✗", "xfailed": "✗", "xpassed": "!", "not offered": "·", "not run": "–", "no result": " "}
 COLOURS = {"good": "#1a7f37", "bad": "#b42318", "some": "#8a6100"}
+GENERATOR = '<meta name="generator" content="kvref report">'  # in each page, which says whose they are
 CHARACTER = 7  # pixels of a badge's width, at its font's size
 
 
 @dataclass(frozen=True)
 class Run:
-    """One file of results."""
+    """One file of results. label: its name in the report, where it is not to be the implementation's own."""
 
     path: Path
     document: dict[str, Any]
-    slug: str = ""  # its name as a part of a path, one of its own
+    label: str = ""
 
     @property
     def name(self) -> str:
-        name: str = self.document["implementation"]["name"]
+        name: str = self.label or self.document["implementation"]["name"]
         return name
+
+    @property
+    def slug(self) -> str:
+        """The name as a part of a path."""
+        return name_in_a_path(self.name)
 
     @property
     def verdicts(self) -> dict[str, Result]:
@@ -49,13 +56,26 @@ class Run:
         return Counter(result["verdict"] for result in self.document["clauses"])
 
     @property
-    def offered(self) -> int:
-        """Clauses that have a verdict."""
-        return sum(count for verdict, count in self.tally.items() if verdict not in ("not offered", "not run"))
+    def conclusion(self) -> Conclusion:
+        return Conclusion(**self.document["conclusion"])
 
     @property
     def broken(self) -> int:
         return self.tally["failed"] + self.tally["xfailed"]
+
+    @property
+    def said(self) -> str:
+        """What it comes to, in a few words."""
+        found = self.conclusion
+        if self.broken:
+            return f"breaks {self.broken} of {found.judged}"
+        if found.verdict == "not judged":
+            return f"not judged: {found.judged} of {found.of}"
+        return f"{found.judged} clauses" if found.judged == found.of else f"{found.judged} of {found.of} clauses"
+
+    @property
+    def colour(self) -> str:
+        return "bad" if self.broken else "some" if self.conclusion.verdict == "not judged" else "good"
 
 
 @dataclass(frozen=True)
@@ -63,7 +83,7 @@ class Cell:
     run: Run
     verdict: str
     result: Result | None
-    trace: str | None  # where the report keeps it
+    trace: str | None = None  # where the report keeps it
 
     @property
     def sign(self) -> str:
@@ -84,15 +104,14 @@ class Row:
 
 
 def write_site(folder: Path, runs: list[Run]) -> Path:
-    """Write the pages; the path of the first. Raises OSError."""
-    runs = _with_slugs(runs)
+    """Write the pages; the path of the first. No two runs may have the same name. Raises OSError."""
     for each in ("clauses", "traces", "badges"):
         (folder / each).mkdir(parents=True, exist_ok=True)
     chapters = [(chapter, [_row(folder, clause, runs) for clause in chapter.clauses]) for chapter in spec()]
     chapters = [(chapter, rows) for chapter, rows in chapters if any(cell.result for row in rows for cell in row.cells)]
     environment = _environment()
     style = (files("kvref_conformance.report") / "templates" / "style.css").read_text(encoding="utf-8")
-    common = {"runs": runs, "style": Markup(style), "version": kvref.__version__}
+    common = {"runs": runs, "style": Markup(style), "version": kvref.__version__, "generator": Markup(GENERATOR)}
     page = folder / "index.html"
     rows = [row for _, rows in chapters for row in rows]
     there = {cell.verdict for row in rows for cell in row.cells}
@@ -111,17 +130,19 @@ def write_site(folder: Path, runs: list[Run]) -> Path:
     return page
 
 
+def is_report(folder: Path) -> bool:
+    """Whether a report lies there: its first page says so."""
+    try:
+        return GENERATOR in (folder / "index.html").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
 def badge(run: Run) -> str:
     """An SVG for a README: what the implementation was found to be."""
-    if run.broken:
-        said, colour = f"breaks {run.broken} of {run.offered}", COLOURS["bad"]
-    elif run.offered:
-        said, colour = f"{run.offered} clauses", COLOURS["good"]
-    else:
-        said, colour = "nothing to judge", COLOURS["some"]
     label = f"kvref {run.document['kvref']}"
-    widths = [CHARACTER * len(words) + 12 for words in (label, said)]
-    return _environment().get_template("badge.svg").render(run=run, label=label, said=said, colour=colour, widths=widths)
+    widths = [CHARACTER * len(words) + 12 for words in (label, run.said)]
+    return _environment().get_template("badge.svg").render(run=run, label=label, colour=COLOURS[run.colour], widths=widths)
 
 
 def _environment() -> Environment:
@@ -135,31 +156,26 @@ def _markdown(text: str) -> Markup:
     return Markup(MarkdownIt("commonmark", {"html": False}).enable("table").render(text))
 
 
-def _with_slugs(runs: list[Run]) -> list[Run]:
-    found: dict[str, Run] = {}
-    for run in runs:
-        slug = in_a_path(run.name)
-        while slug in found:  # two names may look alike in a path
-            slug += "-2"
-        found[slug] = Run(run.path, run.document, slug)
-    return list(found.values())
-
-
 def _row(folder: Path, clause: Clause, runs: list[Run]) -> Row:
     checks = [check for check in all_checks() if check.clause == clause.id]
     families = tuple(family for family in FAMILIES if any(check.family == family for check in checks))
     cells = []
     for run in runs:
         result = run.verdicts.get(clause.id)
-        cells.append(Cell(run, result["verdict"] if result else "no result", result, _copy_trace(folder, run, result)))
+        cell = Cell(run, result["verdict"] if result else "no result", result)
+        cells.append(replace(cell, trace=_copy_trace(folder, cell)))
     return Row(clause, families, cells)
 
 
-def _copy_trace(folder: Path, run: Run, result: Result | None) -> str | None:
-    source = run.path.parent / result["trace"] if result and result["trace"] else None
-    if source is None or result is None or not source.is_file():
+def _copy_trace(folder: Path, cell: Cell) -> str | None:
+    """Into the report, under a name of our own."""
+    if cell.result is None or cell.shown is None or not cell.result["trace"]:
         return None
-    target = Path("traces") / run.slug / f"{result['clause']}.jsonl"
+    failed = {name: cell.shown[name] for name in ("what", "expected", "got")}
+    text = find_trace(cell.run.path, cell.result["trace"], cell.result["clause"], failed)
+    if text is None:
+        return None
+    target = Path("traces") / cell.run.slug / f"{cell.result['clause']}.jsonl"
     (folder / target).parent.mkdir(exist_ok=True)
-    shutil.copyfile(source, folder / target)
+    (folder / target).write_text(text, encoding="utf-8")
     return target.as_posix()

@@ -1,19 +1,21 @@
 """The machine-readable result of a run: results.schema.json, beside this file, says what is in it."""
 
 import json
-import os
 import platform
+from collections import Counter
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import kvref
 from kvref_conformance.asked import Asked
-from kvref_conformance.interface import FAMILIES
+from kvref_conformance.conclusion import Conclusion
+from kvref_conformance.interface import FAMILIES, offers
 from kvref_conformance.report.text import Result
 from kvref_conformance.schemas import mismatch
 
 FORMAT = 1
+LARGEST = 2**26  # bytes of a file that is read: a run of every clause takes some hundred thousand
 SCHEMA = ("kvref_conformance.report", "results.schema.json")
 OPTIONS = ("seed", "examples", "deep", "slow", "timeout")
 PACKAGES = (
@@ -26,7 +28,7 @@ class ResultsError(Exception):
     """A file that holds no results: says the file and what is wrong."""
 
 
-def write_json(path: Path, implementation: Any, asked: Asked, results: list[Result]) -> None:
+def write_json(path: Path, implementation: Any, asked: Asked, results: list[Result], conclusion: Conclusion) -> None:
     """Raises OSError."""
     versions = {}
     for package in PACKAGES:
@@ -35,7 +37,7 @@ def write_json(path: Path, implementation: Any, asked: Asked, results: list[Resu
         except PackageNotFoundError:
             continue
     who: dict[str, Any] = {name: getattr(implementation, name) for name in ("name", "version", "language", "level")}
-    who["families"] = [family for family in FAMILIES if getattr(implementation, family, None) is not None]
+    who["families"] = [family for family in FAMILIES if offers(implementation, family)]
     who["formats"] = list(implementation.formats)
     document = {
         "format": FORMAT,
@@ -43,23 +45,30 @@ def write_json(path: Path, implementation: Any, asked: Asked, results: list[Resu
         "implementation": who,
         "environment": {"python": platform.python_version(), "platform": platform.platform(), "packages": versions},
         "asked": {"name": asked.name, **{name: getattr(asked.effort, name) for name in OPTIONS}, "isolate": asked.isolate},
-        "clauses": [{**result, "trace": _relative(result["trace"], path)} for result in results],
+        "conclusion": vars(conclusion),
+        "clauses": [{**result, "trace": result["trace"] and Path(result["trace"]).as_posix()} for result in results],
     }
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
-def _relative(trace: str | None, beside: Path) -> str | None:
-    return trace and Path(os.path.relpath(trace, beside.parent)).as_posix()
-
-
 def read_json(path: Path) -> dict[str, Any]:
-    """Results that `write_json` wrote. Raises ResultsError, or OSError."""
+    """Results that `write_json` wrote, or anything else: it may come from anywhere. Raises ResultsError, or OSError."""
+    with path.open("rb") as file:
+        content = file.read(LARGEST + 1)
+    if len(content) > LARGEST:
+        raise ResultsError(f"{path}: not results of kvref check --json: larger than {LARGEST // 2**20} MiB")
     try:
-        document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ResultsError(f"{path}: not JSON: {error}") from None
+        document: dict[str, Any] = json.loads(content.decode("utf-8"))
+        json.dumps(document, ensure_ascii=False).encode("utf-8")
+    except (ValueError, RecursionError) as error:  # no text, no JSON, half a character, a number of ten thousand digits
+        raise ResultsError(f"{path}: not JSON that can be read: {str(error)[:200]}") from None
     if isinstance(document, dict) and document.get("format") not in (None, FORMAT):
-        raise ResultsError(f"{path}: results of format {document['format']!r}; this kvref reads format {FORMAT}")
-    if wrong := mismatch(document, *SCHEMA):
+        raise ResultsError(f"{path}: results of format {repr(document['format'])[:20]}; this kvref reads format {FORMAT}")
+    if wrong := mismatch(document, *SCHEMA) or _twice(document):
         raise ResultsError(f"{path}: not results of kvref check --json: {wrong}")
     return document
+
+
+def _twice(document: dict[str, Any]) -> str:
+    counted = Counter(result["clause"] for result in document["clauses"])
+    return next((f"{clause} is in it {count} times" for clause, count in counted.items() if count > 1), "")

@@ -2,6 +2,7 @@
 
 import shlex
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from rich import box
@@ -12,10 +13,18 @@ from rich.text import Text
 
 from kvref_conformance.asked import Asked
 from kvref_conformance.clauses import spec
+from kvref_conformance.conclusion import Conclusion
 
 Result = dict[str, Any]
 VERDICTS = ("passed", "failed", "xfailed", "xpassed", "not offered", "not run")
 SELDOM = ("xfailed", "xpassed", "not run")  # shown only where there are any
+NAMED = 3  # clauses that are named with a reason why they are not offered
+STYLES = {
+    "conformant": "bold green",
+    "not conformant": "bold red",
+    "not conformant, as expected": "bold yellow",
+    "not judged": "bold yellow",
+}
 
 
 def failure_text(result: Result, asked: Asked) -> str:
@@ -56,8 +65,28 @@ def print_table(console: Console, results: list[Result], implementation: Any) ->
     console.print(table)
 
 
-def print_conclusion(console: Console, results: list[Result]) -> None:
-    """The verdict in words, and what was left out on purpose."""
+def print_left_out(console: Console, results: list[Result]) -> None:
+    """Why clauses of the families that are offered were not judged: the reasons, the most frequent first."""
+    lacking: dict[str, list[str]] = {}
+    for each in results:
+        if each["offered"] and each["verdict"] == "not offered":
+            lacking.setdefault(", ".join(each["missing"]), []).append(each["clause"])
+    for reason, clauses in sorted(lacking.items(), key=lambda entry: -len(entry[1])):
+        more = f" and {len(clauses) - NAMED} more" if len(clauses) > NAMED else ""
+        console.print(Text(f"not offered: {reason} ({', '.join(clauses[:NAMED])}{more})", style="dim"), soft_wrap=True)
+
+
+def conclusion_text(conclusion: Conclusion, broken: Iterable[str] = ()) -> str:
+    """The whole in one line. broken: the clauses that failed."""
+    if conclusion.verdict == "not judged":
+        least = f", less than {conclusion.least:g} % (--least-judged)" if conclusion.judged else ""
+        return f"not judged: {conclusion.share}{least}"
+    breaks = f": breaks {', '.join(broken)}" if broken else ""
+    return f"{conclusion.verdict}{breaks}; judged by {conclusion.share}"
+
+
+def print_conclusion(console: Console, results: list[Result], conclusion: Conclusion) -> None:
+    """What was left out on purpose, what was expected, and the verdict in words."""
     named = {verdict: [each["clause"] for each in results if each["verdict"] == verdict] for verdict in VERDICTS}
     if named["not run"]:
         console.print(Text(f"not run: {', '.join(named['not run'])} (takes gigabytes; --slow runs it)", style="dim"))
@@ -69,12 +98,7 @@ def print_conclusion(console: Console, results: list[Result]) -> None:
             )
     if named["xpassed"]:
         console.print(Text(f"expected to fail, and passed: {', '.join(named['xpassed'])} (--update-xfails)", style="bold yellow"))
-    if named["failed"]:
-        console.print(Text(f"not conformant: breaks {', '.join(named['failed'])}", style="bold red"))
-    elif named["xfailed"]:
-        console.print(Text("not conformant, as expected", style="bold yellow"))
-    elif named["passed"]:
-        console.print(Text("conformant in all that it offers", style="bold green"))
+    console.print(Text(conclusion_text(conclusion, named["failed"]), style=STYLES[conclusion.verdict]), soft_wrap=True)
 
 
 def _cell(verdict: str, count: int) -> str:

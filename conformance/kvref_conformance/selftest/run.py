@@ -14,7 +14,7 @@ from kvref_conformance.checking.setup import SMALL
 from kvref_conformance.drivers.guard import Patience, TimedOut, time_limit
 from kvref_conformance.drivers.in_process import Handle, Subject
 from kvref_conformance.drivers.stdio import HelloError, OverStdio
-from kvref_conformance.interface import FAMILIES
+from kvref_conformance.interface import FAMILIES, offers
 from kvref_conformance.operations import operations
 from kvref_conformance.oracle.witness import FORMATS
 from kvref_conformance.outcome import Broken, Hung, NotOffered
@@ -41,7 +41,7 @@ def selftest(command: Sequence[str], folder: Path, show_stderr: bool, timeout: f
     except HelloError as wrong:
         yield Said("hello", str(wrong).removeprefix("hello: "))
         return
-    families = [family for family in FAMILIES if hasattr(program, family)]
+    families = [family for family in FAMILIES if offers(program, family)]
     about = f"{program.name} {program.version} ({program.language}, {program.level})"
     yield Said(f"hello: {about}, {', '.join(families)}", "" if families else "expected a family at least, got none")
     yield _refused(program, timeout, "nobody.knows", {}, "NotOffered", "an operation that nobody knows")

@@ -135,6 +135,8 @@ def _message(path: Path, number: int, line: str) -> dict[str, Any]:
         message: dict[str, Any] = json.loads(line)
     except json.JSONDecodeError as error:
         raise TraceError(f"{path}:{number}: not JSON: {error.msg} at column {error.colno}") from None
+    except (ValueError, RecursionError) as error:  # a number of ten thousand digits, brackets without end
+        raise TraceError(f"{path}:{number}: not JSON that can be read: {error}") from None
     if not isinstance(message, dict):
         raise TraceError(f"{path}:{number}: expected an object, got {line[:60]}")
     if message.get("trace") not in (None, VERSION):

@@ -1,6 +1,6 @@
 """The shortest conversation that still breaks the clause: calls are left out, tokens taken away, numbers made whole."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -15,11 +15,15 @@ from kvref_conformance.trace.dialogue import Dialogue
 
 
 class Held(NamedTuple):
-    """What came of holding requests. broken: what the last exchange broke; at: which of the requests that was."""
+    """What came of holding requests. broken: what the last exchange broke; at: the last of the requests that was made.
+
+    missing: what was left out, because it is not offered.
+    """
 
     conversation: list[Exchange]
     broken: Broken | None = None
     at: int | None = None
+    missing: Sequence[str] = ()
 
 
 Holding = Callable[[list[Request]], Held]  # from a fresh start with the implementation
@@ -30,6 +34,7 @@ def hold(subject: Subject, requests: list[Request]) -> Held:
     dialogue = Dialogue(subject)
     numbers: dict[int, int] = {}  # the requests' own ids are kept apart from those of this conversation
     results: dict[int, Any] = {}
+    made, missing = None, list[str]()
     for at, request in enumerate(requests):
         try:
             args = {name: renumbered(value, numbers, results) for name, value in request.args.items()}
@@ -38,14 +43,16 @@ def hold(subject: Subject, requests: list[Request]) -> Held:
             continue  # what it refers to was never made
         try:
             dialogue.say(request.op, on, args)
-        except NotOffered:
+        except NotOffered as lacking:
+            missing.append(str(lacking))
             continue
         except Broken as broken:
-            return Held(subject.conversation, broken, at)
+            return Held(subject.conversation, broken, at, missing)
+        made = at
         last = subject.conversation[-1]
         if last.reply and not last.reply.error:
             numbers[request.id], results[request.id] = last.request.id, last.reply.ok
-    return Held(subject.conversation)
+    return Held(subject.conversation, None, made, missing)
 
 
 def renumbered(value: Any, numbers: dict[int, int], results: dict[int, Any]) -> Any:
@@ -63,7 +70,7 @@ def shrink(conversation: list[Exchange], clause: str, holding: Holding) -> tuple
     def attempt(requests: list[Request]) -> bool:
         nonlocal best
         try:
-            held, broken, _ = holding(requests)
+            held, broken, *_ = holding(requests)
         except Unknown:
             return False
         if broken is None:

@@ -10,6 +10,7 @@ import numpy as np
 
 from kvref_conformance.drivers.guard import memory_limit
 from kvref_conformance.exchange import show_calls
+from kvref_conformance.interface import offers
 from kvref_conformance.judge import Judge
 from kvref_conformance.outcome import Broken, CannotRun, NotOffered
 from kvref_conformance.trace.file import parsed
@@ -74,7 +75,7 @@ def check(folder: Path, judge: Judge) -> Iterator[Checked]:
 
 def _trace(folder: Path, entry: dict[str, Any], judge: Judge) -> Checked:
     file, family, content = entry["file"], entry["family"], _content(folder, entry)
-    if not hasattr(judge.implementation, family) or set(entry["formats"]) - set(judge.implementation.formats):
+    if not offers(judge.implementation, family) or set(entry["formats"]) - set(judge.implementation.formats):
         return Checked(file, family, "not offered")
     trace = parsed(folder / file, content.decode(errors="replace").splitlines())
     if trace.header.judge != "model":

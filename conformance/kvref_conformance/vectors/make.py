@@ -22,7 +22,7 @@ from kvref_conformance.machines.base import Search
 from kvref_conformance.machines.run import MACHINES, run_machine
 from kvref_conformance.outcome import NotOffered
 from kvref_conformance.trace import file
-from kvref_conformance.trace.store import in_a_path
+from kvref_conformance.trace.store import check_in_a_path
 from kvref_conformance.vectors import formats, recorded
 from kvref_conformance.vectors.contrary import Striding, Turned
 
@@ -88,7 +88,7 @@ def _from_check(vectors: Vectors, judge: Judge, check: Check) -> None:
         vectors.left_out.append(said | {"why": str(missing)})
         return
     lines, why = _lines(judge, subject.conversation, check.clause, check.name, LARGEST)
-    path = f"checks/{check.clause}-{in_a_path(check.name)}.jsonl"
+    path = f"checks/{check.clause}-{check_in_a_path(check.name)}.jsonl"
     if why:
         vectors.left_out.append(said | {"why": why})
     else:

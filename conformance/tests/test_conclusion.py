@@ -1,0 +1,207 @@
+"""What a run comes to: how much of what is offered was judged, and that nothing is green for want of questions."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from kvref_conformance.conclusion import conclude
+from kvref_conformance.implementations import load
+from kvref_conformance.judge import Judge, select, verdict_of
+from kvref_conformance.outcome import CannotRun
+
+MINE = '''
+import threading
+import numpy as np
+import kvref
+from kvref_conformance.implementations.backends import OnBackend
+
+class _Mine:
+    name, version, language, level, formats = "mine", "1", "python", "exact", ("float16",)
+    def asarray(self, values): return np.array(values)
+    def to_numpy(self, array): return array
+
+class Leaky(_Mine):
+    """Takes float16 only, has hardly a method, and never gives a block back."""
+    def paged(self, **config):
+        class Leaks:
+            def __init__(self):
+                self._cache = kvref.PagedCache(kvref.PagedConfig(**config))
+                self.create, self.write, self.gather = self._cache.create, self._cache.write, self._cache.gather
+                self.length = self._cache.length
+            def drop(self, sequence):
+                self._cache.length(sequence, 0)
+        return Leaks()
+
+class Nothing(_Mine):
+    def paged(self, **config):
+        return object()
+
+class OnlyKernels(_Mine):
+    formats = ("float32",)
+    def kernels(self): return kvref.backend("numpy")
+
+class OnlyElements(_Mine):
+    formats = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+    def elements(self): return OnBackend(kvref.reference).elements()
+
+class NoStats(OnBackend):
+    """A tiered cache without statistics."""
+    name = "no-stats"
+    def __init__(self): super().__init__(kvref.reference)
+    def tiered(self, **config):
+        cache = kvref.TieredCache(kvref.TieredConfig(**config))
+        class Without:
+            total_tokens = property(lambda self: cache.total_tokens)
+            append, read, clear, attend = cache.append, cache.read, cache.clear, cache.attend
+        return Without()
+'''
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    (tmp_path / "mine_of_conclusion.py").write_text(MINE)
+    monkeypatch.chdir(tmp_path)
+    return "mine_of_conclusion"
+
+
+@pytest.fixture
+def kvref(tmp_path, mine):
+    def run(*arguments):
+        command = [sys.executable, "-m", "kvref_conformance.cli", *arguments]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+
+    return run
+
+
+def results(*verdicts):
+    return [{"verdict": verdict, "offered": offered} for verdict, offered in verdicts]
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "least", "said", "judged", "of"),
+    [
+        ([("passed", True)], 50, "conformant", 1, 1),
+        ([("passed", True), ("not offered", True)], 50, "conformant", 1, 2),
+        ([("passed", True), ("not offered", True)], 51, "not judged", 1, 2),
+        ([("passed", True), ("not offered", True), ("not offered", True)], 50, "not judged", 1, 3),
+        ([("passed", True), ("not offered", True), ("not offered", True)], 0, "conformant", 1, 3),
+        ([("passed", True), ("not offered", False), ("not offered", False)], 100, "conformant", 1, 1),
+        ([("passed", True), ("not run", True), ("not run", True)], 100, "conformant", 1, 1),
+        ([("not offered", True)], 0, "not judged", 0, 1),
+        ([("not offered", False)], 0, "not judged", 0, 0),
+        ([("not run", True)], 0, "not judged", 0, 0),
+        ([], 0, "not judged", 0, 0),
+        ([("failed", True), ("not offered", True), ("not offered", True)], 50, "not conformant", 1, 3),
+        ([("xfailed", True), ("passed", True)], 50, "not conformant, as expected", 2, 2),
+        ([("xfailed", True), ("not offered", True), ("not offered", True)], 50, "not judged", 1, 3),
+        ([("xpassed", True)], 50, "conformant", 1, 1),
+    ],
+)
+def test_what_follows_from_how_much(verdicts, least, said, judged, of):
+    found = conclude(results(*verdicts), least)
+    assert (found.verdict, found.judged, found.of, found.least) == (said, judged, of, least)
+
+
+def test_a_leaking_cache_that_nobody_asked_is_not_judged(kvref, mine, tmp_path):
+    check = ("check", f"{mine}:Leaky", "--examples", "5", "--json", "out.json")
+    done = kvref(*check)
+    assert done.returncode == 2, done.stdout
+    last = done.stdout.splitlines()[-1]
+    concluded = json.loads((tmp_path / "out.json").read_text())["conclusion"]
+    assert concluded["verdict"] == "not judged"
+    assert 0 < concluded["judged"] < concluded["of"] / 2
+    share = f"{concluded['judged']} of {concluded['of']} clauses of the families it offers"
+    assert last == f"not judged: {share}, less than 50 % (--least-judged)"
+    assert "not offered: format float32 (" in done.stdout
+    assert done.stderr == ""
+    done = kvref(*check, "--least-judged", "1")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, f"conformant; judged by {share}")
+
+
+def test_nothing_judged_is_never_conformant(kvref, mine):
+    done = kvref("check", f"{mine}:Nothing", "--examples", "5", "--least-judged", "0", "--family", "paged")
+    assert done.returncode == 2
+    assert done.stdout.splitlines()[-1].startswith("not judged: 0 of ")
+    done = kvref("check", "numpy", "--clause", "KERN-06")
+    assert (done.returncode, done.stderr) == (2, "kvref: numpy: nothing to test, KERN-06 runs with --slow\n")
+    assert kvref("check", "numpy", "--least-judged", "101").stderr.startswith("kvref: --least-judged: expected a percentage")
+
+
+@pytest.mark.parametrize("name", ["OnlyKernels", "OnlyElements"])
+def test_all_of_one_family_is_conformant(mine, name):
+    judge = Judge(load(f"{mine}:{name}"))
+    family = name.removeprefix("Only").lower()
+    found = [
+        {"verdict": verdict_of(judge.clause(checks)), "offered": any(check.family == family for check in checks)}
+        for checks in select().values()
+    ]
+    concluded = conclude(found)
+    assert (concluded.verdict, concluded.judged) == ("conformant", concluded.of)
+    assert concluded.of >= 6
+
+
+def test_updating_expected_failures_does_not_make_too_little_enough(kvref, mine, tmp_path):
+    (tmp_path / "known.txt").write_text("PAGED-07  leaks\nPAGED-11\n")
+    done = kvref("check", f"{mine}:Leaky", "--examples", "5", "--xfails", "known.txt", "--update-xfails")
+    assert done.returncode == 2
+    assert (tmp_path / "known.txt").read_text() == "PAGED-07  leaks\nPAGED-11\n"  # neither was judged
+    assert "known.txt: 2 expected, 2 before" in done.stdout
+
+
+def test_clauses_may_be_named_one_by_one_or_together():
+    def ids(*arguments):
+        return [clause.id for clause in select(*arguments)]
+
+    assert ids("BUF-07,block-01") == ids("block-01, BUF-07") == ["BLOCK-01", "BUF-07"]
+    assert ids("FMT-INT8-*,FMT-INT8-02") == ids("FMT-INT8-*")
+    assert ids("TIER-01,LAW-01", "tiered") == ["LAW-01", "TIER-01"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("BUF-7",), "BUF-7: no clause matches: did you mean BUF-07?"),
+        (("BUF-07,PAGD-*",), "PAGD-*: no clause matches: did you mean PAGED-*?"),
+        (("PAGED",), "PAGED: no clause matches: did you mean PAGED-*?"),
+        (("zebra",), "zebra: no clause matches"),
+        (("PAGED-01,TIER-01", "paged"), "TIER-01: no check in family paged, only in tiered"),
+        (("TIER-*", "paged"), "TIER-*: no check in family paged, only in tiered"),
+    ],
+)
+def test_a_clause_that_cannot_be_judged_is_said(arguments, message):
+    with pytest.raises(CannotRun) as refused:
+        select(*arguments)
+    assert str(refused.value) == message
+
+
+def test_the_command_takes_several_clauses(kvref):
+    done = kvref("check", "numpy", "--clause", "BLOCK-01", "--clause", "buf-07,BUF-08", "--examples", "3")
+    assert done.stdout.splitlines()[-1] == "conformant; judged by 3 of 3 clauses of the families it offers"
+    done = kvref("check", "numpy", "--family", "paged", "--clause", "TIER-01")
+    assert (done.returncode, done.stderr) == (2, "kvref: --clause TIER-01: no check in family paged, only in tiered\n")
+
+
+def test_threads_that_meet_what_is_not_offered_do_not_fail(mine):
+    judge = Judge(load(f"{mine}:NoStats"))
+    ((_, checks),) = select("TIER-12").items()
+    verdicts = {outcome.check: outcome for outcome in judge.clause(checks)}
+    beside = verdicts["readers beside writers see whole tokens (tiered)"]
+    assert (beside.verdict, beside.missing) == ("not offered", "tiered.stats")
+    assert verdicts["appends from threads lose and tear nothing (tiered)"].verdict == "passed"
+
+
+def test_what_is_missing_is_missing_of_a_family_that_is_offered(mine):
+    judge = Judge(load(f"{mine}:Nothing"))
+    for clause in ("LAW-01", "LAW-12", "PAGED-07"):
+        ((_, checks),) = select(clause).items()
+        outcomes = judge.clause(checks)
+        assert verdict_of(outcomes) == "not offered"
+        reasons = judge.missing(checks, outcomes)
+        assert reasons
+        assert not [reason for reason in reasons if reason.startswith("family ")], reasons
+        searched = [each for each in outcomes if each.check == "any sequence of calls (paged)"]
+        assert [each for each in searched if each.missing.startswith("family ")] == []
+    ((_, checks),) = select("TIER-01").items()
+    assert judge.missing(checks, judge.clause(checks)) == ["family tiered"]
