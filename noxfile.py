@@ -8,7 +8,10 @@ import os
 import platform
 import shutil
 import subprocess
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import nox
 
@@ -40,7 +43,9 @@ THEIRS = ("transformers-dynamic", "transformers-static", "ml_dtypes", "torch-flo
 AXE = "axe-core@4.14.1"
 BROWSED = [f"conformance/tests/test_{name}.py" for name in ("report_pages", "site", "player", "player_files")]
 GPU = ("cupy", "reference:cupy", "torch:cuda", "torch-compiled:cuda")
-RESULTS = Path(".nox/matrix")  # what the sessions leave for the table
+RESULTS = Path(".nox/results")  # what the sessions leave for the table
+# This run. With -j each session is a process of its own, which inherits it.
+RUN = os.environ.setdefault("KVREF_NOX_RUN", f"{time.time()}-{os.getpid()}")
 
 
 @nox.session
@@ -89,7 +94,7 @@ def theirs(session: nox.Session) -> None:
         _check(session, name, "torch", "CPU")
     for name in THEIRS:
         # 1 is a finding (docs/findings.md), which the tests hold still; 2 would be a judge that cannot run.
-        session.run("kvref", "check", name, success_codes=[0, 1])
+        _check(session, name, "theirs", "CPU", success_codes=(0, 1))
 
 
 @nox.session(allow_parallel=True)
@@ -138,18 +143,34 @@ def gpu(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def table(session: nox.Session) -> None:
-    """What the sessions found: a line an implementation and place."""
-    session.log(f"{'':22} {'':12} {'implementation':22} {'passed':>7} {'failed':>7}")
-    notes = [json.loads(path.read_text()) for path in RESULTS.glob("*.note")]
-    for note in sorted(notes, key=lambda note: (note["place"], note["library"], note["name"])):
-        said = note["why"]
-        if note["file"]:
-            verdicts = [clause["verdict"] for clause in json.loads(Path(note["file"]).read_text())["clauses"]]
-            said = f"{verdicts.count('passed'):7} {verdicts.count('failed'):7}"
-        session.log(f"{note['place']:22} {note['library']:12} {note['name']:22} {said}")
+    """What the sessions found: a line an implementation and place. What earlier runs found stands apart, with its age."""
+    for line in table_of([json.loads(path.read_text()) for path in RESULTS.glob("*.note")], RUN, time.time()):
+        session.log(line)
     for python in PYTHONS:
         if python not in HERE:
             session.log(f"{f'Python {python}':22} no such Python here")
+
+
+def table_of(notes: list[dict[str, Any]], run: str, now: float) -> list[str]:
+    """The lines of the table, at a time in seconds."""
+
+    def lines(notes: list[dict[str, Any]]) -> Iterator[str]:
+        for note in sorted(notes, key=lambda note: (note["place"], note["library"], note["name"])):
+            old = "" if note["run"] == run else f"   {_age(now - note['made'])} ago"
+            yield f"{note['place']:22} {note['library']:12} {note['name']:22} {note['said']}{old}"
+
+    own = [note for note in notes if note["run"] == run]
+    before = [note for note in notes if note["run"] != run]
+    heading = f"{'':22} {'':12} {'implementation':22} {'passed':>7} {'failed':>7}   judged"
+    return [heading, *lines(own), *(["not of this run, but of earlier ones:", *lines(before)] if before else [])]
+
+
+def _age(seconds: float) -> str:
+    for unit, size in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        if seconds >= size:
+            count = int(seconds // size)
+            return f"{count} {unit}{'' if count == 1 else 's'}"
+    return "less than a minute"
 
 
 @nox.session
@@ -170,23 +191,33 @@ def mutation(session: nox.Session) -> None:
 
 
 def _check(
-    session: nox.Session, name: str, place: str, library: str, options: tuple[str, ...] = (), folder: Path = RESULTS
-) -> None:
-    """`kvref check`, with its results where the table finds them."""
+    session: nox.Session, name: str, place: str, library: str, options: tuple[str, ...] = (), folder: Path = RESULTS,
+    success_codes: tuple[int, ...] = (0,),
+) -> None:  # fmt: skip
+    """`kvref check`, with a note of its results where the table finds it."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     file = folder / f"{_slug(name, place, library)}.json"
     file.unlink(missing_ok=True)
     _note(name, place, "it did not finish", library)
     try:
-        session.run("kvref", "check", name, "--json", str(file), *options)
+        session.run("kvref", "check", name, "--json", str(file), *options, success_codes=success_codes)
     finally:
         if file.exists():
-            _note(name, place, "", library, str(file))
+            _note(name, place, found(json.loads(file.read_text())), library)
 
 
-def _note(name: str, place: str, why: str, library: str = "", file: str = "") -> None:
+def found(document: dict[str, Any]) -> str:
+    """What a file of results comes to: as many words as the table has columns for."""
+    verdicts = [clause["verdict"] for clause in document["clauses"]]
+    conclusion = document["conclusion"]
+    share = f"{conclusion['judged']} of {conclusion['of']}{': not judged' if conclusion['verdict'] == 'not judged' else ''}"
+    return f"{verdicts.count('passed'):7} {verdicts.count('failed'):7}   {share}"
+
+
+def _note(name: str, place: str, said: str, library: str = "") -> None:
+    """What was found lies in the note itself: the file it comes from may be another's by the time the table is made."""
     RESULTS.mkdir(parents=True, exist_ok=True)
-    note = {"name": name, "place": place, "library": library, "why": why, "file": file}
+    note = {"name": name, "place": place, "library": library, "said": said, "run": RUN, "made": time.time()}
     (RESULTS / f"{_slug(name, place, library)}.note").write_text(json.dumps(note))
 
 

@@ -22,7 +22,7 @@ def write(folder: Path) -> None:
     """The chapters, into folder/spec; the matrix, clause by clause, into folder/_matrix; and the diagram."""
     paths = sorted((folder / "results/checks").glob("*.json"))
     runs = [Run(path, json.loads(path.read_text(encoding="utf-8"))) for path in paths]
-    runs.sort(key=lambda run: run.offered, reverse=True)  # who has most to say first
+    runs.sort(key=lambda run: run.conclusion.judged, reverse=True)  # who has most to say first
     write_site(folder / "_matrix/matrix", runs)
     results = {run.name: {clause: result["verdict"] for clause, result in run.verdicts.items()} for run in runs}
     pages = {name: _chapter(chapter, results) for name, chapter in zip(CHAPTERS, spec(), strict=True)}
@@ -65,17 +65,19 @@ def _matrix(runs: list[Run]) -> str:
     """A row an implementation, a column a chapter: how many clauses are passed, or how many of those with a verdict are not."""
     chapters = spec()
     lines = [
-        f"| implementation | {' | '.join(chapter.code for chapter in chapters)} |",
-        f"|---|{'---|' * len(chapters)}",
+        f"| implementation | judged | {' | '.join(chapter.code for chapter in chapters)} |",
+        f"|---|---|{'---|' * len(chapters)}",
     ]
     for run in runs:
         cells = []
         for chapter in chapters:
             tally = Counter(run.verdicts[clause.id]["verdict"] for clause in chapter.clauses if clause.id in run.verdicts)
             passed, failed = tally["passed"], tally["failed"]
-            cells.append(f"**✗&nbsp;{failed}** of&nbsp;{passed + failed}" if failed else f"✓&nbsp;{passed}" if passed else "·")
-        about = run.document["implementation"]
-        lines.append(f"| **{run.name}**<br>{about['version']}, {about['language']} | {' | '.join(cells)} |")
+            sign = "" if run.conclusion.verdict == "not judged" else "✓&nbsp;"
+            cells.append(f"**✗&nbsp;{failed}** of&nbsp;{passed + failed}" if failed else f"{sign}{passed}" if passed else "·")
+        about, share = run.document["implementation"], f"{run.conclusion.judged} of {run.conclusion.of}"
+        judged = f"**not judged**, {share}" if run.conclusion.verdict == "not judged" else share
+        lines.append(f"| **{run.name}**<br>{about['version']}, {about['language']} | {judged} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 

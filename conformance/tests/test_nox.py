@@ -1,0 +1,98 @@
+"""The table at the end of `nox`: what this run found, and what only an earlier one did."""
+
+import importlib.util
+import itertools
+import json
+
+import pytest
+from test_docs import ROOT
+from test_report import document
+
+pytest.importorskip("nox")
+
+
+def loaded(monkeypatch):
+    """The file as a process reads it. Without a look at which Pythons are here, which takes seconds."""
+    monkeypatch.setattr("nox.registry._REGISTRY", {})
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    spec = importlib.util.spec_from_file_location("noxfile_under_test", ROOT / "noxfile.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def noxfile(monkeypatch, tmp_path):
+    """The sessions, as a run of their own in an empty folder."""
+    monkeypatch.setenv("KVREF_NOX_RUN", "")  # put back when the test ends, whatever the file sets
+    monkeypatch.delenv("KVREF_NOX_RUN")
+    monkeypatch.chdir(tmp_path)
+    return loaded(monkeypatch)
+
+
+class Session:
+    """As much of nox's as a check takes: it writes the results that the command would."""
+
+    def __init__(self, results, status=0):
+        self.results, self.status = results, status
+
+    def run(self, *command, success_codes):
+        if self.results is not None:
+            (path,) = [value for option, value in itertools.pairwise(command) if option == "--json"]
+            with open(path, "w") as file:
+                json.dump(self.results, file)
+        if self.status not in success_codes:
+            raise RuntimeError("the command failed")
+
+
+def table(noxfile, run=None, now=None):
+    notes = [json.loads(path.read_text()) for path in noxfile.RESULTS.glob("*.note")]
+    return noxfile.table_of(notes, run or noxfile.RUN, now or notes[0]["made"])
+
+
+def test_a_check_leaves_what_it_found(noxfile):
+    noxfile._check(Session(document()), "numpy", "Python 3.11", "strict")
+    noxfile._check(Session(document(), status=1), "their:cache", "theirs", "CPU", success_codes=(0, 1))
+    assert [line.split() for line in table(noxfile)] == [
+        ["implementation", "passed", "failed", "judged"],
+        ["Python", "3.11", "strict", "numpy", "5", "1", "6", "of", "6"],
+        ["theirs", "CPU", "their:cache", "5", "1", "6", "of", "6"],
+    ]
+
+
+def test_what_is_not_judged_is_said(noxfile):
+    little = document(broken=()) | {"conclusion": {"verdict": "not judged", "judged": 6, "of": 30, "least": 50}}
+    noxfile._check(Session(little), "numpy", "Python 3.11", "")
+    assert table(noxfile)[-1].endswith("6       0   6 of 30: not judged")
+
+
+def test_what_an_earlier_run_found_is_not_shown_as_this_ones(noxfile):
+    noxfile._check(Session(document()), "numpy", "Python 3.11", "strict")
+    (note,) = noxfile.RESULTS.glob("*.note")
+    made = json.loads(note.read_text())["made"]
+    heading, apart, line = table(noxfile, "another run", made + 2 * 86400 + 5)
+    assert heading.endswith("judged")
+    assert apart == "not of this run, but of earlier ones:"
+    assert line.endswith("5       1   6 of 6   2 days ago")
+    assert table(noxfile, "another run", made + 3600)[-1].endswith("1 hour ago")
+    assert table(noxfile, "another run", made)[-1].endswith("less than a minute ago")
+
+
+def test_a_check_that_does_not_finish_takes_the_older_result_away(noxfile):
+    noxfile._check(Session(document()), "numpy", "Python 3.11", "strict")
+    with pytest.raises(RuntimeError):
+        noxfile._check(Session(None, status=2), "numpy", "Python 3.11", "strict")
+    assert table(noxfile)[-1].endswith("it did not finish")
+
+
+def test_every_check_of_the_sessions_leaves_a_note():
+    """Whatever a session asks of `kvref check` goes through the one function that notes it."""
+    text = (ROOT / "noxfile.py").read_text()
+    assert text.count('"kvref", "check"') == 1
+    assert text.count("_check(session, ") >= 4
+
+
+def test_sessions_in_processes_of_their_own_are_of_the_same_run(noxfile, monkeypatch):
+    assert loaded(monkeypatch).RUN == noxfile.RUN  # it inherits the environment, as nox -j starts it
+    monkeypatch.delenv("KVREF_NOX_RUN")
+    assert loaded(monkeypatch).RUN != noxfile.RUN
