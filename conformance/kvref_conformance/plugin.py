@@ -59,12 +59,11 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         raise pytest.UsageError("expected --kvref NAME: what is to be judged (kvref check --help says what a NAME can be)")
     if not names or JUDGES in session.config.stash:
         return
-    from kvref_conformance.judge import select
     from kvref_conformance.outcome import CannotRun
     from kvref_conformance.xfails import XfailsError, read
 
     try:
-        select(_wanted(session.config), option("--kvref-family"))
+        _chosen(session.config)
         session.config.stash[JUDGES] = {name: _asked(session.config, name).judge() for name in names}
         if option("--kvref-xfails"):
             read(Path(option("--kvref-xfails")))
@@ -125,8 +124,15 @@ def _asked(config: pytest.Config, name: str) -> Asked:
     return Asked(name, effort, option("family"), option("isolate"))
 
 
-def _wanted(config: pytest.Config) -> str:
-    return ",".join(config.getoption("--kvref-clause") or ["*"])
+def _chosen(config: pytest.Config) -> dict[Clause, list[Check]]:
+    """What is to be checked. Raises CannotRun."""
+    from kvref_conformance.judge import select
+    from kvref_conformance.outcome import CannotRun
+
+    try:
+        return select(",".join(config.getoption("--kvref-clause") or ["*"]), config.getoption("--kvref-family"))
+    except CannotRun as error:
+        raise CannotRun(f"--kvref-clause {error}") from None
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
@@ -139,7 +145,6 @@ class ClauseFile(pytest.File):
     """The clauses whose first check is written in this file."""
 
     def collect(self) -> Iterator[pytest.Item]:
-        from kvref_conformance.judge import select
         from kvref_conformance.xfails import read
 
         option = self.config.getoption
@@ -148,7 +153,7 @@ class ClauseFile(pytest.File):
         called = Counter(judge.implementation.name for judge in judges.values())
         for name, judge in judges.items():
             own = judge.implementation.name
-            for clause, checks in select(_wanted(self.config), option("--kvref-family")).items():
+            for clause, checks in _chosen(self.config).items():
                 if Path(checks[0].source.rpartition(":")[0]) == self.path:
                     test = f"{clause.id}[{own if called[own] == 1 else name}]"
                     item = ClauseItem.of(self, test, clause, checks, name, judge)

@@ -100,7 +100,7 @@ def test_a_broken_one_exits_1_and_says_what_how_and_again(kvref):
         "  replay   kvref replay .kvref/failures/BLOCK-05-mine+FreesTwice.jsonl mine:FreesTwice",
         "  again    kvref check mine:FreesTwice --clause BLOCK-05 --family blocks",
     ]
-    said = "not conformant: breaks BLOCK-05; judged by 16 of 16 clauses of the families it offers"
+    said = "not conformant: breaks BLOCK-05; judged by 8 of 8 clauses of the families it offers"
     assert done.stdout.splitlines()[-1] == said
     assert "noise" not in done.stdout + done.stderr
     assert "frees[bold]twice 0.1.0" in done.stdout  # markup from an implementation is text
@@ -332,3 +332,18 @@ def test_help_fits_a_terminal(kvref, monkeypatch):
         done = kvref(*arguments)
         assert done.returncode == 0
         assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_a_report_is_written_over_a_report_alone(kvref, tmp_path):
+    kvref("check", "numpy", "--clause", "BLOCK-01", "--json", "numpy.json")
+    (tmp_path / "empty").mkdir()
+    for folder in ("new/deep", "empty", "empty"):
+        done = kvref("report", "numpy.json", "-o", folder)
+        assert (done.returncode, done.stdout) == (0, f"{folder}/index.html: 1 implementation\n")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/index.html").write_text("<h1>my own site</h1>")
+    done = kvref("report", "numpy.json", "-o", "mine")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith("kvref: --output: mine has other things in it, and is no report of kvref's")
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["index.html"]
+    assert (tmp_path / "mine/index.html").read_text() == "<h1>my own site</h1>"

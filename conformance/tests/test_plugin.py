@@ -68,3 +68,79 @@ def test_an_unknown_name_is_a_usage_error(run):
 def test_workers_carry_the_same_verdicts(run):
     result = run("--kvref", "numpy", "--kvref-clause", "BLOCK-*", "-n", "2")
     result.assert_outcomes(passed=6)
+
+
+NAMESAKES = """
+    import kvref
+    from kvref_conformance.implementations.backends import OnBackend
+
+    class Right(OnBackend):
+        name = "pool"
+        def __init__(self):
+            super().__init__(kvref.reference)
+
+    class Wrong(Right):
+        def blocks(self, num_blocks):
+            class Pool(kvref.BlockPool):
+                def free(self, block):
+                    pass
+            return Pool(num_blocks)
+
+    class Little:
+        name, version, language, level, formats = "little", "1", "python", "exact", ()
+        asarray = to_numpy = staticmethod(lambda values: values)
+        def blocks(self, num_blocks):
+            class Pool:
+                num_blocks = property(lambda self: 0)
+            return Pool()
+"""
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "workers"])
+def test_namesakes_keep_to_themselves(run, pytester, workers):
+    pytester.makepyfile(mine=NAMESAKES)
+    both = ("--kvref", "mine:Wrong", "--kvref", "mine:Right", "--kvref", "mine:Wrong")  # once is enough
+    result = run(*both, "--kvref-clause", "BLOCK-05", "-v", *workers)
+    result.assert_outcomes(passed=1, failed=1)
+    result.stdout.fnmatch_lines_random(["*BLOCK-05?mine:Wrong?*", "*BLOCK-05?mine:Right?*"])
+    assert [path.name for path in (pytester.path / ".kvref/failures").iterdir()] == ["BLOCK-05-mine+Wrong.jsonl"]
+    result.stdout.fnmatch_lines_random(
+        [
+            "mine:Wrong: not conformant; judged by 1 of 1 clauses of the families it offers",
+            "mine:Right: conformant; judged by 1 of 1 clauses of the families it offers",
+        ]
+    )
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "workers"])
+def test_too_little_judged_is_no_success(run, pytester, workers):
+    pytester.makepyfile(mine=NAMESAKES)
+    result = run("--kvref", "mine:Little", "--kvref-clause", "BLOCK-0[245]", *workers)
+    result.assert_outcomes(skipped=3)
+    result.stdout.fnmatch_lines(["mine:Little: not judged: 0 of 3 clauses of the families it offers"])
+    assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
+    result = run("--kvref", "numpy", "--kvref-clause", "BLOCK-05", "--kvref-clause", "BUF-07", *workers)
+    result.assert_outcomes(passed=2)
+    assert result.ret == pytest.ExitCode.OK
+
+
+def test_how_much_is_enough_can_be_said(run):
+    half = ("--kvref", "ml_dtypes", "--kvref-clause", "FMT-FP8-01,FMT-CAST-0*")
+    little = run(*half, "--kvref-least-judged", "100")
+    assert "of the families it offers" in little.stdout.str()
+    assert run(*half, "--kvref-least-judged", "0").ret == pytest.ExitCode.OK
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "expected --kvref NAME: what is to be judged"),
+        (("--kvref", "numpy", "--kvref-clause", "BLOCK-5"), "--kvref-clause BLOCK-5: no clause matches: did you mean BLOCK-05?"),
+        (("--kvref", "numpy", "--kvref-clause", "TIER-01", "--kvref-family", "paged"), "only in tiered"),
+    ],
+)
+def test_a_mistake_is_a_usage_error_of_one_line(run, arguments, message):
+    result = run(*arguments)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    (line,) = [line for line in result.errlines if line]
+    assert line.startswith("ERROR: ") and message in line
