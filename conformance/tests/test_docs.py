@@ -21,21 +21,60 @@ def fenced(page, language):
     return re.findall(rf"```{language}\n(.*?)```", (ROOT / "docs" / page).read_text(encoding="utf-8"), flags=re.DOTALL)
 
 
+def kvref(folder, *arguments):
+    command = [sys.executable, "-m", "kvref_conformance.cli", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
 def test_the_thirty_line_adapter_passes_in_the_steps_for_ci(tmp_path):
-    (code,), (known,), (steps,) = (fenced("test-your-cache.md", language) for language in ("python", "text", "yaml"))
+    (code, _), (_, known), (steps,) = (fenced("test-your-cache.md", language) for language in ("python", "text", "yaml"))
     (tmp_path / "mycache.py").write_text(code)
     (tmp_path / "known.txt").write_text(known)
     check, report = re.findall(r"- run: kvref (.*)", steps)
-    done = [
-        subprocess.run(
-            [sys.executable, "-m", "kvref_conformance.cli", *words.split()], cwd=tmp_path, capture_output=True, text=True
-        )
-        for words in (check, report)
-    ]
+    done = [kvref(tmp_path, *words.split()) for words in (check, report)]
     assert [each.returncode for each in done] == [0, 0], done
     assert ["BLOCK", "Blocks", "6", "·", "·"] in [line.split() for line in done[0].stdout.splitlines()]
     assert (tmp_path / "kvref-report/badges/mycache.svg").exists()
     assert (tmp_path / "kvref.xml").exists()
+
+
+def test_the_paged_adapter_ends_as_the_page_says_and_shows_the_bug_it_names(tmp_path):
+    (_, code), (last_lines, _) = (fenced("test-your-cache.md", language) for language in ("python", "text"))
+    (tmp_path / "mypaged.py").write_text(code)
+    done = kvref(tmp_path, "check", "mypaged:MyPaged", "--examples", "20")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith(f"\n{last_lines}")
+    (tmp_path / "leaks.py").write_text(code.replace("self.free += pages", "self.free += pages[1:]"))
+    done = kvref(tmp_path, "check", "leaks:MyPaged", "--clause", "PAGED-07")
+    assert done.returncode == 1
+    assert len(re.findall(r"^  (?:paged|sequence)\b", done.stdout, re.MULTILINE)) == 5
+
+
+def test_a_cache_of_one_size_is_hardly_judged_and_one_that_pads_is(tmp_path):
+    _, code = fenced("test-your-cache.md", "python")
+    (tmp_path / "fixed.py").write_text(code.replace("if head_dim > 256", "if head_dim != 64"))
+    done = kvref(tmp_path, "check", "fixed:MyPaged", "--examples", "5")
+    assert done.returncode == 2
+    assert done.stdout.splitlines()[-1].startswith("not judged: ")
+    padded = code.replace("num_kv_heads, head_dim)\n\n    num_free", "num_kv_heads, 64)\n\n    num_free")
+    wide = "np.pad(each, ((0, 0), (0, 0), (0, 64 - each.shape[2])))"
+    padded = padded.replace("= keys, values\n", f"= ({wide} for each in (keys, values))\n")
+    cut = "[..., : self.shape[1]]"
+    padded = padded.replace(
+        "return self.store.keys[slots], self.store.values[slots]",
+        f"return self.store.keys[slots]{cut}, self.store.values[slots]{cut}",
+    )
+    (tmp_path / "padded.py").write_text(padded)
+    done = kvref(tmp_path, "check", "padded:MyPaged", "--examples", "5", "--clause", "PAGED-*,LAW-*")
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.splitlines()[-1].startswith("conformant; ")
+
+
+def test_the_command_that_prints_where_the_interface_is_does(tmp_path):
+    (command,) = re.findall(r'`python -c "(.*)"`', (ROOT / "docs/test-your-cache.md").read_text(encoding="utf-8"))
+    done = subprocess.run([sys.executable, "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert Path(done.stdout.strip()).name == "interface.py"
+    assert Path(done.stdout.strip()).is_file()
 
 
 def test_the_backend_of_one_kernel_at_a_time_passes(tmp_path):
