@@ -170,7 +170,7 @@ def test_too_little_judged_is_not_green(saved, tmp_path):
     assert COLOURS["some"] in badge(run) and COLOURS["good"] not in badge(run)
     write_site(tmp_path / "site", [run])
     page = (tmp_path / "site/index.html").read_text(encoding="utf-8")
-    assert f"not judged, by 6 of {few} clauses of its families" in page
+    assert f"<p>not judged: 6 of {few} clauses of the families it offers, less than 50 % (--least-judged)</p>" in page
     assert 'little <span class="pill xfailed">not judged</span>' in page
 
 

@@ -1,7 +1,7 @@
 """The report in a browser: headless Chromium, from file://, without a network (nox -s browser)."""
 
 import pytest
-from test_report import EVIL, document
+from test_report import EVIL, document, trace
 
 from kvref_conformance.clauses import all_clauses
 from kvref_conformance.report.html import Run, write_site
@@ -12,8 +12,8 @@ pytestmark = pytest.mark.browser
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report")
-    (folder / "traces").mkdir()
-    (folder / "traces" / "BLOCK-05.jsonl").write_text('{"trace": 1}\n')
+    (folder / ".kvref/failures").mkdir(parents=True)
+    (folder / ".kvref/failures/BLOCK-05-mine.jsonl").write_text(trace())
     runs = [Run(folder / f"{name}.json", document(name)) for name in ("one", "two", "three", EVIL)]
     runs.append(Run(folder / "good.json", document("good", broken=())))
     return write_site(folder / "site", runs)

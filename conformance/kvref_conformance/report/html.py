@@ -19,7 +19,7 @@ from kvref_conformance.checking.registry import all_checks
 from kvref_conformance.clauses import Clause, spec
 from kvref_conformance.conclusion import Conclusion
 from kvref_conformance.interface import FAMILIES
-from kvref_conformance.report.text import Result
+from kvref_conformance.report.text import Result, conclusion_text
 from kvref_conformance.report.traces import find_trace
 from kvref_conformance.trace.store import name_in_a_path
 
@@ -149,6 +149,7 @@ def _environment() -> Environment:
     loader = PackageLoader("kvref_conformance.report")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["markdown"] = _markdown
+    environment.filters["sentence"] = conclusion_text
     return environment
 
 
