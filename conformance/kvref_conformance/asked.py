@@ -37,21 +37,34 @@ class Effort:
 
 @dataclass(frozen=True)
 class Asked:
-    """An implementation, how hard to look at it, and where it is to run."""
+    """An implementation, how hard to look at it, and where it is to run.
+
+    isolate: in a process of its own, or in this one; None leaves it to whose code it is.
+    """
 
     name: str
     effort: Effort
     family: str | None = None
-    isolate: bool = False
+    isolate: bool | None = None
     show_stderr: bool = False  # a program's
+
+    @property
+    def isolated(self) -> bool:
+        """Whether it runs in a child process of the judge's. A program has one already. Raises CannotRun."""
+        from kvref_conformance import isolated  # late, for pytest reads this file wherever kvref is installed
+        from kvref_conformance.implementations import is_foreign, is_program
+
+        if is_program(self.name):
+            return False
+        return isolated.POSSIBLE and is_foreign(self.name) if self.isolate is None else self.isolate
 
     def judge(self) -> Judge:
         """Raises CannotRun where there is nothing of that name to judge."""
-        from kvref_conformance.implementations import load  # late, for pytest reads this file wherever kvref is installed
+        from kvref_conformance.implementations import load
         from kvref_conformance.isolated import IsolatedJudge
         from kvref_conformance.judge import Judge
 
-        if self.isolate:
+        if self.isolated:
             return IsolatedJudge(self.name, self.effort)
         return Judge(load(self.name, self.show_stderr), self.effort, self.name)
 
@@ -62,5 +75,6 @@ class Asked:
         command += ["--seed", str(effort.seed)] if effort.seed else []
         command += ["--examples", str(effort.examples)] if effort.examples != EXAMPLES else []
         command += ["--timeout", f"{effort.timeout:g}"] if effort.timeout != TIMEOUT else []
-        switches = {"--deep": effort.deep, "--slow": effort.slow, "--isolate": self.isolate, "--stderr": self.show_stderr}
+        switches = {"--deep": effort.deep, "--slow": effort.slow, "--stderr": self.show_stderr}
+        switches |= {"--isolate": self.isolate is True, "--no-isolate": self.isolate is False}
         return shlex.join([*command, *(switch for switch, on in switches.items() if on)])

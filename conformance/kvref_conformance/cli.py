@@ -1,16 +1,19 @@
 """The `kvref` command: check, replay, harness, vectors, report, zoo, bench, list, explain.
 
-Exit codes: 0 conformant, 1 not conformant, 2 not judged, or could not run. A
-user's own mistake costs one clear line, never a traceback.
+Exit codes: 0 conformant, 1 not conformant, 2 not judged, or could not run, 130 interrupted. A user's own mistake costs one clear
+line, never a traceback; nor does Ctrl-C, which is why next to nothing is imported before `main` has seen to it.
 """
 
-import argparse
+from __future__ import annotations
+
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from kvref_conformance.asked import EXAMPLES
-from kvref_conformance.conclusion import LEAST_JUDGED
-from kvref_conformance.drivers.guard import TIMEOUT
+from kvref_conformance import interrupts
+
+if TYPE_CHECKING:
+    import argparse
 
 EXIT_CANNOT_RUN = 2
 
@@ -26,11 +29,23 @@ implementations:
                     exec = ["./harness", "--flag"]
 
 exit status: 0 conformant (or it breaks what --xfails expects), 1 a clause is
-broken, 2 not judged: too little of what it offers, or it could not run
+broken, 2 not judged: too little of what it offers, or it could not run,
+130 Ctrl-C
 """
+
+_ISOLATE = (
+    "run it in a child process, or in this one, for a debugger: what ends the process then ends the judge, with any exit status "
+    "and without a word (default: in a child, unless it is kvref's own)"
+)
 
 
 def _parser() -> argparse.ArgumentParser:
+    import argparse
+
+    from kvref_conformance.asked import EXAMPLES
+    from kvref_conformance.conclusion import LEAST_JUDGED
+    from kvref_conformance.drivers.guard import TIMEOUT
+
     parser = argparse.ArgumentParser(prog="kvref", description="Tell whether a KV cache is right, clause by clause.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     check = commands.add_parser(
@@ -50,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the random inputs (default %(default)s)")
     check.add_argument("--examples", type=int, default=EXAMPLES, metavar="N", help="sequences of calls a family (%(default)s)")
     check.add_argument("--deep", action="store_true", help="many more and longer sequences: half an hour of them")
-    check.add_argument("--isolate", action="store_true", help="run it in a child process, which it may take down")
+    check.add_argument("--isolate", action=argparse.BooleanOptionalAction, help=_ISOLATE)
     check.add_argument("--timeout", type=float, default=TIMEOUT, metavar="S", help="seconds a call may take (%(default)g)")
     check.add_argument(
         "--least-judged", type=float, default=LEAST_JUDGED, metavar="PERCENT",
@@ -72,6 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_argument("trace", metavar="FILE", help="a trace, such as .kvref/failures/PAGED-07-mine.jsonl")
     replay.add_argument("name", metavar="NAME", nargs="?", help="the implementation (default: the one of the trace)")
     replay.add_argument("--exec", metavar="COMMAND", help="a program instead")
+    replay.add_argument("--isolate", action=argparse.BooleanOptionalAction, help=_ISOLATE)
     replay.add_argument("--timeout", type=float, default=TIMEOUT, metavar="S", help="seconds a call may take (%(default)g)")
     report = commands.add_parser(
         "report",
@@ -131,6 +147,17 @@ exit status: 0 each is caught by the clause it names, 1 one gets through, 2 coul
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    interrupts.handle()
+    try:
+        return _run(arguments)
+    except KeyboardInterrupt:
+        print("kvref: interrupted", file=sys.stderr)
+        return interrupts.EXIT_INTERRUPTED
+    finally:
+        interrupts.over()
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     options = _parser().parse_args(arguments)
     try:
         from kvref_conformance import commands
@@ -150,8 +177,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_CANNOT_RUN
     except (CannotRun, SpecError, CheckError, TraceError, ResultsError, XfailsError, OSError) as error:
         return _cannot_run(str(error))
-    except KeyboardInterrupt:
-        return _cannot_run("interrupted")
 
 
 def _cannot_run(why: str) -> int:

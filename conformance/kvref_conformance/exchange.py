@@ -13,6 +13,7 @@ import numpy as np
 from kvref import errors
 from kvref_conformance.arrays import NDArray
 from kvref_conformance.operations import operations
+from kvref_conformance.place import raised_at
 
 KNOWN_KINDS = frozenset(name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, Exception))
 # What a person calls the result of an operation, and what an argument that refers to it is called.
@@ -62,10 +63,11 @@ class Request:
 
 @dataclass(frozen=True)
 class Error:
-    """kind: the first of the exception's class names that kvref.errors knows, or its own."""
+    """kind: the first of the exception's class names that kvref.errors knows, or its own. where: the line that raised it."""
 
     kind: str
     message: str
+    where: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
@@ -92,7 +94,7 @@ def error_of(error: BaseException) -> Error:
         said = str(error)
     except Exception:  # odd, but no reason to lose the failure
         said = "an exception that cannot be printed"
-    return Error(next(known, type(error).__name__), said)
+    return Error(next(known, type(error).__name__), said, raised_at(error))
 
 
 def referring(request: Request, before: Iterable[Exchange]) -> Request:

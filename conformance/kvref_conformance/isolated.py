@@ -1,33 +1,41 @@
-"""`--isolate`: the same judge in a child process, so that an implementation that dies or hangs for good costs one check.
+"""The same judge in a process of its own, so that an implementation that dies or hangs for good costs one check.
 
-The child tells of every request before it makes it. When it falls silent or dies, the parent knows which call that was, judges
-the conversation up to there, and starts another child for what is left.
+The child (`isolated_child`) writes down every request before it makes it. When it falls silent or dies, the parent reads there
+which call that was, judges the conversation up to it, and starts another child for what is left.
 """
 
-import multiprocessing
+import json
 import os
-import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Pipe
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
+from kvref_conformance import interrupts
 from kvref_conformance.asked import Effort
 from kvref_conformance.checking.registry import Check, all_checks
 from kvref_conformance.drivers.guard import ONCE_HUNG
-from kvref_conformance.drivers.in_process import Subject
-from kvref_conformance.drivers.pipe import how_it_ended
+from kvref_conformance.drivers.journal import Journal
+from kvref_conformance.drivers.processes import Session, how_it_ended
 from kvref_conformance.exchange import Exchange, Request
-from kvref_conformance.implementations import load
-from kvref_conformance.interface import FAMILIES, offers
-from kvref_conformance.judge import Failure, Judge
+from kvref_conformance.isolated_child import checked, searched
+from kvref_conformance.judge import Ended, Failure, Judge
 from kvref_conformance.machines.base import Finding, Search
 from kvref_conformance.oracle.witness import Unknown, Witness
 from kvref_conformance.outcome import Broken, CannotRun, Died, Hung, Outcome
-from kvref_conformance.trace.shrink import Held
+from kvref_conformance.trace.shrink import Held, place_of_last
 
+POSSIBLE = os.name == "posix"  # elsewhere a process is not handed what it is to talk through
 STARTING = 120.0  # seconds until a child has loaded the implementation
 GRACE = 3.0  # seconds beyond a call's limit, in which the child may stop the call itself
+LOOK = 0.1  # seconds between two looks at whether it still writes
+T = TypeVar("T")
+
+# The child looks for modules where this process does, and before it has looked for any.
+START = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from kvref_conformance.isolated_child import main; main()"
 
 
 class IsolatedJudge(Judge):
@@ -37,91 +45,117 @@ class IsolatedJudge(Judge):
 
     def __init__(self, name: str, effort: Effort) -> None:
         """Raises CannotRun."""
-        self._arguments = name, effort
-        self._child: multiprocessing.process.BaseProcess | None = None
+        self._session: Session | None = None
         self._hung = False
-        super().__init__(self._start(), effort, name)
+        super().__init__(self._start(name, effort), effort, name)
 
-    def _start(self) -> Any:
+    def _start(self, name: str, effort: Effort) -> Any:
         """A new child, and the implementation as it describes itself. Raises CannotRun."""
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._child = context.Process(target=_serve, args=(theirs, *self._arguments), daemon=True)
-        self._child.start()
-        theirs.close()
+        self._pipe, theirs = Pipe()
+        self._journal = Journal()
+        with theirs:
+            handed = theirs.fileno(), self._journal.descriptor
+            command = [sys.executable, "-c", START, json.dumps(sys.path), *map(str, handed)]
+            quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)  # what it prints is not ours
+            self._session = Session(command, pass_fds=handed, **quiet)
+        late = "cannot run", f"{name}: it took more than {STARTING:g} s to load"
         try:
-            late = "cannot run", f"{self._arguments[0]}: it took more than {STARTING:g} s to load"
-            said: tuple[str, Any] = self._pipe.recv() if self._pipe.poll(STARTING) else late
-        except EOFError:
-            said = "cannot run", f"{self._arguments[0]}: loading it ended the process: {self._how_it_ended()}"
+            self._pipe.send((name, effort))
+            with interrupts.prompt():
+                said: tuple[str, Any] = self._pipe.recv() if self._pipe.poll(STARTING) else late
+        except (EOFError, ConnectionError):
+            said = "cannot run", f"{name}: loading it ended the process: {self._how_it_ended()}"
+        except BaseException:
+            self.close()
+            raise
         if said[0] == "cannot run":
             self.close()
             raise CannotRun(said[1])
         return SimpleNamespace(**said[1])
 
     def close(self) -> None:
-        """End the child, whatever it is doing."""
-        if self._child is not None:
-            self._child.kill()
-            self._child.join()
+        """End the child and all that it started, whatever they are doing."""
+        if self._session is not None:
+            self._session.end()
+            self._session = None
             self._pipe.close()
-            self._child = None
+            self._journal.close()
 
     def checked(self, check: Check) -> Outcome | Failure:
-        said = self._ask(("check", all_checks().index(check)))
+        try:
+            said = self.run(checked, all_checks().index(check))
+        except Ended as ended:
+            return Failure(check, ended.conversation, ended.broken)
         if isinstance(said, Outcome):
             return said
+        assert said.broken
         return Failure(check, said.conversation, said.broken)
 
     def search(self, family: str) -> Search:
         if family not in self._searches:
-            found = self._ask(("search", family))
-            if isinstance(found, Held):
-                assert found.broken is not None
-                clause = found.broken.clause or "LAW-01"
-                found = {"findings": {clause: Finding(clause, found.conversation, found.broken)}}
+            try:
+                found = self.run(searched, family)
+            except Ended as ended:
+                clause = ended.broken.clause or "LAW-01"
+                found = {"findings": {clause: Finding(clause, ended.conversation, ended.broken)}}
             self._searches[family] = Search(self.implementation, **found)
         return self._searches[family]
 
     def hold(self, requests: list[Request]) -> Held:
-        held: Held | Unknown = self._ask(("hold", requests))
-        if isinstance(held, Unknown):
-            raise held
-        return held
-
-    def _ask(self, question: tuple[str, Any]) -> Any:
-        """What the child answers; or, where it died or hung, the conversation and what broke."""
-        if self._child is None:
-            self._start()
-        conversation: list[Exchange] = []
         try:
-            self._pipe.send(question)
-            while True:
-                limit = self.effort.timeout + GRACE
-                if not self._pipe.poll(min(limit, ONCE_HUNG + GRACE) if self._hung else limit):
-                    return self._ended(conversation, f"an answer within {self.effort.timeout:g} s", "none: it was still running")
-                said = self._pipe.recv()
-                if said[0] == "answer":
-                    return said[1]
-                _, position, exchange, before = said
-                del conversation[position:]
-                if before is not None and conversation:
-                    conversation[-1].reply = before
-                conversation.append(exchange)
-        except (EOFError, ConnectionError):
-            return self._ended(conversation, "an answer", None)
+            return self.run(Judge.hold, requests)
+        except Ended as ended:
+            return Held(ended.conversation, ended.broken, place_of_last(ended.conversation, requests))
 
-    def _ended(self, conversation: list[Exchange], expected: str, got: str | None) -> Held:
-        kind, self._hung = (Hung, True) if got else (Died, self._hung)
-        got = got or f"none: {self._how_it_ended()}"
+    def run(self, work: Callable[..., T], *about: Any) -> T:
+        if self._session is None:
+            self._start(self.name, self.effort)
+        try:
+            self._pipe.send((work, about))
+            said, answer = self._said()
+        except (EOFError, ConnectionError):
+            raise self._ended(Died, "an answer", f"none: {self._how_it_ended()}") from None
+        except BaseException:
+            self.close()  # who knows what it would answer to
+            raise
+        if said == "raised":
+            raise answer
+        found: T = answer
+        return found
+
+    def _said(self) -> tuple[str, Any]:
+        """The child's answer. Raises EOFError where it is gone, Ended where it hangs."""
+        limit = self.effort.timeout if not self._hung else min(self.effort.timeout, ONCE_HUNG)
+        written, since = 0, time.monotonic()
+        while True:
+            with interrupts.prompt():
+                speaks = self._pipe.poll(LOOK)
+            if speaks:
+                said, what = self._pipe.recv()
+                if said != "progress":
+                    return said, what
+                self.progress(*what)
+                since = time.monotonic()
+            elif self._journal.last_written() != written:
+                written, since = self._journal.last_written(), time.monotonic()
+            elif self._session and self._session.process.poll() is not None and not self._pipe.poll():
+                raise EOFError  # and somebody that it started still holds the other end
+            elif time.monotonic() - since > limit + GRACE:
+                self._hung = True
+                raise self._ended(Hung, f"an answer within {self.effort.timeout:g} s", "none: it was still running")
+
+    def _ended(self, kind: type[Hung], expected: str, got: str) -> Ended:
+        conversation = self._journal.read()
         self.close()
         what = conversation[-1].request.op if conversation else "the check"
-        return Held(conversation, kind(what, expected, got, _clause(conversation)))
+        return Ended(conversation, kind(what, expected, got, _clause(conversation)))
 
     def _how_it_ended(self) -> str:
-        assert self._child is not None
-        self._child.join(GRACE)
-        return how_it_ended(self._child.exitcode)
+        assert self._session is not None
+        try:
+            return how_it_ended(self._session.process.wait(GRACE))
+        except subprocess.TimeoutExpired:
+            return "it closed its pipe and went on running"
 
 
 def _clause(conversation: Sequence[Exchange]) -> str:
@@ -135,53 +169,3 @@ def _clause(conversation: Sequence[Exchange]) -> str:
     except (Unknown, Broken):
         pass
     return clause
-
-
-def _serve(pipe: Connection, name: str, effort: Effort) -> None:
-    """The child: judges as it is asked, and tells of each request first."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
-    for stream in (1, 2):  # what an implementation prints is not ours
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
-    try:
-        judge = Judge(load(name), effort, name)
-    except CannotRun as error:
-        pipe.send(("cannot run", str(error)))
-        return
-    implementation = judge.implementation
-    said = {each: getattr(implementation, each) for each in ("name", "version", "language", "level")}
-    offered = dict.fromkeys((family for family in FAMILIES if offers(implementation, family)), True)
-    pipe.send(("ready", {**said, "formats": tuple(implementation.formats), **offered}))
-
-    def tell(subject: Subject, exchange: Exchange) -> None:
-        before = subject.conversation[-2].reply if len(subject.conversation) > 1 else None
-        pipe.send(("call", len(subject.conversation) - 1, exchange, before))
-
-    judge.watchers.append(tell)
-    answers: dict[str, Callable[[Any], Any]] = {
-        "check": lambda index: _checked(judge, all_checks()[index]),
-        "search": lambda family: _portable(judge.search(family)),
-        "hold": lambda requests: _held(judge, requests),
-    }
-    while True:
-        try:
-            question, about = pipe.recv()
-        except EOFError:
-            return
-        pipe.send(("answer", answers[question](about)))
-
-
-def _checked(judge: Judge, check: Check) -> Outcome | Held:
-    said = judge.checked(check)
-    return said if isinstance(said, Outcome) else Held(said.conversation, said.broken)
-
-
-def _portable(search: Search) -> dict[str, Any]:
-    """What was found; the implementation stays in the child."""
-    return {"findings": search.findings, "longest": search.longest}
-
-
-def _held(judge: Judge, requests: list[Request]) -> Held | Unknown:
-    try:
-        return judge.hold(requests)
-    except Unknown as unknown:
-        return unknown

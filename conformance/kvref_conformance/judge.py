@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -18,9 +19,11 @@ from kvref_conformance.machines.base import Search, size
 from kvref_conformance.machines.run import run_machine
 from kvref_conformance.oracle.witness import SPEAKS_FOR
 from kvref_conformance.outcome import Broken, CannotRun, Died, Hung, NotOffered, Outcome, Verdict
+from kvref_conformance.place import raised_at
 from kvref_conformance.trace.file import Header, judged_by_model, who, written
 from kvref_conformance.trace.shrink import Held, hold, shrink
 
+T = TypeVar("T")
 SHOWN_CALLS = 8  # lines of them before a failure
 
 
@@ -38,6 +41,14 @@ class Failure:
         return _what(self.broken, self.conversation)
 
 
+class Ended(Exception):
+    """The process of an implementation ended, or hangs for good: the conversation up to there, and what broke."""
+
+    def __init__(self, conversation: list[Exchange], broken: Hung) -> None:
+        super().__init__(str(broken))
+        self.conversation, self.broken = conversation, broken
+
+
 class Judge:
     """Of one implementation, through one run: the machines run once a family, and each clause is told what they found."""
 
@@ -50,6 +61,7 @@ class Judge:
         self.name = name or implementation.name
         self.patience = Patience(self.effort.timeout)
         self.watchers: list[Callable[[Subject, Exchange], None]] = []  # of every request made
+        self.progress: Callable[[str, int, int], None] = lambda family, done, of: None  # of the sequences a machine tries
         self._searches: dict[str, Search] = {}
 
     def clause(self, checks: Sequence[Check]) -> list[Outcome]:
@@ -108,7 +120,7 @@ class Judge:
             return Failure(check, subject.conversation, broken)
         except Exception as error:  # a result that the check could not even look at
             got = f"{type(error).__name__}: {error_of(error).message}"
-            return Failure(check, subject.conversation, Broken("", "no error", got))
+            return Failure(check, subject.conversation, Broken("", "no error", got, where=raised_at(error)))
         return self._passed(check, subject.conversation)
 
     def _searched(self, check: Check) -> "Outcome | Failure":
@@ -120,13 +132,23 @@ class Judge:
     def search(self, family: str) -> Search:
         """What the family's machine finds, in a run of its own the first time it is asked for."""
         if family not in self._searches:
+            of = self.effort.sequences
             search = Search(self.implementation, self.patience, watchers=self.watchers)
+            search.tell = lambda begun: self.progress(family, min(begun - 1, of), of)
             with memory_limit():
-                run_machine(family, search, self.effort.seed, self.effort.sequences, self.effort.steps)
+                run_machine(family, search, self.effort.seed, of, self.effort.steps)
+            self.progress(family, of, of)
             strays = set(search.findings) - set(SPEAKS_FOR[family])
             assert not strays, f"the model of {family} speaks for {strays}"
             self._searches[family] = search
         return self._searches[family]
+
+    def run(self, work: Callable[..., T], *about: Any) -> T:
+        """work(judge, *about), where the implementation is.
+
+        Raises what it raises, of CannotRun, NotOffered and Unknown; and Ended.
+        """
+        return work(self, *about)
 
     def _failed(self, failure: "Failure", shown: bool) -> Outcome:
         """The outcome of a failure; the one that is shown is made as small as it can be."""
@@ -136,9 +158,10 @@ class Judge:
             conversation, broken = smaller
         calls = shown_calls(show_calls(conversation)) if shown else []
         said = {"what": _what(broken, conversation), "expected": broken.expected, "got": broken.got}
+        where = broken.where or _raised_at(conversation, broken)
         # What does not break when it is held again, only the check can show: it looked at memory, or let threads loose.
         trace = self._trace(check, conversation, "model" if smaller else "check", said) if shown else []
-        return Outcome(check.name, "failed", **said, calls=calls, trace=trace)
+        return Outcome(check.name, "failed", **said, where=where, calls=calls, trace=trace)
 
     def hold(self, requests: list[Request]) -> Held:
         """Hold a conversation from a fresh start. Raises Unknown where no model speaks."""
@@ -173,6 +196,12 @@ class Judge:
 
 def _what(broken: Broken, conversation: list[Exchange]) -> str:
     return broken.what or (conversation[-1].request.op if conversation else "the check")
+
+
+def _raised_at(conversation: list[Exchange], broken: Broken) -> str:
+    """The line that raised what broke the clause, if the last call raised it."""
+    last = conversation[-1].reply if conversation else None
+    return last.error.where if last and last.error and broken.got.startswith(f"{last.error.kind}: ") else ""
 
 
 def shown_calls(calls: list[str]) -> list[str]:

@@ -17,15 +17,16 @@ class NotOffered(Exception):
 class Broken(AssertionError):
     """The clause is broken: what was looked at (empty for the last call itself), what was expected, what came.
 
-    clause: whose expectation it was, where the one who looked knows; otherwise it is the check's.
+    clause: whose expectation it was, where the one who looked knows; otherwise it is the check's. where: the line of the
+    implementation's code that is to blame, where it is known.
     """
 
-    def __init__(self, what: str, expected: str, got: str, clause: str = "") -> None:
+    def __init__(self, what: str, expected: str, got: str, clause: str = "", where: str = "") -> None:
         super().__init__(f"{what}: expected {expected}, got {got}")
-        self.what, self.expected, self.got, self.clause = what, expected, got, clause
+        self.what, self.expected, self.got, self.clause, self.where = what, expected, got, clause, where
 
     def __reduce__(self) -> tuple[type, tuple[str, ...]]:
-        return type(self), (self.what, self.expected, self.got, self.clause)  # from one process to another
+        return type(self), (self.what, self.expected, self.got, self.clause, self.where)  # from one process to another
 
 
 class Hung(Broken):
@@ -40,6 +41,7 @@ class Died(Hung):
 class Outcome:
     """What one check said. `what`, `expected` and `got` are empty unless it failed; `missing` unless it was not offered.
 
+    where: the line of the implementation's code that raised what it should not have, or made what is none.
     trace: the conversation, one JSON object a line, where it failed or all are kept.
     """
 
@@ -48,6 +50,7 @@ class Outcome:
     what: str = ""
     expected: str = ""
     got: str = ""
+    where: str = ""
     missing: str = ""
     calls: list[str] = field(default_factory=list)
     trace: list[str] = field(default_factory=list)

@@ -8,6 +8,7 @@ reporter of its own.
 
 from __future__ import annotations
 
+from argparse import BooleanOptionalAction
 from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 CHECKS = Path(__file__).parent / "checks"
 JUDGES = pytest.StashKey[dict[str, Any]]()
 RESULTS = pytest.StashKey[dict[str, list[dict[str, Any]]]]()
+TOLD = pytest.StashKey[dict[str, Any]]()  # by the name of each
 
 
 class Failed(Exception):
@@ -45,7 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--kvref-slow", action="store_true", help="also the checks that take much time or memory")
     group.addoption("--kvref-examples", type=int, default=EXAMPLES, metavar="N", help="sequences of calls a family (%(default)s)")
     group.addoption("--kvref-deep", action="store_true", help="many more and longer sequences")
-    group.addoption("--kvref-isolate", action="store_true", help="run the implementation in a child process")
+    group.addoption("--kvref-isolate", action=BooleanOptionalAction, help="run it in a child process, or in this (for debuggers)")
     group.addoption("--kvref-timeout", type=float, default=TIMEOUT, metavar="S", help="seconds a call may take (%(default)g)")
     group.addoption("--kvref-failures", default=".kvref/failures", metavar="DIR", help="where failures are written as traces")
     group.addoption("--kvref-xfails", metavar="FILE", help="clauses that are expected to fail")
@@ -209,11 +211,12 @@ class ClauseItem(pytest.Item):
             pytest.skip(f"{verdict}: {', '.join(missing)}")
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        from kvref_conformance.report.text import failure_text
+        from kvref_conformance.report.text import Told, failure_text
 
         if not isinstance(excinfo.value, Failed):
             return super().repr_failure(excinfo, style)
-        return failure_text(self.result, _asked(self.config, self.name_asked))
+        told = self.config.stash.setdefault(TOLD, {}).setdefault(self.name_asked, Told())
+        return failure_text(self.result, _asked(self.config, self.name_asked), told)
 
     def reportinfo(self) -> tuple[Path, int, str]:
         path, _, line = self.checks[0].source.rpartition(":")

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from kvref_conformance.checking.registry import Check, all_checks
 from kvref_conformance.exchange import Exchange, show_calls
 from kvref_conformance.interface import offers
-from kvref_conformance.judge import Failure, Judge
+from kvref_conformance.judge import Ended, Failure, Judge
 from kvref_conformance.outcome import NotOffered
 from kvref_conformance.trace.file import Trace
+from kvref_conformance.trace.shrink import place_of_last
 
 
 @dataclass(frozen=True)
@@ -27,10 +28,16 @@ class Replay:
 
 def replay(trace: Trace, judge: Judge) -> Replay:
     """Raises NotOffered where the implementation lacks what the trace leads to; Unknown where no model speaks for it."""
-    return _by_model(trace, judge) if trace.header.judge == "model" else _by_check(trace, judge)
+    by_model = trace.header.judge == "model"
+    try:
+        return judge.run(_by_model if by_model else _by_check, trace)
+    except Ended as ended:
+        calls, broken = show_calls(ended.conversation), ended.broken
+        at = place_of_last(ended.conversation, trace.requests) if by_model else -1
+        return Replay(trace.lines[at] if trace.lines else 1, calls, broken.what, broken.expected, broken.got)
 
 
-def _by_model(trace: Trace, judge: Judge) -> Replay:
+def _by_model(judge: Judge, trace: Trace) -> Replay:
     for request in trace.requests:
         if request.name == "new" and not offers(judge.implementation, request.family):
             raise NotOffered(f"family {request.family}")
@@ -43,7 +50,7 @@ def _by_model(trace: Trace, judge: Judge) -> Replay:
     return Replay(None, calls, missing=missing)
 
 
-def _by_check(trace: Trace, judge: Judge) -> Replay:
+def _by_check(judge: Judge, trace: Trace) -> Replay:
     header = trace.header
     check = next((each for each in all_checks() if (each.clause, each.name) == (header.clause, header.check)), None)
     if check is None:

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -9,7 +10,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from kvref_conformance import xfails
+from kvref_conformance import interrupts, xfails
 from kvref_conformance.asked import Asked, Effort
 from kvref_conformance.checking.registry import Check
 from kvref_conformance.clauses import Clause
@@ -20,7 +21,7 @@ from kvref_conformance.judge import Judge, select
 from kvref_conformance.outcome import CannotRun
 from kvref_conformance.report.json_file import write_json
 from kvref_conformance.report.live import Live
-from kvref_conformance.report.text import Result, print_conclusion, print_failures, print_left_out, print_table
+from kvref_conformance.report.text import Result, print_conclusion, print_interrupted, print_left_out, print_table
 
 
 def check(options: argparse.Namespace) -> int:
@@ -39,15 +40,20 @@ def check(options: argparse.Namespace) -> int:
     asked = Asked(options.name, effort, options.family, options.isolate, options.stderr)
     judge = _judge(asked)
     try:
-        results = _results(options, judge, chosen)
+        results = _results(options, asked, judge, chosen, console.width)
     finally:
         judge.close()
-    conclusion = conclude(results, options.least_judged)
-    print_failures(console, results, asked)
+    conclusion, interrupted = conclude(results, options.least_judged), len(results) < len(chosen)
+    if interrupted and conclusion.verdict != "not conformant":
+        conclusion = replace(conclusion, verdict="not judged")
     print_table(console, results, judge.implementation)
-    print_left_out(console, results)
+    if not interrupted:
+        print_left_out(console, results)
     if options.json:
-        write_json(Path(options.json), judge.implementation, asked, results, conclusion)
+        write_json(Path(options.json), judge.implementation, asked, results, conclusion, interrupted)
+    if interrupted:
+        print_interrupted(console, results, len(chosen))
+        return interrupts.EXIT_INTERRUPTED
     if not conclusion.of:
         not_run = [result["clause"] for result in results if result["verdict"] == "not run"]
         why = f"{', '.join(not_run)} runs with --slow" if not_run else "it offers nothing these clauses are about"
@@ -108,17 +114,20 @@ def _list(console: Console, chosen: dict[Clause, list[Check]]) -> None:
 
 def _judge(asked: Asked) -> Judge:
     judge = asked.judge()
+    interrupts.look()
     if asked.family and not offers(judge.implementation, asked.family):
         judge.close()
         raise CannotRun(f"{asked.name}: nothing to test, it does not offer the family {asked.family}")
     return judge
 
 
-def _results(options: argparse.Namespace, judge: Judge, chosen: dict[Clause, list[Check]]) -> list[Result]:
-    """What pytest collects, in the order of the specification. Raises CannotRun, KeyboardInterrupt."""
-    # A terminal of our own: pytest captures the two standard streams, where the implementation may print.
-    with os.fdopen(os.dup(2), "w") as stream:
-        live = Live(Console(file=stream), {options.name: judge})
+def _results(
+    options: argparse.Namespace, asked: Asked, judge: Judge, chosen: dict[Clause, list[Check]], width: int
+) -> list[Result]:
+    """What pytest collects, in the order of the specification; fewer where it was interrupted. Raises CannotRun."""
+    # Streams of our own: pytest captures the two standard ones, where the implementation may print.
+    with os.fdopen(os.dup(1), "w") as out, os.fdopen(os.dup(2), "w") as err, interrupts.wait():
+        live = Live(Console(file=out, highlight=False, width=width), Console(file=err, width=width), asked, judge)
         arguments = ["--pyargs", "kvref_conformance.checks", "-c", os.devnull, "--rootdir", str(Path(__file__).parents[1])]
         arguments += ["-p", "no:terminal", "-p", "no:cacheprovider", "-p", "kvref_conformance.plugin", "--noconftest"]
         arguments += [f"--kvref={options.name}", f"--kvref-clause={_wanted(options)}", f"--kvref-seed={options.seed}"]
@@ -128,10 +137,10 @@ def _results(options: argparse.Namespace, judge: Judge, chosen: dict[Clause, lis
         arguments += [f"--junitxml={options.junit}"] if options.junit else []
         with patch.dict(os.environ, {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}):
             code = pytest.main(arguments, plugins=[live])
-    if live.interrupted or (code == pytest.ExitCode.INTERRUPTED and not live.trouble):
-        raise KeyboardInterrupt
     if code in (pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR) and not live.trouble:
         raise CannotRun(f"pytest stopped with exit code {int(code)}")
+    if live.unread:
+        raise BrokenPipeError
     if live.trouble:
         raise CannotRun(live.trouble[0].strip().splitlines()[-1])
     order = {clause.id: number for number, clause in enumerate(chosen)}

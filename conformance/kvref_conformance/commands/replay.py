@@ -6,10 +6,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from kvref_conformance.asked import Effort
+from kvref_conformance.asked import Asked, Effort
 from kvref_conformance.clauses import all_clauses
-from kvref_conformance.implementations import load, named
-from kvref_conformance.judge import Judge
+from kvref_conformance.implementations import named
 from kvref_conformance.oracle.witness import Unknown
 from kvref_conformance.outcome import CannotRun, NotOffered
 from kvref_conformance.replay import Replay, replay
@@ -19,14 +18,15 @@ from kvref_conformance.trace.file import read
 def replay_trace(options: argparse.Namespace) -> int:
     trace = read(Path(options.trace))
     name = named(options) or trace.header.implementation.get("load", trace.header.implementation["name"])
-    judge = Judge(load(name), Effort(seed=trace.header.seed, slow=True, timeout=options.timeout), name)
+    judge = Asked(name, Effort(seed=trace.header.seed, slow=True, timeout=options.timeout), isolate=options.isolate).judge()
     try:
         held = replay(trace, judge)
-        judge.close()
     except NotOffered as missing:
         raise CannotRun(f"{name} does not offer {missing}") from missing
     except Unknown as unknown:
         raise CannotRun(f"{options.trace}: no model speaks for {unknown}") from unknown
+    finally:
+        judge.close()
     console, clause = Console(highlight=False), all_clauses().get(trace.header.clause)
     heading = f"{trace.header.clause} · {clause.title if clause else trace.header.check}   ({name})"
     console.print(Text(heading, style="bold red" if held.parted_at else "bold"))

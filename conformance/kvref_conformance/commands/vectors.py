@@ -8,10 +8,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kvref_conformance.asked import Effort
+from kvref_conformance.asked import Asked, Effort
 from kvref_conformance.clauses import all_clauses
-from kvref_conformance.implementations import load, named
-from kvref_conformance.judge import Judge, shown_calls
+from kvref_conformance.implementations import named
+from kvref_conformance.judge import shown_calls
 from kvref_conformance.outcome import CannotRun
 from kvref_conformance.vectors.check import Checked, check
 from kvref_conformance.vectors.make import MANIFEST, make
@@ -27,7 +27,7 @@ def vectors(options: argparse.Namespace) -> int:
         return _write(Path(options.output), console)
     if name is None:
         raise CannotRun("--check: expected a NAME or --exec COMMAND too: what is to be held against the vectors")
-    judge = Judge(load(name), Effort(timeout=options.timeout), name)
+    judge = Asked(name, Effort(timeout=options.timeout)).judge()
     try:
         held = list(check(Path(options.check), judge))
     finally:

@@ -6,6 +6,7 @@ and then; what hangs or dies inside a library takes `kvref check --isolate`.
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from types import FrameType
 TIMEOUT = 10.0  # seconds a call may take, unless asked otherwise
 ONCE_HUNG = 1.0  # seconds for an operation that took too long before
 AGAIN = 1.0  # seconds to the next alarm, should Python or the implementation have swallowed one
+SOON = 1e-6  # seconds to the alarm of a timer whose time has passed; 0 would switch it off
 MEMORY = 4 * 2**30  # bytes a check may allocate beyond what the process has
 SLOW_MEMORY = 16 * 2**30  # the same for a check that is marked slow: it is about gigabytes
 
@@ -35,25 +37,54 @@ class Patience:
         return min(self.seconds, ONCE_HUNG) if op in self.hung else self.seconds
 
 
-def _stop(signum: int, frame: FrameType | None) -> None:
-    """Python ignores what is raised in a callback of its garbage collector, such as Hypothesis's: the next alarm will do."""
-    if frame is None or frame.f_code.co_name != "gc_callback":
-        raise TimedOut
+class time_limit:
+    """Raise TimedOut inside the block after so many seconds.
 
+    A timer that somebody else had running, pytest-timeout's say, goes on afterwards with the time that it had left; where that
+    has passed meanwhile, it goes off at once. To be used where the call is, and not in a generator, which an alarm may leave
+    standing in the middle.
+    """
 
-@contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """Raise TimedOut inside the block after so many seconds."""
-    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGALRM, _stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN)
-    try:
-        yield
-    finally:
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._limits = hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
+
+    def __enter__(self) -> None:
+        handler = signal.getsignal(signal.SIGALRM) if self._limits else None
+        self._limits = handler is not None  # None: it is not Python's, and could not be given back
+        if not self._limits:
+            return
+        self._handler = handler
+        self._timer = signal.setitimer(signal.ITIMER_REAL, 0)  # first, so that its alarm is never taken for ours
+        self._since = time.monotonic()
+        signal.signal(signal.SIGALRM, _stop)
+        signal.setitimer(signal.ITIMER_REAL, self.seconds, AGAIN)
+
+    def __exit__(self, *_: object) -> None:
+        if not self._limits:
+            return
+        try:
+            self._give_back()
+        except BaseException:  # Ctrl-C
+            self._give_back()
+            raise
+
+    def _give_back(self) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGALRM, self._handler)
+        left, interval = self._timer
+        if left:
+            signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - self._since), SOON), interval)
+
+
+# Where an alarm may not be turned into an exception: while the limit itself comes and goes, for that would leave it half done,
+# and in a callback of the garbage collector, such as Hypothesis's, where Python ignores exceptions. The next alarm will do.
+_NOT_IN = {time_limit.__enter__.__code__, time_limit.__exit__.__code__, time_limit._give_back.__code__}
+
+
+def _stop(signum: int, frame: FrameType | None) -> None:
+    if frame is None or not (frame.f_code in _NOT_IN or frame.f_code.co_name == "gc_callback"):
+        raise TimedOut
 
 
 @contextmanager
@@ -66,12 +97,18 @@ def memory_limit(extra: int = MEMORY) -> Iterator[None]:
     import resource  # not on every system: data_bytes says
 
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    limit = used + extra if hard == resource.RLIM_INFINITY else min(used + extra, hard)
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+    resource.setrlimit(resource.RLIMIT_DATA, (stricter(used + extra, soft, hard), hard))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+
+
+def stricter(limit: int, *others: int) -> int:
+    """The least of some limits, of which one may be infinity: what the user has set is not for us to raise."""
+    import resource
+
+    return min([limit, *(other for other in others if other != resource.RLIM_INFINITY)])
 
 
 def data_bytes() -> int | None:

@@ -7,19 +7,22 @@ shown, shrunk and held again.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
 import numpy as np
 from array_api_compat import is_writeable_array
 
+from kvref_conformance import interrupts
 from kvref_conformance.drivers.guard import Patience, TimedOut, time_limit
-from kvref_conformance.drivers.replies import plain
+from kvref_conformance.drivers.replies import plain, shown
 from kvref_conformance.drivers.stdio import OverStdio
 from kvref_conformance.exchange import Exchange, On, Reply, Request, error_of, kinds_of, referring, show
 from kvref_conformance.interface import FAMILIES, HeldBuffer, Implementation, Level
 from kvref_conformance.operations import operations
 from kvref_conformance.outcome import Broken, Hung, NotOffered
+from kvref_conformance.place import defined_at
 
 WRITTEN_IN_PLACE = ("store", "buffer")  # the arguments that a kernel may change
 KEPT_BYTES = 2**24  # a larger array is not kept in the conversation
@@ -120,34 +123,40 @@ class Subject:
         self.conversation.append(exchange)
         for watch in self.watchers:
             watch(self, exchange)
-        with self._in_time(exchange):
-            own = {name: self._own(value) for name, value in args.items()}
-            result = self._run(exchange, function, own)
-            self._look_for_changes(request, own)
+        limit = self.patience.limit(op)
+        try:
+            with time_limit(limit), interrupts.prompt():
+                result = self._answer(exchange, function, hint, args, as_is)
+        except TimedOut as late:
+            self.patience.hung.add(op)
+            raise Hung(op, f"an answer within {limit:g} s", late.got) from None
+        except NotOffered:
+            self.conversation.remove(exchange)
+            raise
+        interrupts.look()
+        return result
+
+    def _answer(self, exchange: Exchange, function: Callable[..., Any], hint: Any, args: dict[str, Any], as_is: bool) -> Any:
+        """Make the call, and note the reply."""
+        request = exchange.request
+        own = {name: self._own(exchange, value) for name, value in args.items()}
+        result = self._run(exchange, function, own)
+        self._look_for_changes(request, own)
+        try:
             if request.name == "new" or hint is HeldBuffer:
+                family = request.family if request.name == "new" else "buffer"
+                _look_at_made(request.op, family, result, function)
                 self.held[request.id] = result
                 exchange.reply = Reply(On(request.id))
-                return Handle(self, request.family if request.name == "new" else "buffer", request.id)
+                return Handle(self, family, request.id)
             if as_is and getattr(result, "nbytes", 0) > KEPT_BYTES:
                 exchange.reply = Reply(f"{result.dtype}{list(result.shape)}")
                 return result
-            try:
-                exchange.reply = Reply(plain(self.implementation, result, hint, op))
-            except Broken as malformed:
-                exchange.reply = Reply(malformed.got)
-                raise
-            return result if as_is else exchange.reply.ok
-
-    @contextmanager
-    def _in_time(self, exchange: Exchange) -> Iterator[None]:
-        """Raise Hung where the call, or what belongs to it, takes longer than it may."""
-        limit = self.patience.limit(exchange.request.op)
-        try:
-            with time_limit(limit):
-                yield
-        except TimedOut as late:
-            self.patience.hung.add(exchange.request.op)
-            raise Hung(exchange.request.op, f"an answer within {limit:g} s", late.got) from None
+            exchange.reply = Reply(plain(self.implementation, result, hint, request.op))
+        except Broken as malformed:
+            exchange.reply = Reply(malformed.got)
+            raise
+        return result if as_is else exchange.reply.ok
 
     def _target(self, request: Request) -> tuple[Callable[..., Any], Any]:
         """What to call, and the annotation of what it returns. Raises NotOffered."""
@@ -170,10 +179,11 @@ class Subject:
         except (KeyboardInterrupt, TimedOut, Hung):
             raise
         except BaseException as error:
-            if "NotOffered" in kinds_of(error):
-                self.conversation.remove(exchange)
-                raise NotOffered(error_of(error).message) from error
             said = error_of(error)
+            if "NotOffered" in kinds_of(error):
+                raise NotOffered(said.message) from error
+            if not said.where:  # the arguments do not fit it
+                said = replace(said, where=defined_at(function))
             exchange.reply = Reply(error=said)
             if isinstance(error, Exception):
                 raise
@@ -189,7 +199,7 @@ class Subject:
                 if not np.array_equal(before, after, equal_nan=before.dtype.kind == "f"):
                     self.changed = Broken(f"the array given to {request.op} as {name}", "unchanged", "changed", clause="LAW-16")
 
-    def _own(self, argument: Any) -> Any:
+    def _own(self, exchange: Exchange, argument: Any) -> Any:
         if isinstance(argument, Handle):
             return self.held[argument.id]
         if isinstance(argument, On):
@@ -201,10 +211,20 @@ class Subject:
         try:
             return self.own(argument).array
         except Exception as error:
-            if "NotOffered" in kinds_of(error):
-                raise
             said = error_of(error)
-            raise Broken("asarray", f"an array, from {show(argument)}", f"{said.kind}: {said.message}") from error
+            if "NotOffered" in kinds_of(error):
+                raise NotOffered(said.message) from error
+            exchange.reply = Reply(error=said)
+            what, got = f"an array, from {show(argument)}", f"{said.kind}: {said.message}"
+            raise Broken("asarray", what, got, where=said.where) from error
+
+
+def _look_at_made(op: str, family: str, made: Any, factory: Callable[..., Any]) -> None:
+    """Raise Broken for what has nothing that could be called, such as None: to pass it by would be to call it right."""
+    names = list(operations(family))
+    if not any(hasattr(type(made), name) or hasattr(made, name) for name in names):
+        expected = f"an object that has operations of {family}: {', '.join(names[:4])}{', ...' if names[4:] else ''}"
+        raise Broken(op, expected, shown(made), where=defined_at(factory))
 
 
 def _written(subject: Subject, argument: Any) -> Any:

@@ -3,14 +3,14 @@
 import contextlib
 import os
 import shutil
-import signal
 import subprocess
 import tempfile
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvref_conformance.drivers.guard import MEMORY, TimedOut
+from kvref_conformance.drivers.guard import MEMORY, TimedOut, stricter
+from kvref_conformance.drivers.processes import Session, how_it_ended
 
 LONGEST = 64 * 2**20  # bytes of a line, either way
 GRACE = 3.0  # seconds to end in, once its input is closed
@@ -20,13 +20,6 @@ SHOWN = 60  # characters of what it wrote instead
 
 class Lost(Exception):
     """No answer came, and the program is gone: says what came instead."""
-
-
-def how_it_ended(code: int | None) -> str:
-    """code: as Python gives it, negative for a signal."""
-    if code is not None and code < 0:
-        return f"the process was killed by {signal.Signals(-code).name}"
-    return f"the process ended with exit code {code}"
 
 
 class Pipe:
@@ -44,16 +37,16 @@ class Pipe:
         self._stderr = os.fdopen(os.dup(2), "wb") if show_stderr else tempfile.TemporaryFile()  # noqa: SIM115
         weakref.finalize(self, self._stderr.close)
         self._said_is_kept = not show_stderr
-        self._process: subprocess.Popen[bytes] | None = None
+        self._session: Session | None = None
         self._read = bytearray()  # past the last answer
 
     @property
     def runs(self) -> bool:
-        return self._process is not None
+        return self._session is not None
 
     def ask(self, line: bytes) -> bytes:
         """Its next line. Raises Lost, and whatever stops the wait; it is gone after both."""
-        process = self._process or self._start()
+        process = (self._session or self._start()).process
         try:
             self._send(process, line)
             return self._receive(process)
@@ -73,9 +66,9 @@ class Pipe:
 
     def end(self, line: bytes) -> int | None:
         """Say a last line, close its input, and give its exit code; None where it had to be killed."""
-        process = self._process
-        if process is None:
+        if self._session is None:
             return None
+        process = self._session.process
         with contextlib.suppress(OSError, Lost, EOFError):
             self._send(process, line)
             assert process.stdin
@@ -88,24 +81,20 @@ class Pipe:
             self.kill()
 
     def kill(self) -> None:
-        if self._process is not None:
-            _kill(self._process)
-            self._process = None
+        """End it, and whatever it started."""
+        if self._session is not None:
+            self._session.end()
+            self._session = None
             self._read.clear()
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self) -> Session:
         if self._said_is_kept:
             self._stderr.seek(0)
             self._stderr.truncate()
-        # A session of its own: Ctrl-C is for the judge, which ends it in good order.
-        process = subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._stderr, cwd=self._folder,
-            bufsize=0, start_new_session=True,
-        )  # fmt: skip
-        _limit_memory(process.pid)
-        self._process = process
-        weakref.finalize(self, _kill, process)
-        return process
+        streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._stderr}
+        self._session = Session(self._command, cwd=self._folder, bufsize=0, **streams)
+        _limit_memory(self._session.process.pid)
+        return self._session
 
     def _send(self, process: subprocess.Popen[bytes], line: bytes) -> None:
         assert process.stdin
@@ -153,18 +142,10 @@ def shown(text: bytes | bytearray) -> str:
     return repr(whole[:SHOWN] + "..." if len(text) > SHOWN else whole)
 
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
-    for stream in (process.stdin, process.stdout):
-        if stream:
-            stream.close()
-
-
 def _limit_memory(pid: int) -> None:
     """As much as a check in this process may have, where the system can say so (Linux)."""
     with contextlib.suppress(ImportError, AttributeError, OSError, ValueError):
         import resource
 
-        _, hard = resource.prlimit(pid, resource.RLIMIT_DATA)
-        resource.prlimit(pid, resource.RLIMIT_DATA, (MEMORY, hard))
+        soft, hard = resource.prlimit(pid, resource.RLIMIT_DATA)
+        resource.prlimit(pid, resource.RLIMIT_DATA, (stricter(MEMORY, soft, hard), hard))

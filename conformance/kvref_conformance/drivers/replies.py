@@ -30,7 +30,7 @@ def plain(implementation: Implementation, result: Any, hint: Any, what: str) -> 
     try:
         return _plain(implementation, result, hint)
     except Malformed as expected:
-        raise Broken(what, str(expected), _shown(result)) from None
+        raise Broken(what, str(expected), shown(result)) from None
     except NotOffered:
         raise
     except Exception as error:  # to_numpy's, or that of something which is not what it seems
@@ -99,7 +99,7 @@ def _numpy(implementation: Implementation, result: Any) -> Any:
     return array.copy() if array.dtype.kind in "iub" or array.dtype == np.float64 else array.astype(np.float32)
 
 
-def _shown(result: Any) -> str:
+def shown(result: Any) -> str:
     """A few words, whatever it is: its repr may be long, or raise."""
     try:
         return f"{type(result).__name__} {show(result)}"[:100]

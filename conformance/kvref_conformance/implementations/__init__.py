@@ -80,6 +80,22 @@ def load(name: str, show_stderr: bool = False) -> Implementation:
     return checked(name, _made(name, found))
 
 
+def is_foreign(name: str) -> bool:
+    """Whether to call it is to run code in this process that is not kvref's own: it may hang there, or take the process down."""
+    if is_program(name) or name.partition(":")[0] in ("reference", "zoo"):
+        return False
+    backends = entry_points(group="kvref.backends", name=name.partition(":")[0])
+    entries = [*backends, *entry_points(group="kvref.implementations", name=name)]
+    if entries:
+        return any(entry.dist is None or entry.dist.name != "kvref" for entry in entries)
+    return ":" in name
+
+
+def is_program(name: str) -> bool:
+    """Whether it has a process of its own already. Raises CannotRun where kvref.toml cannot be read."""
+    return name.startswith("exec:") or name in configured()[1]
+
+
 def checked(name: str, implementation: Any) -> Implementation:
     """The same object, if it has what the judge needs first. Raises CannotRun."""
     for attribute in ("name", "version", "language", "level", "formats", "asarray", "to_numpy"):

@@ -1,6 +1,6 @@
 """What every machine does: make objects, call them, look at everything after each call, and write down what was found."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -41,7 +41,12 @@ class Search:
     runs_left: int | None = None  # counted down once something was found
     watchers: list[Any] = field(default_factory=list)  # of every request
 
+    begun: int = 0  # sequences
+    tell: Callable[[int], None] = lambda begun: None  # of each, how many that makes
+
     def begin(self) -> bool:
+        self.begun += 1
+        self.tell(self.begun)
         if self.runs_left is not None:
             self.runs_left -= 1
         return self.runs_left is None or self.runs_left > 0

@@ -28,8 +28,10 @@ class ResultsError(Exception):
     """A file that holds no results: says the file and what is wrong."""
 
 
-def write_json(path: Path, implementation: Any, asked: Asked, results: list[Result], conclusion: Conclusion) -> None:
-    """Raises OSError."""
+def write_json(
+    path: Path, implementation: Any, asked: Asked, results: list[Result], conclusion: Conclusion, interrupted: bool = False
+) -> None:
+    """interrupted: not all results that were asked for are there. Raises OSError."""
     versions = {}
     for package in PACKAGES:
         try:
@@ -44,8 +46,9 @@ def write_json(path: Path, implementation: Any, asked: Asked, results: list[Resu
         "kvref": kvref.__version__,
         "implementation": who,
         "environment": {"python": platform.python_version(), "platform": platform.platform(), "packages": versions},
-        "asked": {"name": asked.name, **{name: getattr(asked.effort, name) for name in OPTIONS}, "isolate": asked.isolate},
+        "asked": {"name": asked.name, **{name: getattr(asked.effort, name) for name in OPTIONS}, "isolate": asked.isolated},
         "conclusion": vars(conclusion),
+        **({"interrupted": True} if interrupted else {}),
         "clauses": [{**result, "trace": result["trace"] and Path(result["trace"]).as_posix()} for result in results],
     }
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

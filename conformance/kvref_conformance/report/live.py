@@ -1,47 +1,64 @@
-"""The reporter of `kvref check`: collects results from pytest and shows, on one line, how far it has come."""
+"""The reporter of `kvref check`: collects results from pytest, prints failures as they come, and shows how far it has come."""
 
 from typing import Any
 
 import pytest
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from kvref_conformance import interrupts
+from kvref_conformance.asked import Asked
+from kvref_conformance.interface import offers
 from kvref_conformance.judge import Judge
-from kvref_conformance.plugin import JUDGES
-from kvref_conformance.report.text import Result
+from kvref_conformance.plugin import JUDGES, ClauseItem
+from kvref_conformance.report.text import Result, Told, print_failure
 
 
 class Live:
-    """A pytest plugin that brings the judges.
+    """A pytest plugin that brings the judge. out, err: where failures and the bar go.
 
     `results` fills as clauses finish; `trouble` holds what stopped the run, if anything did.
     """
 
-    def __init__(self, console: Console, judges: dict[str, Judge]) -> None:
-        self._judges = judges
+    def __init__(self, out: Console, err: Console, asked: Asked, judge: Judge) -> None:
+        self._out, self._asked, self._judge = out, asked, judge
+        self._told = Told()
         self.results: list[Result] = []
         self.trouble: list[str] = []
-        self.interrupted = False
-        columns = (TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn())
-        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self._task = self._progress.add_task("reading the specification")
+        self.unread = False  # the reader of `out` has gone
+        # The bar is of the clauses and of the sequences that machines try for them, which take most of the time.
+        clauses = TextColumn("{task.fields[done]}/{task.fields[clauses]}")
+        columns = (TextColumn("{task.description}"), BarColumn(20), clauses, TimeElapsedColumn())
+        self._progress = Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
+        self._task = self._progress.add_task("reading the specification", total=None, done=0, clauses="?")
+        self._sequences: dict[str, int] = {}
+        judge.progress = self._tried
+        if err.is_terminal:
+            interrupts.at_once.append(self._progress.stop)  # which gives the cursor back
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self, session: pytest.Session) -> None:
-        session.config.stash[JUDGES] = self._judges
+        session.config.stash[JUDGES] = {self._asked.name: self._judge}
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        self._progress.update(self._task, total=len(session.items))
-        if not self._progress.disable:
-            self._progress.start()
+        clauses = [item for item in session.items if isinstance(item, ClauseItem)]
+        searched = {check.family for item in clauses for check in item.checks if check.run is None}
+        searched = {family for family in searched if offers(self._judge.implementation, family)}
+        total = len(clauses) + len(searched) * self._asked.effort.sequences
+        self._session = session
+        self._progress.update(self._task, total=total, clauses=len(clauses))
+        self._show()
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
+        interrupts.look()
         self._progress.update(self._task, description=nodeid.rpartition("::")[2].partition("[")[0].ljust(14))
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if hasattr(report, "kvref"):
             self.results.append(report.kvref)
-            self._progress.advance(self._task)
+            if report.kvref["verdict"] == "failed":
+                self._print(report.kvref)
+            self._progress.update(self._task, advance=1, done=len(self.results))
         elif report.failed:
             self.trouble.append(str(report.longrepr))
 
@@ -49,9 +66,24 @@ class Live:
         if report.failed:
             self.trouble.append(str(report.longrepr))
 
-    def pytest_keyboard_interrupt(self) -> None:
-        self.interrupted = True
-
     def pytest_sessionfinish(self) -> None:
+        self._progress.stop()
+
+    def _tried(self, family: str, sequences: int, of: int) -> None:
+        description = f"{family}: {sequences} of {of} sequences"
+        self._progress.update(self._task, advance=sequences - self._sequences.get(family, 0), description=description)
+        self._sequences[family] = sequences
+
+    def _print(self, result: Result) -> None:
+        """Above the bar, which may be on the same terminal and makes way."""
+        self._progress.stop()
+        try:
+            print_failure(self._out, result, self._asked, self._told)
+            self._out.file.flush()
+        except BrokenPipeError:
+            self.unread, self._session.shouldstop = True, "nobody reads"
+        self._show()
+
+    def _show(self) -> None:
         if not self._progress.disable:
-            self._progress.stop()
+            self._progress.start()

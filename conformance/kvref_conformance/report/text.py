@@ -27,25 +27,51 @@ STYLES = {
 }
 
 
-def failure_text(result: Result, asked: Asked) -> str:
-    """Clause, the calls that show it, expected and got, and the commands that replay it, run it again and explain it."""
-    lines = [f"{result['clause']} · {result['title']}   ({asked.name})"]
+class Told:
+    """What has been told of factories that fail the same way for every clause of a family."""
+
+    def __init__(self) -> None:
+        self._by_fault: dict[tuple[str, str, str], str] = {}
+
+    def before(self, result: Result) -> str | None:
+        """The clause by which the same fault was told, or None where this is the first; then it is told by this one."""
+        shown = _shown(result)
+        if not (shown["what"].endswith(".new") and shown["where"]):
+            return None
+        fault = shown["what"], shown["got"], shown["where"]
+        first = self._by_fault.setdefault(fault, result["clause"])
+        return first if first != result["clause"] else None
+
+
+def failure_text(result: Result, asked: Asked, told: Told) -> str:
+    """Clause, the calls that show it, expected and got, and the commands that replay it, run it again and explain it.
+
+    One line where an object cannot be made, and the reason was told before.
+    """
+    heading, shown = f"{result['clause']} · {result['title']}", _shown(result)
+    if first := told.before(result):
+        return f"{heading}: fails as {first}"
     failed = [each for each in result["checks"] if each["verdict"] == "failed"]
-    shown = next(each for each in failed if each["check"] == result["shown"])
-    lines += [f"  {call}" for call in shown["calls"]]
+    lines = [f"{heading}   ({asked.name})", *(f"  {call}" for call in shown["calls"])]
     lines += [f"    {shown['what']}", f"    expected {shown['expected']}", f"    got      {shown['got']}"]
+    lines += [f"    at       {shown['where']}"] if shown["where"] else []
     lines += [f"  found by {', '.join(each['check'] for each in failed)}"]
     lines += [f"  replay   kvref replay {shlex.quote(result['trace'])} {shlex.quote(asked.name)}"]
     lines += [f"  again    {asked.again(result['clause'])}", f"  read     kvref explain {result['clause']}"]
     return "\n".join(lines)
 
 
-def print_failures(console: Console, results: list[Result], asked: Asked) -> None:
-    for result in (each for each in results if each["verdict"] == "failed"):
-        heading, _, rest = failure_text(result, asked).partition("\n")
-        console.print(Text(heading, style="bold red"))
-        console.print(Text(rest), soft_wrap=True)
-        console.print()
+def _shown(result: Result) -> dict[str, Any]:
+    """The failed check that shows it best."""
+    shown: dict[str, Any] = next(each for each in result["checks"] if each["check"] == result["shown"])
+    return shown
+
+
+def print_failure(console: Console, result: Result, asked: Asked, told: Told) -> None:
+    heading, _, rest = failure_text(result, asked, told).partition("\n")
+    console.print(Text(heading, style="bold red"))
+    if rest:
+        console.print(Text(f"{rest}\n"), soft_wrap=True)
 
 
 def print_table(console: Console, results: list[Result], implementation: Any) -> None:
@@ -99,6 +125,15 @@ def print_conclusion(console: Console, results: list[Result], conclusion: Conclu
     if named["xpassed"]:
         console.print(Text(f"expected to fail, and passed: {', '.join(named['xpassed'])} (--update-xfails)", style="bold yellow"))
     console.print(Text(conclusion_text(conclusion, named["failed"]), style=STYLES[conclusion.verdict]), soft_wrap=True)
+
+
+def print_interrupted(console: Console, results: list[Result], of: int) -> None:
+    """What is known where Ctrl-C came before the end."""
+    failed = [each["clause"] for each in results if each["verdict"] == "failed"]
+    if failed:
+        console.print(Text(f"not conformant: breaks {', '.join(failed)}", style="bold red"))
+    said = f"interrupted: {len(results)} of {of} clauses were looked at, {of - len(results)} were not"
+    console.print(Text(said, style="bold yellow"))
 
 
 def _cell(verdict: str, count: int) -> str:

@@ -55,6 +55,14 @@ def hold(subject: Subject, requests: list[Request]) -> Held:
     return Held(subject.conversation, None, made, missing)
 
 
+def place_of_last(conversation: list[Exchange], requests: list[Request]) -> int:
+    """Which of the requests that were to be made the last exchange is, where some were left out."""
+    at = -1
+    for exchange in conversation:
+        at = next((index for index in range(at + 1, len(requests)) if requests[index].op == exchange.request.op), at)
+    return at
+
+
 def renumbered(value: Any, numbers: dict[int, int], results: dict[int, Any]) -> Any:
     """An argument for another conversation. Raises KeyError where it has not what the argument refers to."""
     return On(numbers[value.id]) if isinstance(value, On) else resolved(value, results)

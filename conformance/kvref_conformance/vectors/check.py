@@ -11,11 +11,13 @@ import numpy as np
 from kvref_conformance.drivers.guard import memory_limit
 from kvref_conformance.exchange import show_calls
 from kvref_conformance.interface import offers
-from kvref_conformance.judge import Judge
+from kvref_conformance.judge import Ended, Judge
 from kvref_conformance.outcome import Broken, CannotRun, NotOffered
-from kvref_conformance.trace.file import parsed
-from kvref_conformance.vectors import formats, recorded
+from kvref_conformance.trace.file import Trace, parsed
+from kvref_conformance.trace.shrink import place_of_last
+from kvref_conformance.vectors import formats
 from kvref_conformance.vectors.make import MANIFEST, VERSION, sha256
+from kvref_conformance.vectors.recorded import Parted, hold
 
 FIELDS = {"traces": {"file", "family", "formats", "sha256"}, "formats": {"file", "format", "sha256"}}  # that are read
 
@@ -57,20 +59,31 @@ def check(folder: Path, judge: Judge) -> Iterator[Checked]:
     for entry in listed["traces"]:
         yield _trace(folder, entry, judge)
     for entry in listed["formats"]:
-        content = _content(folder, entry)
-        subject = judge.begin()
-        try:
-            with memory_limit(), np.errstate(all="ignore"):
-                formats.check(subject, entry["format"], content)
-        except NotOffered:
-            yield Checked(entry["file"], "formats", "not offered")
-        except Broken as broken:
-            yield Checked(entry["file"], "formats", "failed", broken=broken)
-        except Exception as error:
-            raised = Broken(entry["format"], "no error", f"{type(error).__name__}: {error}")
-            yield Checked(entry["file"], "formats", "failed", broken=raised)
-        else:
-            yield Checked(entry["file"], "formats", "passed")
+        yield _format(entry["file"], entry["format"], _content(folder, entry), judge)
+
+
+def _format(file: str, format: str, content: bytes, judge: Judge) -> Checked:
+    try:
+        broken = judge.run(_compared, format, content)
+    except NotOffered:
+        return Checked(file, "formats", "not offered")
+    except Ended as ended:
+        return Checked(file, "formats", "failed", broken=ended.broken, calls=show_calls(ended.conversation))
+    return Checked(file, "formats", "failed" if broken else "passed", broken=broken)
+
+
+def _compared(judge: Judge, format: str, content: bytes) -> Broken | None:
+    """What is wrong with a format. Raises NotOffered."""
+    try:
+        with memory_limit(), np.errstate(all="ignore"):
+            formats.check(judge.begin(), format, content)
+    except NotOffered:
+        raise
+    except Broken as broken:
+        return broken
+    except Exception as error:
+        return Broken(format, "no error", f"{type(error).__name__}: {error}")
+    return None
 
 
 def _trace(folder: Path, entry: dict[str, Any], judge: Judge) -> Checked:
@@ -80,15 +93,24 @@ def _trace(folder: Path, entry: dict[str, Any], judge: Judge) -> Checked:
     trace = parsed(folder / file, content.decode(errors="replace").splitlines())
     if trace.header.judge != "model":
         raise CannotRun(f"{folder / file}: expected a trace whose replies say what they must be, got one for its check to judge")
-    subject = judge.begin()
     try:
-        with memory_limit():
-            parted = recorded.hold(subject, trace)
+        parted, calls = judge.run(_held, trace)
     except NotOffered:
         return Checked(file, family, "not offered")
+    except Ended as ended:
+        at = place_of_last(ended.conversation, trace.requests)
+        return Checked(file, family, "failed", trace.lines[at], ended.broken, show_calls(ended.conversation))
     if parted is None:
         return Checked(file, family, "passed")
-    return Checked(file, family, "failed", parted.line, parted.broken, show_calls(subject.conversation))
+    return Checked(file, family, "failed", parted.line, parted.broken, calls)
+
+
+def _held(judge: Judge, trace: Trace) -> tuple[Parted | None, list[str]]:
+    """Where they part, and the calls up to there. Raises NotOffered."""
+    subject = judge.begin()
+    with memory_limit():
+        parted = hold(subject, trace)
+    return parted, show_calls(subject.conversation) if parted else []
 
 
 def _content(folder: Path, entry: dict[str, Any]) -> bytes:

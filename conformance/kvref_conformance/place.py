@@ -1,0 +1,48 @@
+"""Where in somebody's code something is: "mine.py:12", or nothing where it is all kvref's."""
+
+import os
+import sysconfig
+from functools import cache
+from pathlib import Path
+from traceback import walk_tb
+from types import CodeType
+from typing import Any
+
+OURS = {"kvref", "kvref_conformance", "kvref_numpy", "kvref_numpy_attention", "kvref_torch", "kvref_cupy"}
+
+
+def raised_at(error: BaseException) -> str:
+    """The last line of theirs that an exception came through; a library's only where they have none."""
+    theirs = ""
+    for frame, line in walk_tb(error.__traceback__):
+        if not _is_ours(frame.f_globals):
+            at = _shown(frame.f_code.co_filename, line)
+            if not theirs or not _is_library(frame.f_code.co_filename):
+                theirs = at
+    return theirs
+
+
+def defined_at(function: Any) -> str:
+    """The line where a function or a method of theirs begins."""
+    code = getattr(function, "__code__", None)
+    if not isinstance(code, CodeType) or _is_ours(getattr(function, "__globals__", {})):
+        return ""
+    return _shown(code.co_filename, code.co_firstlineno)
+
+
+def _is_ours(names: dict[str, Any]) -> bool:
+    return str(names.get("__name__")).partition(".")[0] in OURS
+
+
+def _shown(file: str, line: int | None) -> str:
+    return f"{_short(file, str(Path.cwd()))}:{line}"
+
+
+@cache
+def _short(file: str, folder: str) -> str:
+    return os.path.relpath(file, folder) if Path(file).is_relative_to(folder) else file
+
+
+@cache
+def _is_library(file: str) -> bool:
+    return any(Path(file).is_relative_to(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib"))
