@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import subprocess
 import sys
 import time
 
@@ -11,6 +12,7 @@ import numpy as np
 
 import kvref
 from kvref_conformance.implementations.backends import OnBackend
+from kvref_conformance.outcome import NotOffered
 
 
 class Well(OnBackend):
@@ -77,6 +79,21 @@ def leave(pool):
     os._exit(7)
 
 
+def leave_as_if_all_were_well(pool):
+    os._exit(0)
+
+
+def leave_a_child_behind(pool):
+    subprocess.Popen(["sleep", "1000"])
+    os._exit(3)
+
+
+def leave_to_a_child(pool):
+    if os.fork():
+        os._exit(0)  # the child has the pipe to the judge, and the judge hears no end of it
+    time.sleep(60)
+
+
 def exit_politely(pool):
     sys.exit(3)
 
@@ -107,6 +124,9 @@ HangsAndSwallows = pool_that(hang_and_swallow)
 HangsInC = pool_that(hang_in_c)
 IsKilled = pool_that(be_killed)
 Leaves = pool_that(leave)
+LeavesAsIfAllWereWell = pool_that(leave_as_if_all_were_well)
+LeavesAChildBehind = pool_that(leave_a_child_behind)
+LeavesToAChild = pool_that(leave_to_a_child)
 ExitsPolitely = pool_that(exit_politely)
 RaisesSomethingOdd = pool_that(raise_something_odd)
 Prints = pool_that(print_a_lot)
@@ -193,5 +213,47 @@ class ToNumpyHangs(_Paged):
         time.sleep(60)
 
 
+class AsarrayDeclines(_Paged):
+    """Takes what is small."""
+
+    cache = kvref.PagedCache
+
+    def asarray(self, values):
+        if values.size > 2:
+            raise NotOffered("arrays of more than two numbers")
+        return super().asarray(values)
+
+
+class ToNumpyDeclines(_Paged):
+    cache = kvref.PagedCache
+
+    def to_numpy(self, array):
+        raise NotOffered("arrays that NumPy has")
+
+
+class FactoryRaises(_Paged):
+    def paged(self, **config):
+        raise RuntimeError("no device")
+
+
+class FactoryTakesNothing(_Paged):
+    def paged(self):
+        """Of another signature."""
+
+
+class FactoryReturnsNone(_Paged):
+    def paged(self, **config):
+        kvref.PagedCache(kvref.PagedConfig(**config))
+
+
+class FactoryReturnsOther(_Paged):
+    def paged(self, **config):
+        return 7
+
+
 def dies_when_made():
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def leaves_when_made():
+    os._exit(0)

@@ -13,6 +13,7 @@ import time
 HELLO = {"name": "pool", "version": "1", "language": "python", "level": "exact", "formats": [], "families": ["blocks"]}
 way, after = [*sys.argv[1:], *("well", "2")[len(sys.argv) - 1 :]]
 pools, freed = {}, 0
+JUDGE = int(os.environ.get("JUDGE", os.getppid()))  # behind a wrapper it is not the parent
 
 
 def say(line):
@@ -104,6 +105,8 @@ WAYS = {
     "killed": lambda id: os.kill(os.getpid(), signal.SIGSEGV),
     "closes-its-pipe": lambda id: (os.close(1), time.sleep(60)),
     "hangs": lambda id: time.sleep(60),
+    "interrupts": lambda id: (os.kill(JUDGE, signal.SIGINT), time.sleep(60)),
+    "terminates": lambda id: (os.kill(JUDGE, signal.SIGTERM), time.sleep(60)),
     "allocates": lambda id: bytearray(5 * 2**30),
 }
 

@@ -1,12 +1,22 @@
 """An implementation that misbehaves costs the clause under test one failure with a plain reason, and the run goes on."""
 
-import multiprocessing
+import contextlib
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from sessions import running_in
+
+from kvref_conformance import implementations
+from kvref_conformance.asked import Asked, Effort
+from kvref_conformance.implementations import load
+from kvref_conformance.isolated import IsolatedJudge
+from kvref_conformance.judge import Judge, select
+from kvref_conformance.outcome import Broken, NotOffered
+from kvref_conformance.vectors import check as vectors
 
 HERE = Path(__file__).parent
 
@@ -26,6 +36,12 @@ def check(tmp_path):
     return check
 
 
+@pytest.fixture
+def beside(monkeypatch):
+    """The module can be imported here, and by the judge's children."""
+    monkeypatch.syspath_prepend(HERE)
+
+
 def totals(done):
     """Clauses passed, failed and not offered, of those that were looked at."""
     (line,) = [line.split() for line in done.stdout.splitlines() if line.split()[:1] == ["all"]]
@@ -41,10 +57,10 @@ WAYS = [
 ]
 
 
-@pytest.mark.parametrize("isolate", [(), ("--isolate",)], ids=["in process", "isolated"])
+@pytest.mark.parametrize("isolate", ["--no-isolate", "--isolate"])
 @pytest.mark.parametrize(("name", "expected", "got"), WAYS)
 def test_what_python_can_stop_costs_a_clause_anywhere(check, name, expected, got, isolate):
-    done = check(name, "--clause", "BLOCK-*", *isolate)
+    done = check(name, "--clause", "BLOCK-*", isolate)
     assert done.returncode == 1, done.stderr
     assert f"expected {expected}" in done.stdout
     assert f"got      {got}" in done.stdout
@@ -59,10 +75,12 @@ def test_what_python_can_stop_costs_a_clause_anywhere(check, name, expected, got
         ("HangsInC", "none: it was still running"),
         ("IsKilled", "none: the process was killed by SIGSEGV"),
         ("Leaves", "none: the process ended with exit code 7"),
+        ("LeavesAsIfAllWereWell", "none: the process ended with exit code 0"),
+        ("LeavesToAChild", "none: the process ended with exit code 0"),
     ],
 )
-def test_what_takes_the_process_down_costs_a_clause_in_a_child(check, name, got, tmp_path):
-    done = check(name, "--clause", "BLOCK-*", "--isolate")
+def test_what_takes_the_process_down_costs_a_clause(check, name, got, tmp_path):
+    done = check(name, "--clause", "BLOCK-*")
     assert done.returncode == 1, done.stderr
     assert f"got      {got}" in done.stdout
     passed, failed, *_ = totals(done)
@@ -93,32 +111,146 @@ def test_what_it_answers_wrongly_is_said_plainly(check, name, clause, expected, 
     assert re.search(f"got      {got}", done.stdout)
 
 
-@pytest.mark.parametrize("isolate", [(), ("--isolate",)], ids=["in process", "isolated"])
+@pytest.mark.parametrize("isolate", ["--no-isolate", "--isolate"])
 def test_what_it_prints_is_not_ours(check, isolate):
-    done = check("Prints", "--clause", "BLOCK-*", *isolate)
+    done = check("Prints", "--clause", "BLOCK-*", isolate)
     assert done.returncode == 0
     assert "noise" not in done.stdout + done.stderr
 
 
-def test_what_dies_while_it_is_loaded_cannot_be_judged(check):
-    done = check("dies_when_made", "--isolate")
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [("dies_when_made", "was killed by SIGKILL"), ("leaves_when_made", "ended with exit code 0")],
+)
+def test_what_dies_while_it_is_loaded_cannot_be_judged(check, name, how):
+    done = check(name)
     assert done.returncode == 2
-    assert done.stderr == "kvref: misbehaving:dies_when_made: loading it ended the process: the process was killed by SIGKILL\n"
+    assert done.stderr == f"kvref: misbehaving:{name}: loading it ended the process: the process {how}\n"
 
 
 def test_a_name_that_is_not_there_is_said_the_same_in_a_child(check):
-    done = check("Missing", "--isolate")
-    assert (done.returncode, done.stderr) == (2, "kvref: misbehaving has no 'Missing'\n")
+    for isolate in ("--isolate", "--no-isolate"):
+        done = check("Missing", isolate)
+        assert (done.returncode, done.stderr) == (2, "kvref: misbehaving has no 'Missing'\n")
 
 
-def test_nothing_is_left_behind(monkeypatch):
-    from kvref_conformance.asked import Effort
-    from kvref_conformance.isolated import IsolatedJudge
-    from kvref_conformance.judge import select
+def test_a_debugger_may_have_it_in_the_judges_process(check):
+    done = check("Leaves", "--clause", "BLOCK-04", "--no-isolate")
+    assert (done.returncode, done.stdout) == (7, "")
 
-    monkeypatch.syspath_prepend(HERE)
-    judge = IsolatedJudge("misbehaving:IsKilled", Effort(examples=5, timeout=1))
+
+@pytest.mark.parametrize(
+    ("name", "foreign"),
+    [
+        ("reference", False), ("reference:strict", False), ("numpy", False), ("torch:cuda", False), ("ml_dtypes", False),
+        ("zoo:blocks-freed-twice", False), ("exec:./harness", False), ("mine:Cache", True), ("nowhere", False),
+    ],
+)  # fmt: skip
+def test_code_that_is_not_kvrefs_gets_a_process_of_its_own(name, foreign):
+    assert Asked(name, Effort()).isolated == foreign
+    for isolate in (True, False):
+        assert Asked(name, Effort(), isolate=isolate).isolated == (isolate and not name.startswith("exec:"))
+
+
+@pytest.mark.parametrize("group", ["kvref.backends", "kvref.implementations"])
+def test_an_entry_point_is_of_whoever_brought_it(monkeypatch, group):
+    class Theirs:
+        name, dist = "theirs", type("Distribution", (), {"name": "their-cache"})
+
+    monkeypatch.setattr(implementations, "entry_points", lambda group, name: [Theirs] if group == asked else [])
+    asked = group
+    assert implementations.is_foreign("theirs")
+    Theirs.dist.name = "kvref"
+    assert not implementations.is_foreign("theirs")
+
+
+def test_a_replay_outlives_it_too(check, tmp_path):
+    check("LeavesAsIfAllWereWell", "--clause", "BLOCK-04")
+    (trace,) = (tmp_path / ".kvref" / "failures").iterdir()
+    command = [sys.executable, "-m", "kvref_conformance.cli", "replay", str(trace)]
+    environment = {"PYTHONPATH": str(HERE), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 1
+    lines = trace.read_text().splitlines()
+    assert done.stdout.splitlines()[-2:] == [
+        "    got      none: the process ended with exit code 0",
+        f"they part at line {len(lines)} of {trace}, as recorded",
+    ]
+
+
+def test_vectors_outlive_it_too(beside):
+    judge = Asked("misbehaving:LeavesAsIfAllWereWell", Effort(timeout=1)).judge()
+    held = [each for each in vectors.check(HERE.parent / "vectors", judge) if each.group == "blocks"]
+    judge.close()
+    failed = [each for each in held if each.verdict == "failed"]
+    assert failed
+    assert all(each.broken.got == "none: the process ended with exit code 0" for each in failed)
+    assert all(each.calls[each.line // 2 - 1].endswith("did not return") for each in failed)
+    assert any(each.verdict == "passed" for each in held)
+
+
+def test_what_pytest_judges_cannot_end_pytest(pytester, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+    result = pytester.runpytest_subprocess(
+        "--pyargs", "kvref_conformance", "-p", "no:cacheprovider", "--kvref-examples", "5", "--kvref-clause", "BLOCK-*",
+        "--kvref", "misbehaving:LeavesAsIfAllWereWell",
+    )  # fmt: skip
+    result.assert_outcomes(passed=5, failed=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected", "got", "at"),
+    [
+        ("FactoryRaises", "no error", "RuntimeError: no device", 'raise RuntimeError("no device")'),
+        ("FactoryTakesNothing", "no error", "TypeError: ", "def paged(self):"),
+        ("FactoryReturnsNone", "an object that has operations of paged: ", "NoneType None", "def paged(self, **config):"),
+        ("FactoryReturnsOther", "an object that has operations of paged: ", "int 7", "def paged(self, **config):"),
+    ],
+)
+def test_a_factory_that_makes_nothing_is_told_once_and_by_its_line(check, name, expected, got, at):
+    done = check(name, "--family", "paged")
+    assert done.returncode == 1
+    failed = totals(done)[1]
+    assert (totals(done)[0], failed > 25) == (0, True)
+    assert done.stdout.count(f"    expected {expected}") == 1
+    assert done.stdout.count(f"    got      {got}") == 1
+    file, line = re.search("    at       (.*):([0-9]+)\n", done.stdout).groups()
+    assert Path(file).read_text().splitlines()[int(line) - 1].strip() == at
+    (told,) = re.findall(r"^(\S+) · .*\(misbehaving:", done.stdout, re.MULTILINE)
+    assert len(re.findall(f"^\\S+ · .*: fails as {told}$", done.stdout, re.MULTILINE)) == failed - 1
+
+
+@pytest.mark.parametrize("name", ["AsarrayDeclines", "ToNumpyDeclines"])
+def test_a_call_that_was_declined_is_not_in_the_conversation(beside, name):
+    subject = Judge(load(f"misbehaving:{name}")).begin()
+    paged = subject.new("paged", num_blocks=4, block_size=2, num_layers=1, num_kv_heads=1, head_dim=3, dtype="float32")
+    sequence = paged.create()
+    keys = np.ones((1, 1, 3), np.float32)
+    for call in (lambda: paged.append([sequence], 0, keys, keys), lambda: paged.gather(sequence, 0)):
+        with contextlib.suppress(NotOffered):
+            call()
+    assert paged.length(sequence, 0) in (0, 1)
+    assert len(subject.conversation) == 4  # new, create, length, and the one of the two that was taken
+    assert all(exchange.reply is not None for exchange in subject.conversation)
+
+
+def test_an_array_that_cannot_be_made_is_a_reply(beside):
+    subject = Judge(load("misbehaving:AsarrayRaises")).begin()
+    paged = subject.new("paged", num_blocks=4, block_size=2, num_layers=1, num_kv_heads=1, head_dim=1, dtype="float32")
+    keys = np.ones((1, 1, 1), np.float32)
+    with pytest.raises(Broken, match="no memory on the device") as broken:
+        paged.append([paged.create()], 0, keys, keys)
+    assert subject.conversation[-1].reply.error.kind == "RuntimeError"
+    assert broken.value.where.endswith("misbehaving.py:" + broken.value.where.rpartition(":")[2])
+
+
+def test_nothing_is_left_behind(beside):
+    judge = IsolatedJudge("misbehaving:LeavesAChildBehind", Effort(examples=5, timeout=0.5))
+    sessions = set()
     for checks in select("BLOCK-0*").values():
         judge.clause(checks)
+        if judge._session:
+            sessions.add(judge._session.process.pid)
     judge.close()
-    assert multiprocessing.active_children() == []
+    assert len(sessions) >= 2  # one died, another took its place
+    assert not any(running_in(session) for session in sessions)

@@ -1,5 +1,6 @@
 """A program at the other end of a pipe: judged like anyone, and whatever it does costs one clause one plain failure."""
 
+import gc
 import json
 import subprocess
 import sys
@@ -7,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sessions import running_in
 
 import kvref_zoo
 from kvref_conformance.asked import Effort
-from kvref_conformance.drivers import stdio
+from kvref_conformance.drivers import pipe, stdio
 from kvref_conformance.exchange import On
 from kvref_conformance.implementations import load
 from kvref_conformance.judge import Judge, select
@@ -88,6 +90,51 @@ def test_whatever_it_does_is_said_once_and_the_run_goes_on(way, expected, got):
     assert any(outcome.expected.startswith(expected) and outcome.got.startswith(got) for outcome in failed)
     assert [outcome.verdict for outcome in outcomes].count("passed") >= 5
     assert any('"none": true' in outcome.trace[-1] for outcome in failed if outcome.trace)
+
+
+@pytest.fixture
+def wrapper(tmp_path):
+    """A command that runs the program as the child of a shell, which notes its session: a line for each start."""
+
+    def wrapper(way, around="{} ; true"):
+        script = tmp_path / "wrapper"
+        script.write_text(f"#!/bin/sh\necho $$ >> {tmp_path / 'sessions'}\n{around.format(f'{PROGRAM} {way}')}\n")
+        script.chmod(0o755)
+        return f"exec:{script}"
+
+    yield wrapper
+    assert not [left for session in sessions(tmp_path) for left in running_in(session)]
+
+
+def sessions(folder):
+    return [int(line) for line in (folder / "sessions").read_text().split()]
+
+
+@pytest.mark.parametrize("way", ["hangs", "half-a-line", "closes-its-pipe", "garbage"])
+def test_what_is_ended_is_ended_whole(wrapper, tmp_path, way):
+    judge = Judge(load(wrapper(way)), Effort(examples=3, timeout=0.2))
+    outcomes = [outcome for checks in select("BLOCK-*").values() for outcome in judge.clause(checks)]
+    assert any(outcome.verdict == "failed" for outcome in outcomes)
+    assert len(sessions(tmp_path)) > 1
+    judge.close()
+
+
+@pytest.mark.parametrize(
+    ("way", "around", "code"),
+    [
+        ("well", "{} ; true", 0),
+        ("well", "sleep 60 & {}", 0),  # which it leaves behind
+        ("stays", "{} ; true", None),
+    ],
+)
+def test_what_ends_takes_along_what_it_started(wrapper, monkeypatch, way, around, code):
+    monkeypatch.setattr(pipe, "GRACE", 3.0 if code == 0 else 0.2)
+    assert load(wrapper(way, around)).close() == code
+
+
+def test_what_is_forgotten_ends_whole(wrapper):
+    load(wrapper("well", "{} ; sleep 60"))
+    gc.collect()
 
 
 def test_after_garbage_the_next_conversation_is_clean():

@@ -61,8 +61,6 @@ class time_limit:
         signal.setitimer(signal.ITIMER_REAL, self.seconds, AGAIN)
 
     def __exit__(self, *_: object) -> None:
-        if not self._limits:
-            return
         try:
             self._give_back()
         except BaseException:  # Ctrl-C
@@ -70,6 +68,8 @@ class time_limit:
             raise
 
     def _give_back(self) -> None:
+        if not self._limits:
+            return
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, self._handler)
         left, interval = self._timer
@@ -83,8 +83,11 @@ _NOT_IN = {time_limit.__enter__.__code__, time_limit.__exit__.__code__, time_lim
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:
-    if frame is None or not (frame.f_code in _NOT_IN or frame.f_code.co_name == "gc_callback"):
-        raise TimedOut
+    while frame is not None:
+        if frame.f_code in _NOT_IN or frame.f_code.co_name == "gc_callback":
+            return
+        frame = frame.f_back
+    raise TimedOut
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """The reporter of `kvref check`: collects results from pytest, prints failures as they come, and shows how far it has come."""
 
+from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -52,6 +53,15 @@ class Live:
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         interrupts.look()
         self._progress.update(self._task, description=nodeid.rpartition("::")[2].partition("[")[0].ljust(14))
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        """Where Ctrl-C came, a clause is left out in good order: pytest's JUnit would have a test without a name."""
+        try:
+            return (yield)
+        except KeyboardInterrupt:
+            item.session.shouldstop = "interrupted"
+            pytest.skip("interrupted")
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if hasattr(report, "kvref"):

@@ -1,0 +1,161 @@
+"""Limits of time and memory leave what others had set as it was, whatever happens at whatever moment."""
+
+import os
+import signal
+import sys
+import time
+
+import pytest
+
+from kvref_conformance.drivers import guard
+from kvref_conformance.drivers.guard import TimedOut, memory_limit, time_limit
+
+PARTS = {time_limit.__enter__.__code__, time_limit.__exit__.__code__, time_limit._give_back.__code__}
+
+
+@pytest.fixture
+def alarms():
+    """What goes off for somebody else, who has a handler of their own."""
+    went_off = []
+    before = signal.signal(signal.SIGALRM, lambda number, frame: went_off.append(time.monotonic()))
+    yield went_off
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def wait_for(alarms):
+    end = time.monotonic() + 5
+    while not alarms and time.monotonic() < end:
+        pass
+    assert alarms
+
+
+def stopped_after(seconds, first=lambda: None):
+    with pytest.raises(TimedOut):
+        _without_end(seconds, first)
+
+
+def _without_end(seconds, first):
+    with time_limit(seconds):
+        first()
+        while True:
+            pass
+
+
+def test_what_takes_too_long_is_stopped(alarms):
+    stopped_after(0.01)
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+
+
+def test_a_timer_that_was_running_goes_on_with_the_time_it_had_left(alarms):
+    handler = signal.getsignal(signal.SIGALRM)
+    signal.setitimer(signal.ITIMER_REAL, 100, 7)
+    with time_limit(200):
+        time.sleep(0.05)
+    left, interval = signal.getitimer(signal.ITIMER_REAL)
+    assert (99 < left <= 99.95, interval) == (True, 7)
+    assert signal.getsignal(signal.SIGALRM) is handler
+    assert not alarms
+
+
+def test_a_timer_whose_time_has_passed_goes_off_at_once(alarms):
+    signal.setitimer(signal.ITIMER_REAL, 0.01)
+    with time_limit(100):
+        time.sleep(0.05)
+        assert not alarms
+    wait_for(alarms)
+
+
+def test_a_timer_outlives_a_call_that_is_stopped(alarms):
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    stopped_after(0.01)
+    wait_for(alarms)
+
+
+def test_a_limit_inside_a_limit(alarms):
+    stopped_after(0.1, first=lambda: stopped_after(0.01))
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+
+
+def test_a_handler_that_is_not_pythons_is_left_alone(monkeypatch):
+    monkeypatch.setattr(signal, "getsignal", lambda number: None)
+    with time_limit(100):
+        assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+
+
+def at_line(number, act):
+    """A trace function that acts when the limit comes or goes, at the line of this number; and whether there was one."""
+    seen = [0]
+
+    def trace(frame, event, _):
+        if frame.f_code not in PARTS:
+            return None
+        if event == "line":
+            seen[0] += 1
+            if seen[0] == number:
+                act()
+        return trace
+
+    return trace, seen
+
+
+def moments(act):
+    """Run a limited block once for each line of the limit's own code, with `act` done at that line."""
+    number, seen = 0, [1]
+    while seen[0] > number:
+        number += 1
+        trace, seen = at_line(number, act)
+        yield trace
+    assert number > 12  # lines that were tried
+
+
+def test_an_alarm_at_any_moment_leaves_nothing_behind(alarms):
+    handler = signal.getsignal(signal.SIGALRM)
+    for trace in moments(lambda: os.kill(os.getpid(), signal.SIGALRM)):
+        sys.settrace(trace)
+        try:
+            with time_limit(100):
+                pass
+        finally:
+            sys.settrace(None)
+        assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+        assert signal.getsignal(signal.SIGALRM) is handler
+
+
+def test_ctrl_c_at_any_moment_of_its_end_leaves_nothing_behind(alarms):
+    handler = signal.getsignal(signal.SIGALRM)
+    for moment in range(2, 9):  # after the first line, which says `try`
+        trace, _ = at_line(moment, lambda: os.kill(os.getpid(), signal.SIGINT))
+        try:
+            with time_limit(100):
+                sys.settrace(trace)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        assert signal.getitimer(signal.ITIMER_REAL) == (0, 0), moment
+        assert signal.getsignal(signal.SIGALRM) is handler, moment
+
+
+@pytest.mark.skipif(guard.data_bytes() is None, reason="the system does not say how much memory is used")
+def test_a_stricter_limit_of_the_users_stays():
+    import resource
+
+    before, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    own = guard.data_bytes() + 2**30
+    resource.setrlimit(resource.RLIMIT_DATA, (own, hard))
+    try:
+        with memory_limit(2**40):
+            assert resource.getrlimit(resource.RLIMIT_DATA) == (own, hard)
+        with memory_limit(2**20):
+            assert resource.getrlimit(resource.RLIMIT_DATA)[0] < own
+        assert resource.getrlimit(resource.RLIMIT_DATA) == (own, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (before, hard))
+
+
+def test_the_strictest_of_several_limits():
+    import resource
+
+    assert guard.stricter(5, resource.RLIM_INFINITY, 7) == 5
+    assert guard.stricter(5, 3, resource.RLIM_INFINITY) == 3
