@@ -39,7 +39,7 @@ class Journal:
     """The file: made here, written by the other process, read by this one."""
 
     def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - until `close`
+        self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - until `close`
         self.descriptor = self._file.fileno()
 
     def close(self) -> None:

@@ -90,7 +90,7 @@ class Live:
         try:
             print_failure(self._out, result, self._asked, self._told)
             self._out.file.flush()
-        except BrokenPipeError:
+        except (BrokenPipeError, SystemExit):  # rich makes the second of the first
             self.unread, self._session.shouldstop = True, "nobody reads"
         self._show()
 

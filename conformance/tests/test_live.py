@@ -1,0 +1,128 @@
+"""What `kvref check` shows while it runs: failures as they come, and a bar that moves while machines run."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from kvref_conformance.asked import Asked, Effort
+from kvref_conformance.implementations import load
+from kvref_conformance.judge import Judge, select
+from kvref_conformance.plugin import ClauseItem
+from kvref_conformance.report.live import Live
+
+WIDTH = 80
+
+
+def failed(clause, what="blocks.free", where=""):
+    check = {
+        "check": "a check",
+        "verdict": "failed",
+        "what": what,
+        "expected": "this",
+        "got": "that",
+        "where": where,
+        "calls": [],
+    }
+    return {"clause": clause, "title": "A title", "verdict": "failed", "shown": "a check", "trace": "a.jsonl", "checks": [check]}
+
+
+class Report:
+    failed = True
+
+    def __init__(self, result):
+        self.kvref = result
+
+
+@pytest.fixture
+def live():
+    """Its two streams, on a terminal or not, and the session that it is told of."""
+
+    def live(terminal=True, clauses="BLOCK-*"):
+        out, err = (Console(file=io.StringIO(), width=WIDTH, force_terminal=terminal) for _ in range(2))
+        judge = Judge(load("reference"), Effort(examples=10))
+        made = Live(out, err, Asked("reference", judge.effort), judge)
+        items = [object.__new__(ClauseItem) for _ in select(clauses)]
+        for item, checks in zip(items, select(clauses).values(), strict=True):
+            item.checks = checks
+        made.pytest_collection_finish(type("Session", (), {"items": items})())
+        return made, judge, out.file, err.file
+
+    return live
+
+
+def test_the_bar_is_of_clauses_and_sequences(live):
+    made, judge, _, err = live()
+    (task,) = made._progress.tasks
+    assert (task.completed, task.total) == (0, 6 + 10)
+    shown = []
+    tried = judge.progress
+    judge.progress = lambda *how_far: (tried(*how_far), shown.append((task.completed, task.description)))
+    judge.search("blocks")
+    assert shown[0] == (0, "blocks: 0 of 10 sequences")
+    assert shown[3] == (3, "blocks: 3 of 10 sequences")
+    assert shown[-1] == (10, "blocks: 10 of 10 sequences")
+    made.pytest_runtest_logreport(Report(failed("BLOCK-01") | {"verdict": "passed"}))
+    assert (task.completed, task.fields["done"], task.fields["clauses"]) == (11, 1, 6)
+    made.pytest_sessionfinish()
+    assert "sequences" in err.getvalue()
+
+
+def test_the_widest_bar_fits(live):
+    made, *_ = live(clauses="*")
+    made._tried("contiguous", 1999, 2000)
+    made._progress.update(made._task, done=140)
+    console = Console(file=io.StringIO(), width=WIDTH)
+    console.print(made._progress.get_renderable())
+    (line,) = console.file.getvalue().splitlines()
+    assert "contiguous: 1999 of 2000 sequences" in line
+    assert "140/" in line
+    assert len(line.rstrip()) < WIDTH
+    made.pytest_sessionfinish()
+
+
+def test_a_failure_is_told_when_it_is_found(live):
+    made, _, out, _ = live()
+    made.pytest_runtest_logreport(Report(failed("BLOCK-01")))
+    assert "BLOCK-01 · A title   (reference)" in out.getvalue()
+    made.pytest_runtest_logreport(Report(failed("BLOCK-02")))
+    assert "BLOCK-02 · A title   (reference)" in out.getvalue()
+    made.pytest_sessionfinish()
+    assert out.getvalue().count("BLOCK-01 · ") == 1
+
+
+def test_what_cannot_be_made_is_told_once(live):
+    made, _, out, _ = live(terminal=False)
+    for clause, what, where in [
+        ("BLOCK-01", "blocks.new", "mine.py:3"), ("BLOCK-02", "blocks.new", "mine.py:3"), ("BLOCK-03", "blocks.new", "mine.py:4"),
+        ("BLOCK-04", "blocks.new", ""), ("BLOCK-05", "blocks.new", ""), ("BLOCK-06", "blocks.free", "mine.py:3"),
+    ]:  # fmt: skip
+        made.pytest_runtest_logreport(Report(failed(clause, what, where)))
+    assert out.getvalue().count("    expected this") == 5
+    assert "BLOCK-02 · A title: fails as BLOCK-01\n" in out.getvalue()
+
+
+def test_nothing_moves_where_there_is_no_terminal(live):
+    made, judge, out, err = live(terminal=False)
+    judge.search("blocks")
+    made.pytest_runtest_logreport(Report(failed("BLOCK-01")))
+    made.pytest_sessionfinish()
+    assert err.getvalue() == ""
+    assert "\x1b" not in out.getvalue()
+
+
+def test_where_nobody_reads_the_run_ends(live, monkeypatch):
+    made, *_ = live()
+    monkeypatch.setattr(made._out.file, "write", lambda text: (_ for _ in ()).throw(BrokenPipeError))
+    made.pytest_runtest_logreport(Report(failed("BLOCK-01")))
+    made.pytest_sessionfinish()
+    assert (made.unread, made._session.shouldstop) == (True, "nobody reads")
+
+
+def test_a_child_tells_how_far_it_has_come():
+    judge = Asked("numpy", Effort(examples=4), isolate=True).judge()
+    told = []
+    judge.progress = lambda *how_far: told.append(how_far)
+    judge.search("blocks")
+    judge.close()
+    assert [told[0], told[2], told[-1]] == [("blocks", 0, 4), ("blocks", 2, 4), ("blocks", 4, 4)]
