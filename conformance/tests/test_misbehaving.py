@@ -191,11 +191,12 @@ def test_vectors_outlive_it_too(beside):
 
 def test_what_pytest_judges_cannot_end_pytest(pytester, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HERE))
-    result = pytester.runpytest_subprocess(
-        "--pyargs", "kvref_conformance", "-p", "no:cacheprovider", "--kvref-examples", "5", "--kvref-clause", "BLOCK-*",
-        "--kvref", "misbehaving:LeavesAsIfAllWereWell",
-    )  # fmt: skip
-    result.assert_outcomes(passed=5, failed=1)
+    quick = ("-p", "no:cacheprovider", "--kvref-examples", "5", "--kvref-clause", "BLOCK-*")
+    asked = ("--pyargs", "kvref_conformance", *quick, "--kvref", "misbehaving:LeavesAsIfAllWereWell")
+    pytester.runpytest_subprocess(*asked).assert_outcomes(passed=5, failed=1)
+    pytester.runpytest_subprocess(*asked, "-n", "2").assert_outcomes(passed=5, failed=1)
+    gone = pytester.runpytest_subprocess(*asked, "--no-kvref-isolate")  # for a debugger
+    assert (gone.ret, "passed" in gone.stdout.str()) == (0, False)
 
 
 @pytest.mark.parametrize(
