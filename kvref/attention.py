@@ -41,7 +41,7 @@ def attention(
     if num_kv_heads == 0 or query.shape[1] % num_kv_heads:
         raise ShapeMismatch(f"query: expected a multiple of {num_kv_heads} query heads, got {query.shape[1]}")
     length = num_tokens if length is None else length
-    in_range(length, num_tokens + 1, PositionOutOfRange, "length")
+    length = in_range(length, num_tokens + 1, PositionOutOfRange, "length")
     scale = 1 / math.sqrt(head_dim) if scale is None else scale
     return backend.attend(query, keys, values, scale, visible(query.shape[0], num_tokens, length, causal, backend))
 

@@ -1,8 +1,9 @@
 """Blocks of slots, handed out and taken back: the pool and the tables that PagedAttention stands on.
 
 A block is `block_size` consecutive slots of the key and the value store. The pool knows which blocks are free; the tables list,
-for each sequence and layer, which blocks hold its tokens, in order. All tables are one integer array, so that a step of many
-sequences is a few operations on arrays, however many there are and however long.
+for each sequence and layer, which blocks hold its tokens, in order. All tables lie one after the other in one integer array, so
+that a step of many sequences is a few operations on arrays, however many there are and however long, and a long one costs the
+others nothing.
 """
 
 from collections.abc import Mapping
@@ -11,18 +12,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvref.array import Array
-from kvref.errors import BlockNotAllocated, OutOfBlocks, is_integer, whole
+from kvref.errors import BlockNotAllocated, OutOfBlocks, PositionOutOfRange, in_range, integer, whole
+
+MOST_BLOCKS = 2**31 - 1  # a table holds int32, as kernels take it
 
 
 class BlockPool:
     """`num_blocks` blocks, each free or held by exactly one owner (LAW-03). A pool of none is allowed (BLOCK-06)."""
 
     def __init__(self, num_blocks: int) -> None:
-        whole("num_blocks", num_blocks, minimum=0)
-        self.num_blocks = num_blocks
-        self._free = np.arange(num_blocks, dtype=np.int32)[::-1].copy()  # a stack, of which num_free are there
+        """Raises ConfigError."""
+        self.num_blocks = whole("num_blocks", num_blocks, minimum=0, maximum=MOST_BLOCKS)
+        self._free = np.arange(self.num_blocks, dtype=np.int32)[::-1].copy()  # a stack, of which num_free are there
         self._num_free = len(self._free)
-        self._held: NDArray[np.bool_] = np.zeros(num_blocks, np.bool_)
+        self._held: NDArray[np.bool_] = np.zeros(self.num_blocks, np.bool_)
 
     @property
     def num_free(self) -> int:
@@ -42,7 +45,11 @@ class BlockPool:
         return int(self.allocate_many(1)[0])
 
     def allocate_many(self, count: int) -> NDArray[np.int32]:
-        """`count` blocks no one holds, int32 [count], or none of them. Raises OutOfBlocks when fewer are free."""
+        """`count` blocks no one holds, int32 [count], or none of them (BLOCK-07).
+
+        Raises OutOfBlocks when fewer are free, PositionOutOfRange for a negative count (LAW-19).
+        """
+        count = in_range(count, None, PositionOutOfRange, "count")
         left = self.num_free - count
         if left < 0:
             raise OutOfBlocks(f"allocate: expected {count} free of {self.num_blocks} blocks, got {self.num_free}")
@@ -53,81 +60,119 @@ class BlockPool:
 
     def free(self, block: int) -> None:
         """Give `block` back. Raises BlockNotAllocated unless it is held: a block freed twice would get two owners (BLOCK-05)."""
-        if not is_integer(block) or not 0 <= block < self.num_blocks or not self._held[block]:
+        number = integer(block)
+        if number is None or not 0 <= number < self.num_blocks or not self._held[number]:
             raise BlockNotAllocated(f"free: expected a block that is held, got {block!r}")
-        self._held[block] = False
-        self._free[self._num_free] = block
+        self._held[number] = False
+        self._free[self._num_free] = number
         self._num_free += 1
 
 
-NO_BLOCK = -1  # what a table holds past its end: a slot of it is negative, and skipped (KERN-02)
+NO_BLOCK = -1  # what fills up the shorter tables of a batch: a slot of it is negative, and skipped (KERN-02)
 
 
 class BlockTables:
-    """The block tables of many sequences, a row each, and how many tokens of theirs are written.
+    """The block tables of many sequences, known by numbers, and how many tokens of theirs are written.
 
-    blocks: int32 [rows, room, num_layers], position p of a layer in entry p // block_size (PAGED-06), NO_BLOCK past the end.
-    Layers come last because a step looks up the same entry in all of them. counts: int64 [rows], blocks held in every layer.
-    lengths: int64 [rows, num_layers], tokens written.
+    A table is a segment of entries, num_layers blocks each: position p of a layer lies in entry p // block_size (PAGED-06). The
+    layers lie side by side because a step looks up the same entry in all of them. counts: int64 [tables], entries in use.
+    lengths: int64 [tables, num_layers], tokens written.
+
+    A table that outgrows its segment moves to one twice as long, at the end of the array. The gap that it leaves stays until the
+    array is full: then the tables move up into a new one, without gaps and with as much again to spare. The entry after a table's
+    last is always its own, and holds no block.
     """
 
     def __init__(self, num_layers: int, block_size: int) -> None:
-        whole("num_layers", num_layers)
-        whole("block_size", block_size)
-        self.num_layers = num_layers
-        self.block_size = block_size
-        self.blocks: NDArray[np.int32] = np.full((0, 1, num_layers), NO_BLOCK, np.int32)
+        self.num_layers = whole("num_layers", num_layers)
+        self.block_size = whole("block_size", block_size)
         self.counts: NDArray[np.int64] = np.zeros(0, np.int64)
-        self.lengths: NDArray[np.int64] = np.zeros((0, num_layers), np.int64)
+        self.lengths: NDArray[np.int64] = np.zeros((0, self.num_layers), np.int64)
+        self._entries: NDArray[np.int32] = np.full(self.num_layers, NO_BLOCK, np.int32)  # the first is every empty table's
+        self._end = self.num_layers  # of what is in use of them
+        self._starts: NDArray[np.int64] = np.zeros(0, np.int64)  # of each table
+        self._rooms: NDArray[np.int64] = np.zeros(0, np.int64)  # what each may take from there on, the entry at its end included
         self._closed: list[int] = []
 
     def open(self) -> int:
-        """A row for a new sequence, which holds no block."""
+        """The number of a table for a new sequence, which holds no block."""
         if not self._closed:
-            rows = len(self.counts)
-            self._grow(max(8, 2 * rows), self.blocks.shape[1])
-            self._closed = list(reversed(range(rows, len(self.counts))))
+            tables = len(self.counts)
+            more = max(8, tables)
+            self.counts, self._starts, self._rooms = (
+                np.concatenate([each, np.zeros(more, np.int64)]) for each in (self.counts, self._starts, self._rooms)
+            )
+            self.lengths = np.concatenate([self.lengths, np.zeros((more, self.num_layers), np.int64)])
+            self._closed = list(reversed(range(tables, tables + more)))
         return self._closed.pop()
 
-    def close(self, row: int) -> list[int]:
+    def close(self, table: int) -> list[int]:
         """Forget a sequence: the blocks that it held, layer by layer."""
-        held: list[int] = self.blocks[row, : self.counts[row]].T.reshape(-1).tolist()
-        self.blocks[row], self.counts[row], self.lengths[row] = NO_BLOCK, 0, 0
-        self._closed.append(row)
+        held: list[int] = self._segment(table).T.reshape(-1).tolist()
+        self.counts[table], self.lengths[table], self._starts[table], self._rooms[table] = 0, 0, 0, 0
+        self._closed.append(table)
         return held
 
     def extend(self, more: Mapping[int, int], blocks: NDArray[np.int32]) -> None:
-        """Give some rows more entries, by row how many: num_layers blocks an entry, a row's in the order of the layers."""
-        start = 0
-        for row, count in more.items():
-            first = int(self.counts[row])
-            if first + count > self.blocks.shape[1]:
-                self._grow(len(self.counts), max(first + count, 2 * self.blocks.shape[1]))
-            new = blocks[start : start + count * self.num_layers].reshape(self.num_layers, count)
-            self.blocks[row, first : first + count] = new.T
-            self.counts[row] = first + count
-            start += new.size
+        """Give some tables more entries, by table how many: num_layers blocks an entry, a table's in the order of the layers."""
+        begin = 0
+        for table, count in more.items():
+            used, size = int(self.counts[table]) * self.num_layers, count * self.num_layers
+            if used + size >= self._rooms[table]:
+                self._move(table, max(used + size + self.num_layers, 2 * int(self._rooms[table])))
+            at = int(self._starts[table]) + used
+            self._entries[at : at + size] = blocks[begin : begin + size].reshape(self.num_layers, count).T.reshape(-1)
+            self.counts[table] += count
+            begin += size
 
-    def table(self, row: int, layer: int) -> list[int]:
+    def blocks(self, table: int, layer: int) -> list[int]:
         """The blocks that hold the layer's tokens, in order."""
-        held: list[int] = self.blocks[row, : self.counts[row], layer].tolist()
+        held: list[int] = self._segment(table)[:, layer].tolist()
         return held
 
-    def capacity(self, row: int) -> int:
-        """Tokens the blocks of each layer have room for."""
-        return int(self.counts[row]) * self.block_size
+    def padded(self, tables: NDArray[np.int64], layer: int) -> NDArray[np.int32]:
+        """`blocks` of several tables, int32 [tables, most blocks of any], NO_BLOCK past the end of each."""
+        ends = self.counts[tables] * self.num_layers
+        places = np.minimum(np.arange(0, ends.max(initial=0), self.num_layers), ends[:, None])  # at the end, NO_BLOCK
+        places += (self._starts[tables] + layer)[:, None]
+        return self._entries.take(places)
 
-    def slots(self, rows: Array, layers: Array, positions: Array) -> NDArray[np.int64]:
+    def entries_for(self, num_tokens: Array) -> Array:
+        """How many entries so many tokens take, of an integer or an array of them (PAGED-03)."""
+        return -(-num_tokens // self.block_size)
+
+    def capacity(self, table: int) -> int:
+        """Tokens the blocks of each layer have room for."""
+        return int(self.counts[table]) * self.block_size
+
+    def slots(self, tables: Array, layers: Array, positions: Array) -> NDArray[np.int64]:
         """block * block_size + offset for positions within capacity; the three broadcast against each other."""
         entry = positions // self.block_size
-        slots: NDArray[np.int64] = self.blocks[rows, entry, layers] * np.int64(self.block_size) + positions % self.block_size
+        blocks = self._entries.take(self._starts[tables] + layers + entry * self.num_layers)
+        slots: NDArray[np.int64] = (blocks - entry) * self.block_size + positions  # the offset is positions - entry * block_size
         return slots
 
-    def _grow(self, rows: int, room: int) -> None:
-        blocks, counts, lengths = self.blocks, self.counts, self.lengths
-        self.blocks = np.full((rows, room, self.num_layers), NO_BLOCK, np.int32)
-        self.blocks[: len(blocks), : blocks.shape[1]] = blocks
-        self.counts = np.zeros(rows, np.int64)
-        self.counts[: len(counts)] = counts
-        self.lengths = np.zeros((rows, self.num_layers), np.int64)
-        self.lengths[: len(lengths)] = lengths
+    def _segment(self, table: int) -> NDArray[np.int32]:
+        """A table's entries, [count, num_layers]: to be read and written."""
+        start = self._starts[table]
+        stop = start + self.counts[table] * self.num_layers
+        return self._entries[start:stop].reshape(-1, self.num_layers)
+
+    def _move(self, table: int, room: int) -> None:
+        """Give a table more room, at the end."""
+        if self._end + room > len(self._entries):
+            self._close_up(room)
+        held = self._segment(table)
+        self._starts[table], self._rooms[table] = self._end, room
+        self._end += room
+        self._segment(table)[:] = held
+
+    def _close_up(self, room: int) -> None:
+        """Leave no gaps between the tables, in a new array with `room` after them and as much again as they take."""
+        ends = self.num_layers + np.cumsum(self._rooms)
+        starts, end = np.where(self._rooms, ends - self._rooms, 0), int(ends[-1])
+        entries = np.full(2 * end + room, NO_BLOCK, np.int32)
+        entries[self.num_layers : end] = self._entries[
+            np.arange(self.num_layers, end) + np.repeat(self._starts - starts, self._rooms)
+        ]
+        self._starts, self._entries, self._end = starts, entries, end

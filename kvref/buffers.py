@@ -12,7 +12,16 @@ from types import TracebackType
 
 from kvref.array import Array
 from kvref.backend import Backend, reference
-from kvref.errors import BufferReleased, BufferTooLarge, CapacityExceeded, ConfigError, PositionOutOfRange, in_range, whole
+from kvref.errors import (
+    BufferReleased,
+    BufferTooLarge,
+    CapacityExceeded,
+    ConfigError,
+    PositionOutOfRange,
+    in_range,
+    integer,
+    whole,
+)
 from kvref.inputs import accept
 
 SIZE_CLASSES = tuple(kib * 1024 for kib in (1, 4, 16, 64, 256))  # bytes
@@ -104,8 +113,7 @@ class BufferStats:
 class BufferPool:
     def __init__(self, max_buffers: int = 32, backend: Backend = reference) -> None:
         """max_buffers: free buffers kept of each class."""
-        whole("max_buffers", max_buffers)
-        self.max_buffers = max_buffers
+        self.max_buffers = whole("max_buffers", max_buffers)
         self.backend = backend
         self.lock = RLock()
         self._free: dict[int, list[Array]] = {size: [] for size in SIZE_CLASSES}
@@ -134,9 +142,9 @@ class BufferPool:
 
     def prewarm(self, size: int, count: int) -> None:
         """Fill the free list of one class with `count` more buffers, up to max_buffers (BUF-06)."""
-        if size not in SIZE_CLASSES:
+        if integer(size) not in SIZE_CLASSES:
             raise ConfigError(f"size: expected one of {', '.join(map(str, SIZE_CLASSES))}, got {size!r}")
-        in_range(count, None, PositionOutOfRange, "count")
+        size, count = int(size), in_range(count, None, PositionOutOfRange, "count")
         with self.lock:
             for _ in range(min(count, self.max_buffers - len(self._free[size]))):
                 self._free[size].append(self._allocate(size))
@@ -172,7 +180,7 @@ class BufferPool:
 
 def size_class(num_bytes: int) -> int:
     """The smallest size class that holds `num_bytes` (BUF-01). Raises BufferTooLarge, or PositionOutOfRange for a negative."""
-    in_range(num_bytes, None, PositionOutOfRange, "num_bytes")
+    num_bytes = in_range(num_bytes, None, PositionOutOfRange, "num_bytes")
     for size in SIZE_CLASSES:
         if num_bytes <= size:
             return size

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from kvref.array import Array
 from kvref.attention import attention
 from kvref.backend import Backend, reference
-from kvref.errors import CapacityExceeded, PositionOutOfRange, in_range, whole
+from kvref.errors import CapacityExceeded, PositionOutOfRange, in_range, whole_fields
 from kvref.formats import PLAIN_DTYPES, Quantized, get_format
 from kvref.inputs import accept, accept_pair
 
@@ -30,9 +30,8 @@ class ContiguousConfig:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        for name in ("num_kv_heads", "head_dim", "max_seq_len", "batch_size"):
-            whole(name, getattr(self, name))
-        whole("initial_capacity", self.initial_capacity, minimum=0)
+        whole_fields(self, "num_kv_heads", "head_dim", "max_seq_len", "batch_size")
+        whole_fields(self, "initial_capacity", minimum=0)
         get_format(self.dtype, among=PLAIN_DTYPES)
 
 
@@ -89,7 +88,7 @@ class ContiguousCache:
 
         Raises CapacityExceeded past the buffers' capacity, PositionOutOfRange for a negative count.
         """
-        in_range(count, None, PositionOutOfRange, "count")
+        count = in_range(count, None, PositionOutOfRange, "count")
         if self.seq_len + count > self.capacity:
             raise CapacityExceeded(f"advance: expected at most {self.capacity} tokens, got {self.seq_len + count}")
         self.seq_len += count

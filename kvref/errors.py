@@ -4,6 +4,7 @@ Each message says what was expected and what came. The class names are the error
 error, in this language or another, so they are part of the specification (LAW-10, LAW-11, LAW-12).
 """
 
+import operator
 from collections.abc import Sequence
 from numbers import Integral
 
@@ -84,19 +85,39 @@ class BackendNotFound(KVRefError):
     """No backend of that name is installed, or its library is missing."""
 
 
-def is_integer(value: object) -> bool:
-    """Whether `value` is an integer, Python's or NumPy's. True and False are not."""
-    return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
+LARGEST = 2**63 - 1  # what an index is, here and in every array library
 
 
-def whole(name: str, value: int, minimum: int = 1) -> None:
-    """Raise ConfigError unless `value` is an integer of at least `minimum` (LAW-12)."""
-    if not is_integer(value) or value < minimum:
+def integer(value: object) -> int | None:
+    """`value` as Python's own integer, or None for what is no integer. True and False are none.
+
+    NumPy's are integers too, and wrap around as Python's do not: none may stay in a cache, or go into a sum (LAW-20).
+    """
+    if type(value) is int:
+        return value
+    return operator.index(value) if isinstance(value, Integral) and not isinstance(value, bool) else None
+
+
+def whole(name: str, value: int, minimum: int = 1, maximum: int = LARGEST) -> int:
+    """`value` as Python's integer. Raises ConfigError unless it is one in [minimum, maximum] (LAW-12)."""
+    number = integer(value)
+    if number is None or number < minimum:
         raise ConfigError(f"{name}: expected an integer of at least {minimum}, got {value!r}")
+    if number > maximum:
+        raise ConfigError(f"{name}: expected at most {maximum}, got {value!r}")
+    return number
 
 
-def in_range(value: int, stop: int | None, error: type[KVRefError], what: str) -> None:
-    """Raise `error` unless `value` is an integer in [0, stop): a negative index counts from nowhere (LAW-11)."""
-    if not is_integer(value) or value < 0 or (stop is not None and value >= stop):
+def whole_fields(config: object, *names: str, minimum: int = 1) -> None:
+    """`whole` of fields of a frozen dataclass, which keeps what it gives. For __post_init__."""
+    for name in names:
+        object.__setattr__(config, name, whole(name, getattr(config, name), minimum))
+
+
+def in_range(value: int, stop: int | None, error: type[KVRefError], what: str) -> int:
+    """`value` as Python's integer. Raises `error` unless it is in [0, stop): a negative index counts from nowhere (LAW-11)."""
+    number = integer(value)
+    if number is None or number < 0 or (stop is not None and number >= stop):
         wanted = "an integer of at least 0" if stop is None else f"an integer in [0, {stop})"
         raise error(f"{what}: expected {wanted}, got {value!r}")
+    return number

@@ -4,7 +4,7 @@ Keys and values each lie in one store of num_blocks * block_size slots, shared b
 says which blocks hold which of its tokens; token p of a layer lies in entry p // block_size at offset p % block_size.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,7 @@ from kvref.array import Array
 from kvref.attention import attention
 from kvref.backend import Backend, reference
 from kvref.blocks import BlockPool, BlockTables
-from kvref.errors import LayerOutOfRange, OutOfBlocks, PositionOutOfRange, SequenceNotFound, in_range, is_integer, whole
+from kvref.errors import LayerOutOfRange, OutOfBlocks, PositionOutOfRange, SequenceNotFound, in_range, integer, whole_fields
 from kvref.formats import PLAIN_DTYPES, get_format
 from kvref.inputs import accept_pair
 from kvref.slots import TokenStore
@@ -32,9 +32,8 @@ class PagedConfig:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        whole("num_blocks", self.num_blocks, minimum=0)
-        for name in ("num_layers", "num_kv_heads", "head_dim", "block_size"):
-            whole(name, getattr(self, name))
+        whole_fields(self, "num_blocks", minimum=0)
+        whole_fields(self, "num_layers", "num_kv_heads", "head_dim", "block_size")
         get_format(self.dtype, among=PLAIN_DTYPES)
 
 
@@ -46,7 +45,7 @@ class PagedCache:
         slots = config.num_blocks * config.block_size
         self._store = TokenStore(backend, get_format(config.dtype), slots, config.num_kv_heads, config.head_dim)
         self._tables = BlockTables(config.num_layers, config.block_size)
-        self._rows: dict[int, int] = {}  # of the tables, by sequence
+        self._table_of: dict[int, int] = {}  # by sequence, the number of its block table
         self._next_sequence = 0
 
     @property
@@ -62,122 +61,111 @@ class PagedCache:
         """A new, empty sequence, holding no block: its id, counted up from 0 and never used again (PAGED-01)."""
         sequence = self._next_sequence
         self._next_sequence += 1
-        self._rows[sequence] = self._tables.open()
+        self._table_of[sequence] = self._tables.open()
         return sequence
 
     def drop(self, sequence: int) -> None:
         """Forget a sequence and give back every block it held. Raises SequenceNotFound."""
-        for block in self._tables.close(self._row(sequence)):
+        for block in self._tables.close(self._table(sequence)):
             self.pool.free(block)
-        del self._rows[sequence]
+        del self._table_of[sequence]
 
     def ensure_capacity(self, sequence: int, num_tokens: int) -> None:
         """Hold ceil(num_tokens / block_size) blocks in every layer, or more. Raises OutOfBlocks and takes none (PAGED-05)."""
-        row = self._row(sequence)
-        in_range(num_tokens, None, PositionOutOfRange, "num_tokens")
-        self._ensure(np.array([row]), np.array([num_tokens]))
+        table = self._table(sequence)
+        self._ensure(table, in_range(num_tokens, None, PositionOutOfRange, "num_tokens"))
 
     def write(self, sequence: int, layer: int, start: int, keys: Array, values: Array) -> None:
         """Write keys and values [n, num_kv_heads, head_dim] at positions start .. start + n, taking blocks as needed.
 
         `start` lies at or before the layer's length: there are no holes (PAGED-10), and what was there is overwritten.
         """
-        row = self._row(sequence)
-        self._check_layer(layer)
-        in_range(start, int(self._tables.lengths[row, layer]) + 1, PositionOutOfRange, "start")
+        table, layer = self._table(sequence), self._layer(layer)
+        length = int(self._tables.lengths[table, layer])
+        start = in_range(start, length + 1, PositionOutOfRange, "start")
         shape = ("n", self.config.num_kv_heads, self.config.head_dim)
         keys, values = accept_pair(keys, values, shape, self._backend)
         end = start + keys.shape[0]
-        self._ensure(np.array([row]), np.array([end]))
-        slots = self._tables.slots(row, layer, np.arange(start, end))
+        self._ensure(table, end)
+        slots = self._tables.slots(table, layer, np.arange(start, end))
         self._store.write(slots, keys, values)
-        self._tables.lengths[row, layer] = max(self._tables.lengths[row, layer], end)
+        self._tables.lengths[table, layer] = max(length, end)
 
     def append(self, sequences: Sequence[int], layer: int, keys: Array, values: Array) -> None:
         """Append one token to each of B sequences in one layer, keys and values [B, num_kv_heads, head_dim]: to all or none.
 
         The same as writing each at its sequence's length, one by one (PAGED-16). Raises as `write` does.
         """
-        rows = self._rows_of(sequences)
-        self._check_layer(layer)
-        shape = (len(rows), self.config.num_kv_heads, self.config.head_dim)
+        tables, layer = self._tables_of(sequences), self._layer(layer)
+        shape = (len(tables), self.config.num_kv_heads, self.config.head_dim)
         keys, values = accept_pair(keys, values, shape, self._backend)
-        positions = self._tables.lengths[rows, layer] + _times_before(sequences)
-        self._ensure(rows, positions + 1)
-        self._store.write(self._tables.slots(rows, layer, positions), keys, values)
-        self._tables.lengths[rows, layer] = positions + 1  # of a row named twice the last counts
+        positions = self._tables.lengths[tables, layer] + _times_before(sequences)
+        self._ensure_each(tables, positions + 1)
+        self._store.write(self._tables.slots(tables, layer, positions), keys, values)
+        self._tables.lengths[tables, layer] = positions + 1  # of a table named twice the last counts
 
     def append_step(self, sequences: Sequence[int], keys: Array, values: Array) -> None:
         """`append` in every layer, keys and values [num_layers, B, num_kv_heads, head_dim], in one scatter: to all or none."""
-        rows, config = self._rows_of(sequences), self.config
-        shape = (config.num_layers, len(rows), config.num_kv_heads, config.head_dim)
+        tables, config = self._tables_of(sequences), self.config
+        shape = (config.num_layers, len(tables), config.num_kv_heads, config.head_dim)
         keys, values = accept_pair(keys, values, shape, self._backend)
-        positions = self._tables.lengths[rows] + _times_before(sequences)[:, None]  # [B, num_layers]
-        self._ensure(rows, positions.max(axis=1) + 1)
-        slots = self._tables.slots(rows[:, None], np.arange(config.num_layers), positions)
+        positions = self._tables.lengths[tables] + _times_before(sequences)[:, None]  # [B, num_layers]
+        self._ensure_each(tables, positions.max(axis=1) + 1)
+        slots = self._tables.slots(tables[:, None], np.arange(config.num_layers), positions)
         tokens = (slots.size, config.num_kv_heads, config.head_dim)
         keys, values = (self._backend.xp.reshape(each, tokens) for each in (keys, values))
         self._store.write(slots.T.reshape(-1), keys, values)
-        self._tables.lengths[rows] = positions + 1
+        self._tables.lengths[tables] = positions + 1
 
     def read(self, sequence: int, layer: int, positions: Sequence[int]) -> tuple[Array, Array]:
         """Keys and values at `positions`, float32 [n, num_kv_heads, head_dim]. Raises PositionOutOfRange past the length."""
-        row, length = self._row(sequence), self.length(sequence, layer)
-        for position in positions:
-            in_range(position, length, PositionOutOfRange, f"position in sequence {sequence}, layer {layer}")
-        return self._store.read(self._tables.slots(row, layer, np.asarray(positions, np.int64)))
+        table, layer = self._table(sequence), self._layer(layer)
+        length, what = int(self._tables.lengths[table, layer]), f"position in sequence {sequence}, layer {layer}"
+        wanted = np.array([in_range(position, length, PositionOutOfRange, what) for position in positions], np.int64)
+        return self._store.read(self._tables.slots(table, layer, wanted))
 
     def gather(self, sequence: int, layer: int) -> tuple[Array, Array]:
         """Every token of the layer, in order (PAGED-12)."""
-        length = self.length(sequence, layer)
-        return self._store.read(self._tables.slots(self._row(sequence), layer, np.arange(length)))
+        table, layer = self._table(sequence), self._layer(layer)
+        return self._store.read(self._tables.slots(table, layer, np.arange(self._tables.lengths[table, layer])))
 
     def gather_batch(self, sequences: Sequence[int], layer: int) -> tuple[Array, Array, Array]:
         """Every token of B sequences, one after the other: keys, values float32 [total, num_kv_heads, head_dim], offsets [B + 1].
 
-        Sequence i has rows offsets[i] .. offsets[i + 1] (int32): what kernels for sequences of unequal length take (PAGED-17).
+        Tokens offsets[i] .. offsets[i + 1] (int32) are those of sequence i: how kernels take a batch of any lengths (PAGED-17).
         """
-        rows = self._rows_of(sequences)
-        self._check_layer(layer)
-        lengths = self._tables.lengths[rows, layer]
+        tables, layer = self._tables_of(sequences), self._layer(layer)
+        lengths = self._tables.lengths[tables, layer]
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         positions = np.arange(offsets[-1]) - np.repeat(offsets[:-1], lengths)
-        keys, values = self._store.read(self._tables.slots(np.repeat(rows, lengths), layer, positions))
+        keys, values = self._store.read(self._tables.slots(np.repeat(tables, lengths), layer, positions))
         return keys, values, self._backend.asarray(offsets.astype(np.int32))
 
     def length(self, sequence: int, layer: int) -> int:
         """Tokens written to the layer: not the room its blocks have (PAGED-09)."""
-        row = self._row(sequence)
-        self._check_layer(layer)
-        return int(self._tables.lengths[row, layer])
+        return int(self._tables.lengths[self._table(sequence), self._layer(layer)])
 
     def lengths(self, sequences: Sequence[int], layer: int) -> Array:
         """`length` of B sequences, int32 [B] (PAGED-17)."""
-        rows = self._rows_of(sequences)
-        self._check_layer(layer)
-        return self._backend.asarray(self._tables.lengths[rows, layer].astype(np.int32))
+        tables, layer = self._tables_of(sequences), self._layer(layer)
+        return self._backend.asarray(self._tables.lengths[tables, layer].astype(np.int32))
 
     def block_table(self, sequence: int, layer: int) -> list[int]:
         """The blocks that hold the layer's tokens, in order."""
-        row = self._row(sequence)
-        self._check_layer(layer)
-        return self._tables.table(row, layer)
+        return self._tables.blocks(self._table(sequence), self._layer(layer))
 
     def block_tables(self, sequences: Sequence[int], layer: int) -> Array:
         """`block_table` of B sequences, int32 [B, most blocks of any], -1 past the end of a table (PAGED-17)."""
-        rows = self._rows_of(sequences)
-        self._check_layer(layer)
-        most = int(self._tables.counts[rows].max(initial=0))
-        return self._backend.asarray(self._tables.blocks[rows, :most, layer])
+        tables, layer = self._tables_of(sequences), self._layer(layer)
+        return self._backend.asarray(self._tables.padded(tables, layer))
 
     def slot_mapping(self, sequence: int, layer: int, start: int, count: int) -> list[int]:
         """block * block_size + offset for positions start .. start + count, all within the blocks held (PAGED-06)."""
-        row = self._row(sequence)
-        self._check_layer(layer)
-        in_range(count, None, PositionOutOfRange, "count")
-        in_range(start, None, PositionOutOfRange, "start")
-        in_range(start + count, self._tables.capacity(row) + 1, PositionOutOfRange, "start + count")
-        slots: list[int] = self._tables.slots(row, layer, np.arange(start, start + count)).tolist()
+        table, layer = self._table(sequence), self._layer(layer)
+        start = in_range(start, None, PositionOutOfRange, "start")
+        end = start + in_range(count, None, PositionOutOfRange, "count")
+        in_range(end, self._tables.capacity(table) + 1, PositionOutOfRange, "start + count")
+        slots: list[int] = self._tables.slots(table, layer, np.arange(start, end)).tolist()
         return slots
 
     def attend(self, sequence: int, layer: int, query: Array, scale: float | None = None, causal: bool = False) -> Array:
@@ -185,28 +173,40 @@ class PagedCache:
         keys, values = self.gather(sequence, layer)
         return attention(query, keys, values, scale=scale, causal=causal, backend=self._backend)
 
-    def _row(self, sequence: int) -> int:
-        if not is_integer(sequence) or sequence not in self._rows:
+    def _table(self, sequence: int) -> int:
+        """The number of a sequence's block table."""
+        number = integer(sequence)
+        if number is None or number not in self._table_of:
             raise SequenceNotFound(f"sequence: expected one that was created and not dropped, got {sequence!r}")
-        return self._rows[sequence]
+        return self._table_of[number]
 
-    def _rows_of(self, sequences: Sequence[int]) -> NDArray[np.int64]:
-        if set(map(type, sequences)) <= {int} and self._rows.keys() >= set(sequences):
-            return np.array([self._rows[sequence] for sequence in sequences], np.int64)
-        return np.array([self._row(sequence) for sequence in sequences], np.int64)  # NumPy's integers, or it raises
+    def _tables_of(self, sequences: Sequence[int]) -> NDArray[np.int64]:
+        if set(map(type, sequences)) <= {int} and self._table_of.keys() >= set(sequences):
+            return np.array([self._table_of[sequence] for sequence in sequences], np.int64)
+        return np.array([self._table(sequence) for sequence in sequences], np.int64)  # NumPy's integers, or it raises
 
-    def _check_layer(self, layer: int) -> None:
-        in_range(layer, self.config.num_layers, LayerOutOfRange, "layer")
+    def _layer(self, layer: int) -> int:
+        return in_range(layer, self.config.num_layers, LayerOutOfRange, "layer")
 
-    def _ensure(self, rows: NDArray[np.int64], num_tokens: NDArray[np.int64]) -> None:
-        """Room for `num_tokens` in every layer of each row, or OutOfBlocks and no block taken."""
-        missing = -(-num_tokens // self.config.block_size) - self._tables.counts[rows]
+    def _ensure(self, table: int, num_tokens: int) -> None:
+        """Room for `num_tokens` in every layer of one sequence, or OutOfBlocks and no block taken."""
+        missing = self._tables.entries_for(num_tokens) - int(self._tables.counts[table])
+        if missing > 0:
+            self._extend({table: missing})
+
+    def _ensure_each(self, tables: NDArray[np.int64], num_tokens: NDArray[np.int64]) -> None:
+        """`_ensure` of several, to all or none."""
+        missing = self._tables.entries_for(num_tokens) - self._tables.counts[tables]
         short = (missing > 0).nonzero()[0]
         if short.size == 0:
             return
         more: dict[int, int] = {}
-        for row, count in zip(rows[short].tolist(), missing[short].tolist(), strict=True):
-            more[row] = max(count, more.get(row, 0))  # a row may be named twice
+        for table, count in zip(tables[short].tolist(), missing[short].tolist(), strict=True):
+            more[table] = max(count, more.get(table, 0))  # a sequence may be named twice
+        self._extend(more)
+
+    def _extend(self, more: Mapping[int, int]) -> None:
+        """Blocks of every layer for so many more entries of each table, or OutOfBlocks and none."""
         needed = self.config.num_layers * sum(more.values())
         if needed > self.pool.num_free:
             raise OutOfBlocks(f"blocks: expected {needed} free ones, got {self.pool.num_free}")

@@ -12,7 +12,7 @@ from kvref.array import Array
 from kvref.attention import attention
 from kvref.backend import Backend, reference
 from kvref.buffers import VALUE_BYTES, BufferPool, BufferStats
-from kvref.errors import ConfigError, whole
+from kvref.errors import ConfigError, whole, whole_fields
 from kvref.inputs import accept_pair
 
 
@@ -26,8 +26,7 @@ class PooledConfig:
     max_tokens: int = 4096
 
     def __post_init__(self) -> None:
-        for name in ("num_kv_heads", "head_dim", "tokens_per_block", "max_tokens"):
-            whole(name, getattr(self, name))
+        whole_fields(self, "num_kv_heads", "head_dim", "tokens_per_block", "max_tokens")
         if self.tokens_per_block > self.max_tokens:
             raise ConfigError(f"tokens_per_block: expected at most max_tokens {self.max_tokens}, got {self.tokens_per_block}")
 
@@ -36,10 +35,10 @@ class PooledBlock:
     """Up to `max_tokens` tokens: never more, however large the buffers' size class is (POOL-01)."""
 
     def __init__(self, pool: BufferPool, num_kv_heads: int, head_dim: int, max_tokens: int) -> None:
-        """Takes two buffers from the pool. Raises BufferTooLarge, holding none."""
-        self.max_tokens = max_tokens
-        self._token_shape = (num_kv_heads, head_dim)
-        num_bytes = max_tokens * num_kv_heads * head_dim * VALUE_BYTES
+        """Takes two buffers from the pool. Raises ConfigError, or BufferTooLarge, holding none."""
+        self.max_tokens = whole("max_tokens", max_tokens)
+        self._token_shape = whole("num_kv_heads", num_kv_heads), whole("head_dim", head_dim)
+        num_bytes = self.max_tokens * self._token_shape[0] * self._token_shape[1] * VALUE_BYTES
         self._keys, self._values = pool.acquire_pair(num_bytes)
         self._xp = pool.backend.xp
 

@@ -15,7 +15,7 @@ from kvref.errors import (
     LayerOutOfRange,
     PositionOutOfRange,
     in_range,
-    whole,
+    whole_fields,
 )
 from kvref.formats import ROW_FORMATS, Format, get_format
 from kvref.inputs import accept, accept_pair
@@ -33,8 +33,7 @@ class QuantizedConfig:
     format: str = "int8"
 
     def __post_init__(self) -> None:
-        for name in ("num_layers", "capacity", "num_kv_heads", "head_dim"):
-            whole(name, getattr(self, name))
+        whole_fields(self, "num_layers", "capacity", "num_kv_heads", "head_dim")
         get_format(self.format, among=ROW_FORMATS)
 
 
@@ -51,7 +50,7 @@ class QuantizedCache:
 
         Raises LayerOutOfRange, ShapeMismatch, DtypeMismatch, NonFinite, or CapacityExceeded where they do not fit.
         """
-        self._check_layer(layer)
+        layer = self._layer(layer)
         shape = ("n", self.config.num_kv_heads, self.config.head_dim)
         keys, values = accept_pair(keys, values, shape, self._backend)
         self._append([layer] * keys.shape[0], keys, values)
@@ -65,7 +64,7 @@ class QuantizedCache:
     def read_head(self, layer: int, position: int, head: int) -> tuple[Array, Array]:
         """One head's key and value at a position, float32 [head_dim]. Raises Layer-, Position- or HeadOutOfRange."""
         key, value = self.read_token(layer, position)
-        in_range(head, self.config.num_kv_heads, HeadOutOfRange, "head")
+        head = in_range(head, self.config.num_kv_heads, HeadOutOfRange, "head")
         return key[head, :], value[head, :]
 
     def read_token(self, layer: int, position: int) -> tuple[Array, Array]:
@@ -75,15 +74,14 @@ class QuantizedCache:
 
     def read_tokens(self, layer: int, positions: Sequence[int]) -> tuple[Array, Array]:
         """Keys and values at `positions`, float32 [n, num_kv_heads, head_dim]."""
-        self._check_layer(layer)
-        for position in positions:
-            in_range(position, self._lengths[layer], PositionOutOfRange, f"position in layer {layer}")
-        return self._store.read([layer * self.config.capacity + position for position in positions])
+        layer = self._layer(layer)
+        length, what = self._lengths[layer], f"position in layer {layer}"
+        wanted = [in_range(position, length, PositionOutOfRange, what) for position in positions]
+        return self._store.read([layer * self.config.capacity + position for position in wanted])
 
     def length(self, layer: int = 0) -> int:
         """Tokens in the layer."""
-        self._check_layer(layer)
-        return self._lengths[layer]
+        return self._lengths[self._layer(layer)]
 
     def clear(self) -> None:
         """Forget every token in every layer."""
@@ -121,8 +119,8 @@ class QuantizedCache:
         self._store.write(slots, keys, values)
         self._lengths = lengths
 
-    def _check_layer(self, layer: int) -> None:
-        in_range(layer, self.config.num_layers, LayerOutOfRange, "layer")
+    def _layer(self, layer: int) -> int:
+        return in_range(layer, self.config.num_layers, LayerOutOfRange, "layer")
 
 
 def mean_absolute_error(rows: Array, format: str | Format, backend: Backend = reference) -> float:

@@ -16,7 +16,7 @@ from kvref.array import Array
 from kvref.attention import attention
 from kvref.backend import Backend, reference
 from kvref.buffers import VALUE_BYTES, Buffer, BufferPool
-from kvref.errors import ConfigError, NonFinite, PositionOutOfRange, in_range, whole
+from kvref.errors import ConfigError, NonFinite, PositionOutOfRange, in_range, whole_fields
 from kvref.formats import FORMATS, PLAIN_DTYPES, SCALED_FORMATS, Format, get_format
 from kvref.inputs import accept_pair
 from kvref.slots import TokenStore
@@ -44,10 +44,8 @@ class TieredConfig:
     migration_batch: int = 64
 
     def __post_init__(self) -> None:
-        for name in ("num_kv_heads", "head_dim", "max_tokens", "migration_batch"):
-            whole(name, getattr(self, name))
-        for name in ("tail_length", "warm_length"):
-            whole(name, getattr(self, name), minimum=0)
+        whole_fields(self, "num_kv_heads", "head_dim", "max_tokens", "migration_batch")
+        whole_fields(self, "tail_length", "warm_length", minimum=0)
         if self.tail_length + self.warm_length > self.max_tokens:
             room = f"tail_length {self.tail_length} + warm_length {self.warm_length}"
             raise ConfigError(f"expected tail and warm tier within max_tokens {self.max_tokens}, got {room}")
@@ -187,7 +185,7 @@ class TieredCache:
         """ "tail", "warm" or "store". Raises PositionOutOfRange for a token evicted or not yet appended (TIER-07)."""
         with self._lock:
             first = self._next - self.total_tokens
-            in_range(position, self._next, PositionOutOfRange, "position")
+            position = in_range(position, self._next, PositionOutOfRange, "position")
             if position < first:
                 raise PositionOutOfRange(f"position: expected one in [{first}, {self._next}), got {position}, evicted")
             age = self._next - 1 - position

@@ -8,7 +8,7 @@ from kvref_zoo.right import Right
 
 class Cache(kvref.PagedCache):
     def append(self, sequences: Any, layer: int, keys: Any, values: Any) -> None:
-        there = sorted(self._rows)
+        there = sorted(self._table_of)
         if len(set(sequences)) == len(sequences) and set(sequences) <= set(there):
             sequences = there[: len(sequences)]
         super().append(sequences, layer, keys, values)

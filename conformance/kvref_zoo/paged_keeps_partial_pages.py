@@ -1,5 +1,6 @@
 """Takes pages one at a time and keeps those it got when the pool runs dry."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,10 @@ from kvref_zoo.right import Right
 
 
 class Cache(kvref.PagedCache):
-    def _ensure(self, rows: Any, num_tokens: Any) -> None:
-        for row, count in zip(rows, num_tokens, strict=True):
-            while self._tables.capacity(row) < count:
-                self._tables.extend({row: 1}, np.array([self.pool.allocate() for _ in range(self.config.num_layers)]))
+    def _extend(self, more: Mapping[int, int]) -> None:
+        for table, count in more.items():
+            for _ in range(count):
+                self._tables.extend({table: 1}, np.array([self.pool.allocate() for _ in range(self.config.num_layers)]))
 
 
 class Implementation(Right):

@@ -8,9 +8,9 @@ from kvref_zoo.right import Right
 
 class Cache(kvref.PagedCache):
     def drop(self, sequence: int) -> None:
-        for block in self._tables.close(self._row(sequence))[1:]:
+        for block in self._tables.close(self._table(sequence))[1:]:
             self.pool.free(block)
-        del self._rows[sequence]
+        del self._table_of[sequence]
 
 
 class Implementation(Right):

@@ -9,7 +9,7 @@ from kvref_zoo.right import Right
 class Cache(kvref.PagedCache):
     def length(self, sequence: int, layer: int) -> int:
         super().length(sequence, layer)
-        return self._tables.capacity(self._row(sequence))
+        return self._tables.capacity(self._table(sequence))
 
 
 class Implementation(Right):

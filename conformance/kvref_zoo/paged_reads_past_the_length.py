@@ -8,9 +8,9 @@ from kvref_zoo.right import Right
 
 class Cache(kvref.PagedCache):
     def read(self, sequence: int, layer: int, positions: Any) -> Any:
-        row, length = self._row(sequence), self.length(sequence, layer)
-        if all(length <= position < self._tables.capacity(row) for position in positions):
-            return self._store.read([self._tables.slots(row, layer, position) for position in positions])
+        table, length = self._table(sequence), self.length(sequence, layer)
+        if all(length <= position < self._tables.capacity(table) for position in positions):
+            return self._store.read([self._tables.slots(table, layer, position) for position in positions])
         return super().read(sequence, layer, positions)
 
 

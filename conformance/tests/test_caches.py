@@ -17,20 +17,20 @@ def rows(count, heads=2, dim=3):
 
 def test_a_block_table_looks_up_blocks_and_slots():
     tables = kvref.BlockTables(num_layers=2, block_size=4)
-    other, row, third = (tables.open() for _ in range(3))
-    tables.extend({row: 1}, np.array([7, 9]))
-    tables.extend({row: 1, third: 2}, np.array([2, 3, 0, 1, 4, 5]))
-    assert (tables.table(third, 0), tables.table(third, 1)) == ([0, 1], [4, 5])
-    assert (tables.table(row, 0), tables.table(row, 1), tables.table(other, 0)) == ([7, 2], [9, 3], [])
-    assert (tables.capacity(row), tables.capacity(other)) == (8, 0)
-    assert tables.slots(row, 0, np.array([0, 3, 4, 7])).tolist() == [28, 31, 8, 11]
-    for _ in range(20):  # more rows than there was room for: what is there stays
+    other, second, third = (tables.open() for _ in range(3))
+    tables.extend({second: 1}, np.array([7, 9]))
+    tables.extend({second: 1, third: 2}, np.array([2, 3, 0, 1, 4, 5]))
+    assert (tables.blocks(third, 0), tables.blocks(third, 1)) == ([0, 1], [4, 5])
+    assert (tables.blocks(second, 0), tables.blocks(second, 1), tables.blocks(other, 0)) == ([7, 2], [9, 3], [])
+    assert (tables.capacity(second), tables.capacity(other)) == (8, 0)
+    assert tables.slots(second, 0, np.array([0, 3, 4, 7])).tolist() == [28, 31, 8, 11]
+    for _ in range(20):  # more tables than there was room for: what is there stays
         tables.open()
-    assert tables.table(row, 1) == [9, 3]
-    assert tables.close(row) == [7, 2, 9, 3]
-    assert tables.open() == row
-    assert tables.table(row, 0) == []
-    assert (tables.blocks[row] == -1).all()
+    assert tables.blocks(second, 1) == [9, 3]
+    assert tables.close(second) == [7, 2, 9, 3]
+    assert tables.open() == second
+    assert tables.blocks(second, 0) == []
+    assert tables.padded(np.array([second, third]), 1).tolist() == [[-1, -1], [4, 5]]
 
 
 def test_a_pooled_block_takes_what_fits():

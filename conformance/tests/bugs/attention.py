@@ -84,8 +84,8 @@ def the_causal_mask_is_off_by_one(patch):
 @bug("ATTN-10")
 def attention_over_pages_reads_whole_blocks(patch):
     def whole_blocks(self, sequence, layer, query, scale=None, causal=False):
-        row = self._row(sequence)
-        keys, values = self._store.read(self._tables.slots(row, layer, np.arange(self._tables.capacity(row))))
+        table = self._table(sequence)
+        keys, values = self._store.read(self._tables.slots(table, layer, np.arange(self._tables.capacity(table))))
         return kvref.attention(query, keys, values, scale=scale, causal=causal)
 
     patch.setattr(PagedCache, "attend", whole_blocks)

@@ -14,7 +14,7 @@ from kvref.formats import symmetric
 def pages_are_kept_when_the_pool_runs_dry(patch):
     in_source(
         patch,
-        "kvref.paged.PagedCache._ensure",
+        "kvref.paged.PagedCache._extend",
         "needed > self.pool.num_free:",
         "needed > self.pool.num_free:\n        self.pool.allocate_many(self.pool.num_free)",
     )
@@ -37,7 +37,7 @@ def the_scale_is_dropped(patch):
 
 @bug("LAW-05", "LAW-11")
 def any_position_a_page_has_can_be_read(patch):
-    in_source(patch, "kvref.paged.PagedCache.read", "self.length(sequence, layer)", "self._tables.capacity(self._row(sequence))")
+    in_source(patch, "kvref.paged.PagedCache.read", "int(self._tables.lengths[table, layer])", "self._tables.capacity(table)")
 
 
 @bug("LAW-06", "TIER-01")
@@ -90,6 +90,7 @@ def negative_numbers_are_in_range(patch):
     def lenient(value, stop, error, what):
         if stop is not None and value >= stop:
             raise error(what)
+        return value
 
     for module in (kvref.quantized, kvref.paged, kvref.tiered):
         patch.setattr(module, "in_range", lenient)
@@ -97,7 +98,7 @@ def negative_numbers_are_in_range(patch):
 
 @bug("LAW-12")
 def sizes_are_not_checked(patch):
-    patch.setattr(kvref.paged, "whole", lambda *args, **kwargs: None)
+    patch.setattr(kvref.paged, "whole_fields", lambda *args, **kwargs: None)
 
 
 @bug("LAW-13")

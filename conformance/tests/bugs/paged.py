@@ -7,7 +7,7 @@ from kvref.paged import PagedCache
 
 @bug("BLOCK-01")
 def a_pool_keeps_one_block_back(patch):
-    in_source(patch, "kvref.blocks.BlockPool.__init__", "np.arange(num_blocks,", "np.arange(num_blocks - 1,")
+    in_source(patch, "kvref.blocks.BlockPool.__init__", "np.arange(self.num_blocks,", "np.arange(self.num_blocks - 1,")
 
 
 @bug("BLOCK-02", "PAGED-13", "LAW-03")
@@ -26,8 +26,8 @@ def a_block_is_freed_twice(patch):
     in_source(
         patch,
         "kvref.blocks.BlockPool.free",
-        "if not is_integer(block)",
-        "if block in self._free[: self._num_free]:\n        return\n    if not is_integer(block)",
+        "if number is None",
+        "if block in self._free[: self._num_free]:\n        return\n    if number is None",
     )
 
 
@@ -40,7 +40,7 @@ def utilization_of_none_is_nan(patch):
 
 @bug("PAGED-01")
 def ids_are_used_again(patch):
-    in_source(patch, "kvref.paged.PagedCache.create", "self._next_sequence\n", "len(self._rows)\n")
+    in_source(patch, "kvref.paged.PagedCache.create", "self._next_sequence\n", "len(self._table_of)\n")
 
 
 @bug("PAGED-02")
@@ -59,15 +59,15 @@ def a_new_sequence_takes_a_block(patch):
 def a_full_block_brings_the_next(patch):
     in_source(
         patch,
-        "kvref.paged.PagedCache._ensure",
-        "-(-num_tokens // self.config.block_size)",
-        "(num_tokens // self.config.block_size + 1)",
+        "kvref.blocks.BlockTables.entries_for",
+        "-(-num_tokens // self.block_size)",
+        "num_tokens // self.block_size + 1",
     )
 
 
 @bug("PAGED-04")
 def ensuring_takes_blocks_every_time(patch):
-    in_source(patch, "kvref.paged.PagedCache._ensure", " - self._tables.counts[rows]", "")
+    in_source(patch, "kvref.paged.PagedCache._ensure", " - int(self._tables.counts[table])", "")
 
 
 @bug("PAGED-06", "PAGED-14")
@@ -75,42 +75,42 @@ def slots_are_decoded_with_another_block_size(patch):
     in_source(
         patch,
         "kvref.blocks.BlockTables.slots",
-        "positions % self.block_size",
-        "positions % 2",
+        "(blocks - entry) * self.block_size + positions",
+        "blocks * self.block_size + positions % 2",
     )
 
 
 @bug("PAGED-07")
 def only_the_first_layer_is_given_back(patch):
-    in_source(patch, "kvref.paged.PagedCache.drop", "(self._row(sequence)):", "(self._row(sequence))[:1]:")
+    in_source(patch, "kvref.paged.PagedCache.drop", "(self._table(sequence)):", "(self._table(sequence))[:1]:")
 
 
 @bug("PAGED-08")
 def an_unknown_sequence_has_length_0(patch):
     length = PagedCache.length
     patch.setattr(
-        PagedCache, "length", lambda self, sequence, layer: length(self, sequence, layer) if sequence in self._rows else 0
+        PagedCache, "length", lambda self, sequence, layer: length(self, sequence, layer) if sequence in self._table_of else 0
     )
 
 
 @bug("PAGED-09")
 def length_is_capacity(patch):
-    patch.setattr(PagedCache, "length", lambda self, sequence, layer: self._tables.capacity(self._row(sequence)))
+    patch.setattr(PagedCache, "length", lambda self, sequence, layer: self._tables.capacity(self._table(sequence)))
 
 
 @bug("PAGED-09")
 def overwriting_shortens(patch):
-    in_source(patch, "kvref.paged.PagedCache.write", "max(self._tables.lengths[row, layer], end)", "end")
+    in_source(patch, "kvref.paged.PagedCache.write", "max(length, end)", "end")
 
 
 @bug("PAGED-10")
 def holes_are_allowed(patch):
-    in_source(patch, "kvref.paged.PagedCache.write", "int(self._tables.lengths[row, layer]) + 1", "999")
+    in_source(patch, "kvref.paged.PagedCache.write", "in_range(start, length + 1", "in_range(start, 999")
 
 
 @bug("PAGED-11")
 def overwriting_spills_into_the_next_slot(patch):
-    spill = "start < self._tables.lengths[row, layer] and self._store.write(slots[:1] + 1, keys[:1], values[:1])"
+    spill = "start < length and self._store.write(slots[:1] + 1, keys[:1], values[:1])"
     old = "self._store.write(slots"
     in_source(patch, "kvref.paged.PagedCache.write", old, f"{spill}\n    {old}")
 
@@ -120,19 +120,19 @@ def blocks_are_read_in_order_of_their_number(patch):
     in_source(
         patch,
         "kvref.paged.PagedCache.gather",
-        "self._tables.slots(self._row(sequence), layer, np.arange(length))",
-        "np.sort(self._tables.slots(self._row(sequence), layer, np.arange(length)))",
+        "self._tables.slots(table, layer, np.arange(self._tables.lengths[table, layer]))",
+        "np.sort(self._tables.slots(table, layer, np.arange(self._tables.lengths[table, layer])))",
     )
 
 
 @bug("PAGED-16")
 def a_batch_goes_by_its_own_order(patch):
-    in_source(patch, "kvref.paged.PagedCache.append", "self._tables.slots(rows,", "self._tables.slots(np.sort(rows),")
+    in_source(patch, "kvref.paged.PagedCache.append", "self._tables.slots(tables,", "self._tables.slots(np.sort(tables),")
 
 
 @bug("PAGED-16")
 def the_third_of_a_batch_gets_the_blocks_of_the_second(patch):
-    in_source(patch, "kvref.blocks.BlockTables.extend", "start += new.size", "start = new.size")
+    in_source(patch, "kvref.blocks.BlockTables.extend", "begin += size", "begin = size")
 
 
 @bug("PAGED-16")
@@ -140,8 +140,8 @@ def a_step_takes_every_layers_length_for_the_first(patch):
     in_source(
         patch,
         "kvref.paged.PagedCache.append_step",
-        "self._tables.lengths[rows] +",
-        "self._tables.lengths[rows][:, :1] * np.ones_like(self._tables.lengths[rows]) +",
+        "self._tables.lengths[tables] +",
+        "self._tables.lengths[tables][:, :1] * np.ones_like(self._tables.lengths[tables]) +",
     )
 
 
@@ -152,7 +152,7 @@ def a_sequence_named_twice_is_written_once(patch):
 
 @bug("PAGED-17")
 def tables_are_filled_up_with_block_0(patch):
-    old = "self._tables.blocks[rows, :most, layer]"
+    old = "self._tables.padded(tables, layer)"
     in_source(patch, "kvref.paged.PagedCache.block_tables", old, f"np.maximum({old}, 0)")
 
 
