@@ -22,7 +22,11 @@ from kvref.slots import TokenStore
 
 @dataclass(frozen=True)
 class PagedConfig:
-    """num_blocks counts blocks of one layer's keys and values, over all sequences and layers."""
+    """num_blocks counts blocks of one layer: a sequence of n tokens takes num_layers * ceil(n / block_size) of them.
+
+    In vLLM a block id stands for a block in every layer of a group, so that num_gpu_blocks there are num_layers * num_gpu_blocks
+    here (one id of which, the null block, vLLM keeps to itself).
+    """
 
     num_blocks: int
     num_layers: int

@@ -181,6 +181,8 @@ def _call(exchange: Exchange, names: dict[int, str]) -> str:
     def shown(value: Any) -> str:
         if isinstance(value, list):
             return f"[{', '.join(map(shown, value))}]"
+        if isinstance(value, np.integer):
+            return f"{value.dtype}({value})"  # not a plain integer: that may be what matters (LAW-20)
         return names.get(value.id, "?") if isinstance(value, On | ReplyTo) else show(value)
 
     request, reply = exchange.request, exchange.reply

@@ -37,6 +37,7 @@ ERRORS = {
     "contiguous.append_fused": f"{_TOKENS} CapacityExceeded",
     "contiguous.advance": "CapacityExceeded PositionOutOfRange",
     "blocks.allocate": "OutOfBlocks",
+    "blocks.allocate_many": "OutOfBlocks PositionOutOfRange",
     "blocks.free": "BlockNotAllocated",
     "paged.drop": "SequenceNotFound",
     "paged.ensure_capacity": "SequenceNotFound PositionOutOfRange OutOfBlocks",

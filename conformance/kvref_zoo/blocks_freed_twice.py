@@ -1,6 +1,7 @@
 """A block that was handed out once can be freed without end: it is on the free list twice, and gets two owners next time."""
 
 import numpy as np
+from numpy.typing import NDArray
 
 import kvref
 from kvref_zoo.right import Right
@@ -11,16 +12,16 @@ class Pool(kvref.BlockPool):
         super().__init__(num_blocks)
         self._handed_out = set[int]()
 
-    def allocate(self) -> int:
-        block = super().allocate()
-        self._handed_out.add(block)
-        return block
+    def allocate_many(self, count: int) -> NDArray[np.int32]:
+        blocks = super().allocate_many(count)
+        self._handed_out.update(blocks.tolist())
+        return blocks
 
     def free(self, block: int) -> None:
         if block not in self._handed_out:
             super().free(block)  # refused
         self._held[block] = False
-        self._free = np.append(self._free[: self._num_free], block)
+        self._free = np.insert(self._free, self._num_free, block)
         self._num_free += 1
 
 

@@ -1,5 +1,8 @@
 """The count of blocks in use only ever grows: the pool reports itself full, and the scheduler admits nobody."""
 
+import numpy as np
+from numpy.typing import NDArray
+
 import kvref
 from kvref_zoo.right import Right
 
@@ -7,10 +10,10 @@ from kvref_zoo.right import Right
 class Pool(kvref.BlockPool):
     _ever = 0
 
-    def allocate(self) -> int:
-        block = super().allocate()
-        self._ever += 1
-        return block
+    def allocate_many(self, count: int) -> NDArray[np.int32]:
+        blocks = super().allocate_many(count)
+        self._ever += len(blocks)
+        return blocks
 
     @property
     def num_used(self) -> int:
@@ -19,7 +22,7 @@ class Pool(kvref.BlockPool):
 
 class Implementation(Right):
     clause = "LAW-03"
-    also = ("BLOCK-05",)
+    also = ("BLOCK-05", "BLOCK-07", "LAW-19")
     bug = "xLLM-AI/xllm#829"
 
     def blocks(self, num_blocks: int) -> Pool:

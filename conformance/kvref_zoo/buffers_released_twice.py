@@ -23,7 +23,7 @@ class Pool(kvref.BufferPool):
 
 class Implementation(Right):
     clause = "BUF-05"
-    also = ("BUF-08",)  # its release takes no lock either
+    also = ("BUF-08", "LAW-19")  # its release takes no lock either
     bug = "LMCache/LMCache#5005"
 
     def buffers(self, max_buffers: int) -> Pool:

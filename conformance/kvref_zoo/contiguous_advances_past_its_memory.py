@@ -9,7 +9,7 @@ from kvref_zoo.right import Right
 class Cache(kvref.ContiguousCache):
     def advance(self, count: int) -> None:
         if count >= 0 and self.seq_len + count <= self.config.max_seq_len:
-            self.seq_len += count
+            self.seq_len += int(count)
         else:
             super().advance(count)
 

@@ -10,7 +10,7 @@ class Cache(kvref.PagedCache):
     def write(self, sequence: int, layer: int, start: int, keys: Any, values: Any) -> None:
         super().write(sequence, layer, start, keys, values)
         if len(keys):
-            self._tables.lengths[self._table(sequence), layer] = start + len(keys)
+            self._tables.lengths[self._table(sequence), layer] = int(start) + len(keys)
 
 
 class Implementation(Right):

@@ -74,7 +74,7 @@ def perform(request):
         return {"handle": request["id"]}
     if op == {"declines": "blocks.utilization", "declines-more": "blocks.allocate"}.get(way):
         raise Refused("NotOffered")
-    if not op.startswith("blocks."):
+    if not op.startswith("blocks.") or op == "blocks.allocate_many":
         if way == "knows-everything":
             return None
         raise Refused("NotOffered")

@@ -15,8 +15,8 @@ from kvref_conformance.oracle.witness import SPEAKS_FOR
 Run = Callable[[Subject], None]
 
 MODULES = (
-    "laws_streams", "laws_errors", "laws_memory", "laws_arrays", "elements", "rows", "affine", "contiguous", "blocks", "paged",
-    "paged_batches",
+    "laws_streams", "laws_errors", "laws_memory", "laws_arrays", "laws_counts", "laws_integers", "elements", "rows", "affine",
+    "contiguous", "blocks", "paged", "paged_batches",
     "quantized", "tiered", "tiered_policy", "buffers", "buffers_threads", "pooled", "attention", "kernels",
 )  # fmt: skip
 

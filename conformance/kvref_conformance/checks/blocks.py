@@ -73,3 +73,20 @@ def utilization_is_used_over_total(subject: Subject) -> None:
         equal(pool.utilization, used / 4, f"utilization with {used} of 4 in use")
         pool.allocate()
     equal(pool.utilization, 1.0, "utilization of a pool in full use")
+
+
+@check("BLOCK-07", "blocks")
+def several_blocks_are_handed_out_at_once_or_none(subject: Subject) -> None:
+    pool, held = new(subject, "blocks"), set[int]()
+    for count in (2, 0, 3):
+        blocks = [int(block) for block in pool.allocate_many(count)]
+        equal(len(set(blocks)), count, f"different blocks that allocate_many({count}) gave")
+        true(set(blocks) <= set(range(5)) - held, "the blocks allocated", f"some of range(5) not in {held}", blocks)
+        held |= set(blocks)
+        equal((pool.num_free, pool.num_used), (5 - len(held), len(held)), f"free and used after allocate_many({count})")
+    pool.free(4)
+    pool.free(1)
+    with raises("OutOfBlocks"):
+        pool.allocate_many(3)
+    equal((pool.num_free, pool.num_used), (2, 3), "free and used after OutOfBlocks")
+    equal(sorted(pool.allocate_many(2)), [1, 4], "the only free blocks")

@@ -27,6 +27,11 @@ class BlocksMachine(Machine):
         self.call("allocate", self.objects[0])
 
     @precondition(lambda self: self.objects)
+    @rule(count=st.integers(-1, 3))
+    def allocate_many(self, count: int) -> None:
+        self.call("allocate_many", self.objects[0], count=count)
+
+    @precondition(lambda self: self.objects)
     @rule(index=INDEX)
     def free(self, index: int) -> None:
         pool = self.witness.models[self.objects[0]]

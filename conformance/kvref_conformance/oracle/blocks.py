@@ -7,6 +7,8 @@ from kvref_conformance.oracle.expected import (
     Expected,
     Refused,
     Value,
+    not_in_range,
+    refuse,
 )  # fmt: skip
 from kvref_conformance.oracle.model import Look, Model
 
@@ -15,6 +17,7 @@ class Blocks(Model):
     family = "blocks"
     blamed: ClassVar = {
         ("new", "num_free"): "BLOCK-01", ("allocate", "num_free"): "BLOCK-02", ("free", "num_free"): "BLOCK-04",
+        ("allocate_many", "num_free"): "BLOCK-07",
         "num_blocks": "BLOCK-01", "num_used": "LAW-03", "utilization": "BLOCK-06",
     }  # fmt: skip
     blamed_after_refusal = "BLOCK-05"
@@ -45,6 +48,20 @@ class Blocks(Model):
         says = f"a block in [0, {self.total}) not among {sorted(self.held)}"
         good = set(range(self.total)) - self.held
         return Choice("BLOCK-02", self.did("allocate", self.held.add), says=says, accepts=lambda block: block in good)
+
+    def allocate_many(self, count: Any) -> Expected:
+        refused = self.did("allocate_many")
+        if wrong := not_in_range(count, None, "PositionOutOfRange"):
+            return refuse(wrong, lambda: refused(None))
+        if count > self.total - len(self.held):
+            return refuse([("OutOfBlocks", "BLOCK-07")], lambda: refused(None))
+        good = set(range(self.total)) - self.held
+        then = self.did("allocate_many", self.held.update)
+        says = f"{count} different blocks of [0, {self.total}), none of them among {sorted(self.held)}"
+        return Choice(
+            "BLOCK-02", then, says=says, accepts=lambda blocks: len(set(blocks)) == count and set(blocks) <= good,
+            length=(count, "BLOCK-07"),
+        )  # fmt: skip
 
     def free(self, block: Any) -> Expected:
         if block not in self.held:

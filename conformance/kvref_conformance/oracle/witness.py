@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import numpy as np
+
 from kvref_conformance.exchange import Exchange, On, Request, resolved
 from kvref_conformance.interface import Level
 from kvref_conformance.oracle.blocks import Blocks
@@ -28,7 +30,7 @@ MODELS: dict[str, Any] = {
 _LAWS = ("LAW-01", "LAW-04", "LAW-05", "LAW-10", "LAW-11", "LAW-12", "LAW-16", "FMT-LEVEL-04")
 SPEAKS_FOR = {
     "contiguous": (*_LAWS, *(f"CONTIG-{n:02}" for n in (*range(1, 8), *range(9, 13)))),
-    "blocks": ("LAW-03", "LAW-12", *(f"BLOCK-{n:02}" for n in range(1, 7))),
+    "blocks": ("LAW-03", "LAW-11", "LAW-12", *(f"BLOCK-{n:02}" for n in range(1, 8))),
     "paged": (*_LAWS, "LAW-02", "LAW-03", *(f"PAGED-{n:02}" for n in (*range(1, 14), 15, 16, 17)), "ATTN-10"),
     "quantized": (*_LAWS, *(f"QUANT-{n:02}" for n in (1, 2, 4, 5, 7, 8)), "ATTN-10"),
     "tiered": (*_LAWS, *(f"TIER-{n:02}" for n in (1, 2, 3, 5, 6, 7, 8, 10, 13, 14)), "ATTN-10"),
@@ -73,7 +75,12 @@ class Witness:
         self.replies[exchange.request.id] = exchange.reply.ok
 
     def _argument(self, value: Any) -> Any:
-        return self.models[value.id] if isinstance(value, On) else resolved(value, self.replies)
+        """What a model takes: integers of NumPy's types are as good as Python's (LAW-20)."""
+        if isinstance(value, On):
+            return self.models[value.id]
+        if isinstance(value, list):
+            return [self._argument(part) for part in value]
+        return int(value) if isinstance(value, np.integer) else resolved(value, self.replies)
 
     def _new(self, request: Request, args: dict[str, Any]) -> Expected:
         if request.family not in MODELS:

@@ -55,7 +55,7 @@ def steps(family: str, dim: int, format: str) -> list[Step]:
         },
         "blocks": {
             "num_blocks": of(), "num_free": of(), "num_used": of(), "utilization": of(), "allocate": of(),
-            "free": of(block=lambda got: got["blocks.allocate"]),
+            "allocate_many": of(count=1), "free": of(block=lambda got: got["blocks.allocate"]),
         },
         "paged": {
             "create": of(), "ensure_capacity": of(sequence=sequence, num_tokens=2),

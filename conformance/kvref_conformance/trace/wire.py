@@ -1,7 +1,7 @@
 """Values as JSON, and back: what goes over a pipe and into a file.
 
-An array is {"dtype", "shape", "base64"}, little-endian and in C order; an object is {"handle": id}; what an earlier request gave
-is {"reply": id}; a number that JSON cannot hold is {"number": "nan"}, "inf" or "-inf".
+An array is {"dtype", "shape", "base64"}, little-endian and in C order, and one of no axes is a number of that type; an object is
+{"handle": id}; what an earlier request gave is {"reply": id}; what JSON cannot hold is {"number": "nan"}, "inf" or "-inf".
 """
 
 import base64
@@ -70,7 +70,7 @@ def _array_from_wire(value: dict[str, Any]) -> NDArray:
         array = np.frombuffer(raw, dtype=_dtype(value["dtype"])).reshape(value["shape"])
     except (ValueError, TypeError) as error:
         raise NotWire(f"array: {error}") from None
-    return array.copy()
+    return array.copy()[()]  # of no axes: a number of that type
 
 
 def _dtype(name: str) -> Any:

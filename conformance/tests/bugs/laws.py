@@ -8,6 +8,7 @@ from kvref import errors
 from kvref.backend import ReferenceBackend
 from kvref.blocks import BlockTables
 from kvref.formats import symmetric
+from kvref.paged import PagedCache
 
 
 @bug("LAW-01", "PAGED-05")
@@ -119,3 +120,52 @@ def strides_are_ignored(patch):
         )  # fmt: skip
 
     patch.setattr(kvref.inputs, "accept", in_memory_order)
+
+
+@bug("LAW-19", "LAW-11")
+def a_negative_number_of_blocks_is_given_back(patch):
+    in_source(patch, "kvref.blocks.BlockPool.allocate_many", 'in_range(count, None, PositionOutOfRange, "count")', "count")
+
+
+@bug("LAW-19")
+def a_sequence_dropped_twice_frees_its_blocks_twice(patch):
+    drop = PagedCache.drop
+
+    def forgiving(self, sequence):
+        if sequence in self._table_of:
+            drop(self, sequence)
+        else:
+            self.pool._num_free += 8
+
+    patch.setattr(PagedCache, "drop", forgiving)
+
+
+@bug("LAW-19")
+def the_pool_counts_what_is_released_again(patch):
+    in_source(
+        patch,
+        "kvref.buffers.Buffer.release",
+        "if memory is not None:",
+        "if memory is None:\n            self._pool._returns += 9\n        else:",
+    )
+
+
+@bug("LAW-20")
+def integers_are_kept_as_they_came(patch):
+    patch.setattr(errors, "integer", lambda value: value if isinstance(value, int | np.integer) else None)
+
+
+@bug("LAW-20")
+def sizes_are_kept_as_they_came(patch):
+    patch.setattr(kvref.quantized, "whole_fields", lambda *args, **kwargs: None)
+
+
+@bug("LAW-20")
+def a_start_is_added_to_as_it_came(patch):
+    in_source(patch, "kvref.paged.PagedCache.write", "start = in_range(", "in_range(")
+
+
+@bug("LAW-20")
+def a_capacity_wraps_around(patch):
+    in_range = 'in_range(num_tokens, None, PositionOutOfRange, "num_tokens")'
+    in_source(patch, "kvref.paged.PagedCache.ensure_capacity", in_range, "int(np.uint64(num_tokens).astype(np.int64))")

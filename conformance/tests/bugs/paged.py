@@ -38,6 +38,11 @@ def utilization_of_none_is_nan(patch):
     )
 
 
+@bug("BLOCK-07")
+def fewer_blocks_are_given_than_were_asked_for(patch):
+    in_source(patch, "kvref.blocks.BlockPool.allocate_many", "if left < 0:", "left = max(left, 0)\n    if left < 0:")
+
+
 @bug("PAGED-01")
 def ids_are_used_again(patch):
     in_source(patch, "kvref.paged.PagedCache.create", "self._next_sequence\n", "len(self._table_of)\n")
@@ -159,3 +164,30 @@ def tables_are_filled_up_with_block_0(patch):
 @bug("PAGED-17")
 def offsets_are_lengths(patch):
     in_source(patch, "kvref.paged.PagedCache.gather_batch", "asarray(offsets.", "asarray(lengths.")
+
+
+@bug("PAGED-12", "PAGED-16", "LAW-03")
+def a_table_that_moves_leaves_its_blocks_behind(patch):
+    in_source(patch, "kvref.blocks.BlockTables._move", "self._segment(table)[:] = held", "pass")
+
+
+@bug("PAGED-13", "LAW-03")
+def tables_that_move_up_are_looked_for_where_they_were(patch):
+    in_source(
+        patch,
+        "kvref.blocks.BlockTables._close_up",
+        "self._starts, self._entries, self._end = starts, entries, end",
+        "self._entries, self._end = entries, end",
+    )
+
+
+@bug("PAGED-17")
+def past_a_full_table_stands_its_neighbours_block(patch):
+    in_source(
+        patch,
+        "kvref.blocks.BlockTables.extend",
+        "used + size >= self",
+        "used + size > self",
+        "used + size + self.num_layers, ",
+        "used + size, ",
+    )

@@ -111,6 +111,9 @@
       block.times += 1;
       touch("taken", pool.id, reply.ok);
     },
+    allocate_many(pool, _, { reply, touch }) {
+      for (const block of reply.ok ?? []) blocks.allocate(pool, {}, { reply: { ok: block }, touch });
+    },
     free(pool, { block }, { touch }) {
       if (!pool.blocks[block]) return;
       pool.blocks[block].held = false;

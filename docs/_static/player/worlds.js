@@ -27,8 +27,9 @@
       return world;
     }
 
-    value(argument) { // an argument, with what an earlier request gave in its place
+    value(argument) { // an argument, with what an earlier request gave in its place, and a number of any type as a number
       if (Array.isArray(argument)) return argument.map((part) => this.value(part));
+      if (isArray(argument) && argument.shape.length === 0) return numbers(argument)[0];
       return argument?.reply === undefined ? argument : this.replies.get(argument.reply);
     }
 
@@ -54,8 +55,8 @@
       const found = new Map(), sizes = new Map();
       for (const { request, reply, family, name } of this.exchanges) {
         if (family !== "paged" || reply.error || reply.got || reply.failed) continue;
-        if (name === "new") sizes.set(request.id, request.args.block_size);
-        const { layer, start } = request.args;
+        if (name === "new") sizes.set(request.id, this.value(request.args.block_size));
+        const layer = this.value(request.args.layer), start = this.value(request.args.start);
         const learn = (sequence, entry, block) => found.set([request.on, sequence, layer, entry].join("/"), block);
         const answer = isArray(reply.ok) ? numbers(reply.ok) : reply.ok;
         if (!Array.isArray(answer)) continue;
