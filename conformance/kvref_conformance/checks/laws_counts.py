@@ -63,7 +63,7 @@ def wrong_use(stream: Stream) -> Iterator[tuple[str, tuple[Any, ...]]]:
         yield from (("drop", (sequence,)) for sequence in (-1, MANY, stream.sequence, stream.sequence))
     elif stream.family == "quantized":
         keys, values = pair_of_tokens(stream.subject, 1)
-        yield from (("push", (layer, keys[0], values[0])) for layer in (*(12 * [0]), -1, 2))
+        yield from (("append", (layer, keys, values)) for layer in (*(12 * [0]), -1, 2))
         yield from (("clear", ()), ("clear", ()))
     else:
         keys, values = pair_of_tokens(stream.subject, 5)

@@ -85,7 +85,7 @@ def tokens_are_counted_in_any_type(subject: Subject) -> None:
 
     def growing(typed: Typed) -> Iterator[Seen]:
         cache = typed.new("contiguous", max_seq_len=120, initial_capacity=100)
-        yield "updating with 110 tokens", typed.call(cache, "update", keys, values)
+        yield "appending 110 tokens", typed.call(cache, "append", keys, values)
         yield "capacity of 110 tokens, doubled from 100", cache.capacity
         yield "110 tokens", typed.call(cache, "read")
 
@@ -147,8 +147,7 @@ def bytes_are_counted_whatever_the_sizes_are_given_in(subject: Subject) -> None:
 
     def script(typed: Typed) -> Iterator[Seen]:
         cache = typed.new("quantized", capacity=100)
-        for key, value in zip(keys, values, strict=True):
-            yield "pushing to layer 1", typed.call(cache, "push", 1, key, value)
+        yield "appending to layer 1", typed.call(cache, "append", 1, keys, values)
         yield "length of layer 1", typed.call(cache, "length", 1)
         yield "tokens 1 and 0", typed.call(cache, "read_tokens", 1, [1, 0])
         yield "head 1 of token 1", typed.call(cache, "read_head", 1, 1, 1)
