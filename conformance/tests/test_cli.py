@@ -100,7 +100,7 @@ def test_a_broken_one_exits_1_and_says_what_how_and_again(kvref):
         "  replay   kvref replay .kvref/failures/BLOCK-05-mine+FreesTwice.jsonl mine:FreesTwice",
         "  again    kvref check mine:FreesTwice --clause BLOCK-05 --family blocks",
     ]
-    said = "not conformant: breaks BLOCK-05; judged by 8 of 8 clauses of the families it offers"
+    said = "not conformant: breaks LAW-19, BLOCK-05; judged by 10 of 10 clauses of the families it offers"
     assert done.stdout.splitlines()[-1] == said
     assert "noise" not in done.stdout + done.stderr
     assert "frees[bold]twice 0.1.0" in done.stdout  # markup from an implementation is text
@@ -279,17 +279,17 @@ def test_json_holds_the_verdicts(kvref, tmp_path):
     assert (document["format"], document["asked"]["seed"], document["implementation"]["language"]) == (1, 5, "python")
     assert document["implementation"]["families"] == sorted(document["implementation"]["families"], key=FAMILIES.index)
     verdicts = {clause["clause"]: clause["verdict"] for clause in document["clauses"]}
-    assert verdicts == {f"BLOCK-0{n}": "failed" if n == 5 else "passed" for n in range(1, 7)}
+    assert verdicts == {f"BLOCK-0{n}": "failed" if n == 5 else "passed" for n in range(1, 8)}
     (failed,) = [clause for clause in document["clauses"] if clause["verdict"] == "failed"]
     assert failed["trace"] == ".kvref/failures/BLOCK-05-mine+FreesTwice.jsonl"
-    assert document["conclusion"] == {"verdict": "not conformant", "judged": 6, "of": 6, "least": 50.0}
+    assert document["conclusion"] == {"verdict": "not conformant", "judged": 7, "of": 7, "least": 50.0}
     assert document["environment"]["packages"]["numpy"]
 
 
 def test_junit_holds_the_verdicts(kvref, tmp_path):
     kvref("check", "mine:FreesTwice", "--clause", "BLOCK-0*", "--junit", "out.xml")
     cases = {case.get("name"): case for case in ElementTree.parse(tmp_path / "out.xml").iter("testcase")}
-    assert len(cases) == 6
+    assert len(cases) == 7
     assert "expected BlockNotAllocated" in cases["BLOCK-05[frees[bold]twice]"].find("failure").text
 
 

@@ -33,7 +33,7 @@ def test_the_thirty_line_adapter_passes_in_the_steps_for_ci(tmp_path):
     check, report = re.findall(r"- run: kvref (.*)", steps)
     done = [kvref(tmp_path, *words.split()) for words in (check, report)]
     assert [each.returncode for each in done] == [0, 0], done
-    assert ["BLOCK", "Blocks", "6", "·", "·"] in [line.split() for line in done[0].stdout.splitlines()]
+    assert ["BLOCK", "Blocks", "6", "·", "1"] in [line.split() for line in done[0].stdout.splitlines()]
     assert (tmp_path / "kvref-report/badges/mycache.svg").exists()
     assert (tmp_path / "kvref.xml").exists()
 

@@ -24,7 +24,7 @@ def test_every_clause_is_collected_once_for_each_implementation(run):
     want = [
         f"{clause}-0{n}[{name}]"
         for name in ("numpy", "reference")
-        for clause, last in (("BLOCK", 6), ("BUF", 9))
+        for clause, last in (("BLOCK", 7), ("BUF", 9))
         for n in range(1, last + 1)
     ]
     assert sorted(names) == sorted(want)
@@ -67,7 +67,7 @@ def test_an_unknown_name_is_a_usage_error(run):
 
 def test_workers_carry_the_same_verdicts(run):
     result = run("--kvref", "numpy", "--kvref-clause", "BLOCK-*", "-n", "2")
-    result.assert_outcomes(passed=6)
+    result.assert_outcomes(passed=7)
 
 
 NAMESAKES = """

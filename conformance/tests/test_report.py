@@ -89,7 +89,7 @@ def test_every_link_leads_to_a_page_a_place_a_trace_or_a_badge(tmp_path, saved):
     site = tmp_path / "site"
     write_site(site, [saved("one"), saved("two", broken=("BLOCK-01", "BLOCK-02")), saved(EVIL)])
     pages = list(site.rglob("*.html"))
-    assert len(pages) == 1 + 6 + len([1 for clause in all_clauses().values() if clause.chapter != "BLOCK"])
+    assert len(pages) == 1 + 7 + len([1 for clause in all_clauses().values() if clause.chapter != "BLOCK"])
     for page in pages:
         links = Links(page.read_text(encoding="utf-8"))
         for link in links.links:
@@ -118,7 +118,7 @@ def test_names_that_look_alike_in_a_path_stay_apart(tmp_path, saved):
 
 
 @pytest.mark.parametrize(
-    ("options", "said"), [({"broken": ()}, "6 clauses"), ({}, "breaks 1 of 6"), ({"expected": ("BLOCK-05",)}, "breaks 1 of 6")]
+    ("options", "said"), [({"broken": ()}, "7 clauses"), ({}, "breaks 1 of 7"), ({"expected": ("BLOCK-05",)}, "breaks 1 of 7")]
 )
 def test_a_badge_says_what_was_found(saved, options, said):
     words = [text.text for text in ElementTree.fromstring(badge(saved("x", **options))).findall(".//{*}text")]
