@@ -165,7 +165,7 @@ class Judge:
 
     def hold(self, requests: list[Request]) -> Held:
         """Hold a conversation from a fresh start. Raises Unknown where no model speaks."""
-        with memory_limit():
+        with memory_limit(), np.errstate(all="ignore"):
             return hold(self.begin(), requests)
 
     def _smaller(self, conversation: list[Exchange], broken: Broken, clause: str) -> tuple[list[Exchange], Broken] | None:

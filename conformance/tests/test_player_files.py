@@ -116,6 +116,14 @@ def test_a_block_that_nobody_named_has_nothing_in_it_for_its_next_owner(player, 
     assert shown == {3: ["? · A", "A0", ""], 6: ["? · B", "", ""]}
 
 
+def test_blocks_taken_at_once_are_drawn_and_a_number_may_have_a_type(player, tmp_path):
+    two = {"dtype": "int8", "shape": [], "base64": "Ag=="}
+    calls = ("blocks.allocate_many", {"count": two}, [2, 0]), ("blocks.free", {"block": two}, None)
+    player.open(written(tmp_path, *conversation("blocks.new", {"num_blocks": 3}, *calls)))
+    player.button("To the end").click()
+    assert player.text("words") == "2 of 3 blocks free, 1 held: 0."
+
+
 def test_attention_reads_what_its_layer_has(player, tmp_path):
     config = {"num_layers": 2, "capacity": 4, "num_kv_heads": 1, "head_dim": 1, "format": "int8"}
     rows = TOKEN | {"shape": [2, 1, 1], "base64": "AAAAAAAAAAA="}

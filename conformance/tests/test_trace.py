@@ -54,6 +54,27 @@ def test_bfloat16_and_byte_order_and_strides_come_back():
         assert np.array_equal(from_wire(to_wire(array)).astype(np.float32), array.astype(np.float32))
 
 
+def test_an_integer_of_a_type_comes_back_as_one():
+    for number in (np.int8(-3), np.uint64(2**64 - 1)):
+        wire = json.loads(json.dumps(to_wire(number)))
+        back = from_wire(wire)
+        assert (type(back), back) == (type(number), number)
+
+
+def test_a_failure_that_takes_an_integer_of_a_type_replays(tmp_path):
+    """LAW-20: the file keeps the type, the model takes the number for what it is, and the call is shown with both."""
+    name = "zoo:contiguous-keeps-the-callers-integer"
+    judge = Judge(load(name), Effort(examples=5), name)
+    ((_, checks),) = select("LAW-20", "contiguous").items()
+    (failed,) = judge.clause(checks)
+    path = tmp_path / "trace.jsonl"
+    path.write_text("\n".join(failed.trace), encoding="utf-8")
+    held = replay(file.read(path), Judge(load(name), Effort(), name))
+    assert held.calls[1:] == ["contiguous.advance(int8(100))", "contiguous.advance(int8(100))", "contiguous.seq_len  gave -56"]
+    assert (held.expected, held.got) == ("200", "-56")
+    assert replay(file.read(path), Judge(load("reference"), Effort(), "reference")).parted_at is None
+
+
 def test_other_values_come_back():
     for value in (None, 3, -1, 2.5, "words", [1, [2]], On(4), ReplyTo(7), float("inf"), float("-inf"), {"hits": 1}):
         assert from_wire(json.loads(json.dumps(to_wire(value)))) == value
