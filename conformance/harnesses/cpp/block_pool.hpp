@@ -25,6 +25,17 @@ public:
         return block;
     }
 
+    // So many blocks, or none of them.
+    std::vector<std::int64_t> allocate_many(std::int64_t count) {
+        if (count < 0) throw KVError("PositionOutOfRange", "count: expected at least 0, got " + std::to_string(count));
+        if (count > num_free()) {
+            throw KVError("OutOfBlocks", "allocate: expected " + std::to_string(count) + " free, got " + std::to_string(num_free()));
+        }
+        std::vector<std::int64_t> taken;
+        while (count-- > 0) taken.push_back(allocate());
+        return taken;
+    }
+
     void free(std::int64_t block) {
         const bool known = block >= 0 && block < num_blocks();
         if (!known || (!held_[block] && !frees_twice_)) {

@@ -43,6 +43,9 @@ Operations operations_of(std::shared_ptr<BlockPool> pool) {
         {"num_used", [=](const Json&) -> Json { return pool->num_used(); }},
         {"utilization", [=](const Json&) -> Json { return pool->utilization(); }},
         {"allocate", [=](const Json&) -> Json { return pool->allocate(); }},
+        {"allocate_many", [=](const Json& args) -> Json {
+             return pool->allocate_many(integer(args.at("count"), "PositionOutOfRange", "count"));
+         }},
         {"free", [=](const Json& args) -> Json {
              pool->free(integer(args.at("block"), "BlockNotAllocated", "block"));
              return nullptr;
