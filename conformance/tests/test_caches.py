@@ -234,10 +234,54 @@ def test_a_batch_is_named_by_integers_of_any_kind_and_by_nothing_else():
     assert cache.length(0, 0) == 1
 
 
-def test_more_blocks_than_an_integer_holds_are_refused_like_any_others():
+@pytest.mark.parametrize("tokens", [2**63 - 1, 2**63, np.uint64(2**64 - 1), 2**64, 10**30])
+def test_more_blocks_than_an_integer_holds_are_refused_like_any_others(tokens):
     cache = kvref.PagedCache(kvref.PagedConfig(num_blocks=4, num_layers=1, num_kv_heads=2, head_dim=3))
+    sequence = cache.create()
     with pytest.raises(errors.OutOfBlocks):
-        cache.ensure_capacity(cache.create(), 10**30)
+        cache.ensure_capacity(sequence, tokens)
+    with pytest.raises(errors.PositionOutOfRange):
+        cache.write(sequence, 0, tokens, rows(1), rows(1))
+    with pytest.raises(errors.PositionOutOfRange):
+        cache.slot_mapping(sequence, 0, tokens, tokens)
+    assert cache.num_free_blocks == 4
+
+
+CONFIGURED = {
+    kvref.ContiguousConfig: {"num_kv_heads": 1, "head_dim": 1, "max_seq_len": 1, "batch_size": 1, "initial_capacity": 0},
+    kvref.PagedConfig: {"num_blocks": 0, "num_layers": 1, "num_kv_heads": 1, "head_dim": 1, "block_size": 1},
+    kvref.QuantizedConfig: {"num_layers": 1, "capacity": 1, "num_kv_heads": 1, "head_dim": 1},
+    kvref.TieredConfig: {
+        "num_kv_heads": 1, "head_dim": 1, "max_tokens": 1, "tail_length": 0, "warm_length": 0, "migration_batch": 1,
+    },
+    kvref.PooledConfig: {"num_kv_heads": 1, "head_dim": 1, "tokens_per_block": 1, "max_tokens": 1},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("config", CONFIGURED, ids=lambda config: config.__name__)
+def test_a_configuration_keeps_pythons_integers_and_takes_no_others(config):
+    sizes = CONFIGURED[config]
+    kept = config(**{name: np.int8(size) for name, size in sizes.items()})
+    assert {type(getattr(kept, name)) for name in sizes} == {int}
+    for name in sizes:
+        for wrong in (True, np.True_, np.float32(1), np.array(1), 2**63):
+            with pytest.raises(errors.ConfigError, match=name):
+                config(**sizes | {name: wrong})
+
+
+def test_what_is_made_without_a_configuration_keeps_pythons_integers_too():
+    pool, tables = kvref.BlockPool(np.int8(100)), kvref.BlockTables(np.int8(2), np.int8(16))
+    buffers = kvref.BufferPool(np.int8(4))
+    block = kvref.PooledBlock(buffers, np.int8(2), np.int8(3), max_tokens=np.int8(100))
+    kept = (pool.num_blocks, pool.num_free, tables.num_layers, tables.block_size, buffers.max_buffers, block.max_tokens)
+    assert {type(number) for number in kept} == {int}
+    assert (block.remaining, block.bytes) == (100, 2 * 4096)
+    with pytest.raises(errors.ConfigError, match="num_blocks: expected at most 2147483647, got 2147483648"):
+        kvref.BlockPool(2**31)  # a table holds int32
+    for wrong in (1024.0, True, "1024"):
+        with pytest.raises(errors.ConfigError, match="size: expected one of 1024"):
+            buffers.prewarm(wrong, 1)
+    assert buffers.stats().allocations == 2
 
 
 def test_a_store_writes_keys_and_values_or_neither():
