@@ -24,8 +24,8 @@ from kvref.slots import TokenStore
 class PagedConfig:
     """num_blocks counts blocks of one layer: a sequence of n tokens takes num_layers * ceil(n / block_size) of them.
 
-    In vLLM a block id stands for a block in every layer of a group, so that num_gpu_blocks there are num_layers * num_gpu_blocks
-    here (one id of which, the null block, vLLM keeps to itself).
+    In vLLM a block id stands for a block in every layer (of a group, where layers differ), so that num_gpu_blocks ids there are
+    num_layers * num_gpu_blocks blocks here. One id, the null block, vLLM keeps to itself.
     """
 
     num_blocks: int
