@@ -137,7 +137,7 @@ def length_counts_what_was_written(subject: Subject) -> None:
 @check("PAGED-10", "paged")
 def there_are_no_holes(subject: Subject) -> None:
     cache, sequence, keys, values = written(subject, 4)
-    for start in (5, 6, 100, -1):
+    for start in (5, 6, 30, -1):  # there would be blocks for any of them
         with raises("PositionOutOfRange"):
             cache.write(sequence, 0, start, *pair_of_tokens(subject, 1))
     with raises("PositionOutOfRange"):

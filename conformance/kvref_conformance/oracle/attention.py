@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from kvref_conformance.arrays import NDArray
-from kvref_conformance.oracle.expected import Arrays, Expected, Unjudged, finite, refuse, wrong_arrays
+from kvref_conformance.oracle.expected import Arrays, Expected, Unjudged, Wrong, finite, not_finite, refuse, wrong_dtype
 from kvref_conformance.oracle.rows import Reads
 
 U = 2.0**-24
@@ -43,13 +43,19 @@ def _gamma(roundings: int) -> float:
     return roundings * U / (1 - roundings * U)
 
 
+def wrong_query(query: NDArray, heads: int, dim: int) -> Wrong:
+    """What is wrong with a query to a cache of so many kv heads."""
+    shape = np.shape(query)
+    fits = len(shape) == 3 and shape[2] == dim and shape[1] % heads == 0
+    wrong: Wrong = [] if fits else [("ShapeMismatch", "LAW-10")]
+    wrong += wrong_dtype(query)
+    return wrong + not_finite(query) if wrong else []
+
+
 def attended(clause: str, query: NDArray, keys: Reads, values: Reads, scale: float) -> Expected:
     """What a cache's attention must be over what it reads as."""
     heads, dim = keys.values.shape[1:]
-    wrong = wrong_arrays((query, (None, None, dim))) if np.ndim(query) != 3 or np.shape(query)[2] != dim else []
-    if not wrong and np.shape(query)[1] % heads:
-        wrong = [("ShapeMismatch", "LAW-10")]
-    if wrong:
+    if wrong := wrong_query(query, heads, dim):
         return refuse(wrong, lambda: None)
     if keys.slack.any() or values.slack.any() or not finite(query, keys.values, values.values):
         return Unjudged(clause)  # what the cache reads as is not known to the bit

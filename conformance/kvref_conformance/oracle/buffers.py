@@ -15,6 +15,7 @@ from kvref_conformance.oracle.expected import (
     exactly,
     float32,
     not_in_range,
+    tokens_of,
     wrong_arrays,
 )  # fmt: skip
 from kvref_conformance.oracle.model import Look, Model
@@ -128,9 +129,10 @@ class Buffer(Model):
 
     def extend(self, values: Any) -> Expected:
         wrong = [(kind, "BUF-09") for kind, _ in wrong_arrays((values, (None,)))]
+        written = len(self._values()) if self.held else 0
         if not self.held:
             wrong.append(("BufferReleased", "BUF-09"))
-        elif not wrong and len(self._values()) + len(values) > self.bytes // 4:
+        if written + tokens_of((values, (None,))) > self.bytes // 4:
             wrong.append(("CapacityExceeded", "BUF-09"))
         if wrong:
             return self.refuse(wrong)

@@ -11,10 +11,13 @@ from kvref_conformance.oracle.expected import (
     Expected,
     TakenOrRefused,
     Value,
+    Wrong,
     exactly,
     finite,
     float32,
+    not_finite,
     not_in_range,
+    tokens_of,
     wrong_arrays,
 )  # fmt: skip
 from kvref_conformance.oracle.model import Look, Model
@@ -58,17 +61,18 @@ class Contiguous(Model):
 
     def append_fused(self, key_values: Any) -> Expected:
         batch, heads, dim = self.sizes
-        wrong = wrong_arrays((key_values, (2, batch, heads, None, dim)))
-        return self.refuse(wrong) if wrong else self._append("append_fused", key_values[0], key_values[1])
+        given = key_values, (2, batch, heads, None, dim)
+        if wrong := wrong_arrays(given):
+            return self.refuse(wrong + self._too_many(tokens_of(given)) + not_finite(key_values))
+        return self._append("append_fused", key_values[0], key_values[1])
 
     def _append(self, name: str, keys: Any, values: Any) -> Expected:
         batch, heads, dim = self.sizes
         shape = batch, heads, None, dim
-        if wrong := wrong_arrays((keys, shape), (values, shape)):
-            return self.refuse(wrong)
+        given = (keys, shape), (values, shape)
+        if wrong := wrong_arrays(*given) + self._too_many(tokens_of(*given)):
+            return self.refuse(wrong + not_finite(keys, values))
         count = keys.shape[2]
-        if len(self.tokens) + count > self.most:
-            return self.refuse([("CapacityExceeded", "CONTIG-06")])
         before, total = len(self.tokens), len(self.tokens) + count
 
         def change(ok: Any) -> None:
@@ -81,6 +85,9 @@ class Contiguous(Model):
         then = self.did("grown" if total > self.room else name, change)
         clause = "CONTIG-09" if name == "append_fused" else "CONTIG-06" if total == self.most else "CONTIG-02"
         return Expected(clause, then) if finite(keys, values) else TakenOrRefused(clause, then)
+
+    def _too_many(self, count: int) -> Wrong:
+        return [("CapacityExceeded", "CONTIG-06")] if len(self.tokens) + count > self.most else []
 
     def read(self) -> Expected:
         return self._arrays("read", ())

@@ -232,12 +232,15 @@ Wrong = list[tuple[str, str]]  # error kinds that would be right, each with its 
 
 
 def refuse(wrong: Wrong, refused: Callable[[], None]) -> Refused:
-    """Any of several things wrong with one call may be what is said of it."""
+    """Any of several things wrong with one call may be what is said of it (LAW-11)."""
     return Refused(wrong[0][1], kinds=tuple(dict.fromkeys(kind for kind, _ in wrong)), refused=refused)
 
 
-def wrong_arrays(*given: tuple[Any, Sequence[int | None]]) -> Wrong:
-    """What is wrong with arrays, each given with its shape; None is an axis of any length, the same in all."""
+Given = tuple[Any, Sequence[int | None]]  # an array, and the shape it must have; None is an axis of any length
+
+
+def wrong_arrays(*given: Given) -> Wrong:
+    """What is wrong with arrays, of which any axis of any length must be the same in all."""
     wrong: Wrong = []
     lengths: set[int] = set()
     for array, shape in given:
@@ -246,9 +249,25 @@ def wrong_arrays(*given: tuple[Any, Sequence[int | None]]) -> Wrong:
         lengths |= {axis for axis, want in axes if want is None}
         if array.ndim != len(shape) or any(want is not None and axis != want for axis, want in axes) or len(lengths) > 1:
             wrong.append(("ShapeMismatch", "LAW-10"))
-        elif (array.dtype.kind != "f" and array.dtype.name != "bfloat16") or array.dtype == np.float64:
-            wrong.append(("DtypeMismatch", "FMT-LEVEL-04"))
+        wrong += wrong_dtype(array)
     return wrong
+
+
+def wrong_dtype(array: Any) -> Wrong:
+    dtype = np.asarray(array).dtype
+    good = (dtype.kind == "f" or dtype.name == "bfloat16") and dtype != np.float64
+    return [] if good else [("DtypeMismatch", "FMT-LEVEL-04")]
+
+
+def tokens_of(*given: Given) -> int:
+    """How many tokens arrays hold at most, the axis of any length. With another number of axes none can be counted."""
+    counted = [np.shape(array)[list(shape).index(None)] for array, shape in given if np.ndim(array) == len(shape)]
+    return max(counted, default=0)
+
+
+def not_finite(*arrays: Any) -> Wrong:
+    """What may be said of a call besides what is wrong with it (LAW-14)."""
+    return [] if finite(*map(np.asarray, arrays)) else [("NonFinite", "LAW-14")]
 
 
 def not_in_range(value: Any, stop: int | None, kind: str, clause: str = "LAW-11") -> Wrong:

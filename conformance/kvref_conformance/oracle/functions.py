@@ -20,6 +20,7 @@ from kvref_conformance.oracle.expected import (
     exactly,
     finite,
     float32,
+    not_finite,
     refuse,
     wrong_arrays,
 )  # fmt: skip
@@ -63,7 +64,7 @@ class Rows(Function):
         if np.ndim(rows) != 2:
             raise ValueError("rows of another shape")
         if wrong := wrong_arrays((rows, np.shape(rows))):
-            return refuse(wrong, lambda: None)
+            return refuse(wrong + not_finite(rows), lambda: None)
         x = float32(rows)
         if not finite(x):
             return TakenOrRefused("LAW-14")

@@ -1,7 +1,7 @@
 """The paged cache as a dict of sequences, each a list of tokens a layer."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from kvref_conformance.arrays import NDArray
 from kvref_conformance.exchange import show
-from kvref_conformance.oracle.attention import attended
+from kvref_conformance.oracle.attention import attended, wrong_query
 from kvref_conformance.oracle.elements import round_to
 from kvref_conformance.oracle.expected import (
     Arrays,
@@ -22,7 +22,9 @@ from kvref_conformance.oracle.expected import (
     exactly,
     finite,
     float32,
+    not_finite,
     not_in_range,
+    tokens_of,
     wrong_arrays,
 )  # fmt: skip
 from kvref_conformance.oracle.model import Look, Model
@@ -93,61 +95,80 @@ class Paged(Model):
         return Expected("PAGED-07", self.did("drop", change))
 
     def ensure_capacity(self, sequence: Any, num_tokens: Any) -> Expected:
-        if wrong := self._unknown(sequence) + not_in_range(num_tokens, None, "PositionOutOfRange"):
-            return self.refuse(wrong)
-        return self._needing(sequence, num_tokens, "PAGED-04")
+        negative = not_in_range(num_tokens, None, "PositionOutOfRange")
+        wrong = self._unknown(sequence) + negative + ([] if negative else self._short(sequence, num_tokens))
+        return self.refuse(wrong) if wrong else Expected("PAGED-04", self._taking(sequence, num_tokens))
 
-    def _needing(self, sequence: int, num_tokens: int, clause: str) -> Expected:
+    def _short(self, sequence: Any, num_tokens: int) -> Wrong:
+        """Whether the sequence, or any there could be, lacks blocks for so many tokens."""
+        there = sequence in self.sequences
+        within_reach = self.blocks[sequence] + self.free // self.layers if there else self.total // self.layers
+        return [("OutOfBlocks", "PAGED-05")] if -(-num_tokens // self.size) > within_reach else []
+
+    def _taking(self, sequence: int, num_tokens: int) -> Callable[[Any], None]:
         needed = -(-num_tokens // self.size)
-        if self.layers * (needed - self.blocks[sequence]) > self.free:
-            return Refused("PAGED-05", kinds=("OutOfBlocks",), refused=lambda: self.did("short")(None))
         more = needed > self.blocks[sequence]
 
         def change(ok: Any) -> None:
             self.blocks[sequence] = max(self.blocks[sequence], needed)
 
-        return Expected(clause, self.did("taken" if more else "ensured", change))
+        return self.did("taken" if more else "ensured", change)
+
+    def refuse(self, wrong: Wrong) -> Refused:
+        if {kind for kind, _ in wrong} == {"OutOfBlocks"}:
+            return Refused(wrong[0][1], kinds=("OutOfBlocks",), refused=lambda: self.did("short")(None))
+        return super().refuse(wrong)
 
     def write(self, sequence: Any, layer: Any, start: Any, keys: Any, values: Any) -> Expected:
-        shape = (None, *self.row)
-        wrong = self._unknown(sequence, layer) + wrong_arrays((keys, shape), (values, shape))
-        tokens = [] if wrong else self.sequences[sequence][layer].tokens
-        wrong += [] if wrong else not_in_range(start, len(tokens) + 1, "PositionOutOfRange", "PAGED-10")
+        given = (keys, (None, *self.row)), (values, (None, *self.row))
+        wrong = self._unknown(sequence, layer) + wrong_arrays(*given)
+        wrong += not_in_range(start, self._longest(sequence, layer) + 1, "PositionOutOfRange", "PAGED-10")
+        if count := tokens_of(*given):
+            wrong += self._short(sequence, count + (max(0, start) if isinstance(start, int) else 0))
         if wrong:
-            return self.refuse(wrong)
-        room = self._needing(sequence, start + len(keys), "PAGED-03")
-        if isinstance(room, Refused):
-            return room
+            return self.refuse(wrong + not_finite(keys, values))
+        tokens, took = self.sequences[sequence][layer].tokens, self._taking(sequence, start + len(keys))
 
         def change(ok: Any) -> None:
             rows = zip(*(round_to(float32(part), self.dtype) for part in (keys, values)), strict=True)
             self.overwrote = start < len(tokens)
             tokens[start : start + len(keys)] = list(rows)
             self.written = sequence, layer, range(start, start + len(keys))
-            room.then(ok)
+            took(ok)
 
         return Expected("PAGED-03", change) if finite(keys, values) else TakenOrRefused("PAGED-03", change)
 
     def append(self, sequences: Sequence[Any], layer: Any, keys: Any, values: Any) -> Expected:
         shape = (len(sequences), *self.row)
-        wrong = [each for sequence in sequences for each in self._unknown(sequence, layer)]
-        wrong += wrong_arrays((keys, shape), (values, shape)) or not_in_range(layer, self.layers, "LayerOutOfRange")
-        return self.refuse(wrong) if wrong else self._appending(sequences, range(layer, layer + 1), keys[None], values[None])
+        wrong = self._batch(sequences, layer)
+        layers = [] if not_in_range(layer, self.layers, "LayerOutOfRange") else [layer]
+        if wrong := wrong + wrong_arrays((keys, shape), (values, shape)) + self._short_batch(sequences, layers):
+            return self.refuse(wrong + not_finite(keys, values))
+        return self._appending(sequences, layers, keys[None], values[None])
 
     def append_step(self, sequences: Sequence[Any], keys: Any, values: Any) -> Expected:
         shape = (self.layers, len(sequences), *self.row)
-        wrong = [each for sequence in sequences for each in self._unknown(sequence)]
-        wrong += wrong_arrays((keys, shape), (values, shape))
-        return self.refuse(wrong) if wrong else self._appending(sequences, range(self.layers), keys, values)
+        layers, wrong = list(range(self.layers)), self._batch(sequences, 0)
+        if wrong := wrong + wrong_arrays((keys, shape), (values, shape)) + self._short_batch(sequences, layers):
+            return self.refuse(wrong + not_finite(keys, values))
+        return self._appending(sequences, layers, keys, values)
 
-    def _appending(self, sequences: Sequence[int], layers: range, keys: NDArray, values: NDArray) -> Expected:
-        """keys, values: [layers, sequences, kv heads, head_dim], of known sequences."""
+    def _needed(self, sequences: Sequence[Any], layers: list[int]) -> dict[int, int]:
+        """The blocks that each sequence holds once those of a batch that there are have a token more."""
         needed = dict(self.blocks)
         for sequence, times in Counter(sequences).items():
-            tokens = max(len(self.sequences[sequence][layer].tokens) for layer in layers) + times
-            needed[sequence] = max(needed[sequence], -(-tokens // self.size))
-        if self.layers * (sum(needed.values()) - sum(self.blocks.values())) > self.free:
-            return Refused("PAGED-16", kinds=("OutOfBlocks",), refused=lambda: self.did("short")(None))
+            if sequence in needed:
+                tokens = times + max((len(self.sequences[sequence][layer].tokens) for layer in layers), default=0)
+                needed[sequence] = max(needed[sequence], -(-tokens // self.size))
+        return needed
+
+    def _short_batch(self, sequences: Sequence[Any], layers: list[int]) -> Wrong:
+        more = sum(self._needed(sequences, layers).values()) - sum(self.blocks.values())
+        return [("OutOfBlocks", "PAGED-16")] if self.layers * more > self.free else []
+
+    def _appending(self, sequences: Sequence[int], layers: list[int], keys: NDArray, values: NDArray) -> Expected:
+        """keys, values: [layers, sequences, kv heads, head_dim], of known sequences."""
+        needed = self._needed(sequences, layers)
 
         def change(ok: Any) -> None:
             self.blocks, self.overwrote = needed, False
@@ -164,8 +185,7 @@ class Paged(Model):
         return self.refuse(wrong) if wrong else self._tokens(sequence, layer, None)
 
     def read(self, sequence: Any, layer: Any, positions: Sequence[int]) -> Expected:
-        wrong = self._unknown(sequence, layer)
-        length = 0 if wrong else len(self.sequences[sequence][layer].tokens)
+        wrong, length = self._unknown(sequence, layer), self._longest(sequence, layer)
         wrong += [each for position in positions for each in not_in_range(position, length, "PositionOutOfRange", "LAW-05")]
         return self.refuse(wrong) if wrong else self._tokens(sequence, layer, list(positions))
 
@@ -212,12 +232,10 @@ class Paged(Model):
         return Choice("PAGED-13", note, says=says, accepts=accepts, length=(count, self.blame("block_table")))
 
     def slot_mapping(self, sequence: Any, layer: Any, start: Any, count: Any) -> Expected:
-        wrong = self._unknown(sequence, layer)
-        room = 0 if wrong else self.blocks[sequence] * self.size
-        wrong += not_in_range(count, None, "PositionOutOfRange") + not_in_range(start, None, "PositionOutOfRange")
-        if not wrong:
-            wrong = not_in_range(start + count, room + 1, "PositionOutOfRange")
-        if wrong:
+        room = self.blocks.get(sequence, self.total // self.layers) * self.size
+        negative = not_in_range(count, None, "PositionOutOfRange") + not_in_range(start, None, "PositionOutOfRange")
+        past_the_end = [] if negative else not_in_range(start + count, room + 1, "PositionOutOfRange")
+        if wrong := self._unknown(sequence, layer) + negative + past_the_end:
             return self.refuse(wrong)
         table, positions = self.sequences[sequence][layer].table, range(start, start + count)
         if table is not None and len(table) * self.size >= start + count:
@@ -263,11 +281,11 @@ class Paged(Model):
 
     def _batch(self, sequences: Sequence[Any], layer: Any) -> Wrong:
         wrong = [each for sequence in sequences for each in self._unknown(sequence, layer)]
-        return wrong or not_in_range(layer, self.layers, "LayerOutOfRange")
+        return wrong or not_in_range(layer, self.layers, "LayerOutOfRange")  # of no sequences, the layer
 
     def attend(self, sequence: Any, layer: Any, query: Any, scale: float) -> Expected:
         if wrong := self._unknown(sequence, layer):
-            return self.refuse(wrong)
+            return self.refuse(wrong + wrong_query(query, *self.row))
         tokens = self.sequences[sequence][layer].tokens
         parts = [np.array([token[which] for token in tokens], np.float32).reshape(-1, *self.row) for which in (0, 1)]
         return attended("ATTN-10", query, exactly(parts[0]), exactly(parts[1]), scale)
@@ -276,3 +294,11 @@ class Paged(Model):
         if sequence not in self.sequences:
             return [("SequenceNotFound", "PAGED-08"), *not_in_range(layer, self.layers, "LayerOutOfRange")]
         return not_in_range(layer, self.layers, "LayerOutOfRange")
+
+    def _longest(self, sequence: Any, layer: Any) -> int:
+        """The layer's length; of a layer or a sequence that is not there, the longest there could be."""
+        if sequence not in self.sequences:
+            return self.total // self.layers * self.size
+        layers = self.sequences[sequence]
+        known = layers if not_in_range(layer, self.layers, "LayerOutOfRange") else [layers[layer]]
+        return max(len(each.tokens) for each in known)

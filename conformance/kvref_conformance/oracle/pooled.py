@@ -15,6 +15,8 @@ from kvref_conformance.oracle.expected import (
     exactly,
     finite,
     float32,
+    not_finite,
+    tokens_of,
     wrong_arrays,
 )  # fmt: skip
 from kvref_conformance.oracle.model import Look, Model
@@ -50,15 +52,16 @@ class Pooled(Model):
         return Value(self.blame("total_tokens"), value=len(self.tokens))
 
     def append(self, keys: Any, values: Any) -> Expected:
-        shape = (None, *self.row)
-        if wrong := wrong_arrays((keys, shape), (values, shape)):
-            return self.refuse(wrong)
-        total = len(self.tokens) + len(keys)
+        given = (keys, (None, *self.row)), (values, (None, *self.row))
+        wrong, count = wrong_arrays(*given), tokens_of(*given)
+        total = len(self.tokens) + count
         gone = max(0, -(-(total - self.most) // self.per_block))  # whole blocks, until it fits
         left = total - gone * self.per_block
         opened = -(-left // self.per_block) - max(0, self.blocks - gone)
         if opened > 0 and not self.size:
-            return self.refuse([("BufferTooLarge", "POOL-04")])
+            wrong.append(("BufferTooLarge", "POOL-04"))
+        if wrong:
+            return self.refuse(wrong + not_finite(keys, values))
 
         def change(ok: Any) -> None:
             before, self.evicted = self.blocks, gone > 0

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from kvref_conformance.arrays import NDArray
-from kvref_conformance.oracle.attention import attended
+from kvref_conformance.oracle.attention import attended, wrong_query
 from kvref_conformance.oracle.expected import (
     Arrays,
     Expected,
@@ -14,9 +14,10 @@ from kvref_conformance.oracle.expected import (
     Unjudged,
     Value,
     Wrong,
-    finite,
     float32,
+    not_finite,
     not_in_range,
+    tokens_of,
     wrong_arrays,
 )  # fmt: skip
 from kvref_conformance.oracle.model import Look, Model
@@ -58,22 +59,29 @@ class Quantized(Model):
         return Value(self.blame("length"), value=len(self.tokens[layer]))
 
     def append(self, layer: Any, keys: Any, values: Any) -> Expected:
-        shape = (None, *self.row)
-        wrong = not_in_range(layer, self.num_layers, "LayerOutOfRange") + wrong_arrays((keys, shape), (values, shape))
-        return self.refuse(wrong) if wrong else self._append([layer] * len(keys), keys, values)
+        given = (keys, (None, *self.row)), (values, (None, *self.row))
+        wrong, count = not_in_range(layer, self.num_layers, "LayerOutOfRange"), tokens_of(*given)
+        too_many = self._too_many(min(map(len, self.tokens if wrong else [self.tokens[layer]])) + count)  # in any layer
+        if wrong := wrong + wrong_arrays(*given) + too_many:
+            return self.refuse(wrong + self._unstorable(keys, values))
+        return self._append([layer] * count, keys, values)
 
     def append_step(self, keys: Any, values: Any) -> Expected:
         shape = (self.num_layers, *self.row)
-        if wrong := wrong_arrays((keys, shape), (values, shape)):
-            return self.refuse(wrong)
+        if wrong := wrong_arrays((keys, shape), (values, shape)) + self._too_many(1 + max(map(len, self.tokens))):
+            return self.refuse(wrong + self._unstorable(keys, values))
         return self._append(list(range(self.num_layers)), keys, values)
 
+    def _unstorable(self, *given: Any) -> Wrong:
+        """Whether numbers are not finite, or would not be once read back."""
+        parts = [float32(part) for part in given]
+        return not_finite(*parts, *(read_as(part, self.format).values for part in parts if part.size))
+
+    def _too_many(self, tokens: int) -> Wrong:
+        return [("CapacityExceeded", "QUANT-02")] if tokens > self.room else []
+
     def _append(self, layers: list[int], keys: NDArray, values: NDArray) -> Expected:
-        """Token i goes to layers[i]: all of them or none."""
-        good = finite(keys, values, *(read_as(float32(part), self.format).values for part in (keys, values)))
-        if any(len(tokens) + layers.count(layer) > self.room for layer, tokens in enumerate(self.tokens)):
-            kinds = ("CapacityExceeded",) if good else ("CapacityExceeded", "NonFinite")
-            return self.refuse([(kind, "QUANT-02") for kind in kinds])
+        """Token i goes to layers[i], where there is room for it."""
 
         def change(ok: Any) -> None:
             self.written = set()
@@ -85,7 +93,7 @@ class Quantized(Model):
             self.unknown = True
             change(ok)
 
-        if not good:
+        if self._unstorable(keys, values):
             return TakenOrRefused("QUANT-01", self.did("append", taken), refused=lambda: self.did("refused")(None))
         return Expected("QUANT-01", self.did("append", change))
 
@@ -103,7 +111,7 @@ class Quantized(Model):
 
     def _out_of_range(self, layer: Any, positions: Sequence[Any]) -> Wrong:
         wrong = not_in_range(layer, self.num_layers, "LayerOutOfRange")
-        length = 0 if wrong else len(self.tokens[layer])
+        length = max(map(len, self.tokens if wrong else [self.tokens[layer]]))  # past the longest layer, where it is not there
         return wrong + [each for p in positions for each in not_in_range(p, length, "PositionOutOfRange", "LAW-05")]
 
     def _read(self, layer: int, positions: list[int], index: tuple[Any, ...], row: tuple[int, int]) -> Expected:
@@ -127,7 +135,7 @@ class Quantized(Model):
 
     def attend(self, layer: Any, query: Any, scale: float) -> Expected:
         if wrong := not_in_range(layer, self.num_layers, "LayerOutOfRange"):
-            return self.refuse(wrong)
+            return self.refuse(wrong + wrong_query(query, *self.row))
         if self.unknown:
             return Unjudged("ATTN-10")
         keys, values = (_stacked([token[which] for token in self.tokens[layer]], self.row, (...,)) for which in (0, 1))

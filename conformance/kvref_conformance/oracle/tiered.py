@@ -16,6 +16,7 @@ from kvref_conformance.oracle.expected import (
     Value,
     finite,
     float32,
+    not_finite,
     not_in_range,
     wrong_arrays,
 )  # fmt: skip
@@ -55,9 +56,10 @@ class Tiered(Model):
 
     def append(self, keys: Any, values: Any) -> Expected:
         shape = (None, *self.row)
-        if wrong := wrong_arrays((keys, shape), (values, shape)):
-            return self.refuse(wrong)
         rows = float32(keys), float32(values)
+        held = [round_to(part, self.policy["tail_dtype"]) if self.policy["tail_length"] else part for part in rows]
+        if wrong := wrong_arrays((keys, shape), (values, shape)):
+            return self.refuse(wrong + not_finite(*held))
 
         def change(ok: Any) -> None:
             self.evicted = len(self.tiers.tokens) + len(keys) > self.policy["max_tokens"]
@@ -67,7 +69,6 @@ class Tiered(Model):
             self.unknown = True
             self.tiers.append(*(np.zeros_like(part) for part in rows))
 
-        held = [round_to(part, self.policy["tail_dtype"]) if self.policy["tail_length"] else part for part in rows]
         if finite(*rows) and not all(map(_storable, held)):
             return self.refuse([("NonFinite", "TIER-13")])
         if not finite(*rows) or any(np.abs(part).max(initial=0) >= 2.0**126 for part in held):

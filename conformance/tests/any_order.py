@@ -1,0 +1,201 @@
+"""kvref's caches, made to look at a call in another order: room before numbers, numbers before shapes, places last.
+
+Each method first notes everything that is wrong with the call, and raises one of it: the one that the implementation picks.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import kvref
+from kvref import errors
+from kvref.backend import ReferenceBackend
+from kvref_conformance.implementations.backends import OnBackend
+
+Wrong = list[type[Exception]]
+Pick = Callable[[Wrong], type[Exception]]
+
+
+def of_arrays(shape: tuple[int | None, ...], *arrays: Any) -> Wrong:
+    """What is wrong with each array: shape, dtype and numbers, whatever the others are."""
+    wrong: Wrong = []
+    for array in arrays:
+        lengths = {part.shape[shape.index(None)] for part in arrays if part.ndim == len(shape)} if None in shape else set()
+        fits = array.ndim == len(shape) and all(want in (None, got) for got, want in zip(array.shape, shape, strict=True))
+        wrong += [] if fits and len(lengths) < 2 else [errors.ShapeMismatch]
+        wrong += [] if array.dtype in (np.float32, np.float16) else [errors.DtypeMismatch]
+        wrong += [] if np.isfinite(array.astype(np.float32)).all() else [errors.NonFinite]
+    return wrong
+
+
+def count_of(shape: tuple[int | None, ...], *arrays: Any) -> int:
+    return max((array.shape[shape.index(None)] for array in arrays if array.ndim == len(shape)), default=0)
+
+
+def when(condition: Any, error: type[Exception]) -> Wrong:
+    return [error] if condition else []
+
+
+class Picky:
+    """A cache that raises one of several things that are wrong."""
+
+    pick: Pick
+
+    def refuse(self, *wrong: Wrong) -> None:
+        if found := [error for part in wrong for error in part]:
+            raise self.pick(found)("this is wrong, and other things may be")
+
+
+class Contiguous(Picky, kvref.ContiguousCache):
+    def append(self, keys: Any, values: Any) -> None:
+        config = self.config
+        shape = config.batch_size, config.num_kv_heads, None, config.head_dim
+        too_many = self.seq_len + count_of(shape, keys, values) > config.max_seq_len
+        self.refuse(of_arrays(shape, keys, values), when(too_many, errors.CapacityExceeded))
+        super().append(keys, values)
+
+    def append_fused(self, key_values: Any) -> None:
+        config = self.config
+        shape = 2, config.batch_size, config.num_kv_heads, None, config.head_dim
+        too_many = self.seq_len + count_of(shape, key_values) > config.max_seq_len
+        self.refuse(of_arrays(shape, key_values), when(too_many, errors.CapacityExceeded))
+        super().append_fused(key_values)
+
+
+class Paged(Picky, kvref.PagedCache):
+    def of_place(self, sequence: int, layer: int) -> Wrong:
+        known = when(sequence not in self._rows, errors.SequenceNotFound)
+        return known + when(not 0 <= layer < self.config.num_layers, errors.LayerOutOfRange)
+
+    def short(self, sequence: int, tokens: int) -> Wrong:
+        if sequence not in self._rows:
+            return []  # what it holds already nobody knows
+        more = -(-tokens // self.config.block_size) - len(self.block_table(sequence, 0))
+        return when(more * self.config.num_layers > self.num_free_blocks, errors.OutOfBlocks)
+
+    def ensure_capacity(self, sequence: int, num_tokens: int) -> None:
+        negative = when(num_tokens < 0, errors.PositionOutOfRange)
+        self.refuse(self.of_place(sequence, 0), negative, self.short(sequence, num_tokens))
+        super().ensure_capacity(sequence, num_tokens)
+
+    def write(self, sequence: int, layer: int, start: int, keys: Any, values: Any) -> None:
+        shape, place = (None, self.config.num_kv_heads, self.config.head_dim), self.of_place(sequence, layer)
+        bad_start = when(start < 0 or (not place and start > self.length(sequence, layer)), errors.PositionOutOfRange)
+        count = count_of(shape, keys, values)
+        short = self.short(sequence, max(0, start) + count) if count else []
+        self.refuse(place, bad_start, of_arrays(shape, keys, values), short)
+        super().write(sequence, layer, start, keys, values)
+
+    def append(self, sequences: Any, layer: int, keys: Any, values: Any) -> None:
+        shape = len(sequences), self.config.num_kv_heads, self.config.head_dim
+        places = [error for sequence in sequences for error in self.of_place(sequence, layer)]
+        places += when(not 0 <= layer < self.config.num_layers, errors.LayerOutOfRange)
+        self.refuse(places, of_arrays(shape, keys, values), [] if places else self.short_batch(sequences, [layer]))
+        super().append(sequences, layer, keys, values)
+
+    def append_step(self, sequences: Any, keys: Any, values: Any) -> None:
+        layers = range(self.config.num_layers)
+        shape = len(layers), len(sequences), self.config.num_kv_heads, self.config.head_dim
+        places = [error for sequence in sequences for error in self.of_place(sequence, 0)]
+        self.refuse(places, of_arrays(shape, keys, values), self.short_batch(sequences, layers))
+        super().append_step(sequences, keys, values)
+
+    def short_batch(self, sequences: Any, layers: Any) -> Wrong:
+        """Of those that are there, one after the other."""
+        more = 0
+        for sequence in set(sequences) & set(self._rows):
+            tokens = max(self.length(sequence, layer) for layer in layers) + list(sequences).count(sequence)
+            more += max(0, -(-tokens // self.config.block_size) - len(self.block_table(sequence, 0)))
+        return when(more * self.config.num_layers > self.num_free_blocks, errors.OutOfBlocks)
+
+    def read(self, sequence: int, layer: int, positions: Any) -> Any:
+        place = self.of_place(sequence, layer)
+        stop = 10**9 if place else self.length(sequence, layer)
+        self.refuse(place, [errors.PositionOutOfRange for position in positions if not 0 <= position < stop])
+        return super().read(sequence, layer, positions)
+
+    def slot_mapping(self, sequence: int, layer: int, start: int, count: int) -> list[int]:
+        place, negative = self.of_place(sequence, layer), start < 0 or count < 0
+        past = not place and start + count > len(self.block_table(sequence, layer)) * self.config.block_size
+        self.refuse(place, when(negative or past, errors.PositionOutOfRange))
+        return super().slot_mapping(sequence, layer, start, count)
+
+    def gather(self, sequence: int, layer: int) -> Any:
+        self.refuse(self.of_place(sequence, layer))
+        return super().gather(sequence, layer)
+
+    def attend(self, sequence: int, layer: int, query: Any, scale: float) -> Any:
+        config = self.config
+        misshapen = query.ndim != 3 or query.shape[2] != config.head_dim or query.shape[1] % config.num_kv_heads
+        self.refuse(self.of_place(sequence, layer), when(misshapen, errors.ShapeMismatch))
+        return super().attend(sequence, layer, query, scale)
+
+
+class Quantized(Picky, kvref.QuantizedCache):
+    def full(self, layers: Any, count: int) -> Wrong:
+        return when(any(self.length(layer) + count > self.config.capacity for layer in layers), errors.CapacityExceeded)
+
+    def append(self, layer: int, keys: Any, values: Any) -> None:
+        there, shape = 0 <= layer < self.config.num_layers, (None, self.config.num_kv_heads, self.config.head_dim)
+        full = self.full([layer], count_of(shape, keys, values)) if there else []
+        self.refuse(when(not there, errors.LayerOutOfRange), of_arrays(shape, keys, values), full)
+        super().append(layer, keys, values)
+
+    def append_step(self, keys: Any, values: Any) -> None:
+        shape = self.config.num_layers, self.config.num_kv_heads, self.config.head_dim
+        self.refuse(of_arrays(shape, keys, values), self.full(range(self.config.num_layers), 1))
+        super().append_step(keys, values)
+
+    def read_head(self, layer: int, position: int, head: int) -> Any:
+        there = 0 <= layer < self.config.num_layers
+        outside = position < 0 or (there and position >= self.length(layer))
+        self.refuse(
+            when(not there, errors.LayerOutOfRange), when(outside, errors.PositionOutOfRange),
+            when(not 0 <= head < self.config.num_kv_heads, errors.HeadOutOfRange),
+        )  # fmt: skip
+        return super().read_head(layer, position, head)
+
+
+class Tiered(Picky, kvref.TieredCache):
+    def append(self, keys: Any, values: Any) -> None:
+        self.refuse(of_arrays((None, self.config.num_kv_heads, self.config.head_dim), keys, values))
+        super().append(keys, values)
+
+
+class Pooled(Picky, kvref.PooledCache):
+    def append(self, keys: Any, values: Any) -> None:
+        config = self.config
+        shape = None, config.num_kv_heads, config.head_dim
+        count = count_of(shape, keys, values)
+        blocks = [-(-tokens // config.tokens_per_block) for tokens in (self.total_tokens, self.total_tokens + count)]
+        too_large = 4 * config.tokens_per_block * config.num_kv_heads * config.head_dim > 256 * 1024
+        self.refuse(of_arrays(shape, keys, values), when(too_large and blocks[1] > blocks[0], errors.BufferTooLarge))
+        super().append(keys, values)
+
+
+class Implementation(OnBackend):
+    """pick: which of several things wrong with one call to raise."""
+
+    def __init__(self, pick: Pick) -> None:
+        super().__init__(ReferenceBackend())
+        self.pick = pick
+
+    def _made(self, cache: Any) -> Any:
+        cache.pick = self.pick
+        return cache
+
+    def contiguous(self, **config: Any) -> Any:
+        return self._made(Contiguous(kvref.ContiguousConfig(**config)))
+
+    def paged(self, **config: Any) -> Any:
+        return self._made(Paged(kvref.PagedConfig(**config)))
+
+    def quantized(self, **config: Any) -> Any:
+        return self._made(Quantized(kvref.QuantizedConfig(**config)))
+
+    def tiered(self, **config: Any) -> Any:
+        return self._made(Tiered(kvref.TieredConfig(**config)))
+
+    def pooled(self, pool: Any = None, **config: Any) -> Any:
+        return self._made(Pooled(kvref.PooledConfig(**config), pool, self.backend))

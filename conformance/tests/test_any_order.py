@@ -1,0 +1,140 @@
+"""LAW-11: of a call that is wrong in several ways any of the right errors will do, and no other."""
+
+import random
+
+import numpy as np
+import pytest
+from any_order import Implementation
+
+from kvref_conformance.asked import Effort
+from kvref_conformance.exchange import Exchange, On, Reply, Request
+from kvref_conformance.judge import Judge, select, verdict_of
+from kvref_conformance.operations import operations
+from kvref_conformance.oracle.expected import Refused
+from kvref_conformance.oracle.witness import Witness
+
+FAMILIES = ("contiguous", "paged", "quantized", "tiered", "pooled")
+PICKS = {"the first": lambda wrong: wrong[0], "the last": lambda wrong: wrong[-1], "any": random.Random(0).choice}
+
+
+@pytest.mark.parametrize("pick", PICKS)
+def test_a_right_cache_may_look_in_any_order(pick):
+    judge = Judge(Implementation(PICKS[pick]), Effort(examples=30))
+    failed = {
+        clause.id
+        for clause, checks in select().items()
+        if verdict_of(judge.clause([check for check in checks if check.family in FAMILIES])) == "failed"
+    }
+    assert failed == set()
+
+
+ROW = np.ones((1, 1, 2), np.float32)
+ROWS = np.ones((9, 1, 2), np.float32)
+WIDE = np.ones((1, 1, 3), np.float32)
+DOUBLE = WIDE.astype(np.float64)
+NAN = np.full((1, 1, 3), np.nan, np.float32)
+SEQ, LAY, POS, OUT = "SequenceNotFound", "LayerOutOfRange", "PositionOutOfRange", "OutOfBlocks"
+SHAPE, DTYPE, FINITE, FULL = "ShapeMismatch", "DtypeMismatch", "NonFinite", "CapacityExceeded"
+
+# A paged cache of 8 blocks of 2 tokens in 2 layers, where a sequence has room for 8 tokens; sequence 0 has 3 tokens in layer 0.
+PAGED = [
+    ("write", (7, 0, -1, ROW, ROW), {SEQ, POS}),
+    ("write", (7, 0, 1, ROW, ROW), {SEQ}),  # 1 may be where the sequence ends
+    ("write", (7, 0, 9, ROW, ROW), {SEQ, POS, OUT}),  # no sequence can be as long
+    ("write", (7, 2, 0, ROW, ROW), {SEQ, LAY}),
+    ("write", (7, 0, 0, WIDE, ROW), {SEQ, SHAPE}),
+    ("write", (7, 0, 0, DOUBLE, ROW), {SEQ, SHAPE, DTYPE}),
+    ("write", (7, 0, 0, NAN, ROW), {SEQ, SHAPE, FINITE}),
+    ("write", (7, 0, 0, ROWS, ROWS), {SEQ, OUT}),  # no sequence can have as many
+    ("write", (0, 0, 4, ROW, ROW), {POS}),
+    ("write", (0, 0, 4, ROWS, ROWS), {POS, OUT}),
+    ("write", (0, 2, 2, ROW, ROW), {LAY}),  # in layer 0 it would be right
+    ("write", (0, 2, 4, ROW, ROW), {LAY, POS}),  # in no layer
+    ("write", (0, 0, 0, ROWS, ROW), {SHAPE, OUT}),
+    ("write", (0, 0, 0, ROWS[..., 0], ROWS[..., 0]), {SHAPE}),  # how many tokens these are cannot be told
+    ("append", ([7], 2, ROW, ROW), {SEQ, LAY}),
+    ("append", ([], 2, ROW, ROW), {LAY, SHAPE}),
+    ("append", ([0] * 6, 0, ROW, ROW), {SHAPE, OUT}),
+    ("append", ([7, *[0] * 6], 0, ROWS[:7], ROWS[:7]), {SEQ, OUT}),
+    ("append_step", ([7, 0], ROW, ROW), {SEQ, SHAPE}),
+    ("ensure_capacity", (7, -1), {SEQ, POS}),
+    ("ensure_capacity", (7, 8), {SEQ}),
+    ("ensure_capacity", (7, 9), {SEQ, OUT}),
+    ("read", (7, 2, [0]), {SEQ, LAY}),
+    ("read", (7, 0, [0, -1]), {SEQ, POS}),
+    ("slot_mapping", (7, 2, -1, 0), {SEQ, LAY, POS}),
+    ("slot_mapping", (0, 2, 0, 5), {LAY, POS}),
+    ("gather", (7, -1), {SEQ, LAY}),
+    ("attend", (7, 2, WIDE, 1.0), {SEQ, LAY, SHAPE}),
+]  # fmt: skip
+QUANTIZED = [
+    ("append", (2, WIDE, ROW), {LAY, SHAPE}),
+    ("append", (0, WIDE, ROW), {SHAPE, FULL}),  # layer 0 is full, layer 1 is not
+    ("append", (2, ROW, ROW), {LAY}),
+    ("append", (0, ROW * np.inf, ROW), {FINITE, FULL}),
+    ("append", (2, ROWS, ROWS), {LAY, FULL}),  # no layer holds as many
+    ("append", (0, ROW[0], ROW[0]), {SHAPE}),
+    ("append_step", (WIDE, WIDE), {SHAPE, FULL}),
+    ("read_head", (0, 1, 1), {POS, "HeadOutOfRange"}),
+    ("read_head", (2, 0, 1), {LAY, "HeadOutOfRange"}),
+    ("read_head", (2, 1, 0), {LAY, POS}),
+    ("attend", (2, DOUBLE, 1.0), {LAY, SHAPE, DTYPE}),
+]
+CONTIGUOUS = [
+    ("append", (np.ones((1, 1, 9, 2), np.float32), WIDE[None]), {SHAPE, FULL}),
+    ("append", (DOUBLE[None], DOUBLE[None]), {SHAPE, DTYPE}),
+    ("append", (np.full((1, 1, 9, 2), np.nan, np.float32),) * 2, {FULL, FINITE}),
+    ("append_fused", (np.full((2, 1, 1, 9, 3), np.nan),), {SHAPE, DTYPE, FINITE, FULL}),
+]
+TIERED = [
+    ("append", (NAN, ROW), {SHAPE, FINITE}),
+    ("append", (WIDE * np.float32(1e38), ROW), {SHAPE, FINITE}),  # more than its tail can hold
+]
+LONG = np.ones((1, 1, 70_000), np.float32)  # no buffer holds one
+POOLED = [("append", (np.full((1, 1, 70_001), np.nan, np.float32), LONG), {SHAPE, FINITE, "BufferTooLarge"})]
+STORE = np.zeros((4, 2), np.float32)
+KERNELS = [("scatter", (STORE, np.array([4]), STORE[:2]), {SHAPE, "SlotOutOfRange"})]
+
+NEW = {
+    "paged": {"num_blocks": 8, "block_size": 2, "num_layers": 2, "num_kv_heads": 1, "head_dim": 2, "dtype": "float32"},
+    "quantized": {"num_layers": 2, "capacity": 1, "num_kv_heads": 1, "head_dim": 2, "format": "int8"},
+    "contiguous": {
+        "batch_size": 1, "num_kv_heads": 1, "head_dim": 2, "initial_capacity": 1, "max_seq_len": 4, "dtype": "float32",
+    },
+    "tiered": {
+        "num_kv_heads": 1, "head_dim": 2, "max_tokens": 4, "tail_length": 2, "tail_dtype": "float16", "warm_length": 0,
+        "warm_format": "q8", "store_format": "q4", "migration_batch": 1,
+    },
+    "pooled": {"num_kv_heads": 1, "head_dim": 70_000, "tokens_per_block": 1, "max_tokens": 4},
+    "kernels": {},
+}  # fmt: skip
+BEFORE = {
+    "paged": [("create", (), 0), ("write", (0, 0, 0, ROWS[:3], ROWS[:3]), None)],
+    "quantized": [("append", (0, ROW, ROW), None)],
+}
+CALLS = {"paged": PAGED, "quantized": QUANTIZED, "contiguous": CONTIGUOUS, "tiered": TIERED, "pooled": POOLED, "kernels": KERNELS}
+
+
+def said(witness, number, family, name, args):
+    """A request to the object that was made first, as the witness is asked about it."""
+    names = operations(family)[name].parameters
+    request = Request(number, f"{family}.{name}", 1, dict(zip(names, args, strict=True)))
+    return request, witness.expect(request)
+
+
+EACH = [
+    pytest.param(family, *call, id=f"{family}-{call[0]}-{i}") for family, calls in CALLS.items() for i, call in enumerate(calls)
+]
+
+
+@pytest.mark.parametrize(("family", "name", "args", "kinds"), EACH)
+def test_what_may_be_said_of_a_call(family, name, args, kinds):
+    witness = Witness("exact")
+    new = Request(1, f"{family}.new", None, NEW[family])
+    witness.judge(Exchange(new, Reply(On(1))), witness.expect(new))
+    for number, (before, given, reply) in enumerate(BEFORE.get(family, ()), start=2):
+        request, expected = said(witness, number, family, before, given)
+        witness.judge(Exchange(request, Reply(reply)), expected)
+    _, expected = said(witness, 9, family, name, args)
+    assert isinstance(expected, Refused)
+    assert set(expected.kinds) == kinds
