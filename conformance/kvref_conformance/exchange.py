@@ -4,8 +4,9 @@ Arguments and results are numbers, strings, None, lists, dicts, NumPy arrays, an
 implementation made, `ReplyTo` stands for what it answered to an earlier request, where only it could know (a sequence's id).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -52,11 +53,11 @@ class Request:
             return ()
         return tuple(name for name in operations(self.family)[self.name].parameters if name in self.args)
 
-    @property
+    @cached_property
     def family(self) -> str:
         return self.op.partition(".")[0]
 
-    @property
+    @cached_property
     def name(self) -> str:
         return self.op.partition(".")[2]
 
@@ -97,18 +98,17 @@ def error_of(error: BaseException) -> Error:
     return Error(next(known, type(error).__name__), said, raised_at(error))
 
 
-def referring(request: Request, before: Iterable[Exchange]) -> Request:
+def referring(request: Request, before: Sequence[Exchange]) -> Request:
     """The same request with ids that the implementation chose replaced by references to its reply."""
-    args, before = dict(request.args), list(before)
+    args = dict(request.args)
 
     def reference(value: Any, op: str) -> Any:
-        found = value
         if isinstance(value, int) and not isinstance(value, bool):
-            for exchange in before:  # the latest one counts: a block may be handed out again
+            for exchange in reversed(before):  # the latest one counts: a block may be handed out again
                 same_object = exchange.request.op == op and exchange.request.on == request.on
                 if same_object and exchange.reply and exchange.reply.ok == value:
-                    found = ReplyTo(exchange.request.id)
-        return found
+                    return ReplyTo(exchange.request.id)
+        return value
 
     for op, name in GIVES.items():
         if name in args:

@@ -1,5 +1,6 @@
 """What an implementation returned, as plain data, if it is what the interface says: arrays, numbers, statistics."""
 
+from functools import cache
 from numbers import Integral, Real
 from types import SimpleNamespace
 from typing import Any, get_args, get_origin, get_type_hints
@@ -42,7 +43,7 @@ def _plain(implementation: Implementation, result: Any, hint: Any) -> Any:
     if hint is type(None):
         return None
     if hint in (TieredStats, BufferStats, PooledStats):
-        fields = get_type_hints(hint)
+        fields = _fields(hint)
         if isinstance(result, dict):  # from over a pipe
             result = SimpleNamespace(**result)
         return Stats(
@@ -67,6 +68,9 @@ def _plain(implementation: Implementation, result: Any, hint: Any) -> Any:
     if get_origin(hint) is dict:
         return {int(name): _number(part, int) for name, part in dict(value).items()}
     return _one_of(value, get_args(hint))
+
+
+_fields = cache(get_type_hints)  # looked up again for every reply they take longer than the call
 
 
 def _one_of(value: Any, hints: tuple[Any, ...]) -> Any:

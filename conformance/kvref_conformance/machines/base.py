@@ -117,12 +117,16 @@ class Machine(RuleBasedStateMachine):
         if isinstance(made, Handle):
             self.objects.append(made.id)
 
-    def call(self, name: str, on: int | None, /, **args: Any) -> Any:
-        """Make a call and look at everything. Gives the result, or None where it raised as it had to."""
+    def ask(self, name: str, on: int | None, /, **args: Any) -> Any:
+        """Make a call that only reads. Gives the result, or None where it raised as it had to."""
         if not self.going or on is None:
             return None
-        result = self._call(f"{self.witness.models[on].family}.{name}", on, args)
-        for number in reversed(self.objects):  # a buffer before its pool
+        return self._call(f"{self.witness.models[on].family}.{name}", on, args)
+
+    def call(self, name: str, on: int | None, /, **args: Any) -> Any:
+        """Make a call and look at everything, as `ask` does."""
+        result = self.ask(name, on, **args)
+        for number in reversed(self.objects if self.going and on is not None else []):  # a buffer before its pool
             self._look(number)
         return result
 
@@ -152,7 +156,8 @@ class Machine(RuleBasedStateMachine):
 
 
 LAST = 9  # an index that stands for one there is not
-ANY = st.sampled_from((0, 1, 2, 0, 1, 2, 0, LAST))
+ANY = st.sampled_from((*(0, 1, 2) * 6, LAST))  # rarely: a call that is wrong leaves nothing to be seen
+COUNT = st.sampled_from((1, 2, 3, 4, 5, 1, 2, 3, 8, 0))  # tokens that come at once
 
 
 def within(index: int, stop: int) -> int:

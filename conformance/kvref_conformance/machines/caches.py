@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 from kvref_conformance.arrays import NDArray
-from kvref_conformance.machines.base import ANY, Machine, one_of, pair, within
+from kvref_conformance.machines.base import ANY, COUNT, LAST, Machine, one_of, pair, within
 from kvref_conformance.machines.rows import HUGE, kinds
 from kvref_conformance.oracle.quantized import Quantized
 
 INDEX = st.integers(0, 5)
-COUNT = st.integers(1, 5) | st.just(0)
+POSITION = st.sampled_from((0, 1, 2, 3, 1, LAST))
 SIZE = st.integers(1, 3)
 
 
@@ -20,7 +20,7 @@ class ContiguousMachine(Machine):
     family = "contiguous"
 
     @initialize(
-        batch=st.integers(1, 2), heads=SIZE, dim=SIZE, initial=st.integers(0, 4), most=st.sampled_from((3, 1, 8)),
+        batch=st.integers(1, 2), heads=SIZE, dim=SIZE, initial=st.integers(0, 4), most=st.sampled_from((3, 8, 12, 7, 1)),
         dtype=st.sampled_from(("float32", "float16", "bfloat16")), twice=st.booleans(),
     )  # fmt: skip
     def new(self, batch: int, heads: int, dim: int, initial: int, most: int, dtype: str, twice: bool) -> None:
@@ -64,7 +64,7 @@ class QuantizedMachine(Machine):
     family = "quantized"
 
     @initialize(
-        layers=st.integers(1, 2), capacity=st.sampled_from((2, 1, 5)), heads=SIZE, dim=SIZE,
+        layers=st.sampled_from((1, 2, 2)), capacity=st.sampled_from((2, 5, 8, 1)), heads=SIZE, dim=SIZE,
         format=st.sampled_from(("int8", "float8_e4m3fn", "float8_e5m2")),
     )  # fmt: skip
     def new(self, layers: int, capacity: int, heads: int, dim: int, format: str) -> None:
@@ -91,27 +91,22 @@ class QuantizedMachine(Machine):
         self.call("append", self.objects[0], layer=0, keys=keys, values=values)
 
     @precondition(lambda self: self.objects)
-    @rule(layer=ANY, position=ANY, head=ANY)
-    def read(self, layer: int, position: int, head: int) -> None:
+    @rule(layer=ANY, position=POSITION, head=ANY, group=st.integers(1, 2), kind=kinds(everything=False))
+    def read(self, layer: int, position: int, head: int, group: int, kind: str) -> None:
         layer, head = within(layer, self.layers), within(head, self.shape[0])
         model = self.witness.models[self.objects[0]]
         assert isinstance(model, Quantized)
         position = within(position, len(model.tokens[layer]) if layer < self.layers else 0)
-        self.call("read_token", self.objects[0], layer=layer, position=position)
-        self.call("read_head", self.objects[0], layer=layer, position=position, head=head)
+        self.ask("read_token", self.objects[0], layer=layer, position=position)
+        self.ask("read_head", self.objects[0], layer=layer, position=position, head=head)
+        query = self.source.rows((1, self.shape[0] * group, self.shape[1]), kind)
+        self.call("attend", self.objects[0], layer=layer, query=query, scale=0.5)
 
     @precondition(lambda self: self.objects)
     @rule(kind=kinds())
     def clear(self, kind: str) -> None:
         self.call("clear", self.objects[0])
         self.append(0, 1, kind, 1.0)
-
-    @precondition(lambda self: self.objects)
-    @rule(layer=ANY, group=st.integers(1, 2), kind=kinds(everything=False))
-    def attend(self, layer: int, group: int, kind: str) -> None:
-        layer = within(layer, self.layers)
-        query = self.source.rows((1, self.shape[0] * group, self.shape[1]), kind)
-        self.call("attend", self.objects[0], layer=layer, query=query, scale=0.5)
 
 
 POLICIES = {
@@ -127,8 +122,8 @@ class TieredMachine(Machine):
     family = "tiered"
 
     @initialize(
-        heads=SIZE, dim=SIZE, most=st.sampled_from((3, 1, 7)), tail=st.sampled_from((1, 0, 2, 9)),
-        warm=st.sampled_from((0, 0, 2)),
+        heads=SIZE, dim=SIZE, most=st.sampled_from((3, 7, 9, 5, 1)), tail=st.sampled_from((1, 2, 3, 0, 9)),
+        warm=st.sampled_from((0, 1, 2, 0, 3)),
         tail_dtype=st.sampled_from(("float32", "float16", "bfloat16")), warm_format=st.sampled_from(("q8", "int8")),
         store_format=st.sampled_from(("q8", "q4", "int8", "float8_e5m2")), batch=st.sampled_from((1, 3, 100)),
     )  # fmt: skip
@@ -144,10 +139,12 @@ class TieredMachine(Machine):
         self.shape = heads, dim
 
     @precondition(lambda self: self.objects)
-    @rule(count=COUNT | st.integers(6, 16), kind=kinds())
+    @rule(count=COUNT | COUNT | st.integers(6, 16), kind=kinds())
     def append(self, count: int, kind: str) -> None:
         keys, values = pair(self.source, (count, *self.shape), kind)
         self.call("append", self.objects[0], keys=keys, values=values)
+
+    append_more = append
 
     @precondition(lambda self: self.objects)
     @rule(wrong=st.integers(0, 5), side=st.integers(0, 2))
@@ -156,7 +153,7 @@ class TieredMachine(Machine):
         self.call("append", self.objects[0], keys=keys, values=values)
 
     @precondition(lambda self: self.objects)
-    @rule(data=st.data(), name=st.sampled_from(tuple(POLICIES)))
+    @rule(data=st.data(), name=st.sampled_from((*POLICIES, "tail_length", "warm_length", "store_format")))
     def update_policy(self, data: Any, name: str) -> None:
         value = data.draw(POLICIES[name])
         if isinstance(value, int) or value in self.search.implementation.formats:
@@ -180,8 +177,8 @@ class PooledMachine(Machine):
     family = "pooled"
 
     @initialize(
-        heads=SIZE, dim=st.sampled_from((1, 3, 100)), block=st.sampled_from((1, 2, 3, 300)), most=st.sampled_from((3, 4, 7)),
-        caches=st.integers(1, 2), buffers=st.integers(1, 3),
+        heads=SIZE, dim=st.sampled_from((1, 3, 300)), block=st.sampled_from((1, 2, 3, 4, 300)),
+        most=st.sampled_from((3, 7, 4, 8, 12)), caches=st.integers(1, 2), buffers=st.integers(1, 3),
     )  # fmt: skip
     def new(self, heads: int, dim: int, block: int, most: int, caches: int, buffers: int) -> None:
         can_share = caches > 1 and hasattr(self.search.implementation, "buffers")
@@ -191,7 +188,7 @@ class PooledMachine(Machine):
         self.shape = heads, dim
 
     @precondition(lambda self: self.objects)
-    @rule(which=INDEX, count=COUNT | st.integers(6, 12), kind=kinds())
+    @rule(which=INDEX, count=COUNT | COUNT | st.integers(6, 16), kind=kinds())
     def append(self, which: int, count: int, kind: str) -> None:
         keys, values = pair(self.source, (count, *self.shape), kind)
         self.call("append", one_of(self.objects, which), keys=keys, values=values)

@@ -5,6 +5,7 @@ from unittest.mock import patch
 import numpy as np
 from hypothesis import HealthCheck, Phase, Verbosity, seed, settings
 from hypothesis.errors import Flaky
+from hypothesis.internal.conjecture.engine import ConjectureRunner
 from hypothesis.internal.conjecture.providers import HypothesisProvider
 from hypothesis.stateful import run_state_machine_as_test
 
@@ -30,8 +31,10 @@ def run_machine(family: str, search: Search, number: int, examples: int, steps: 
     )  # fmt: skip
     # Hypothesis also draws numbers that it finds written in the modules around, so that the same seed would not give the same.
     constants = patch.object(HypothesisProvider, "_maybe_draw_constant", lambda *_, **__: None, create=True)
+    # Five of six sequences would be the one before with a part of it repeated, which hardly ever meets anything new.
+    variations = patch.object(ConjectureRunner, "generate_mutations_from", lambda *_: None, create=True)
     try:
-        with np.errstate(all="ignore"), constants:
+        with np.errstate(all="ignore"), constants, variations:
             run_state_machine_as_test(machine, settings=quiet)
     except (Violation, Flaky):
         pass  # the search has noted what there is, and stopped where it had seen enough

@@ -6,25 +6,25 @@ from kvref_conformance.machines.states import NOTES, Call, refusals, state
 from kvref_conformance.oracle.pooled import Pooled
 from kvref_conformance.oracle.tiers import Token
 
-refusals("contiguous", "ShapeMismatch", "DtypeMismatch", "CapacityExceeded", "PositionOutOfRange", "EmptyCache")
+refusals("contiguous", "ShapeMismatch", "DtypeMismatch", "CapacityExceeded", "PositionOutOfRange")
 
 
 def total(call: Call) -> int:
-    """Tokens of a contiguous cache after an update."""
+    """Tokens of a contiguous cache after an append."""
     return len(call.model.tokens) + call.tokens
 
 
-@state("contiguous", "update", "update_fused")
+@state("contiguous", "append", "append_fused")
 def tokens_are_there_when_memory_grows(call: Call) -> bool:
     return len(call.model.tokens) > 0 and call.model.room < total(call)
 
 
-@state("contiguous", "update", "update_fused")
+@state("contiguous", "append", "append_fused")
 def memory_doubles_more_than_once(call: Call) -> bool:
     return bool(total(call) > 2 * max(1, call.model.room))
 
 
-@state("contiguous", "update", "update_fused")
+@state("contiguous", "append", "append_fused")
 def growth_ends_at_a_maximum_that_no_doubling_meets(call: Call) -> bool:
     room = max(1, call.model.room)
     while room < total(call):
@@ -32,37 +32,37 @@ def growth_ends_at_a_maximum_that_no_doubling_meets(call: Call) -> bool:
     return bool(call.model.room < total(call) and room > call.model.most)
 
 
-@state("contiguous", "update", "update_fused")
+@state("contiguous", "append", "append_fused")
 def memory_grows_after_a_reset(call: Call) -> bool:
     return call.on in call.past.most and total(call) > call.model.room
 
 
-@state("contiguous", "update", "update_fused")
+@state("contiguous", "append", "append_fused")
 def the_last_room_there_may_be_is_filled(call: Call) -> bool:
     return call.tokens > 0 and total(call) == call.model.most
 
 
-@state("contiguous", "update", "update_fused", raising="CapacityExceeded")
+@state("contiguous", "append", "append_fused", raising="CapacityExceeded")
 def a_cache_with_tokens_and_room_cannot_take_all_that_come(call: Call) -> bool:
     return bool(0 < len(call.model.tokens) < call.model.most)
 
 
-@state("contiguous", "update", "update_fused")
+@state("contiguous", "append", "append_fused")
 def tokens_come_after_some_did_not_fit(call: Call) -> bool:
     return call.tokens > 0 and "a cache with tokens and room cannot take all that come" in call.past.met
 
 
-@state("contiguous", "update", "update_fused")
+@state("contiguous", "append", "append_fused")
 def fewer_tokens_follow_a_reset(call: Call) -> bool:
     return 0 < total(call) < call.past.most.get(call.on, 0)
 
 
-@state("contiguous", "update", "update_fused")
+@state("contiguous", "append", "append_fused")
 def several_tokens_of_a_batch_are_added_to_some(call: Call) -> bool:
     return call.model.sizes[0] > 1 and call.tokens > 1 and len(call.model.tokens) > 0
 
 
-@state("contiguous", "update_fused")
+@state("contiguous", "append_fused")
 def several_fused_tokens_are_added_to_some(call: Call) -> bool:
     return call.tokens > 1 and len(call.model.tokens) > 0
 
@@ -82,7 +82,7 @@ def more_is_counted_than_memory_holds_and_less_than_it_may(call: Call) -> bool:
     return bool(call.model.room < len(call.model.tokens) + call.args["count"] <= call.model.most)
 
 
-@state("contiguous", "update", "update_fused")
+@state("contiguous", "append", "append_fused")
 def tokens_follow_some_that_were_only_counted(call: Call) -> bool:
     return call.tokens > 0 and None in call.model.tokens
 
@@ -114,12 +114,12 @@ def a_layer_is_full_and_another_is_not(call: Call) -> bool:
     return bool(min(fill(call)) < max(fill(call)) == call.model.room)
 
 
-@state("quantized", "push_step", raising="CapacityExceeded")
+@state("quantized", "append_step", raising="CapacityExceeded")
 def a_step_meets_a_full_layer_and_one_that_is_not(call: Call) -> bool:
     return bool(min(fill(call)) < call.model.room)
 
 
-@state("quantized", "push_step")
+@state("quantized", "append_step")
 def a_step_goes_to_layers_of_different_length(call: Call) -> bool:
     return len(set(fill(call))) > 1
 
@@ -159,8 +159,13 @@ def a_token_is_read_that_is_neither_the_first_nor_the_last(call: Call) -> bool:
 
 
 @state("quantized", "read_head")
-def a_head_is_read_that_is_not_the_first_of_a_layer_that_is_not_the_first(call: Call) -> bool:
-    return bool(call.args["head"] > 0 and call.args["layer"] > 0)
+def a_head_is_read_that_is_not_the_first(call: Call) -> bool:
+    return bool(call.args["head"] > 0)
+
+
+@state("quantized", "read_token")
+def a_token_of_a_layer_is_read_that_is_not_the_first(call: Call) -> bool:
+    return bool(call.args["layer"] > 0)
 
 
 @state("quantized", "attend")
@@ -175,7 +180,7 @@ def note_quantized(call: Call) -> None:
 
 NOTES["quantized"] = note_quantized
 refusals("tiered", "ShapeMismatch", "DtypeMismatch", "NonFinite", "ConfigError", "PositionOutOfRange")
-TAIL, WARM, STORE = "hot", "warm", "cold"
+TAIL, WARM, STORE = "tail", "warm", "store"
 
 
 def tiers(call: Call) -> list[list[Token]]:

@@ -167,9 +167,9 @@ def a_batch_runs_out_of_blocks_while_some_are_free(call: Call) -> bool:
     return bool(call.model.free and len(call.args["sequences"]) > 1)
 
 
-@state("paged", "write", "ensure_capacity")
-def blocks_are_taken_after_they_ran_out(call: Call) -> bool:
-    return takes(call) and any("runs out of blocks" in name for name in call.past.met)
+@state("paged", "write", "append", "append_step")
+def tokens_come_after_blocks_ran_out(call: Call) -> bool:
+    return call.tokens > 0 and any("runs out of blocks" in name for name in call.past.met)
 
 
 @state("paged", "write", "ensure_capacity")

@@ -1,0 +1,109 @@
+"""The machines meet every state that bugs hide behind, and what counts them is right about conversations worked out by hand."""
+
+import numpy as np
+import pytest
+
+from kvref.backend import ReferenceBackend, backend
+from kvref_conformance.drivers.in_process import Subject
+from kvref_conformance.implementations.backends import OnBackend
+from kvref_conformance.machines.met import count_met, met
+from kvref_conformance.machines.run import MACHINES
+from kvref_conformance.machines.states import STATES
+
+LEAST = 3  # of 100 sequences: a change to a machine that loses a state is noticed
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numbers at the edges
+@pytest.mark.parametrize("family", MACHINES)
+def test_a_machine_meets_every_state_of_its_family(family):
+    counted, sequences = count_met(OnBackend(backend("numpy")), family)
+    assert sequences >= 100
+    assert {name: count for name, count in counted.items() if count < LEAST} == {}
+
+
+def rows(count, heads=1, dim=2):
+    return np.arange(1, count * heads * dim + 1, dtype=np.float32).reshape(count, heads, dim)
+
+
+@pytest.fixture
+def subject():
+    return Subject(OnBackend(ReferenceBackend()), np.random.default_rng(0))
+
+
+def paged(subject, **changes):
+    sizes = {"num_blocks": 6, "block_size": 2, "num_layers": 1, "num_kv_heads": 1, "head_dim": 2, "dtype": "float32"}
+    return subject.new("paged", **sizes | changes)
+
+
+def test_a_drop_of_an_empty_sequence_is_no_state(subject):
+    cache = paged(subject)
+    cache.drop(cache.create())
+    assert met("paged", subject.conversation) == set()
+
+
+def test_a_partly_filled_block_is_dropped_and_used_again(subject):
+    cache = paged(subject)
+    first = cache.create()
+    cache.write(first, 0, 0, rows(3), rows(3))
+    cache.block_table(first, 0)  # who never looks does not know which blocks were given back
+    cache.drop(first)
+    second = cache.create()
+    cache.write(second, 0, 0, rows(1), rows(1))
+    cache.block_table(second, 0)
+    cache.gather(second, 0)
+    assert met("paged", subject.conversation) == {
+        "a dropped sequence has a partly filled last block",
+        "a dropped sequence has several blocks a layer",
+        "a block of a dropped sequence is read by another",
+        "a reused block is partly filled",
+    }
+
+
+def test_where_a_write_starts_and_ends(subject):
+    cache = paged(subject)
+    sequence = cache.create()
+    met_before = set()
+    for start, count, name in (
+        (0, 3, None),
+        (2, 1, "tokens are overwritten inside a partly filled block"),
+        (1, 2, "tokens are overwritten across a block border"),
+        (0, 2, None),  # a full block, whole
+        (3, 1, "a write fills a block that was begun"),
+        (4, 1, None),
+        (4, 2, "a write overwrites tokens and goes past the end"),
+        (6, 1, None),
+        (7, 2, "a write starts in a partly filled block and ends in another"),
+    ):
+        cache.write(sequence, 0, start, rows(count), rows(count))
+        now = met("paged", subject.conversation)
+        assert now - met_before == ({name} if name else set())
+        met_before = now
+
+
+def test_a_buffer_with_memory_of_another(subject):
+    pool = subject.new("buffers", max_buffers=1)
+    first = pool.acquire(1024)
+    first.extend(np.ones(3, np.float32))
+    first.release()
+    pool.acquire(100).extend(np.ones(2, np.float32))
+    assert met("buffers", subject.conversation) == {
+        "a buffer holds less than its memory did before", "a free buffer is served",
+    }  # fmt: skip
+
+
+def test_eviction_while_every_tier_holds_tokens(subject):
+    cache = subject.new(
+        "tiered", num_kv_heads=1, head_dim=2, max_tokens=4, tail_length=1, tail_dtype="float32", warm_length=1, warm_format="q8",
+        store_format="q4", migration_batch=9,
+    )  # fmt: skip
+    cache.append(rows(3), rows(3))
+    assert met("tiered", subject.conversation) == set()
+    cache.append(rows(2), rows(2))
+    assert met("tiered", subject.conversation) == {
+        "some tokens are evicted", "some tokens are evicted while every tier holds some",
+    }  # fmt: skip
+
+
+def test_every_state_is_one_of_a_family_with_a_machine():
+    assert set(STATES) == set(MACHINES)
+    assert sum(map(len, STATES.values())) >= 130
