@@ -1,9 +1,10 @@
 """Break the code on purpose: the clause that names a bug must notice it. One that survives means that a check is missing."""
 
 import pytest
-from bugs import BUGS
+from bugs import BUGS, HIDDEN
 
 from kvref.backend import ReferenceBackend
+from kvref_conformance.checking.registry import all_checks
 from kvref_conformance.implementations.backends import OnBackend
 from kvref_conformance.judge import Judge, select, verdict_of
 
@@ -15,3 +16,12 @@ def test_the_clause_notices(plant, clause, monkeypatch):
     ((_, checks),) = select(clause).items()
     written_out = [check for check in checks if check.run]
     assert verdict_of(Judge(OnBackend(ReferenceBackend())).clause(written_out)) == "failed"
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(("plant", "clause"), HIDDEN)
+def test_a_machine_finds_it_alone(plant, clause, monkeypatch):
+    plant(monkeypatch)
+    judge = Judge(OnBackend(ReferenceBackend()))
+    families = {check.family for check in all_checks() if check.clause == clause and check.run is None}
+    assert any(clause in judge.search(family).findings for family in families)

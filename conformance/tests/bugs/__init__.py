@@ -2,11 +2,23 @@
 
 from importlib import import_module
 
-from bugs.plant import BUGS
+from bugs.plant import BUGS, HIDDEN
 
-CHAPTERS = ("laws", "formats", "contiguous", "paged", "quantized", "tiered", "buffers", "pooled", "attention", "kernels")
+CHAPTERS = (
+    "laws",
+    "formats",
+    "contiguous",
+    "paged",
+    "quantized",
+    "tiered",
+    "buffers",
+    "pooled",
+    "attention",
+    "kernels",
+    "hidden",
+)
 
 for chapter in CHAPTERS:
     import_module(f"bugs.{chapter}")
 
-__all__ = ["BUGS"]
+__all__ = ["BUGS", "HIDDEN"]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 BUGS: list[Any] = []
+HIDDEN: list[Any] = []  # that a machine must find alone
 
 
 def bug(*clauses: str) -> Callable[[Any], Any]:
@@ -16,6 +17,16 @@ def bug(*clauses: str) -> Callable[[Any], Any]:
 
     def register(plant: Any) -> Any:
         BUGS.extend(pytest.param(plant, clause, id=f"{clause}-{plant.__name__}") for clause in clauses)
+        return plant
+
+    return register
+
+
+def hidden(clause: str) -> Callable[[Any], Any]:
+    """A function that plants a bug which shows in few states: a machine alone must find the clause broken."""
+
+    def register(plant: Any) -> Any:
+        HIDDEN.append(pytest.param(plant, clause, id=f"{clause}-{plant.__name__}"))
         return plant
 
     return register

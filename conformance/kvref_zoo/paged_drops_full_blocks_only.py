@@ -1,0 +1,27 @@
+"""Dropping gives back as many blocks as the tokens fill: a last block that is partly filled never returns to the pool."""
+
+from typing import Any
+
+import kvref
+from kvref_zoo.right import Right
+
+
+class Cache(kvref.PagedCache):
+    def drop(self, sequence: int) -> None:
+        row, size = self._row(sequence), self.config.block_size
+        for layer in range(self.config.num_layers):
+            filled = self.length(sequence, layer) // size
+            partly = filled + 1 if self.length(sequence, layer) % size else filled
+            table = self.block_table(sequence, layer)
+            for block in table[:filled] + table[partly:]:
+                self.pool.free(block)
+        self._tables.close(row)
+        del self._rows[sequence]
+
+
+class Implementation(Right):
+    clause = "PAGED-07"
+    also = ("LAW-03", "PAGED-15")
+
+    def paged(self, **config: Any) -> Cache:
+        return Cache(kvref.PagedConfig(**config))

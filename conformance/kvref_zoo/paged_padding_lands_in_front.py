@@ -1,0 +1,27 @@
+"""A write that ends inside a block pads it to the end of the block, and the padding lands on the sequence's first tokens."""
+
+from typing import Any
+
+import numpy as np
+
+import kvref
+from kvref_zoo.right import Right
+
+
+class Cache(kvref.PagedCache):
+    def write(self, sequence: int, layer: int, start: int, keys: Any, values: Any) -> None:
+        super().write(sequence, layer, start, keys, values)
+        end, size = start + len(keys), self.config.block_size
+        padding = -end % size
+        if start and len(keys) and padding:
+            zeros = np.zeros((min(padding, start), *keys.shape[1:]), np.float32)
+            super().write(sequence, layer, 0, zeros, zeros)
+
+
+class Implementation(Right):
+    clause = "LAW-04"
+    also = ("LAW-01", "LAW-02", "LAW-06", "PAGED-11", "PAGED-12", "PAGED-14")
+    bug = "vllm-project/vllm#50749"
+
+    def paged(self, **config: Any) -> Cache:
+        return Cache(kvref.PagedConfig(**config))
