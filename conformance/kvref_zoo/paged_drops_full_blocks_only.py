@@ -8,15 +8,15 @@ from kvref_zoo.right import Right
 
 class Cache(kvref.PagedCache):
     def drop(self, sequence: int) -> None:
-        row, size = self._row(sequence), self.config.block_size
+        number, size = self._table(sequence), self.config.block_size
         for layer in range(self.config.num_layers):
             filled = self.length(sequence, layer) // size
             partly = filled + 1 if self.length(sequence, layer) % size else filled
             table = self.block_table(sequence, layer)
             for block in table[:filled] + table[partly:]:
                 self.pool.free(block)
-        self._tables.close(row)
-        del self._rows[sequence]
+        self._tables.close(number)
+        del self._table_of[sequence]
 
 
 class Implementation(Right):
