@@ -19,7 +19,7 @@ class Pool(kvref.BufferPool):
 
 class Implementation(Right):
     clause = "LAW-05"
-    also = ("BUF-02", "BUF-08")
+    also = ("BUF-02", "BUF-08", "BUF-09")
     bug = "vllm-project/vllm#43990"
 
     def buffers(self, max_buffers: int) -> Pool:
