@@ -45,6 +45,8 @@ class IsolatedJudge(Judge):
 
     def __init__(self, name: str, effort: Effort) -> None:
         """Raises CannotRun."""
+        if not POSSIBLE:
+            raise CannotRun("--isolate: this system does not hand a process what it is to talk through")
         self._session: Session | None = None
         self._hung = False
         super().__init__(self._start(name, effort), effort, name)

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from kvref_conformance import interrupts
 from kvref_conformance.asked import Effort
 from kvref_conformance.checking.registry import Check, all_checks
 from kvref_conformance.clauses import Clause, all_clauses, near, spec
@@ -153,7 +154,12 @@ class Judge:
     def _failed(self, failure: "Failure", shown: bool) -> Outcome:
         """The outcome of a failure; the one that is shown is made as small as it can be."""
         check, conversation, broken = failure.check, failure.conversation, failure.broken
-        smaller = self._smaller(conversation, broken, check.clause) if shown else None
+        try:
+            smaller = self._smaller(conversation, broken, check.clause) if shown else None
+        except KeyboardInterrupt:
+            if not interrupts.asked:
+                raise
+            smaller = None  # it is told of as it was found, and the run ends with it
         if smaller:
             conversation, broken = smaller
         calls = shown_calls(show_calls(conversation)) if shown else []

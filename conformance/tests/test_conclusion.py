@@ -36,7 +36,7 @@ class Leaky(_Mine):
 
 class Nothing(_Mine):
     def paged(self, **config):
-        return object()
+        raise type("NotOffered", (Exception,), {})("a device for it")
 
 class OnlyKernels(_Mine):
     formats = ("float32",)

@@ -11,6 +11,10 @@ import jsonschema
 import pytest
 from sessions import running_in
 
+from kvref_conformance import interrupts
+from kvref_conformance.asked import Effort
+from kvref_conformance.implementations import load
+from kvref_conformance.judge import Judge, select
 from kvref_conformance.report.json_file import SCHEMA
 from kvref_conformance.schemas import schema
 
@@ -83,6 +87,23 @@ def test_what_ends_at_once_has_told_of_its_failures(kvref):
     assert done.returncode == 130
     assert "BLOCK-06 · Utilization is used over total   (interrupting:SwallowsForGood)" in done.stdout
     assert "interrupted" not in done.stdout + done.stderr  # the second is not for talking
+
+
+def test_a_failure_that_is_being_made_smaller_is_told_as_it_was_found(monkeypatch):
+    judge = Judge(load("zoo:blocks-freed-twice"), Effort(examples=5))
+    ((_, checks),) = select("BLOCK-05").items()
+
+    def hold(requests):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(judge, "hold", hold)
+    with pytest.raises(KeyboardInterrupt):
+        judge.clause(checks)
+    monkeypatch.setattr(interrupts, "asked", True)
+    monkeypatch.setattr(interrupts, "look", lambda: None)  # which the calls before it would have met
+    shown = [outcome for outcome in judge.clause(checks) if outcome.trace]
+    assert [outcome.verdict for outcome in shown] == ["failed"]
+    assert shown[0].calls[0].startswith("blocks = blocks(")
 
 
 @pytest.mark.parametrize("name", ["while_it_is_made", "whose_making_swallows"])
