@@ -126,15 +126,13 @@ class Subject:
         limit = self.patience.limit(op)
         try:
             with time_limit(limit), interrupts.prompt():
-                result = self._answer(exchange, function, hint, args, as_is)
+                return self._answer(exchange, function, hint, args, as_is)
         except TimedOut as late:
             self.patience.hung.add(op)
             raise Hung(op, f"an answer within {limit:g} s", late.got) from None
         except NotOffered:
             self.conversation.remove(exchange)
             raise
-        interrupts.look()
-        return result
 
     def _answer(self, exchange: Exchange, function: Callable[..., Any], hint: Any, args: dict[str, Any], as_is: bool) -> Any:
         """Make the call, and note the reply."""
