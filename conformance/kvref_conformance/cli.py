@@ -20,7 +20,7 @@ EXIT_CANNOT_RUN = 2
 _EPILOG = """\
 implementations:
   reference         the specification itself, on NumPy
-  reference:torch   the same on another Array API library (torch, strict, jax, cupy)
+  reference:torch   the same on another Array API library, or strict, jax, cupy
   numpy, ...        a backend of kvref's, or an adapter: `kvref list` shows all
   zoo:MEMBER        one that is wrong on purpose: `kvref zoo` shows all
   module:object     an implementation of yours

@@ -79,7 +79,7 @@ def test_a_conformant_backend_exits_0_with_a_table_by_chapter(kvref):
     assert ["all", str(len(all_clauses()) - 1), "0", "0", "1"] in lines
     assert done.stdout.splitlines()[-2:] == [
         "not run: KERN-06 (takes gigabytes; --slow runs it)",
-        "conformant; judged by 140 of 140 clauses of the families it offers",
+        f"conformant; judged by {len(all_clauses()) - 1} of {len(all_clauses()) - 1} clauses of the families it offers",
     ]
     assert max(map(len, done.stdout.splitlines())) <= 80
 

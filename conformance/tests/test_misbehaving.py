@@ -193,8 +193,10 @@ def test_what_pytest_judges_cannot_end_pytest(pytester, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HERE))
     quick = ("-p", "no:cacheprovider", "--kvref-examples", "5", "--kvref-clause", "BLOCK-*")
     asked = ("--pyargs", "kvref_conformance", *quick, "--kvref", "misbehaving:LeavesAsIfAllWereWell")
-    pytester.runpytest_subprocess(*asked).assert_outcomes(passed=5, failed=1)
-    pytester.runpytest_subprocess(*asked, "-n", "2").assert_outcomes(passed=5, failed=1)
+    for workers in ("0", "2"):
+        outcomes = pytester.runpytest_subprocess(*asked, "-n", workers).parseoutcomes()
+        assert outcomes["failed"] >= 1
+        assert outcomes["failed"] + outcomes["passed"] == len(select("BLOCK-*"))
     gone = pytester.runpytest_subprocess(*asked, "--no-kvref-isolate")  # for a debugger
     assert (gone.ret, "passed" in gone.stdout.str()) == (0, False)
 
