@@ -144,7 +144,7 @@ def test_a_badge_says_what_was_found(saved, options, said):
         (lambda text: text.replace(".kvref/failures/", "../.kvref/failures/"), "not results of kvref check --json"),
         (lambda text: text + " " * 2**26, "larger than 64 MiB"),
         (lambda text: text.replace('"conclusion"', '"conclusions"'), "not results of kvref check --json"),
-        (lambda text: text.replace('"judged": 6', '"judged": -6'), "not results of kvref check --json"),
+        (lambda text: text.replace('"judged": 7', '"judged": -7'), "not results of kvref check --json"),
         (lambda text: text.replace('"format": 1', '"format": 9'), "results of format 9; this kvref reads format 1"),
         (lambda text: text.replace('"passed"', '"splendid"'), "not results of kvref check --json"),
         (lambda text: "[]", "not results of kvref check --json"),
@@ -166,11 +166,11 @@ def test_too_little_judged_is_not_green(saved, tmp_path):
         clause["offered"] = True  # and not judged
     few = sum(clause["offered"] for clause in run.document["clauses"])
     run.document["conclusion"] = vars(conclude(run.document["clauses"]))
-    assert (run.said, run.colour) == (f"not judged: 6 of {few}", "some")
+    assert (run.said, run.colour) == (f"not judged: 7 of {few}", "some")
     assert COLOURS["some"] in badge(run) and COLOURS["good"] not in badge(run)
     write_site(tmp_path / "site", [run])
     page = (tmp_path / "site/index.html").read_text(encoding="utf-8")
-    assert f"<p>not judged: 6 of {few} clauses of the families it offers, less than 50 % (--least-judged)</p>" in page
+    assert f"<p>not judged: 7 of {few} clauses of the families it offers, less than 50 % (--least-judged)</p>" in page
     assert 'little <span class="pill xfailed">not judged</span>' in page
 
 
