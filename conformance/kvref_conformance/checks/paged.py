@@ -77,6 +77,20 @@ def a_request_that_does_not_fit_takes_nothing(subject: Subject) -> None:
     equal(cache.num_free_blocks, 1, "free blocks after a request that fits")
 
 
+@check("PAGED-05", "paged")
+def a_request_that_fits_no_pool_takes_nothing(subject: Subject) -> None:
+    cache = new(subject, "paged")
+    sequence = cache.create()
+    for count in (2**31, 2**53 - 1):
+        with raises("OutOfBlocks"):
+            cache.ensure_capacity(sequence, count)
+    for count in () if subject.by_value else (2**63 - 1, 2**64 - 1):  # more than JSON has, and than some can be given at all
+        with raises("Exception"):
+            cache.ensure_capacity(sequence, count)
+    equal(cache.num_free_blocks, 24, "free blocks after requests for more tokens than any pool holds")
+    equal(blocks_of(cache, sequence, 0), [], "block table after them")
+
+
 @check("PAGED-06", "paged")
 def a_slot_is_block_times_size_plus_offset(subject: Subject) -> None:
     cache, sequence, _, _ = written(subject, 11)

@@ -165,7 +165,7 @@ def a_start_is_added_to_as_it_came(patch):
     in_source(patch, "kvref.paged.PagedCache.write", "start = in_range(", "in_range(")
 
 
-@bug("LAW-20")
+@bug("PAGED-05")
 def a_capacity_wraps_around(patch):
     in_range = 'in_range(num_tokens, None, PositionOutOfRange, "num_tokens")'
     in_source(patch, "kvref.paged.PagedCache.ensure_capacity", in_range, "int(np.uint64(num_tokens).astype(np.int64))")
