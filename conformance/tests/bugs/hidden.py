@@ -16,14 +16,14 @@ def dropping(patch, gives_back):
     """A drop that gives back only some of what each layer held: by its blocks, tokens and the block size."""
 
     def drop(self, sequence):
-        row, size = self._row(sequence), self.config.block_size
-        tables = [self._tables.table(row, layer) for layer in range(self.config.num_layers)]
-        tokens = self._tables.lengths[row].tolist()
-        self._tables.close(row)
+        number, size = self._table(sequence), self.config.block_size
+        tables = [self._tables.blocks(number, layer) for layer in range(self.config.num_layers)]
+        tokens = self._tables.lengths[number].tolist()
+        self._tables.close(number)
         for table, count in zip(tables, tokens, strict=True):
             for block in gives_back(table, count, max(tokens), size):
                 self.pool.free(block)
-        del self._rows[sequence]
+        del self._table_of[sequence]
 
     patch.setattr(PagedCache, "drop", drop)
 
@@ -50,7 +50,7 @@ def overwriting(patch, spoiled):
     write = PagedCache.write
 
     def lossy(self, sequence, layer, start, keys, values):
-        before = self._tables.lengths[self._rows[sequence], layer] if sequence in self._rows and layer in (0, 1) else 0
+        before = self._tables.lengths[self._table_of[sequence], layer] if sequence in self._table_of and layer in (0, 1) else 0
         there = self.read(sequence, layer, range(before)) if 0 <= start < before else None
         write(self, sequence, layer, start, keys, values)
         end = start + keys.shape[0]
@@ -73,11 +73,11 @@ def a_partly_filled_block_is_not_overwritten(patch):
 
 @hidden("LAW-04")
 def a_block_taken_after_they_ran_out_is_read_as_the_first(patch):
-    ensure, gather = PagedCache._ensure, PagedCache.gather
+    extend, gather = PagedCache._extend, PagedCache.gather
 
-    def noting(self, rows, num_tokens):
+    def noting(self, more):
         try:
-            ensure(self, rows, num_tokens)
+            extend(self, more)
         except Exception:
             self.ran_out = self.pool.num_free > 0
             raise
@@ -86,7 +86,7 @@ def a_block_taken_after_they_ran_out_is_read_as_the_first(patch):
         keys, values = gather(self, sequence, layer)
         return (keys[::-1], values[::-1]) if getattr(self, "ran_out", False) else (keys, values)
 
-    patch.setattr(PagedCache, "_ensure", noting)
+    patch.setattr(PagedCache, "_extend", noting)
     patch.setattr(PagedCache, "gather", swapped)
 
 
