@@ -8,6 +8,7 @@ runs the machines over NAME (numpy, unless given) and prints in how many of thei
 import sys
 from collections import Counter
 from collections.abc import Iterable
+from importlib import import_module
 
 from kvref_conformance.asked import Effort
 from kvref_conformance.drivers.in_process import Subject
@@ -15,9 +16,12 @@ from kvref_conformance.exchange import Exchange, resolved
 from kvref_conformance.implementations import load
 from kvref_conformance.interface import Implementation, Level
 from kvref_conformance.judge import Judge
-from kvref_conformance.machines import states_caches, states_pools  # noqa: F401  # they register their states
+from kvref_conformance.machines.run import MACHINES
 from kvref_conformance.machines.states import NOTES, STATES, Call, Past
 from kvref_conformance.oracle.witness import Witness
+
+for family in MACHINES:
+    import_module(f"kvref_conformance.machines.states.{family}")  # registers its states
 
 
 def met(family: str, conversation: Iterable[Exchange], level: Level = "exact") -> set[str]:

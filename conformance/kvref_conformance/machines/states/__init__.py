@@ -1,4 +1,4 @@
-"""What a state worth meeting is: one that bugs hide behind. `states_pools` and `states_caches` say which, `met` counts them."""
+"""What a state worth meeting is: one that bugs hide behind. a file a family says which, `met` counts them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
