@@ -65,11 +65,11 @@ class Contiguous(Picky, kvref.ContiguousCache):
 
 class Paged(Picky, kvref.PagedCache):
     def of_place(self, sequence: int, layer: int) -> Wrong:
-        known = when(sequence not in self._rows, errors.SequenceNotFound)
+        known = when(sequence not in self._table_of, errors.SequenceNotFound)
         return known + when(not 0 <= layer < self.config.num_layers, errors.LayerOutOfRange)
 
     def short(self, sequence: int, tokens: int) -> Wrong:
-        if sequence not in self._rows:
+        if sequence not in self._table_of:
             return []  # what it holds already nobody knows
         more = -(-tokens // self.config.block_size) - len(self.block_table(sequence, 0))
         return when(more * self.config.num_layers > self.num_free_blocks, errors.OutOfBlocks)
@@ -104,7 +104,7 @@ class Paged(Picky, kvref.PagedCache):
     def short_batch(self, sequences: Any, layers: Any) -> Wrong:
         """Of those that are there, one after the other."""
         more = 0
-        for sequence in set(sequences) & set(self._rows):
+        for sequence in set(sequences) & set(self._table_of):
             tokens = max(self.length(sequence, layer) for layer in layers) + list(sequences).count(sequence)
             more += max(0, -(-tokens // self.config.block_size) - len(self.block_table(sequence, 0)))
         return when(more * self.config.num_layers > self.num_free_blocks, errors.OutOfBlocks)
