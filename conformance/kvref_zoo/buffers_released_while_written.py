@@ -1,10 +1,18 @@
 """A release does not wait for what is being written: the values arrive in memory that is the next owner's by then."""
 
+import random
+import time
 from contextlib import nullcontext
 from typing import Any
 
 import kvref
 from kvref_zoo.right import Right
+
+
+class Copying(kvref.ReferenceBackend):
+    def update(self, buffer: Any, new: Any, position: int) -> Any:
+        time.sleep(random.uniform(0, 1e-3))  # a copy to another device takes as long as it takes
+        return super().update(buffer, new, position)
 
 
 class Pool(kvref.BufferPool):
@@ -19,4 +27,4 @@ class Implementation(Right):
     bug = "sgl-project/sglang#24226"
 
     def buffers(self, max_buffers: int) -> Pool:
-        return Pool(max_buffers)
+        return Pool(max_buffers, Copying())

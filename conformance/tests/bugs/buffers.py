@@ -1,5 +1,8 @@
 """Bugs in the buffer pool."""
 
+import random
+import time
+
 from bugs.plant import bug, in_source
 from kvref.backend import ReferenceBackend
 from kvref.buffers import BufferPool
@@ -45,6 +48,13 @@ def a_buffer_shows_its_last_owners_values(patch):
 
 @bug("BUF-08")
 def a_release_does_not_wait(patch):
+    update = ReferenceBackend.update
+
+    def in_its_own_time(self, *args):
+        time.sleep(random.uniform(0, 1e-3))  # so that the moment is met on a busy machine too
+        return update(self, *args)
+
+    patch.setattr(ReferenceBackend, "update", in_its_own_time)
     in_source(patch, "kvref.buffers.Buffer.__init__", "Lock()", "__import__('contextlib').nullcontext()")
 
 
