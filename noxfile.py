@@ -99,7 +99,7 @@ def theirs(session: nox.Session) -> None:
 
 @nox.session
 def jax(session: nox.Session) -> None:
-    """The reference on a library whose arrays are immutable. By hand: each new shape is compiled, which takes half an hour in all."""
+    """The reference on a library whose arrays are immutable. By hand: each new shape is compiled, half an hour in all."""
     session.install(*PINNED, "-e", ".[dev]", "jax")
     session.run("pytest", "-m", "jax", *session.posargs)
     _check(session, "reference:jax", "jax", "CPU", ("--timeout", "300"), success_codes=(0, 1))
