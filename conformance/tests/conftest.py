@@ -2,7 +2,7 @@
 
 from hypothesis import settings
 
-pytest_plugins = ["pytester", "browser"]
+pytest_plugins = ["pytester", "browser", "commandline"]
 
 settings.register_profile("fixed", derandomize=True, deadline=None, max_examples=60)
 settings.load_profile("fixed")

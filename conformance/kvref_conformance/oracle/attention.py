@@ -32,7 +32,7 @@ def attention(query: NDArray, keys: NDArray, values: NDArray, *, scale: float, c
             weight /= weight.sum()
             reach = (np.abs(score) + score_error).max()
             log_error = score_error.max() + 2 * U * reach + EXP_ERROR / (1 - EXP_ERROR)
-            relative = math.exp(min(2 * log_error, 700)) * (1 + _gamma(2 * seen + 3)) - 1
+            relative = math.exp(min(2 * log_error, 500)) * (1 + _gamma(2 * seen + 3)) - 1
             out[i, head] = weight @ v
             tiny = 2 * seen * 2.0**-126 * np.abs(v).max(axis=0) + seen * 2.0**-126
             bound[i, head] = relative * (weight @ np.abs(v)) + tiny

@@ -1,0 +1,73 @@
+"""What the `kvref` command writes: results as JSON and JUnit, and the page that is made of them."""
+
+import json
+import xml.etree.ElementTree as ElementTree
+
+import jsonschema
+
+from kvref_conformance.interface import FAMILIES
+from kvref_conformance.report.json_file import SCHEMA
+from kvref_conformance.schemas import schema
+
+
+def test_a_report_is_made_of_results(kvref, tmp_path):
+    kvref("check", "mine:FreesTwice", "--clause", "BLOCK-0*", "--json", "mine.json")
+    kvref("check", "numpy", "--clause", "BLOCK-0*", "--json", "numpy.json")
+    done = kvref("report", "mine.json", "numpy.json", "-o", "site")
+    assert (done.returncode, done.stdout) == (0, "site/index.html: 2 implementations\n")
+    assert (tmp_path / "site" / "traces" / "frees=5Bbold=5Dtwice" / "BLOCK-05.jsonl").exists()
+    assert "frees[bold]twice" in (tmp_path / "site" / "index.html").read_text()
+    done = kvref("report", "mine.json", "numpy.json", "mine.json", "-o", "site")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "kvref: two results of frees[bold]twice: mine.json and mine.json; "
+        "name them: kvref report before=mine.json after=mine.json\n",
+    )
+    done = kvref("report", "before=mine.json", "after=mine.json", "-o", "site")  # over the report that is there
+    assert (done.returncode, done.stdout) == (0, "site/index.html: 2 implementations\n")
+    for label in ("before", "after"):
+        assert (tmp_path / "site" / "badges" / f"{label}.svg").exists()
+        assert (tmp_path / "site" / "traces" / label / "BLOCK-05.jsonl").exists()
+        assert f"<h2>{label}</h2>" in (tmp_path / "site" / "index.html").read_text()
+    assert "expected NAME=FILE" in kvref("report", "=mine.json", "-o", "site").stderr
+    assert "No such file or directory: 'no.json'" in kvref("report", "x=no.json", "-o", "site").stderr
+    (tmp_path / "other.json").write_text("{}")
+    assert "other.json: not results of kvref check --json" in kvref("report", "other.json", "-o", "site").stderr
+    assert kvref("report", "mine.json", "-o", "mine.json").stderr == "kvref: --output: mine.json is a file\n"
+
+
+def test_a_report_is_written_over_a_report_alone(kvref, tmp_path):
+    kvref("check", "numpy", "--clause", "BLOCK-01", "--json", "numpy.json")
+    (tmp_path / "empty").mkdir()
+    for folder in ("new/deep", "empty", "empty"):
+        done = kvref("report", "numpy.json", "-o", folder)
+        assert (done.returncode, done.stdout) == (0, f"{folder}/index.html: 1 implementation\n")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/index.html").write_text("<h1>my own site</h1>")
+    done = kvref("report", "numpy.json", "-o", "mine")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith("kvref: --output: mine has other things in it, and is no report of kvref's")
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["index.html"]
+    assert (tmp_path / "mine/index.html").read_text() == "<h1>my own site</h1>"
+
+
+def test_json_holds_the_verdicts(kvref, tmp_path):
+    done = kvref("check", "mine:FreesTwice", "--clause", "BLOCK-0*", "--json", "out.json", "--seed", "5")
+    document = json.loads((tmp_path / "out.json").read_text())
+    assert done.returncode == 1
+    jsonschema.validate(document, schema(*SCHEMA))
+    assert (document["format"], document["asked"]["seed"], document["implementation"]["language"]) == (1, 5, "python")
+    assert document["implementation"]["families"] == sorted(document["implementation"]["families"], key=FAMILIES.index)
+    verdicts = {clause["clause"]: clause["verdict"] for clause in document["clauses"]}
+    assert verdicts == {f"BLOCK-0{n}": "failed" if n == 5 else "passed" for n in range(1, 8)}
+    (failed,) = [clause for clause in document["clauses"] if clause["verdict"] == "failed"]
+    assert failed["trace"] == ".kvref/failures/BLOCK-05-mine+FreesTwice.jsonl"
+    assert document["conclusion"] == {"verdict": "not conformant", "judged": 7, "of": 7, "least": 50.0}
+    assert document["environment"]["packages"]["numpy"]
+
+
+def test_junit_holds_the_verdicts(kvref, tmp_path):
+    kvref("check", "mine:FreesTwice", "--clause", "BLOCK-0*", "--junit", "out.xml")
+    cases = {case.get("name"): case for case in ElementTree.parse(tmp_path / "out.xml").iter("testcase")}
+    assert len(cases) == 7
+    assert "expected BlockNotAllocated" in cases["BLOCK-05[frees[bold]twice]"].find("failure").text
