@@ -124,9 +124,9 @@ class ContiguousCache:
             capacity *= 2
         capacity = min(capacity, self.config.max_seq_len)
         keys, values = self._new_buffer(capacity), self._new_buffer(capacity)
-        self._keys = self._backend.update(keys, self._keys[:, :, : self.seq_len, :], 0)
-        self._values = self._backend.update(values, self._values[:, :, : self.seq_len, :], 0)
-        self.capacity = capacity
+        keys = self._backend.update(keys, self._keys[:, :, : self.seq_len, :], 0)
+        values = self._backend.update(values, self._values[:, :, : self.seq_len, :], 0)
+        self._keys, self._values, self.capacity = keys, values, capacity
 
     def _new_buffer(self, capacity: int) -> Array:
         config = self.config

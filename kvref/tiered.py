@@ -126,13 +126,11 @@ class TieredStats:
 
 class TieredCache:
     def __init__(self, config: TieredConfig, backend: Backend = reference) -> None:
-        self.config = config
         self._backend = backend
         self._lock = RLock()
         self._tiers = [_Tier("tail"), _Tier("warm"), _Tier("store")]
         self._next = 0  # the position of the next token appended
-        for tier in self._tiers:
-            self._open_run(tier)
+        self._adopt(config)
 
     def append(self, keys: Array, values: Array) -> None:
         """Append n tokens, keys and values [n, num_kv_heads, head_dim].
@@ -146,11 +144,13 @@ class TieredCache:
             self._check_storable("values", values)
             count, room, batch = keys.shape[0], self.config.max_tokens, self.config.migration_batch
             self._evict(max(0, self.total_tokens + count - room))
-            self._next += count
+            forgotten = max(0, count - room)  # the head of an append longer than the cache (TIER-05)
+            self._next += forgotten
             newest = next(tier for tier in self._tiers if tier.room)
-            for start in range(max(0, count - room), count, batch):  # an append longer than the cache keeps its end (TIER-05)
+            for start in range(forgotten, count, batch):
                 piece = slice(start, min(start + batch, count))
                 newest.write(keys[piece, ...], values[piece, ...])
+                self._next += piece.stop - piece.start
                 self._settle()
 
     def read(self) -> tuple[Array, Array]:
@@ -216,9 +216,7 @@ class TieredCache:
             if name not in POLICY:
                 raise ConfigError(f"update_policy: expected {', '.join(POLICY)}, got {name!r}")
         with self._lock:
-            self.config = replace(self.config, **changes)  # type: ignore[arg-type]  # checked by TieredConfig
-            for tier in self._tiers:
-                self._open_run(tier)
+            self._adopt(replace(self.config, **changes))  # type: ignore[arg-type]  # checked by TieredConfig
             self._settle()
             for tier in self._tiers:
                 tier.drop_drained()
@@ -228,8 +226,7 @@ class TieredCache:
         with self._lock:
             self._next = 0
             for tier in self._tiers:
-                tier.runs.clear()
-                self._open_run(tier)
+                tier.let_go(len(tier))
 
     def _settle(self) -> None:
         """Move tokens on, a batch at a time, until every tier is within its room.
@@ -251,18 +248,25 @@ class TieredCache:
             tier.let_go(taken)
             count -= taken
 
-    def _open_run(self, tier: _Tier) -> None:
-        """Let a tier take new tokens as the policy says, unless it does so already."""
-        config = self.config
-        tier.room, format = {
-            "tail": (config.tail_length, FORMATS[config.tail_dtype]),
-            "warm": (config.warm_length, FORMATS[config.warm_format]),
-            "store": (config.max_tokens, FORMATS[config.store_format]),
-        }[tier.name]
-        capacity = min(tier.room + config.migration_batch, config.max_tokens)
-        if tier.room and not (tier.runs and _takes(tier.runs[-1], capacity, format)):
-            store = TokenStore(self._backend, format, capacity, config.num_kv_heads, config.head_dim)
-            tier.runs.append(_Run(capacity, 0, store))
+    def _adopt(self, config: TieredConfig) -> None:
+        """Let the tiers take new tokens as the policy says. Memory comes first: where it runs out, nothing has changed."""
+        policy = (
+            (config.tail_length, FORMATS[config.tail_dtype]),
+            (config.warm_length, FORMATS[config.warm_format]),
+            (config.max_tokens, FORMATS[config.store_format]),
+        )
+        opened: list[_Run | None] = []
+        for tier, (room, format) in zip(self._tiers, policy, strict=True):
+            capacity = min(room + config.migration_batch, config.max_tokens)
+            run = None
+            if room and not (tier.runs and _takes(tier.runs[-1], capacity, format)):
+                store = TokenStore(self._backend, format, capacity, config.num_kv_heads, config.head_dim)
+                run = _Run(capacity, 0, store)
+            opened.append(run)
+        self.config = config
+        for tier, (room, _), run in zip(self._tiers, policy, opened, strict=True):
+            tier.room = room
+            tier.runs += [] if run is None else [run]
 
     def _check_storable(self, name: str, tokens: Array) -> None:
         """Whatever the policy becomes, every tier has to be able to take them: look at them as the tail will hold them."""

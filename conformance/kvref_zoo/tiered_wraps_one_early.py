@@ -7,11 +7,11 @@ from kvref_zoo.right import Right
 
 
 class Cache(kvref.TieredCache):
-    def _open_run(self, tier: Any) -> None:
-        super()._open_run(tier)
-        if tier.name == "tail" and tier.runs:
-            run = tier.runs[-1]
-            run.slots = lambda start, stop: [position % max(1, tier.room - 1) for position in range(start, stop)]
+    def _adopt(self, config: kvref.TieredConfig) -> None:
+        super()._adopt(config)
+        tail = self._tiers[0]
+        for run in tail.runs:
+            run.slots = lambda start, stop: [p % max(1, tail.room - 1) for p in range(start, stop)]  # type: ignore[method-assign]
 
 
 class Implementation(Right):

@@ -291,3 +291,24 @@ def test_a_store_writes_keys_and_values_or_neither():
     with pytest.raises(errors.NonFinite):
         store.write([1], rows(1) + 1, rows(1) * np.nan)
     assert [part.tolist() for part in store.read([0, 1])] == before
+
+
+def test_a_policy_for_which_there_is_no_memory_is_not_half_adopted(monkeypatch):
+    cache = kvref.TieredCache(kvref.TieredConfig(2, 3, max_tokens=8, tail_length=2, tail_dtype="float32"))
+    cache.append(rows(3), rows(3))
+    before, config, zeros = [part.tolist() for part in cache.read()], cache.config, kvref.ReferenceBackend.zeros
+    calls = iter(range(10**6))
+
+    def once(self, shape, dtype):
+        if next(calls) == 3:  # the tail's keys and values are there, the store's are not
+            raise MemoryError
+        return zeros(self, shape, dtype)
+
+    monkeypatch.setattr(kvref.ReferenceBackend, "zeros", once)
+    with pytest.raises(MemoryError):
+        cache.update_policy(tail_length=4, store_format="q8")
+    assert (cache.config, [part.tolist() for part in cache.read()]) == (config, before)
+    more = rows(4)
+    cache.append(more, more)
+    assert [cache.tier_of(p) for p in range(7)] == ["store"] * 5 + ["tail"] * 2
+    assert cache.read()[0][-2:].tolist() == more[-2:].tolist()

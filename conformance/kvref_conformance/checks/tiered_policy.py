@@ -1,5 +1,7 @@
 """TIER: policies and their changes, threads, and values no tier can hold."""
 
+from typing import Any
+
 import numpy as np
 
 from kvref_conformance.checking.expect import equal, may_raise, pair, raises, reads, same, true
@@ -71,10 +73,27 @@ def tokens_of_several_formats_age_alike(subject: Subject) -> None:
 def a_policy_that_makes_no_sense_changes_nothing(subject: Subject) -> None:
     cache, tiers = both(subject)
     append(subject, cache, tiers, 7)
-    for change in ({"tail_length": 21}, {"tail_length": -1}, {"store_format": "q5"}, {"max_tokens": 3}, {"nonsense": 1}):
+    wrong: list[dict[str, Any]] = [
+        {"tail_length": 21}, {"tail_length": -1}, {"store_format": "q5"}, {"max_tokens": 3}, {"nonsense": 1},
+        {"tail_length": 1, "store_format": "q5"}, {"warm_length": 3, "tail_length": 18}, {"tail_length": 2, "nonsense": 1},
+    ]  # fmt: skip
+    for change in wrong:
         with raises("ConfigError"):
             cache.update_policy(**change)
         agree(subject, cache, tiers, f"after the policy {change} was refused")
+
+
+@check("TIER-10", "tiered")
+def a_policy_is_looked_at_as_a_whole(subject: Subject) -> None:
+    """Two fields that make sense together, and either of which alone would not."""
+    cache, tiers = both(subject, max_tokens=6, tail_length=2, warm_length=4)
+    append(subject, cache, tiers, 6)
+    for lengths in ({"tail_length": 5, "warm_length": 1}, {"warm_length": 5, "tail_length": 1}):
+        for part in (cache, tiers):
+            part.update_policy(**lengths)
+        agree(subject, cache, tiers, f"after {lengths}")
+        append(subject, cache, tiers, 2)
+        agree(subject, cache, tiers, f"2 tokens after {lengths}")
 
 
 @check("TIER-11", "tiered")
@@ -199,15 +218,28 @@ def what_was_taken_can_move_on(subject: Subject) -> None:
 def memory_follows_the_policy(subject: Subject) -> None:
     subject.in_this_process()
     sizes = {"num_kv_heads": 8, "head_dim": 64, "max_tokens": 2048, "tail_length": 1024, "tail_dtype": "float32"}
-    cache, tail, sizes_of_memory = new(subject, "tiered", **sizes), 1024 * 8 * 64 * 8, list[int]()
-    for _ in range(2):
-        for length in 20 * (1000, 1024):
-            cache.update_policy(tail_length=length)
-        if (size := data_bytes()) is None:
-            raise NotOffered("a system that says how much memory a process has")
-        sizes_of_memory.append(size)
-    growth = sizes_of_memory[1] - sizes_of_memory[0]
-    true(growth < 10 * tail, "growth by 40 changes of an empty cache's policy", f"less than {10 * tail} bytes", growth)
+    cache, tail, token = new(subject, "tiered", **sizes), 1024 * 8 * 64 * 8, np.ones((1, 8, 64), np.float32)
+    changes: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"tail_length": 1000}, {"tail_length": 1024}), ({"warm_length": 500}, {"warm_length": 512}),
+        ({"store_format": "q8"}, {"store_format": "q4"}), ({"tail_dtype": "float16"}, {"tail_dtype": "float32"}),
+    ]  # fmt: skip
+    for held in ("no token", "tokens in every tier"):
+        for change, back in changes:
+            formats = [value for value in (*change.values(), *back.values()) if isinstance(value, str)]
+            if not set(formats) <= set(subject.implementation.formats):
+                continue
+            memory = list[int]()
+            for _ in range(2):
+                for each in 40 * (change, back):
+                    cache.update_policy(**each)
+                if (size := data_bytes()) is None:
+                    raise NotOffered("a system that says how much memory a process has")
+                memory.append(size)
+            what = f"growth by 80 times {change} and back, with {held}"
+            true(memory[1] - memory[0] < 10 * tail, what, f"less than {10 * tail} bytes", memory[1] - memory[0])
+        cache.update_policy(tail_length=2, warm_length=2)
+        for _ in range(6):
+            cache.append(token, token)
 
 
 @check("TIER-14", "tiered")

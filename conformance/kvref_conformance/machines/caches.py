@@ -153,11 +153,14 @@ class TieredMachine(Machine):
         self.call("append", self.objects[0], keys=keys, values=values)
 
     @precondition(lambda self: self.objects)
-    @rule(data=st.data(), name=st.sampled_from((*POLICIES, "tail_length", "warm_length", "store_format")))
-    def update_policy(self, data: Any, name: str) -> None:
-        value = data.draw(POLICIES[name])
-        if isinstance(value, int) or value in self.search.implementation.formats:
-            self.call("update_policy", self.objects[0], **{name: value})
+    @rule(
+        data=st.data(),
+        names=st.lists(st.sampled_from((*POLICIES, "tail_length", "warm_length", "store_format")), min_size=1, max_size=2),
+    )
+    def update_policy(self, data: Any, names: list[str]) -> None:
+        changes = {name: data.draw(POLICIES[name]) for name in names}
+        if all(isinstance(value, int) or value in self.search.implementation.formats for value in changes.values()):
+            self.call("update_policy", self.objects[0], **changes)
             self.append(1, "counting")
 
     @precondition(lambda self: self.objects)
