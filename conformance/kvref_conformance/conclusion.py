@@ -1,8 +1,10 @@
 """What a run comes to as a whole: how much of what is offered was judged, and what follows."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
+
+from kvref_conformance.clauses import all_clauses
 
 LEAST_JUDGED = 50.0  # per cent of the clauses of the families that an implementation offers
 
@@ -17,17 +19,19 @@ EXIT_STATUS: dict[Verdict, int] = {
 class Conclusion:
     """judged: how many clauses have a verdict, of those with a check for a family that is offered. least: per cent, to be enough.
 
-    What takes --slow, and was not run, counts for neither.
+    whole: whether every clause there is was asked for, or only some (--clause, --family, -k). What takes --slow, and was not run,
+    counts for neither.
     """
 
     verdict: Verdict
     judged: int
     of: int
     least: float
+    whole: bool
 
     @property
     def share(self) -> str:
-        return f"{self.judged} of {self.of} clauses of the families it offers"
+        return f"{self.judged} of {self.of} clauses {'of the families it offers' if self.whole else 'asked for'}"
 
     @property
     def enough(self) -> bool:
@@ -39,9 +43,10 @@ def conclude(results: Iterable[dict[str, Any]], least: float = LEAST_JUDGED) -> 
 
     A failure is a failure however little was judged; that nothing failed says something only where enough was.
     """
+    results = list(results)
     counted = [each["verdict"] for each in results if each["offered"] and each["verdict"] != "not run"]
     judged = sum(verdict != "not offered" for verdict in counted)
-    as_expected = Conclusion("not conformant, as expected" if "xfailed" in counted else "conformant", judged, len(counted), least)
-    if "failed" in counted:
-        return Conclusion("not conformant", judged, len(counted), least)
-    return as_expected if as_expected.enough else Conclusion("not judged", judged, len(counted), least)
+    whole = {each["clause"] for each in results} >= set(all_clauses())
+    verdict: Verdict = "not conformant, as expected" if "xfailed" in counted else "conformant"
+    found = Conclusion("not conformant" if "failed" in counted else verdict, judged, len(counted), least, whole)
+    return found if "failed" in counted or found.enough else replace(found, verdict="not judged")

@@ -24,6 +24,12 @@ class FreesTwice(OnBackend):
         print("noise on stderr", file=sys.stderr)
         return Pool(num_blocks)
 
+class Debugged(FreesTwice):
+    name = "debugged"
+    def blocks(self, num_blocks):
+        breakpoint()
+        return Pool(num_blocks)
+
 class OnlyKernels:
     name, version, language, level, formats = "only-kernels", "1", "python", "exact", ()
     def asarray(self, values): return values
@@ -55,8 +61,8 @@ def kvref(tmp_path):
     (tmp_path / "syntax.py").write_text("def broken(:\n")
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")  # the user's own tests, not ours
 
-    def run(*arguments, **environment):
+    def run(*arguments, typed=None):
         command = [sys.executable, "-m", "kvref_conformance.cli", *arguments]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120, input=typed)
 
     return run

@@ -42,7 +42,7 @@ def test_a_broken_one_exits_1_and_says_what_how_and_again(kvref):
         "  again    kvref check mine:FreesTwice --clause BLOCK-05 --family blocks",
     ]
     count = len(select(family="blocks"))
-    said = f"not conformant: breaks LAW-19, BLOCK-05; judged by {count} of {count} clauses of the families it offers"
+    said = f"not conformant: breaks LAW-19, BLOCK-05; judged by {count} of {count} clauses asked for"
     assert done.stdout.splitlines()[-1] == said
     assert "noise" not in done.stdout + done.stderr
     assert "frees[bold]twice 0.1.0" in done.stdout  # markup from an implementation is text
@@ -94,7 +94,7 @@ def test_expected_failures_are_expected_and_kept_up(kvref, tmp_path):
     assert done.stdout.splitlines()[-3:] == [
         "expected to fail, and does: BLOCK-05 · A block cannot be freed twice: the list has no guard",
         "expected to fail, and passed: BLOCK-01 (--update-xfails)",
-        "not conformant, as expected; judged by 7 of 7 clauses of the families it offers",
+        "not conformant, as expected; judged by 7 of 7 clauses asked for",
     ]
     verdicts = {clause["clause"]: clause["verdict"] for clause in json.loads((tmp_path / "out.json").read_text())["clauses"]}
     assert (verdicts["BLOCK-05"], verdicts["BLOCK-01"], verdicts["BLOCK-02"]) == ("xfailed", "xpassed", "passed")
@@ -226,3 +226,12 @@ def test_help_fits_a_terminal(kvref, monkeypatch):
         done = kvref(*arguments)
         assert done.returncode == 0
         assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_in_the_judges_process_there_is_a_debugger_and_what_is_printed_is_seen(kvref):
+    one = ("--clause", "BLOCK-01", "--examples", "1")
+    done = kvref("check", "mine:FreesTwice", *one, "--no-isolate")
+    assert "noise on stdout" in done.stdout and "noise on stderr" in done.stderr
+    done = kvref("check", "mine:Debugged", *one, "--no-isolate", typed="p 6 * 7\n" + "c\n" * 1000)
+    assert "(Pdb) 42" in done.stdout
+    assert "not conformant: breaks" not in done.stdout

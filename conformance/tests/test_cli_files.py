@@ -62,7 +62,7 @@ def test_json_holds_the_verdicts(kvref, tmp_path):
     assert verdicts == {f"BLOCK-0{n}": "failed" if n == 5 else "passed" for n in range(1, 8)}
     (failed,) = [clause for clause in document["clauses"] if clause["verdict"] == "failed"]
     assert failed["trace"] == ".kvref/failures/BLOCK-05-mine+FreesTwice.jsonl"
-    assert document["conclusion"] == {"verdict": "not conformant", "judged": 7, "of": 7, "least": 50.0}
+    assert document["conclusion"] == {"verdict": "not conformant", "judged": 7, "of": 7, "least": 50.0, "whole": False}
     assert document["environment"]["packages"]["numpy"]
 
 

@@ -106,8 +106,8 @@ def test_namesakes_keep_to_themselves(run, pytester, workers):
     assert [path.name for path in (pytester.path / ".kvref/failures").iterdir()] == ["BLOCK-05-mine+Wrong.jsonl"]
     result.stdout.fnmatch_lines_random(
         [
-            "mine:Wrong: not conformant; judged by 1 of 1 clauses of the families it offers",
-            "mine:Right: conformant; judged by 1 of 1 clauses of the families it offers",
+            "mine:Wrong: not conformant; judged by 1 of 1 clauses asked for",
+            "mine:Right: conformant as far as asked; judged by 1 of 1 clauses asked for",
         ]
     )
 
@@ -117,7 +117,7 @@ def test_too_little_judged_is_no_success(run, pytester, workers):
     pytester.makepyfile(mine=NAMESAKES)
     result = run("--kvref", "mine:Little", "--kvref-clause", "BLOCK-0[245]", *workers)
     result.assert_outcomes(skipped=3)
-    result.stdout.fnmatch_lines(["mine:Little: not judged: 0 of 3 clauses of the families it offers"])
+    result.stdout.fnmatch_lines(["mine:Little: not judged: 0 of 3 clauses asked for"])
     assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
     result = run("--kvref", "numpy", "--kvref-clause", "BLOCK-05", "--kvref-clause", "BUF-07", *workers)
     result.assert_outcomes(passed=2)
@@ -127,7 +127,7 @@ def test_too_little_judged_is_no_success(run, pytester, workers):
 def test_how_much_is_enough_can_be_said(run):
     half = ("--kvref", "ml_dtypes", "--kvref-clause", "FMT-FP8-01,FMT-CAST-0*")
     little = run(*half, "--kvref-least-judged", "100")
-    assert "of the families it offers" in little.stdout.str()
+    assert "clauses asked for" in little.stdout.str()
     assert run(*half, "--kvref-least-judged", "0").ret == pytest.ExitCode.OK
 
 

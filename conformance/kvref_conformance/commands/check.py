@@ -135,6 +135,8 @@ def _results(
         arguments += [f"--kvref-traces={options.traces}"] if options.traces else []
         arguments += [f"--kvref-xfails={options.xfails}"] if options.xfails and Path(options.xfails).exists() else []
         arguments += [f"--junitxml={options.junit}"] if options.junit else []
+        # For a debugger: what the implementation prints is seen, and breakpoint() is Python's own.
+        arguments += ["--capture=no", "-p", "no:debugging"] if asked.isolate is False else []
         with patch.dict(os.environ, {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}):
             code = pytest.main(arguments, plugins=[live])
     if code in (pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR) and not live.trouble:

@@ -108,7 +108,8 @@ def conclusion_text(conclusion: Conclusion, broken: Iterable[str] = ()) -> str:
         least = f", less than {conclusion.least:g} % (--least-judged)" if conclusion.judged else ""
         return f"not judged: {conclusion.share}{least}"
     breaks = f": breaks {', '.join(broken)}" if broken else ""
-    return f"{conclusion.verdict}{breaks}; judged by {conclusion.share}"
+    part = " as far as asked" if conclusion.verdict == "conformant" and not conclusion.whole else ""
+    return f"{conclusion.verdict}{part}{breaks}; judged by {conclusion.share}"
 
 
 def print_conclusion(console: Console, results: list[Result], conclusion: Conclusion) -> None:

@@ -49,7 +49,7 @@ def the_newest_are_evicted(patch):
     in_source(
         patch,
         "kvref.tiered.TieredCache.append",
-        "range(max(0, count - room), count, batch)",
+        "range(forgotten, count, batch)",
         "range(0, min(count, room), batch)",
     )
 
