@@ -65,8 +65,8 @@ def _matrix(runs: list[Run]) -> str:
     """A row an implementation, a column a chapter: how many clauses are passed, or how many of those with a verdict are not."""
     chapters = spec()
     lines = [
-        f"| implementation | judged | {' | '.join(chapter.code for chapter in chapters)} |",
-        f"|---|---|{'---|' * len(chapters)}",
+        f"| implementation | {' | '.join(chapter.code for chapter in chapters)} |",
+        f"|---|{'---|' * len(chapters)}",
     ]
     for run in runs:
         cells = []
@@ -76,8 +76,8 @@ def _matrix(runs: list[Run]) -> str:
             sign = "" if run.conclusion.verdict == "not judged" else "✓&nbsp;"
             cells.append(f"**✗&nbsp;{failed}** of&nbsp;{passed + failed}" if failed else f"{sign}{passed}" if passed else "·")
         about, share = run.document["implementation"], f"{run.conclusion.judged} of {run.conclusion.of}"
-        judged = f"**not judged**, {share}" if run.conclusion.verdict == "not judged" else share
-        lines.append(f"| **{run.name}**<br>{about['version']}, {about['language']} | {judged} | {' | '.join(cells)} |")
+        judged = f"**not judged**, {share}" if run.conclusion.verdict == "not judged" else f"judged: {share}"
+        lines.append(f"| **{run.name}**<br>{about['version']}, {about['language']}<br>{judged} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
