@@ -98,7 +98,7 @@ def host_slots(slots: Slots, stop: int, to_numpy: Callable[[Array], Array]) -> N
 
 def _on_host(slots: Any, to_numpy: Callable[[Array], Array]) -> NDArray[Any]:
     """The slots as NumPy's array, of whatever type and shape they are."""
-    if isinstance(slots, np.ndarray | np.generic):
+    if isinstance(slots, np.ndarray | np.generic | memoryview):
         return np.asarray(slots)
     if hasattr(slots, "shape"):
         xp = array_namespace(slots)
@@ -106,15 +106,15 @@ def _on_host(slots: Any, to_numpy: Callable[[Array], Array]) -> NDArray[Any]:
             raise DtypeMismatch(f"slots: expected integers, got {dtype_name(slots, xp)}")
         return np.asarray(to_numpy(slots))
     try:
-        kinds = set(map(type, slots))
-        if bool in kinds or np.bool_ in kinds:
-            raise DtypeMismatch(f"slots: expected integers, got {repr(slots)}")  # beside integers a boolean would become one
-        integers = kinds <= {int} or all(issubclass(kind, int | np.integer) for kind in kinds)
-        return np.asarray(slots, np.int64 if integers else None)
+        integers = all(kind is not bool and issubclass(kind, int | np.integer) for kind in set(map(type, slots)))
+        numbers = np.asarray(slots, np.int64 if integers else None)
     except OverflowError:
-        raise SlotOutOfRange(f"slot: expected integers below 2^63, got {repr(slots)}") from None
+        raise SlotOutOfRange(f"slot: expected integers of 64 bits, got {repr(slots)}") from None
     except (TypeError, ValueError):
         raise ShapeMismatch(f"slots: expected shape [n], got {repr(slots)}") from None
+    if numbers.ndim == 1 and not integers:
+        raise DtypeMismatch(f"slots: expected integers, got {repr(slots)}")  # beside integers a boolean would become one
+    return numbers
 
 
 def slots_to_gather(slots: Slots, stop: int, to_numpy: Callable[[Array], Array]) -> NDArray[np.int64]:
@@ -132,8 +132,11 @@ def last_writes(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def check_new(store: Array, count: int, new: Array) -> None:
-    """Raise ShapeMismatch unless `new` is `count` times what a slot of the store holds."""
+    """Raise ShapeMismatch or DtypeMismatch unless `new` is `count` times what a slot of the store holds (KERN-03)."""
     ShapeMismatch.check("new", tuple(new.shape), (count, *store.shape[1:]))
+    if new.dtype != store.dtype:
+        xp = array_namespace(store)
+        raise DtypeMismatch(f"new: expected the store's {dtype_name(store, xp)}, got {dtype_name(new, xp)}")
 
 
 def _filled(out: Array | None, result: Array) -> Array:
@@ -217,7 +220,7 @@ class ReferenceBackend:
 
 def array_namespace_called(name: str) -> Namespace:
     """array_api_compat's wrapper of the library called `name`, or that module itself, or its `numpy`. Raises BackendNotFound."""
-    for module in (f"array_api_compat.{name}", name, f"{name}.numpy"):
+    for module in (f"array_api_compat.{name}", str(name), f"{name}.numpy"):
         try:
             xp = import_module(module)
         except ImportError:

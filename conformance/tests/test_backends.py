@@ -183,7 +183,7 @@ def on(name):
 def test_slots_are_integers_from_wherever_they_come(name):
     backend = on(name)
     store = backend.asarray(np.arange(8, dtype=np.float32).reshape(8, 1))
-    several = [[3, 4, 5], (3, 4, 5), range(3, 6), [np.int8(3), 4, np.uint64(5)]]
+    several = [[3, 4, 5], (3, 4, 5), range(3, 6), [np.int8(3), 4, np.uint64(5)], memoryview(np.array([3, 4, 5]))]
     several += [np.array([3, 4, 5], dtype) for dtype in (np.int64, np.int32, np.uint8, np.uint64, ">i8")]
     several += [backend.asarray(np.array([3, 4, 5], dtype)) for dtype in (np.int64, np.int32, np.uint8)]
     for slots in several:
@@ -196,12 +196,12 @@ def test_slots_are_integers_from_wherever_they_come(name):
 def test_slots_that_are_not_integers_in_a_row_are_refused(name):
     backend = on(name)
     store, new = backend.asarray(np.zeros((8, 1), np.float32)), backend.asarray(np.ones((2, 1), np.float32))
-    types = [[1.0, 2.0], [1.9, 2], [True, False], [1, True], [1, np.True_], ["1", "2"], [None, 1], np.array([1.0, 2.0])]
-    types += [np.array([True, False]), np.zeros(0), backend.asarray(np.array([1.0, 2.0], np.float32))]
-    types += [backend.asarray(np.array([True, False]))]
+    types = [[1.0, 2.0], [1.9, 2], [True, False], [1, True], [1, np.True_], [0, np.array(True)], ["1", "2"], [None, 1]]
+    types += [np.array([1.0, 2.0]), np.array([True, False]), np.zeros(0)]
+    types += [backend.asarray(np.array([1.0, 2.0], np.float32)), backend.asarray(np.array([True, False]))]
     shapes = [1, None, "12", {1, 2}, [[1, 2]], [[1], [2]], [[1], [2, 3]], np.array(1), np.int64(1), np.zeros((2, 1), np.int64)]
     shapes += [backend.asarray(np.zeros((1, 2), np.int64)), backend.asarray(np.array(1))]
-    past = [[0, 8], [0, 2**70], [2**63, 1], np.array([0, 2**64 - 1], np.uint64)]
+    past = [[0, 8], [0, 2**70], [2**63, 1], [0, -(2**70)], np.array([0, 2**64 - 1], np.uint64)]
     for several, error in ((types, DtypeMismatch), (shapes, ShapeMismatch), (past, SlotOutOfRange)):
         for slots in several:
             with pytest.raises(error, match="slot"):
@@ -225,6 +225,8 @@ def test_an_unknown_backend_says_the_known_ones():
         kvref.backend("numpy:cuda")
     with pytest.raises(BackendNotFound, match="installed Array API library, got 'nolib'"):
         kvref.backend("reference:nolib")
+    with pytest.raises(BackendNotFound, match="installed Array API library, got 3"):
+        kvref.backend("reference", namespace=3)
     for wrong in ({"speed": "fast"}, {"namespace": "numpy"}):
         with pytest.raises(BackendNotFound, match="backend reference: expected options it has, got 'reference:numpy'"):
             kvref.backend("reference:numpy", **wrong)

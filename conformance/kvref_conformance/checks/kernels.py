@@ -82,6 +82,17 @@ def tokens_and_slots_must_match(subject: Subject) -> None:
         same_bits(subject.implementation.to_numpy(own.array), store, "the store after tokens of a wrong shape were refused")
 
 
+@check("KERN-03", "kernels")
+def tokens_of_another_dtype_are_refused(subject: Subject) -> None:
+    float32, int8 = bits(SLOTS, subject), np.zeros((SLOTS, HEADS, DIM), np.int8)
+    for store, new in ((int8, np.full((2, HEADS, DIM), 300.7, np.float32)), (float32, int8[:2]), (int8.view(np.uint8), int8[:2])):
+        own = subject.own(store.copy())
+        with raises("DtypeMismatch"):
+            _as_is(subject.new("kernels"), "scatter", own, [0, 1], new)
+        kept = subject.implementation.to_numpy(own.array)
+        same(kept.view(np.uint8), store.view(np.uint8), f"the store of {store.dtype} after tokens of {new.dtype} were refused")
+
+
 @check("KERN-04", "kernels")
 def slots_not_named_keep_every_bit(subject: Subject) -> None:
     store = np.full((SLOTS, HEADS, DIM), 0x7FC12345, np.uint32).view(np.float32)
@@ -165,8 +176,10 @@ def other_slots_are_refused(subject: Subject) -> None:
 @check("KERN-08", "kernels")
 def an_unsigned_slot_is_never_negative(subject: Subject) -> None:
     store = bits(SLOTS, subject)
-    for last in (2**64 - 1, 2**63):  # as int64 they would be -1, which is skipped, and the least there is
-        refused(subject, store, np.array([0, last], np.uint64), bits(2, subject), "SlotOutOfRange")
+    for bits_of_slot in (64, 32, 16, 8):
+        for last in (2**bits_of_slot - 1, 2 ** (bits_of_slot - 1)):  # signed they would be -1, which is skipped, and the least
+            slots = np.array([0, last], f"uint{bits_of_slot}")
+            refused(subject, store, slots, bits(2, subject), "SlotOutOfRange")
 
 
 def refused(subject: Subject, store: NDArray, slots: NDArray, new: NDArray, kind: str) -> None:

@@ -124,6 +124,8 @@ class Kernels(Function):
         wrong = _wrong_slots(slots, -math.inf, len(store))
         if new.shape != (*slots.shape[:1], *store.shape[1:]):
             wrong.append(("ShapeMismatch", "KERN-03"))
+        if new.dtype != store.dtype:
+            wrong.append(("DtypeMismatch", "KERN-03"))
         if wrong:
             return self.refuse(wrong)
         want, unsure = store.copy(), np.zeros(store.shape, bool)

@@ -55,6 +55,13 @@ def a_repeated_slot_adds_up(patch):
     )
 
 
+@bug("KERN-03")
+def tokens_are_cast_to_the_stores_dtype(patch):
+    checked = "check_new(store, len(slots), new)"
+    cast = f"new = new.astype(store.dtype)\n    {checked}"
+    in_source(patch, "kvref.backend.ReferenceBackend.scatter", checked, cast)
+
+
 ON_HOST = "_on_host(slots, to_numpy)"
 
 
@@ -72,3 +79,9 @@ def slots_of_any_shape_are_taken_one_by_one(patch):
 def slots_are_read_as_64_bits_each(patch):
     as_int64 = f"np.frombuffer({ON_HOST}.tobytes().ljust(8 * len(slots), b'0')[: 8 * len(slots)], np.int64)"
     in_source(patch, "kvref.backend.host_slots", ON_HOST, as_int64)
+
+
+@bug("KERN-08")
+def slots_of_32_bits_are_signed(patch):
+    signed = f"(lambda slots: slots.astype(np.int32) if slots.dtype == np.uint32 else slots)({ON_HOST})"
+    in_source(patch, "kvref.backend.host_slots", ON_HOST, signed)
