@@ -90,9 +90,9 @@ class TorchBackend:
         if len(kept) < len(numbers):
             numbers, new = numbers[kept], new[self._index(kept)]
         if self._device.type == "cpu":
-            _bits(store)[numbers] = _bits(new.to(store.dtype))  # a third faster than index_copy_
+            _bits(store)[numbers] = _bits(new)  # a third faster than index_copy_
         else:
-            store.index_copy_(0, self._index(numbers), new.to(store.dtype))
+            store.index_copy_(0, self._index(numbers), new)
         return store
 
     def gather(self, store: Array, slots: Slots, out: Array | None = None) -> Array:
@@ -185,8 +185,11 @@ class TorchBackend:
             q, k, v = (each.transpose(0, 1)[None] for each in (query, keys, values))  # [1, heads, tokens, D]
             k, v = (each.repeat_interleave(group, dim=1) for each in (k, v))
             shown = mask | ~sees_some[:, None]
-            attended = scaled_dot_product_attention(q, k, v, attn_mask=shown, scale=scale)
-            out = torch.where(sees_some[:, None, None], attended[0].transpose(0, 1), out)
+            attended = scaled_dot_product_attention(q, k, v, attn_mask=shown, scale=scale)[0].transpose(0, 1)
+            if not bool(attended.any(dim=2).all()):  # zeros are what PyTorch gives where every score is -inf, too (ATTN-03)
+                scores = torch.where(shown, scale * (q @ k.mT), -torch.inf)[0]  # [query heads, queries, tokens]
+                attended[torch.isneginf(scores).all(dim=2).T] = torch.nan
+            out = torch.where(sees_some[:, None, None], attended, out)
         return out
 
     def _index(self, numbers: Array) -> Array:

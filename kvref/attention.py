@@ -30,13 +30,15 @@ def attention(
     only the first `length` tokens count; what lies past them has no effect, NaN included (ATTN-07). causal: the queries are the
     last tokens of those, and each sees the tokens up to its own (ATTN-09). No tokens give zeros (ATTN-08).
 
-    Raises ShapeMismatch, keys of no elements included, DtypeMismatch, or PositionOutOfRange for the length.
+    Raises ShapeMismatch, keys or values of no elements included, DtypeMismatch, or PositionOutOfRange for the length.
     """
     keys = accept("keys", keys, ("num_tokens", "num_kv_heads", "head_dim"), backend)
     num_tokens, num_kv_heads, head_dim = keys.shape
     if head_dim == 0:
         raise ShapeMismatch(f"keys: expected a head_dim of at least 1, got shape {list(keys.shape)}")
     values = accept("values", values, (num_tokens, num_kv_heads, "value_dim"), backend)
+    if values.shape[2] == 0:
+        raise ShapeMismatch(f"values: expected a value_dim of at least 1, got shape {list(values.shape)}")
     query = accept("query", query, ("num_queries", "num_query_heads", head_dim), backend)
     if num_kv_heads == 0 or query.shape[1] % num_kv_heads:
         raise ShapeMismatch(f"query: expected a multiple of {num_kv_heads} query heads, got {query.shape[1]}")

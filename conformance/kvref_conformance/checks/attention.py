@@ -77,6 +77,19 @@ def large_scores_do_not_overflow(subject: Subject) -> None:
     within(tied, [[[1.0]]], 1e-6, "output of four equal, enormous scores")
 
 
+@check("ATTN-03", "attention")
+@np.errstate(over="ignore", invalid="ignore")  # numbers beyond float32 are the point
+def what_float32_cannot_hold_gives_nan_or_the_exact_output(subject: Subject) -> None:
+    for query, keys, exactly in (
+        (1e20, [-1e20], 7.0), (1e20, [1e20], 7.0), (1e20, [-1e20, -2e20], 7.0), (1e20, [1e20, 2e20], 8.0), (1e20, [0, 1e20], 8.0),
+        (1.0, [-np.inf], np.nan), (1.0, [-np.inf, -np.inf], np.nan), (1.0, [np.inf], np.nan), (1.0, [-np.inf, 1.0], 8.0),
+    ):  # fmt: skip
+        values = np.arange(7, 7 + len(keys), dtype=np.float32)
+        q, k, v = (np.array(part, np.float32).reshape(-1, 1, 1) for part in (query, keys, values))
+        got = float(attend(subject, q, k, v, 1.0)[0, 0, 0])
+        true(np.isnan(got) or got == exactly, f"output of query {query} over keys {keys}", f"{exactly} or NaN", got)
+
+
 @check("ATTN-04", "attention")
 def output_is_within_the_bound_of_exact(subject: Subject) -> None:
     for shape in SHAPES:

@@ -127,7 +127,8 @@ def attention_refuses_shapes_that_do_not_fit(subject: Subject) -> None:
     wide, fewer, uneven = tokens(subject, 4, dim=DIM + 1), tokens(subject, 3), tokens(subject, 1, heads=HEADS + 1)
     few_heads, flat, nothing = tokens(subject, 4, heads=HEADS - 1), values[..., 0], slice(0)
     for wrong in ((query, wide, values), (query, keys, fewer), (uneven, keys, values), (query[0], keys, values),
-                  (query, keys, few_heads), (query, keys, flat), (query[..., nothing], keys[..., nothing], values)):  # fmt: skip
+                  (query, keys, few_heads), (query, keys, flat), (query[..., nothing], keys[..., nothing], values),
+                  (query, keys, values[..., nothing])):  # fmt: skip
         with raises("ShapeMismatch"):
             subject.new("attention").attention(*wrong, scale=1.0, causal=False, length=3)
 

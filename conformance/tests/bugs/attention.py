@@ -34,9 +34,23 @@ def keys_of_nothing_are_taken(patch):
     in_source(patch, ATTENTION, "if head_dim == 0:", "if False:")
 
 
+@bug("LAW-10")
+def values_of_nothing_are_taken(patch):
+    in_source(patch, ATTENTION, "if values.shape[2] == 0:", "if False:")
+
+
 @bug("ATTN-03")
 def the_largest_score_is_not_subtracted(patch):
     in_source(patch, "kvref.backend.ReferenceBackend.attend", "scores - xp.max(scores, axis=0, keepdims=True)", "scores")
+
+
+@bug("ATTN-03")
+def scores_of_minus_infinity_are_no_tokens(patch):
+    largest = "xp.max(scores, axis=0, keepdims=True)"
+    total = "xp.sum(weights, axis=0, keepdims=True)"
+    finite = f"xp.where(xp.isinf({largest}), np.float32(0), {largest})"
+    divisor = f"xp.where({total} == 0, np.float32(1), {total})"
+    in_source(patch, "kvref.backend.ReferenceBackend.attend", largest, finite, total, divisor)
 
 
 @bug("ATTN-02", "ATTN-05")
