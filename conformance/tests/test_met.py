@@ -80,6 +80,15 @@ def test_where_a_write_starts_and_ends(subject):
         met_before = now
 
 
+def test_a_batch_that_names_sequences_again(subject):
+    cache = paged(subject)
+    first, second = cache.create(), cache.create()
+    cache.append([first, first, first], 0, rows(3), rows(3))
+    assert met("paged", subject.conversation) == {"a batch names a sequence twice", "a batch names a sequence three times"}
+    cache.append([first, second, first, second], 0, rows(4), rows(4))
+    assert "a batch names two sequences twice" in met("paged", subject.conversation)
+
+
 def test_a_buffer_with_memory_of_another(subject):
     pool = subject.new("buffers", max_buffers=1)
     first = pool.acquire(1024)

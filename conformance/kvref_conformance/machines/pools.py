@@ -13,7 +13,9 @@ from kvref_conformance.oracle.paged import Paged
 INDEX = st.integers(0, 3)
 GONE = 8  # an index that stands for a sequence that was dropped
 SEQUENCE = st.sampled_from((*(0, 1, 2) * 5, GONE, LAST))
-BATCH = st.sampled_from(((0,), (0, 1), (1, 0), (0, 1, 2), (2, 0, 1), (0, 0), (1, 0, 1), (1, GONE), (0, LAST), ()))
+BATCH = st.sampled_from((
+    (0,), (0, 1), (1, 0), (0, 1, 2), (2, 0, 1), (0, 0), (1, 0, 1), (0, 0, 0), (0, 1, 0, 1), (1, GONE), (0, LAST), (),
+))  # fmt: skip
 POSITIONS = st.sampled_from(((0,), (1, 0), (4, 2, 7), (2, 2), (5, 0), (8, 3, 1), (0, LAST), ()))
 NOWHERE = 9  # a write that starts at no position at all
 BACK = st.sampled_from((*(0,) * 9, *(1, 2, 3, 4) * 2, -1, NOWHERE))  # how far before the end a write starts

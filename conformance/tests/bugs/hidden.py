@@ -101,6 +101,17 @@ def a_batch_that_begins_with_an_empty_sequence_is_shifted(patch):
     patch.setattr(PagedCache, "gather_batch", shifted)
 
 
+@hidden("PAGED-16")
+def keys_of_a_sequence_named_three_times_go_in_reversed(patch):
+    append = PagedCache.append
+
+    def reversing(self, sequences, layer, keys, values):
+        thrice = len(sequences) == 3 and len(set(sequences)) == 1
+        append(self, sequences, layer, keys[::-1] if thrice else keys, values)
+
+    patch.setattr(PagedCache, "append", reversing)
+
+
 @hidden("BLOCK-02")
 def a_pool_that_was_empty_hands_out_a_block_in_use(patch):
     allocate = BlockPool.allocate

@@ -1,5 +1,7 @@
 """The states of the paged cache that bugs hide behind."""
 
+from collections import Counter
+
 from kvref_conformance.machines.states import NOTES, Call, refusals, state
 from kvref_conformance.oracle.paged import Paged
 
@@ -146,6 +148,16 @@ def layers_have_tokens_and_different_lengths(call: Call) -> bool:
 @state("paged", "append", "append_step")
 def a_batch_names_a_sequence_twice(call: Call) -> bool:
     return len(set(call.args["sequences"])) < len(call.args["sequences"])
+
+
+@state("paged", "append", "append_step")
+def a_batch_names_a_sequence_three_times(call: Call) -> bool:
+    return max(Counter(call.args["sequences"]).values(), default=0) == 3
+
+
+@state("paged", "append", "append_step")
+def a_batch_names_two_sequences_twice(call: Call) -> bool:
+    return list(Counter(call.args["sequences"]).values()) == [2, 2]
 
 
 @state("paged", "append", "append_step")
