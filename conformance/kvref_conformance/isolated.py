@@ -6,17 +6,18 @@ which call that was, judges the conversation up to it, and starts another child 
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from multiprocessing.connection import Pipe
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from kvref_conformance import interrupts
 from kvref_conformance.asked import Effort
 from kvref_conformance.checking.registry import Check, all_checks
+from kvref_conformance.drivers.channel import Channel, Garbled
 from kvref_conformance.drivers.guard import ONCE_HUNG
 from kvref_conformance.drivers.journal import Journal
 from kvref_conformance.drivers.processes import Session, how_it_ended
@@ -32,6 +33,7 @@ POSSIBLE = os.name == "posix"  # elsewhere a process is not handed what it is to
 STARTING = 120.0  # seconds until a child has loaded the implementation
 GRACE = 3.0  # seconds beyond a call's limit, in which the child may stop the call itself
 LOOK = 0.1  # seconds between two looks at whether it still writes
+STRAY = "something had written to a file descriptor that is not its own"
 T = TypeVar("T")
 
 # The child looks for modules where this process does, and before it has looked for any.
@@ -53,7 +55,8 @@ class IsolatedJudge(Judge):
 
     def _start(self, name: str, effort: Effort) -> Any:
         """A new child, and the implementation as it describes itself. Raises CannotRun."""
-        self._pipe, theirs = Pipe()
+        ours, theirs = socket.socketpair()
+        self._channel = Channel(ours.detach())
         self._journal = Journal()
         with theirs:
             handed = theirs.fileno(), self._journal.descriptor
@@ -62,9 +65,11 @@ class IsolatedJudge(Judge):
             self._session = Session(command, pass_fds=handed, **quiet)
         late = "cannot run", f"{name}: it took more than {STARTING:g} s to load"
         try:
-            self._pipe.send((name, effort))
+            self._channel.send((name, effort))
             with interrupts.prompt():
-                said: tuple[str, Any] = self._pipe.recv() if self._pipe.poll(STARTING) else late
+                said: tuple[str, Any] = self._channel.receive(STARTING) if self._channel.speaks(STARTING) else late
+        except Garbled:
+            said = "cannot run", f"{name}: as it was loaded, {STRAY}"
         except (EOFError, ConnectionError):
             said = "cannot run", f"{name}: loading it ended the process: {self._how_it_ended()}"
         except BaseException:
@@ -80,7 +85,7 @@ class IsolatedJudge(Judge):
         if self._session is not None:
             self._session.end()
             self._session = None
-            self._pipe.close()
+            self._channel.close()
             self._journal.close()
 
     def checked(self, check: Check) -> Outcome | Failure:
@@ -113,8 +118,10 @@ class IsolatedJudge(Judge):
         if self._session is None:
             self._start(self.name, self.effort)
         try:
-            self._pipe.send((work, about))
+            self._channel.send((work, about))
             said, answer = self._said()
+        except Garbled:
+            raise self._ended(Died, "an answer", f"none: {STRAY}") from None
         except (EOFError, ConnectionError):
             raise self._ended(Died, "an answer", f"none: {self._how_it_ended()}") from None
         except BaseException:
@@ -126,21 +133,21 @@ class IsolatedJudge(Judge):
         return found
 
     def _said(self) -> tuple[str, Any]:
-        """The child's answer. Raises EOFError where it is gone, Ended where it hangs."""
+        """The child's answer. Raises EOFError or ConnectionError where it is gone, Garbled, Ended where it hangs."""
         limit = self.effort.timeout if not self._hung else min(self.effort.timeout, ONCE_HUNG)
         written, since = 0, time.monotonic()
         while True:
             with interrupts.prompt():
-                speaks = self._pipe.poll(LOOK)
-            if speaks:
-                said, what = self._pipe.recv()
+                message = self._channel.receive(limit + GRACE) if self._channel.speaks(LOOK) else None
+            if message:
+                said, what = message
                 if said != "progress":
                     return said, what
                 self.progress(*what)
                 since = time.monotonic()
             elif self._journal.last_written() != written:
                 written, since = self._journal.last_written(), time.monotonic()
-            elif self._session and self._session.process.poll() is not None and not self._pipe.poll():
+            elif self._session and self._session.process.poll() is not None and not self._channel.speaks(0):
                 raise EOFError  # and somebody that it started still holds the other end
             elif time.monotonic() - since > limit + GRACE:
                 self._hung = True

@@ -3,11 +3,11 @@
 import signal
 import sys
 import traceback
-from multiprocessing.connection import Connection
 from typing import Any
 
 from kvref_conformance.asked import Effort
 from kvref_conformance.checking.registry import all_checks
+from kvref_conformance.drivers.channel import Channel
 from kvref_conformance.drivers.journal import Writer
 from kvref_conformance.implementations import load
 from kvref_conformance.interface import FAMILIES, offers
@@ -20,26 +20,26 @@ ANSWERS = (CannotRun, NotOffered, Unknown)  # exceptions that say something of t
 
 
 def main() -> None:
-    """Started with the descriptors of the pipe and of the journal as the last two arguments."""
+    """Started with the descriptors of the channel and of the journal as the last two arguments."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
-    pipe, journal = Connection(int(sys.argv[2])), int(sys.argv[3])
+    channel, journal = Channel(int(sys.argv[2])), int(sys.argv[3])
     name: str
     effort: Effort
-    name, effort = pipe.recv()
+    name, effort = channel.receive()
     try:
         judge = Judge(load(name), effort, name)
     except CannotRun as error:
-        pipe.send(("cannot run", str(error)))
+        channel.send(("cannot run", str(error)))
         return
     judge.watchers.append(Writer(journal))
-    judge.progress = lambda *how_far: pipe.send(("progress", how_far))
+    judge.progress = lambda *how_far: channel.send(("progress", how_far))
     implementation = judge.implementation
     said = {each: getattr(implementation, each) for each in ("name", "version", "language", "level")}
     offered = dict.fromkeys((family for family in FAMILIES if offers(implementation, family)), True)
-    pipe.send(("ready", {**said, "formats": tuple(implementation.formats), **offered}))
+    channel.send(("ready", {**said, "formats": tuple(implementation.formats), **offered}))
     while True:
         try:
-            work, about = pipe.recv()
+            work, about = channel.receive()
         except EOFError:
             return
         try:
@@ -48,7 +48,7 @@ def main() -> None:
             answer = "raised", error
         except Exception:  # the judge's own, and not for the implementation to answer for
             answer = "raised", RuntimeError(traceback.format_exc())
-        pipe.send(answer)
+        channel.send(answer)
 
 
 def checked(judge: Judge, index: int) -> Outcome | Held:

@@ -98,6 +98,12 @@ def exit_politely(pool):
     sys.exit(3)
 
 
+def write_everywhere(pool):
+    for file in range(3, 64):  # the judge's own two are among them
+        with contextlib.suppress(OSError):
+            os.write(file, b"garbage" * 10)
+
+
 class Unprintable(Exception):
     def __str__(self):
         raise RuntimeError("not even this")
@@ -127,6 +133,7 @@ Leaves = pool_that(leave)
 LeavesAsIfAllWereWell = pool_that(leave_as_if_all_were_well)
 LeavesAChildBehind = pool_that(leave_a_child_behind)
 LeavesToAChild = pool_that(leave_to_a_child)
+WritesEverywhere = pool_that(write_everywhere)
 ExitsPolitely = pool_that(exit_politely)
 RaisesSomethingOdd = pool_that(raise_something_odd)
 Prints = pool_that(print_a_lot)
@@ -257,3 +264,8 @@ def dies_when_made():
 
 def leaves_when_made():
     os._exit(0)
+
+
+def writes_when_made():
+    write_everywhere(None)
+    return Prints()

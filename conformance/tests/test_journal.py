@@ -47,6 +47,14 @@ def test_what_was_written_is_read(journal):
     assert (found[1].reply.error.kind, found[1].reply.error.where, found[2].reply) == ("OutOfBlocks", "mine.py:3", None)
 
 
+def test_what_somebody_else_writes_there_does_no_harm(journal):
+    conversation, writer = [], Writer(journal.descriptor)
+    told(writer, conversation, exchange(1))
+    os.write(journal.descriptor, b"garbage" * 10)
+    told(writer, conversation, exchange(2))
+    assert shown(journal.read()) == [(1, [0], None), (2, [0, 1], None)]
+
+
 def test_what_was_declined_is_left_out(journal):
     conversation, writer = [], Writer(journal.descriptor)
     told(writer, conversation, exchange(1, reply=Reply(1)), exchange(2))

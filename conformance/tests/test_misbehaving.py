@@ -77,6 +77,7 @@ def test_what_python_can_stop_costs_a_clause_anywhere(check, name, expected, got
         ("Leaves", "none: the process ended with exit code 7"),
         ("LeavesAsIfAllWereWell", "none: the process ended with exit code 0"),
         ("LeavesToAChild", "none: the process ended with exit code 0"),
+        ("WritesEverywhere", "none: something had written to a file descriptor that is not its own"),
     ],
 )
 def test_what_takes_the_process_down_costs_a_clause(check, name, got, tmp_path):
@@ -126,6 +127,18 @@ def test_what_dies_while_it_is_loaded_cannot_be_judged(check, name, how):
     done = check(name)
     assert done.returncode == 2
     assert done.stderr == f"kvref: misbehaving:{name}: loading it ended the process: the process {how}\n"
+
+
+def test_what_writes_everywhere_is_told_with_the_calls_before(check):
+    done = check("WritesEverywhere", "--clause", "BLOCK-04")
+    assert "got      none: something had written to a file descriptor" in done.stdout
+    assert "  blocks = blocks(num_blocks=" in done.stdout
+
+
+def test_what_writes_everywhere_while_it_is_loaded_cannot_be_judged(check):
+    done = check("writes_when_made")
+    said = "as it was loaded, something had written to a file descriptor that is not its own"
+    assert (done.returncode, done.stderr) == (2, f"kvref: misbehaving:writes_when_made: {said}\n")
 
 
 def test_a_name_that_is_not_there_is_said_the_same_in_a_child(check):

@@ -16,6 +16,7 @@ from kvref_conformance.exchange import Exchange
 # Of one conversation, which overwrites the one before it: its number, where the exchange stands in it, and of the exchange, which
 # may have been cut short, how long it is and its sum.
 HEAD = struct.Struct("<IIII")
+AWAY = 2**33  # a place in the file; nothing is kept between, and it takes no room
 
 
 class Writer:
@@ -23,6 +24,7 @@ class Writer:
 
     def __init__(self, file: int) -> None:
         self._file, self._end, self._number = file, 0, 0
+        os.lseek(file, AWAY, os.SEEK_SET)  # what the implementation writes to a descriptor that is not its own goes there
 
     def __call__(self, subject: Subject, exchange: Exchange) -> None:
         position = len(subject.conversation) - 1
