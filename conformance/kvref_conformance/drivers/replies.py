@@ -99,7 +99,8 @@ def _numpy(implementation: Implementation, result: Any) -> Any:
     """An array as NumPy's, with memory of its own, and a narrow float widened. float64 stays, for a check to refuse."""
     if not (hasattr(result, "shape") and hasattr(result, "dtype")):
         return result
-    array: NDArray = np.asarray(implementation.to_numpy(result))
+    # NumPy's scalars are numbers of any library: a `to_numpy` that is written for another's arrays need not know them.
+    array: NDArray = np.asarray(result if isinstance(result, np.generic) else implementation.to_numpy(result))
     return array.copy() if array.dtype.kind in "iub" or array.dtype == np.float64 else array.astype(np.float32)
 
 
