@@ -38,10 +38,10 @@ class Conclusion:
         return self.judged > 0 and 100 * self.judged >= self.least * self.of
 
 
-def conclude(results: Iterable[dict[str, Any]], least: float = LEAST_JUDGED) -> Conclusion:
-    """results: as `kvref check --json` writes them, one a clause.
+def conclude(results: Iterable[dict[str, Any]], least: float = LEAST_JUDGED, interrupted: bool = False) -> Conclusion:
+    """results: as `kvref check --json` writes them, one a clause. interrupted: not all that were asked for are there.
 
-    A failure is a failure however little was judged; that nothing failed says something only where enough was.
+    A failure is a failure however little was judged; that nothing failed says something only where enough was, and all is there.
     """
     results = list(results)
     counted = [each["verdict"] for each in results if each["offered"] and each["verdict"] != "not run"]
@@ -49,4 +49,4 @@ def conclude(results: Iterable[dict[str, Any]], least: float = LEAST_JUDGED) -> 
     whole = {each["clause"] for each in results} >= set(all_clauses())
     verdict: Verdict = "not conformant, as expected" if "xfailed" in counted else "conformant"
     found = Conclusion("not conformant" if "failed" in counted else verdict, judged, len(counted), least, whole)
-    return found if "failed" in counted or found.enough else replace(found, verdict="not judged")
+    return found if "failed" in counted or (found.enough and not interrupted) else replace(found, verdict="not judged")

@@ -118,6 +118,14 @@ def test_a_part_is_not_taken_for_the_whole():
     )
 
 
+@pytest.mark.parametrize(("verdict", "said"), [("passed", "not judged"), ("xfailed", "not judged"), ("failed", "not conformant")])
+def test_an_interrupted_run_proves_nothing_but_a_failure(verdict, said):
+    found = conclude(results((verdict, True)), 0, interrupted=True)
+    assert found.verdict == said
+    assert conclusion_text(found).startswith(f"{said}{': ' if said == 'not judged' else '; judged by '}1 of 1 clauses")
+    assert "less than" not in conclusion_text(found)
+
+
 def test_a_cache_that_is_hardly_asked_anything_is_not_judged(kvref, mine, tmp_path):
     check = ("check", f"{mine}:HardlyAsked", "--examples", "5", "--json", "out.json")
     done = kvref(*check)

@@ -145,6 +145,10 @@ def test_a_badge_says_what_was_found(saved, options, said):
         (lambda text: text + " " * 2**26, "larger than 64 MiB"),
         (lambda text: text.replace('"conclusion"', '"conclusions"'), "not results of kvref check --json"),
         (lambda text: text.replace('"judged": 7', '"judged": -7'), "not results of kvref check --json"),
+        (lambda text: text.replace('"judged": 7', f'"judged": {"9" * 401}'), "not results of kvref check --json"),
+        (lambda text: text.replace('"of": 7', f'"of": {"9" * 401}'), "not results of kvref check --json"),
+        (lambda text: text.replace('"least": 50.0', '"least": NaN'), "not JSON that can be read: NaN is no number"),
+        (lambda text: text.replace('"timeout": 10', '"timeout": -Infinity'), "not JSON that can be read: -Infinity is no number"),
         (lambda text: text.replace('"format": 1', '"format": 9'), "results of format 9; this kvref reads format 1"),
         (lambda text: text.replace('"passed"', '"splendid"'), "not results of kvref check --json"),
         (lambda text: "[]", "not results of kvref check --json"),
@@ -165,13 +169,32 @@ def test_too_little_judged_is_not_green(saved, tmp_path):
     for clause in run.document["clauses"][:40]:
         clause["offered"] = True  # and not judged
     few = sum(clause["offered"] for clause in run.document["clauses"])
-    run.document["conclusion"] = vars(conclude(run.document["clauses"]))
     assert (run.said, run.colour) == (f"not judged: 7 of {few}", "some")
     assert COLOURS["some"] in badge(run) and COLOURS["good"] not in badge(run)
     write_site(tmp_path / "site", [run])
     page = (tmp_path / "site/index.html").read_text(encoding="utf-8")
     assert f"<p>not judged: 7 of {few} clauses of the families it offers, less than 50 % (--least-judged)</p>" in page
     assert 'little <span class="pill xfailed">not judged</span>' in page
+
+
+@pytest.mark.parametrize(
+    ("broken", "interrupted", "said", "colour", "sentence"),
+    [
+        (("BLOCK-05",), {}, "breaks 1 of 7", "bad", "not conformant; judged by 7 of 7 clauses"),
+        ((), {}, "7 clauses", "good", "conformant; judged by 7 of 7 clauses"),
+        ((), {"interrupted": True}, "not judged: 7 of 7", "some", "not judged: 7 of 7 clauses of the families it offers<"),
+    ],
+)
+def test_the_conclusion_is_the_clauses_not_the_files(tmp_path, broken, interrupted, said, colour, sentence):
+    denied = {"verdict": "not conformant, as expected", "judged": 147, "of": 148, "least": 50.0}
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps(document(broken=broken) | {"conclusion": denied} | interrupted))
+    run = Run(path, read_json(path))
+    assert (run.said, run.colour) == (said, colour)
+    write_site(tmp_path / "site", [run])
+    page = (tmp_path / "site/index.html").read_text(encoding="utf-8")
+    assert f"<p>{sentence}" in page
+    assert "147" not in page
 
 
 def test_a_folder_is_known_as_a_report_by_its_first_page(saved, tmp_path):

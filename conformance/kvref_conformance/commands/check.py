@@ -2,7 +2,6 @@
 
 import argparse
 import os
-from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -43,9 +42,8 @@ def check(options: argparse.Namespace) -> int:
         results = _results(options, asked, judge, chosen, console.width)
     finally:
         judge.close()
-    conclusion, interrupted = conclude(results, options.least_judged), len(results) < len(chosen)
-    if interrupted and conclusion.verdict != "not conformant":
-        conclusion = replace(conclusion, verdict="not judged")
+    interrupted = len(results) < len(chosen)
+    conclusion = conclude(results, options.least_judged, interrupted)
     print_table(console, results, judge.implementation)
     if not interrupted:
         print_left_out(console, results)

@@ -61,7 +61,7 @@ def read_json(path: Path) -> dict[str, Any]:
     if len(content) > LARGEST:
         raise ResultsError(f"{path}: not results of kvref check --json: larger than {LARGEST // 2**20} MiB")
     try:
-        document: dict[str, Any] = json.loads(content.decode("utf-8"))
+        document: dict[str, Any] = json.loads(content.decode("utf-8"), parse_constant=_no_number)
         json.dumps(document, ensure_ascii=False).encode("utf-8")
     except (ValueError, RecursionError) as error:  # no text, no JSON, half a character, a number of ten thousand digits
         raise ResultsError(f"{path}: not JSON that can be read: {str(error)[:200]}") from None
@@ -70,6 +70,10 @@ def read_json(path: Path) -> dict[str, Any]:
     if wrong := mismatch(document, *SCHEMA) or _twice(document):
         raise ResultsError(f"{path}: not results of kvref check --json: {wrong}")
     return document
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is no number")  # Python reads NaN, Infinity and -Infinity; JSON has none of them
 
 
 def _twice(document: dict[str, Any]) -> str:

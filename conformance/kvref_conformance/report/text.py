@@ -105,7 +105,7 @@ def print_left_out(console: Console, results: list[Result]) -> None:
 def conclusion_text(conclusion: Conclusion, broken: Iterable[str] = ()) -> str:
     """The whole in one line. broken: the clauses that failed."""
     if conclusion.verdict == "not judged":
-        least = f", less than {conclusion.least:g} % (--least-judged)" if conclusion.judged else ""
+        least = f", less than {conclusion.least:g} % (--least-judged)" if conclusion.judged and not conclusion.enough else ""
         return f"not judged: {conclusion.share}{least}"
     breaks = f": breaks {', '.join(broken)}" if broken else ""
     part = " as far as asked" if conclusion.verdict == "conformant" and not conclusion.whole else ""
