@@ -68,7 +68,7 @@ class IsolatedJudge(Judge):
             self._channel.send((name, effort))
             with interrupts.prompt():
                 said: tuple[str, Any] = self._channel.receive(STARTING) if self._channel.speaks(STARTING) else late
-        except Garbled:
+        except (Garbled, TimeoutError):
             said = "cannot run", f"{name}: as it was loaded, {STRAY}"
         except (EOFError, ConnectionError):
             said = "cannot run", f"{name}: loading it ended the process: {self._how_it_ended()}"
@@ -122,6 +122,8 @@ class IsolatedJudge(Judge):
             said, answer = self._said()
         except Garbled:
             raise self._ended(Died, "an answer", f"none: {STRAY}") from None
+        except TimeoutError:
+            raise self._ended(Hung, "an answer", f"none: {STRAY}") from None
         except (EOFError, ConnectionError):
             raise self._ended(Died, "an answer", f"none: {self._how_it_ended()}") from None
         except BaseException:
@@ -133,7 +135,7 @@ class IsolatedJudge(Judge):
         return found
 
     def _said(self) -> tuple[str, Any]:
-        """The child's answer. Raises EOFError or ConnectionError where it is gone, Garbled, Ended where it hangs."""
+        """The child's answer. Raises what `Channel.receive` raises, and Ended where it hangs."""
         limit = self.effort.timeout if not self._hung else min(self.effort.timeout, ONCE_HUNG)
         written, since = 0, time.monotonic()
         while True:
@@ -150,11 +152,11 @@ class IsolatedJudge(Judge):
             elif self._session and self._session.process.poll() is not None and not self._channel.speaks(0):
                 raise EOFError  # and somebody that it started still holds the other end
             elif time.monotonic() - since > limit + GRACE:
-                self._hung = True
                 raise self._ended(Hung, f"an answer within {self.effort.timeout:g} s", "none: it was still running")
 
     def _ended(self, kind: type[Hung], expected: str, got: str) -> Ended:
         conversation = self._journal.read()
+        self._hung |= kind is Hung
         self.close()
         what = conversation[-1].request.op if conversation else "the check"
         return Ended(conversation, kind(what, expected, got, _clause(conversation)))

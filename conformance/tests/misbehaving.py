@@ -104,6 +104,13 @@ def write_everywhere(pool):
             os.write(file, b"garbage" * 10)
 
 
+def write_a_little_and_hang(pool):
+    for file in range(3, 64):
+        with contextlib.suppress(OSError):
+            os.write(file, b"kv")
+    ctypes.PyDLL(None).sleep(1000)
+
+
 class Unprintable(Exception):
     def __str__(self):
         raise RuntimeError("not even this")
@@ -134,6 +141,7 @@ LeavesAsIfAllWereWell = pool_that(leave_as_if_all_were_well)
 LeavesAChildBehind = pool_that(leave_a_child_behind)
 LeavesToAChild = pool_that(leave_to_a_child)
 WritesEverywhere = pool_that(write_everywhere)
+WritesALittleAndHangs = pool_that(write_a_little_and_hang)
 ExitsPolitely = pool_that(exit_politely)
 RaisesSomethingOdd = pool_that(raise_something_odd)
 Prints = pool_that(print_a_lot)

@@ -77,6 +77,7 @@ def test_what_python_can_stop_costs_a_clause_anywhere(check, name, expected, got
         ("Leaves", "none: the process ended with exit code 7"),
         ("LeavesAsIfAllWereWell", "none: the process ended with exit code 0"),
         ("LeavesToAChild", "none: the process ended with exit code 0"),
+        ("WritesALittleAndHangs", "none: something had written to a file descriptor that is not its own"),
         ("WritesEverywhere", "none: something had written to a file descriptor that is not its own"),
     ],
 )

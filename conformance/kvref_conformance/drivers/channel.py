@@ -42,7 +42,7 @@ class Channel:
     def receive(self, within: float | None = None) -> Any:
         """The next message, whole within so many seconds.
 
-        Raises Garbled, and EOFError or ConnectionError where the other end is gone.
+        Raises Garbled, TimeoutError where it has begun and does not end, and EOFError or ConnectionError where nobody is there.
         """
         until = None if within is None else time.monotonic() + within
         mark, length, checksum = HEAD.unpack(self._read(HEAD.size, until))
@@ -60,7 +60,7 @@ class Channel:
         content = bytearray()
         while len(content) < count:
             if not self.speaks(None if until is None else until - time.monotonic()):
-                raise Garbled
+                raise TimeoutError
             part = self._socket.recv(min(count - len(content), CHUNK))
             if not part:
                 raise EOFError
