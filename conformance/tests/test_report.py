@@ -186,7 +186,7 @@ def test_too_little_judged_is_not_green(saved, tmp_path):
     ],
 )
 def test_the_conclusion_is_the_clauses_not_the_files(tmp_path, broken, interrupted, said, colour, sentence):
-    denied = {"verdict": "not conformant, as expected", "judged": 147, "of": 148, "least": 50.0}
+    denied = {"verdict": "not conformant, as expected", "judged": 147, "of": 148, "least": 50.0, "whole": False}
     path = tmp_path / "results.json"
     path.write_text(json.dumps(document(broken=broken) | {"conclusion": denied} | interrupted))
     run = Run(path, read_json(path))
