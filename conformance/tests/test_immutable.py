@@ -54,7 +54,7 @@ def test_frozen_arrays_break_no_clause(family):
 
 KEPT = [
     ("contiguous", "kvref.contiguous.ContiguousCache.append", "self._keys = self._backend.update", "self._backend.update"),
-    ("contiguous", "kvref.contiguous.ContiguousCache._grow", "self._values = self._backend.update", "self._backend.update"),
+    ("contiguous", "kvref.contiguous.ContiguousCache._grow", "values = self._backend.update", "self._backend.update"),
     ("buffers", "kvref.buffers.Buffer.extend", "self._memory = self._pool", "self._pool"),
     ("pooled", "kvref.buffers.Buffer.extend", "self._memory = self._pool", "self._pool"),
     ("paged", "kvref.slots.SlotStore.put", "self._stored = Quantized(", "Quantized("),

@@ -73,11 +73,13 @@ class Run:
             return f"breaks {self.broken} of {found.judged}"
         if found.verdict == "not judged":
             return f"not judged: {found.judged} of {found.of}"
-        return f"{found.judged} clauses" if found.judged == found.of else f"{found.judged} of {found.of} clauses"
+        share = f"{found.judged} clauses" if found.judged == found.of else f"{found.judged} of {found.of} clauses"
+        return share if found.whole else f"{share} asked for"
 
     @property
     def colour(self) -> str:
-        return "bad" if self.broken else "some" if self.conclusion.verdict == "not judged" else "good"
+        found = self.conclusion
+        return "bad" if self.broken else "good" if found.whole and found.verdict != "not judged" else "some"
 
 
 @dataclass(frozen=True)
