@@ -18,6 +18,7 @@ from kvref_conformance.asked import Effort
 from kvref_conformance.implementations import load
 from kvref_conformance.implementations.backends import OnBackend
 from kvref_conformance.judge import Judge
+from kvref_conformance.oracle.expected import Arrays, exactly
 from kvref_conformance.trace import file
 from kvref_conformance.trace.wire import to_wire
 from kvref_conformance.vectors.check import check
@@ -203,3 +204,9 @@ def test_who_offers_nothing_they_are_about_is_told_so(kvref, small):
         2,
         "kvref: zoo:int8-truncates: nothing to test, it offers nothing these vectors are about\n",
     )
+
+
+def test_a_bound_is_said_where_it_is_zero_too():
+    """Attention over no tokens is zero, of either sign: without a bound a vector would ask for the bits."""
+    nothing = Arrays("ATTN-08", parts=(exactly(np.zeros(2, np.float32)),), always_slack=True)
+    assert nothing.wire()["within"].tolist() == [0.0, 0.0]

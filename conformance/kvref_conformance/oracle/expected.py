@@ -187,7 +187,7 @@ class Arrays(Expected):
     def wire(self) -> dict[str, Any]:
         ok: Any = [part.values for part in self.parts] if len(self.parts) > 1 else self.parts[0].values
         said: dict[str, Any] = {"ok": ok}
-        if any(part.slack.any() for part in self.parts):
+        if self.always_slack or any(part.slack.any() for part in self.parts):  # of no slack at all -0.0 is still 0.0
             within: Any = [_up(part.slack) for part in self.parts] if len(self.parts) > 1 else _up(self.parts[0].slack)
             said["within" if self.always_slack else "tolerant"] = within
         if self.unsure is not None:
