@@ -197,6 +197,16 @@ def test_the_conclusion_is_the_clauses_not_the_files(tmp_path, broken, interrupt
     assert "147" not in page
 
 
+def test_a_part_is_not_green(saved):
+    whole = saved("whole", broken=())
+    clauses = [each for each in whole.document["clauses"] if each["offered"]]
+    part = Run(whole.path, {**whole.document, "clauses": clauses})
+    assert (whole.conclusion.whole, whole.colour) == (True, "good")
+    assert (part.conclusion.verdict, part.conclusion.whole, part.colour) == ("conformant", False, "some")
+    assert part.said == f"{whole.said} asked for"
+    assert COLOURS["good"] in badge(whole) and COLOURS["good"] not in badge(part)
+
+
 def test_a_folder_is_known_as_a_report_by_its_first_page(saved, tmp_path):
     write_site(tmp_path / "site", [saved("one")])
     assert is_report(tmp_path / "site")
