@@ -7,9 +7,12 @@ ROOT = Path(__file__).parents[1]
 # From the top down: what stands higher may import what stands lower.
 PARTS = {
     ("the judge", "conformance/kvref_conformance"): {
-        "checks": "what each clause demands", "machines": "any sequence of calls", "oracle": "what a cache is, in dicts",
-        "drivers": "in this process, or over a pipe", "trace": "written down, shrunk, held again",
+        "families": "a folder each: all of its judging", "checking": "what checks are written with",
+        "searching": "any sequence of calls", "oracle": "numbers, in fractions and float64",
+        "conversation": "said, kept, shrunk, derived", "limits.py": "what an implementation takes",
+        "judging": "how a verdict comes about", "implementations": "found by name, or programs",
         "vectors": "conversations as files", "report": "text, JSON, pages", "commands": "the kvref command",
+        "soak": "a serving workload, for long",
     },
     ("backends at speed", "backends"): {
         "kvref_numpy.py": "in pieces that stay in cache", "kvref_torch.py": "on any of its devices",

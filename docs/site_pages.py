@@ -12,6 +12,7 @@ from architecture import diagram
 from kvref_conformance.checking.registry import all_checks
 from kvref_conformance.clauses import CHAPTERS, Chapter, Clause, all_clauses, spec
 from kvref_conformance.report.html import Run, write_site
+from small_surfaces import derived_operations, small_surfaces
 
 SPEC = Path(__file__).parents[1] / "kvref/spec"
 OTHERS = ("protocol", "trace")  # chapters without clauses
@@ -28,6 +29,7 @@ def write(folder: Path) -> None:
     pages = {name: _chapter(chapter, results) for name, chapter in zip(CHAPTERS, spec(), strict=True)}
     pages |= {name: (SPEC / f"{name}.md").read_text(encoding="utf-8") for name in OTHERS}
     pages |= {"index": _index(results), "_matrix": _matrix(runs)}
+    pages |= {"_surfaces": small_surfaces(), "_derived": derived_operations()}
     files = {f"spec/{name}.md": text for name, text in pages.items()} | {"_static/architecture.svg": diagram()}
     (folder / "spec").mkdir(exist_ok=True)
     for name, text in files.items():

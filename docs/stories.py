@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from kvref_conformance.checking.expect import raises
-from kvref_conformance.drivers.in_process import Handle
+from kvref_conformance.conversation.handle import Handle
+from kvref_conformance.conversation.trace import file
 from kvref_conformance.implementations import load
-from kvref_conformance.judge import Judge
-from kvref_conformance.trace import file
-from kvref_conformance.zoo import look_at
+from kvref_conformance.judging.judge import Judge
+from kvref_conformance.judging.zoo import look_at
+from kvref_conformance.oracle.witness import Witness
 
 BUGS = (
     "blocks-freed-twice", "paged-reads-past-the-length", "quantized-drops-its-scale", "tiered-wraps-one-early",
@@ -55,7 +56,7 @@ class Told:
         story(self)
         said = (story.__doc__ or "").strip()
         header = file.Header("any", said, "model", file.who(self._judge.implementation, "reference"))
-        lines = file.written(header, "exact", self._subject.conversation)
+        lines = file.written(header, Witness("exact"), self._subject.conversation)
         for id, note in self._notes.items():
             request = json.loads(lines[2 * id - 1])
             lines[2 * id - 1] = json.dumps(request | {"note": note})

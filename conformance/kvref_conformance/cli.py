@@ -1,4 +1,4 @@
-"""The `kvref` command: check, replay, harness, vectors, report, zoo, bench, list, explain.
+"""The `kvref` command: check, soak, replay, harness, vectors, report, zoo, bench, list, explain.
 
 Exit codes: 0 conformant, 1 not conformant, 2 not judged, or could not run, 130 interrupted. A user's own mistake costs one clear
 line, never a traceback; nor does Ctrl-C, which is why next to nothing is imported before `main` has seen to it.
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from kvref_conformance import interrupts
+from kvref_conformance.conversation import interrupts
 
 if TYPE_CHECKING:
     import argparse
@@ -42,9 +42,9 @@ _ISOLATE = (
 def _parser() -> argparse.ArgumentParser:
     import argparse
 
-    from kvref_conformance.asked import EXAMPLES
-    from kvref_conformance.conclusion import LEAST_JUDGED
-    from kvref_conformance.drivers.guard import TIMEOUT
+    from kvref_conformance.conversation.drivers.guard import TIMEOUT
+    from kvref_conformance.judging.asked import EXAMPLES
+    from kvref_conformance.judging.conclusion import LEAST_JUDGED
 
     parser = argparse.ArgumentParser(prog="kvref", description="Tell whether a KV cache is right, clause by clause.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -73,11 +73,27 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     check.add_argument("--traces", metavar="DIR", help="keep the conversations that passed, as traces")
     check.add_argument("--slow", action="store_true", help="also the checks that take gigabytes of memory")
+    check.add_argument("--real", action="store_true", help="also the larger checks at sizes that models have: a minute of them")
     check.add_argument("--json", metavar="FILE", help="write the results as JSON")
     check.add_argument("--junit", metavar="FILE", help="write the results as JUnit XML")
     check.add_argument("--xfails", metavar="FILE", help="clauses that are expected to fail, one a line")
     check.add_argument("--update-xfails", action="store_true", help="write what fails now to that file")
-    check.add_argument("--list", action="store_true", help="list the checks that would run, and stop")
+    check.add_argument("--list", action="store_true", help="list the checks; with a NAME how far they go with what it offers")
+    soak = commands.add_parser(
+        "soak",
+        help="serve requests from an implementation's caches, and look at every token",
+        description="Run a serving workload on every kind of cache that an implementation has, at full size: requests that come "
+        "and go, are cancelled, share prefixes and run out of room. Each token says where it belongs.",
+        epilog="exit status: 0 every token was where it belongs, 1 one was not, 2 nothing could be judged, 130 Ctrl-C",
+    )
+    soak.add_argument("name", metavar="NAME", nargs="?", help="the implementation (kvref check --help)")
+    soak.add_argument("--exec", metavar="COMMAND", help="a program in any language instead")
+    soak.add_argument("--minutes", type=float, default=1.0, metavar="N", help="for all families together (%(default)g)")
+    soak.add_argument("--family", metavar="FAMILY", help="only this one: paged, contiguous, ...")
+    soak.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the workload (default %(default)s)")
+    soak.add_argument("--isolate", action=argparse.BooleanOptionalAction, help=_ISOLATE)
+    soak.add_argument("--timeout", type=float, default=TIMEOUT, metavar="S", help="seconds a call may take (%(default)g)")
+    soak.add_argument("--json", metavar="FILE", help="write the figures as JSON")
     replay = commands.add_parser(
         "replay",
         help="hold a conversation again, and say where it parts from what it must be",
@@ -165,10 +181,10 @@ def _run(arguments: Sequence[str] | None) -> int:
         return _cannot_run(f"{options.command} needs {error.name} (pip install 'kvref[conformance]')")
     from kvref_conformance.checking.registry import CheckError
     from kvref_conformance.clauses import SpecError
+    from kvref_conformance.conversation.trace.file import TraceError
+    from kvref_conformance.judging.xfails import XfailsError
     from kvref_conformance.outcome import CannotRun
     from kvref_conformance.report.json_file import ResultsError
-    from kvref_conformance.trace.file import TraceError
-    from kvref_conformance.xfails import XfailsError
 
     try:
         return commands.run(options)

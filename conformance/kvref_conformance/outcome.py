@@ -1,7 +1,7 @@
 """What a check can come to: passed, failed with Broken, or stopped by NotOffered; and CannotRun, of a whole run."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 Verdict = Literal["passed", "failed", "not offered", "not run"]
 
@@ -14,6 +14,10 @@ class NotOffered(Exception):
     """The implementation does not have what the check needs."""
 
 
+class Declined(NotOffered):
+    """It does not have an operation: others may do instead."""
+
+
 class Broken(AssertionError):
     """The clause is broken: what was looked at (empty for the last call itself), what was expected, what came.
 
@@ -24,9 +28,11 @@ class Broken(AssertionError):
     def __init__(self, what: str, expected: str, got: str, clause: str = "", where: str = "") -> None:
         super().__init__(f"{what}: expected {expected}, got {got}")
         self.what, self.expected, self.got, self.clause, self.where = what, expected, got, clause, where
+        self.row: Any = None  # the numbers of the first row of an array that is wrong, where there are several in it
 
-    def __reduce__(self) -> tuple[type, tuple[str, ...]]:
-        return type(self), (self.what, self.expected, self.got, self.clause, self.where)  # from one process to another
+    def __reduce__(self) -> tuple[type, tuple[str, ...], dict[str, Any]]:
+        said = self.what, self.expected, self.got, self.clause, self.where
+        return type(self), said, {"row": self.row}  # from one process to another
 
 
 class Hung(Broken):
@@ -43,6 +49,7 @@ class Outcome:
 
     where: the line of the implementation's code that raised what it should not have, or made what is none.
     trace: the conversation, one JSON object a line, where it failed or all are kept.
+    through: operations that were made of others, as "gather through length and read".
     """
 
     check: str
@@ -54,3 +61,4 @@ class Outcome:
     missing: str = ""
     calls: list[str] = field(default_factory=list)
     trace: list[str] = field(default_factory=list)
+    through: list[str] = field(default_factory=list)

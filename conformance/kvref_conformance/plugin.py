@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kvref_conformance.asked import EXAMPLES, Asked, Effort
-from kvref_conformance.conclusion import LEAST_JUDGED
-from kvref_conformance.drivers.guard import TIMEOUT
+from kvref_conformance.conversation.drivers.guard import TIMEOUT
+from kvref_conformance.judging.asked import EXAMPLES, Asked, Effort
+from kvref_conformance.judging.conclusion import LEAST_JUDGED
 
 if TYPE_CHECKING:
     from kvref_conformance.checking.registry import Check
     from kvref_conformance.clauses import Clause
-    from kvref_conformance.conclusion import Conclusion
-    from kvref_conformance.judge import Judge
+    from kvref_conformance.judging.conclusion import Conclusion
+    from kvref_conformance.judging.judge import Judge
 
-CHECKS = Path(__file__).parent / "checks"
+FAMILIES = Path(__file__).parent / "families"
 JUDGES = pytest.StashKey[dict[str, Any]]()
 RESULTS = pytest.StashKey[dict[str, list[dict[str, Any]]]]()
 TOLD = pytest.StashKey[dict[str, Any]]()  # by the name of each
@@ -45,6 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
                     help="the run fails where less is judged of the families that are offered (%(default)g)")  # fmt: skip
     group.addoption("--kvref-seed", type=int, default=0, metavar="N", help="seed of the random inputs (default %(default)s)")
     group.addoption("--kvref-slow", action="store_true", help="also the checks that take much time or memory")
+    group.addoption("--kvref-real", action="store_true", help="also the larger checks at sizes that models have")
     group.addoption("--kvref-examples", type=int, default=EXAMPLES, metavar="N", help="sequences of calls a family (%(default)s)")
     group.addoption("--kvref-deep", action="store_true", help="many more and longer sequences")
     group.addoption("--kvref-isolate", action=BooleanOptionalAction, help="run it in a child process, or in this (for debuggers)")
@@ -61,12 +62,13 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         raise pytest.UsageError("expected --kvref NAME: what is to be judged (kvref check --help says what a NAME can be)")
     if not names or JUDGES in session.config.stash:
         return
+    from kvref_conformance.judging.start import start
+    from kvref_conformance.judging.xfails import XfailsError, read
     from kvref_conformance.outcome import CannotRun
-    from kvref_conformance.xfails import XfailsError, read
 
     try:
         _chosen(session.config)
-        session.config.stash[JUDGES] = {name: _asked(session.config, name).judge() for name in names}
+        session.config.stash[JUDGES] = {name: start(_asked(session.config, name)) for name in names}
         if option("--kvref-xfails"):
             read(Path(option("--kvref-xfails")))
     except (CannotRun, XfailsError, OSError) as error:
@@ -100,7 +102,7 @@ class Collected:
 
 
 def _conclusions(config: pytest.Config) -> dict[str, Conclusion]:
-    from kvref_conformance.conclusion import conclude
+    from kvref_conformance.judging.conclusion import conclude
 
     least = config.getoption("--kvref-least-judged")
     return {name: conclude(results, least) for name, results in config.stash[RESULTS].items()}
@@ -121,14 +123,14 @@ def _asked(config: pytest.Config, name: str) -> Asked:
     def option(name: str) -> Any:
         return config.getoption(f"--kvref-{name}")
 
-    searched = option("seed"), option("slow"), option("examples"), option("deep")
+    searched = option("seed"), option("slow"), option("real"), option("examples"), option("deep")
     effort = Effort(*searched, option("timeout"), keep=option("traces") is not None)
     return Asked(name, effort, option("family"), option("isolate"))
 
 
 def _chosen(config: pytest.Config) -> dict[Clause, list[Check]]:
     """What is to be checked. Raises CannotRun."""
-    from kvref_conformance.judge import select
+    from kvref_conformance.judging.judge import select
     from kvref_conformance.outcome import CannotRun
 
     try:
@@ -138,7 +140,7 @@ def _chosen(config: pytest.Config) -> dict[Clause, list[Check]]:
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    if file_path.parent == CHECKS and file_path.suffix == ".py" and parent.config.getoption("--kvref"):
+    if file_path.parent.parent == FAMILIES and file_path.match("checks*.py") and parent.config.getoption("--kvref"):
         return ClauseFile.from_parent(parent, path=file_path)
     return None
 
@@ -147,7 +149,7 @@ class ClauseFile(pytest.File):
     """The clauses whose first check is written in this file."""
 
     def collect(self) -> Iterator[pytest.Item]:
-        from kvref_conformance.xfails import read
+        from kvref_conformance.judging.xfails import read
 
         option = self.config.getoption
         expected = read(Path(option("--kvref-xfails"))) if option("--kvref-xfails") else {}
@@ -180,9 +182,9 @@ class ClauseItem(pytest.Item):
         return item
 
     def runtest(self) -> None:
+        from kvref_conformance.conversation.trace.store import save_all, save_failure
         from kvref_conformance.interface import offers
-        from kvref_conformance.judge import verdict_of
-        from kvref_conformance.trace.store import save_all, save_failure
+        from kvref_conformance.judging.judge import through, verdict_of
 
         option = self.config.getoption
         outcomes = self.judge.clause(self.checks)
@@ -200,6 +202,7 @@ class ClauseItem(pytest.Item):
             "verdict": verdict,
             "offered": any(offers(self.judge.implementation, check.family) for check in self.checks),
             "missing": missing,
+            "through": through(self.checks, outcomes),
             "reason": self.reason,
             "shown": saved[0].check if saved else None,
             "trace": str(saved[1]) if saved else None,

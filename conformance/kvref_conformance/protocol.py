@@ -13,71 +13,22 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 import kvref
 from kvref.array import Array
 from kvref.formats import FORMATS
-from kvref_conformance.drivers.stdio import PROTOCOL
-from kvref_conformance.interface import FAMILIES, Buffers, BufferStats, HeldBuffer, PooledStats, TieredStats
-from kvref_conformance.operations import PROTOCOLS, Operation, factory, operations
+from kvref_conformance.conversation.drivers.stdio import PROTOCOL
+from kvref_conformance.conversation.operations import Operation, factory, made_by, operations, protocols
+from kvref_conformance.families import Family, all_families, names
+from kvref_conformance.interface import Statistics
+from kvref_conformance.limits import known
 from kvref_conformance.schemas import schema
 
 SPEC = Path(kvref.__file__).parent / "spec"
 BEGIN, END = "<!-- operations: written by python -m kvref_conformance.protocol -->", "<!-- end of operations -->"
-CHAPTERS = {"elements": "formats", "rows": "formats", "buffer": "buffers"}  # of the others a family's name is its chapter's
-STATS = (BufferStats, PooledStats, TieredStats)
-
 _REPLY = {"id": "id", "ok": "value", "error": "error"}
-_TOKENS = "ShapeMismatch DtypeMismatch NonFinite"
-_LAYER = "SequenceNotFound LayerOutOfRange"
-# The errors that each operation may have to answer with; what a family's `new` has to refuse is always a ConfigError.
-ERRORS = {
-    "elements.encode": "ShapeMismatch DtypeMismatch",
-    "rows.quantize": _TOKENS,
-    "kernels.scatter": "SlotOutOfRange ShapeMismatch DtypeMismatch",
-    "kernels.gather": "SlotOutOfRange ShapeMismatch DtypeMismatch",
-    "attention.attention": "ShapeMismatch DtypeMismatch",
-    "contiguous.append": f"{_TOKENS} CapacityExceeded",
-    "contiguous.append_fused": f"{_TOKENS} CapacityExceeded",
-    "contiguous.advance": "CapacityExceeded PositionOutOfRange",
-    "blocks.allocate": "OutOfBlocks",
-    "blocks.allocate_many": "OutOfBlocks PositionOutOfRange",
-    "blocks.free": "BlockNotAllocated",
-    "paged.drop": "SequenceNotFound",
-    "paged.ensure_capacity": "SequenceNotFound PositionOutOfRange OutOfBlocks",
-    "paged.write": f"{_LAYER} PositionOutOfRange {_TOKENS} OutOfBlocks",
-    "paged.append": f"{_LAYER} {_TOKENS} OutOfBlocks",
-    "paged.append_step": f"SequenceNotFound {_TOKENS} OutOfBlocks",
-    "paged.read": f"{_LAYER} PositionOutOfRange",
-    "paged.gather_batch": _LAYER,
-    "paged.lengths": _LAYER,
-    "paged.block_tables": _LAYER,
-    "paged.gather": _LAYER,
-    "paged.length": _LAYER,
-    "paged.block_table": _LAYER,
-    "paged.slot_mapping": f"{_LAYER} PositionOutOfRange",
-    "paged.attend": f"{_LAYER} ShapeMismatch DtypeMismatch",
-    "quantized.append": f"LayerOutOfRange {_TOKENS} CapacityExceeded",
-    "quantized.append_step": f"{_TOKENS} CapacityExceeded",
-    "quantized.read_head": "LayerOutOfRange PositionOutOfRange HeadOutOfRange",
-    "quantized.read_token": "LayerOutOfRange PositionOutOfRange",
-    "quantized.read_tokens": "LayerOutOfRange PositionOutOfRange",
-    "quantized.length": "LayerOutOfRange",
-    "quantized.attend": "LayerOutOfRange ShapeMismatch DtypeMismatch",
-    "tiered.append": _TOKENS,
-    "tiered.tier_of": "PositionOutOfRange",
-    "tiered.update_policy": "ConfigError",
-    "tiered.attend": "ShapeMismatch DtypeMismatch",
-    "buffers.acquire": "BufferTooLarge PositionOutOfRange",
-    "buffers.prewarm": "ConfigError PositionOutOfRange",
-    "buffer.address": "BufferReleased",
-    "buffer.extend": "ShapeMismatch DtypeMismatch CapacityExceeded BufferReleased",
-    "buffer.values": "BufferReleased",
-    "buffer.clear": "BufferReleased",
-    "pooled.append": f"{_TOKENS} BufferTooLarge",
-}
 
 
 def every_operation() -> Iterator[tuple[str, Operation]]:
     """By the name that it has in a request, in the order of the families."""
-    for family in PROTOCOLS:
-        if family in FAMILIES:
+    for family in protocols():
+        if family in names():
             yield f"{family}.new", factory(family)
         for name, operation in operations(family).items():
             yield f"{family}.{name}", operation
@@ -85,16 +36,26 @@ def every_operation() -> Iterator[tuple[str, Operation]]:
 
 def errors(op: str) -> list[str]:
     """The kinds it may have to answer with."""
-    arguments = factory(op.partition(".")[0]).arguments if op.endswith(".new") else {}
-    return (ERRORS.get(op) or ("ConfigError" if arguments else "")).split()
+    family, _, name = op.partition(".")
+    if name == "new":
+        return ["ConfigError"] if factory(family).arguments else []
+    owner = owner_of(family)
+    said: dict[str, str] = owner.interface.ERRORS
+    return said.get(name if owner.name == family else op, "").split()
+
+
+def owner_of(family: str) -> Family:
+    """The family itself, or of what one hands out, the one that does."""
+    handing_out = (each for each in all_families().values() if family in getattr(each.interface, "HANDED_OUT", {}))
+    return all_families().get(family) or next(handing_out)
 
 
 def tables() -> str:
     """A table a family, in Markdown."""
     lines = []
-    for family in PROTOCOLS:
-        about = " ".join((PROTOCOLS[family].__doc__ or "").split())
-        chapter = CHAPTERS.get(family, family)
+    for family in protocols():
+        about = " ".join((protocols()[family].__doc__ or "").split())
+        chapter = owner_of(family).chapter
         lines += ["", f"### {family}", "", f"What it means: [{chapter}.md]({chapter}.md). {about}".rstrip(), ""]
         lines += ["| operation | arguments | reply | errors |", "|---|---|---|---|"]
         for op, operation in every_operation():
@@ -106,6 +67,10 @@ def tables() -> str:
     return "\n".join([BEGIN, *lines, "", END])
 
 
+def _is_statistics(hint: Any) -> bool:
+    return Statistics in getattr(hint, "__mro__", ())
+
+
 def _words(hint: Any) -> str:
     if get_origin(hint) is Annotated:
         return f"array {get_args(hint)[1]}"
@@ -114,13 +79,13 @@ def _words(hint: Any) -> str:
         return "list of two: " + parts[0] if parts == parts[:1] * 2 else "list of " + ", ".join(parts)
     if get_origin(hint) in (Union, UnionType):
         return " or ".join(_words(part) for part in get_args(hint))
-    if hint in STATS:
+    if _is_statistics(hint):
         return "an object with " + ", ".join(f"`{name}`" for name in get_type_hints(hint))
     plain = {
         int: "integer", float: "number", str: "string", bool: "boolean", NoneType: "null", Array: "array",
-        HeldBuffer: "an object (`buffer`)", Buffers: "an object (`buffers`)",
     }  # fmt: skip
-    return plain.get(hint) or "integers"
+    made = made_by(hint)
+    return f"an object (`{made}`)" if made else plain.get(hint) or "integers"
 
 
 def document() -> dict[str, Any]:
@@ -133,7 +98,8 @@ def document() -> dict[str, Any]:
             **{name: {"type": "string"} for name in ("name", "version", "language")},
             "level": {"enum": ["exact", "tolerant"]},
             "formats": {"type": "array", "items": {"enum": list(FORMATS)}},
-            "families": {"type": "array", "items": {"enum": list(FAMILIES)}},
+            "families": {"type": "array", "items": {"enum": list(names())}},
+            "limits": {"type": "object", "propertyNames": {"enum": sorted({*known(), *names()})}},
         },
     }
     asked = {"hello": _request("hello", {"protocol": {"const": PROTOCOL}}, on=False), "bye": _request("bye", {}, on=False)}
@@ -196,11 +162,11 @@ def _type(hint: Any) -> dict[str, Any]:
         return {"type": "array", "prefixItems": parts, "minItems": len(parts), "maxItems": len(parts)}
     if get_origin(hint) in (Union, UnionType):
         return {"anyOf": [_type(part) for part in get_args(hint)]}
-    if hint in STATS:
+    if _is_statistics(hint):
         return {"type": "object", "properties": {name: _type(part) for name, part in get_type_hints(hint).items()}}
     if get_origin(hint) is dict:
         return {"type": "object", "additionalProperties": {"type": "integer"}}
-    if hint in (HeldBuffer, Buffers):
+    if made_by(hint):
         return {"$ref": "#/$defs/handle"}
     plain: dict[Any, str] = {int: "integer", float: "number", str: "string", bool: "boolean", NoneType: "null"}
     if hint in plain:

@@ -36,6 +36,8 @@ class Pool:
             num_blocks = num_blocks if isinstance(num_blocks, int) and num_blocks >= 0 else 0
         if not isinstance(num_blocks, int) or num_blocks < 0:
             raise Refused("ConfigError")
+        if not 10 <= num_blocks <= 20 and "limits" in HELLO:
+            raise Refused("ConfigError")
         self.num_blocks, self.held = num_blocks, set()
 
     num_used = property(lambda self: len(self.held))
@@ -115,6 +117,12 @@ if way == "hello-without-families":
     del HELLO["families"]
 if way == "hello-odd-family":
     HELLO["families"] = ["blocks", "caches"]
+if way == "hello-odd-limits":
+    HELLO["limits"] = {"num_blocks": "many"}
+if way == "hello-limits-of-the-wrong-type":
+    HELLO["limits"] = ["num_blocks"]
+if way == "hello-limited":  # and refuses what is outside
+    HELLO["limits"] = {"num_blocks": {"least": 10, "most": 20}}
 if way == "hello-garbage":
     say("Welcome to pool 1.0!\n")
 if way == "hello-exits":

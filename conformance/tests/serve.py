@@ -5,12 +5,12 @@ import sys
 
 import numpy as np
 
-from kvref_conformance.drivers.replies import plain
-from kvref_conformance.exchange import On, error_of, kinds_of
+from kvref_conformance.conversation.drivers.replies import plain
+from kvref_conformance.conversation.exchange import On, error_of, kinds_of
+from kvref_conformance.conversation.operations import made_by, operations
+from kvref_conformance.conversation.trace.wire import from_wire, to_wire
+from kvref_conformance.families import names
 from kvref_conformance.implementations import load
-from kvref_conformance.interface import FAMILIES, HeldBuffer
-from kvref_conformance.operations import operations
-from kvref_conformance.trace.wire import from_wire, to_wire
 
 implementation = load(sys.argv[1])
 objects = {}
@@ -20,7 +20,7 @@ def perform(id, op, on, args):
     if op == "hello":
         objects.clear()
         said = {name: getattr(implementation, name) for name in ("name", "version", "language", "level", "formats")}
-        return said | {"families": [family for family in FAMILIES if hasattr(implementation, family)]}
+        return said | {"families": [family for family in names() if hasattr(implementation, family)]}
     family, _, name = op.partition(".")
     given = {each: own(from_wire(value)) for each, value in args.items()}
     if name == "new":
@@ -31,7 +31,7 @@ def perform(id, op, on, args):
     if operation.attribute:
         return plain(implementation, found, operation.reply, op)
     result = found(*[given.pop(each) for each in operation.parameters if each in given], **given)
-    if operation.reply is HeldBuffer:
+    if made_by(operation.reply):
         objects[id] = result
         return On(id)
     return plain(implementation, result, operation.reply, op)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from any_order import Implementation
 
-from kvref_conformance.asked import Effort
-from kvref_conformance.exchange import Exchange, On, Reply, Request
-from kvref_conformance.judge import Judge, select, verdict_of
-from kvref_conformance.operations import operations
+from kvref_conformance.conversation.exchange import Exchange, On, Reply, Request
+from kvref_conformance.conversation.operations import operations
+from kvref_conformance.judging.asked import Effort
+from kvref_conformance.judging.judge import Judge, select, verdict_of
 from kvref_conformance.oracle.expected import Refused
 from kvref_conformance.oracle.witness import Witness
 

@@ -10,10 +10,10 @@ from hypothesis.extra.numpy import arrays
 
 import kvref
 from kvref.errors import BackendNotFound, DtypeMismatch, NonFinite, ShapeMismatch, SlotOutOfRange
-from kvref_conformance.asked import Effort
+from kvref_conformance.families import names
 from kvref_conformance.implementations import load
-from kvref_conformance.interface import FAMILIES
-from kvref_conformance.judge import Judge, select, verdict_of
+from kvref_conformance.judging.asked import Effort
+from kvref_conformance.judging.judge import Judge, select, verdict_of
 from kvref_conformance.oracle.attention import attention as exact
 
 NUMPY = kvref.backend("numpy")
@@ -245,7 +245,7 @@ def test_a_device_that_is_not_here_is_said_in_one_line():
 def test_torch_breaks_no_clause(name):
     """Compiled: what its kernels do alone, for each shape that a cache meets is compiled anew."""
     judge = Judge(load(name), Effort(examples=10))
-    for family in FAMILIES if name == "torch" else ("rows", "elements", "kernels"):
+    for family in names() if name == "torch" else ("rows", "elements", "kernels"):
         verdicts = {clause.id: verdict_of(judge.clause(checks)) for clause, checks in select(family=family).items()}
         assert "passed" in verdicts.values()
         assert [clause for clause, verdict in verdicts.items() if verdict == "failed"] == []

@@ -9,7 +9,7 @@ from threading import Thread
 
 import pytest
 
-from kvref_conformance.drivers.channel import HEAD, MARK, Channel, Garbled
+from kvref_conformance.conversation.drivers.channel import HEAD, MARK, Channel, Garbled
 
 
 @pytest.fixture

@@ -10,10 +10,10 @@ import pytest
 from host_cupy import module
 
 import kvref
-from kvref_conformance.asked import Effort
+from kvref_conformance.families import names
 from kvref_conformance.implementations.backends import OnBackend
-from kvref_conformance.interface import FAMILIES
-from kvref_conformance.judge import Judge, select, verdict_of
+from kvref_conformance.judging.asked import Effort
+from kvref_conformance.judging.judge import Judge, select, verdict_of
 
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
 
@@ -43,7 +43,7 @@ def backend(tmp_path_factory):
         sys.modules.pop("kvref_cupy")
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", names())
 def test_it_breaks_no_clause(backend, family):
     judge = Judge(OnBackend(backend), Effort(examples=10))
     verdicts = {clause.id: verdict_of(judge.clause(checks)) for clause, checks in select(family=family).items()}

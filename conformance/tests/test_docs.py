@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import kvref
@@ -26,48 +27,74 @@ def kvref(folder, *arguments):
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
-def test_the_thirty_line_adapter_passes_in_the_steps_for_ci(tmp_path):
-    (code, _), (_, known), (steps,) = (fenced("test-your-cache.md", language) for language in ("python", "text", "yaml"))
-    (tmp_path / "mycache.py").write_text(code)
+def test_the_ten_lines_are_judged_as_the_page_says(tmp_path):
+    first, refusing, *_ = fenced("test-your-cache.md", "python")
+    said, conformant, listed, *_ = fenced("test-your-cache.md", "text")
+    (tmp_path / "mycache.py").write_text(first)
+    done = kvref(tmp_path, "check", "mycache:MyCache")
+    assert done.returncode == 1
+    assert done.stdout.endswith(f"\n{said}")
+    assert "max_seq_len=1," in done.stdout[done.stdout.index("CONTIG-06 ·") :].splitlines()[1]
+    top, offers = listed.split("...\n")
+    done = kvref(tmp_path, "check", "mycache:MyCache", "--list")
+    lines = "".join(f"{line.rstrip()}\n" for line in done.stdout.splitlines())
+    assert lines.startswith(top)
+    assert offers in lines
+    (tmp_path / "mycache.py").write_text(refusing + first[first.index("\n\nclass MyCache") :])
+    done = kvref(tmp_path, "check", "mycache:MyCache", "--examples", "30")
+    assert (done.returncode, done.stdout.endswith(f"\n{conformant}")) == (0, True), done.stdout
+
+
+def test_what_refuses_passes_in_the_steps_for_ci(tmp_path):
+    first, refusing, *_ = fenced("test-your-cache.md", "python")
+    (known,) = (text for text in fenced("test-your-cache.md", "text") if "# known" in text)
+    (steps,) = fenced("test-your-cache.md", "yaml")
+    (tmp_path / "mycache.py").write_text(refusing + first[first.index("\n\nclass MyCache") :])
     (tmp_path / "known.txt").write_text(known)
     check, report = re.findall(r"- run: kvref (.*)", steps)
     done = [kvref(tmp_path, *words.split()) for words in (check, report)]
     assert [each.returncode for each in done] == [0, 0], done
-    assert ["BLOCK", "Blocks", "6", "·", "1"] in [line.split() for line in done[0].stdout.splitlines()]
     assert (tmp_path / "kvref-report/badges/mycache.svg").exists()
     assert (tmp_path / "kvref.xml").exists()
 
 
+def test_the_limits_the_page_shows_are_limits():
+    from kvref_conformance.limits import ARGUMENTS, Limits
+
+    (code,) = (code for code in fenced("test-your-cache.md", "python") if "class Kernels" in code)
+    found = {}
+    exec(code, found)
+    assert str(Limits(found["Kernels"].limits).of("paged", "head_dim")) == "64 or 128"
+    (toml,) = fenced("test-your-cache.md", "toml")
+    assert Limits(tomllib.loads(toml)["implementations"]["mycache"]["limits"]).of("", "num_layers").most == 1
+    page = (ROOT / "docs/test-your-cache.md").read_text(encoding="utf-8")
+    assert all(f"| `{name}` |" in page for name in ARGUMENTS)
+
+
+def paged_adapter():
+    (code,) = (code for code in fenced("test-your-cache.md", "python") if "class PageStore" in code)
+    return code
+
+
 def test_the_paged_adapter_ends_as_the_page_says_and_shows_the_bug_it_names(tmp_path):
-    (_, code), (last_lines, _) = (fenced("test-your-cache.md", language) for language in ("python", "text"))
-    (tmp_path / "mypaged.py").write_text(code)
+    (last_lines,) = (text for text in fenced("test-your-cache.md", "text") if "derived: paged" in text)
+    (tmp_path / "mypaged.py").write_text(paged_adapter())
     done = kvref(tmp_path, "check", "mypaged:MyPaged", "--examples", "20")
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
     assert done.stdout.endswith(f"\n{last_lines}")
-    (tmp_path / "leaks.py").write_text(code.replace("self.free += pages", "self.free += pages[1:]"))
+    (tmp_path / "leaks.py").write_text(paged_adapter().replace("self.free += pages", "self.free += pages[1:]"))
     done = kvref(tmp_path, "check", "leaks:MyPaged", "--clause", "PAGED-07")
     assert done.returncode == 1
     assert len(re.findall(r"^  (?:paged|sequence)\b", done.stdout, re.MULTILINE)) == 5
 
 
-def test_a_cache_of_one_size_is_hardly_judged_and_one_that_pads_is(tmp_path):
-    _, code = fenced("test-your-cache.md", "python")
-    (tmp_path / "fixed.py").write_text(code.replace("if head_dim > 256", "if head_dim != 64"))
-    done = kvref(tmp_path, "check", "fixed:MyPaged", "--examples", "5")
-    assert done.returncode == 2
-    assert done.stdout.splitlines()[-1].startswith("not judged: ")
-    padded = code.replace("num_kv_heads, head_dim)\n\n    num_free", "num_kv_heads, 64)\n\n    num_free")
-    wide = "np.pad(each, ((0, 0), (0, 0), (0, 64 - each.shape[2])))"
-    padded = padded.replace("= keys, values\n", f"= ({wide} for each in (keys, values))\n")
-    cut = "[..., : self.shape[1]]"
-    padded = padded.replace(
-        "return self.store.keys[slots], self.store.values[slots]",
-        f"return self.store.keys[slots]{cut}, self.store.values[slots]{cut}",
-    )
-    (tmp_path / "padded.py").write_text(padded)
-    done = kvref(tmp_path, "check", "padded:MyPaged", "--examples", "5", "--clause", "PAGED-*,LAW-*")
-    assert done.returncode == 0, done.stdout
-    assert done.stdout.splitlines()[-1].startswith("conformant as far as asked; ")
+def test_a_cache_of_one_size_that_says_so_is_judged_as_one_of_any(tmp_path):
+    sized = paged_adapter().replace("head_dim > 256", "(head_dim, block_size) != (64, 16)")
+    (tmp_path / "sized.py").write_text(sized.replace('{"most": 256}', '64, "block_size": 16'))
+    done = kvref(tmp_path, "check", "sized:MyPaged", "--examples", "10")
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout
+    (last_lines,) = (text for text in fenced("test-your-cache.md", "text") if "derived: paged" in text)
+    assert done.stdout.splitlines()[-1] == last_lines.splitlines()[-1]
 
 
 def test_the_command_that_prints_where_the_interface_is_does(tmp_path):
@@ -131,8 +158,8 @@ def test_the_number_of_the_zoo_is_right():
 
 def test_the_failure_the_readme_shows_is_real():
     import kvref_zoo
-    from kvref_conformance.judge import select
-    from kvref_conformance.zoo import judge_of
+    from kvref_conformance.judging.judge import select
+    from kvref_conformance.judging.zoo import judge_of
 
     ((_, checks),) = select("PAGED-07").items()
     shown = next(outcome for outcome in judge_of(kvref_zoo.member("paged-leaks-a-block"), 100).clause(checks) if outcome.trace)
@@ -140,3 +167,14 @@ def test_the_failure_the_readme_shows_is_real():
         text = (ROOT / page).read_text(encoding="utf-8")
         for line in [*shown.calls, f"expected {shown.expected}", f"got      {shown.got}"]:
             assert line in text
+
+
+def test_the_small_surfaces_are_of_operations_that_there_are(monkeypatch):
+    from kvref_conformance.conversation.operations import operations
+
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    from small_surfaces import SURFACES, derived_operations
+
+    for family, surfaces in SURFACES.items():
+        assert {name for words in surfaces for name in words.split()} <= set(operations(family))
+    assert "| `paged.gather` | `length`, `read` | PAGED-12 |" in derived_operations()

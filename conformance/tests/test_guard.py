@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from kvref_conformance.drivers import guard
-from kvref_conformance.drivers.guard import TimedOut, memory_limit, time_limit
+from kvref_conformance.conversation.drivers import guard
+from kvref_conformance.conversation.drivers.guard import TimedOut, memory_limit, time_limit
 
 PARTS = {time_limit.__enter__.__code__, time_limit.__exit__.__code__, time_limit._give_back.__code__}
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from kvref_conformance.asked import Effort
+from kvref_conformance.conversation.trace import file
+from kvref_conformance.conversation.trace.store import save_failure
 from kvref_conformance.implementations import load
-from kvref_conformance.judge import Judge, select
-from kvref_conformance.replay import replay
-from kvref_conformance.trace import file
-from kvref_conformance.trace.store import save_failure
+from kvref_conformance.judging.asked import Effort
+from kvref_conformance.judging.judge import Judge, select
+from kvref_conformance.judging.replay import replay
 from kvref_conformance.vectors.check import check
 
 pytestmark = pytest.mark.harness

@@ -5,11 +5,11 @@ import pytest
 from bugs.plant import in_source
 
 import kvref
-from kvref_conformance.asked import Effort
+from kvref_conformance.families import names
 from kvref_conformance.implementations import load
 from kvref_conformance.implementations.backends import OnBackend
-from kvref_conformance.interface import FAMILIES
-from kvref_conformance.judge import Judge, select, verdict_of
+from kvref_conformance.judging.asked import Effort
+from kvref_conformance.judging.judge import Judge, select, verdict_of
 
 NEED_MEMORY_TO_WRITE_INTO = {"LAW-08", "CONTIG-08"}
 SLOW = {"KERN-06"}
@@ -45,7 +45,7 @@ def with_verdict(found, *verdicts):
     return {clause for clause, verdict in found.items() if verdict in verdicts}
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", names())
 def test_frozen_arrays_break_no_clause(family):
     found = verdicts(OnBackend(Frozen()), family)
     assert with_verdict(found, "not offered", "not run") <= NEED_MEMORY_TO_WRITE_INTO | SLOW
@@ -75,7 +75,7 @@ FLUSHED = {"FMT-CAST-01", "FMT-LEVEL-01", "FMT-AFF-01", "TIER-02"}  # XLA makes 
 
 
 @pytest.mark.jax
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", names())
 def test_jax_breaks_no_clause_but_those_of_subnormal_numbers(family):
     found = verdicts(load("reference:jax"), family, examples=2, timeout=300.0)  # each new shape is compiled
     assert with_verdict(found, "not offered", "not run") <= NEED_MEMORY_TO_WRITE_INTO | SLOW

@@ -11,10 +11,10 @@ import jsonschema
 import pytest
 from sessions import running_in
 
-from kvref_conformance import interrupts
-from kvref_conformance.asked import Effort
+from kvref_conformance.conversation import interrupts
 from kvref_conformance.implementations import load
-from kvref_conformance.judge import Judge, select
+from kvref_conformance.judging.asked import Effort
+from kvref_conformance.judging.judge import Judge, select
 from kvref_conformance.report.json_file import SCHEMA
 from kvref_conformance.schemas import schema
 
@@ -93,7 +93,7 @@ def test_a_failure_that_is_being_made_smaller_is_told_as_it_was_found(monkeypatc
     judge = Judge(load("zoo:blocks-freed-twice"), Effort(examples=5))
     ((_, checks),) = select("BLOCK-05").items()
 
-    def hold(requests):
+    def hold(requests, seconds):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(judge, "hold", hold)

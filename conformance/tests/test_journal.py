@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from kvref_conformance.drivers.journal import HEAD, Journal, Writer
-from kvref_conformance.exchange import Error, Exchange, Reply, Request
-from kvref_conformance.place import defined_at, raised_at
+from kvref_conformance.conversation.drivers.journal import HEAD, Journal, Writer
+from kvref_conformance.conversation.exchange import Error, Exchange, Reply, Request
+from kvref_conformance.conversation.place import defined_at, raised_at
 
 
 def exchange(number, op="blocks.allocate", reply=None):

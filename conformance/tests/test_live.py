@@ -5,9 +5,10 @@ import io
 import pytest
 from rich.console import Console
 
-from kvref_conformance.asked import Asked, Effort
 from kvref_conformance.implementations import load
-from kvref_conformance.judge import Judge, select
+from kvref_conformance.judging.asked import Asked, Effort
+from kvref_conformance.judging.judge import Judge, select
+from kvref_conformance.judging.start import start
 from kvref_conformance.plugin import ClauseItem
 from kvref_conformance.report.live import Live
 
@@ -120,7 +121,7 @@ def test_where_nobody_reads_the_run_ends(live, monkeypatch):
 
 
 def test_a_child_tells_how_far_it_has_come():
-    judge = Asked("numpy", Effort(examples=4), isolate=True).judge()
+    judge = start(Asked("numpy", Effort(examples=4), isolate=True))
     told = []
     judge.progress = lambda *how_far: told.append(how_far)
     judge.search("blocks")

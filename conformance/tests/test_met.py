@@ -4,17 +4,17 @@ import numpy as np
 import pytest
 
 from kvref.backend import ReferenceBackend, backend
-from kvref_conformance.drivers.in_process import Subject
+from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.implementations.backends import OnBackend
-from kvref_conformance.machines.met import count_met, met
-from kvref_conformance.machines.run import MACHINES
-from kvref_conformance.machines.states import STATES
+from kvref_conformance.searching.met import count_met, met
+from kvref_conformance.searching.run import searched
+from kvref_conformance.searching.states import STATES
 
 LEAST = 3  # of 100 sequences: a change to a machine that loses a state is noticed
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numbers at the edges
-@pytest.mark.parametrize("family", MACHINES)
+@pytest.mark.parametrize("family", searched())
 def test_a_machine_meets_every_state_of_its_family(family):
     counted, sequences = count_met(OnBackend(backend("numpy")), family)
     assert sequences >= 100
@@ -114,5 +114,5 @@ def test_eviction_while_every_tier_holds_tokens(subject):
 
 
 def test_every_state_is_one_of_a_family_with_a_machine():
-    assert set(STATES) == set(MACHINES)
+    assert set(STATES) == set(searched())
     assert sum(map(len, STATES.values())) >= 130

@@ -11,14 +11,16 @@ import pytest
 from sessions import running_in
 
 from kvref_conformance import implementations
-from kvref_conformance.asked import Asked, Effort
 from kvref_conformance.implementations import load
-from kvref_conformance.isolated import IsolatedJudge
-from kvref_conformance.judge import Judge, select
+from kvref_conformance.judging.asked import Asked, Effort
+from kvref_conformance.judging.isolated import IsolatedJudge
+from kvref_conformance.judging.judge import Judge, select
+from kvref_conformance.judging.start import isolated, start
 from kvref_conformance.outcome import Broken, NotOffered
 from kvref_conformance.vectors import check as vectors
 
 HERE = Path(__file__).parent
+MADE = "an object, for these sizes make sense and its limits allow them (LAW-12)"
 
 
 @pytest.fixture
@@ -160,9 +162,9 @@ def test_a_debugger_may_have_it_in_the_judges_process(check):
     ],
 )  # fmt: skip
 def test_code_that_is_not_kvrefs_gets_a_process_of_its_own(name, foreign):
-    assert Asked(name, Effort()).isolated == foreign
+    assert isolated(Asked(name, Effort())) == foreign
     for isolate in (True, False):
-        assert Asked(name, Effort(), isolate=isolate).isolated == (isolate and not name.startswith("exec:"))
+        assert isolated(Asked(name, Effort(), isolate=isolate)) == (isolate and not name.startswith("exec:"))
 
 
 @pytest.mark.parametrize("group", ["kvref.backends", "kvref.implementations"])
@@ -192,7 +194,7 @@ def test_a_replay_outlives_it_too(check, tmp_path):
 
 
 def test_vectors_outlive_it_too(beside):
-    judge = Asked("misbehaving:LeavesAsIfAllWereWell", Effort(timeout=1)).judge()
+    judge = start(Asked("misbehaving:LeavesAsIfAllWereWell", Effort(timeout=1)))
     held = [each for each in vectors.check(HERE.parent / "vectors", judge) if each.group == "blocks"]
     judge.close()
     failed = [each for each in held if each.verdict == "failed"]
@@ -217,8 +219,8 @@ def test_what_pytest_judges_cannot_end_pytest(pytester, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "expected", "got", "at"),
     [
-        ("FactoryRaises", "no error", "RuntimeError: no device", 'raise RuntimeError("no device")'),
-        ("FactoryTakesNothing", "no error", "TypeError: ", "def paged(self):"),
+        ("FactoryRaises", MADE, "RuntimeError: no device", 'raise RuntimeError("no device")'),
+        ("FactoryTakesNothing", MADE, "TypeError: ", "def paged(self):"),
         ("FactoryReturnsNone", "an object that has operations of paged: ", "NoneType None", "def paged(self, **config):"),
         ("FactoryReturnsOther", "an object that has operations of paged: ", "int 7", "def paged(self, **config):"),
     ],

@@ -10,7 +10,7 @@ import pytest
 from browser import SITE, needs_site
 
 import kvref
-from kvref_conformance.trace.wire import to_wire
+from kvref_conformance.conversation.trace.wire import to_wire
 
 pytestmark = [pytest.mark.browser, needs_site]
 

@@ -10,10 +10,10 @@ import jsonschema
 import pytest
 
 from kvref_conformance import protocol
-from kvref_conformance.exchange import KNOWN_KINDS
-from kvref_conformance.operations import PROTOCOLS, factory, operations
-from kvref_conformance.selftest.run import selftest
-from kvref_conformance.selftest.steps import steps
+from kvref_conformance.conversation.exchange import KNOWN_KINDS
+from kvref_conformance.conversation.operations import factory, operations
+from kvref_conformance.families import all_families, names
+from kvref_conformance.judging.selftest import selftest
 
 HERE = Path(__file__).parent
 VECTORS = HERE.parent / "vectors"
@@ -30,7 +30,9 @@ def test_the_chapter_and_the_schema_are_the_interfaces():
 
 def test_every_error_that_is_asked_for_is_in_the_chapter():
     known = dict(protocol.every_operation())
-    assert set(protocol.ERRORS) <= set(known)
+    for family in all_families().values():
+        for name in family.interface.ERRORS:
+            assert (name if name in known else f"{family.name}.{name}") in known
     assert {kind for op in known for kind in protocol.errors(op)} <= KNOWN_KINDS
     seen = set()
     for path in VECTORS.glob("*/*.jsonl"):
@@ -70,9 +72,9 @@ def test_what_goes_over_the_pipe_is_as_the_schema_says():
     assert list(parts["blocks.free"][0].iter_errors(wrong | {"args": {"block": 2, "twice": True}}))
 
 
-@pytest.mark.parametrize("family", [family for family in PROTOCOLS if family != "buffer"])
+@pytest.mark.parametrize("family", names())
 def test_the_selftest_asks_for_every_operation_with_all_its_arguments(family):
-    asked = dict(steps(family, 5, "int8"))
+    asked = all_families()[family].part("steps").steps(5, "int8")
     owners = ("buffers", "buffer") if family == "buffers" else (family,)
     assert set(asked) == {f"{owner}.{name}" for owner in owners for name in operations(owner)}
     got = {"paged.create": 0, "blocks.allocate": 0, "rows.quantize": (0, 0, None)}
@@ -80,7 +82,7 @@ def test_the_selftest_asks_for_every_operation_with_all_its_arguments(family):
         owner, _, name = op.partition(".")
         expected = {"tail_length"} if op == "tiered.update_policy" else set(operations(owner)[name].arguments)
         assert set(arguments(got)) == expected
-    assert factory(family).name == family
+    assert factory(family).reply is all_families()[family].protocol
 
 
 def test_a_program_that_works_is_told_so():

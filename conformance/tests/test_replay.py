@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from kvref_conformance.judge import SHOWN_CALLS, shown_calls
+from kvref_conformance.judging.judge import SHOWN_CALLS, shown_calls
 
 MINE = """
 import kvref

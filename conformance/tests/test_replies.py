@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import kvref
-from kvref_conformance.drivers.replies import plain
+from kvref_conformance.conversation.drivers.replies import plain
 from kvref_conformance.implementations.backends import OnBackend
-from kvref_conformance.judge import Judge, select, verdict_of
+from kvref_conformance.judging.judge import Judge, select, verdict_of
 from kvref_conformance.outcome import Broken
 
 

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import pytest
 
 from kvref_conformance.clauses import all_clauses
-from kvref_conformance.conclusion import conclude
+from kvref_conformance.judging.conclusion import conclude
 from kvref_conformance.report.html import COLOURS, Run, badge, is_report, write_site
 from kvref_conformance.report.json_file import ResultsError, read_json
 
@@ -180,8 +180,8 @@ def test_too_little_judged_is_not_green(saved, tmp_path):
 @pytest.mark.parametrize(
     ("broken", "interrupted", "said", "colour", "sentence"),
     [
-        (("BLOCK-05",), {}, "breaks 1 of 7", "bad", "not conformant; judged by 7 of 7 clauses"),
-        ((), {}, "7 clauses", "good", "conformant; judged by 7 of 7 clauses"),
+        (("BLOCK-05",), {}, "breaks 1 of 7", "bad", "not conformant; 7 of 7 clauses judged (of the families it offers)<"),
+        ((), {}, "7 clauses", "good", "conformant; 7 of 7 clauses judged, all passed (of the families it offers)<"),
         ((), {"interrupted": True}, "not judged: 7 of 7", "some", "not judged: 7 of 7 clauses of the families it offers<"),
     ],
 )

@@ -11,12 +11,12 @@ import pytest
 from sessions import running_in
 
 import kvref_zoo
-from kvref_conformance.asked import Effort
 from kvref_conformance.clauses import all_clauses
-from kvref_conformance.drivers import pipe, stdio
-from kvref_conformance.exchange import On
+from kvref_conformance.conversation.drivers import pipe, stdio
+from kvref_conformance.conversation.exchange import On
 from kvref_conformance.implementations import load
-from kvref_conformance.judge import Judge, select
+from kvref_conformance.judging.asked import Effort
+from kvref_conformance.judging.judge import Judge, select
 from kvref_conformance.outcome import Died, NotOffered
 
 HERE = Path(__file__).parent
@@ -44,7 +44,13 @@ def test_a_program_is_judged_by_every_clause_it_has_the_families_for(kvref):
     done = kvref("check", "--exec", PROGRAM, "--examples", "10")
     assert (done.returncode, done.stderr) == (0, "")
     assert "pool 1 (python, exact)" in done.stdout
-    assert totals(done) == [9, 0, len(all_clauses()) - 9]  # BLOCK-01 to 06, LAW-03, LAW-12, LAW-19
+    assert totals(done) == [10, 0, len(all_clauses()) - 10]  # BLOCK-01 to 06, LAW-03, LAW-12, LAW-18, LAW-19
+
+
+def test_a_program_is_asked_for_what_its_limits_allow(kvref):
+    done = kvref("check", "--exec", f"{PROGRAM} hello-limited", "--examples", "10")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert totals(done)[:2] == totals(kvref("check", "--exec", PROGRAM, "--examples", "10"))[:2]
 
 
 def test_an_operation_may_be_declined(kvref):
@@ -175,6 +181,8 @@ def test_what_is_too_long_for_a_line_is_not_offered():
     [
         ("hello-without-families", "hello: families: expected a list of strings, got nothing"),
         ("hello-odd-family", "hello: families: expected some of elements, rows, "),
+        ("hello-odd-limits", "hello: limits: num_blocks: expected whole numbers from 0, got 'many'"),
+        ("hello-limits-of-the-wrong-type", "hello: limits: expected names and what each may be, got ['num_blocks']"),
         ("hello-garbage", "hello: expected a line of JSON, got 'Welcome to pool 1.0!'"),
         (
             "hello-exits",

@@ -8,9 +8,9 @@ import pytest
 from kvref.backend import ReferenceBackend
 from kvref.formats import FORMATS, Quantized, affine, symmetric
 from kvref.formats.base import finite_rows
-from kvref_conformance.asked import Effort
 from kvref_conformance.implementations.backends import OnBackend
-from kvref_conformance.judge import Judge, select, verdict_of
+from kvref_conformance.judging.asked import Effort
+from kvref_conformance.judging.judge import Judge, select, verdict_of
 
 ONE = np.float32(1)
 

@@ -13,19 +13,18 @@ from hypothesis.extra import numpy as hnp
 
 import kvref
 import kvref_zoo
-from kvref_conformance.asked import Effort
 from kvref_conformance.checking.registry import all_checks
-from kvref_conformance.exchange import Exchange, On, Reply, ReplyTo, Request, show_calls
+from kvref_conformance.conversation.exchange import Exchange, On, Reply, ReplyTo, Request, show_calls
+from kvref_conformance.conversation.trace import file
+from kvref_conformance.conversation.trace.store import check_in_a_path, name_in_a_path, save_all, save_failure
+from kvref_conformance.conversation.trace.wire import NotWire, from_wire, to_wire
+from kvref_conformance.families import all_families, names
 from kvref_conformance.implementations import load
-from kvref_conformance.interface import FAMILIES
-from kvref_conformance.judge import Judge, select
-from kvref_conformance.oracle.witness import SPEAKS_FOR
+from kvref_conformance.judging.asked import Effort
+from kvref_conformance.judging.judge import Judge, select
+from kvref_conformance.judging.replay import replay
 from kvref_conformance.outcome import NotOffered
-from kvref_conformance.replay import replay
 from kvref_conformance.schemas import schema
-from kvref_conformance.trace import file
-from kvref_conformance.trace.store import check_in_a_path, name_in_a_path, save_all, save_failure
-from kvref_conformance.trace.wire import NotWire, from_wire, to_wire
 
 CHAPTER = Path(kvref.__file__).parent / "spec" / "trace.md"
 DTYPES = [np.dtype(name) for name in ("float32", "float64", "float16", "bool", "int8", "int64", "uint8", "uint16", "uint64")]
@@ -66,7 +65,7 @@ def test_a_failure_that_takes_an_integer_of_a_type_replays(tmp_path):
     name = "zoo:contiguous-keeps-the-callers-integer"
     judge = Judge(load(name), Effort(examples=5), name)
     ((_, checks),) = select("LAW-20", "contiguous").items()
-    (failed,) = judge.clause(checks)
+    (failed,) = (outcome for outcome in judge.clause(checks) if outcome.trace)
     path = tmp_path / "trace.jsonl"
     path.write_text("\n".join(failed.trace), encoding="utf-8")
     held = replay(file.read(path), Judge(load(name), Effort(), name))
@@ -193,7 +192,7 @@ SHRUNK = {
 }
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", names())
 def test_a_bug_in_each_family_shrinks_to_six_calls_and_replays(family, tmp_path):
     name, clause = SHRUNK[family]
     judge, failed, _ = failure(name, clause)
@@ -286,7 +285,7 @@ def test_checks_have_files_of_their_own():
 
 def test_a_machine_speaks_only_for_clauses_its_family_is_checked_by():
     written_out = {(check.clause, check.family) for check in all_checks() if check.run}
-    for family, clauses in SPEAKS_FOR.items():
+    for family, clauses in ((each.name, each.speaks_for) for each in all_families().values() if each.machine):
         for clause in clauses:
             assert (clause, family) in written_out, f"{clause} has no check of {family}"
 

@@ -14,13 +14,13 @@ import pytest
 from safetensors.numpy import load_file
 
 import kvref as kvref_library
-from kvref_conformance.asked import Effort
+from kvref_conformance.conversation.trace import file
+from kvref_conformance.conversation.trace.wire import to_wire
 from kvref_conformance.implementations import load
 from kvref_conformance.implementations.backends import OnBackend
-from kvref_conformance.judge import Judge
+from kvref_conformance.judging.asked import Effort
+from kvref_conformance.judging.judge import Judge
 from kvref_conformance.oracle.expected import Arrays, exactly
-from kvref_conformance.trace import file
-from kvref_conformance.trace.wire import to_wire
 from kvref_conformance.vectors.check import check
 from kvref_conformance.vectors.make import make
 from kvref_conformance.vectors.recorded import must_be
@@ -44,7 +44,7 @@ def test_writing_them_again_changes_nothing(tmp_path):
     new = {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert sorted(map(str, old)) == sorted(map(str, new))
     assert [str(name) for name in old if old[name] != new[name]] == [], "kvref vectors -o conformance/vectors writes them"
-    assert sum(map(len, new.values())) < 5_000_000
+    assert sum(map(len, new.values())) < 5_500_000
 
 
 @pytest.mark.parametrize("name", ["numpy", pytest.param("torch", marks=pytest.mark.torch)])
@@ -163,9 +163,9 @@ def test_the_command_shows_where_they_part(kvref, small):
 def test_a_conversation_goes_on_without_what_only_looks_and_stops_without_the_rest(small):
     program = f"exec:{sys.executable} {Path(__file__).parent / 'program.py'}"
     several = {str(path.relative_to(small)) for path in small.rglob("*.jsonl") if "blocks.allocate_many" in path.read_text()}
-    for way in ("", " declines"):  # the program hands out one block at a time
+    for way in ("", " declines"):  # the program hands out one block at a time, of which several are made
         verdicts = {each.file: each.verdict for each in held(program + way, small)}
-        assert {file for file, verdict in verdicts.items() if verdict == "not offered"} == several
+        assert {file for file, verdict in verdicts.items() if verdict == "not offered"} == several  # to be refused whole
         assert set(verdicts.values()) == {"passed", "not offered"}
     verdicts = {each.file: each.verdict for each in held(f"{program} declines-more", small)}
     assert verdicts["checks/BLOCK-02-a-block-handed-out-is-no-one-elses-blocks.jsonl"] == "not offered"

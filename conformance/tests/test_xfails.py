@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvref_conformance.xfails import XfailsError, read, update
+from kvref_conformance.judging.xfails import XfailsError, read, update
 
 
 def test_the_file_has_clauses_reasons_and_comments(tmp_path):

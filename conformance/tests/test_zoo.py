@@ -6,7 +6,7 @@ import pytest
 
 import kvref_zoo
 from kvref_conformance.clauses import all_clauses
-from kvref_conformance.zoo import broken_by
+from kvref_conformance.judging.zoo import broken_by
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # a bug may well divide by zero

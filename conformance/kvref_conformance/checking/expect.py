@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from kvref_conformance.arrays import NDArray
-from kvref_conformance.drivers.in_process import Subject
-from kvref_conformance.exchange import error_of, kinds_of, show
+from kvref_conformance.conversation.derived import refused_whole
+from kvref_conformance.conversation.exchange import error_of, kinds_of, show
+from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.oracle.rows import Reads
 from kvref_conformance.outcome import Broken, NotOffered
 
@@ -68,12 +69,17 @@ def pair(got: Any, want: tuple[NDArray, NDArray], what: str) -> None:
 
 
 def reads(subject: Subject, got: Any, want: tuple[Reads, Reads], what: str) -> None:
-    """Keys and values as the oracle says they read: the same to the bit, or within the slack of level tolerant."""
+    """Keys and values as the oracle says they read."""
     for name, part, wanted in zip(("keys", "values"), got, want, strict=True):
-        if subject.level == "exact":
-            same(part, wanted.values, f"{name} of {what}")
-        else:
-            within(part, wanted.values, wanted.slack, f"{name} of {what}")
+        read(subject, part, wanted, f"{name} of {what}")
+
+
+def read(subject: Subject, got: Any, want: Reads, what: str) -> None:
+    """The same to the bit as the oracle says, or within the slack of level tolerant."""
+    if subject.level == "exact":
+        same(got, want.values, what)
+    else:
+        within(got, want.values, want.slack, what)
 
 
 @contextmanager
@@ -84,6 +90,7 @@ def may_raise(kind: str) -> Iterator[None]:
     except (NotOffered, Broken):
         raise
     except Exception as error:
+        refused_whole(error)
         if kind not in kinds_of(error):
             raise Broken("", f"{kind} or no error", f"{type(error).__name__}: {error_of(error).message}") from error
 
@@ -97,6 +104,7 @@ def raises(*kinds: str) -> Iterator[None]:
     except (NotOffered, Broken):
         raise
     except Exception as error:
+        refused_whole(error)
         if not set(kinds) & set(kinds_of(error)):
             raise Broken("", f"{wanted} to be raised", f"{type(error).__name__}: {error_of(error).message}") from error
     else:

@@ -3,27 +3,22 @@
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, update_wrapper
-from importlib import import_module
+from functools import cache, partial, update_wrapper
 from inspect import unwrap
+from typing import TypeVar
 
+from kvref_conformance.checking.streams import Stream, knows
 from kvref_conformance.clauses import all_clauses
-from kvref_conformance.drivers.in_process import Subject
-from kvref_conformance.interface import FAMILIES
-from kvref_conformance.oracle.witness import SPEAKS_FOR
+from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.families import Family, all_families, check_modules, names
 
 Run = Callable[[Subject], None]
-
-MODULES = (
-    "laws_streams", "laws_errors", "laws_memory", "laws_arrays", "laws_counts", "laws_integers", "elements", "rows", "affine",
-    "contiguous", "blocks", "paged", "paged_batches",
-    "quantized", "tiered", "tiered_policy", "buffers", "buffers_threads", "pooled", "attention", "kernels",
-)  # fmt: skip
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Check:
-    """clause: its id. family: what an implementation must have. slow: runs only when asked for.
+    """clause: its id. family: what an implementation must have. slow, real: runs only when asked for, with --slow or --real.
 
     run: the check itself; None stands for the family's state machine, which speaks for many clauses.
     """
@@ -32,6 +27,12 @@ class Check:
     family: str
     run: Run | None
     slow: bool = False
+    real: bool = False
+
+    @property
+    def option(self) -> str:
+        """With which it runs; nothing where it always does."""
+        return "--slow" if self.slow else "--real" if self.real else ""
 
     @property
     def name(self) -> str:
@@ -57,34 +58,55 @@ class CheckError(Exception):
 
 _REGISTERED: list[Check] = []
 
-CACHES = ("contiguous", "paged", "quantized", "tiered", "pooled")
 
-
-def check(clause: str, family: str, slow: bool = False) -> Callable[[Run], Run]:
+def check(clause: str, family: str, slow: bool = False, real: bool = False) -> Callable[[Run], Run]:
     """Register a function as a check of `clause`."""
 
     def register(run: Run) -> Run:
-        if family not in FAMILIES:
-            raise CheckError(f"{run.__name__}: expected a family ({', '.join(FAMILIES)}), got {family!r}")
-        _REGISTERED.append(Check(clause, family, run, slow))
+        if family not in names():
+            raise CheckError(f"{run.__name__}: expected a family ({', '.join(names())}), got {family!r}")
+        _REGISTERED.append(Check(clause, family, run, slow, real))
         return run
 
     return register
 
 
-def check_each(clause: str, *families: str) -> Callable[[Callable[[Subject, str], None]], Callable[[Subject, str], None]]:
-    """Register a function of (subject, family) as a check of `clause` for each of several families."""
+def law(clause: str, *facts: str, real: bool = False) -> Callable[[Callable[[Stream], None]], Callable[[Stream], None]]:
+    """Register a function of a fresh stream as a check of `clause` for each family that has one, and knows these facts."""
 
-    def register(run: Callable[[Subject, str], None]) -> Callable[[Subject, str], None]:
-        for family in families:
-
-            def of_family(subject: Subject, family: str = family) -> None:
-                run(subject, family)
-
-            check(clause, family)(update_wrapper(of_family, run))
+    def register(run: Callable[[Stream], None]) -> Callable[[Stream], None]:
+        for family in all_families().values():
+            stream = family.stream
+            if stream is not None and all(knows(stream, fact) for fact in facts):
+                _register(clause, family.name, run, partial(_streaming, run, stream), real)
         return run
 
     return register
+
+
+def of_each_configuration(clause: str) -> Callable[[Callable[[Subject, Family], None]], Callable[[Subject, Family], None]]:
+    """Register a function of (subject, record) as a check of `clause` for each family that is made with sizes."""
+
+    def register(run: Callable[[Subject, Family], None]) -> Callable[[Subject, Family], None]:
+        for family in all_families().values():
+            if family.small:
+                _register(clause, family.name, run, partial(_second, run, family))
+        return run
+
+    return register
+
+
+def _second(run: Callable[[Subject, T], None], about: T, subject: Subject) -> None:
+    run(subject, about)
+
+
+def _streaming(run: Callable[[Stream], None], stream: type[Stream], subject: Subject) -> None:
+    run(stream(subject))
+
+
+def _register(clause: str, family: str, run: Callable[..., None], of_family: Run, real: bool = False) -> None:
+    """A check that is called like `run` and stands where it stands."""
+    check(clause, family, real=real)(update_wrapper(of_family, run))
 
 
 def validate(checks: list[Check]) -> None:
@@ -100,9 +122,9 @@ def validate(checks: list[Check]) -> None:
 
 @cache
 def all_checks() -> tuple[Check, ...]:
-    """Every check, in the order of the modules, then the machines, validated. Raises CheckError."""
-    for name in MODULES:
-        import_module(f"kvref_conformance.checks.{name}")
-    searches = [Check(clause, family, None) for family, clauses in SPEAKS_FOR.items() for clause in clauses]
+    """Every check, the laws' first, then family by family, then the machines, validated. Raises CheckError."""
+    for folder in ("laws", *names()):
+        list(check_modules(folder))
+    searches = [Check(clause, family.name, None) for family in all_families().values() for clause in family.speaks_for]
     validate(_REGISTERED + searches)
     return tuple(_REGISTERED + searches)

@@ -8,46 +8,86 @@ from typing import Any
 import numpy as np
 
 from kvref_conformance.arrays import NDArray
-from kvref_conformance.drivers.in_process import Handle, Subject
-
-HEADS, DIM = 2, 5
-
-SMALL: dict[str, dict[str, Any]] = {
-    "contiguous": {
-        "batch_size": 1, "num_kv_heads": HEADS, "head_dim": DIM, "initial_capacity": 3, "max_seq_len": 20, "dtype": "float32",
-    },
-    "blocks": {"num_blocks": 5},
-    "paged": {
-        "num_blocks": 24, "block_size": 3, "num_layers": 2, "num_kv_heads": HEADS, "head_dim": DIM, "dtype": "float32",
-    },
-    "quantized": {"num_layers": 2, "capacity": 20, "num_kv_heads": HEADS, "head_dim": DIM, "format": "int8"},
-    "tiered": {
-        "num_kv_heads": HEADS, "head_dim": DIM, "max_tokens": 20, "tail_length": 4, "tail_dtype": "float16", "warm_length": 0,
-        "warm_format": "q8", "store_format": "q4", "migration_batch": 3,
-    },
-    "buffers": {"max_buffers": 4},
-    "pooled": {"num_kv_heads": HEADS, "head_dim": DIM, "tokens_per_block": 3, "max_tokens": 20},
-}  # fmt: skip
+from kvref_conformance.checking.expect import raises
+from kvref_conformance.conversation.exchange import error_of
+from kvref_conformance.conversation.handle import Handle
+from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.families import all_families
+from kvref_conformance.oracle.elements import round_to
+from kvref_conformance.oracle.formats import PLAIN
+from kvref_conformance.oracle.witness import MADE
+from kvref_conformance.outcome import Broken, NotOffered
 
 
 def new(subject: Subject, family: str, **changes: Any) -> Handle:
     """A small object of the family. Raises NotOffered, also for a format it does not have."""
     subject.factory(family)  # a family that is missing is said before a format that is
-    config = SMALL[family] | changes
-    for name in ("dtype", "format", "tail_dtype", "warm_format", "store_format"):
-        if isinstance(config.get(name), str):
-            subject.formats(config[name])
-    return subject.new(family, **config)
+    return made(subject, family, **fitted(subject, family, **changes))
 
 
-def tokens(subject: Subject, count: int, heads: int = HEADS, dim: int = DIM) -> NDArray:
-    """float32 [count, heads, dim]: normal rows, each of a magnitude of its own."""
+def fitted(subject: Subject, family: str, **changes: Any) -> dict[str, Any]:
+    """The family's small sizes with some changed, each as near as its limits allow. Raises NotOffered."""
+    record = all_families()[family]
+    config = record.small | changes
+    config |= subject.limits.sizes(record, config)
+    for name, among in record.formats.items():
+        wanted = (changes[name],) if name in changes else dict.fromkeys((record.small[name], *among))
+        config[name] = formats_of(subject, name, *wanted)[0]
+    if not record.together(config):
+        raise NotOffered(f"{family} of sizes that its limits allow and that fit together")
+    return config
+
+
+def made(subject: Subject, family: str, **config: Any) -> Handle:
+    """An object of sizes that its limits allow. Raises NotOffered, and Broken where it is refused."""
+    try:
+        return subject.new(family, **config)
+    except (Broken, NotOffered):
+        raise
+    except Exception as error:
+        said = error_of(error)
+        got = f"{said.kind}: {said.message}"
+        raise Broken(f"{family}.new", MADE, got, "LAW-12", said.where) from error
+
+
+def takes(subject: Subject, name: str, value: Any) -> bool:
+    """Whether a size or format of the check's family may be this: offered, and within its limits."""
+    if not isinstance(value, str):
+        return subject.limits.of(subject.family, name).allows(value)
+    plain = subject.limits.dtypes(subject.family)
+    offered = value in subject.implementation.formats and (value not in PLAIN or value in plain)
+    return offered and subject.limits.of(subject.family, name).allows(value)
+
+
+def formats_of(subject: Subject, name: str, *wanted: str) -> list[str]:
+    """Those of some formats that a size of the check's family may have. Raises NotOffered where there is none."""
+    limit = subject.limits.of(subject.family, name)
+    if not any(limit.allows(each) for each in wanted):
+        raise NotOffered(f"{name} {' or '.join(wanted)}, where its limits say {limit}")
+    if found := [each for each in wanted if takes(subject, name, each)]:
+        return found
+    raise NotOffered(f"format {' or '.join(wanted)}")
+
+
+def tokens(subject: Subject, count: int, heads: int | None = None, dim: int | None = None) -> NDArray:
+    """float32 [count, heads, dim]: normal rows, each of a magnitude of its own, in numbers that its dtype holds."""
+    heads, dim = subject.heads if heads is None else heads, subject.dim if dim is None else dim
     magnitude = 2.0 ** subject.rng.integers(-4, 5, size=(count, heads, 1))
-    return (subject.rng.normal(size=(count, heads, dim)) * magnitude).astype(np.float32)
+    return held(subject, subject.rng.normal(size=(count, heads, dim)) * magnitude)
 
 
-def pair_of_tokens(subject: Subject, count: int, heads: int = HEADS, dim: int = DIM) -> tuple[NDArray, NDArray]:
+def held(subject: Subject, numbers: NDArray) -> NDArray:
+    """float32, in numbers that the dtype of what is handed in holds."""
+    return round_to(numbers.astype(np.float32), subject.dtype)
+
+
+def pair_of_tokens(subject: Subject, count: int, heads: int | None = None, dim: int | None = None) -> tuple[NDArray, NDArray]:
     return tokens(subject, count, heads, dim), tokens(subject, count, heads, dim)
+
+
+def other(size: int) -> int:
+    """A size that is not this one: the one before, for a missing row may be broadcast; of 1, the one after."""
+    return size - 1 or size + 1
 
 
 def blocks_of(cache: Handle, sequence: int, layer: int) -> list[int]:
@@ -58,3 +98,9 @@ def blocks_of(cache: Handle, sequence: int, layer: int) -> list[int]:
 def batch_major(rows: NDArray) -> NDArray:
     """[n, heads, dim] -> [1, heads, n, dim], as the contiguous cache takes it."""
     return np.ascontiguousarray(rows.transpose(1, 0, 2)[None])
+
+
+def refused(subject: Subject, family: str, **change: Any) -> None:
+    """A configuration that makes no sense is a ConfigError."""
+    with raises("ConfigError"):
+        subject.new(family, **fitted(subject, family) | change)

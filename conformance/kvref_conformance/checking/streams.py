@@ -1,117 +1,164 @@
-"""The five caches under one face, for the laws that hold for all: append tokens, read them all, observe everything."""
+"""What the laws know a family by: tokens are appended, read, forgotten, and everything can be looked at.
 
-from collections.abc import Iterable
-from copy import copy
-from typing import Any
+Each family that tokens can be appended to has a class derived from `Stream` in its stream.py. What `Stream` itself leaves open
+are facts that a family may not have; a law that needs one runs on the families that have it.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from typing import Any, ClassVar
 
 import numpy as np
 
 from kvref_conformance.arrays import NDArray
-from kvref_conformance.checking.setup import batch_major, blocks_of, new
-from kvref_conformance.drivers.in_process import Handle, Own, Subject
-from kvref_conformance.oracle.rows import Reads, read_as
-from kvref_conformance.oracle.tiers import Tiers, given
+from kvref_conformance.checking.counts import Counter
+from kvref_conformance.checking.expect import equal, same
+from kvref_conformance.checking.setup import new, other, pair_of_tokens, tokens
+from kvref_conformance.conversation.calls import Own
+from kvref_conformance.conversation.handle import Handle
+from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.oracle.expected import exactly
+from kvref_conformance.oracle.rows import Reads
 from kvref_conformance.outcome import NotOffered
 
+Bad = tuple[str, str, tuple[Any, ...]]  # the error's kind, and the method and arguments that must raise it
 
-class Stream:
+
+MANY = 11  # tokens: more than a block, a tail, an initial capacity
+
+
+class Stream(ABC):
     """One cache, or one sequence and layer of it, that tokens [n, heads, dim] are appended to."""
 
-    def __init__(self, subject: Subject, family: str, **config: Any) -> None:
-        self.subject, self.family = subject, family
-        self.cache: Handle = new(subject, family, **config)
-        self.sequence = self.cache.create() if family == "paged" else 0
-        self.layer = 0
+    family: ClassVar[str]
 
-    def beside(self, sequence: int, layer: int) -> "Stream":
-        """Another sequence or layer of the same cache."""
-        other = copy(self)
-        other.sequence, other.layer = sequence, layer
-        return other
+    def __init__(self, subject: Subject, **changes: Any) -> None:
+        self.subject = subject
+        self.cache: Handle = new(subject, self.family, **changes)
+        self.config = self.cache.config
+
+    def fresh(self, **changes: Any) -> "Stream":
+        """One of another cache."""
+        return type(self)(self.subject, **changes)
+
+    def another(self) -> "Stream":
+        """One that shares with it as much as two can."""
+        return self.fresh()
 
     def laid_out(self, tokens: NDArray) -> NDArray:
         """Tokens [n, heads, dim] as the cache takes them."""
-        return batch_major(tokens) if self.family == "contiguous" else tokens
+        return tokens
 
     def give(self, keys: NDArray | Own, values: NDArray | Own) -> None:
         """Append arrays that are laid out already, or that the cache is to refuse."""
-        if self.family == "paged":
-            self.cache.write(self.sequence, self.layer, len(self), keys, values)
-        elif self.family == "quantized":
-            self.cache.append(self.layer, keys, values)
-        else:
-            self.cache.append(keys, values)
+        self.cache.append(keys, values)
 
     def append(self, keys: NDArray, values: NDArray) -> None:
+        if self.subject.limits.declared and len(keys) > self.room():
+            raise NotOffered(f"room for {len(keys)} tokens, where its limits leave {self.room()}")
         self.give(self.laid_out(keys), self.laid_out(values))
 
     def __len__(self) -> int:
         with self.subject.looking():
-            return self._length()
+            return int(self.length())
 
-    def _length(self) -> int:
-        if self.family == "contiguous":
-            return int(self.cache.seq_len)
-        if self.family in ("paged", "quantized"):
-            return int(self.cache.length(*([self.sequence] if self.family == "paged" else []), self.layer))
-        return int(self.cache.total_tokens)
+    @abstractmethod
+    def length(self) -> int: ...
 
     def read(self) -> tuple[NDArray, NDArray]:
         """Keys and values [n, heads, dim]."""
-        if self.family == "contiguous":
-            keys, values = self.cache.read()
-            return keys[0].transpose(1, 0, 2), values[0].transpose(1, 0, 2)
-        if self.family == "paged":
-            return tuple(self.cache.gather(self.sequence, self.layer))
-        if self.family == "quantized":
-            return tuple(self.cache.read_tokens(self.layer, list(range(len(self)))))
         return tuple(self.cache.read())
 
     def forget(self) -> None:
         """Give every token back."""
-        if self.family == "paged":
-            self.cache.drop(self.sequence)
-            self.sequence = self.cache.create()
-        else:
-            getattr(self.cache, "reset" if self.family == "contiguous" else "clear")()
+        self.cache.clear()
 
     def expected(self, keys: NDArray, values: NDArray) -> tuple[Reads, Reads]:
         """What the appended tokens read back as, by the oracle, while none is evicted."""
-        if self.family == "quantized":
-            return read_as(keys, "int8"), read_as(values, "int8")
-        if self.family == "tiered":
-            tiers = Tiers(tail_length=4, tail_dtype="float16", warm_length=0, warm_format="q8", store_format="q4", max_tokens=20)
-            tiers.append(keys, values)
-            return tiers.read()
-        return given(keys), given(values)
+        return exactly(keys), exactly(values)
 
     def observe(self) -> dict[str, Any]:
         """Everything that can be seen of it."""
         with self.subject.looking():
             seen: dict[str, Any] = {"length": len(self)}
             seen["keys"], seen["values"] = (np.array(part) for part in self.read())
-            return seen | dict(self._numbers())
+            return seen | dict(self.numbers())
 
-    def _numbers(self) -> Iterable[tuple[str, Any]]:
-        if self.family == "contiguous":
-            yield from self._attributes("capacity")
-        elif self.family == "paged":
-            yield from self._attributes("num_free_blocks", "utilization")
-            for layer in (0, 1):
-                yield f"blocks of layer {layer}", len(blocks_of(self.cache, self.sequence, layer))
-                yield f"length of layer {layer}", self.cache.length(self.sequence, layer)
-        elif self.family == "quantized":
-            yield from self._attributes("memory_bytes")
-            yield "length of layer 1", self.cache.length(1)
-        else:
-            stats = self.cache.stats()
-            names = {"tiered": ("tail_tokens", "store_tokens", "tail_bytes", "store_bytes"), "pooled": ("num_blocks", "bytes")}
-            for name in names[self.family]:
-                yield name, getattr(stats, name)
+    @abstractmethod
+    def numbers(self) -> Iterable[tuple[str, Any]]:
+        """What can be seen of it besides its tokens."""
 
-    def _attributes(self, *names: str) -> Iterable[tuple[str, Any]]:
+    def attributes(self, *names: str) -> Iterator[tuple[str, Any]]:
+        """Those of its attributes that are offered."""
         for name in names:
             try:
                 yield name, getattr(self.cache, name)
             except NotOffered:
                 continue
+
+    def overwrite(self, keys: NDArray, values: NDArray) -> None:  # noqa: B027 - most caches cannot
+        """Put other tokens in the place of the first, where that can be done."""
+
+    # Facts that a family may have: one that it does not override is not known of it, and laws that need it do not run.
+
+    def out_of_range(self) -> list[Bad]:
+        """Calls that name a layer, head, position or sequence which is not there."""
+        return []
+
+    def other_ways_in(self) -> dict[str, list[tuple[Any, ...]]]:
+        """Methods besides `give`'s that take arrays, each with arguments in which only a shape is wrong."""
+        raise NotImplementedError
+
+    def wrong_use(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
+        """Calls that no one should make, and most of which have to be refused."""
+        raise NotImplementedError
+
+    def counters(self, appended: int) -> Iterator[Counter]:
+        """What it counts, after so many tokens at most. A sequence that was dropped has nothing left to count."""
+        raise NotImplementedError
+
+    def sizes_for(self, tokens: int) -> dict[str, Any]:
+        """The sizes of a cache in which a stream has room for so many tokens, where its limits allow them."""
+        raise NotImplementedError
+
+    def room(self) -> int:
+        """Tokens that it may hold before any is refused, or forgotten for others."""
+        raise NotImplementedError
+
+    def quantizing(self) -> "Iterator[Stream]":
+        """Fresh streams that quantize what is appended at once, one a format."""
+        raise NotImplementedError
+
+    def read_as_is(self) -> Any:
+        """Keys and values in the implementation's own memory, which nobody writes to later."""
+        raise NotImplementedError
+
+
+def wrong_pairs(subject: Subject) -> list[tuple[NDArray, NDArray]]:
+    """Keys and values of one token, in which only a shape is wrong."""
+    wide, few_heads = tokens(subject, 1, dim=subject.dim + 1), tokens(subject, 1, heads=other(subject.heads))
+    flat = tokens(subject, 1)[0]
+    good, two = tokens(subject, 1), tokens(subject, 2)
+    return [(wide, wide), (few_heads, few_heads), (flat, flat), (two, two), (good, wide), (good, two)]
+
+
+def wrong_queries(subject: Subject) -> list[NDArray]:
+    """Of a wrong width, of too few axes, and of heads that cannot share the kv heads evenly, where there are several of these."""
+    uneven = [tokens(subject, 1, heads=subject.heads + 1)] if subject.heads > 1 else []
+    return [tokens(subject, 1, dim=subject.dim + 1), tokens(subject, 1)[0], *uneven]
+
+
+def knows(stream: type[Stream], fact: str) -> bool:
+    return getattr(stream, fact) is not getattr(Stream, fact)
+
+
+def filled(stream: Stream, count: int = MANY) -> tuple[Stream, NDArray, NDArray]:
+    """The stream itself, with so many tokens more, and the tokens."""
+    keys, values = pair_of_tokens(stream.subject, count)
+    stream.append(keys, values)
+    return stream, keys, values
+
+
+def same_observables(got: dict[str, Any], want: dict[str, Any], when: str) -> None:
+    for name in want:
+        (same if name in ("keys", "values") else equal)(got[name], want[name], f"{name} {when}")

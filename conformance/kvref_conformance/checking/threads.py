@@ -7,8 +7,8 @@ from threading import Barrier, Thread
 import numpy as np
 
 from kvref_conformance.checking.expect import equal
-from kvref_conformance.drivers.guard import TIMEOUT
-from kvref_conformance.drivers.in_process import Subject
+from kvref_conformance.conversation.drivers.guard import TIMEOUT
+from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.outcome import Broken, NotOffered
 
 THREADS = 4

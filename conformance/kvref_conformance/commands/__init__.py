@@ -2,7 +2,7 @@
 
 import argparse
 
-from kvref_conformance.commands import bench, check, explain, harness, replay, report, vectors, zoo
+from kvref_conformance.commands import bench, check, explain, harness, replay, report, soak, vectors, zoo
 
 
 def run(options: argparse.Namespace) -> int:
@@ -10,6 +10,7 @@ def run(options: argparse.Namespace) -> int:
     return {
         "check": check.check,
         "bench": bench.bench,
+        "soak": soak.soak_implementation,
         "replay": replay.replay_trace,
         "harness": harness.harness,
         "vectors": vectors.vectors,

@@ -9,42 +9,50 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from kvref_conformance import interrupts, xfails
-from kvref_conformance.asked import Asked, Effort
 from kvref_conformance.checking.registry import Check
 from kvref_conformance.clauses import Clause
-from kvref_conformance.conclusion import EXIT_STATUS, conclude
+from kvref_conformance.commands.listing import list_checks, list_reach
+from kvref_conformance.conversation import interrupts
+from kvref_conformance.families import names as families
 from kvref_conformance.implementations import existing_folder, named
-from kvref_conformance.interface import FAMILIES, offers
-from kvref_conformance.judge import Judge, select
+from kvref_conformance.interface import offers
+from kvref_conformance.judging import xfails
+from kvref_conformance.judging.asked import Asked, Effort
+from kvref_conformance.judging.conclusion import EXIT_STATUS, conclude
+from kvref_conformance.judging.judge import Judge, select
+from kvref_conformance.judging.start import start
 from kvref_conformance.outcome import CannotRun
 from kvref_conformance.report.json_file import write_json
 from kvref_conformance.report.live import Live
-from kvref_conformance.report.text import Result, print_conclusion, print_interrupted, print_left_out, print_table
+from kvref_conformance.report.text import Result, print_conclusion, print_derived, print_interrupted, print_left_out, print_table
 
 
 def check(options: argparse.Namespace) -> int:
     options.name = named(options)
-    if options.name is None:
+    if options.name is None and not options.list:
         raise CannotRun("expected a NAME or --exec COMMAND: what is to be judged (kvref list shows what there is)")
     _refuse_nonsense(options)
     expected = _expected_failures(options)
     chosen = _chosen(options)
     console = Console(highlight=False)
-    if options.list:
-        _list(console, chosen)
+    if options.list and options.name is None:
+        list_checks(console, chosen)
         return 0
-    searched = options.seed, options.slow, options.examples, options.deep
+    searched = options.seed, options.slow, options.real, options.examples, options.deep
     effort = Effort(*searched, options.timeout, keep=options.traces is not None)
     asked = Asked(options.name, effort, options.family, options.isolate, options.stderr)
     judge = _judge(asked)
     try:
+        if options.list:
+            list_reach(console, options, judge, chosen)
+            return 0
         results = _results(options, asked, judge, chosen, console.width)
     finally:
         judge.close()
     interrupted = len(results) < len(chosen)
     conclusion = conclude(results, options.least_judged, interrupted)
     print_table(console, results, judge.implementation)
+    print_derived(console, results)
     if not interrupted:
         print_left_out(console, results)
     if options.json:
@@ -53,8 +61,9 @@ def check(options: argparse.Namespace) -> int:
         print_interrupted(console, results, len(chosen))
         return interrupts.EXIT_INTERRUPTED
     if not conclusion.of:
-        not_run = [result["clause"] for result in results if result["verdict"] == "not run"]
-        why = f"{', '.join(not_run)} runs with --slow" if not_run else "it offers nothing these clauses are about"
+        not_run = [result for result in results if result["verdict"] == "not run"]
+        with_option = [f"{result['clause']} runs with {', '.join(result['missing'])}" for result in not_run]
+        why = ", ".join(with_option) or "it offers nothing these clauses are about"
         raise CannotRun(f"{options.name}: nothing to test, {why}")
     if options.update_xfails:
         xfails.update(Path(options.xfails), {result["clause"]: result["verdict"] for result in results})
@@ -66,8 +75,8 @@ def check(options: argparse.Namespace) -> int:
 
 
 def _refuse_nonsense(options: argparse.Namespace) -> None:
-    if options.family is not None and options.family not in FAMILIES:
-        raise CannotRun(f"--family: expected one of {', '.join(FAMILIES)}, got {options.family!r}")
+    if options.family is not None and options.family not in families():
+        raise CannotRun(f"--family: expected one of {', '.join(families())}, got {options.family!r}")
     if not 0 <= options.least_judged <= 100:
         raise CannotRun(f"--least-judged: expected a percentage, 0 to 100, got {options.least_judged:g}")
     for option, least in (("seed", 0), ("examples", 1), ("timeout", 0.01)):
@@ -103,15 +112,8 @@ def _wanted(options: argparse.Namespace) -> str:
     return ",".join(options.clause or ["*"])
 
 
-def _list(console: Console, chosen: dict[Clause, list[Check]]) -> None:
-    for clause, checks in chosen.items():
-        console.print(Text(f"{clause.id} · {clause.title}", style="bold"))
-        for each in checks:
-            console.print(Text(f"  {each.name}{'  [--slow]' if each.slow else ''}"))
-
-
 def _judge(asked: Asked) -> Judge:
-    judge = asked.judge()
+    judge = start(asked)
     interrupts.look()
     if asked.family and not offers(judge.implementation, asked.family):
         judge.close()
@@ -126,7 +128,7 @@ def _results(
     # Streams of our own: pytest captures the two standard ones, where the implementation may print.
     with os.fdopen(os.dup(1), "w") as out, os.fdopen(os.dup(2), "w") as err, interrupts.wait():
         live = Live(Console(file=out, highlight=False, width=width), Console(file=err, width=width), asked, judge)
-        arguments = ["--pyargs", "kvref_conformance.checks", "-c", os.devnull, "--rootdir", str(Path(__file__).parents[1])]
+        arguments = ["--pyargs", "kvref_conformance.families", "-c", os.devnull, "--rootdir", str(Path(__file__).parents[1])]
         arguments += ["-p", "no:terminal", "-p", "no:cacheprovider", "-p", "kvref_conformance.plugin", "--noconftest"]
         arguments += [f"--kvref={options.name}", f"--kvref-clause={_wanted(options)}", f"--kvref-seed={options.seed}"]
         arguments += [f"--kvref-family={options.family}"] if options.family else []

@@ -49,5 +49,5 @@ def _clause_markdown(clause: Clause) -> str:
     if clause.caught:
         parts.append(f"*Would have caught.* {clause.caught}")
     checks = [each for each in all_checks() if each.clause == clause.id]
-    parts.append("*Checks.*\n\n" + "\n".join(f"- {each.name}{', with --slow' if each.slow else ''}" for each in checks))
+    parts.append("*Checks.*\n\n" + "\n".join(f"- {each.name}{f', with {each.option}' if each.option else ''}" for each in checks))
     return "\n\n".join(parts)

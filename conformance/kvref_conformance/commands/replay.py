@@ -6,19 +6,22 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from kvref_conformance.asked import Asked, Effort
 from kvref_conformance.clauses import all_clauses
+from kvref_conformance.conversation.trace.file import read
 from kvref_conformance.implementations import named
+from kvref_conformance.judging.asked import Asked, Effort
+from kvref_conformance.judging.replay import Replay, replay
+from kvref_conformance.judging.start import start
 from kvref_conformance.oracle.witness import Unknown
 from kvref_conformance.outcome import CannotRun, NotOffered
-from kvref_conformance.replay import Replay, replay
-from kvref_conformance.trace.file import read
 
 
 def replay_trace(options: argparse.Namespace) -> int:
     trace = read(Path(options.trace))
     name = named(options) or trace.header.implementation.get("load", trace.header.implementation["name"])
-    judge = Asked(name, Effort(seed=trace.header.seed, slow=True, timeout=options.timeout), isolate=options.isolate).judge()
+    judge = start(
+        Asked(name, Effort(seed=trace.header.seed, slow=True, real=True, timeout=options.timeout), isolate=options.isolate)
+    )
     try:
         held = replay(trace, judge)
     except NotOffered as missing:

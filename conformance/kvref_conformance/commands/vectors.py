@@ -8,10 +8,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kvref_conformance.asked import Asked, Effort
 from kvref_conformance.clauses import all_clauses
 from kvref_conformance.implementations import named
-from kvref_conformance.judge import shown_calls
+from kvref_conformance.judging.asked import Asked, Effort
+from kvref_conformance.judging.judge import shown_calls
+from kvref_conformance.judging.start import start
 from kvref_conformance.outcome import CannotRun
 from kvref_conformance.vectors.check import Checked, check
 from kvref_conformance.vectors.make import MANIFEST, make
@@ -27,7 +28,7 @@ def vectors(options: argparse.Namespace) -> int:
         return _write(Path(options.output), console)
     if name is None:
         raise CannotRun("--check: expected a NAME or --exec COMMAND too: what is to be held against the vectors")
-    judge = Asked(name, Effort(timeout=options.timeout)).judge()
+    judge = start(Asked(name, Effort(timeout=options.timeout)))
     try:
         held = list(check(Path(options.check), judge))
     finally:

@@ -19,10 +19,13 @@ import kvref
 import kvref_zoo
 from kvref.errors import BackendNotFound
 from kvref.formats import FORMATS
-from kvref_conformance.drivers.stdio import OverStdio
+from kvref_conformance.conversation.drivers.stdio import OverStdio
+from kvref_conformance.families import names as families
 from kvref_conformance.implementations.backends import OnBackend
 from kvref_conformance.implementations.configured import by_command, by_name, configured
-from kvref_conformance.interface import FAMILIES, Implementation, offers
+from kvref_conformance.interface import Implementation, offers
+from kvref_conformance.limits import Limits, LimitsError
+from kvref_conformance.oracle.formats import PLAIN
 from kvref_conformance.outcome import CannotRun
 
 LONGEST = 300  # characters of what an implementation calls itself
@@ -110,8 +113,23 @@ def checked(name: str, implementation: Any) -> Implementation:
     unknown = [format for format in implementation.formats if format not in FORMATS]
     if unknown:
         raise CannotRun(f"{name}: formats must be of {', '.join(FORMATS)}, got {unknown[0]!r}")
-    if not any(offers(implementation, family) for family in FAMILIES):
-        raise CannotRun(f"{name}: nothing to test, it offers none of {', '.join(FAMILIES)}")
+    try:
+        limits = Limits(getattr(implementation, "limits", None))
+    except LimitsError as error:
+        raise CannotRun(f"{name}: {error}") from None
+    except Exception as error:  # a property of theirs
+        raise CannotRun(f"{name}: limits: {_one_line(error)}") from error
+    plain = [format for format in implementation.formats if format in PLAIN]
+    for family in families():
+        if plain and not set(plain) & set(limits.dtypes(family)):
+            said = " or ".join(limits.dtypes(family))
+            raise CannotRun(
+                f"{name}: limits: dtype: {said} is none of its formats, which are {', '.join(implementation.formats)}"
+            )
+    if not any(offers(implementation, family) for family in families()):
+        near = [family for family in families() if get_close_matches(family, vars(type(implementation)), n=1, cutoff=0.8)]
+        hint = f": did you mean {near[0]}?" if near else ""
+        raise CannotRun(f"{name}: nothing to test, it offers none of {', '.join(families())}{hint}")
     found: Implementation = implementation
     return found
 

@@ -2,16 +2,19 @@
 
     [implementations.mycache]
     exec = ["./build/harness", "--flag"]
+    limits = {head_dim = [64, 128], num_layers = {most = 1}}
 
-The command runs in the folder of the file.
+The command runs in the folder of the file. `limits` stand in for those that the program says in its hello.
 """
 
 import shlex
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from kvref_conformance.drivers.stdio import HelloError, OverStdio
+from kvref_conformance.conversation.drivers.stdio import HelloError, OverStdio
+from kvref_conformance.limits import Limits, LimitsError
 from kvref_conformance.outcome import CannotRun
 
 FILE = "kvref.toml"
@@ -30,12 +33,17 @@ def by_command(words: str, show_stderr: bool = False) -> OverStdio:
 
 def by_name(name: str, show_stderr: bool = False) -> OverStdio | None:
     """What kvref.toml calls by this name, or None. Raises CannotRun."""
-    path, commands = configured()
-    return _started(name, commands[name], path.parent, show_stderr) if name in commands else None
+    path, programs = configured()
+    if name not in programs:
+        return None
+    command, limits = programs[name]
+    program = _started(name, command, path.parent, show_stderr)
+    program.limits = program.limits if limits is None else limits
+    return program
 
 
-def configured() -> tuple[Path, dict[str, list[str]]]:
-    """The commands by name, and the file: of this folder, or the nearest above it. Raises CannotRun."""
+def configured() -> tuple[Path, dict[str, tuple[list[str], Any]]]:
+    """The commands and limits by name, and the file: of this folder, or the nearest above it. Raises CannotRun."""
     folders = [Path.cwd(), *Path.cwd().parents]
     path = next((folder / FILE for folder in folders if (folder / FILE).is_file()), None)
     if path is None:
@@ -45,12 +53,17 @@ def configured() -> tuple[Path, dict[str, list[str]]]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise CannotRun(f"{path}: {error}") from None
     tables = document.get("implementations", {})
-    commands = {}
+    commands: dict[str, tuple[list[str], Any]] = {}
     for name, table in tables.items() if isinstance(tables, dict) else [("", None)]:
         command = table.get("exec") if isinstance(table, dict) else None
         if not isinstance(command, list) or not command or not all(isinstance(word, str) for word in command):
             raise CannotRun(f'{path}: [implementations.{name}]: expected exec = ["PROGRAM", "ARGUMENT", ...], got {table!r}')
-        commands[name] = command
+        limits = table["limits"] if isinstance(table, dict) and "limits" in table else None
+        try:
+            Limits(limits)
+        except LimitsError as error:
+            raise CannotRun(f"{path}: [implementations.{name}]: {error}") from None
+        commands[name] = command, limits
     return path, commands
 
 

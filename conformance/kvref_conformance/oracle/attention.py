@@ -10,6 +10,8 @@ from kvref_conformance.oracle.rows import Reads
 
 U = 2.0**-24
 EXP_ERROR = 8 * U  # a float32 exp within 4 units in the last place
+# Of dtypes narrower than float32, half a unit in the last place of 1, and half of the least number above 0.
+HALF_A_UNIT = {"float16": (2.0**-11, 2.0**-25), "bfloat16": (2.0**-8, 2.0**-134)}
 
 
 def attention(query: NDArray, keys: NDArray, values: NDArray, *, scale: float, causal: bool = False) -> tuple[NDArray, NDArray]:
@@ -37,6 +39,16 @@ def attention(query: NDArray, keys: NDArray, values: NDArray, *, scale: float, c
             tiny = 2 * seen * 2.0**-126 * np.abs(v).max(axis=0) + seen * 2.0**-126
             bound[i, head] = relative * (weight @ np.abs(v)) + tiny
     return out, bound
+
+
+def rounding(want: NDArray, bound: NDArray, dtype: str) -> NDArray:
+    """How much further the output may lie from `want` where it is answered in a narrower dtype, that alone is taken: float64.
+
+    What float32 computes lies within `bound`, so that its magnitude is |want| + bound at most, and is rounded once.
+    """
+    relative, least = HALF_A_UNIT.get(dtype, (0.0, 0.0))
+    further: NDArray = relative * (np.abs(np.asarray(want, dtype=np.float64)) + bound) + least
+    return further
 
 
 def _gamma(roundings: int) -> float:

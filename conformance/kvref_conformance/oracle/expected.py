@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from kvref_conformance.arrays import NDArray
-from kvref_conformance.exchange import Reply, show
+from kvref_conformance.conversation.exchange import Reply, show
 from kvref_conformance.interface import Level
 from kvref_conformance.oracle.elements import decoded
 from kvref_conformance.oracle.rows import Reads
@@ -140,6 +140,13 @@ class Choice(Expected):
 
 
 @dataclass(frozen=True)
+class Gives(Choice):
+    """A new object, of which `model` makes the model once it is there."""
+
+    model: Callable[[], Any] = lambda: None
+
+
+@dataclass(frozen=True)
 class Arrays(Expected):
     """Arrays with these values: to the bit where the slack is 0 or the level is exact, and within the slack elsewhere.
 
@@ -182,7 +189,9 @@ class Arrays(Expected):
         if want.values.size <= 8:
             raise Broken(what, show(want.values), show(got), clause)
         at = f"{what}[{', '.join(map(str, first))}] ({int(differs.sum())} of {differs.size} differ)"
-        raise Broken(at, show(want.values[first]), show(got[first]), clause)
+        broken = Broken(at, show(want.values[first]), show(got[first]), clause)
+        broken.row = got[first[:-1]]
+        raise broken
 
     def wire(self) -> dict[str, Any]:
         ok: Any = [part.values for part in self.parts] if len(self.parts) > 1 else self.parts[0].values
@@ -197,6 +206,20 @@ class Arrays(Expected):
         if self.codes_of in CODED:
             said["codes"] = self.codes_of
         return said | ({"bits": True} if self.bits else {})
+
+
+@dataclass(frozen=True)
+class Leading(Arrays):
+    """Arrays of which only the first are judged: the zero of a symmetric format is nobody's business."""
+
+    def look(self, ok: Any, op: str, level: Any) -> None:
+        super().look(ok[: len(self.parts)], op, level)
+
+    def wire(self) -> dict[str, Any]:
+        said = super().wire()
+        if len(self.parts) == 2:
+            said = {name: [*parts, None] for name, parts in said.items()}
+        return said
 
 
 def _up(slack: NDArray) -> NDArray:

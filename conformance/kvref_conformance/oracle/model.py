@@ -50,3 +50,12 @@ class Model(ABC):
             self.last = "refused"
 
         return refuse(wrong, refused)
+
+
+class Function(Model):
+    """Of a family without a state: every reply follows from the arguments. What it cannot judge raises ValueError."""
+
+    blamed: ClassVar[Mapping[Any, str]] = {}
+
+    def looks(self) -> list[Look]:
+        return []

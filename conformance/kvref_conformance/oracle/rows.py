@@ -15,7 +15,6 @@ from kvref_conformance.oracle import elements
 U = 2.0**-24
 LIMIT = {"int8": 127.0, "float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
 STEPS = {"q8": 255, "q4": 15}
-SYMMETRIC, AFFINE = tuple(LIMIT), tuple(STEPS)
 
 
 class Stored(NamedTuple):

@@ -1,47 +1,28 @@
 """Follows a conversation with any number of objects, and says of each request what the reply must be."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from kvref_conformance.exchange import Exchange, On, Request, resolved
-from kvref_conformance.interface import Level
-from kvref_conformance.oracle.blocks import Blocks
-from kvref_conformance.oracle.buffers import Buffer, Buffers
-from kvref_conformance.oracle.contiguous import Contiguous
-from kvref_conformance.oracle.expected import Choice, Expected, Refused, not_in_range
-from kvref_conformance.oracle.functions import Attention, Elements, Kernels, Rows
+from kvref_conformance.conversation.exchange import Exchange, On, Request, resolved
+from kvref_conformance.families import Family, all_families
+from kvref_conformance.interface import Implementation, Level
+from kvref_conformance.limits import Limits
+from kvref_conformance.oracle.attention import rounding
+from kvref_conformance.oracle.expected import Arrays, Expected, Gives, Refused, not_in_range
 from kvref_conformance.oracle.model import Model
-from kvref_conformance.oracle.paged import Paged
-from kvref_conformance.oracle.pooled import Pooled
-from kvref_conformance.oracle.quantized import Quantized
-from kvref_conformance.oracle.rows import AFFINE, SYMMETRIC
-from kvref_conformance.oracle.tiered import PLAIN, Tiered
+from kvref_conformance.oracle.rows import Reads
 from kvref_conformance.outcome import Broken
 
-MODELS: dict[str, Any] = {
-    model.family: model
-    for model in (
-        Elements, Rows, Kernels, Attention, Contiguous, Blocks, Paged, Quantized, Tiered, Buffers, Pooled,
-    )
-}  # fmt: skip
-# The clauses that the models of each family with a machine can name; LAW-16 is the driver's, which compares what was handed in
-# with what is left.
-_LAWS = ("LAW-01", "LAW-04", "LAW-05", "LAW-10", "LAW-11", "LAW-12", "LAW-16", "FMT-LEVEL-04")
-SPEAKS_FOR = {
-    "contiguous": (*_LAWS, *(f"CONTIG-{n:02}" for n in (*range(1, 8), *range(9, 13)))),
-    "blocks": ("LAW-03", "LAW-11", "LAW-12", *(f"BLOCK-{n:02}" for n in range(1, 8))),
-    "paged": (*_LAWS, "LAW-02", "LAW-03", *(f"PAGED-{n:02}" for n in (*range(1, 14), 15, 16, 17)), "ATTN-10"),
-    "quantized": (*_LAWS, *(f"QUANT-{n:02}" for n in (1, 2, 4, 5, 7, 8)), "ATTN-10"),
-    "tiered": (*_LAWS, *(f"TIER-{n:02}" for n in (1, 2, 3, 5, 6, 7, 8, 10, 13, 14)), "ATTN-10"),
-    "buffers": ("LAW-05", "LAW-12", "LAW-16", *(f"BUF-{n:02}" for n in (*range(1, 8), 9))),
-    "pooled": (*(law for law in _LAWS if law != "LAW-11"), *(f"POOL-{n:02}" for n in range(1, 7))),
-}
-MAY_BE_ZERO = ("initial_capacity", "tail_length", "warm_length", "num_blocks")
-FORMATS = {
-    "dtype": PLAIN, "tail_dtype": PLAIN, "format": SYMMETRIC,
-    "warm_format": SYMMETRIC + AFFINE, "store_format": SYMMETRIC + AFFINE,
-}  # fmt: skip
+MADE = "an object, for these sizes make sense and its limits allow them (LAW-12)"
+
+
+class Made(Expected):
+    """A new object: whatever clause is looked at, that none can be made is LAW-12's business, and says so."""
+
+    def words(self) -> str:
+        return MADE
 
 
 class Unknown(Exception):
@@ -49,10 +30,15 @@ class Unknown(Exception):
 
 
 class Witness:
-    def __init__(self, level: Level) -> None:
-        self.level = level
+    def __init__(self, level: Level, limits: Limits | None = None) -> None:
+        """limits: the implementation's."""
+        self.level, self.limits = level, limits or Limits()
         self.models: dict[int, Model] = {}
         self.replies: dict[int, Any] = {}
+
+    @classmethod
+    def of(cls, implementation: Implementation) -> "Witness":
+        return cls(implementation.level, Limits(getattr(implementation, "limits", None)))
 
     def expect(self, request: Request) -> Expected:
         """What the reply must be, before it is seen. Raises Unknown."""
@@ -63,8 +49,12 @@ class Witness:
             expected = self.models[request.on or 0].expect(request.name, args)
         except (LookupError, AttributeError, TypeError, ValueError) as error:
             raise Unknown(f"{request.op} with these arguments: {type(error).__name__}: {error}") from error
-        if request.op == "buffers.acquire" and isinstance(expected, Choice):
-            return Choice(expected.clause, lambda ok: self._acquired(request, args, expected, ok), says=expected.says)
+        if isinstance(expected, Gives):
+            return replace(expected, then=lambda ok: self._given(request, expected, ok))
+        if isinstance(expected, Arrays) and expected.always_slack:  # computed, and answered in a dtype that is taken
+            dtype = self.limits.dtypes(request.family)[0]
+            parts = [(part.values, part.slack + rounding(part.values, part.slack, dtype)) for part in expected.parts]
+            return replace(expected, parts=tuple(Reads(*part) for part in parts))
         return expected
 
     def judge(self, exchange: Exchange, expected: Expected) -> None:
@@ -83,28 +73,25 @@ class Witness:
         return int(value) if isinstance(value, np.integer) else resolved(value, self.replies)
 
     def _new(self, request: Request, args: dict[str, Any]) -> Expected:
-        if request.family not in MODELS:
+        family = all_families().get(request.family)
+        if family is None:
             raise Unknown(request.op)
-        if not sensible(request.family, args):
+        if not sensible(family, args):
             return Refused("LAW-12", kinds=("ConfigError",))
-        model: Model = MODELS[request.family](**args)
-        return Expected("LAW-12", lambda ok: self.models.update({request.id: model}))
+        model: Model = family.model(**args)
+        return Made("LAW-12", lambda ok: self.models.update({request.id: model}))
 
-    def _acquired(self, request: Request, args: dict[str, Any], expected: Choice, ok: Any) -> None:
-        pool = self.models[request.on or 0]
-        assert isinstance(pool, Buffers)
+    def _given(self, request: Request, expected: Gives, ok: Any) -> None:
         expected.then(ok)
-        self.models[request.id] = Buffer(pool, args["num_bytes"])
+        self.models[request.id] = expected.model()
 
 
-def sensible(family: str, config: dict[str, Any]) -> bool:
+def sensible(family: Family, config: dict[str, Any]) -> bool:
     """Whether a configuration makes sense (LAW-12)."""
     for name, value in config.items():
-        if name in FORMATS:
-            if value not in FORMATS[name]:
+        if name in family.formats:
+            if value not in family.formats[name]:
                 return False
-        elif name != "pool" and (not_in_range(value, None, "") or (value == 0 and name not in MAY_BE_ZERO)):
+        elif name in family.small and (not_in_range(value, None, "") or (value == 0 and name not in family.may_be_zero)):
             return False
-    if family == "tiered":
-        return bool(config["tail_length"] + config["warm_length"] <= config["max_tokens"])
-    return bool(family != "pooled" or config["tokens_per_block"] <= config["max_tokens"])
+    return family.together(config)

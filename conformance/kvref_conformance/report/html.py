@@ -17,11 +17,11 @@ from markupsafe import Markup
 import kvref
 from kvref_conformance.checking.registry import all_checks
 from kvref_conformance.clauses import Clause, spec
-from kvref_conformance.conclusion import Conclusion, conclude
-from kvref_conformance.interface import FAMILIES
+from kvref_conformance.conversation.trace.store import name_in_a_path
+from kvref_conformance.families import names
+from kvref_conformance.judging.conclusion import Conclusion, conclude
 from kvref_conformance.report.text import Result, conclusion_text
 from kvref_conformance.report.traces import find_trace
-from kvref_conformance.trace.store import name_in_a_path
 
 SIGNS = {"passed": "✓", "failed": "✗", "xfailed": "✗", "xpassed": "!", "not offered": "·", "not run": "–", "no result": " "}
 COLOURS = {"good": "#1a7f37", "bad": "#b42318", "some": "#8a6100"}
@@ -94,6 +94,16 @@ class Cell:
         return SIGNS[self.verdict]
 
     @property
+    def through(self) -> list[str]:
+        """The operations that its verdict rests on and that were made of others, and of which."""
+        return self.result.get("through", []) if self.result else []
+
+    @property
+    def said(self) -> str:
+        """The verdict, and what it went through."""
+        return "; ".join([self.verdict, *self.through])
+
+    @property
     def shown(self) -> dict[str, Any] | None:
         """The check that shows the failure."""
         checks = self.result["checks"] if self.result else []
@@ -119,9 +129,15 @@ def write_site(folder: Path, runs: list[Run]) -> Path:
     page = folder / "index.html"
     rows = [row for _, rows in chapters for row in rows]
     there = {cell.verdict for row in rows for cell in row.cells}
-    families = [family for family in FAMILIES if any(family in row.families for row in rows)]
+    derived = any(cell.through for row in rows for cell in row.cells)
+    present = [family for family in names() if any(family in row.families for row in rows)]
     html = environment.get_template("matrix.html").render(
-        chapters=chapters, families=families, verdicts=[each for each in SIGNS if each in there], signs=SIGNS, **common
+        chapters=chapters,
+        families=present,
+        verdicts=[each for each in SIGNS if each in there],
+        derived=derived,
+        signs=SIGNS,
+        **common,
     )
     page.write_text(html, encoding="utf-8")
     clause_page = environment.get_template("clause.html")
@@ -163,7 +179,7 @@ def _markdown(text: str) -> Markup:
 
 def _row(folder: Path, clause: Clause, runs: list[Run]) -> Row:
     checks = [check for check in all_checks() if check.clause == clause.id]
-    families = tuple(family for family in FAMILIES if any(check.family == family for check in checks))
+    families = tuple(family for family in names() if any(check.family == family for check in checks))
     cells = []
     for run in runs:
         result = run.verdicts.get(clause.id)

@@ -8,16 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import kvref
-from kvref_conformance.asked import Asked
-from kvref_conformance.conclusion import Conclusion
-from kvref_conformance.interface import FAMILIES, offers
+from kvref_conformance.families import names as families
+from kvref_conformance.interface import offers
+from kvref_conformance.judging.asked import Asked
+from kvref_conformance.judging.conclusion import Conclusion
+from kvref_conformance.judging.start import isolated
 from kvref_conformance.report.text import Result
 from kvref_conformance.schemas import mismatch
 
 FORMAT = 1
 LARGEST = 2**26  # bytes of a file that is read: a run of every clause takes some hundred thousand
 SCHEMA = ("kvref_conformance.report", "results.schema.json")
-OPTIONS = ("seed", "examples", "deep", "slow", "timeout")
+OPTIONS = ("seed", "examples", "deep", "slow", "real", "timeout")
 PACKAGES = (
     "numpy", "array-api-compat", "array-api-extra", "array-api-strict", "hypothesis", "torch", "jax", "cupy", "ml_dtypes",
     "transformers",
@@ -39,14 +41,14 @@ def write_json(
         except PackageNotFoundError:
             continue
     who: dict[str, Any] = {name: getattr(implementation, name) for name in ("name", "version", "language", "level")}
-    who["families"] = [family for family in FAMILIES if offers(implementation, family)]
+    who["families"] = [family for family in families() if offers(implementation, family)]
     who["formats"] = list(implementation.formats)
     document = {
         "format": FORMAT,
         "kvref": kvref.__version__,
         "implementation": who,
         "environment": {"python": platform.python_version(), "platform": platform.platform(), "packages": versions},
-        "asked": {"name": asked.name, **{name: getattr(asked.effort, name) for name in OPTIONS}, "isolate": asked.isolated},
+        "asked": {"name": asked.name, **{name: getattr(asked.effort, name) for name in OPTIONS}, "isolate": isolated(asked)},
         "conclusion": vars(conclusion),
         **({"interrupted": True} if interrupted else {}),
         "clauses": [{**result, "trace": result["trace"] and Path(result["trace"]).as_posix()} for result in results],

@@ -7,10 +7,10 @@ import pytest
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from kvref_conformance import interrupts
-from kvref_conformance.asked import Asked
+from kvref_conformance.conversation import interrupts
 from kvref_conformance.interface import offers
-from kvref_conformance.judge import Judge
+from kvref_conformance.judging.asked import Asked
+from kvref_conformance.judging.judge import Judge
 from kvref_conformance.plugin import JUDGES, ClauseItem
 from kvref_conformance.report.text import Result, Told, print_failure
 

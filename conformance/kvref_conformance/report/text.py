@@ -11,13 +11,14 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from kvref_conformance.asked import Asked
 from kvref_conformance.clauses import spec
-from kvref_conformance.conclusion import Conclusion
+from kvref_conformance.judging.asked import Asked
+from kvref_conformance.judging.conclusion import Conclusion
 
 Result = dict[str, Any]
 VERDICTS = ("passed", "failed", "xfailed", "xpassed", "not offered", "not run")
 SELDOM = ("xfailed", "xpassed", "not run")  # shown only where there are any
+WHY_NOT_RUN = {"--slow": "gigabytes", "--real": "seconds"}
 NAMED = 3  # clauses that are named with a reason why they are not offered
 STYLES = {
     "conformant": "bold green",
@@ -56,6 +57,7 @@ def failure_text(result: Result, asked: Asked, told: Told) -> str:
     lines += [f"    {shown['what']}", f"    expected {shown['expected']}", f"    got      {shown['got']}"]
     lines += [f"    at       {shown['where']}"] if shown["where"] else []
     lines += [f"  found by {', '.join(each['check'] for each in failed)}"]
+    lines += [f"  derived  {way}" for way in shown.get("through", ())]
     lines += [f"  replay   kvref replay {shlex.quote(result['trace'])} {shlex.quote(asked.name)}"]
     lines += [f"  again    {asked.again(result['clause'])}", f"  read     kvref explain {result['clause']}"]
     return "\n".join(lines)
@@ -102,21 +104,35 @@ def print_left_out(console: Console, results: list[Result]) -> None:
         console.print(Text(f"not offered: {reason} ({', '.join(clauses[:NAMED])}{more})", style="dim"), soft_wrap=True)
 
 
+def print_derived(console: Console, results: list[Result]) -> None:
+    """Which operations it lacks and the judge made of others, and for how many clauses."""
+    clauses: dict[str, int] = Counter(way for each in results for way in each.get("through", ()))
+    for way, count in clauses.items():
+        console.print(Text(f"derived: {way} ({counted(count, 'clause')})", style="dim"), soft_wrap=True)
+
+
+def counted(count: int, word: str) -> str:
+    return f"{count} {word}{'' if count == 1 else 's'}"
+
+
 def conclusion_text(conclusion: Conclusion, broken: Iterable[str] = ()) -> str:
     """The whole in one line. broken: the clauses that failed."""
     if conclusion.verdict == "not judged":
         least = f", less than {conclusion.least:g} % (--least-judged)" if conclusion.judged and not conclusion.enough else ""
-        return f"not judged: {conclusion.share}{least}"
+        return f"not judged: {conclusion.share} {conclusion.scope}{least}"
     breaks = f": breaks {', '.join(broken)}" if broken else ""
     part = " as far as asked" if conclusion.verdict == "conformant" and not conclusion.whole else ""
-    return f"{conclusion.verdict}{part}{breaks}; judged by {conclusion.share}"
+    passed = ", all passed" if conclusion.verdict == "conformant" else ""
+    return f"{conclusion.verdict}{part}{breaks}; {conclusion.share} judged{passed} ({conclusion.scope})"
 
 
 def print_conclusion(console: Console, results: list[Result], conclusion: Conclusion) -> None:
     """What was left out on purpose, what was expected, and the verdict in words."""
     named = {verdict: [each["clause"] for each in results if each["verdict"] == verdict] for verdict in VERDICTS}
-    if named["not run"]:
-        console.print(Text(f"not run: {', '.join(named['not run'])} (takes gigabytes; --slow runs it)", style="dim"))
+    for option, takes in WHY_NOT_RUN.items():
+        not_run = [each["clause"] for each in results if each["verdict"] == "not run" and option in each["missing"]]
+        if not_run:
+            console.print(Text(f"not run: {', '.join(not_run)} (takes {takes}; {option} runs it)", style="dim"))
     for each in results:
         if each["verdict"] == "xfailed":
             reason = f": {each['reason']}" if each["reason"] else ""

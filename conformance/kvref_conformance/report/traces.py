@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from kvref_conformance.trace.file import Header, TraceError, parsed
+from kvref_conformance.conversation.trace.file import Header, TraceError, parsed
 
 FOLDER = Path(".kvref/failures")
 NAME = re.compile(r"\.kvref/failures/([A-Za-z0-9_=+-][A-Za-z0-9_.=+-]*\.jsonl)")  # as in results.schema.json

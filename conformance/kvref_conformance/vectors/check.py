@@ -8,13 +8,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from kvref_conformance.drivers.guard import memory_limit
-from kvref_conformance.exchange import show_calls
+from kvref_conformance.conversation.drivers.guard import memory_limit
+from kvref_conformance.conversation.exchange import show_calls
+from kvref_conformance.conversation.trace.file import Trace, parsed
+from kvref_conformance.conversation.trace.shrink import place_of_last
 from kvref_conformance.interface import offers
-from kvref_conformance.judge import Ended, Judge
+from kvref_conformance.judging.judge import Ended, Judge
 from kvref_conformance.outcome import Broken, CannotRun, NotOffered
-from kvref_conformance.trace.file import Trace, parsed
-from kvref_conformance.trace.shrink import place_of_last
 from kvref_conformance.vectors import formats
 from kvref_conformance.vectors.make import MANIFEST, VERSION, sha256
 from kvref_conformance.vectors.recorded import Parted, hold

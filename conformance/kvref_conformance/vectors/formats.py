@@ -11,7 +11,7 @@ import kvref
 from kvref.formats import get_format
 from kvref_conformance.arrays import NDArray
 from kvref_conformance.checking.expect import same
-from kvref_conformance.drivers.in_process import Subject
+from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.oracle import elements, rows
 from kvref_conformance.outcome import NotOffered
 

@@ -5,15 +5,16 @@ from typing import Any
 
 import numpy as np
 
-from kvref_conformance.drivers.in_process import Subject
-from kvref_conformance.exchange import On, Reply
-from kvref_conformance.oracle.expected import Arrays, Choice, Expected, Refused, TakenOrRefused, Unjudged, Value
-from kvref_conformance.oracle.functions import QuantizedRows
+from kvref_conformance.conversation.derived import refused_whole
+from kvref_conformance.conversation.exchange import On, Reply, error_of
+from kvref_conformance.conversation.handle import Handle
+from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.conversation.trace.file import Trace
+from kvref_conformance.conversation.trace.shrink import renumbered
+from kvref_conformance.conversation.trace.wire import from_wire
+from kvref_conformance.oracle.expected import Arrays, Choice, Expected, Leading, Refused, TakenOrRefused, Unjudged, Value
 from kvref_conformance.oracle.rows import Reads
 from kvref_conformance.outcome import Broken, NotOffered
-from kvref_conformance.trace.file import Trace
-from kvref_conformance.trace.shrink import renumbered
-from kvref_conformance.trace.wire import from_wire
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Parted:
 @np.errstate(all="ignore")
 def hold(subject: Subject, trace: Trace) -> Parted | None:
     """None where every reply is as the file says. Raises NotOffered where it cannot go on without what is declined."""
+    subject.family = next((request.family for request in trace.requests), "")  # whose limits count
     numbers: dict[int, int] = {}  # the file's ids, and those of this conversation
     results: dict[int, Any] = {}
     for request, reply, line in zip(trace.requests, trace.replies, trace.lines, strict=True):
@@ -35,33 +37,34 @@ def hold(subject: Subject, trace: Trace) -> Parted | None:
             on = None if request.on is None else numbers[request.on]
         except KeyError:
             continue  # what it refers to was declined
+        before = len(subject.conversation)
         try:
-            must_be(reply).judge(_answer(subject, request.op, on, args), request.op, subject.level)
+            answer = _answer(subject, request.op, on, args)
+            must_be(reply).judge(answer, request.op, subject.level)
         except NotOffered:
-            if not _only_looks(reply):
-                raise
+            if not _only_looks(reply) or len(subject.conversation) > before:
+                raise  # in parts, of which some were done
             continue
         except Broken as broken:
             broken.clause = broken.clause or reply.get("clause", "")
             return Parted(line, broken)
-        last = subject.conversation[-1]
-        if last.reply and not last.reply.error:
-            numbers[request.id], results[request.id] = last.request.id, last.reply.ok
+        if not answer.error:
+            numbers[request.id], results[request.id] = subject.conversation[-1].request.id, answer.ok
     return None
 
 
 def _answer(subject: Subject, op: str, on: int | None, args: dict[str, Any]) -> Reply:
     """The reply, be it a result or an error. Raises Broken where none came, or no such thing; NotOffered."""
     try:
-        subject.call(op, on, args)
+        result = subject.call(op, on, args)
     except (Broken, NotOffered):
         raise
-    except Exception:
+    except Exception as error:
         if subject.conversation[-1].reply is None:
             raise  # the judge's own
-    reply = subject.conversation[-1].reply
-    assert reply is not None
-    return reply
+        refused_whole(error)
+        return Reply(error=error_of(error))
+    return Reply(On(result.id) if isinstance(result, Handle) else result)
 
 
 def _only_looks(reply: dict[str, Any]) -> bool:
@@ -89,7 +92,7 @@ def must_be(reply: dict[str, Any]) -> Expected:
     slack = from_wire(reply.get("within", reply.get("tolerant")))
     slacks = [np.zeros(part.shape) for part in parts] if slack is None else slack if isinstance(slack, list) else [slack]
     used, whole = reply.get("used", ()), parts[0].shape
-    return (QuantizedRows if isinstance(ok, list) and len(parts) < len(ok) else Arrays)(
+    return (Leading if isinstance(ok, list) and len(parts) < len(ok) else Arrays)(
         clause,
         names=tuple(f"part {i}" for i in range(len(parts))) if len(parts) > 1 else ("",),
         parts=tuple(Reads(part, each) for part, each in zip(parts, slacks, strict=False)),

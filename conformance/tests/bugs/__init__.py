@@ -2,7 +2,7 @@
 
 from importlib import import_module
 
-from bugs.plant import BUGS, HIDDEN
+from bugs.plant import BUGS, HIDDEN, REAL
 
 CHAPTERS = (
     "laws",
@@ -16,9 +16,10 @@ CHAPTERS = (
     "attention",
     "kernels",
     "hidden",
+    "real",
 )
 
 for chapter in CHAPTERS:
     import_module(f"bugs.{chapter}")
 
-__all__ = ["BUGS", "HIDDEN"]
+__all__ = ["BUGS", "HIDDEN", "REAL"]

@@ -102,6 +102,26 @@ def sizes_are_not_checked(patch):
     patch.setattr(kvref.paged, "whole_fields", lambda *args, **kwargs: None)
 
 
+@bug("LAW-12")
+def a_single_layer_is_refused(patch):
+    minimum = 'whole_fields(self, "num_blocks", minimum=0)'
+    in_source(
+        patch, "kvref.paged.PagedConfig.__post_init__", minimum, f'{minimum}\n    whole_fields(self, "num_layers", minimum=2)'
+    )
+
+
+@bug("LAW-12")
+def a_narrow_head_is_refused(patch):
+    patch.setattr(kvref.quantized, "whole_fields", lambda self, *names, minimum=1: whole(self, *names, minimum=max(minimum, 2)))
+    whole = kvref.quantized.whole_fields
+
+
+@bug("LAW-12")
+def a_cache_without_a_tail_is_refused(patch):
+    patch.setattr(kvref.tiered, "whole_fields", lambda self, *names, minimum=0: whole(self, *names))
+    whole = kvref.tiered.whole_fields
+
+
 @bug("LAW-13")
 def empty_appends_raise(patch):
     in_source(patch, "kvref.pooled.PooledCache.append", "going, skipped", "assert keys.shape[0]; going, skipped")

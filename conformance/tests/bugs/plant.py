@@ -10,6 +10,7 @@ import pytest
 
 BUGS: list[Any] = []
 HIDDEN: list[Any] = []  # that a machine must find alone
+REAL: list[Any] = []  # that no small size shows
 
 
 def bug(*clauses: str) -> Callable[[Any], Any]:
@@ -27,6 +28,16 @@ def hidden(clause: str) -> Callable[[Any], Any]:
 
     def register(plant: Any) -> Any:
         HIDDEN.append(pytest.param(plant, clause, id=f"{clause}-{plant.__name__}"))
+        return plant
+
+    return register
+
+
+def real(*families: str) -> Callable[[Any], Any]:
+    """A function that plants a bug which shows at real sizes only, in these families: LAW-18 must be broken, and nothing else."""
+
+    def register(plant: Any) -> Any:
+        REAL.extend(pytest.param(plant, family, id=f"{family}-{plant.__name__}") for family in families)
         return plant
 
     return register

@@ -1,0 +1,172 @@
+"""Content that says where it belongs: the number at a stream, layer, position, head, element, key or value is a hash of those.
+
+No memory is needed to know what is right, however many tokens there are, and a row that lies where it does not belong is
+looked up and named. A number has 8 significant bits and lies between 2^-8 and 2^7, so that float16, bfloat16 and float32 all
+hold it to the bit; it is never 0. What a row has in common is a power of two, so that one row's scale shows in another's place.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.checking.expect import shaped
+from kvref_conformance.oracle.rows import Reads
+from kvref_conformance.outcome import Broken
+
+LEAST_EXPONENT = -8
+KEYS, VALUES = 0, 1
+PREFIXES = 2**20  # streams from here on are beginnings that several sequences share
+PARTS = ("keys", "values")
+SHOWN = 4  # elements of a row that a message shows, and that a row is looked up by
+FAR = 8  # elements that a shifted row is looked for
+
+Positions = Sequence[int] | NDArray
+
+
+class Place(NamedTuple):
+    """Where a row of head_dim numbers belongs. stream: a sequence, a cache, a request; counted by whoever writes them."""
+
+    stream: int
+    layer: int
+    position: int
+    head: int
+    part: int  # KEYS or VALUES
+
+    def __str__(self) -> str:
+        stream = f"sequence {self.stream}" if self.stream < PREFIXES else f"shared prefix {self.stream - PREFIXES}"
+        return f"{stream}, position {self.position}, layer {self.layer}, head {self.head}, {PARTS[self.part]}"
+
+
+def content(stream: Positions | int, layer: int, positions: Positions, heads: int, dim: int, part: int) -> NDArray:
+    """float32 [n, heads, dim]: what belongs at these positions, of one stream or of one for each."""
+    streams = np.asarray(stream)[..., None]
+    return _numbers(_rows(streams, layer, np.asarray(positions)[:, None], np.arange(heads), part), np.arange(dim))
+
+
+def pair_of_content(stream: Positions | int, layer: int, positions: Positions, heads: int, dim: int) -> tuple[NDArray, NDArray]:
+    """Keys and values, float32 [n, heads, dim] each."""
+    return content(stream, layer, positions, heads, dim, KEYS), content(stream, layer, positions, heads, dim, VALUES)
+
+
+def _rows(stream: NDArray | int, layer: NDArray | int, position: NDArray, head: NDArray, part: NDArray | int) -> NDArray:
+    """A hash of each row, uint32, of coordinates that broadcast against each other."""
+    mixed = np.zeros((), np.uint32)
+    for coordinate in (part, stream, layer, head, position):
+        mixed = _mix(mixed ^ (np.asarray(coordinate).astype(np.uint32) + np.uint32(0x9E3779B9)))
+    return mixed
+
+
+def _numbers(rows: NDArray, elements: NDArray) -> NDArray:
+    """float32 [..., elements]: sign, exponent and 7 bits of mantissa from the hash of each."""
+    mixed = _mix(rows[..., None] + elements.astype(np.uint32) * np.uint32(0x9E3779B9))
+    exponent = (mixed >> np.uint32(20)) & np.uint32(7)
+    exponent += (rows >> np.uint32(29))[..., None] + np.uint32(127 + LEAST_EXPONENT)
+    exponent <<= np.uint32(23)
+    exponent |= mixed & np.uint32(0x80000000)
+    exponent |= (mixed & np.uint32(0x7F)) << np.uint32(16)
+    return exponent.view(np.float32)
+
+
+def _mix(x: NDArray) -> NDArray:
+    """A bijection of 32 bits, after which each bit depends on all: two multiplications and three shifts (Wellons' lowbias32)."""
+    with np.errstate(over="ignore"):
+        x = x ^ (x >> np.uint32(16))
+        x = x * np.uint32(0x7FEB352D)
+        x ^= x >> np.uint32(15)
+        x = x * np.uint32(0x846CA68B)
+        x ^= x >> np.uint32(16)
+    return x
+
+
+@dataclass
+class Written:
+    """What was written at all, to look rows up in: by stream and layer the number of tokens, those forgotten since included."""
+
+    heads: int
+    dim: int
+    tokens: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def up_to(self, stream: int, layer: int, stop: int) -> None:
+        """Positions before `stop` were written."""
+        self.tokens[stream, layer] = max(stop, self.tokens.get((stream, layer), 0))
+
+    def owner(self, row: NDArray) -> Place | None:
+        """Where a row [dim] belongs."""
+        for (stream, layer), count in self.tokens.items():
+            for part in (KEYS, VALUES):
+                rows = _rows(stream, layer, np.arange(count)[:, None], np.arange(self.heads), part)
+                alike = (_numbers(rows, np.arange(min(SHOWN, self.dim))) == row[:SHOWN]).all(axis=-1)
+                for position, head in np.argwhere(alike):
+                    found = Place(stream, layer, int(position), int(head), part)
+                    if np.array_equal(at(found, self.dim), row):
+                        return found
+        return None
+
+
+def at(place: Place, dim: int) -> NDArray:
+    """float32 [dim]: the row that belongs there."""
+    row = _rows(place.stream, place.layer, np.asarray(place.position), np.asarray(place.head), place.part)
+    return _numbers(row, np.arange(dim))
+
+
+def named(row: NDArray, place: Place, written: Written) -> str:
+    """Whose a row is that came where another belongs: somebody else's, zeros, its own shifted or in part, nobody's."""
+    own = at(place, len(row))
+    if not row.any():
+        return "zeros"
+    if (owner := written.owner(row)) is not None:
+        return f"what belongs to {owner}"
+    differs = np.flatnonzero(row != own)
+    first, last = int(differs[0]), int(differs[-1])
+    if len(differs) < len(row) and not row[differs].any():
+        return f"its own, but zeros in {len(differs)} elements, from {first} to {last}"
+    for by in range(1, min(FAR, len(row) // 2) + 1):
+        if np.array_equal(row[by:], own[:-by]) or np.array_equal(row[:-by], own[by:]):
+            return f"its own, shifted by {by} element{'s' if by > 1 else ''}"
+    if len(differs) <= len(row) // 2:
+        return f"its own, but for {len(differs)} elements, from {first} to {last}"
+    return f"nobody's, {_shown(row)}"
+
+
+def _shown(row: NDArray) -> str:
+    more = ", ..." if len(row) > SHOWN else ""
+    return f"[{', '.join(str(number) for number in row[:SHOWN].astype(np.float32))}{more}]"
+
+
+def belongs(
+    got: tuple[NDArray, NDArray], stream: Positions | int, layer: int, positions: Positions, written: Written, exact: bool = True,
+    wanted: tuple[Reads, Reads] | None = None,
+) -> None:  # fmt: skip
+    """Raise Broken unless keys and values [n, heads, dim] are what belongs at these positions.
+
+    wanted: what the content reads as there, where that is not what was written; exact: to the bit, or within its slack.
+    """
+    for part in (KEYS, VALUES):
+        want = content(stream, layer, positions, written.heads, written.dim, part)
+        what = f"{PARTS[part]} of {'a sequence' if np.ndim(stream) else f'sequence {stream}'}, layer {layer}"
+        array = np.asarray(shaped(got[part], want.shape, what))
+        if array.dtype.kind != "f":
+            raise Broken(what, "float32 or a narrower float", str(array.dtype))
+        array = array.astype(np.float32, copy=False)
+        kept = wanted is None or (np.array_equal(wanted[part].values, want) and not wanted[part].slack.any())
+        if wanted is None or kept:
+            wrong = array != want
+        elif exact:
+            wrong = array != wanted[part].values
+        else:
+            wrong = ~(np.abs(array.astype(np.float64) - wanted[part].values) <= wanted[part].slack)
+        if wrong.any():
+            rows = wrong.any(axis=2)
+            n, head = (int(i) for i in np.argwhere(rows)[0])
+            place = Place(int(np.broadcast_to(stream, len(rows))[n]), layer, int(positions[n]), head, part)
+            own = want[n, head] if wanted is None else wanted[part].values[n, head]
+            said = named(array[n, head], place, written) if kept else _near(array[n, head], place)
+            raise Broken(f"{place} ({int(rows.sum())} of {rows.size} rows differ)", f"its own numbers, {_shown(own)}", said)
+
+
+def _near(row: NDArray, place: Place) -> str:
+    """Of a row that was quantized on its way."""
+    return "zeros" if not row.any() else f"{_shown(row)}, of {_shown(at(place, len(row)))}"

@@ -1,0 +1,126 @@
+"""`kvref soak`: a serving workload against every family that has tokens to keep."""
+
+import argparse
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from kvref_conformance.checking.registry import Check
+from kvref_conformance.conversation import interrupts
+from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.conversation.trace.store import save_failure
+from kvref_conformance.implementations import existing_folder, named
+from kvref_conformance.interface import offers
+from kvref_conformance.judging.asked import Asked, Effort
+from kvref_conformance.judging.judge import Ended, Failure, Judge
+from kvref_conformance.judging.start import start
+from kvref_conformance.outcome import CannotRun, Outcome
+from kvref_conformance.soak.run import Figures, soak
+from kvref_conformance.soak.servers import served
+from kvref_conformance.soak.show import bar, print_broken, print_figures
+
+FAILURES = Path(".kvref/failures")
+
+
+def soak_implementation(options: argparse.Namespace) -> int:
+    options.name = named(options)
+    if options.name is None:
+        raise CannotRun("expected a NAME or --exec COMMAND: what is to be judged (kvref list shows what there is)")
+    if not 0 < options.minutes < math.inf:
+        raise CannotRun(f"--minutes: expected a number above 0, got {options.minutes:g}")
+    if options.seed < 0:
+        raise CannotRun(f"--seed: expected an integer of at least 0, got {options.seed}")
+    if options.family is not None and options.family not in served():
+        raise CannotRun(f"--family: expected one of {', '.join(served())}, got {options.family!r}")
+    existing_folder("json", options.json)
+    judge = start(Asked(options.name, Effort(seed=options.seed, timeout=options.timeout), isolate=options.isolate))
+    try:
+        return _soak(options, judge)
+    finally:
+        judge.close()
+
+
+def _soak(options: argparse.Namespace, judge: Judge) -> int:
+    families = [each for each in served() if offers(judge.implementation, each) and options.family in (None, each)]
+    if not families:
+        raise CannotRun(f"{options.name}: nothing to soak, it does not offer {options.family or ' or '.join(served())}")
+    console, latest, broken = Console(highlight=False), dict[str, Figures](), dict[str, Outcome]()
+    interrupted = False
+    for family in families:
+        try:
+            with bar(Console(stderr=True), judge, latest):
+                latest.setdefault(family, Figures(family))
+                failure = _of_family(options, judge, family, 60 * options.minutes / len(families), latest)
+            if failure is not None:
+                broken[family] = judge.shown(failure)
+                saved = save_failure([broken[family]], FAILURES, f"LAW-18-{family}", options.name)
+                print_broken(console, broken[family], options.name, _again(options, family), _replayable(saved))
+        except KeyboardInterrupt:
+            interrupted = True
+            break
+    figures = [each for each in latest.values() if each.events or each.not_offered or each.family in broken]
+    print_figures(console, figures, broken)
+    if options.json:
+        _write(Path(options.json), options, judge, figures, broken, interrupted)
+    return _concluded(console, options, figures, broken, interrupted)
+
+
+def _of_family(
+    options: argparse.Namespace, judge: Judge, family: str, seconds: float, latest: dict[str, Figures]
+) -> Failure | None:
+    check = Check("LAW-18", family, a_serving_workload)
+    try:
+        soaked = judge.run(soak, family, options.seed, seconds)
+    except Ended as ended:  # the last call is all that is left of the conversation
+        return Failure(check, ended.conversation, ended.broken)
+    latest[family] = soaked.figures
+    if soaked.held is None or soaked.held.broken is None:
+        return None
+    return Failure(check, soaked.held.conversation, soaked.held.broken)
+
+
+def a_serving_workload(subject: Subject) -> None:
+    """What failures of a soak are called by."""
+
+
+def _replayable(saved: tuple[Outcome, Path] | None) -> Path | None:
+    """The trace, if it shows by itself what broke: of what was too large, or ended the process, only the soak can."""
+    return saved[1] if saved and json.loads(saved[0].trace[0])["judge"] == "model" else None
+
+
+def _again(options: argparse.Namespace, family: str) -> list[str]:
+    command = ["kvref", "soak", options.name, "--family", family, "--minutes", f"{options.minutes:g}"]
+    return [*command, "--seed", str(options.seed)] if options.seed else command
+
+
+def _write(
+    path: Path, options: argparse.Namespace, judge: Judge, figures: list[Figures], broken: dict[str, Outcome], interrupted: bool
+) -> None:
+    said = {"name": options.name, "version": judge.implementation.version, "seed": options.seed, "minutes": options.minutes}
+    families = []
+    for each in figures:
+        outcome = broken.get(each.family)
+        failed = outcome and {"what": outcome.what, "expected": outcome.expected, "got": outcome.got}
+        families.append({**asdict(each), "tokens_checked_a_second": each.rate, "failed": failed})
+    path.write_text(json.dumps({**said, "interrupted": interrupted, "families": families}, indent=1) + "\n", encoding="utf-8")
+
+
+def _concluded(
+    console: Console, options: argparse.Namespace, figures: list[Figures], broken: dict[str, Outcome], interrupted: bool
+) -> int:
+    if broken:
+        console.print(Text(f"not conformant: breaks LAW-18 ({', '.join(broken)})", style="bold red"))
+    if interrupted:
+        console.print(Text("interrupted: this is what was found until then", style="bold yellow"))
+        return interrupts.EXIT_INTERRUPTED
+    if broken:
+        return 1
+    if not any(each.tokens_checked for each in figures):
+        console.print(Text("not judged: no token was looked at", style="bold yellow"))
+        return 2
+    console.print(Text(f"every token was where it belongs: {sum(each.tokens_checked for each in figures):,}", style="bold green"))
+    return 0

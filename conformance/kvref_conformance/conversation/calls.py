@@ -1,0 +1,265 @@
+"""One call after another: arrays into the implementation's own type and back, limits of time, what was said written down."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+import numpy as np
+from array_api_compat import is_writeable_array
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.conversation import interrupts
+from kvref_conformance.conversation.drivers.guard import Patience, TimedOut, time_limit
+from kvref_conformance.conversation.drivers.replies import plain, shown
+from kvref_conformance.conversation.drivers.stdio import OverStdio
+from kvref_conformance.conversation.exchange import (
+    SHOWN_VALUES,
+    Exchange,
+    Given,
+    On,
+    Reply,
+    Request,
+    Summary,
+    error_of,
+    kinds_of,
+    note_given,
+    referring,
+    show,
+    summarised,
+)
+from kvref_conformance.conversation.handle import Handle
+from kvref_conformance.conversation.operations import made_by, operations
+from kvref_conformance.conversation.place import defined_at
+from kvref_conformance.interface import Implementation
+from kvref_conformance.outcome import Broken, Declined, Hung, NotOffered
+
+WRITTEN_IN_PLACE = ("store", "buffer")  # the arguments that a kernel may change
+STORED = ("codes", "scale", "zero")  # the arguments that are handed back as they were given, in whatever dtype
+KEPT_BYTES = 2**24  # a larger array is not kept in the conversation
+KEPT_IN_ALL = 2**28  # nor is any that would make them more than this together
+
+
+class Own:
+    """An array of the implementation's own type, handed in as it is: for checks of memory and strides."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def fill(self, value: float) -> None:
+        """Overwrite it. Raises NotOffered where arrays are immutable."""
+        writable(self.array, "arrays that can be written to")
+        self.array[...] = value
+
+
+def writable(array: Any, what: str) -> None:
+    """Raises NotOffered, of what cannot be seen, where nothing can be written into an array: JAX's, NumPy's if read-only."""
+    if not (hasattr(type(array), "__setitem__") and is_writeable_array(array)):
+        raise NotOffered(what)
+
+
+class Calls(ABC):
+    """The calls of one conversation, each made, judged by whoever listens, and kept."""
+
+    def __init__(self, implementation: Implementation, patience: Patience | None) -> None:
+        self.implementation = implementation
+        self.patience = patience or Patience()
+        self.conversation: list[Exchange] = []
+        self.held: dict[int, Any] = {}  # what the implementation made, by the id of the request
+        self.made: dict[int, dict[str, Any]] = {}  # and its sizes
+        self.watchers: list[Callable[[Any, Exchange], None]] = []  # see every request before it is made
+        self.listeners: list[Callable[[Exchange], None]] = []  # and every reply
+        self.changed: Broken | None = None  # an argument that an operation changed
+        self._quiet = False
+        self._ids = count(1)
+        self._given: Given = {}
+        self._kept = 0  # bytes of arrays in the conversation
+        self.by_value = isinstance(implementation, OverStdio)  # arrays go there and back as copies, and calls one by one
+        if isinstance(implementation, OverStdio):
+            implementation.begin()
+
+    @abstractmethod
+    def call(self, op: str, on: int | None, args: dict[str, Any], as_is: bool = False) -> Any: ...
+
+    @abstractmethod
+    def factory(self, family: str) -> Callable[..., Any]: ...
+
+    @abstractmethod
+    def own(self, values: Any) -> Own: ...
+
+    def forget_conversation(self) -> None:
+        """For what makes more calls than could be kept."""
+        self.conversation, self._kept = [], 0
+
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """Calls that only look, too many for a person to read, are left out of what a failure shows."""
+        before, self._quiet = self._quiet, True
+        try:
+            yield
+        finally:
+            self._quiet = before
+
+    def make(self, op: str, on: int | None, args: dict[str, Any], as_is: bool) -> Any:
+        """Perform an operation that there is, and keep the exchange."""
+        written = {name: _written(self, value) for name, value in args.items()}
+        request = referring(Request(next(self._ids), op, on, written), self._given)
+        exchange = Exchange(request, quiet=self._quiet)
+        function, hint = self._target(request)
+        self.conversation.append(exchange)
+        for watch in self.watchers:
+            watch(self, exchange)
+        limit = self.patience.limit(op)
+        try:
+            with time_limit(limit), interrupts.prompt():
+                result = self._answer(exchange, function, hint, args, as_is)
+        except TimedOut as late:
+            self.patience.hung.add(op)
+            raise Hung(op, f"an answer within {limit:g} s", late.got) from None
+        except NotOffered:
+            self.conversation.remove(exchange)
+            raise
+        except Broken:
+            raise
+        except Exception:
+            if exchange.reply is not None:
+                self._listen(exchange)
+            raise
+        self._listen(exchange)
+        self._keep_reply(exchange)
+        return result
+
+    def _keep_reply(self, exchange: Exchange) -> None:
+        ok = exchange.reply.ok if exchange.reply else None
+        if self._kept > KEPT_IN_ALL:
+            exchange.reply = Reply(summarised(ok))
+        self._kept += sum(part.nbytes for part in (ok if isinstance(ok, tuple) else (ok,)) if isinstance(part, np.ndarray))
+
+    def _listen(self, exchange: Exchange) -> None:
+        for listen in self.listeners:
+            listen(exchange)
+
+    def _answer(self, exchange: Exchange, function: Callable[..., Any], hint: Any, args: dict[str, Any], as_is: bool) -> Any:
+        """Make the call, and note the reply."""
+        request = exchange.request
+        own = {name: self._own(exchange, name, value) for name, value in args.items()}
+        result = self._run(exchange, function, own)
+        self._look_for_changes(request, own)
+        try:
+            if family := request.family if request.name == "new" else made_by(hint):
+                _look_at_made(request.op, family, result, function)
+                self.held[request.id] = result
+                # As plain integers, whatever type they were given in: the judge does sums with them.
+                self.made[request.id] = {name: int(size) if isinstance(size, np.integer) else size for name, size in args.items()}
+                exchange.reply = Reply(On(request.id))
+                return Handle(self, family, request.id)
+            if as_is and getattr(result, "nbytes", 0) > KEPT_BYTES:
+                exchange.reply = Reply(Summary.of(result))
+                return result
+            exchange.reply = Reply(plain(self.implementation, result, hint, request.op))
+            note_given(exchange, self._given)
+        except Broken as malformed:
+            exchange.reply = Reply(malformed.got)
+            raise
+        return result if as_is else exchange.reply.ok
+
+    def kept(self, array: NDArray) -> Any:
+        """An array as it is now, for the conversation."""
+        if array.nbytes > KEPT_BYTES or (self._kept > KEPT_IN_ALL and array.size > SHOWN_VALUES):
+            return Summary.of(array)
+        self._kept += array.nbytes
+        return array.copy()
+
+    def _target(self, request: Request) -> tuple[Callable[..., Any], Any]:
+        """What to call, and the annotation of what it returns. Raises NotOffered."""
+        if request.name == "new":
+            return self.factory(request.family), None
+        assert request.on is not None
+        held, operation = self.held[request.on], operations(request.family)[request.name]
+        if not hasattr(type(held), request.name) and not hasattr(held, request.name):
+            raise Declined(request.op)
+        if operation.attribute:
+            return (lambda: getattr(held, request.name)), operation.reply
+        if not callable(getattr(held, request.name)):
+            raise Declined(request.op)  # something of its own that is called the same
+        return getattr(held, request.name), operation.reply
+
+    def _run(self, exchange: Exchange, function: Callable[..., Any], args: dict[str, Any]) -> Any:
+        given = exchange.request.given
+        positional = [args[name] for name in given]
+        named = {name: value for name, value in args.items() if name not in given}
+        try:
+            return function(*positional, **named)
+        except (KeyboardInterrupt, TimedOut, Hung):
+            raise
+        except BaseException as error:
+            said = error_of(error)
+            if "NotOffered" in kinds_of(error):
+                raise (NotOffered if exchange.request.name == "new" else Declined)(said.message) from error
+            if not said.where:  # the arguments do not fit it
+                said = replace(said, where=defined_at(function))
+            exchange.reply = Reply(error=said)
+            if isinstance(error, Exception):
+                raise
+            raise Broken(exchange.request.op, "a result or an error", f"{said.kind}: {said.message}") from None
+
+    def _look_for_changes(self, request: Request, own: dict[str, Any]) -> None:
+        """Whether an array handed in is as it was: LAW-16 is for whoever asks."""
+        for name, before in request.args.items():
+            after = _seen(self, own[name]) if isinstance(before, np.ndarray) and name not in WRITTEN_IN_PLACE else None
+            if after is not None:
+                if after.dtype != before.dtype:
+                    with np.errstate(over="ignore"):
+                        before = before.astype(after.dtype)
+                if after.dtype.name == "bfloat16":  # whose NaNs NumPy does not know
+                    before, after = before.astype(np.float32), after.astype(np.float32)
+                if not np.array_equal(before, after, equal_nan=before.dtype.kind == "f"):
+                    self.changed = Broken(f"the array given to {request.op} as {name}", "unchanged", "changed", clause="LAW-16")
+
+    def _own(self, exchange: Exchange, name: str, argument: Any) -> Any:
+        if isinstance(argument, Handle):
+            return self.held[argument.id]
+        if isinstance(argument, On):
+            return self.held[argument.id]
+        if isinstance(argument, Own):
+            return argument.array
+        if not isinstance(argument, np.ndarray):
+            return argument
+        try:
+            return self.implementation.asarray(argument) if name in STORED else self.own(argument).array
+        except Exception as error:
+            said = error_of(error)
+            if "NotOffered" in kinds_of(error):
+                raise NotOffered(said.message) from error
+            exchange.reply = Reply(error=said)
+            what, got = f"an array, from {show(argument)}", f"{said.kind}: {said.message}"
+            raise Broken("asarray", what, got, where=said.where) from error
+
+
+def _look_at_made(op: str, family: str, made: Any, factory: Callable[..., Any]) -> None:
+    """Raise Broken for what has nothing that could be called, such as None: to pass it by would be to call it right."""
+    names = list(operations(family))
+    if not any(hasattr(type(made), name) or hasattr(made, name) for name in names):
+        expected = f"an object that has operations of {family}: {', '.join(names[:4])}{', ...' if names[4:] else ''}"
+        raise Broken(op, expected, shown(made), where=defined_at(factory))
+
+
+def _written(subject: Calls, argument: Any) -> Any:
+    """An argument as it is kept: arrays as they are now, objects by their id."""
+    if isinstance(argument, Handle):
+        return On(argument.id)
+    if isinstance(argument, Own):
+        argument = _seen(subject, argument.array)
+    if isinstance(argument, np.ndarray):
+        return subject.kept(argument)
+    return list(argument) if isinstance(argument, range) else argument
+
+
+def _seen(subject: Calls, array: Any) -> Any:
+    """An array of the implementation's as NumPy's, or None for one that it takes and cannot give back."""
+    try:
+        return np.asarray(subject.implementation.to_numpy(array))
+    except Exception:
+        return None

@@ -1,0 +1,112 @@
+"""What an implementation returned, as plain data, if it is what the interface says: arrays, numbers, statistics."""
+
+from functools import cache
+from numbers import Integral, Real
+from types import SimpleNamespace
+from typing import Any, get_args, get_origin, get_type_hints
+
+import numpy as np
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.conversation.exchange import error_of, show
+from kvref_conformance.interface import Implementation, Statistics
+from kvref_conformance.outcome import Broken, NotOffered
+
+
+class Stats(dict[str, Any]):
+    """Statistics by name; what an implementation leaves out is not offered."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self:
+            raise NotOffered(f"stats().{name}")
+        return self[name]
+
+
+class Malformed(Exception):
+    """Says what the interface expects instead."""
+
+
+def plain(implementation: Implementation, result: Any, hint: Any, what: str) -> Any:
+    """`result` as `hint` says it is. Raises Broken where it is not."""
+    try:
+        return _plain(implementation, result, hint)
+    except Malformed as expected:
+        raise Broken(what, str(expected), shown(result)) from None
+    except NotOffered:
+        raise
+    except Exception as error:  # to_numpy's, or that of something which is not what it seems
+        said = error_of(error)
+        raise Broken(what, "a result that to_numpy can read", f"{said.kind}: {said.message}") from error
+
+
+def _plain(implementation: Implementation, result: Any, hint: Any) -> Any:
+    if hint is type(None):
+        return None
+    if Statistics in getattr(hint, "__mro__", ()):
+        fields = _fields(hint)
+        if isinstance(result, dict):  # from over a pipe
+            result = SimpleNamespace(**result)
+        return Stats(
+            (name, _plain(implementation, getattr(result, name), fields[name])) for name in fields if hasattr(result, name)
+        )
+    if get_origin(hint) is tuple:
+        parts = get_args(hint)
+        if not isinstance(result, tuple | list) or len(result) != len(parts):
+            raise Malformed(f"{len(parts)} arrays")
+        return tuple(_plain(implementation, part, each) for part, each in zip(result, parts, strict=True))
+    value = _numpy(implementation, result)
+    if hint is int or hint is float:
+        return _number(value, hint)
+    if hint is Any:
+        if not isinstance(value, np.ndarray):
+            raise Malformed("an array")
+        return value
+    if hint is str:
+        if not isinstance(value, str):
+            raise Malformed("a string")
+        return value
+    if get_origin(hint) is dict:
+        return {int(name): _number(part, int) for name, part in dict(value).items()}
+    return _one_of(value, get_args(hint))
+
+
+_fields = cache(get_type_hints)  # looked up again for every reply they take longer than the call
+
+
+def _one_of(value: Any, hints: tuple[Any, ...]) -> Any:
+    """The unions of the interface: a number, an array or nothing, and integers as a list or an array."""
+    if value is None and type(None) in hints:
+        return None
+    if int in hints:
+        return _number(value, int)
+    if type(None) in hints:
+        if not isinstance(value, np.ndarray):
+            raise Malformed("an array or None")
+        return value
+    if isinstance(value, np.ndarray | list | tuple | range) and np.ndim(value) == 1:
+        return [_number(each, int) for each in value]
+    raise Malformed("integers, as a list or an array of one axis")
+
+
+def _number(value: Any, kind: type) -> int | float:
+    value = value[()] if isinstance(value, np.ndarray) and value.ndim == 0 else value
+    if isinstance(value, bool | np.bool_) or not isinstance(value, Integral if kind is int else Real):
+        raise Malformed("an integer" if kind is int else "a number")
+    return int(value) if isinstance(value, Integral) and kind is int else float(value)
+
+
+def _numpy(implementation: Implementation, result: Any) -> Any:
+    """An array as NumPy's, with memory of its own, and a narrow float widened. float64 stays, for a check to refuse."""
+    if not (hasattr(result, "shape") and hasattr(result, "dtype")):
+        return result
+    # NumPy's scalars are numbers of any library: a `to_numpy` that is written for another's arrays need not know them.
+    array: NDArray = np.asarray(result if isinstance(result, np.generic) else implementation.to_numpy(result))
+    return array.copy() if array.dtype.kind in "iub" or array.dtype == np.float64 else array.astype(np.float32)
+
+
+def shown(result: Any) -> str:
+    """A few words, whatever it is: its repr may be long, or raise."""
+    try:
+        return f"{type(result).__name__} {show(result)}"[:100]
+    except Exception:
+        return type(result).__name__

@@ -1,0 +1,35 @@
+"""An object of the implementation's, as a check holds it."""
+
+from typing import TYPE_CHECKING, Any
+
+from kvref_conformance.conversation.operations import operations
+
+if TYPE_CHECKING:
+    from kvref_conformance.conversation.calls import Calls
+
+
+class Handle:
+    """An object of the implementation's: attributes and methods as the interface names them."""
+
+    def __init__(self, subject: "Calls", family: str, id: int) -> None:
+        self._subject, self._family, self.id = subject, family, id
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name not in operations(self._family):
+            raise AttributeError(f"{self._family} has no operation {name!r}")
+        if operations(self._family)[name].attribute:
+            return self._call(name, (), {})
+        return lambda *args, **kwargs: self._call(name, args, kwargs)
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The sizes that it was made with."""
+        return self._subject.made[self.id]
+
+    def as_is(self, name: str, *args: Any) -> Any:
+        """Call a method and leave its result the implementation's own, for checks of memory."""
+        return self._call(name, args, {}, as_is=True)
+
+    def _call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], as_is: bool = False) -> Any:
+        everything = dict(zip(operations(self._family)[name].parameters, args, strict=False)) | kwargs
+        return self._subject.call(f"{self._family}.{name}", self.id, everything, as_is)

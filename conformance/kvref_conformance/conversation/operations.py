@@ -1,0 +1,64 @@
+"""The interface as data: the operations of each family, read off its typed protocols."""
+
+import inspect
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, get_type_hints
+
+from kvref_conformance.families import all_families
+
+
+@cache
+def protocols() -> dict[str, type]:
+    """The typed protocol of each family, and of what an object of one hands out ("buffer"), by name."""
+    found: dict[str, type] = {}
+    for family in all_families().values():
+        found |= {family.name: family.protocol, **getattr(family.interface, "HANDED_OUT", {})}
+    return found
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A method or an attribute of a family's protocol.
+
+    parameters: those that may be passed by position. arguments: the annotations of all by name. reply: that of what comes back.
+    """
+
+    name: str
+    parameters: tuple[str, ...]
+    reply: Any
+    attribute: bool
+    arguments: dict[str, Any] = field(default_factory=dict, hash=False)
+    says: Any = None  # the annotation of what comes back, with the shapes of arrays
+
+
+@cache
+def operations(family: str) -> dict[str, Operation]:
+    """By name, for a family or for "buffer", what a pool hands out."""
+    protocol = protocols()[family]
+    found = {name: Operation(name, (), hint, True) for name, hint in get_type_hints(protocol).items()}
+    for name, method in vars(protocol).items():
+        if inspect.isfunction(method) and not name.startswith("_"):
+            found[name] = _operation(method)
+    return found
+
+
+@cache
+def made_by(reply: Any) -> str | None:
+    """The name of the object that an operation hands out, by the annotation of its reply; None where it hands out none."""
+    return next((name for name, protocol in protocols().items() if protocol is reply), None)
+
+
+@cache
+def factory(family: str) -> Operation:
+    """What makes an object of a family."""
+    return _operation(all_families()[family].interface.Factory.__call__)
+
+
+def _operation(method: Any) -> Operation:
+    every = inspect.signature(method).parameters.values()
+    parameters = tuple(each.name for each in every if each.kind is each.POSITIONAL_OR_KEYWORD and each.name != "self")
+    named = get_type_hints(method, include_extras=True)
+    reply = get_type_hints(method)["return"]
+    arguments = {each.name: named[each.name] for each in every if each.name in named and each.kind is not each.VAR_KEYWORD}
+    return Operation(method.__name__, parameters, reply, False, arguments, named["return"])

@@ -1,0 +1,194 @@
+"""An implementation as a check sees it: NumPy arrays in and out, within its limits, through others where it lacks an operation.
+
+A check says what it wants in NumPy; the `Subject` turns arrays into the implementation's own type and back, turns a missing
+family or method into NotOffered, holds the implementation to its limits, and keeps the conversation so that a failure can be
+shown, shrunk and held again.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from kvref_conformance.conversation.calls import STORED, Calls, Own
+from kvref_conformance.conversation.derived import derivations, in_turn, pieces
+from kvref_conformance.conversation.drivers.guard import Patience
+from kvref_conformance.conversation.drivers.replies import plain
+from kvref_conformance.conversation.handle import Handle
+from kvref_conformance.families import all_families, names
+from kvref_conformance.interface import Implementation, Level
+from kvref_conformance.limits import Limits
+from kvref_conformance.oracle.elements import round_to
+from kvref_conformance.oracle.formats import PLAIN
+from kvref_conformance.outcome import Declined, NotOffered
+
+
+class Subject(Calls):
+    """The implementation under one check, with random numbers of the check's own."""
+
+    def __init__(
+        self,
+        implementation: Implementation,
+        rng: np.random.Generator,
+        patience: Patience | None = None,
+        family: str = "",
+        clause: str = "",
+    ) -> None:
+        """family: of which the limits count. clause: the check's, which no derivation may take for granted."""
+        super().__init__(implementation, patience)
+        self.rng = rng
+        self.family, self.clause = family, clause
+        self.limits = Limits(getattr(implementation, "limits", None))
+        self.through: dict[str, str] = {}  # operations that were made of others, and how
+        self._deriving: list[str] = []
+
+    @property
+    def level(self) -> Level:
+        return self.implementation.level
+
+    def formats(self, *wanted: str) -> list[str]:
+        """Those of the wanted formats that it has. Raises NotOffered where it has none."""
+        allowed = self.limits.dtypes(self.family)
+        found = [name for name in wanted if name in self.implementation.formats and (name in allowed or name not in PLAIN)]
+        if not found:
+            raise NotOffered(f"format {' or '.join(wanted)}")
+        return found
+
+    def size(self, name: str, wanted: int) -> int:
+        """Of a size, or an argument of the family, the allowed value that is nearest to the one that is wanted."""
+        found: int = self.limits.nearest(self.family, name, wanted)
+        return found
+
+    def need(self, **least: int) -> None:
+        """Raises NotOffered, with the reason, where what the limits allow nearest to one of these is less."""
+        for name, value in least.items():
+            if self.size(name, value) < value:
+                raise NotOffered(f"{name} {value}, where its limits say {self.limits.of(self.family, name)}")
+
+    def integers(self, *wanted: int) -> list[int]:
+        """Those of some integers that its types have: where they know no negative ones, the others."""
+        signed = self.limits.switch(self.family, "negative_integers")
+        return [each for each in wanted if each >= 0 or signed]
+
+    @property
+    def heads(self) -> int:
+        return self.size("num_kv_heads", 2)
+
+    @property
+    def dim(self) -> int:
+        return self.size("head_dim", 5)
+
+    @property
+    def dtype(self) -> str:
+        """What plain arrays are handed in as, and caches made with unless a check asks for another."""
+        taken = self.limits.dtypes(self.family)
+        return next((name for name in taken if name in self.implementation.formats), taken[0])  # its formats may all be codes
+
+    def in_this_process(self, what: str = "memory shared with the judge") -> None:
+        """Raises NotOffered, of what cannot be seen, where the implementation is at the other end of a pipe."""
+        if self.by_value:
+            raise NotOffered(f"{what}, which cannot be seen through a pipe")
+
+    def factory(self, family: str) -> Callable[..., Any]:
+        """What makes an object of a family. Raises NotOffered."""
+        assert family in names(), family
+        found: Callable[..., Any] | None = getattr(self.implementation, family, None)
+        if found is None:
+            raise NotOffered(f"family {family}")
+        for switch, counting in all_families()[family].counted_as.items():
+            if self.limits.switch(family, switch):
+                found = partial(counting, found)
+        return found
+
+    def new(self, family: str, **config: Any) -> "Handle":
+        """A new object of a family. Raises NotOffered."""
+        self.factory(family)
+        made = self.call(f"{family}.new", None, config)
+        assert isinstance(made, Handle)
+        return made
+
+    def own(self, values: Any) -> Own:
+        """float32 goes in as a narrower float where that alone is taken."""
+        handed = self.limits.dtypes(self.family)[0]
+        if handed != "float32" and isinstance(values, np.ndarray) and values.dtype == np.float32:
+            with np.errstate(over="ignore"):
+                values = values.astype(narrow(handed))
+        return Own(self.implementation.asarray(values))
+
+    def numpy(self, array: Any) -> Any:
+        """An array of the implementation's as NumPy's."""
+        return plain(self.implementation, array, Any, "an array")
+
+    def call(self, op: str, on: int | None, args: dict[str, Any], as_is: bool = False) -> Any:
+        """Perform an operation, through others where it is declined. Arrays come back as NumPy's, or untouched if `as_is`.
+
+        Raises what the implementation raises, NotOffered, or Broken where it hung, left its process, or returned no such thing
+        as the interface says.
+        """
+        if self.limits.declared:
+            args = {name: self._handed(name, value) for name, value in args.items()}
+            if (parts := self._in_pieces(op, args)) is not None:
+                return in_turn(partial(self.call, op, on, part) for part in parts)
+        try:
+            return self.make(op, on, args, as_is)
+        except Declined as declined:
+            if on is None or as_is:
+                raise
+            return self._derived(op, on, args, declined)
+
+    def _handed(self, name: str, value: Any) -> Any:
+        """An argument with the numbers that it has once it is handed in: what passes the end of a narrow float is infinite."""
+        handed = self.limits.dtypes(self.family)[0]
+        narrowed = isinstance(value, np.ndarray) and value.dtype == np.float32 and name not in STORED
+        return round_to(value, handed) if narrowed else value
+
+    def _in_pieces(self, op: str, args: dict[str, Any]) -> list[dict[str, Any]] | None:
+        """The arguments in pieces of as many tokens as are taken at once; None where they are not too many. Raises NotOffered."""
+        if not self.limits.switch(self.family, "negative_integers") and _negative(args):
+            raise NotOffered("negative integers, which its types do not have")
+        limit = self.limits.of(self.family, "tokens")
+        parts = pieces(op, args, limit)
+        if parts is not None:
+            if self.clause == "LAW-06":
+                raise NotOffered(f"more than {limit.largest} tokens in one call, where its limits say so")
+            size = "one token" if limit.largest == 1 else f"at most {limit.largest} tokens"
+            self.through.setdefault(op, f"{op} through pieces of {size}")
+        return parts
+
+    def _derived(self, op: str, on: int, args: dict[str, Any], declined: Declined) -> Any:
+        """The same through other operations. Raises what those raise, and `declined` where there is no way."""
+        handle = Handle(self, op.partition(".")[0], on)
+        for way in derivations(op):
+            if op in self._deriving or self.clause == way.clause or (way.cuts and self.clause == "LAW-06"):
+                continue
+            before = dict(self.through)
+            self.through.setdefault(op, f"{op} through {' and '.join(way.of)}")
+            self._deriving.append(op)
+            try:
+                return way.made(handle, **args)
+            except Declined:
+                self.through = before  # what this way takes is missing too
+            except NotOffered:
+                self.through = before
+                raise
+            finally:
+                self._deriving.pop()
+        raise declined
+
+
+def narrow(dtype: str) -> Any:
+    """NumPy's dtype of this name. Raises NotOffered where there is none here."""
+    if dtype == "float16":
+        return np.float16
+    try:
+        from ml_dtypes import bfloat16
+    except ImportError as error:
+        raise NotOffered("bfloat16 arrays (the judge makes them with ml_dtypes)") from error
+    return bfloat16
+
+
+def _negative(args: Mapping[str, Any]) -> bool:
+    """Whether an integer among the arguments is negative."""
+    values = [each for value in args.values() for each in (value if isinstance(value, list | tuple) else [value])]
+    return any(isinstance(each, int | np.integer) and each < 0 for each in values)

@@ -1,0 +1,47 @@
+"""A conversation judged as it is held: each reply by what the oracle's model says it must be."""
+
+from typing import Any
+
+from kvref_conformance.conversation.exchange import Exchange
+from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.oracle.expected import Expected
+from kvref_conformance.oracle.witness import Witness
+from kvref_conformance.outcome import Broken, NotOffered
+
+
+class Dialogue:
+    def __init__(self, subject: Subject) -> None:
+        self.subject = subject
+        self.witness = Witness(subject.level, subject.limits)
+        self._expected: Expected | None = None
+        self._judged: Exchange | None = None
+        subject.watchers.append(self._expect)
+        subject.listeners.append(self._judge)
+
+    def say(self, op: str, on: int | None, args: dict[str, Any]) -> Any:
+        """Make a call, or those that it is made of. Gives the result, or None where it raised as it had to.
+
+        Raises Broken, with its clause, where it did not do as it must; NotOffered; Unknown where no model speaks for it.
+        """
+        self._expected = self._judged = None
+        try:
+            return self.subject.call(op, on, args)
+        except Broken as broken:
+            broken.clause = broken.clause or (self._expected.clause if self._expected else "")
+            raise
+        except NotOffered:
+            raise
+        except Exception:
+            if self._judged is None or self._judged is not self.subject.conversation[-1]:
+                raise  # the judge's own
+            return None
+
+    def _expect(self, subject: Subject, exchange: Exchange) -> None:
+        self._expected = self.witness.expect(exchange.request)
+
+    def _judge(self, exchange: Exchange) -> None:
+        assert self._expected is not None
+        if self.subject.changed:
+            raise self.subject.changed
+        self.witness.judge(exchange, self._expected)
+        self._judged = exchange

@@ -1,0 +1,91 @@
+"""Values as JSON, and back: what goes over a pipe and into a file.
+
+An array is {"dtype", "shape", "base64"}, little-endian and in C order, and one of no axes is a number of that type; an object is
+{"handle": id}; what an earlier request gave is {"reply": id}; what JSON cannot hold is {"number": "nan"}, "inf" or "-inf".
+"""
+
+import base64
+import math
+from typing import Any
+
+import numpy as np
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.conversation.exchange import On, Reply, ReplyTo
+
+DTYPES = (
+    "float32", "float64", "float16", "bfloat16", "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
+)  # fmt: skip
+
+
+class NotWire(Exception):
+    """Says what is wrong with a JSON value."""
+
+
+def to_wire(value: Any) -> Any:
+    """Something that json.dumps takes."""
+    if isinstance(value, On):
+        return {"handle": value.id}
+    if isinstance(value, ReplyTo):
+        return {"reply": value.id}
+    if isinstance(value, np.ndarray | np.generic):
+        return _array_to_wire(np.asarray(value))
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"number": str(value)}
+    if isinstance(value, dict):
+        return {str(name): to_wire(part) for name, part in value.items()}
+    if isinstance(value, tuple | list):
+        return [to_wire(part) for part in value]
+    return value if value is None or isinstance(value, bool | int | float | str) else repr(value)
+
+
+def _array_to_wire(array: NDArray) -> dict[str, Any]:
+    little = array.astype(array.dtype.newbyteorder("<")) if array.dtype.byteorder == ">" else array
+    text = base64.b64encode(np.ascontiguousarray(little).tobytes()).decode("ascii")
+    return {"dtype": array.dtype.name, "shape": list(array.shape), "base64": text}
+
+
+def from_wire(value: Any) -> Any:
+    """What `to_wire` was given. Raises NotWire."""
+    if isinstance(value, list):
+        return [from_wire(part) for part in value]
+    if not isinstance(value, dict):
+        return value
+    if "base64" in value:
+        return _array_from_wire(value)
+    if set(value) == {"handle"}:
+        return On(value["handle"])
+    if set(value) == {"reply"}:
+        return ReplyTo(value["reply"])
+    if set(value) == {"number"}:
+        return float(value["number"])
+    return {name: from_wire(part) for name, part in value.items()}
+
+
+def _array_from_wire(value: dict[str, Any]) -> NDArray:
+    if set(value) != {"dtype", "shape", "base64"} or value["dtype"] not in DTYPES:
+        raise NotWire(f"array: expected dtype (one of {', '.join(DTYPES)}), shape and base64, got {sorted(value)}")
+    try:
+        raw = base64.b64decode(value["base64"], validate=True)
+        array = np.frombuffer(raw, dtype=_dtype(value["dtype"])).reshape(value["shape"])
+    except (ValueError, TypeError) as error:
+        raise NotWire(f"array: {error}") from None
+    return array.copy()[()]  # of no axes: a number of that type
+
+
+def _dtype(name: str) -> Any:
+    if name != "bfloat16":
+        return np.dtype(name)
+    try:
+        from ml_dtypes import bfloat16
+    except ImportError:
+        raise NotWire("an array of bfloat16 needs ml_dtypes (pip install ml_dtypes)") from None
+    return np.dtype(bfloat16)
+
+
+def reply_to_wire(reply: Reply | None) -> dict[str, Any]:
+    if reply is None:
+        return {"none": True}
+    if reply.error:
+        return {"error": {"kind": reply.error.kind, "message": reply.error.message}}
+    return {"ok": to_wire(reply.ok)}

@@ -1,0 +1,36 @@
+"""Operations of the block pool made of others."""
+
+from functools import partial
+
+from kvref_conformance.conversation.derived import Derived, in_turn
+from kvref_conformance.conversation.handle import Handle
+from kvref_conformance.outcome import NotOffered
+
+
+def several_one_by_one(pool: Handle, count: int) -> list[int]:
+    if count < 0:
+        raise NotOffered("a negative number of blocks, one by one")
+    taken = list[int]()
+    in_turn(partial(lambda: taken.append(pool.allocate())) for _ in range(count))
+    return taken
+
+
+def used_share(pool: Handle) -> float:
+    total, free = pool.config["num_blocks"], pool.num_free
+    return (total - free) / total if total else 0.0
+
+
+def free_of_what_is_used(pool: Handle) -> int:
+    total = pool.config["num_blocks"]
+    return int(total - round(total * pool.utilization))
+
+
+DERIVED = (
+    Derived("num_blocks", "BLOCK-01", ("num_free", "num_used"), lambda pool: pool.num_free + pool.num_used),
+    Derived("num_free", "LAW-03", ("num_used",), lambda pool: pool.config["num_blocks"] - pool.num_used),
+    Derived("num_free", "BLOCK-06", ("utilization",), free_of_what_is_used),
+    Derived("num_used", "LAW-03", ("num_free",), lambda pool: pool.config["num_blocks"] - pool.num_free),
+    Derived("utilization", "BLOCK-06", ("num_free",), used_share),
+    Derived("allocate_many", "BLOCK-07", ("allocate",), several_one_by_one),
+    Derived("allocate", "BLOCK-07", ("allocate_many",), lambda pool: pool.allocate_many(1)[0]),
+)

@@ -1,0 +1,30 @@
+"""The pool of blocks."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from kvref.array import Array
+
+# The errors that each operation may have to answer with; what `new` has to refuse is always a ConfigError.
+ERRORS: dict[str, str] = {
+    "allocate": "OutOfBlocks",
+    "allocate_many": "OutOfBlocks PositionOutOfRange",
+    "free": "BlockNotAllocated",
+}
+
+
+class Blocks(Protocol):
+    num_blocks: int
+    num_free: int
+    num_used: int
+    utilization: float
+
+    def allocate(self) -> int: ...
+    def allocate_many(self, count: int) -> Sequence[int] | Array: ...
+    def free(self, block: int) -> None: ...
+
+
+class Factory(Protocol):
+    """What makes one: it is given every size by name."""
+
+    def __call__(self, *, num_blocks: int) -> Blocks: ...

@@ -1,0 +1,12 @@
+"""Each operation once."""
+
+from kvref_conformance.checking.steps import Steps, of, owned
+
+
+def steps(dim: int, format: str) -> Steps:
+    return {
+        **owned("blocks", {
+            "num_blocks": of(), "num_free": of(), "num_used": of(), "utilization": of(), "allocate": of(),
+            "allocate_many": of(count=1), "free": of(block=lambda got: got["blocks.allocate"]),
+        }),
+    }  # fmt: skip

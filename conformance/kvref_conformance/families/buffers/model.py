@@ -1,0 +1,154 @@
+"""The buffer pool as counts by size class, and a buffer as a list of values."""
+
+from typing import Any, ClassVar
+
+import numpy as np
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.oracle.expected import (
+    Arrays,
+    Expected,
+    Gives,
+    Refused,
+    Unjudged,
+    Value,
+    exactly,
+    float32,
+    not_in_range,
+    tokens_of,
+    wrong_arrays,
+)  # fmt: skip
+from kvref_conformance.oracle.model import Look, Model
+
+CLASSES = tuple(kib * 1024 for kib in (1, 4, 16, 64, 256))
+
+
+def class_of(num_bytes: int) -> int:
+    """The smallest class that holds so many bytes; 0 where none does."""
+    return next((size for size in CLASSES if num_bytes <= size), 0)
+
+
+class Buffers(Model):
+    family = "buffers"
+    blamed: ClassVar = {("prewarm", "stats"): "BUF-06", "stats": "BUF-03"}
+    blamed_after_refusal = "BUF-03"
+
+    def __init__(self, *, max_buffers: int) -> None:
+        super().__init__()
+        self.most = max_buffers
+        self.hits = self.misses = self.allocations = self.returns = self.drops = 0
+        self.free = dict.fromkeys(CLASSES, 0)
+
+    def looks(self) -> list[Look]:
+        return [("stats", {})]
+
+    def acquire(self, num_bytes: Any) -> Expected:
+        if wrong := not_in_range(num_bytes, None, "PositionOutOfRange", "BUF-01"):
+            return self.refuse(wrong)
+        if num_bytes > CLASSES[-1]:
+            return self.refuse([("BufferTooLarge", "BUF-01")])
+        then = self.did("acquire", lambda ok: self.take(num_bytes))
+        return Gives("BUF-01", then, says="a buffer", model=lambda: Buffer(self, num_bytes))
+
+    def take(self, num_bytes: int) -> None:
+        """Serve one request."""
+        size = class_of(num_bytes)
+        self.hits += bool(self.free[size])
+        self.misses += not self.free[size]
+        self.allocations += not self.free[size]
+        self.free[size] = max(0, self.free[size] - 1)
+
+    def give_back(self, size: int) -> None:
+        self.returns += 1
+        self.drops += self.free[size] == self.most
+        self.free[size] = min(self.most, self.free[size] + 1)
+
+    def prewarm(self, size: Any, count: Any) -> Expected:
+        wrong = [] if size in CLASSES else [("ConfigError", "BUF-06")]
+        if wrong := wrong + not_in_range(count, None, "PositionOutOfRange", "BUF-06"):
+            return self.refuse(wrong)
+
+        def change(ok: Any) -> None:
+            more = min(count, self.most - self.free[size])
+            self.free[size] += more
+            self.allocations += more
+
+        return Expected("BUF-06", self.did("prewarm", change))
+
+    def clear(self) -> Expected:
+        return Expected("BUF-09", self.did("clear", lambda ok: self.free.update(dict.fromkeys(CLASSES, 0))))
+
+    def stats(self) -> Expected:
+        requests = self.hits + self.misses
+        want = {
+            "hits": self.hits, "misses": self.misses, "allocations": self.allocations, "returns": self.returns,
+            "drops": self.drops, "hit_rate": self.hits / requests if requests else 0.0, "free": dict(self.free),
+        }  # fmt: skip
+        returns = "BUF-05" if self.last == "released twice" else self.blame("stats")
+        clauses = {"hit_rate": "BUF-07", "returns": returns, "drops": "BUF-04"}
+        return Value(self.blame("stats"), value=want, clauses=clauses)
+
+
+class Buffer(Model):
+    family = "buffer"
+    blamed: ClassVar = {
+        ("new", "length"): "LAW-05", ("new", "values"): "LAW-05", ("extend", "values"): "BUF-02",
+        "length": "BUF-09", "values": "BUF-09",
+    }  # fmt: skip
+    blamed_after_refusal = "BUF-09"
+
+    def __init__(self, pool: Buffers, num_bytes: int) -> None:
+        super().__init__()
+        self.pool = pool
+        self.bytes = class_of(num_bytes)
+        self.written: list[NDArray] = []
+        self.held = True
+
+    def looks(self) -> list[Look]:
+        sizes: list[Look] = [("size", {}), ("capacity", {})] if self.last == "new" else []
+        return [*sizes, ("length", {}), ("values", {})] if self.held else [("values", {})]
+
+    def size(self) -> Expected:
+        return Value("BUF-01", value=self.bytes)
+
+    def capacity(self) -> Expected:
+        return Value("BUF-01", value=self.bytes // 4)
+
+    def length(self) -> Expected:
+        return Value(self.blame("length"), value=len(self._values())) if self.held else Unjudged("BUF-09")
+
+    def address(self) -> Expected:
+        return Unjudged("BUF-02")
+
+    def _values(self) -> NDArray:
+        return np.concatenate([np.zeros(0, np.float32), *self.written])
+
+    def values(self) -> Expected:
+        if not self.held:
+            return Refused("BUF-09", kinds=("BufferReleased",))
+        return Arrays(self.blame("values"), parts=(exactly(self._values()),))
+
+    def extend(self, values: Any) -> Expected:
+        wrong = [(kind, "BUF-09") for kind, _ in wrong_arrays((values, (None,)))]
+        written = len(self._values()) if self.held else 0
+        if not self.held:
+            wrong.append(("BufferReleased", "BUF-09"))
+        if written + tokens_of((values, (None,))) > self.bytes // 4:
+            wrong.append(("CapacityExceeded", "BUF-09"))
+        if wrong:
+            return self.refuse(wrong)
+        return Expected("BUF-09", self.did("extend", lambda ok: self.written.append(float32(values))))
+
+    def clear(self) -> Expected:
+        if not self.held:
+            return self.refuse([("BufferReleased", "BUF-09")])
+        return Expected("BUF-09", self.did("clear", lambda ok: self.written.clear()))
+
+    def release(self) -> Expected:
+        def change(ok: Any) -> None:
+            self.pool.last = "release" if self.held else "released twice"
+            if self.held:
+                self.pool.give_back(self.bytes)
+            self.held = False
+
+        return Expected("BUF-05", self.did("release", change))

@@ -1,0 +1,37 @@
+"""Operations of the contiguous cache made of others."""
+
+from typing import Any
+
+import numpy as np
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.conversation.derived import Derived
+from kvref_conformance.conversation.handle import Handle
+from kvref_conformance.families.contiguous.memory import numbers
+from kvref_conformance.outcome import NotOffered
+
+
+def append_of_both(cache: Handle, key_values: Any) -> None:
+    if not isinstance(key_values, np.ndarray) or key_values.ndim != 5 or len(key_values) != 2:
+        raise NotOffered("a fused append of other arrays than keys and values")
+    cache.append(key_values[0], key_values[1])
+
+
+def fused_append(cache: Handle, keys: Any, values: Any) -> None:
+    both = isinstance(keys, np.ndarray) and isinstance(values, np.ndarray)
+    if not both or (keys.shape, keys.dtype) != (values.shape, values.dtype):
+        raise NotOffered("keys and values that do not fuse into one array")
+    cache.append_fused(np.stack([keys, values]))
+
+
+def used_part_of_the_buffers(cache: Handle) -> tuple[NDArray, NDArray]:
+    keys, values = (numbers(buffer, cache.config["dtype"]) for buffer in cache.raw())
+    return keys[:, :, : cache.seq_len], values[:, :, : cache.seq_len]
+
+
+DERIVED = (
+    Derived("append_fused", "CONTIG-09", ("append",), append_of_both),
+    Derived("append", "CONTIG-09", ("append_fused",), fused_append),
+    Derived("read", "CONTIG-07", ("raw", "seq_len"), used_part_of_the_buffers),
+    Derived("seq_len", "CONTIG-03", ("read",), lambda cache: cache.read()[0].shape[2]),
+)

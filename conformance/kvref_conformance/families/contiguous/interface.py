@@ -1,0 +1,33 @@
+"""The cache of one growing buffer."""
+
+from typing import Protocol
+
+from kvref_conformance.interface import FusedLanes, Lanes, Memory
+
+_TOKENS = "ShapeMismatch DtypeMismatch NonFinite"
+# The errors that each operation may have to answer with; what `new` has to refuse is always a ConfigError.
+ERRORS: dict[str, str] = {
+    "append": f"{_TOKENS} CapacityExceeded",
+    "append_fused": f"{_TOKENS} CapacityExceeded",
+    "advance": "CapacityExceeded PositionOutOfRange",
+}
+
+
+class Contiguous(Protocol):
+    seq_len: int
+    capacity: int
+
+    def append(self, keys: Lanes, values: Lanes) -> None: ...
+    def append_fused(self, key_values: FusedLanes) -> None: ...
+    def read(self) -> tuple[Lanes, Lanes]: ...
+    def raw(self) -> tuple[Memory, Memory]: ...
+    def advance(self, count: int) -> None: ...
+    def reset(self) -> None: ...
+
+
+class Factory(Protocol):
+    """What makes one: it is given every size by name."""
+
+    def __call__(
+        self, *, batch_size: int, num_kv_heads: int, head_dim: int, initial_capacity: int, max_seq_len: int, dtype: str
+    ) -> Contiguous: ...

@@ -1,0 +1,60 @@
+"""Any sequence of calls of the family `contiguous`."""
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, precondition, rule
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.searching.machine import COUNT, Machine, one_of, pair
+from kvref_conformance.searching.rows import kinds
+
+INDEX = st.integers(0, 5)
+SIZE = st.integers(1, 3)
+
+
+class ContiguousMachine(Machine):
+    family = "contiguous"
+
+    @initialize(
+        batch=st.integers(1, 2), heads=SIZE, dim=SIZE, initial=st.integers(0, 4), most=st.sampled_from((3, 8, 12, 7, 1)),
+        dtype=st.sampled_from(("float32", "float16", "bfloat16")), twice=st.booleans(),
+    )  # fmt: skip
+    def new(self, batch: int, heads: int, dim: int, initial: int, most: int, dtype: str, twice: bool) -> None:
+        for _ in range(1 + twice):
+            self.make(batch_size=batch, num_kv_heads=heads, head_dim=dim, initial_capacity=initial, max_seq_len=most, dtype=dtype)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of a batch's tokens: rows, heads, elements."""
+        return self.config["batch_size"], self.config["num_kv_heads"], self.config["head_dim"]
+
+    def some(self, count: int, kind: str) -> tuple[NDArray, NDArray]:
+        batch, heads, dim = self.shape
+        return pair(self.source, (batch, heads, count, dim), kind)
+
+    @precondition(lambda self: self.objects)
+    @rule(which=INDEX, count=COUNT, kind=kinds(), fused=st.booleans())
+    def append(self, which: int, count: int, kind: str, fused: bool) -> None:
+        keys, values = self.some(count, kind)
+        if fused:
+            self.call("append_fused", one_of(self.objects, which), key_values=np.stack([keys, values]))
+        else:
+            self.call("append", one_of(self.objects, which), keys=keys, values=values)
+
+    @precondition(lambda self: self.objects)
+    @rule(which=INDEX, wrong=st.integers(0, 5), side=st.integers(0, 2))
+    def append_wrongly(self, which: int, wrong: int, side: int) -> None:
+        batch, heads, dim = self.shape
+        keys, values = self.source.wrong_pair((batch, heads, 1, dim), wrong, side)
+        self.call("append", one_of(self.objects, which), keys=keys, values=values)
+
+    @precondition(lambda self: self.objects)
+    @rule(which=INDEX, count=st.integers(-1, 3))
+    def advance(self, which: int, count: int) -> None:
+        self.call("advance", one_of(self.objects, which), count=count)
+
+    @precondition(lambda self: self.objects)
+    @rule(which=INDEX, count=COUNT, kind=kinds())
+    def reset(self, which: int, count: int, kind: str) -> None:
+        self.call("reset", one_of(self.objects, which))
+        self.append(which, count, kind, fused=False)

@@ -1,0 +1,65 @@
+"""What the laws know of the contiguous cache."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.checking.counts import MANY, NEGATIVE, Counter
+from kvref_conformance.checking.setup import batch_major, other, tokens
+from kvref_conformance.checking.streams import Bad, Stream
+from kvref_conformance.conversation.subject import Subject
+
+
+class ContiguousStream(Stream):
+    family = "contiguous"
+
+    def __init__(self, subject: Subject, **changes: Any) -> None:
+        subject.need(max_seq_len=14)  # as many tokens as the laws append
+        super().__init__(subject, **changes)
+
+    def laid_out(self, tokens: NDArray) -> NDArray:
+        """The same for every sequence of the batch."""
+        return np.repeat(batch_major(tokens), self.config["batch_size"], axis=0)
+
+    def length(self) -> int:
+        return int(self.cache.seq_len)
+
+    def read(self) -> tuple[NDArray, NDArray]:
+        keys, values = self.cache.read()
+        return keys[0].transpose(1, 0, 2), values[0].transpose(1, 0, 2)
+
+    def forget(self) -> None:
+        self.cache.reset()
+
+    def numbers(self) -> Iterable[tuple[str, Any]]:
+        return self.attributes("capacity")
+
+    def out_of_range(self) -> list[Bad]:
+        most, subject = self.config["max_seq_len"] + 1, self.subject
+        calls: list[Bad] = [("CapacityExceeded", "advance", (most,))]
+        if subject.size("tokens", count := most - len(self)) == count:  # in one call: the first of several would fit
+            over = self.laid_out(np.zeros((count, subject.heads, subject.dim), np.float32))
+            calls += [("CapacityExceeded", "append", (over, over))]
+        return calls
+
+    def other_ways_in(self) -> dict[str, list[tuple[Any, ...]]]:
+        subject = self.subject
+        good, wide = tokens(subject, 1), tokens(subject, 1, dim=subject.dim + 1)
+        few_heads = tokens(subject, 1, heads=other(subject.heads))
+        fused = [np.stack([self.laid_out(part)] * parts) for part, parts in ((wide, 2), (few_heads, 2), (good, 3))]
+        return {"append_fused": [(each,) for each in (*fused, self.laid_out(good))]}
+
+    def wrong_use(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
+        yield from (("advance", (count,)) for count in (*NEGATIVE, MANY))
+        yield from (("reset", ()), ("reset", ()), ("advance", (-1,)))
+
+    def sizes_for(self, tokens: int) -> dict[str, Any]:
+        return {"max_seq_len": tokens, "initial_capacity": 16}
+
+    def room(self) -> int:
+        return int(self.cache.config["max_seq_len"])
+
+    def counters(self, appended: int) -> Iterator[Counter]:
+        yield "seq_len", self.cache.seq_len, self.config["max_seq_len"]

@@ -1,0 +1,139 @@
+"""FMT-FP8-01 to 07 and FMT-CAST: single values, encoded and decoded."""
+
+import numpy as np
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.checking.expect import equal, same, true
+from kvref_conformance.checking.registry import check
+from kvref_conformance.checking.setup import held
+from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.oracle import elements as oracle
+from kvref_conformance.outcome import Broken
+
+FP8 = ("float8_e4m3fn", "float8_e5m2")
+CODES = np.arange(256, dtype=np.uint8)
+
+
+def every_upper_half(subject: Subject) -> NDArray:
+    """Every float32 whose lower 16 bits are zero: all exponents, signs and specials, and 7 bits of every mantissa.
+
+    Where float16 is handed in, all of these.
+    """
+    if subject.dtype == "float16":
+        return oracle.decoded("float16")
+    return (np.arange(2**16, dtype=np.uint32) << 16).view(np.float32)
+
+
+def finite(subject: Subject, values: NDArray) -> NDArray:
+    """In numbers that the dtype handed in holds, without those that overflow there."""
+    narrow = held(subject, values)
+    return narrow[np.isfinite(narrow)]
+
+
+def encoded(subject: Subject, values: NDArray, format: str) -> NDArray:
+    codes: NDArray = subject.new("elements").encode(values, format)
+    return codes
+
+
+def decoded(subject: Subject, codes: NDArray, format: str) -> NDArray:
+    values: NDArray = subject.new("elements").decode(codes, format)
+    return values
+
+
+def same_codes(subject: Subject, values: NDArray, format: str, what: str) -> None:
+    got, want = encoded(subject, values, format), oracle.encode(values, format)
+    differs = np.argwhere(np.asarray(got).astype(np.int64) != want)
+    if differs.size:
+        i = int(differs[0, 0])
+        raise Broken(f"{format} code of {float(values[i])!r} ({what}; {len(differs)} differ)", hex(want[i]), hex(int(got[i])))
+
+
+@check("FMT-FP8-01", "elements")
+def every_code_has_its_value(subject: Subject) -> None:
+    for name in subject.formats(*FP8):
+        same(decoded(subject, CODES, name), oracle.decoded(name), f"values of the 256 {name} codes")
+
+
+@check("FMT-FP8-02", "elements")
+def values_round_to_the_nearest_code_in_one_step(subject: Subject) -> None:
+    for name in subject.formats(*FP8):
+        values = {
+            "the upper halves of float32": every_upper_half(subject),
+            "ties and their neighbours": finite(subject, oracle.ties_and_neighbours(name)),
+            "random values": finite(subject, subject.rng.normal(size=2000) * oracle.MAX[name] / 8),
+        }
+        for what, some in values.items():
+            same_codes(subject, some[np.abs(some) <= oracle.MAX[name]], name, what)
+
+
+@check("FMT-FP8-02", "elements")
+def zeros_keep_their_sign(subject: Subject) -> None:
+    for name in subject.formats(*FP8):
+        tiny = finite(subject, np.array([0.0, -0.0, 1e-30, -1e-30]))
+        equal(encoded(subject, tiny, name).tolist(), [0x00, 0x80, 0x00, 0x80], f"{name} codes of +-0 and +-1e-30")
+
+
+@check("FMT-FP8-03", "elements")
+def what_is_past_448_saturates(subject: Subject) -> None:
+    subject.formats("float8_e4m3fn")
+    past = finite(subject, np.array([448.0, 463.9, 464.0, 464.00003, 480.0, 6e4, 1e6, 3e38, 3.4028235e38]))
+    for sign, code in ((1, 0x7E), (-1, 0xFE)):
+        want = np.full(len(past), code, np.uint8)
+        same(encoded(subject, sign * past, "float8_e4m3fn"), want, f"codes of {sign} * {past.tolist()}")
+
+
+@check("FMT-FP8-04", "elements")
+def what_rounds_past_57344_is_infinite(subject: Subject) -> None:
+    subject.formats("float8_e5m2")
+    near = held(subject, np.array([57344.0, 57345.0, 61184.0, 61408.0, 61439.996, 61440.0, 65536.0, 3.4028235e38, np.inf]))
+    for sign, bit in ((1, 0), (-1, 0x80)):
+        want = np.where(near < 61440, 0x7B, 0x7C) | bit
+        same(encoded(subject, sign * near, "float8_e5m2"), want.astype(np.uint8), f"codes of {sign} * {near.tolist()}")
+
+
+@check("FMT-FP8-05", "elements")
+def a_nan_stays_a_nan(subject: Subject) -> None:
+    nans = np.array([0x7FC00000, 0xFFC00000, 0x7F800001, 0x7FFFFFFF, 0xFF800001], np.uint32).view(np.float32)
+    for name in subject.formats(*FP8):
+        got = decoded(subject, encoded(subject, nans, name), name)
+        true(np.isnan(got).all(), f"NaNs through {name}", "NaN", got)
+
+
+@check("FMT-FP8-06", "elements")
+def encoding_a_value_gives_its_code_back(subject: Subject) -> None:
+    for name in subject.formats(*FP8):
+        numbers = CODES[~np.isnan(oracle.decoded(name))]
+        same(encoded(subject, decoded(subject, numbers, name), name), numbers, f"{name} codes encoded from their own values")
+
+
+@check("FMT-FP8-07", "elements")
+def larger_values_have_larger_codes(subject: Subject) -> None:
+    for name in subject.formats(*FP8):
+        values = np.concatenate([np.abs(every_upper_half(subject)), finite(subject, oracle.ties_and_neighbours(name))])
+        values = np.sort(values[(values >= 0) & (values <= oracle.MAX[name])])
+        steps = np.diff(encoded(subject, values, name).astype(np.int64))
+        if (steps < 0).any():
+            i = int(np.argmax(steps < 0))
+            raise Broken(f"{name} codes of {values[i]!r} and {values[i + 1]!r}", "no step down", f"a step of {steps[i]}")
+
+
+@check("FMT-CAST-01", "elements")
+def casts_round_to_nearest_even(subject: Subject) -> None:
+    for name in subject.formats("float16", "bfloat16"):
+        near = oracle.ties_and_neighbours(name)
+        values = held(subject, np.concatenate([near[:: max(1, len(near) // 20000)], every_upper_half(subject)]))
+        got = decoded(subject, encoded(subject, values, name), name)
+        same(got, oracle.round_to(values, name), f"values through {name}")
+
+
+@check("FMT-CAST-01", "elements")
+def casts_keep_subnormals_and_overflow_to_infinity(subject: Subject) -> None:
+    cases = {
+        "float16": ([2.0**-24, 2.0**-25, 2.0**-25 * 1.0001, 65519.996, 65520.0, -1e30], [2.0**-24, 0.0, 2.0**-24]),
+        "bfloat16": ([2.0**-133, 2.0**-134, 2.0**-134 * 1.5, 3.3895e38, 3.4e38, -3.4e38], [2.0**-133, 0.0, 2.0**-133]),
+    }
+    for name in subject.formats("float16", "bfloat16"):
+        values, want = np.array(cases[name][0], np.float32), [*cases[name][1], oracle.MAX[name], np.inf, -np.inf]
+        can_be = held(subject, values) == values
+        got = decoded(subject, encoded(subject, values[can_be], name), name)
+        same(got, np.array(want, np.float32)[can_be], f"{values[can_be].tolist()} through {name}")

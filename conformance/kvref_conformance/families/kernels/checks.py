@@ -1,0 +1,248 @@
+"""KERN: moving tokens by slot, for those who have only kernels."""
+
+from typing import Any
+
+import numpy as np
+
+from kvref.array import Array
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.checking.expect import equal, raises, same, true
+from kvref_conformance.checking.registry import check
+from kvref_conformance.conversation.calls import Own
+from kvref_conformance.conversation.handle import Handle
+from kvref_conformance.conversation.subject import Subject, narrow
+from kvref_conformance.outcome import NotOffered
+
+SLOTS = 12  # at least: blocks are full
+NANS = {  # a quiet and a signalling one, with payloads
+    "float32": (0x7FC12345, 0xFF800001), "float16": (0x7E12, 0xFC01), "bfloat16": (0x7FC1, 0xFF81),
+}  # fmt: skip
+
+
+def shape(subject: Subject) -> tuple[int, int]:
+    """kv heads and head_dim of a token."""
+    return subject.heads, subject.size("head_dim", 3)
+
+
+def num_slots(subject: Subject) -> int:
+    """Of whole blocks, SLOTS or the next number of them."""
+    size = subject.size("block_size", 3)
+    return -(-SLOTS // size) * size
+
+
+def dtype_of(subject: Subject) -> tuple[Any, Any]:
+    """What stores are made of, and the integers of as many bits."""
+    if subject.dtype == "float32":
+        return np.float32, np.uint32
+    return narrow(subject.dtype), np.uint16
+
+
+def bits(count: int, subject: Subject) -> NDArray:
+    """[count, kv heads, head_dim] of any bits at all: NaN payloads, infinities, subnormals."""
+    dtype, integers = dtype_of(subject)
+    end = int(np.iinfo(integers).max) + 1
+    patterns: NDArray = subject.rng.integers(0, end, size=(count, *shape(subject)), dtype=integers)
+    return patterns.view(dtype)
+
+
+def filled_store(subject: Subject) -> NDArray:
+    return bits(num_slots(subject), subject)
+
+
+def scattered(subject: Subject, store: NDArray, slots: list[int] | NDArray, new: NDArray) -> NDArray:
+    """The store, in the implementation's own memory, after a scatter."""
+    own = subject.own(store)
+    result = _as_is(subject.new("kernels"), "scatter", own, slots, new)
+    store_afterwards: NDArray = subject.implementation.to_numpy(result)
+    return store_afterwards
+
+
+def _as_is(kernels: Handle, name: str, *args: Any) -> Array:
+    """Call a kernel, slots given as a list, and leave its result in the implementation's own memory."""
+    return kernels.as_is(name, *(np.array(arg, np.int64) if isinstance(arg, list) else arg for arg in args))
+
+
+def same_bits(got: NDArray, want: NDArray, what: str) -> None:
+    same(_patterns(got), _patterns(want), what)
+
+
+def _patterns(array: NDArray) -> NDArray:
+    """As integers; a bfloat16 is the first half of a float32, as which some libraries hand it over."""
+    array = np.ascontiguousarray(array)
+    return array.view(np.uint32) if array.dtype.itemsize == 4 else array.view(np.uint16).astype(np.uint32) << 16
+
+
+@check("KERN-01", "kernels")
+def a_slot_is_block_and_offset(subject: Subject) -> None:
+    for block_size in dict.fromkeys(subject.size("block_size", wanted) for wanted in (3, 4)):
+        num_blocks = -(-SLOTS // block_size)
+        blocks = bits(num_blocks * block_size, subject).reshape(num_blocks, block_size, *shape(subject))
+        slots, new = [11, 0, 4, 7], bits(4, subject)
+        got = scattered(subject, blocks.reshape(-1, *shape(subject)).copy(), slots, new)
+        for slot, token in zip(slots, new, strict=True):
+            blocks[slot // block_size, slot % block_size] = token
+        same_bits(got, blocks.reshape(-1, *shape(subject)), f"blocks of {block_size}, seen as slots")
+
+
+@check("KERN-02", "kernels")
+def a_negative_slot_is_skipped(subject: Subject) -> None:
+    no_negative_slots(subject)
+    store, new = filled_store(subject), bits(5, subject)
+    for slots in ([3, -1, 5, -1, 0], [-1] * 5, [-12, -5, 11, 2, 3]):
+        want = store.copy()
+        for slot, token in zip(slots, new, strict=True):
+            if slot >= 0:
+                want[slot] = token
+        same_bits(scattered(subject, store.copy(), slots, new), want, f"the store after slots {slots}")
+
+
+@check("KERN-03", "kernels")
+def a_slot_past_the_end_writes_nothing(subject: Subject) -> None:
+    store, new = filled_store(subject), bits(3, subject)
+    for slots in ([1, 2, len(store)], [len(store) + 100, 1, 2], [0, 2**40, 1]):
+        own = subject.own(store.copy())
+        with raises("SlotOutOfRange"):
+            _as_is(subject.new("kernels"), "scatter", own, slots, new)
+        same_bits(subject.implementation.to_numpy(own.array), store, f"the store after slots {slots} were refused")
+        with raises("SlotOutOfRange"):
+            _as_is(subject.new("kernels"), "gather", own, slots)
+
+
+@check("KERN-03", "kernels")
+def no_negative_slot_is_gathered(subject: Subject) -> None:
+    no_negative_slots(subject)
+    with raises("SlotOutOfRange"):
+        _as_is(subject.new("kernels"), "gather", subject.own(filled_store(subject)), [0, -1])
+
+
+@check("KERN-03", "kernels")
+def tokens_and_slots_must_match(subject: Subject) -> None:
+    store = filled_store(subject)
+    for slots, new in (([1, 2], bits(3, subject)), ([1, 2], bits(2, subject)[:, 1:]), ([1], bits(1, subject)[..., 1:])):
+        own = subject.own(store.copy())
+        with raises("ShapeMismatch"):
+            _as_is(subject.new("kernels"), "scatter", own, slots, new)
+        same_bits(subject.implementation.to_numpy(own.array), store, "the store after tokens of a wrong shape were refused")
+
+
+@check("KERN-03", "kernels")
+def tokens_of_another_dtype_are_refused(subject: Subject) -> None:
+    floats, numbers = filled_store(subject), np.full((2, *shape(subject)), 300.7, dtype_of(subject)[0])
+    int8 = np.zeros(floats.shape, np.int8)
+    for store, new in ((int8, numbers), (floats, int8[:2]), (int8.view(np.uint8), int8[:2])):
+        own = subject.own(store.copy())
+        with raises("DtypeMismatch"):
+            _as_is(subject.new("kernels"), "scatter", own, [0, 1], new)
+        kept, what = subject.implementation.to_numpy(own.array), f"the store of {store.dtype}"
+        (same_bits if store is floats else same)(kept, store, f"{what} after tokens of {new.dtype} were refused")
+
+
+@check("KERN-04", "kernels")
+def slots_not_named_keep_every_bit(subject: Subject) -> None:
+    dtype, integers = dtype_of(subject)
+    quiet, signalling = NANS[subject.dtype]
+    store = np.full((num_slots(subject), *shape(subject)), quiet, integers).view(dtype)
+    store.view(integers)[1::2] = signalling
+    slots, new = [5, 0, 11], bits(3, subject)
+    want = store.copy()
+    want[slots] = new
+    same_bits(scattered(subject, store.copy(), slots, new), want, "a store full of NaN payloads")
+
+
+@check("KERN-04", "kernels")
+def an_update_touches_its_tokens_only(subject: Subject) -> None:
+    batch, (heads, dim) = subject.size("batch_size", 2), shape(subject)
+    buffer = bits(batch * 7, subject).reshape(batch, heads, 7, dim)
+    for position, count in ((0, 3), (4, 3), (6, 1), (2, 0)):
+        new = bits(batch * count, subject).reshape(batch, heads, count, dim)
+        want = buffer.copy()
+        want[:, :, position : position + count] = new
+        result = _as_is(subject.new("kernels"), "update", buffer.copy(), new, position)
+        same_bits(subject.implementation.to_numpy(result), want, f"the buffer after {count} tokens at {position}")
+
+
+@check("KERN-05", "kernels")
+def gather_gives_what_scatter_wrote(subject: Subject) -> None:
+    total = num_slots(subject)
+    for count in (0, 1, total):
+        slots, new = [int(s) for s in subject.rng.permutation(total)[:count]], bits(count, subject)
+        kernels = subject.new("kernels")
+        store = _as_is(kernels, "scatter", filled_store(subject), slots, new)
+        got = _as_is(kernels, "gather", Own(store), slots)
+        same_bits(subject.implementation.to_numpy(got), new, f"{count} tokens, scattered and gathered")
+        if count:
+            twice = _as_is(kernels, "gather", Own(store), [slots[0], slots[0]])
+            same_bits(subject.implementation.to_numpy(twice), new[[0, 0]], "one slot gathered twice")
+
+
+@check("KERN-06", "kernels", slow=True)
+def offsets_past_2_to_31_are_right(subject: Subject) -> None:
+    heads, dim = subject.size("num_kv_heads", 1), subject.size("head_dim", 2**16)
+    slots = 2**31 // (heads * dim) + 4  # of uint8, where it is taken: a little over 2 GiB
+    dtype = np.uint8 if subject.limits.of("kernels", "dtype").allows("uint8") else dtype_of(subject)[0]
+    kernels = subject.new("kernels")
+    store = subject.own(np.zeros((slots, heads, dim), dtype))
+    new = subject.rng.integers(1, 256, size=(3, heads, dim)).astype(dtype)
+    where = [slots - 4, slots - 5, slots - 1]
+    result = Own(_as_is(kernels, "scatter", store, where, new))
+    got = subject.implementation.to_numpy(_as_is(kernels, "gather", result, [*where, 0, 1]))
+    same(got[:3], new, "tokens past 2^31 elements")
+    equal(int(np.asarray(got[3:]).max()), 0, "what is in slots 0 and 1, which were not named")
+
+
+@check("KERN-07", "kernels")
+def a_repeated_slot_holds_one_token_whole(subject: Subject) -> None:
+    dtype, _ = dtype_of(subject)
+    store = np.zeros((num_slots(subject), *shape(subject)), dtype)
+    new = np.broadcast_to(np.arange(1, 6)[:, None, None], (5, *shape(subject))).astype(dtype)
+    got = np.asarray(scattered(subject, store, [3, 7, 3, 3, 7], new))
+    for slot, owners in ((3, (1, 3, 4)), (7, (2, 5))):
+        values = set(got[slot].reshape(-1).tolist())
+        true(len(values) == 1 and values <= set(map(float, owners)), f"slot {slot}", f"one of the tokens {owners}, whole", values)
+
+
+@check("KERN-08", "kernels")
+def integers_of_any_type_are_slots(subject: Subject) -> None:
+    store, new = filled_store(subject), bits(3, subject)
+    want = store.copy()
+    want[[11, 0, 5]] = new
+    for dtype in (np.int8, np.int32, np.uint8):
+        slots = np.array([11, 0, 5], dtype)
+        same_bits(scattered(subject, store.copy(), slots, new), want, f"the store after slots of {slots.dtype}")
+        got = _as_is(subject.new("kernels"), "gather", want, slots)
+        same_bits(subject.implementation.to_numpy(got), new, f"what is gathered from slots of {slots.dtype}")
+
+
+@check("KERN-08", "kernels")
+def other_slots_are_refused(subject: Subject) -> None:
+    store, two = filled_store(subject), bits(2, subject)
+    whole, mask = np.array([1.0, 2.0], np.float32), np.array([True, False])
+    square, one = np.array([[1, 2], [3, 4]]), np.array([[3], [4]])
+    for slots, kind in ((whole, "DtypeMismatch"), (whole + np.float32(0.9), "DtypeMismatch"), (mask, "DtypeMismatch"),
+                        (square, "ShapeMismatch"), (one, "ShapeMismatch"), (np.array(1), "ShapeMismatch")):  # fmt: skip
+        refused(subject, store, slots, two, kind)
+
+
+@check("KERN-08", "kernels")
+def an_unsigned_slot_is_never_negative(subject: Subject) -> None:
+    store = filled_store(subject)
+    for bits_of_slot in (64, 32, 16, 8):
+        for last in (2**bits_of_slot - 1, 2 ** (bits_of_slot - 1)):  # signed they would be -1, which is skipped, and the least
+            slots = np.array([0, last], f"uint{bits_of_slot}")
+            refused(subject, store, slots, bits(2, subject), "SlotOutOfRange")
+
+
+def no_negative_slots(subject: Subject) -> None:
+    """Raises NotOffered where its slots are of a type that has none."""
+    if not subject.limits.switch("kernels", "negative_integers"):
+        raise NotOffered("negative slots, which its types do not have")
+
+
+def refused(subject: Subject, store: NDArray, slots: NDArray, new: NDArray, kind: str) -> None:
+    """Neither scattering nor gathering takes these slots, and the store stays as it is."""
+    kernels, own = subject.new("kernels"), subject.own(store.copy())
+    with raises(kind):
+        kernels.as_is("scatter", own, slots, new)
+    with raises(kind):
+        kernels.as_is("gather", own, slots)
+    same_bits(subject.implementation.to_numpy(own.array), store, f"the store after slots {slots.tolist()} of {slots.dtype}")

@@ -1,0 +1,25 @@
+"""Moving tokens by slot, for those who have only kernels."""
+
+from typing import Protocol
+
+from kvref_conformance.interface import Integers, Lanes, Memory, Slotted, Store
+
+# The errors that each operation may have to answer with; what `new` has to refuse is always a ConfigError.
+ERRORS: dict[str, str] = {
+    "scatter": "SlotOutOfRange ShapeMismatch DtypeMismatch",
+    "gather": "SlotOutOfRange ShapeMismatch DtypeMismatch",
+}
+
+
+class Kernels(Protocol):
+    """Moving tokens by slot. Writers return the store or buffer, which may be a new one."""
+
+    def scatter(self, store: Store, slots: Integers, new: Slotted) -> Store: ...
+    def gather(self, store: Store, slots: Integers) -> Slotted: ...
+    def update(self, buffer: Memory, new: Lanes, position: int) -> Memory: ...
+
+
+class Factory(Protocol):
+    """What makes one: it is given every size by name."""
+
+    def __call__(self) -> Kernels: ...

@@ -1,0 +1,57 @@
+"""What a store or a buffer holds after a kernel."""
+
+import math
+
+import numpy as np
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.oracle.expected import (
+    Arrays,
+    Expected,
+    Wrong,
+    exactly,
+)  # fmt: skip
+from kvref_conformance.oracle.model import Function
+
+
+class Kernels(Function):
+    family = "kernels"
+
+    def scatter(self, store: NDArray, slots: NDArray, new: NDArray) -> Expected:
+        slots = np.asarray(slots)
+        wrong = _wrong_slots(slots, -math.inf, len(store))
+        if new.shape != (*slots.shape[:1], *store.shape[1:]):
+            wrong.append(("ShapeMismatch", "KERN-03"))
+        if new.dtype != store.dtype:
+            wrong.append(("DtypeMismatch", "KERN-03"))
+        if wrong:
+            return self.refuse(wrong)
+        want, unsure = store.copy(), np.zeros(store.shape, bool)
+        for slot, token in zip(slots.tolist(), new, strict=True):
+            if slot >= 0:
+                want[slot] = token
+                unsure[slot] = (slots == slot).sum() > 1  # one of the tokens, whole (KERN-07)
+        return Arrays("KERN-01", parts=(exactly(want),), bits=True, unsure=unsure if unsure.any() else None)
+
+    def gather(self, store: NDArray, slots: NDArray) -> Expected:
+        slots = np.asarray(slots)
+        if wrong := _wrong_slots(slots, 0, len(store)):
+            return self.refuse(wrong)
+        return Arrays("KERN-05", parts=(exactly(store[slots]),), bits=True)
+
+    def update(self, buffer: NDArray, new: NDArray, position: int) -> Expected:
+        if not 0 <= position <= position + new.shape[2] <= buffer.shape[2]:
+            raise ValueError("tokens that do not fit")
+        want = buffer.copy()
+        want[:, :, position : position + new.shape[2]] = new
+        return Arrays("KERN-04", parts=(exactly(want),), bits=True)
+
+
+def _wrong_slots(slots: NDArray, least: float, stop: int) -> Wrong:
+    """What is wrong with slots that are to be integers of [least, stop) in one dimension."""
+    wrong: Wrong = [] if slots.ndim == 1 else [("ShapeMismatch", "KERN-08")]
+    if slots.dtype.kind not in "iu":
+        return [*wrong, ("DtypeMismatch", "KERN-08")]
+    if not all(least <= slot < stop for slot in slots.reshape(-1).tolist()):
+        wrong.append(("SlotOutOfRange", "KERN-03"))
+    return wrong

@@ -1,0 +1,66 @@
+"""LAW-16, LAW-17, FMT-LEVEL-04 and 05: whose an array is, and which dtype it may have."""
+
+from contextlib import suppress
+from functools import partial
+
+import numpy as np
+
+from kvref_conformance.checking.expect import may_raise, raises, same, true
+from kvref_conformance.checking.registry import law
+from kvref_conformance.checking.setup import held, pair_of_tokens
+from kvref_conformance.checking.streams import Stream, filled, same_observables
+from kvref_conformance.families.rows.handed import NEAR, largest
+from kvref_conformance.outcome import NotOffered
+
+
+@law("LAW-16")
+def what_is_handed_in_is_left_alone(stream: Stream) -> None:
+    subject = stream.subject
+    subject.in_this_process()
+    keys, values = (stream.laid_out(part) for part in pair_of_tokens(subject, subject.size("tokens", 5)))
+    own_keys, own_values = subject.own(keys), subject.own(values)
+    stream.give(own_keys, own_values)
+    same(subject.numpy(own_keys.array), keys, "keys, after they were appended")
+    same(subject.numpy(own_values.array), values, "values, after they were appended")
+
+
+@law("LAW-17", "read_as_is")
+def what_was_read_stays(stream: Stream) -> None:
+    subject = stream.subject
+    subject.in_this_process()
+    filled(stream, 4)
+    first = stream.read_as_is()
+    before = [subject.numpy(part) for part in first]
+    stream.append(*pair_of_tokens(subject, 5))
+    stream.read_as_is()
+    for change in (partial(stream.overwrite, *pair_of_tokens(subject, 4)), stream.forget):
+        with suppress(NotOffered):
+            change()
+    stream.append(*pair_of_tokens(subject, 4))
+    stream.read_as_is()
+    for name, part, was in zip(("keys", "values"), first, before, strict=True):
+        same(subject.numpy(part), was, f"{name} read earlier, after other tokens were written and read")
+
+
+@law("FMT-LEVEL-04")
+def float64_is_refused(stream: Stream) -> None:
+    filled(stream, 2)
+    before, (keys, values) = stream.observe(), pair_of_tokens(stream.subject, 1)
+    good, wide = stream.laid_out(keys), stream.laid_out(values).astype(np.float64)
+    for pair in ((wide, wide), (good, wide), (wide, good)):
+        with raises("DtypeMismatch"):
+            stream.give(*pair)
+        same_observables(stream.observe(), before, "after float64 was refused")
+
+
+@law("FMT-LEVEL-05", "quantizing")
+def what_a_cache_takes_never_reads_back_infinite(stream: Stream) -> None:
+    subject = stream.subject
+    for quantizing in stream.quantizing():
+        token = held(subject, np.full((1, subject.heads, subject.dim), NEAR[0] * largest(subject)))
+        token[0, 0, 0] = largest(subject)
+        with may_raise("NonFinite"):
+            quantizing.append(token, token)
+            for part in quantizing.read():
+                what = f"the largest {subject.dtype} in a cache of {quantizing.config}"
+                true(np.isfinite(part).all(), what, "finite values, or NonFinite", part.tolist())

@@ -1,0 +1,128 @@
+"""LAW-01, 10, 11, 12: wrong use raises its own error, and leaves every observable as it was."""
+
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.checking.expect import raises, reads
+from kvref_conformance.checking.registry import law, of_each_configuration
+from kvref_conformance.checking.setup import new, other, pair_of_tokens, refused, takes, tokens
+from kvref_conformance.checking.streams import Stream, filled, same_observables
+from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.families import Family
+from kvref_conformance.outcome import NotOffered
+
+
+def wrong_shapes(stream: Stream) -> list[tuple[NDArray, NDArray]]:
+    """Keys and values that the cache may not take."""
+    subject = stream.subject
+    count = subject.size("tokens", 2)
+    good, more = (stream.laid_out(tokens(subject, each)) for each in (count, count + 1))
+    few_heads = stream.laid_out(tokens(subject, count, heads=other(subject.heads)))
+    wide = stream.laid_out(tokens(subject, count, dim=subject.dim + 1))
+    narrow = stream.laid_out(tokens(subject, count, dim=other(subject.dim)))
+    bad = [(few_heads, few_heads), (wide, wide), (narrow, narrow), (good, narrow), (good, few_heads)]
+    bad += [(good, more)] if subject.size("tokens", count + 1) > count else []
+    return [*bad, (good.reshape(-1), good.reshape(-1)), (good[None], good[None]), (good[..., 0], good[..., 0])]
+
+
+@law("LAW-10")
+def a_wrong_shape_is_refused(stream: Stream) -> None:
+    filled(stream)
+    before = stream.observe()
+    for keys, values in wrong_shapes(stream):
+        with raises("ShapeMismatch"):
+            stream.give(keys, values)
+        same_observables(stream.observe(), before, f"after keys {list(keys.shape)}, values {list(values.shape)} were refused")
+
+
+@law("LAW-10", "other_ways_in")
+def a_wrong_shape_is_refused_by_every_way_in(stream: Stream) -> None:
+    filled(stream)
+    before, tried = stream.observe(), 0
+    for method, calls in stream.other_ways_in().items():
+        for arguments in calls:
+            with suppress(NotOffered):
+                with raises("ShapeMismatch"):
+                    getattr(stream.cache, method)(*arguments)
+                tried += 1
+            same_observables(stream.observe(), before, f"after {method} refused a wrong shape")
+    if not tried:
+        raise NotOffered("other ways in")
+
+
+@law("LAW-11", "out_of_range")
+def what_is_out_of_range_is_refused(stream: Stream) -> None:
+    filled(stream)
+    before = stream.observe()
+    for kind, method, arguments in stream.out_of_range():
+        with suppress(NotOffered), raises(kind):
+            getattr(stream.cache, method)(*arguments)
+        same_observables(stream.observe(), before, f"after {kind}")
+
+
+@law("LAW-01")
+def an_operation_that_raises_leaves_no_trace(stream: Stream) -> None:
+    _, keys, values = filled(stream)
+    before = stream.observe()
+    for bad_keys, bad_values in wrong_shapes(stream):
+        with raises("Exception"):
+            stream.give(bad_keys, bad_values)
+    same_observables(stream.observe(), before, "after every wrong shape")
+    for _, method, arguments in stream.out_of_range():
+        with suppress(NotOffered), raises("Exception"):
+            getattr(stream.cache, method)(*arguments)
+    float64 = stream.laid_out(tokens(stream.subject, 1)).astype(np.float64)
+    with raises("DtypeMismatch"):
+        stream.give(float64, float64)
+    same_observables(stream.observe(), before, "after every wrong call")
+    more = pair_of_tokens(stream.subject, 2)
+    stream.append(*more)
+    want = [np.concatenate([a, b]) for a, b in zip((keys, values), more, strict=True)]
+    reads(stream.subject, stream.read(), stream.expected(*want), "tokens appended after every wrong call")
+
+
+BAD_SIZES: tuple[Any, ...] = (0, -1, 1.5, None, "2")
+
+
+@of_each_configuration("LAW-12")
+def a_configuration_that_makes_no_sense_is_refused(subject: Subject, family: Family) -> None:
+    new(subject, family.name)
+    tried = 0
+    for name, value in family.small.items():
+        wrong_kind = "int8" if "dtype" in name else "float16"  # a format, but not one for this
+        sizes = BAD_SIZES[1:] if name in family.may_be_zero else BAD_SIZES
+        bad_values = ("float7", "", None, wrong_kind) if isinstance(value, str) else sizes
+        for bad in bad_values:
+            with suppress(NotOffered):
+                refused(subject, family.name, **{name: bad})
+                tried += 1
+    if not tried:
+        raise NotOffered("a cache that is given its sizes")
+
+
+ODD = (1, 3, 7)  # sizes that are asked for where the limits have no edges of their own
+FEW = 3  # of many values, those at either end
+LARGEST = 64  # times as large as what checks begin with: more would take memory
+
+
+@of_each_configuration("LAW-12")
+def what_the_limits_allow_is_made(subject: Subject, family: Family) -> None:
+    begun = new(subject, family.name).config
+    for name in family.small:
+        for value in _at_the_edges(subject, family, name, begun[name]):
+            with suppress(NotOffered):  # no such format, or no sizes that fit together
+                new(subject, family.name, **{name: value})
+
+
+def _at_the_edges(subject: Subject, family: Family, name: str, begun: Any) -> list[Any]:
+    """Values that the limits allow, besides the one that checks begin with."""
+    if name in family.formats:
+        return [each for each in family.formats[name] if takes(subject, name, each)]
+    limit = subject.limits.of(family.name, name)
+    ends = sorted(limit.among)
+    wanted = {*ends[:FEW], *ends[-FEW:], *ODD, limit.least + 1, limit.most or begun}
+    wanted |= {0} if name in family.may_be_zero else set()
+    return sorted({near for each in wanted if (near := limit.nearest(each)) <= LARGEST * max(begun, 1)} - {begun})

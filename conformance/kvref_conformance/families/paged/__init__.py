@@ -1,0 +1,23 @@
+"""The cache of sequences in blocks."""
+
+from kvref_conformance.families import Family
+from kvref_conformance.families.laws.spoken import OF_CACHES
+from kvref_conformance.families.paged.one_table import OneTable
+from kvref_conformance.oracle.formats import PLAIN
+
+SMALL = {
+    "num_blocks": 24, "block_size": 3, "num_layers": 2, "num_kv_heads": 2, "head_dim": 5, "dtype": "float32",
+}  # fmt: skip
+
+FAMILY = Family(
+    name="paged",
+    chapter="paged",
+    small=SMALL,
+    speaks_for=(*OF_CACHES, "LAW-02", "LAW-03", "ATTN-10", *(f"PAGED-{n:02}" for n in (*range(1, 14), 15, 16, 17))),
+    gives={"create": "sequence"},
+    several={"sequences": "create"},
+    formats={"dtype": PLAIN},
+    may_be_zero=("num_blocks",),
+    appending={"write": ("keys", "values")},
+    counted_as={"one_block_table": OneTable},
+)

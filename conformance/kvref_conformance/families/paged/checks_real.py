@@ -1,0 +1,183 @@
+"""LAW-18: the paged cache at the sizes that serving has."""
+
+from itertools import pairwise
+from typing import Any
+
+from kvref_conformance.checking.expect import equal
+from kvref_conformance.checking.real import BLOCK_SIZES, DIMS, affordable
+from kvref_conformance.checking.registry import check
+from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.families.paged.serving import Pages
+from kvref_conformance.outcome import NotOffered
+
+ENTRIES = (1, 15, 16, 17, 63, 64, 65, 255, 256, 257, 1023, 1024, 1025)  # of a block table
+MOST = 2400  # blocks that all layers have together, where there are more layers than a check asks for
+
+
+def pages(subject: Subject, num_blocks: int, **sizes: Any) -> Pages:
+    wanted = {"block_size": 16, "num_layers": 1, "num_kv_heads": 1, "head_dim": 64} | sizes
+    return Pages(subject, num_blocks=num_blocks, **wanted)
+
+
+def entries(subject: Subject, wanted: int, num_layers: int = 1) -> dict[str, int]:
+    """The sizes of a pool that has so many blocks for each layer, or as many as MOST gives it."""
+    layers = subject.size("num_layers", num_layers)
+    each = wanted if layers <= num_layers else min(wanted, MOST // layers)
+    return {"num_blocks": max(1, each) * layers, "num_layers": num_layers}
+
+
+@check("LAW-18", "paged")
+def tables_grow_more_than_once(subject: Subject) -> None:
+    subject.need(sequences=2)
+    cache = pages(subject, **entries(subject, 1200))
+    long, beside = cache.create(), cache.create()
+    last = affordable(subject, ENTRIES[-1] * cache.size, len(cache.layers))
+    for before, count in pairwise((0, *ENTRIES)):
+        tokens = count * cache.size - 3 - cache.live[long].lengths[0]
+        if cache.live[long].lengths[0] + tokens <= last and cache.fits([long], tokens):
+            cache.fill(long, tokens)
+            cache.fill(beside, 5)
+        if before < 65:
+            cache.look(long)
+        cache.look(beside)
+    cache.look(long)
+    cache.counted()
+
+
+@check("LAW-18", "paged")
+def hundreds_of_sequences_share_a_pool(subject: Subject) -> None:
+    subject.need(sequences=2)
+    cache = pages(subject, **entries(subject, 1200, num_layers=2))
+    some = cache.config["num_blocks"] // len(cache.layers) // 3  # sequences of as many blocks as each has at most
+    count = subject.size("sequences", max(2, min(300, some)))
+    numbers = [cache.create() for _ in range(count)]
+    for number in numbers:
+        cache.fill(number, affordable(subject, number % 31, 2 * count))
+    for _ in range(12):
+        if cache.fits(numbers):
+            cache.step(numbers)
+    for layer in cache.layers:
+        cache.look_at_batch(numbers, layer)
+    cache.owned()
+    for number in numbers[::3]:
+        cache.drop(number)
+    cache.counted()
+    for _ in range(count // 5):
+        number = cache.create()
+        cache.fill(number, affordable(subject, 20 + number % 16, 2 * count))
+    for layer in cache.layers:
+        cache.look_at_batch(list(cache.live), layer)
+    cache.owned()
+
+
+@check("LAW-18", "paged")
+def sequences_come_and_go_in_thousands(subject: Subject) -> None:
+    cache = pages(subject, **entries(subject, 64))
+    alive = subject.size("sequences", 20)
+    for number in range(1000):
+        tokens = affordable(subject, 10 + number % 23, 1000)
+        while cache.live and (len(cache.live) >= alive or not cache.takes(tokens)):
+            oldest = min(cache.live)
+            if number % 100 == 0:
+                cache.look(oldest)
+            cache.drop(oldest)
+        cache.fill(cache.create(), tokens, layers=[number % len(cache.layers)])
+    for number in cache.live:
+        cache.look(number)
+    cache.counted()
+
+
+@check("LAW-18", "paged")
+def blocks_are_told_apart_in_a_pool_of_thousands(subject: Subject) -> None:
+    far_apart(subject, 4200, (256, 1024, 2048, 4096))
+
+
+@check("LAW-18", "paged", real=True)
+def blocks_are_told_apart_past_16_bits(subject: Subject) -> None:
+    far_apart(subject, 70_000, (256, 4096, 32_768, 65_536))
+
+
+def far_apart(subject: Subject, num_blocks: int, places: tuple[int, ...]) -> None:
+    """Sequences of which each begins in the block of a place, where blocks are handed out in order."""
+    subject.need(sequences=4)
+    cache = pages(subject, num_blocks=num_blocks)
+    most, layers = subject.size("sequences", 2 * len(places) + 2) // 2 - 1, len(cache.layers)
+    cache.fill(cache.create(), 3 * cache.size)
+    fillers = []
+    for place in [place for place in places if place < cache.config["num_blocks"] - 4 * layers][-most:]:
+        before = (place - (cache.config["num_blocks"] - cache.free)) // layers
+        if before > 0:
+            fillers.append(cache.create())
+            cache.reserve(fillers[-1], before * cache.size)
+            cache.fill(cache.create(), 3 * cache.size - 1)
+    if not fillers:
+        raise NotOffered(f"blocks past {places[0]}, in a pool of {cache.config['num_blocks']}")
+    for filler in fillers[::2]:
+        cache.drop(filler)
+    cache.counted()
+    again = cache.create()
+    cache.fill(again, affordable(subject, 100 * cache.size, layers))
+    for number in (number for number in cache.live if number not in fillers):
+        cache.look(number)
+    cache.owned()
+    for number in list(cache.live):
+        cache.drop(number)
+    cache.reserve(cache.create(), cache.config["num_blocks"] // layers * cache.size)  # every block came back
+    cache.counted()
+
+
+@check("LAW-18", "paged")
+def layers_may_differ_by_hundreds_of_tokens(subject: Subject) -> None:
+    subject.need(sequences=2, num_layers=2)
+    cache = pages(subject, num_kv_heads=2, **entries(subject, 80, num_layers=5))
+    first, second = cache.create(), cache.create()
+    for tokens in (1, 16, 112, 171):
+        for layer in cache.layers[:-1]:
+            cache.fill(first, affordable(subject, tokens + layer, 2 * len(cache.layers)), layers=[layer])
+            cache.fill(second, affordable(subject, tokens, 2 * len(cache.layers)) // (layer + 1), layers=[layer])
+            if tokens < 20 and layer % 2:
+                break  # the layers above are behind, and stay so
+    for number in (first, second):
+        cache.look(number)
+    cache.counted()
+
+
+@check("LAW-18", "paged")
+def blocks_of_any_size_are_filled_to_their_end(subject: Subject) -> None:
+    for block_size, dim in zip((*BLOCK_SIZES, 16, 128), DIMS, strict=True):
+        cache = pages(subject, block_size=block_size, num_kv_heads=3, head_dim=dim, **entries(subject, 20, num_layers=2))
+        numbers, layers = [cache.create() for _ in range(subject.size("sequences", 3))], cache.layers[-2:]
+        layer = layers[-1]
+        for tokens in (cache.size - 1, 1, 1, cache.size + 1):
+            for number in numbers:
+                cache.fill(number, affordable(subject, tokens, 6 * len(DIMS) * len(layers)), layers)
+        for _ in range(3):
+            if cache.fits(numbers):
+                cache.step(numbers)
+        for number in numbers:
+            cache.look(number, layers)
+            length = cache.live[number].lengths[layer]
+            wanted = (2 * cache.size + 1, 0, cache.size, cache.size - 1, 2 * cache.size)
+            cache.look_at(number, layer, [position for position in wanted if position < length])
+        one = cache.live[numbers[len(numbers) // 2]]
+        across = range(cache.size - 1, min(cache.size + 2, one.blocks * cache.size))
+        table = [int(block) for block in cache.cache.block_table(one.id, layer)]
+        slots = [int(slot) for slot in cache.cache.slot_mapping(one.id, layer, across.start, len(across))]
+        want = [table[p // cache.size] * cache.size + p % cache.size for p in across]
+        equal(slots, want, f"slots of positions {across.start}..{across.stop} in blocks of {cache.size}")
+
+
+@check("LAW-18", "paged", real=True)
+def a_pool_is_filled_and_emptied_many_times(subject: Subject) -> None:
+    cache = pages(subject, num_blocks=4200, num_layers=2, num_kv_heads=2, head_dim=128)
+    most, rounds = subject.size("sequences", 4200), 5000 // len(cache.layers)
+    for number in range(rounds):
+        tokens = affordable(subject, int(subject.rng.integers(1, 300)), rounds)
+        while cache.live and (len(cache.live) >= most or not cache.takes(tokens)):
+            oldest = int(subject.rng.choice(list(cache.live)))
+            cache.look(oldest, layers=[number % len(cache.layers)])
+            cache.drop(oldest)
+        cache.fill(cache.create(), tokens)
+    cache.counted()
+    for number in cache.live:
+        cache.look(number)

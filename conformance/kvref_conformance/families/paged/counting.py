@@ -1,0 +1,100 @@
+"""What the checks of the paged cache count: blocks, by every way of looking that there is.
+
+An *entry* is what the tables of a sequence list for one block of its tokens: a block in each layer.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kvref_conformance.checking.expect import equal, raises
+from kvref_conformance.checking.setup import blocks_of, new, pair_of_tokens
+from kvref_conformance.conversation.handle import Handle
+from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.outcome import Declined, NotOffered
+
+ENTRIES = 12  # of a cache, unless a check needs more, or fewer
+MANY = 2**14  # tokens: no check fills a larger pool
+
+
+def with_room(subject: Subject, entries: int, **changes: Any) -> Handle:
+    """A cache of so many entries at least, and more where that may be. Raises NotOffered."""
+    return _made(subject, entries, max(entries, ENTRIES), changes)
+
+
+def just_room(subject: Subject, entries: int, **changes: Any) -> Handle:
+    """A cache of so many entries, or the nearest number of more; of each further one a block is missing. Raises NotOffered."""
+    return _made(subject, entries, entries, changes, spare=_layers(subject, changes) - 1)
+
+
+def _layers(subject: Subject, changes: dict[str, Any]) -> int:
+    return subject.size("num_layers", changes.get("num_layers", 2))
+
+
+def _made(subject: Subject, least: int, entries: int, changes: dict[str, Any], spare: int = 0) -> Handle:
+    layers = _layers(subject, changes)
+    cache = new(subject, "paged", num_blocks=entries * layers + spare, **changes)
+    if room(cache) < least:
+        raise NotOffered(f"num_blocks {least * layers}, where its limits say {subject.limits.of('paged', 'num_blocks')}")
+    return cache
+
+
+def to_be_filled(subject: Subject, entries: int, one_short: bool = False, **changes: Any) -> Handle:
+    """A cache of so many entries, or the nearest number of more, of a pool that tokens can fill in time. Raises NotOffered."""
+    cache = just_room(subject, entries, **changes) if one_short else _made(subject, entries, entries, changes)
+    if room(cache) * cache.config["block_size"] > MANY:
+        raise NotOffered(f"a pool to be filled, where its limits say num_blocks {subject.limits.of('paged', 'num_blocks')}")
+    return cache
+
+
+def room(cache: Handle) -> int:
+    """Entries that there are blocks for in all."""
+    return int(cache.config["num_blocks"] // cache.config["num_layers"])
+
+
+def layers_of(cache: Handle) -> range:
+    return range(cache.config["num_layers"])
+
+
+def reserve(subject: Subject, cache: Handle, sequence: int, entries: int) -> None:
+    """Let a sequence hold so many entries: without tokens, where that can be asked for, or else with as many as they take."""
+    count = entries * cache.config["block_size"]
+    try:
+        cache.ensure_capacity(sequence, count)
+    except Declined:
+        length = cache.length(sequence, 0)
+        cache.write(sequence, 0, length, *pair_of_tokens(subject, count - length))
+
+
+def in_use(subject: Subject, cache: Handle, entries: Mapping[int, int], when: str) -> None:
+    """That the sequences, all that are alive, hold so many entries each. Raises NotOffered where nothing shows it."""
+
+    def counted() -> None:
+        free = cache.config["num_blocks"] - cache.config["num_layers"] * sum(entries.values())
+        equal(cache.num_free_blocks, free, f"free blocks {when}")
+
+    def listed() -> None:
+        for sequence, count in entries.items():
+            held = [len(blocks_of(cache, sequence, layer)) for layer in layers_of(cache)]
+            equal(held, [count] * len(held), f"blocks in each layer of sequence {sequence} {when}")
+
+    seen = [_looked(counted), _looked(listed) and bool(entries)]
+    if not any(seen):
+        _fill_what_is_free(subject, cache, room(cache) - sum(entries.values()), len(entries))
+
+
+def _looked(look: Callable[[], None]) -> bool:
+    try:
+        look()
+    except NotOffered:
+        return False
+    return True
+
+
+def _fill_what_is_free(subject: Subject, cache: Handle, free: int, living: int) -> None:
+    """Another sequence can take what is free, and no more."""
+    subject.need(sequences=living + 1)
+    filler = cache.create()
+    reserve(subject, cache, filler, free)
+    with raises("OutOfBlocks"):
+        reserve(subject, cache, filler, free + 1)
+    cache.drop(filler)

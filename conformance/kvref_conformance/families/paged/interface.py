@@ -1,0 +1,56 @@
+"""The cache of sequences in blocks."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from kvref.array import Array
+from kvref_conformance.interface import Batch, BatchStep, Offsets, Query, Tables, Tokens
+
+_TOKENS = "ShapeMismatch DtypeMismatch NonFinite"
+_LAYER = "SequenceNotFound LayerOutOfRange"
+# The errors that each operation may have to answer with; what `new` has to refuse is always a ConfigError.
+ERRORS: dict[str, str] = {
+    "drop": "SequenceNotFound",
+    "ensure_capacity": "SequenceNotFound PositionOutOfRange OutOfBlocks",
+    "write": f"{_LAYER} PositionOutOfRange {_TOKENS} OutOfBlocks",
+    "append": f"{_LAYER} {_TOKENS} OutOfBlocks",
+    "append_step": f"SequenceNotFound {_TOKENS} OutOfBlocks",
+    "read": f"{_LAYER} PositionOutOfRange",
+    "gather_batch": _LAYER,
+    "lengths": _LAYER,
+    "block_tables": _LAYER,
+    "gather": _LAYER,
+    "length": _LAYER,
+    "block_table": _LAYER,
+    "slot_mapping": f"{_LAYER} PositionOutOfRange",
+    "attend": f"{_LAYER} ShapeMismatch DtypeMismatch",
+}
+
+
+class Paged(Protocol):
+    num_free_blocks: int
+    utilization: float
+
+    def create(self) -> int: ...
+    def drop(self, sequence: int) -> None: ...
+    def ensure_capacity(self, sequence: int, num_tokens: int) -> None: ...
+    def write(self, sequence: int, layer: int, start: int, keys: Tokens, values: Tokens) -> None: ...
+    def append(self, sequences: Sequence[int], layer: int, keys: Batch, values: Batch) -> None: ...
+    def append_step(self, sequences: Sequence[int], keys: BatchStep, values: BatchStep) -> None: ...
+    def read(self, sequence: int, layer: int, positions: Sequence[int]) -> tuple[Tokens, Tokens]: ...
+    def gather_batch(self, sequences: Sequence[int], layer: int) -> tuple[Tokens, Tokens, Offsets]: ...
+    def lengths(self, sequences: Sequence[int], layer: int) -> Sequence[int] | Array: ...
+    def block_tables(self, sequences: Sequence[int], layer: int) -> Tables: ...
+    def gather(self, sequence: int, layer: int) -> tuple[Tokens, Tokens]: ...
+    def length(self, sequence: int, layer: int) -> int: ...
+    def block_table(self, sequence: int, layer: int) -> Sequence[int] | Array: ...
+    def slot_mapping(self, sequence: int, layer: int, start: int, count: int) -> Sequence[int] | Array: ...
+    def attend(self, sequence: int, layer: int, query: Query, scale: float) -> Query: ...
+
+
+class Factory(Protocol):
+    """What makes one: it is given every size by name."""
+
+    def __call__(
+        self, *, num_blocks: int, block_size: int, num_layers: int, num_kv_heads: int, head_dim: int, dtype: str
+    ) -> Paged: ...

@@ -1,0 +1,139 @@
+"""Any sequence of calls of the family `paged`."""
+
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, precondition, rule
+
+from kvref_conformance.families.paged.model import Paged
+from kvref_conformance.searching.machine import ANY, COUNT, LAST, Machine, one_of, pair, within
+from kvref_conformance.searching.rows import kinds
+
+GONE = 8  # an index that stands for a sequence that was dropped
+SEQUENCE = st.sampled_from((*(0, 1, 2) * 5, GONE, LAST))
+BATCH = st.sampled_from((
+    (0,), (0, 1), (1, 0), (0, 1, 2), (2, 0, 1), (0, 0), (1, 0, 1), (0, 0, 0), (0, 1, 0, 1), (1, GONE), (0, LAST), (),
+))  # fmt: skip
+POSITIONS = st.sampled_from(((0,), (1, 0), (4, 2, 7), (2, 2), (5, 0), (8, 3, 1), (0, LAST), ()))
+NOWHERE = 9  # a write that starts at no position at all
+BACK = st.sampled_from((*(0,) * 9, *(1, 2, 3, 4) * 2, -1, NOWHERE))  # how far before the end a write starts
+
+
+class PagedMachine(Machine):
+    family = "paged"
+
+    @initialize(
+        blocks=st.sampled_from((6, 7, 9, 12, 5, 24, 0)), size=st.sampled_from((1, 2, 3, 4, 2, 3)),
+        layers=st.sampled_from((1, 2, 2)), heads=st.integers(1, 2), dim=st.sampled_from((1, 3)),
+        dtype=st.sampled_from(("float32", "float16", "bfloat16")), sequences=st.sampled_from((1, 2, 3, 2)),
+    )  # fmt: skip
+    def new(self, blocks: int, size: int, layers: int, heads: int, dim: int, dtype: str, sequences: int) -> None:
+        self.make(num_blocks=blocks, block_size=size, num_layers=layers, num_kv_heads=heads, head_dim=dim, dtype=dtype)
+        if self.objects:
+            self.shape = self.config["num_kv_heads"], self.config["head_dim"]
+            self.layers = self.config["num_layers"]
+            self.stride = max(1, self.config["block_size"] // 4)  # so many for each token where only larger blocks may be had
+        for _ in range(sequences):
+            self.create()
+
+    @property
+    def model(self) -> Paged:
+        found = self.witness.models[self.objects[0]]
+        assert isinstance(found, Paged)
+        return found
+
+    def sequence(self, index: int) -> int:
+        """One that there is; or, for the last indices, one that there was and one that there never was."""
+        there = one_of(self.model.ids - set(self.model.sequences) if index == GONE else self.model.sequences, index)
+        return 1000 if there is None or index == LAST else there
+
+    def length(self, index: int, layer: int) -> int:
+        """Of the sequence that an index stands for; 0 where there is none, or no such layer."""
+        layers = self.model.sequences.get(self.sequence(index), [])
+        return len(layers[layer].tokens) if layer < len(layers) else 0
+
+    def create(self) -> None:
+        if self.objects and len(self.model.sequences) < self.subject.size("sequences", 99):
+            self.call("create", self.objects[0])
+
+    @precondition(lambda self: self.objects)
+    @rule(which=SEQUENCE, layer=ANY, back=BACK, count=COUNT, kind=kinds())
+    def write(self, which: int, layer: int, back: int, count: int, kind: str) -> None:
+        layer = within(layer, self.layers)
+        start = max(0, self.length(which, layer) - back) if back != NOWHERE else -1  # at the end, before it, past it
+        self.put(which, layer, start, count * self.stride, kind)
+
+    write_more = write  # a rule under each name: most of what there is to find takes tokens
+
+    def put(self, which: int, layer: int, start: int, count: int, kind: str) -> None:
+        sequence, (keys, values) = self.sequence(which), pair(self.source, (count, *self.shape), kind)
+        self.call("write", self.objects[0], sequence=sequence, layer=layer, start=start, keys=keys, values=values)
+
+    @precondition(lambda self: self.objects)
+    @rule(which=ANY, layer=ANY, start=st.integers(0, 9), count=COUNT, kind=kinds())
+    def overwrite(self, which: int, layer: int, start: int, count: int, kind: str) -> None:
+        """Write over tokens that are there, and no others."""
+        layer %= self.layers
+        if length := self.length(which, layer):
+            start = start * self.stride % length
+            self.put(which, layer, start, min(count * self.stride, length - start), kind)
+
+    @precondition(lambda self: self.objects)
+    @rule(which=SEQUENCE, wrong=st.integers(0, 5), side=st.integers(0, 2))
+    def write_wrongly(self, which: int, wrong: int, side: int) -> None:
+        keys, values = self.source.wrong_pair((2, *self.shape), wrong, side)
+        self.call("write", self.objects[0], sequence=self.sequence(which), layer=0, start=0, keys=keys, values=values)
+
+    @precondition(lambda self: self.objects)
+    @rule(which=BATCH, layer=ANY, kind=kinds(), step=st.booleans())
+    def append(self, which: tuple[int, ...], layer: int, kind: str, step: bool) -> None:
+        sequences = [self.sequence(each) for each in which]
+        if step:
+            keys, values = pair(self.source, (self.layers, len(which), *self.shape), kind)
+            self.call("append_step", self.objects[0], sequences=sequences, keys=keys, values=values)
+        else:
+            keys, values = pair(self.source, (len(which), *self.shape), kind)
+            there = within(layer, self.layers)
+            self.call("append", self.objects[0], sequences=sequences, layer=there, keys=keys, values=values)
+        self.ask("gather_batch", self.objects[0], sequences=sequences, layer=within(layer, self.layers))
+
+    @precondition(lambda self: self.objects)
+    @rule(which=BATCH, layer=ANY)
+    def read_batch(self, which: tuple[int, ...], layer: int) -> None:
+        batch = {"sequences": [self.sequence(each) for each in which], "layer": within(layer, self.layers)}
+        for name in ("gather_batch", "lengths"):
+            self.ask(name, self.objects[0], **batch)
+        self.call("block_tables", self.objects[0], **batch)
+
+    @precondition(lambda self: self.objects)
+    @rule(
+        which=SEQUENCE,
+        layer=ANY,
+        tokens=st.sampled_from((4, 8, 12, 3, 0, -1)),
+        start=st.integers(-1, 3),
+        count=st.integers(-1, 5),
+    )
+    def ensure_capacity(self, which: int, layer: int, tokens: int, start: int, count: int) -> None:
+        sequence, layer = self.sequence(which), within(layer, self.layers)
+        self.call("ensure_capacity", self.objects[0], sequence=sequence, num_tokens=tokens * self.stride)
+        self.ask("slot_mapping", self.objects[0], sequence=sequence, layer=layer, start=start, count=count)
+
+    @precondition(lambda self: self.objects)
+    @rule(which=SEQUENCE, layer=ANY, count=COUNT, kind=kinds())
+    def drop(self, which: int, layer: int, count: int, kind: str) -> None:
+        """Drop a sequence, one with tokens if there is one; the next one takes up its blocks."""
+        full = {id for id, layers in self.model.sequences.items() if any(each.tokens for each in layers)}
+        sequence = one_of(full, which) if full and which < GONE else self.sequence(which)
+        self.call("drop", self.objects[0], sequence=sequence)
+        self.create()
+        self.put(len(self.model.sequences) - 1, within(layer, self.layers), 0, count * self.stride, kind)
+
+    drop_another = drop
+
+    @precondition(lambda self: self.objects)
+    @rule(which=SEQUENCE, layer=ANY, positions=POSITIONS, group=st.integers(1, 2), kind=kinds(everything=False))
+    def read(self, which: int, layer: int, positions: tuple[int, ...], group: int, kind: str) -> None:
+        sequence, layer = self.sequence(which), within(layer, self.layers)
+        there = [within(position, self.length(which, layer)) for position in positions]
+        self.ask("read", self.objects[0], sequence=sequence, layer=layer, positions=there)
+        self.ask("length", self.objects[0], sequence=sequence, layer=layer)
+        query = self.source.rows((1, self.shape[0] * self.subject.size("group_size", group), self.shape[1]), kind)
+        self.call("attend", self.objects[0], sequence=sequence, layer=layer, query=query, scale=0.5)

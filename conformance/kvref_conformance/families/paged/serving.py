@@ -1,0 +1,246 @@
+"""A paged cache that serves sequences of content: what each must hold, and how many blocks must be free, is known without it."""
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.checking.content import PREFIXES, Written, belongs, content, pair_of_content
+from kvref_conformance.checking.expect import equal, raises, true
+from kvref_conformance.checking.setup import new
+from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.outcome import NotOffered
+from kvref_conformance.soak.workload import Event
+
+CHUNK = 512  # tokens of a prompt that are written at once
+
+
+@dataclass
+class Sequenced:
+    """A sequence: its id in the cache, the tokens written in each layer, and the blocks that each layer holds."""
+
+    id: int
+    lengths: list[int]
+    blocks: int = 0
+    shared: tuple[int, int] = (0, 0)  # the stream of a prefix, and how many tokens are its
+
+
+class Pages:
+    """Sequences are known by numbers, which count from 0 and are the streams of content."""
+
+    def __init__(self, subject: Subject, **sizes: Any) -> None:
+        self.subject, self.cache = subject, new(subject, "paged", **sizes)
+        self.config = self.cache.config
+        if self.config["num_blocks"] < self.config["num_layers"]:
+            raise NotOffered(f"a block in each layer, where num_blocks may be {subject.limits.of('paged', 'num_blocks')}")
+        self.layers, self.size = range(self.config["num_layers"]), int(self.config["block_size"])
+        self.written = Written(self.config["num_kv_heads"], self.config["head_dim"])
+        self.live: dict[int, Sequenced] = {}
+        self.created = 0
+
+    @property
+    def free(self) -> int:
+        """Blocks that no sequence holds."""
+        total: int = self.config["num_blocks"] - len(self.layers) * sum(each.blocks for each in self.live.values())
+        return total
+
+    def entries(self, tokens: int) -> int:
+        return -(-tokens // self.size)
+
+    def create(self, number: int | None = None) -> int:
+        number, id = self.created if number is None else number, self.cache.create()
+        true(id not in {each.id for each in self.live.values()}, "the id of a new sequence", "one that no other has", id)
+        self.live[number] = Sequenced(id, [0 for _ in self.layers])
+        self.created = number + 1
+        return number
+
+    def more(self, numbers: Iterable[int], tokens: int = 1, layer: int | None = None) -> int:
+        """Blocks that so many tokens more of each sequence take, in one layer or in all."""
+        entries = 0
+        for number in numbers:
+            one = self.live[number]
+            longest = max(one.lengths) if layer is None else one.lengths[layer]
+            entries += max(0, self.entries(longest + tokens) - one.blocks)
+        return len(self.layers) * entries
+
+    def fits(self, numbers: Iterable[int], tokens: int = 1) -> bool:
+        return self.more(numbers, tokens) <= self.free
+
+    def takes(self, tokens: int) -> bool:
+        """Whether one sequence more fits, with so many tokens in it."""
+        return len(self.layers) * self.entries(tokens) <= self.free
+
+    def reserve(self, number: int, tokens: int) -> None:
+        one = self.live[number]
+        self.cache.ensure_capacity(one.id, tokens)
+        one.blocks = max(one.blocks, self.entries(tokens))
+
+    def write(self, number: int, tokens: int, layers: Iterable[int] | None = None) -> None:
+        """That many tokens more, in every layer or in some."""
+        for layer in self.layers if layers is None else layers:
+            one = self.live[number]
+            start, stop = one.lengths[layer], one.lengths[layer] + tokens
+            self.cache.write(one.id, layer, start, *self._given(number, layer, range(start, stop)))
+            one.blocks, one.lengths[layer] = max(one.blocks, self.entries(stop)), stop
+            self.written.up_to(number, layer, stop)
+            self.written.up_to(one.shared[0], layer, min(stop, one.shared[1]))
+
+    def fill(self, number: int, tokens: int, layers: Iterable[int] | None = None) -> None:
+        """That many tokens more, in every layer or in some, or as many as there are blocks for."""
+        for layer in self.layers if layers is None else layers:
+            one = self.live[number]
+            room = (one.blocks + self.free // len(self.layers)) * self.size - one.lengths[layer]
+            if min(tokens, room) > 0:
+                self.write(number, min(tokens, room), layers=[layer])
+
+    def refused(self, number: int, tokens: int) -> None:
+        """That many tokens do not fit, and nothing is taken for them; where blocks can be asked for."""
+        with suppress(NotOffered), raises("OutOfBlocks"):
+            self.cache.ensure_capacity(self.live[number].id, max(self.live[number].lengths) + tokens)
+        self.counted()
+
+    def step(self, numbers: Sequence[int]) -> None:
+        """A token more of each, in every layer."""
+        ones = [self.live[number] for number in numbers]
+        parts = []
+        for part in (0, 1):
+            rows = [
+                content(numbers, layer, [one.lengths[layer] for one in ones], self.written.heads, self.written.dim, part)
+                for layer in self.layers
+            ]
+            parts.append(np.stack(rows))
+        self.cache.append_step([one.id for one in ones], *parts)
+        for number, one in zip(numbers, ones, strict=True):
+            for layer in self.layers:
+                one.lengths[layer] += 1
+                self.written.up_to(number, layer, one.lengths[layer])
+            one.blocks = max(one.blocks, self.entries(max(one.lengths)))
+
+    def drop(self, number: int) -> None:
+        self.cache.drop(self.live[number].id)
+        del self.live[number]
+
+    def look(self, number: int, layers: Iterable[int] | None = None) -> None:
+        """Every token of a sequence, in every layer or in some."""
+        one = self.live[number]
+        for layer in self.layers if layers is None else layers:
+            equal(self.cache.length(one.id, layer), one.lengths[layer], f"length of sequence {number}, layer {layer}")
+            self._belongs(self.cache.gather(one.id, layer), number, layer, range(one.lengths[layer]))
+
+    def look_at(self, number: int, layer: int, positions: Sequence[int]) -> None:
+        self._belongs(self.cache.read(self.live[number].id, layer, list(positions)), number, layer, positions)
+
+    def look_at_batch(self, numbers: Sequence[int], layer: int) -> None:
+        """Every token of several sequences, as a kernel is given them."""
+        ids, lengths = [self.live[n].id for n in numbers], [self.live[n].lengths[layer] for n in numbers]
+        equal([int(each) for each in self.cache.lengths(ids, layer)], lengths, f"lengths in layer {layer}")
+        keys, values, offsets = self.cache.gather_batch(ids, layer)
+        equal([int(each) for each in offsets], [0, *np.cumsum(lengths).tolist()], f"offsets in layer {layer}")
+        for number, start, length in zip(numbers, offsets, lengths, strict=False):
+            part = slice(int(start), int(start) + length)
+            self._belongs((keys[part], values[part]), number, layer, range(length))
+
+    def counted(self) -> None:
+        """As many blocks are free as no sequence holds, where that can be seen."""
+        with suppress(NotOffered):
+            equal(self.cache.num_free_blocks, self.free, f"free blocks, of {len(self.live)} sequences")
+
+    def owned(self) -> None:
+        """No block is in two tables, and each is one of the pool's, where tables can be seen."""
+        with suppress(NotOffered):
+            self._owned()
+
+    def _owned(self) -> None:
+        numbers = list(self.live)
+        held = []
+        for layer in self.layers:
+            tables = np.asarray(self.cache.block_tables([self.live[number].id for number in numbers], layer))
+            held += [int(block) for row, number in enumerate(numbers) for block in tables[row, : self.live[number].blocks]]
+        true(len(set(held)) == len(held), "blocks in the tables of all sequences", f"{len(held)} different ones", len(set(held)))
+        inside = all(0 <= block < self.config["num_blocks"] for block in held)
+        true(inside, "blocks in the tables of all sequences", f"some of [0, {self.config['num_blocks']})", sorted(held)[-1:])
+
+    def streams(self, number: int, positions: Sequence[int]) -> NDArray:
+        """Whose tokens lie at these positions."""
+        prefix, shared = self.live[number].shared
+        return np.where(np.array(positions, np.int64) < shared, prefix, number)
+
+    def _given(self, number: int, layer: int, positions: range) -> tuple[NDArray, NDArray]:
+        return pair_of_content(self.streams(number, positions), layer, positions, self.written.heads, self.written.dim)
+
+    def _belongs(self, got: Any, number: int, layer: int, positions: Sequence[int]) -> None:
+        belongs(got, self.streams(number, positions), layer, positions, self.written)
+
+
+class PagedServer:
+    """Serves requests from `Pages`: a request is a sequence, its prompt written in chunks, its output in steps of all."""
+
+    def __init__(self, pages: Pages) -> None:
+        self.pages = pages
+        self.most = pages.subject.size("sequences", 64)
+        self.longest = pages.config["num_blocks"] // len(pages.layers) * pages.size // (4 if self.most > 1 else 1)
+        self.steps = 0
+
+    def running(self) -> Sequence[int]:
+        return list(self.pages.live)
+
+    def fits(self, numbers: Sequence[int], tokens: int = 1) -> bool:
+        return self.pages.fits(numbers, tokens)
+
+    def takes(self, tokens: int) -> bool:
+        return self.pages.takes(tokens)
+
+    def tokens(self, number: int) -> int:
+        return self.pages.live[number].lengths[0]
+
+    def do(self, event: Event) -> int:
+        """Returns how many tokens were compared."""
+        pages, numbers = self.pages, [number for number in event.numbers if number in self.pages.live]
+        if event.kind == "admit":
+            if len(pages.live) < self.most and self.takes(event.tokens):
+                self._admit(event)
+        elif not numbers:
+            return 0
+        elif event.kind == "step" and pages.fits(numbers):
+            pages.step(numbers)
+            self.steps += 1
+            if self.steps % 16 == 0:
+                pages.counted()
+        elif event.kind == "look":
+            return self._look(numbers[0])
+        elif event.kind == "drop":
+            pages.drop(numbers[0])
+            pages.counted()
+        elif event.kind == "pressure" and not pages.fits(numbers[:1], event.tokens):
+            pages.refused(numbers[0], event.tokens)
+        return 0
+
+    def _admit(self, event: Event) -> None:
+        number = self.pages.create(event.numbers[0])
+        self.pages.live[number].shared = PREFIXES + event.prefix, event.shared
+        for start in range(0, event.tokens, CHUNK):
+            self.pages.write(number, min(CHUNK, event.tokens - start))
+
+    def _look(self, number: int) -> int:
+        """Each time by another way of reading."""
+        pages, length = self.pages, self.tokens(number)
+        with suppress(NotOffered):
+            if number % 3 == 0:
+                for layer in pages.layers:
+                    pages.look_at_batch([number], layer)
+                return length * len(pages.layers)
+            if number % 3 == 1:
+                for layer in pages.layers:
+                    pages.look_at(number, layer, list(range(length - 1, -1, -3)))
+                pages.owned()
+                return -(-length // 3) * len(pages.layers)
+        pages.look(number)
+        return length * len(pages.layers)
+
+
+def server(subject: Subject, heads: int, dim: int) -> PagedServer:
+    """With room for some dozens of requests, half a gigabyte of float32."""
+    return PagedServer(Pages(subject, num_blocks=4096, block_size=16, num_layers=2, num_kv_heads=heads, head_dim=dim))

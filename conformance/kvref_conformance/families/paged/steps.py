@@ -1,0 +1,35 @@
+"""Each operation once."""
+
+from typing import Any
+
+import numpy as np
+
+from kvref_conformance.checking.steps import HEADS, Got, Steps, of, owned, rows
+
+
+def sequence(got: Got) -> Any:
+    return got["paged.create"]
+
+
+def sequences(got: Got) -> Any:
+    return [got["paged.create"]]
+
+
+def steps(dim: int, format: str) -> Steps:
+    tokens = rows(2, HEADS, dim)
+    query = rows(1, HEADS, dim)
+    batch = rows(1, HEADS, dim)
+    here: dict[str, Any] = {"sequence": sequence, "layer": 0}
+    return {
+        **owned("paged", {
+            "create": of(), "ensure_capacity": of(sequence=sequence, num_tokens=2),
+            "write": of(**here, start=0, keys=tokens, values=tokens),
+            "append": of(sequences=sequences, layer=1, keys=batch, values=batch),
+            "append_step": of(sequences=sequences, keys=np.stack([batch, batch]), values=np.stack([batch, batch])),
+            "length": of(**here), "lengths": of(sequences=sequences, layer=0), "gather": of(**here),
+            "gather_batch": of(sequences=sequences, layer=0), "read": of(**here, positions=[1, 0]), "block_table": of(**here),
+            "block_tables": of(sequences=sequences, layer=0), "slot_mapping": of(**here, start=0, count=2),
+            "num_free_blocks": of(), "utilization": of(), "attend": of(**here, query=query, scale=1.0),
+            "drop": of(sequence=sequence),
+        }),
+    }  # fmt: skip

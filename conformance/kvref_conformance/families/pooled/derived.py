@@ -1,0 +1,8 @@
+"""Operations of the pooled cache made of others."""
+
+from kvref_conformance.conversation.derived import Derived
+
+DERIVED = (
+    Derived("total_tokens", "POOL-06", ("stats",), lambda cache: cache.stats().total_tokens),
+    Derived("total_tokens", "POOL-02", ("read",), lambda cache: len(cache.read()[0])),
+)

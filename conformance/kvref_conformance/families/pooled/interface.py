@@ -1,0 +1,39 @@
+"""The cache of blocks from a pool of buffers."""
+
+from typing import Protocol
+
+from kvref_conformance.families.buffers.interface import Buffers, BufferStats
+from kvref_conformance.interface import Statistics, Tokens
+
+_TOKENS = "ShapeMismatch DtypeMismatch NonFinite"
+# The errors that each operation may have to answer with; what `new` has to refuse is always a ConfigError.
+ERRORS: dict[str, str] = {
+    "append": f"{_TOKENS} BufferTooLarge",
+}
+
+
+class PooledStats(Statistics, Protocol):
+    total_tokens: int
+    num_blocks: int
+    tokens_per_block: int
+    bytes: int
+    pool: BufferStats
+
+
+class Pooled(Protocol):
+    """`pool`, where one is given, is what `buffers` returned."""
+
+    total_tokens: int
+
+    def append(self, keys: Tokens, values: Tokens) -> None: ...
+    def read(self) -> tuple[Tokens, Tokens]: ...
+    def clear(self) -> None: ...
+    def stats(self) -> PooledStats: ...
+
+
+class Factory(Protocol):
+    """What makes one: it is given every size by name."""
+
+    def __call__(
+        self, *, num_kv_heads: int, head_dim: int, tokens_per_block: int, max_tokens: int, pool: Buffers | None = None
+    ) -> Pooled: ...

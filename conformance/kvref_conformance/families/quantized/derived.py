@@ -1,0 +1,76 @@
+"""Operations of the quantized cache made of others."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.conversation.derived import Derived, cut, in_turn
+from kvref_conformance.conversation.handle import Handle
+from kvref_conformance.outcome import NotOffered
+
+Pair = tuple[NDArray, NDArray]
+
+
+def tokens_one_by_one(cache: Handle, layer: int, positions: Sequence[int]) -> Pair:
+    return _stacked([cache.read_token(layer, position) for position in positions])
+
+
+def token_of_its_heads(cache: Handle, layer: int, position: int) -> Pair:
+    return _stacked([cache.read_head(layer, position, head) for head in range(cache.config["num_kv_heads"])])
+
+
+def token_of_several(cache: Handle, layer: int, position: int) -> Pair:
+    keys, values = cache.read_tokens(layer, [position])
+    return keys[0], values[0]
+
+
+def head_of_a_token(cache: Handle, layer: int, position: int, head: int) -> Pair:
+    keys, values = cache.read_token(layer, position)
+    if not 0 <= head < len(keys):
+        raise NotOffered("reading a head, which read_token does not take")
+    return keys[head], values[head]
+
+
+def steps_of_one_layer(cache: Handle, layer: int, keys: Any, values: Any) -> None:
+    """A step goes to every layer, so that it is an append where there is one layer only. What makes no steps must not be one."""
+    if cache.config["num_layers"] != 1 or layer != 0:
+        raise NotOffered("an append to one layer of several, where a step goes to all")
+    lengths = {np.shape(getattr(array, "array", array))[:1] for array in (keys, values)}
+    if lengths == {(0,)}:
+        raise NotOffered("an append of no tokens, where a step is of one")
+    if len(lengths) > 1 or () in lengths:
+        cache.append_step(keys, values)
+    else:
+        ((count,),) = lengths
+        one = [range(n, n + 1) for n in range(count)]
+        in_turn(partial(cache.append_step, cut(keys, 0, each), cut(values, 0, each)) for each in one)
+
+
+def append_to_each_layer(cache: Handle, keys: Any, values: Any) -> None:
+    if not _alike(keys, values) or len(keys) != cache.config["num_layers"]:
+        raise NotOffered("a step of other arrays than a token a layer")
+    in_turn(partial(cache.append, layer, keys[layer][None], values[layer][None]) for layer in range(len(keys)))
+
+
+def _stacked(pairs: Sequence[Pair]) -> Pair:
+    if not pairs:
+        raise NotOffered("reading no positions, one by one")
+    return np.stack([keys for keys, _ in pairs]), np.stack([values for _, values in pairs])
+
+
+def _alike(keys: Any, values: Any) -> bool:
+    """Whether these are arrays of the judge's that could be taken apart."""
+    return isinstance(keys, np.ndarray) and isinstance(values, np.ndarray) and keys.shape == values.shape and keys.ndim == 3
+
+
+DERIVED = (
+    Derived("read_tokens", "QUANT-04", ("read_token",), tokens_one_by_one),
+    Derived("read_token", "QUANT-04", ("read_head",), token_of_its_heads),
+    Derived("read_token", "QUANT-04", ("read_tokens",), token_of_several),
+    Derived("read_head", "QUANT-04", ("read_token",), head_of_a_token),
+    Derived("append", "QUANT-01", ("append_step",), steps_of_one_layer, cuts=True),
+    Derived("append_step", "QUANT-01", ("append",), append_to_each_layer),
+)

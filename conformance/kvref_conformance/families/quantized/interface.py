@@ -1,0 +1,39 @@
+"""The cache that quantizes tokens as they are appended."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from kvref_conformance.interface import HeadRow, Query, Step, Token, Tokens
+
+_TOKENS = "ShapeMismatch DtypeMismatch NonFinite"
+# The errors that each operation may have to answer with; what `new` has to refuse is always a ConfigError.
+ERRORS: dict[str, str] = {
+    "append": f"LayerOutOfRange {_TOKENS} CapacityExceeded",
+    "append_step": f"{_TOKENS} CapacityExceeded",
+    "read_head": "LayerOutOfRange PositionOutOfRange HeadOutOfRange",
+    "read_token": "LayerOutOfRange PositionOutOfRange",
+    "read_tokens": "LayerOutOfRange PositionOutOfRange",
+    "length": "LayerOutOfRange",
+    "attend": "LayerOutOfRange ShapeMismatch DtypeMismatch",
+}
+
+
+class Quantized(Protocol):
+    memory_bytes: int
+    fp32_bytes: int
+    compression_ratio: float
+
+    def append(self, layer: int, keys: Tokens, values: Tokens) -> None: ...
+    def append_step(self, keys: Step, values: Step) -> None: ...
+    def read_head(self, layer: int, position: int, head: int) -> tuple[HeadRow, HeadRow]: ...
+    def read_token(self, layer: int, position: int) -> tuple[Token, Token]: ...
+    def read_tokens(self, layer: int, positions: Sequence[int]) -> tuple[Tokens, Tokens]: ...
+    def length(self, layer: int) -> int: ...
+    def clear(self) -> None: ...
+    def attend(self, layer: int, query: Query, scale: float) -> Query: ...
+
+
+class Factory(Protocol):
+    """What makes one: it is given every size by name."""
+
+    def __call__(self, *, num_layers: int, capacity: int, num_kv_heads: int, head_dim: int, format: str) -> Quantized: ...

@@ -1,0 +1,70 @@
+"""Any sequence of calls of the family `quantized`."""
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, precondition, rule
+
+from kvref_conformance.families.quantized.model import Quantized
+from kvref_conformance.searching.machine import ANY, COUNT, LAST, Machine, pair, within
+from kvref_conformance.searching.rows import HUGE, kinds
+
+POSITION = st.sampled_from((0, 1, 2, 3, 1, LAST))
+SIZE = st.integers(1, 3)
+
+
+class QuantizedMachine(Machine):
+    family = "quantized"
+
+    @initialize(
+        layers=st.sampled_from((1, 2, 2)), capacity=st.sampled_from((2, 5, 8, 1)), heads=SIZE, dim=SIZE,
+        format=st.sampled_from(("int8", "float8_e4m3fn", "float8_e5m2")),
+    )  # fmt: skip
+    def new(self, layers: int, capacity: int, heads: int, dim: int, format: str) -> None:
+        self.make(num_layers=layers, capacity=capacity, num_kv_heads=heads, head_dim=dim, format=format)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of a token: heads, elements."""
+        return self.config["num_kv_heads"], self.config["head_dim"]
+
+    @property
+    def layers(self) -> int:
+        return int(self.config["num_layers"])
+
+    @precondition(lambda self: self.objects)
+    @rule(layer=ANY, count=COUNT, kind=kinds(), loud=st.sampled_from((1.0, 100.0)))
+    def append(self, layer: int, count: int, kind: str, loud: float) -> None:
+        keys, values = pair(self.source, (count, *self.shape), kind)
+        values = self.source.held(values * np.float32(1.0 if kind in HUGE else loud))
+        self.call("append", self.objects[0], layer=within(layer, self.layers), keys=keys, values=values)
+
+    @precondition(lambda self: self.objects)
+    @rule(kind=kinds())
+    def append_step(self, kind: str) -> None:
+        keys, values = pair(self.source, (self.layers, *self.shape), kind)
+        self.call("append_step", self.objects[0], keys=keys, values=values)
+
+    @precondition(lambda self: self.objects)
+    @rule(wrong=st.integers(0, 5), side=st.integers(0, 2))
+    def append_wrongly(self, wrong: int, side: int) -> None:
+        keys, values = self.source.wrong_pair((2, *self.shape), wrong, side)
+        self.call("append", self.objects[0], layer=0, keys=keys, values=values)
+
+    @precondition(lambda self: self.objects)
+    @rule(layer=ANY, position=POSITION, head=ANY, group=st.integers(1, 2), kind=kinds(everything=False))
+    def read(self, layer: int, position: int, head: int, group: int, kind: str) -> None:
+        layer, head = within(layer, self.layers), within(head, self.shape[0])
+        model = self.witness.models[self.objects[0]]
+        assert isinstance(model, Quantized)
+        position = within(position, len(model.tokens[layer]) if layer < self.layers else 0)
+        self.ask("read_token", self.objects[0], layer=layer, position=position)
+        self.ask("read_head", self.objects[0], layer=layer, position=position, head=head)
+        heads, dim = self.shape
+        query = self.source.rows((1, heads * self.subject.size("group_size", group), dim), kind)
+        self.call("attend", self.objects[0], layer=layer, query=query, scale=0.5)
+
+    @precondition(lambda self: self.objects)
+    @rule(kind=kinds())
+    def clear(self, kind: str) -> None:
+        self.call("clear", self.objects[0])
+        self.append(0, 1, kind, 1.0)

@@ -1,0 +1,108 @@
+"""What the laws know of the quantized cache: a stream is one layer of it."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Any
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.checking.counts import Counter
+from kvref_conformance.checking.setup import formats_of, new, other, pair_of_tokens, tokens
+from kvref_conformance.checking.streams import Bad, Stream, wrong_queries
+from kvref_conformance.conversation.calls import Own
+from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.oracle.formats import SYMMETRIC
+from kvref_conformance.oracle.rows import Reads, read_as
+from kvref_conformance.outcome import NotOffered
+
+
+class QuantizedStream(Stream):
+    family = "quantized"
+    layer = 0
+
+    def __init__(self, subject: Subject, **changes: Any) -> None:
+        super().__init__(subject, **changes)
+        self.given = False
+
+    def give(self, keys: NDArray | Own, values: NDArray | Own) -> None:
+        """Where only steps are offered, which go to every layer, the first tokens make it a cache of one layer."""
+        try:
+            self.cache.append(self.layer, keys, values)
+        except NotOffered:
+            if self.given or self.config["num_layers"] == 1:
+                raise
+            self.cache = new(self.subject, self.family, **self.config | {"num_layers": 1})
+            self.config = self.cache.config
+            self.cache.append(self.layer, keys, values)
+        self.given = True
+
+    def length(self) -> int:
+        return int(self.cache.length(self.layer))
+
+    def read(self) -> tuple[NDArray, NDArray]:
+        positions = list(range(len(self)))
+        try:
+            return tuple(self.cache.read_tokens(self.layer, positions))
+        except NotOffered:
+            if positions:
+                raise
+            none = tokens(self.subject, 0)  # one by one there is nothing to read
+            return none, none
+
+    def quantizing(self) -> Iterator[Stream]:
+        for name in formats_of(self.subject, "format", *SYMMETRIC):
+            yield self.fresh(format=name)
+
+    def read_as_is(self) -> Any:
+        """Of the first two tokens what there is a way to read."""
+        ways: list[tuple[str, tuple[Any, ...]]] = [("read_tokens", ([0, 1],)), ("read_token", (0,)), ("read_head", (0, 0))]
+        for name, where in ways:
+            with suppress(NotOffered):
+                return self.cache.as_is(name, self.layer, *where)
+        raise NotOffered("reading tokens")
+
+    def expected(self, keys: NDArray, values: NDArray) -> tuple[Reads, Reads]:
+        return read_as(keys, self.config["format"]), read_as(values, self.config["format"])
+
+    def numbers(self) -> Iterable[tuple[str, Any]]:
+        yield from self.attributes("memory_bytes")
+        for layer in range(1, self.config["num_layers"]):
+            yield f"length of layer {layer}", self.cache.length(layer)
+
+    def out_of_range(self) -> list[Bad]:
+        keys, values = pair_of_tokens(self.subject, 1)
+        calls: list[Bad] = []
+        for layer in (-1, self.config["num_layers"]):
+            calls += [("LayerOutOfRange", "append", (layer, keys, values))]
+            calls += [("LayerOutOfRange", "read_token", (layer, 0)), ("LayerOutOfRange", "length", (layer,))]
+            calls += [("LayerOutOfRange", "read_tokens", (layer, []))]
+        for position in (-1, len(self)):
+            calls += [("PositionOutOfRange", "read_token", (0, position))]
+            calls += [("PositionOutOfRange", "read_tokens", (0, [0, position]))]
+            calls += [("PositionOutOfRange", "read_head", (0, position, 0))]
+        return calls + [("HeadOutOfRange", "read_head", (0, 0, head)) for head in (-1, self.subject.heads)]
+
+    def other_ways_in(self) -> dict[str, list[tuple[Any, ...]]]:
+        subject, layers = self.subject, self.config["num_layers"]
+        steps = [
+            tokens(subject, layers, dim=subject.dim + 1),
+            tokens(subject, layers, heads=other(subject.heads)),
+            tokens(subject, other(layers)),
+            tokens(subject, layers)[0],
+        ]
+        queries = wrong_queries(subject)
+        return {"append_step": [(step, step) for step in steps], "attend": [(0, query, 1.0) for query in queries]}
+
+    def wrong_use(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
+        keys, values = pair_of_tokens(self.subject, 1)
+        yield from (("append", (layer, keys, values)) for layer in (*(12 * [0]), -1, self.config["num_layers"]))
+        yield from (("clear", ()), ("clear", ()))
+
+    def sizes_for(self, tokens: int) -> dict[str, Any]:
+        return {"capacity": tokens}
+
+    def room(self) -> int:
+        return int(self.cache.config["capacity"])
+
+    def counters(self, appended: int) -> Iterator[Counter]:
+        for layer in range(self.config["num_layers"]):
+            yield f"length of layer {layer}", self.cache.length(layer), self.config["capacity"]

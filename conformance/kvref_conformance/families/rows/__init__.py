@@ -1,0 +1,8 @@
+"""Rows of numbers that share a scale: quantized, and read back."""
+
+from kvref_conformance.families import Family
+
+FAMILY = Family(
+    name="rows",
+    chapter="formats",
+)

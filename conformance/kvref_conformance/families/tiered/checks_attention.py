@@ -1,0 +1,20 @@
+"""ATTN-10: attention is over what the cache reads as."""
+
+import numpy as np
+
+from kvref_conformance.checking.attending import even, exact, queries
+from kvref_conformance.checking.expect import same, shaped, within
+from kvref_conformance.checking.registry import check
+from kvref_conformance.checking.setup import new, pair_of_tokens
+from kvref_conformance.conversation.subject import Subject
+
+
+@check("ATTN-10", "tiered")
+def attention_over_tiers_is_over_what_they_read_as(subject: Subject) -> None:
+    cache = new(subject, "tiered", warm_length=2)
+    query = queries(subject, 1)
+    same(cache.attend(query, even(subject)), np.zeros(query.shape, np.float32), "attention over an empty cache")
+    cache.append(*pair_of_tokens(subject, 13))
+    want, bound = exact(subject, query, *cache.read(), scale=even(subject))
+    got = shaped(cache.attend(query, even(subject)), query.shape, "attention over tiers")
+    within(got, want, bound, "attention over tiers")

@@ -1,0 +1,47 @@
+"""LAW-05, LAW-12, LAW-20: what the laws say of this family alone."""
+
+from collections.abc import Iterator
+
+from kvref_conformance.checking.expect import equal, raises
+from kvref_conformance.checking.integers import Seen, Typed, the_same_in_any_type
+from kvref_conformance.checking.registry import check
+from kvref_conformance.checking.setup import fitted, new, pair_of_tokens, refused
+from kvref_conformance.conversation.subject import Subject
+
+
+@check("LAW-12", "tiered")
+def tiers_must_fit_the_cache(subject: Subject) -> None:
+    most = fitted(subject, "tiered")["max_tokens"]
+    refused(subject, "tiered", tail_length=most + 1)
+    refused(subject, "tiered", tail_length=most // 2 + 1, warm_length=most - most // 2)
+
+
+@check("LAW-20", "tiered")
+def tiers_are_as_long_in_any_type(subject: Subject) -> None:
+    keys, values = pair_of_tokens(subject, 150)
+
+    def script(typed: Typed) -> Iterator[Seen]:
+        cache = typed.new("tiered", max_tokens=120, tail_length=100, migration_batch=64)
+        for part in (slice(0, 75), slice(75, 150)):
+            yield "appending 75 tokens", typed.call(cache, "append", keys[part], values[part])
+        yield "statistics of 150 tokens", dict(cache.stats())
+        yield "tiers of positions", [typed.call(cache, "tier_of", position) for position in (29, 49, 50, 120)]
+        yield "150 tokens, 120 of them kept", typed.call(cache, "read")
+
+    the_same_in_any_type(subject, script)
+
+
+@check("LAW-05", "tiered")
+def a_token_forgotten_is_nowhere(subject: Subject) -> None:
+    cache = new(subject, "tiered", max_tokens=6)
+    cache.append(*pair_of_tokens(subject, cache.config["max_tokens"] + 3))
+    for position in (0, 2):
+        with raises("PositionOutOfRange"):
+            cache.tier_of(position)
+    cache.clear()
+    equal((cache.total_tokens, len(cache.read()[0])), (0, 0), "tokens after clear")
+    with raises("PositionOutOfRange"):
+        cache.tier_of(0)
+    cache.append(*pair_of_tokens(subject, 1))
+    newest = next(tier for tier in ("tail", "warm", "store") if cache.config.get(f"{tier}_length", 1))
+    equal(cache.tier_of(0), newest, "tier of the first token after clear")

@@ -1,0 +1,41 @@
+"""LAW-18: tiers that turn over many times."""
+
+from kvref_conformance.checking.content import Written, belongs, pair_of_content
+from kvref_conformance.checking.expect import equal
+from kvref_conformance.checking.real import affordable
+from kvref_conformance.checking.registry import check
+from kvref_conformance.checking.setup import new
+from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.families.tiered.tiers import POLICY, settled
+from kvref_conformance.oracle.rows import Reads
+
+
+@check("LAW-18", "tiered")
+def tokens_age_through_tiers_that_are_full(subject: Subject) -> None:
+    turning_over(subject, 1, 64, (1, 127, 129, 300, 511, 1, 1, 16))
+
+
+@check("LAW-18", "tiered", real=True)
+def tokens_age_through_tiers_as_models_have_them(subject: Subject) -> None:
+    turning_over(subject, 8, 128, (1, 127, 129, 300, 511, 1, 1, 16, 1024, 2048, 1))
+
+
+def turning_over(subject: Subject, heads: int, dim: int, pieces: tuple[int, ...]) -> None:
+    for store in subject.formats("q4", "q8", "int8", "float8_e4m3fn"):
+        cache = new(
+            subject, "tiered", num_kv_heads=heads, head_dim=dim, max_tokens=513, tail_length=130, warm_length=66,
+            store_format=store, migration_batch=64,
+        )  # fmt: skip
+        config, at = cache.config, 0
+        written = Written(config["num_kv_heads"], config["head_dim"])
+        policy = {name: config[name] for name in POLICY}
+        for count in (affordable(subject, each, len(pieces)) for each in pieces):
+            cache.append(*pair_of_content(0, 0, range(at, at + count), written.heads, written.dim))
+            at += count
+        first = max(0, at - config["max_tokens"])
+        equal(cache.total_tokens, at - first, f"tokens held of {at}")
+        # What was evicted has no say in what is left: a token's own row is all that it was quantized with.
+        given = pair_of_content(0, 0, range(first, at), written.heads, written.dim)
+        wanted: tuple[Reads, Reads] = (settled(given[0], policy), settled(given[1], policy))
+        written.up_to(0, 0, at)
+        belongs(cache.read(), 0, 0, range(first, at), written, subject.level == "exact", wanted)

@@ -1,0 +1,57 @@
+"""TIER-12: a tiered cache in several threads."""
+
+import numpy as np
+
+from kvref_conformance.checking.expect import equal, same
+from kvref_conformance.checking.registry import check
+from kvref_conformance.checking.setup import new
+from kvref_conformance.checking.threads import THREADS, in_threads
+from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.families.tiered.checks import tail_of
+from kvref_conformance.outcome import NotOffered
+
+
+@check("TIER-12", "tiered")
+def appends_from_threads_lose_and_tear_nothing(subject: Subject) -> None:
+    each = min(25, subject.size("tail_length", 25 * THREADS) // THREADS)
+    total = THREADS * each
+    cache = new(subject, "tiered", max_tokens=total, tail_length=total, tail_dtype=tail_of(subject))
+    if not 0 < total <= cache.config["tail_length"]:
+        raise NotOffered(f"a tail of a token for each of {THREADS} threads, within its limits")
+    shape = (1, subject.heads, subject.dim)
+
+    def work(thread: int, rng: np.random.Generator) -> None:
+        for i in range(each):
+            rows = np.full(shape, thread * each + i, np.float32)
+            cache.append(rows, -rows)
+
+    in_threads(subject, work)
+    keys, values = cache.read()
+    equal(len(keys), total, f"tokens after {THREADS} threads appended {each} each")
+    same(values, -keys, "values of each token, against its keys")
+    marks = keys[:, 0, 0].astype(int).tolist()
+    equal(sorted(marks), list(range(total)), "tokens found")
+    for thread in range(THREADS):
+        own = [mark for mark in marks if mark // each == thread]
+        equal(own, sorted(own), f"order of the tokens of thread {thread}")
+
+
+@check("TIER-12", "tiered")
+def readers_beside_writers_see_whole_tokens(subject: Subject) -> None:
+    cache = new(subject, "tiered", max_tokens=200, tail_length=200, tail_dtype=tail_of(subject))
+    longest, shape = min(3, subject.size("tokens", 3)), (subject.heads, subject.dim)
+    appended = list[int]()
+
+    def work(thread: int, rng: np.random.Generator) -> None:
+        for i in range(15):
+            rows = np.full((int(rng.integers(1, longest + 1)), *shape), 60 * thread + i + 1, np.float32)
+            cache.append(rows, -rows)
+            appended.append(len(rows))
+            keys, values = cache.read()
+            same(values, -keys, "values read beside writers, against their keys")
+            stats = cache.stats()
+            parts = stats.tail_tokens + stats.warm_tokens + stats.store_tokens
+            equal(parts, stats.total_tokens, "tokens of all tiers, beside writers")
+
+    in_threads(subject, work)
+    equal(cache.total_tokens, min(sum(appended), cache.config["max_tokens"]), "tokens, after all threads have ended")

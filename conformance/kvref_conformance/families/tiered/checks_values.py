@@ -1,0 +1,84 @@
+"""TIER-13 and FMT-AFF-03: values that no tier can hold, and those of keys beside those of values."""
+
+import numpy as np
+
+from kvref_conformance.checking.expect import equal, may_raise, raises, reads
+from kvref_conformance.checking.registry import check
+from kvref_conformance.checking.setup import formats_of, held, new, pair_of_tokens
+from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.families.tiered.checks import agree, append, both, tail_of, two_stores
+from kvref_conformance.families.tiered.stream import TieredStream
+from kvref_conformance.oracle.formats import AFFINE
+
+
+@check("TIER-13", "tiered")
+def a_value_the_tail_cannot_hold_is_refused_at_append(subject: Subject) -> None:
+    cache, tiers = both(subject, tail_dtype="float16")
+    append(subject, cache, tiers, 6)
+    for bad in (65520.0, -1e30, np.nan, np.inf):
+        for which in (0, 1):
+            rows = pair_of_tokens(subject, subject.size("tokens", 2))
+            rows[which][-1, -1, -1] = bad
+            with raises("NonFinite"):
+                cache.append(*rows)
+            agree(subject, cache, tiers, f"after {bad} was refused")
+    edge = np.full((1, subject.heads, subject.dim), 65504.0, np.float32)
+    cache.append(edge, edge)
+    tiers.append(edge, edge)
+    agree(subject, cache, tiers, "after float16's largest number was appended")
+
+
+@check("TIER-13", "tiered")
+def a_token_no_store_can_hold_is_refused_at_append(subject: Subject) -> None:
+    wide = np.zeros((1, subject.heads, subject.dim), np.float32)
+    wide[0, 0, 0], wide[0, -1, -1] = 3e38, -3e38  # each is finite, their distance is not
+    for tail in (4, 0):
+        cache, tiers = both(subject, tail_dtype=tail_of(subject, "float32", "bfloat16"), tail_length=tail)
+        append(subject, cache, tiers, 6)
+        with raises("NonFinite"):
+            cache.append(wide, wide)
+        agree(subject, cache, tiers, "after a token whose range overflows was refused")
+        large = np.full_like(wide, 8e37)
+        large[0, 0, 0] *= -1
+        cache.append(large, large / 2)
+        equal(cache.total_tokens, len(tiers.tokens) + 1, "tokens after a large one whose range does not overflow")
+
+
+@check("TIER-13", "tiered")
+def a_token_is_looked_at_as_the_tail_holds_it(subject: Subject) -> None:
+    """A bfloat16 tail rounds up: the range of what comes is finite, that of what moves on is not."""
+    wide = np.full((1, subject.heads, subject.dim), 2.0**127 * (1 - 2.0**-10), np.float32)
+    wide[0, 0, 0] *= -1
+    cache, tiers = both(subject, tail_dtype="bfloat16", tail_length=1)
+    append(subject, cache, tiers, 3)
+    with raises("NonFinite"):
+        cache.append(wide, wide)
+    append(subject, cache, tiers, 3)
+    agree(subject, cache, tiers, "after a token whose range overflows once the tail has rounded it was refused")
+
+
+@check("TIER-13", "tiered")
+def what_was_taken_can_move_on(subject: Subject) -> None:
+    """Through a warm tier, whose reading back may be larger than what came."""
+    for magnitude in np.array([2.0**125, 2.0**126, 2.0**127 * (1 - 2.0**-24), 3.4028235e38], np.float32):
+        for warm in formats_of(subject, "warm_format", "q8", "int8"):
+            sizes = {"tail_dtype": tail_of(subject, "float32", "bfloat16"), "tail_length": 1, "warm_length": 1}
+            cache = new(subject, "tiered", **sizes, warm_format=warm, store_format=two_stores(subject)[0])
+            token = np.full((1, subject.heads, subject.dim), magnitude, np.float32)
+            for sign in (1, -1):
+                token[0, -1, 0] = sign * magnitude
+                with may_raise("NonFinite"):
+                    cache.append(token, token)
+            before = cache.total_tokens
+            cache.append(*pair_of_tokens(subject, 3))
+            equal(cache.total_tokens, before + 3, f"tokens after 3 more behind some of {magnitude}")
+
+
+@check("FMT-AFF-03", "tiered")
+def keys_and_values_have_scales_of_their_own(subject: Subject) -> None:
+    for name in formats_of(subject, "store_format", *AFFINE):
+        stream = TieredStream(subject, tail_length=0, store_format=name)
+        keys, values = pair_of_tokens(subject, 4 + stream.config["tail_length"])
+        keys, values = held(subject, keys / 100), held(subject, values * 100)
+        stream.append(keys, values)
+        reads(subject, stream.read(), stream.expected(keys, values), f"{name} tokens with small keys and large values")

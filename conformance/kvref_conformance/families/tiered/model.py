@@ -1,0 +1,164 @@
+"""The tiered cache's answers, from the list of tokens in `tiers`."""
+
+from typing import Any, ClassVar
+
+import numpy as np
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.families.tiered.tiers import Tiers
+from kvref_conformance.oracle.attention import attended
+from kvref_conformance.oracle.elements import round_to
+from kvref_conformance.oracle.expected import (
+    Arrays,
+    Expected,
+    Refused,
+    TakenOrRefused,
+    Unjudged,
+    Value,
+    finite,
+    float32,
+    not_finite,
+    not_in_range,
+    wrong_arrays,
+)  # fmt: skip
+from kvref_conformance.oracle.formats import AFFINE, PLAIN, SYMMETRIC
+from kvref_conformance.oracle.model import Look, Model
+from kvref_conformance.oracle.rows import Reads
+
+BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "q8": 1}
+STATISTICS = {"total_tokens": "TIER-06", "tail_tokens": "TIER-01", "warm_tokens": "TIER-14", "store_tokens": "TIER-02"}
+TIERS = ("tail", "warm", "store")
+ALLOWED = {"tail_dtype": PLAIN, "warm_format": SYMMETRIC + AFFINE, "store_format": SYMMETRIC + AFFINE}
+
+
+class Tiered(Model):
+    family = "tiered"
+    blamed: ClassVar = {
+        ("append", "total_tokens"): "TIER-05", ("clear", "total_tokens"): "LAW-05", ("clear", "read"): "LAW-05",
+        ("policy", "read"): "TIER-10", ("policy", "stats"): "TIER-10", ("policy", "tier_of"): "TIER-10",
+        "total_tokens": "TIER-06", "stats": "TIER-08", "tier_of": "TIER-01",
+    }  # fmt: skip
+
+    def __init__(self, *, num_kv_heads: int, head_dim: int, migration_batch: int, **policy: Any) -> None:
+        super().__init__()
+        self.row, self.policy = (num_kv_heads, head_dim), policy
+        self.tiers = Tiers(**policy)
+        self.evicted = False  # by the last append
+        self.unknown = False
+
+    def looks(self) -> list[Look]:
+        positions = range(max(0, self.tiers.appended - len(self.tiers.tokens) - 1), self.tiers.appended + 1)
+        ages: list[Look] = [("tier_of", {"position": position}) for position in positions]
+        return [("total_tokens", {}), ("stats", {}), ("read", {}), *ages]
+
+    def total_tokens(self) -> Expected:
+        return Value(self.blame("total_tokens"), value=len(self.tiers.tokens))
+
+    def append(self, keys: Any, values: Any) -> Expected:
+        shape = (None, *self.row)
+        rows = float32(keys), float32(values)
+        held = [round_to(part, self.policy["tail_dtype"]) if self.policy["tail_length"] else part for part in rows]
+        if wrong := wrong_arrays((keys, shape), (values, shape)):
+            return self.refuse(wrong + not_finite(*held))
+
+        def change(ok: Any) -> None:
+            self.evicted = len(self.tiers.tokens) + len(keys) > self.policy["max_tokens"]
+            self.tiers.append(*rows)
+
+        def taken(ok: Any) -> None:
+            self.unknown = True
+            self.tiers.append(*(np.zeros_like(part) for part in rows))
+
+        if finite(*rows) and not all(map(_storable, held)):
+            return self.refuse([("NonFinite", "TIER-13")])
+        if not finite(*rows) or any(np.abs(part).max(initial=0) >= 2.0**126 for part in held):
+            return TakenOrRefused("TIER-13", self.did("append", taken), refused=lambda: self.did("refused")(None))
+        return Expected("LAW-04", self.did("append", change))
+
+    def read(self) -> Expected:
+        if self.unknown:
+            return Unjudged("LAW-14")
+        parts = self._parts()
+
+        def clause_at(index: tuple[int, ...], got: NDArray) -> str:
+            if self.last != "append":
+                return self.blame("read")
+            if self._displaced(index[0], got):
+                return "TIER-05" if self.evicted else "TIER-03"
+            return "LAW-04" if self.tiers.tokens[index[0]].tier == "tail" else "TIER-02"
+
+        clause = "TIER-05" if self.evicted else "TIER-03"
+        return Arrays(clause, names=("keys", "values"), parts=parts, clause_at=clause_at)
+
+    def _displaced(self, row: int, got: NDArray) -> bool:
+        """Whether another token lies here: one that is nearer to what was got."""
+        tokens = self.tiers.tokens
+        off = [min(float(np.abs(got[row] - part.values).max()) for part in (token.key, token.value)) for token in tokens]
+        return min(off) < off[row]
+
+    def _parts(self) -> tuple[Reads, Reads]:
+        if not self.tiers.tokens:
+            empty = Reads(np.zeros((0, *self.row), np.float32), np.zeros((0, *self.row)))
+            return empty, empty
+        return self.tiers.read()
+
+    def tier_of(self, position: Any) -> Expected:
+        first = self.tiers.appended - len(self.tiers.tokens)
+        wrong = not_in_range(position, self.tiers.appended, "PositionOutOfRange")
+        if not wrong and position < first:
+            wrong = [("PositionOutOfRange", "TIER-07")]
+        if wrong:
+            return Refused(wrong[0][1], kinds=("PositionOutOfRange",))
+        return Value(self.blame("tier_of"), value=self.tiers.tokens[position - first].tier)
+
+    def stats(self) -> Expected:
+        want: dict[str, Any] = {f"{tier}_tokens": self.tiers.count(tier) for tier in TIERS}
+        want["total_tokens"] = len(self.tiers.tokens)
+        for tier in TIERS:
+            want[f"{tier}_bytes"] = sum(self._token_bytes(token.format) for token in self.tiers.tokens if token.tier == tier)
+        stored = sum(want[f"{tier}_bytes"] for tier in TIERS)
+        plain = 8 * self.row[0] * self.row[1] * len(self.tiers.tokens)
+        want["compression_ratio"] = plain / stored if stored else 1.0
+        policy = self.last == "policy"
+        clauses = {name: "TIER-10" if policy else clause for name, clause in STATISTICS.items()}
+        return Value(self.blame("stats"), value=want, clauses=clauses)
+
+    def _token_bytes(self, format: str) -> int:
+        """Keys and values of one token: codes, and 4 bytes for each scale and zero."""
+        heads, dim = self.row
+        if format == "q4":
+            return 2 * (-(-heads * dim // 2) + 8)
+        scales = 4 * heads if format in SYMMETRIC else 8 if format in AFFINE else 0
+        return 2 * (BYTES[format] * heads * dim + scales)
+
+    def update_policy(self, **changes: Any) -> Expected:
+        new = self.policy | changes
+        good = set(changes) <= set(self.policy) - {"max_tokens"} and all(
+            new[name] in allowed for name, allowed in ALLOWED.items()
+        )
+        lengths = new["tail_length"], new["warm_length"]
+        good = good and all(isinstance(each, int) and each >= 0 for each in lengths) and sum(lengths) <= new["max_tokens"]
+        if not good:
+            return self.refuse([("ConfigError", "LAW-12")])
+
+        def change(ok: Any) -> None:
+            self.policy = new
+            self.tiers.update_policy(**changes)
+
+        return Expected("TIER-10", self.did("policy", change))
+
+    def clear(self) -> Expected:
+        def change(ok: Any) -> None:
+            self.tiers, self.unknown = Tiers(**self.policy), False
+
+        return Expected("LAW-05", self.did("clear", change))
+
+    def attend(self, query: Any, scale: float) -> Expected:
+        return Unjudged("ATTN-10") if self.unknown else attended("ATTN-10", query, *self._parts(), scale)
+
+
+def _storable(tokens: NDArray) -> bool:
+    """Whether every value, and the range of every token, is finite in float32."""
+    exact = tokens.astype(np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return finite(tokens, exact.max(axis=(1, 2)) - exact.min(axis=(1, 2)))

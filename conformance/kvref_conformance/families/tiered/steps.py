@@ -1,0 +1,14 @@
+"""Each operation once."""
+
+from kvref_conformance.checking.steps import HEADS, Steps, of, owned, rows
+
+
+def steps(dim: int, format: str) -> Steps:
+    tokens = rows(2, HEADS, dim)
+    query = rows(1, HEADS, dim)
+    return {
+        **owned("tiered", {
+            "append": of(keys=tokens, values=tokens), "total_tokens": of(), "read": of(), "tier_of": of(position=0),
+            "stats": of(), "attend": of(query=query, scale=1.0), "update_policy": of(tail_length=2), "clear": of(),
+        }),
+    }  # fmt: skip

@@ -1,0 +1,60 @@
+"""What the laws know of the tiered cache."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.checking.counts import Counter
+from kvref_conformance.checking.setup import formats_of, pair_of_tokens
+from kvref_conformance.checking.streams import Bad, Stream, wrong_queries
+from kvref_conformance.families.tiered.tiers import POLICY, settled
+from kvref_conformance.oracle.formats import AFFINE
+from kvref_conformance.oracle.rows import Reads
+
+
+class TieredStream(Stream):
+    family = "tiered"
+
+    def length(self) -> int:
+        return int(self.cache.total_tokens)
+
+    def quantizing(self) -> Iterator[Stream]:
+        for name in formats_of(self.subject, "store_format", *AFFINE):
+            yield self.fresh(tail_length=0, store_format=name)
+
+    def read_as_is(self) -> Any:
+        return self.cache.as_is("read")
+
+    def expected(self, keys: NDArray, values: NDArray) -> tuple[Reads, Reads]:
+        policy = {name: self.cache.config[name] for name in POLICY}
+        return settled(keys, policy), settled(values, policy)
+
+    def numbers(self) -> Iterable[tuple[str, Any]]:
+        stats = self.cache.stats()
+        return [(name, getattr(stats, name)) for name in ("tail_tokens", "store_tokens", "tail_bytes", "store_bytes")]
+
+    def out_of_range(self) -> list[Bad]:
+        return [("PositionOutOfRange", "tier_of", (position,)) for position in (-1, len(self))]
+
+    def other_ways_in(self) -> dict[str, list[tuple[Any, ...]]]:
+        return {"attend": [(query, 1.0) for query in wrong_queries(self.subject)]}
+
+    def wrong_use(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
+        keys, values = pair_of_tokens(self.subject, 5)
+        yield from (("append", (keys, values)) for _ in range(5))
+        yield from (("clear", ()), ("clear", ()), ("append", (keys, values[:4])))
+
+    def sizes_for(self, tokens: int) -> dict[str, Any]:
+        tail, warm = min(256, tokens // 2), min(64, tokens // 4)
+        return {"max_tokens": tokens, "tail_length": tail, "warm_length": warm, "migration_batch": 64}
+
+    def room(self) -> int:
+        return int(self.cache.config["max_tokens"])
+
+    def counters(self, appended: int) -> Iterator[Counter]:
+        stats, heads = self.cache.stats(), self.config["num_kv_heads"]
+        most = 8 * heads * (self.config["head_dim"] + 2)  # bytes of a token: as float32, or less and a scale and a zero a row
+        yield "total_tokens", stats.total_tokens, appended
+        for tier in ("tail", "warm", "store"):
+            yield f"{tier}_tokens", getattr(stats, f"{tier}_tokens"), stats.total_tokens
+            yield f"{tier}_bytes", getattr(stats, f"{tier}_bytes"), most * stats.total_tokens

@@ -1,0 +1,186 @@
+"""The same judge in a process of its own, so that an implementation that dies or hangs for good costs one check.
+
+The child (`isolated_child`) writes down every request before it makes it. When it falls silent or dies, the parent reads there
+which call that was, judges the conversation up to it, and starts another child for what is left.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+from kvref_conformance.checking.registry import Check, all_checks
+from kvref_conformance.conversation import interrupts
+from kvref_conformance.conversation.drivers.channel import Channel, Garbled
+from kvref_conformance.conversation.drivers.guard import ONCE_HUNG
+from kvref_conformance.conversation.drivers.journal import Journal
+from kvref_conformance.conversation.drivers.processes import Session, how_it_ended
+from kvref_conformance.conversation.exchange import Exchange, Request
+from kvref_conformance.conversation.trace.shrink import Held, place_of_last
+from kvref_conformance.judging.asked import Effort
+from kvref_conformance.judging.isolated_child import checked, searched
+from kvref_conformance.judging.judge import Ended, Failure, Judge
+from kvref_conformance.limits import Limits
+from kvref_conformance.oracle.witness import Unknown, Witness
+from kvref_conformance.outcome import Broken, CannotRun, Died, Hung, Outcome
+from kvref_conformance.searching.machine import Finding, Search
+
+POSSIBLE = os.name == "posix"  # elsewhere a process is not handed what it is to talk through
+STARTING = 120.0  # seconds until a child has loaded the implementation
+GRACE = 3.0  # seconds beyond a call's limit, in which the child may stop the call itself
+LOOK = 0.1  # seconds between two looks at whether it still writes
+STRAY = "something had written to a file descriptor that is not its own"
+T = TypeVar("T")
+
+# The child looks for modules where this process does, and before it has looked for any.
+START = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from kvref_conformance.judging.isolated_child import main; main()"
+)
+
+
+class IsolatedJudge(Judge):
+    """A Judge whose checks and machines run in a child."""
+
+    deaths = 12  # each takes a second until the next child is there
+
+    def __init__(self, name: str, effort: Effort) -> None:
+        """Raises CannotRun."""
+        if not POSSIBLE:
+            raise CannotRun("--isolate: this system does not hand a process what it is to talk through")
+        self._session: Session | None = None
+        self._hung = False
+        super().__init__(self._start(name, effort), effort, name)
+
+    def _start(self, name: str, effort: Effort) -> Any:
+        """A new child, and the implementation as it describes itself. Raises CannotRun."""
+        ours, theirs = socket.socketpair()
+        self._channel = Channel(ours.detach())
+        self._journal = Journal()
+        with theirs:
+            handed = theirs.fileno(), self._journal.descriptor
+            command = [sys.executable, "-c", START, json.dumps(sys.path), *map(str, handed)]
+            quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)  # what it prints is not ours
+            self._session = Session(command, pass_fds=handed, **quiet)
+        late = "cannot run", f"{name}: it took more than {STARTING:g} s to load"
+        try:
+            self._channel.send((name, effort))
+            with interrupts.prompt():
+                said: tuple[str, Any] = self._channel.receive(STARTING) if self._channel.speaks(STARTING) else late
+        except (Garbled, TimeoutError):
+            said = "cannot run", f"{name}: as it was loaded, {STRAY}"
+        except (EOFError, ConnectionError):
+            said = "cannot run", f"{name}: loading it ended the process: {self._how_it_ended()}"
+        except BaseException:
+            self.close()
+            raise
+        if said[0] == "cannot run":
+            self.close()
+            raise CannotRun(said[1])
+        return SimpleNamespace(**said[1])
+
+    def close(self) -> None:
+        """End the child and all that it started, whatever they are doing."""
+        if self._session is not None:
+            self._session.end()
+            self._session = None
+            self._channel.close()
+            self._journal.close()
+
+    def checked(self, check: Check) -> Outcome | Failure:
+        try:
+            said = self.run(checked, all_checks().index(check))
+        except Ended as ended:
+            return Failure(check, ended.conversation, ended.broken)
+        if isinstance(said, Outcome):
+            return said
+        held, through = said
+        assert held.broken
+        return Failure(check, held.conversation, held.broken, through)
+
+    def search(self, family: str) -> Search:
+        if family not in self._searches:
+            try:
+                found = self.run(searched, family)
+            except Ended as ended:
+                clause = ended.broken.clause or "LAW-01"
+                found = {"findings": {clause: Finding(clause, ended.conversation, ended.broken)}}
+            self._searches[family] = Search(self.implementation, **found)
+        return self._searches[family]
+
+    def hold(self, requests: list[Request], seconds: float = float("inf")) -> Held:
+        try:
+            return self.run(Judge.hold, requests, seconds)
+        except Ended as ended:
+            return Held(ended.conversation, ended.broken, place_of_last(ended.conversation, requests))
+
+    def run(self, work: Callable[..., T], *about: Any) -> T:
+        if self._session is None:
+            self._start(self.name, self.effort)
+        try:
+            self._channel.send((work, about))
+            said, answer = self._said()
+        except Garbled:
+            raise self._ended(Died, "an answer", f"none: {STRAY}") from None
+        except TimeoutError:
+            raise self._ended(Hung, "an answer", f"none: {STRAY}") from None
+        except (EOFError, ConnectionError):
+            raise self._ended(Died, "an answer", f"none: {self._how_it_ended()}") from None
+        except BaseException:
+            self.close()  # who knows what it would answer to
+            raise
+        if said == "raised":
+            raise answer
+        found: T = answer
+        return found
+
+    def _said(self) -> tuple[str, Any]:
+        """The child's answer. Raises what `Channel.receive` raises, and Ended where it hangs."""
+        limit = self.effort.timeout if not self._hung else min(self.effort.timeout, ONCE_HUNG)
+        written, since = 0, time.monotonic()
+        while True:
+            with interrupts.prompt():
+                message = self._channel.receive(limit + GRACE) if self._channel.speaks(LOOK) else None
+            if message:
+                said, what = message
+                if said != "progress":
+                    return said, what
+                self.progress(*what)
+                since = time.monotonic()
+            elif self._journal.last_written() != written:
+                written, since = self._journal.last_written(), time.monotonic()
+            elif self._session and self._session.process.poll() is not None and not self._channel.speaks(0):
+                raise EOFError  # and somebody that it started still holds the other end
+            elif time.monotonic() - since > limit + GRACE:
+                raise self._ended(Hung, f"an answer within {self.effort.timeout:g} s", "none: it was still running")
+
+    def _ended(self, kind: type[Hung], expected: str, got: str) -> Ended:
+        conversation = self._journal.read()
+        self._hung |= kind is Hung
+        self.close()
+        what = conversation[-1].request.op if conversation else "the check"
+        return Ended(conversation, kind(what, expected, got, _clause(conversation, Witness.of(self.implementation).limits)))
+
+    def _how_it_ended(self) -> str:
+        assert self._session is not None
+        try:
+            return how_it_ended(self._session.process.wait(GRACE))
+        except subprocess.TimeoutExpired:
+            return "it closed its pipe and went on running"
+
+
+def _clause(conversation: Sequence[Exchange], limits: Limits) -> str:
+    """Whose expectation the last request was to meet; empty where no model speaks for it."""
+    witness, clause = Witness("tolerant", limits), ""
+    try:
+        for exchange in conversation:
+            expected = witness.expect(exchange.request)
+            clause = expected.clause
+            witness.judge(exchange, expected)
+    except (Unknown, Broken):
+        pass
+    return clause

@@ -1,0 +1,294 @@
+"""One clause, one implementation, one verdict."""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any, TypeVar
+
+import numpy as np
+
+from kvref_conformance.checking.registry import Check, all_checks
+from kvref_conformance.clauses import Clause, all_clauses, near, spec
+from kvref_conformance.conversation import interrupts
+from kvref_conformance.conversation.drivers.guard import MEMORY, SLOW_MEMORY, Patience, memory_limit
+from kvref_conformance.conversation.exchange import Exchange, Request, error_of, show_calls
+from kvref_conformance.conversation.place import raised_at
+from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.conversation.trace.file import Header, judged_by_model, too_large, who, without_arrays, written
+from kvref_conformance.conversation.trace.shrink import SECONDS, Held, hold, shrink
+from kvref_conformance.conversation.whose import whose
+from kvref_conformance.families import all_families
+from kvref_conformance.implementations import end
+from kvref_conformance.interface import Implementation, offers
+from kvref_conformance.judging.asked import Effort
+from kvref_conformance.oracle.witness import Witness
+from kvref_conformance.outcome import Broken, CannotRun, Died, Hung, NotOffered, Outcome, Verdict
+from kvref_conformance.searching.machine import Search, size
+from kvref_conformance.searching.run import run_machine
+
+T = TypeVar("T")
+SHOWN_CALLS = 8  # lines of them before a failure
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A check that failed: the conversation up to there, and what was found."""
+
+    check: Check
+    conversation: list[Exchange]
+    broken: Broken
+    through: Sequence[str] = ()  # operations that were made of others
+
+    @property
+    def what(self) -> str:
+        """What was looked at."""
+        return _what(self.broken, self.conversation)
+
+
+class Ended(Exception):
+    """The process of an implementation ended, or hangs for good: the conversation up to there, and what broke."""
+
+    def __init__(self, conversation: list[Exchange], broken: Hung) -> None:
+        super().__init__(str(broken))
+        self.conversation, self.broken = conversation, broken
+
+
+class Judge:
+    """Of one implementation, through one run: the machines run once a family, and each clause is told what they found."""
+
+    deaths = 60  # processes that may die to make one conversation shorter
+
+    def __init__(self, implementation: Implementation, effort: Effort | None = None, name: str = "") -> None:
+        """name: by which the implementation was found, and can be found again."""
+        self.implementation = implementation
+        self.effort = effort or Effort()
+        self.name = name or implementation.name
+        self.patience = Patience(self.effort.timeout)
+        self.watchers: list[Callable[[Subject, Exchange], None]] = []  # of every request made
+        self.progress: Callable[[str, int, int], None] = lambda family, done, of: None  # of the sequences a machine tries
+        self._searches: dict[str, Search] = {}
+
+    def clause(self, checks: Sequence[Check]) -> list[Outcome]:
+        """What each check of a clause says, one failure with its trace. Never raises for what the implementation does."""
+        said = [self.ask_about(check) for check in checks]
+        failures = [each for each in said if isinstance(each, Failure)]
+        # A machine names the clause of what it sees; a check may find its clause broken by what breaks another first.
+        shown = min(failures, key=lambda failure: (failure.check.run is not None, size(failure.conversation)), default=None)
+        outcomes = [self._failed(each, each is shown) if isinstance(each, Failure) else each for each in said]
+        if any(check.run and outcome.verdict in ("passed", "failed") for check, outcome in zip(checks, outcomes, strict=True)):
+            return outcomes
+        # A machine that met nothing wrong is no proof that it met what the clause is about: it is what the family's checks are.
+        written = {check.family: outcome for check, outcome in zip(checks, outcomes, strict=True) if check.run}
+        return [
+            replace(outcome, verdict=written[check.family].verdict, missing=written[check.family].missing, through=[])
+            if outcome.verdict == "passed"
+            else outcome
+            for check, outcome in zip(checks, outcomes, strict=True)
+        ]
+
+    def missing(self, checks: Sequence[Check], outcomes: Sequence[Outcome]) -> list[str]:
+        """Why checks of a clause did not run: what those of the families it offers lack, or, where it has none, the families."""
+        left = [(check, each) for check, each in zip(checks, outcomes, strict=True) if each.missing]
+        if verdict_of(outcomes) == "not offered":
+            left = [(check, each) for check, each in left if each.verdict == "not offered"]  # and no option to run more
+        lacking = [(check.family, each.missing) for check, each in left]
+        own = [missing for family, missing in lacking if offers(self.implementation, family)]
+        return list(dict.fromkeys(own or [missing for _, missing in lacking]))
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        end(self.implementation)
+
+    def ask_about(self, check: Check) -> "Outcome | Failure":
+        """What one check says, before a failure is made as small as it can be."""
+        if not offers(self.implementation, check.family):
+            return Outcome(check.name, "not offered", missing=f"family {check.family}")
+        if not self.effort.runs(check.option):
+            return Outcome(check.name, "not run", missing=check.option)
+        return self._searched(check) if check.run is None else self.checked(check)
+
+    def begin(self, check: Check | None = None) -> Subject:
+        """A fresh start with the implementation."""
+        rng = np.random.default_rng([self.effort.seed, check.seed if check else 0])
+        about = (check.family, check.clause) if check else ()
+        subject = Subject(self.implementation, rng, self.patience, *about)
+        subject.watchers += self.watchers
+        return subject
+
+    def begin_family(self, family: str) -> Subject:
+        """A fresh start with one family, for what is no check."""
+        subject = Subject(self.implementation, np.random.default_rng(self.effort.seed), self.patience, family)
+        subject.watchers += self.watchers
+        return subject
+
+    def shown(self, failure: "Failure") -> Outcome:
+        """The outcome of a failure, made as small as it can be."""
+        return self._failed(failure, shown=True)
+
+    def checked(self, check: Check) -> "Outcome | Failure":
+        """What one check that is written out says."""
+        subject = self.begin(check)
+        assert check.run is not None
+        try:
+            with memory_limit(SLOW_MEMORY if check.slow else MEMORY):
+                check.run(subject)
+        except NotOffered as missing:
+            return Outcome(check.name, "not offered", missing=" ".join(str(missing).split()) or "no reason given")
+        except Broken as broken:
+            return Failure(check, subject.conversation, broken, through_of(subject))
+        except Exception as error:  # a result that the check could not even look at
+            got = f"{type(error).__name__}: {error_of(error).message}"
+            unlooked = Broken("", "no error", got, where=raised_at(error))
+            return Failure(check, subject.conversation, unlooked, through_of(subject))
+        return self._passed(check, subject.conversation, through_of(subject))
+
+    def _searched(self, check: Check) -> "Outcome | Failure":
+        search = self.search(check.family)
+        if finding := search.findings.get(check.clause):
+            return Failure(check, finding.conversation, finding.broken, search.through)
+        return self._passed(check, search.longest, search.through)
+
+    def search(self, family: str) -> Search:
+        """What the family's machine finds, in a run of its own the first time it is asked for."""
+        if family not in self._searches:
+            of = self.effort.sequences
+            search = Search(self.implementation, self.patience, watchers=self.watchers)
+            search.tell = lambda begun: self.progress(family, min(begun - 1, of), of)
+            with memory_limit():
+                run_machine(family, search, self.effort.seed, of, self.effort.steps)
+            self.progress(family, of, of)
+            strays = set(search.findings) - set(all_families()[family].speaks_for)
+            assert not strays, f"the model of {family} speaks for {strays}"
+            self._searches[family] = search
+        return self._searches[family]
+
+    def run(self, work: Callable[..., T], *about: Any) -> T:
+        """work(judge, *about), where the implementation is.
+
+        Raises what it raises, of CannotRun, NotOffered and Unknown; and Ended.
+        """
+        return work(self, *about)
+
+    def _failed(self, failure: "Failure", shown: bool) -> Outcome:
+        """The outcome of a failure; the one that is shown is made as small as it can be."""
+        check, conversation, broken = failure.check, failure.conversation, failure.broken
+        try:
+            smaller = self._smaller(conversation, broken, check.clause) if shown else None
+        except KeyboardInterrupt:
+            if not interrupts.asked:
+                raise
+            smaller = None  # it is told of as it was found, and the run ends with it
+        if smaller:
+            conversation, broken = smaller
+            if found := whose(broken.row, conversation):
+                broken.got = f"{broken.got}, {found}"
+        calls = shown_calls(show_calls(conversation)) if shown else []
+        said = {"what": _what(broken, conversation), "expected": broken.expected, "got": broken.got}
+        where = broken.where or _raised_at(conversation, broken)
+        # What does not break when it is held again, only the check can show: it looked at memory, or let threads loose.
+        judge = "model" if smaller and not too_large(conversation) else "check"
+        trace = self._trace(check, conversation, judge, said) if shown else []
+        what, through = _what(broken, conversation), list(failure.through)
+        return Outcome(check.name, "failed", what, broken.expected, broken.got, where, "", calls, trace, through)
+
+    def hold(self, requests: list[Request], seconds: float = float("inf")) -> Held:
+        """Hold a conversation from a fresh start, in so many seconds at most. Raises Unknown where no model speaks."""
+        with memory_limit(), np.errstate(all="ignore"):
+            return hold(self.begin(), requests, seconds)
+
+    def _smaller(self, conversation: list[Exchange], broken: Broken, clause: str) -> tuple[list[Exchange], Broken] | None:
+        if isinstance(broken, Hung) and not isinstance(broken, Died):
+            return None  # every try would take as long again
+        deaths, until = 0, time.monotonic() + SECONDS
+
+        def holding(requests: list[Request]) -> Held:
+            nonlocal deaths
+            if deaths >= self.deaths:
+                return Held([])
+            held = self.hold(requests, until - time.monotonic())
+            deaths += isinstance(held.broken, Died)
+            return held
+
+        return shrink(conversation, broken.clause or clause, holding)
+
+    def _passed(self, check: Check, conversation: list[Exchange], through: Sequence[str]) -> Outcome:
+        if not self.effort.keep:
+            return Outcome(check.name, "passed", through=list(through))
+        plain = not too_large(conversation) and judged_by_model(conversation, Witness.of(self.implementation))
+        judge = "model" if plain else "check"
+        return Outcome(check.name, "passed", trace=self._trace(check, conversation, judge), through=list(through))
+
+    def _trace(self, check: Check, conversation: list[Exchange], judge: str, failed: dict[str, str] | None = None) -> list[str]:
+        header = Header(check.clause, check.name, judge, who(self.implementation, self.name), self.effort.seed, failed)
+        kept = without_arrays(conversation) if too_large(conversation) else conversation
+        return written(header, Witness.of(self.implementation), kept)
+
+
+def through_of(subject: Subject) -> list[str]:
+    """The operations that were made of others, and how, in the order of their names."""
+    return sorted(subject.through.values())
+
+
+def _what(broken: Broken, conversation: list[Exchange]) -> str:
+    return broken.what or (conversation[-1].request.op if conversation else "the check")
+
+
+def _raised_at(conversation: list[Exchange], broken: Broken) -> str:
+    """The line that raised what broke the clause, if the last call raised it."""
+    last = conversation[-1].reply if conversation else None
+    return last.error.where if last and last.error and broken.got.startswith(f"{last.error.kind}: ") else ""
+
+
+def shown_calls(calls: list[str]) -> list[str]:
+    """What was made first, and the calls that led to the failure."""
+    if len(calls) <= SHOWN_CALLS:
+        return calls
+    last = calls[2 - SHOWN_CALLS :]
+    return [calls[0], f"... {len(calls) - 1 - len(last)} calls more, which kvref replay shows", *last]
+
+
+def verdict_of(outcomes: Iterable[Outcome]) -> Verdict:
+    """A clause fails with any of its checks, and passes with what is offered.
+
+    Where a check was asked and the family it is of lacks what it takes, an option that runs more of them is no reason.
+    """
+    outcomes = list(outcomes)
+    verdicts = {outcome.verdict for outcome in outcomes}
+    lacking = any(each.verdict == "not offered" and not each.missing.startswith("family ") for each in outcomes)
+    order: tuple[Verdict, ...] = ("failed", "passed", "not offered" if lacking else "not run")
+    return next((verdict for verdict in order if verdict in verdicts), "not offered")
+
+
+def through(checks: Sequence[Check], outcomes: Sequence[Outcome]) -> list[str]:
+    """The operations that a clause's verdict rests on and that were made of others, and of which.
+
+    A machine calls all that it can: of what it found only a failure says that it took those.
+    """
+    judged = [
+        outcome
+        for check, outcome in zip(checks, outcomes, strict=True)
+        if outcome.verdict == "failed" or (outcome.verdict == "passed" and check.run)
+    ]
+    return sorted({way for outcome in judged for way in outcome.through})
+
+
+def select(wanted: str = "*", family: str | None = None) -> dict[Clause, list[Check]]:
+    """The clauses that are wanted ("PAGED-07", "FMT-*,BLOCK-05"), with their checks of the family, as the specification has them.
+
+    Raises CannotRun where a part of `wanted` is no clause, or has no check in the family.
+    """
+    checks: dict[str, list[Check]] = {}
+    for each in all_checks():
+        checks.setdefault(each.clause, []).append(each)
+    chosen = dict[str, list[Check]]()
+    for glob in (part.strip() for part in wanted.split(",")):
+        named = [clause for clause in all_clauses() if fnmatchcase(clause, glob.upper())]
+        if not named:
+            raise CannotRun(f"{glob}: no clause matches{near(glob, [f'{chapter.code}-*' for chapter in spec()])}")
+        found = {clause: [each for each in checks[clause] if family in (None, each.family)] for clause in named}
+        if not any(found.values()):
+            families = dict.fromkeys(each.family for clause in named for each in checks[clause])
+            raise CannotRun(f"{glob}: no check in family {family}, only in {', '.join(families)}")
+        chosen |= {clause: of_family for clause, of_family in found.items() if of_family}
+    return {clause: chosen[id] for id, clause in all_clauses().items() if id in chosen}

@@ -1,0 +1,75 @@
+"""Which operations an implementation has: each is tried once, and what is neither there nor declined is offered."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvref_conformance.checking.setup import new
+from kvref_conformance.checking.steps import Got, Steps
+from kvref_conformance.conversation.handle import Handle
+from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.families import all_families
+from kvref_conformance.interface import offers
+from kvref_conformance.judging.judge import Judge
+from kvref_conformance.outcome import Broken, Hung, NotOffered
+
+ELEMENTS = ("float8_e4m3fn", "float8_e5m2", "float16", "bfloat16")
+ROWS = ("int8", "float8_e4m3fn", "float8_e5m2", "q8", "q4")
+DIM = 5  # numbers in a row, where an object has no head_dim
+
+
+@dataclass(frozen=True)
+class Offered:
+    """Of one family: the operations that it has and those that it lacks, by their names in a request.
+
+    unmade: why no object can be made, so that nothing is known of them; empty where one was.
+    """
+
+    operations: list[str]
+    missing: list[str]
+    unmade: str = ""
+
+
+def offered(judge: Judge, families: Sequence[str]) -> dict[str, Offered]:
+    """By family, of those that it has. For `Judge.run`; raises Hung where an operation does not return."""
+    return {family: _family(judge.begin(), family) for family in families if offers(judge.implementation, family)}
+
+
+def steps_of(implementation: Any, family: str, dim: int) -> Steps:
+    """Each operation of a family once, in a format that is offered, if any is."""
+    module = all_families()[family].part("steps")
+    assert module is not None, family
+    among = ELEMENTS if family == "elements" else ROWS
+    format = next((name for name in among if name in implementation.formats), among[0])
+    found: Steps = module.steps(dim, format)
+    return found
+
+
+def was_asked(subject: Subject, op: str) -> bool:
+    """Whether the implementation itself was asked, and did not decline: an operation may have been made of others instead."""
+    return any(exchange.request.op == op for exchange in subject.conversation)
+
+
+def _family(subject: Subject, family: str) -> Offered:
+    subject.family = family
+    try:
+        made = new(subject, family)
+    except (NotOffered, Broken) as error:
+        why = f"expected {error.expected}, got {error.got}" if isinstance(error, Broken) else str(error)
+        return Offered([], [], " ".join(why.split()) or "no reason given")
+    steps = steps_of(subject.implementation, family, made.config.get("head_dim", DIM))
+    objects, got, found = {family: made.id}, Got(), list[str]()
+    for op, arguments in steps.items():
+        try:
+            got[op] = subject.call(op, objects[op.partition(".")[0]], arguments(got))
+        except Hung:
+            raise
+        except KeyError as lacking:  # what it would be given is not there: because it is not offered, or because it failed
+            found += [op] if lacking.args[0] in found else []
+        except Exception:  # right or wrong: that is not looked at here
+            pass
+        if was_asked(subject, op) and op not in found:
+            found.append(op)
+        if isinstance(got.get(op), Handle):
+            objects["buffer"] = got[op].id
+    return Offered(found, [op for op in steps if op not in found])

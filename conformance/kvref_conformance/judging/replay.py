@@ -1,0 +1,72 @@
+"""Holds a conversation again, with the same implementation or another, and says where they part."""
+
+from dataclasses import dataclass, field
+
+from kvref_conformance.checking.registry import Check, all_checks
+from kvref_conformance.conversation.exchange import Exchange, show_calls
+from kvref_conformance.conversation.trace.file import Trace
+from kvref_conformance.conversation.trace.shrink import place_of_last
+from kvref_conformance.interface import offers
+from kvref_conformance.judging.judge import Ended, Failure, Judge
+from kvref_conformance.outcome import NotOffered
+
+
+@dataclass(frozen=True)
+class Replay:
+    """parted_at: the line of the file; None where every reply was as it must be. calls: all that were made.
+
+    missing: what was left out, because it is not offered.
+    """
+
+    parted_at: int | None
+    calls: list[str]
+    what: str = ""
+    expected: str = ""
+    got: str = ""
+    missing: list[str] = field(default_factory=list)
+
+
+def replay(trace: Trace, judge: Judge) -> Replay:
+    """Raises NotOffered where the implementation lacks what the trace leads to; Unknown where no model speaks for it."""
+    by_model = trace.header.judge == "model"
+    try:
+        return judge.run(_by_model if by_model else _by_check, trace)
+    except Ended as ended:
+        calls, broken = show_calls(ended.conversation), ended.broken
+        at = place_of_last(ended.conversation, trace.requests) if by_model else -1
+        return Replay(trace.lines[at] if trace.lines else 1, calls, broken.what, broken.expected, broken.got)
+
+
+def _by_model(judge: Judge, trace: Trace) -> Replay:
+    for request in trace.requests:
+        if request.name == "new" and not offers(judge.implementation, request.family):
+            raise NotOffered(f"family {request.family}")
+    held = judge.hold(trace.requests)
+    calls, broken, missing = show_calls(held.conversation), held.broken, list(dict.fromkeys(held.missing))
+    if broken is not None and held.at is not None:
+        return Replay(trace.lines[held.at], calls, broken.what, broken.expected, broken.got, missing)
+    if missing and held.at != len(trace.requests) - 1:
+        raise NotOffered(" or ".join(missing))
+    return Replay(None, calls, missing=missing)
+
+
+def _by_check(judge: Judge, trace: Trace) -> Replay:
+    header = trace.header
+    check = next((each for each in all_checks() if (each.clause, each.name) == (header.clause, header.check)), None)
+    if check is None:
+        raise NotOffered(f"the check {header.check!r} of {header.clause}, which this kvref does not have")
+    made = list[Exchange]()
+    judge.watchers.append(lambda subject, exchange: made.append(exchange))
+    said = judge.ask_about(check)
+    judge.watchers.pop()
+    if isinstance(said, Failure):
+        last = trace.lines[-1] if trace.lines else 1
+        return Replay(last, show_calls(said.conversation), said.what, said.broken.expected, said.broken.got)
+    if said.verdict == "not offered":
+        raise NotOffered(said.missing)
+    return Replay(None, show_calls(_shown(check, judge, made)))
+
+
+def _shown(check: Check, judge: Judge, made: list[Exchange]) -> list[Exchange]:
+    """Of a machine, which tries many conversations, the longest."""
+    return made if check.run else judge.search(check.family).longest

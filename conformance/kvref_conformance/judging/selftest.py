@@ -1,0 +1,147 @@
+"""The plumbing of a harness alone, message by message: does it greet, make objects, take and give back what the protocol says?
+
+What the answers are worth is not looked at: that is what `kvref check` does.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvref_conformance.checking.steps import Got
+from kvref_conformance.conversation.drivers.guard import Patience, TimedOut, time_limit
+from kvref_conformance.conversation.drivers.stdio import HelloError, OverStdio
+from kvref_conformance.conversation.handle import Handle
+from kvref_conformance.conversation.operations import operations
+from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.families import all_families
+from kvref_conformance.interface import offers
+from kvref_conformance.judging.offered import steps_of, was_asked
+from kvref_conformance.outcome import Broken, Hung, NotOffered
+
+SMALL_ROWS, LARGE_ROWS = 5, 4096  # numbers a row; the large ones make lines of a hundred kilobytes and more
+
+
+@dataclass(frozen=True)
+class Said:
+    """One thing looked at. wrong: what is wrong with it in words, empty if nothing is."""
+
+    what: str
+    wrong: str = ""
+    declined: bool = False
+
+
+def selftest(command: Sequence[str], folder: Path, show_stderr: bool, timeout: float) -> Iterator[Said]:
+    """Raises FileNotFoundError where there is no such program."""
+    try:
+        program = OverStdio(command, folder, show_stderr)
+    except HelloError as wrong:
+        yield Said("hello", str(wrong).removeprefix("hello: "))
+        return
+    families = [family for family in all_families() if offers(program, family)]
+    about = f"{program.name} {program.version} ({program.language}, {program.level})"
+    yield Said(f"hello: {about}, {', '.join(families)}", "" if families else "expected a family at least, got none")
+    yield _refused(program, timeout, "nobody.knows", {}, "NotOffered", "an operation that nobody knows")
+    for family in families:
+        for dim in (SMALL_ROWS, LARGE_ROWS) if family != "blocks" else (SMALL_ROWS,):
+            yield from _family(Subject(program, np.random.default_rng(0), Patience(timeout)), family, dim)
+        for name, value in all_families()[family].small.items():
+            if not isinstance(value, str):
+                config = _configuration(program, family, SMALL_ROWS) | {name: -1}
+                yield _refused(program, timeout, f"{family}.new", config, "ConfigError", f"{family}.new with {name} -1")
+    yield _forgotten(program, timeout, families)
+    yield _ended("bye: it ends with exit code 0", program.close())
+    yield _ended("end of input: it ends with exit code 0", OverStdio(command, folder, show_stderr).close(politely=False))
+
+
+def _ended(what: str, code: int | None) -> Said:
+    return Said(what, "it went on running, and was killed" if code is None else f"exit code {code}" if code else "")
+
+
+def _family(subject: Subject, family: str, dim: int) -> Iterator[Said]:
+    """Every operation of one family once; where all went well with large rows, that is one thing said."""
+    well, small = True, dim == SMALL_ROWS
+    for said in _each(subject, family, dim):
+        well = well and not said.wrong
+        if small or said.wrong:
+            yield said if small else Said(f"{said.what}, {dim} numbers a row", said.wrong)
+    if well and not small:
+        yield Said(f"{family}: the same with {dim} numbers a row")
+
+
+def _each(subject: Subject, family: str, dim: int) -> Iterator[Said]:
+    program, objects, got = subject.implementation, dict[str, int](), Got()
+
+    def configuration(got: Got) -> dict[str, Any]:
+        return _configuration(program, family, dim)
+
+    for op, arguments in [(f"{family}.new", configuration), *steps_of(program, family, dim).items()]:
+        try:
+            given, on = arguments(got), None if op.endswith(".new") else objects[op.partition(".")[0]]
+            got[op] = subject.call(op, on, given)
+        except KeyError:
+            continue  # it needs what was declined
+        except NotOffered:
+            yield Said(op, declined=True)
+            continue
+        except Broken as broken:
+            yield Said(op, f"expected {broken.expected}, got {broken.got}")
+            if isinstance(broken, Hung):
+                return  # the program is gone
+            continue
+        except Exception as error:
+            yield Said(op, f"expected a result, got the error {type(error).__name__}: {error}")
+            continue
+        if not was_asked(subject, op):
+            yield Said(op, declined=True)  # the judge made it of others
+            continue
+        if isinstance(got[op], Handle):
+            objects[family if op.endswith(".new") else "buffer"] = got[op].id
+        yield Said(op)
+
+
+def _refused(program: OverStdio, timeout: float, op: str, args: dict[str, Any], kind: str, what: str) -> Said:
+    """Whether a wrong request gets the error it should."""
+    program.begin()
+    came = _outcome(program, timeout, op, None, args)
+    return Said(f"{what}: refused with {kind}", "" if came == f"the error {kind}" else f"expected the error {kind}, got {came}")
+
+
+def _forgotten(program: OverStdio, timeout: float, families: list[str]) -> Said:
+    """Whether a new conversation knows nothing of the last."""
+    what = "hello again: what was made before is forgotten"
+    for family in families:
+        looks = [name for name, operation in operations(family).items() if operation.attribute]
+        if looks and _outcome(program, timeout, f"{family}.new", None, _configuration(program, family, SMALL_ROWS)) == "a result":
+            program.begin()
+            came = _outcome(program, timeout, f"{family}.{looks[0]}", 1, {})
+            return Said(what, "" if came.startswith("the error") else f"of an object made before: expected an error, got {came}")
+    return Said(what)
+
+
+def _outcome(program: OverStdio, timeout: float, op: str, on: int | None, args: dict[str, Any]) -> str:
+    try:
+        with time_limit(timeout):
+            program.call(op, on, args)
+    except TimedOut as late:
+        return late.got
+    except NotOffered:
+        return "the error NotOffered"
+    except Broken as broken:
+        return broken.got
+    except Exception as error:
+        return f"the error {type(error).__name__}"
+    return "a result"
+
+
+def _configuration(program: Any, family: str, dim: int) -> dict[str, Any]:
+    record = all_families()[family]
+    config = dict(record.small)
+    if "head_dim" in config:
+        config["head_dim"] = dim
+    for name, among in record.formats.items():
+        if name in config and config[name] not in program.formats:
+            config[name] = next((format for format in among if format in program.formats), config[name])
+    return config

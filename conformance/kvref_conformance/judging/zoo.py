@@ -1,0 +1,56 @@
+"""Is every member of the zoo caught by the clause it names? What `kvref zoo` prints, and the tests hold to."""
+
+from dataclasses import dataclass
+
+import kvref_zoo
+from kvref_conformance.families import names as families
+from kvref_conformance.interface import offers
+from kvref_conformance.judging.asked import Effort
+from kvref_conformance.judging.judge import Failure, Judge, select
+from kvref_conformance.outcome import Outcome
+from kvref_zoo.right import Right
+
+PATIENCE = 1.0  # seconds: some members hang
+
+
+@dataclass(frozen=True)
+class Seen:
+    """failed: the outcomes that show the clause broken; empty where the member gets through."""
+
+    member: Right
+    failed: list[Outcome]
+
+    @property
+    def caught_by(self) -> str:
+        """A check somebody wrote, a search through any calls, or both."""
+        searched = {outcome.check.startswith("any ") for outcome in self.failed}
+        return "both" if len(searched) == 2 else "search" if True in searched else "check"
+
+    @property
+    def shortest(self) -> Outcome:
+        return next(outcome for outcome in self.failed if outcome.trace)
+
+
+def judge_of(member: Right, examples: int) -> Judge:
+    return Judge(member, Effort(examples=examples, timeout=PATIENCE), member.name)
+
+
+def look_at(name: str, examples: int = 100) -> Seen:
+    """One member, before the clause it names."""
+    member = kvref_zoo.member(name)
+    judge = judge_of(member, examples)
+    ((_, checks),) = select(member.clause).items()
+    return Seen(member, [outcome for outcome in judge.clause(checks) if outcome.verdict == "failed"])
+
+
+def broken_by(name: str, examples: int = 100) -> set[str]:
+    """Every clause that a member fails, but for LAW-18: what is wrong at small sizes is wrong at real ones."""
+    member = kvref_zoo.member(name)
+    judge = judge_of(member, examples)
+    offered = {family for family in families() if offers(member, family)}
+    clauses = {clause: checks for clause, checks in select().items() if {check.family for check in checks} & offered}
+    return {
+        clause.id
+        for clause, checks in clauses.items()
+        if clause.id != "LAW-18" and any(isinstance(judge.ask_about(check), Failure) for check in checks)
+    }

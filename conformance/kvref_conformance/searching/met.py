@@ -1,0 +1,73 @@
+"""How often a machine meets each state that bugs hide behind, told from its conversations by the oracle's models alone.
+
+    python -m kvref_conformance.searching.met [NAME]
+
+runs the machines over NAME (numpy, unless given) and prints in how many of their sequences of calls each state was met.
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Iterable
+
+from kvref_conformance.conversation.exchange import Exchange, resolved
+from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.families import all_families
+from kvref_conformance.implementations import load
+from kvref_conformance.interface import Implementation, Level
+from kvref_conformance.judging.asked import Effort
+from kvref_conformance.judging.judge import Judge
+from kvref_conformance.oracle.witness import Witness
+from kvref_conformance.searching.run import searched
+from kvref_conformance.searching.states import NOTES, STATES, Call, Past
+
+for family in searched():
+    all_families()[family].part("states")  # registers its states
+
+
+def met(family: str, conversation: Iterable[Exchange], level: Level = "exact") -> set[str]:
+    """The states that a conversation went through, in which every reply is as it must be."""
+    witness, past = Witness(level), Past()
+    for exchange in conversation:
+        request, reply = exchange.request, exchange.reply
+        expected = witness.expect(request)
+        assert reply is not None
+        if request.name == "new":
+            past.made[request.id] = request.args
+        else:
+            args = {name: resolved(value, witness.replies) for name, value in request.args.items()}
+            raised = reply.error.kind if reply.error else ""
+            call = Call(request.id, request.op, request.on or 0, args, reply.ok, raised, witness.models, past)
+            for name, watched in STATES[family].items():
+                if watched.raising == raised and (not watched.ops or request.op in watched.ops) and watched.holds(call):
+                    past.met.add(name)
+            if family in NOTES:
+                NOTES[family](call)
+        witness.judge(exchange, expected)
+    return past.met
+
+
+def count_met(implementation: Implementation, family: str, seed: int = 0, examples: int = 100) -> tuple[Counter[str], int]:
+    """In how many sequences of a machine's calls each state is met, those never met included; and how many there were."""
+    judge, conversations = Judge(implementation, Effort(seed, examples=examples)), list[list[Exchange]]()
+
+    def keep(subject: Subject, exchange: Exchange) -> None:
+        if exchange is subject.conversation[0]:
+            conversations.append(subject.conversation)
+
+    judge.watchers.append(keep)
+    judge.search(family)
+    counted = Counter(name for each in conversations for name in met(family, each, implementation.level))
+    return Counter({name: counted[name] for name in STATES[family]}), len(conversations)
+
+
+def main() -> None:
+    implementation = load(sys.argv[1] if len(sys.argv) > 1 else "numpy")
+    for family in STATES:
+        counted, sequences = count_met(implementation, family)
+        print(f"{family}: of {sequences} sequences")
+        for name, count in counted.items():
+            print(f"{count:5}  {name}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""Runs a family's machine over an implementation."""
+
+from unittest.mock import patch
+
+import numpy as np
+from hypothesis import HealthCheck, Phase, Verbosity, seed, settings
+from hypothesis.errors import Flaky
+from hypothesis.internal.conjecture.engine import ConjectureRunner
+from hypothesis.internal.conjecture.providers import HypothesisProvider
+from hypothesis.stateful import run_state_machine_as_test
+
+from kvref_conformance.families import all_families
+from kvref_conformance.searching.machine import Machine, Search, Violation
+
+
+def searched() -> list[str]:
+    """The families that have a machine."""
+    return [family.name for family in all_families().values() if family.machine]
+
+
+def run_machine(family: str, search: Search, number: int, examples: int, steps: int) -> None:
+    """Fill `search` with what is found in so many sequences of so many calls at most; `number` seeds them."""
+    own: type[Machine] = all_families()[family].machine
+    machine = seed(number)(type(own.__name__, (own,), {"search": search}))
+    phases = (Phase.generate, Phase.shrink)
+    quiet = settings(
+        max_examples=examples, stateful_step_count=steps, deadline=None, database=None, phases=phases,
+        verbosity=Verbosity.quiet, print_blob=False, suppress_health_check=list(HealthCheck), derandomize=False,
+    )  # fmt: skip
+    # Hypothesis also draws numbers that it finds written in the modules around, so that the same seed would not give the same.
+    constants = patch.object(HypothesisProvider, "_maybe_draw_constant", lambda *_, **__: None, create=True)
+    # Five of six sequences would be the one before with a part of it repeated, which hardly ever meets anything new.
+    variations = patch.object(ConjectureRunner, "generate_mutations_from", lambda *_: None, create=True)
+    try:
+        with np.errstate(all="ignore"), constants, variations:
+            run_state_machine_as_test(machine, settings=quiet)
+    except (Violation, Flaky):
+        pass  # the search has noted what there is, and stopped where it had seen enough
+    except ExceptionGroup as several:
+        if several.split(Violation)[1]:
+            raise

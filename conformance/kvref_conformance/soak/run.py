@@ -1,0 +1,162 @@
+"""Holds a workload against one family, and makes what breaks as short as it can."""
+
+import json
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from kvref_conformance.conversation.drivers.guard import SLOW_MEMORY, memory_limit
+from kvref_conformance.conversation.exchange import Exchange, error_of
+from kvref_conformance.conversation.place import raised_at
+from kvref_conformance.conversation.trace.shrink import SECONDS, Held
+from kvref_conformance.judging.judge import Judge
+from kvref_conformance.outcome import Broken, NotOffered
+from kvref_conformance.soak.servers import server
+from kvref_conformance.soak.workload import Event, Server, Workload, brief, prefilled, without
+
+FULL = 8, 128  # kv heads and head_dim of Llama 3, Mistral and Qwen 3
+LEAST = 1, 8  # the same of a failure that is made shorter
+TELL = 0.5  # seconds between two words of how far it has come
+PAGE = 4096
+
+
+@dataclass
+class Figures:
+    """Of one family. memory: seconds since the beginning and resident bytes, as time went on."""
+
+    family: str
+    seconds: float = 0.0
+    events: int = 0
+    requests: int = 0
+    refused: int = 0
+    tokens_checked: int = 0
+    memory: list[tuple[float, int]] = field(default_factory=list)
+    not_offered: str = ""
+
+    @property
+    def rate(self) -> float:
+        return self.tokens_checked / self.seconds if self.seconds else 0.0
+
+    @property
+    def peak(self) -> int:
+        return max((bytes for _, bytes in self.memory), default=0)
+
+    def text(self) -> str:
+        """For another process."""
+        return json.dumps(asdict(self))
+
+
+@dataclass
+class Soaked:
+    figures: Figures
+    held: Held | None = None  # what broke
+
+
+def soak(judge: Judge, family: str, seed: int, seconds: float) -> Soaked:
+    """Run a workload for so long, or until something breaks. `judge.progress` is told the figures, as text."""
+    figures, events = Figures(family), list[Event]()
+    began = told = time.monotonic()
+    broken: Broken | None = None
+    with memory_limit(SLOW_MEMORY), np.errstate(all="ignore"):
+        try:
+            subject = judge.begin_family(family)
+            served = server(subject, family, *FULL)
+            for event in Workload(served, np.random.default_rng([seed, len(family)])).events():
+                events.append(event)
+                broken = tried(served, event, figures)
+                subject.forget_conversation()
+                now = time.monotonic()
+                if broken or now - told > TELL or now - began > seconds:
+                    told, figures.seconds = now, now - began
+                    figures.memory.append((round(now - began, 1), resident()))
+                    judge.progress(figures.text(), int(1000 * (now - began)), int(1000 * seconds))
+                if broken or now - began > seconds:
+                    break
+        except NotOffered as missing:
+            figures.not_offered = str(missing)
+    return Soaked(figures, shortened(judge, family, events, broken) if broken else None)
+
+
+def tried(served: Server, event: Event, figures: Figures) -> Broken | None:
+    """One event; what broke. Raises NotOffered."""
+    try:
+        figures.tokens_checked += served.do(event)
+    except NotOffered:
+        raise
+    except Broken as broken:
+        return broken
+    except Exception as error:
+        return Broken("", "no error", f"{type(error).__name__}: {error_of(error).message}", where=raised_at(error))
+    figures.events += 1
+    figures.requests += event.kind == "admit"
+    figures.refused += event.kind == "pressure"
+    return None
+
+
+def shortened(judge: Judge, family: str, events: Sequence[Event], broken: Broken) -> Held:
+    """The conversation of as few requests as show it, found in SECONDS; at worst that of no call.
+
+    First with as few numbers a token as can be, which costs the least; and with prompts in the place of single steps.
+    """
+    until = time.monotonic() + SECONDS
+    numbers, named = sorted({number for event in events for number in event.numbers}), set(events[-1].numbers)
+    suspects = [named | set(numbers[-last:] if last else ()) for last in (0, 2, 8, 64, len(numbers))]
+    for sizes in (LEAST, FULL):
+
+        def breaks(fewer: Sequence[Event], sizes: tuple[int, int] = sizes) -> bool:
+            return time.monotonic() < until and again(judge, family, sizes, fewer, until)[1] is not None
+
+        for kept in suspects:
+            some = without(events, lambda number, kept=kept: number not in kept)  # type: ignore[misc]
+            for candidate in (brief(some), prefilled(some), some):
+                if breaks(candidate):
+                    conversation, seen = again(judge, family, sizes, fewest(candidate, breaks), until + SECONDS, keep=True)
+                    return Held(conversation, seen or broken)
+    return Held([], broken)
+
+
+def fewest(events: list[Event], breaks: Callable[[Sequence[Event]], bool]) -> list[Event]:
+    """Without requests, half of them at a time and then fewer, and then without single events."""
+    numbers = sorted({number for event in events for number in event.numbers})
+    size = len(numbers) // 2
+    while size:
+        for start in range(0, len(numbers), size):
+            gone = set(numbers[start : start + size])
+            if breaks(fewer := without(events, gone.__contains__)):
+                events = fewer
+        numbers = sorted({number for event in events for number in event.numbers})
+        size = min(size // 2, len(numbers) // 2)
+    size = len(events) // 2
+    while size:
+        for start in range(len(events) - 1 - size, -1, -size):
+            if breaks(fewer := [*events[:start], *events[start + size :]]):
+                events = fewer
+        size //= 2
+    return events
+
+
+def again(
+    judge: Judge, family: str, sizes: tuple[int, int], events: Iterable[Event], until: float, keep: bool = False
+) -> tuple[list[Exchange], Broken | None]:
+    """The same events from a fresh start: the conversation, if it is kept, and what broke."""
+    subject = judge.begin_family(family)
+    served, figures = server(subject, family, *sizes), Figures(family)
+    for event in events:
+        if broken := tried(served, event, figures):
+            return subject.conversation, broken
+        if not keep:
+            subject.forget_conversation()
+        if time.monotonic() > until:
+            break
+    return [], None
+
+
+def resident() -> int:
+    """Bytes of this process that lie in memory, or 0 where the system does not say."""
+    try:
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * PAGE
+    except OSError:
+        return 0

@@ -1,0 +1,70 @@
+"""Servers on each kind of cache: the paged one holds many requests, a stream one after the other."""
+
+from collections.abc import Sequence
+
+from kvref_conformance.checking.content import PREFIXES
+from kvref_conformance.checking.real import Filled
+from kvref_conformance.checking.streams import Stream
+from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.families import all_families
+from kvref_conformance.soak.workload import Event, Server
+
+LONGEST = 4096
+
+
+def served() -> list[str]:
+    """The families that a workload can run on."""
+    return [family.name for family in all_families().values() if family.part("serving") or family.stream]
+
+
+def server(subject: Subject, family: str, heads: int, dim: int) -> Server:
+    """Raises NotOffered."""
+    record = all_families()[family]
+    subject.factory(family)
+    if (own := record.part("serving")) is not None:
+        made: Server = own.server(subject, heads, dim)
+        return made
+    return Streamed(record.stream(subject), heads, dim)
+
+
+class Streamed:
+    """One request at a time, in a stream that forgets between them."""
+
+    most = 1
+
+    def __init__(self, small: Stream, heads: int, dim: int) -> None:
+        sizes = small.sizes_for(LONGEST)
+        self.filled = Filled(small.fresh(**sizes, num_kv_heads=heads, head_dim=dim))
+        self.longest = self.filled.room
+        self.current: list[int] = []
+
+    def running(self) -> Sequence[int]:
+        return self.current
+
+    def fits(self, numbers: Sequence[int], tokens: int = 1) -> bool:
+        return self.filled.count + tokens <= self.longest
+
+    def takes(self, tokens: int) -> bool:
+        return tokens <= self.longest
+
+    def tokens(self, number: int) -> int:
+        return self.filled.count
+
+    def do(self, event: Event) -> int:
+        """Returns how many tokens were compared."""
+        if event.kind == "admit" and not self.current:
+            self.current = list(event.numbers)
+            self.filled.number, self.filled.shared = event.numbers[0], (PREFIXES + event.prefix, event.shared)
+            for start in range(0, event.tokens, 512):  # as a prompt is taken in chunks
+                self.filled.append(min(512, event.tokens - start))
+        elif list(event.numbers) != self.current:
+            return 0
+        elif event.kind == "step" and self.fits(event.numbers):
+            self.filled.append(1)
+        elif event.kind == "look":
+            self.filled.look()
+            return self.filled.count
+        elif event.kind == "drop":
+            self.filled.forget()
+            self.current = []
+        return 0

@@ -1,0 +1,22 @@
+"""Doors of some limits each, before kvref's own caches.
+
+kvref check restricted:FLOAT16      (in this folder)
+"""
+
+from kvref_conformance.judging.door import Door as Restricted
+
+LIMITS = {
+    "float16 only": {"dtype": ["float16"]},
+    "bfloat16 only": {"dtype": ["bfloat16"]},
+    "head_dim of 64 or 128": {"head_dim": [64, 128]},
+    "blocks of 16": {"block_size": 16, "tokens_per_block": 16},
+    "one layer": {"num_layers": 1},
+    "one kv head": {"num_kv_heads": 1},
+    "one sequence at a time": {"sequences": {"most": 1}},
+    "one token at a time": {"tokens": {"most": 1}},
+    "one batch row": {"batch_size": 1},
+    "no negative integers": {"negative_integers": False},
+}
+
+FLOAT16 = Restricted(LIMITS["float16 only"])
+KERNELS = Restricted({"dtype": ["float16"], "head_dim": [64, 128], "block_size": 16})

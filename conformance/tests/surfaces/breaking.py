@@ -1,0 +1,22 @@
+"""How a bug is planted in one of these caches: a class derived from it, and the clause that must fail."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from surfaces import Host
+
+BROKEN: list[Any] = []
+
+
+def breaks(clause: str, right: type[Host]) -> Callable[[type], type]:
+    """A cache that is `right`'s but for one bug, and that clause's to catch."""
+
+    def register(cache: type) -> type:
+        (family,) = (name for name in ("paged", "quantized", "attention") if name in vars(right))
+        wrong = type(right.__name__, (right,), {family: cache, "name": f"{right.name}, {cache.__name__}"})
+        BROKEN.append(pytest.param(wrong(), clause, id=f"{right.__name__}-{clause}-{cache.__name__}"))
+        return cache
+
+    return register

@@ -1,0 +1,126 @@
+"""Content that says where it belongs: each number by itself, in every dtype, and looked up where it does not belong."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from kvref_conformance.checking.content import (
+    KEYS,
+    PREFIXES,
+    VALUES,
+    Place,
+    Written,
+    at,
+    belongs,
+    content,
+    named,
+    pair_of_content,
+)
+from kvref_conformance.families.tiered.tiers import Tiers, settled
+from kvref_conformance.oracle.rows import read_as
+from kvref_conformance.outcome import Broken
+
+MASK = 2**32 - 1
+
+
+def mix(x):
+    """lowbias32, in Python's integers."""
+    x ^= x >> 16
+    x = x * 0x7FEB352D & MASK
+    x ^= x >> 15
+    x = x * 0x846CA68B & MASK
+    return x ^ x >> 16
+
+
+def number(stream, layer, position, head, element, part):
+    row = 0
+    for coordinate in (part, stream, layer, head, position):
+        row = mix(row ^ (coordinate + 0x9E3779B9 & MASK))
+    mixed = mix(row + element * 0x9E3779B9 & MASK)
+    sign, exponent = (-1) ** (mixed >> 31), (mixed >> 20 & 7) + (row >> 29) - 8
+    return sign * (1 + (mixed & 127) / 128) * 2.0**exponent
+
+
+def test_each_number_is_a_hash_of_its_place():
+    found = content(3, 1, [0, 17, 70_000], 2, 5, VALUES)
+    for n, position in enumerate((0, 17, 70_000)):
+        for head in range(2):
+            assert found[n, head].tolist() == [number(3, 1, position, head, element, VALUES) for element in range(5)]
+
+
+def test_streams_may_be_one_for_each_position():
+    found = content([PREFIXES, 4], 0, [0, 1], 2, 8, KEYS)
+    assert np.array_equal(found[0], content(PREFIXES, 0, [0], 2, 8, KEYS)[0])
+    assert np.array_equal(found[1], content(4, 0, [1], 2, 8, KEYS)[0])
+
+
+def test_every_plain_dtype_holds_it_to_the_bit():
+    keys, values = pair_of_content(1, 2, range(500), 3, 96)
+    for part in (keys, values):
+        for dtype in (np.float16, ml_dtypes.bfloat16):
+            assert np.array_equal(part.astype(dtype).astype(np.float32), part)
+        assert np.abs(part).min() >= 2.0**-8 and np.abs(part).max() < 2.0**7
+
+
+def test_no_two_rows_are_alike():
+    rows = np.concatenate([part.reshape(-1, 16) for layer in (0, 1) for part in pair_of_content(7, layer, range(2000), 2, 16)])
+    assert len(np.unique(rows, axis=0)) == len(rows)
+
+
+PLACE = Place(3, 0, 17, 1, VALUES)
+
+
+@pytest.fixture
+def written():
+    found = Written(2, 128)
+    for stream in range(5):
+        for layer in (0, 1):
+            found.up_to(stream, layer, 100)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        (lambda own: np.zeros_like(own), "zeros"),
+        (lambda own: at(Place(2, 1, 33, 0, KEYS), 128), "what belongs to sequence 2, position 33, layer 1, head 0, keys"),
+        (lambda own: np.roll(own, 1), "its own, shifted by 1 element"),
+        (lambda own: np.where(np.arange(128) < 96, own, 0), "its own, but zeros in 32 elements, from 96 to 127"),
+        (lambda own: np.where(np.arange(128) < 100, own, 7), "its own, but for 28 elements, from 100 to 127"),
+        (lambda own: own * 2, "nobody's, "),
+    ],
+)  # fmt: skip
+def test_a_wrong_row_is_named(row, said, written):
+    assert named(row(at(PLACE, 128)), PLACE, written).startswith(said)
+
+
+def test_the_first_wrong_row_is_told(written):
+    keys, values = pair_of_content(3, 0, range(40), 2, 128)
+    values[17, 1] = keys[4, 0]
+    with pytest.raises(Broken) as broken:
+        belongs((keys, values), 3, 0, range(40), written)
+    assert broken.value.what == "sequence 3, position 17, layer 0, head 1, values (1 of 80 rows differ)"
+    assert broken.value.got == "what belongs to sequence 3, position 4, layer 0, head 0, keys"
+
+
+def test_quantized_rows_are_held_against_what_they_read_as(written):
+    given = pair_of_content(0, 0, range(20), 2, 128)
+    wanted = read_as(given[0], "int8"), read_as(given[1], "int8")
+    got = wanted[0].values, wanted[1].values.copy()
+    belongs(got, 0, 0, range(20), written, True, wanted)
+    got[1][19, 1] *= 2
+    with pytest.raises(Broken, match="position 19"):
+        belongs(got, 0, 0, range(20), written, True, wanted)
+
+
+@pytest.mark.parametrize(("tail", "warm"), [(4, 0), (4, 3), (0, 5), (0, 0), (20, 0)])
+@pytest.mark.parametrize("store", ["q4", "int8"])
+def test_settled_tokens_are_those_of_the_tiers(tail, warm, store):
+    policy = {"tail_length": tail, "tail_dtype": "float16", "warm_length": warm, "warm_format": "q8", "store_format": store}
+    policy["max_tokens"] = 20
+    tiers = Tiers(**policy)
+    keys, values = pair_of_content(0, 0, range(31), 2, 6)
+    tiers.append(keys, values)
+    for got, want in zip((settled(keys, policy), settled(values, policy)), tiers.read(), strict=True):
+        assert np.array_equal(got.values, want.values)
+        assert np.array_equal(got.slack, want.slack)

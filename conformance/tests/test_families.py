@@ -1,0 +1,79 @@
+"""The folders of families: each says all that the judge asks for, and what a family has none of stands here."""
+
+import ast
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import kvref_conformance
+from kvref_conformance.checking.registry import all_checks
+from kvref_conformance.families import PARTS, all_families, folders, names
+from kvref_conformance.oracle.model import Function
+
+ROOT = Path(kvref_conformance.__file__).parent
+STATELESS = "a function has no state: no calls lead up to anything, and no tokens are appended"
+NO_TOKENS = "no tokens are appended to a pool"
+ONE_BY_ONE = "its stream serves one request after the other, and there is nothing to serve where there is none"
+PLAIN = "nothing that it does could be made of others"
+FUNCTIONS = ("elements", "rows", "kernels", "attention")
+ABSENT = {
+    **{(family, part): STATELESS for family in FUNCTIONS for part in ("machine", "states", "stream")},
+    ("blocks", "stream"): NO_TOKENS, ("buffers", "stream"): NO_TOKENS,
+    **{(family, "serving"): ONE_BY_ONE for family in names() if family != "paged"},
+    **{(family, "derived"): PLAIN for family in (*FUNCTIONS, "buffers")},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", names())
+@pytest.mark.parametrize("part", PARTS)
+def test_a_family_has_every_part_or_a_reason(family, part):
+    assert (all_families()[family].part(part) is None) == ((family, part) in ABSENT), ABSENT.get((family, part))
+
+
+@pytest.mark.parametrize("family", names())
+def test_a_record_says_everything(family):
+    record = all_families()[family]
+    assert bool(record.small) == (family not in FUNCTIONS)
+    assert bool(record.speaks_for) == (record.machine is not None)
+    assert list(record.checks())
+    assert set(record.formats) <= set(record.small)
+    assert set(record.may_be_zero) <= set(record.small)
+    assert issubclass(record.model, Function) == (record.machine is None)
+    assert record.name == record.model.family == family
+
+
+def test_every_folder_is_a_family_or_the_laws():
+    assert set(folders()) == {*names(), "laws"}
+
+
+def test_every_family_has_checks_and_the_laws_run_on_all_that_have_a_stream():
+    checked = {(check.clause, check.family) for check in all_checks() if check.run}
+    assert {family for _, family in checked} == set(names())
+    for family in all_families().values():
+        assert family.stream is None or ("LAW-04", family.name) in checked
+
+
+def test_no_circle_of_imports():
+    modules = {_name(path): path for path in ROOT.rglob("*.py")}
+    imported = {name: set(_imports(path, modules)) - {name} for name, path in modules.items()}
+    assert len(imported) > 100
+    list(TopologicalSorter(imported).static_order())  # raises CycleError, which says the circle
+
+
+def _name(path):
+    return ".".join(["kvref_conformance", *path.relative_to(ROOT).with_suffix("").parts]).removesuffix(".__init__")
+
+
+def _imports(path, modules):
+    """The modules of the judge that one imports, wherever in it; what only a type checker sees is none."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    unseen = {id(each) for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+              for each in ast.walk(node)}  # fmt: skip
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and id(node) not in unseen and node.module:
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                yield from (each for each in (full if full in modules else node.module,) if each in modules)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in modules)

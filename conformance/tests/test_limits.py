@@ -1,0 +1,204 @@
+"""Declared limits: what they may say, that every clause is judged within them, and that what they promise is held."""
+
+import pytest
+from restricted import LIMITS, Restricted
+
+from kvref_conformance.families import all_families
+from kvref_conformance.judging.asked import Effort
+from kvref_conformance.judging.judge import Judge, select, verdict_of
+from kvref_conformance.limits import Limits, LimitsError
+from kvref_conformance.oracle.witness import MADE
+
+TWO_TOKENS = {"LAW-06": "tokens 2, where its limits say at most 1"}
+NEGATIVE = "negative integers, which its types do not have"
+EXCEPTIONS = {  # clauses that a family cannot be judged by within a limit, and why
+    ("one kv head", "quantized"): {"QUANT-03": "num_kv_heads 2, where its limits say 1"},
+    ("one kv head", "tiered"): {"TIER-11": "num_kv_heads 2, where its limits say 1"},
+    ("one sequence at a time", "paged"): {"LAW-07": "sequences 2, where its limits say at most 1"},
+    **{("one token at a time", family): TWO_TOKENS for family in ("contiguous", "paged", "pooled", "quantized", "tiered")},
+    ("one token at a time", "tiered"): TWO_TOKENS
+    | {"TIER-09": "arrays that do not fit together, of 19 tokens, where its limits say at most 1"},
+    ("one batch row", "contiguous"): {"CONTIG-13": "batch_size 2, where its limits say 1"},
+    **{("no negative integers", family): {"LAW-11": NEGATIVE} for family in ("blocks", "buffers")},  # counts, which have no end
+    ("no negative integers", "kernels"): {"KERN-02": "negative slots, which its types do not have"},
+}
+ALSO = {  # the families that a limit of no size concerns, or of a size that they are not made with
+    "dtype": [name for name in all_families() if name != "blocks"],
+    "head_dim": ["attention"],
+    "num_kv_heads": ["attention"],
+    "tokens": [family.name for family in all_families().values() if family.appending],
+    "sequences": ["paged"],
+    "negative_integers": list(all_families()),
+}
+AT_REAL_SIZES = ("one layer", "one sequence at a time")  # LAW-18 takes as long as all other clauses together
+
+
+def concerned(limit):
+    """The families that a limit says something of."""
+    return [
+        family
+        for family, record in all_families().items()
+        if any(name in record.small or family in ALSO.get(name, ()) for name in LIMITS[limit])
+    ]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(("limit", "family"), [(limit, family) for limit in LIMITS for family in concerned(limit)])
+def test_every_clause_is_judged_within_limits(limit, family):
+    judge, lacking = Judge(Restricted(LIMITS[limit])), {}
+    for clause, checks in select(family=family).items():
+        written = [check for check in checks if check.run and not check.slow and not check.real]
+        if not written or (clause.id == "LAW-18" and limit not in AT_REAL_SIZES):
+            continue
+        outcomes = judge.clause(written)
+        verdict = verdict_of(outcomes)
+        assert verdict != "failed", (clause.id, outcomes)
+        if verdict != "passed":
+            lacking[clause.id] = judge.missing(written, outcomes)
+    expected = EXCEPTIONS.get((limit, family), {})
+    assert set(lacking) == set(expected), lacking
+    assert all(reason in lacking[clause] for clause, reason in expected.items()), lacking
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("limit", LIMITS)
+def test_no_sequence_of_calls_is_a_false_alarm_within_limits(limit):
+    judge = Judge(Restricted(LIMITS[limit]), Effort(examples=4))
+    for family in concerned(limit):
+        if all_families()[family].machine:
+            assert judge.search(family).findings == {}, family
+
+
+PROMISING = """
+import kvref
+from kvref import errors
+from kvref_conformance.implementations.backends import OnBackend
+
+class Fussy(OnBackend):
+    limits = {"max_buffers": {"most": 4}}
+    def buffers(self, max_buffers):
+        raise errors.ConfigError("max_buffers: expected none at all")
+
+IT = Fussy(kvref.reference)
+"""
+
+
+class Promising(Restricted):
+    """Says that it takes more than it does."""
+
+    def __init__(self, takes, promised, families):
+        super().__init__(takes, families=families)
+        self.limits = promised
+
+
+@pytest.mark.parametrize(
+    ("family", "takes", "promised"),
+    [
+        ("paged", {"head_dim": [64]}, {"head_dim": [64, 128]}),
+        ("paged", {"num_layers": {"least": 2}}, None),
+        ("contiguous", {"initial_capacity": {"least": 1}}, None),
+        ("contiguous", {"max_seq_len": {"most": 512}}, {"max_seq_len": {"most": 1024}}),
+        ("quantized", {"head_dim": {"multiple_of": 16}}, {"head_dim": {"multiple_of": 8, "least": 16}}),
+        ("tiered", {"tail_length": {"least": 1}}, {"tail_length": {"most": 64}}),
+        ("pooled", {"tokens_per_block": [16]}, {"tokens_per_block": [16, 32]}),
+        ("buffers", {"max_buffers": {"least": 2}}, None),
+        ("blocks", {"num_blocks": {"least": 1}}, None),
+        ("tiered", {"store_format": ["q8"]}, {"store_format": ["q4", "q8"]}),
+    ],
+)
+def test_what_the_limits_promise_is_made_or_law_12_fails(family, takes, promised):
+    promising = Promising(takes, promised, [family])
+    checks = [check for check in next(iter(select("LAW-12", family).values())) if check.run]
+    shown = [outcome for outcome in Judge(promising).clause(checks) if outcome.verdict == "failed"]
+    assert [outcome.expected for outcome in shown] == [MADE] * len(shown) != []
+    assert all(outcome.got.startswith("ConfigError: ") for outcome in shown)
+    assert verdict_of(Judge(Promising(takes, takes, [family])).clause(checks)) == "passed"
+
+
+def test_what_is_refused_everywhere_is_told_once(kvref, tmp_path):
+    (tmp_path / "promising.py").write_text(PROMISING)
+    done = kvref("check", "promising:IT", "--family", "buffers", "--clause", "BUF-*,LAW-1*", "--examples", "2", "--no-isolate")
+    assert done.returncode == 1
+    first, *later = [line for line in done.stdout.splitlines() if line.startswith(("LAW-1", "BUF-0"))]
+    assert {line.partition(": ")[2] for line in later} == {f"fails as {first[:6]}"}
+    assert done.stdout.count(MADE) == 1
+
+
+def test_the_nearest_allowed_value():
+    def nearest(declared, *wanted):
+        return [Limits({"head_dim": declared}).nearest("paged", "head_dim", each) for each in wanted]
+
+    assert nearest([64, 128], 1, 64, 95, 96, 97, 1000) == [64, 64, 64, 128, 128, 128]
+    assert nearest(16, 1, 16, 17) == [16, 16, 16]
+    assert nearest({"least": 3, "most": 9}, 1, 5, 10) == [3, 5, 9]
+    assert nearest({"multiple_of": 16}, 1, 16, 17) == [16, 16, 32]
+    assert nearest({"multiple_of": 16, "least": 20, "most": 70}, 1, 40, 65, 1000) == [32, 48, 64, 64]
+    assert nearest({"least": 4, "most": None}, 1, 10**9) == [4, 10**9]
+    assert Limits().nearest("paged", "head_dim", 5) == 5
+
+
+def test_what_holds_others_is_made_large_enough():
+    family = all_families()["tiered"]
+    sizes = Limits({"tail_length": 32, "warm_length": {"least": 8}}).sizes(family, family.small)
+    assert (sizes["tail_length"], sizes["warm_length"], sizes["max_tokens"]) == (32, 8, 40)
+    assert "store_format" not in sizes
+    sizes = Limits({"tail_length": 32, "max_tokens": [16, 64]}).sizes(family, family.small)
+    assert sizes["max_tokens"] == 64
+
+
+def test_a_family_has_limits_of_its_own_before_those_of_all():
+    limits = Limits({"head_dim": 64, "dtype": ["bfloat16", "float16"], "paged": {"head_dim": [128], "dtype": "float32"}})
+    assert [limits.nearest(family, "head_dim", 5) for family in ("paged", "quantized")] == [128, 64]
+    assert limits.dtypes("paged") == ("float32",)
+    assert limits.dtypes("quantized") == ("float16", "bfloat16")
+    assert limits.switch("paged", "negative_integers")
+    assert not Limits({"paged": {"negative_integers": False}}).switch("paged", "negative_integers")
+
+
+WRONG = [
+    ([64], "limits: expected names and what each may be, got [64]"),
+    ({"head_dims": 64}, "limits: head_dims: no such size: did you mean head_dim? (known: "),
+    ({"quux": 4}, "limits: quux: no such size (known: "),
+    ({"page": {"head_dim": 64}}, "limits: page: no such size: did you mean paged? (known: "),
+    ({"paged": {"hed_dim": 64}}, "limits: paged.hed_dim: no such size: did you mean head_dim? (known: "),
+    ({"paged": 64}, "limits: paged: expected names and what each may be, got 64"),
+    ({"head_dim": []}, "limits: head_dim: expected a value at least, got none"),
+    ({"head_dim": "64"}, "limits: head_dim: expected whole numbers from 1, got '64'"),
+    ({"head_dim": [64, 1.5]}, "limits: head_dim: expected whole numbers from 1, got 1.5"),
+    ({"head_dim": True}, "limits: head_dim: expected whole numbers from 1, got True"),
+    ({"head_dim": None}, "limits: head_dim: expected whole numbers from 1, got None"),
+    ({"head_dim": -64}, "limits: head_dim: expected whole numbers from 1, got -64"),
+    ({"head_dim": [0, 64]}, "limits: head_dim: expected whole numbers from 1, got 0"),
+    ({"head_dim": {"most": 0}}, "limits: head_dim: most: expected a whole number from 1, got 0"),
+    ({"head_dim": {"least": 9, "most": 5}}, "limits: head_dim: least 9 is above most 5"),
+    ({"head_dim": {"least": 17, "most": 31, "multiple_of": 16}}, "limits: head_dim: no multiple of 16 from 17 to 31"),
+    ({"head_dim": {"multiple_of": 0}}, "limits: head_dim: multiple_of: expected a whole number, got 0"),
+    ({"head_dim": {"least": "1"}}, "limits: head_dim: least: expected a whole number, got '1'"),
+    ({"head_dim": {"min": 1}}, "limits: head_dim: expected some of least, most, multiple_of, got 'min'"),
+    ({"dtype": "float64"}, "limits: dtype: expected some of float32, float16, bfloat16"),
+    ({"dtype": {"least": 1}}, "limits: dtype: expected some of float32, float16, bfloat16"),
+    ({"negative_integers": 0}, "limits: negative_integers: expected true or false, got 0"),
+    ({"tokens": {"least": 2}}, 'limits: tokens: expected a limit that 1 lies within, as {"most": 8}, got at least 2'),
+    ({"sequences": [2, 4]}, 'limits: sequences: expected a limit that 1 lies within, as {"most": 8}, got 2 or 4'),
+]
+
+
+@pytest.mark.parametrize(("declared", "message"), WRONG)
+def test_limits_that_say_nothing_or_contradict_themselves(declared, message):
+    with pytest.raises(LimitsError) as error:
+        Limits(declared)
+    assert str(error.value).startswith(message)
+    assert "\n" not in str(error.value)
+
+
+def test_they_cost_one_line_before_anything_runs(kvref, tmp_path):
+    declared, message = WRONG[1]
+    (tmp_path / "wrong.py").write_text(f"{PROMISING}\nIT.limits = {declared!r}\n")
+    (tmp_path / "kvref.toml").write_text('[implementations.pool]\nexec = ["true"]\nlimits = {head_dim = {least = 9, most = 5}}\n')
+    done = kvref("check", "pool")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.endswith("kvref.toml: [implementations.pool]: limits: head_dim: least 9 is above most 5\n")
+    (tmp_path / "kvref.toml").unlink()
+    done = kvref("check", "wrong:IT")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith(f"kvref: wrong:IT: {message}")

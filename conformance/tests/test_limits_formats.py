@@ -1,0 +1,119 @@
+"""Rows, single values, quantized and contiguous caches, of which an implementation takes some sizes only."""
+
+import numpy as np
+import pytest
+from restricted import Restricted
+
+import kvref
+from kvref_conformance.implementations import load
+from kvref_conformance.judging.asked import Effort
+from kvref_conformance.judging.judge import Failure, Judge, select, verdict_of
+
+TAKEN = [
+    {"width": [64, 128]}, {"width": {"multiple_of": 32}}, {"width": 4}, {"width": [5]}, {"width": 64, "dtype": ["float16"]},
+    {"dtype": ["float16", "bfloat16"]},
+]  # fmt: skip
+CONTIGUOUS = {
+    "exact capacities": ({"batch_size": 1, "dtype": ["float16"], "num_kv_heads": 1, "initial_capacity": [16, 64]}, {"CONTIG-13"}),
+    "nothing reserved": ({"initial_capacity": 0}, set()),
+    "as large as it may be": ({"initial_capacity": 64, "max_seq_len": 64}, {"CONTIG-04", "CONTIG-05"}),
+    "four rows": ({"batch_size": 4, "head_dim": 64, "dtype": ["bfloat16"]}, set()),
+}
+
+
+def verdicts(implementation, *families, clauses="*"):
+    """Of each clause with a check in these families, without the machines."""
+    judge = Judge(implementation, Effort(examples=1))
+    found = {}
+    for clause, checks in select(clauses).items():
+        if written := [check for check in checks if check.family in families and check.run]:
+            found[clause.id] = verdict_of(judge.clause(written))
+    return found
+
+
+def but(verdict, found):
+    return {clause for clause, said in found.items() if said != verdict}
+
+
+@pytest.mark.parametrize("limits", TAKEN, ids=str)
+def test_rows_and_values_are_judged_in_any_width_and_dtype(limits):
+    assert but("passed", verdicts(Restricted(limits, families=("rows", "elements")), "rows", "elements")) == set()
+
+
+def test_rows_of_an_even_width_are_not_padded():
+    judge, ((_, checks),) = Judge(Restricted({"width": [64]}, families=("rows",))), select("FMT-AFF-06").items()
+    assert [outcome.missing for outcome in judge.clause(checks)] == ["", "rows of an odd width"]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(
+    ("wrong", "clause"),
+    [(lambda q: np.trunc(q), "FMT-INT8-02"), (lambda q: np.rint(q), "FMT-INT8-02"), (lambda q: q * 0.5, "FMT-INT8-09")],
+    ids=["truncated", "half to even", "halved"],
+)
+def test_a_wrong_rounding_shows_in_a_narrow_dtype(dtype, wrong, clause):
+    class Wrong:
+        def __init__(self):
+            self.right = load("numpy").rows()
+            self.dequantize = self.right.dequantize
+
+        def quantize(self, rows, format):
+            _, scale, zero = self.right.quantize(rows, format)
+            return wrong(np.float32(rows) / scale[:, None]).astype(np.int8), scale, zero
+
+    implementation = Restricted({"dtype": [dtype]}, families=())
+    implementation.formats, implementation.rows = ("int8",), Wrong
+    assert but("passed", verdicts(implementation, "rows")) >= {clause}
+
+
+@pytest.mark.parametrize("name", CONTIGUOUS)
+def test_the_contiguous_cache_is_judged_in_the_sizes_it_has(name):
+    limits, not_offered = CONTIGUOUS[name]
+    found = verdicts(Restricted(limits, families=("contiguous",)), "contiguous")
+    assert but("passed", found) == not_offered
+    assert "failed" not in found.values()
+
+
+def quantized(**changes):
+    """kvref's cache with other operations: None takes one away."""
+
+    class Changed:
+        def __init__(self, **config):
+            self._cache = kvref.QuantizedCache(kvref.QuantizedConfig(**config))
+
+        def __getattr__(self, name):
+            if name in changes:
+                raise AttributeError(name)
+            return getattr(self._cache, name)
+
+    for name, change in changes.items():
+        if change:
+            setattr(Changed, name, change)
+    implementation = Restricted({}, families=())
+    implementation.quantized = Changed
+    return implementation
+
+
+def failing(implementation, clause):
+    judge, ((_, checks),) = Judge(implementation), select(clause).items()
+    return [check.name for check in checks if check.run and isinstance(judge.ask_about(check), Failure)]
+
+
+def test_two_ways_of_reading_are_held_against_each_other():
+    def next_head(self, layer, position, head):
+        return tuple(part[head - 1] for part in self._cache.read_token(layer, position))
+
+    assert failing(quantized(read_token=None), "QUANT-04") == []
+    assert failing(quantized(read_token=None, read_head=next_head), "QUANT-04") == ["every way of reading agrees (quantized)"]
+
+
+def test_a_cache_of_steps_alone_is_judged_in_one_layer():
+    def quieter(self, keys, values):
+        self._cache.append_step(keys, np.float32(values) * np.float32(0.99))
+
+    steps = {"append": None, "clear": None, "read_tokens": None, "read_token": None, "attend": None}
+    found = verdicts(quantized(**steps), "quantized", clauses="QUANT-*,LAW-04")
+    assert but("passed", found) == {"QUANT-04", "QUANT-08"}
+    assert "failed" not in found.values()
+    for clause in ("QUANT-02", "QUANT-03", "QUANT-05", "QUANT-06", "LAW-04"):
+        assert failing(quantized(**steps | {"append_step": quieter}), clause), clause

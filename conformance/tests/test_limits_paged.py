@@ -1,0 +1,102 @@
+"""The paged cache, attention and kernels behind few operations, few sizes and one dtype: what is judged, and what is noticed."""
+
+import numpy as np
+import pytest
+from restricted import KERNELS, Restricted
+from surfaces.append_only import AppendOnly
+from surfaces.one_table import Cache, OneTable
+
+from kvref_conformance.judging.asked import Effort
+from kvref_conformance.judging.judge import Judge, select, verdict_of
+from kvref_conformance.oracle.attention import rounding
+from kvref_conformance.oracle.elements import MAX, round_to
+
+
+def behind(*operations):
+    return Restricted({}, operations={f"paged.{name}" for name in operations}, families=("paged",))
+
+
+BY_READING = behind("create", "drop", "ensure_capacity", "write", "read", "length", "utilization")
+WITHOUT_COUNTS = behind("create", "drop", "write", "gather", "length")
+
+
+def verdicts(implementation, chapter):
+    """By clause, of the checks that are written out."""
+    judge = Judge(implementation, Effort())
+    written_out = {clause.id: [check for check in checks if check.run] for clause, checks in select(f"{chapter}-*").items()}
+    return {clause: verdict_of(judge.clause(checks)) for clause, checks in written_out.items()}
+
+
+@pytest.mark.parametrize(
+    ("implementation", "chapter", "missing"),
+    [
+        pytest.param(BY_READING, "PAGED", {"PAGED-06", "PAGED-16", "PAGED-17"}, id="by reading"),
+        pytest.param(AppendOnly(), "PAGED", {f"PAGED-{n:02}" for n in (4, 6, 10, 11, 15, 17)}, id="append only"),
+        pytest.param(WITHOUT_COUNTS, "PAGED", {f"PAGED-{n:02}" for n in (4, 6, 15, 16, 17)}, id="without counts"),
+        pytest.param(OneTable(), "PAGED", {f"PAGED-{n:02}" for n in (4, 6, 15, 16, 17)}, id="one table"),
+        pytest.param(KERNELS, "PAGED", set(), id="paged kernels"),
+        pytest.param(KERNELS, "ATTN", set(), id="attention kernels"),
+        pytest.param(KERNELS, "KERN", {"KERN-06"}, id="kernels"),
+    ],
+)
+def test_what_can_be_shown_is_judged(implementation, chapter, missing):
+    found = verdicts(implementation, chapter)
+    assert {clause for clause, verdict in found.items() if verdict != "passed"} == missing
+    assert "failed" not in found.values()
+
+
+class EachLayerTakesItsOwn(Cache):
+    """The table is said to be one, and every layer but the first lists its blocks the other way round."""
+
+    def block_table(self, sequence, layer):
+        table = super().block_table(sequence, layer)
+        return table[::-1] if layer else table
+
+
+class DroppedBlocksAreSharedOut(Cache):
+    """What is dropped is free, and stays the sequence's that was made before it."""
+
+    def drop(self, sequence):
+        blocks = list(self.table(sequence))
+        super().drop(sequence)
+        for table in list(self.tables.values())[:1]:
+            table += blocks
+
+
+@pytest.mark.parametrize("cache", [EachLayerTakesItsOwn, DroppedBlocksAreSharedOut])
+def test_a_wrong_table_for_all_layers_is_noticed(cache, monkeypatch):
+    monkeypatch.setattr(OneTable, "paged", cache)
+    assert verdicts(OneTable(), "PAGED")["PAGED-13"] == "failed"
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_rounding_an_output_lies_within_the_bound_and_not_much_more(dtype):
+    rng = np.random.default_rng(0)
+    want = rng.normal(size=10_000) * 2.0 ** rng.integers(-30, 15, 10_000)
+    want = want[np.abs(want) < MAX[dtype] / 2].astype(np.float32)
+    off = np.abs(round_to(want, dtype).astype(np.float64) - want)
+    bound = rounding(want, np.zeros(len(want)), dtype)
+    assert (off <= bound).all()
+    assert (off > bound / 2).any()
+
+
+class Half(Restricted):
+    """Attention that answers in the only dtype that it takes."""
+
+    by = 1.0
+
+    def attention(self):
+        own, by = self._base.attention(), self.by
+
+        class Kernel:
+            def attention(self, query, keys, values, **options):
+                output = own.attention(query, keys, values, **options)
+                return (output * np.float32(by)).astype(np.float16)
+
+        return Kernel()
+
+
+@pytest.mark.parametrize(("by", "verdict"), [(1.0, "passed"), (1 + 2.0**-10, "failed")])
+def test_attention_may_answer_in_the_dtype_that_it_takes(by, verdict, monkeypatch):
+    monkeypatch.setattr(Half, "by", by)
+    assert verdicts(Half({"dtype": ["float16"]}, families=()), "ATTN")["ATTN-04"] == verdict

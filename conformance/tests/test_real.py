@@ -1,0 +1,180 @@
+"""Real sizes: the option that asks for more of them, and conversations too large to be kept, shortened or written whole."""
+
+import json
+from itertools import islice
+
+import numpy as np
+import pytest
+from restricted import Restricted
+
+import kvref
+from kvref_conformance.checking.registry import Check, all_checks
+from kvref_conformance.conversation.exchange import Summary, show
+from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.conversation.trace import shrink as shrinking
+from kvref_conformance.families import all_families
+from kvref_conformance.implementations import load
+from kvref_conformance.implementations.backends import OnBackend
+from kvref_conformance.judging.asked import Asked, Effort
+from kvref_conformance.judging.judge import Failure, Judge, select, verdict_of
+from kvref_conformance.outcome import Broken, NotOffered
+from kvref_conformance.soak.run import Figures, tried
+from kvref_conformance.soak.servers import server
+from kvref_conformance.soak.workload import Event, Workload
+
+
+def of_law_18():
+    return select("LAW-18").popitem()[1]
+
+
+def test_every_family_with_a_state_is_looked_at():
+    looked_at = {check.family for check in of_law_18() if not check.real}
+    with_state = {family.name for family in all_families().values() if family.small}
+    assert looked_at >= with_state | {"kernels", "attention"}
+
+
+def test_larger_ones_run_when_asked_for():
+    larger = next(check for check in all_checks() if check.real)
+    judge = Judge(load("numpy"), Effort())
+    said = judge.ask_about(larger)
+    assert (said.verdict, said.missing) == ("not run", "--real")
+    assert Effort(real=True).runs(larger.option) and not Effort(slow=True).runs(larger.option)
+    assert "--real" in Asked("numpy", Effort(real=True)).again("LAW-18")
+
+
+def test_the_clause_passes_with_what_ran():
+    checks = [check for check in of_law_18() if check.family == "kernels"]
+    assert verdict_of(Judge(load("numpy")).clause([*checks, *(check for check in of_law_18() if check.real)][:4])) == "passed"
+
+
+def test_long_lists_are_shown_by_their_beginning():
+    assert show(list(range(40))) == "[0, 1, 2, 3, 4, 5, 6, 7, ... 40 in all]"
+
+
+class Halves(OnBackend):
+    """Past 200 tokens what is read is another's."""
+
+    name = "halves"
+
+    def __init__(self):
+        super().__init__(kvref.backend("numpy"))
+
+    def pooled(self, **config):
+        cache = super().pooled(**config)
+        read = cache.read
+
+        def wrong():
+            keys, values = (np.array(part) for part in read())
+            keys[200:] = values[: len(keys[200:])]
+            return keys, values
+
+        cache.read = wrong
+        return cache
+
+
+@pytest.fixture
+def check():
+    return next(check for check in of_law_18() if check.name == "tokens stay on both sides of powers of two (pooled)")
+
+
+def test_a_failure_is_named_made_short_and_kept(check):
+    (outcome,) = Judge(Halves()).clause([check])
+    assert outcome.verdict == "failed"
+    assert "which is values[0, 0] of pooled.append" in outcome.got
+    header = json.loads(outcome.trace[0])
+    assert header["judge"] == "model" and len(outcome.trace) < 20
+
+
+def test_what_cannot_be_made_short_in_time_is_kept_as_it_was_found(check, monkeypatch):
+    monkeypatch.setattr("kvref_conformance.judging.judge.SECONDS", 0.0)
+    monkeypatch.setattr(shrinking, "SECONDS", 0.0)
+    monkeypatch.setattr("kvref_conformance.conversation.trace.file.LARGEST", 2**10)
+    (outcome,) = Judge(Halves()).clause([check])
+    assert outcome.got.startswith("what belongs to sequence 0, position 0, layer 0, head 0, values")
+    assert json.loads(outcome.trace[0])["judge"] == "check"
+    assert sum(map(len, outcome.trace)) < 50_000
+
+
+def test_a_conversation_keeps_so_many_arrays_and_no_more(monkeypatch):
+    monkeypatch.setattr("kvref_conformance.conversation.calls.KEPT_IN_ALL", 10_000)
+    subject = Subject(load("numpy"), np.random.default_rng(0), family="pooled")
+    cache = subject.new("pooled", num_kv_heads=1, head_dim=64, tokens_per_block=16, max_tokens=4096)
+    for _ in range(9):
+        cache.append(*np.ones((2, 16, 1, 64), np.float32))
+    assert len(cache.read()[0]) == 144
+    first, last = subject.conversation[1], subject.conversation[-1]
+    assert isinstance(first.request.args["keys"], np.ndarray)
+    assert last.reply.ok == (Summary("float32[144, 1, 64]"),) * 2
+    failure = Failure(Check("LAW-18", "pooled", None), subject.conversation, Broken("", "", ""))
+    assert shrinking.shrink(failure.conversation, "LAW-18", lambda requests: pytest.fail("it cannot be held again")) is None
+
+
+WITHIN = {
+    "one layer": {"num_layers": 1},
+    "four layers": {"num_layers": 4},
+    "layers of a large model": {"num_layers": 32},
+    "few blocks": {"num_blocks": {"most": 64}},
+    "blocks": {"num_blocks": {"most": 1024}},
+    "fewer blocks than a sequence takes": {"num_blocks": {"most": 4}},
+    "a block": {"num_blocks": 1, "num_layers": 1},
+    "one sequence": {"sequences": {"most": 1}},
+    "three sequences": {"sequences": {"most": 3}},
+    "one token": {"tokens": 1},
+    "few of everything": {"num_layers": 4, "num_blocks": {"most": 64}, "sequences": {"most": 1}, "tokens": {"most": 1}},
+}
+
+
+def served(limits, operations=None, count=60):
+    """What broke first in a workload of so many events, that ends with a look at all that run; and what was compared."""
+    judge, figures = Judge(Restricted(limits, operations, ("paged",))), Figures("paged")
+    running = server(judge.begin_family("paged"), "paged", 1, 8)
+    for event in islice(Workload(running, np.random.default_rng(0)).events(), count):
+        if broken := tried(running, event, figures):
+            return broken, figures
+    assert len(running.running()) <= running.most
+    looks = [tried(running, Event("look", (number,)), figures) for number in running.running()]
+    return next(filter(None, looks), None), figures
+
+
+@pytest.mark.parametrize("limits", WITHIN.values(), ids=WITHIN)
+def test_a_right_cache_of_any_limits_is_served(limits):
+    broken, figures = served(limits)
+    assert broken is None and figures.tokens_checked
+
+
+def test_a_pool_of_no_block_for_each_layer_is_not_offered():
+    with pytest.raises(NotOffered, match="a block in each layer, where num_blocks may be 1"):
+        served({"num_blocks": 1})
+
+
+SHORT = ("blocks are told", "layers may", "rows of any")  # what takes the least time
+
+
+@pytest.mark.parametrize("limits", WITHIN.values(), ids=WITHIN)
+def test_a_right_cache_of_any_limits_is_right_at_real_sizes(limits):
+    judge = Judge(Restricted(limits, families=("paged",)))
+    checks = [check for check in of_law_18() if check.family == "paged" and check.name.startswith(SHORT)]
+    outcomes = judge.clause(checks)
+    assert [outcome for outcome in outcomes if outcome.verdict == "failed"] == []
+    assert verdict_of(outcomes) == "passed" or all(judge.missing(checks, outcomes))
+
+
+def test_hundreds_of_sequences_of_many_layers_are_as_many_as_fit():
+    checks = [check for check in of_law_18() if check.name.startswith("hundreds of sequences")]
+    for limits in ({"num_layers": 32, "num_blocks": {"most": 64}}, {"sequences": {"most": 3}, "tokens": 1}):
+        assert verdict_of(Judge(Restricted(limits)).clause(checks)) == "passed"
+
+
+def test_a_cache_without_counts_is_served():
+    """And one that takes a token at a time, through append alone."""
+    for names in (("create", "drop", "write", "gather"), ("create", "drop", "append", "length", "read")):
+        broken, figures = served({"num_blocks": {"most": 256}}, {f"paged.{name}" for name in names}, 200)
+        assert broken is None and figures.tokens_checked and figures.refused
+
+
+def test_what_is_not_offered_is_no_matter_of_an_option():
+    checks = [check for check in of_law_18() if check.family == "paged" and ("told apart" in check.name or check.real)]
+    judge = Judge(Restricted({"num_blocks": {"most": 64}}))
+    outcomes = judge.clause(checks)
+    assert verdict_of(outcomes) == "not offered"
+    assert judge.missing(checks, outcomes) == ["blocks past 256, in a pool of 64"]

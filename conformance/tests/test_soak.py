@@ -1,0 +1,144 @@
+"""kvref soak: short runs of right caches and wrong ones, and what is kept of these."""
+
+import json
+from itertools import islice
+
+import numpy as np
+import pytest
+from commandline import kvref
+
+from kvref_conformance.soak.workload import Event, Workload, brief, prefilled, without
+
+__all__ = ["kvref"]
+
+WRONG = """
+import kvref
+from kvref.blocks import BlockTables
+from kvref_conformance.implementations.backends import OnBackend
+
+class Tables(BlockTables):
+    def slots(self, *where):
+        return super().slots(*where) % 6000  # past some hundreds of blocks two tokens share a slot
+
+class Wraps(OnBackend):
+    name = "wraps"
+    contiguous = quantized = tiered = pooled = None
+    def __init__(self):
+        super().__init__(kvref.backend("numpy"))
+    def paged(self, **config):
+        cache = super().paged(**config)
+        cache._tables = Tables(cache.config.num_layers, cache.config.block_size)
+        return cache
+
+class Tires(Wraps):
+    def paged(self, **config):
+        import os
+        cache = OnBackend.paged(self, **config)
+        def drop(sequence):
+            os._exit(3)
+        cache.drop = drop
+        return cache
+"""
+
+
+def test_a_right_cache_keeps_every_token(kvref, tmp_path):
+    done = kvref("soak", "numpy", "--family", "paged", "--minutes", "0.03", "--json", "out.json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "every token was where it belongs" in done.stdout
+    assert all(len(line) <= 80 for line in done.stdout.splitlines())
+    said = json.loads((tmp_path / "out.json").read_text())
+    (paged,) = said["families"]
+    assert paged["tokens_checked"] > 0 and paged["memory"] and paged["failed"] is None
+    assert not (tmp_path / ".kvref").exists()
+
+
+def test_a_wrong_cache_is_named_and_kept(kvref, tmp_path):
+    (tmp_path / "wrong.py").write_text(WRONG)
+    done = kvref("soak", "wrong:Wraps", "--minutes", "0.5")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "which is keys[" in done.stdout or "which is values[" in done.stdout
+    assert "not conformant: breaks LAW-18 (paged)" in done.stdout
+    trace = tmp_path / ".kvref/failures/LAW-18-paged-wrong+Wraps.jsonl"
+    assert json.loads(trace.read_text().splitlines()[0])["judge"] == "model"
+    again = kvref("replay", str(trace), "wrong:Wraps")
+    assert again.returncode == 1 and "they part" in again.stdout
+
+
+def test_one_that_ends_its_process_is_a_failure(kvref, tmp_path):
+    (tmp_path / "wrong.py").write_text(WRONG)
+    done = kvref("soak", "wrong:Tires", "--minutes", "0.5")
+    assert done.returncode == 1
+    assert "the process ended with exit code 3" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("numpy", "--minutes", "0"), "--minutes: expected a number above 0, got 0"),
+        (("numpy", "--seed", "-1"), "--seed: expected an integer of at least 0, got -1"),
+        (("numpy", "--family", "rows"), "--family: expected one of contiguous, paged, quantized, tiered, pooled, got 'rows'"),
+        (("mine:OnlyKernels",), "nothing to soak, it does not offer contiguous or paged or quantized or tiered or pooled"),
+        ((), "expected a NAME or --exec COMMAND"),
+    ],
+)  # fmt: skip
+def test_nonsense_is_one_line(kvref, arguments, said):
+    done = kvref("soak", *arguments)
+    assert done.returncode == 2
+    assert said in done.stderr and done.stderr.count("\n") == 1
+
+
+class Room:
+    """A server that has room for all, and remembers how many tokens each has."""
+
+    most, longest = 8, 1000
+
+    def __init__(self):
+        self.held = {}
+
+    def running(self):
+        return list(self.held)
+
+    def fits(self, numbers, tokens=1):
+        return True
+
+    def takes(self, tokens):
+        return True
+
+    def tokens(self, number):
+        return self.held[number]
+
+    def do(self, event):
+        for number in event.numbers:
+            if event.kind == "admit":
+                self.held[number] = event.tokens
+            elif event.kind == "step":
+                self.held[number] += 1
+            elif event.kind == "drop":
+                del self.held[number]
+
+
+def run(seed, count=3000):
+    server, events = Room(), []
+    for event in islice(Workload(server, np.random.default_rng(seed)).events(), count):
+        server.do(event)
+        events.append(event)
+    return events
+
+
+def test_the_same_seed_gives_the_same_workload():
+    assert run(1) == run(1) != run(2)
+
+
+def test_a_workload_has_everything_in_it():
+    events = run(0)
+    assert {event.kind for event in events} == {"admit", "step", "look", "drop"}
+    assert any(event.shared for event in events)
+    lengths = [event.tokens for event in run(0, 20_000) if event.kind == "admit"]
+    assert max(lengths) > 4 * min(lengths)
+
+
+def test_events_are_made_fewer():
+    events = [Event("admit", (0,), 10), Event("admit", (1,), 5), Event("step", (0, 1)), Event("step", (1,)), Event("look", (1,))]
+    assert without(events, lambda number: number == 0) == [events[1], Event("step", (1,)), *events[3:]]
+    assert prefilled(events) == [Event("admit", (0,), 11), Event("admit", (1,), 7), Event("look", (1,))]
+    assert [event.tokens for event in brief(events)][:2] == [1, 1]

@@ -1,0 +1,85 @@
+"""Caches of few operations, kernels of few sizes: judged on every clause that they can show, with no bug that gets through."""
+
+from functools import cache
+
+import pytest
+from surfaces import broken_kernels, broken_paged, broken_quantized
+from surfaces.append_only import AppendOnly
+from surfaces.breaking import BROKEN
+from surfaces.fp8 import Fp8
+from surfaces.int8 import Int8
+from surfaces.kernel_attention import KernelAttention
+from surfaces.kernel_paged import KernelPaged
+from surfaces.one_table import OneTable
+from surfaces.paged import Paged
+
+from kvref_conformance.interface import offers
+from kvref_conformance.judging.asked import Effort
+from kvref_conformance.judging.judge import Failure, Judge, select, verdict_of
+
+EXAMPLES = 8  # sequences of calls a machine tries
+
+# What the operations of each cannot show, of all clauses that have a check in its family.
+NOT_JUDGED = {
+    Paged: {"PAGED-06", "PAGED-16", "PAGED-17", "ATTN-10"},
+    Int8: {"LAW-06", "LAW-13", "QUANT-04", "QUANT-08", "ATTN-10"},
+    Fp8: {"LAW-06", "LAW-13", "QUANT-04", "ATTN-10"},
+    KernelAttention: set(),
+    KernelPaged: set(),
+    AppendOnly: {"LAW-06", "PAGED-04", "PAGED-06", "PAGED-10", "PAGED-11", "PAGED-15", "PAGED-17", "ATTN-10"},
+    OneTable: {"PAGED-04", "PAGED-06", "PAGED-15", "PAGED-16", "PAGED-17", "ATTN-10"},
+}
+JUDGED = {
+    (Paged, "PAGED"): 14, (Int8, "QUANT"): 6, (Fp8, "QUANT"): 7, (KernelAttention, "ATTN"): 9, (KernelPaged, "PAGED"): 17,
+    (KernelPaged, "ATTN"): 1, (AppendOnly, "PAGED"): 11, (OneTable, "PAGED"): 12,
+}  # fmt: skip
+
+
+@cache
+def said_of(right):
+    """The outcomes of each clause that has a check in the family that it offers. Real sizes (LAW-18) take seconds each."""
+    implementation = right()
+    judge, found = Judge(implementation, Effort(examples=EXAMPLES)), {}
+    for clause, checks in select().items():
+        of_family = [check for check in checks if offers(implementation, check.family)]
+        if of_family and clause.id != "LAW-18":
+            found[clause.id] = judge.clause(of_family)
+    return found
+
+
+@pytest.mark.parametrize("right", NOT_JUDGED)
+def test_a_right_one_passes_whatever_it_can_show(right):
+    verdicts = {clause: verdict_of(outcomes) for clause, outcomes in said_of(right).items()}
+    assert {clause: said_of(right)[clause] for clause, verdict in verdicts.items() if verdict == "failed"} == {}
+    assert {clause for clause, verdict in verdicts.items() if verdict != "passed"} == NOT_JUDGED[right]
+
+
+@pytest.mark.parametrize(("right", "chapter"), JUDGED)
+def test_so_much_of_a_chapter_is_judged(right, chapter):
+    of_chapter = {clause: outcomes for clause, outcomes in said_of(right).items() if clause.startswith(f"{chapter}-")}
+    assert [verdict_of(outcomes) for outcomes in of_chapter.values()].count("passed") == JUDGED[right, chapter]
+
+
+@pytest.mark.parametrize("right", NOT_JUDGED)
+def test_what_is_not_judged_says_why(right):
+    implementation = right()
+    judge = Judge(implementation)
+    for clause in NOT_JUDGED[right]:
+        ((_, checks),) = select(clause).items()
+        assert judge.missing([c for c in checks if offers(implementation, c.family)], said_of(right)[clause]), clause
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # a bug may well divide by zero
+@pytest.mark.parametrize(("broken", "clause"), BROKEN)
+def test_a_bug_is_caught(broken, clause):
+    judge, ((_, checks),) = Judge(broken, Effort(examples=20)), select(clause).items()
+    written_out = [check for check in checks if check.run and offers(broken, check.family)]
+    caught = any(isinstance(judge.ask_about(check), Failure) for check in written_out)
+    assert caught or clause in judge.search(written_out[0].family).findings
+
+
+def test_there_are_many_in_every_one():
+    assert broken_kernels, broken_paged  # whose classes are planted as they are made
+    assert broken_quantized
+    assert len(BROKEN) >= 50
+    assert {type(param.values[0]).__mro__[1] for param in BROKEN} == set(NOT_JUDGED)

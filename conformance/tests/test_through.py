@@ -1,0 +1,89 @@
+"""A verdict that was reached through operations made of others says so, in text, in JSON and in the report."""
+
+import json
+
+import pytest
+
+from kvref_conformance.clauses import all_clauses
+from kvref_conformance.report.html import Run, write_site
+from kvref_conformance.report.json_file import read_json
+
+# Gather is missing, and the length of one layer is forgotten: it is seen through the gather that is made of it.
+CACHES = """
+import numpy as np
+import kvref
+from kvref_conformance.implementations.backends import OnBackend
+
+class NoGather(OnBackend):
+    def __init__(self): super().__init__(kvref.reference)
+
+    def paged(self, **config):
+        cache = kvref.PagedCache(kvref.PagedConfig(**config))
+        class Behind:
+            create, drop, write, read = cache.create, cache.drop, cache.write, cache.read
+            ensure_capacity, length, utilization = cache.ensure_capacity, cache.length, property(lambda self: cache.utilization)
+        return Behind()
+
+class Forgets(OnBackend):
+    def __init__(self): super().__init__(kvref.reference)
+
+    def paged(self, **config):
+        cache = kvref.PagedCache(kvref.PagedConfig(**config))
+        class Behind:
+            create, drop, write, length = cache.create, cache.drop, cache.write, cache.length
+            def read(self, sequence, layer, positions):
+                keys, values = cache.read(sequence, layer, positions)
+                return keys, values * 0
+        return Behind()
+"""
+GATHERED = "paged.gather through length and read"
+
+
+@pytest.fixture
+def caches(tmp_path):
+    (tmp_path / "caches.py").write_text(CACHES)
+
+
+def test_the_table_and_the_json_say_which_operations_were_made_of_others(kvref, caches, tmp_path):
+    done = kvref("check", "caches:NoGather", "--clause", "PAGED-01,PAGED-04,PAGED-11,LAW-12", "--family", "paged",
+                 "--examples", "5", "--json", "out.json")  # fmt: skip
+    assert f"derived: {GATHERED} (2 clauses)" in done.stdout.splitlines()
+    through = {each["clause"]: each["through"] for each in read_json(tmp_path / "out.json")["clauses"]}
+    assert through == {
+        "LAW-12": [],
+        "PAGED-01": [GATHERED],
+        "PAGED-04": ["paged.num_free_blocks through utilization"],
+        "PAGED-11": [GATHERED],
+    }
+    assert "derived" not in kvref("check", "numpy", "--clause", "PAGED-11", "--examples", "5").stdout
+
+
+def test_a_failure_says_what_was_made_of_others(kvref, caches):
+    done = kvref("check", "caches:Forgets", "--clause", "PAGED-11", "--examples", "5")
+    assert done.returncode == 1
+    assert f"  derived  {GATHERED}" in done.stdout.splitlines()
+
+
+def test_a_mark_in_the_report_tells_a_verdict_through_others_from_one_without(kvref, caches, tmp_path):
+    kvref("check", "caches:NoGather", "--clause", "PAGED-11,LAW-12", "--examples", "5", "--json", "out.json")
+    write_site(tmp_path / "site", [Run(tmp_path / "out.json", read_json(tmp_path / "out.json"))])
+    page = (tmp_path / "site/index.html").read_text(encoding="utf-8")
+    assert page.count("<sup>*</sup>") == 1
+    assert f'title="PAGED-11, reference: passed; {GATHERED}"' in page
+    assert "through operations that were made of others" in page  # the legend
+    assert f"<code>{GATHERED}</code>" in (tmp_path / "site/clauses/PAGED-11.html").read_text(encoding="utf-8")
+    assert GATHERED not in (tmp_path / "site/clauses/LAW-12.html").read_text(encoding="utf-8")
+
+
+def test_results_written_before_there_were_derived_operations_are_read(kvref, tmp_path):
+    kvref("check", "numpy", "--clause", "BLOCK-05", "--examples", "5", "--json", "out.json")
+    document = json.loads((tmp_path / "out.json").read_text())
+    for each in document["clauses"]:
+        del each["through"]
+        for check in each["checks"]:
+            del check["through"]
+    (tmp_path / "old.json").write_text(json.dumps(document))
+    run = Run(tmp_path / "old.json", read_json(tmp_path / "old.json"))
+    write_site(tmp_path / "site", [run])
+    assert "<sup>" not in (tmp_path / "site/index.html").read_text(encoding="utf-8")
+    assert len(all_clauses()) > len(run.verdicts) == 1

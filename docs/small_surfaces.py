@@ -1,0 +1,63 @@
+"""How far small surfaces get: a few operations of each family, judged as `kvref check NAME --list` does."""
+
+from kvref_conformance.families import all_families
+from kvref_conformance.judging.door import Door
+from kvref_conformance.judging.forecast import Gain, forecast
+from kvref_conformance.judging.judge import select
+from kvref_conformance.judging.offered import Offered
+
+# The operations that others wrote their caches with, or the fewest with which anything can be said.
+SURFACES = {
+    "contiguous": ("append read", "append read seq_len reset"),
+    "blocks": ("allocate free utilization", "allocate free num_free num_blocks"),
+    "paged": (
+        "create drop write gather",
+        "create drop ensure_capacity write read length utilization",
+        "create drop write gather length block_table num_free_blocks",
+        "create drop append gather",
+    ),
+    "quantized": ("append read_token length", "append_step read_head length memory_bytes fp32_bytes compression_ratio"),
+    "tiered": ("append read clear", "append read clear stats"),
+    "pooled": ("append read clear", "append read clear stats"),
+}
+BRING = 3  # operations that are named, of those that would bring more
+
+
+def small_surfaces() -> str:
+    """A table of SURFACES: how many clauses are judged of each, and what one operation more would bring."""
+    lines = ["| family | operations | clauses judged | checks that one more would bring |", "|---|---|---|---|"]
+    for family, surfaces in SURFACES.items():
+        for words in surfaces:
+            operations = [f"{family}.{name}" for name in words.split()]
+            door = Door(operations=operations, families=[family])
+            missing = [op for op in _operations(family) if op not in operations]
+            found = forecast(door, {family: Offered(operations, missing)}, select(family=family))
+            judged = [reach for reach in found.reaches if reach.judged]
+            derived = sum(bool(reach.through) for reach in judged)
+            share = f"{len(judged)} of {len(found.reaches)}" + (f" ({derived} through others)" if derived else "")
+            lines.append(f"| {family} | {_code(words.split())} | {share} | {'<br>'.join(map(_brings, found.gains[:BRING]))} |")
+    return "\n".join(lines) + "\n"
+
+
+def derived_operations() -> str:
+    """A table of all that may be missing, since the judge makes it of others."""
+    lines = ["| operation | is made of | which is |", "|---|---|---|"]
+    for family in all_families().values():
+        module = family.part("derived")
+        for way in module.DERIVED if module else ():
+            lines.append(f"| `{family.name}.{way.name}` | {_code(way.of)} | {way.clause} |")
+    return "\n".join(lines) + "\n"
+
+
+def _operations(family: str) -> list[str]:
+    module = all_families()[family].part("steps")
+    assert module is not None
+    return list(module.steps(5, "int8"))
+
+
+def _brings(gain: Gain) -> str:
+    return f"`{gain.operation.partition('.')[2]}`: {gain.checks}"
+
+
+def _code(names: list[str] | tuple[str, ...]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
