@@ -16,8 +16,6 @@ EXCEPTIONS = {  # clauses that a family cannot be judged by within a limit, and 
     ("one kv head", "tiered"): {"TIER-11": "num_kv_heads 2, where its limits say 1"},
     ("one sequence at a time", "paged"): {"LAW-07": "sequences 2, where its limits say at most 1"},
     **{("one token at a time", family): TWO_TOKENS for family in ("contiguous", "paged", "pooled", "quantized", "tiered")},
-    ("one token at a time", "tiered"): TWO_TOKENS
-    | {"TIER-09": "arrays that do not fit together, of 19 tokens, where its limits say at most 1"},
     ("one batch row", "contiguous"): {"CONTIG-13": "batch_size 2, where its limits say 1"},
     **{("no negative integers", family): {"LAW-11": NEGATIVE} for family in ("blocks", "buffers")},  # counts, which have no end
     ("no negative integers", "kernels"): {"KERN-02": "negative slots, which its types do not have"},

@@ -79,9 +79,9 @@ def pieces(op: str, args: Mapping[str, Any], limit: Limit) -> list[dict[str, Any
     if record is None or name not in record.appending:
         return None
     arrays = {each: args.get(each) for each in record.appending[name]}
-    axis = record.token_axis + (name == "append_fused")
+    axis = record.token_axis
     shapes = [getattr(getattr(array, "array", array), "shape", ()) for array in arrays.values()]  # an Own's too
-    lengths = {shape[axis] if len(shape) > axis else -1 for shape in shapes}
+    lengths = {shape[axis] if len(shape) >= -axis else -1 for shape in shapes}
     if len(lengths) > 1 and limit.at_most(max(lengths)) != max(lengths):
         raise NotOffered(f"arrays that do not fit together, of {max(lengths)} tokens, where its limits say {limit}")
     if len(lengths) != 1 or (length := lengths.pop()) < 0 or limit.allows(length):
@@ -101,5 +101,5 @@ def pieces(op: str, args: Mapping[str, Any], limit: Limit) -> list[dict[str, Any
 
 def cut(array: Any, axis: int, part: range) -> Any:
     """Some of an array's tokens: of the implementation's own type as they lie in its memory."""
-    index = (*[slice(None)] * axis, slice(part.start, part.stop))
+    index = (..., slice(part.start, part.stop), *[slice(None)] * (-axis - 1))
     return array[index] if isinstance(array, np.ndarray) else type(array)(array.array[index])

@@ -68,8 +68,8 @@ class Door:
                 raise TypeError("an unsigned integer cannot be negative")
         record = all_families().get(family)
         if record and name in record.appending:
-            array, axis = args[-1], record.token_axis + (name == "append_fused")
-            if np.ndim(array) > axis and not self._own.of(family, "tokens").allows(array.shape[axis]):
+            array, axis = args[-1], record.token_axis
+            if np.ndim(array) >= -axis and not self._own.of(family, "tokens").allows(array.shape[axis]):
                 raise errors.ShapeMismatch(f"expected {self._own.of(family, 'tokens')} tokens, got {array.shape[axis]}")
         if family == "attention":
             for size, at in (("head_dim", 2), ("num_kv_heads", 1)):

@@ -43,9 +43,9 @@ class Call:
     def tokens(self) -> int:
         """How many it hands in: where the axis lies is the family's business."""
         family = all_families().get(self.op.partition(".")[0])  # a buffer is none, and its values have one axis
-        axis = family.token_axis if family else 0
+        axis = family.token_axis if family else -1
         array: NDArray = self.args["key_values" if self.op.endswith("fused") else "values"]
-        return int(array.shape[axis + self.op.endswith("fused")])
+        return int(array.shape[axis])
 
 
 State = Callable[[Call], bool]

@@ -31,7 +31,7 @@ VERSION = 1
 MANIFEST = "manifest.json"
 LARGEST = 100_000  # characters of a trace
 SAMPLES = 6  # conversations of each machine
-SAMPLE = 40_000  # characters of one of them, at most
+SAMPLE = 35_000  # characters of one of them, at most
 EXAMPLES, STEPS = 3, 16  # of a machine's run, of which the longest conversation is taken
 
 

@@ -160,8 +160,8 @@ def _with_fewer_tokens(request: Request) -> Iterator[Request]:
         return
     arrays = _arrays(request)
     family = all_families().get(request.family)  # a buffer is none, and its values have one axis
-    axis = (family.token_axis if family else 0) + (request.name == "append_fused")
-    lengths = {array.shape[axis] for array in arrays.values() if array.ndim > axis}
+    axis = family.token_axis if family else -1
+    lengths = {array.shape[axis] for array in arrays.values() if array.ndim >= -axis}
     if len(lengths) == 1:
         for length in _fewer(lengths.pop()):
             fewer = {name: np.take(array, range(length), axis=axis) for name, array in arrays.items()}

@@ -15,6 +15,6 @@ FAMILY = Family(
     speaks_for=(*OF_CACHES, *(f"CONTIG-{n:02}" for n in (*range(1, 8), *range(9, 13)))),
     formats={"dtype": PLAIN},
     may_be_zero=("initial_capacity",),
-    token_axis=2,
+    token_axis=-2,
     appending={"append": ("keys", "values"), "append_fused": ("key_values",)},
 )

@@ -176,10 +176,10 @@ def statistics_count_the_bytes_stored(subject: Subject) -> None:
 def keys_of_no_whole_token_are_refused(subject: Subject) -> None:
     cache, tiers = both(subject)
     append(subject, cache, tiers, 6)
-    good = tokens(subject, 2)
-    more = np.concatenate([good, good[:1]])  # wrong beside two tokens, and right beside itself
-    for bad in (good[:, :, :-1], good[:, :-1], good.reshape(-1)[:-1], good.reshape(-1), more):
-        for pair_given in ((bad, good), (good, bad), *([] if bad is more else [(bad, bad)])):
+    good = tokens(subject, subject.size("tokens", 2))
+    fewer = good[:-1]  # wrong beside good, and right beside itself
+    for bad in (good[:, :, :-1], good[:, :-1], good.reshape(-1)[:-1], good.reshape(-1), fewer):
+        for pair_given in ((bad, good), (good, bad), *([] if bad is fewer else [(bad, bad)])):
             with raises("ShapeMismatch"):
                 cache.append(*pair_given)
         agree(subject, cache, tiers, f"after keys or values {list(bad.shape)} were refused")
