@@ -101,5 +101,5 @@ def pieces(op: str, args: Mapping[str, Any], limit: Limit) -> list[dict[str, Any
 
 def cut(array: Any, axis: int, part: range) -> Any:
     """Some of an array's tokens: of the implementation's own type as they lie in its memory."""
-    index = (..., slice(part.start, part.stop), *[slice(None)] * (-axis - 1))
+    index: tuple[Any, ...] = (..., slice(part.start, part.stop), *[slice(None)] * (-axis - 1))
     return array[index] if isinstance(array, np.ndarray) else type(array)(array.array[index])
