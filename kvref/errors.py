@@ -69,6 +69,10 @@ class HeadOutOfRange(KVRefError):
     """A key-value head the cache does not have."""
 
 
+class TokenOutOfRange(KVRefError):
+    """A token that the vocabulary does not have."""
+
+
 class SlotOutOfRange(KVRefError):
     """A slot past the end of the store."""
 

@@ -1,0 +1,161 @@
+"""An engine in little: a canary run over a paged cache. What whole engines are judged beside.
+
+`Model` computes, and everything it computes goes through the cache. `Engine` keeps sessions: the tokens of each, to say what it
+is and to begin it anew where the cache cannot be edited.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvref.attention import attention
+from kvref.backend import Backend, reference
+from kvref.canary.shape import EPSILON, Canary
+from kvref.canary.weights import weights
+from kvref.errors import CapacityExceeded, PositionOutOfRange, SequenceNotFound, TokenOutOfRange, in_range, integer
+from kvref.paged import PagedCache, PagedConfig
+
+Floats = NDArray[Any]
+
+
+class Model:
+    """A Llama without an MLP, whose MLP of zeros a canary does not need. Greedy: it says the token with the largest logit."""
+
+    def __init__(self, canary: Canary, cache: PagedCache, backend: Backend = reference) -> None:
+        self.canary, self.cache, self._backend, self._weights = canary, cache, backend, weights(canary)
+
+    def step(self, sequence: int, tokens: Sequence[int]) -> int:
+        """Write tokens behind those that the sequence has; what comes next. Raises OutOfBlocks."""
+        start = self.cache.length(sequence, 0)
+        self.cache.ensure_capacity(sequence, start + len(tokens))  # of all layers or none
+        stream: Floats = self._weights["model.embed_tokens.weight"][list(tokens)]
+        for layer in range(self.canary.num_layers):
+            given = self._normed(stream, f"model.layers.{layer}.input_layernorm.weight")
+            query, key, value = (self._heads(given, f"model.layers.{layer}.self_attn.{each}_proj.weight") for each in "qkv")
+            query, key = self._turned(query, start), self._turned(key, start)
+            self.cache.write(sequence, layer, start, self._backend.asarray(key), self._backend.asarray(value))
+            read = self._attended(sequence, layer, query, start).reshape(len(tokens), -1)
+            stream = stream + read @ self._weights[f"model.layers.{layer}.self_attn.o_proj.weight"].T
+        logits = self._normed(stream[-1:], "model.norm.weight") @ self._weights["lm_head.weight"].T
+        return int(logits.argmax())
+
+    def _normed(self, stream: Floats, weight: str) -> Floats:
+        length = np.sqrt((stream**2).mean(axis=1, keepdims=True) + np.float32(EPSILON))
+        return np.asarray(stream / length * self._weights[weight])
+
+    def _heads(self, given: Floats, weight: str) -> Floats:
+        """[tokens, heads, head_dim]"""
+        return (given @ self._weights[weight].T).reshape(len(given), -1, self.canary.head_dim)
+
+    def _turned(self, heads: Floats, start: int) -> Floats:
+        """Rotary positions: numbers i and i + head_dim / 2 of a head turn by position * theta ** (-2 i / head_dim) (RoPE)."""
+        angle = np.arange(start, start + len(heads))[:, None] * self.canary.frequencies
+        cos, sin = (part[:, None].astype(np.float32) for part in (np.cos(angle), np.sin(angle)))
+        first, second = np.split(heads, 2, axis=-1)
+        return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+
+    def _attended(self, sequence: int, layer: int, query: Floats, start: int) -> Floats:
+        """Where a window is set each query sees its last tokens alone."""
+        window, on = self.canary.windows[layer], self._backend
+        if window is None:
+            return np.asarray(on.to_numpy(self.cache.attend(sequence, layer, on.asarray(query), causal=True)))
+        seen = [range(max(0, position - window + 1), position + 1) for position in range(start, start + len(query))]
+        read = [self.cache.read(sequence, layer, positions) for positions in seen]
+        alone = [on.asarray(query[number : number + 1]) for number in range(len(query))]
+        return np.concatenate([on.to_numpy(attention(one, *pair, backend=on)) for one, pair in zip(alone, read, strict=True)])
+
+
+class Engine:
+    """Sessions of a canary, numbered from 0. A session holds at most `context` tokens; all of them share the cache's blocks."""
+
+    def __init__(self, canary: Canary, num_blocks: int, block_size: int = 16, backend: Backend = reference) -> None:
+        sizes = (num_blocks, canary.num_layers, canary.num_kv_heads, canary.head_dim, block_size)
+        self.canary, self.cache = canary, PagedCache(PagedConfig(*sizes), backend)
+        self._model = Model(canary, self.cache, backend)
+        self._tokens: dict[int, list[int]] = {}
+        self._next: dict[int, int] = {}  # by session, what comes behind its last token
+        self._sequence: dict[int, int] = {}
+        self._opened = 0
+
+    def open(self) -> int:
+        """A new session of no tokens."""
+        session, self._opened = self._opened, self._opened + 1
+        self._tokens[session], self._sequence[session] = [], self.cache.create()
+        return session
+
+    def close(self, session: int) -> None:
+        """Forget it. Raises SequenceNotFound, as all that take a session do."""
+        self.cache.drop(self._sequence.pop(self._known(session)))
+        del self._tokens[session]
+        self._next.pop(session, None)
+
+    def length(self, session: int) -> int:
+        """Tokens told and said."""
+        return len(self._tokens[self._known(session)])
+
+    def extend(self, session: int, tokens: Sequence[int]) -> None:
+        """Tell it tokens. Raises TokenOutOfRange, CapacityExceeded past the context, OutOfBlocks; then none of them is told."""
+        told = self._tokens[self._known(session)]
+        given = [in_range(token, self.canary.vocabulary, TokenOutOfRange, "token") for token in tokens]
+        if len(told) + len(given) > self.canary.context:
+            raise CapacityExceeded(f"tokens: expected at most {self.canary.context - len(told)} more, got {len(given)}")
+        if given:
+            self._next[session] = self._model.step(self._sequence[session], given)
+            told += given
+
+    def generate(self, session: int, count: int) -> list[int]:
+        """Say `count` tokens, each the likeliest behind those before it: fewer where the context ends.
+
+        Raises PositionOutOfRange for a session of no tokens, behind which nothing can come, and for a negative count. Where the
+        blocks run out it raises OutOfBlocks, and the session is as before.
+        """
+        told = self._tokens[self._known(session)]
+        count = min(in_range(count, None, PositionOutOfRange, "count"), self.canary.context - len(told))
+        if not told:
+            raise PositionOutOfRange("generate: expected a session of at least one token, got one of none")
+        self.cache.ensure_capacity(self._sequence[session], len(told) + count)
+        start = len(told)
+        for _ in range(count):
+            self.extend(session, [self._next[session]])
+        return told[start:]
+
+    def fork(self, session: int) -> int:
+        """A new session that is as this one is, and goes on by itself. Raises OutOfBlocks."""
+        return self._begun(self._tokens[self._known(session)])
+
+    def truncate(self, session: int, length: int) -> None:
+        """Forget all but the first `length` tokens. Raises PositionOutOfRange for more than there are."""
+        told = self._tokens[self._known(session)]
+        length = in_range(length, len(told) + 1, PositionOutOfRange, "length")
+        self._become(session, told[:length])
+
+    def remove(self, session: int, start: int, stop: int) -> None:
+        """Forget tokens start .. stop; those behind them move up. Raises PositionOutOfRange."""
+        told = self._tokens[self._known(session)]
+        stop = in_range(stop, len(told) + 1, PositionOutOfRange, "stop")
+        start = in_range(start, stop + 1, PositionOutOfRange, "start")
+        self._become(session, told[:start] + told[stop:])
+
+    def _known(self, session: int) -> int:
+        number = integer(session)
+        if number is None or number not in self._tokens:
+            raise SequenceNotFound(f"session: expected one that was opened and not closed, got {session!r}")
+        return number
+
+    def _begun(self, tokens: Sequence[int]) -> int:
+        """A new session that was told these tokens, or none and what that raised."""
+        session = self.open()
+        try:
+            self.extend(session, tokens)
+        except Exception:
+            self.close(session)
+            raise
+        return session
+
+    def _become(self, session: int, tokens: list[int]) -> None:
+        """Begin a session anew with other tokens, fewer than it had: in the blocks it held."""
+        self.close(session)
+        self._tokens[session], self._sequence[session] = [], self.cache.create()
+        self.extend(session, tokens)
