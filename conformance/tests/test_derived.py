@@ -1,0 +1,87 @@
+"""Operations made of others: what they do, where they do not reach, and that no way that leads nowhere is told of."""
+
+import numpy as np
+import pytest
+from restricted import Restricted
+
+import kvref
+from kvref_conformance.judging.judge import Judge, select, verdict_of
+from kvref_conformance.outcome import Broken, Declined, NotOffered
+
+SIZES = {"num_blocks": 4, "block_size": 2, "num_kv_heads": 1, "head_dim": 3, "dtype": "float32"}
+STEPS = [f"paged.{name}" for name in ("create", "drop", "append_step", "gather")]
+TOKEN = np.ones((1, 1, 3), np.float32)
+
+
+def behind(made):
+    """kvref's caches, with a paged one of another's making."""
+    implementation = Restricted(families=())
+    implementation.paged = made
+    return implementation
+
+
+def begun(implementation, num_layers=1):
+    """A subject, and a paged cache of it."""
+    subject = Judge(implementation).begin_family("paged")
+    return subject, subject.new("paged", num_layers=num_layers, **SIZES)
+
+
+def test_a_way_that_does_not_reach_is_not_told_of():
+    subject, cache = begun(Restricted(operations=["paged.create", "paged.block_table"], families=["paged"]))
+    with pytest.raises(NotOffered, match="slots outside the blocks"):
+        cache.slot_mapping(cache.create(), 0, 0, 1)
+    assert subject.through == {}
+
+
+class Cache:
+    """Of four methods, so that whatever else there is stands in a class of its own."""
+
+    def __init__(self, **config):
+        cache = kvref.PagedCache(kvref.PagedConfig(**config))
+        self.create, self.write, self.read, self.length = cache.create, cache.write, cache.read, cache.length
+
+
+class Counts(Cache):
+    gather = 3  # of calls, say
+
+
+def test_what_cannot_be_called_is_something_else_of_the_same_name():
+    subject, cache = begun(behind(Counts))
+    sequence = cache.create()
+    cache.write(sequence, 0, 0, TOKEN, TOKEN)
+    assert np.array_equal(cache.gather(sequence, 0)[0], TOKEN)
+    assert subject.through == {"paged.gather": "paged.gather through length and read"}
+    with pytest.raises(Declined):
+        cache.as_is("gather", sequence, 0)
+
+
+def test_slots_that_are_never_refused_end_with_the_pool():
+    class Endless(Cache):
+        def slot_mapping(self, sequence, layer, start, count):
+            assert start < 100, "asked on and on"
+            return [start]
+
+    _, cache = begun(behind(Endless))
+    with pytest.raises(Broken, match="PositionOutOfRange past the last block of the pool") as broken:
+        cache.block_table(cache.create(), 0)
+    assert broken.value.clause == "PAGED-06"
+
+
+def test_a_cache_of_steps_alone_is_judged_in_one_layer(monkeypatch):
+    steps, step = Restricted({"num_layers": 1}, STEPS, ["paged"]), kvref.PagedCache.append_step
+
+    def verdict(clause):
+        ((_, checks),) = select(clause, "paged").items()
+        return verdict_of(Judge(steps).clause([check for check in checks if check.run]))
+
+    shown = ("LAW-04", "LAW-05", "PAGED-01", "PAGED-03", "PAGED-07")
+    assert {verdict(clause) for clause in shown} == {"passed"}
+    monkeypatch.setattr(kvref.PagedCache, "append_step", lambda self, ids, keys, values: step(self, ids, keys, values * 2))
+    assert verdict("LAW-04") == "failed"
+
+
+@pytest.mark.parametrize(("num_layers", "layer"), [(2, 0), (1, 1)])
+def test_a_step_is_no_append_to_one_layer_of_several(num_layers, layer):
+    _, cache = begun(Restricted(operations=["paged.create", "paged.append_step"], families=["paged"]), num_layers)
+    with pytest.raises(NotOffered, match="where a step goes to all"):
+        cache.append([cache.create()], layer, TOKEN, TOKEN)
