@@ -117,3 +117,11 @@ def test_a_cache_of_steps_alone_is_judged_in_one_layer():
     assert "failed" not in found.values()
     for clause in ("QUANT-02", "QUANT-03", "QUANT-05", "QUANT-06", "LAW-04"):
         assert failing(quantized(**steps | {"append_step": quieter}), clause), clause
+
+
+def test_what_passes_the_end_of_a_narrow_float_is_kept_as_it_was_handed_in():
+    subject = Judge(Restricted({"dtype": ["float16"]}, families=("kernels",))).begin_family("kernels")
+    store, rows = np.zeros((2, 1, 1), np.float32), np.float32([[[1e38]], [[0.1]]])
+    subject.new("kernels").scatter(store, [0, 1], rows)
+    given = subject.conversation[-1].request.args["new"]
+    assert given.ravel().tolist() == [np.inf, 0.0999755859375]  # which no float16 is nearer to 0.1 than

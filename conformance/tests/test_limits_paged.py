@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 from restricted import KERNELS, Restricted
 from surfaces.append_only import AppendOnly
+from surfaces.errors import ConfigError
 from surfaces.one_table import Cache, OneTable
 
 from kvref_conformance.judging.asked import Effort
 from kvref_conformance.judging.judge import Judge, select, verdict_of
+from kvref_conformance.limits import Limits
 from kvref_conformance.oracle.attention import rounding
 from kvref_conformance.oracle.elements import MAX, round_to
 
@@ -67,6 +69,23 @@ class DroppedBlocksAreSharedOut(Cache):
 def test_a_wrong_table_for_all_layers_is_noticed(cache, monkeypatch):
     monkeypatch.setattr(OneTable, "paged", cache)
     assert verdicts(OneTable(), "PAGED")["PAGED-13"] == "failed"
+
+
+@pytest.mark.parametrize("own", [[16], {"multiple_of": 16}, {"most": 9}], ids=str)
+def test_limits_of_blocks_are_of_its_own_where_one_stands_for_all_layers(own, monkeypatch):
+    allowed = Limits({"num_blocks": own}).of("paged", "num_blocks")
+
+    class Few(Cache):
+        def __init__(self, num_blocks, **sizes):
+            if not allowed.allows(num_blocks):
+                raise ConfigError(f"num_blocks: expected {allowed}, got {num_blocks}")
+            super().__init__(num_blocks, **sizes)
+
+    monkeypatch.setattr(OneTable, "paged", Few)
+    monkeypatch.setattr(OneTable, "limits", {"one_block_table": True, "num_blocks": own})
+    found = verdicts(OneTable(), "PAGED")
+    assert "failed" not in found.values()
+    assert {found[clause] for clause in ("PAGED-01", "PAGED-02", "PAGED-07", "PAGED-13")} == {"passed"}
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
