@@ -44,6 +44,9 @@ class Nothing:
     def asarray(self, values): return values
     def to_numpy(self, array): return array
 
+class Misspelt(Nothing):
+    def page(self, **config): return None
+
 class Sloppy(Nothing):
     level = "roughly"
 

@@ -1,13 +1,17 @@
 """Declared limits: what they may say, that every clause is judged within them, and that what they promise is held."""
 
+import numpy as np
 import pytest
 from restricted import LIMITS, Restricted
 
+from kvref_conformance.checking.setup import new
 from kvref_conformance.families import all_families
+from kvref_conformance.implementations import checked
 from kvref_conformance.judging.asked import Effort
 from kvref_conformance.judging.judge import Judge, select, verdict_of
-from kvref_conformance.limits import Limits, LimitsError
+from kvref_conformance.limits import Limit, Limits, LimitsError
 from kvref_conformance.oracle.witness import MADE
+from kvref_conformance.outcome import CannotRun, NotOffered
 
 TWO_TOKENS = {"LAW-06": "tokens 2, where its limits say at most 1"}
 NEGATIVE = "negative integers, which its types do not have"
@@ -135,6 +139,27 @@ def test_the_nearest_allowed_value():
     assert Limits().nearest("paged", "head_dim", 5) == 5
 
 
+def test_as_many_tokens_at_once_as_are_taken():
+    def at_most(declared, *wanted):
+        return [Limits({"tokens": declared}).of("paged", "tokens").at_most(each) for each in wanted]
+
+    assert at_most([1, 4], 11, 4, 3, 1, 0) == [4, 4, 1, 1, None]
+    assert at_most({"least": 1, "most": 4}, 11, 3, 1, 0) == [4, 3, 1, None]
+    assert Limit(least=3, multiple_of=2).at_most(5) == 4
+    assert Limit(least=3, multiple_of=2).at_most(3) is None
+
+
+def test_more_tokens_than_are_taken_at_once_are_handed_in_as_the_fewest_pieces():
+    subject = Judge(Restricted({"tokens": [1, 4]}, families=["contiguous"])).begin_family("contiguous")
+    cache = new(subject, "contiguous")
+    keys, values = np.random.default_rng(0).normal(size=(2, cache.config["batch_size"], 2, 11, 5)).astype(np.float32)
+    cache.append(keys, values)
+    assert [each.request.args["keys"].shape[2] for each in subject.conversation[1:]] == [4, 4, 1, 1, 1]
+    assert np.array_equal(cache.read(), [keys, values])
+    with pytest.raises(NotOffered, match="0 tokens, where its limits say 1 or 4"):
+        cache.append(keys[:, :, :0], values[:, :, :0])
+
+
 def test_what_holds_others_is_made_large_enough():
     family = all_families()["tiered"]
     sizes = Limits({"tail_length": 32, "warm_length": {"least": 8}}).sizes(family, family.small)
@@ -187,6 +212,29 @@ def test_limits_that_say_nothing_or_contradict_themselves(declared, message):
         Limits(declared)
     assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("dtype", [{"dtype": ["float16"]}, {"paged": {"dtype": ["float16", "bfloat16"]}}])
+def test_a_dtype_that_is_none_of_the_formats_is_refused(dtype):
+    with pytest.raises(CannotRun, match=r"^mine: limits: dtype: float16.* is none of its formats, which are int8, float32$"):
+        checked("mine", Restricted(dtype, formats=["int8", "float32"]))
+    assert checked("mine", Restricted(dtype, formats=["float32", "float16"]))
+    assert checked("mine", Restricted(dtype, formats=["int8"]))  # of codes alone: arrays are handed in as is said
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no device")])
+def test_limits_that_cannot_be_asked_for_are_not_none(error):
+    class Raises(Restricted):
+        @property
+        def limits(self):
+            raise error
+
+        @limits.setter
+        def limits(self, _):
+            pass
+
+    with pytest.raises(CannotRun, match=f"^mine: limits: {type(error).__name__}: no device$"):
+        checked("mine", Raises())
 
 
 def test_they_cost_one_line_before_anything_runs(kvref, tmp_path):
