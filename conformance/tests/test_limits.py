@@ -222,7 +222,7 @@ def test_a_dtype_that_is_none_of_the_formats_is_refused(dtype):
     assert checked("mine", Restricted(dtype, formats=["int8"]))  # of codes alone: arrays are handed in as is said
 
 
-@pytest.mark.parametrize("error", [RuntimeError("no device")])
+@pytest.mark.parametrize("error", [RuntimeError("no device"), AttributeError("no device")])
 def test_limits_that_cannot_be_asked_for_are_not_none(error):
     class Raises(Restricted):
         @property

@@ -114,7 +114,10 @@ def checked(name: str, implementation: Any) -> Implementation:
     if unknown:
         raise CannotRun(f"{name}: formats must be of {', '.join(FORMATS)}, got {unknown[0]!r}")
     try:
-        limits = Limits(getattr(implementation, "limits", None))
+        declares = hasattr(type(implementation), "limits") or hasattr(implementation, "limits")
+        limits = Limits(
+            implementation.limits if declares else None
+        )  # an AttributeError of theirs does not say that there are none
     except LimitsError as error:
         raise CannotRun(f"{name}: {error}") from None
     except Exception as error:  # a property of theirs
