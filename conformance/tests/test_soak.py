@@ -74,7 +74,9 @@ def test_one_that_ends_its_process_is_a_failure(kvref, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("numpy", "--minutes", "0"), "--minutes: expected a number above 0, got 0"),
+        (("numpy", "--minutes", "0"), "--minutes: expected a finite number above 0, got 0"),
+        (("numpy", "--minutes", "inf"), "--minutes: expected a finite number above 0, got inf"),
+        (("numpy", "--minutes", "nan"), "--minutes: expected a finite number above 0, got nan"),
         (("numpy", "--seed", "-1"), "--seed: expected an integer of at least 0, got -1"),
         (("numpy", "--family", "rows"), "--family: expected one of contiguous, paged, quantized, tiered, pooled, got 'rows'"),
         (("mine:OnlyKernels",), "nothing to soak, it does not offer contiguous or paged or quantized or tiered or pooled"),

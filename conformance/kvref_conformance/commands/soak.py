@@ -31,7 +31,7 @@ def soak_implementation(options: argparse.Namespace) -> int:
     if options.name is None:
         raise CannotRun("expected a NAME or --exec COMMAND: what is to be judged (kvref list shows what there is)")
     if not 0 < options.minutes < math.inf:
-        raise CannotRun(f"--minutes: expected a number above 0, got {options.minutes:g}")
+        raise CannotRun(f"--minutes: expected a finite number above 0, got {options.minutes:g}")
     if options.seed < 0:
         raise CannotRun(f"--seed: expected an integer of at least 0, got {options.seed}")
     if options.family is not None and options.family not in served():
