@@ -110,7 +110,7 @@ def shortened(judge: Judge, family: str, events: Sequence[Event], broken: Broken
             return time.monotonic() < until and again(judge, family, sizes, fewer, until)[1] is not None
 
         for kept in suspects:
-            some = without(events, lambda number, kept=kept: number not in kept)  # type: ignore[misc]
+            some = without(events, (set(numbers) - kept).__contains__)
             for candidate in (brief(some), prefilled(some), some):
                 if breaks(candidate):
                     conversation, seen = again(judge, family, sizes, fewest(candidate, breaks), until + SECONDS, keep=True)
