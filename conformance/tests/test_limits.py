@@ -8,7 +8,7 @@ from kvref_conformance.checking.setup import new
 from kvref_conformance.families import all_families
 from kvref_conformance.implementations import checked
 from kvref_conformance.judging.asked import Effort
-from kvref_conformance.judging.judge import Judge, select, verdict_of
+from kvref_conformance.judging.judge import Failure, Judge, select, verdict_of
 from kvref_conformance.limits import Limit, Limits, LimitsError
 from kvref_conformance.oracle.witness import MADE
 from kvref_conformance.outcome import CannotRun, NotOffered
@@ -69,6 +69,26 @@ def test_no_sequence_of_calls_is_a_false_alarm_within_limits(limit):
     for family in concerned(limit):
         if all_families()[family].machine:
             assert judge.search(family).findings == {}, family
+
+
+SIZE = {
+    "contiguous": "max_seq_len",
+    "paged": "num_blocks",
+    "quantized": "capacity",
+    "tiered": "max_tokens",
+    "pooled": "max_tokens",
+}
+
+
+@pytest.mark.parametrize("most", [1, 4, 7])
+@pytest.mark.parametrize("family", SIZE)
+def test_a_cache_too_small_for_a_check_is_not_called_wrong(family, most):
+    judge, found = Judge(Restricted({SIZE[family]: {"most": most}}, families=[family])), {}
+    for clause, checks in select(family=family).items():
+        if clause.id != "LAW-18":
+            found[clause.id] = [judge.ask_about(check) for check in checks if check.run and not check.slow]
+    assert [each for said in found.values() for each in said if isinstance(each, Failure)] == []
+    assert all(outcome.missing for outcome in found["LAW-09"])  # a law that takes 11 tokens
 
 
 PROMISING = """

@@ -50,6 +50,13 @@ def made(subject: Subject, family: str, **config: Any) -> Handle:
         raise Broken(f"{family}.new", MADE, got, "LAW-12", said.where) from error
 
 
+def at_least(cache: Handle, **sizes: int) -> None:
+    """Raises NotOffered where its limits left a cache less than a check needs."""
+    for name, size in sizes.items():
+        if cache.config[name] < size:
+            raise NotOffered(f"{name} {size}, where its limits leave {cache.config[name]}")
+
+
 def takes(subject: Subject, name: str, value: Any) -> bool:
     """Whether a size or format of the check's family may be this: offered, and within its limits."""
     if not isinstance(value, str):

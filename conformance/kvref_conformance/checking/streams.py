@@ -36,6 +36,7 @@ class Stream(ABC):
         self.subject = subject
         self.cache: Handle = new(subject, self.family, **changes)
         self.config = self.cache.config
+        self.taken = 0  # tokens since it was made, or emptied
 
     def fresh(self, **changes: Any) -> "Stream":
         """One of another cache."""
@@ -54,9 +55,14 @@ class Stream(ABC):
         self.cache.append(keys, values)
 
     def append(self, keys: NDArray, values: NDArray) -> None:
-        if self.subject.limits.declared and len(keys) > self.room():
-            raise NotOffered(f"room for {len(keys)} tokens, where its limits leave {self.room()}")
+        self.need_room(len(keys))
         self.give(self.laid_out(keys), self.laid_out(values))
+        self.taken += len(keys)
+
+    def need_room(self, count: int) -> None:
+        """Raises NotOffered where its limits leave no room for so many tokens more: by our own count, for its may be wrong."""
+        if self.subject.limits.declared and (wanted := self.taken + count) > self.room():
+            raise NotOffered(f"room for {wanted} tokens, where its limits leave {self.room()}")
 
     def __len__(self) -> int:
         with self.subject.looking():
@@ -72,6 +78,7 @@ class Stream(ABC):
     def forget(self) -> None:
         """Give every token back."""
         self.cache.clear()
+        self.taken = 0
 
     def expected(self, keys: NDArray, values: NDArray) -> tuple[Reads, Reads]:
         """What the appended tokens read back as, by the oracle, while none is evicted."""

@@ -8,7 +8,7 @@ import numpy as np
 from kvref_conformance.arrays import NDArray
 from kvref_conformance.checking.expect import equal, pair, raises, same, shaped
 from kvref_conformance.checking.registry import check
-from kvref_conformance.checking.setup import batch_major, formats_of, new, tokens
+from kvref_conformance.checking.setup import at_least, batch_major, formats_of, new, tokens
 from kvref_conformance.checking.streams import same_observables
 from kvref_conformance.conversation.calls import writable
 from kvref_conformance.conversation.handle import Handle
@@ -33,6 +33,7 @@ def rows(subject: Subject, cache: Handle, count: int) -> Pair:
 
 def filled(subject: Subject, count: int, **config: Any) -> tuple[Handle, NDArray, NDArray]:
     cache = new(subject, "contiguous", **config)
+    at_least(cache, max_seq_len=count)
     keys, values = rows(subject, cache, count)
     cache.append(keys, values)
     return cache, keys, values
@@ -277,6 +278,7 @@ def values_are_stored_in_the_caches_dtype(subject: Subject) -> None:
 def sequences_of_a_batch_are_independent(subject: Subject) -> None:
     subject.need(batch_size=2)
     cache, keys, values = filled(subject, 4, batch_size=3)
+    at_least(cache, max_seq_len=7)
     more = rows(subject, cache, 3)
     more[0][1], more[1][1] = 0, 0  # the second sequence's tokens are zero
     cache.append(*more)

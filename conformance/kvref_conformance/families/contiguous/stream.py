@@ -32,6 +32,7 @@ class ContiguousStream(Stream):
 
     def forget(self) -> None:
         self.cache.reset()
+        self.taken = 0
 
     def numbers(self) -> Iterable[tuple[str, Any]]:
         return self.attributes("capacity")

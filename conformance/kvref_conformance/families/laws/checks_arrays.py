@@ -17,7 +17,9 @@ from kvref_conformance.outcome import NotOffered
 def what_is_handed_in_is_left_alone(stream: Stream) -> None:
     subject = stream.subject
     subject.in_this_process()
-    keys, values = (stream.laid_out(part) for part in pair_of_tokens(subject, subject.size("tokens", 5)))
+    given = pair_of_tokens(subject, subject.size("tokens", 5))
+    stream.need_room(len(given[0]))
+    keys, values = (stream.laid_out(part) for part in given)
     own_keys, own_values = subject.own(keys), subject.own(values)
     stream.give(own_keys, own_values)
     same(subject.numpy(own_keys.array), keys, "keys, after they were appended")

@@ -84,6 +84,7 @@ def two_streams_can_take_turns(stream: Stream) -> None:
 def an_array_changed_afterwards_changes_nothing(stream: Stream) -> None:
     stream.subject.in_this_process()
     keys, values = pair_of_tokens(stream.subject, stream.subject.size("tokens", MANY))
+    stream.need_room(len(keys))
     own_keys, own_values = (stream.subject.own(stream.laid_out(part)) for part in (keys, values))
     stream.give(own_keys, own_values)
     own_keys.fill(77.0)
@@ -149,5 +150,6 @@ def inputs_may_be_views(stream: Stream) -> None:
 
     for view in (strided, transposed):
         fresh, (keys, values) = stream.fresh(), pair_of_tokens(subject, subject.size("tokens", MANY))
+        fresh.need_room(len(keys))
         fresh.give(view(fresh.laid_out(keys)), view(fresh.laid_out(values)))
         reads(stream.subject, fresh.read(), fresh.expected(keys, values), f"tokens given as {view.__name__} views")

@@ -30,7 +30,7 @@ class PagedStream(Stream):
     def beside(self, sequence: int, layer: int) -> "PagedStream":
         """Another sequence or layer of the same cache."""
         other = copy(self)
-        other.sequence, other.layer = sequence, layer
+        other.sequence, other.layer, other.taken = sequence, layer, 0
         return other
 
     def another(self) -> "PagedStream":
@@ -59,7 +59,7 @@ class PagedStream(Stream):
 
     def forget(self) -> None:
         self.cache.drop(self.sequence)
-        self.sequence = self.cache.create()
+        self.sequence, self.taken = self.cache.create(), 0
 
     def numbers(self) -> Iterable[tuple[str, Any]]:
         yield from self.attributes("num_free_blocks", "utilization")

@@ -8,7 +8,7 @@ import numpy as np
 from kvref_conformance.arrays import NDArray
 from kvref_conformance.checking.expect import equal, pair, raises, reads, same, true, within
 from kvref_conformance.checking.registry import check
-from kvref_conformance.checking.setup import formats_of, held, new, pair_of_tokens
+from kvref_conformance.checking.setup import at_least, formats_of, held, new, pair_of_tokens
 from kvref_conformance.checking.streams import Stream, filled
 from kvref_conformance.conversation.handle import Handle
 from kvref_conformance.conversation.subject import Subject
@@ -52,7 +52,7 @@ def tokens_that_do_not_all_fit_are_not_appended(subject: Subject) -> None:
         stream, keys, values = filled(QuantizedStream(subject, format=name), 3)
         before = lengths(stream.cache)
         with raises("CapacityExceeded"):
-            stream.append(*pair_of_tokens(subject, stream.config["capacity"] - 2))  # one less would fit
+            stream.give(*pair_of_tokens(subject, stream.config["capacity"] - 2))  # one less would fit
         equal(lengths(stream.cache), before, "lengths after tokens that did not fit")
         reads_back(stream, keys, values, f"3 {name} tokens")
 
@@ -60,6 +60,7 @@ def tokens_that_do_not_all_fit_are_not_appended(subject: Subject) -> None:
 @check("QUANT-01", "quantized")
 def a_step_appends_to_every_layer(subject: Subject) -> None:
     cache = new(subject, "quantized")
+    at_least(cache, capacity=3)
     layers = cache.config["num_layers"]
     steps = [pair_of_tokens(subject, layers) for _ in range(3)]
     for keys, values in steps:
@@ -77,7 +78,7 @@ def a_full_layer_raises(subject: Subject) -> None:
     stream = QuantizedStream(subject, capacity=4)
     _, keys, values = filled(stream, stream.config["capacity"])
     with raises("CapacityExceeded"):
-        stream.append(*pair_of_tokens(subject, 1))
+        stream.give(*pair_of_tokens(subject, 1))
     reads_back(stream, keys, values, "a full layer after one token more was refused")
 
 

@@ -3,7 +3,7 @@
 from kvref_conformance.checking.attending import even, exact, queries
 from kvref_conformance.checking.expect import within
 from kvref_conformance.checking.registry import check
-from kvref_conformance.checking.setup import new, pair_of_tokens
+from kvref_conformance.checking.setup import at_least, new, pair_of_tokens
 from kvref_conformance.conversation.subject import Subject
 
 
@@ -11,6 +11,7 @@ from kvref_conformance.conversation.subject import Subject
 def attention_over_codes_is_over_what_they_read_as(subject: Subject) -> None:
     for name in subject.formats("int8", "float8_e4m3fn", "float8_e5m2"):
         cache = new(subject, "quantized", format=name)
+        at_least(cache, capacity=7)
         layers = cache.config["num_layers"]
         for _ in range(7):
             cache.append_step(*pair_of_tokens(subject, layers))

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from kvref_conformance.checking.expect import equal, pair, raises, reads
 from kvref_conformance.checking.integers import Seen, Typed, the_same_in_any_type
 from kvref_conformance.checking.registry import check
-from kvref_conformance.checking.setup import formats_of, new, pair_of_tokens
+from kvref_conformance.checking.setup import at_least, formats_of, new, pair_of_tokens
 from kvref_conformance.checking.streams import MANY, filled
 from kvref_conformance.conversation.handle import Handle
 from kvref_conformance.conversation.subject import Subject
@@ -16,6 +16,7 @@ from kvref_conformance.oracle.formats import SYMMETRIC
 def stepped(subject: Subject, steps: int, **config: str) -> Handle:
     """A cache after so many steps."""
     cache = new(subject, "quantized", **config)
+    at_least(cache, capacity=steps)
     for _ in range(steps):
         cache.append_step(*pair_of_tokens(subject, cache.config["num_layers"]))
     return cache
@@ -37,7 +38,7 @@ def tokens_go_to_a_layer_all_or_none(subject: Subject) -> None:
     stream, _, _ = filled(QuantizedStream(subject, capacity=4), 2)
     first = stream.read()
     with raises("CapacityExceeded"):
-        stream.append(*pair_of_tokens(subject, stream.config["capacity"] - 1))  # one less would fit
+        stream.give(*pair_of_tokens(subject, stream.config["capacity"] - 1))  # one less would fit
     equal(len(stream), 2, "length after tokens of which some did not fit")
     pair(stream.read(), first, "tokens before some that did not fit")
 
@@ -59,6 +60,7 @@ def tokens_are_read_whatever_they_are_named_in(subject: Subject) -> None:
 
     def script(typed: Typed) -> Iterator[Seen]:
         cache = typed.new("quantized", capacity=100)
+        at_least(cache, capacity=len(steps))
         for step in steps:
             cache.append_step(*step)
         yield f"length of layer {layer}", typed.call(cache, "length", layer)

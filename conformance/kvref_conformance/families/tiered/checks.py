@@ -7,7 +7,7 @@ import numpy as np
 
 from kvref_conformance.checking.expect import equal, pair, raises, reads, same, true
 from kvref_conformance.checking.registry import check
-from kvref_conformance.checking.setup import fitted, formats_of, made, new, pair_of_tokens, takes, tokens
+from kvref_conformance.checking.setup import at_least, fitted, formats_of, made, new, pair_of_tokens, takes, tokens
 from kvref_conformance.conversation.handle import Handle
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families import all_families
@@ -82,6 +82,7 @@ def the_newest_tokens_are_in_the_tail(subject: Subject) -> None:
 def tokens_are_quantized_once_from_what_the_tail_held(subject: Subject) -> None:
     for name in formats_of(subject, "store_format", "q8", "q4"):
         cache, tiers = both(subject, store_format=name)
+        at_least(cache, max_tokens=10)  # so that not all that is stored first is evicted
         append(subject, cache, tiers, 6)
         before, stored = cache.read(), tiers.count("store")
         for _ in range(5):

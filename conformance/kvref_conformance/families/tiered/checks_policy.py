@@ -6,7 +6,7 @@ import numpy as np
 
 from kvref_conformance.checking.expect import equal, pair, raises, reads, true
 from kvref_conformance.checking.registry import check
-from kvref_conformance.checking.setup import formats_of, new, pair_of_tokens, takes
+from kvref_conformance.checking.setup import at_least, formats_of, new, pair_of_tokens, takes
 from kvref_conformance.conversation.drivers.guard import data_bytes
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families.tiered.checks import agree, allowed, append, both, change, tail_of, two_stores
@@ -32,6 +32,7 @@ def a_shorter_tail_migrates_at_once(subject: Subject) -> None:
 def a_longer_tail_fills_with_new_tokens(subject: Subject) -> None:
     allowed(subject, tail_length=5)
     cache, tiers = both(subject, tail_length=2)
+    at_least(cache, max_tokens=5)
     append(subject, cache, tiers, 5)
     change(cache, tiers, tail_length=5)
     agree(subject, cache, tiers, "after the tail was lengthened")
@@ -44,6 +45,7 @@ def a_longer_tail_fills_with_new_tokens(subject: Subject) -> None:
 def a_new_format_is_for_tokens_that_migrate_later(subject: Subject) -> None:
     q4, q8 = two_stores(subject)
     cache, tiers = both(subject, store_format=q4)
+    at_least(cache, max_tokens=6)  # a tail and a warm tier
     append(subject, cache, tiers, 7)
     change(cache, tiers, store_format=q8)
     agree(subject, cache, tiers, "after the store's format changed")
@@ -157,6 +159,7 @@ def store_only_quantizes_the_input_itself(subject: Subject) -> None:
     allowed(subject, tail_length=0, warm_length=0)
     for name in formats_of(subject, "store_format", "q8", "q4"):
         cache, (keys, values) = new(subject, "tiered", tail_length=0, store_format=name), pair_of_tokens(subject, 7)
+        at_least(cache, max_tokens=7)
         cache.append(keys, values)
         want = [stacked(through(given(token), name) for token in part) for part in (keys, values)]
         reads(subject, cache.read(), (want[0], want[1]), f"a cache that is all {name} store")
@@ -168,6 +171,7 @@ def a_store_of_head_rows_scales_each_head(subject: Subject) -> None:
     """A store may hold the formats of the quantized cache too, where it has them."""
     allowed(subject, tail_length=0, warm_length=0)
     cache, (keys, values) = new(subject, "tiered", tail_length=0), pair_of_tokens(subject, 5)
+    at_least(cache, max_tokens=5)
     try:
         cache.update_policy(store_format="int8")
     except Exception as error:

@@ -4,7 +4,7 @@ import numpy as np
 
 from kvref_conformance.checking.expect import equal, may_raise, raises, reads
 from kvref_conformance.checking.registry import check
-from kvref_conformance.checking.setup import formats_of, held, new, pair_of_tokens
+from kvref_conformance.checking.setup import at_least, formats_of, held, new, pair_of_tokens
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families.tiered.checks import agree, append, both, tail_of, two_stores
 from kvref_conformance.families.tiered.stream import TieredStream
@@ -34,6 +34,7 @@ def a_token_no_store_can_hold_is_refused_at_append(subject: Subject) -> None:
     wide[0, 0, 0], wide[0, -1, -1] = 3e38, -3e38  # each is finite, their distance is not
     for tail in (4, 0):
         cache, tiers = both(subject, tail_dtype=tail_of(subject, "float32", "bfloat16"), tail_length=tail)
+        at_least(cache, max_tokens=7)
         append(subject, cache, tiers, 6)
         with raises("NonFinite"):
             cache.append(wide, wide)
@@ -64,6 +65,7 @@ def what_was_taken_can_move_on(subject: Subject) -> None:
         for warm in formats_of(subject, "warm_format", "q8", "int8"):
             sizes = {"tail_dtype": tail_of(subject, "float32", "bfloat16"), "tail_length": 1, "warm_length": 1}
             cache = new(subject, "tiered", **sizes, warm_format=warm, store_format=two_stores(subject)[0])
+            at_least(cache, max_tokens=5)
             token = np.full((1, subject.heads, subject.dim), magnitude, np.float32)
             for sign in (1, -1):
                 token[0, -1, 0] = sign * magnitude
