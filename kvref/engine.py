@@ -121,6 +121,21 @@ class Engine:
             self.extend(session, [self._next[session]])
         return told[start:]
 
+    def step(self, sessions: Sequence[int]) -> list[int]:
+        """Say one token in each of several sessions, all different: `generate` of one in each, in all or none.
+
+        Raises CapacityExceeded at the end of a context, and as `generate` does.
+        """
+        for session in sessions:
+            if len(self._tokens[self._known(session)]) == self.canary.context:
+                raise CapacityExceeded(f"session {session}: expected less than {self.canary.context} tokens, got as many")
+        lengths = {session: self.length(session) for session in sessions}
+        if 0 in lengths.values():
+            raise PositionOutOfRange("step: expected sessions of at least one token, got one of none")
+        for session, length in lengths.items():
+            self.cache.ensure_capacity(self._sequence[session], length + 1)
+        return [self.generate(session, 1)[0] for session in sessions]
+
     def fork(self, session: int) -> int:
         """A new session that is as this one is, and goes on by itself. Raises OutOfBlocks."""
         return self._begun(self._tokens[self._known(session)])

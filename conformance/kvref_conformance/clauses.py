@@ -15,6 +15,7 @@ from pathlib import Path
 
 CHAPTERS = (
     "laws", "formats", "contiguous", "blocks", "paged", "quantized", "tiered", "buffers", "pooled", "attention", "kernels",
+    "engines",
 )  # fmt: skip
 
 _CHAPTER = re.compile(r"# (?P<title>.+) \((?P<code>[A-Z]+)\)")

@@ -12,6 +12,7 @@ next. Every part has the same length, so that each norm's weight undoes the norm
 
 from kvref.canary.oracle import Oracle
 from kvref.canary.shape import BLANK, BOS, EOS, FIRST_WORD, UNKNOWN, Canary
+from kvref.canary.sized import sized
 from kvref.canary.weights import Weights, weights
 
-__all__ = ["BLANK", "BOS", "EOS", "FIRST_WORD", "UNKNOWN", "Canary", "Oracle", "Weights", "weights"]
+__all__ = ["BLANK", "BOS", "EOS", "FIRST_WORD", "UNKNOWN", "Canary", "Oracle", "Weights", "sized", "weights"]

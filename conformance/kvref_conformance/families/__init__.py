@@ -50,13 +50,15 @@ class Family:
     formats: Mapping[str, Sequence[str]] = field(default_factory=dict)
     may_be_zero: Sequence[str] = ()
     holds: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    fits: Callable[[Mapping[str, Any]], bool] = lambda config: True
     token_axis: int = -3
     appending: Mapping[str, Sequence[str]] = field(default_factory=dict)
     counted_as: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
 
     def together(self, config: Mapping[str, Any]) -> bool:
         """Whether sizes that each make sense alone do so together."""
-        return all(config[whole] >= sum(config[part] for part in parts) for whole, parts in self.holds.items())
+        enough = all(config[whole] >= sum(config[part] for part in parts) for whole, parts in self.holds.items())
+        return enough and self.fits(config)
 
     def part(self, name: str) -> ModuleType | None:
         """One of PARTS, or None where the family has no such file."""

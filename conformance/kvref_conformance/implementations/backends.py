@@ -7,9 +7,14 @@ import numpy as np
 import kvref
 from kvref.array import Array
 from kvref.attention import attention
+from kvref.canary import sized
+from kvref.engine import Engine
+from kvref.errors import whole
 from kvref.formats import FORMATS, element_format, get_format
 from kvref.inputs import accept
 from kvref_conformance.interface import Level
+
+BLOCK_SIZE = 16  # of the engine's cache
 
 
 class OnBackend:
@@ -69,6 +74,10 @@ class OnBackend:
 
     def pooled(self, pool: kvref.BufferPool | None = None, **config: Any) -> kvref.PooledCache:
         return kvref.PooledCache(kvref.PooledConfig(**config), pool, self.backend)
+
+    def engine(self, cache_tokens: int, **sizes: int) -> Engine:
+        canary, blocks = sized(**sizes), -(-whole("cache_tokens", cache_tokens) // BLOCK_SIZE)
+        return Engine(canary, canary.num_layers * blocks, BLOCK_SIZE, self.backend)
 
 
 class Elements:

@@ -75,7 +75,7 @@ class Refused(Expected):
 
 @dataclass(frozen=True)
 class TakenOrRefused(Refused):
-    """Numbers that are not finite: NonFinite, or no error (LAW-14). Another error breaks the clause of a call that must work."""
+    """A result, or an error of one of these kinds: NonFinite, of numbers that are not finite (LAW-14). No other will do."""
 
     kinds: tuple[str, ...] = ("NonFinite",)
 
@@ -83,10 +83,11 @@ class TakenOrRefused(Refused):
         if reply.error:
             super().judge(reply, op, level)
         else:
+            self.look(reply.ok, op, level)
             self.then(reply.ok)
 
     def words(self) -> str:
-        return "NonFinite or no error"
+        return " or ".join([*self.kinds, "no error"])
 
     def wire(self) -> dict[str, Any]:
         return super().wire() | {"any": True}

@@ -1,0 +1,238 @@
+"""ENG: whole engines, each clause by what a canary says."""
+
+from kvref_conformance.checking.expect import equal, raises, true
+from kvref_conformance.checking.registry import check
+from kvref_conformance.conversation.exchange import error_of
+from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.families.engine.told import Talk
+from kvref_conformance.outcome import Broken, NotOffered
+
+MANY = 64  # sessions that are tried before a cache counts as one that has no end
+
+
+@check("ENG-01", "engine")
+def a_period_is_repeated_to_the_end_of_the_context(subject: Subject) -> None:
+    talk = Talk(subject)
+    session = talk.begin(talk.prompt())
+    talk.goes_on(session, talk.canary.context - len(talk.told[session].tokens), "to the end of the context")
+
+
+@check("ENG-01", "engine")
+def what_came_next_is_recalled(subject: Subject) -> None:
+    subject.need(recalls=1)
+    talk = Talk(subject, recalls=1)
+    prompt = talk.prompt(40)
+    session = talk.begin([*prompt, prompt[2]])
+    talk.goes_on(session, len(prompt) - 3, "recalling a prompt")
+
+
+@check("ENG-02", "engine")
+def together_they_say_what_each_says_alone(subject: Subject) -> None:
+    talk = Talk(subject)
+    sessions = [talk.begin(talk.prompt(talk.canary.period + more)) for more in (0, 7, 16)]
+    talk.together(sessions, 12, "three of different lengths together")
+    talk.together(sessions[::-1][:2], 12, "two of them, in another order")
+    talk.together(sessions, 12, "all three again")
+
+
+@check("ENG-03", "engine")
+def a_prompt_in_pieces_is_one_prompt(subject: Subject) -> None:
+    for size in (1, 7, 16, 17, 33):
+        talk = Talk(subject)
+        prompt = talk.prompt()
+        session = talk.begin(*(prompt[start : start + size] for start in range(0, len(prompt), size)))
+        talk.goes_on(session, talk.canary.period, f"a prompt in pieces of {size}")
+
+
+@check("ENG-04", "engine")
+def a_prefix_that_was_seen_says_what_a_new_one_says(subject: Subject) -> None:
+    talk = Talk(subject)
+    prompt = talk.prompt(talk.canary.period + 16)
+    living = talk.begin(prompt)
+    talk.goes_on(living, 20, "a first session")
+    for length in (len(prompt), 49, 48, 33, 17, 16):  # on both sides of where blocks end
+        length = min(length, len(prompt))
+        session = talk.begin([*prompt[:length], *talk.prompt()[1:]])
+        talk.goes_on(session, 20, f"a session whose first {length} tokens another has")
+        talk.close(session)
+    talk.close(living)
+    again = talk.begin(prompt)
+    talk.goes_on(again, 20, "a session like one that is gone")
+    other = talk.begin([prompt[0], *talk.prompt()[1:8], *prompt[8:]])
+    talk.goes_on(other, 20, "a session that differs in its first block alone")
+
+
+@check("ENG-05", "engine")
+def one_that_is_cut_off_changes_no_other(subject: Subject) -> None:
+    talk = Talk(subject)
+    staying, going = talk.begin(talk.prompt()), talk.begin(talk.prompt())
+    talk.together([staying, going], 5, "before one is closed")
+    talk.close(going)
+    talk.together([staying], 3, "after one was closed")
+    coming = talk.begin(talk.prompt(talk.canary.period + 20))
+    talk.together([coming, staying], 20, "after one came where one was closed")
+
+
+@check("ENG-06", "engine")
+def more_than_the_cache_holds_is_refused_or_right(subject: Subject) -> None:
+    talk = Talk(subject, cache_tokens=3 * subject.size("context", 192))
+    sessions = list[int]()
+    for _ in range(MANY):
+        try:
+            sessions.append(talk.begin(talk.prompt(talk.canary.period + 15)))
+        except (Broken, NotOffered):
+            raise
+        except Exception as error:
+            true(error_of(error).kind == "OutOfBlocks", "the error of a full cache", "OutOfBlocks", type(error).__name__)
+            break
+    else:
+        raise NotOffered(f"a cache that {MANY} sessions fill")
+    true(len(sessions) >= 2, "sessions in a cache of three contexts", "at least 2", len(sessions))
+    for session in sessions:
+        _goes_on_or_waits(talk, session, "in a full cache")
+    talk.close(sessions.pop(0))
+    talk.close(sessions.pop(0))
+    session = talk.begin(talk.prompt())
+    talk.goes_on(session, 10, "where two had to go")
+    for session in sessions:
+        _goes_on_or_waits(talk, session, "after others went")
+
+
+def _goes_on_or_waits(talk: Talk, session: int, what: str) -> None:
+    """It says what it must, or that there is no room."""
+    try:
+        talk.goes_on(session, 5, what)
+    except (Broken, NotOffered):
+        raise
+    except Exception as error:
+        true(error_of(error).kind == "OutOfBlocks", "the error of a full cache", "OutOfBlocks", type(error).__name__)
+
+
+@check("ENG-07", "engine")
+def a_conversation_goes_on(subject: Subject) -> None:
+    talk = Talk(subject)
+    session = talk.begin(talk.prompt())
+    for turn in range(4):
+        talk.goes_on(session, 7, f"turn {turn} of a conversation")
+        talk.tell(session, talk.prompt(3 + turn)[1:])
+    talk.goes_on(session, talk.canary.period, "at the end of a conversation")
+
+
+@check("ENG-07", "engine")
+def an_early_turn_may_be_another(subject: Subject) -> None:
+    talk = Talk(subject)
+    prompt = talk.prompt(talk.canary.period + 20)
+    session = talk.begin(prompt)
+    talk.goes_on(session, 10, "a conversation")
+    for place in (20, 40, len(prompt) - 2):
+        changed = [*prompt[:place], *talk.prompt(1)[1:], *prompt[place + 1 :]]
+        talk.goes_on(talk.begin(changed), 25, f"one whose token {place} was changed")
+    talk.goes_on(session, 20, "the conversation that was there before")
+
+
+@check("ENG-08", "engine")
+def forks_go_their_own_ways(subject: Subject) -> None:
+    talk = Talk(subject)
+    for more in (0, 5, 14):  # blocks that are full, partly filled, one short of full
+        parent = talk.begin(talk.prompt(talk.canary.period + more))
+        child = talk.fork(parent)
+        grandchild = talk.fork(child)
+        talk.tell(child, talk.prompt(2)[1:])
+        talk.tell(parent, talk.prompt(1)[1:])
+        family = [parent, grandchild, child]
+        for session in family:
+            talk.goes_on(session, 9, f"one of three forks, {more} tokens behind a period")
+        talk.close(parent)
+        for session in (child, grandchild):
+            talk.goes_on(session, talk.canary.period, "a fork whose parent is gone")
+            talk.close(session)
+
+
+@check("ENG-09", "engine")
+def a_draft_that_is_taken_back_leaves_nothing(subject: Subject) -> None:
+    talk = Talk(subject)
+    session = talk.begin(talk.prompt())
+    for length in (1, 3, 16, 5):
+        before = len(talk.told[session].tokens)
+        talk.tell(session, talk.prompt(length)[1:])
+        talk.truncate(session, before)
+        talk.goes_on(session, 6, f"after a draft of {length} tokens was taken back")
+
+
+@check("ENG-10", "engine")
+def a_session_is_a_list_of_tokens(subject: Subject) -> None:
+    talk = Talk(subject)
+    session = talk.begin(talk.prompt(talk.canary.period + 30))
+    equal(talk.engine.length(session), len(talk.told[session].tokens), "length of a session")
+    for length in (talk.canary.period + 20, 16 * (talk.canary.period // 16) + 1, 16):
+        talk.truncate(session, length)
+        equal(talk.engine.length(session), length, "length after it was truncated")
+        talk.tell(session, talk.prompt()[1:])
+        talk.goes_on(session, 10, f"after it was truncated to {length} and told more")
+        equal(talk.engine.length(session), length + talk.canary.period + 15, "length after it was told more")
+    other = talk.begin(talk.prompt())
+    true(other != session, "a second session", f"not {session}", other)
+    before = talk.engine.length(session)
+    for wrong in subject.integers(before + 1, -1):
+        with raises("PositionOutOfRange"):
+            talk.engine.truncate(session, wrong)
+    talk.goes_on(session, 10, "after a truncation was refused")
+    talk.close(other)
+    for name, more in (("generate", [1]), ("length", []), ("extend", [talk.prompt(1)]), ("close", [])):
+        with raises("SequenceNotFound"):
+            getattr(talk.engine, name)(other, *more)
+
+
+@check("ENG-10", "engine")
+def tokens_may_go_from_the_middle(subject: Subject) -> None:
+    talk = Talk(subject)
+    session = talk.begin(talk.prompt(talk.canary.period + 30))
+    for start, stop in ((5, 9), (0, 16), (20, 21), (30, 30)):
+        talk.remove(session, start, stop)
+        talk.goes_on(session, 10, f"after tokens {start} to {stop} were removed")
+    length = len(talk.told[session].tokens)
+    for start, stop in ((length, length + 1), (5, 4)):
+        with raises("PositionOutOfRange"):
+            talk.engine.remove(session, start, stop)
+    talk.goes_on(session, 10, "after a removal was refused")
+
+
+@check("ENG-11", "engine")
+def the_end_of_the_context_stops_it(subject: Subject) -> None:
+    talk = Talk(subject)
+    session = talk.begin(talk.prompt())
+    talk.goes_on(session, talk.canary.context - len(talk.told[session].tokens) - 2, "up to the end of the context")
+    with raises("CapacityExceeded"):
+        talk.engine.extend(session, talk.prompt(2))
+    try:
+        said = [int(token) for token in talk.engine.generate(session, 5)]
+        true(len(said) == 2, "tokens said where the context has room for 2", "2, or CapacityExceeded", len(said))
+        talk.hold(session, said, "at the end of the context")
+    except (Broken, NotOffered):
+        raise
+    except Exception as error:
+        true(error_of(error).kind == "CapacityExceeded", "the end of the context", "CapacityExceeded", type(error).__name__)
+        talk.goes_on(session, 2, "up to the end of the context")
+    equal(talk.engine.length(session), talk.canary.context, "length at the end of the context")
+
+
+@check("ENG-12", "engine")
+def no_session_says_anothers_token(subject: Subject) -> None:
+    talk = Talk(subject)
+    share = talk.canary.words // 4
+    alphabets = [range(number * share, (number + 1) * share) for number in range(4)]
+    sessions = [talk.begin(talk.prompt(among=alphabet)) for alphabet in alphabets]
+    for turn in range(6):
+        talk.together(sessions, 4, "four sessions, each of words of its own")
+        number = turn % 4
+        talk.close(sessions[number])
+        sessions[number] = talk.begin(talk.prompt(among=alphabets[number]))
+
+
+@check("ENG-13", "engine")
+def a_window_sees_exactly_its_tokens(subject: Subject) -> None:
+    subject.need(window=1)
+    for window in (16, 17, 31):
+        talk = Talk(subject, window=window)
+        session = talk.begin(talk.prompt())
+        talk.goes_on(session, talk.canary.period + 20, f"a window of {talk.engine.config['window']} tokens")

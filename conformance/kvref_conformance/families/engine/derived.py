@@ -1,0 +1,34 @@
+"""Saying several tokens is saying one several times, and in several sessions at once the same as in each (ENG-02)."""
+
+from collections.abc import Sequence
+from functools import partial
+
+from kvref_conformance.conversation.derived import Derived, in_turn
+from kvref_conformance.conversation.handle import Handle
+from kvref_conformance.outcome import NotOffered
+
+
+def step_by_step(engine: Handle, session: int, count: int) -> list[int]:
+    if count < 1:
+        raise NotOffered("generating no tokens, where a step says one")
+    said = list[int]()
+    in_turn(lambda: said.extend(engine.step([session])) for _ in range(count))
+    return said
+
+
+def one_after_the_other(engine: Handle, sessions: Sequence[int]) -> list[int]:
+    said = list[int]()
+
+    def speak(session: int) -> None:
+        said.extend(engine.generate(session, 1))
+
+    in_turn(partial(speak, session) for session in sessions)
+    if len(said) < len(sessions):
+        raise NotOffered("a step at the end of a context, where generating says fewer tokens")
+    return said
+
+
+DERIVED = (
+    Derived("generate", "ENG-02", ("step",), step_by_step),
+    Derived("step", "ENG-02", ("generate",), one_after_the_other),
+)

@@ -1,0 +1,113 @@
+"""Any sequence of calls of the family `engine`."""
+
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, precondition, rule
+
+from kvref.canary import BOS, FIRST_WORD
+from kvref_conformance.families.engine.model import Engine
+from kvref_conformance.searching.machine import LAST, Machine, one_of
+
+INDEX = st.sampled_from((*(0, 1, 2) * 6, LAST))
+COUNT = st.sampled_from((1, 2, 3, 5, 9, 17, 0))
+PROMPTS = 3  # different ones, so that sessions often begin with the same tokens
+
+
+class EngineMachine(Machine):
+    family = "engine"
+
+    @initialize(heads=st.sampled_from((2, 1)), recalls=st.sampled_from((0, 0, 1)), room=st.sampled_from((2, 4, 3)))
+    def new(self, heads: int, recalls: int, room: int) -> None:
+        context = self.subject.size("context", 64)
+        self.make(
+            num_layers=2, num_kv_heads=heads, num_query_heads=2, head_dim=32, context=context, period=12, window=0,
+            recalls=recalls, cache_tokens=room * (context + 63) // 64 * 64,
+        )  # fmt: skip
+        self.begin(0, 0)
+        self.begin(1, 0)
+
+    @property
+    def model(self) -> Engine:
+        found = self.witness.models[self.objects[0]]
+        assert isinstance(found, Engine)
+        return found
+
+    def session(self, index: int) -> int:
+        """One that there is; for the last index, and where there is none, one that there is not."""
+        there = one_of(self.model.sessions, index)
+        return 1000 if there is None or index == LAST else there
+
+    def length(self, session: int) -> int:
+        return len(self.model.sessions[session].tokens) if session in self.model.sessions else 0
+
+    def prompt(self, number: int) -> list[int]:
+        """A period and two tokens more, of words that all differ, and the first of them again: what comes next is certain."""
+        period, words = self.model.canary.period, self.model.canary.words
+        count = max(period, 12) + 2
+        mixed = [FIRST_WORD + (number * 5 + place * 7) % words for place in range(count)]
+        return [BOS, *mixed, mixed[1]]
+
+    @precondition(lambda self: self.objects)
+    @rule(number=st.integers(0, PROMPTS - 1), cut=st.sampled_from((0, 1, 5, 13)))
+    def begin(self, number: int, cut: int) -> None:
+        """A session that is told a prompt, at once or in two pieces."""
+        if self.objects and len(self.model.sessions) < 4:
+            session = self.call("open", self.objects[0])
+            tokens = self.prompt(number)
+            for piece in (tokens[:cut], tokens[cut:]) if cut else (tokens,):
+                self.call("extend", self.objects[0], session=session, tokens=piece)
+
+    @precondition(lambda self: self.objects)
+    @rule(which=INDEX, number=st.integers(0, PROMPTS - 1), count=COUNT)
+    def extend(self, which: int, number: int, count: int) -> None:
+        self.call("extend", self.objects[0], session=self.session(which), tokens=self.prompt(number)[1 : count + 1])
+
+    @precondition(lambda self: self.objects)
+    @rule(which=INDEX, wrong=st.sampled_from((-1, 10**6)))
+    def extend_wrongly(self, which: int, wrong: int) -> None:
+        self.call("extend", self.objects[0], session=self.session(which), tokens=[FIRST_WORD, wrong])
+
+    @precondition(lambda self: self.objects)
+    @rule(which=INDEX, count=st.sampled_from((3, 1, 13, 9, 40, 0, -1)))
+    def generate(self, which: int, count: int) -> None:
+        self.call("generate", self.objects[0], session=self.session(which), count=count)
+
+    generate_more = generate
+
+    @precondition(lambda self: self.objects)
+    @rule(which=st.sampled_from(((0, 1), (1, 0), (0, 1, 2), (1,), (0, LAST), ())), times=st.integers(1, 4))
+    def step(self, which: tuple[int, ...], times: int) -> None:
+        for _ in range(times):
+            sessions = list(dict.fromkeys(self.session(each) for each in which))
+            self.call("step", self.objects[0], sessions=sessions)
+
+    @precondition(lambda self: self.objects)
+    @rule(which=INDEX, count=COUNT)
+    def fork(self, which: int, count: int) -> None:
+        """A fork goes another way, then both go on."""
+        child = self.call("fork", self.objects[0], session=self.session(which))
+        if child is not None:
+            self.call("extend", self.objects[0], session=child, tokens=self.prompt(2)[1 : count + 1])
+            self.generate(which, 3)
+            self.call("generate", self.objects[0], session=child, count=3)
+
+    @precondition(lambda self: self.objects)
+    @rule(which=INDEX, back=st.sampled_from((1, 2, 4, 8, 16, 0, -1, 99)))
+    def truncate(self, which: int, back: int) -> None:
+        session = self.session(which)
+        self.call("truncate", self.objects[0], session=session, length=max(-1, self.length(session) - back))
+        self.generate(which, 3)
+
+    @precondition(lambda self: self.objects)
+    @rule(which=INDEX, start=st.integers(-1, 20), count=st.sampled_from((1, 3, 8, 0, 99)))
+    def remove(self, which: int, start: int, count: int) -> None:
+        session = self.session(which)
+        self.call("remove", self.objects[0], session=session, start=start, stop=start + count)
+        self.generate(which, 3)
+
+    @precondition(lambda self: self.objects)
+    @rule(which=INDEX, number=st.integers(0, PROMPTS - 1))
+    def close(self, which: int, number: int) -> None:
+        """The next session takes its place."""
+        self.call("close", self.objects[0], session=self.session(which))
+        self.begin(number, 0)
+        self.step((0, 1), 3)

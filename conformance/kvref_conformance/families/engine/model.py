@@ -1,0 +1,232 @@
+"""An engine as lists of tokens, and for each the oracle that says what comes next."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from kvref.canary import Canary, Oracle, sized
+from kvref_conformance.conversation.exchange import show
+from kvref_conformance.oracle.expected import Choice, Expected, TakenOrRefused, Value, not_in_range
+from kvref_conformance.oracle.model import Look, Model
+from kvref_conformance.outcome import Broken
+
+COARSEST = 64  # tokens in a block, at most: each session may lose so many to rounding before it may be said that a cache is full
+NEW = -1  # the number of a session that is not there yet
+PREFIX = 8  # tokens at the front that two sessions share, at least, where they are said to
+
+
+@dataclass
+class Session:
+    """tokens: told and said. next: what comes behind them, None where that hangs on rounding or nothing is there.
+
+    clause: whose demand it is that what comes next is right, by what happened last.
+    """
+
+    oracle: Oracle
+    tokens: list[int] = field(default_factory=list)
+    next: int | None = None
+    clause: str = "ENG-01"
+    spoke: bool = False
+
+    def told(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            self.tokens.append(token)
+            (self.next,) = self.oracle.extend([token])
+
+    def copy(self) -> "Session":
+        oracle = Oracle(self.oracle.canary)
+        oracle.entries = [[list(head) for head in layer] for layer in self.oracle.entries]
+        return Session(oracle, list(self.tokens), self.next, self.clause, self.spoke)
+
+    def goes_on(self, count: int) -> list[int] | None:
+        """The tokens that come next, or None where one of them hangs on rounding."""
+        ahead = self.copy()
+        while len(ahead.tokens) < len(self.tokens) + count:
+            if ahead.next is None:
+                return None
+            ahead.told([ahead.next])
+        return ahead.tokens[len(self.tokens) :]
+
+    def first_wrong(self, said: Sequence[int]) -> tuple[int, int] | None:
+        """The place of the first token that it may not say there, and the one that it must."""
+        ahead = self.copy()
+        for place, token in enumerate(said):
+            if ahead.next not in (None, token):
+                return place, ahead.next
+            ahead.told([token])
+        return None
+
+
+@dataclass(frozen=True)
+class Says(TakenOrRefused):
+    """So many tokens of each session, one session after the other. short: that a context ends is why they are no more."""
+
+    sessions: Sequence[Session] = ()
+    each: int = 0
+    short: bool = False
+
+    def wire(self) -> dict[str, Any]:
+        certain = [session.goes_on(self.each) for session in self.sessions]
+        if self.kinds:
+            return super().wire()
+        return {"any": True} if None in certain else {"ok": [token for each in certain for token in each or ()]}
+
+    def look(self, ok: Any, op: str, level: Any) -> None:
+        count = self.each * len(self.sessions)
+        if len(ok) != count:
+            raise Broken(op, f"{count} tokens", f"{len(ok)}: {show(list(ok))}", "ENG-11" if self.short else self.clause)
+        for number, session in enumerate(self.sessions):
+            said = list(ok[number * self.each : (number + 1) * self.each])
+            if wrong := session.first_wrong(said):
+                place, right = wrong
+                raise Broken(op, show([*said[:place], right]), show(said[: place + 1]), session.clause)
+
+
+class Engine(Model):
+    family = "engine"
+    blamed: ClassVar = {"length": "ENG-10"}
+
+    def __init__(self, *, cache_tokens: int, **sizes: int) -> None:
+        super().__init__()
+        self.canary: Canary = sized(**sizes)
+        self.cache_tokens = cache_tokens
+        self.sessions: dict[int, Session] = {}
+        self.gone: list[list[int]] = []  # the tokens of those that were closed
+
+    def looks(self) -> list[Look]:
+        return [("length", {"session": session}) for session in self.sessions]
+
+    def open(self) -> Expected:
+        then = self.did("open", lambda ok: self.sessions.update({ok: Session(Oracle(self.canary))}))
+        return Choice("ENG-10", then, says=self._new, accepts=lambda ok: ok not in self.sessions)
+
+    def length(self, session: Any) -> Expected:
+        if session not in self.sessions:
+            return self.refuse([("SequenceNotFound", "ENG-10")])
+        return Value(self.blame("length"), value=len(self.sessions[session].tokens))
+
+    def extend(self, session: Any, tokens: Any) -> Expected:
+        told = self.sessions.get(session)
+        wrong = [each for token in tokens for each in not_in_range(token, self.canary.vocabulary, "TokenOutOfRange")]
+        if told is None:
+            return self.refuse([("SequenceNotFound", "ENG-10"), *wrong])
+        if len(told.tokens) + len(tokens) > self.canary.context:
+            wrong.append(("CapacityExceeded", "ENG-11"))
+        if wrong:
+            return self.refuse(wrong)
+
+        def change(ok: Any) -> None:
+            if told.tokens:
+                told.clause = "ENG-07" if told.spoke else "ENG-03"
+            elif any(other[:PREFIX] == tokens[:PREFIX] for other in self._others(told)):
+                told.clause = "ENG-04"
+            told.told(tokens)
+
+        then = self.did("extend", change)
+        return Expected("ENG-06", then) if self._fits({session: len(tokens)}) else self._full(then)
+
+    def generate(self, session: Any, count: Any) -> Expected:
+        wrong = not_in_range(count, None, "PositionOutOfRange")
+        told = self.sessions.get(session)
+        if told is None:
+            return self.refuse([("SequenceNotFound", "ENG-10"), *wrong])
+        if wrong or not told.tokens:
+            return self.refuse(wrong or [("PositionOutOfRange", "ENG-01")])
+        room = min(count, self.canary.context - len(told.tokens))
+        kinds = (*(["CapacityExceeded"] if room < count else []), *([] if self._fits({session: room}) else ["OutOfBlocks"]))
+
+        def change(ok: Any) -> None:
+            told.told(ok)
+            told.spoke = True
+
+        return Says(told.clause, self.did("generate", change), kinds, self._refused, [told], room, room < count)
+
+    def step(self, sessions: Any) -> Expected:
+        told = [self.sessions[session] for session in sessions if session in self.sessions]
+        wrong = [("SequenceNotFound", "ENG-10")] if len(told) < len(sessions) else []
+        wrong += [("PositionOutOfRange", "ENG-01")] if any(not each.tokens for each in told) else []
+        wrong += [("CapacityExceeded", "ENG-11")] if any(len(each.tokens) == self.canary.context for each in told) else []
+        if wrong:
+            return self.refuse(wrong)
+        for each in told if len(told) > 1 else []:
+            each.clause = "ENG-02"
+
+        def change(ok: Any) -> None:
+            for each, token in zip(told, ok, strict=True):
+                each.told([token])
+                each.spoke = True
+
+        kinds = () if self._fits(dict.fromkeys(sessions, 1)) else ("OutOfBlocks",)
+        return Says("ENG-02", self.did("step", change), kinds, self._refused, told, 1)
+
+    def fork(self, session: Any) -> Expected:
+        if session not in self.sessions:
+            return self.refuse([("SequenceNotFound", "ENG-10")])
+        parent = self.sessions[session]
+
+        def change(ok: Any) -> None:
+            self.sessions[ok] = parent.copy()
+            parent.clause = self.sessions[ok].clause = "ENG-08"
+
+        then = self.did("fork", change)
+        if not self._fits({NEW: len(parent.tokens)}):
+            return self._full(then)
+        return Choice("ENG-08", then, says=self._new, accepts=lambda ok: ok not in self.sessions)
+
+    def truncate(self, session: Any, length: Any) -> Expected:
+        if session not in self.sessions:
+            return self.refuse([("SequenceNotFound", "ENG-10"), *not_in_range(length, None, "PositionOutOfRange")])
+        told = self.sessions[session]
+        if wrong := not_in_range(length, len(told.tokens) + 1, "PositionOutOfRange", "ENG-10"):
+            return self.refuse(wrong)
+        return Expected("ENG-10", self.did("truncate", lambda ok: self._anew(session, told.tokens[:length])))
+
+    def remove(self, session: Any, start: Any, stop: Any) -> Expected:
+        known = session in self.sessions
+        length = len(self.sessions[session].tokens) if known else None
+        wrong = not_in_range(stop, None if length is None else length + 1, "PositionOutOfRange", "ENG-10")
+        wrong += not_in_range(start, None if wrong else stop + 1, "PositionOutOfRange", "ENG-10")
+        if wrong or not known:
+            return self.refuse([*([] if known else [("SequenceNotFound", "ENG-10")]), *wrong])
+        told = self.sessions[session].tokens
+        return Expected("ENG-10", self.did("remove", lambda ok: self._anew(session, told[:start] + told[stop:])))
+
+    def close(self, session: Any) -> Expected:
+        if session not in self.sessions:
+            return self.refuse([("SequenceNotFound", "ENG-10")])
+
+        def change(ok: Any) -> None:
+            self.gone.append(self.sessions.pop(session).tokens)
+            self._blame_all("ENG-05")
+
+        return Expected("ENG-05", self.did("close", change))
+
+    @property
+    def _new(self) -> str:
+        return f"a session not among {sorted(self.sessions)}"
+
+    def _anew(self, session: int, tokens: list[int]) -> None:
+        """What the session says is as if it had been told these alone."""
+        told = Session(Oracle(self.canary), clause="ENG-10", spoke=True)
+        told.told(tokens)
+        self.sessions[session] = told
+
+    def _others(self, but: Session) -> list[list[int]]:
+        return [*self.gone, *(each.tokens for each in self.sessions.values() if each is not but)]
+
+    def _fits(self, more: Mapping[int, int]) -> bool:
+        """Whether the cache must have room for so many more tokens in some sessions, however it rounds up."""
+        lengths = Counter({session: len(told.tokens) for session, told in self.sessions.items()}) + Counter(more)
+        return sum(-(-length // COARSEST) * COARSEST for length in lengths.values()) <= self.cache_tokens
+
+    def _full(self, then: Callable[[Any], None]) -> Expected:
+        return TakenOrRefused("ENG-06", then, kinds=("OutOfBlocks",), refused=self._refused)
+
+    def _refused(self) -> None:
+        self.last = "refused"
+        self._blame_all("ENG-06")
+
+    def _blame_all(self, clause: str) -> None:
+        for session in self.sessions.values():
+            session.clause = clause
