@@ -25,6 +25,8 @@ class Model:
 
     def __init__(self, canary: Canary, cache: PagedCache, backend: Backend = reference) -> None:
         self.canary, self.cache, self._backend, self._weights = canary, cache, backend, weights(canary)
+        angle = np.arange(canary.context)[:, None] * canary.frequencies
+        self._cos, self._sin = (part[:, None].astype(np.float32) for part in (np.cos(angle), np.sin(angle)))
 
     def step(self, sequence: int, tokens: Sequence[int]) -> int:
         """Write tokens behind those that the sequence has; what comes next. Raises OutOfBlocks."""
@@ -51,8 +53,7 @@ class Model:
 
     def _turned(self, heads: Floats, start: int) -> Floats:
         """Rotary positions: numbers i and i + head_dim / 2 of a head turn by position * theta ** (-2 i / head_dim) (RoPE)."""
-        angle = np.arange(start, start + len(heads))[:, None] * self.canary.frequencies
-        cos, sin = (part[:, None].astype(np.float32) for part in (np.cos(angle), np.sin(angle)))
+        cos, sin = (part[start : start + len(heads)] for part in (self._cos, self._sin))
         first, second = np.split(heads, 2, axis=-1)
         return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 

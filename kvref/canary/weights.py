@@ -1,6 +1,7 @@
 """The weights of a canary, by the names that a Llama has them under."""
 
 import math
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,8 +11,12 @@ from kvref.canary.shape import BLANK, CONSTANT, EPSILON, FIRST_WORD, KEY, LOUDNE
 Weights = dict[str, NDArray[np.float32]]
 
 
+@lru_cache(8)
 def weights(canary: Canary) -> Weights:
-    """float32. A projection is [out, in]; heads lie one behind the other, and number i of a head turns with i + head_dim / 2."""
+    """float32, made once: leave them as they are. A projection is [out, in].
+
+    Heads lie one behind the other, and number i of a head turns with number i + head_dim / 2.
+    """
     hidden, vocabulary, size = canary.hidden_size, canary.vocabulary, canary.intermediate_size
     embeddings, says = np.zeros((vocabulary, hidden)), np.zeros((vocabulary, hidden))
     embeddings[:, 0] = CONSTANT

@@ -22,8 +22,8 @@ FAMILY = Family(
     name="engine",
     chapter="engines",
     small={
-        "num_layers": 2, "num_kv_heads": 2, "num_query_heads": 4, "head_dim": 64, "context": 192, "period": 48, "window": 0,
-        "recalls": 0, "cache_tokens": 1024,
+        "num_layers": 2, "num_kv_heads": 2, "num_query_heads": 4, "head_dim": 64, "context": 128, "period": 32, "window": 0,
+        "recalls": 0, "cache_tokens": 640,
     },
     speaks_for=("LAW-11", "LAW-12", *(f"ENG-{number:02}" for number in (*range(1, 9), 10, 11))),
     may_be_zero=("window", "recalls"),

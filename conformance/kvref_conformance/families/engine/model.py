@@ -30,14 +30,12 @@ class Session:
     spoke: bool = False
 
     def told(self, tokens: Sequence[int]) -> None:
-        for token in tokens:
-            self.tokens.append(token)
-            (self.next,) = self.oracle.extend([token])
+        self.tokens += tokens
+        for said in self.oracle.extend(tokens)[-1:]:
+            self.next = said
 
     def copy(self) -> "Session":
-        oracle = Oracle(self.oracle.canary)
-        oracle.entries = [[list(head) for head in layer] for layer in self.oracle.entries]
-        return Session(oracle, list(self.tokens), self.next, self.clause, self.spoke)
+        return Session(self.oracle.upto(len(self.tokens)), list(self.tokens), self.next, self.clause, self.spoke)
 
     def goes_on(self, count: int) -> list[int] | None:
         """The tokens that come next, or None where one of them hangs on rounding."""
@@ -50,12 +48,8 @@ class Session:
 
     def first_wrong(self, said: Sequence[int]) -> tuple[int, int] | None:
         """The place of the first token that it may not say there, and the one that it must."""
-        ahead = self.copy()
-        for place, token in enumerate(said):
-            if ahead.next not in (None, token):
-                return place, ahead.next
-            ahead.told([token])
-        return None
+        right = [self.next, *self.oracle.upto(len(self.tokens)).extend(said)]
+        return next(((place, want) for place, want in enumerate(right[: len(said)]) if want not in (None, said[place])), None)
 
 
 @dataclass(frozen=True)
@@ -80,7 +74,8 @@ class Says(TakenOrRefused):
             said = list(ok[number * self.each : (number + 1) * self.each])
             if wrong := session.first_wrong(said):
                 place, right = wrong
-                raise Broken(op, show([*said[:place], right]), show(said[: place + 1]), session.clause)
+                clause = self.clause if session.clause == "ENG-01" else session.clause
+                raise Broken(op, show([*said[:place], right]), show(said[: place + 1]), clause)
 
 
 class Engine(Model):
@@ -149,8 +144,6 @@ class Engine(Model):
         wrong += [("CapacityExceeded", "ENG-11")] if any(len(each.tokens) == self.canary.context for each in told) else []
         if wrong:
             return self.refuse(wrong)
-        for each in told if len(told) > 1 else []:
-            each.clause = "ENG-02"
 
         def change(ok: Any) -> None:
             for each, token in zip(told, ok, strict=True):

@@ -48,10 +48,11 @@ def sessions_of_different_lengths_speak_together(call: Call) -> bool:
     return len({len(model.sessions[session].tokens) for session in call.args["sessions"]}) > 1
 
 
-@state("engine", "step")
-def one_speaks_that_shares_blocks_with_a_fork(call: Call) -> bool:
+@state("engine", "generate", "step")
+def one_speaks_that_is_a_fork_or_was_forked(call: Call) -> bool:
     model: Engine = call.model
-    return any(model.sessions[session].clause == "ENG-08" for session in call.args["sessions"])
+    speaking = call.args["sessions"] if "sessions" in call.args else [call.args["session"]]
+    return any(model.sessions[session].clause == "ENG-08" for session in speaking)
 
 
 @state("engine", "fork")
