@@ -119,12 +119,20 @@ def shrink(conversation: list[Exchange], clause: str, holding: Holding) -> tuple
             if len(shorter) < len(requests) and attempt(shorter):
                 requests = shorter
         size //= 2
+
+    def simplified(index: int, simpler: Iterator[Request]) -> bool:
+        """Whether one of these in place of a request still breaks the clause: the first of them stays there."""
+        for each in simpler:
+            if attempt([*requests[:index], each, *requests[index + 1 :]]):
+                requests[index] = each
+                return True
+        return False
+
     for index in range(len(requests)):
+        while simplified(index, _with_half_the_rows(requests[index])):
+            pass
         for ways in (_with_one_row, _with_fewer_tokens, _with_whole_numbers):
-            for simpler in ways(requests[index]):
-                if attempt([*requests[:index], simpler, *requests[index + 1 :]]):
-                    requests[index] = simpler
-                    break
+            simplified(index, ways(requests[index]))
     attempt(requests)
     return best
 
@@ -145,13 +153,30 @@ def _without(requests: list[Request], start: int, stop: int) -> list[Request]:
     return kept
 
 
+def _with_half_the_rows(request: Request) -> Iterator[Request]:
+    """The same request of a function that works row by row, for either half of its rows: one in thousands is soon found."""
+    count = _rows(request)
+    if count > 1:
+        yield _of_rows(request, 0, count // 2)
+        yield _of_rows(request, count // 2, count)
+
+
 def _with_one_row(request: Request) -> Iterator[Request]:
-    """The same request of a function that works row by row, for each of its rows alone."""
-    if request.op in ("rows.quantize", "rows.dequantize", "elements.encode", "elements.decode"):
-        arrays = _arrays(request)
-        lengths = {len(array) for array in arrays.values()}
-        for row in range(lengths.pop() if len(lengths) == 1 else 0):
-            yield replace(request, args=request.args | {name: array[row : row + 1] for name, array in arrays.items()})
+    """The same request of such a function for each of its rows alone."""
+    count = _rows(request)
+    yield from (_of_rows(request, row, row + 1) for row in range(count if count > 1 else 0))
+
+
+def _rows(request: Request) -> int:
+    """How many rows a function is given that works row by row; 0 of any other request."""
+    if request.op not in ("rows.quantize", "rows.dequantize", "elements.encode", "elements.decode"):
+        return 0
+    lengths = {len(array) for array in _arrays(request).values()}
+    return lengths.pop() if len(lengths) == 1 else 0
+
+
+def _of_rows(request: Request, start: int, stop: int) -> Request:
+    return replace(request, args=request.args | {name: array[start:stop] for name, array in _arrays(request).items()})
 
 
 def _with_fewer_tokens(request: Request) -> Iterator[Request]:
