@@ -72,6 +72,13 @@ def test_the_oracle_agrees_with_ml_dtypes_too(element):
     assert (elements.encode(values, element.name) == want).all()
 
 
+@pytest.mark.parametrize("element", [E4M3FN, E5M2, FLOAT16, BFLOAT16], ids=by_name)
+def test_the_oracles_values_are_those_of_the_definition(element):
+    want = np.array([elements.exact_value(code, element.name) for code in range(2**element.bits)], dtype=np.float32)
+    want[2 ** (element.bits - 1)] = -0.0  # which no fraction is
+    assert elements.decoded(element.name).tobytes() == want.tobytes()
+
+
 def test_a_format_says_its_maximum():
     maxima = [float(ml_dtypes.finfo(getattr(ml_dtypes, each.name)).max) for each in (E4M3FN, E5M2, BFLOAT16)]
     assert [E4M3FN.max, E5M2.max, BFLOAT16.max] == maxima

@@ -42,10 +42,19 @@ def _power(exponent: int) -> Fraction:
 @cache
 def decoded(format: str) -> NDArray:
     """float32 values of all codes, in order of the code; exact, -0 included."""
-    bits = 1 + sum(_SHAPES[format][:2])
-    values = np.array([float(exact_value(code, format)) for code in range(2**bits)], dtype=np.float32)
-    values[2 ** (bits - 1)] = -0.0
-    return values
+    exponent_bits, mantissa_bits, has_infinity = _SHAPES[format]
+    codes = np.arange(2 ** (exponent_bits + mantissa_bits))
+    exponent, mantissa = codes >> mantissa_bits, codes % 2**mantissa_bits
+    # `exact_value` of each, which takes a second: whole numbers of the smallest step, in float64, which has room for all.
+    steps = np.where(exponent == 0, mantissa, mantissa + 2**mantissa_bits).astype(np.float64)
+    values = np.ldexp(steps, np.maximum(exponent, 1) - 2 ** (exponent_bits - 1) + 1 - mantissa_bits)
+    nans = 2**mantissa_bits - 1 if has_infinity else 1
+    values[-nans:] = np.nan
+    if has_infinity:
+        values[-nans - 1] = np.inf
+    both = np.concatenate([values, -values]).astype(np.float32)
+    both[np.isnan(both)] = np.nan  # of either sign the same
+    return both
 
 
 @cache
