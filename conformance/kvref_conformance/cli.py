@@ -176,7 +176,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str] | None) -> int:
     options = _parser().parse_args(arguments)
     try:
-        from kvref_conformance import commands
+        from kvref_conformance.commands import command
+
+        run = command(options.command)
     except ImportError as error:
         return _cannot_run(f"{options.command} needs {error.name} (pip install 'kvref[conformance]')")
     from kvref_conformance.checking.registry import CheckError
@@ -187,7 +189,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     from kvref_conformance.report.json_file import ResultsError
 
     try:
-        return commands.run(options)
+        return run(options)
     except BrokenPipeError:
         sys.stderr.close()  # the reader has gone: nothing to say, and no one to say it to
         return EXIT_CANNOT_RUN

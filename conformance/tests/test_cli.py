@@ -1,6 +1,7 @@
 """The `kvref` command as a user meets it: verdicts, exit codes, and one clear line for every mistake."""
 
 import json
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -208,11 +209,20 @@ def test_explain_shows_text_why_bugs_and_checks(kvref):
     assert "did you mean PAGED-07?" in done.stderr
 
 
-def test_without_its_extra_the_command_says_what_to_install():
-    hidden = "import sys; sys.modules['pytest'] = None; from kvref_conformance.cli import main; sys.exit(main(['list']))"
+@pytest.mark.parametrize(
+    ("arguments", "needed"),
+    [
+        (["check", "numpy"], "pytest"), (["soak", "numpy"], "hypothesis"), (["replay", "x"], "rich"),
+        (["report", "x", "-o", "y"], "jinja2"),
+        (["zoo"], "rich"), (["bench"], "rich"), (["harness", "--selftest", "x"], "rich"), (["vectors", "numpy"], "safetensors"),
+        (["list"], "rich"), (["explain", "PAGED"], "rich"),
+    ],
+)  # fmt: skip
+def test_without_its_extra_the_command_says_what_to_install(arguments, needed):
+    hidden = f"import sys; sys.modules[{needed!r}] = None; from kvref_conformance.cli import main; sys.exit(main({arguments}))"
     done = subprocess.run([sys.executable, "-c", hidden], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr == "kvref: list needs pytest (pip install 'kvref[conformance]')\n"
+    assert re.fullmatch(rf"kvref: {arguments[0]} needs {needed}[a-z.]* \(pip install 'kvref\[conformance\]'\)\n", done.stderr)
 
 
 def test_help_fits_a_terminal(kvref, monkeypatch):
