@@ -5,8 +5,6 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-import jsonschema
-
 
 @cache
 def schema(package: str, name: str) -> Any:
@@ -15,12 +13,16 @@ def schema(package: str, name: str) -> Any:
 
 @cache
 def _validator(package: str, name: str, part: str) -> Any:
+    import jsonschema  # slow to import, and rarely needed
+
     whole = schema(package, name)
     return jsonschema.Draft202012Validator({"$ref": f"#/$defs/{part}", "$defs": whole["$defs"]} if part else whole)
 
 
 def mismatch(document: Any, package: str, name: str, part: str = "") -> str:
     """What is wrong with a document and where in it; empty where it is as the schema says, or one of its $defs."""
+    import jsonschema
+
     try:
         wrong = jsonschema.exceptions.best_match(_validator(package, name, part).iter_errors(document))
     except RecursionError:

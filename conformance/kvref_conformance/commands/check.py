@@ -3,7 +3,6 @@
 import argparse
 import os
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 from rich.console import Console
@@ -137,7 +136,9 @@ def _results(
         arguments += [f"--junitxml={options.junit}"] if options.junit else []
         # For a debugger: what the implementation prints is seen, and breakpoint() is Python's own.
         arguments += ["--capture=no", "-p", "no:debugging"] if asked.isolate is False else []
-        with patch.dict(os.environ, {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+            patch.setenv("PYTEST_ADDOPTS", "")
             code = pytest.main(arguments, plugins=[live])
     if code in (pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.USAGE_ERROR) and not live.trouble:
         raise CannotRun(f"pytest stopped with exit code {int(code)}")

@@ -28,7 +28,7 @@ from kvref_conformance.judging.judge import Ended, Failure, Judge
 from kvref_conformance.limits import Limits
 from kvref_conformance.oracle.witness import Unknown, Witness
 from kvref_conformance.outcome import Broken, CannotRun, Died, Hung, Outcome
-from kvref_conformance.searching.machine import Finding, Search
+from kvref_conformance.searching.found import Finding, Search
 
 POSSIBLE = os.name == "posix"  # elsewhere a process is not handed what it is to talk through
 STARTING = 120.0  # seconds until a child has loaded the implementation

@@ -24,8 +24,7 @@ from kvref_conformance.interface import Implementation, offers
 from kvref_conformance.judging.asked import Effort
 from kvref_conformance.oracle.witness import Witness
 from kvref_conformance.outcome import Broken, CannotRun, Died, Hung, NotOffered, Outcome, Verdict
-from kvref_conformance.searching.machine import Search, size
-from kvref_conformance.searching.run import run_machine
+from kvref_conformance.searching.found import Search, size
 
 T = TypeVar("T")
 SHOWN_CALLS = 8  # lines of them before a failure
@@ -152,6 +151,8 @@ class Judge:
     def search(self, family: str) -> Search:
         """What the family's machine finds, in a run of its own the first time it is asked for."""
         if family not in self._searches:
+            from kvref_conformance.searching.run import run_machine  # slow to import, and many a process searches for nothing
+
             of = self.effort.sequences
             search = Search(self.implementation, self.patience, watchers=self.watchers)
             search.tell = lambda begun: self.progress(family, min(begun - 1, of), of)

@@ -1,6 +1,8 @@
 """Runs a family's machine over an implementation."""
 
-from unittest.mock import patch
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 from hypothesis import HealthCheck, Phase, Verbosity, seed, settings
@@ -10,7 +12,8 @@ from hypothesis.internal.conjecture.providers import HypothesisProvider
 from hypothesis.stateful import run_state_machine_as_test
 
 from kvref_conformance.families import all_families
-from kvref_conformance.searching.machine import Machine, Search, Violation
+from kvref_conformance.searching.found import Search
+from kvref_conformance.searching.machine import Machine, Violation
 
 
 def searched() -> list[str]:
@@ -28,9 +31,9 @@ def run_machine(family: str, search: Search, number: int, examples: int, steps: 
         verbosity=Verbosity.quiet, print_blob=False, suppress_health_check=list(HealthCheck), derandomize=False,
     )  # fmt: skip
     # Hypothesis also draws numbers that it finds written in the modules around, so that the same seed would not give the same.
-    constants = patch.object(HypothesisProvider, "_maybe_draw_constant", lambda *_, **__: None, create=True)
+    constants = _doing_nothing(HypothesisProvider, "_maybe_draw_constant")
     # Five of six sequences would be the one before with a part of it repeated, which hardly ever meets anything new.
-    variations = patch.object(ConjectureRunner, "generate_mutations_from", lambda *_: None, create=True)
+    variations = _doing_nothing(ConjectureRunner, "generate_mutations_from")
     try:
         with np.errstate(all="ignore"), constants, variations:
             run_state_machine_as_test(machine, settings=quiet)
@@ -39,3 +42,16 @@ def run_machine(family: str, search: Search, number: int, examples: int, steps: 
     except ExceptionGroup as several:
         if several.split(Violation)[1]:
             raise
+
+
+@contextmanager
+def _doing_nothing(kind: type, name: str) -> Iterator[None]:
+    """Inside the block a method does nothing, whether there is one or not. unittest.mock could do it, and is slow to import."""
+    before: dict[str, Any] = {name: vars(kind)[name]} if name in vars(kind) else {}
+    setattr(kind, name, lambda *_, **__: None)
+    try:
+        yield
+    finally:
+        delattr(kind, name)
+        for method in before.values():
+            setattr(kind, name, method)

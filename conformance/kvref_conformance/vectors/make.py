@@ -22,7 +22,7 @@ from kvref_conformance.judging.asked import Effort
 from kvref_conformance.judging.judge import Judge, select
 from kvref_conformance.oracle.witness import Witness
 from kvref_conformance.outcome import NotOffered
-from kvref_conformance.searching.machine import Search
+from kvref_conformance.searching.found import Search
 from kvref_conformance.searching.run import run_machine, searched
 from kvref_conformance.vectors import formats, recorded
 from kvref_conformance.vectors.contrary import Striding, Turned
