@@ -8,14 +8,14 @@ Writing kernels return the store, and `out` where it is given: keep what they re
 one, the others write in place.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from importlib import import_module
 from reprlib import repr
 from typing import Any, Protocol
 
 import numpy as np
-from array_api_compat import array_namespace
+from array_api_compat import array_namespace, is_writeable_array
 from array_api_extra import at
 from numpy.typing import NDArray
 
@@ -131,6 +131,16 @@ def last_writes(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
     return kept[len(kept) - 1 - np.unique(numbers[kept][::-1], return_index=True)[1]]
 
 
+def _runs(slots: list[int]) -> Iterator[tuple[int, int, int]]:
+    """Where slots follow one another: the first slot, and from where to where the tokens for it and the next ones lie."""
+    start = 0
+    for stop in range(1, len(slots) + 1):
+        if stop == len(slots) or slots[stop] != slots[stop - 1] + 1 or slots[stop - 1] < 0:
+            if slots[start] >= 0:
+                yield slots[start], start, stop
+            start = stop
+
+
 def check_new(store: Array, count: int, new: Array) -> None:
     """Raise ShapeMismatch or DtypeMismatch unless `new` is `count` times what a slot of the store holds (KERN-03)."""
     ShapeMismatch.check("new", tuple(new.shape), (count, *store.shape[1:]))
@@ -179,7 +189,11 @@ class ReferenceBackend:
     def scatter(self, store: Array, slots: Slots, new: Array) -> Array:
         slots = host_slots(slots, store.shape[0], self.to_numpy).tolist()
         check_new(store, len(slots), new)
-        for i, slot in enumerate(slots):
+        if is_writeable_array(store):
+            for slot, start, stop in _runs(slots):
+                store[slot : slot + stop - start, ...] = new[start:stop, ...]
+            return store
+        for i, slot in enumerate(slots):  # one by one: JAX would compile each slice anew
             if slot >= 0:
                 store = at(store)[slot, ...].set(new[i, ...])
         return store

@@ -143,6 +143,23 @@ def test_scattering_leaves_what_the_reference_leaves(data):
     assert (stores[0] == stores[1]).all()
 
 
+STRETCH = st.tuples(st.integers(-3, 7), st.integers(1, 4)).map(lambda of: list(range(of[0], min(8, sum(of)))))
+
+
+@pytest.mark.parametrize("name", ["reference", "reference:array_api_strict", "reference, where arrays are immutable"])
+@given(st.lists(STRETCH, max_size=4).map(lambda parts: [slot for part in parts for slot in part]))
+def test_the_reference_scatters_slots_that_follow_each_other_as_if_one_by_one(name, slots):
+    backend, rows = kvref.backend(name.partition(",")[0]), np.arange(2.0 * len(slots), dtype=np.float32).reshape(-1, 2)
+    store = backend.asarray(np.full((8, 2), -1, np.float32))
+    want = np.full((8, 2), -1, np.float32)
+    for slot, row in zip(slots, rows, strict=True):
+        if slot >= 0:
+            want[slot] = row
+    if "immutable" in name:
+        store.flags.writeable = False
+    assert backend.to_numpy(backend.scatter(store, slots, backend.asarray(rows))).tolist() == want.tolist()
+
+
 @given(st.data())
 def test_attention_is_within_the_bound_with_any_mask(data):
     queries, tokens, group = (data.draw(st.integers(low, high)) for low, high in ((1, 4), (1, 7), (1, 3)))
