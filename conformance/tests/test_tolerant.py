@@ -30,9 +30,9 @@ def by_reciprocals(rounding):
     return quantize
 
 
-def failed(implementation):
+def failed(implementation, wanted="*"):
     judge = Judge(implementation, Effort(examples=5))
-    return {clause.id for clause, checks in select().items() if verdict_of(judge.clause(checks)) == "failed"}
+    return {clause.id for clause, checks in select(wanted).items() if verdict_of(judge.clause(checks)) == "failed"}
 
 
 @pytest.fixture
@@ -52,12 +52,12 @@ def test_half_even_and_reciprocals_are_tolerant(implementation):
 
 
 def test_half_even_and_reciprocals_are_not_exact(implementation):
-    assert {"FMT-LEVEL-01", "FMT-INT8-01", "FMT-INT8-02", "FMT-AFF-02"} <= failed(implementation("exact"))
+    assert {"FMT-LEVEL-01", "FMT-INT8-01", "FMT-INT8-02", "FMT-AFF-02"} <= failed(implementation("exact"), "FMT-*")
 
 
 @pytest.mark.parametrize("rounding", [np.floor, np.trunc, np.ceil])
 def test_a_wrong_rounding_is_not_tolerant(implementation, rounding):
-    assert {"FMT-LEVEL-02", "FMT-LEVEL-03", "FMT-INT8-02"} <= failed(implementation("tolerant", rounding))
+    assert {"FMT-LEVEL-02", "FMT-LEVEL-03", "FMT-INT8-02"} <= failed(implementation("tolerant", rounding), "FMT-*")
 
 
 def test_a_scale_rounded_to_half_precision_is_not_tolerant(monkeypatch):
@@ -71,11 +71,11 @@ def test_a_scale_rounded_to_half_precision_is_not_tolerant(monkeypatch):
     monkeypatch.setattr(symmetric.SymmetricRow, "quantize", narrow)
     made = OnBackend(ReferenceBackend())
     made.level = "tolerant"
-    assert {"FMT-LEVEL-02", "FMT-INT8-01"} <= failed(made)
+    assert {"FMT-LEVEL-02", "FMT-INT8-01"} <= failed(made, "FMT-*")
 
 
 def test_another_limit_is_not_tolerant(monkeypatch):
     monkeypatch.setitem(FORMATS, "int8", dataclasses.replace(symmetric.int8, limit=128.0))
     made = OnBackend(ReferenceBackend())
     made.level = "tolerant"
-    assert "FMT-INT8-01" in failed(made)
+    assert "FMT-INT8-01" in failed(made, "FMT-*")

@@ -28,19 +28,19 @@ def dropping(patch, gives_back):
     patch.setattr(PagedCache, "drop", drop)
 
 
-@hidden("PAGED-07")
+@hidden("paged", "PAGED-07")
 def a_partly_filled_block_is_not_given_back(patch):
     dropping(
         patch, lambda table, tokens, most, size: [b for i, b in enumerate(table) if i != tokens // size or tokens % size == 0]
     )
 
 
-@hidden("PAGED-07")
+@hidden("paged", "PAGED-07")
 def blocks_are_given_back_by_each_layers_tokens(patch):
     dropping(patch, lambda table, tokens, most, size: table[: -(-tokens // size)] if tokens else table)
 
 
-@hidden("PAGED-07")
+@hidden("paged", "PAGED-07")
 def what_was_reserved_is_not_given_back(patch):
     dropping(patch, lambda table, tokens, most, size: table[: -(-most // size)] if most else table)
 
@@ -61,17 +61,17 @@ def overwriting(patch, spoiled):
     patch.setattr(PagedCache, "write", lossy)
 
 
-@hidden("LAW-04")
+@hidden("paged", "LAW-04")
 def overwriting_stops_at_the_end_of_a_block(patch):
     overwriting(patch, lambda start, end, length, size: range((start // size + 1) * size, end))
 
 
-@hidden("LAW-04")
+@hidden("paged", "LAW-04")
 def a_partly_filled_block_is_not_overwritten(patch):
     overwriting(patch, lambda start, end, length, size: range(max(start, length // size * size), end))
 
 
-@hidden("LAW-04")
+@hidden("paged", "LAW-04")
 def a_block_taken_after_they_ran_out_is_read_as_the_first(patch):
     extend, gather = PagedCache._extend, PagedCache.gather
 
@@ -90,7 +90,7 @@ def a_block_taken_after_they_ran_out_is_read_as_the_first(patch):
     patch.setattr(PagedCache, "gather", swapped)
 
 
-@hidden("PAGED-17")
+@hidden("paged", "PAGED-17")
 def a_batch_that_begins_with_an_empty_sequence_is_shifted(patch):
     gather = PagedCache.gather_batch
 
@@ -101,7 +101,7 @@ def a_batch_that_begins_with_an_empty_sequence_is_shifted(patch):
     patch.setattr(PagedCache, "gather_batch", shifted)
 
 
-@hidden("PAGED-16")
+@hidden("paged", "PAGED-16")
 def keys_of_a_sequence_named_three_times_go_in_reversed(patch):
     append = PagedCache.append
 
@@ -112,7 +112,7 @@ def keys_of_a_sequence_named_three_times_go_in_reversed(patch):
     patch.setattr(PagedCache, "append", reversing)
 
 
-@hidden("BLOCK-02")
+@hidden("blocks", "BLOCK-02")
 def a_pool_that_was_empty_hands_out_a_block_in_use(patch):
     allocate = BlockPool.allocate
 
@@ -125,7 +125,7 @@ def a_pool_that_was_empty_hands_out_a_block_in_use(patch):
     patch.setattr(BlockPool, "allocate", again)
 
 
-@hidden("CONTIG-05")
+@hidden("contiguous", "CONTIG-05")
 def growth_after_a_reset_forgets_the_tokens(patch):
     reset, grow = ContiguousCache.reset, ContiguousCache._grow
 
@@ -142,7 +142,7 @@ def growth_after_a_reset_forgets_the_tokens(patch):
     patch.setattr(ContiguousCache, "_grow", forgetful)
 
 
-@hidden("QUANT-08")
+@hidden("quantized", "QUANT-08")
 def layers_behind_the_longest_are_not_cleared(patch):
     def clear(self):
         longest = max(self._lengths)
@@ -151,7 +151,7 @@ def layers_behind_the_longest_are_not_cleared(patch):
     patch.setattr(QuantizedCache, "clear", clear)
 
 
-@hidden("TIER-05")
+@hidden("tiered", "TIER-05")
 def eviction_passes_over_the_warm_tier(patch):
     evict = TieredCache._evict
 
@@ -164,7 +164,7 @@ def eviction_passes_over_the_warm_tier(patch):
     patch.setattr(TieredCache, "_evict", passing)
 
 
-@hidden("BUF-05")
+@hidden("buffers", "BUF-05")
 def a_second_release_gives_back_the_memory_of_another(patch):
     release = Buffer.release
 
@@ -176,7 +176,7 @@ def a_second_release_gives_back_the_memory_of_another(patch):
     patch.setattr(Buffer, "release", twice)
 
 
-@hidden("POOL-03")
+@hidden("pooled", "POOL-03")
 def a_partly_filled_block_goes_with_the_oldest(patch):
     append = PooledCache.append
 
@@ -189,7 +189,7 @@ def a_partly_filled_block_goes_with_the_oldest(patch):
     patch.setattr(PooledCache, "append", short)
 
 
-@hidden("LAW-01")
+@hidden("quantized", "LAW-01")
 def a_step_that_meets_a_full_layer_fills_the_others(patch):
     step = QuantizedCache.append_step
 

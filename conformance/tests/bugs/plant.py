@@ -23,11 +23,11 @@ def bug(*clauses: str) -> Callable[[Any], Any]:
     return register
 
 
-def hidden(clause: str) -> Callable[[Any], Any]:
-    """A function that plants a bug which shows in few states: a machine alone must find the clause broken."""
+def hidden(family: str, clause: str) -> Callable[[Any], Any]:
+    """A function that plants a bug which shows in few states: the family's machine alone must find the clause broken."""
 
     def register(plant: Any) -> Any:
-        HIDDEN.append(pytest.param(plant, clause, id=f"{clause}-{plant.__name__}"))
+        HIDDEN.append(pytest.param(plant, family, clause, id=f"{clause}-{plant.__name__}"))
         return plant
 
     return register
