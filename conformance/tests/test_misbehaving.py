@@ -20,6 +20,7 @@ from kvref_conformance.outcome import Broken, NotOffered
 from kvref_conformance.vectors import check as vectors
 
 HERE = Path(__file__).parent
+SOME = "BLOCK-0[1245]"  # of which BLOCK-04 frees a second block, where pools misbehave: each death costs the start of a child
 MADE = "an object, for these sizes make sense and its limits allow them (LAW-12)"
 
 
@@ -62,7 +63,7 @@ WAYS = [
 @pytest.mark.parametrize("isolate", ["--no-isolate", "--isolate"])
 @pytest.mark.parametrize(("name", "expected", "got"), WAYS)
 def test_what_python_can_stop_costs_a_clause_anywhere(check, name, expected, got, isolate):
-    done = check(name, "--clause", "BLOCK-*", isolate)
+    done = check(name, "--clause", SOME, isolate)
     assert done.returncode == 1, done.stderr
     assert f"expected {expected}" in done.stdout
     assert f"got      {got}" in done.stdout
@@ -84,7 +85,7 @@ def test_what_python_can_stop_costs_a_clause_anywhere(check, name, expected, got
     ],
 )
 def test_what_takes_the_process_down_costs_a_clause(check, name, got, tmp_path):
-    done = check(name, "--clause", "BLOCK-*")
+    done = check(name, "--clause", SOME)
     assert done.returncode == 1, done.stderr
     assert f"got      {got}" in done.stdout
     passed, failed, *_ = totals(done)
@@ -206,12 +207,12 @@ def test_vectors_outlive_it_too(beside):
 
 def test_what_pytest_judges_cannot_end_pytest(pytester, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HERE))
-    quick = ("-p", "no:cacheprovider", "--kvref-examples", "5", "--kvref-clause", "BLOCK-*")
+    quick = ("-p", "no:cacheprovider", "--kvref-examples", "5", "--kvref-clause", SOME)
     asked = ("--pyargs", "kvref_conformance", *quick, "--kvref", "misbehaving:LeavesAsIfAllWereWell")
     for workers in ("0", "2"):
         outcomes = pytester.runpytest_subprocess(*asked, "-n", workers).parseoutcomes()
         assert outcomes["failed"] >= 1
-        assert outcomes["failed"] + outcomes["passed"] == len(select("BLOCK-*"))
+        assert outcomes["failed"] + outcomes["passed"] == len(select(SOME))
     gone = pytester.runpytest_subprocess(*asked, "--no-kvref-isolate")  # for a debugger
     assert (gone.ret, "passed" in gone.stdout.str()) == (0, False)
 
@@ -265,7 +266,7 @@ def test_an_array_that_cannot_be_made_is_a_reply(beside):
 def test_nothing_is_left_behind(beside):
     judge = IsolatedJudge("misbehaving:LeavesAChildBehind", Effort(examples=5, timeout=0.5))
     sessions = set()
-    for checks in select("BLOCK-0*").values():
+    for checks in select(SOME).values():
         judge.clause(checks)
         if judge._session:
             sessions.add(judge._session.process.pid)

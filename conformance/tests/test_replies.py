@@ -71,8 +71,13 @@ def test_an_array_without_axes_may_be_a_scalar_of_numpys():
     assert (type(found), found.shape, found.dtype) == (np.ndarray, (), np.float32)
 
 
+@pytest.fixture(scope="module")
+def judge():
+    """One for all clauses: its machine runs once."""
+    return Judge(Theirs())
+
+
 @pytest.mark.parametrize("clause", ["PAGED-09", "PAGED-12", "PAGED-13"])
-def test_a_cache_whose_numbers_are_numpys_is_right(clause):
-    judge = Judge(Theirs())
+def test_a_cache_whose_numbers_are_numpys_is_right(judge, clause):
     ((_, checks),) = select(clause, "paged").items()
     assert verdict_of(judge.clause(checks)) == "passed"
