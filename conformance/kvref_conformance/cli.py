@@ -1,4 +1,4 @@
-"""The `kvref` command: check, soak, replay, harness, vectors, report, zoo, bench, list, explain.
+"""The `kvref` command: check, soak, replay, harness, vectors, report, zoo, bench, canary, list, explain.
 
 Exit codes: 0 conformant, 1 not conformant, 2 not judged, or could not run, 130 interrupted. A user's own mistake costs one clear
 line, never a traceback; nor does Ctrl-C, which is why next to nothing is imported before `main` has seen to it.
@@ -134,6 +134,7 @@ exit status: 0 each is caught by the clause it names, 1 one gets through, 2 coul
     bench.add_argument("--size", type=int, default=64, metavar="MB", help="float32 a kernel is given (%(default)s)")
     bench.add_argument("--json", metavar="FILE", help="write the figures as JSON")
     bench.add_argument("--plot", metavar="FILE.svg", help="draw them")
+    _canary(commands)
     harness = commands.add_parser(
         "harness",
         help="test the plumbing of a program that speaks the protocol",
@@ -160,6 +161,38 @@ exit status: 0 each is caught by the clause it names, 1 one gets through, 2 coul
     explain = commands.add_parser("explain", help="show a clause: its text, why, the bugs it hunts, its checks")
     explain.add_argument("clause", metavar="CLAUSE", help="a clause id such as PAGED-07, or a chapter such as PAGED")
     return parser
+
+
+def _canary(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    from kvref.canary import Canary
+    from kvref_conformance.canary.folder import ARCHITECTURES, DTYPES
+
+    canary = commands.add_parser(
+        "canary",
+        help="make a model whose every token proves which cache entries were read",
+        description="A Llama whose weights are made by hand, so that what it says next hangs on single places in its KV cache.",
+    ).add_subparsers(dest="subcommand", required=True, metavar="COMMAND")
+    make = canary.add_parser(
+        "make",
+        help="write it as files that engines load",
+        description="Write a canary as a folder that engines load as a model of Hugging Face's, and as a GGUF. It says what was "
+        "said a period ago; one that recalls says what came behind the last token when it was said before.",
+        epilog="exit status: 0 written, 2 could not run",
+    )
+    make.add_argument("folder", metavar="DIR", help="the folder to write: new, empty, or an older canary's")
+    make.add_argument("--gguf", metavar="FILE", help="also as a GGUF for llama.cpp")
+    make.add_argument("--architecture", choices=ARCHITECTURES, default="llama", help="of config.json (default %(default)s)")
+    make.add_argument("--dtype", choices=DTYPES, default="bfloat16", help="of the weights (default %(default)s)")
+    make.add_argument("--offsets", metavar="N,N", help="how many tokens back each layer looks (default 16,31)")
+    make.add_argument("--recalls", action="store_true", help="a last layer that looks places up by what they hold, not how far "
+                      "they lie: then --offsets 1 --theta 1e6 --head-dim 128, where nothing else is said")  # fmt: skip
+    make.add_argument("--context", type=int, metavar="N", help=f"most tokens it is told and says (default {Canary.context})")
+    make.add_argument("--kv-heads", type=int, metavar="N", help=f"(default {Canary.num_kv_heads})")
+    make.add_argument("--query-heads", type=int, metavar="N", help=f"(default {Canary.num_query_heads})")
+    make.add_argument("--head-dim", type=int, metavar="N", help=f"(default {Canary.head_dim})")
+    make.add_argument("--theta", type=float, metavar="X", help=f"base of the rotary positions (default {Canary.theta:g})")
+    make.add_argument("--windows", metavar="N,none", help="tokens that each layer sees (default all)")
+    make.add_argument("--intermediate", type=int, metavar="N", help=f"size of the MLP (default {Canary.intermediate_size})")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

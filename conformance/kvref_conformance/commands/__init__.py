@@ -7,6 +7,7 @@ from collections.abc import Callable
 _WHERE = {
     "check": "check:check",
     "bench": "bench:bench",
+    "canary": "canary:make",
     "soak": "soak:soak_implementation",
     "replay": "replay:replay_trace",
     "harness": "harness:harness",

@@ -1,0 +1,69 @@
+"""The words of a canary: a token is a word, of a length that all words of one canary have.
+
+Each kv head says what it carries by syllables of its own, in the order of the heads: one that carries up to four bits by one
+syllable, one that carries more by two. A wrong syllable names the head. Words are as long as each other, so that text splits into
+them however an engine joins them.
+"""
+
+import functools
+import re
+from collections.abc import Iterable
+
+from kvref.canary import BLANK, BOS, EOS, FIRST_WORD, UNKNOWN, Canary
+from kvref.errors import TokenOutOfRange, in_range
+
+SYLLABLES = ("ba", "de", "fi", "go", "hu", "ka", "le", "mi", "no", "pu", "ra", "se", "ti", "vo", "wu", "za")
+SILENT = "xo"  # no syllable of the others: the blank is an ordinary word, so that no engine leaves it out of what it says
+SPECIAL = {UNKNOWN: "<unk>", BOS: "<s>", EOS: "</s>"}
+SHOWN = 40  # characters of a text that is not understood
+
+
+class NotWords(Exception):
+    """A text that is not made of a canary's words: says where and what stands there."""
+
+
+@functools.cache
+def vocabulary(canary: Canary) -> tuple[str, ...]:
+    """The word of each token. All differ; ids that carry nothing are <unusedN>."""
+    each = -(-canary.bits // 4)  # syllables a head
+    words = [SPECIAL.get(token, f"<unused{token}>") for token in range(canary.vocabulary)]
+    words[BLANK] = SILENT * each * canary.num_kv_heads
+    for token in range(FIRST_WORD, FIRST_WORD + canary.words):
+        digits = canary.digits(token)
+        words[token] = "".join(SYLLABLES[digit >> 4 * part & 15] for digit in digits for part in reversed(range(each)))
+    return tuple(words)
+
+
+def word(canary: Canary, token: int) -> str:
+    """The word of a token. Raises TokenOutOfRange."""
+    return vocabulary(canary)[in_range(token, canary.vocabulary, TokenOutOfRange, "token")]
+
+
+def text(canary: Canary, tokens: Iterable[int]) -> str:
+    """Tokens as words with spaces between them. Raises TokenOutOfRange."""
+    return " ".join(word(canary, token) for token in tokens)
+
+
+def tokens(canary: Canary, text: str) -> list[int]:
+    """The tokens of a text of words, with spaces between them or without. Raises NotWords at the first place that is no word."""
+    ids, pattern = _reading(canary)
+    found, place = list[int](), len(text) - len(text.lstrip())
+    while place < len(text):
+        match = pattern.match(text, place)
+        if match is None or match[1] not in ids:
+            like = word(canary, FIRST_WORD)
+            raise NotWords(
+                f"text: expected words of {len(like)} letters such as {like}, got {text[place : place + SHOWN]!a} "
+                f"at character {place}"
+            )
+        found.append(ids[match[1]])
+        place = match.end()
+    return found
+
+
+@functools.cache
+def _reading(canary: Canary) -> tuple[dict[str, int], re.Pattern[str]]:
+    """The token of each word, and what a word looks like with the spaces behind it."""
+    words = vocabulary(canary)
+    pattern = rf"([a-z]{{{len(words[BLANK])}}}|<[a-z0-9/]{{1,20}}>)\s*"
+    return {each: token for token, each in enumerate(words)}, re.compile(pattern)

@@ -1,0 +1,99 @@
+"""`kvref canary make`: a canary as files, and how to try it by hand."""
+
+import argparse
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.text import Text
+
+from kvref.canary import BOS, FIRST_WORD, Canary, Oracle
+from kvref.canary.shape import KEY_ERRORS, ROUNDOFF
+from kvref.errors import ConfigError
+from kvref_conformance.canary import folder, gguf, words
+from kvref_conformance.outcome import CannotRun
+
+RECALLING: dict[str, Any] = {"offsets": (1,), "theta": 1e6, "head_dim": 128}  # what a canary that recalls is made of unless told
+SHOWN = 12  # words of the continuation
+
+
+def make(options: argparse.Namespace) -> int:
+    into, single = Path(options.folder), Path(options.gguf) if options.gguf else None
+    try:
+        canary = Canary(**_sizes(options))
+        files = folder.made(canary, options.architecture, options.dtype)
+        data = gguf.gguf(canary, options.dtype) if single else b""
+    except ConfigError as error:
+        raise CannotRun(str(error)) from None
+    except MemoryError:
+        raise CannotRun("the sizes are more than the memory that is here can hold") from None
+    if single:
+        gguf.expect_ours(single)
+    folder.write(into, files)
+    if single:
+        gguf.write(single, data)
+    console = Console(highlight=False)
+    for line in (*_about(canary, options), *_written(into, files, single, data), *_try(canary, options.dtype)):
+        console.print(Text(line), soft_wrap=True)
+    return 0
+
+
+def _sizes(options: argparse.Namespace) -> dict[str, Any]:
+    """The fields of a Canary that were asked for."""
+    asked = {
+        "offsets": _numbers("--offsets", options.offsets), "recalls": options.recalls, "context": options.context,
+        "num_kv_heads": options.kv_heads, "num_query_heads": options.query_heads, "head_dim": options.head_dim,
+        "theta": options.theta, "windows": _numbers("--windows", options.windows, "none"),
+        "intermediate_size": options.intermediate,
+    }  # fmt: skip
+    return (RECALLING if options.recalls else {}) | {name: value for name, value in asked.items() if value is not None}
+
+
+def _numbers(option: str, said: str | None, none: str | None = None) -> tuple[int | None, ...] | None:
+    """Numbers with commas between them, or the word that stands for None."""
+    if said is None:
+        return None
+    parts = [part.strip() for part in said.split(",")]
+    if not all(re.fullmatch("[0-9]{1,9}", part) or part == none for part in parts):
+        raise CannotRun(f"{option}: expected numbers{f' or {none}' if none else ''} with commas between them, got {said!r}")
+    return tuple(None if part == none else int(part) for part in parts)
+
+
+def _about(canary: Canary, options: argparse.Namespace) -> list[str]:
+    """The sizes, and what a cache must not do to it."""
+    seen = "" if not any(canary.windows) else f", windows {', '.join(str(each or 'none') for each in canary.windows)}"
+    layers = f"offsets {', '.join(map(str, canary.offsets))}{' and one that recalls' if canary.recalls else ''}{seen}"
+    must = [format for format in KEY_ERRORS if canary.survives(format, options.dtype)]
+    measured = [format for format in KEY_ERRORS if format not in must]
+    return [
+        f"{options.architecture} in {options.dtype}; layers: {canary.num_layers} ({layers}); words: {canary.words}; "
+        f"query heads: {canary.num_query_heads}, kv heads: {canary.num_kv_heads}, of {canary.head_dim}; "
+        f"hidden size: {canary.hidden_size}; theta: {canary.theta:g}; context: {canary.context}",
+        f"period: {canary.period} tokens" if not canary.recalls else "period: none, it says what came behind a word before",
+        f"caches in which no token may be wrong: {', '.join(must) or 'none'}",
+        f"caches that it only measures: {', '.join(measured) or 'none'}",
+    ]
+
+
+def _written(into: Path, files: folder.Files, single: Path | None, data: bytes) -> list[str]:
+    lines = [f"{into}: {sum(map(len, files.values())) / 1e6:.1f} MB"]
+    return lines + ([f"{single}: {len(data) / 1e6:.1f} MB"] if single else [])
+
+
+def _try(canary: Canary, dtype: str) -> list[str]:
+    """A prompt and what comes next, to be told to an engine by hand: greedily, the prompt as text."""
+    rng = np.random.default_rng(0)
+    if canary.recalls:  # words that all differ, and one of them again, at which no layer looks back past the first
+        first = 1 + len(canary.offsets) + sum(canary.offsets)
+        told = [BOS, *(FIRST_WORD + rng.permutation(canary.words)[: first + SHOWN]).tolist()]
+        told.append(told[first])
+    else:
+        told = [BOS, *(FIRST_WORD + rng.integers(canary.words, size=canary.period)).tolist()]
+    oracle = Oracle(canary, ROUNDOFF[dtype])
+    says = oracle.extend(told)[-1:]
+    while len(says) < SHOWN and says[-1] is not None and oracle.length < canary.context:
+        says += oracle.extend([says[-1]])
+    said = [token for token in says if token is not None]
+    return [f"prompt: {words.text(canary, told[1:])}", f"says: {words.text(canary, said)} ..."]
