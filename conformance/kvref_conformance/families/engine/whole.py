@@ -1,0 +1,57 @@
+"""Engines that take whole prompts: a session is a list of tokens, sent whole each time.
+
+What such an engine has no word for is not made up for it: it cannot be forked, or told to forget, and what it makes of a context
+that ends it says itself.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from kvref.errors import PositionOutOfRange, SequenceNotFound, in_range
+
+
+class WholePrompts(ABC):
+    def __init__(self) -> None:
+        self._tokens: dict[int, list[int]] = {}
+        self._opened = 0
+
+    @abstractmethod
+    def complete(self, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
+        """The `count` likeliest tokens behind each of these prompts, which are served together."""
+
+    def open(self) -> int:
+        session, self._opened = self._opened, self._opened + 1
+        self._tokens[session] = []
+        return session
+
+    def close(self, session: int) -> None:
+        self._known(session)
+        del self._tokens[session]
+
+    def length(self, session: int) -> int:
+        return len(self._known(session))
+
+    def extend(self, session: int, tokens: Sequence[int]) -> None:
+        self._known(session).extend(int(token) for token in tokens)
+
+    def generate(self, session: int, count: int) -> list[int]:
+        told = self._known(session, speaks=True)
+        if not in_range(count, None, PositionOutOfRange, "count"):
+            return []
+        (said,) = self.complete([told], count)
+        told += said
+        return said
+
+    def step(self, sessions: Sequence[int]) -> list[int]:
+        told = [self._known(session, speaks=True) for session in sessions]
+        said = [tokens[0] for tokens in self.complete(told, 1)] if told else []
+        for tokens, token in zip(told, said, strict=True):
+            tokens.append(token)
+        return said
+
+    def _known(self, session: int, speaks: bool = False) -> list[int]:
+        if session not in self._tokens:
+            raise SequenceNotFound(f"session: expected one that was opened and not closed, got {session!r}")
+        if speaks and not self._tokens[session]:
+            raise PositionOutOfRange(f"session {session}: expected at least one token, got none")
+        return self._tokens[session]

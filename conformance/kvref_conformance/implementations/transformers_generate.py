@@ -1,0 +1,100 @@
+"""Hugging Face transformers' `generate`, as an engine: whole prompts, with a cache of its own for each call.
+
+It knows no end of the context and refuses no token: it is not asked for what lies past the one, nor for the other.
+"""
+
+import tempfile
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import LlamaForCausalLM, MistralForCausalLM
+
+from kvref.canary import UNKNOWN, Canary, sized
+from kvref_conformance.canary import folder
+from kvref_conformance.families.engine.whole import WholePrompts
+from kvref_conformance.interface import Level
+from kvref_conformance.outcome import NotOffered
+
+
+class Generate:
+    name = "transformers-generate"
+    version = transformers.__version__
+    language = "python"
+    level: Level = "exact"
+    formats = ("float32",)
+    options: dict[str, Any] = {}  # noqa: RUF012 - of `generate`
+
+    def asarray(self, values: Any) -> Any:
+        return torch.tensor(values)
+
+    def to_numpy(self, array: Any) -> Any:
+        return array.numpy()
+
+    def engine(self, cache_tokens: int, **sizes: int) -> "Engine":
+        return Engine(sized(**sizes), self.options)
+
+
+class Static(Generate):
+    name = "transformers-generate-static"
+    options = {"cache_implementation": "static", "disable_compile": True}  # noqa: RUF012
+
+
+class Beams(Generate):
+    name = "transformers-generate-beams"
+    options = {"num_beams": 3}  # noqa: RUF012
+
+
+class Chunked(Generate):
+    """The prompt in pieces of ten tokens."""
+
+    name = "transformers-generate-chunked"
+    options = {"prefill_chunk_size": 10}  # noqa: RUF012
+
+
+class Lookup(Generate):
+    """Drafts, looked up in the prompt, of which it takes back what is wrong."""
+
+    name = "transformers-generate-lookup"
+    options = {"prompt_lookup_num_tokens": 4}  # noqa: RUF012
+
+
+class Engine(WholePrompts):
+    def __init__(self, canary: Canary, options: dict[str, Any]) -> None:
+        super().__init__()
+        self._canary, self._options = canary, options
+        self._model = _loaded(canary)
+
+    def extend(self, session: int, tokens: Sequence[int]) -> None:
+        if not all(0 <= token < self._canary.vocabulary for token in tokens):
+            raise NotOffered("tokens that the vocabulary does not have")
+        if self.length(session) + len(tokens) > self._canary.context:
+            raise NotOffered("the end of the context")
+        super().extend(session, tokens)
+
+    def complete(self, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
+        longest = max(map(len, prompts))
+        if longest + count > self._canary.context:
+            raise NotOffered("the end of the context")
+        if len(prompts) > 1 and "prompt_lookup_num_tokens" in self._options:
+            raise NotOffered("drafts for several prompts at once")
+        padded = [[UNKNOWN] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
+        seen = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+        with torch.no_grad():
+            said = self._model.generate(
+                torch.tensor(padded), attention_mask=torch.tensor(seen), max_new_tokens=count, min_new_tokens=count,
+                do_sample=False, **self._options,
+            )  # fmt: skip
+        return [row[longest:].tolist() for row in said]
+
+
+@lru_cache(8)
+def _loaded(canary: Canary) -> Any:
+    """In float32, the model that transformers makes of the canary's folder."""
+    architecture, model = ("mistral", MistralForCausalLM) if any(canary.windows) else ("llama", LlamaForCausalLM)
+    with tempfile.TemporaryDirectory() as where:
+        folder.write(Path(where), folder.made(canary, architecture, "float32"))
+        return model.from_pretrained(where, dtype=torch.float32, attn_implementation="eager")
