@@ -15,6 +15,7 @@ from kvref_conformance.implementations.backends import OnBackend
 from kvref_conformance.judging.asked import Effort
 from kvref_conformance.judging.judge import Judge, select, verdict_of
 
+NUMPY = kvref.backend("numpy")
 pytestmark = pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
 
 
@@ -30,7 +31,7 @@ def backend(tmp_path_factory):
             """Memory as NumPy has it (a device's begins at a multiple of 256 bytes), and overflow without NumPy's warning."""
 
             def zeros(self, shape, dtype):
-                return kvref.backend("numpy").zeros(shape, dtype)
+                return NUMPY.zeros(shape, dtype)
 
             def address(self, array):
                 return array.ctypes.data
