@@ -212,10 +212,10 @@ def test_explain_shows_text_why_bugs_and_checks(kvref):
 @pytest.mark.parametrize(
     ("arguments", "needed"),
     [
-        (["check", "numpy"], "pytest"), (["soak", "numpy"], "hypothesis"), (["replay", "x"], "rich"),
-        (["report", "x", "-o", "y"], "jinja2"),
-        (["zoo"], "rich"), (["bench"], "rich"), (["harness", "--selftest", "x"], "rich"), (["vectors", "numpy"], "safetensors"),
-        (["list"], "rich"), (["explain", "PAGED"], "rich"),
+        (["check", "numpy"], "pytest"), (["check", "numpy"], "hypothesis"), (["replay", "x"], "jsonschema"),
+        (["report", "x", "-o", "y"], "jinja2"), (["soak", "numpy"], "rich"), (["zoo"], "rich"), (["bench"], "rich"),
+        (["harness", "--selftest", "x"], "rich"), (["vectors", "numpy"], "safetensors"), (["list"], "rich"),
+        (["explain", "PAGED"], "rich"),
     ],
 )  # fmt: skip
 def test_without_its_extra_the_command_says_what_to_install(arguments, needed):
