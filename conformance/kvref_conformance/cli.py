@@ -165,7 +165,8 @@ exit status: 0 each is caught by the clause it names, 1 one gets through, 2 coul
 
 def _canary(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     from kvref.canary import Canary
-    from kvref_conformance.canary.folder import ARCHITECTURES, DTYPES
+    from kvref_conformance.canary.architectures import ARCHITECTURES
+    from kvref_conformance.canary.folder import DTYPES
 
     canary = commands.add_parser(
         "canary",

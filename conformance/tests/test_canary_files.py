@@ -164,12 +164,28 @@ def test_a_folder_that_is_no_canary_is_refused(said, message, tmp_path):
 
 
 def test_an_architecture_that_has_no_such_windows_is_refused():
-    with pytest.raises(ConfigError, match="expected mistral for layers with a window, got llama"):
+    with pytest.raises(ConfigError, match="expected mistral or gemma3 for layers with a window, got llama"):
         folder.made(Canary(windows=(16, 31)))
     with pytest.raises(ConfigError, match="expected the same for all layers of a mistral"):
         folder.made(Canary(windows=(16, None)), "mistral")
     with pytest.raises(ConfigError, match="--gguf: expected no windows"):
         gguf.gguf(Canary(windows=(16, 31)))
+    for windows in ((None, 40), (16, 31), (16, None, None)):
+        with pytest.raises(ConfigError, match="windows: expected one width, and none at regular places, of a gemma3"):
+            folder.made(Canary((16, 31, 5)[: len(windows)], windows=windows), "gemma3")
+    with pytest.raises(ConfigError, match=r"num_query_heads \* head_dim: expected at least 29 for a gemma3, got 28"):
+        folder.made(Canary((5, 6), num_query_heads=1, num_kv_heads=1, head_dim=28, context=40), "gemma3")
+
+
+@pytest.mark.parametrize("windows", [(), (16, None), (31, 31)])
+def test_a_gemma_is_told_its_windows_by_layer_and_by_rule(windows):
+    config = json.loads(folder.made(Canary(windows=windows), "gemma3")["config.json"])
+    layers = ["full_attention" if window is None else "sliding_attention" for window in windows or (None, None)]
+    assert config["layer_types"] == layers
+    every = config["sliding_window_pattern"]
+    assert layers == ["sliding_attention" if number % every else "full_attention" for number in (1, 2)]
+    assert config["sliding_window"] == (windows[0] if windows else 1024)
+    assert config["rope_theta"] == config["rope_local_base_freq"]
 
 
 class Reader:
@@ -292,7 +308,13 @@ def test_a_mistake_costs_one_line_and_nothing_is_written(tmp_path, monkeypatch, 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize(
     ("sizes", "architecture"),
-    [({}, "llama"), (RECALLS, "llama"), *(({"offsets": (20, 20), "windows": (w, w)}, "mistral") for w in (20, 21, 22))],
+    [
+        ({}, "llama"),
+        (RECALLS, "llama"),
+        *(({"offsets": (20, 20), "windows": (w, w)}, "mistral") for w in (20, 21, 22)),
+        *(({"windows": (w, None)}, "gemma3") for w in (16, 17)),
+        (RECALLS, "gemma3"),
+    ],
 )
 def test_transformers_says_what_it_must(sizes, architecture, dtype, tmp_path):
     """From text, in a batch with padding on the left."""
@@ -315,3 +337,18 @@ def test_transformers_says_what_it_must(sizes, architecture, dtype, tmp_path):
     assert [words.tokens(canary, text) for text in tokenizer.batch_decode(said, skip_special_tokens=True)] == want
     chat = [{"role": "user", "content": prompts[0]}]
     assert tokenizer.apply_chat_template(chat, tokenize=False) == f"<s> {prompts[0]}"
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("heads", [1, 2, 4, 8])
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+def test_where_a_head_reads_zeros_it_says_so(architecture, heads, tmp_path):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    canary = Canary(offsets=(20,), num_kv_heads=heads, num_query_heads=heads, head_dim=256 // heads, context=100)
+    folder.write(tmp_path, folder.made(canary, architecture))
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype="auto")
+    prompt = [BOS, *(FIRST_WORD + np.random.default_rng(0).permutation(canary.words)[:30]).tolist()]
+    cache = model(torch.tensor([prompt]), use_cache=True).past_key_values
+    cache.layers[0].values[0, -1, 13] = 0
+    said = model(torch.tensor([prompt[-4:]]), past_key_values=cache).logits.argmax(-1)[0].tolist()
+    assert said == [prompt[11], prompt[12], BLANK, prompt[14]]

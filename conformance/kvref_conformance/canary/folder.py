@@ -2,17 +2,17 @@
 
 import dataclasses
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import kvref
-from kvref.canary import BOS, EOS, UNKNOWN, Canary, Weights, weights
+from kvref.canary import BOS, EOS, UNKNOWN, Canary, Weights
 from kvref.canary.shape import EPSILON
 from kvref.errors import ConfigError
 from kvref_conformance.arrays import NDArray
+from kvref_conformance.canary.architectures import ARCHITECTURES
 from kvref_conformance.canary.tokenizer import tokenizer_files
 from kvref_conformance.outcome import CannotRun
 
@@ -25,31 +25,16 @@ DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}  # safetensors
 Files = dict[str, bytes]
 
 
-def _llama(canary: Canary) -> dict[str, Any]:
-    if any(canary.windows):
-        raise ConfigError("architecture: expected mistral for layers with a window, got llama")
-    return {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "attention_bias": False, "mlp_bias": False}
-
-
-def _mistral(canary: Canary) -> dict[str, Any]:
-    if len(set(canary.windows)) > 1:
-        raise ConfigError(f"windows: expected the same for all layers of a mistral, got {canary.windows}")
-    return {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": canary.windows[0]}
-
-
-ARCHITECTURES: dict[str, Callable[[Canary], dict[str, Any]]] = {"llama": _llama, "mistral": _mistral}
-
-
 def made(canary: Canary, architecture: str = "llama", dtype: str = "bfloat16") -> Files:
     """The files of a canary, by name: the same bytes for the same sizes. architecture: one of ARCHITECTURES; dtype: of DTYPES.
 
-    Raises ConfigError where the architecture cannot have such windows.
+    Raises ConfigError where the architecture cannot have such windows, or such sizes.
     """
     special = {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": UNKNOWN}
     documents = {
         SIZES: sizes(canary, architecture, dtype),
         "config.json": {
-            **ARCHITECTURES[architecture](canary),
+            **ARCHITECTURES[architecture].config(canary),
             **special,
             "vocab_size": canary.vocabulary,
             "hidden_size": canary.hidden_size,
@@ -58,14 +43,12 @@ def made(canary: Canary, architecture: str = "llama", dtype: str = "bfloat16") -
             "num_attention_heads": canary.num_query_heads,
             "num_key_value_heads": canary.num_kv_heads,
             "head_dim": canary.head_dim,
-            "hidden_act": "silu",
             "max_position_embeddings": canary.context,
             "rms_norm_eps": EPSILON,
             "rope_theta": canary.theta,
             "rope_scaling": None,
             "attention_dropout": 0.0,
             "initializer_range": 0.02,
-            "tie_word_embeddings": False,
             "use_cache": True,
             "torch_dtype": dtype,
         },
@@ -73,7 +56,7 @@ def made(canary: Canary, architecture: str = "llama", dtype: str = "bfloat16") -
         **tokenizer_files(canary),
     }
     files = {name: (json.dumps(document, indent=1) + "\n").encode() for name, document in documents.items()}
-    return files | {"model.safetensors": safetensors(weights(canary), dtype)}
+    return files | {"model.safetensors": safetensors(ARCHITECTURES[architecture].weights(canary), dtype)}
 
 
 def sizes(canary: Canary, architecture: str, dtype: str) -> dict[str, Any]:
