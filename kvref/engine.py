@@ -14,7 +14,7 @@ from kvref.attention import attention
 from kvref.backend import Backend, reference
 from kvref.canary.shape import EPSILON, Canary
 from kvref.canary.weights import weights
-from kvref.errors import CapacityExceeded, PositionOutOfRange, SequenceNotFound, TokenOutOfRange, in_range, integer
+from kvref.errors import CapacityExceeded, PositionOutOfRange, SequenceNotFound, TokenOutOfRange, in_range, integer, whole
 from kvref.paged import PagedCache, PagedConfig
 
 Floats = NDArray[Any]
@@ -69,10 +69,12 @@ class Model:
 
 
 class Engine:
-    """Sessions of a canary, numbered from 0. A session holds at most `context` tokens; all of them share the cache's blocks."""
+    """Sessions of a canary, numbered from 0. A session holds at most `context` tokens, all of them together `cache_tokens`."""
 
-    def __init__(self, canary: Canary, num_blocks: int, block_size: int = 16, backend: Backend = reference) -> None:
-        sizes = (num_blocks, canary.num_layers, canary.num_kv_heads, canary.head_dim, block_size)
+    def __init__(self, canary: Canary, cache_tokens: int = 4096, block_size: int = 16, backend: Backend = reference) -> None:
+        """A session takes whole blocks of block_size tokens. Raises ConfigError."""
+        blocks = -(-whole("cache_tokens", cache_tokens) // whole("block_size", block_size))
+        sizes = (blocks * canary.num_layers, canary.num_layers, canary.num_kv_heads, canary.head_dim, block_size)
         self.canary, self.cache = canary, PagedCache(PagedConfig(*sizes), backend)
         self._model = Model(canary, self.cache, backend)
         self._tokens: dict[int, list[int]] = {}

@@ -190,6 +190,7 @@ SHRUNK = {
     "rows": ("zoo:int8-truncates", "FMT-INT8-02"),
     "kernels": ("zoo:kernels-write-padding", "KERN-02"),
     "attention": ("zoo:attention-one-kv-head", "ATTN-01"),
+    "engine": ("zoo:engine-rolls-back-the-length-only", "ENG-09"),
 }
 
 

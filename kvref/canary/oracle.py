@@ -66,7 +66,7 @@ class Oracle:
         canary, start, tokens = self.canary, self.length, list(tokens)
         if not tokens:
             return []
-        parts = [np.array([canary.digits(token) for token in tokens], np.int64).reshape(-1, canary.num_kv_heads)]
+        parts = [np.array([canary.digits(token) for token in tokens])]
         for layer in range(canary.num_layers):
             keys, copied = parts[-1].tolist(), parts[-2 if canary.looks_up(layer) else -1].tolist()
             for head, entries in enumerate(self.entries[layer]):

@@ -9,12 +9,9 @@ from kvref.array import Array
 from kvref.attention import attention
 from kvref.canary import sized
 from kvref.engine import Engine
-from kvref.errors import whole
 from kvref.formats import FORMATS, element_format, get_format
 from kvref.inputs import accept
 from kvref_conformance.interface import Level
-
-BLOCK_SIZE = 16  # of the engine's cache
 
 
 class OnBackend:
@@ -76,8 +73,7 @@ class OnBackend:
         return kvref.PooledCache(kvref.PooledConfig(**config), pool, self.backend)
 
     def engine(self, cache_tokens: int, **sizes: int) -> Engine:
-        canary, blocks = sized(**sizes), -(-whole("cache_tokens", cache_tokens) // BLOCK_SIZE)
-        return Engine(canary, canary.num_layers * blocks, BLOCK_SIZE, self.backend)
+        return Engine(sized(**sizes), cache_tokens, backend=self.backend)
 
 
 class Elements:

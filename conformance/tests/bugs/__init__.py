@@ -15,6 +15,7 @@ CHAPTERS = (
     "pooled",
     "attention",
     "kernels",
+    "engines",
     "hidden",
     "real",
 )

@@ -47,18 +47,19 @@ def a_prompt_in_pieces_is_one_prompt(subject: Subject) -> None:
 @check("ENG-04", "engine")
 def a_prefix_that_was_seen_says_what_a_new_one_says(subject: Subject) -> None:
     talk = Talk(subject)
-    prompt = talk.prompt(talk.canary.period + 16)
+    period = talk.canary.period
+    prompt = talk.prompt(period + 1)  # hardly more than what is read again
     living = talk.begin(prompt)
-    talk.goes_on(living, 20, "a first session")
+    talk.goes_on(living, period, "a first session")
     for length in (len(prompt), 33, 32, 17, 16, 15):  # on both sides of where blocks end
-        session = talk.begin([*prompt[:length], *talk.prompt()[1:]])
-        talk.goes_on(session, 20, f"a session whose first {length} tokens another has")
+        session = talk.begin([*prompt[:length], *talk.prompt(period + 1)[length:]])
+        talk.goes_on(session, period, f"a session whose first {length} tokens another has")
         talk.close(session)
     talk.close(living)
     again = talk.begin(prompt)
-    talk.goes_on(again, 20, "a session like one that is gone")
-    other = talk.begin([prompt[0], *talk.prompt()[1:8], *prompt[8:]])
-    talk.goes_on(other, 20, "a session that differs in its first block alone")
+    talk.goes_on(again, period, "a session like one that is gone")
+    other = talk.begin([*talk.prompt(15), *prompt[16:]])
+    talk.goes_on(other, period, "a session that differs in its first block alone")
 
 
 @check("ENG-05", "engine")
@@ -68,7 +69,7 @@ def one_that_is_cut_off_changes_no_other(subject: Subject) -> None:
     talk.together([staying, going], 5, "before one is closed")
     talk.close(going)
     talk.together([staying], 3, "after one was closed")
-    coming = talk.begin(talk.prompt(talk.canary.period + 20))
+    coming = talk.begin(talk.prompt(talk.canary.period + 1))
     talk.together([coming, staying], 20, "after one came where one was closed")
 
 
@@ -79,6 +80,7 @@ def more_than_the_cache_holds_is_refused_or_right(subject: Subject) -> None:
     for _ in range(MANY):
         try:
             sessions.append(talk.begin(talk.prompt(talk.canary.period + 15)))
+            talk.goes_on(sessions[-1], 3, f"session {len(sessions)} of as many as the cache takes")
         except (Broken, NotOffered):
             raise
         except Exception as error:
@@ -123,7 +125,7 @@ def an_early_turn_may_be_another(subject: Subject) -> None:
     prompt = talk.prompt(talk.canary.period + 20)
     session = talk.begin(prompt)
     talk.goes_on(session, 10, "a conversation")
-    for place in (20, 40, len(prompt) - 2):
+    for place in (25, 40, len(prompt) - 2):
         changed = [*prompt[:place], *talk.prompt(1)[1:], *prompt[place + 1 :]]
         talk.goes_on(talk.begin(changed), 25, f"one whose token {place} was changed")
     talk.goes_on(session, 20, "the conversation that was there before")
@@ -186,9 +188,10 @@ def a_session_is_a_list_of_tokens(subject: Subject) -> None:
 def tokens_may_go_from_the_middle(subject: Subject) -> None:
     talk = Talk(subject)
     session = talk.begin(talk.prompt(talk.canary.period + 30))
-    for start, stop in ((5, 9), (0, 16), (20, 21), (30, 30)):
-        talk.remove(session, start, stop)
-        talk.goes_on(session, 10, f"after tokens {start} to {stop} were removed")
+    for before, count in ((20, 4), (31, 16), (2, 1), (9, 0)):  # of what is read again
+        start = len(talk.told[session].tokens) - before
+        talk.remove(session, start, start + count)
+        talk.goes_on(session, 10, f"after {count} tokens were removed, {before} before the end")
     length = len(talk.told[session].tokens)
     for start, stop in ((length, length + 1), (5, 4)):
         with raises("PositionOutOfRange"):
@@ -213,6 +216,19 @@ def the_end_of_the_context_stops_it(subject: Subject) -> None:
         true(error_of(error).kind == "CapacityExceeded", "the end of the context", "CapacityExceeded", type(error).__name__)
         talk.goes_on(session, 2, "up to the end of the context")
     equal(talk.engine.length(session), talk.canary.context, "length at the end of the context")
+
+
+@check("LAW-11", "engine")
+def a_token_that_there_is_not_is_refused(subject: Subject) -> None:
+    talk = Talk(subject)
+    session = talk.begin(talk.prompt())
+    for wrong in subject.integers(talk.canary.vocabulary, -1, 10**6):
+        with raises("TokenOutOfRange"):
+            talk.engine.extend(session, [*talk.prompt(2)[1:], wrong])
+        equal(talk.engine.length(session), len(talk.told[session].tokens), f"length after token {wrong} was refused")
+    with raises("PositionOutOfRange"):
+        talk.engine.generate(int(talk.engine.open()), 1)
+    talk.goes_on(session, 10, "after tokens were refused")
 
 
 @check("ENG-12", "engine")

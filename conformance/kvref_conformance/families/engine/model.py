@@ -13,6 +13,8 @@ from kvref_conformance.outcome import Broken
 
 COARSEST = 64  # tokens in a block, at most: each session may lose so many to rounding before it may be said that a cache is full
 NEW = -1  # the number of a session that is not there yet
+# Of what may have happened to a session, whose demand it is then that it says the right tokens: the rarest counts.
+BLAMED = ("ENG-01", "ENG-02", "ENG-03", "ENG-07", "ENG-04", "ENG-05", "ENG-06", "ENG-08", "ENG-10")
 PREFIX = 8  # tokens at the front that two sessions share, at least, where they are said to
 
 
@@ -20,7 +22,7 @@ PREFIX = 8  # tokens at the front that two sessions share, at least, where they 
 class Session:
     """tokens: told and said. next: what comes behind them, None where that hangs on rounding or nothing is there.
 
-    clause: whose demand it is that what comes next is right, by what happened last.
+    clause: of BLAMED.
     """
 
     oracle: Oracle
@@ -33,6 +35,9 @@ class Session:
         self.tokens += tokens
         for said in self.oracle.extend(tokens)[-1:]:
             self.next = said
+
+    def blame(self, clause: str) -> None:
+        self.clause = max(self.clause, clause, key=BLAMED.index)
 
     def copy(self) -> "Session":
         return Session(self.oracle.upto(len(self.tokens)), list(self.tokens), self.next, self.clause, self.spoke)
@@ -113,9 +118,9 @@ class Engine(Model):
 
         def change(ok: Any) -> None:
             if told.tokens:
-                told.clause = "ENG-07" if told.spoke else "ENG-03"
+                told.blame("ENG-07" if told.spoke else "ENG-03")
             elif any(other[:PREFIX] == tokens[:PREFIX] for other in self._others(told)):
-                told.clause = "ENG-04"
+                told.blame("ENG-04")
             told.told(tokens)
 
         then = self.did("extend", change)
@@ -147,6 +152,7 @@ class Engine(Model):
 
         def change(ok: Any) -> None:
             for each, token in zip(told, ok, strict=True):
+                each.blame("ENG-02" if len(told) > 1 else "ENG-01")
                 each.told([token])
                 each.spoke = True
 
@@ -159,8 +165,8 @@ class Engine(Model):
         parent = self.sessions[session]
 
         def change(ok: Any) -> None:
+            parent.blame("ENG-08")
             self.sessions[ok] = parent.copy()
-            parent.clause = self.sessions[ok].clause = "ENG-08"
 
         then = self.did("fork", change)
         if not self._fits({NEW: len(parent.tokens)}):
@@ -222,4 +228,4 @@ class Engine(Model):
 
     def _blame_all(self, clause: str) -> None:
         for session in self.sessions.values():
-            session.clause = clause
+            session.blame(clause)

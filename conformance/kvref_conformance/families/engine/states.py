@@ -52,7 +52,7 @@ def sessions_of_different_lengths_speak_together(call: Call) -> bool:
 def one_speaks_that_is_a_fork_or_was_forked(call: Call) -> bool:
     model: Engine = call.model
     speaking = call.args["sessions"] if "sessions" in call.args else [call.args["session"]]
-    return any(model.sessions[session].clause == "ENG-08" for session in speaking)
+    return any(model.sessions[session].clause in ("ENG-08", "ENG-10") for session in speaking)
 
 
 @state("engine", "fork")

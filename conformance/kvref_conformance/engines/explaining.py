@@ -1,0 +1,173 @@
+"""Every explanation that fits: what was supposed, what it foretells and what it costs to say, in bits."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from kvref_conformance.engines.damage import PARTS, Change, elsewhere, other_head, other_layer, swapped, turned, zeros
+from kvref_conformance.engines.finding import Finding
+from kvref_conformance.engines.fitting import SIZES, Fit, extents_of, fitted
+from kvref_conformance.engines.proposing import Run, named
+from kvref_conformance.engines.told import Case, Said
+
+VAGUE = 4.0  # bits that an explanation loses by each token of which it says nothing
+KIND = 3.0  # bits that it takes to name a kind
+PLACE = 2.0  # where it begins and ends is given by the wrong tokens, or nearly
+ODD = 4.0  # for each edge that is nothing's border
+RIGHT = 6  # right tokens behind the first wrong one, of which one tells where tokens were moved
+BLANKS = ("zeros", "unreadable")  # kinds that blanks are enough for
+SHIFTED = ("own", "another", "earlier occupant")  # kinds whose keys may lie elsewhere
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """worth: bits of wrong digits foretold, less those that it takes to say it, and less what it leaves open.
+
+    named: bits of wrong digits beyond those that it takes to say whose they are.
+    """
+
+    finding: Finding
+    worth: float
+    named: float
+
+
+def explanations(case: Case, found: list[Run]) -> Iterator[Explanation]:
+    """Those that contradict no token that came."""
+    yield from _windows(case)
+    yield from _retold(case, found)
+    moments = [moment for moment in _moments(case) if moment <= case.begin]
+    for change, finding, name in _changes(case, found):
+        for layers in _layer_sets(case):
+            if finding.kind == "layer" and any(map(case.canary.looks_up, (*layers, finding.shift))):
+                continue
+            whole = finding.kind in ("unreadable", "turned") or (finding.kind in SHIFTED and finding.shift != 0)
+            places = extents_of(case, layers, whole and finding.part != "values")
+            if finding.stop:
+                places = [(start, finding.stop) for start, _ in places]
+            fit = fitted(case, change, layers, places, moments)
+            if finding.kind == "swapped" and fit and not fit.damage.start < finding.stop - finding.shift < fit.damage.stop:
+                continue  # one of the two blocks alone was read
+            if fit is not None:
+                cost = KIND + PLACE + ODD * _odd(case, fit) + math.log2(1 + case.canary.num_layers)
+                yield _explained(case, fit.said, cost, _placed(case, finding, fit), name)
+
+
+def _explained(case: Case, said: Said, cost: float, finding: Finding, name: float = 0.0) -> Explanation:
+    """name: of the cost, what only digits can pay for: blanks name nobody."""
+    evidence = case.evidence(said, blanks=not finding.open)
+    named = math.inf if finding.kind in BLANKS else case.evidence(said) - name
+    return Explanation(finding, evidence - name - cost - VAGUE * case.vague(said), named)
+
+
+def _layer_sets(case: Case) -> list[tuple[int, ...]]:
+    """Every layer, or one. Where the last recalls, what is wrong in every layer shows in that one."""
+    layers = range(case.canary.num_layers)
+    single: list[tuple[int, ...]] = [(layer,) for layer in layers]
+    return single if case.canary.recalls or len(layers) == 1 else [tuple(layers), *single]
+
+
+def _moments(case: Case) -> list[int]:
+    """When damage is likeliest to come: just now, where the engine began to speak, and at events.
+
+    One that recalls looks a token back in all layers but the last: since when those were damaged hardly shows.
+    """
+    spoke = [] if case.canary.recalls else [min(case.request.said, default=len(case.request.tokens))]
+    return list(dict.fromkeys([case.begin, *spoke, *(position for position, _ in case.request.events)]))
+
+
+def _odd(case: Case, fit: Fit) -> int:
+    """How many of its edges lie neither at a block's border nor at an event, and whether it came at no likely moment."""
+    start, stop = fit.block or (fit.damage.start, fit.damage.stop)
+    likely = [position for position, _ in case.request.events]
+    odd = [edge for edge in (start,) + (() if fit.open else (stop,)) if edge % SIZES[0] and edge not in likely]
+    return len(odd) + (fit.damage.since not in (*_moments(case), fit.damage.start))
+
+
+def _placed(case: Case, finding: Finding, fit: Fit) -> Finding:
+    """With where it is, and the event that it belongs to."""
+    canary, damage = case.canary, fit.damage
+    edges = {damage.start, damage.stop, damage.since, *(fit.block or ())}
+    after = [what for position, what in case.request.events if position in edges]
+    return replace(
+        finding,
+        layers=damage.layers if len(damage.layers) < canary.num_layers else (),
+        hidden=canary.looks_up(damage.layers[-1]),
+        heads=damage.heads if len(damage.heads) < canary.num_kv_heads else (),
+        start=damage.start,
+        stop=damage.stop,
+        open=fit.open,
+        within=fit.block,
+        after=after[-1] if after else None,
+    )
+
+
+def _changes(case: Case, found: list[Run]) -> Iterator[tuple[Change, Finding, float]]:
+    """Each with what would be found and what it costs to say it."""
+    canary, name = case.canary, case.request.name
+    yield zeros("values"), Finding("zeros", name, part="values"), 0.0
+    yield zeros("keys"), Finding("unreadable", name, part="keys"), 0.0
+    for layer in range(canary.num_layers):
+        yield other_layer(case.clean, layer), Finding("layer", name, shift=layer), 0.0
+    for head in range(canary.num_kv_heads):
+        yield other_head(head), Finding("head", name, shift=head), 0.0
+    for by in dict.fromkeys(-run.shift for run in found if run.source is case.request):
+        yield turned(by), Finding("turned", name, shift=by, part="keys"), named(case, case.request, by)
+    for run in found:
+        own = run.source is case.request
+        oracle = None if own else case.oracle_of(run.source)
+        kind = "own" if own else "earlier occupant" if run.source.ended else "another"
+        for number, part in enumerate(PARTS if run.shift or canary.recalls else PARTS[:1]):
+            finding = Finding(kind, name, part=part, other=None if own else run.source.name, shift=run.shift)
+            yield elsewhere(oracle, run.shift, part), finding, run.cost(case) + number
+        if own and run.shift % SIZES[0] == 0:
+            by, place = abs(run.shift), int(case.places[case.wrong[0], -1])
+            first = place // by - (run.shift < 0)
+            for number, part in enumerate(PARTS[:2]):
+                finding = Finding("swapped", name, part=part, shift=by, stop=(first + 2) * by)
+                yield swapped(by, first, part), finding, run.cost(case) + number
+
+
+def _windows(case: Case) -> Iterator[Explanation]:
+    """A window that is off by a token or two, in each layer and in all. One that is wider by more shows no more."""
+    windows = case.canary.windows
+    for by in (-2, -1, 1):
+        for layers in _layer_sets(case):
+            if all(windows[layer] is None for layer in layers):
+                continue
+            seen = tuple(
+                window + by if layer in layers and window is not None else window for layer, window in enumerate(windows)
+            )
+            said = case.replay(0, None, seen)
+            if not case.conflicts(said):
+                one = next(layer for layer in layers if windows[layer] is not None)
+                some = layers if len(layers) < case.canary.num_layers else ()
+                finding = Finding("window", case.request.name, some, shift=seen[one] or 0, due=windows[one] or 0)
+                yield _explained(case, said, KIND, finding)
+
+
+def _retold(case: Case, found: list[Run]) -> Iterator[Explanation]:
+    """Tokens that the engine dropped, was told twice or did not forget: all that it wrote behind them has moved."""
+    for run in found:
+        for finding, tokens in _moved(case, run):
+            said = case.retold(tokens)
+            if not case.conflicts(said):
+                yield _explained(case, said, KIND + PLACE, finding, run.cost(case))
+
+
+def _moved(case: Case, run: Run) -> Iterator[tuple[Finding, list[int]]]:
+    """What may have moved tokens by as much as a run is shifted, and the tokens that the engine then has."""
+    told, name, by = case.tokens[: case.begin + 1], case.request.name, abs(run.shift)
+    right = [number for number in range(case.wrong[0], len(case.got)) if number not in case.wrong][:RIGHT]
+    first = [place for place in case.sources[right].tolist() if by <= place < len(told)]  # that may not have moved
+    if run.source is case.request:
+        for place in first:
+            if run.shift < 0:
+                yield Finding("dropped", name, start=place - by, stop=place), told[: place - by] + told[place:]
+            else:
+                yield Finding("twice", name, start=place, stop=place + by), told[: place + by] + told[place:]
+    elif run.shift > 0:
+        other = list(run.source.tokens)
+        start = next((at for at, pair in enumerate(zip(told, other, strict=False)) if pair[0] != pair[1]), len(told))
+        stale = other[start : start + by]
+        finding = Finding("left over", name, start=start, stop=start + by, other=run.source.name)
+        yield finding, told[:start] + stale + told[start:]

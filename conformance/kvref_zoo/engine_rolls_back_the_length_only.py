@@ -1,0 +1,24 @@
+"""Truncating sets the length back and leaves what was written: the next tokens come behind the ones that are gone."""
+
+from typing import Any
+
+import kvref.engine
+from kvref.canary import sized
+from kvref.errors import PositionOutOfRange
+from kvref_zoo.right import Right
+
+
+class Engine(kvref.engine.Engine):
+    def truncate(self, session: int, length: int) -> None:
+        if not 0 <= length <= self.length(session):
+            raise PositionOutOfRange(f"length: expected one in [0, {self.length(session)}], got {length}")
+        del self._tokens[session][length:]
+
+
+class Implementation(Right):
+    clause = "ENG-09"
+    also = ("ENG-10",)
+    bug = "ml-explore/mlx-lm#1109"
+
+    def engine(self, cache_tokens: int, **sizes: Any) -> Engine:
+        return Engine(sized(**sizes), cache_tokens)

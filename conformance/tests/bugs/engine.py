@@ -1,0 +1,268 @@
+"""Faults to plant in the engine in little, each with what its diagnosis has to say: the kind and the facts."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from bugs.scene import Scene, prompt_of
+from kvref import PagedCache
+from kvref.canary import Canary
+from kvref_conformance.engines.told import Told
+
+OFFSETS = Canary(offsets=(13, 34))  # a block is no multiple of them: what two layers show lies apart
+WINDOWS = Canary(offsets=(16, 31), windows=(16, 40))
+RECALLS = Canary(offsets=(1,), recalls=True, theta=1e6, head_dim=128)
+FAULTS: list["Fault"] = []
+
+
+@dataclass
+class Fault:
+    """facts: of the finding. plant: spoils a scene whose request was told its prompt, before it says anything."""
+
+    plant: Callable[[Scene], None]
+    canary: Canary
+    kind: str
+    facts: dict[str, object]
+
+    @property
+    def name(self) -> str:
+        sort = "recalls" if self.canary.recalls else "offsets" if self.canary is OFFSETS else "windows"
+        return f"{self.plant.__name__}-{sort}"
+
+
+def fault(canary, kind, **facts):
+    def register(plant):
+        FAULTS.append(Fault(plant, canary, kind, facts))
+        return plant
+
+    return register
+
+
+@fault(OFFSETS, "another", other="c", start=80, stop=96, layers=(), heads=(), shift=0, block=16)
+@fault(RECALLS, "another", other="c", layers=(1,), within=(80, 96), shift=0)
+def anothers_block(scene):
+    scene.table(scene.b)[5] = scene.table(scene.c)[5]
+
+
+@fault(OFFSETS, "another", other="c", start=80, stop=96, layers=(1,), heads=(), shift=0, block=16)
+@fault(RECALLS, "another", other="c", layers=(1,), within=(80, 96), shift=0)
+def anothers_block_in_the_last_layer(scene):
+    scene.table(scene.b)[5, 1] = scene.table(scene.c)[5, 1]
+
+
+@fault(OFFSETS, "another", other="c", start=87, stop=96, within=(80, 96), layers=(0,), heads=(), shift=0)
+def anothers_block_in_the_first_layer(scene):
+    scene.table(scene.b)[5, 0] = scene.table(scene.c)[5, 0]
+
+
+@fault(OFFSETS, "another", other="c", start=80, stop=96, layers=(), heads=(1,), shift=0)
+@fault(RECALLS, "unknown", heads=(1,))
+def anothers_block_in_a_head(scene):
+    def change(layer, keys, values):
+        return scene.cache.read(scene.sequence(scene.c), layer, range(80, 96))
+
+    scene.spoil(range(scene.canary.num_layers), [1], 80, 96, change)
+
+
+@fault(OFFSETS, "another", other="c", start=80, stop=96, shift=-32, part="values", block=16)
+@fault(RECALLS, "another", other="c", within=(80, 96), shift=-32, part="values", block=16)
+def anothers_values_of_another_place(scene):
+    def change(layer, keys, values):
+        return keys, scene.cache.read(scene.sequence(scene.c), layer, range(48, 64))[1]
+
+    scene.spoil(range(scene.canary.num_layers), [0, 1], 80, 96, change)
+
+
+@fault(OFFSETS, "unreadable", start=80, stop=96)
+@fault(RECALLS, "unknown")
+def anothers_block_of_another_place(scene):
+    scene.table(scene.b)[5] = scene.table(scene.c)[3]
+
+
+@fault(OFFSETS, "earlier occupant", other="a", start=80, stop=96, shift=0, layers=(), block=16)
+@fault(RECALLS, "earlier occupant", other="a", within=(80, 96), shift=0)
+def an_earlier_occupants_block(scene):
+    block = scene.table(scene.a)[5].copy()
+    scene.cache.ensure_capacity(scene.sequence(scene.b), 250)  # or it would be given the block
+    scene.engine.close(scene.a)
+    scene.table(scene.b)[5] = block
+
+
+@fault(OFFSETS, "swapped", within=(64, 96), shift=16, part="values", layers=())
+@fault(RECALLS, "swapped", within=(64, 96), shift=16, part="values")
+def the_values_of_two_blocks_swapped(scene):
+    def change(layer, keys, values):
+        return keys, np.roll(values, 16, axis=0)
+
+    scene.spoil(range(scene.canary.num_layers), [0, 1], 64, 96, change)
+
+
+@fault(OFFSETS, "own", start=80, stop=96, shift=-1, part="values", layers=())
+@fault(RECALLS, "own", within=(80, 96), shift=-1, part="values")
+def the_values_of_a_block_one_too_early(scene):
+    def change(layer, keys, values):
+        return keys, scene.cache.read(scene.sequence(scene.b), layer, range(79, 95))[1]
+
+    scene.spoil(range(scene.canary.num_layers), [0, 1], 80, 96, change)
+
+
+@fault(OFFSETS, "zeros", start=80, stop=96, part="values", block=16)
+@fault(RECALLS, "zeros", part="values", within=(80, 96))
+def values_of_zeros(scene):
+    scene.spoil(range(scene.canary.num_layers), [0, 1], 80, 96, lambda layer, keys, values: (keys, values * 0))
+
+
+@fault(OFFSETS, "unreadable", start=80, stop=96)
+@fault(RECALLS, "unreadable", within=(80, 96))
+def keys_of_zeros(scene):
+    scene.spoil(range(scene.canary.num_layers), [0, 1], 80, 96, lambda layer, keys, values: (keys * 0, values))
+
+
+@fault(OFFSETS, "unreadable", start=80, stop=96)
+@fault(RECALLS, "unreadable", within=(80, 96))
+def a_block_of_zeros(scene):
+    scene.spoil(range(scene.canary.num_layers), [0, 1], 80, 96, lambda layer, keys, values: (keys * 0, values * 0))
+
+
+@fault(OFFSETS, "zeros", layers=(0,), part="values")
+def values_of_zeros_in_the_first_layer_of_a_head(scene):
+    scene.spoil([0], [1], 80, 96, lambda layer, keys, values: (keys, values * 0))
+
+
+@fault(OFFSETS, "turned", shift=1, start=80, stop=96, layers=())
+def keys_turned_one_too_far(scene):
+    def change(layer, keys, values):
+        return np.concatenate([scene.engine._model._turned(key[None], 1) for key in keys]), values
+
+    scene.spoil(range(2), [0, 1], 80, 96, change)
+
+
+@fault(OFFSETS, "turned", shift=1, start=80, open=True, layers=())
+def keys_turned_one_too_far_from_some_place_on(scene):
+    class Turned(PagedCache):
+        def write(self, sequence, layer, start, keys, values):
+            by = [1 if start + number >= 80 else 0 for number in range(len(keys))]
+            turned = [scene.engine._model._turned(key[None], each) for key, each in zip(keys, by, strict=True)]
+            super().write(sequence, layer, start, np.concatenate(turned), values)
+
+    scene.renew(Turned(scene.cache.config))
+
+
+@fault(OFFSETS, "unknown")
+def a_chunk_is_written_a_slot_late(scene):
+    """And the next over its end: all are found by their keys but the last."""
+    late = [scene.cache.read(scene.sequence(scene.b), layer, range(80, 95)) for layer in range(2)]
+    scene.spoil(range(2), [0, 1], 80, 81, lambda layer, keys, values: (keys * 0, values * 0))
+    scene.spoil(range(2), [0, 1], 81, 96, lambda layer, keys, values: late[layer])
+
+
+@fault(OFFSETS, "head", shift=0, heads=(1,), start=80, stop=96)
+@fault(RECALLS, "head", shift=0, heads=(1,), within=(80, 96))
+def a_head_holds_what_another_should(scene):
+    def change(layer, keys, values):
+        return keys[:, [0, 0]], values[:, [0, 0]]
+
+    scene.spoil(range(scene.canary.num_layers), [1], 80, 96, change)
+
+
+@fault(OFFSETS, "layer", layers=(1,), shift=0)
+@fault(RECALLS, "unknown")
+def a_layer_reads_the_one_before(scene):
+    scene.table(scene.b)[:6, 1] = scene.table(scene.b)[:6, 0]
+
+
+@fault(WINDOWS, "window", layers=(0,), shift=17, due=16)
+def a_window_one_too_wide(scene):
+    sizes = {"offsets": (16, 31), "windows": (17, 40)}
+    scene.engine._model.canary = Canary(**sizes)
+    scene.begin(scene.told)
+
+
+@fault(WINDOWS, "window", layers=(0,), shift=15, due=16)
+def a_window_one_too_narrow(scene):
+    scene.engine._model.canary = Canary(offsets=(15, 31), windows=(15, 40))
+    scene.begin(scene.told)
+
+
+@fault(WINDOWS, "window", layers=(0,), due=16)
+def no_window(scene):
+    scene.engine._model.canary = Canary(offsets=(16, 31), windows=(None, 40))
+    scene.begin(scene.told)
+
+
+@fault(OFFSETS, "unknown")
+def two_tokens_of_a_head_swapped(scene):
+    scene.spoil([1], [1], 85, 87, lambda layer, keys, values: (keys, values[::-1]))
+
+
+def forked(scene, shared):
+    """Request d, made by a fork of b at its end or before: its tokens, of which the rest are its own."""
+    d = scene.engine.open()
+    tokens = scene.told[:shared] + prompt_of(scene.canary, 150, 4)[1 : 1 + 110 - shared]
+    scene.engine.extend(d, tokens)
+    scene.more.append(Told("d", tokens))
+    scene.events.append((shared, f"a fork at {shared}"))
+    return d
+
+
+@fault(OFFSETS, "another", other="d", start=88, stop=96, layers=(0,), shift=0, after="a fork at 88")
+@fault(RECALLS, "unknown")
+def a_fork_writes_into_the_block_it_shares(scene):
+    scene.table(scene.b)[5] = scene.table(forked(scene, 88))[5]
+
+
+@fault(OFFSETS, "unreadable", start=80, stop=90, after="a fork at 90")
+def the_last_block_is_lost_at_a_fork(scene):
+    scene.events.append((90, "a fork at 90"))
+    scene.spoil(range(2), [0, 1], 80, 90, lambda layer, keys, values: (keys * 0, values * 0))
+
+
+@fault(OFFSETS, "another", other="e", start=72, stop=76, layers=(0,), after="a prefix hit of 72")
+@fault(RECALLS, "unknown")
+def a_prefix_hit_of_too_many(scene):
+    """Request e was told the same 72 tokens and others behind them; b takes 4 of those for its own."""
+    tokens = scene.told[:72] + prompt_of(scene.canary, 60, 5)[1:]
+    e = scene.engine.open()
+    scene.engine.extend(e, tokens)
+    scene.engine._tokens[scene.b] = []
+    scene.engine.truncate(scene.b, 0)
+    scene.engine.extend(scene.b, tokens[:76])
+    scene.engine.extend(scene.b, scene.told[76:])
+    scene.more.append(Told("e", tokens))
+    scene.events.append((72, "a prefix hit of 72"))
+
+
+@fault(OFFSETS, "dropped", start=68, stop=80)
+def a_chunk_is_dropped(scene):
+    told = scene.told
+    scene.begin(told[:68] + told[80:])
+    scene.told = told
+
+
+@fault(OFFSETS, "twice", start=64, stop=80)
+def a_chunk_is_written_twice(scene):
+    told = scene.told
+    scene.begin(told[:80] + told[64:])
+    scene.told = told
+
+
+@fault(OFFSETS, "left over", other="b before", start=80, stop=90)
+def a_truncation_leaves_stale_tokens(scene):
+    before = scene.told[:80] + prompt_of(scene.canary, 10, 6)[1:]
+    told = scene.told
+    scene.begin(before + told[80:])
+    scene.told = told
+    scene.more.append(Told("b before", before, ended=True))
+    scene.events.append((80, "a truncation to 80"))
+
+
+@fault(OFFSETS, "another", other="f", start=66, stop=80, within=(64, 80), shift=0, after="a cancel at 100")
+def a_cancelled_requests_blocks_are_given_away(scene):
+    """Request f was given a block that b still reads."""
+    f = scene.engine.open()
+    tokens = prompt_of(scene.canary, 120, 7)
+    scene.engine.extend(f, tokens)
+    scene.events.append((100, "a cancel at 100"))
+    scene.more.append(Told("f", tokens))
+    scene.table(scene.b)[4] = scene.table(f)[4]

@@ -1,0 +1,167 @@
+"""The diagnosis: it names every fault planted in the engine in little, and nothing where it cannot know."""
+
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from bugs.engine import FAULTS, OFFSETS, RECALLS
+from bugs.scene import Scene, prompt_of
+
+from kvref.canary import BLANK, FIRST_WORD, Canary, Oracle
+from kvref_conformance.engines.diagnosis import diagnose
+from kvref_conformance.engines.finding import Finding
+from kvref_conformance.engines.told import Told
+
+FLOAT32 = 2.0**-24
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_planted_fault_is_named(fault):
+    scene = Scene(fault.canary)
+    fault.plant(scene)
+    request, others = scene.said(110)
+    found = diagnose(fault.canary, request, [], others, FLOAT32)
+    assert (found.kind, {fact: getattr(found, fact) for fact in fault.facts}) == (fault.kind, fault.facts), str(found)
+
+
+@pytest.mark.parametrize("canary", [OFFSETS, RECALLS], ids=["offsets", "recalls"])
+def test_a_right_engine_gives_no_finding(canary):
+    scene = Scene(canary)
+    request, others = scene.said(110)
+    assert diagnose(canary, request, [], others) is None
+
+
+def test_what_came_may_stand_apart_from_what_was_told():
+    scene = Scene(OFFSETS)
+    scene.table(scene.b)[5] = scene.table(scene.c)[5]
+    request, others = scene.said(110)
+    before = Told("b", request.tokens[:115], range(100, 115))
+    found = diagnose(OFFSETS, before, request.tokens[115:], others, FLOAT32)
+    assert str(found) == (
+        "request b read positions 80..95 (a block of 16) of request c instead of its own positions 80..95 (a block of 16), "
+        "in every layer"
+    )
+
+
+@pytest.mark.parametrize("step", [9.0, 11.0])
+@pytest.mark.parametrize("canary", [OFFSETS, RECALLS], ids=["offsets", "recalls"])
+def test_keys_stored_too_coarsely_are_no_fault_of_anyone(step, canary):
+    """Steps wider than a key is long: far coarser than any format in use, which at these sizes change no token."""
+    scene = Scene(canary, step)
+    request, others = scene.said(110)
+    found = diagnose(canary, request, [], others, FLOAT32)
+    assert found.kind == "unknown"
+    assert canary.recalls or "as where keys are stored too coarsely" in str(found)
+
+
+def test_where_layers_lie_a_block_apart_both_are_said():
+    """What layer 1 reads at 80 .. 95 is what layer 0 read at 64 .. 79 where it looks 16 back."""
+    canary = Canary(offsets=(16, 31))
+    scene = Scene(canary)
+    scene.table(scene.b)[5, 1] = scene.table(scene.c)[5, 1]
+    request, others = scene.said(110)
+    found = diagnose(canary, request, [], others, FLOAT32)
+    assert found.kind == "several"
+    assert {(each.kind, each.other, each.layers, each.start) for each in found.candidates} == {
+        ("another", "c", (0,), 64),
+        ("another", "c", (1,), 80),
+    }
+    assert str(found).startswith("either request b read positions ")
+
+
+def _noisy(canary, seed, noise):
+    """A request of a right engine, some tokens of which are others."""
+    rng = np.random.default_rng(seed + 100)  # not the prompt's
+    tokens, oracle, said = prompt_of(canary, 99, seed), Oracle(canary, FLOAT32), []
+    right = oracle.extend(tokens)[-1]
+    asked = tokens[20:90:2]
+    for number in range(len(asked) if canary.recalls else 90):
+        if canary.recalls:
+            tokens.append(asked[number])
+            right = oracle.extend([asked[number]])[-1]
+        said.append(len(tokens))
+        tokens.append(noise(rng, number, FIRST_WORD if right is None else right, tokens))
+        right = oracle.extend(tokens[-1:])[-1]
+    return Told("b", tokens, said, events=((64, "a fork at 64"),))
+
+
+def _word(rng, canary):
+    return int(rng.integers(FIRST_WORD, FIRST_WORD + canary.words))
+
+
+NOISE = {
+    "now and then": lambda canary: lambda rng, number, right, tokens: _word(rng, canary) if rng.random() < 0.2 else right,
+    "twice": lambda canary: lambda rng, number, right, tokens: _word(rng, canary) if number in (7, 8) else right,
+    "a run": lambda canary: lambda rng, number, right, tokens: _word(rng, canary) if 10 < number < 26 else right,
+    "neighbours": lambda canary: (
+        lambda rng, number, right, tokens: (
+            tokens[len(tokens) - max(canary.period, 40) + int(rng.integers(-2, 3))] if rng.random() < 0.3 else right
+        )
+    ),
+    "blanks among them": lambda canary: (
+        lambda rng, number, right, tokens: right if rng.random() < 0.7 else BLANK if rng.random() < 0.5 else _word(rng, canary)
+    ),
+}
+
+
+@pytest.mark.parametrize("canary", [OFFSETS, RECALLS], ids=["offsets", "recalls"])
+@pytest.mark.parametrize("noise", NOISE.values(), ids=NOISE)
+def test_noise_gets_no_name(noise, canary):
+    others = [Told(name, prompt_of(canary, 150, 1000 + seed), ended=seed % 2 == 0) for seed, name in enumerate("acdef")]
+    found = diagnose(canary, _noisy(canary, 11, noise(canary)), [], others, FLOAT32)
+    assert found.kind == "unknown"
+    assert " tokens " in str(found) and " are wrong" in str(found)
+
+
+def test_it_takes_seconds_among_twenty_others_in_a_long_context():
+    others = [Told(str(seed), prompt_of(OFFSETS, 900, seed)) for seed in range(20)]
+    tokens = prompt_of(OFFSETS, 879, 50)
+    spoilt, other = Oracle(OFFSETS, FLOAT32), Oracle(OFFSETS, FLOAT32)
+    right = spoilt.extend(tokens)[-1]
+    other.extend(others[7].tokens)
+    for layer in range(2):
+        for head in range(2):
+            spoilt.entries[layer][head][848:864] = other.entries[layer][head][848:864]
+    began = time.process_time()
+    found = diagnose(OFFSETS, Told("b", tokens), [right, *spoilt.generate(right, 99)], others, FLOAT32)
+    assert time.process_time() - began < 5  # a second, mostly
+    assert (found.kind, found.other, found.start, found.stop, found.block) == ("another", "7", 848, 864, 16)
+
+
+@pytest.mark.parametrize("canary", [OFFSETS, RECALLS], ids=["offsets", "recalls"])
+def test_the_oracle_says_the_same_of_many_tokens_as_of_each(canary):
+    rng = np.random.default_rng(4)
+    oracle = Oracle(canary, FLOAT32)
+    oracle.extend(prompt_of(canary, 70, 4))
+    for layer, head, position in rng.integers([canary.num_layers, canary.num_kv_heads, 71], size=(12, 3)):
+        spoilt = {"at": None} if position % 2 else {"digit": int(rng.integers(-1, 16))}
+        oracle.entries[layer][head][position] = replace(oracle.entries[layer][head][position], **spoilt)
+    tokens = [int(token) for token in rng.choice(prompt_of(canary, 70, 4), 60)]
+    one_by_one = oracle.upto(71)
+    assert oracle.extend([]) == []
+    assert oracle.extend(tokens) == [said for token in tokens for said in one_by_one.extend([token])]
+    assert oracle.entries == one_by_one.entries
+
+
+SENTENCES = {
+    "request b: not known. A clue.": Finding("unknown", "b", clue="A clue."),
+    "request b read zeros at position 5, layer 1, kv head 0, the values alone": Finding(
+        "zeros", "b", (1,), heads=(0,), start=5, stop=6, part="values"
+    ),
+    "keys of positions 32..63 (a block of 32) of request b were turned 2 positions too little, layer 0 at least": Finding(
+        "turned", "b", (0,), True, start=32, stop=64, shift=-2
+    ),
+    "positions 16..47 (blocks of 16) of request b were dropped, and what came behind moved up": Finding(
+        "dropped", "b", start=16, stop=48
+    ),
+    "request b saw a window of 31 where 32 was due, layer 1": Finding("window", "b", (1,), shift=31, due=32),
+    "request b read what kv head 1 holds at positions 40..50 and perhaps on, in every layer, after a fork at 40": Finding(
+        "head", "b", start=40, stop=51, shift=1, open=True, after="a fork at 40"
+    ),
+}
+
+
+@pytest.mark.parametrize(("sentence", "finding"), SENTENCES.items())
+def test_the_sentence_says_the_facts(sentence, finding):
+    assert str(finding) == sentence
