@@ -12,7 +12,8 @@ PARTS = {
         "conversation": "said, kept, shrunk, derived", "limits.py": "what an implementation takes",
         "judging": "how a verdict comes about", "implementations": "found by name, or programs",
         "vectors": "conversations as files", "report": "text, JSON, pages", "commands": "the kvref command",
-        "soak": "a serving workload, for long",
+        "soak": "a serving workload, for long", "canary": "a canary as files that engines load",
+        "engines": "whose token a wrong one is",
     },
     ("backends at speed", "backends"): {
         "kvref_numpy.py": "in pieces that stay in cache", "kvref_torch.py": "on any of its devices",
@@ -23,6 +24,7 @@ PARTS = {
         "quantized.py": "a scale a row", "tiered.py": "recent tokens exact, old ones small",
         "pooled.py": "blocks from a buffer pool",
         "blocks.py": "the pool and the tables", "buffers.py": "memory in five sizes", "attention.py": "softmax(scale q k') v",
+        "canary": "a model that tells on its cache", "engine.py": "an engine in little",
         "formats": "how a row is stored", "backend.py": "the kernels, for reading",
     },
 }  # fmt: skip

@@ -229,4 +229,34 @@ def pooled(tell: Told) -> None:
     pool.stats()
 
 
-STORIES = {story.__name__: story for story in (decoding, contiguous, paged, quantized, tiered, pooled)}
+def canary(tell: Told) -> None:
+    """A model that tells on its cache"""
+    sizes = {"num_layers": 2, "num_kv_heads": 2, "num_query_heads": 4, "head_dim": 64, "context": 64, "period": 12, "window": 0}
+    tell("An engine runs a canary with a period of twelve tokens: two layers, that look 4 and 7 tokens back.")
+    engine = tell.new("engine", **sizes, recalls=0, cache_tokens=256)
+    first = engine.open()
+    tell("It is told begin-of-text and twelve words, 4 to 15 by their ids.")
+    engine.extend(first, [1, *range(4, 16)])
+    tell("And says them again, each found in the cache by two looks back. A wrong one would say which entry was read instead.")
+    engine.generate(first, 6)
+    tell("A second session, of other words.")
+    second = engine.open()
+    engine.extend(second, [1, *range(104, 116)])
+    tell("Both speak together, and each says its own (ENG-02, ENG-12).")
+    engine.step([first, second])
+    engine.step([second, first])
+    tell("A fork of the second is told a word of its own: what lies behind it in the parent stays as it was (ENG-08).")
+    fork = engine.fork(second)
+    engine.extend(fork, [200])
+    engine.generate(second, 2)
+    engine.generate(fork, 2)
+    tell("Three words of a draft are told and taken back. They leave nothing (ENG-09).")
+    engine.extend(first, [50, 51, 52])
+    engine.truncate(first, 21)
+    engine.generate(first, 3)
+    tell("The second is closed, in the middle of what it had to say. Nobody else notices (ENG-05).")
+    engine.close(second)
+    engine.generate(fork, 2)
+
+
+STORIES = {story.__name__: story for story in (decoding, contiguous, paged, quantized, tiered, pooled, canary)}

@@ -20,6 +20,7 @@
     "tiered.stats": (cache) => [tier(cache, "tail"), tier(cache, "warm"), tier(cache, "store")],
     "buffers.stats": (pool) => pool.free,
     "buffer.length": (one, _, world) => world.objects.get(one.pool).held.find((each) => each.id === one.id).length,
+    "engine.length": (one, args) => one.sessions.find((each) => each.live && each.id === args.session).tokens.length,
     "pooled.total_tokens": (cache) => cache.next - cache.first,
     "pooled.stats": (cache) => Math.ceil((cache.next - cache.first) / cache.config.tokens_per_block),
   };

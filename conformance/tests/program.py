@@ -102,7 +102,7 @@ WAYS = {
     "nothing": lambda id: reply({"id": id}),
     "error-without-kind": lambda id: reply({"id": id, "error": "no"}),
     "bad-array": lambda id: reply({"id": id, "ok": {"dtype": "float32", "shape": [3], "base64": "AAAA"}}),
-    "long-line": lambda id: reply({"id": id, "ok": "x" * 2**26}),
+    "long-line": lambda id: reply({"id": id, "ok": "x" * (2**26 + 2**16)}),
     "exits": lambda id: (print("out of luck", file=sys.stderr), os._exit(3)),
     "killed": lambda id: os.kill(os.getpid(), signal.SIGSEGV),
     "closes-its-pipe": lambda id: (os.close(1), time.sleep(60)),

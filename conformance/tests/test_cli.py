@@ -163,7 +163,7 @@ def test_what_is_not_offered_is_not_passed(kvref):
         (["syntax:X"], "syntax cannot be imported: SyntaxError: "),
         (["mine:explodes"], "mine:explodes cannot be made: RuntimeError: no device"),
         (["mine:Nothing"], "mine:Nothing: nothing to test, it offers none of elements, "),
-        (["mine:Misspelt"], "attention, kernels: did you mean paged?"),
+        (["mine:Misspelt"], "attention, kernels, engine: did you mean paged?"),
         (["mine:Sloppy"], "level must be 'exact' or 'tolerant', got 'roughly'"),
         (["mine:Odd"], "formats must be of float32, "),
         (["mine:Nameless"], "an implementation needs 'name'"),

@@ -100,6 +100,9 @@ def pieces(op: str, args: Mapping[str, Any], limit: Limit) -> list[dict[str, Any
 
 
 def cut(array: Any, axis: int, part: range) -> Any:
-    """Some of an array's tokens: of the implementation's own type as they lie in its memory."""
-    index: tuple[Any, ...] = (..., slice(part.start, part.stop), *[slice(None)] * (-axis - 1))
-    return array[index] if isinstance(array, np.ndarray) else type(array)(array.array[index])
+    """Some of an array's tokens, which lie along an axis; of the implementation's own arrays as they lie in its memory."""
+    whole = array if isinstance(array, np.ndarray) else array.array
+    index = [slice(None)] * len(whole.shape)
+    index[axis] = slice(part.start, part.stop)
+    taken = whole[tuple(index)]
+    return taken if isinstance(array, np.ndarray) else type(array)(taken)

@@ -102,8 +102,8 @@ def gives() -> dict[str, str]:
 
 @cache
 def several() -> dict[str, str]:
-    """The operation that gave what each argument lists that is a list of such."""
-    return {name: f"{family.name}.{op}" for family in all_families().values() for name, op in family.several.items()}
+    """The arguments that are lists of such, and what one of them is called."""
+    return {name: one for family in all_families().values() for name, one in family.several.items()}
 
 
 def kinds_of(error: BaseException) -> list[str]:
@@ -146,12 +146,12 @@ def referring(request: Request, given: Given) -> Request:
             return ReplyTo(given[op, request.on, value])
         return value
 
-    for op, name in gives().items():
-        if name in args:
-            args[name] = reference(args[name], op)
-    for name, op in several().items():
-        if isinstance(args.get(name), list):
-            args[name] = [reference(value, op) for value in args[name]]
+    for op, given_name in gives().items():
+        if given_name in args:
+            args[given_name] = reference(args[given_name], op)
+        for name, one in several().items():
+            if one == given_name and isinstance(args.get(name), list):
+                args[name] = [reference(value, op) for value in args[name]]
     return Request(request.id, request.op, request.on, args)
 
 

@@ -85,6 +85,15 @@ def other_head(head_read: int) -> Change:
     return change
 
 
+def heads_turned(by: int) -> Change:
+    """Each head holds what the head `by` further on should, the last ones what the first."""
+
+    def change(layer: int, head: int, position: int, entries: Sequence[Sequence[Entry]], written: int) -> Entry:
+        return entries[(head + by) % len(entries)][position]
+
+    return change
+
+
 def turned(by: int) -> Change:
     """Keys turned to a position that is not theirs."""
 

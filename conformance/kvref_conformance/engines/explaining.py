@@ -1,10 +1,20 @@
 """Every explanation that fits: what was supposed, what it foretells and what it costs to say, in bits."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from kvref_conformance.engines.damage import PARTS, Change, elsewhere, other_head, other_layer, swapped, turned, zeros
+from kvref_conformance.engines.damage import (
+    PARTS,
+    Change,
+    elsewhere,
+    heads_turned,
+    other_head,
+    other_layer,
+    swapped,
+    turned,
+    zeros,
+)
 from kvref_conformance.engines.finding import Finding
 from kvref_conformance.engines.fitting import SIZES, Fit, extents_of, fitted
 from kvref_conformance.engines.proposing import Run, named
@@ -76,11 +86,16 @@ def _moments(case: Case) -> list[int]:
 
 
 def _odd(case: Case, fit: Fit) -> int:
-    """How many of its edges lie neither at a block's border nor at an event, and whether it came at no likely moment."""
+    """How many of its edges are odd, and whether it came at no likely moment."""
     start, stop = fit.block or (fit.damage.start, fit.damage.stop)
+    odd = _odd_edges(case, (start,) if fit.open else (start, stop))
+    return odd + (fit.damage.since not in (*_moments(case), fit.damage.start))
+
+
+def _odd_edges(case: Case, edges: Sequence[int]) -> int:
+    """How many lie neither at a block's border nor at an event."""
     likely = [position for position, _ in case.request.events]
-    odd = [edge for edge in (start,) + (() if fit.open else (stop,)) if edge % SIZES[0] and edge not in likely]
-    return len(odd) + (fit.damage.since not in (*_moments(case), fit.damage.start))
+    return sum(edge % SIZES[0] != 0 and edge not in likely for edge in edges)
 
 
 def _placed(case: Case, finding: Finding, fit: Fit) -> Finding:
@@ -110,6 +125,8 @@ def _changes(case: Case, found: list[Run]) -> Iterator[tuple[Change, Finding, fl
         yield other_layer(case.clean, layer), Finding("layer", name, shift=layer), 0.0
     for head in range(canary.num_kv_heads):
         yield other_head(head), Finding("head", name, shift=head), 0.0
+    for by in range(1, canary.num_kv_heads if len(case.wrong_heads) > 1 else 1):
+        yield heads_turned(by), Finding("heads", name, shift=by), 0.0
     for by in dict.fromkeys(-run.shift for run in found if run.source is case.request):
         yield turned(by), Finding("turned", name, shift=by, part="keys"), named(case, case.request, by)
     for run in found:
@@ -151,7 +168,9 @@ def _retold(case: Case, found: list[Run]) -> Iterator[Explanation]:
         for finding, tokens in _moved(case, run):
             said = case.retold(tokens)
             if not case.conflicts(said):
-                yield _explained(case, said, KIND + PLACE, finding, run.cost(case))
+                edges = (finding.start,) if finding.kind == "left over" else (finding.start, finding.stop)
+                odd = _odd_edges(case, edges)
+                yield _explained(case, said, KIND + PLACE + ODD * odd, finding, run.cost(case))
 
 
 def _moved(case: Case, run: Run) -> Iterator[tuple[Finding, list[int]]]:

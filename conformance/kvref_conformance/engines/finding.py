@@ -13,6 +13,7 @@ KINDS = {
     "turned": "keys of {here} of request {request} were turned {far} too {sense}",
     "layer": "request {request} read what layer {shift} holds at {here}",
     "head": "request {request} read what kv head {shift} holds at {here}",
+    "heads": "request {request} read in each kv head what the head {shift} further on holds at {here}",
     "window": "request {request} saw a window of {shift}{more} where {due} was due",
     "dropped": "{here} of request {request} were dropped, and what came behind moved up",
     "twice": "{here} of request {request} were written twice, and what came behind moved back",
@@ -26,7 +27,7 @@ class Finding:
 
     kind: "another" (what another request holds), "earlier occupant" (the same, of one that had ended), "own" (what this one holds
     elsewhere), "swapped" (blocks of its own), "zeros", "unreadable" (keys that no query finds), "turned" (keys), "layer", "head",
-    "window", "dropped", "twice", "left over" (tokens), "several" (see candidates), or "unknown" (see clue).
+    "heads" (moved on), "window", "dropped", "twice", "left over" (tokens), "several" (see candidates), or "unknown" (see clue).
 
     layers, heads: those that show it; none where all do. hidden: other layers may have it too, for there nothing read it.
     start, stop: the positions, as far as wrong ones were read; `open` where nothing says that they end there. within: the block

@@ -34,11 +34,11 @@ class Family:
 
     chapter: of the specification, by its file. small: the sizes that checks begin with, all different, so that an axis taken for
     another shows. speaks_for: the clauses that the model can name, and the machine therefore judges. gives: what a person calls
-    the result of an operation, which later calls refer to; several: arguments that are lists of such. formats: what each format
-    among the sizes may be. may_be_zero: sizes that may. holds: sizes that are no less than others together (LAW-12).
-    token_axis: of the arrays that are appended, where the tokens lie, from the end. appending: the operations that take any
-    number of tokens, and their arrays. counted_as: by a switch among the limits, what makes an object that counts as the
-    specification does, of what makes the object.
+    the result of an operation, which later calls refer to; several: arguments that are lists of such, and what one is called.
+    formats: what each format among the sizes may be. may_be_zero: sizes that may. holds: sizes that are no less than others
+    together, fits: whether all of them make sense together (LAW-12). token_axis: of the arrays that are appended, where the
+    tokens lie, from the end. appending: the operations that take any number of tokens, and their arrays. counted_as: by a switch
+    among the limits, what makes an object that counts as the specification does, of what makes the object.
     """
 
     name: str

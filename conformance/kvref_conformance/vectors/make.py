@@ -30,8 +30,8 @@ from kvref_conformance.vectors.contrary import Striding, Turned
 VERSION = 1
 MANIFEST = "manifest.json"
 LARGEST = 100_000  # characters of a trace
-SAMPLES = 6  # conversations of each machine
-SAMPLE = 35_000  # characters of one of them, at most
+SAMPLES = 5  # conversations of each machine
+SAMPLE = 30_000  # characters of one of them, at most
 EXAMPLES, STEPS = 3, 16  # of a machine's run, of which the longest conversation is taken
 
 

@@ -14,7 +14,7 @@ def slots_run_along_the_heads(patch):
 
 @bug("KERN-02")
 def minus_one_is_the_last_slot(patch):
-    in_source(patch, "kvref.backend.ReferenceBackend.scatter", "if slot >= 0:", "if True:")
+    in_source(patch, "kvref.backend._runs", "if slots[start] >= 0:", "if True:")
 
 
 @bug("KERN-03")
@@ -50,8 +50,8 @@ def a_repeated_slot_adds_up(patch):
     in_source(
         patch,
         "kvref.backend.ReferenceBackend.scatter",
-        "set(new[i, ...])",
-        "set(new[i, ...] if slot not in slots[:i] else store[slot, ...] + new[i, ...])",
+        "= new[start:stop, ...]",
+        "= new[start:stop, ...] + (store[slot, ...] if slot in slots[:start] else 0)",
     )
 
 

@@ -38,7 +38,7 @@ class Scene:
     more: list[Told] = field(default_factory=list)
 
     def __post_init__(self):
-        self.engine = Engine(self.canary, 400)
+        self.engine = Engine(self.canary, 3200)
         self.renew(Coarse(self.cache.config, self.step) if self.step else self.cache)
 
     def renew(self, cache):

@@ -272,6 +272,50 @@
     },
   };
 
-  const FAMILIES = { paged, blocks, contiguous, quantized, tiered, buffers, buffer, pooled };
+  // Sessions as lists of tokens, null where a trace does not say which. said: the positions of those that the engine said.
+  const engine = {
+    new: (config) => ({ config, sessions: [] }),
+    begin(one, id, tokens, said) {
+      one.sessions.push({ id, number: one.sessions.length, live: true, tokens: [...tokens], said: [...said] });
+    },
+    find: (one, id) => one.sessions.find((each) => each.live && each.id === id),
+    put(one, id, tokens, kind, { touch }) {
+      const session = engine.find(one, id);
+      if (!session) return;
+      for (const token of tokens) {
+        const position = session.tokens.push(token) - 1;
+        if (kind === "read") session.said.push(position);
+        touch(kind, one.id, session.number, position);
+      }
+    },
+    anew(one, id, tokens) {
+      const session = engine.find(one, id);
+      if (session) Object.assign(session, { tokens, said: session.said.filter((position) => position < tokens.length) });
+    },
+    open: (one, _, { reply }) => engine.begin(one, reply.ok, [], []),
+    extend: (one, { session, tokens: told }, context) => engine.put(one, session, told, "written", context),
+    generate(one, { session, count }, context) {
+      const room = one.config.context - (engine.find(one, session)?.tokens.length ?? 0);
+      engine.put(one, session, context.reply.ok ?? fill(Math.min(count, room), null), "read", context);
+    },
+    step(one, { sessions }, context) {
+      sessions.forEach((session, at) => engine.put(one, session, [context.reply.ok?.[at] ?? null], "read", context));
+    },
+    fork(one, { session }, { reply }) {
+      const parent = engine.find(one, session);
+      if (parent) engine.begin(one, reply.ok, parent.tokens, parent.said);
+    },
+    truncate: (one, { session, length }) => engine.anew(one, session, engine.find(one, session)?.tokens.slice(0, length)),
+    remove(one, { session, start, stop }) {
+      const told = engine.find(one, session)?.tokens ?? [];
+      engine.anew(one, session, [...told.slice(0, start), ...told.slice(stop)]);
+    },
+    close(one, { session }) {
+      const found = engine.find(one, session);
+      if (found) found.live = false;
+    },
+  };
+
+  const FAMILIES = { engine, paged, blocks, contiguous, quantized, tiered, buffers, buffer, pooled };
   Object.assign(window.kvref, { FAMILIES, SIZE_CLASSES, range });
 })();

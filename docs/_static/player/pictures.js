@@ -208,7 +208,27 @@
     },
   };
 
-  const PICTURES = { paged, blocks, contiguous, quantized, tiered, buffers, pooled };
+  const engine = {
+    draw(one, world) {
+      const live = one.sessions.filter((session) => session.live), all = live.reduce((sum, { tokens }) => sum + tokens.length, 0);
+      const boxes = live.slice(0, MOST).map(({ number, tokens, said }) => {
+        const token = (id, position) =>
+          cell(id === null ? "?" : String(id), said.includes(position) ? hue(number) : null, mark(world, one.id, number, position));
+        return box(`${letter(number)} · ${many(tokens.length, "token")}`, hue(number),
+          row(() => tokens.map(token), tokens.length, one.config.context, all));
+      });
+      return [element("div", "kv-boxes kv-line", ...boxes), more(live.length - MOST)];
+    },
+    describe({ sessions }) {
+      const live = sessions.filter((session) => session.live);
+      const said = live.slice(0, 8).map(({ number, tokens, said: own }) =>
+        `${letter(number)} has ${many(tokens.length, "token")}, of which it said ${own.length}`);
+      const rest = live.length > 8 ? [`${live.length - 8} more have theirs`] : [];
+      return `${[...said, ...rest].join("; ") || "No session"}.`;
+    },
+  };
+
+  const PICTURES = { engine, paged, blocks, contiguous, quantized, tiered, buffers, pooled };
 
   // The objects to show: those with a picture, the one just spoken to first among equals where they are too many.
   function shown(world) {

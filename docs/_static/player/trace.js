@@ -160,15 +160,16 @@ window.kvref = window.kvref || {};
   // What requests made, by the id of the request, as a person would call it: paged, block, block2, and A for a cache's first
   // sequence.
   const GIVES = { "buffers.acquire": "buffer", "blocks.allocate": "block" };
+  const BEGUN = ["paged.create", "engine.open", "engine.fork"];
   const letter = (number) => (number < 26 ? String.fromCharCode(65 + number) : `S${number}`);
   function namesOf(exchanges) {
     const names = new Map(), count = {};
     for (const { request, family, name } of exchanges) {
-      const made = request.op === "paged.create" ? `${request.on}` : name === "new" ? family : GIVES[request.op];
+      const made = BEGUN.includes(request.op) ? `${request.on}` : name === "new" ? family : GIVES[request.op];
       if (!made) continue;
       count[made] = (count[made] ?? 0) + 1;
       const numbered = count[made] === 1 ? made : `${made}${count[made]}`;
-      names.set(request.id, request.op === "paged.create" ? letter(count[made] - 1) : numbered);
+      names.set(request.id, BEGUN.includes(request.op) ? letter(count[made] - 1) : numbered);
     }
     return names;
   }

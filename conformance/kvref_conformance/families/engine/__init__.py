@@ -26,6 +26,8 @@ FAMILY = Family(
         "recalls": 0, "cache_tokens": 640,
     },
     speaks_for=("LAW-11", "LAW-12", *(f"ENG-{number:02}" for number in (*range(1, 9), 10, 11))),
+    gives={"open": "session", "fork": "session"},
+    several={"sessions": "session"},
     may_be_zero=("window", "recalls"),
     fits=makes_a_canary,
 )  # fmt: skip

@@ -11,6 +11,7 @@ from kvref.canary import Canary
 from kvref_conformance.engines.told import Told
 
 OFFSETS = Canary(offsets=(13, 34))  # a block is no multiple of them: what two layers show lies apart
+FOUR = Canary(offsets=(13, 34), num_kv_heads=4)
 WINDOWS = Canary(offsets=(16, 31), windows=(16, 40))
 RECALLS = Canary(offsets=(1,), recalls=True, theta=1e6, head_dim=128)
 FAULTS: list["Fault"] = []
@@ -18,22 +19,24 @@ FAULTS: list["Fault"] = []
 
 @dataclass
 class Fault:
-    """facts: of the finding. plant: spoils a scene whose request was told its prompt, before it says anything."""
+    """plant: spoils a scene whose request was told its prompt, before it says anything. facts: of the finding, which is one
+    `among` so many that fit equally."""
 
     plant: Callable[[Scene], None]
     canary: Canary
     kind: str
     facts: dict[str, object]
+    among: int
 
     @property
     def name(self) -> str:
-        sort = "recalls" if self.canary.recalls else "offsets" if self.canary is OFFSETS else "windows"
+        sort = "recalls" if self.canary.recalls else "windows" if self.canary is WINDOWS else "offsets"
         return f"{self.plant.__name__}-{sort}"
 
 
-def fault(canary, kind, **facts):
+def fault(canary, kind, among=1, **facts):
     def register(plant):
-        FAULTS.append(Fault(plant, canary, kind, facts))
+        FAULTS.append(Fault(plant, canary, kind, facts, among))
         return plant
 
     return register
@@ -166,6 +169,19 @@ def a_head_holds_what_another_should(scene):
     scene.spoil(range(scene.canary.num_layers), [1], 80, 96, change)
 
 
+@fault(FOUR, "heads", shift=1, start=80, stop=96, layers=(), heads=())
+def the_heads_of_a_block_are_turned(scene):
+    def change(layer, keys, values):
+        return np.roll(keys, -1, axis=1), np.roll(values, -1, axis=1)
+
+    scene.spoil(range(2), range(4), 80, 96, change)
+
+
+@fault(FOUR, "head", shift=0, start=80, stop=96, heads=(1, 2, 3))
+def all_heads_hold_the_first(scene):
+    scene.spoil(range(2), range(4), 80, 96, lambda layer, keys, values: (keys[:, [0] * 4], values[:, [0] * 4]))
+
+
 @fault(OFFSETS, "layer", layers=(1,), shift=0)
 @fault(RECALLS, "unknown")
 def a_layer_reads_the_one_before(scene):
@@ -233,7 +249,7 @@ def a_prefix_hit_of_too_many(scene):
     scene.events.append((72, "a prefix hit of 72"))
 
 
-@fault(OFFSETS, "dropped", start=68, stop=80)
+@fault(OFFSETS, "dropped", among=3, start=68, stop=80)
 def a_chunk_is_dropped(scene):
     told = scene.told
     scene.begin(told[:68] + told[80:])

@@ -1,0 +1,27 @@
+"""LAW-18: engines of sizes that people run."""
+
+from kvref_conformance.checking.registry import check
+from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.families.engine.told import Talk
+
+
+@check("LAW-18", "engine")
+def hundreds_of_tokens_are_read_by_many_heads(subject: Subject) -> None:
+    _two_talk(subject, heads=8, context=512)
+
+
+@check("LAW-18", "engine", real=True)
+def thousands_of_tokens_are_read_by_many_heads(subject: Subject) -> None:
+    _two_talk(subject, heads=32, context=4096)
+
+
+def _two_talk(subject: Subject, heads: int, context: int) -> None:
+    """Periods past many blocks, on both sides of their ends."""
+    for period in (context // 2 - 1, context // 4 + 1):
+        talk = Talk(
+            subject, num_kv_heads=8, num_query_heads=heads, head_dim=128, context=context, period=period,
+            cache_tokens=2 * context,
+        )  # fmt: skip
+        first, second = (talk.begin(talk.prompt(talk.canary.period + more)) for more in (1, 20))
+        talk.goes_on(first, 40, f"{talk.canary.period} tokens back")
+        talk.together([second, first], 10, "two together, far into their contexts")
