@@ -8,7 +8,10 @@ INSTEAD = {
     '<aside class="sidebar-drawer">': '<aside class="sidebar-drawer" aria-label="Pages">',
     '<aside class="toc-drawer">': '<aside class="toc-drawer" aria-label="On this page">',
     '<p class="caption" role="heading">': '<p class="caption" role="heading" aria-level="2">',
-    "<pre>": '<pre tabindex="0">',  # it scrolls
+    "<pre>": '<pre tabindex="0">',  # it scrolls, as wide tables do
+    '<div class="table-wrapper colwidths-auto docutils container">': (
+        '<div class="table-wrapper colwidths-auto docutils container" tabindex="0">'
+    ),
     '<div id="search-results">': '<h1>Search</h1><div id="search-results">',
 }
 

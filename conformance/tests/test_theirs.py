@@ -42,3 +42,12 @@ def test_transformers_static():
     broken = {"LAW-01", "LAW-10", "LAW-11", "LAW-12", "FMT-LEVEL-04", "CONTIG-06"}
     assert with_verdict(found, "failed") == broken
     assert {"LAW-04", "LAW-06", "LAW-08", "CONTIG-02", "CONTIG-07", "CONTIG-08", "CONTIG-13"} <= with_verdict(found, "passed")
+
+
+@pytest.mark.torch
+def test_transformers_generate():
+    found = verdicts("transformers-generate")
+    assert with_verdict(found, "failed") == set()
+    judged = {f"ENG-{number:02}" for number in (1, 2, 3, 4, 5, 7, 12, 13)}
+    assert with_verdict(found, "passed") == {"LAW-12", "LAW-18", *judged}
+    assert {"ENG-06", "ENG-08", "ENG-09", "ENG-10", "ENG-11", "LAW-11"} <= with_verdict(found, "not offered")

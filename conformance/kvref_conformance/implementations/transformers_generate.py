@@ -35,6 +35,8 @@ class Generate:
         return array.numpy()
 
     def engine(self, cache_tokens: int, **sizes: int) -> "Engine":
+        if not isinstance(cache_tokens, int) or cache_tokens < 1:
+            raise NotOffered("a cache that is given its size")
         return Engine(sized(**sizes), self.options)
 
 
