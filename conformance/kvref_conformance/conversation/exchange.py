@@ -101,9 +101,14 @@ def gives() -> dict[str, str]:
 
 
 @cache
-def several() -> dict[str, str]:
-    """The arguments that are lists of such, and what one of them is called."""
-    return {name: one for family in all_families().values() for name, one in family.several.items()}
+def references() -> dict[str, list[str]]:
+    """The operations that gave what an argument refers to, or each of a list of such."""
+    found: dict[str, list[str]] = {}
+    for family in all_families().values():
+        for op, one in family.gives.items():
+            for name in (one, *(several for several, each in family.several.items() if each == one)):
+                found.setdefault(name, []).append(f"{family.name}.{op}")
+    return found
 
 
 def kinds_of(error: BaseException) -> list[str]:
@@ -146,12 +151,10 @@ def referring(request: Request, given: Given) -> Request:
             return ReplyTo(given[op, request.on, value])
         return value
 
-    for op, given_name in gives().items():
-        if given_name in args:
-            args[given_name] = reference(args[given_name], op)
-        for name, one in several().items():
-            if one == given_name and isinstance(args.get(name), list):
-                args[name] = [reference(value, op) for value in args[name]]
+    for name in args.keys() & references().keys():
+        for op in references()[name]:
+            value = args[name]
+            args[name] = [reference(each, op) for each in value] if isinstance(value, list) else reference(value, op)
     return Request(request.id, request.op, request.on, args)
 
 
