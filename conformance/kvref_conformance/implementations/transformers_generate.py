@@ -1,13 +1,10 @@
-"""Hugging Face transformers' `generate`, as an engine: whole prompts, with a cache of its own for each call.
-
-It knows no end of the context and refuses no token: it is not asked for what lies past the one, nor for the other.
-"""
+"""Hugging Face transformers' `generate`, as an engine: whole prompts, with a cache of its own for each call."""
 
 import tempfile
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import transformers
@@ -26,7 +23,7 @@ class Generate:
     language = "python"
     level: Level = "exact"
     formats = ("float32",)
-    options: dict[str, Any] = {}  # noqa: RUF012 - of `generate`
+    options: ClassVar[dict[str, Any]] = {}  # of `generate`
 
     def asarray(self, values: Any) -> Any:
         return torch.tensor(values)
@@ -42,45 +39,35 @@ class Generate:
 
 class Static(Generate):
     name = "transformers-generate-static"
-    options = {"cache_implementation": "static", "disable_compile": True}  # noqa: RUF012
+    options: ClassVar[dict[str, Any]] = {"cache_implementation": "static", "disable_compile": True}
 
 
 class Beams(Generate):
     name = "transformers-generate-beams"
-    options = {"num_beams": 3}  # noqa: RUF012
+    options: ClassVar[dict[str, Any]] = {"num_beams": 3}
 
 
 class Chunked(Generate):
     """The prompt in pieces of ten tokens."""
 
     name = "transformers-generate-chunked"
-    options = {"prefill_chunk_size": 10}  # noqa: RUF012
+    options: ClassVar[dict[str, Any]] = {"prefill_chunk_size": 10}
 
 
 class Lookup(Generate):
     """Drafts, looked up in the prompt, of which it takes back what is wrong."""
 
     name = "transformers-generate-lookup"
-    options = {"prompt_lookup_num_tokens": 4}  # noqa: RUF012
+    options: ClassVar[dict[str, Any]] = {"prompt_lookup_num_tokens": 4}
 
 
 class Engine(WholePrompts):
     def __init__(self, canary: Canary, options: dict[str, Any]) -> None:
-        super().__init__()
-        self._canary, self._options = canary, options
-        self._model = _loaded(canary)
-
-    def extend(self, session: int, tokens: Sequence[int]) -> None:
-        if not all(0 <= token < self._canary.vocabulary for token in tokens):
-            raise NotOffered("tokens that the vocabulary does not have")
-        if self.length(session) + len(tokens) > self._canary.context:
-            raise NotOffered("the end of the context")
-        super().extend(session, tokens)
+        super().__init__(canary)
+        self._options, self._model = options, _loaded(canary)
 
     def complete(self, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
         longest = max(map(len, prompts))
-        if longest + count > self._canary.context:
-            raise NotOffered("the end of the context")
         if len(prompts) > 1 and "prompt_lookup_num_tokens" in self._options:
             raise NotOffered("drafts for several prompts at once")
         padded = [[UNKNOWN] * (longest - len(prompt)) + list(prompt) for prompt in prompts]

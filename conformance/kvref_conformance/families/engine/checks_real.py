@@ -20,7 +20,7 @@ def _two_talk(subject: Subject, heads: int, context: int) -> None:
     for period in (context // 2 - 1, context // 4 + 1):
         talk = Talk(
             subject, num_kv_heads=8, num_query_heads=heads, head_dim=128, context=context, period=period,
-            cache_tokens=2 * context,
+            cache_tokens=2 * subject.size("context", context),
         )  # fmt: skip
         first, second = (talk.begin(talk.prompt(talk.canary.period + more)) for more in (1, 20))
         talk.goes_on(first, 40, f"{talk.canary.period} tokens back")

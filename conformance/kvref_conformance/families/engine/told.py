@@ -8,9 +8,11 @@ from kvref_conformance.checking.setup import new
 from kvref_conformance.conversation.exchange import show
 from kvref_conformance.conversation.handle import Handle
 from kvref_conformance.conversation.subject import Subject
-from kvref_conformance.families.engine import CANARY
+from kvref_conformance.families.engine import CANARY, FAMILY
 from kvref_conformance.families.engine.model import Session
 from kvref_conformance.outcome import Broken
+
+SESSIONS = 5  # of a whole context, for which a cache has room unless a check asks for less
 
 
 class Talk:
@@ -18,7 +20,8 @@ class Talk:
 
     def __init__(self, subject: Subject, **sizes: int) -> None:
         self.subject = subject
-        self.engine: Handle = new(subject, "engine", **sizes)
+        context = subject.size("context", sizes.get("context", FAMILY.small["context"]))
+        self.engine: Handle = new(subject, "engine", **{"cache_tokens": SESSIONS * context} | sizes)
         self.canary: Canary = sized(**{name: self.engine.config[name] for name in CANARY})
         self.told: dict[int, Session] = {}
 

@@ -1,17 +1,20 @@
 """Engines that take whole prompts: a session is a list of tokens, sent whole each time.
 
-What such an engine has no word for is not made up for it: it cannot be forked, or told to forget, and what it makes of a context
-that ends it says itself.
+What such an engine has no word for is not made up for it: it cannot be forked or told to forget, and is not asked for what lies
+past the end of the context, nor for tokens that there are not: nothing is sent before it has to speak.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+from kvref.canary import Canary
 from kvref.errors import PositionOutOfRange, SequenceNotFound, in_range
+from kvref_conformance.outcome import NotOffered
 
 
 class WholePrompts(ABC):
-    def __init__(self) -> None:
+    def __init__(self, canary: Canary) -> None:
+        self.canary = canary
         self._tokens: dict[int, list[int]] = {}
         self._opened = 0
 
@@ -32,22 +35,33 @@ class WholePrompts(ABC):
         return len(self._known(session))
 
     def extend(self, session: int, tokens: Sequence[int]) -> None:
-        self._known(session).extend(int(token) for token in tokens)
+        told = self._known(session)
+        if not all(0 <= token < self.canary.vocabulary for token in tokens):
+            raise NotOffered("tokens that the vocabulary does not have")
+        self._room(told, len(tokens))
+        told.extend(int(token) for token in tokens)
 
     def generate(self, session: int, count: int) -> list[int]:
         told = self._known(session, speaks=True)
         if not in_range(count, None, PositionOutOfRange, "count"):
             return []
+        self._room(told, count)
         (said,) = self.complete([told], count)
         told += said
         return said
 
     def step(self, sessions: Sequence[int]) -> list[int]:
         told = [self._known(session, speaks=True) for session in sessions]
+        for tokens in told:
+            self._room(tokens, 1)
         said = [tokens[0] for tokens in self.complete(told, 1)] if told else []
         for tokens, token in zip(told, said, strict=True):
             tokens.append(token)
         return said
+
+    def _room(self, told: Sequence[int], count: int) -> None:
+        if len(told) + count > self.canary.context:
+            raise NotOffered("the end of the context")
 
     def _known(self, session: int, speaks: bool = False) -> list[int]:
         if session not in self._tokens:

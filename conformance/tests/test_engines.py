@@ -1,0 +1,46 @@
+"""Right engines of one canary alone: whatever they cannot be asked is not offered, and nothing is called wrong."""
+
+from typing import ClassVar
+
+import pytest
+
+import kvref.engine
+from kvref.canary import sized
+from kvref_conformance.families.engine.whole import WholePrompts
+from kvref_conformance.judging.asked import Effort
+from kvref_conformance.judging.judge import Judge, select, verdict_of
+from kvref_zoo.right import Right
+
+
+class OneCanary(Right):
+    limits: ClassVar = {"engine": {"context": 300, "period": 48, "window": 0, "recalls": 0}}
+
+    def engine(self, cache_tokens, **sizes):
+        return kvref.engine.Engine(sized(**sizes), cache_tokens)
+
+
+class Whole(OneCanary):
+    def engine(self, cache_tokens, **sizes):
+        return Prompts(sized(**sizes))
+
+
+class Prompts(WholePrompts):
+    def complete(self, prompts, count):
+        return [self.alone(prompt, count) for prompt in prompts]
+
+    def alone(self, prompt, count):
+        engine = kvref.engine.Engine(self.canary, self.canary.context)
+        session = engine.open()
+        engine.extend(session, prompt)
+        return engine.generate(session, count)
+
+
+@pytest.mark.parametrize(
+    ("right", "missing"),
+    [(OneCanary, {"ENG-13"}), (Whole, {"ENG-06", "ENG-08", "ENG-09", "ENG-10", "ENG-11", "ENG-13"})],
+)
+def test_a_right_engine_breaks_nothing(right, missing):
+    judge = Judge(right(), Effort(examples=5))
+    found = {clause.id: verdict_of(judge.clause(checks)) for clause, checks in select("ENG-*").items()}
+    assert {clause for clause, verdict in found.items() if verdict != "passed"} == missing
+    assert {found[clause] for clause in missing} == {"not offered"}
