@@ -1,8 +1,6 @@
 """Hugging Face transformers' `generate`, as an engine: whole prompts, with a cache of its own for each call."""
 
-import tempfile
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,31 +8,22 @@ import torch
 import transformers
 from transformers import LlamaForCausalLM, MistralForCausalLM
 
-from kvref.canary import UNKNOWN, Canary, sized
-from kvref_conformance.canary import folder
+from kvref.canary import UNKNOWN, Canary
+from kvref_conformance.canary import folder as files
 from kvref_conformance.families.engine.whole import WholePrompts
-from kvref_conformance.interface import Level
+from kvref_conformance.implementations.engines.loading import Loads
 from kvref_conformance.outcome import NotOffered
 
 
-class Generate:
+class Generate(Loads):
+    """options: of `generate`."""
+
     name = "transformers-generate"
     version = transformers.__version__
     language = "python"
-    level: Level = "exact"
-    formats = ("float32",)
-    options: ClassVar[dict[str, Any]] = {}  # of `generate`
 
-    def asarray(self, values: Any) -> Any:
-        return torch.tensor(values)
-
-    def to_numpy(self, array: Any) -> Any:
-        return array.numpy()
-
-    def engine(self, cache_tokens: int, **sizes: int) -> "Engine":
-        if not isinstance(cache_tokens, int) or cache_tokens < 1:
-            raise NotOffered("a cache that is given its size")
-        return Engine(sized(**sizes), self.options)
+    def loaded(self, canary: Canary, folder: Path, cache_tokens: int) -> "Engine":
+        return Engine(canary, _model(canary, folder), self.options)
 
 
 class Static(Generate):
@@ -62,9 +51,9 @@ class Lookup(Generate):
 
 
 class Engine(WholePrompts):
-    def __init__(self, canary: Canary, options: dict[str, Any]) -> None:
+    def __init__(self, canary: Canary, model: Any, options: dict[str, Any]) -> None:
         super().__init__(canary)
-        self._options, self._model = options, _loaded(canary)
+        self._model, self._options = model, options
 
     def complete(self, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
         longest = max(map(len, prompts))
@@ -80,10 +69,13 @@ class Engine(WholePrompts):
         return [row[longest:].tolist() for row in said]
 
 
-@lru_cache(8)
-def _loaded(canary: Canary) -> Any:
-    """In float32, the model that transformers makes of the canary's folder."""
-    architecture, model = ("mistral", MistralForCausalLM) if any(canary.windows) else ("llama", LlamaForCausalLM)
-    with tempfile.TemporaryDirectory() as where:
-        folder.write(Path(where), folder.made(canary, architecture, "float32"))
-        return model.from_pretrained(where, dtype=torch.float32, attn_implementation="eager")
+_MODELS: dict[Canary, Any] = {}
+
+
+def _model(canary: Canary, folder: Path) -> Any:
+    """In float32, the model that transformers makes of the canary's folder. It keeps nothing between two calls."""
+    if canary not in _MODELS:
+        architecture, model = ("mistral", MistralForCausalLM) if any(canary.windows) else ("llama", LlamaForCausalLM)
+        files.write(folder, files.made(canary, architecture, "float32"))
+        _MODELS[canary] = model.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    return _MODELS[canary]
