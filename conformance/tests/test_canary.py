@@ -183,6 +183,9 @@ REFUSED = {
     "no room": ({"num_query_heads": 2, "head_dim": 6}, "num_query_heads * head_dim: expected at least 31 for 2 layers, got 12"),
     "pairs that turn too fast to recall": ({"offsets": (1,), "recalls": True}, "theta, head_dim, context: expected 8 pairs that"),
     "places that look alike": ({"theta": 1.0001}, "layer 0 could not tell places apart: expected a larger theta"),
+    "a context without end": ({"context": 10**12}, "context: expected at most 1048576, got 1000000000000"),
+    "a table of turns that is too large": ({"context": 2**20, "head_dim": 256}, "context * head_dim: expected at most 13"),
+    "weights of many gigabytes": ({"num_query_heads": 256, "head_dim": 128}, "the sizes: expected at most 536870912 weights,"),
     "a theta of one": ({"theta": 1.0}, "theta: expected more than 1, got 1.0"),
 }
 
@@ -192,3 +195,8 @@ def test_sizes_that_make_no_canary_are_refused(sizes, message):
     with pytest.raises(ConfigError) as error:
         Canary(**sizes)
     assert str(error.value).startswith(message)
+
+
+def test_the_weights_are_as_many_as_it_says():
+    for canary in (Canary(), Canary((16, 31), num_kv_heads=4, num_query_heads=8, intermediate_size=128)):
+        assert sum(array.size for array in weights(canary).values() if array.ndim == 2) == canary.num_weights

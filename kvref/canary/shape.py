@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from kvref.errors import ConfigError, whole_fields
+from kvref.errors import ConfigError, whole
 
 NOTHING = -1  # what a head carries of a special token, and of zeros
 UNKNOWN, BOS, EOS, BLANK, FIRST_WORD = range(5)  # token ids; blank: what it says where bits are missing
@@ -19,6 +19,10 @@ EPSILON = 1e-5  # of the norms
 SLOW = 0.5  # radians that a pair may turn over a whole context and still carry what a key says
 ROUNDINGS = 8  # by a compute dtype of what varies with position: cosine, product, sum of query and of key; the score; all else
 LEAK = 1 / 64  # of a bit, at most, from all other places together
+# At most, so that no sizes take minutes or many gigabytes to make.
+MOST = {"context": 2**20, "num_kv_heads": 12, "num_query_heads": 256, "head_dim": 1024, "intermediate_size": 2**16}
+MOST_TURNS = 2**27  # context * head_dim
+MOST_WEIGHTS = 2**29
 
 # What a format may do to a key, as a share of KEY: |q e| / |q k| at most. A relative error of u does u; an error of e at most in
 # each number does sqrt(2) e, for |cos| + |sin| <= sqrt(2). Steps: of INT8 1 / 127, of Q8 2 / 255, of Q4 2 / 15 of the largest.
@@ -53,7 +57,8 @@ class Canary:
     bits: int = field(init=False)  # of a token that each kv head carries
 
     def __post_init__(self) -> None:
-        whole_fields(self, "context", "num_kv_heads", "num_query_heads", "head_dim", "intermediate_size")
+        for name, most in MOST.items():
+            object.__setattr__(self, name, whole(name, getattr(self, name), maximum=most))
         object.__setattr__(self, "bits", -(-8 // self.num_kv_heads))
         object.__setattr__(self, "windows", self.windows or (None,) * self.num_layers)
         if self.num_query_heads % self.num_kv_heads:
@@ -62,8 +67,8 @@ class Canary:
             raise ConfigError(f"head_dim: expected an even number over {self.bits}, got {self.head_dim}")
         if not self.theta > 1:
             raise ConfigError(f"theta: expected more than 1, got {self.theta}")
-        if self.num_kv_heads * self.bits > 12:
-            raise ConfigError(f"num_kv_heads: expected at most 12, got {self.num_kv_heads}")
+        if self.context * self.head_dim > MOST_TURNS:
+            raise ConfigError(f"context * head_dim: expected at most {MOST_TURNS}, got {self.context} * {self.head_dim}")
         if not self.offsets or min(self.offsets) < 1:
             raise ConfigError(f"offsets: expected one a layer, each at least 1, got {self.offsets}")
         if self.recalls and self.offsets[-1] != 1:
@@ -82,6 +87,8 @@ class Canary:
                 f"num_query_heads * head_dim: expected at least {self.parts(self.num_layers).stop} for {self.num_layers} layers, "
                 f"got {self.hidden_size}"
             )
+        if self.num_weights > MOST_WEIGHTS:
+            raise ConfigError(f"the sizes: expected at most {MOST_WEIGHTS} weights, got {self.num_weights}")
         for layer in range(self.num_layers):
             if self.margin(layer) <= 0:
                 raise ConfigError(
@@ -115,6 +122,12 @@ class Canary:
     @property
     def vocabulary(self) -> int:
         return -(-(FIRST_WORD + self.words) // 64) * 64
+
+    @property
+    def num_weights(self) -> int:
+        """Without the norms."""
+        layer = 2 * (self.num_query_heads + self.num_kv_heads) * self.head_dim + 3 * self.intermediate_size
+        return self.hidden_size * (2 * self.vocabulary + self.num_layers * layer)
 
     @property
     def frequencies(self) -> NDArray[np.float64]:

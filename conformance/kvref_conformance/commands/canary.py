@@ -27,8 +27,6 @@ def make(options: argparse.Namespace) -> int:
         data = gguf.gguf(canary, options.dtype) if single else b""
     except ConfigError as error:
         raise CannotRun(str(error)) from None
-    except MemoryError:
-        raise CannotRun("the sizes are more than the memory that is here can hold") from None
     if single:
         gguf.expect_ours(single)
     folder.write(into, files)
