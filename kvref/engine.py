@@ -5,16 +5,27 @@ is and to begin it anew where the cache cannot be edited.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvref.array import Array
 from kvref.attention import attention
 from kvref.backend import Backend, reference
 from kvref.canary.shape import EPSILON, Canary
 from kvref.canary.weights import weights
-from kvref.errors import CapacityExceeded, PositionOutOfRange, SequenceNotFound, TokenOutOfRange, in_range, integer, whole
+from kvref.errors import (
+    CapacityExceeded,
+    OutOfBlocks,
+    PositionOutOfRange,
+    SequenceNotFound,
+    TokenOutOfRange,
+    in_range,
+    integer,
+    whole,
+)
 from kvref.paged import PagedCache, PagedConfig
 
 Floats = NDArray[Any]
@@ -68,6 +79,15 @@ class Model:
         return np.concatenate([on.to_numpy(attention(one, *pair, backend=on)) for one, pair in zip(alone, read, strict=True)])
 
 
+@dataclass(frozen=True)
+class Saved:
+    """A session outside of the cache. next: what comes behind its last token. held: keys and values by layer."""
+
+    tokens: list[int]
+    next: int | None
+    held: list[tuple[Array, Array]]
+
+
 class Engine:
     """Sessions of a canary, numbered from 0. A session holds at most `context` tokens, all of them together `cache_tokens`."""
 
@@ -80,6 +100,7 @@ class Engine:
         self._tokens: dict[int, list[int]] = {}
         self._next: dict[int, int] = {}  # by session, what comes behind its last token
         self._sequence: dict[int, int] = {}
+        self._saved: list[Saved] = []
         self._opened = 0
 
     def open(self) -> int:
@@ -114,15 +135,28 @@ class Engine:
         Raises PositionOutOfRange for a session of no tokens, behind which nothing can come, and for a negative count. Where the
         blocks run out it raises OutOfBlocks, and the session is as before.
         """
-        told = self._tokens[self._known(session)]
-        count = min(in_range(count, None, PositionOutOfRange, "count"), self.canary.context - len(told))
-        if not told:
-            raise PositionOutOfRange("generate: expected a session of at least one token, got one of none")
+        told, count = self._speaks(session, count)
         self.cache.ensure_capacity(self._sequence[session], len(told) + count)
         start = len(told)
         for _ in range(count):
             self.extend(session, [self._next[session]])
         return told[start:]
+
+    def sample(self, session: int, n: int, count: int) -> list[int]:
+        """`n` times what `generate` would say, one behind the other; the session is as before. Raises as `generate` does."""
+        self._speaks(session, count)
+        said = list[int]()
+        for _ in range(in_range(n, None, PositionOutOfRange, "n")):
+            child = self.fork(session)
+            try:
+                said += self.generate(child, count)
+            finally:
+                self.close(child)
+        return said
+
+    def cancel(self, session: int, count: int) -> None:
+        """Begin to say `count` tokens and be cut off. The session is as before. Raises as `generate` does."""
+        self.sample(session, 1, count)
 
     def step(self, sessions: Sequence[int]) -> list[int]:
         """Say one token in each of several sessions, all different: `generate` of one in each, in all or none.
@@ -143,6 +177,32 @@ class Engine:
         """A new session that is as this one is, and goes on by itself. Raises OutOfBlocks."""
         return self._begun(self._tokens[self._known(session)])
 
+    def save(self, session: int) -> int:
+        """Copy a session out of the cache: the number to load it by, however often, whatever becomes of the session."""
+        tokens = self._tokens[self._known(session)]
+        held = [self.cache.gather(self._sequence[session], layer) for layer in range(self.canary.num_layers)]
+        self._saved.append(Saved(list(tokens), self._next.get(session), held))
+        return len(self._saved) - 1
+
+    def load(self, saved: int) -> int:
+        """A new session as one was when it was saved. Raises OutOfBlocks, and SequenceNotFound where nothing was saved so."""
+        number = integer(saved)
+        if number is None or not 0 <= number < len(self._saved):
+            raise SequenceNotFound(f"saved: expected what `save` gave, got {saved!r}")
+        kept = self._saved[number]
+        session = self.open()
+        try:
+            self.cache.ensure_capacity(self._sequence[session], len(kept.tokens))
+        except OutOfBlocks:
+            self.close(session)
+            raise
+        for layer, (keys, values) in enumerate(kept.held):
+            self.cache.write(self._sequence[session], layer, 0, keys, values)
+        self._tokens[session] = list(kept.tokens)
+        if kept.next is not None:
+            self._next[session] = kept.next
+        return session
+
     def truncate(self, session: int, length: int) -> None:
         """Forget all but the first `length` tokens. Raises PositionOutOfRange for more than there are."""
         told = self._tokens[self._known(session)]
@@ -155,6 +215,14 @@ class Engine:
         stop = in_range(stop, len(told) + 1, PositionOutOfRange, "stop")
         start = in_range(start, stop + 1, PositionOutOfRange, "start")
         self._become(session, told[:start] + told[stop:])
+
+    def _speaks(self, session: int, count: int) -> tuple[list[int], int]:
+        """What a session was told, and how many of `count` tokens it can say. Raises as `generate` does."""
+        told = self._tokens[self._known(session)]
+        count = min(in_range(count, None, PositionOutOfRange, "count"), self.canary.context - len(told))
+        if not told:
+            raise PositionOutOfRange(f"session {session}: expected at least one token, behind which others come, got none")
+        return told, count
 
     def _known(self, session: int) -> int:
         number = integer(session)

@@ -39,7 +39,7 @@ def test_what_came_may_stand_apart_from_what_was_told():
     scene = Scene(OFFSETS)
     scene.table(scene.b)[5] = scene.table(scene.c)[5]
     request, others = scene.said(110)
-    before = Told("b", request.tokens[:115], range(100, 115))
+    before = Told("request b", request.tokens[:115], range(100, 115))
     found = diagnose(OFFSETS, before, request.tokens[115:], others, FLOAT32)
     assert str(found) == (
         "request b read positions 80..95 (a block of 16) of request c instead of its own positions 80..95 (a block of 16), "
@@ -67,8 +67,8 @@ def test_where_layers_lie_a_block_apart_both_are_said():
     found = diagnose(canary, request, [], others, FLOAT32)
     assert found.kind == "several"
     assert {(each.kind, each.other, each.layers, each.start) for each in found.candidates} == {
-        ("another", "c", (0,), 64),
-        ("another", "c", (1,), 80),
+        ("another", "request c", (0,), 64),
+        ("another", "request c", (1,), 80),
     }
     assert str(found).startswith("either request b read positions ")
 
@@ -86,7 +86,7 @@ def _noisy(canary, seed, noise):
         said.append(len(tokens))
         tokens.append(noise(rng, number, FIRST_WORD if right is None else right, tokens))
         right = oracle.extend(tokens[-1:])[-1]
-    return Told("b", tokens, said, events=((64, "a fork at 64"),))
+    return Told("request b", tokens, said, events=((64, "a fork at 64"),))
 
 
 def _word(rng, canary):
@@ -127,7 +127,7 @@ def test_it_takes_seconds_among_twenty_others_in_a_long_context():
         for head in range(2):
             spoilt.entries[layer][head][848:864] = other.entries[layer][head][848:864]
     began = time.process_time()
-    found = diagnose(OFFSETS, Told("b", tokens), [right, *spoilt.generate(right, 99)], others, FLOAT32)
+    found = diagnose(OFFSETS, Told("request b", tokens), [right, *spoilt.generate(right, 99)], others, FLOAT32)
     assert time.process_time() - began < 5  # a second, mostly
     assert (found.kind, found.other, found.start, found.stop, found.block) == ("another", "7", 848, 864, 16)
 
@@ -148,19 +148,19 @@ def test_the_oracle_says_the_same_of_many_tokens_as_of_each(canary):
 
 
 SENTENCES = {
-    "request b: not known. A clue.": Finding("unknown", "b", clue="A clue."),
+    "request b: not known. A clue.": Finding("unknown", "request b", clue="A clue."),
     "request b read zeros at position 5, layer 1, kv head 0, the values alone": Finding(
-        "zeros", "b", (1,), heads=(0,), start=5, stop=6, part="values"
+        "zeros", "request b", (1,), heads=(0,), start=5, stop=6, part="values"
     ),
     "keys of positions 32..63 (a block of 32) of request b were turned 2 positions too little, layer 0 at least": Finding(
-        "turned", "b", (0,), True, start=32, stop=64, shift=-2
+        "turned", "request b", (0,), True, start=32, stop=64, shift=-2
     ),
     "positions 16..47 (blocks of 16) of request b were dropped, and what came behind moved up": Finding(
-        "dropped", "b", start=16, stop=48
+        "dropped", "request b", start=16, stop=48
     ),
-    "request b saw a window of 31 where 32 was due, layer 1": Finding("window", "b", (1,), shift=31, due=32),
+    "request b saw a window of 31 where 32 was due, layer 1": Finding("window", "request b", (1,), shift=31, due=32),
     "request b read what kv head 1 holds at positions 40..50 and perhaps on, in every layer, after a fork at 40": Finding(
-        "head", "b", start=40, stop=51, shift=1, open=True, after="a fork at 40"
+        "head", "request b", start=40, stop=51, shift=1, open=True, after="a fork at 40"
     ),
 }
 

@@ -66,7 +66,7 @@ def _clue(case: Case, found: list[Run]) -> str:
         text += f" What was due lies at positions {read.min()}..{read.max()}."
     if found and found[0].bits >= found[0].cost(case) + 2 * ENOUGH:
         first = int(case.sources[case.wrong[0]]) + found[0].shift
-        text += f" The first {found[0].count} are what request {found[0].source.name} was told from position {first} on."
+        text += f" The first {found[0].count} are what {found[0].source.name} was told from position {first} on."
     return text + _nearby(case)
 
 

@@ -4,26 +4,26 @@ from dataclasses import dataclass
 
 BLOCKS = (256, 128, 64, 32, 16, 8)
 KINDS = {
-    "another": "request {request} read {there} of request {other} instead of its own {here}",
-    "earlier occupant": "request {request} read {there} of an earlier occupant, request {other}, instead of its own {here}",
-    "own": "request {request} read its own {there} instead of {here}: shifted by {shift}",
-    "swapped": "{here} of request {request} hold one another's tokens, block by block of {shift}",
-    "zeros": "request {request} read zeros at {here}",
-    "unreadable": "request {request} found no key of {here}: zeros, lost, or keys of elsewhere",
-    "turned": "keys of {here} of request {request} were turned {far} too {sense}",
-    "layer": "request {request} read what layer {shift} holds at {here}",
-    "head": "request {request} read what kv head {shift} holds at {here}",
-    "heads": "request {request} read in each kv head what the head {shift} further on holds at {here}",
-    "window": "request {request} saw a window of {shift}{more} where {due} was due",
-    "dropped": "{here} of request {request} were dropped, and what came behind moved up",
-    "twice": "{here} of request {request} were written twice, and what came behind moved back",
-    "left over": "{here} of request {other} were left in front of what request {request} wrote there",
+    "another": "{request} read {there} of {other} instead of its own {here}",
+    "earlier occupant": "{request} read {there} of an earlier occupant, {other}, instead of its own {here}",
+    "own": "{request} read its own {there} instead of {here}: shifted by {shift}",
+    "swapped": "{here} of {request} hold one another's tokens, block by block of {shift}",
+    "zeros": "{request} read zeros at {here}",
+    "unreadable": "{request} found no key of {here}: zeros, lost, or keys of elsewhere",
+    "turned": "keys of {here} of {request} were turned {far} too {sense}",
+    "layer": "{request} read what layer {shift} holds at {here}",
+    "head": "{request} read what kv head {shift} holds at {here}",
+    "heads": "{request} read in each kv head what the head {shift} further on holds at {here}",
+    "window": "{request} saw a window of {shift}{more} where {due} was due",
+    "dropped": "{here} of {request} were dropped, and what came behind moved up",
+    "twice": "{here} of {request} were written twice, and what came behind moved back",
+    "left over": "{here} of {other} were left in front of what {request} wrote there",
 }
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What was read instead of what should have been.
+    """What was read instead of what should have been. request, other: by their names, such as "request 7".
 
     kind: "another" (what another request holds), "earlier occupant" (the same, of one that had ended), "own" (what this one holds
     elsewhere), "swapped" (blocks of its own), "zeros", "unreadable" (keys that no query finds), "turned" (keys), "layer", "head",
@@ -63,7 +63,7 @@ class Finding:
 
     def __str__(self) -> str:
         if self.kind == "unknown":
-            return f"request {self.request}: not known. {self.clue}"
+            return f"{self.request}: not known. {self.clue}"
         if self.kind == "several":
             return "either " + "; or ".join(map(str, self.candidates))
         here, there = (self._positions(shift) for shift in (0, self.shift))

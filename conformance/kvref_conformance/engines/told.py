@@ -17,7 +17,7 @@ FEW = 3  # wrong answers, that rule out most explanations
 
 @dataclass(frozen=True)
 class Told:
-    """One request or session of a name that is its own: all tokens told and said, in order.
+    """One request or session, of a name that is its own ("request 7"): all tokens told and said, in order.
 
     said: the positions of those that the engine said itself. ended: it was finished or closed before. events: (position, what
     happened when it had so many tokens), such as (48, "a prefix hit of 48").

@@ -123,6 +123,39 @@ def a_fork_writes_into_its_parents_blocks(patch):
     patch.setattr(Engine, "fork", sharing)
 
 
+@bug("ENG-08")
+def a_second_answer_goes_on_from_the_first(patch):
+    in_source(
+        patch, "kvref.engine.Engine.sample", "child = self.fork(session)", "child = child if said else self.fork(session)",
+        "self.close(child)", "None",
+    )  # fmt: skip
+
+
+@bug("ENG-05")
+def what_is_cut_off_was_said(patch):
+    in_source(patch, "kvref.engine.Engine.cancel", "self.sample(session, 1, count)", "self.generate(session, count)")
+
+
+@bug("ENG-10")
+def what_is_saved_are_its_blocks(patch):
+    """And what comes where the session was is loaded in its stead."""
+    load = Engine.load
+
+    def loading(self, saved):
+        session = load(self, saved)
+        late = [rows_of(self, other) for other in self._tokens if other != session and self.length(other) >= 32]
+        if self.length(session) >= 32 and late:
+            put(self, session, late[-1], 16, 32)
+        return session
+
+    patch.setattr(Engine, "load", loading)
+
+
+@bug("ENG-10")
+def what_comes_next_is_not_saved(patch):
+    in_source(patch, "kvref.engine.Engine.load", "self._next[session] = kept.next", "self._next[session] = kept.tokens[-1]")
+
+
 @bug("ENG-09")
 def truncating_leaves_what_was_written(patch):
     in_source(patch, "kvref.engine.Engine.truncate", "self._become(session, told[:length])", "del told[length:]")
@@ -135,12 +168,7 @@ def removing_takes_one_token_too_many(patch):
 
 @bug("ENG-11")
 def it_speaks_up_to_the_end_and_then_fails(patch):
-    in_source(
-        patch,
-        "kvref.engine.Engine.generate",
-        'min(in_range(count, None, PositionOutOfRange, "count"), self.canary.context - len(told))',
-        "count",
-    )
+    in_source(patch, "kvref.engine.Engine._speaks", ", self.canary.context - len(told))", ")", "min(", "(")
 
 
 @bug("ENG-12")

@@ -91,5 +91,5 @@ class Scene:
             self.engine.generate(self.b, count)
             tokens = self.told + self.engine._tokens[self.b][before:]
             said = range(len(self.told), len(tokens))
-        others = [Told("a", self.prompts[0], ended=True), Told("c", self.prompts[2]), *self.more]
-        return Told("b", tokens, said, events=tuple(self.events)), others
+        others = [Told("request a", self.prompts[0], ended=True), Told("request c", self.prompts[2]), *self.more]
+        return Told("request b", tokens, said, events=tuple(self.events)), others

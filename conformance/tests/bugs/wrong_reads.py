@@ -42,24 +42,24 @@ def fault(canary, kind, among=1, **facts):
     return register
 
 
-@fault(OFFSETS, "another", other="c", start=80, stop=96, layers=(), heads=(), shift=0, block=16)
-@fault(RECALLS, "another", other="c", layers=(1,), within=(80, 96), shift=0)
+@fault(OFFSETS, "another", other="request c", start=80, stop=96, layers=(), heads=(), shift=0, block=16)
+@fault(RECALLS, "another", other="request c", layers=(1,), within=(80, 96), shift=0)
 def anothers_block(scene):
     scene.table(scene.b)[5] = scene.table(scene.c)[5]
 
 
-@fault(OFFSETS, "another", other="c", start=80, stop=96, layers=(1,), heads=(), shift=0, block=16)
-@fault(RECALLS, "another", other="c", layers=(1,), within=(80, 96), shift=0)
+@fault(OFFSETS, "another", other="request c", start=80, stop=96, layers=(1,), heads=(), shift=0, block=16)
+@fault(RECALLS, "another", other="request c", layers=(1,), within=(80, 96), shift=0)
 def anothers_block_in_the_last_layer(scene):
     scene.table(scene.b)[5, 1] = scene.table(scene.c)[5, 1]
 
 
-@fault(OFFSETS, "another", other="c", start=87, stop=96, within=(80, 96), layers=(0,), heads=(), shift=0)
+@fault(OFFSETS, "another", other="request c", start=87, stop=96, within=(80, 96), layers=(0,), heads=(), shift=0)
 def anothers_block_in_the_first_layer(scene):
     scene.table(scene.b)[5, 0] = scene.table(scene.c)[5, 0]
 
 
-@fault(OFFSETS, "another", other="c", start=80, stop=96, layers=(), heads=(1,), shift=0)
+@fault(OFFSETS, "another", other="request c", start=80, stop=96, layers=(), heads=(1,), shift=0)
 @fault(RECALLS, "unknown", heads=(1,))
 def anothers_block_in_a_head(scene):
     def change(layer, keys, values):
@@ -68,8 +68,8 @@ def anothers_block_in_a_head(scene):
     scene.spoil(range(scene.canary.num_layers), [1], 80, 96, change)
 
 
-@fault(OFFSETS, "another", other="c", start=80, stop=96, shift=-32, part="values", block=16)
-@fault(RECALLS, "another", other="c", within=(80, 96), shift=-32, part="values", block=16)
+@fault(OFFSETS, "another", other="request c", start=80, stop=96, shift=-32, part="values", block=16)
+@fault(RECALLS, "another", other="request c", within=(80, 96), shift=-32, part="values", block=16)
 def anothers_values_of_another_place(scene):
     def change(layer, keys, values):
         return keys, scene.cache.read(scene.sequence(scene.c), layer, range(48, 64))[1]
@@ -83,8 +83,8 @@ def anothers_block_of_another_place(scene):
     scene.table(scene.b)[5] = scene.table(scene.c)[3]
 
 
-@fault(OFFSETS, "earlier occupant", other="a", start=80, stop=96, shift=0, layers=(), block=16)
-@fault(RECALLS, "earlier occupant", other="a", within=(80, 96), shift=0)
+@fault(OFFSETS, "earlier occupant", other="request a", start=80, stop=96, shift=0, layers=(), block=16)
+@fault(RECALLS, "earlier occupant", other="request a", within=(80, 96), shift=0)
 def an_earlier_occupants_block(scene):
     block = scene.table(scene.a)[5].copy()
     scene.cache.ensure_capacity(scene.sequence(scene.b), 250)  # or it would be given the block
@@ -217,12 +217,12 @@ def forked(scene, shared):
     d = scene.engine.open()
     tokens = scene.told[:shared] + prompt_of(scene.canary, 150, 4)[1 : 1 + 110 - shared]
     scene.engine.extend(d, tokens)
-    scene.more.append(Told("d", tokens))
+    scene.more.append(Told("request d", tokens))
     scene.events.append((shared, f"a fork at {shared}"))
     return d
 
 
-@fault(OFFSETS, "another", other="d", start=88, stop=96, layers=(0,), shift=0, after="a fork at 88")
+@fault(OFFSETS, "another", other="request d", start=88, stop=96, layers=(0,), shift=0, after="a fork at 88")
 @fault(RECALLS, "unknown")
 def a_fork_writes_into_the_block_it_shares(scene):
     scene.table(scene.b)[5] = scene.table(forked(scene, 88))[5]
@@ -234,7 +234,7 @@ def the_last_block_is_lost_at_a_fork(scene):
     scene.spoil(range(2), [0, 1], 80, 90, lambda layer, keys, values: (keys * 0, values * 0))
 
 
-@fault(OFFSETS, "another", other="e", start=72, stop=76, layers=(0,), after="a prefix hit of 72")
+@fault(OFFSETS, "another", other="request e", start=72, stop=76, layers=(0,), after="a prefix hit of 72")
 @fault(RECALLS, "unknown")
 def a_prefix_hit_of_too_many(scene):
     """Request e was told the same 72 tokens and others behind them; b takes 4 of those for its own."""
@@ -245,7 +245,7 @@ def a_prefix_hit_of_too_many(scene):
     scene.engine.truncate(scene.b, 0)
     scene.engine.extend(scene.b, tokens[:76])
     scene.engine.extend(scene.b, scene.told[76:])
-    scene.more.append(Told("e", tokens))
+    scene.more.append(Told("request e", tokens))
     scene.events.append((72, "a prefix hit of 72"))
 
 
@@ -273,12 +273,12 @@ def a_truncation_leaves_stale_tokens(scene):
     scene.events.append((80, "a truncation to 80"))
 
 
-@fault(OFFSETS, "another", other="f", start=66, stop=80, within=(64, 80), shift=0, after="a cancel at 100")
+@fault(OFFSETS, "another", other="request f", start=66, stop=80, within=(64, 80), shift=0, after="a cancel at 100")
 def a_cancelled_requests_blocks_are_given_away(scene):
     """Request f was given a block that b still reads."""
     f = scene.engine.open()
     tokens = prompt_of(scene.canary, 120, 7)
     scene.engine.extend(f, tokens)
     scene.events.append((100, "a cancel at 100"))
-    scene.more.append(Told("f", tokens))
+    scene.more.append(Told("request f", tokens))
     scene.table(scene.b)[4] = scene.table(f)[4]

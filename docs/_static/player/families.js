@@ -274,7 +274,7 @@
 
   // Sessions as lists of tokens, null where a trace does not say which. said: the positions of those that the engine said.
   const engine = {
-    new: (config) => ({ config, sessions: [] }),
+    new: (config) => ({ config, sessions: [], saved: new Map() }),
     begin(one, id, tokens, said) {
       one.sessions.push({ id, number: one.sessions.length, live: true, tokens: [...tokens], said: [...said] });
     },
@@ -300,6 +300,19 @@
     },
     step(one, { sessions }, context) {
       sessions.forEach((session, at) => engine.put(one, session, [context.reply.ok?.[at] ?? null], "read", context));
+    },
+    sample(one, { session, n }, { reply, touch }) { // what is said is nowhere: all that is there was read for it
+      const found = engine.find(one, session);
+      if (n > 0 && reply.ok) found?.tokens.forEach((_, position) => touch("read", one.id, found.number, position));
+    },
+    cancel: (one, { session }, context) => engine.sample(one, { session, n: 1 }, { ...context, reply: { ok: [] } }),
+    save(one, { session }, { reply }) {
+      const found = engine.find(one, session);
+      if (found) one.saved.set(reply.ok, { tokens: [...found.tokens], said: [...found.said] });
+    },
+    load(one, { saved }, { reply }) {
+      const kept = one.saved.get(saved);
+      if (kept) engine.begin(one, reply.ok, kept.tokens, kept.said);
     },
     fork(one, { session }, { reply }) {
       const parent = engine.find(one, session);

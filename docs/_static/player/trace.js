@@ -159,8 +159,8 @@ window.kvref = window.kvref || {};
 
   // What requests made, by the id of the request, as a person would call it: paged, block, block2, and A for a cache's first
   // sequence.
-  const GIVES = { "buffers.acquire": "buffer", "blocks.allocate": "block" };
-  const BEGUN = ["paged.create", "engine.open", "engine.fork"];
+  const GIVES = { "buffers.acquire": "buffer", "blocks.allocate": "block", "engine.save": "saved" };
+  const BEGUN = ["paged.create", "engine.open", "engine.fork", "engine.load"];
   const letter = (number) => (number < 26 ? String.fromCharCode(65 + number) : `S${number}`);
   function namesOf(exchanges) {
     const names = new Map(), count = {};

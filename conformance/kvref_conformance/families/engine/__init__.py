@@ -26,7 +26,7 @@ FAMILY = Family(
         "recalls": 0, "cache_tokens": 640,
     },
     speaks_for=("LAW-11", "LAW-12", *(f"ENG-{number:02}" for number in (*range(1, 9), 10, 11))),
-    gives={"open": "session", "fork": "session"},
+    gives={"open": "session", "fork": "session", "load": "session", "save": "saved"},
     several={"sessions": "session"},
     may_be_zero=("window", "recalls"),
     fits=makes_a_canary,

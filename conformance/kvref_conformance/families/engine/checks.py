@@ -73,6 +73,18 @@ def one_that_is_cut_off_changes_no_other(subject: Subject) -> None:
     talk.together([coming, staying], 20, "after one came where one was closed")
 
 
+@check("ENG-05", "engine")
+def one_that_is_cut_off_while_it_speaks_is_as_before(subject: Subject) -> None:
+    talk = Talk(subject)
+    staying, going = talk.begin(talk.prompt()), talk.begin(talk.prompt(talk.canary.period + 9))
+    for count in (1, 8, talk.canary.period):
+        talk.engine.cancel(going, count)
+        talk.together([staying], 2, f"after another was cut off that was to say {count}")
+        coming = talk.begin(talk.prompt(talk.canary.period + 1))
+        talk.together([coming, staying, going], 7, f"after one was cut off that was to say {count}, which speaks again")
+        talk.close(coming)
+
+
 @check("ENG-06", "engine")
 def more_than_the_cache_holds_is_refused_or_right(subject: Subject) -> None:
     talk = Talk(subject, cache_tokens=3 * subject.size("context", 128))
@@ -86,8 +98,9 @@ def more_than_the_cache_holds_is_refused_or_right(subject: Subject) -> None:
         except Exception as error:
             true(error_of(error).kind == "OutOfBlocks", "the error of a full cache", "OutOfBlocks", type(error).__name__)
             break
-    else:
-        raise NotOffered(f"a cache that {MANY} sessions fill")
+    else:  # it keeps what does not fit elsewhere, or nothing at all between two calls
+        talk.together(sessions, 2, f"{MANY} sessions, more than the cache was made for")
+        return
     true(len(sessions) >= 2, "sessions in a cache of three contexts", "at least 2", len(sessions))
     for session in sessions:
         _goes_on_or_waits(talk, session, "in a full cache")
@@ -149,6 +162,18 @@ def forks_go_their_own_ways(subject: Subject) -> None:
             talk.close(session)
 
 
+@check("ENG-08", "engine")
+def several_answers_to_one_prompt_are_one(subject: Subject) -> None:
+    talk = Talk(subject)
+    other = talk.begin(talk.prompt())
+    for more, n in ((0, 2), (5, 3), (14, 2)):
+        session = talk.begin(talk.prompt(talk.canary.period + more))
+        talk.sample(session, n, 19, f"{more} tokens behind a period")
+        talk.together([other, session], 9, "the prompt that several answers were given to, and another")
+        talk.sample(session, n, 3, "a session that has spoken itself")
+        talk.close(session)
+
+
 @check("ENG-09", "engine")
 def a_draft_that_is_taken_back_leaves_nothing(subject: Subject) -> None:
     talk = Talk(subject)
@@ -197,6 +222,26 @@ def tokens_may_go_from_the_middle(subject: Subject) -> None:
         with raises("PositionOutOfRange"):
             talk.engine.remove(session, start, stop)
     talk.goes_on(session, 10, "after a removal was refused")
+
+
+@check("ENG-10", "engine")
+def what_was_saved_is_as_it_was(subject: Subject) -> None:
+    talk = Talk(subject)
+    session = talk.begin(talk.prompt(talk.canary.period + 7))
+    talk.goes_on(session, 3, "before it was saved")
+    saved, then = int(talk.engine.save(session)), talk.told[session].copy()
+    talk.goes_on(session, 9, "after it was saved")
+    beside = talk.load(saved, then)
+    talk.together([beside, session], 6, "one that was loaded, beside the one that was saved")
+    talk.close(session)
+    talk.close(beside)
+    other = talk.begin(talk.prompt(talk.canary.period + 20))
+    for number in range(2):
+        again = talk.load(saved, then)
+        talk.tell(again, talk.prompt(1 + number)[1:])
+        talk.together([other, again], 9, "one that was loaded where others had been")
+    with raises("SequenceNotFound"):
+        talk.engine.load(saved + 1)
 
 
 @check("ENG-11", "engine")

@@ -1,4 +1,6 @@
-"""Saying several tokens is saying one several times, and in several sessions at once the same as in each (ENG-02)."""
+"""Saying several tokens is saying one several times, in several sessions at once the same as in each (ENG-02).
+
+Several answers to one prompt are what its forks say (ENG-08)."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -28,7 +30,17 @@ def one_after_the_other(engine: Handle, sessions: Sequence[int]) -> list[int]:
     return said
 
 
+def of_forks(engine: Handle, session: int, n: int, count: int) -> list[int]:
+    said = list[int]()
+    for _ in range(n):
+        child = engine.fork(session)
+        said += engine.generate(child, count)
+        engine.close(child)
+    return said
+
+
 DERIVED = (
     Derived("generate", "ENG-02", ("step",), step_by_step),
     Derived("step", "ENG-02", ("generate",), one_after_the_other),
+    Derived("sample", "ENG-08", ("fork", "generate", "close"), of_forks),
 )

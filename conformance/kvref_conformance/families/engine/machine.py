@@ -91,6 +91,36 @@ class EngineMachine(Machine):
             self.call("generate", self.objects[0], session=child, count=2)
 
     @precondition(lambda self: self.objects)
+    @rule(which=INDEX, n=st.sampled_from((2, 1, 3, 0, -1)), count=st.sampled_from((3, 1, 18, 0, -1)))
+    def sample(self, which: int, n: int, count: int) -> None:
+        """And it speaks itself, as if nobody had asked."""
+        self.call("sample", self.objects[0], session=self.session(which), n=n, count=count)
+        self.generate(which, 2)
+
+    @precondition(lambda self: self.objects)
+    @rule(which=INDEX, count=st.sampled_from((3, 1, 18, 0, -1)))
+    def cancel(self, which: int, count: int) -> None:
+        self.call("cancel", self.objects[0], session=self.session(which), count=count)
+        self.generate(which, 2)
+
+    @precondition(lambda self: self.objects)
+    @rule(which=INDEX, number=st.integers(0, PROMPTS - 1))
+    def save(self, which: int, number: int) -> None:
+        """It goes, and what comes takes its place."""
+        session = self.session(which)
+        self.call("save", self.objects[0], session=session)
+        self.close(which, number)
+
+    @precondition(lambda self: self.objects)
+    @rule(which=INDEX)
+    def load(self, which: int) -> None:
+        saved = one_of(self.model.saved, which)
+        unknown = saved is None or which == LAST
+        session = self.call("load", self.objects[0], saved=1000 if unknown else saved)
+        if session is not None:
+            self.call("generate", self.objects[0], session=session, count=3)
+
+    @precondition(lambda self: self.objects)
     @rule(which=INDEX, back=st.sampled_from((1, 2, 4, 8, 16, 0, -1, 99)))
     def truncate(self, which: int, back: int) -> None:
         session = self.session(which)

@@ -93,6 +93,7 @@ class Engine(Model):
         self.cache_tokens = cache_tokens
         self.sessions: dict[int, Session] = {}
         self.gone: list[list[int]] = []  # the tokens of those that were closed
+        self.saved: dict[int, Session] = {}
 
     def looks(self) -> list[Look]:
         return [("length", {"session": session}) for session in self.sessions]
@@ -127,20 +128,50 @@ class Engine(Model):
         return Expected("ENG-06", then) if self._fits({session: len(tokens)}) else self._full(then)
 
     def generate(self, session: Any, count: Any) -> Expected:
-        wrong = not_in_range(count, None, "PositionOutOfRange")
-        told = self.sessions.get(session)
-        if told is None:
-            return self.refuse([("SequenceNotFound", "ENG-10"), *wrong])
-        if wrong or not told.tokens:
-            return self.refuse(wrong or [("PositionOutOfRange", "ENG-01")])
-        room = min(count, self.canary.context - len(told.tokens))
-        kinds = (*(["CapacityExceeded"] if room < count else []), *([] if self._fits({session: room}) else ["OutOfBlocks"]))
-
         def change(ok: Any) -> None:
             told.told(ok)
             told.spoke = True
 
-        return Says(told.clause, self.did("generate", change), kinds, self._refused, [told], room, room < count)
+        if wrong := self._cannot_speak(session, count):
+            return self.refuse(wrong)
+        told = self.sessions[session]
+        return self._says(told.clause, self.did("generate", change), session, 1, count, [])
+
+    def sample(self, session: Any, n: Any, count: Any) -> Expected:
+        if wrong := [*self._cannot_speak(session, count), *not_in_range(n, None, "PositionOutOfRange")]:
+            return self.refuse(wrong)
+        told = self.sessions[session]
+        copies = [len(told.tokens) + count] * n
+        return self._says("ENG-08", self.did("sample", lambda ok: told.blame("ENG-08")), session, n, count, copies)
+
+    def cancel(self, session: Any, count: Any) -> Expected:
+        if wrong := self._cannot_speak(session, count):
+            return self.refuse(wrong)
+        then = self.did("cancel", lambda ok: self._blame_all("ENG-05"))
+        if kinds := self._in_the_way(session, count, [len(self.sessions[session].tokens) + count]):
+            return TakenOrRefused("ENG-05", then, kinds=kinds, refused=self._refused)
+        return Expected("ENG-05", then)
+
+    def _cannot_speak(self, session: Any, count: Any) -> list[tuple[str, str]]:
+        """What is wrong with asking a session for so many tokens."""
+        wrong = not_in_range(count, None, "PositionOutOfRange")
+        if session not in self.sessions:
+            return [("SequenceNotFound", "ENG-10"), *wrong]
+        return wrong or ([] if self.sessions[session].tokens else [("PositionOutOfRange", "ENG-01")])
+
+    def _in_the_way(self, session: Any, count: int, copies: Sequence[int]) -> tuple[str, ...]:
+        """Why a session may not say so many tokens, while there are copies of it so long."""
+        room = min(count, self.canary.context - len(self.sessions[session].tokens))
+        fits = self._fits({session: room} | {NEW - number: length for number, length in enumerate(copies)})
+        return (*(["CapacityExceeded"] if room < count else []), *([] if fits else ["OutOfBlocks"]))
+
+    def _says(
+        self, clause: str, then: Callable[[Any], None], session: Any, n: int, count: int, copies: Sequence[int]
+    ) -> Expected:
+        """n times what comes next, as many tokens as the context has room for."""
+        told = self.sessions[session]
+        room = min(count, self.canary.context - len(told.tokens))
+        return Says(clause, then, self._in_the_way(session, count, copies), self._refused, [told] * n, room, room < count)
 
     def step(self, sessions: Any) -> Expected:
         told = [self.sessions[session] for session in sessions if session in self.sessions]
@@ -172,6 +203,27 @@ class Engine(Model):
         if not self._fits({NEW: len(parent.tokens)}):
             return self._full(then)
         return Choice("ENG-08", then, says=self._new, accepts=lambda ok: ok not in self.sessions)
+
+    def save(self, session: Any) -> Expected:
+        if session not in self.sessions:
+            return self.refuse([("SequenceNotFound", "ENG-10")])
+        then = self.did("save", lambda ok: self.saved.update({ok: self.sessions[session].copy()}))
+        says = f"a number not among {sorted(self.saved)}"
+        return Choice("ENG-10", then, says=says, accepts=lambda ok: ok not in self.saved)
+
+    def load(self, saved: Any) -> Expected:
+        if saved not in self.saved:
+            return self.refuse([("SequenceNotFound", "ENG-10")])
+        kept = self.saved[saved]
+
+        def change(ok: Any) -> None:
+            self.sessions[ok] = kept.copy()
+            self.sessions[ok].blame("ENG-10")
+
+        then = self.did("load", change)
+        if not self._fits({NEW: len(kept.tokens)}):
+            return self._full(then)
+        return Choice("ENG-10", then, says=self._new, accepts=lambda ok: ok not in self.sessions)
 
     def truncate(self, session: Any, length: Any) -> Expected:
         if session not in self.sessions:

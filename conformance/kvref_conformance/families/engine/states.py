@@ -60,6 +60,23 @@ def a_fork_is_made_in_the_middle_of_a_block(call: Call) -> bool:
     return told(call) % 16 != 0
 
 
+@state("engine", "sample")
+def several_answer_out_of_a_block_that_is_partly_filled(call: Call) -> bool:
+    return told(call) % 16 != 0 and call.args["n"] > 1 and len(call.ok) > 0
+
+
+@state("engine", "cancel")
+def one_is_cut_off_while_others_speak(call: Call) -> bool:
+    model: Engine = call.model
+    return call.args["count"] > 0 and any(each.spoke for each in model.sessions.values())
+
+
+@state("engine", "load")
+def one_is_loaded_that_was_closed_since(call: Call) -> bool:
+    model: Engine = call.model
+    return model.saved[call.args["saved"]].tokens in model.gone
+
+
 @state("engine", "truncate")
 def some_tokens_go_and_some_stay(call: Call) -> bool:
     return bool(0 < call.args["length"] < told(call))

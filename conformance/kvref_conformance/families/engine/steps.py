@@ -15,7 +15,9 @@ def steps(dim: int, format: str) -> Steps:
         **owned("engine", {
             "open": of(), "extend": of(session=session, tokens=PROMPT), "length": of(session=session),
             "generate": of(session=session, count=2), "step": of(sessions=lambda got: [session(got)]),
-            "fork": of(session=session), "truncate": of(session=session, length=50),
-            "remove": of(session=session, start=1, stop=3), "close": of(session=session),
+            "sample": of(session=session, n=2, count=2), "cancel": of(session=session, count=2),
+            "fork": of(session=session), "save": of(session=session), "load": of(saved=lambda got: got["engine.save"]),
+            "truncate": of(session=session, length=50), "remove": of(session=session, start=1, stop=3),
+            "close": of(session=session),
         }),
     }  # fmt: skip

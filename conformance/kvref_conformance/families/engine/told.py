@@ -71,6 +71,21 @@ class Talk:
             raise Broken(where, show([*said[:place], right]), show(list(said[: place + 1])))
         told.told(said)
 
+    def sample(self, session: int, n: int, count: int, what: str) -> None:
+        """Let it say so many tokens n times, each time what it must say as it is."""
+        said = [int(token) for token in self.engine.sample(session, n, count)]
+        equal(len(said), n * count, f"tokens of {n} answers, {what}")
+        for number in range(n):
+            alone = self.told[session].copy()
+            self.hold(session, said[number * count : (number + 1) * count], f"answer {number} of {n}, {what}")
+            self.told[session] = alone
+
+    def load(self, saved: int, told: Session) -> int:
+        """A new session of what was saved, which is held to what had been told then."""
+        session = int(self.engine.load(saved))
+        self.told[session] = told.copy()
+        return session
+
     def close(self, session: int) -> None:
         self.engine.close(session)
         del self.told[session]
