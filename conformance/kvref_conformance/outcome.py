@@ -50,6 +50,7 @@ class Outcome:
     where: the line of the implementation's code that raised what it should not have, or made what is none.
     trace: the conversation, one JSON object a line, where it failed or all are kept.
     through: operations that were made of others, as "gather through length and read".
+    cause: a sentence on what lies behind what came, where the family can tell.
     """
 
     check: str
@@ -62,3 +63,4 @@ class Outcome:
     calls: list[str] = field(default_factory=list)
     trace: list[str] = field(default_factory=list)
     through: list[str] = field(default_factory=list)
+    cause: str = ""

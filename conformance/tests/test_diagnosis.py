@@ -155,7 +155,7 @@ SENTENCES = {
     "keys of positions 32..63 (a block of 32) of request b were turned 2 positions too little, layer 0 at least": Finding(
         "turned", "request b", (0,), True, start=32, stop=64, shift=-2
     ),
-    "positions 16..47 (blocks of 16) of request b were dropped, and what came behind moved up": Finding(
+    "request b lost positions 16..47 (blocks of 16), and what came behind moved up": Finding(
         "dropped", "request b", start=16, stop=48
     ),
     "request b saw a window of 31 where 32 was due, layer 1": Finding("window", "request b", (1,), shift=31, due=32),

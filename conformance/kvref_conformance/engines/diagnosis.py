@@ -58,9 +58,12 @@ def _clue(case: Case, found: list[Run]) -> str:
     """What is certain of tokens that nothing explains."""
     heads = ", ".join(map(str, case.wrong_heads))
     blanks = sum(case.got[number] == BLANK for number in case.wrong)
-    text = f"Of {len(case.got)} tokens {len(case.wrong)} are wrong, by the digits of kv head {heads}."
+    are = "is" if len(case.wrong) == 1 else "are"
+    text = f"Of {len(case.got)} tokens {len(case.wrong)} {are} wrong, by the digits of kv head {heads}."
     if blanks:
-        text += f" {blanks} are blanks: of zeros, or of places that a head could not tell apart."
+        text += (
+            f" {blanks} {'is a blank' if blanks == 1 else 'are blanks'}: of zeros, or of places that a head could not tell apart."
+        )
     read = case.sources[[number for number in case.wrong if case.sources[number] >= 0]]
     if len(read):
         text += f" What was due lies at positions {read.min()}..{read.max()}."

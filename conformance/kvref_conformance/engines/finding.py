@@ -15,9 +15,9 @@ KINDS = {
     "head": "{request} read what kv head {shift} holds at {here}",
     "heads": "{request} read in each kv head what the head {shift} further on holds at {here}",
     "window": "{request} saw a window of {shift}{more} where {due} was due",
-    "dropped": "{here} of {request} were dropped, and what came behind moved up",
-    "twice": "{here} of {request} were written twice, and what came behind moved back",
-    "left over": "{here} of {other} were left in front of what {request} wrote there",
+    "dropped": "{request} lost {here}, and what came behind moved up",
+    "twice": "{request} holds {here} twice, and what came behind moved back",
+    "left over": "{here} of {other} stayed in front of what {request} wrote there",
 }
 
 

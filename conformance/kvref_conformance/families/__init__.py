@@ -9,6 +9,7 @@
     derived.py     operations made of others, for implementations that lack them
     serving.py     what `kvref soak` serves requests from, where a stream is not enough
     steps.py       each operation once, for the self-test of a harness
+    cause.py       what lies behind a failure, where more can be told than what came instead
 
 To add a family is to add a folder: whatever works on families asks `all_families`. The laws are a folder of their own without
 a record, for they are about the others.
@@ -25,7 +26,7 @@ from typing import Any
 
 from kvref_conformance.clauses import CHAPTERS
 
-PARTS = ("interface", "model", "machine", "states", "stream", "serving", "derived", "steps")
+PARTS = ("interface", "model", "machine", "states", "stream", "serving", "derived", "steps", "cause")
 
 
 @dataclass(frozen=True)

@@ -184,6 +184,7 @@ class Judge:
             conversation, broken = smaller
             if found := whose(broken.row, conversation):
                 broken.got = f"{broken.got}, {found}"
+        cause = self._cause(check.family, conversation) if smaller else ""
         calls = shown_calls(show_calls(conversation)) if shown else []
         said = {"what": _what(broken, conversation), "expected": broken.expected, "got": broken.got}
         where = broken.where or _raised_at(conversation, broken)
@@ -191,7 +192,13 @@ class Judge:
         judge = "model" if smaller and not too_large(conversation) else "check"
         trace = self._trace(check, conversation, judge, said) if shown else []
         what, through = _what(broken, conversation), list(failure.through)
-        return Outcome(check.name, "failed", what, broken.expected, broken.got, where, "", calls, trace, through)
+        return Outcome(check.name, "failed", what, broken.expected, broken.got, where, "", calls, trace, through, cause)
+
+    def _cause(self, family: str, conversation: list[Exchange]) -> str:
+        try:
+            return self.run(caused, family, [exchange.request for exchange in conversation])
+        except Ended:
+            return ""
 
     def hold(self, requests: list[Request], seconds: float = float("inf")) -> Held:
         """Hold a conversation from a fresh start, in so many seconds at most. Raises Unknown where no model speaks."""
@@ -229,6 +236,13 @@ class Judge:
 def through_of(subject: Subject) -> list[str]:
     """The operations that were made of others, and how, in the order of their names."""
     return sorted(subject.through.values())
+
+
+def caused(judge: Judge, family: str, requests: list[Request]) -> str:
+    """What lies behind the failure that these calls show, in a sentence; nothing where the family cannot tell."""
+    part = all_families()[family].part("cause")
+    with memory_limit(), np.errstate(all="ignore"):
+        return part.cause(judge.begin_family(family), requests) if part else ""
 
 
 def _what(broken: Broken, conversation: list[Exchange]) -> str:

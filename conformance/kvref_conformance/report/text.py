@@ -56,6 +56,7 @@ def failure_text(result: Result, asked: Asked, told: Told) -> str:
     lines = [f"{heading}   ({asked.name})", *(f"  {call}" for call in shown["calls"])]
     lines += [f"    {shown['what']}", f"    expected {shown['expected']}", f"    got      {shown['got']}"]
     lines += [f"    at       {shown['where']}"] if shown["where"] else []
+    lines += [f"    cause    {shown['cause']}"] if shown.get("cause") else []
     lines += [f"  found by {', '.join(each['check'] for each in failed)}"]
     lines += [f"  derived  {way}" for way in shown.get("through", ())]
     lines += [f"  replay   kvref replay {shlex.quote(result['trace'])} {shlex.quote(asked.name)}"]

@@ -1,0 +1,57 @@
+"""What the judge says beside a failure: what an engine read instead, told by letting it go on."""
+
+import pytest
+from bugs import engines
+
+from kvref.backend import ReferenceBackend
+from kvref_conformance.implementations import load
+from kvref_conformance.implementations.backends import OnBackend
+from kvref_conformance.judging.asked import Asked, Effort
+from kvref_conformance.judging.judge import Judge, select
+from kvref_conformance.judging.start import start
+
+
+def causes(judge, clause):
+    ((_, checks),) = select(clause).items()
+    return [outcome.cause for outcome in judge.clause([check for check in checks if check.run]) if outcome.calls]
+
+
+PLANTED = [
+    (
+        "ENG-03", engines.later_pieces_are_turned_one_position_too_far,
+        "keys of positions 7..20 of session 0 were turned one position too far, layer 0, after a later piece",
+    ),
+    (
+        "ENG-05", engines.a_step_lands_in_a_block_that_was_given_away,
+        "session 3 read positions 13..15 of session 1 instead of its own positions 13..15, layer 1 at least",
+    ),
+    ("ENG-13", engines.a_window_is_one_too_wide, "session 0 saw a window of 17 or more where 16 was due, in every layer"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("clause", "plant", "cause"), PLANTED)
+def test_it_stands_beside_the_failure(clause, plant, cause, monkeypatch):
+    plant(monkeypatch)
+    assert causes(Judge(OnBackend(ReferenceBackend()), Effort(timeout=10)), clause) == [cause]
+
+
+def test_what_was_taken_back_and_stayed_is_named():
+    (cause,) = causes(Judge(load("zoo:engine-rolls-back-the-length-only")), "ENG-09")
+    assert cause.startswith("either position 38 of session 0 before a truncation stayed in front of what session 0 wrote there; ")
+
+
+def test_a_child_tells_it_too():
+    judge = start(Asked("zoo:engine-rolls-back-the-length-only", Effort(timeout=10), isolate=True))
+    try:
+        assert causes(judge, "ENG-09")[0].startswith("either position 38 of session 0 before a truncation stayed")
+    finally:
+        judge.close()
+
+
+def test_what_is_no_wrong_token_has_none(monkeypatch):
+    engines.it_speaks_up_to_the_end_and_then_fails(monkeypatch)
+    assert causes(Judge(OnBackend(ReferenceBackend()), Effort(timeout=10)), "ENG-11") == [""]
+
+
+def test_other_families_have_none():
+    assert causes(Judge(load("zoo:blocks-freed-twice")), "BLOCK-05") == [""]
