@@ -184,9 +184,10 @@ class Judge:
             conversation, broken = smaller
             if found := whose(broken.row, conversation):
                 broken.got = f"{broken.got}, {found}"
-        cause = self._cause(check.family, conversation) if smaller else ""
         calls = shown_calls(show_calls(conversation)) if shown else []
+        cause = self._cause(check.family, conversation) if smaller else ""
         said = {"what": _what(broken, conversation), "expected": broken.expected, "got": broken.got}
+        said |= {"cause": cause} if cause else {}
         where = broken.where or _raised_at(conversation, broken)
         # What does not break when it is held again, only the check can show: it looked at memory, or let threads loose.
         judge = "model" if smaller and not too_large(conversation) else "check"

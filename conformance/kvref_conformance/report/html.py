@@ -193,6 +193,8 @@ def _copy_trace(folder: Path, cell: Cell) -> str | None:
     if cell.result is None or cell.shown is None or not cell.result["trace"]:
         return None
     failed = {name: cell.shown[name] for name in ("what", "expected", "got")}
+    if cause := cell.shown.get("cause"):
+        failed["cause"] = cause
     text = find_trace(cell.run.path, cell.result["trace"], cell.result["clause"], failed)
     if text is None:
         return None

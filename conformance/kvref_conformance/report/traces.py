@@ -16,7 +16,7 @@ LARGEST = 2**26  # bytes
 
 
 def find_trace(results: Path, named: str, clause: str, failed: dict[str, Any]) -> str | None:
-    """The text of the trace that a file of results names, if it is of that failure of the clause: what, expected and got."""
+    """The text of the trace that a file of results names, if it is of that failure of the clause: what, expected, got, cause."""
     name = NAME.fullmatch(named)
     if name is None:
         return None

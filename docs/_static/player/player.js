@@ -196,12 +196,13 @@
     }
 
     failed(exchange) {
-      const { what, expected, got } = this.parting;
+      const { what, expected, got } = this.parting, { cause } = this.trace.header.failed ?? {};
       const item = (name, text, className) =>
         element("div", className, element("dt", "", name), element("dd", "", element("code", "", text)));
       const { clause: about } = this.trace.header, clause = about === "any" ? exchange.reply.clause ?? about : about;
       return [element("p", "", element("strong", "", `Here they part (${clause}, line ${exchange.line}): ${what}`)),
-        element("dl", "", item("expected", expected, "kv-expected"), item("got", got, "kv-got")),
+        element("dl", "", item("expected", expected, "kv-expected"), item("got", got, "kv-got"),
+          ...(cause ? [item("cause", cause, "")] : [])),
         element("p", "kv-quiet", "The picture is what should be.")];
     }
 

@@ -39,7 +39,7 @@ class Header:
     judge: str
     implementation: dict[str, str]
     seed: int = 0
-    failed: dict[str, str] | None = None  # what, expected, got
+    failed: dict[str, str] | None = None  # what, expected, got; cause, where it is known
 
     def line(self) -> str:
         return json.dumps({"trace": VERSION, "spec": kvref.__version__, **vars(self)})
