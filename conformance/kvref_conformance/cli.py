@@ -42,9 +42,11 @@ _ISOLATE = (
 def _parser() -> argparse.ArgumentParser:
     import argparse
 
-    from kvref_conformance.conversation.drivers.guard import TIMEOUT
+    from kvref_conformance.conversation.drivers.guard import SERVED_WITHIN, TIMEOUT
     from kvref_conformance.judging.asked import EXAMPLES
     from kvref_conformance.judging.conclusion import LEAST_JUDGED
+
+    patience = f"seconds a call may take ({TIMEOUT:g}; of a server {SERVED_WITHIN:g})"
 
     parser = argparse.ArgumentParser(prog="kvref", description="Tell whether a KV cache is right, clause by clause.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -57,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     check.add_argument("name", metavar="NAME", nargs="?", help="what to judge (see below)")
     check.add_argument("--exec", metavar="COMMAND", help="judge a program in any language instead: './harness --flag'")
+    _server(check)
     check.add_argument("--stderr", action="store_true", help="let through what a program writes to its standard error")
     check.add_argument("--family", metavar="FAMILY", help="only the checks of one family: paged, quantized, ...")
     check.add_argument(
@@ -66,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--examples", type=int, default=EXAMPLES, metavar="N", help="sequences of calls a family (%(default)s)")
     check.add_argument("--deep", action="store_true", help="many more and longer sequences: half an hour of them")
     check.add_argument("--isolate", action=argparse.BooleanOptionalAction, help=_ISOLATE)
-    check.add_argument("--timeout", type=float, default=TIMEOUT, metavar="S", help="seconds a call may take (%(default)g)")
+    check.add_argument("--timeout", type=float, metavar="S", help=patience)
     check.add_argument(
         "--least-judged", type=float, default=LEAST_JUDGED, metavar="PERCENT",
         help="of the clauses of the families it offers: where fewer are judged, it is 'not judged' (%(default)g)",
@@ -88,11 +91,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     soak.add_argument("name", metavar="NAME", nargs="?", help="the implementation (kvref check --help)")
     soak.add_argument("--exec", metavar="COMMAND", help="a program in any language instead")
+    _server(soak)
     soak.add_argument("--minutes", type=float, default=1.0, metavar="N", help="for all families together (%(default)g)")
     soak.add_argument("--family", metavar="FAMILY", help="only this one: paged, contiguous, ...")
     soak.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the workload (default %(default)s)")
     soak.add_argument("--isolate", action=argparse.BooleanOptionalAction, help=_ISOLATE)
-    soak.add_argument("--timeout", type=float, default=TIMEOUT, metavar="S", help="seconds a call may take (%(default)g)")
+    soak.add_argument("--timeout", type=float, metavar="S", help=patience)
     soak.add_argument("--json", metavar="FILE", help="write the figures as JSON")
     replay = commands.add_parser(
         "replay",
@@ -103,8 +107,9 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_argument("trace", metavar="FILE", help="a trace, such as .kvref/failures/PAGED-07-mine.jsonl")
     replay.add_argument("name", metavar="NAME", nargs="?", help="the implementation (default: the one of the trace)")
     replay.add_argument("--exec", metavar="COMMAND", help="a program instead")
+    _server(replay)
     replay.add_argument("--isolate", action=argparse.BooleanOptionalAction, help=_ISOLATE)
-    replay.add_argument("--timeout", type=float, default=TIMEOUT, metavar="S", help="seconds a call may take (%(default)g)")
+    replay.add_argument("--timeout", type=float, metavar="S", help=patience)
     report = commands.add_parser(
         "report",
         help="make a page of the results of several runs",
@@ -156,11 +161,18 @@ exit status: 0 each is caught by the clause it names, 1 one gets through, 2 coul
     vectors.add_argument("-o", "--output", metavar="DIR", help="write a set into this folder, over the one that is there")
     vectors.add_argument("--check", metavar="DIR", help="hold an implementation against the set in this folder")
     vectors.add_argument("--exec", metavar="COMMAND", help="with --check: a program in any language instead")
+    vectors.set_defaults(server=None, canary=None, model=None)  # it says tokens, and vectors are of numbers
     vectors.add_argument("--timeout", type=float, default=TIMEOUT, metavar="S", help="seconds a call may take (%(default)g)")
     commands.add_parser("list", help="list the implementations that have a name here, and what is not installed for each")
     explain = commands.add_parser("explain", help="show a clause: its text, why, the bugs it hunts, its checks")
     explain.add_argument("clause", metavar="CLAUSE", help="a clause id such as PAGED-07, or a chapter such as PAGED")
     return parser
+
+
+def _server(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--server", metavar="URL", help="a server like OpenAI's instead: http://127.0.0.1:8000/v1")
+    command.add_argument("--canary", metavar="DIR", help="with --server: the canary it has loaded (kvref canary make DIR)")
+    command.add_argument("--model", metavar="NAME", help="with --server: what it calls the canary (default: its only model)")
 
 
 def _canary(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from kvref_conformance.clauses import all_clauses
 from kvref_conformance.conversation.trace.file import read
-from kvref_conformance.implementations import named
+from kvref_conformance.implementations import named, patience
 from kvref_conformance.judging.asked import Asked, Effort
 from kvref_conformance.judging.replay import Replay, replay
 from kvref_conformance.judging.start import start
@@ -19,9 +19,8 @@ from kvref_conformance.outcome import CannotRun, NotOffered
 def replay_trace(options: argparse.Namespace) -> int:
     trace = read(Path(options.trace))
     name = named(options) or trace.header.implementation.get("load", trace.header.implementation["name"])
-    judge = start(
-        Asked(name, Effort(seed=trace.header.seed, slow=True, real=True, timeout=options.timeout), isolate=options.isolate)
-    )
+    effort = Effort(seed=trace.header.seed, slow=True, real=True, timeout=patience(options, name))
+    judge = start(Asked(name, effort, isolate=options.isolate))
     try:
         held = replay(trace, judge)
     except NotOffered as missing:

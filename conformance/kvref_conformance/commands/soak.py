@@ -13,7 +13,7 @@ from kvref_conformance.checking.registry import Check
 from kvref_conformance.conversation import interrupts
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.conversation.trace.store import save_failure
-from kvref_conformance.implementations import existing_folder, named
+from kvref_conformance.implementations import existing_folder, named, patience
 from kvref_conformance.interface import offers
 from kvref_conformance.judging.asked import Asked, Effort
 from kvref_conformance.judging.judge import Ended, Failure, Judge
@@ -29,7 +29,9 @@ FAILURES = Path(".kvref/failures")
 def soak_implementation(options: argparse.Namespace) -> int:
     options.name = named(options)
     if options.name is None:
-        raise CannotRun("expected a NAME or --exec COMMAND: what is to be judged (kvref list shows what there is)")
+        raise CannotRun(
+            "expected a NAME or --exec COMMAND or --server URL: what is to be judged (kvref list shows what there is)"
+        )
     if not 0 < options.minutes < math.inf:
         raise CannotRun(f"--minutes: expected a finite number above 0, got {options.minutes:g}")
     if options.seed < 0:
@@ -37,7 +39,9 @@ def soak_implementation(options: argparse.Namespace) -> int:
     if options.family is not None and options.family not in served():
         raise CannotRun(f"--family: expected one of {', '.join(served())}, got {options.family!r}")
     existing_folder("json", options.json)
-    judge = start(Asked(options.name, Effort(seed=options.seed, timeout=options.timeout), isolate=options.isolate))
+    judge = start(
+        Asked(options.name, Effort(seed=options.seed, timeout=patience(options, options.name)), isolate=options.isolate)
+    )
     try:
         return _soak(options, judge)
     finally:

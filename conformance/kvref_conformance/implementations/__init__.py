@@ -1,7 +1,8 @@
 """Implementations by name: how `kvref check NAME` finds what it is to judge.
 
 A name is `reference` or `reference:LIBRARY`, a backend of kvref's (entry points `kvref.backends`), an entry point of group
-`kvref.implementations`, `zoo:MEMBER` (wrong on purpose), `module:object`, `exec:COMMAND`, or what a kvref.toml calls a command.
+`kvref.implementations`, `zoo:MEMBER` (wrong on purpose), `module:object`, `exec:COMMAND`, what a kvref.toml calls a command, or
+`server:URL --canary DIR`.
 An object that can be called, a class or a function, is called without arguments.
 """
 
@@ -19,6 +20,7 @@ import kvref
 import kvref_zoo
 from kvref.errors import BackendNotFound
 from kvref.formats import FORMATS
+from kvref_conformance.conversation.drivers.guard import SERVED_WITHIN, TIMEOUT
 from kvref_conformance.conversation.drivers.stdio import OverStdio
 from kvref_conformance.families import names as families
 from kvref_conformance.implementations.backends import OnBackend
@@ -27,6 +29,8 @@ from kvref_conformance.interface import Implementation, offers
 from kvref_conformance.limits import Limits, LimitsError
 from kvref_conformance.oracle.formats import PLAIN
 from kvref_conformance.outcome import CannotRun
+from kvref_conformance.server import address
+from kvref_conformance.server.served import Served
 
 LONGEST = 300  # characters of what an implementation calls itself
 LIBRARIES = ("numpy", "torch", "strict", "jax", "cupy")  # what the reference is offered on
@@ -41,13 +45,25 @@ def existing_folder(option: str, file: str | None) -> None:
 
 
 def named(options: argparse.Namespace) -> str | None:
-    """The implementation that a command line asks for, by its name or as a program. Raises CannotRun."""
-    if options.exec is None:
-        name: str | None = options.name
-        return name
-    if options.name is not None:
-        raise CannotRun(f"expected a NAME or --exec COMMAND, got both: {options.name} and {options.exec}")
-    return f"exec:{options.exec}"
+    """The implementation that a command line asks for: by its name, as a program, or as a server. Raises CannotRun."""
+    ways = {
+        "a NAME": options.name,
+        "--exec COMMAND": None if options.exec is None else f"exec:{options.exec}",
+        "--server URL": address.named(options),
+    }
+    asked = {way: name for way, name in ways.items() if name is not None}
+    if len(asked) > 1:
+        said = " and ".join(name.partition(":")[2] if way.startswith("--") else name for way, name in asked.items())
+        raise CannotRun(f"expected {' or '.join(asked)}, got {'both' if len(asked) == 2 else 'all'}: {said}")
+    return next(iter(asked.values()), None)
+
+
+def patience(options: argparse.Namespace, name: str) -> float:
+    """Seconds that a call may take: as the command line says, or more for a server, which may have others to serve."""
+    if options.timeout is not None:
+        seconds: float = options.timeout
+        return seconds
+    return SERVED_WITHIN if name.startswith(address.PREFIX) else TIMEOUT
 
 
 @dataclass(frozen=True)
@@ -60,6 +76,8 @@ class Listed:
 
 def load(name: str, show_stderr: bool = False) -> Implementation:
     """The implementation called `name`. show_stderr: let a program's standard error through. Raises CannotRun."""
+    if name.startswith(address.PREFIX):
+        return checked(name, Served(name))
     try:
         program = by_command(name[5:], show_stderr) if name.startswith("exec:") else by_name(name, show_stderr)
         if program is not None:
@@ -96,7 +114,7 @@ def is_foreign(name: str) -> bool:
 
 def is_program(name: str) -> bool:
     """Whether it has a process of its own already. Raises CannotRun where kvref.toml cannot be read."""
-    return name.startswith("exec:") or name in configured()[1]
+    return name.startswith(("exec:", address.PREFIX)) or name in configured()[1]
 
 
 def checked(name: str, implementation: Any) -> Implementation:
@@ -152,8 +170,8 @@ def names() -> list[Listed]:
 
 
 def end(implementation: Implementation) -> None:
-    """Leave nothing of it behind: a program is ended."""
-    if isinstance(implementation, OverStdio):
+    """Leave nothing of it behind: a program is ended, connections to a server are closed."""
+    if isinstance(implementation, OverStdio | Served):
         implementation.close()
 
 

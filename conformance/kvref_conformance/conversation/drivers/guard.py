@@ -13,6 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 TIMEOUT = 10.0  # seconds a call may take, unless asked otherwise
+SERVED_WITHIN = 60.0  # the same of a call to a server, which may have others to serve
 ONCE_HUNG = 1.0  # seconds for an operation that took too long before
 AGAIN = 1.0  # seconds to the next alarm, should Python or the implementation have swallowed one
 SOON = 1e-6  # seconds to the alarm of a timer whose time has passed; 0 would switch it off

@@ -1,0 +1,59 @@
+"""Which server is meant: `server:URL --canary DIR [--model NAME]`, as one name that a trace can keep."""
+
+import argparse
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from kvref_conformance.outcome import CannotRun
+
+PREFIX = "server:"
+SHAPE = "http://HOST:PORT/v1"
+
+
+@dataclass(frozen=True)
+class Address:
+    """folder: the one that `kvref canary make` wrote. model: what the server calls it; None for the only one that it has."""
+
+    url: str
+    folder: Path
+    model: str | None = None
+
+
+def named(options: argparse.Namespace) -> str | None:
+    """The name of the server that a command line asks for, or None where it asks for none. Raises CannotRun."""
+    if options.server is None:
+        for option in ("canary", "model"):
+            if getattr(options, option) is not None:
+                raise CannotRun(f"--{option}: expected --server URL too, whose it is")
+        return None
+    if options.canary is None:
+        raise CannotRun("--server: expected --canary DIR too, the folder that kvref canary make wrote and the server has loaded")
+    words = [options.server, "--canary", options.canary]
+    return PREFIX + shlex.join([*words, "--model", options.model] if options.model is not None else words)
+
+
+def address(name: str) -> Address:
+    """What such a name says. Raises CannotRun."""
+    try:
+        words = shlex.split(name.removeprefix(PREFIX))
+    except ValueError as error:
+        raise CannotRun(f"{name}: {error}") from None
+    if len(words) not in (3, 5) or words[1] != "--canary" or words[3:4] not in ([], ["--model"]):
+        raise CannotRun(f"{name}: expected {PREFIX}{SHAPE} --canary DIR [--model NAME]")
+    _expect_a_url(words[0])
+    return Address(words[0].rstrip("/"), Path(words[2]), words[4] if words[4:] else None)
+
+
+def _expect_a_url(url: str) -> None:
+    """Raises CannotRun. What is in it is kept in traces: no place for a password."""
+    try:
+        parts = urlsplit(url)
+        parts.port  # raises for one that is none
+    except ValueError as error:
+        raise CannotRun(f"--server: expected {SHAPE}, got {url!r}: {error}") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or not url.isprintable():
+        raise CannotRun(f"--server: expected {SHAPE}, got {url!r}")
+    if parts.username is not None:
+        raise CannotRun("--server: expected no user and no password in the URL, for traces keep it")

@@ -1,0 +1,177 @@
+"""Prompts of tokens as requests for a completion, and the tokens that are in what comes."""
+
+import time
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvref.canary import BOS, Canary
+from kvref_conformance.canary import words
+from kvref_conformance.outcome import NotOffered
+from kvref_conformance.server.client import Client, error_in, one_line
+from kvref_conformance.server.errors import ServerError
+
+SPACE = 2**18  # bytes that a reply may have beside its tokens
+EACH = 2**12  # bytes that a token may take: in a stream it has a document of its own
+WARM = 0.1  # a temperature at which a canary says what it says at 0: its second best token lies far below
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a server is told a prompt. ids: as the ids of tokens. chat: as the message of a user. adds_bos: it does so itself."""
+
+    ids: bool = False
+    chat: bool = False
+    adds_bos: bool = False
+
+    def __str__(self) -> str:
+        return "chat" if self.chat else "token ids" if self.ids else "text"
+
+    @property
+    def path(self) -> str:
+        return "/chat/completions" if self.chat else "/completions"
+
+    def told(self, canary: Canary, prompt: Sequence[int]) -> dict[str, Any]:
+        """The part of a request that is the prompt. Raises NotOffered where this way has no word for it."""
+        if self.adds_bos:
+            if prompt[0] != BOS:
+                raise NotOffered("a prompt that does not begin with the token <s>, which the server puts there")
+            prompt = prompt[1:]
+        if self.ids:
+            return {"prompt": list(prompt)}
+        text = words.text(canary, prompt)
+        return {"messages": [{"role": "user", "content": text}]} if self.chat else {"prompt": text}
+
+
+@dataclass
+class Answer:
+    """What came. texts, ends: by choice, what it said and why it stopped. model: as the server calls it.
+
+    prompt_tokens, cached: of the prompt, where the server tells. first, total: seconds to the first text and to the end.
+    """
+
+    texts: list[str] = field(default_factory=list)
+    ends: list[str | None] = field(default_factory=list)
+    model: str | None = None
+    prompt_tokens: int | None = None
+    cached: int | None = None
+    first: float | None = None
+    total: float = 0.0
+
+
+class Asker:
+    """Asks one server, in one way, of one model. known_as: what the server calls the model in its answers, once that is known."""
+
+    def __init__(self, client: Client, canary: Canary, model: str | None, way: Way) -> None:
+        self.client, self.canary, self.model, self.way = client, canary, model, way
+        self.known_as: str | None = None
+        self._warm = False  # whether several answers are asked for at WARM: some servers give none at 0
+
+    async def ask(self, prompt: Sequence[int], count: int, stream: bool = False, n: int = 1) -> Answer:
+        """Let it say `count` tokens greedily, n times. Raises ServerError, and NotOffered."""
+        body, most = self._body(prompt, count, n), SPACE + EACH * count * n
+        began = time.monotonic()
+        if stream:
+            answer = await self._heard(body, most, began)
+        else:
+            answer = read(await self.client.post(self.way.path, body, most))
+        answer.total = time.monotonic() - began
+        self._expect_the_model(answer.model)
+        return answer
+
+    async def said(self, prompt: Sequence[int], count: int, stream: bool = False) -> list[int]:
+        """The `count` tokens that it says. Raises ServerError where it said others than words of the canary, or fewer."""
+        return self.tokens(await self.ask(prompt, count, stream), 0, count)
+
+    async def several(self, prompt: Sequence[int], n: int, count: int) -> Answer:
+        """n answers to one request. Raises NotOffered where the server gives but one."""
+        try:
+            answer = await self.ask(prompt, count, n=n)
+        except ServerError as error:
+            if error.status not in (400, 422):
+                raise
+            if self._warm:
+                raise NotOffered(f"several answers to one request: {error}") from None
+            self._warm = True
+            return await self.several(prompt, n, count)
+        if len(answer.texts) != n:
+            raise NotOffered(f"several answers to one request: of {n} it gave {len(answer.texts)}")
+        return answer
+
+    async def cut_off(self, prompt: Sequence[int], count: int) -> None:
+        """Begin to say `count` tokens in a stream, and close the connection in the middle. Raises ServerError."""
+        heard = 0
+        body = self._body(prompt, count, 1) | {"stream": True}
+        async with aclosing(self.client.stream(self.way.path, body, SPACE + EACH * count)) as documents:
+            async for document in documents:
+                heard += any(read(document).texts)
+                if 2 * heard >= count:
+                    return
+
+    def tokens(self, answer: Answer, choice: int, count: int) -> list[int]:
+        """Those of one choice. Raises ServerError where they are no words of the canary, or not `count`."""
+        try:
+            said = words.tokens(self.canary, answer.texts[choice])
+        except words.NotWords as error:
+            raise ServerError(str(error), "no words") from None
+        if len(said) != count:
+            why = one_line(str(answer.ends[choice]))
+            raise ServerError(f"{len(said)} tokens, where {count} were asked for; finish_reason {why}", "another count")
+        return said
+
+    def _body(self, prompt: Sequence[int], count: int, n: int) -> dict[str, Any]:
+        body = self.way.told(self.canary, prompt) | {"max_tokens": count, "temperature": 0}
+        body |= {} if self.model is None else {"model": self.model}
+        return body if n == 1 else body | {"n": n, "temperature": WARM if self._warm else 0}
+
+    async def _heard(self, body: dict[str, Any], most: int, began: float) -> Answer:
+        """A stream, heard to its end."""
+        answer, heard = Answer([""], [None]), list[str]()
+        async with aclosing(self.client.stream(self.way.path, body | {"stream": True}, most)) as documents:
+            async for document in documents:
+                part = read(document)
+                if any(part.texts) and answer.first is None:
+                    answer.first = time.monotonic() - began
+                heard += part.texts
+                answer.ends = [end for end in part.ends if end is not None] or answer.ends
+                answer.model = part.model or answer.model
+        if answer.ends[0] is None:
+            raise ServerError("a stream that ended without a finish_reason", "broken off")
+        answer.texts = ["".join(heard)]
+        return answer
+
+    def _expect_the_model(self, model: str | None) -> None:
+        if self.known_as is None:
+            self.known_as = model
+        elif model is not None and model != self.known_as:
+            raise ServerError(f"an answer of model {model}, where {self.known_as} was asked", "another model")
+
+
+def read(document: Any) -> Answer:
+    """A completion, or a part of one in a stream. Raises ServerError for what is none."""
+    if said := error_in(document):
+        raise ServerError(f"an error in the place of an answer: {said}", "an error")
+    try:
+        choices = sorted(document["choices"], key=lambda choice: int(choice.get("index", 0)))
+        answer = Answer([_text(choice) for choice in choices], [choice.get("finish_reason") for choice in choices])
+        model, usage = document.get("model"), document.get("usage") or {}
+        answer.model = one_line(model) or None if isinstance(model, str) else None
+        answer.prompt_tokens = _number(usage.get("prompt_tokens"))
+        answer.cached = _number((usage.get("prompt_tokens_details") or {}).get("cached_tokens"))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise ServerError(f"no completion: {one_line(str(document))}", "no completion") from None
+    return answer
+
+
+def _text(choice: Any) -> str:
+    """Raises TypeError."""
+    holder = choice.get("message", choice.get("delta"))
+    said = choice["text"] if holder is None else holder.get("content")
+    if said is not None and not isinstance(said, str):
+        raise TypeError
+    return said or ""
+
+
+def _number(said: Any) -> int | None:
+    return said if type(said) is int and said >= 0 else None

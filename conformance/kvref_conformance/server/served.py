@@ -1,0 +1,126 @@
+"""A server as an implementation: an engine that takes whole prompts."""
+
+import asyncio
+import itertools
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kvref.canary import Canary, sized
+from kvref.errors import PositionOutOfRange, in_range
+from kvref_conformance.canary import folder
+from kvref_conformance.families.engine.whole import WholePrompts
+from kvref_conformance.interface import Level
+from kvref_conformance.outcome import CannotRun, NotOffered
+from kvref_conformance.server.address import Address, address
+from kvref_conformance.server.background import Background
+from kvref_conformance.server.sizes import shortened, sizes
+
+if TYPE_CHECKING:
+    from kvref_conformance.server.asking import Asker
+
+SILENCE = 600.0  # seconds without a byte; the judge's own limit of a call is shorter as a rule
+
+
+class Served:
+    """limits: the sizes of the canary that the server has loaded, and the context that it serves. Talks to it at once."""
+
+    level: Level = "exact"
+    formats = ("float32",)
+
+    def __init__(self, name: str, silence: float = SILENCE) -> None:
+        """name: as kvref_conformance.server.address makes it. Raises CannotRun."""
+        asked = address(name)
+        canary = folder.load(asked.folder)
+        numbers = sizes(canary)
+        self.background = Background()
+        try:
+            self.asker, context = self.background.run(_met(asked, canary, silence))
+            self.canary = self.asker.canary
+        except BaseException:
+            self.background.close()
+            raise
+        self.limits = {"engine": {**numbers, "context": context}}
+        self.name = self.asker.known_as or asked.url
+        self.version = self.asker.client.calls_itself
+        self.language = f"{self.asker.way} over HTTP"
+
+    def asarray(self, values: Any) -> Any:
+        return values
+
+    def to_numpy(self, array: Any) -> Any:
+        return array
+
+    def engine(self, cache_tokens: int, **sizes: int) -> "Sessions":
+        """Its cache is as large as it is, whatever is asked for. Raises ConfigError for sizes that make no canary."""
+        if not isinstance(cache_tokens, int) or cache_tokens < 1:
+            raise NotOffered("a cache that is given its size")
+        sized(**sizes)
+        return Sessions(self.canary, self.asker, self.background)
+
+    def close(self) -> None:
+        if not self.background.closed:
+            self.background.run(self.asker.client.close())
+            self.background.close()
+
+
+class Sessions(WholePrompts):
+    def __init__(self, canary: Canary, asker: "Asker", background: Background) -> None:
+        super().__init__(canary)
+        self._asker, self._background = asker, background
+        self._requests = itertools.count()
+
+    def complete(self, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
+        """All at once, every other one in a stream."""
+        asked = (self._asker.said(prompt, count, next(self._requests) % 2 == 1) for prompt in prompts)
+        return self._background.run(_together(asked))
+
+    def sample(self, session: int, n: int, count: int) -> list[int]:
+        """What n answers to one request say, one after the other."""
+        told = self._known(session, speaks=True)
+        n, count = in_range(n, None, PositionOutOfRange, "n"), in_range(count, None, PositionOutOfRange, "count")
+        if not n or not count:
+            return []
+        self._room(told, count)
+        answer = self._background.run(self._asker.several(told, n, count))
+        return [token for choice in range(n) for token in self._asker.tokens(answer, choice, count)]
+
+    def cancel(self, session: int, count: int) -> None:
+        """The connection is closed in the middle of a stream of so many tokens."""
+        told = self._known(session, speaks=True)
+        if in_range(count, None, PositionOutOfRange, "count"):
+            self._room(told, count)
+            self._background.run(self._asker.cut_off(told, count))
+
+
+async def _met(asked: Address, canary: Canary, silence: float) -> "tuple[Asker, int]":
+    """Somebody who asks it, with the canary that it serves, and the context of that. Raises CannotRun."""
+    try:
+        from kvref_conformance.server.client import Client
+        from kvref_conformance.server.contact import contact, room
+    except ModuleNotFoundError as error:
+        raise CannotRun(f"--server needs {error.name} (pip install 'kvref[conformance]')") from None
+    client = Client(asked.url, silence)
+    try:
+        asker = await contact(client, canary, asked.model)
+        context = await room(asker)
+        shorter = shortened(canary, context)
+        if shorter is None:
+            raise CannotRun(
+                f"{asked.url}: it stops after {context} tokens, and the canary's context has {canary.context}: start it with a "
+                "longer context, or make a canary with a shorter one (--context)"
+            )
+        asker.canary = shorter
+    except BaseException:
+        await client.close()
+        raise
+    return asker, context
+
+
+async def _together(asked: Iterable[Coroutine[Any, Any, list[int]]]) -> list[list[int]]:
+    """What all of them say. Raises what the first of them raised, when all are done."""
+    told = list[list[int]]()
+    for said in await asyncio.gather(*asked, return_exceptions=True):
+        if isinstance(said, BaseException):
+            raise said
+        told.append(said)
+    return told

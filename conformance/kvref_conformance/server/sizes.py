@@ -1,0 +1,53 @@
+"""The whole numbers that make a canary, for a judge that asks for canaries by these alone."""
+
+from dataclasses import replace
+
+from kvref.canary import Canary, sized
+from kvref.errors import ConfigError
+from kvref_conformance.outcome import CannotRun
+
+# The options of `kvref canary make` that a canary made by whole numbers may have otherwise.
+OPTIONS = {"offsets": "--offsets", "windows": "--windows", "theta": "--theta"}
+
+
+def sizes(canary: Canary) -> dict[str, int]:
+    """The arguments with which kvref.canary.sized makes it. A size of the MLP, which is all zeros, does not count.
+
+    Raises CannotRun where none do, and says what would make one.
+    """
+    plain = replace(canary, intermediate_size=Canary.intermediate_size)
+    window = next((each for each in canary.windows if each is not None), 0)
+    numbers = {
+        "num_layers": canary.num_layers, "num_kv_heads": canary.num_kv_heads, "num_query_heads": canary.num_query_heads,
+        "head_dim": canary.head_dim, "context": canary.context, "period": max(canary.period, canary.num_layers + 1),
+        "window": window, "recalls": int(canary.recalls),
+    }  # fmt: skip
+    try:
+        made = sized(**numbers)
+    except ConfigError as error:
+        raise CannotRun(f"--canary: the judge asks for canaries by whole numbers, and these make none: {error}") from None
+    if made != plain:
+        raise CannotRun(
+            f"--canary: expected one made with {_options(made, plain)}, as the judge asks for, got {_options(plain, made)}"
+        )
+    return numbers
+
+
+def shortened(canary: Canary, context: int) -> Canary | None:
+    """The same model with a shorter context, or None where a canary of that context has other weights."""
+    try:
+        shorter = replace(canary, context=context)
+        same = all(shorter.pairs(layer) == canary.pairs(layer) for layer in range(canary.num_layers))
+    except ConfigError:
+        return None
+    return shorter if same else None
+
+
+def _options(canary: Canary, other: Canary) -> str:
+    """Those in which two canaries differ, with the values of the first."""
+    differ = [name for name in OPTIONS if getattr(canary, name) != getattr(other, name)]
+    return " ".join(f"{OPTIONS[name]} {_said(getattr(canary, name))}" for name in differ)
+
+
+def _said(value: float | tuple[int | None, ...]) -> str:
+    return ",".join(str(each or "none") for each in value) if isinstance(value, tuple) else f"{value:g}"
