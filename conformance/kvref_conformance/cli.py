@@ -93,11 +93,13 @@ def _parser() -> argparse.ArgumentParser:
     soak.add_argument("--exec", metavar="COMMAND", help="a program in any language instead")
     _server(soak)
     soak.add_argument("--minutes", type=float, default=1.0, metavar="N", help="for all families together (%(default)g)")
+    soak.add_argument("--concurrency", type=int, metavar="N", help="with --server: requests at once (8)")
     soak.add_argument("--family", metavar="FAMILY", help="only this one: paged, contiguous, ...")
     soak.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the workload (default %(default)s)")
     soak.add_argument("--isolate", action=argparse.BooleanOptionalAction, help=_ISOLATE)
     soak.add_argument("--timeout", type=float, metavar="S", help=patience)
     soak.add_argument("--json", metavar="FILE", help="write the figures as JSON")
+    soak.add_argument("--plot", metavar="FILE.svg", help="with --server: draw them over time")
     replay = commands.add_parser(
         "replay",
         help="hold a conversation again, and say where it parts from what it must be",

@@ -12,8 +12,7 @@ from kvref_conformance.canary import words
 
 MODEL = "tiny-canary"
 BLOCK = 16
-MET = 6  # requests of a first contact at most: what a server does from the 8th on, it does while it is judged
-LATER = 8
+LATER = 8  # requests, among which the first contact is: what happens after them, happens while it is judged
 
 
 class Fake:
@@ -37,7 +36,8 @@ class Fake:
             said = body["messages"][0]["content"]
         if isinstance(said, list):
             return said
-        return [*([] if self.wrong == "adds no begin-of-text" else [BOS]), *words.tokens(self.canary, said)]
+        found = words.tokens(self.canary, said)
+        return found if self.wrong == "adds no begin-of-text" else [BOS, *found]
 
     def say(self, prompt, count):
         with self.lock:
@@ -90,7 +90,7 @@ class Handler(BaseHTTPRequestHandler):
         later = len(fake.asked) > LATER
         if (wrong == "chat only" and self.path == "/v1/completions") or not self.path.startswith("/v1/"):
             return self.answer({"error": {"message": "no such path"}}, 404)
-        if wrong == "ids not taken" and isinstance(body.get("prompt"), list):
+        if wrong in ("ids not taken", "adds no begin-of-text") and isinstance(body.get("prompt"), list):
             return self.answer({"detail": "prompt: expected a string"}, 422)
         if wrong == "no n" and body.get("n", 1) > 1:
             return self.answer({"error": {"message": "n: expected 1"}}, 400)

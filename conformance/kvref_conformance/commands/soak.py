@@ -1,4 +1,4 @@
-"""`kvref soak`: a serving workload against every family that has tokens to keep."""
+"""`kvref soak`: a serving workload against every family that has tokens to keep, or against a server."""
 
 import argparse
 import json
@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from kvref_conformance.checking.registry import Check
+from kvref_conformance.commands.soak_server import soak_server
 from kvref_conformance.conversation import interrupts
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.conversation.trace.store import save_failure
@@ -19,6 +20,7 @@ from kvref_conformance.judging.asked import Asked, Effort
 from kvref_conformance.judging.judge import Ended, Failure, Judge
 from kvref_conformance.judging.start import start
 from kvref_conformance.outcome import CannotRun, Outcome
+from kvref_conformance.server.address import PREFIX
 from kvref_conformance.soak.run import Figures, soak
 from kvref_conformance.soak.servers import served
 from kvref_conformance.soak.show import bar, print_broken, print_figures
@@ -39,6 +41,11 @@ def soak_implementation(options: argparse.Namespace) -> int:
     if options.family is not None and options.family not in served():
         raise CannotRun(f"--family: expected one of {', '.join(served())}, got {options.family!r}")
     existing_folder("json", options.json)
+    if options.name.startswith(PREFIX):
+        return soak_server(options)
+    for option in ("concurrency", "plot"):
+        if getattr(options, option) is not None:
+            raise CannotRun(f"--{option}: expected --server URL beside it, to which many requests go at once")
     judge = start(
         Asked(options.name, Effort(seed=options.seed, timeout=patience(options, options.name)), isolate=options.isolate)
     )

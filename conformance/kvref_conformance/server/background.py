@@ -2,12 +2,15 @@
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from concurrent.futures import wait
 from typing import Any, TypeVar
 
 from kvref_conformance.server.errors import ServerError
 
 T = TypeVar("T")
+TELL = 0.25  # seconds between two words of how far it has come
+STOPPING = 1.0  # seconds for work that is cut short to leave in good order
 
 
 class Background:
@@ -16,15 +19,18 @@ class Background:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
 
-    def run(self, work: Coroutine[Any, Any, T], seconds: float | None = None) -> T:
-        """What it returns, or raises. Where the wait is cut short so is the work. Raises TimeoutError after so many seconds."""
+    def run(self, work: Coroutine[Any, Any, T], tell: Callable[[], None] = lambda: None) -> T:
+        """What it returns, or raises. Where the wait is cut short so is the work. tell: called now and then meanwhile."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
-            return future.result(seconds)
+            while not wait([future], TELL).done:
+                tell()
+            return future.result()
         except ServerError as error:
             raise error.with_traceback(None) from None  # the line of code that it came through says nothing of the server
         except BaseException:
             future.cancel()
+            wait([future], STOPPING)
             raise
 
     @property

@@ -1,0 +1,79 @@
+"""`kvref soak --server`: a server under load, every token looked at."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from kvref_conformance.conversation import interrupts
+from kvref_conformance.implementations import existing_folder, patience
+from kvref_conformance.outcome import CannotRun
+from kvref_conformance.server.figures import Figures
+from kvref_conformance.server.served import Served
+
+CONCURRENCY = 8
+MOST = 1024  # requests at once: what a process may have of connections
+
+
+def soak_server(options: argparse.Namespace) -> int:
+    for option in ("family", "isolate"):
+        if getattr(options, option) is not None:
+            raise CannotRun(f"--{option}: expected none beside --server")
+    concurrency = CONCURRENCY if options.concurrency is None else options.concurrency
+    if not 1 <= concurrency <= MOST:
+        raise CannotRun(f"--concurrency: expected 1 to {MOST}, got {concurrency}")
+    silence = patience(options, options.name)
+    if silence < 0.01:
+        raise CannotRun(f"--timeout: expected at least 0.01, got {silence:g}")
+    existing_folder("plot", options.plot)
+    served = Served(options.name, silence)
+    try:
+        return _soak(options, served, concurrency)
+    finally:
+        served.close()
+
+
+def _soak(options: argparse.Namespace, served: Served, concurrency: int) -> int:
+    from kvref_conformance.server import show  # they need what `Served` has looked for
+    from kvref_conformance.server.soaking import Soak
+
+    soak, seconds = Soak(served.asker, options.seed, concurrency), 60 * options.minutes
+    console, figures, interrupted = Console(highlight=False), soak.figures, False
+    about = f"{served.name} {served.version} ({served.language}), {concurrency} requests at a time"
+    console.print(Text(about, style="bold"), soft_wrap=True)
+    try:
+        with show.bar(Console(stderr=True), figures, seconds) as tell:
+            served.background.run(soak.run(seconds), tell)
+    except KeyboardInterrupt:
+        interrupted = True
+    soak.explain()
+    show.print_report(console, served.canary, figures)
+    if options.json:
+        said: dict[str, Any] = {"name": options.name, "served": about, "seed": options.seed, "minutes": options.minutes}
+        said |= {"concurrency": concurrency, "interrupted": interrupted, **figures.document()}
+        Path(options.json).write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+    if options.plot:
+        Path(options.plot).write_text(show.plot(figures, about), encoding="utf-8")
+    return _concluded(console, figures, interrupted)
+
+
+def _concluded(console: Console, figures: Figures, interrupted: bool) -> int:
+    failed = figures.failed.total()
+    if figures.wrong_tokens:
+        what = f"{figures.wrong_tokens:,} wrong tokens, in {figures.wrong_requests:,} answers"
+        console.print(Text(f"not conformant: {what}", style="bold red"))
+    if failed:
+        console.print(Text(f"not conformant: {failed:,} requests failed", style="bold red"))
+    if interrupted:
+        console.print(Text("interrupted: this is what was found until then", style="bold yellow"))
+        return interrupts.EXIT_INTERRUPTED
+    if figures.wrong_tokens or failed:
+        return 1
+    if not figures.tokens_checked:
+        console.print(Text("not judged: no token was looked at", style="bold yellow"))
+        return 2
+    console.print(Text(f"every token was right: {figures.tokens_checked:,}", style="bold green"))
+    return 0

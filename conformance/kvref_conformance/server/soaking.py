@@ -1,0 +1,150 @@
+"""A server under load: many requests at once, every token held to what the canary must say."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from kvref_conformance.engines.diagnosis import diagnose
+from kvref_conformance.engines.told import Told
+from kvref_conformance.outcome import NotOffered
+from kvref_conformance.server.asking import Answer, Asker
+from kvref_conformance.server.errors import ServerError
+from kvref_conformance.server.figures import Figures, Wrong
+from kvref_conformance.server.workload import Request, Workload
+
+REFUSED = (429, 503)
+EXPLAINED = 3  # wrong answers, of which it is looked for whose tokens they are
+OTHERS = 24  # requests that ended lately, whose tokens they may be
+SHOWN = 16  # tokens from the first wrong one on
+AFTER_A_FAILURE = 0.1  # seconds that a worker waits
+GONE = 10  # failures to connect in a row, by each worker, after which a server counts as gone
+
+
+@dataclass(frozen=True)
+class Puzzle:
+    """A wrong answer, and all that the server had been told beside and lately."""
+
+    wrong: Wrong
+    request: Told
+    said: Sequence[int]
+    others: list[Told]
+
+
+class Soak:
+    def __init__(self, asker: Asker, seed: int, concurrency: int) -> None:
+        self.figures = Figures()
+        self._asker, self._workload, self._concurrency = asker, Workload(asker.canary, seed), concurrency
+        self._running: dict[int, Request] = {}
+        self._ended: deque[Told] = deque(maxlen=OTHERS)
+        self._puzzles = list[Puzzle]()
+        self._unconnected = 0  # failures to connect in a row
+
+    async def run(self, seconds: float) -> None:
+        """For so long, or until the server is gone."""
+        self._began = time.monotonic()
+        try:
+            async with asyncio.timeout(seconds):
+                await asyncio.gather(*(self._work() for _ in range(self._concurrency)))
+        except TimeoutError:
+            pass
+        finally:
+            self.figures.seconds = self._now()
+
+    def explain(self) -> None:
+        """Say of some wrong answers whose tokens they were. Takes seconds."""
+        self.figures.wrong = [puzzle.wrong for puzzle in self._puzzles]
+        for puzzle in self._puzzles:
+            puzzle.wrong.finding = str(diagnose(self._asker.canary, puzzle.request, puzzle.said, puzzle.others) or "")
+
+    async def _work(self) -> None:
+        while not self.figures.gone:
+            request = self._workload.draw()
+            self._running[request.number] = request
+            try:
+                await self._serve(request)
+                self._unconnected = 0
+            except NotOffered:  # of several answers alone
+                self._workload.several = False
+            except ServerError as error:
+                self._failed(error)
+                await asyncio.sleep(AFTER_A_FAILURE)
+            finally:
+                del self._running[request.number]
+
+    async def _serve(self, request: Request) -> None:
+        """Raises ServerError and NotOffered."""
+        if request.kind == "cut off":
+            await self._asker.cut_off(request.prompt, request.count)
+            self._done(request, [])
+            return
+        if request.kind == "several":
+            answer = await self._asker.several(request.prompt, request.n, request.count)
+        else:
+            answer = await self._asker.ask(request.prompt, request.count, request.stream)
+        said = [self._asker.tokens(answer, choice, request.count) for choice in range(request.n)]
+        self._took(answer)
+        for each in said:
+            self._look(request, each, answer)
+        self._done(request, said[0])
+
+    def _look(self, request: Request, said: list[int], answer: Answer) -> None:
+        """Hold each token to what it must be."""
+        right, oracle = self._workload.right(request, said)
+        wrong = [at for at, want in enumerate(right) if want not in (None, said[at])]
+        figures, moment = self.figures, self.figures.timeline.at(self._now())
+        uncertain = right.count(None)
+        figures.tokens_checked += len(said) - uncertain
+        figures.uncertain += uncertain
+        moment.tokens += len(said) - uncertain
+        if not wrong:
+            self._workload.answered(request, said, oracle)
+            return
+        figures.wrong_tokens += len(wrong)
+        moment.wrong += len(wrong)
+        figures.wrong_requests += 1
+        if len(self._puzzles) == EXPLAINED and len(wrong) > min(each.wrong.tokens for each in self._puzzles):
+            self._puzzles.remove(min(self._puzzles, key=lambda each: each.wrong.tokens))  # more wrong tokens tell more
+        if len(self._puzzles) < EXPLAINED:
+            self._puzzles.append(self._puzzle(request, said, answer, wrong, right))
+
+    def _puzzle(self, request: Request, said: list[int], answer: Answer, wrong: list[int], right: list[int | None]) -> Puzzle:
+        shown = slice(wrong[0], wrong[0] + SHOWN)
+        name, prompt = str(request.number), len(request.prompt)
+        found = Wrong(name, request.kind, prompt, len(wrong), wrong[0], right[shown], said[shown])
+        events = ((answer.cached, f"a prefix hit of {answer.cached}"),) if answer.cached else ()
+        others = [_told(each) for number, each in self._running.items() if number != request.number]
+        return Puzzle(found, replace(_told(request), events=events), said, [*others, *self._ended])
+
+    def _took(self, answer: Answer) -> None:
+        self.figures.total.add(answer.total)
+        if answer.first is not None:
+            self.figures.first.add(answer.first)
+            self.figures.timeline.at(self._now()).first.add(answer.first)
+        if answer.cached is not None and answer.prompt_tokens is not None:
+            self.figures.cached_tokens = (self.figures.cached_tokens or 0) + answer.cached
+            self.figures.prompt_tokens += answer.prompt_tokens
+
+    def _done(self, request: Request, said: Sequence[int]) -> None:
+        self.figures.requests[request.kind] += 1
+        self._ended.append(Told(str(request.number), [*request.prompt, *said], ended=True))
+
+    def _failed(self, error: ServerError) -> None:
+        if error.status in REFUSED:
+            self.figures.refused += 1
+            return
+        self.figures.failed[error.kind] += 1
+        self.figures.examples.setdefault(error.kind, str(error))
+        self.figures.timeline.at(self._now()).failed += 1
+        self._unconnected = self._unconnected + 1 if error.kind == "no connection" else 0
+        self.figures.gone = self._unconnected >= GONE * self._concurrency
+
+    def _now(self) -> float:
+        """Seconds since the beginning."""
+        self.figures.seconds = time.monotonic() - self._began
+        return self.figures.seconds
+
+
+def _told(request: Request) -> Told:
+    return Told(str(request.number), request.prompt)
