@@ -49,7 +49,8 @@ class Fake:
                 said = self.engine.generate(session, count)
             finally:
                 self.engine.close(session)
-            if self.wrong == "a wrong token" and len(self.prompts) == LATER + 3:
+            wrong = {"a wrong token": self.judged, "long prompts": len(prompt) in (16, 17, *range(19, 50))}
+            if wrong.get(self.wrong):
                 said[-1] = FIRST_WORD + (said[-1] - FIRST_WORD + 1) % self.canary.words
             return said
 
@@ -88,7 +89,8 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         fake.asked.append(body)
         later = len(fake.asked) > LATER
-        if (wrong == "chat only" and self.path == "/v1/completions") or not self.path.startswith("/v1/"):
+        whole = later and not body.get("stream")
+        if self.path not in ("/v1/chat/completions", "/v1/completions" if wrong != "chat only" else ""):
             return self.answer({"error": {"message": "no such path"}}, 404)
         if wrong in ("ids not taken", "adds no begin-of-text") and isinstance(body.get("prompt"), list):
             return self.answer({"detail": "prompt: expected a string"}, 422)
@@ -97,7 +99,7 @@ class Handler(BaseHTTPRequestHandler):
         if wrong == "n when warm" and body.get("n", 1) > 1 and not body["temperature"]:
             return self.answer({"error": {"message": "n: expected 1 at temperature 0"}}, 400)
         if wrong == "short context" and len(fake.tokens(body)) > fake.canary.context // 2:
-            return self.answer({"error": {"message": "this model's maximum context length is 64 tokens"}}, 400)
+            return self.answer({"error": {"message": "this model's maximum context length is 40 tokens"}}, 400)
         if wrong == "503" and later:
             return self.answer({"error": {"message": "over\nloaded"}}, 503)
         if wrong == "429" and len(fake.asked) % 3 == 0:
@@ -112,15 +114,15 @@ class Handler(BaseHTTPRequestHandler):
             return self.close_now()
         if wrong == "slow" and later:
             fake.ended.wait(20)
-        if wrong == "not JSON" and later:
+        if wrong == "not JSON" and whole:
             return self.send(b"<html>Bad gateway</html>", "text/html")
-        if wrong == "deep JSON" and later:
+        if wrong == "deep JSON" and whole:
             return self.send(b"[" * 100_000, "application/json")
-        if wrong == "huge" and later:
+        if wrong == "huge" and whole:
             return self.send(b'{"choices": [{"text": "' + b"babababa " * 500_000 + b'"}]}', "application/json")
-        if wrong == "hostile text" and later:
+        if wrong == "hostile text" and whole:
             return self.complete(body, ["\x1b[2J\u202e<|im_end|>" * 50])
-        if wrong == "no choices" and later:
+        if wrong == "no choices" and whole:
             return self.answer({"choices": [None], "usage": []})
         prompt = fake.tokens(body)
         count = min(body["max_tokens"], fake.canary.context - (wrong == "stops before the end") - len(prompt))

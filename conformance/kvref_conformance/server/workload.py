@@ -61,6 +61,8 @@ class Workload:
         number, self._drawn = self._drawn, self._drawn + 1
         base, shared, more = self._begun(kind, number % ALPHABETS)
         prompt = [*base.tokens[:shared], *more][: self.room - 1]
+        if self.canary.recalls:  # it is asked what came behind a word that was there before
+            prompt = self._asking(prompt, shared)
         count = min(self._length(1), self.room - len(prompt))
         stream = kind == "cut off" or (kind != "several" and bool(self._rng.integers(2)))
         return Request(number, kind, prompt, count, base, shared, stream, ANSWERS if kind == "several" else 1)
@@ -112,11 +114,13 @@ class Workload:
     def _length(self, least: int) -> int:
         return least + int(self._rng.lognormal(math.log(MEDIAN), SCATTER))
 
+    def _asking(self, prompt: list[int], shared: int) -> list[int]:
+        """A prompt of which a word comes again at its end; those behind the shared ones are new to it, while there are such."""
+        fresh = [word for word in range(FIRST_WORD, FIRST_WORD + self.canary.words) if word not in prompt[:shared]]
+        drawn = [int(word) for word in self._rng.permutation(fresh)][: len(prompt) - shared - 1]
+        told = [*prompt[:shared], *drawn]
+        return [*told, told[int(self._rng.integers(len(told) // 4, len(told)))]]
+
     def _words(self, count: int, alphabet: int) -> list[int]:
-        """Of one alphabet. For a canary that recalls, of all words, each before one comes again."""
-        if self.canary.recalls:
-            drawn = np.resize(self._rng.permutation(self.canary.words), count)
-        else:
-            share = self.canary.words // ALPHABETS
-            drawn = alphabet * share + self._rng.integers(share, size=count)
-        return [FIRST_WORD + int(word) for word in drawn]
+        share = self.canary.words // ALPHABETS
+        return [FIRST_WORD + alphabet * share + int(word) for word in self._rng.integers(share, size=count)]

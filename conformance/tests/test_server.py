@@ -1,0 +1,315 @@
+"""Servers like OpenAI's, right ones and ones that misbehave, judged by a canary over HTTP."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+from commandline import kvref
+from fake_server import MODEL, serving
+
+from kvref.canary import BOS, FIRST_WORD, Canary, Oracle, sized
+from kvref.errors import PositionOutOfRange
+from kvref_conformance.canary import folder
+from kvref_conformance.checking.registry import all_checks
+from kvref_conformance.judging.asked import Effort
+from kvref_conformance.judging.judge import Failure, Judge
+from kvref_conformance.outcome import CannotRun, NotOffered
+from kvref_conformance.server.address import Address, address
+from kvref_conformance.server.errors import ServerError
+from kvref_conformance.server.served import Served
+from kvref_conformance.server.sizes import sizes
+
+__all__ = ["kvref"]
+
+SIZES = {"num_layers": 2, "num_kv_heads": 2, "num_query_heads": 2, "head_dim": 32, "context": 80, "period": 12}
+CANARY = sized(**SIZES)
+PROMPT = [BOS, *range(FIRST_WORD, FIRST_WORD + 20)]
+RIGHT = (PROMPT[-12:] * 3)[:20]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """The folder of the canary."""
+    path = tmp_path_factory.mktemp("canary")
+    folder.write(path, folder.made(CANARY))
+    return path
+
+
+@pytest.fixture
+def met(files):
+    """Serve, be in contact with it, and leave nothing of either: the fake and the implementation."""
+    running = []
+
+    def meet(wrong="", model=None, path=""):
+        server = serving(CANARY, wrong)
+        fake = server.__enter__()
+        running.append(server)
+        named = f"server:{fake.url}{path} --canary {files}" + (f" --model {model}" if model else "")
+        served = Served(named)
+        running[-1:] = [served, server]
+        return fake, served
+
+    yield meet
+    for each in running:
+        each.close() if isinstance(each, Served) else each.__exit__(None, None, None)
+
+
+def session(served, *prompts):
+    engine = served.engine(100, **SIZES)
+    for prompt in prompts or (PROMPT,):
+        engine.extend(engine.open(), prompt)
+    return engine
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told_by"),
+    [
+        ("", "token ids"), ("ids not taken", "text"), ("adds no begin-of-text", "text"), ("chat only", "chat"),
+        ("no usage", "token ids"), ("no spaces", "token ids"), ("leading space", "token ids"), ("no models", "token ids"),
+        ("no DONE", "token ids"), ("429", "token ids"), ("n when warm", "token ids"),
+    ],
+)  # fmt: skip
+def test_a_right_server_says_the_right_tokens_in_whichever_way_it_works(met, wrong, told_by):
+    fake, served = met(wrong)
+    assert served.language == f"{told_by} over HTTP" and served.version == "fake/1"
+    assert served.limits == {"engine": {**SIZES, "window": 0, "recalls": 0}}
+    engine = session(served, PROMPT, PROMPT[:15], PROMPT[:18])
+    assert [engine.generate(0, 10), engine.generate(0, 10)] == [RIGHT[:10], RIGHT[10:]]  # at once, and as a stream
+    assert engine.step([1, 2, 0]) == [PROMPT[3], PROMPT[6], PROMPT[17]]
+    assert engine.sample(1, 3, 4) == PROMPT[4:8] * 3
+    engine.cancel(1, 40)
+    assert engine.length(1) == 16 and engine.generate(1, 2) == PROMPT[4:6]
+    assert {body.get("stream", False) for body in fake.asked} == {False, True}
+    assert all(body["temperature"] == 0 or "n" in body for body in fake.asked)
+
+
+def test_several_prompts_are_asked_at_once(met):
+    fake, served = met("slow")
+    engine = session(served, *[PROMPT] * 4)
+    before = len(fake.asked)
+    engine._background.run(_hang_up(engine), lambda: len(fake.asked) == before + 4 and fake.ended.set())
+    assert len(fake.asked) == before + 4
+
+
+async def _hang_up(engine):
+    import asyncio
+
+    await asyncio.gather(*(engine._asker.said(PROMPT, 3) for _ in range(4)))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("503", "HTTP 503: over loaded"),
+        ("429 for ever", "HTTP 429: slow down"),
+        ("redirect", r"HTTP 307: a redirect to http://\S+invalid/v1/completions, which is not followed"),
+        ("dies", "the connection broke off: |no connection: "),
+        ("not JSON", "no JSON: <html>Bad gateway</html>"),
+        ("deep JSON", r"no JSON: \[\["),
+        ("huge", "a reply of more than [0-9,]+ bytes"),
+        ("hostile text", r"text: expected words of 4 letters such as baba, got '\\x1b\[2J\\u202e"),
+        ("no choices", "no completion: "),
+        ("stops early", "10 tokens, where 20 were asked for; finish_reason length"),
+        ("half a line", "no JSON: "),
+        ("error in a stream", "an error in the place of an answer: out of memory"),
+        ("breaks off", "a stream that ended without a finish_reason"),
+        ("endless stream", "a reply of more than [0-9,]+ bytes"),
+        ("wrong model", f"an answer of model other, where {MODEL} was asked"),
+    ],
+)
+def test_what_is_no_completion_costs_one_line(met, wrong, said):
+    _fake, served = met(wrong)
+    engine = session(served, *[PROMPT] * 6)
+
+    def speak():
+        for each in range(6):
+            engine.generate(each, 20)
+
+    with pytest.raises(ServerError, match=said) as caught:
+        speak()
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+
+
+def test_a_server_that_does_not_answer_is_given_up(met):
+    fake, served = met("slow")
+    engine = session(served)
+
+    def impatient():
+        if len(fake.asked) > 8:
+            raise InterruptedError  # as an alarm would
+
+    def speak():
+        while True:
+            engine._background.run(engine._asker.said(PROMPT, 2), impatient)
+
+    with pytest.raises(InterruptedError):
+        speak()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("merges words", "its model is not this canary"),
+        ("another tokenizer", "told 18 tokens as chat|token ids, it counts 58: its tokenizer is not this canary's"),
+        ("two models", "--model: expected one of tiny-canary, other, which the server lists"),
+        ("short context", r"it refuses a prompt of 72 tokens: HTTP 400: this model's maximum .* \(--context\)"),
+    ],
+)
+def test_a_server_without_the_canary_is_not_judged(met, wrong, said):
+    with pytest.raises(CannotRun, match=said) as caught:
+        met(wrong)
+    assert "\n" not in str(caught.value)
+
+
+def test_nobody_there_and_nothing_there(met, files):
+    with pytest.raises(CannotRun, match=r"^http://127.0.0.1:9/v1: no connection: "):
+        Served(f"server:http://127.0.0.1:9/v1 --canary {files}")
+    with pytest.raises(CannotRun, match=r"HTTP 404: no such path; is there an interface like OpenAI's at "):
+        met(path="/v2")
+    with pytest.raises(CannotRun, match=r"no is no canary: expected a folder with a canary.json"):
+        Served("server:http://127.0.0.1:9/v1 --canary no")
+
+
+def test_of_two_models_one_is_named(met):
+    fake, _ = met("two models", MODEL)
+    assert {body["model"] for body in fake.asked} == {MODEL}
+
+
+@pytest.mark.parametrize("wrong", ["no n", "n ignored"])
+def test_one_answer_where_several_were_asked_for_is_not_offered(met, wrong):
+    engine = session(met(wrong)[1])
+    with pytest.raises(NotOffered, match="several answers to one request: "):
+        engine.sample(0, 3, 2)
+    assert engine.sample(0, 0, 2) == engine.sample(0, 3, 0) == []
+    with pytest.raises(PositionOutOfRange):
+        engine.sample(0, 2, -1)
+
+
+def test_a_server_that_stops_before_the_end_is_judged_up_to_there(met):
+    _fake, served = met("stops before the end")
+    assert served.limits["engine"]["context"] == 79
+    engine = session(served)
+    assert len(engine.generate(0, 79 - len(PROMPT))) == 58
+    with pytest.raises(NotOffered, match="the end of the context"):
+        engine.generate(0, 1)
+
+
+def test_what_the_server_puts_in_front_is_not_sent(met):
+    fake, served = met("ids not taken")
+    assert fake.asked[-1]["prompt"].startswith("baba deba ")
+    with pytest.raises(NotOffered, match="does not begin with the token <s>"):
+        session(served, PROMPT[1:]).generate(0, 1)
+
+
+@pytest.mark.parametrize(
+    "canary",
+    [
+        Canary(), CANARY, Canary(intermediate_size=128), Canary((1,), True, theta=1e6, head_dim=128, context=256),
+        Canary((20, 20), windows=(20, 20)), sized(**SIZES | {"period": 3}),
+    ],
+)  # fmt: skip
+def test_the_whole_numbers_make_the_canary(canary):
+    made = sized(**sizes(canary))
+    assert Oracle(made).extend(PROMPT) == Oracle(canary).extend(PROMPT) and made.offsets == canary.offsets
+
+
+@pytest.mark.parametrize(
+    ("canary", "said"),
+    [
+        (Canary((20, 20)), "made with --offsets 13,27, as the judge asks for, got --offsets 20,20"),
+        (Canary((20, 20), windows=(21, 21)), "made with --offsets 21,21, as the judge asks for, got --offsets 20,20"),
+        (Canary(windows=(16, None)), "--windows 16,16, as the judge asks for, got --offsets 16,31 --windows 16,none"),
+        (Canary(theta=2e4), "made with --theta 10000, as the judge asks for, got --theta 20000"),
+    ],
+)
+def test_a_canary_of_other_sizes_is_refused_with_the_options_that_make_one(canary, said):
+    with pytest.raises(CannotRun, match=re.escape(said)):
+        sizes(canary)
+
+
+def test_a_name_says_all():
+    assert address("server:http://h:1/v1/ --canary 'a b'") == Address("http://h:1/v1", folder.Path("a b"))
+    assert address("server:https://h/v1 --canary c --model m/n").model == "m/n"
+    for wrong in ("ftp://h/v1", "h:1/v1", "http://", "http://h:x/v1", "http://h/v1?a=b", "http://u:p@h/v1"):
+        with pytest.raises(CannotRun, match="--server: expected "):
+            address(f"server:{wrong} --canary c")
+    for wrong in ("http://h/v1", "http://h/v1 --canary", "http://h/v1 --model m", "http://h/v1 --canary 'c"):
+        with pytest.raises(CannotRun, match=r"^server:"):
+            address(f"server:{wrong}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("check numpy --server http://h/v1 --canary c", "expected a NAME or --server URL, got both: numpy and http://h/v1 "),
+        ("check --server http://h/v1", "--server: expected --canary DIR too, the folder that kvref canary make wrote"),
+        ("check numpy --model m", "--model: expected --server URL too, whose it is"),
+        ("check numpy --canary c", "--canary: expected --server URL too, whose it is"),
+        ("check --server nonsense --canary c", "--server: expected http://HOST:PORT/v1, got 'nonsense'"),
+        ("soak numpy --concurrency 3", "--concurrency: expected --server URL beside it"),
+        ("soak numpy --plot x.svg", "--plot: expected --server URL beside it"),
+        ("soak --server http://h/v1 --canary c --concurrency 0", "--concurrency: expected 1 to 1024, got 0"),
+        ("soak --server http://h/v1 --canary c --family paged", "--family: expected none beside --server"),
+    ],
+)  # fmt: skip
+def test_wrong_combinations_cost_one_line(kvref, arguments, said):
+    done = kvref(*arguments.split())
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"kvref: {said}")
+
+
+def test_others_are_judged_without_an_http_client():
+    hidden = "import sys; sys.modules['httpx'] = None; from kvref_conformance.cli import main; sys.exit(main(sys.argv[1:]))"
+    for arguments, status in (("check numpy --clause BLOCK-01 --examples 1", 0), ("check --server http://h/v1 --canary c", 2)):
+        done = subprocess.run([sys.executable, "-c", hidden, *arguments.split()], capture_output=True, text=True, check=False)
+        assert done.returncode == status, done.stderr
+
+
+def written(clause):
+    """The checks of a clause that somebody wrote."""
+    return [each for each in all_checks() if each.family == "engine" and each.run and not each.option and each.clause in clause]
+
+
+def test_a_right_server_passes(met):
+    judge = Judge(met()[1])
+    said = [judge.checked(check) for check in written(["ENG-02", "ENG-05", "ENG-08"])]
+    assert [(each.verdict, each.missing) for each in said if not isinstance(each, Failure)] == [
+        ("passed", ""), ("passed", ""), ("not offered", "engine.fork")
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("wrong", "clause", "got"),
+    [
+        ("a wrong token", "ENG-02", r"\[.*\]"),
+        ("another's tokens", "ENG-12", r"\[.*\]"),
+        ("prefix cache", "ENG-07", r"\[.*\]"),
+        ("503", "ENG-03", "ServerError: HTTP 503: over loaded"),
+    ],
+)
+def test_a_wrong_server_breaks_its_clause(met, wrong, clause, got):
+    judge = Judge(met(wrong)[1], Effort(timeout=20))
+    failures = [each for each in map(judge.checked, written([clause])) if isinstance(each, Failure)]
+    assert failures and all(re.fullmatch(got, each.broken.got) and not each.broken.where for each in failures)
+
+
+def test_a_hung_server_costs_its_clause(met):
+    judge = Judge(met("slow")[1], Effort(timeout=0.2))
+    (failure,) = map(judge.checked, written(["ENG-03"]))
+    assert failure.broken.expected == "an answer within 0.2 s"
+
+
+def test_a_failure_on_the_command_line_is_replayed_by_its_trace_alone(kvref, files, tmp_path):
+    with serving(CANARY, "long prompts") as fake:
+        done = kvref("check", "--server", fake.url, "--canary", str(files), "--examples", "2", "--clause", "ENG-01")
+        assert (done.returncode, done.stderr) == (1, "")
+        assert f"  again    kvref check 'server:{fake.url} --canary {files}' --clause ENG-01" in done.stdout
+        assert "tiny-canary fake/1 (token ids over HTTP, exact)" in " ".join(done.stdout.split())
+        (trace,) = (tmp_path / ".kvref/failures").iterdir()
+        done = kvref("replay", str(trace))
+        assert done.returncode == 1 and "they part at line" in done.stdout
+        fake.wrong = ""
+        again = kvref("replay", str(trace), "--server", fake.url, "--canary", str(files))
+    assert again.returncode == 0 and again.stdout.splitlines()[-1] == "every reply is as it must be"

@@ -1,0 +1,139 @@
+"""kvref soak --server: many requests at once against right servers and wrong ones, and what is counted."""
+
+import json
+import signal
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from itertools import islice
+
+import pytest
+from commandline import kvref
+from fake_server import serving
+
+from kvref.canary import Canary, sized
+from kvref_conformance.canary import folder
+from kvref_conformance.server.figures import POINTS, Figures, Latencies, Timeline
+from kvref_conformance.server.served import Served
+from kvref_conformance.server.soaking import Soak
+from kvref_conformance.server.workload import KINDS, Workload
+
+__all__ = ["kvref"]
+
+CANARY = sized(num_layers=2, num_kv_heads=2, num_query_heads=2, head_dim=32, context=120, period=12)
+RECALLS = Canary((1,), True, theta=1e6, head_dim=128, context=256)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    path = tmp_path_factory.mktemp("canary")
+    folder.write(path, folder.made(CANARY))
+    return path
+
+
+def soaked(files, wrong, seconds=1.5):
+    """The figures of a soak of a fake that does something wrong."""
+    with serving(CANARY, wrong) as fake:
+        served = Served(f"server:{fake.url} --canary {files}")
+        try:
+            soak = Soak(served.asker, 0, 6)
+            served.background.run(soak.run(seconds))
+            soak.explain()
+        finally:
+            served.close()
+    return soak.figures
+
+
+def test_a_right_server_keeps_every_token(kvref, files, tmp_path):
+    with serving(CANARY) as fake:
+        arguments = ("--server", fake.url, "--canary", str(files), "--minutes", "0.04", "--concurrency", "5")
+        done = kvref("soak", *arguments, "--json", "out.json", "--plot", "out.svg")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[0] == "tiny-canary fake/1 (token ids over HTTP), 5 requests at a time"
+    assert "every token was right: " in done.stdout.splitlines()[-1] and "prefix hits: " in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+    said = json.loads((tmp_path / "out.json").read_text())
+    assert said["tokens_checked"] > 0 and said["wrong"] == [] and said["failed"] == {} and not said["interrupted"]
+    assert sum(said["requests"].values()) > 5 and said["total"]["p50"] > 0
+    drawn = ElementTree.parse(tmp_path / "out.svg").getroot()
+    assert len(drawn.findall(".//{*}path")) >= 3
+
+
+@pytest.mark.parametrize("wrong", ["another's tokens", "prefix cache"])
+def test_wrong_tokens_are_counted_and_whose_they_were_is_said(files, wrong):
+    figures = soaked(files, wrong)
+    assert figures.wrong_tokens >= figures.wrong_requests > 0 and not figures.failed
+    assert sum(each.wrong for each in figures.timeline.moments) == figures.wrong_tokens
+    assert figures.wrong and all(each.finding.startswith(("request ", "either ")) for each in figures.wrong)
+    if wrong == "another's tokens":
+        assert any("of an earlier occupant, request" in each.finding for each in figures.wrong)
+
+
+def test_a_server_that_dies_ends_the_run(files):
+    figures = soaked(files, "dies", 60.0)
+    assert figures.gone and figures.seconds < 30 and set(figures.failed) <= {"no connection", "broken off"}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "refused", "failed"),
+    [("503", True, set()), ("not JSON", False, {"no JSON"}), ("stops early", False, {"another count"}), ("no n", False, set())],
+)
+def test_what_is_no_answer_is_counted_by_kind(files, wrong, refused, failed):
+    figures = soaked(files, wrong, 1.0)
+    assert (figures.refused > 0, set(figures.failed), figures.wrong_tokens) == (refused, failed, 0)
+    assert set(figures.examples) == failed
+    assert "several" not in figures.requests or wrong != "no n"
+
+
+def test_ctrl_c_gives_what_was_found_until_then(files, tmp_path):
+    with serving(CANARY) as fake:
+        command = [sys.executable, "-m", "kvref_conformance.cli", "soak", "--server", fake.url, "--canary", str(files)]
+        run = subprocess.Popen(
+            [*command, "--minutes", "9"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+        )
+        while len(fake.asked) < 20:
+            assert run.poll() is None
+        run.send_signal(signal.SIGINT)
+        out, err = run.communicate(timeout=20)
+    assert (run.returncode, err) == (130, "")
+    assert " tokens checked in " in out and out.splitlines()[-1] == "interrupted: this is what was found until then"
+
+
+@pytest.mark.parametrize("canary", [CANARY, RECALLS], ids=["offsets", "recalls"])
+def test_a_workload_has_everything_in_it_and_room_for_it(canary):
+    """Answered by the oracle itself, every token of it is right and hardly one uncertain."""
+    workload, kinds, uncertain, said = Workload(canary, 0), set(), 0, 0
+    for request in islice(iter(workload.draw, None), 30 if canary.recalls else 60):
+        kinds.add(request.kind)
+        assert 1 <= request.count <= canary.context - len(request.prompt)
+        assert request.prompt[: request.shared] == request.base.tokens[: request.shared]
+        assert request.shared < len(request.prompt)
+        answer = []
+        right, oracle = workload.right(request, [canary.words] * request.count)
+        for _ in range(request.count):
+            right, oracle = workload.right(request, [*answer, 0])
+            answer.append(right[-1] if right[-1] is not None else 5)
+            uncertain += right[-1] is None
+        said += request.count
+        right, oracle = workload.right(request, answer)
+        assert all(want in (None, got) for want, got in zip(right, answer, strict=True))
+        workload.answered(request, answer, oracle)
+    assert kinds == set(KINDS)
+    assert uncertain < said * 0.3
+
+
+def test_the_same_seed_draws_the_same():
+    drawn = [[each.prompt for each in islice(iter(Workload(CANARY, seed).draw, None), 5)] for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_latencies_and_times_take_no_more_room_with_time():
+    latencies, timeline = Latencies(), Timeline()
+    for number in range(1, 1001):
+        latencies.add(number / 1000)
+        timeline.at(number * 10).tokens += 1
+    assert latencies.percentile(50) == pytest.approx(0.5, rel=0.03) and latencies.percentile(99) == pytest.approx(0.99, rel=0.03)
+    assert Latencies().percentile(50) is None
+    assert len(timeline.moments) <= POINTS and timeline.width == 32
+    assert sum(each.tokens for each in timeline.moments) == 1000
+    assert json.dumps(Figures().document())
