@@ -86,13 +86,15 @@ def _parser() -> argparse.ArgumentParser:
         "soak",
         help="serve requests from an implementation's caches, and look at every token",
         description="Run a serving workload on every kind of cache that an implementation has, at full size: requests that come "
-        "and go, are cancelled, share prefixes and run out of room. Each token says where it belongs.",
-        epilog="exit status: 0 every token was where it belongs, 1 one was not, 2 nothing could be judged, 130 Ctrl-C",
+        "and go, are cancelled, share prefixes and run out of room. Each token says where it belongs. Or, with --server, send a "
+        "server many requests at once, and hold each word that comes to what the canary must say.",
+        epilog="exit status: 0 every token was where it belongs, 1 one was not, or a server failed to answer, 2 nothing could be "
+        "judged, 130 Ctrl-C",
     )
     soak.add_argument("name", metavar="NAME", nargs="?", help="the implementation (kvref check --help)")
     soak.add_argument("--exec", metavar="COMMAND", help="a program in any language instead")
     _server(soak)
-    soak.add_argument("--minutes", type=float, default=1.0, metavar="N", help="for all families together (%(default)g)")
+    soak.add_argument("--minutes", type=float, default=1.0, metavar="N", help="in all, whatever is soaked (%(default)g)")
     soak.add_argument("--concurrency", type=int, metavar="N", help="with --server: requests at once (8)")
     soak.add_argument("--family", metavar="FAMILY", help="only this one: paged, contiguous, ...")
     soak.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the workload (default %(default)s)")
