@@ -9,6 +9,7 @@ import platform
 import shutil
 import subprocess
 import time
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,18 @@ JUDGED = {"numpy": ("reference", "numpy"), "numpy-oldest": ("reference", "numpy"
 QUICK = ("--examples", "25")  # for all but the first: what differs on the others is not found by more sequences
 MUTATED = ("formats", "blocks", "buffers", "contiguous", "paged", "quantized", "tiered", "pooled", "rows", "attention", "inputs")
 THEIRS = ("transformers-dynamic", "transformers-static", "transformers-generate", "ml_dtypes", "torch-float8")
+# Engines that other people wrote, and what pip installs for each; torch has to be the first where it is needed (see `theirs`).
+# The implementations that are judged with one are those of pyproject.toml that are called as it is, or NAME-something.
+ENGINES = {
+    "ctranslate2": ("torch", "transformers", "ctranslate2"),
+    "keras-hub": ("jax", "keras", "keras-hub"),
+    "litgpt": ("torch", "litgpt"),
+    "llama.cpp": ("xllamacpp",),
+    "mlx-lm": ("mlx[cpu]", "mlx-lm"),
+    "onnxruntime-genai": ("torch", "transformers", "onnx", "onnx-ir", "onnxruntime-genai"),
+    "openvino-genai": ("openvino-genai",),
+    "transformers": ("torch", "transformers", "accelerate", "psutil"),
+}
 AXE = "axe-core@4.14.1"
 BROWSED = [f"conformance/tests/test_{name}.py" for name in ("report_pages", "site", "player", "player_files")]
 GPU = ("cupy", "reference:cupy", "torch:cuda", "torch-compiled:cuda")
@@ -133,6 +146,35 @@ def browser(session: nox.Session) -> None:
 
 
 @nox.session
+@nox.parametrize("engine", list(ENGINES))
+def engines(session: nox.Session, engine: str) -> None:
+    """Each engine in an environment of its own: the results go to docs/results/checks, to be committed. By hand: gigabytes."""
+    names = engine_names(engine)
+    if not names:
+        session.skip(f"no implementation of pyproject.toml is called {engine}")
+    try:
+        for package in ENGINES[engine]:
+            session.install(*PINNED, package)
+        session.install(*PINNED, "-e", ".[conformance]")
+    except nox.command.CommandFailed:
+        for name in names:
+            _note(name, "engines", "does not install here", engine)
+        session.skip(f"{engine} does not install here")
+    session.env |= {"HF_HUB_OFFLINE": "1", "HOME": str(Path(session.create_tmp()).absolute())}
+    for name in names:
+        # 1 is a finding, as in `theirs`.
+        file = _check(session, name, "engines", engine, success_codes=(0, 1))
+        shutil.copy(file, Path("docs/results/checks", f"{name}.json"))
+
+
+def engine_names(engine: str) -> list[str]:
+    """The implementations that are judged with an engine."""
+    known = tomllib.loads((Path(__file__).parent / "pyproject.toml").read_text())["project"]["entry-points"]["kvref.implementations"]
+    called = [name for name, target in known.items() if ".implementations.engines." in target]
+    return [name for name in called if name == engine or name.startswith(f"{engine}-")]
+
+
+@nox.session
 def gpu(session: nox.Session) -> None:
     """Every clause on the GPU, with CuPy and PyTorch, and a bench of both: the results go to docs/results, to be committed."""
     if not shutil.which("nvidia-smi"):
@@ -201,8 +243,8 @@ def mutation(session: nox.Session) -> None:
 def _check(
     session: nox.Session, name: str, place: str, library: str, options: tuple[str, ...] = (), folder: Path = RESULTS,
     success_codes: tuple[int, ...] = (0,),
-) -> None:  # fmt: skip
-    """`kvref check`, with a note of its results where the table finds it."""
+) -> Path:  # fmt: skip
+    """`kvref check`, with a note of its results where the table finds it. The file of its results."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     file = folder / f"{_slug(name, place, library)}.json"
     file.unlink(missing_ok=True)
@@ -212,6 +254,7 @@ def _check(
     finally:
         if file.exists():
             _note(name, place, found(json.loads(file.read_text())), library)
+    return file
 
 
 def found(document: dict[str, Any]) -> str:

@@ -3,12 +3,14 @@
 import importlib.util
 import itertools
 import json
+import tomllib
 
 import pytest
 from test_docs import ROOT
 from test_report import document
 
 pytest.importorskip("nox")
+from nox.command import CommandFailed  # noqa: E402
 
 
 def loaded(monkeypatch):
@@ -30,11 +32,26 @@ def noxfile(monkeypatch, tmp_path):
     return loaded(monkeypatch)
 
 
+class Skipped(Exception):
+    """As nox's own, which is private."""
+
+
 class Session:
     """As much of nox's as a check takes: it writes the results that the command would."""
 
-    def __init__(self, results, status=0):
-        self.results, self.status = results, status
+    def __init__(self, results, status=0, installs=True):
+        self.results, self.status, self.installs = results, status, installs
+        self.env = {}
+
+    def install(self, *packages):
+        if not self.installs:
+            raise CommandFailed("pip")
+
+    def skip(self, why):
+        raise Skipped(why)
+
+    def create_tmp(self):
+        return "tmp"
 
     def run(self, *command, success_codes):
         if self.results is not None:
@@ -96,3 +113,25 @@ def test_sessions_in_processes_of_their_own_are_of_the_same_run(noxfile, monkeyp
     assert loaded(monkeypatch).RUN == noxfile.RUN  # it inherits the environment, as nox -j starts it
     monkeypatch.delenv("KVREF_NOX_RUN")
     assert loaded(monkeypatch).RUN != noxfile.RUN
+
+
+def test_an_engine_that_does_not_install_is_said_and_left_out(noxfile):
+    with pytest.raises(Skipped, match="mlx-lm does not install here"):
+        noxfile.engines(Session(None, installs=False), "mlx-lm")
+    assert [line.split()[2:] for line in table(noxfile)[1:]] == [
+        [name, "does", "not", "install", "here"] for name in sorted(noxfile.engine_names("mlx-lm"))
+    ]
+
+
+def test_the_results_of_an_engine_lie_where_the_site_reads_them(noxfile, tmp_path):
+    (tmp_path / "docs/results/checks").mkdir(parents=True)
+    session = Session(document(), status=1)
+    noxfile.engines(session, "mlx-lm")
+    assert {path.stem for path in (tmp_path / "docs/results/checks").iterdir()} == set(noxfile.engine_names("mlx-lm"))
+    assert session.env == {"HF_HUB_OFFLINE": "1", "HOME": str(tmp_path / "tmp")}
+
+
+def test_every_engine_of_the_project_is_judged_by_a_session(noxfile):
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["kvref.implementations"]
+    engines = {name for name, target in known.items() if ".implementations.engines." in target}
+    assert sorted(engines) == sorted(name for engine in noxfile.ENGINES for name in noxfile.engine_names(engine))

@@ -16,14 +16,15 @@ from kvref_conformance.outcome import NotOffered
 
 
 class Generate(Loads):
-    """options: of `generate`."""
+    """options: of `generate`. attention: how it computes."""
 
     name = "transformers-generate"
     version = transformers.__version__
     language = "python"
+    attention: ClassVar[str] = "eager"
 
     def loaded(self, canary: Canary, folder: Path, cache_tokens: int) -> "Engine":
-        return Engine(canary, _model(canary, folder), self.options)
+        return Engine(canary, model_of(canary, folder, self.attention), self.options)
 
 
 class Static(Generate):
@@ -69,13 +70,13 @@ class Engine(WholePrompts):
         return [row[longest:].tolist() for row in said]
 
 
-_MODELS: dict[Canary, Any] = {}
+_MODELS: dict[tuple[Canary, str], Any] = {}
 
 
-def _model(canary: Canary, folder: Path) -> Any:
+def model_of(canary: Canary, folder: Path, attention: str) -> Any:
     """In float32, the model that transformers makes of the canary's folder. It keeps nothing between two calls."""
-    if canary not in _MODELS:
+    if (canary, attention) not in _MODELS:
         architecture, model = ("mistral", MistralForCausalLM) if any(canary.windows) else ("llama", LlamaForCausalLM)
         files.write(folder, files.made(canary, architecture, "float32"))
-        _MODELS[canary] = model.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
-    return _MODELS[canary]
+        _MODELS[canary, attention] = model.from_pretrained(folder, dtype=torch.float32, attn_implementation=attention)
+    return _MODELS[canary, attention]
