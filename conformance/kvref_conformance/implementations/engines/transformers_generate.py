@@ -51,6 +51,11 @@ class Lookup(Generate):
     options: ClassVar[dict[str, Any]] = {"prompt_lookup_num_tokens": 4}
 
 
+class Sdpa(Generate):
+    name = "transformers-generate-sdpa"
+    attention = "sdpa"
+
+
 class Engine(WholePrompts):
     def __init__(self, canary: Canary, model: Any, options: dict[str, Any]) -> None:
         super().__init__(canary)
@@ -75,6 +80,7 @@ _MODELS: dict[tuple[Canary, str], Any] = {}
 
 def model_of(canary: Canary, folder: Path, attention: str) -> Any:
     """In float32, the model that transformers makes of the canary's folder. It keeps nothing between two calls."""
+    torch.set_num_threads(1)  # threads that share such small matrices wait for each other longer than they compute
     if (canary, attention) not in _MODELS:
         architecture, model = ("mistral", MistralForCausalLM) if any(canary.windows) else ("llama", LlamaForCausalLM)
         files.write(folder, files.made(canary, architecture, "float32"))

@@ -1,0 +1,69 @@
+"""LitGPT's `generate`, as an engine: whole prompts, and batches of prompts of one length."""
+
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from litgpt import GPT, Config
+from litgpt.generate.base import batched_generate_fn, generate
+from litgpt.scripts.convert_hf_checkpoint import copy_weights_hf_llama
+
+from kvref.canary import Canary, weights
+from kvref.canary.shape import EPSILON
+from kvref_conformance.families.engine.whole import WholePrompts
+from kvref_conformance.implementations.engines.loading import Loads
+from kvref_conformance.outcome import NotOffered
+
+GREEDY = {"temperature": 0.0, "top_k": None, "top_p": 0.0}
+
+
+class Generate(Loads):
+    name = "litgpt"
+    version = version("litgpt")
+    language = "python"
+
+    def loaded(self, canary: Canary, folder: Path, cache_tokens: int) -> "Engine":
+        return Engine(canary, model_of(canary))
+
+
+class Engine(WholePrompts):
+    def __init__(self, canary: Canary, model: Any) -> None:
+        super().__init__(canary)
+        self._model = model
+
+    def complete(self, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
+        """The cache is made anew, and knows windows no wider than itself."""
+        length = len(prompts[0])
+        if any(len(prompt) != length for prompt in prompts):
+            raise NotOffered("a batch of prompts of different lengths")
+        if any(window is not None and length > window for window in self.canary.windows):
+            raise NotOffered("a prompt longer than a window")
+        self._model.clear_kv_cache()
+        self._model.max_seq_length = length + count
+        self._model.set_kv_cache(len(prompts))
+        if len(prompts) == 1:
+            said = generate(self._model, torch.tensor(prompts[0]), length + count, include_prompt=False, **GREEDY)
+            return [said.tolist()]
+        steps = batched_generate_fn(
+            self._model, torch.tensor(prompts), length + count, sample_args=GREEDY, include_prompt=False, include_eos=True
+        )
+        return [[int(token) for token in row] for row in zip(*steps, strict=True)]
+
+
+def model_of(canary: Canary) -> Any:
+    """In float32, the model that LitGPT makes of a canary's weights, called as Hugging Face calls them."""
+    torch.set_num_threads(1)  # threads that share such small matrices wait for each other longer than they compute
+    config = Config(
+        name="canary", block_size=canary.context, n_layer=canary.num_layers, n_embd=canary.hidden_size,
+        vocab_size=canary.vocabulary, padded_vocab_size=canary.vocabulary, n_head=canary.num_query_heads,
+        head_size=canary.head_dim, n_query_groups=canary.num_kv_heads, rotary_percentage=1.0, rope_base=int(canary.theta),
+        parallel_residual=False, bias=False, norm_class_name="RMSNorm", norm_eps=EPSILON, mlp_class_name="LLaMAMLP",
+        intermediate_size=canary.intermediate_size, sliding_window_size=canary.windows[0],
+        sliding_window_indices=[int(window is not None) for window in canary.windows],
+    )  # fmt: skip
+    model, state = GPT(config), dict[str, torch.Tensor]()
+    copy_weights_hf_llama(config, {}, state, {name: torch.from_numpy(tensor) for name, tensor in weights(canary).items()})
+    model.load_state_dict(state)
+    return model.eval()
