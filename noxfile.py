@@ -169,7 +169,9 @@ def engines(session: nox.Session, engine: str) -> None:
 
 def engine_names(engine: str) -> list[str]:
     """The implementations that are judged with an engine."""
-    known = tomllib.loads((Path(__file__).parent / "pyproject.toml").read_text())["project"]["entry-points"]["kvref.implementations"]
+    known = tomllib.loads((Path(__file__).parent / "pyproject.toml").read_text())["project"]["entry-points"][
+        "kvref.implementations"
+    ]
     called = [name for name, target in known.items() if ".implementations.engines." in target]
     return [name for name in called if name == engine or name.startswith(f"{engine}-")]
 

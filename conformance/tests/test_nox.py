@@ -10,7 +10,7 @@ from test_docs import ROOT
 from test_report import document
 
 pytest.importorskip("nox")
-from nox.command import CommandFailed  # noqa: E402
+from nox.command import CommandFailed
 
 
 def loaded(monkeypatch):

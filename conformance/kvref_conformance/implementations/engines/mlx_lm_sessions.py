@@ -66,7 +66,7 @@ def load(canary: Canary, folder: Path) -> Any:
 
 
 class Session:
-    """tokens: told and said. cached: how many of them the cache holds, all, or all but the last, which is told to make it speak."""
+    """tokens: told and said. cached: how many of them the cache holds: all, or all but the last, which makes it speak."""
 
     def __init__(self, cache: list[Any], tokens: Sequence[int] = (), cached: int = 0) -> None:
         self.cache, self.tokens, self.cached = cache, list(tokens), cached

@@ -51,6 +51,29 @@ class Lookup(Generate):
     options: ClassVar[dict[str, Any]] = {"prompt_lookup_num_tokens": 4}
 
 
+class Assisted(Generate):
+    """Drafts by a model like itself, which are right."""
+
+    name = "transformers-generate-assisted"
+
+    def loaded(self, canary: Canary, folder: Path, cache_tokens: int) -> "Engine":
+        model = model_of(canary, folder, self.attention)
+        return Engine(canary, model, {"assistant_model": model})
+
+
+class Fp8(Generate):
+    """A cache of E4M3FN with one scale a layer, for canaries that survive it."""
+
+    name = "transformers-generate-fp8"
+    limits: ClassVar[dict[str, Any]] = {"engine": {"head_dim": 128}}
+    options: ClassVar[dict[str, Any]] = {"cache_implementation": "quantized", "cache_config": {"backend": "fp8"}}
+
+    def loaded(self, canary: Canary, folder: Path, cache_tokens: int) -> "Engine":
+        if not canary.survives("float8_e4m3fn"):
+            raise NotOffered("a canary of these sizes in a cache of FP8")
+        return super().loaded(canary, folder, cache_tokens)
+
+
 class Sdpa(Generate):
     name = "transformers-generate-sdpa"
     attention = "sdpa"
@@ -63,7 +86,7 @@ class Engine(WholePrompts):
 
     def complete(self, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
         longest = max(map(len, prompts))
-        if len(prompts) > 1 and "prompt_lookup_num_tokens" in self._options:
+        if len(prompts) > 1 and self._options.keys() & {"prompt_lookup_num_tokens", "assistant_model"}:
             raise NotOffered("drafts for several prompts at once")
         padded = [[UNKNOWN] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
         seen = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
