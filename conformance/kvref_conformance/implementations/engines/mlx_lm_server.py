@@ -28,30 +28,28 @@ PATIENCE = 60  # seconds, for a server to begin and to answer
 
 
 class Server(Loads):
-    """draft: how much longer than the model's the last offset of its draft is; 0 for no draft."""
+    """drafts: whether another model says what may come next. The server goes on between engines of one canary."""
 
     name = "mlx-lm-server"
     version = f"{mlx_lm.__version__}, mlx {mx.__version__}"
     language = "python"
-    draft: ClassVar[int] = 0
+    drafts: ClassVar[bool] = False
 
     def loaded(self, canary: Canary, folder: Path, cache_tokens: int) -> "Engine":
-        return Engine(canary, self.draft)
+        return Engine(canary, self.drafts)
 
 
 class Drafted(Server):
-    """Its draft looks one token too far back, and is wrong nearly always."""
-
     name = "mlx-lm-server-draft"
-    draft = 1
+    drafts = True
 
 
 class Engine(WholePrompts):
-    def __init__(self, canary: Canary, draft: int) -> None:
+    def __init__(self, canary: Canary, drafts: bool) -> None:
         super().__init__(canary)
-        self._kind = canary, draft
+        self._kind = canary, drafts
         if self._kind not in _RUNNING:
-            _RUNNING[self._kind] = Running(canary, draft)
+            _RUNNING[self._kind] = Running(canary, drafts)
         self._url = _RUNNING[self._kind].url
 
     def complete(self, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
@@ -69,14 +67,13 @@ class Engine(WholePrompts):
 class Running:
     """A server of its own process, at a port that was free."""
 
-    def __init__(self, canary: Canary, draft: int) -> None:
+    def __init__(self, canary: Canary, drafts: bool) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="canary")
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         models = ["--model", _written(canary, Path(self._folder.name, "model"))]
-        if draft:
-            wrong = replace(canary, offsets=(*canary.offsets[:-1], canary.offsets[-1] + draft))
-            models += ["--draft-model", _written(wrong, Path(self._folder.name, "draft"))]
+        if drafts:
+            models += ["--draft-model", _written(_draft(canary), Path(self._folder.name, "draft"))]
         self.url = f"http://127.0.0.1:{port}"
         command = [sys.executable, "-m", "mlx_lm", "server", *models, "--port", str(port)]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -99,7 +96,14 @@ class Running:
                 time.sleep(0.1)
 
 
-_RUNNING: dict[tuple[Canary, int], Running] = {}
+_RUNNING: dict[tuple[Canary, bool], Running] = {}
+
+
+def _draft(canary: Canary) -> Canary:
+    """One that looks a token too far back, and is wrong nearly always; where that is no canary, the same."""
+    if canary.recalls or any(canary.windows):
+        return canary
+    return replace(canary, offsets=(*canary.offsets[:-1], canary.offsets[-1] + 1))
 
 
 def _written(canary: Canary, folder: Path) -> str:

@@ -16,15 +16,15 @@ from kvref_conformance.outcome import NotOffered
 
 
 class Generate(Loads):
-    """options: of `generate`. attention: how it computes."""
+    """options: of `generate`. attention_by: how it computes."""
 
     name = "transformers-generate"
     version = transformers.__version__
     language = "python"
-    attention: ClassVar[str] = "eager"
+    attention_by: ClassVar[str] = "eager"
 
     def loaded(self, canary: Canary, folder: Path, cache_tokens: int) -> "Engine":
-        return Engine(canary, model_of(canary, folder, self.attention), self.options)
+        return Engine(canary, model_of(canary, folder, self.attention_by), self.options)
 
 
 class Static(Generate):
@@ -57,15 +57,15 @@ class Assisted(Generate):
     name = "transformers-generate-assisted"
 
     def loaded(self, canary: Canary, folder: Path, cache_tokens: int) -> "Engine":
-        model = model_of(canary, folder, self.attention)
+        model = model_of(canary, folder, self.attention_by)
         return Engine(canary, model, {"assistant_model": model})
 
 
 class Fp8(Generate):
-    """A cache of E4M3FN with one scale a layer, for canaries that survive it."""
+    """A cache of E4M3FN with one scale a layer, for canaries that survive it. It has no windows."""
 
     name = "transformers-generate-fp8"
-    limits: ClassVar[dict[str, Any]] = {"engine": {"head_dim": 128}}
+    limits: ClassVar[dict[str, Any]] = {"engine": {"head_dim": 128, "window": 0}}
     options: ClassVar[dict[str, Any]] = {"cache_implementation": "quantized", "cache_config": {"backend": "fp8"}}
 
     def loaded(self, canary: Canary, folder: Path, cache_tokens: int) -> "Engine":
@@ -76,7 +76,7 @@ class Fp8(Generate):
 
 class Sdpa(Generate):
     name = "transformers-generate-sdpa"
-    attention = "sdpa"
+    attention_by = "sdpa"
 
 
 class Engine(WholePrompts):
