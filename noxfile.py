@@ -160,7 +160,7 @@ def engines(session: nox.Session, engine: str) -> None:
         for name in names:
             _note(name, "engines", "does not install here", engine)
         session.skip(f"{engine} does not install here")
-    session.env |= {"HF_HUB_OFFLINE": "1", "HOME": str(Path(session.create_tmp()).absolute())}
+    session.env.update({"HF_HUB_OFFLINE": "1", "HOME": str(Path(session.create_tmp()).absolute())})
     for name in names:
         # 1 is a finding, as in `theirs`.
         file = _check(session, name, "engines", engine, ("--timeout", "120"), success_codes=(0, 1))

@@ -41,7 +41,11 @@ class Session:
 
     def __init__(self, results, status=0, installs=True):
         self.results, self.status, self.installs = results, status, installs
-        self.env = {}
+        self._env = {}
+
+    @property
+    def env(self):  # read only, as nox's
+        return self._env
 
     def install(self, *packages):
         if not self.installs:
