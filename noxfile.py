@@ -40,7 +40,7 @@ OLDEST_NUMPY = "2.1.0"  # the lower bound in pyproject.toml
 JUDGED = {"numpy": ("reference", "numpy"), "numpy-oldest": ("reference", "numpy"), "strict": ("reference:strict",)}
 QUICK = ("--examples", "25")  # for all but the first: what differs on the others is not found by more sequences
 MUTATED = ("formats", "blocks", "buffers", "contiguous", "paged", "quantized", "tiered", "pooled", "rows", "attention", "inputs")
-THEIRS = ("transformers-dynamic", "transformers-static", "transformers-generate", "ml_dtypes", "torch-float8")
+THEIRS = ("transformers-dynamic", "transformers-static", "transformers-generate", "llama.cpp", "ml_dtypes", "torch-float8")
 # Engines that other people wrote, and what pip installs for each; torch has to be the first where it is needed (see `theirs`).
 # The implementations that are judged with one are those of pyproject.toml that are called as it is, or NAME-something.
 ENGINES = {
@@ -99,10 +99,10 @@ def matrix(session: nox.Session, library: str) -> None:
 
 @nox.session
 def theirs(session: nox.Session) -> None:
-    """What needs torch: its backend and the reference on it, the tests, and a report on the caches other people wrote."""
+    """What needs torch or llama.cpp: the tests, torch's backend and the reference on it, and a report on what others wrote."""
     session.install(*PINNED, "torch")  # first and by its exact pin: anything looser may bring gigabytes of CUDA
-    session.install(*PINNED, "-e", ".[dev]", "transformers")
-    session.run("pytest", "-m", "torch", *session.posargs)
+    session.install(*PINNED, "-e", ".[dev]", "transformers", "xllamacpp")
+    session.run("pytest", "-m", "torch or llama", *session.posargs)
     for name in ("torch", "reference:torch"):
         _check(session, name, "torch", "CPU")
     for name in THEIRS:

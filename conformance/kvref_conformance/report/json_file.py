@@ -22,7 +22,7 @@ SCHEMA = ("kvref_conformance.report", "results.schema.json")
 OPTIONS = ("seed", "examples", "deep", "slow", "real", "timeout")
 PACKAGES = (
     "numpy", "array-api-compat", "array-api-extra", "array-api-strict", "hypothesis", "torch", "jax", "cupy", "ml_dtypes",
-    "transformers",
+    "transformers", "xllamacpp", "ctranslate2", "onnxruntime-genai", "openvino-genai",
 )  # fmt: skip
 
 

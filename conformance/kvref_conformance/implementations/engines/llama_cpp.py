@@ -1,0 +1,300 @@
+"""llama.cpp by its C API, with sessions that are sequences of its cache.
+
+What is taken back, by `truncate` or because there was no room, is removed from the cache by position. What comes behind the
+tokens that are left is then not known, and the last of them is told once more.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from kvref.canary import Canary
+from kvref.errors import (
+    CapacityExceeded,
+    OutOfBlocks,
+    PositionOutOfRange,
+    SequenceNotFound,
+    TokenOutOfRange,
+    in_range,
+)
+from kvref_conformance.canary import gguf
+from kvref_conformance.implementations.engines.llama_api import (
+    ABORTED,
+    BLOCK,
+    DONE,
+    MOST_SEQUENCES,
+    NO_SLOT,
+    VERSION,
+    Context,
+    Model,
+    Row,
+)
+from kvref_conformance.implementations.engines.loading import Loads
+from kvref_conformance.outcome import NotOffered
+
+LEAST = 64  # tokens: as many sessions of so many have to find room in a cache as it has room for
+
+
+class LlamaCpp(Loads):
+    """One cache for all sequences, of float16, and flash attention where llama.cpp sees fit. options: of `Context`."""
+
+    name = "llama.cpp"
+    version = VERSION
+    language = "c++"
+    options: ClassVar[dict[str, Any]] = {}
+
+    def loaded(self, canary: Canary, folder: Path, cache_tokens: int) -> "Engine":
+        asked: dict[str, Any] = {"type_k": "f16", "type_v": "f16", "flash_attn": -1, "kv_unified": True} | self.options
+        if any(canary.windows):
+            raise NotOffered("windows, which llama.cpp has none of in a Llama")
+        if asked["type_k"].startswith("q") and canary.head_dim % BLOCK:
+            raise NotOffered(f"a cache of {asked['type_k']} with heads of {canary.head_dim} numbers")
+        sequences, cells = min(MOST_SEQUENCES, cache_tokens), cache_tokens  # with fewer cells than sequences it ends the process
+        if not asked["kv_unified"]:
+            sequences = min(MOST_SEQUENCES, -(-cache_tokens // LEAST))
+            cells = sequences * canary.context
+        batch = max(canary.context, MOST_SEQUENCES)
+        context = Context(_model(canary, folder), n_ctx=cells, n_batch=batch, n_seq_max=sequences, **asked)
+        return Engine(canary.vocabulary, context, sequences)
+
+
+class Split(LlamaCpp):
+    """A part of the cache for each sequence."""
+
+    name = "llama.cpp-split"
+    options: ClassVar[dict[str, Any]] = {"kv_unified": False}
+
+
+class NoFlash(LlamaCpp):
+    name = "llama.cpp-no-flash"
+    options: ClassVar[dict[str, Any]] = {"flash_attn": 0}
+
+
+class Q8(LlamaCpp):
+    name = "llama.cpp-q8"
+    options: ClassVar[dict[str, Any]] = {"type_k": "q8_0", "type_v": "q8_0"}
+
+
+@dataclass
+class Session:
+    """sequence: of the cache, where it has tokens there. cached: how many. next: what comes behind all, where that is known."""
+
+    tokens: list[int] = field(default_factory=list)
+    sequence: int | None = None
+    cached: int = 0
+    next: int | None = None
+
+    def missing(self, more: Sequence[int]) -> list[Row]:
+        """What the cache lacks of its tokens and of `more`; the last row speaks."""
+        assert self.sequence is not None
+        tokens = [*self.tokens, *more]
+        return [Row(tokens[at], at, self.sequence, at == len(tokens) - 1) for at in range(self.cached, len(tokens))]
+
+
+class Engine:
+    def __init__(self, vocabulary: int, context: Context, sequences: int) -> None:
+        self._vocabulary, self._context = vocabulary, context
+        self._length = context.model.context_length
+        self._free = list(range(sequences))
+        self._sessions: dict[int, Session] = {}
+        self._saved: dict[int, tuple[Session, bytes]] = {}
+        self._opened = 0
+
+    def open(self) -> int:
+        return self._begin(Session())
+
+    def close(self, session: int) -> None:
+        self._forget(self._known(session), 0)
+        del self._sessions[session]
+
+    def length(self, session: int) -> int:
+        return len(self._known(session).tokens)
+
+    def extend(self, session: int, tokens: Sequence[int]) -> None:
+        told = self._known(session)
+        given = [in_range(token, self._vocabulary, TokenOutOfRange, "token") for token in tokens]
+        self._room(told, len(given))
+        if given:
+            self._tell([told], [given])
+
+    def generate(self, session: int, count: int) -> list[int]:
+        told = self._speaking(session)
+        start = len(told.tokens)
+        count = min(in_range(count, None, PositionOutOfRange, "count"), self._length - start)
+        try:
+            for _ in range(count):
+                self._say([told])
+        except OutOfBlocks:
+            self._cut(told, start)
+            raise
+        return told.tokens[start:]
+
+    def step(self, sessions: Sequence[int]) -> list[int]:
+        told = [self._speaking(session) for session in sessions]
+        for each in told:
+            self._room(each, 1)
+        return self._say(told) if told else []
+
+    def sample(self, session: int, n: int, count: int) -> list[int]:
+        """Forks that speak in one batch."""
+        told = self._speaking(session)
+        self._room(told, in_range(count, None, PositionOutOfRange, "count"))
+        forks = list[int]()
+        try:
+            for _ in range(in_range(n, None, PositionOutOfRange, "n")):
+                forks.append(self.fork(session))
+            for _ in range(count):
+                self.step(forks)
+            return [token for fork in forks for token in self._sessions[fork].tokens[len(told.tokens) :]]
+        finally:
+            for fork in forks:
+                self.close(fork)
+
+    def cancel(self, session: int, count: int) -> None:
+        """Half of it is said, and the next token aborted while it is computed."""
+        told = self._speaking(session)
+        self._room(told, in_range(count, None, PositionOutOfRange, "count"))
+        start = len(told.tokens)
+        try:
+            for _ in range(count // 2):
+                self._say([told])
+            if count:
+                answer = self._context.decode_aborted(told.missing(self._ready([told])))
+                if answer not in (ABORTED, NO_SLOT):
+                    raise RuntimeError(f"llama_decode answers {answer} where it was aborted")
+        finally:
+            self._cut(told, start)
+
+    def fork(self, session: int) -> int:
+        told = self._known(session)
+        child = Session(list(told.tokens), None, told.cached, told.next)
+        if told.sequence is not None:
+            child.sequence = self._taken()
+            self._context.seq_cp(told.sequence, child.sequence)
+        return self._begin(child)
+
+    def truncate(self, session: int, length: int) -> None:
+        told = self._known(session)
+        self._cut(told, in_range(length, len(told.tokens) + 1, PositionOutOfRange, "length"))
+
+    def remove(self, session: int, start: int, stop: int) -> None:
+        raise NotOffered("a removal that leaves no trace: llama.cpp moves up what it computed behind the tokens that go")
+
+    def shift(self, session: int, start: int, stop: int) -> None:
+        """Take tokens out of the cache, and move up those behind them as they are, with their keys turned. Some must be there."""
+        told = self._known(session)
+        assert told.sequence is not None and 0 <= start < stop < told.cached
+        self._context.seq_rm(told.sequence, start, stop)
+        self._context.seq_add(told.sequence, stop, start - stop)
+        del told.tokens[start:stop]
+        told.cached -= stop - start
+        told.next = None
+
+    def save(self, session: int) -> int:
+        told = self._known(session)
+        number = len(self._saved)
+        data = b"" if told.sequence is None else self._context.seq_get(told.sequence)
+        self._saved[number] = Session(list(told.tokens), None, told.cached, told.next), data
+        return number
+
+    def load(self, saved: int) -> int:
+        if saved not in self._saved:
+            raise SequenceNotFound(f"saved: expected the number of what was saved, got {saved!r}")
+        kept, data = self._saved[saved]
+        told = Session(list(kept.tokens), None, kept.cached, kept.next)
+        if data:
+            told.sequence = self._taken()
+            if not self._context.seq_set(told.sequence, data):
+                self._forget(told, 0)
+                raise OutOfBlocks(f"load: the cache has no room for {len(told.tokens)} tokens")
+        return self._begin(told)
+
+    def _begin(self, told: Session) -> int:
+        session, self._opened = self._opened, self._opened + 1
+        self._sessions[session] = told
+        return session
+
+    def _say(self, told: Sequence[Session]) -> list[int]:
+        """One token in each, in all or none."""
+        said = self._ready(told)
+        self._tell(told, [[token] for token in said])
+        return said
+
+    def _ready(self, told: Sequence[Session]) -> list[int]:
+        """What comes next in each. Where that is not known, the last token is told once more."""
+        for each in told:
+            if each.next is None:
+                self._forget(each, len(each.tokens) - 1)
+                self._tell([each], [[]])
+        return [each.next for each in told if each.next is not None]
+
+    def _tell(self, told: Sequence[Session], given: Sequence[Sequence[int]]) -> None:
+        """All in one batch. Raises OutOfBlocks, and none of them is told anything."""
+        for each in told:
+            if each.sequence is None:
+                each.sequence = self._taken()
+        rows = [each.missing(more) for each, more in zip(told, given, strict=True)]
+        answer = self._context.decode([row for each in rows for row in each])
+        if answer != DONE:
+            for each in told:
+                self._forget(each, each.cached)
+            if answer == NO_SLOT:
+                raise OutOfBlocks(f"llama_decode finds no room for {sum(map(len, rows))} tokens")
+            raise RuntimeError(f"llama_decode answers {answer}")
+        spoke = -1
+        for each, more, its in zip(told, given, rows, strict=True):
+            spoke += len(its)
+            each.tokens += more
+            each.cached = len(each.tokens)
+            each.next = int(self._context.logits(spoke, self._vocabulary).argmax())
+
+    def _cut(self, told: Session, length: int) -> None:
+        """Forget all but the first tokens. What comes next is known if none went."""
+        if length < len(told.tokens) or told.cached < length:
+            del told.tokens[length:]
+            told.next = None
+        self._forget(told, length)
+
+    def _forget(self, told: Session, length: int) -> None:
+        """All but the first tokens, in the cache. A sequence that has none is given back."""
+        told.cached = min(told.cached, length)
+        if told.sequence is None:
+            return
+        self._context.seq_rm(told.sequence, told.cached, -1)
+        if not told.cached:
+            self._free.append(told.sequence)
+            told.sequence = None
+
+    def _taken(self) -> int:
+        if not self._free:
+            raise OutOfBlocks("no sequence is free")
+        return self._free.pop()
+
+    def _room(self, told: Session, count: int) -> None:
+        """llama.cpp leaves it to its callers to end where the model does."""
+        if len(told.tokens) + count > self._length:
+            raise CapacityExceeded(f"tokens: expected at most {self._length - len(told.tokens)} more, got {count}")
+
+    def _speaking(self, session: int) -> Session:
+        told = self._known(session)
+        if not told.tokens:
+            raise PositionOutOfRange(f"session {session}: expected at least one token, got none")
+        return told
+
+    def _known(self, session: int) -> Session:
+        if session not in self._sessions:
+            raise SequenceNotFound(f"session: expected one that was opened and not closed, got {session!r}")
+        return self._sessions[session]
+
+
+_MODELS: dict[Canary, Model] = {}
+
+
+def _model(canary: Canary, folder: Path) -> Model:
+    """In float32. Its cache is a context's."""
+    if canary not in _MODELS:
+        file = folder / "canary.gguf"
+        gguf.write(file, gguf.gguf(canary, "float32"))
+        _MODELS[canary] = Model(file)
+    return _MODELS[canary]

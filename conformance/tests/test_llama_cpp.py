@@ -1,0 +1,73 @@
+"""llama.cpp, with a canary in it. A change here is news: see docs/findings.md."""
+
+import numpy as np
+import pytest
+
+from kvref.canary import BOS, FIRST_WORD, Oracle, sized
+from kvref_conformance.implementations import load
+from kvref_conformance.judging.judge import Judge, select, verdict_of
+
+pytestmark = pytest.mark.llama
+VARIANTS = ("llama.cpp", "llama.cpp-split", "llama.cpp-no-flash", "llama.cpp-q8")
+SIZES = {"num_layers": 2, "num_kv_heads": 2, "num_query_heads": 4, "head_dim": 64, "context": 128, "period": 32, "window": 0}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_clause_passes_but_windows(name):
+    judge = Judge(load(name))
+    asked = select("ENG-*,LAW-*")
+    found = {clause.id: verdict_of(judge.clause(checks)) for clause, checks in asked.items()}
+    passed = {f"ENG-{number:02}" for number in range(1, 13)} | {"LAW-11", "LAW-12", "LAW-18"}
+    assert {clause for clause, said in found.items() if said == "passed"} == passed
+    assert "failed" not in found.values()
+
+
+@pytest.fixture(params=[(name, recalls) for name in VARIANTS for recalls in (0, 1)], ids=str)
+def told(request):
+    """An engine, a session of it that was told a prompt, and the oracle that was told it too, and what comes next."""
+    name, recalls = request.param
+    canary = sized(**SIZES, recalls=recalls)
+    words = np.random.default_rng(0).choice(canary.words, size=60, replace=False)
+    prompt = [BOS, *(FIRST_WORD + int(word) for word in words)]
+    prompt += [prompt[3]] * recalls
+    engine = load(name).engine(cache_tokens=640, **SIZES, recalls=recalls)
+    session = engine.open()
+    engine.extend(session, prompt)
+    oracle = Oracle(canary)
+    oracle.extend(prompt[:-1])
+    return engine, session, oracle, prompt[-1]
+
+
+def test_what_was_saved_outlives_its_session(told):
+    engine, session, oracle, last = told
+    saved = engine.save(session)
+    engine.close(session)
+    assert engine.generate(engine.load(saved), 10) == oracle.generate(last, 10)
+
+
+def test_samples_are_what_one_would_say(told):
+    engine, session, oracle, last = told
+    length = engine.length(session)
+    assert engine.sample(session, 3, 10) == oracle.generate(last, 10) * 3
+    assert engine.length(session) == length
+
+
+def test_a_batch_that_is_aborted_leaves_nothing(told):
+    engine, session, oracle, last = told
+    engine.cancel(session, 6)
+    assert engine.length(session) == oracle.length + 1
+    assert engine.generate(session, 10) == oracle.generate(last, 10)
+
+
+def test_a_shift_moves_entries_and_turns_their_keys(told):
+    """What stays says what the oracle does when its entries are moved: not what a list of the tokens would."""
+    engine, session, oracle, last = told
+    engine.shift(session, 20, 30)
+    for entries in (head for layer in oracle.entries for head in layer):
+        del entries[20:30]
+        for at, entry in enumerate(entries):
+            entry.at = at
+    want = oracle.generate(last, 20)
+    certain = len(want) - (want[-1] is None)
+    assert certain > 10
+    assert engine.generate(session, 20)[:certain] == want[:certain]
