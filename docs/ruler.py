@@ -18,8 +18,9 @@ from kvref_conformance.implementations.engines.llama_cpp import LlamaCpp
 INTO = Path(__file__).parent / "results" / "ruler.json"
 PROMPTS = 2
 CANARIES = {
-    "of the usual sizes": Canary(offsets=(200, 300)),
-    "with a narrow gap": Canary(offsets=(200, 300), head_dim=32, theta=1e8, context=2048),
+    "the fastest pairs": Canary(offsets=(200, 300)),
+    "all 32 pairs": Canary(offsets=(200, 300), num_pairs=32),
+    "all 32 pairs, theta 30,000": Canary(offsets=(200, 300), num_pairs=32, theta=30_000.0),
 }
 HALF = 2.0**-11  # float16's roundoff, in which llama.cpp computes
 # |q e| / |q k| at most, as in kvref.canary.shape. A q type stores 32 numbers as steps of the largest: 1/127; of two offsets and

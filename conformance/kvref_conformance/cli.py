@@ -209,6 +209,8 @@ def _canary(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     make.add_argument("--head-dim", type=int, metavar="N", help=f"(default {Canary.head_dim})")
     make.add_argument("--theta", type=float, metavar="X", help=f"base of the rotary positions (default {Canary.theta:g})")
     make.add_argument("--windows", metavar="N,none", help="tokens that each layer sees (default all)")
+    make.add_argument("--pairs", metavar="N", type=int, help="of a head, by which it looks back: the more, the finer a ruler "
+                      "(default as many as tell places apart best)")  # fmt: skip
     make.add_argument("--intermediate", type=int, metavar="N", help=f"size of the MLP (default {Canary.intermediate_size})")
 
 

@@ -183,6 +183,7 @@ REFUSED = {
     "no room": ({"num_query_heads": 2, "head_dim": 6}, "num_query_heads * head_dim: expected at least 31 for 2 layers, got 12"),
     "pairs that turn too fast to recall": ({"offsets": (1,), "recalls": True}, "theta, head_dim, context: expected 8 pairs that"),
     "places that look alike": ({"theta": 1.0001}, "layer 0 could not tell places apart: expected a larger theta"),
+    "more pairs than a head has": ({"num_pairs": 33}, "num_pairs: expected at most 32, got 33"),
     "a context without end": ({"context": 10**12}, "context: expected at most 1048576, got 1000000000000"),
     "a table of turns that is too large": ({"context": 2**20, "head_dim": 256}, "context * head_dim: expected at most 13"),
     "weights of many gigabytes": ({"num_query_heads": 256, "head_dim": 128}, "the sizes: expected at most 536870912 weights,"),
@@ -200,3 +201,12 @@ def test_sizes_that_make_no_canary_are_refused(sizes, message):
 def test_the_weights_are_as_many_as_it_says():
     for canary in (Canary(), Canary((16, 31), num_kv_heads=4, num_query_heads=8, intermediate_size=128)):
         assert sum(array.size for array in weights(canary).values() if array.ndim == 2) == canary.num_weights
+
+
+def test_more_pairs_make_a_finer_ruler():
+    fine = Canary(num_pairs=32)
+    away = np.arange(1024)[np.arange(1024) != 16]
+    everything = np.cos((away[:, None] - 16) * 1e4 ** (-2 * np.arange(32) / 64)).mean(axis=1)
+    assert fine.gap(0) == pytest.approx(1 - everything.max())
+    assert 0 < fine.gap(0) < Canary().gap(0) / 4
+    assert fine.survives("float32") and not fine.survives("int8")

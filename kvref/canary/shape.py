@@ -40,7 +40,8 @@ class Canary:
     A window as wide as the offset hides that place, and the layer finds the one before it: an engine whose window is one too
     wide or too narrow then says another token. recalls: behind those layers stands one that looks for the place whose bits, as
     the last layer left them, are those of the current token, and says what came next there. The offset before it is 1. With it
-    a wrong key shows too, and positions may be shifted.
+    a wrong key shows too, and positions may be shifted. num_pairs: of a head, that queries look back by, the fastest ones; None
+    for as many as tell places apart best. More of them make a finer ruler of what a cache format does to keys.
 
     Raises ConfigError for sizes that make no such model, and for those at which it could not tell places apart.
     """
@@ -54,6 +55,7 @@ class Canary:
     theta: float = 10_000.0
     windows: tuple[int | None, ...] = ()
     intermediate_size: int = 64
+    num_pairs: int | None = None
     bits: int = field(init=False)  # of a token that each kv head carries
 
     def __post_init__(self) -> None:
@@ -65,6 +67,8 @@ class Canary:
             raise ConfigError(f"num_query_heads: expected a multiple of {self.num_kv_heads}, got {self.num_query_heads}")
         if self.head_dim % 2 or self.head_dim <= self.bits:
             raise ConfigError(f"head_dim: expected an even number over {self.bits}, got {self.head_dim}")
+        if self.num_pairs is not None:
+            whole("num_pairs", self.num_pairs, 1, self.head_dim // 2)
         if not self.theta > 1:
             raise ConfigError(f"theta: expected more than 1, got {self.theta}")
         if self.context * self.head_dim > MOST_TURNS:
@@ -145,7 +149,7 @@ class Canary:
     def pairs(self, layer: int) -> range:
         """The pairs of a head that a layer's query uses.
 
-        To copy by distance: the fastest, as many as tell k from every other distance best. To look up: the slowest, for what
+        To copy by distance: the fastest, as many as tell k from every other distance best, unless it is said how many. To look up: the slowest, for what
         they carry has hardly turned at any distance.
         """
         if self.looks_up(layer):
@@ -157,6 +161,8 @@ class Canary:
                     f"of theta {self.theta}, head_dim {self.head_dim} and context {self.context}"
                 )
             return range(self.head_dim // 2 - slow // bits * bits, self.head_dim // 2)
+        if self.num_pairs is not None:
+            return range(self.num_pairs)
         away = 1 - np.cos(np.arange(1, self.context)[:, None] * self.frequencies)
         least = (np.cumsum(away, axis=1) / np.arange(1, self.head_dim // 2 + 1)).min(axis=0)
         return range(int(least.argmax()) + 1)

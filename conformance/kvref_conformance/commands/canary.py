@@ -44,7 +44,7 @@ def _sizes(options: argparse.Namespace) -> dict[str, Any]:
         "offsets": _numbers("--offsets", options.offsets), "recalls": options.recalls, "context": options.context,
         "num_kv_heads": options.kv_heads, "num_query_heads": options.query_heads, "head_dim": options.head_dim,
         "theta": options.theta, "windows": _numbers("--windows", options.windows, "none"),
-        "intermediate_size": options.intermediate,
+        "intermediate_size": options.intermediate, "num_pairs": options.pairs,
     }  # fmt: skip
     return (RECALLING if options.recalls else {}) | {name: value for name, value in asked.items() if value is not None}
 
