@@ -149,8 +149,8 @@ class Canary:
     def pairs(self, layer: int) -> range:
         """The pairs of a head that a layer's query uses.
 
-        To copy by distance: the fastest, as many as tell k from every other distance best, unless it is said how many. To look up: the slowest, for what
-        they carry has hardly turned at any distance.
+        To copy by distance: the fastest, as many as tell k from every other distance best, unless it is said how many. To look
+        up: the slowest, for what they carry has hardly turned at any distance.
         """
         if self.looks_up(layer):
             slow = int((self.frequencies * self.context <= SLOW).sum())
