@@ -91,6 +91,8 @@ class Workload:
             base = self._going[place]
             if kind == "goes on":
                 del self._going[place]
+                if not self._rng.integers(4):  # nothing new is told: all of it may lie in a cache
+                    return base, len(base.tokens) - 1, base.tokens[-1:]
                 return base, len(base.tokens), self._words(self._length(1), base.alphabet)
             # One of its tokens is another, those behind it stay. Every other time it is one that is read again at once.
             least = max(1, len(base.tokens) - self.canary.period) if self._rng.integers(2) else 1
