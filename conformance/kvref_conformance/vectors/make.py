@@ -32,7 +32,7 @@ MANIFEST = "manifest.json"
 LARGEST = 100_000  # characters of a trace
 SAMPLES = 5  # conversations of each machine
 SAMPLE = 30_000  # characters of one of them, at most
-EXAMPLES, STEPS = 3, 16  # of a machine's run, of which the longest conversation is taken
+EXAMPLES, STEPS = 3, 10  # of a machine's run, of which the longest conversation is taken
 
 
 @dataclass
