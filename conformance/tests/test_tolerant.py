@@ -48,7 +48,7 @@ def implementation(monkeypatch):
 
 
 def test_half_even_and_reciprocals_are_tolerant(implementation):
-    assert failed(implementation("tolerant")) == set()
+    assert failed(implementation("tolerant"), "FMT-*,QUANT-*,TIER-*,POOL-*,KERN-*,LAW-0*,LAW-14,LAW-17") == set()
 
 
 def test_half_even_and_reciprocals_are_not_exact(implementation):
