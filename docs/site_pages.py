@@ -17,6 +17,7 @@ from small_surfaces import derived_operations, small_surfaces
 SPEC = Path(__file__).parents[1] / "kvref/spec"
 OTHERS = ("protocol", "trace")  # chapters without clauses
 SIGNS = {"passed": "passes", "failed": "fails"}
+MARKS = {"passed": "✓", "failed": "**✗**", "not offered": "·"}
 
 
 def write(folder: Path) -> None:
@@ -28,7 +29,9 @@ def write(folder: Path) -> None:
     results = {run.name: {clause: result["verdict"] for clause, result in run.verdicts.items()} for run in runs}
     pages = {name: _chapter(chapter, results) for name, chapter in zip(CHAPTERS, spec(), strict=True)}
     pages |= {name: (SPEC / f"{name}.md").read_text(encoding="utf-8") for name in OTHERS}
-    pages |= {"index": _index(results), "_matrix": _matrix(runs)}
+    engines = [run for run in runs if run.document["implementation"]["families"] == ["engine"]]
+    caches = [run for run in runs if run not in engines]
+    pages |= {"index": _index(results), "_matrix": _matrix(caches), "_engines": _engines(engines)}
     pages |= {"_surfaces": small_surfaces(), "_derived": derived_operations()}
     files = {f"spec/{name}.md": text for name, text in pages.items()} | {"_static/architecture.svg": diagram()}
     (folder / "spec").mkdir(exist_ok=True)
@@ -80,6 +83,20 @@ def _matrix(runs: list[Run]) -> str:
         about, share = run.document["implementation"], f"{run.conclusion.judged} of {run.conclusion.of}"
         judged = f"**not judged**, {share}" if run.conclusion.verdict == "not judged" else f"judged: {share}"
         lines.append(f"| **{run.name}**<br>{about['version']}, {about['language']}<br>{judged} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _engines(runs: list[Run]) -> str:
+    """A row an engine, a column a clause of ENG."""
+    clauses = next(chapter for chapter in spec() if chapter.code == "ENG").clauses
+    lines = [
+        f"| engine | {' | '.join(f'[{clause.id[4:]}](#{clause.id})' for clause in clauses)} |",
+        f"|---|{'---|' * len(clauses)}",
+    ]
+    for run in sorted(runs, key=lambda run: run.name):
+        about = run.document["implementation"]
+        marks = [MARKS[run.verdicts[clause.id]["verdict"]] for clause in clauses]
+        lines.append(f"| **{run.name}**<br>{about['version']}, {about['language']} | {' | '.join(marks)} |")
     return "\n".join(lines) + "\n"
 
 
