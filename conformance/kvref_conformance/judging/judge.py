@@ -185,7 +185,7 @@ class Judge:
             if found := whose(broken.row, conversation):
                 broken.got = f"{broken.got}, {found}"
         calls = shown_calls(show_calls(conversation)) if shown else []
-        cause = self._cause(check.family, conversation) if smaller else ""
+        cause = self._cause(check.family, conversation, again=smaller is not None) if shown and conversation else ""
         said = {"what": _what(broken, conversation), "expected": broken.expected, "got": broken.got}
         said |= {"cause": cause} if cause else {}
         where = broken.where or _raised_at(conversation, broken)
@@ -195,9 +195,11 @@ class Judge:
         what, through = _what(broken, conversation), list(failure.through)
         return Outcome(check.name, "failed", what, broken.expected, broken.got, where, "", calls, trace, through, cause)
 
-    def _cause(self, family: str, conversation: list[Exchange]) -> str:
+    def _cause(self, family: str, conversation: list[Exchange], again: bool) -> str:
+        if too_large(conversation):
+            return ""
         try:
-            return self.run(caused, family, [exchange.request for exchange in conversation])
+            return self.run(caused, family, conversation, again)
         except Ended:
             return ""
 
@@ -239,11 +241,14 @@ def through_of(subject: Subject) -> list[str]:
     return sorted(subject.through.values())
 
 
-def caused(judge: Judge, family: str, requests: list[Request]) -> str:
-    """What lies behind the failure that these calls show, in a sentence; nothing where the family cannot tell."""
+def caused(judge: Judge, family: str, conversation: list[Exchange], again: bool) -> str:
+    """What lies behind the failure that a conversation shows, in a sentence; nothing where the family cannot tell.
+
+    again: whether it shows it whenever it is held.
+    """
     part = all_families()[family].part("cause")
     with memory_limit(), np.errstate(all="ignore"):
-        return part.cause(judge.begin_family(family), requests) if part else ""
+        return part.cause(judge.begin_family(family), conversation, again) if part else ""
 
 
 def _what(broken: Broken, conversation: list[Exchange]) -> str:

@@ -18,9 +18,11 @@ SPEAKING = ("generate", "step", "sample")
 AFTER = {"truncate": "a truncation", "remove": "a removal", "extend": "a later piece"}  # what may have happened to a session
 
 
-def cause(subject: Subject, requests: Sequence[Request]) -> str:
-    """A sentence, or nothing where the last of these calls says no wrong token."""
-    held = _held(subject, requests) if requests[-1].name in SPEAKING else None
+def cause(subject: Subject, conversation: Sequence[Exchange], again: bool) -> str:
+    """A sentence, or nothing where the last call says no wrong token. again: whether it does so whenever it is made."""
+    if conversation[-1].request.name not in SPEAKING:
+        return ""
+    held = _held(subject, [exchange.request for exchange in conversation]) if again else conversation
     if held is None:
         return ""
     *before, last = held
@@ -30,7 +32,7 @@ def cause(subject: Subject, requests: Sequence[Request]) -> str:
             scene.follow(exchange)
     except (Broken, Unknown, LookupError):
         return ""
-    return scene.told_of(last)
+    return scene.told_of(last, again)
 
 
 def _held(subject: Subject, requests: Sequence[Request]) -> list[Exchange] | None:
@@ -81,8 +83,8 @@ class _Scene:
             if at < len(tokens):
                 self._before.append(Told(f"session {session} before {AFTER[request.name]}", tokens, ended=True))
 
-    def told_of(self, last: Exchange) -> str:
-        """What the session read that said a wrong token in this reply."""
+    def told_of(self, last: Exchange, again: bool) -> str:
+        """What the session read that said a wrong token in this reply. again: whether it can be let go on."""
         if last.reply is None or last.reply.error:
             return ""
         said = self._tokens(last.reply.ok)
@@ -90,7 +92,7 @@ class _Scene:
         for session, own, goes_on in self._answers(last.request.name, args, said):
             told = self._model.sessions[session]
             if told.first_wrong(own):
-                got = [*own, *(self._more(session, len(told.tokens) + len(own)) if goes_on else [])]
+                got = [*own, *(self._more(session, len(told.tokens) + len(own)) if goes_on and again else [])]
                 canary, name, events = self._model.canary, f"session {session}", tuple(self._events.get(session, ()))
                 return str(diagnose(canary, Told(name, told.tokens, events=events), got, self._others(session)) or "")
         return ""
