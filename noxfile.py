@@ -48,11 +48,14 @@ ENGINES = {
     "keras-hub": ("jax", "keras", "keras-hub"),
     "litgpt": ("torch", "litgpt"),
     "llama.cpp": ("xllamacpp",),
+    "mistral.rs": ("mistralrs",),
     "mlx-lm": ("mlx[cpu]", "mlx-lm"),
     "onnxruntime-genai": ("torch", "transformers", "onnx", "onnx-ir", "onnxruntime-genai"),
     "openvino-genai": ("openvino-genai",),
     "transformers": ("torch", "transformers", "accelerate", "psutil"),
+    "transformers.js": ("onnx",),
 }
+NPM = {"transformers.js": "@huggingface/transformers@4.3.1"}  # what npm installs for some
 AXE = "axe-core@4.14.1"
 BROWSED = [f"conformance/tests/test_{name}.py" for name in ("report_pages", "site", "player", "player_files")]
 GPU = ("cupy", "reference:cupy", "torch:cuda", "torch-compiled:cuda")
@@ -160,6 +163,8 @@ def engines(session: nox.Session, engine: str) -> None:
         for package in ENGINES[engine]:
             session.install(*PINNED, package)
         session.install(*PINNED, "-e", ".[conformance]")
+        if engine in NPM:
+            _npm(session, NPM[engine])
     except nox.command.CommandFailed:
         for name in names:
             _note(name, "engines", "does not install here", engine)
@@ -169,6 +174,14 @@ def engines(session: nox.Session, engine: str) -> None:
         # 1 is a finding, as in `theirs`.
         file = _check(session, name, "engines", engine, ("--timeout", "120"), success_codes=(0, 1))
         shutil.copy(file, Path("docs/results/checks", f"{name}.json"))
+
+
+def _npm(session: nox.Session, package: str) -> None:
+    """Install a package where Node finds it. Raises CommandFailed. onnxruntime's script would bring CUDA."""
+    folder = Path(session.create_tmp()).absolute()
+    skip = {"ONNXRUNTIME_NODE_INSTALL": "skip"}
+    session.run("npm", "install", "--silent", "--no-audit", "--prefix", str(folder), package, external=True, env=skip)
+    session.env["NODE_PATH"] = str(folder / "node_modules")
 
 
 def engine_names(engine: str) -> list[str]:

@@ -1,0 +1,86 @@
+"""mistral.rs, which is written in Rust, as an engine: texts, several at a time, whose beginnings it keeps in a prefix cache."""
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, ClassVar
+
+os.environ.setdefault("RUST_LOG", "error")  # before mistralrs is imported: it logs to where the verdicts go
+
+from mistralrs import Architecture, ChatCompletionRequest, ModelDType, Runner, Which
+
+from kvref.canary import Canary
+from kvref.errors import PositionOutOfRange, in_range
+from kvref_conformance.canary import folder as files
+from kvref_conformance.canary.words import text, tokens
+from kvref_conformance.families.engine.whole import WholePrompts
+from kvref_conformance.implementations.engines.loading import Loads
+from kvref_conformance.outcome import NotOffered
+
+GREEDY: dict[str, Any] = {"model": "default", "temperature": 0.0, "top_k": 1, "ignore_eos": True}
+
+
+class Completions(Loads):
+    """options: of the runner. Its cache is float16 on a CPU, whatever the model is in."""
+
+    name = "mistral.rs"
+    version = version("mistralrs")
+    language = "rust"
+    formats: ClassVar[tuple[str, ...]] = ("float16",)
+
+    def loaded(self, canary: Canary, folder: Path, cache_tokens: int) -> "Engine":
+        if not canary.survives("float16"):
+            raise NotOffered("a canary of these sizes in a cache of float16")
+        files.write(folder, _folder(canary))
+        architecture = Architecture.Mistral if any(canary.windows) else Architecture.Llama
+        which: Any = Which.Plain(model_id=str(folder), arch=architecture, dtype=ModelDType.F32)
+        return Engine(canary, Runner(which=which, **self.options))
+
+
+class Engine(WholePrompts):
+    def __init__(self, canary: Canary, runner: Any) -> None:
+        super().__init__(canary)
+        self._runner = runner
+
+    def complete(self, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
+        """As streams, for a runner takes no request while another waits for its answer."""
+        streams = [self._asked(prompt, count, stream=True) for prompt in prompts]
+        return [self._read(chunk.choices[0].delta.content for chunk in stream) for stream in streams]
+
+    def sample(self, session: int, n: int, count: int) -> list[int]:
+        told = self._speaks(session, count)
+        if not in_range(n, None, PositionOutOfRange, "n") or not count:
+            return []
+        answer = self._asked(told, count, n_choices=n)
+        return self._read(choice.message.content for choice in answer.choices)
+
+    def cancel(self, session: int, count: int) -> None:
+        """Hang up on a stream after half of it."""
+        told = self._speaks(session, count)
+        stream = self._asked(told, max(count, 1), stream=True)
+        for _ in range(count // 2):
+            next(stream)
+
+    def _speaks(self, session: int, count: int) -> list[int]:
+        told = self._known(session, speaks=True)
+        self._room(told, in_range(count, None, PositionOutOfRange, "count"))
+        return told
+
+    def _asked(self, prompt: Sequence[int], count: int, **options: Any) -> Any:
+        request = ChatCompletionRequest(messages=text(self.canary, prompt), max_tokens=count, **GREEDY, **options)
+        return self._runner.send_chat_completion_request(request)
+
+    def _read(self, said: Iterable[str]) -> list[int]:
+        return tokens(self.canary, "".join(said))
+
+
+def _folder(canary: Canary) -> files.Files:
+    """The canary's, of which the tokenizer and its chat put nothing before a text. A tokenizer without a decoder is refused."""
+    made = files.made(canary, "mistral" if any(canary.windows) else "llama", "float32")
+    changes = {
+        "tokenizer.json": {"post_processor": None, "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}]}},
+        "tokenizer_config.json": {"chat_template": "{{ messages[0]['content'] }}"},
+    }
+    return made | {name: json.dumps(json.loads(made[name]) | change).encode() for name, change in changes.items()}

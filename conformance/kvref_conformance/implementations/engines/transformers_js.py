@@ -1,0 +1,136 @@
+"""transformers.js, in a Node beside this process, as an engine: whole prompts, padded in front of, with its DynamicCache."""
+
+import atexit
+import itertools
+import json
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from kvref.canary import Canary
+from kvref.errors import PositionOutOfRange, in_range
+from kvref_conformance.canary import folder as files
+from kvref_conformance.families.engine.whole import WholePrompts
+from kvref_conformance.implementations.engines.loading import Loads
+from kvref_conformance.implementations.engines.onnx_graph import onnx
+from kvref_conformance.outcome import NotOffered
+
+PACKAGE = "@huggingface/transformers"
+NODE = shutil.which("node")
+PROGRAM = Path(__file__).with_suffix(".cjs")
+VERSION = f"require(require('node:path').join(require.resolve('{PACKAGE}'), '../../package.json')).version"
+
+
+def _version() -> str:
+    """Of the package that Node finds. Raises ImportError."""
+    if NODE is None:
+        raise ImportError("transformers.js needs node")
+    found = subprocess.run([NODE, "-p", VERSION], capture_output=True, text=True, check=False, cwd="/")
+    if found.returncode:
+        raise ImportError(f"transformers.js needs npm's {PACKAGE}, where NODE_PATH says")
+    return found.stdout.strip()
+
+
+class Generate(Loads):
+    name = "transformers.js"
+    version = _version()
+    language = "javascript"
+
+    def loaded(self, canary: Canary, folder: Path, cache_tokens: int) -> "Engine":
+        return Engine(canary, folder)
+
+
+class Cached(Generate):
+    """Each session keeps a DynamicCache from one turn to the next, and hands a copy to its fork."""
+
+    name = "transformers.js-cached"
+
+    def loaded(self, canary: Canary, folder: Path, cache_tokens: int) -> "Engine":
+        return Keeping(canary, folder)
+
+
+class Engine(WholePrompts):
+    def __init__(self, canary: Canary, folder: Path) -> None:
+        super().__init__(canary)
+        self._caches: dict[int, int] = {}
+        files.write(folder, files.made(canary, "mistral" if any(canary.windows) else "llama", "float32"))
+        (folder / "onnx").mkdir()
+        (folder / "onnx/model.onnx").write_bytes(onnx(canary))
+        self._node = _node()
+        self._model = self._node.ask(load=str(folder))["model"]
+
+    def complete(self, prompts: Sequence[Sequence[int]], count: int, **options: Any) -> list[list[int]]:
+        said: list[list[int]] = self._node.ask(model=self._model, prompts=prompts, count=count, **options)["said"]
+        return said
+
+
+class Keeping(Engine):
+    def open(self) -> int:
+        session = super().open()
+        self._caches[session] = next(_NAMES)
+        return session
+
+    def close(self, session: int) -> None:
+        super().close(session)
+        self._node.ask(forget=self._caches.pop(session))
+
+    def fork(self, session: int) -> int:
+        told = self._known(session)
+        child = self.open()
+        self._tokens[child] = list(told)
+        self._node.ask(copy=self._caches[session], to=self._caches[child])
+        return child
+
+    def generate(self, session: int, count: int) -> list[int]:
+        told = self._known(session, speaks=True)
+        if not in_range(count, None, PositionOutOfRange, "count"):
+            return []
+        self._room(told, count)
+        (said,) = self.complete([told], count, cache=self._caches[session])
+        told += said
+        return said
+
+    def step(self, sessions: Sequence[int]) -> list[int]:
+        if len(sessions) > 1:
+            raise NotOffered("a batch of caches")
+        return [self.generate(session, 1)[0] for session in sessions]
+
+
+class Node:
+    def __init__(self) -> None:
+        self._process = subprocess.Popen([str(NODE), PROGRAM], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        atexit.register(self.stop)
+
+    @property
+    def runs(self) -> bool:
+        return self._process.poll() is None
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def ask(self, **request: Any) -> dict[str, Any]:
+        """Raises RuntimeError for what goes wrong there. Given up in between, it is stopped: its answer would be another's."""
+        assert self._process.stdin and self._process.stdout
+        try:
+            print(json.dumps(request), file=self._process.stdin, flush=True)
+            answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        except BaseException:
+            self.stop()
+            raise
+        if "error" in answer:
+            raise RuntimeError(answer["error"])
+        return answer
+
+
+_RUNNING: list[Node] = []
+_NAMES = itertools.count()  # of caches, no two engines' the same
+
+
+def _node() -> Node:
+    """The one that runs, or a new one."""
+    if not _RUNNING or not _RUNNING[-1].runs:
+        _RUNNING.append(Node())
+    return _RUNNING[-1]
