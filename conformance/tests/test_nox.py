@@ -41,7 +41,7 @@ class Session:
 
     def __init__(self, results, status=0, installs=True):
         self.results, self.status, self.installs = results, status, installs
-        self._env = {}
+        self._env, self.commands = {}, []
 
     @property
     def env(self):  # read only, as nox's
@@ -57,7 +57,10 @@ class Session:
     def create_tmp(self):
         return "tmp"
 
-    def run(self, *command, success_codes):
+    def run(self, *command, success_codes=(0,), **options):
+        self.commands.append(command)
+        if command[0] == "npm":
+            return
         if self.results is not None:
             (path,) = [value for option, value in itertools.pairwise(command) if option == "--json"]
             with open(path, "w") as file:
@@ -133,6 +136,16 @@ def test_the_results_of_an_engine_lie_where_the_site_reads_them(noxfile, tmp_pat
     noxfile.engines(session, "mlx-lm")
     assert {path.stem for path in (tmp_path / "docs/results/checks").iterdir()} == set(noxfile.engine_names("mlx-lm"))
     assert session.env == {"HF_HUB_OFFLINE": "1", "HOME": str(tmp_path / "tmp")}
+
+
+def test_what_npm_installs_lies_where_node_looks(noxfile, tmp_path):
+    (tmp_path / "docs/results/checks").mkdir(parents=True)
+    session = Session(document())
+    noxfile.engines(session, "transformers.js")
+    first, *checks = session.commands
+    assert first[0] == "npm" and first[-1] == noxfile.NPM["transformers.js"]
+    assert {command[0] for command in checks} == {"kvref"}
+    assert session.env["NODE_PATH"] == str(tmp_path / "tmp/node_modules")
 
 
 def test_every_engine_of_the_project_is_judged_by_a_session(noxfile):
