@@ -1,0 +1,118 @@
+"""OpenVINO GenAI's continuous batching, as an engine: a paged cache in C++, whose blocks requests share and wait for."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import openvino
+import openvino_genai
+from openvino_genai import ContinuousBatchingPipeline, GenerationConfig, SchedulerConfig
+
+from kvref.canary import EOS, Canary
+from kvref.errors import OutOfBlocks, PositionOutOfRange, in_range
+from kvref_conformance.families.engine.whole import WholePrompts
+from kvref_conformance.implementations.engines.loading import Loads
+from kvref_conformance.implementations.engines.openvino_llama import model
+from kvref_conformance.outcome import NotOffered
+
+BLOCK = 32  # tokens, on a CPU
+BATCH = 48  # tokens computed together: fewer than some prompts of the judge have
+SPARE = 2  # blocks beyond those of one whole context: requests that come together have to wait for each other
+
+
+class OpenVinoGenAI(Loads):
+    """options: of the CPU plugin. shares: prefixes are kept for requests that come later, in few blocks."""
+
+    name = "openvino-genai"
+    version = openvino_genai.__version__
+    language = "c++"
+    options: ClassVar[dict[str, Any]] = {"KV_CACHE_PRECISION": openvino.Type.f32}
+    shares: ClassVar[bool] = False
+
+    def loaded(self, canary: Canary, folder: Path, cache_tokens: int) -> "Engine":
+        if any(canary.windows):
+            raise NotOffered("windows, in a graph that is not exported")
+        openvino.save_model(_model(canary), folder / "openvino_model.xml", compress_to_fp16=False)
+        for name, document in (("config", {"model_type": "llama"}), ("generation_config", {"eos_token_id": EOS})):
+            (folder / f"{name}.json").write_text(json.dumps(document))
+        scheduled = SchedulerConfig()
+        scheduled.num_kv_blocks = -(-cache_tokens // BLOCK)
+        if self.shares:
+            scheduled.enable_prefix_caching = True
+            scheduled.max_num_batched_tokens = BATCH
+            scheduled.num_kv_blocks = -(-canary.context // BLOCK) + SPARE
+        hints = {"INFERENCE_PRECISION_HINT": openvino.Type.f32, "INFERENCE_NUM_THREADS": 1}
+        return Engine(canary, ContinuousBatchingPipeline(folder, scheduled, "CPU", hints | self.options))
+
+
+class Shared(OpenVinoGenAI):
+    name = "openvino-genai-prefix"
+    shares = True
+
+
+class U8(Shared):
+    name = "openvino-genai-u8"
+    options: ClassVar[dict[str, Any]] = {"KV_CACHE_PRECISION": openvino.Type.u8}
+
+
+class Engine(WholePrompts):
+    """One pipeline for all calls, and with it the blocks of prompts that may come again."""
+
+    def __init__(self, canary: Canary, pipeline: Any) -> None:
+        super().__init__(canary)
+        self._pipeline, self._asked = pipeline, 0
+
+    def complete(self, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
+        handles = [self._begun(prompt, count) for prompt in prompts]
+        self._finish()
+        return [said for handle in handles for said in _answers(handle, count)]
+
+    def sample(self, session: int, n: int, count: int) -> list[int]:
+        """As sequences of one request, each of which draws from one token."""
+        told = self._known(session, speaks=True)
+        if not in_range(n, None, PositionOutOfRange, "n") or not in_range(count, None, PositionOutOfRange, "count"):
+            return []
+        self._room(told, count)
+        handle = self._begun(told, count, do_sample=True, top_k=1, num_return_sequences=n)
+        self._finish()
+        return [token for said in _answers(handle, count) for token in said]
+
+    def cancel(self, session: int, count: int) -> None:
+        told = self._known(session, speaks=True)
+        if not in_range(count, None, PositionOutOfRange, "count"):
+            return
+        self._room(told, count)
+        handle = self._begun(told, count)
+        for _ in range(count // 2):
+            self._pipeline.step()
+        handle.cancel()
+        self._finish()
+
+    def _begun(self, prompt: Sequence[int], count: int, **options: Any) -> Any:
+        self._asked += 1
+        asked = GenerationConfig(max_new_tokens=count, ignore_eos=True, **options)
+        return self._pipeline.add_request(self._asked, openvino.Tensor(np.array([prompt], np.int64)), asked)
+
+    def _finish(self) -> None:
+        while self._pipeline.has_non_finished_requests():
+            self._pipeline.step()
+
+
+def _answers(handle: Any, count: int) -> list[list[int]]:
+    """Of each sequence of a request. Raises OutOfBlocks where it was given up: what there is no room for is cut short."""
+    said = [list(output.generated_ids) for output in handle.read_all()]
+    if not said or any(len(tokens) < count for tokens in said):
+        raise OutOfBlocks(f"{handle.get_status()}: expected {count} tokens, got {[len(tokens) for tokens in said]}")
+    return said
+
+
+_MODELS: dict[Canary, Any] = {}
+
+
+def _model(canary: Canary) -> Any:
+    """It keeps nothing between two pipelines."""
+    if canary not in _MODELS:
+        _MODELS[canary] = model(canary)
+    return _MODELS[canary]
