@@ -23,13 +23,14 @@ SPARE = 2  # blocks beyond those of one whole context: requests that come togeth
 
 
 class OpenVinoGenAI(Loads):
-    """options: of the CPU plugin. shares: prefixes are kept for requests that come later, in few blocks."""
+    """options: of the pipeline. shares: prefixes are kept for requests that come later, in few blocks. asks: of each request."""
 
     name = "openvino-genai"
     version = openvino_genai.__version__
     language = "c++"
     options: ClassVar[dict[str, Any]] = {"KV_CACHE_PRECISION": openvino.Type.f32}
     shares: ClassVar[bool] = False
+    asks: ClassVar[dict[str, int]] = {}
 
     def loaded(self, canary: Canary, folder: Path, cache_tokens: int) -> "Engine":
         if any(canary.windows):
@@ -44,7 +45,7 @@ class OpenVinoGenAI(Loads):
             scheduled.max_num_batched_tokens = BATCH
             scheduled.num_kv_blocks = -(-canary.context // BLOCK) + SPARE
         hints = {"INFERENCE_PRECISION_HINT": openvino.Type.f32, "INFERENCE_NUM_THREADS": 1}
-        return Engine(canary, ContinuousBatchingPipeline(folder, scheduled, "CPU", hints | self.options))
+        return Engine(canary, ContinuousBatchingPipeline(folder, scheduled, "CPU", hints | self.options), self.asks)
 
 
 class Shared(OpenVinoGenAI):
@@ -57,12 +58,20 @@ class U8(Shared):
     options: ClassVar[dict[str, Any]] = {"KV_CACHE_PRECISION": openvino.Type.u8}
 
 
+class Lookup(OpenVinoGenAI):
+    """Looks for what may come next in the prompt, and has what it found confirmed several tokens at once."""
+
+    name = "openvino-genai-lookup"
+    options: ClassVar[dict[str, Any]] = OpenVinoGenAI.options | {"prompt_lookup": True}
+    asks: ClassVar[dict[str, int]] = {"num_assistant_tokens": 5, "max_ngram_size": 3}
+
+
 class Engine(WholePrompts):
     """One pipeline for all calls, and with it the blocks of prompts that may come again."""
 
-    def __init__(self, canary: Canary, pipeline: Any) -> None:
+    def __init__(self, canary: Canary, pipeline: Any, asks: dict[str, int]) -> None:
         super().__init__(canary)
-        self._pipeline, self._asked = pipeline, 0
+        self._pipeline, self._asks, self._asked = pipeline, asks, 0
 
     def complete(self, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
         handles = [self._begun(prompt, count) for prompt in prompts]
@@ -72,7 +81,8 @@ class Engine(WholePrompts):
     def sample(self, session: int, n: int, count: int) -> list[int]:
         """As sequences of one request, each of which draws from one token."""
         told = self._known(session, speaks=True)
-        if not in_range(n, None, PositionOutOfRange, "n") or not in_range(count, None, PositionOutOfRange, "count"):
+        n, count = in_range(n, None, PositionOutOfRange, "n"), in_range(count, None, PositionOutOfRange, "count")
+        if not n or not count:
             return []
         self._room(told, count)
         handle = self._begun(told, count, do_sample=True, top_k=1, num_return_sequences=n)
@@ -92,7 +102,7 @@ class Engine(WholePrompts):
 
     def _begun(self, prompt: Sequence[int], count: int, **options: Any) -> Any:
         self._asked += 1
-        asked = GenerationConfig(max_new_tokens=count, ignore_eos=True, **options)
+        asked = GenerationConfig(max_new_tokens=count, ignore_eos=True, **self._asks, **options)
         return self._pipeline.add_request(self._asked, openvino.Tensor(np.array([prompt], np.int64)), asked)
 
     def _finish(self) -> None:
