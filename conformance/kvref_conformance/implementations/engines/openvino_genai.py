@@ -80,6 +80,8 @@ class Engine(WholePrompts):
 
     def sample(self, session: int, n: int, count: int) -> list[int]:
         """As sequences of one request, each of which draws from one token."""
+        if self._asks:
+            raise NotOffered("several answers, each of which draws from one token, with drafts that are looked up")
         told = self._known(session, speaks=True)
         n, count = in_range(n, None, PositionOutOfRange, "n"), in_range(count, None, PositionOutOfRange, "count")
         if not n or not count:
