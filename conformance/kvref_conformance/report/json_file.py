@@ -3,6 +3,7 @@
 import json
 import platform
 from collections import Counter
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,12 @@ def write_json(
         "format": FORMAT,
         "kvref": kvref.__version__,
         "implementation": who,
-        "environment": {"python": platform.python_version(), "platform": platform.platform(), "packages": versions},
+        "environment": {
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            "packages": versions,
+            "date": datetime.now(UTC).date().isoformat(),
+        },
         "asked": {"name": asked.name, **{name: getattr(asked.effort, name) for name in OPTIONS}, "isolate": isolated(asked)},
         "conclusion": vars(conclusion),
         **({"interrupted": True} if interrupted else {}),
