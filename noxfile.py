@@ -52,7 +52,7 @@ ENGINES = {
     "mlx-lm": ("mlx[cpu]", "mlx-lm"),
     "onnxruntime-genai": ("torch", "transformers", "onnx", "onnx-ir", "onnxruntime-genai"),
     "openvino-genai": ("openvino-genai",),
-    "transformers": ("torch", "transformers", "accelerate", "psutil"),
+    "transformers": ("torch", "transformers[serving]", "accelerate", "psutil"),
     "transformers.js": ("onnx",),
 }
 NPM = {"transformers.js": "@huggingface/transformers@4.3.1"}  # what npm installs for some

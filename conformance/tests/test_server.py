@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from commandline import kvref
@@ -45,8 +46,7 @@ def met(files):
         server = serving(CANARY, wrong)
         fake = server.__enter__()
         running.append(server)
-        named = f"server:{fake.url}{path} --canary {files}" + (f" --model {model}" if model else "")
-        served = Served(named)
+        served = Served(Address(fake.url + path, files, model))
         running[-1:] = [served, server]
         return fake, served
 
@@ -164,11 +164,11 @@ def test_a_server_without_the_canary_is_not_judged(met, wrong, said):
 
 def test_nobody_there_and_nothing_there(met, files):
     with pytest.raises(CannotRun, match=r"^http://127.0.0.1:9/v1: no connection: "):
-        Served(f"server:http://127.0.0.1:9/v1 --canary {files}")
+        Served(Address("http://127.0.0.1:9/v1", files))
     with pytest.raises(CannotRun, match=r"HTTP 404: no such path; is there an interface like OpenAI's at "):
         met(path="/v2")
     with pytest.raises(CannotRun, match=r"no is no canary: expected a folder with a canary.json"):
-        Served("server:http://127.0.0.1:9/v1 --canary no")
+        Served(Address("http://127.0.0.1:9/v1", Path("no")))
 
 
 def test_of_two_models_one_is_named(met):

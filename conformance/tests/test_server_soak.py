@@ -13,6 +13,7 @@ from fake_server import serving
 
 from kvref.canary import Canary, sized
 from kvref_conformance.canary import folder
+from kvref_conformance.server.address import Address
 from kvref_conformance.server.figures import POINTS, Figures, Latencies, Timeline
 from kvref_conformance.server.served import Served
 from kvref_conformance.server.soaking import Soak
@@ -34,7 +35,7 @@ def files(tmp_path_factory):
 def soaked(files, wrong, seconds=1.5):
     """The figures of a soak of a fake that does something wrong."""
     with serving(CANARY, wrong) as fake:
-        served = Served(f"server:{fake.url} --canary {files}")
+        served = Served(Address(fake.url, files))
         try:
             soak = Soak(served.asker, 0, 6)
             served.background.run(soak.run(seconds))

@@ -11,6 +11,7 @@ from rich.text import Text
 from kvref_conformance.conversation import interrupts
 from kvref_conformance.implementations import existing_folder, patience
 from kvref_conformance.outcome import CannotRun
+from kvref_conformance.server.address import address
 from kvref_conformance.server.figures import Figures
 from kvref_conformance.server.served import Served
 
@@ -29,7 +30,7 @@ def soak_server(options: argparse.Namespace) -> int:
     if silence < 0.01:
         raise CannotRun(f"--timeout: expected at least 0.01, got {silence:g}")
     existing_folder("plot", options.plot)
-    served = Served(options.name, silence)
+    served = Served(address(options.name), silence)
     try:
         return _soak(options, served, concurrency)
     finally:

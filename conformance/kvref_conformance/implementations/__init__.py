@@ -77,7 +77,7 @@ class Listed:
 def load(name: str, show_stderr: bool = False) -> Implementation:
     """The implementation called `name`. show_stderr: let a program's standard error through. Raises CannotRun."""
     if name.startswith(address.PREFIX):
-        return checked(name, Served(name))
+        return checked(name, Served(address.address(name)))
     try:
         program = by_command(name[5:], show_stderr) if name.startswith("exec:") else by_name(name, show_stderr)
         if program is not None:

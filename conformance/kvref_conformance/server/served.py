@@ -11,7 +11,7 @@ from kvref_conformance.canary import folder
 from kvref_conformance.families.engine.whole import WholePrompts
 from kvref_conformance.interface import Level
 from kvref_conformance.outcome import CannotRun, NotOffered
-from kvref_conformance.server.address import Address, address
+from kvref_conformance.server.address import Address
 from kvref_conformance.server.background import Background
 from kvref_conformance.server.sizes import shortened, sizes
 
@@ -27,9 +27,8 @@ class Served:
     level: Level = "exact"
     formats = ("float32",)
 
-    def __init__(self, name: str, silence: float = SILENCE) -> None:
-        """name: as kvref_conformance.server.address makes it. Raises CannotRun."""
-        asked = address(name)
+    def __init__(self, asked: Address, silence: float = SILENCE) -> None:
+        """Raises CannotRun."""
         canary = folder.load(asked.folder)
         numbers = sizes(canary)
         self.background = Background()
@@ -55,6 +54,10 @@ class Served:
         if not isinstance(cache_tokens, int) or cache_tokens < 1:
             raise NotOffered("a cache that is given its size")
         sized(**sizes)
+        return self.sessions()
+
+    def sessions(self) -> "Sessions":
+        """An engine with the canary that is loaded."""
         return Sessions(self.canary, self.asker, self.background)
 
     def close(self) -> None:

@@ -1,0 +1,117 @@
+"""Other people's servers: started here with a canary, and asked over HTTP as any other server is."""
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from abc import abstractmethod
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+
+from kvref.canary import BOS, FIRST_WORD, Canary
+from kvref_conformance.canary import folder as files
+from kvref_conformance.implementations.engines import leash
+from kvref_conformance.implementations.engines.loading import Loads
+from kvref_conformance.outcome import CannotRun
+from kvref_conformance.server.address import Address
+from kvref_conformance.server.errors import ServerError
+from kvref_conformance.server.served import Served, Sessions
+
+STARTING = 100.0  # seconds until a server answers
+LOADING = 503  # the status until then, of some
+SILENCE = 60.0  # seconds without a byte after which it counts as hung
+MOST = 2  # servers of a kind that run at once, each with a canary of its own
+
+
+class Serving(Loads):
+    """A server that goes on from engine to engine of one canary, and is begun anew where it no longer answers."""
+
+    def __init__(self) -> None:
+        self._running: dict[Canary, Running] = {}  # the one that was wanted last comes last
+
+    @abstractmethod
+    def command(self, canary: Canary, folder: Path, port: int) -> Sequence[str]:
+        """What serves a canary at a port of this machine. folder: where its files are, and where others may be put."""
+
+    def loaded(self, canary: Canary, folder: Path, cache_tokens: int) -> Sessions:
+        running = self._running.pop(canary, None)
+        if running is not None and not running.answers():
+            running.stop()
+            running = None
+        while len(self._running) >= MOST:
+            self._running.pop(next(iter(self._running))).stop()
+        self._running[canary] = running or Running(self, canary)
+        return self._running[canary].sessions()
+
+
+class Running:
+    """A server in processes of its own, at a port that was free. They end when this process does."""
+
+    def __init__(self, server: Serving, canary: Canary) -> None:
+        """Raises RuntimeError where it does not come to serve the canary, with the last that it says."""
+        self._holder = tempfile.TemporaryDirectory(prefix="canary")
+        folder = Path(self._holder.name, "canary")
+        write(canary, folder)
+        self._said = Path(self._holder.name, "said")
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port: int = free.getsockname()[1]
+        self._url = f"http://127.0.0.1:{port}/v1"
+        command = [sys.executable, leash.__file__, *server.command(canary, folder, port)]
+        with self._said.open("wb") as said:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=said, stderr=subprocess.STDOUT, start_new_session=True,
+                env=os.environ | {"HF_HUB_OFFLINE": "1"},
+            )  # fmt: skip
+        try:
+            self._wait()
+            self._served = Served(Address(self._url, folder), SILENCE)
+        except CannotRun as error:
+            self._end()
+            raise RuntimeError(str(error)) from None
+        except BaseException:
+            self._end()
+            raise
+
+    def sessions(self) -> Sessions:
+        return self._served.sessions()
+
+    def answers(self) -> bool:
+        """Whether it still does, with a token behind a short prompt."""
+        prompt = [BOS, FIRST_WORD]
+        try:
+            self._served.background.run(self._served.asker.ask(prompt, 1))
+        except ServerError:
+            return False
+        return True
+
+    def stop(self) -> None:
+        self._served.close()
+        self._end()
+
+    def _end(self) -> None:
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._process.wait()
+        self._holder.cleanup()
+
+    def _wait(self) -> None:
+        """Until it answers, and not that it still loads (503). Raises RuntimeError."""
+        end = time.monotonic() + STARTING
+        while self._process.poll() is None and time.monotonic() < end:
+            with suppress(httpx.TransportError):
+                if httpx.get(f"{self._url}/models", trust_env=False, timeout=STARTING).status_code != LOADING:
+                    return
+            time.sleep(0.1)
+        lines = self._said.read_text(errors="replace").split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
+        raise RuntimeError(f"the server did not begin to serve; the last that it said: {last}")
+
+
+def write(canary: Canary, folder: Path) -> None:
+    """In float32, as Hugging Face's folder."""
+    files.write(folder, files.made(canary, "mistral" if any(canary.windows) else "llama", "float32"))
