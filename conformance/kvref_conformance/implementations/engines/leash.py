@@ -11,7 +11,8 @@ import threading
 
 
 def _end_with_the_input() -> None:
-    sys.stdin.buffer.read()
+    while os.read(sys.stdin.fileno(), 1):  # not sys.stdin.read, which a program that ends may not be left in
+        pass
     os.killpg(0, signal.SIGKILL)
 
 
