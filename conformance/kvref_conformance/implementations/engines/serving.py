@@ -15,6 +15,7 @@ import httpx
 
 from kvref.canary import BOS, FIRST_WORD, Canary
 from kvref_conformance.canary import folder as files
+from kvref_conformance.families.engine.whole import WholePrompts
 from kvref_conformance.implementations.engines import leash
 from kvref_conformance.implementations.engines.loading import Loads
 from kvref_conformance.outcome import CannotRun
@@ -38,22 +39,40 @@ class Serving(Loads):
     def command(self, canary: Canary, folder: Path, port: int) -> Sequence[str]:
         """What serves a canary at a port of this machine. folder: where its files are, and where others may be put."""
 
-    def loaded(self, canary: Canary, folder: Path, cache_tokens: int) -> Sessions:
+    def loaded(self, canary: Canary, folder: Path, cache_tokens: int) -> WholePrompts:
         running = self._running.pop(canary, None)
         if running is not None and not running.answers():
             running.stop()
             running = None
         while len(self._running) >= MOST:
             self._running.pop(next(iter(self._running))).stop()
-        self._running[canary] = running or Running(self, canary)
+        try:
+            self._running[canary] = running or Running(self, canary)
+        except NotServed as error:
+            return Silent(canary, str(error))
         return self._running[canary].sessions()
+
+
+class NotServed(Exception):
+    """Why a server that answers is not heard: it says wrong tokens at once."""
+
+
+class Silent(WholePrompts):
+    """In the place of such a server's sessions: there are such, but what they say breaks a clause."""
+
+    def __init__(self, canary: Canary, why: str) -> None:
+        super().__init__(canary)
+        self._why = why
+
+    def complete(self, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
+        raise RuntimeError(self._why)
 
 
 class Running:
     """A server in processes of its own, at a port that was free. They end when this process does."""
 
     def __init__(self, server: Serving, canary: Canary) -> None:
-        """Raises RuntimeError where it does not come to serve the canary, with the last that it says."""
+        """Raises RuntimeError where it does not begin to serve, and NotServed."""
         self._holder = tempfile.TemporaryDirectory(prefix="canary")
         folder = Path(self._holder.name, "canary")
         write(canary, folder)
@@ -72,7 +91,7 @@ class Running:
             self._served = Served(Address(self._url, folder), SILENCE)
         except CannotRun as error:
             self._end()
-            raise RuntimeError(str(error)) from None
+            raise NotServed(str(error)) from None
         except BaseException:
             self._end()
             raise
