@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -275,9 +276,9 @@ def written(clause):
 def test_a_right_server_passes(met):
     judge = Judge(met()[1])
     said = [judge.checked(check) for check in written(["ENG-02", "ENG-05", "ENG-08"])]
-    assert [(each.verdict, each.missing) for each in said if not isinstance(each, Failure)] == [
-        ("passed", ""), ("passed", ""), ("not offered", "engine.fork")
-    ]  # fmt: skip
+    assert not any(isinstance(each, Failure) for each in said)
+    found = Counter((each.verdict, each.missing) for each in said)
+    assert found == {("passed", ""): len(said) - 1, ("not offered", "engine.fork"): 1}
 
 
 @pytest.mark.parametrize(

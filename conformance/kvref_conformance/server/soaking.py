@@ -128,7 +128,7 @@ class Soak:
 
     def _done(self, request: Request, said: Sequence[int]) -> None:
         self.figures.requests[request.kind] += 1
-        self._ended.append(Told(str(request.number), [*request.prompt, *said], ended=True))
+        self._ended.append(Told(f"request {request.number}", [*request.prompt, *said], ended=True))
 
     def _failed(self, error: ServerError) -> None:
         if error.status in REFUSED:
@@ -147,4 +147,4 @@ class Soak:
 
 
 def _told(request: Request) -> Told:
-    return Told(str(request.number), request.prompt)
+    return Told(f"request {request.number}", request.prompt)

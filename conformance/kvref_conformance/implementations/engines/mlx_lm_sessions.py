@@ -130,13 +130,16 @@ class Engine:
 
     def sample(self, session: int, n: int, count: int) -> list[int]:
         known = self._speaking(session)
+        n, count = in_range(n, None, PositionOutOfRange, "n"), in_range(count, None, PositionOutOfRange, "count")
+        if not n or not count:
+            return []
         self._room(known, count)
         return [token for tokens, _ in self._together([known] * n, count) for token in tokens]
 
     def cancel(self, session: int, count: int) -> None:
         """Cut off halfway: what is in the cache by then is trimmed."""
         known = self._speaking(session)
-        self._room(known, count)
+        self._room(known, in_range(count, None, PositionOutOfRange, "count"))
         known.trim(len(known.tokens) - 1)
         before = known.cached
         steps = self._steps(known, known.tokens[-1:], count)
