@@ -122,6 +122,14 @@ class Handler(BaseHTTPRequestHandler):
             return self.send(b'{"choices": [{"text": "' + b"babababa " * 500_000 + b'"}]}', "application/json")
         if wrong == "hostile text" and whole:
             return self.complete(body, ["\x1b[2J\u202e<|im_end|>" * 50])
+        if wrong == "an empty list" and whole:
+            return self.answer({"choices": []})
+        if wrong == "an index without end" and whole:
+            return self.send(b'{"choices": [{"index": 1e999, "text": "x"}]}', "application/json")
+        if wrong == "a phrase" and whole:
+            self.send_response(500, "\x1b[31mred\x1b]0;t\x07")
+            self.send_header("Content-Length", "0")
+            return self.end_headers()
         if wrong == "no choices" and whole:
             return self.answer({"choices": [None], "usage": []})
         prompt = fake.tokens(body)
@@ -161,11 +169,17 @@ class Handler(BaseHTTPRequestHandler):
         parts = [f"{word} " for word in texts[0].split(" ")]
         try:
             self.wfile.write(b": a comment\r\n\r\n")
+            while wrong == "drips" and later and not self.fake.ended.wait(0.05):
+                self.wfile.write(b": ping\n\n")
+                self.wfile.flush()
             for number, part in enumerate(parts):
                 last = number == len(parts) - 1
                 choice = {"delta": {"content": part}} if "messages" in body else {"text": part}
                 line = json.dumps(
-                    {"model": MODEL, "choices": [choice | {"index": 0, "finish_reason": "length" if last else None}]}
+                    {
+                        "model": MODEL,
+                        "choices": [choice | {"index": 0, "finish_reason": "length" if last and wrong != "no reason" else None}],
+                    }
                 )
                 if wrong == "half a line" and later and last:
                     line = line[: len(line) // 2]
@@ -178,7 +192,7 @@ class Handler(BaseHTTPRequestHandler):
                     break
             while wrong == "endless stream" and later and not self.fake.ended.is_set():
                 self.wfile.write(b"data: " + line.encode() + b"\n\n")
-            if wrong not in ("no DONE", "half a line"):
+            if wrong not in ("no DONE", "half a line", "breaks off"):
                 self.wfile.write(b"event: end\ndata: [DONE]\n\n")
         except OSError:
             self.fake.cut_off += 1

@@ -55,7 +55,7 @@ def test_keys_stored_too_coarsely_are_no_fault_of_anyone(step, canary):
     request, others = scene.said(110)
     found = diagnose(canary, request, [], others, FLOAT32)
     assert found.kind == "unknown"
-    assert canary.recalls or "as where keys are stored too coarsely" in str(found)
+    assert canary.recalls or "as where keys are too coarse" in str(found)
 
 
 def test_where_layers_lie_a_block_apart_both_are_said():

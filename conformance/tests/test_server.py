@@ -11,7 +11,7 @@ from commandline import kvref
 from fake_server import MODEL, serving
 
 from kvref.canary import BOS, FIRST_WORD, Canary, Oracle, sized
-from kvref.errors import PositionOutOfRange
+from kvref.errors import OutOfBlocks, PositionOutOfRange
 from kvref_conformance.canary import folder
 from kvref_conformance.checking.registry import all_checks
 from kvref_conformance.judging.asked import Effort
@@ -68,7 +68,7 @@ def session(served, *prompts):
     [
         ("", "token ids"), ("ids not taken", "text"), ("adds no begin-of-text", "text"), ("chat only", "chat"),
         ("no usage", "token ids"), ("no spaces", "token ids"), ("leading space", "token ids"), ("no models", "token ids"),
-        ("no DONE", "token ids"), ("429", "token ids"), ("n when warm", "token ids"),
+        ("no DONE", "token ids"), ("no reason", "token ids"), ("429", "token ids"), ("n when warm", "token ids"),
     ],
 )  # fmt: skip
 def test_a_right_server_says_the_right_tokens_in_whichever_way_it_works(met, wrong, told_by):
@@ -111,10 +111,13 @@ async def _hang_up(engine):
         ("huge", "a reply of more than [0-9,]+ bytes"),
         ("hostile text", r"text: expected words of 4 letters such as baba, got '\\x1b\[2J\\u202e"),
         ("no choices", "no completion: "),
+        ("an empty list", "an answer without a choice"),
+        ("an index without end", "no completion: "),
+        ("a phrase", r"HTTP 500: \[31mred \]0;t$"),
         ("stops early", "10 tokens, where 20 were asked for; finish_reason length"),
         ("half a line", "no JSON: "),
         ("error in a stream", "an error in the place of an answer: out of memory"),
-        ("breaks off", "a stream that ended without a finish_reason"),
+        ("breaks off", r"a stream that ended without \[DONE\] and without a finish_reason"),
         ("endless stream", "a reply of more than [0-9,]+ bytes"),
         ("wrong model", f"an answer of model other, where {MODEL} was asked"),
     ],
@@ -127,9 +130,39 @@ def test_what_is_no_completion_costs_one_line(met, wrong, said):
         for each in range(6):
             engine.generate(each, 20)
 
-    with pytest.raises(ServerError, match=said) as caught:
+    with pytest.raises((ServerError, OutOfBlocks), match=said) as caught:  # the second where there is no room at the moment
         speak()
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+
+
+def test_bytes_that_go_on_dripping_are_no_answer(met):
+    _fake, served = met("drips")
+    engine = session(served, *[PROMPT] * 6)
+    served.asker.client.silence = 0.3
+    with pytest.raises(ServerError, match=r"no end of an answer within 0\.3 s"):
+        [engine.generate(each, 20) for each in range(6)]
+
+
+def test_fewer_answers_than_before_are_too_few(met):
+    fake, served = met()
+    engine = session(served)
+    assert engine.sample(0, 3, 4) == RIGHT[:4] * 3
+    fake.wrong = "n ignored"
+    with pytest.raises(ServerError, match="1 answers, where 3 were asked for, as before"):
+        engine.sample(0, 3, 4)
+
+
+def test_steps_are_long_requests_now_and_then(met):
+    fake, served = met()
+    engine = session(served, PROMPT, PROMPT[:15])
+    before = len(fake.asked)
+    said = [engine.step([0, 1]) for _ in range(20)]
+    assert said == [list(pair) for pair in zip(RIGHT, (PROMPT[3:15] * 3)[:20], strict=True)]
+    counts = [body["max_tokens"] for body in fake.asked[before:]]
+    assert set(counts) == {1, CANARY.period}
+    engine.extend(1, PROMPT[5:6])  # what was said ahead is no longer what comes next
+    told = [*PROMPT[:15], *(token for _, token in said), PROMPT[5]]
+    assert engine.step([1]) == Oracle(CANARY).extend(told)[-1:]
 
 
 def test_a_server_that_does_not_answer_is_given_up(met):
@@ -287,7 +320,7 @@ def test_a_right_server_passes(met):
         ("a wrong token", "ENG-02", r"\[.*\]"),
         ("another's tokens", "ENG-12", r"\[.*\]"),
         ("prefix cache", "ENG-07", r"\[.*\]"),
-        ("503", "ENG-03", "ServerError: HTTP 503: over loaded"),
+        ("503", "ENG-03", "OutOfBlocks: HTTP 503: over loaded"),
     ],
 )
 def test_a_wrong_server_breaks_its_clause(met, wrong, clause, got):

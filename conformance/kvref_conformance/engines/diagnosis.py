@@ -86,4 +86,4 @@ def _nearby(case: Case) -> str:
     chance = 2 * NEAR * 2.0**-case.canary.bits
     if len(wrong) < 4 or near < len(wrong) * (1 + chance) / 2:
         return ""
-    return f" {near} of them carry digits of places at most {NEAR} away, as where keys are stored too coarsely."
+    return f" {near} of them carry digits of places at most {NEAR} away, as where keys are too coarse or turned elsewhere."

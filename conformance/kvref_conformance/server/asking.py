@@ -1,5 +1,6 @@
 """Prompts of tokens as requests for a completion, and the tokens that are in what comes."""
 
+import asyncio
 import time
 from collections.abc import Sequence
 from contextlib import aclosing
@@ -9,7 +10,7 @@ from typing import Any
 from kvref.canary import BOS, Canary
 from kvref_conformance.canary import words
 from kvref_conformance.outcome import NotOffered
-from kvref_conformance.server.client import Client, error_in, one_line
+from kvref_conformance.server.client import DONE, Client, error_in, one_line
 from kvref_conformance.server.errors import ServerError
 
 SPACE = 2**18  # bytes that a reply may have beside its tokens
@@ -66,16 +67,21 @@ class Asker:
     def __init__(self, client: Client, canary: Canary, model: str | None, way: Way) -> None:
         self.client, self.canary, self.model, self.way = client, canary, model, way
         self.known_as: str | None = None
+        self._several = False  # whether it has given several answers
         self._warm = False  # whether several answers are asked for at WARM: some servers give none at 0
 
     async def ask(self, prompt: Sequence[int], count: int, stream: bool = False, n: int = 1) -> Answer:
         """Let it say `count` tokens greedily, n times. Raises ServerError, and NotOffered."""
         body, most = self._body(prompt, count, n), SPACE + EACH * count * n
         began = time.monotonic()
-        if stream:
-            answer = await self._heard(body, most, began)
-        else:
-            answer = read(await self.client.post(self.way.path, body, most))
+        try:
+            async with asyncio.timeout(self.client.silence):  # of it all: bytes may go on dripping for ever
+                if stream:
+                    answer = await self._heard(body, most, began)
+                else:
+                    answer = read(await self.client.post(self.way.path, body, most))
+        except TimeoutError:
+            raise ServerError(f"no end of an answer within {self.client.silence:g} s", "no answer") from None
         answer.total = time.monotonic() - began
         self._expect_the_model(answer.model)
         return answer
@@ -96,7 +102,10 @@ class Asker:
             self._warm = True
             return await self.several(prompt, n, count)
         if len(answer.texts) != n:
+            if self._several:
+                raise ServerError(f"{len(answer.texts)} answers, where {n} were asked for, as before", "another count")
             raise NotOffered(f"several answers to one request: of {n} it gave {len(answer.texts)}")
+        self._several = True
         return answer
 
     async def cut_off(self, prompt: Sequence[int], count: int) -> None:
@@ -105,12 +114,14 @@ class Asker:
         body = self._body(prompt, count, 1) | {"stream": True}
         async with aclosing(self.client.stream(self.way.path, body, SPACE + EACH * count)) as documents:
             async for document in documents:
-                heard += any(read(document).texts)
+                heard += document is not DONE and any(read(document).texts)
                 if 2 * heard >= count:
                     return
 
     def tokens(self, answer: Answer, choice: int, count: int) -> list[int]:
         """Those of one choice. Raises ServerError where they are no words of the canary, or not `count`."""
+        if not answer.texts:
+            raise ServerError("an answer without a choice", "no completion")
         try:
             said = words.tokens(self.canary, answer.texts[choice])
         except words.NotWords as error:
@@ -127,17 +138,20 @@ class Asker:
 
     async def _heard(self, body: dict[str, Any], most: int, began: float) -> Answer:
         """A stream, heard to its end."""
-        answer, heard = Answer([""], [None]), list[str]()
+        answer, heard, whole = Answer([""], [None]), list[str](), False
         async with aclosing(self.client.stream(self.way.path, body | {"stream": True}, most)) as documents:
             async for document in documents:
+                if document is DONE:
+                    whole = True
+                    break
                 part = read(document)
                 if any(part.texts) and answer.first is None:
                     answer.first = time.monotonic() - began
                 heard += part.texts
                 answer.ends = [end for end in part.ends if end is not None] or answer.ends
                 answer.model = part.model or answer.model
-        if answer.ends[0] is None:
-            raise ServerError("a stream that ended without a finish_reason", "broken off")
+        if answer.ends[0] is None and not whole:
+            raise ServerError("a stream that ended without [DONE] and without a finish_reason", "broken off")
         answer.texts = ["".join(heard)]
         return answer
 
@@ -159,7 +173,7 @@ def read(document: Any) -> Answer:
         answer.model = one_line(model) or None if isinstance(model, str) else None
         answer.prompt_tokens = _number(usage.get("prompt_tokens"))
         answer.cached = _number((usage.get("prompt_tokens_details") or {}).get("cached_tokens"))
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
         raise ServerError(f"no completion: {one_line(str(document))}", "no completion") from None
     return answer
 

@@ -19,6 +19,7 @@ IDLE = 1.0  # seconds that a connection is kept for the next request: less than 
 TRIES = 4  # of a request that the server has no room for at the moment
 PAUSE = 0.5  # seconds before another, unless the server says how many
 LONGEST_PAUSE = 5.0
+DONE = object()  # the end of a stream, where a server says so
 SMALL = 2**20  # bytes of a reply that is no completion
 SHOWN = 160  # characters of what a server says
 
@@ -27,7 +28,7 @@ class Client:
     """silence: seconds without a byte after which a server counts as hung. Belongs to one event loop."""
 
     def __init__(self, url: str, silence: float) -> None:
-        self.url = url
+        self.url, self.silence = url, silence
         self._http = httpx.AsyncClient(
             headers={"Accept-Encoding": "identity"},  # a small reply may be a large one
             timeout=httpx.Timeout(silence, connect=CONNECTING, pool=None),
@@ -52,7 +53,7 @@ class Client:
             return _document(b"".join([part async for part in _bounded(response, most)]))
 
     async def stream(self, path: str, body: dict[str, Any], most: int) -> AsyncGenerator[Any]:
-        """The JSON documents of a stream of events up to [DONE], or to the end. Raises ServerError."""
+        """The JSON documents of a stream of events up to DONE, or to the end. Raises ServerError."""
         async with (
             self._answered("POST", path, body) as response,
             aclosing(_bounded(response, most)) as parts,
@@ -63,29 +64,42 @@ class Client:
                 raise ServerError(f"no stream of events: {one_line(start)}", "no stream")
             async for line in lines:
                 if line == b"[DONE]":
+                    yield DONE
                     return
                 yield _document(line)
 
     @asynccontextmanager
     async def _answered(self, method: str, path: str, body: Any) -> AsyncIterator[httpx.Response]:
-        """A response of status 200. One that says that there is no room now is waited for, a few times."""
+        """A response of status 200. One that says that there is no room now is waited for, a few times.
+
+        So is a connection that breaks off before anything came: a server with a short queue does that to many at once.
+        """
+        begun = False
         try:
             for tried in range(TRIES):
-                async with self._http.stream(method, self.url + path, json=body) as response:
-                    self.calls_itself = one_line(response.headers.get("server", "")) or self.calls_itself
-                    if response.status_code == 200:
-                        yield response
-                        return
-                    error = await _error(response)
+                try:
+                    async with self._http.stream(method, self.url + path, json=body) as response:
+                        begun = True
+                        self.calls_itself = one_line(response.headers.get("server", "")) or self.calls_itself
+                        if response.status_code == 200:
+                            yield response
+                            return
+                        error = await _error(response)
+                except (httpx.ReadError, httpx.RemoteProtocolError):
+                    if begun or tried == TRIES - 1:
+                        raise
+                    await asyncio.sleep(PAUSE)
+                    continue
                 if response.status_code != 429 or tried == TRIES - 1:
                     raise error
+                begun = False
                 await asyncio.sleep(_pause(response.headers.get("retry-after", "")))
         except httpx.TimeoutException as error:
             where = "to a connection" if isinstance(error, httpx.ConnectTimeout) else "for a while, so that it counts as hung"
             raise ServerError(f"no answer {where}: {type(error).__name__}", "no answer") from None
         except httpx.ConnectError as error:
             raise ServerError(f"no connection: {one_line(str(error))}", "no connection") from None
-        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, UnicodeError) as error:
             raise ServerError(f"the connection broke off: {one_line(str(error)) or type(error).__name__}", "broken off") from None
 
 
@@ -118,7 +132,7 @@ async def _error(response: httpx.Response) -> ServerError:
     text = said[: 16 * SHOWN].decode(errors="replace")
     with suppress(ValueError, RecursionError):
         text = _message(json.loads(text)) or text
-    return ServerError(f"HTTP {status}: {one_line(text) or response.reason_phrase}", f"HTTP {status}", status)
+    return ServerError(f"HTTP {status}: {one_line(text) or one_line(response.reason_phrase)}", f"HTTP {status}", status)
 
 
 def _message(document: Any) -> str:

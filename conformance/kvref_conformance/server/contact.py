@@ -52,7 +52,7 @@ async def room(asker: Asker) -> int:
     prompt = [BOS, *(FIRST_WORD + np.arange(length - 1) % canary.words).tolist()]
     try:
         answer = await asker.ask(prompt, END)
-        said = len(words.tokens(canary, answer.texts[0]))
+        said = len(words.tokens(canary, "".join(answer.texts[:1])))
     except ServerError as error:
         if not 400 <= error.status < 500:
             return canary.context  # which the judge will see
@@ -80,7 +80,7 @@ async def _model(client: Client, model: str | None) -> tuple[str | None, list[st
 def _ids(document: Any) -> list[str]:
     models = document.get("data") if isinstance(document, dict) else None
     ids = [each.get("id") for each in models if isinstance(each, dict)] if isinstance(models, list) else []
-    return [each for each in ids if isinstance(each, str)]
+    return [each for each in ids if isinstance(each, str) and each.isprintable()]
 
 
 def _shown(names: Sequence[str]) -> str:
@@ -117,10 +117,14 @@ async def _wrong(asker: Asker) -> tuple[int, str] | None:
 def _prompts(canary: Canary) -> list[tuple[list[int], int]]:
     """A plain prompt, and shorter ones whose continuation shows whether the first token is there once; and what is asked for."""
     length = min(40 if canary.recalls else canary.period + 5, canary.context - 2, canary.words)
-    drawn = np.random.default_rng(0).permutation(canary.words)[:length]
-    prompt = [BOS, *(FIRST_WORD + drawn).tolist()]
-    plain = [*prompt, prompt[2]] if canary.recalls else prompt
-    shorter = [prompt[:count] for count in (2, canary.period - 1, canary.period) if count < length]
+    rng = np.random.default_rng()  # others each time: what lies in its cache since the last time is for the judge to find
+
+    def prompt(count: int) -> list[int]:
+        return [BOS, *(FIRST_WORD + rng.permutation(canary.words)[: count - 1]).tolist()]
+
+    plain = prompt(length + 1)
+    plain += plain[2:3] if canary.recalls else []
+    shorter = [prompt(count) for count in (2, canary.period - 1, canary.period) if 1 < count < length]
     return [(plain, SAYS), *((each, 1) for each in shorter if _continued(canary, each, 1))]
 
 

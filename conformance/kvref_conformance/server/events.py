@@ -5,13 +5,15 @@ from collections.abc import AsyncGenerator, AsyncIterator
 
 async def data_lines(parts: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
     """What stands behind `data:`, line by line, however the lines are cut into parts. A line without an end is one too."""
-    rest = b""
+    begun = bytearray()  # a line that has no end yet
     async for part in parts:
-        *lines, rest = (rest + part).replace(b"\r\n", b"\n").split(b"\n")
-        for line in lines:
-            if data := _data(line):
+        first, *others = part.split(b"\n")
+        begun += first
+        for line in others:
+            if data := _data(bytes(begun)):
                 yield data
-    if data := _data(rest):
+            begun = bytearray(line)
+    if data := _data(bytes(begun)):
         yield data
 
 

@@ -100,6 +100,7 @@ class Figures:
     first: Latencies = field(default_factory=Latencies)
     total: Latencies = field(default_factory=Latencies)
     timeline: Timeline = field(default_factory=Timeline)
+    open: list[float] = field(default_factory=list)  # seconds for which requests had waited that were open at the end
     gone: bool = False  # it no longer answers, and the run ended for that
 
     @property
@@ -121,6 +122,7 @@ class Figures:
             "refused": self.refused,
             "failed": dict(self.failed),
             "examples": self.examples,
+            "open": self.open,
             "gone": self.gone,
             "wrong_tokens": self.wrong_tokens,
             "wrong_requests": self.wrong_requests,

@@ -6,13 +6,14 @@ from collections.abc import Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvref.canary import Canary, sized
-from kvref.errors import PositionOutOfRange, in_range
+from kvref.errors import OutOfBlocks, PositionOutOfRange, in_range
 from kvref_conformance.canary import folder
 from kvref_conformance.families.engine.whole import WholePrompts
 from kvref_conformance.interface import Level
 from kvref_conformance.outcome import CannotRun, NotOffered
 from kvref_conformance.server.address import Address
 from kvref_conformance.server.background import Background
+from kvref_conformance.server.errors import ServerError
 from kvref_conformance.server.sizes import shortened, sizes
 
 if TYPE_CHECKING:
@@ -67,15 +68,39 @@ class Served:
 
 
 class Sessions(WholePrompts):
+    """Every other step asks for many tokens at once, so that requests that speak together are long: they are said one by one."""
+
     def __init__(self, canary: Canary, asker: "Asker", background: Background) -> None:
         super().__init__(canary)
         self._asker, self._background = asker, background
         self._requests = itertools.count()
+        self._ahead: dict[int, tuple[int, list[int]]] = {}  # by session, its length and what comes behind that
 
     def complete(self, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
         """All at once, every other one in a stream."""
         asked = (self._asker.said(prompt, count, next(self._requests) % 2 == 1) for prompt in prompts)
-        return self._background.run(_together(asked))
+        try:
+            return self._background.run(_together(asked))
+        except ServerError as error:
+            if error.no_room:
+                raise OutOfBlocks(str(error)) from None
+            raise
+
+    def step(self, sessions: Sequence[int]) -> list[int]:
+        told = [self._known(session, speaks=True) for session in sessions]
+        for tokens in told:
+            self._room(tokens, 1)
+        known = [self._ahead.get(session, (0, [])) for session in sessions]
+        if any(length != len(tokens) or not said for (length, said), tokens in zip(known, told, strict=True)):
+            room = min((self.canary.context - len(tokens) for tokens in told), default=0)
+            count = min(self.canary.period, room) if next(self._requests) % 2 else 1
+            answers = self.complete(told, count) if told else []
+        else:
+            answers = [said for _, said in known]
+        for session, tokens, (token, *rest) in zip(sessions, told, answers, strict=True):
+            tokens.append(token)
+            self._ahead[session] = len(tokens), rest
+        return [tokens[-1] for tokens in told]
 
     def sample(self, session: int, n: int, count: int) -> list[int]:
         """What n answers to one request say, one after the other."""

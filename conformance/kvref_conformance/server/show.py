@@ -16,6 +16,7 @@ from kvref_conformance.canary import words
 from kvref_conformance.server.figures import Figures, Latencies, Wrong
 
 SHOWN = 5  # words of a wrong answer
+LONG = 5.0  # seconds after which a request that is open at the end is told of
 WIDTH, HEIGHT = 760, 130  # pixels of a panel of the plot
 
 
@@ -77,7 +78,7 @@ def plot(figures: Figures, title: str) -> str:
 
 def _wrong(canary: Canary, wrong: Wrong) -> str:
     must = " ".join("?" if token is None else words.word(canary, token) for token in wrong.expected[:SHOWN])
-    what = f"of its answer {wrong.tokens:,} tokens are wrong, the first at {wrong.place}"
+    what = f"of its answer {wrong.tokens:,} {'token is' if wrong.tokens == 1 else 'tokens are'} wrong, the first at {wrong.place}"
     lines = [
         f"request {wrong.request} ({wrong.kind}), a prompt of {wrong.prompt} tokens: {what}",
         f"  expected {must}",
@@ -98,6 +99,9 @@ def _lines(figures: Figures) -> Iterator[str]:
         yield f"refused for want of room (HTTP 429, 503): {figures.refused:,}"
     for kind, count in figures.failed.most_common():
         yield f"failed {count:,} times: {figures.examples[kind]}"
+    if waited := [seconds for seconds in figures.open if seconds > LONG]:
+        many = "request" if len(waited) == 1 else "requests"
+        yield f"{len(waited)} {many} had no end yet, after up to {max(waited):.0f} s"
     if figures.gone:
         yield "the server is gone: the run ended for that"
 

@@ -7,7 +7,7 @@ from kvref.errors import ConfigError
 from kvref_conformance.outcome import CannotRun
 
 # The options of `kvref canary make` that a canary made by whole numbers may have otherwise.
-OPTIONS = {"offsets": "--offsets", "windows": "--windows", "theta": "--theta"}
+OPTIONS = {"offsets": "--offsets", "windows": "--windows", "theta": "--theta", "num_pairs": "--pairs"}
 
 
 def sizes(canary: Canary) -> dict[str, int]:
@@ -49,5 +49,7 @@ def _options(canary: Canary, other: Canary) -> str:
     return " ".join(f"{OPTIONS[name]} {_said(getattr(canary, name))}" for name in differ)
 
 
-def _said(value: float | tuple[int | None, ...]) -> str:
+def _said(value: float | tuple[int | None, ...] | None) -> str:
+    if value is None:
+        return "of its own"
     return ",".join(str(each or "none") for each in value) if isinstance(value, tuple) else f"{value:g}"

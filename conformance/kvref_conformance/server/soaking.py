@@ -14,7 +14,6 @@ from kvref_conformance.server.errors import ServerError
 from kvref_conformance.server.figures import Figures, Wrong
 from kvref_conformance.server.workload import Request, Workload
 
-REFUSED = (429, 503)
 EXPLAINED = 3  # wrong answers, of which it is looked for whose tokens they are
 OTHERS = 24  # requests that ended lately, whose tokens they may be
 SHOWN = 16  # tokens from the first wrong one on
@@ -60,7 +59,7 @@ class Soak:
 
     async def _work(self) -> None:
         while not self.figures.gone:
-            request = self._workload.draw()
+            request, began = self._workload.draw(), time.monotonic()
             self._running[request.number] = request
             try:
                 await self._serve(request)
@@ -70,6 +69,9 @@ class Soak:
             except ServerError as error:
                 self._failed(error)
                 await asyncio.sleep(AFTER_A_FAILURE)
+            except asyncio.CancelledError:
+                self.figures.open.append(time.monotonic() - began)
+                raise
             finally:
                 del self._running[request.number]
 
@@ -131,7 +133,7 @@ class Soak:
         self._ended.append(Told(f"request {request.number}", [*request.prompt, *said], ended=True))
 
     def _failed(self, error: ServerError) -> None:
-        if error.status in REFUSED:
+        if error.no_room:
             self.figures.refused += 1
             return
         self.figures.failed[error.kind] += 1

@@ -9,8 +9,10 @@ import numpy as np
 
 from kvref.canary import BOS, FIRST_WORD, Canary, Oracle
 
-# How often each kind comes. cut off: a stream that is closed in the middle. several: more than one answer to a request.
-KINDS = {"new": 3, "prefix": 3, "goes on": 4, "changed": 2, "long": 1, "cut off": 2, "several": 1}
+# How often each kind comes. branch: two at once that go on from the same conversation, each with words of its own. cut off: a
+# stream that is closed in the middle. several: more than one answer to a request.
+KINDS = {"new": 3, "prefix": 3, "goes on": 4, "branch": 2, "changed": 2, "long": 1, "cut off": 2, "several": 1}
+FEW = 8  # words, at most, by which two branches differ before they are answered
 ALPHABETS = 8  # shares of the words: a conversation has one for itself
 PREFIXES = 4  # system prompts
 KEPT = 64  # conversations that may go on
@@ -50,6 +52,7 @@ class Workload:
         self._rng = np.random.default_rng(seed)
         self._drawn = 0
         self._going: deque[Conversation] = deque(maxlen=KEPT)
+        self._twin: Conversation | None = None  # what the next request branches from, as the last one did
         self._begin = self._grown(Conversation([], Oracle(canary), 0), [BOS])
         self._prefixes = [self._prefix(number) for number in range(PREFIXES)]
 
@@ -57,13 +60,14 @@ class Workload:
         """The next request."""
         kinds = [kind for kind in KINDS if self._possible(kind)]
         shares = np.array([KINDS[kind] for kind in kinds], float)
-        kind = str(self._rng.choice(kinds, p=shares / shares.sum()))
+        kind = "branch" if self._twin else str(self._rng.choice(kinds, p=shares / shares.sum()))
         number, self._drawn = self._drawn, self._drawn + 1
         base, shared, more = self._begun(kind, number % ALPHABETS)
         prompt = [*base.tokens[:shared], *more][: self.room - 1]
         if self.canary.recalls:  # it is asked what came behind a word that was there before
             prompt = self._asking(prompt, shared)
-        count = min(self._length(1), self.room - len(prompt))
+        least = self.canary.period if kind == "branch" else 1  # so that all that lies behind the fork is read
+        count = min(self._length(least), self.room - len(prompt))
         stream = kind == "cut off" or (kind != "several" and bool(self._rng.integers(2)))
         return Request(number, kind, prompt, count, base, shared, stream, ANSWERS if kind == "several" else 1)
 
@@ -80,12 +84,16 @@ class Workload:
             self._going.append(Conversation(tokens, oracle, request.base.alphabet))
 
     def _possible(self, kind: str) -> bool:
-        if kind in ("goes on", "changed"):
+        if kind in ("goes on", "branch", "changed"):
             return bool(self._going)
         return kind != "several" or self.several
 
     def _begun(self, kind: str, alphabet: int) -> tuple[Conversation, int, list[int]]:
         """What a request begins with, how many tokens of it, and what comes behind them."""
+        if kind == "branch":
+            base = self._twin or self._going[int(self._rng.integers(len(self._going)))]
+            self._twin = None if self._twin else base
+            return base, len(base.tokens), self._words(int(self._rng.integers(1, FEW + 1)), alphabet)
         if kind in ("goes on", "changed"):
             place = int(self._rng.integers(len(self._going)))
             base = self._going[place]

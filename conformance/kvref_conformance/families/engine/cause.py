@@ -103,8 +103,8 @@ class _Scene:
             return [(args["session"], said, True)]
         if name == "step":
             return [(session, [token], True) for session, token in zip(args["sessions"], said, strict=False)]
-        count = args["count"]
-        return [(args["session"], said[start : start + count], False) for start in range(0, len(said), max(count, 1))]
+        each = max(1, min(args["count"], self._model.canary.context - self._length(args["session"])))
+        return [(args["session"], said[start : start + each], False) for start in range(0, len(said), each)]
 
     def _more(self, session: Any, length: int) -> list[int]:
         """What it says if nobody stops it, of so many tokens told and said."""

@@ -62,6 +62,21 @@ def a_prefix_that_was_seen_says_what_a_new_one_says(subject: Subject) -> None:
     talk.goes_on(other, period, "a session that differs in its first block alone")
 
 
+@check("ENG-04", "engine")
+def two_go_on_together_from_one_that_was_there(subject: Subject) -> None:
+    talk = Talk(subject)
+    period = talk.canary.period
+    for more in (5, 12):  # so that it ends in the middle of a block, which both are given
+        first = talk.begin(talk.prompt(period + more))
+        talk.goes_on(first, 3, "a first session")
+        tokens = talk.told[first].tokens
+        talk.close(first)
+        both = [talk.begin([*tokens, *talk.prompt(count)[1:]]) for count in (12, 4)]
+        talk.together(both, period, "two together that begin with all of one that is gone")
+        for session in both:
+            talk.close(session)
+
+
 @check("ENG-05", "engine")
 def one_that_is_cut_off_changes_no_other(subject: Subject) -> None:
     talk = Talk(subject)

@@ -1,7 +1,7 @@
 """An engine as lists of tokens, and for each the oracle that says what comes next."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -15,6 +15,7 @@ COARSEST = 64  # tokens in a block, at most: each session may lose so many to ro
 NEW = -1  # the number of a session that is not there yet
 # Of what may have happened to a session, whose demand it is then that it says the right tokens: the rarest counts.
 BLAMED = ("ENG-01", "ENG-02", "ENG-03", "ENG-07", "ENG-04", "ENG-05", "ENG-06", "ENG-08", "ENG-10")
+SHOWN = 8  # tokens before a wrong one
 PREFIX = 8  # tokens at the front that two sessions share, at least, where they are said to
 
 
@@ -57,6 +58,13 @@ class Session:
         return next(((place, want) for place, want in enumerate(right[: len(said)]) if want not in (None, said[place])), None)
 
 
+def shown(said: Sequence[int], last: int) -> str:
+    """Tokens, of many the latest, and one behind them."""
+    if len(said) <= SHOWN:
+        return show([*said, last])
+    return f"[... {len(said) - SHOWN} tokens, {', '.join(map(str, [*said[-SHOWN:], last]))}]"
+
+
 @dataclass(frozen=True)
 class Says(TakenOrRefused):
     """So many tokens of each session, one session after the other. short: that a context ends is why they are no more."""
@@ -80,7 +88,19 @@ class Says(TakenOrRefused):
             if wrong := session.first_wrong(said):
                 place, right = wrong
                 clause = self.clause if session.clause == "ENG-01" else session.clause
-                raise Broken(op, show([*said[:place], right]), show(said[: place + 1]), clause)
+                raise Broken(op, shown(said[:place], right), shown(said[:place], said[place]), clause)
+
+
+@dataclass(frozen=True)
+class NewOrRefused(TakenOrRefused):
+    """A number that is no other's, or that the cache is full. others: what those numbers are."""
+
+    says: str = ""
+    others: Container[int] = ()
+
+    def look(self, ok: Any, op: str, level: Any) -> None:
+        if ok in self.others:
+            raise Broken(op, self.says, show(ok), "ENG-10")
 
 
 class Engine(Model):
@@ -201,7 +221,7 @@ class Engine(Model):
 
         then = self.did("fork", change)
         if not self._fits({NEW: len(parent.tokens)}):
-            return self._full(then)
+            return self._new_or_full(then)
         return Choice("ENG-08", then, says=self._new, accepts=lambda ok: ok not in self.sessions)
 
     def save(self, session: Any) -> Expected:
@@ -222,7 +242,7 @@ class Engine(Model):
 
         then = self.did("load", change)
         if not self._fits({NEW: len(kept.tokens)}):
-            return self._full(then)
+            return self._new_or_full(then)
         return Choice("ENG-10", then, says=self._new, accepts=lambda ok: ok not in self.sessions)
 
     def truncate(self, session: Any, length: Any) -> Expected:
@@ -273,6 +293,9 @@ class Engine(Model):
 
     def _full(self, then: Callable[[Any], None]) -> Expected:
         return TakenOrRefused("ENG-06", then, kinds=("OutOfBlocks",), refused=self._refused)
+
+    def _new_or_full(self, then: Callable[[Any], None]) -> Expected:
+        return NewOrRefused("ENG-06", then, ("OutOfBlocks",), self._refused, self._new, tuple(self.sessions))
 
     def _refused(self) -> None:
         self.last = "refused"

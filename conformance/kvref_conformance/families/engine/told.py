@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from kvref.canary import BOS, FIRST_WORD, Canary, Oracle, sized
 from kvref_conformance.checking.expect import equal
 from kvref_conformance.checking.setup import new
-from kvref_conformance.conversation.exchange import show
 from kvref_conformance.conversation.handle import Handle
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families.engine import CANARY, FAMILY
-from kvref_conformance.families.engine.model import Session
+from kvref_conformance.families.engine.model import Session, shown
 from kvref_conformance.outcome import Broken
 
 SESSIONS = 5  # of a whole context, for which a cache has room unless a check asks for less
@@ -68,7 +67,7 @@ class Talk:
         if wrong := told.first_wrong(said):
             place, right = wrong
             where = f"token {len(told.tokens) + place} of session {session}, {what}"
-            raise Broken(where, show([*said[:place], right]), show(list(said[: place + 1])))
+            raise Broken(where, shown(said[:place], right), shown(said[:place], said[place]))
         told.told(said)
 
     def sample(self, session: int, n: int, count: int, what: str) -> None:
