@@ -15,6 +15,7 @@ ROOT = Path(kvref_conformance.__file__).parent
 STATELESS = "a function has no state: no calls lead up to anything, and no tokens are appended"
 NO_TOKENS = "no tokens are appended to a pool"
 ONE_BY_ONE = "its stream serves one request after the other, and there is nothing to serve where there is none"
+SHOWN = "what came says whose it is by itself"
 PLAIN = "nothing that it does could be made of others"
 FUNCTIONS = ("elements", "rows", "kernels", "attention")
 ABSENT = {
@@ -22,6 +23,7 @@ ABSENT = {
     ("blocks", "stream"): NO_TOKENS, ("buffers", "stream"): NO_TOKENS,
     ("engine", "stream"): "its tokens are words, which no one reads back as keys and values",
     **{(family, "serving"): ONE_BY_ONE for family in names() if family != "paged"},
+    **{(family, "cause"): SHOWN for family in names() if family != "engine"},
     **{(family, "derived"): PLAIN for family in (*FUNCTIONS, "buffers")},
 }  # fmt: skip
 
