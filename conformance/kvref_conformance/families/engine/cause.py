@@ -41,8 +41,12 @@ def _held(subject: Subject, requests: Sequence[Request]) -> list[Exchange] | Non
     for request in requests:
         try:
             args = {name: renumbered(value, numbers, results) for name, value in request.args.items()}
-            made = subject.call(request.op, None if request.on is None else numbers[request.on], args)
-        except (KeyError, NotOffered, Broken):
+            on = None if request.on is None else numbers[request.on]
+        except KeyError:  # what it refers to was never made
+            return None
+        try:
+            made = subject.call(request.op, on, args)
+        except (NotOffered, Broken):
             return None
         except Exception:  # what the implementation refused, as it had to
             made = None
