@@ -28,7 +28,7 @@ class Cache(kvref.TieredCache):
 
 class Implementation(Right):
     clause = "TIER-05"
-    also = ("TIER-03", "TIER-06", "TIER-09", "TIER-10", "TIER-14", "TIER-15")
+    also = ("TIER-03", "TIER-06", "TIER-09", "TIER-10", "TIER-12", "TIER-14", "TIER-15")  # it takes no lock
     bug = "rajveer43/VeloxQuant-MLX#274"
 
     def tiered(self, **config: Any) -> Cache:
