@@ -10,7 +10,7 @@ import pytest
 from kvref_conformance.conversation.drivers import guard
 from kvref_conformance.conversation.drivers.guard import TimedOut, memory_limit, time_limit
 
-PARTS = {time_limit.__enter__.__code__, time_limit.__exit__.__code__, time_limit._give_back.__code__}
+PARTS = {each.__code__ for each in (time_limit.__enter__, time_limit.__exit__, time_limit.arm, time_limit._leave)}
 
 
 @pytest.fixture
@@ -75,6 +75,18 @@ def test_a_timer_outlives_a_call_that_is_stopped(alarms):
 def test_a_limit_inside_a_limit(alarms):
     stopped_after(0.1, first=lambda: stopped_after(0.01))
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+
+
+def test_an_alarm_for_a_call_that_has_ended_is_put_off(alarms):
+    with time_limit(100):
+        with time_limit(0.05):
+            pass
+        with time_limit(0.3):
+            time.sleep(0.1)
+        stopped_after(0.05)
+        stopped_after(0.2)
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+    assert not alarms
 
 
 def test_a_handler_that_is_not_pythons_is_left_alone(monkeypatch):

@@ -6,7 +6,7 @@ implementation made, `ReplyTo` stands for what it answered to an earlier request
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -63,11 +63,11 @@ class Request:
             return ()
         return tuple(name for name in operations(self.family)[self.name].parameters if name in self.args)
 
-    @cached_property
+    @property
     def family(self) -> str:
         return self.op.partition(".")[0]
 
-    @cached_property
+    @property
     def name(self) -> str:
         return self.op.partition(".")[2]
 
@@ -144,6 +144,9 @@ def note_given(exchange: Exchange, given: Given) -> None:
 
 def referring(request: Request, given: Given) -> Request:
     """The same request with ids that the implementation chose replaced by references to its reply."""
+    referable = request.args.keys() & references().keys()
+    if not referable:
+        return request
     args = dict(request.args)
 
     def reference(value: Any, op: str) -> Any:
@@ -151,7 +154,7 @@ def referring(request: Request, given: Given) -> Request:
             return ReplyTo(given[op, request.on, value])
         return value
 
-    for name in args.keys() & references().keys():
+    for name in referable:
         for op in references()[name]:
             value = args[name]
             args[name] = [reference(each, op) for each in value] if isinstance(value, list) else reference(value, op)

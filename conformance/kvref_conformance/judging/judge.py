@@ -11,7 +11,7 @@ import numpy as np
 from kvref_conformance.checking.registry import Check, all_checks
 from kvref_conformance.clauses import Clause, all_clauses, near, spec
 from kvref_conformance.conversation import interrupts
-from kvref_conformance.conversation.drivers.guard import MEMORY, SLOW_MEMORY, Patience, memory_limit
+from kvref_conformance.conversation.drivers.guard import BOUNDLESS, MEMORY, SLOW_MEMORY, Patience, memory_limit, time_limit
 from kvref_conformance.conversation.exchange import Exchange, Request, error_of, show_calls
 from kvref_conformance.conversation.place import raised_at
 from kvref_conformance.conversation.subject import Subject
@@ -105,7 +105,8 @@ class Judge:
             return Outcome(check.name, "not offered", missing=f"family {check.family}")
         if not self.effort.runs(check.option):
             return Outcome(check.name, "not run", missing=check.option)
-        return self._searched(check) if check.run is None else self.checked(check)
+        with time_limit(BOUNDLESS):
+            return self._searched(check) if check.run is None else self.checked(check)
 
     def begin(self, check: Check | None = None) -> Subject:
         """A fresh start with the implementation."""

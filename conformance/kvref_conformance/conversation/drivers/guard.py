@@ -4,6 +4,7 @@ They work where the system has them (POSIX signals in the main thread, Linux dat
 and then; what hangs or dies inside a library takes `kvref check --isolate`.
 """
 
+import math
 import signal
 import threading
 import time
@@ -17,6 +18,7 @@ SERVED_WITHIN = 60.0  # the same of a call to a server, which may have others to
 ONCE_HUNG = 1.0  # seconds for an operation that took too long before
 AGAIN = 1.0  # seconds to the next alarm, should Python or the implementation have swallowed one
 SOON = 1e-6  # seconds to the alarm of a timer whose time has passed; 0 would switch it off
+BOUNDLESS = 10.0**6  # seconds, for what limits inside it
 MEMORY = 4 * 2**30  # bytes a check may allocate beyond what the process has
 SLOW_MEMORY = 16 * 2**30  # the same for a check that is marked slow: it is about gigabytes
 
@@ -44,32 +46,55 @@ class time_limit:
     A timer that somebody else had running, pytest-timeout's say, goes on afterwards with the time that it had left; where that
     has passed meanwhile, it goes off at once. To be used where the call is, and not in a generator, which an alarm may leave
     standing in the middle.
+
+    To set a timer and give it back takes as long as a short call. A limit inside another only says when, and what surrounds many
+    calls has one of its own for them (BOUNDLESS).
     """
+
+    _innermost: "time_limit | None" = None
+    _alarm = 0.0  # when the next one comes
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self._limits = hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
 
     def __enter__(self) -> None:
-        handler = signal.getsignal(signal.SIGALRM) if self._limits else None
-        self._limits = handler is not None  # None: it is not Python's, and could not be given back
         if not self._limits:
             return
-        self._handler = handler
-        self._timer = signal.setitimer(signal.ITIMER_REAL, 0)  # first, so that its alarm is never taken for ours
-        self._since = time.monotonic()
-        signal.signal(signal.SIGALRM, _stop)
-        signal.setitimer(signal.ITIMER_REAL, self.seconds, AGAIN)
+        self._outer = time_limit._innermost
+        if self._outer is None:
+            handler = signal.getsignal(signal.SIGALRM)
+            self._limits = handler is not None  # None: it is not Python's, and could not be given back
+            if not self._limits:
+                return
+            self._handler = handler
+            self._timer = signal.setitimer(signal.ITIMER_REAL, 0)  # first, so that its alarm is never taken for ours
+            self._since = time.monotonic()
+            signal.signal(signal.SIGALRM, _stop)
+            time_limit._alarm = math.inf
+        self.due = time.monotonic() + self.seconds
+        time_limit._innermost = self
+        self.arm()
 
     def __exit__(self, *_: object) -> None:
         try:
-            self._give_back()
+            self._leave()
         except BaseException:  # Ctrl-C
-            self._give_back()
+            self._leave()
             raise
 
-    def _give_back(self) -> None:
+    def arm(self) -> None:
+        """See that an alarm comes when time is up. One that comes before is put off then."""
+        if self.due < time_limit._alarm:
+            time_limit._alarm = self.due
+            signal.setitimer(signal.ITIMER_REAL, max(self.due - time.monotonic(), SOON), AGAIN)
+
+    def _leave(self) -> None:
         if not self._limits:
+            return
+        time_limit._innermost = self._outer
+        if self._outer is not None:
+            self._outer.arm()
             return
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, self._handler)
@@ -80,7 +105,7 @@ class time_limit:
 
 # Where an alarm may not be turned into an exception: while the limit itself comes and goes, for that would leave it half done,
 # and in a callback of the garbage collector, such as Hypothesis's, where Python ignores exceptions. The next alarm will do.
-_NOT_IN = {time_limit.__enter__.__code__, time_limit.__exit__.__code__, time_limit._give_back.__code__}
+_NOT_IN = {each.__code__ for each in (time_limit.__enter__, time_limit.__exit__, time_limit.arm, time_limit._leave)}
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:
@@ -88,7 +113,11 @@ def _stop(signum: int, frame: FrameType | None) -> None:
         if frame.f_code in _NOT_IN or frame.f_code.co_name == "gc_callback":
             return
         frame = frame.f_back
-    raise TimedOut
+    if innermost := time_limit._innermost:
+        if innermost.due <= time.monotonic():
+            raise TimedOut
+        time_limit._alarm = math.inf
+        innermost.arm()
 
 
 @contextmanager
