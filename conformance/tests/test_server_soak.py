@@ -5,14 +5,17 @@ import signal
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from collections import Counter
 from itertools import islice
 
 import pytest
 from commandline import kvref
 from fake_server import serving
+from rich.console import Console
 
 from kvref.canary import Canary, sized
-from kvref_conformance.canary import folder
+from kvref_conformance.canary import folder, words
+from kvref_conformance.commands.soak_server import _concluded
 from kvref_conformance.server.address import Address
 from kvref_conformance.server.figures import POINTS, Figures, Latencies, Timeline
 from kvref_conformance.server.served import Served
@@ -68,6 +71,31 @@ def test_wrong_tokens_are_counted_and_whose_they_were_is_said(files, wrong):
     assert figures.wrong and all(each.finding.startswith(("request ", "either ")) for each in figures.wrong)
     if wrong == "another's tokens":
         assert any("of an earlier occupant, request" in each.finding for each in figures.wrong)
+
+
+@pytest.mark.parametrize("wrong", ["", "another's tokens"])
+def test_what_was_heard_of_an_answer_that_is_cut_off_is_looked_at_too(files, monkeypatch, wrong):
+    monkeypatch.setattr("kvref_conformance.server.workload.KINDS", {"cut off": 1})
+    figures = soaked(files, wrong, 2.0)
+    assert figures.tokens_checked > 0 and not figures.failed
+    assert bool(figures.wrong_tokens) == bool(wrong)
+
+
+def test_a_text_that_ends_within_a_word_has_the_words_before_it():
+    text = words.text(CANARY, [5, 7, 9])
+    each = len(words.word(CANARY, 5)) + 1
+    for end in range(len(text) + 1):
+        assert words.tokens_begun(CANARY, text[:end]) == [5, 7, 9][: (end + 1) // each]
+    with pytest.raises(words.NotWords):
+        words.tokens_begun(CANARY, "What is a cache?")
+
+
+@pytest.mark.parametrize(("refused", "verdict"), [(10, 0), (11, 2)])
+def test_a_server_that_is_mostly_full_is_not_judged(capsys, refused, verdict):
+    figures = Figures(requests=Counter(new=10), tokens_checked=99, refused=refused)
+    assert _concluded(Console(), figures, interrupted=False) == verdict
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == ("not judged: 11 of 21 requests were refused for want of room" if verdict else "every token was right: 99")
 
 
 def test_a_server_that_dies_ends_the_run(files):

@@ -5,6 +5,7 @@ syllable, one that carries more by two. A wrong syllable names the head. Words a
 them however an engine joins them.
 """
 
+import contextlib
 import functools
 import re
 from collections.abc import Iterable
@@ -59,6 +60,14 @@ def tokens(canary: Canary, text: str) -> list[int]:
         found.append(ids[match[1]])
         place = match.end()
     return found
+
+
+def tokens_begun(canary: Canary, text: str) -> list[int]:
+    """The same of a text that may end within a word, which is left out. Raises NotWords."""
+    for missing in range(len(word(canary, BLANK))):
+        with contextlib.suppress(NotWords):
+            return tokens(canary, text[: len(text) - missing])
+    return tokens(canary, text)
 
 
 @functools.cache

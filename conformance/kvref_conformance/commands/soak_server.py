@@ -76,5 +76,10 @@ def _concluded(console: Console, figures: Figures, interrupted: bool) -> int:
     if not figures.tokens_checked:
         console.print(Text("not judged: no token was looked at", style="bold yellow"))
         return 2
+    asked = figures.requests.total() + figures.refused
+    if 2 * figures.refused > asked:
+        what = f"{figures.refused:,} of {asked:,} requests were refused for want of room"
+        console.print(Text(f"not judged: {what}", style="bold yellow"))
+        return 2
     console.print(Text(f"every token was right: {figures.tokens_checked:,}", style="bold green"))
     return 0

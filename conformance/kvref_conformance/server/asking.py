@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
-from contextlib import aclosing
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -108,24 +108,24 @@ class Asker:
         self._several = True
         return answer
 
-    async def cut_off(self, prompt: Sequence[int], count: int) -> None:
-        """Begin to say `count` tokens in a stream, and close the connection in the middle. Raises ServerError."""
-        heard = 0
+    async def cut_off(self, prompt: Sequence[int], count: int) -> list[int]:
+        """Begin to say `count` tokens in a stream, and hang up in the middle: the tokens heard. Raises ServerError."""
+        heard = list[str]()
         body = self._body(prompt, count, 1) | {"stream": True}
         async with aclosing(self.client.stream(self.way.path, body, SPACE + EACH * count)) as documents:
             async for document in documents:
-                heard += document is not DONE and any(read(document).texts)
-                if 2 * heard >= count:
-                    return
+                heard += [] if document is DONE else filter(None, read(document).texts)
+                if 2 * len(heard) >= count:
+                    break
+        with _in_words():
+            return words.tokens_begun(self.canary, "".join(heard))
 
     def tokens(self, answer: Answer, choice: int, count: int) -> list[int]:
         """Those of one choice. Raises ServerError where they are no words of the canary, or not `count`."""
         if not answer.texts:
             raise ServerError("an answer without a choice", "no completion")
-        try:
+        with _in_words():
             said = words.tokens(self.canary, answer.texts[choice])
-        except words.NotWords as error:
-            raise ServerError(str(error), "no words") from None
         if len(said) != count:
             why = one_line(str(answer.ends[choice]))
             raise ServerError(f"{len(said)} tokens, where {count} were asked for; finish_reason {why}", "another count")
@@ -160,6 +160,14 @@ class Asker:
             self.known_as = model
         elif model is not None and model != self.known_as:
             raise ServerError(f"an answer of model {model}, where {self.known_as} was asked", "another model")
+
+
+@contextmanager
+def _in_words() -> Iterator[None]:
+    try:
+        yield
+    except words.NotWords as error:
+        raise ServerError(str(error), "no words") from None
 
 
 def read(document: Any) -> Answer:

@@ -78,8 +78,9 @@ class Soak:
     async def _serve(self, request: Request) -> None:
         """Raises ServerError and NotOffered."""
         if request.kind == "cut off":
-            await self._asker.cut_off(request.prompt, request.count)
-            self._done(request, [])
+            heard = await self._asker.cut_off(request.prompt, request.count)
+            self._look(request, heard, Answer())
+            self._done(request, heard)
             return
         if request.kind == "several":
             answer = await self._asker.several(request.prompt, request.n, request.count)
