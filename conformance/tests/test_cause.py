@@ -2,6 +2,7 @@
 
 import pytest
 from bugs import engines
+from commandline import kvref
 
 from kvref.backend import ReferenceBackend
 from kvref_conformance.implementations import load
@@ -9,6 +10,8 @@ from kvref_conformance.implementations.backends import OnBackend
 from kvref_conformance.judging.asked import Asked, Effort
 from kvref_conformance.judging.judge import Judge, select
 from kvref_conformance.judging.start import start
+
+__all__ = ["kvref"]
 
 
 def causes(judge, clause):
@@ -46,6 +49,14 @@ def test_a_child_tells_it_too():
         assert causes(judge, "ENG-09")[0].startswith("either position 38 of session 0 before a truncation stayed")
     finally:
         judge.close()
+
+
+def test_a_replay_that_parts_as_recorded_says_it_again(kvref):
+    done = kvref("check", "zoo:engine-rolls-back-the-length-only", "--clause", "ENG-09", "--examples", "10")
+    said = next(line for line in done.stdout.splitlines() if line.startswith("    cause    "))
+    (trace,) = (line.split()[3] for line in done.stdout.splitlines() if line.startswith("  replay   "))
+    assert said in kvref("replay", trace).stdout.splitlines()
+    assert "cause" not in kvref("replay", trace, "numpy").stdout
 
 
 def test_what_is_no_wrong_token_has_none(monkeypatch):

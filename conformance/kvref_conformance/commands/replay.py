@@ -10,7 +10,7 @@ from kvref_conformance.clauses import all_clauses
 from kvref_conformance.conversation.trace.file import read
 from kvref_conformance.implementations import named, patience
 from kvref_conformance.judging.asked import Asked, Effort
-from kvref_conformance.judging.replay import Replay, replay
+from kvref_conformance.judging.replay import replay
 from kvref_conformance.judging.start import start
 from kvref_conformance.oracle.witness import Unknown
 from kvref_conformance.outcome import CannotRun, NotOffered
@@ -42,10 +42,10 @@ def replay_trace(options: argparse.Namespace) -> int:
         console.print(Text("every reply is as it must be", style="bold green"))
         return 0
     console.print(Text(f"    {held.what}\n    expected {held.expected}\n    got      {held.got}"), soft_wrap=True)
-    console.print(Text(_where(held, options.trace, trace.header.failed), style="bold red"), soft_wrap=True)
+    recorded = trace.header.failed or {}
+    as_recorded = recorded.get("got") == held.got
+    if as_recorded and "cause" in recorded:
+        console.print(Text(f"    cause    {recorded['cause']}"), soft_wrap=True)
+    where = f"they part at line {held.parted_at} of {options.trace}{', as recorded' if as_recorded else ''}"
+    console.print(Text(where, style="bold red"), soft_wrap=True)
     return 1
-
-
-def _where(held: Replay, path: str, recorded: dict[str, str] | None) -> str:
-    where = f"they part at line {held.parted_at} of {path}"
-    return f"{where}, as recorded" if recorded and recorded["got"] == held.got else where

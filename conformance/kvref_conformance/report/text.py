@@ -78,20 +78,25 @@ def print_failure(console: Console, result: Result, asked: Asked, told: Told) ->
 
 
 def print_table(console: Console, results: list[Result], implementation: Any) -> None:
-    """One line a chapter: how many clauses passed, failed, are not offered."""
+    """One line a chapter: how many clauses passed, failed, are not offered. Below, the chapters of which it has no family."""
     title = f"{implementation.name} {implementation.version} ({implementation.language}, {implementation.level})"
     table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, title_style="bold", show_footer=True)
-    verdicts = [each for each in VERDICTS if each not in SELDOM or any(r["verdict"] == each for r in results)]
+    chapters = {each["chapter"]: each["offered"] for each in sorted(results, key=lambda result: result["offered"])}
+    shown = [each for each in results if chapters[each["chapter"]]]
+    verdicts = [each for each in VERDICTS if each not in SELDOM or any(r["verdict"] == each for r in shown)]
     table.add_column("chapter", footer="all")
     for verdict in verdicts:
-        count = sum(result["verdict"] == verdict for result in results)
+        count = sum(result["verdict"] == verdict for result in shown)
         table.add_column(verdict, justify="right", footer=str(count))
     for chapter in spec():
-        tally = Counter(result["verdict"] for result in results if result["chapter"] == chapter.code)
+        tally = Counter(result["verdict"] for result in shown if result["chapter"] == chapter.code)
         if tally:
             cells = [_cell(verdict, tally[verdict]) for verdict in verdicts]
             table.add_row(f"{chapter.code} {escape(chapter.title)}", *cells)
     console.print(table)
+    without = [chapter.code for chapter in spec() if not chapters.get(chapter.code, True)]
+    if without:
+        console.print(Text(f"no family of: {', '.join(without)}", style="dim"))
 
 
 def print_left_out(console: Console, results: list[Result]) -> None:
