@@ -60,6 +60,32 @@ def a_prefix_is_one_token_longer_than_its_block(patch):
     patch.setattr(Engine, "extend", hit)
 
 
+@bug("ENG-04")
+def a_block_that_is_not_full_is_given_to_one_alone(patch):
+    """The next one that begins with a session that is gone, while the first is there, reads blanks at its end."""
+    close, extend = Engine.close, Engine.extend
+
+    def closing(self, session):
+        self.gone = getattr(self, "gone", {})
+        self.gone.setdefault(tuple(self._tokens[session]), None)
+        close(self, session)
+
+    def extending(self, session, tokens):
+        begun = [ended for ended in getattr(self, "gone", ()) if ended == tuple(tokens[: len(ended)]) and len(ended) % 16]
+        if begun and self.length(session) == 0:
+            ended = max(begun, key=len)
+            extend(self, session, ended)
+            if self.gone[ended] in self._tokens:
+                blank = [tuple(map(np.zeros_like, pair)) for pair in rows_of(self, session)]
+                put(self, session, blank, len(ended) // 16 * 16, len(ended))
+            self.gone[ended] = session
+            tokens = tokens[len(ended) :]
+        extend(self, session, tokens)
+
+    patch.setattr(Engine, "close", closing)
+    patch.setattr(Engine, "extend", extending)
+
+
 @bug("ENG-05")
 def a_step_lands_in_a_block_that_was_given_away(patch):
     close, extend = Engine.close, Engine.extend
