@@ -92,7 +92,7 @@ class Handler(BaseHTTPRequestHandler):
         whole = later and not body.get("stream")
         if self.path not in ("/v1/chat/completions", "/v1/completions" if wrong != "chat only" else ""):
             return self.answer({"error": {"message": "no such path"}}, 404)
-        if wrong in ("ids not taken", "adds no begin-of-text") and isinstance(body.get("prompt"), list):
+        if wrong in ("ids not taken", "adds no begin-of-text", "text not answered") and isinstance(body.get("prompt"), list):
             return self.answer({"detail": "prompt: expected a string"}, 422)
         if wrong == "no n" and body.get("n", 1) > 1:
             return self.answer({"error": {"message": "n: expected 1"}}, 400)
@@ -111,6 +111,8 @@ class Handler(BaseHTTPRequestHandler):
         if wrong == "dies" and later:
             threading.Thread(target=self.server.shutdown).start()
             self.server.socket.close()
+            return self.close_now()
+        if wrong == "text not answered":
             return self.close_now()
         if wrong == "slow" and later:
             fake.ended.wait(20)

@@ -184,6 +184,7 @@ def test_a_server_that_does_not_answer_is_given_up(met):
         ("merges words", "its model is not this canary"),
         ("another tokenizer", "told 18 tokens as chat|token ids, it counts 58: its tokenizer is not this canary's"),
         ("two models", "--model: expected one of tiny-canary, other, which the server lists"),
+        ("text not answered", r"told by token ids: HTTP 422: prompt: expected a string; told by text: .*; is there an interface"),
         ("short context", r"it refuses a prompt of 72 tokens: HTTP 400: this model's maximum .* \(--context\)"),
     ],
 )

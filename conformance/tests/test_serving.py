@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvref.canary import BOS, FIRST_WORD, sized
+from kvref_conformance.conversation.drivers.guard import memory_limit
 from kvref_conformance.implementations.engines.serving import Serving
 
 HERE = Path(__file__).parent
@@ -87,6 +88,15 @@ def test_no_server_outlives_whoever_began_it(tmp_path):
     )
     ended = subprocess.run([sys.executable, "-c", program, str(tmp_path / "number")], env=os.environ | {"PYTHONPATH": str(HERE)})
     assert ended.returncode == 3 and gone(int((tmp_path / "number").read_text()))
+
+
+def test_a_server_may_take_more_memory_than_a_check(tmp_path):
+    resource = pytest.importorskip("resource")
+    limit, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    program = "import resource, sys; sys.exit(f'limit {resource.getrlimit(resource.RLIMIT_DATA)[0]}')"
+    with memory_limit(), pytest.raises(RuntimeError, match=f"said: limit {hard}"):
+        Theirs(tmp_path / "number", program).engine(100, **SIZES)
+    assert resource.getrlimit(resource.RLIMIT_DATA) == (limit, hard)
 
 
 def test_a_server_that_does_not_begin_says_why(tmp_path):

@@ -23,7 +23,10 @@ NO_ANSWER, REFUSED, TOKENS, SAID = range(4)  # how far a way got
 
 
 async def contact(client: Client, canary: Canary, model: str | None) -> Asker:
-    """Somebody who asks in the way that works. Raises CannotRun where none does, with what came of the one that got furthest."""
+    """Somebody who asks in the way that works. Raises CannotRun where none does, with what came of the one that got furthest.
+
+    Where none came to an answer, with what came of each.
+    """
     model, listed = await _model(client, model)
     tried = list[tuple[int, str]]()
     for way in WAYS:
@@ -36,6 +39,11 @@ async def contact(client: Client, canary: Canary, model: str | None) -> Asker:
             break
     furthest = max(far for far, _ in tried)
     why = next(why for far, why in tried if far == furthest)
+    if furthest <= REFUSED:
+        ways: dict[str, Way] = {}
+        for way, (_, each) in zip(WAYS, tried, strict=False):
+            ways.setdefault(each, way)
+        why = "; ".join(f"told by {way}: {each}" for each, way in ways.items()) if len(ways) > 1 else why
     if furthest == REFUSED:
         why += f"; is there an interface like OpenAI's at {client.url}? (the URL ends in /v1 as a rule)"
     others = f"; it lists the models {_shown(listed)}" if len(listed) > 1 else ""

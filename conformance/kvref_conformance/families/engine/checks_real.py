@@ -4,6 +4,8 @@ from kvref_conformance.checking.registry import check
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families.engine.told import Talk
 
+AT_ONCE = 512  # tokens of a prompt: a call has seconds
+
 
 @check("LAW-18", "engine")
 def hundreds_of_tokens_are_read_by_many_heads(subject: Subject) -> None:
@@ -22,6 +24,8 @@ def _two_talk(subject: Subject, heads: int, context: int) -> None:
             subject, num_kv_heads=8, num_query_heads=heads, head_dim=128, context=context, period=period,
             cache_tokens=2 * subject.size("context", context),
         )  # fmt: skip
-        first, second = (talk.begin(talk.prompt(talk.canary.period + more)) for more in (1, 20))
-        talk.goes_on(first, 40, f"{talk.canary.period} tokens back")
-        talk.together([second, first], 10, "two together, far into their contexts")
+        prompts = [talk.prompt(talk.canary.period + more) for more in (1, 20)]
+        first, second = (talk.begin(*(prompt[at : at + AT_ONCE] for at in range(0, len(prompt), AT_ONCE))) for prompt in prompts)
+        for _ in range(4):
+            talk.goes_on(first, 4, f"{talk.canary.period} tokens back")
+        talk.together([second, first], 6, "two together, far into their contexts")
