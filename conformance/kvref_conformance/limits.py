@@ -135,6 +135,16 @@ class Limits:
             near[whole] = self.of(family.name, whole).above(max(near[whole], sum(near[part] for part in parts)))
         return near
 
+    def beyond(self, family: str, config: Mapping[str, Any]) -> str:
+        """What it does not allow of the sizes of an object; nothing where it allows them all."""
+        found = list[str]()
+        for name in all_families()[family].small:
+            shared = name == "num_blocks" and self.switch(family, "one_block_table")  # its own are one for all layers
+            own = config[name] // config["num_layers"] if shared else config[name]
+            if not self.of(family, name).allows(own):
+                found.append(f"{name} {own}, where its limits say {self.of(family, name)}")
+        return "; ".join(found)
+
     def switch(self, family: str, name: str) -> bool:
         """One of SWITCHES."""
         limit = self.of(family, name)
@@ -190,7 +200,7 @@ def _range(at: str, value: Mapping[Any, Any], lowest: int) -> Limit:
         raise LimitsError(f"limits: {at}: least {limit.least} is above most {limit.most}")
     if limit.most is not None and limit.most < lowest:
         raise LimitsError(f"limits: {at}: most: expected a whole number from {lowest}, got {limit.most}")
-    if not limit.allows(limit.nearest(limit.least)):
+    if not limit.allows(limit.nearest(max(limit.least, 1))):  # 0 is a multiple of everything
         raise LimitsError(f"limits: {at}: no multiple of {limit.multiple_of} from {limit.least} to {limit.most}")
     return limit
 

@@ -20,3 +20,4 @@ LIMITS = {
 
 FLOAT16 = Restricted(LIMITS["float16 only"])
 KERNELS = Restricted({"dtype": ["float16"], "head_dim": [64, 128], "block_size": 16})
+ONE = Restricted({"num_layers": 1, "num_kv_heads": 1, "batch_size": 1, "block_size": 16})

@@ -11,6 +11,7 @@ from kvref_conformance.conversation.operations import made_by, operations
 from kvref_conformance.conversation.trace.wire import from_wire, to_wire
 from kvref_conformance.families import names
 from kvref_conformance.implementations import load
+from kvref_conformance.outcome import NotOffered
 
 implementation = load(sys.argv[1])
 objects = {}
@@ -20,8 +21,11 @@ def perform(id, op, on, args):
     if op == "hello":
         objects.clear()
         said = {name: getattr(implementation, name) for name in ("name", "version", "language", "level", "formats")}
+        said |= {"limits": implementation.limits} if getattr(implementation, "limits", None) else {}
         return said | {"families": [family for family in names() if hasattr(implementation, family)]}
     family, _, name = op.partition(".")
+    if family not in (*names(), "buffer"):
+        raise NotOffered(op)
     given = {each: own(from_wire(value)) for each, value in args.items()}
     if name == "new":
         objects[id] = getattr(implementation, family)(**given)

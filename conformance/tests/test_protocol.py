@@ -10,6 +10,7 @@ import jsonschema
 import pytest
 
 from kvref_conformance import protocol
+from kvref_conformance.checking.steps import Sizes
 from kvref_conformance.conversation.exchange import KNOWN_KINDS
 from kvref_conformance.conversation.operations import factory, operations
 from kvref_conformance.families import all_families, names
@@ -74,7 +75,7 @@ def test_what_goes_over_the_pipe_is_as_the_schema_says():
 
 @pytest.mark.parametrize("family", names())
 def test_the_selftest_asks_for_every_operation_with_all_its_arguments(family):
-    asked = all_families()[family].part("steps").steps(5, "int8")
+    asked = all_families()[family].part("steps").steps(Sizes(2, 5, 2, "int8"))
     owners = ("buffers", "buffer") if family == "buffers" else (family,)
     assert set(asked) == {f"{owner}.{name}" for owner in owners for name in operations(owner)}
     got = {"paged.create": 0, "engine.open": 0, "engine.save": 0, "blocks.allocate": 0, "rows.quantize": (0, 0, None)}

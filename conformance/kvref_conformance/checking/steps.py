@@ -1,17 +1,26 @@
 """What a family's steps are written with: each operation once, with right arguments, in an order in which each has work to do."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from kvref_conformance.arrays import NDArray
 
-HEADS = 2
-
 Got = dict[str, Any]  # what each operation gave, of those that were not declined
 Arguments = Callable[[Got], dict[str, Any]]  # raises KeyError where what it would be given was declined
 Steps = dict[str, Arguments]  # by the name of the operation in a request
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of the object that is asked, or where there is none, of its arguments. format: that an implementation has."""
+
+    heads: int
+    dim: int
+    layers: int
+    format: str
 
 
 def rows(*shape: int) -> NDArray:

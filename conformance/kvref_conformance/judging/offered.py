@@ -1,21 +1,22 @@
 """Which operations an implementation has: each is tried once, and what is neither there nor declined is offered."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kvref_conformance.checking.setup import new
-from kvref_conformance.checking.steps import Got, Steps
+from kvref_conformance.checking.steps import Got, Sizes, Steps
 from kvref_conformance.conversation.handle import Handle
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families import all_families
 from kvref_conformance.interface import offers
 from kvref_conformance.judging.judge import Judge
+from kvref_conformance.limits import Limits
 from kvref_conformance.outcome import Broken, Hung, NotOffered
 
 ELEMENTS = ("float8_e4m3fn", "float8_e5m2", "float16", "bfloat16")
 ROWS = ("int8", "float8_e4m3fn", "float8_e5m2", "q8", "q4")
-DIM = 5  # numbers in a row, where an object has no head_dim
+HEADS, DIM = 2, 5  # where an object has no such sizes
 
 
 @dataclass(frozen=True)
@@ -35,13 +36,25 @@ def offered(judge: Judge, families: Sequence[str]) -> dict[str, Offered]:
     return {family: _family(judge.begin(), family) for family in families if offers(judge.implementation, family)}
 
 
-def steps_of(implementation: Any, family: str, dim: int) -> Steps:
-    """Each operation of a family once, in a format that is offered, if any is."""
+def steps_of(subject: Subject, config: Mapping[str, Any], dim: int = DIM) -> Steps:
+    """Each operation of the subject's family once, for an object of these sizes, in a format that is offered, if any is.
+
+    dim: numbers in a row, where an object has no head_dim.
+    """
+    family, limits, formats = subject.family, subject.limits, subject.implementation.formats
     module = all_families()[family].part("steps")
     assert module is not None, family
     among = ELEMENTS if family == "elements" else ROWS
-    format = next((name for name in among if name in implementation.formats), among[0])
-    found: Steps = module.steps(dim, format)
+    format = next((name for name in among if name in formats), among[0])
+    heads, width = limits.nearest(family, "num_kv_heads", HEADS), row_width(limits, family, dim)
+    sizes = Sizes(config.get("num_kv_heads", heads), config.get("head_dim", width), config.get("num_layers", 1), format)
+    found: Steps = module.steps(sizes)
+    return found
+
+
+def row_width(limits: Limits, family: str, wanted: int) -> int:
+    """Numbers in a row of arguments, where an object has no head_dim."""
+    found: int = limits.nearest(family, "width" if family == "rows" else "head_dim", wanted)
     return found
 
 
@@ -57,7 +70,7 @@ def _family(subject: Subject, family: str) -> Offered:
     except (NotOffered, Broken) as error:
         why = f"expected {error.expected}, got {error.got}" if isinstance(error, Broken) else str(error)
         return Offered([], [], " ".join(why.split()) or "no reason given")
-    steps = steps_of(subject.implementation, family, made.config.get("head_dim", DIM))
+    steps = steps_of(subject, made.config)
     objects, got, found = {family: made.id}, Got(), list[str]()
     for op, arguments in steps.items():
         try:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from kvref_conformance.checking.steps import Got
+from kvref_conformance.checking.steps import Got, of
 from kvref_conformance.conversation.drivers.guard import Patience, TimedOut, time_limit
 from kvref_conformance.conversation.drivers.stdio import HelloError, OverStdio
 from kvref_conformance.conversation.handle import Handle
@@ -18,7 +18,8 @@ from kvref_conformance.conversation.operations import operations
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families import all_families
 from kvref_conformance.interface import offers
-from kvref_conformance.judging.offered import steps_of, was_asked
+from kvref_conformance.judging.offered import row_width, steps_of, was_asked
+from kvref_conformance.limits import Limits
 from kvref_conformance.outcome import Broken, Hung, NotOffered
 
 SMALL_ROWS, LARGE_ROWS = 5, 4096  # numbers a row; the large ones make lines of a hundred kilobytes and more
@@ -45,8 +46,9 @@ def selftest(command: Sequence[str], folder: Path, show_stderr: bool, timeout: f
     yield Said(f"hello: {about}, {', '.join(families)}", "" if families else "expected a family at least, got none")
     yield _refused(program, timeout, "nobody.knows", {}, "NotOffered", "an operation that nobody knows")
     for family in families:
-        for dim in (SMALL_ROWS, LARGE_ROWS) if family != "blocks" else (SMALL_ROWS,):
-            yield from _family(Subject(program, np.random.default_rng(0), Patience(timeout)), family, dim)
+        small, *large = dict.fromkeys(_width(program, family, dim) for dim in (SMALL_ROWS, LARGE_ROWS))
+        for dim in (small, *(large if family != "blocks" else ())):  # in blocks there is nothing
+            yield from _family(Subject(program, np.random.default_rng(0), Patience(timeout), family), dim, dim == small)
         for name, value in all_families()[family].small.items():
             if not isinstance(value, str):
                 config = _configuration(program, family, SMALL_ROWS) | {name: -1}
@@ -60,24 +62,21 @@ def _ended(what: str, code: int | None) -> Said:
     return Said(what, "it went on running, and was killed" if code is None else f"exit code {code}" if code else "")
 
 
-def _family(subject: Subject, family: str, dim: int) -> Iterator[Said]:
+def _family(subject: Subject, dim: int, small: bool) -> Iterator[Said]:
     """Every operation of one family once; where all went well with large rows, that is one thing said."""
-    well, small = True, dim == SMALL_ROWS
-    for said in _each(subject, family, dim):
+    well = True
+    for said in _each(subject, dim):
         well = well and not said.wrong
         if small or said.wrong:
             yield said if small else Said(f"{said.what}, {dim} numbers a row", said.wrong)
     if well and not small:
-        yield Said(f"{family}: the same with {dim} numbers a row")
+        yield Said(f"{subject.family}: the same with {dim} numbers a row")
 
 
-def _each(subject: Subject, family: str, dim: int) -> Iterator[Said]:
-    program, objects, got = subject.implementation, dict[str, int](), Got()
-
-    def configuration(got: Got) -> dict[str, Any]:
-        return _configuration(program, family, dim)
-
-    for op, arguments in [(f"{family}.new", configuration), *steps_of(program, family, dim).items()]:
+def _each(subject: Subject, dim: int) -> Iterator[Said]:
+    family, objects, got = subject.family, dict[str, int](), Got()
+    config = _configuration(subject.implementation, family, dim)
+    for op, arguments in [(f"{family}.new", of(**config)), *steps_of(subject, config, dim).items()]:
         try:
             given, on = arguments(got), None if op.endswith(".new") else objects[op.partition(".")[0]]
             got[op] = subject.call(op, on, given)
@@ -136,12 +135,19 @@ def _outcome(program: OverStdio, timeout: float, op: str, on: int | None, args: 
     return "a result"
 
 
+def _width(program: Any, family: str, dim: int) -> int:
+    """Numbers a row, as near as its limits allow."""
+    found: int = _configuration(program, family, dim).get("head_dim") or row_width(Limits(program.limits), family, dim)
+    return found
+
+
 def _configuration(program: Any, family: str, dim: int) -> dict[str, Any]:
-    record = all_families()[family]
+    """Small sizes within its limits, in formats that it has; rows of `dim` numbers, where these make sense."""
+    record, limits = all_families()[family], Limits(program.limits)
     config = dict(record.small)
-    if "head_dim" in config:
-        config["head_dim"] = dim
     for name, among in record.formats.items():
-        if name in config and config[name] not in program.formats:
-            config[name] = next((format for format in among if format in program.formats), config[name])
-    return config
+        taken = [each for each in (config[name], *among) if each in program.formats and limits.of(family, name).allows(each)]
+        config[name] = next(iter(taken), config[name])
+    wide = config | ({"head_dim": dim} if "head_dim" in config else {})
+    config = wide if record.together(wide) else config
+    return config | limits.sizes(record, config)

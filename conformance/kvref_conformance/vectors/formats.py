@@ -12,6 +12,7 @@ from kvref.formats import get_format
 from kvref_conformance.arrays import NDArray
 from kvref_conformance.checking.expect import same
 from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.conversation.trace.within import takes_float32
 from kvref_conformance.oracle import elements, rows
 from kvref_conformance.outcome import NotOffered
 
@@ -68,6 +69,7 @@ def check(subject: Subject, name: str, file: bytes) -> None:
     Of an implementation of level tolerant only what it reads back is looked at, not the codes it makes.
     """
     subject.formats(name)
+    takes_float32(subject)
     held = False
     for what, got, want in _comparisons(subject, name, load(file)):
         held = True

@@ -12,6 +12,7 @@ from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.conversation.trace.file import Trace
 from kvref_conformance.conversation.trace.shrink import renumbered
 from kvref_conformance.conversation.trace.wire import from_wire
+from kvref_conformance.conversation.trace.within import takes_float32, within_limits
 from kvref_conformance.oracle.expected import Arrays, Choice, Expected, Leading, Refused, TakenOrRefused, Unjudged, Value
 from kvref_conformance.oracle.rows import Reads
 from kvref_conformance.outcome import Broken, NotOffered
@@ -29,6 +30,7 @@ class Parted:
 def hold(subject: Subject, trace: Trace) -> Parted | None:
     """None where every reply is as the file says. Raises NotOffered where it cannot go on without what is declined."""
     subject.family = next((request.family for request in trace.requests), "")  # whose limits count
+    takes_float32(subject)
     numbers: dict[int, int] = {}  # the file's ids, and those of this conversation
     results: dict[int, Any] = {}
     for request, reply, line in zip(trace.requests, trace.replies, trace.lines, strict=True):
@@ -39,6 +41,7 @@ def hold(subject: Subject, trace: Trace) -> Parted | None:
             continue  # what it refers to was declined
         before = len(subject.conversation)
         try:
+            within_limits(subject, request, args)
             answer = _answer(subject, request.op, on, args)
             must_be(reply).judge(answer, request.op, subject.level)
         except NotOffered:

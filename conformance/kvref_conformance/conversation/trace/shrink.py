@@ -14,6 +14,7 @@ from kvref_conformance.arrays import NDArray
 from kvref_conformance.conversation.exchange import Exchange, On, Request, Summary, needs, resolved
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.conversation.trace.dialogue import Dialogue
+from kvref_conformance.conversation.trace.within import within_limits
 from kvref_conformance.families import all_families
 from kvref_conformance.oracle.witness import Unknown
 from kvref_conformance.outcome import Broken, NotOffered
@@ -57,6 +58,7 @@ def hold(subject: Subject, requests: list[Request], seconds: float = float("inf"
         except KeyError:
             continue  # what it refers to was never made
         try:
+            within_limits(subject, request, args)
             result = dialogue.say(request.op, on, args)
         except NotOffered as lacking:
             missing.append(str(lacking))

@@ -1,11 +1,11 @@
 """Each operation once."""
 
-from kvref_conformance.checking.steps import HEADS, Steps, of, owned, rows
+from kvref_conformance.checking.steps import Sizes, Steps, of, owned, rows
 
 
-def steps(dim: int, format: str) -> Steps:
-    tokens = rows(2, HEADS, dim)
-    query = rows(1, HEADS, dim)
+def steps(sizes: Sizes) -> Steps:
+    tokens = rows(2, sizes.heads, sizes.dim)
+    query = rows(1, sizes.heads, sizes.dim)
     return {
         **owned("attention", {
             "attention": of(query=query, keys=tokens, values=tokens, scale=1.0, causal=False, length=2),

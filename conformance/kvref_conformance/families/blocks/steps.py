@@ -1,9 +1,9 @@
 """Each operation once."""
 
-from kvref_conformance.checking.steps import Steps, of, owned
+from kvref_conformance.checking.steps import Sizes, Steps, of, owned
 
 
-def steps(dim: int, format: str) -> Steps:
+def steps(sizes: Sizes) -> Steps:
     return {
         **owned("blocks", {
             "num_blocks": of(), "num_free": of(), "num_used": of(), "utilization": of(), "allocate": of(),

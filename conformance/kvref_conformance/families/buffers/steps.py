@@ -1,15 +1,15 @@
 """Each operation once."""
 
-from kvref_conformance.checking.steps import Steps, of, owned, rows
+from kvref_conformance.checking.steps import Sizes, Steps, of, owned, rows
 
 
-def steps(dim: int, format: str) -> Steps:
+def steps(sizes: Sizes) -> Steps:
     return {
         **owned("buffers", {
-            "acquire": of(num_bytes=4 * dim), "prewarm": of(size=1024, count=1), "stats": of(), "clear": of(),
+            "acquire": of(num_bytes=4 * sizes.dim), "prewarm": of(size=1024, count=1), "stats": of(), "clear": of(),
         }),
         **owned("buffer", {
-            "size": of(), "capacity": of(), "length": of(), "address": of(), "extend": of(values=rows(dim)), "values": of(),
+            "size": of(), "capacity": of(), "length": of(), "address": of(), "extend": of(values=rows(sizes.dim)), "values": of(),
             "clear": of(), "release": of(),
         }),
     }  # fmt: skip

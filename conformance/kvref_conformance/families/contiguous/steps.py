@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from kvref_conformance.checking.steps import HEADS, Steps, of, owned, rows
+from kvref_conformance.checking.steps import Sizes, Steps, of, owned, rows
 
 
-def steps(dim: int, format: str) -> Steps:
-    lanes = rows(1, HEADS, 2, dim)
+def steps(sizes: Sizes) -> Steps:
+    lanes = rows(1, sizes.heads, 2, sizes.dim)
     return {
         **owned("contiguous", {
             "append": of(keys=lanes, values=lanes), "append_fused": of(key_values=np.stack([lanes, lanes])), "seq_len": of(),

@@ -2,12 +2,13 @@
 
 import numpy as np
 
-from kvref_conformance.checking.steps import Steps, of, owned, rows
+from kvref_conformance.checking.steps import Sizes, Steps, of, owned, rows
 
 
-def steps(dim: int, format: str) -> Steps:
+def steps(sizes: Sizes) -> Steps:
     return {
         **owned("elements", {
-            "encode": of(values=rows(dim), format=format), "decode": of(codes=np.zeros(dim, np.uint8), format=format)
+            "encode": of(values=rows(sizes.dim), format=sizes.format),
+            "decode": of(codes=np.zeros(sizes.dim, np.uint8), format=sizes.format)
         }),
     }  # fmt: skip

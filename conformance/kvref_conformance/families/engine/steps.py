@@ -1,12 +1,12 @@
 """Each operation once."""
 
 from kvref.canary import BOS, FIRST_WORD
-from kvref_conformance.checking.steps import Got, Steps, of, owned
+from kvref_conformance.checking.steps import Got, Sizes, Steps, of, owned
 
 PROMPT = [BOS, *(FIRST_WORD + word for word in range(50))]
 
 
-def steps(dim: int, format: str) -> Steps:
+def steps(sizes: Sizes) -> Steps:
     def session(got: Got) -> int:
         number: int = got["engine.open"]
         return number

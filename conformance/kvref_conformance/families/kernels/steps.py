@@ -2,16 +2,16 @@
 
 import numpy as np
 
-from kvref_conformance.checking.steps import HEADS, Steps, of, owned, rows
+from kvref_conformance.checking.steps import Sizes, Steps, of, owned, rows
 
 
-def steps(dim: int, format: str) -> Steps:
-    tokens = rows(2, HEADS, dim)
-    lanes = rows(1, HEADS, 2, dim)
+def steps(sizes: Sizes) -> Steps:
+    tokens = rows(2, sizes.heads, sizes.dim)
+    lanes = rows(1, sizes.heads, 2, sizes.dim)
     return {
         **owned("kernels", {
-            "scatter": of(store=rows(4, HEADS, dim), slots=np.array([1, -1]), new=tokens),
-            "gather": of(store=rows(4, HEADS, dim), slots=np.array([3, 0])),
-            "update": of(buffer=rows(1, HEADS, 4, dim), new=lanes, position=1),
+            "scatter": of(store=rows(4, sizes.heads, sizes.dim), slots=np.array([1, -1]), new=tokens),
+            "gather": of(store=rows(4, sizes.heads, sizes.dim), slots=np.array([3, 0])),
+            "update": of(buffer=rows(1, sizes.heads, 4, sizes.dim), new=lanes, position=1),
         }),
     }  # fmt: skip

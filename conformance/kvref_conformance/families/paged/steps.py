@@ -2,9 +2,7 @@
 
 from typing import Any
 
-import numpy as np
-
-from kvref_conformance.checking.steps import HEADS, Got, Steps, of, owned, rows
+from kvref_conformance.checking.steps import Got, Sizes, Steps, of, owned, rows
 
 
 def sequence(got: Got) -> Any:
@@ -15,17 +13,18 @@ def sequences(got: Got) -> Any:
     return [got["paged.create"]]
 
 
-def steps(dim: int, format: str) -> Steps:
-    tokens = rows(2, HEADS, dim)
-    query = rows(1, HEADS, dim)
-    batch = rows(1, HEADS, dim)
+def steps(sizes: Sizes) -> Steps:
+    tokens = rows(2, sizes.heads, sizes.dim)
+    query = rows(1, sizes.heads, sizes.dim)
+    batch = rows(1, sizes.heads, sizes.dim)
+    step = rows(sizes.layers, 1, sizes.heads, sizes.dim)
     here: dict[str, Any] = {"sequence": sequence, "layer": 0}
     return {
         **owned("paged", {
             "create": of(), "ensure_capacity": of(sequence=sequence, num_tokens=2),
             "write": of(**here, start=0, keys=tokens, values=tokens),
-            "append": of(sequences=sequences, layer=1, keys=batch, values=batch),
-            "append_step": of(sequences=sequences, keys=np.stack([batch, batch]), values=np.stack([batch, batch])),
+            "append": of(sequences=sequences, layer=sizes.layers - 1, keys=batch, values=batch),
+            "append_step": of(sequences=sequences, keys=step, values=step),
             "length": of(**here), "lengths": of(sequences=sequences, layer=0), "gather": of(**here),
             "gather_batch": of(sequences=sequences, layer=0), "read": of(**here, positions=[1, 0]), "block_table": of(**here),
             "block_tables": of(sequences=sequences, layer=0), "slot_mapping": of(**here, start=0, count=2),

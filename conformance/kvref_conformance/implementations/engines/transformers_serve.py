@@ -8,6 +8,7 @@ from pathlib import Path
 from kvref.canary import Canary
 from kvref_conformance.implementations.engines.serving import Serving
 
+BLOCK, CONTEXTS = 32, 8  # tokens in a block; contexts that the cache has room for
 COMMAND = "from transformers.cli.transformers import main; main()"  # what `transformers` runs
 
 
@@ -36,4 +37,7 @@ class Continuous(Serve):
     name = "transformers-serve-continuous"
 
     def command(self, canary: Canary, folder: Path, port: int) -> Sequence[str]:
-        return [*super().command(canary, folder, port), "--continuous-batching"]
+        """The cache has room for some contexts: of itself it takes most of the memory there is."""
+        blocks = -(-CONTEXTS * canary.context // BLOCK)
+        sizes = ["--cb-block-size", str(BLOCK), "--cb-num-blocks", str(blocks), "--cb-max-batch-tokens", str(2 * canary.context)]
+        return [*super().command(canary, folder, port), "--continuous-batching", *sizes]

@@ -1,0 +1,41 @@
+"""Whether a request of a conversation that was held with somebody else lies within the limits of who is asked now."""
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from kvref_conformance.conversation.exchange import Request
+from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.families import all_families
+from kvref_conformance.oracle.witness import sensible
+from kvref_conformance.outcome import NotOffered
+
+
+def takes_float32(subject: Subject) -> None:
+    """Raises NotOffered where it does not: what others answered to float32 is no answer to anything narrower."""
+    if "float32" not in (taken := subject.limits.dtypes(subject.family)):
+        raise NotOffered(f"float32 arrays, where its limits say {' or '.join(taken)}")
+
+
+def within_limits(subject: Subject, request: Request, args: dict[str, Any]) -> None:
+    """Raises NotOffered for sizes, or a sequence more, that make sense and that the limits do not allow."""
+    family, limits = all_families().get(request.family), subject.limits
+    if not limits.declared or family is None:
+        return
+    if request.name == "new":
+        if args.keys() >= family.small.keys() and sensible(family, args) and (beyond := limits.beyond(family.name, args)):
+            raise NotOffered(beyond)
+    elif request.name == "create":
+        most, made = limits.of(family.name, "sequences").most, Counter(each.request.name for each in subject.conversation)
+        if most is not None and made["create"] - made["drop"] >= most:
+            raise NotOffered(f"sequence {most + 1}, where its limits say at most {most}")
+    elif not family.small:  # its arguments are all that has sizes
+        arrays = [each for each in args.values() if isinstance(each, np.ndarray) and each.dtype.kind == "f" and each.ndim > 1]
+        for array in arrays:
+            sizes = {"width": array.shape[-1]} if family.name == "rows" else {"head_dim": array.shape[-1]}
+            if family.name == "attention" and array is not args.get("query") and array.ndim == 3:
+                sizes["num_kv_heads"] = array.shape[1]
+            for name, size in sizes.items():
+                if not limits.of(family.name, name).allows(size):
+                    raise NotOffered(f"{name} {size}, where its limits say {limits.of(family.name, name)}")

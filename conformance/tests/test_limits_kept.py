@@ -1,0 +1,39 @@
+"""What was held with others, and the self-test of a harness, keep within an implementation's limits."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from restricted import LIMITS, Restricted
+
+from kvref_conformance.conversation.trace.file import read
+from kvref_conformance.judging.judge import Judge
+from kvref_conformance.judging.replay import replay
+from kvref_conformance.judging.selftest import selftest
+from kvref_conformance.outcome import NotOffered
+from kvref_conformance.vectors.check import check
+
+HERE = Path(__file__).parent
+VECTORS = HERE.parent / "vectors"
+SOME = ("float16 only", "head_dim of 64 or 128", "one sequence at a time", "one token at a time")
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_vectors_beyond_the_limits_are_not_offered(name):
+    checked = list(check(VECTORS, Judge(Restricted(LIMITS[name]))))
+    assert [each for each in checked if each.verdict == "failed"] == []
+    assert ("passed" in [each.verdict for each in checked]) == (name != "float16 only")
+
+
+def test_a_replay_says_which_limit_it_is_beyond():
+    trace = read(VECTORS / "machines" / "paged-0.jsonl")
+    with pytest.raises(NotOffered, match="head_dim 1, where its limits say 64 or 128"):
+        replay(trace, Judge(Restricted({"head_dim": [64, 128]})))
+
+
+@pytest.mark.parametrize("name", ["KERNELS", "ONE", "FLOAT16"])
+def test_a_harness_is_asked_for_what_its_limits_allow(name):
+    said = list(selftest([sys.executable, str(HERE / "serve.py"), f"restricted:{name}"], HERE, False, 20.0))
+    assert {each.what: each.wrong for each in said if each.wrong} == {}
+    assert {f"{family}.new" for family in ("paged", "quantized", "engine", "blocks")} <= {each.what for each in said}
+    assert ("paged: the same with 128 numbers a row" in [each.what for each in said]) == (name == "KERNELS")
