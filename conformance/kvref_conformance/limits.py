@@ -61,6 +61,10 @@ class Limit:
         """The most that it allows; None where there is no end."""
         return max(self.among) if self.among else self.most
 
+    @property
+    def smallest(self) -> int:
+        return min(self.among) if self.among else self.least
+
     def at_most(self, wanted: int) -> int | None:
         """The largest value that it allows from 1 to the one that is wanted; None where there is none."""
         if self.among:
@@ -116,6 +120,18 @@ class Limits:
                 self._of_family[name] = {each: _limit(f"{name}.{each}", each, of) for each, of in value.items()}
             else:
                 self._of_all[name] = _limit(name, name, value)
+
+        self._fit()
+
+    def _fit(self) -> None:
+        """Raises LimitsError where a size that holds others is never as large as they are."""
+        for family in all_families().values():
+            for whole, parts in family.holds.items():
+                most, least = self.of(family.name, whole).largest, sum(self.of(family.name, part).smallest for part in parts)
+                if most is not None and least > most:
+                    raise LimitsError(
+                        f"limits: {whole}: at most {most}, and of {family.name} less than {' and '.join(parts)}, at least {least}"
+                    )
 
     def of(self, family: str, name: str) -> Limit:
         """Of one size or argument of a family; one that allows everything where nothing is said."""
@@ -200,7 +216,8 @@ def _range(at: str, value: Mapping[Any, Any], lowest: int) -> Limit:
         raise LimitsError(f"limits: {at}: least {limit.least} is above most {limit.most}")
     if limit.most is not None and limit.most < lowest:
         raise LimitsError(f"limits: {at}: most: expected a whole number from {lowest}, got {limit.most}")
-    if not limit.allows(limit.nearest(max(limit.least, 1))):  # 0 is a multiple of everything
+    nearest = limit.nearest(max(limit.least, lowest))
+    if nearest < lowest or not limit.allows(nearest):  # 0 is a multiple of everything
         raise LimitsError(f"limits: {at}: no multiple of {limit.multiple_of} from {limit.least} to {limit.most}")
     return limit
 

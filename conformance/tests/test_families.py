@@ -1,6 +1,7 @@
 """The folders of families: each says all that the judge asks for, and what a family has none of stands here."""
 
 import ast
+from dataclasses import fields
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 
 import kvref_conformance
 from kvref_conformance.checking.registry import all_checks
-from kvref_conformance.families import PARTS, all_families, folders, names
+from kvref_conformance.families import PARTS, Family, all_families, folders, names
 from kvref_conformance.oracle.model import Function
 
 ROOT = Path(kvref_conformance.__file__).parent
@@ -26,6 +27,33 @@ ABSENT = {
     **{(family, "cause"): SHOWN for family in names() if family != "engine"},
     **{(family, "derived"): PLAIN for family in (*FUNCTIONS, "buffers")},
 }  # fmt: skip
+
+CACHES = ("contiguous", "paged", "quantized", "tiered", "pooled")
+EMPTY = {
+    "small": (FUNCTIONS, STATELESS),
+    "speaks_for": (FUNCTIONS, STATELESS),
+    "gives": ((*FUNCTIONS, "contiguous", "quantized", "tiered", "pooled"), "no later call refers to what it gave"),
+    "several": ((*FUNCTIONS, *CACHES, "blocks", "buffers"), "no argument is a list of what it gave"),
+    "formats": ((*FUNCTIONS, "blocks", "buffers", "pooled", "engine"), "none of its sizes is a format"),
+    "may_be_zero": ((*FUNCTIONS, "quantized", "buffers", "pooled"), "with a size of zero it would be nothing"),
+    "holds": ((*FUNCTIONS, "contiguous", "paged", "quantized", "blocks", "buffers", "engine"), "no size is a part of another"),
+    "appending": ((*FUNCTIONS, "blocks", "buffers", "engine"), "no arrays of tokens are appended"),
+    "counted_as": (tuple(names()), "its counts are the specification's, whatever the limits say"),
+    "token_axis": (tuple(names()), "tokens come before heads and head_dim"),
+}  # fmt: skip
+FULL = {"several": {"paged"}, "counted_as": {"paged"}, "token_axis": {"contiguous"}}  # of those above that name nearly all
+
+
+@pytest.mark.parametrize("field", EMPTY)
+def test_a_record_has_every_field_or_a_reason(field):
+    families, why = EMPTY[field]
+    default = -3 if field == "token_axis" else None
+    empty = {name for name, record in all_families().items() if (getattr(record, field) or None) == default}
+    assert empty == set(families) - FULL.get(field, set()), why
+
+
+def test_every_field_of_a_record_is_looked_at():
+    assert set(EMPTY) == {each.name for each in fields(Family)} - {"name", "chapter", "fits"}
 
 
 @pytest.mark.parametrize("family", names())

@@ -215,6 +215,11 @@ WRONG = [
     ({"head_dim": {"most": 0}}, "limits: head_dim: most: expected a whole number from 1, got 0"),
     ({"head_dim": {"least": 9, "most": 5}}, "limits: head_dim: least 9 is above most 5"),
     ({"head_dim": {"least": 17, "most": 31, "multiple_of": 16}}, "limits: head_dim: no multiple of 16 from 17 to 31"),
+    ({"width": {"most": 8, "multiple_of": 16}}, "limits: width: no multiple of 16 from 0 to 8"),
+    (
+        {"max_tokens": {"most": 10}, "tail_length": {"least": 64}},
+        "limits: max_tokens: at most 10, and of tiered less than tail_length and warm_length, at least 64",
+    ),
     ({"head_dim": {"multiple_of": 0}}, "limits: head_dim: multiple_of: expected a whole number, got 0"),
     ({"head_dim": {"least": "1"}}, "limits: head_dim: least: expected a whole number, got '1'"),
     ({"head_dim": {"min": 1}}, "limits: head_dim: expected some of least, most, multiple_of, got 'min'"),

@@ -14,6 +14,31 @@ from kvref.tiered import TieredCache, _Run
 from kvref_conformance.implementations.backends import Attention
 
 
+@real("rows")
+def a_scale_is_of_the_first_thousand_numbers(patch):
+    quantize = ReferenceBackend.quantize
+
+    def hasty(self, rows, format, out=None):
+        if rows.shape[-1] > 1000:
+            first = np.abs(rows[..., :1000]).max(axis=-1, keepdims=True)
+            rows = np.clip(rows, -first, first)
+        return quantize(self, rows, format, out)
+
+    patch.setattr(ReferenceBackend, "quantize", hasty)
+
+
+@real("rows")
+def rows_past_the_thousandth_are_read_as_the_one_before(patch):
+    dequantize = ReferenceBackend.dequantize
+
+    def torn(self, stored, width, format, out=None):
+        values = dequantize(self, stored, width, format, out)
+        values[1001:] = values[1000:-1]
+        return values
+
+    patch.setattr(ReferenceBackend, "dequantize", torn)
+
+
 @real("blocks")
 def a_pool_keeps_a_thousand_free_blocks_in_mind(patch):
     free = BlockPool.free

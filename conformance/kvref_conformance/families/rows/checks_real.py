@@ -1,0 +1,40 @@
+"""LAW-18: rows as long as all heads of a token together, and as many as a prompt has."""
+
+from kvref_conformance.checking.expect import same, within
+from kvref_conformance.checking.registry import check
+from kvref_conformance.checking.setup import held
+from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.families.rows.checks import EVERY, quantized, same_codes, same_scale
+from kvref_conformance.oracle import rows as oracle
+
+
+def judged(subject: Subject, count: int, width: int) -> None:
+    """In every format, of the width nearest to this within the limits. The largest number is the last of its row."""
+    rows = held(subject, subject.rng.normal(size=(count, subject.size("width", width))))
+    rows[:, -1] = 7
+    for name in subject.formats(*EVERY):
+        got, want = quantized(subject, rows, name), oracle.store(rows, name)
+        same_scale(subject, got.scale, want.scale, f"{name} scales of {count} rows of {rows.shape[1]}")
+        same_codes(subject, got.codes, rows, name)
+        if subject.level == "exact":
+            same(got.values, want.values, f"{name} values of {count} rows of {rows.shape[1]}")
+        else:
+            within(got.values, rows, oracle.tolerant_bound(rows, name), f"{name} values of {count} rows of {rows.shape[1]}")
+
+
+@check("LAW-18", "rows")
+def rows_are_quantized_to_their_end(subject: Subject) -> None:
+    for width in (1023, 1025, 4096, 8193):
+        judged(subject, 2, width)
+
+
+@check("LAW-18", "rows")
+def thousands_of_rows_are_quantized(subject: Subject) -> None:
+    for count in (1025, 4097):
+        judged(subject, count, 16)
+
+
+@check("LAW-18", "rows", real=True)
+def rows_are_as_long_and_as_many_as_models_have_them(subject: Subject) -> None:
+    judged(subject, 3, 70_001)
+    judged(subject, 70_001, 8)
