@@ -109,6 +109,7 @@ _NOT_IN = {each.__code__ for each in (time_limit.__enter__, time_limit.__exit__,
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:
+    time_limit._alarm = time.monotonic() + AGAIN
     while frame is not None:
         if frame.f_code in _NOT_IN or frame.f_code.co_name == "gc_callback":
             return
