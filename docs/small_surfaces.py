@@ -1,5 +1,6 @@
 """How far small surfaces get: a few operations of each family, judged as `kvref check NAME --list` does."""
 
+from kvref_conformance.checking.steps import Sizes
 from kvref_conformance.families import all_families
 from kvref_conformance.judging.door import Door
 from kvref_conformance.judging.forecast import Gain, forecast
@@ -52,7 +53,7 @@ def derived_operations() -> str:
 def _operations(family: str) -> list[str]:
     module = all_families()[family].part("steps")
     assert module is not None
-    return list(module.steps(5, "int8"))
+    return list(module.steps(Sizes(heads=2, dim=5, layers=2, format="int8")))
 
 
 def _brings(gain: Gain) -> str:
