@@ -8,7 +8,7 @@ import time
 import pytest
 
 from kvref_conformance.conversation.drivers import guard
-from kvref_conformance.conversation.drivers.guard import TimedOut, memory_limit, time_limit
+from kvref_conformance.conversation.drivers.guard import AGAIN, TimedOut, memory_limit, time_limit
 
 PARTS = {each.__code__ for each in (time_limit.__enter__, time_limit.__exit__, time_limit.arm, time_limit._leave)}
 
@@ -87,6 +87,25 @@ def test_an_alarm_for_a_call_that_has_ended_is_put_off(alarms):
         stopped_after(0.2)
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
     assert not alarms
+
+
+def test_an_alarm_that_was_put_off_comes_when_it_is_due(alarms):
+    began = time.process_time()
+    with time_limit(100):
+        with time_limit(0.05):
+            pass
+        stopped_after(0.2)
+    assert time.process_time() - began < 0.2 + AGAIN / 2
+
+
+def test_a_limit_that_passed_within_another_is_told_of_behind_it(alarms):
+    def longer():
+        with time_limit(100):
+            time.sleep(0.2)
+
+    began = time.process_time()
+    stopped_after(0.1, first=longer)
+    assert time.process_time() - began < AGAIN / 2
 
 
 def test_a_handler_that_is_not_pythons_is_left_alone(monkeypatch):

@@ -17,6 +17,7 @@ TIMEOUT = 10.0  # seconds a call may take, unless asked otherwise
 SERVED_WITHIN = 60.0  # the same of a call to a server, which may have others to serve
 ONCE_HUNG = 1.0  # seconds for an operation that took too long before
 AGAIN = 1.0  # seconds to the next alarm, should Python or the implementation have swallowed one
+SETTLED = 1e-3  # seconds in which the limit's own code has come to its end, where no alarm counts
 SOON = 1e-6  # seconds to the alarm of a timer whose time has passed; 0 would switch it off
 BOUNDLESS = 10.0**6  # seconds, for what limits inside it
 MEMORY = 4 * 2**30  # bytes a check may allocate beyond what the process has
@@ -87,7 +88,7 @@ class time_limit:
         """See that an alarm comes when time is up. One that comes before is put off then."""
         if self.due < time_limit._alarm:
             time_limit._alarm = self.due
-            signal.setitimer(signal.ITIMER_REAL, max(self.due - time.monotonic(), SOON), AGAIN)
+            signal.setitimer(signal.ITIMER_REAL, max(self.due - time.monotonic(), SETTLED), AGAIN)
 
     def _leave(self) -> None:
         if not self._limits:
