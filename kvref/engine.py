@@ -65,7 +65,8 @@ class Model:
     def _turned(self, heads: Floats, start: int) -> Floats:
         """Rotary positions: numbers i and i + head_dim / 2 of a head turn by position * theta ** (-2 i / head_dim) (RoPE)."""
         cos, sin = (part[start : start + len(heads)] for part in (self._cos, self._sin))
-        first, second = np.split(heads, 2, axis=-1)
+        half = self.canary.head_dim // 2
+        first, second = heads[..., :half], heads[..., half:]
         return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
     def _attended(self, sequence: int, layer: int, query: Floats, start: int) -> Floats:

@@ -174,17 +174,19 @@ class Calls(ABC):
 
     def _target(self, request: Request) -> tuple[Callable[..., Any], Any]:
         """What to call, and the annotation of what it returns. Raises NotOffered."""
-        if request.name == "new":
-            return self.factory(request.family), None
+        family, name = request.family, request.name
+        if name == "new":
+            return self.factory(family), None
         assert request.on is not None
-        held, operation = self.held[request.on], operations(request.family)[request.name]
-        if not hasattr(type(held), request.name) and not hasattr(held, request.name):
+        held, operation = self.held[request.on], operations(family)[name]
+        if not hasattr(type(held), name) and not hasattr(held, name):
             raise Declined(request.op)
         if operation.attribute:
-            return (lambda: getattr(held, request.name)), operation.reply
-        if not callable(getattr(held, request.name)):
+            return (lambda: getattr(held, name)), operation.reply
+        method = getattr(held, name)
+        if not callable(method):
             raise Declined(request.op)  # something of its own that is called the same
-        return getattr(held, request.name), operation.reply
+        return method, operation.reply
 
     def _run(self, exchange: Exchange, function: Callable[..., Any], args: dict[str, Any]) -> Any:
         given = exchange.request.given

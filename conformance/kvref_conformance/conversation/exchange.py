@@ -59,9 +59,10 @@ class Request:
     @property
     def given(self) -> tuple[str, ...]:
         """The arguments that are passed by position, in order; the others go by name."""
-        if self.name == "new":
+        family, _, operation = self.op.partition(".")
+        if operation == "new":
             return ()
-        return tuple(name for name in operations(self.family)[self.name].parameters if name in self.args)
+        return tuple(name for name in operations(family)[operation].parameters if name in self.args)
 
     @property
     def family(self) -> str:

@@ -241,7 +241,7 @@ def differing(got: NDArray, want: Reads, exact: bool, bits: bool = False) -> NDA
     else:
         values, got = values.astype(np.int64), got.astype(np.int64)
         different = values != got
-    if exact:
+    if exact or not different.any():
         return different
     with np.errstate(invalid="ignore"):
         outside: NDArray = different & ~(np.abs(got.astype(np.float64) - values) <= want.slack)

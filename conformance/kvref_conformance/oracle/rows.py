@@ -72,15 +72,17 @@ def read_as(rows: NDArray, format: str) -> Reads:
         return Reads(elements.round_to(rows, format), np.zeros(rows.shape))
     flat = rows.reshape(-1, rows.shape[-1])
     want = store(flat, format)
-    exact = bound(flat, want.codes, want.scale, want.zero, format)  # both may be this far from what was written
-    return Reads(want.values.reshape(rows.shape), (exact + tolerant_bound(flat, format)).reshape(rows.shape))
+    exact, tolerant = bounds(flat, want, format)  # one may be as far from what was written, and the other
+    return Reads(want.values.reshape(rows.shape), (exact + tolerant).reshape(rows.shape))
 
 
-def tolerant_bound(rows: NDArray, format: str) -> NDArray:
-    """The bound at level tolerant: 4u more for the code, and what a scale one unit in the last place off moves a value."""
-    want = store(rows, format)
-    exact = bound(rows, want.codes, want.scale, want.zero, format)
-    return exact * (1 + 4 * U) + 4 * U * np.abs(np.asarray(rows, dtype=np.float64)) + 4 * U * np.abs(want.values)
+def bounds(rows: NDArray, want: Stored, format: str) -> tuple[NDArray, NDArray]:
+    """The bound of what is stored as it must be, and that at level tolerant.
+
+    That is 4u more for the code, and what a scale one unit in the last place off moves a value.
+    """
+    exact, x = bound(rows, want.codes, want.scale, want.zero, format), np.asarray(rows, dtype=np.float64)
+    return exact, exact * (1 + 4 * U) + 4 * U * np.abs(x) + 4 * U * np.abs(want.values)
 
 
 @np.errstate(over="ignore", invalid="ignore")  # of rows that are to be refused

@@ -43,8 +43,8 @@ class Source:
         elif kind == "uneven":
             values = np.random.default_rng(start).normal(size=size) * 2.0 ** (start % 9 - 4)
         else:
-            edges = EDGES[kind]
-            values = np.array([edges[(start + i) % len(edges)] for i in range(size)])
+            edges = np.array(EDGES[kind])
+            values = edges[np.arange(start, start + size) % len(edges)]
         return self.held(values.astype(np.float32)).reshape(shape)
 
     def held(self, values: NDArray) -> NDArray:

@@ -40,6 +40,8 @@ def plain(implementation: Implementation, result: Any, hint: Any, what: str) -> 
 
 
 def _plain(implementation: Implementation, result: Any, hint: Any) -> Any:
+    if type(result) is hint and isinstance(result, int | float | str):
+        return result
     if hint is type(None):
         return None
     if Statistics in getattr(hint, "__mro__", ()):
@@ -89,6 +91,8 @@ def _one_of(value: Any, hints: tuple[Any, ...]) -> Any:
 
 
 def _number(value: Any, kind: type) -> int | float:
+    if type(value) is kind:
+        return value  # type: ignore[return-value]
     value = value[()] if isinstance(value, np.ndarray) and value.ndim == 0 else value
     if isinstance(value, bool | np.bool_) or not isinstance(value, Integral if kind is int else Real):
         raise Malformed("an integer" if kind is int else "a number")

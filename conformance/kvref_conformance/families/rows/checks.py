@@ -78,9 +78,8 @@ def within_bound(subject: Subject, *formats: str) -> None:
         for width in widths(subject, 1, 5, 64):
             rows = adversarial(subject, width, name)
             got, want = quantized(subject, rows, name), oracle.store(rows, name)
-            bound = oracle.bound(rows, want.codes, want.scale, want.zero, name)  # not by a scale of its own choosing
-            bound = oracle.tolerant_bound(rows, name) if subject.level == "tolerant" else bound
-            within(got.values, rows, bound, f"{name} values of rows of {width}")
+            exact, tolerant = oracle.bounds(rows, want, name)  # not by a scale of its own choosing
+            within(got.values, rows, tolerant if subject.level == "tolerant" else exact, f"{name} values of rows of {width}")
 
 
 @check("FMT-LEVEL-03", "rows")

@@ -19,7 +19,7 @@ def judged(subject: Subject, count: int, width: int) -> None:
         if subject.level == "exact":
             same(got.values, want.values, f"{name} values of {count} rows of {rows.shape[1]}")
         else:
-            within(got.values, rows, oracle.tolerant_bound(rows, name), f"{name} values of {count} rows of {rows.shape[1]}")
+            within(got.values, rows, oracle.bounds(rows, want, name)[1], f"{name} values of {count} rows of {rows.shape[1]}")
 
 
 @check("LAW-18", "rows")
