@@ -15,7 +15,7 @@ import cupy
 import numpy as np
 
 from kvref.array import Array, Namespace, Shape
-from kvref.backend import Slots, check_new, host_slots, last_writes, slots_to_gather
+from kvref.backend import Slots, blocks_to_copy, check_new, host_slots, last_writes, slots_to_gather
 from kvref.errors import BackendNotFound, NonFinite
 from kvref.formats import Format, Quantized, SmallFloat
 from kvref.formats.affine import LEAST_SCALE as LEAST_AFFINE_SCALE
@@ -64,6 +64,14 @@ class CuPyBackend:
     def gather(self, store: Array, slots: Slots, out: Array | None = None) -> Array:
         numbers = slots_to_gather(slots, store.shape[0], self.to_numpy)
         return cupy.take(store, cupy.asarray(numbers), axis=0, out=out)
+
+    def copy(self, store: Array, sources: Slots, targets: Slots, block_size: int = 1) -> Array:
+        read, written, shape = blocks_to_copy(store, sources, targets, block_size, self.to_numpy)
+        last = last_writes(written)
+        blocks = store[: shape[0] * block_size].reshape(shape)
+        if len(last):
+            blocks[cupy.asarray(written[last])] = cupy.take(blocks, cupy.asarray(read[last]), axis=0)
+        return store
 
     def quantize(self, rows: Array, format: Format, out: Quantized | None = None) -> Quantized:
         rows = widen(rows)

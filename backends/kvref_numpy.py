@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvref.array import Array, Namespace, Shape
-from kvref.backend import Slots, check_new, host_slots, slots_to_gather
+from kvref.backend import Slots, blocks_to_copy, check_new, host_slots, slots_to_gather
 from kvref.errors import NonFinite
 from kvref.formats import Format, Quantized, SmallFloat
 from kvref.formats.affine import LEAST_SCALE as LEAST_AFFINE_SCALE
@@ -74,6 +74,12 @@ class NumPyBackend:
     def gather(self, store: Array, slots: Slots, out: Array | None = None) -> Array:
         slots = slots_to_gather(slots, store.shape[0], self.to_numpy)
         return np.take(store, slots, axis=0, out=out, mode="clip")  # checked above: "raise" would go by way of a buffer
+
+    def copy(self, store: Array, sources: Slots, targets: Slots, block_size: int = 1) -> Array:
+        read, written, shape = blocks_to_copy(store, sources, targets, block_size, self.to_numpy)
+        blocks = _own(store, *store.shape[1:])[: shape[0] * block_size].reshape(shape)
+        blocks[written] = blocks[read]
+        return store
 
     def quantize(self, rows: Array, format: Format, out: Quantized | None = None) -> Quantized:
         if rows.dtype != np.float32:

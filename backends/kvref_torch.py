@@ -22,7 +22,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from kvref.array import Array, Namespace, Shape
-from kvref.backend import Slots, check_new, host_slots, last_writes, slots_to_gather
+from kvref.backend import Slots, blocks_to_copy, check_new, host_slots, last_writes, slots_to_gather
 from kvref.errors import BackendNotFound, NonFinite
 from kvref.formats import Format, Quantized, SmallFloat
 from kvref.formats.affine import LEAST_SCALE as LEAST_AFFINE_SCALE
@@ -98,6 +98,13 @@ class TorchBackend:
     def gather(self, store: Array, slots: Slots, out: Array | None = None) -> Array:
         numbers = slots_to_gather(slots, store.shape[0], self.to_numpy)
         return torch.index_select(store, 0, self._index(numbers), out=out)
+
+    def copy(self, store: Array, sources: Slots, targets: Slots, block_size: int = 1) -> Array:
+        read, written, shape = blocks_to_copy(store, sources, targets, block_size, self.to_numpy)
+        last = last_writes(written)
+        blocks = store[: shape[0] * block_size].view(shape)
+        blocks.index_copy_(0, self._index(written[last]), blocks.index_select(0, self._index(read[last])))
+        return store
 
     def quantize(self, rows: Array, format: Format, out: Quantized | None = None) -> Quantized:
         if rows.dtype != torch.float32:

@@ -1,7 +1,8 @@
 """kvref: the executable specification of LLM KV caches.
 
-Read it from the formats up: `kvref.formats` (how a row is stored), `kvref.backend` (the kernels), the five caches
-(`contiguous`, `paged`, `quantized`, `tiered`, `pooled`) and `attention`. The clauses they carry out are in `kvref/spec`.
+Read it from the formats up: `kvref.formats` (how a row is stored), `kvref.backend` (the kernels), the six caches
+(`contiguous`, `paged`, `prefix`, `quantized`, `tiered`, `pooled`), `attention` and `rotary`. The clauses they carry out are in
+`kvref/spec`.
 """
 
 from kvref.attention import attention
@@ -12,7 +13,9 @@ from kvref.contiguous import ContiguousCache, ContiguousConfig
 from kvref.formats import FORMATS, Format, Quantized, get_format
 from kvref.paged import PagedCache, PagedConfig
 from kvref.pooled import PooledBlock, PooledCache, PooledConfig
+from kvref.prefix import PrefixCache
 from kvref.quantized import QuantizedCache, QuantizedConfig, mean_absolute_error
+from kvref.rotary import Rotary
 from kvref.tiered import TieredCache, TieredConfig
 
 __version__ = "0.1.0"
@@ -32,10 +35,12 @@ __all__ = [
     "PooledBlock",
     "PooledCache",
     "PooledConfig",
+    "PrefixCache",
     "Quantized",
     "QuantizedCache",
     "QuantizedConfig",
     "ReferenceBackend",
+    "Rotary",
     "TieredCache",
     "TieredConfig",
     "attention",

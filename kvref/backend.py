@@ -62,6 +62,12 @@ class Backend(Protocol):
     def gather(self, store: Array, slots: Slots, out: Array | None = None) -> Array:
         """[n, ...], of which i is store[slots[i]]. Raises as `scatter` does, SlotOutOfRange for a negative slot too."""
 
+    def copy(self, store: Array, sources: Slots, targets: Slots, block_size: int = 1) -> Array:
+        """Block targets[i] becomes what block sources[i] was before any was written (KERN-09); returns the store.
+
+        A block is block_size slots. Raises SlotOutOfRange, ShapeMismatch or DtypeMismatch before anything is written.
+        """
+
     def quantize(self, rows: Array, format: Format, out: Quantized | None = None) -> Quantized:
         """float32 rows [..., width] as they are stored in `format`. Where it raises NonFinite, `out` holds anything."""
 
@@ -123,6 +129,16 @@ def slots_to_gather(slots: Slots, stop: int, to_numpy: Callable[[Array], Array])
     if numbers.min(initial=0) < 0:
         raise SlotOutOfRange(f"slot: expected an integer of at least 0 to gather, got {numbers.min()}")
     return numbers
+
+
+def blocks_to_copy(
+    store: Array, sources: Slots, targets: Slots, block_size: int, to_numpy: Callable[[Array], Array]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], Shape]:
+    """The blocks to copy from and to, int64 [n], and the shape of the store by blocks, a last one that is not whole left out."""
+    blocks = store.shape[0] // block_size
+    read, written = (slots_to_gather(numbers, blocks, to_numpy) for numbers in (sources, targets))
+    ShapeMismatch.check("targets", written.shape, read.shape)
+    return read, written, (blocks, block_size, *store.shape[1:])
 
 
 def last_writes(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -201,6 +217,12 @@ class ReferenceBackend:
     def gather(self, store: Array, slots: Slots, out: Array | None = None) -> Array:
         slots = slots_to_gather(slots, store.shape[0], self.to_numpy).tolist()
         return _filled(out, self.xp.take(store, self.asarray(slots, "int64"), axis=0))
+
+    def copy(self, store: Array, sources: Slots, targets: Slots, block_size: int = 1) -> Array:
+        read, written, _ = blocks_to_copy(store, sources, targets, block_size, self.to_numpy)
+        offsets = np.arange(block_size)
+        read, written = ((each[:, None] * block_size + offsets).reshape(-1) for each in (read, written))
+        return self.scatter(store, written, self.gather(store, read))
 
     def quantize(self, rows: Array, format: Format, out: Quantized | None = None) -> Quantized:
         stored = format.quantize(rows)

@@ -6,7 +6,7 @@ that a step of many sequences is a few operations on arrays, however many there 
 others nothing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,16 +16,21 @@ from kvref.errors import BlockNotAllocated, OutOfBlocks, PositionOutOfRange, in_
 
 MOST_BLOCKS = 2**31 - 1  # a table holds int32, as kernels take it
 
+Blocks = Sequence[int] | NDArray[np.int32]
+
 
 class BlockPool:
-    """`num_blocks` blocks, each free or held by exactly one owner (LAW-03). A pool of none is allowed (BLOCK-06)."""
+    """`num_blocks` blocks, each with as many references as tables list it, and free at none (LAW-03, SHARE-01).
+
+    A pool of no blocks is allowed (BLOCK-06).
+    """
 
     def __init__(self, num_blocks: int) -> None:
         """Raises ConfigError."""
         self.num_blocks = whole("num_blocks", num_blocks, minimum=0, maximum=MOST_BLOCKS)
         self._free = np.arange(self.num_blocks, dtype=np.int32)[::-1].copy()  # a stack, of which num_free are there
         self._num_free = len(self._free)
-        self._held: NDArray[np.bool_] = np.zeros(self.num_blocks, np.bool_)
+        self._references: NDArray[np.int32] = np.zeros(self.num_blocks, np.int32)
 
     @property
     def num_free(self) -> int:
@@ -33,7 +38,7 @@ class BlockPool:
 
     @property
     def num_used(self) -> int:
-        return self.num_blocks - self._num_free
+        return self.num_blocks - self.num_free
 
     @property
     def utilization(self) -> float:
@@ -41,31 +46,70 @@ class BlockPool:
         return self.num_used / self.num_blocks if self.num_blocks else 0.0
 
     def allocate(self) -> int:
-        """A block no one holds. Raises OutOfBlocks when every block is held."""
+        """A free block, with one reference from now on. Raises OutOfBlocks when none is free."""
         return int(self.allocate_many(1)[0])
 
     def allocate_many(self, count: int) -> NDArray[np.int32]:
-        """`count` blocks no one holds, int32 [count], or none of them (BLOCK-07).
+        """`count` free blocks, int32 [count], or none of them (BLOCK-07).
 
         Raises OutOfBlocks when fewer are free, PositionOutOfRange for a negative count (LAW-19).
         """
         count = in_range(count, None, PositionOutOfRange, "count")
-        left = self.num_free - count
-        if left < 0:
+        if count > self.num_free:
             raise OutOfBlocks(f"allocate: expected {count} free of {self.num_blocks} blocks, got {self.num_free}")
+        taken = self._take(count)
+        self._references[taken] = 1
+        return taken
+
+    def share(self, block: int) -> None:
+        """One reference more. Raises BlockNotAllocated for a block without any (SHARE-02)."""
+        self.share_many([self._held("share", block)])
+
+    def share_many(self, blocks: Blocks) -> None:
+        """One reference more for each of several blocks that are held, all different."""
+        self._references[blocks] += 1
+
+    def free(self, block: int) -> None:
+        """One reference less; without any the block is free.
+
+        Raises BlockNotAllocated unless it is held: a block freed twice would get two owners (BLOCK-05).
+        """
+        self.free_many([self._held("free", block)])
+
+    def free_many(self, blocks: Blocks) -> None:
+        """One reference less for each of several blocks that are held, all different."""
+        numbers = np.asarray(blocks, np.int32)
+        self._references[numbers] -= 1
+        self._give_back(numbers[self._references[numbers] == 0])
+
+    def references(self, block: int) -> int:
+        """How often a block is held, 0 for a free one. Raises BlockNotAllocated for one that is not of this pool."""
+        number = integer(block)
+        if number is None or not 0 <= number < self.num_blocks:
+            raise BlockNotAllocated(f"references: expected a block in [0, {self.num_blocks}), got {block!r}")
+        return int(self._references[number])
+
+    def shared(self, blocks: Blocks) -> NDArray[np.bool_]:
+        """Which of several blocks have other references than one."""
+        return np.asarray(self._references[blocks] > 1)
+
+    def _held(self, operation: str, block: int) -> int:
+        number = integer(block)
+        if number is None or not 0 <= number < self.num_blocks or not self._references[number]:
+            raise BlockNotAllocated(f"{operation}: expected a block that is held, got {block!r}")
+        return number
+
+    def _take(self, count: int) -> NDArray[np.int32]:
+        """So many of the free blocks, of which there are enough."""
+        left = self._num_free - count
         taken = self._free[left : self._num_free][::-1].copy()
-        self._held[taken] = True
         self._num_free = left
         return taken
 
-    def free(self, block: int) -> None:
-        """Give `block` back. Raises BlockNotAllocated unless it is held: a block freed twice would get two owners (BLOCK-05)."""
-        number = integer(block)
-        if number is None or not 0 <= number < self.num_blocks or not self._held[number]:
-            raise BlockNotAllocated(f"free: expected a block that is held, got {block!r}")
-        self._held[number] = False
-        self._free[self._num_free] = number
-        self._num_free += 1
+    def _give_back(self, blocks: NDArray[np.int32]) -> None:
+        """Blocks that have no reference left."""
+        self._free[self._num_free : self._num_free + len(blocks)] = blocks
+        self._num_free += len(blocks)
 
 
 NO_BLOCK = -1  # what fills up the shorter tables of a batch: a slot of it is negative, and skipped (KERN-02)
@@ -106,10 +150,17 @@ class BlockTables:
             self._closed = list(reversed(range(tables, tables + more)))
         return self._closed.pop()
 
-    def close(self, table: int) -> list[int]:
-        """Forget a sequence: the blocks that it held, layer by layer."""
-        held: list[int] = self._segment(table).T.reshape(-1).tolist()
-        self.counts[table], self.lengths[table], self._starts[table], self._rooms[table] = 0, 0, 0, 0
+    def fork(self, table: int) -> int:
+        """A new table that lists the same blocks, of as many tokens."""
+        new = self.open()
+        self.append(new, self._segment(table).copy())
+        self.lengths[new] = self.lengths[table]
+        return new
+
+    def close(self, table: int) -> NDArray[np.int32]:
+        """Forget a sequence: the blocks that it held, the last entry's first."""
+        held = self.cut(table, 0)
+        self.lengths[table], self._starts[table], self._rooms[table] = 0, 0, 0
         self._closed.append(table)
         return held
 
@@ -117,18 +168,46 @@ class BlockTables:
         """Give some tables more entries, by table how many: num_layers blocks an entry, a table's in the order of the layers."""
         begin = 0
         for table, count in more.items():
-            used, size = int(self.counts[table]) * self.num_layers, count * self.num_layers
-            if used + size >= self._rooms[table]:
-                self._move(table, max(used + size + self.num_layers, 2 * int(self._rooms[table])))
-            at = int(self._starts[table]) + used
-            self._entries[at : at + size] = blocks[begin : begin + size].reshape(self.num_layers, count).T.reshape(-1)
-            self.counts[table] += count
+            size = count * self.num_layers
+            self.append(table, blocks[begin : begin + size].reshape(self.num_layers, count).T)
             begin += size
+
+    def append(self, table: int, entries: NDArray[np.int32]) -> None:
+        """More entries, [count, num_layers]."""
+        used, size = int(self.counts[table]) * self.num_layers, entries.size
+        if used + size >= self._rooms[table]:
+            self._move(table, max(used + size + self.num_layers, 2 * int(self._rooms[table])))
+        at = int(self._starts[table]) + used
+        self._entries[at : at + size] = entries.reshape(-1)
+        self.counts[table] += len(entries)
+
+    def cut(self, table: int, count: int) -> NDArray[np.int32]:
+        """Leave a table its first `count` entries: the blocks of the others, the last entry's first."""
+        past = self._segment(table)[count:]
+        rest = past[::-1].reshape(-1).copy()
+        past[:] = NO_BLOCK
+        self.counts[table] = min(count, int(self.counts[table]))
+        return rest
+
+    def replace(self, table: int, layer: int, entry: int, block: int) -> int:
+        """Let an entry list another block: the one that it listed."""
+        segment = self._segment(table)
+        before, segment[entry, layer] = int(segment[entry, layer]), block
+        return before
 
     def blocks(self, table: int, layer: int) -> list[int]:
         """The blocks that hold the layer's tokens, in order."""
         held: list[int] = self._segment(table)[:, layer].tolist()
         return held
+
+    def held(self, table: int) -> NDArray[np.int32]:
+        """The blocks of every layer."""
+        return self._segment(table).reshape(-1)
+
+    def at(self, tables: Array, layers: Array, entries: Array) -> NDArray[np.int32]:
+        """The blocks of entries that there are, and NO_BLOCK for one past a table's last; the three broadcast."""
+        found: NDArray[np.int32] = self._entries.take(self._starts[tables] + layers + entries * self.num_layers)
+        return found
 
     def padded(self, tables: NDArray[np.int64], layer: int) -> NDArray[np.int32]:
         """`blocks` of several tables, int32 [tables, most blocks of any], NO_BLOCK past the end of each."""
@@ -148,7 +227,7 @@ class BlockTables:
     def slots(self, tables: Array, layers: Array, positions: Array) -> NDArray[np.int64]:
         """block * block_size + offset for positions within capacity; the three broadcast against each other."""
         entry = positions // self.block_size
-        blocks = self._entries.take(self._starts[tables] + layers + entry * self.num_layers)
+        blocks = self.at(tables, layers, entry)
         slots: NDArray[np.int64] = (blocks - entry) * self.block_size + positions  # the offset is positions - entry * block_size
         return slots
 

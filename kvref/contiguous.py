@@ -5,12 +5,13 @@ until they do, never past max_seq_len, and the tokens are copied over. Between g
 a captured graph may write into them and `advance` the length afterwards.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from kvref.array import Array
 from kvref.attention import attention
 from kvref.backend import Backend, reference
-from kvref.errors import CapacityExceeded, PositionOutOfRange, in_range, whole_fields
+from kvref.errors import CapacityExceeded, PositionOutOfRange, RowOutOfRange, in_range, whole_fields
 from kvref.formats import PLAIN_DTYPES, Quantized, get_format
 from kvref.inputs import accept, accept_pair
 
@@ -92,6 +93,26 @@ class ContiguousCache:
         if self.seq_len + count > self.capacity:
             raise CapacityExceeded(f"advance: expected at most {self.capacity} tokens, got {self.seq_len + count}")
         self.seq_len += count
+
+    def truncate(self, length: int) -> None:
+        """Forget all but the first `length` tokens; capacity and memory stay (EDIT-01).
+
+        Raises PositionOutOfRange for more than there are.
+        """
+        self.seq_len = in_range(length, self.seq_len + 1, PositionOutOfRange, "length")
+
+    def reorder(self, rows: Sequence[int]) -> None:
+        """Let sequence i of the batch be what sequence rows[i] was: beams that go on from others (EDIT-07).
+
+        Rows may repeat, and their number is the new batch_size; where it stays, so does the memory. Raises RowOutOfRange, and
+        ConfigError for no rows.
+        """
+        chosen = [in_range(row, self.config.batch_size, RowOutOfRange, "row") for row in rows]
+        config = replace(self.config, batch_size=len(chosen))
+        keys, values = (self._backend.gather(buffer, chosen) for buffer in (self._keys, self._values))
+        if config == self.config:
+            keys, values = self._backend.update(self._keys, keys, 0), self._backend.update(self._values, values, 0)
+        self.config, self._keys, self._values = config, keys, values
 
     def reset(self) -> None:
         """Forget every token; capacity and memory stay (CONTIG-11)."""

@@ -69,8 +69,24 @@ class HeadOutOfRange(KVRefError):
     """A key-value head the cache does not have."""
 
 
+class RowOutOfRange(KVRefError):
+    """A row that the batch does not have."""
+
+
 class TokenOutOfRange(KVRefError):
     """A token that the vocabulary does not have."""
+
+
+class TokenMismatch(KVRefError):
+    """Tokens that are not those a sequence was said to hold before."""
+
+
+class NotTruncatable(KVRefError):
+    """What a shorter sequence would hold is gone: evicted, or stored in another way since."""
+
+
+class InUse(KVRefError):
+    """Sequences live that would lose what they hold."""
 
 
 class SlotOutOfRange(KVRefError):

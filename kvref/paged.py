@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from kvref.array import Array
 from kvref.attention import attention
 from kvref.backend import Backend, reference
-from kvref.blocks import BlockPool, BlockTables
+from kvref.blocks import NO_BLOCK, BlockPool, BlockTables
 from kvref.errors import LayerOutOfRange, OutOfBlocks, PositionOutOfRange, SequenceNotFound, in_range, integer, whole_fields
 from kvref.formats import PLAIN_DTYPES, get_format
 from kvref.inputs import accept_pair
+from kvref.rotary import Rotary
 from kvref.slots import TokenStore
 
 
@@ -70,14 +71,64 @@ class PagedCache:
 
     def drop(self, sequence: int) -> None:
         """Forget a sequence and give back every block it held. Raises SequenceNotFound."""
-        for block in self._tables.close(self._table(sequence)):
-            self.pool.free(block)
+        self.pool.free_many(self._tables.close(self._table(sequence)))
         del self._table_of[sequence]
+
+    def fork(self, sequence: int) -> int:
+        """A new sequence that reads as this one does: it shares its blocks until one of them is written to (SHARE-03).
+
+        Takes no block and touches no data. Raises SequenceNotFound.
+        """
+        table = self._tables.fork(self._table(sequence))
+        self.pool.share_many(self._tables.held(table))
+        child = self._next_sequence
+        self._next_sequence += 1
+        self._table_of[child] = table
+        return child
+
+    def truncate(self, sequence: int, length: int) -> None:
+        """Forget all but the first `length` tokens of every layer, and give back the blocks past them (EDIT-01).
+
+        Raises PositionOutOfRange for more tokens than some layer has (EDIT-02).
+        """
+        table = self._table(sequence)
+        length = in_range(length, int(self._tables.lengths[table].min()) + 1, PositionOutOfRange, "length")
+        self._cut(table, length)
+
+    def remove(self, sequence: int, start: int, stop: int, theta: float | None = None, layout: str = "halves") -> None:
+        """Forget tokens start .. stop of every layer; those behind them move up (EDIT-10).
+
+        theta: where keys carry rotary positions of this base, those that move are turned back by stop - start positions.
+        layout: which numbers of a head turn together, "halves" or "pairs" (see `kvref.rotary`).
+
+        Raises PositionOutOfRange unless 0 <= start <= stop <= the length of every layer, ConfigError for a theta or a layout
+        that is none, and OutOfBlocks where what moves would have to be copied and there is no room; then nothing has changed.
+        """
+        table = self._table(sequence)
+        stop = in_range(stop, int(self._tables.lengths[table].min()) + 1, PositionOutOfRange, "stop")
+        start = in_range(start, stop + 1, PositionOutOfRange, "start")
+        rotary = None if theta is None else Rotary(self.config.head_dim, theta, layout)
+        if start == stop:
+            return
+        lengths = self._tables.lengths[table] - (stop - start)
+        layers, positions = np.concatenate(
+            [np.stack([np.full(length - start, layer), np.arange(start, length)]) for layer, length in enumerate(lengths)], axis=1
+        )
+        self._prepare({}, table, layers, positions)
+        new = self._tables.slots(table, layers, positions)
+        old = self._tables.slots(table, layers, positions + stop - start)
+        if rotary is None:
+            self._store.copy(old, new)
+        else:
+            keys, values = self._store.read(old)
+            self._store.write(new, rotary.turned(keys, start - stop, self._backend), values)
+        self._cut(table, lengths)
 
     def ensure_capacity(self, sequence: int, num_tokens: int) -> None:
         """Hold ceil(num_tokens / block_size) blocks in every layer, or more. Raises OutOfBlocks and takes none (PAGED-05)."""
         table = self._table(sequence)
-        self._ensure(table, in_range(num_tokens, None, PositionOutOfRange, "num_tokens"))
+        missing = self._missing(table, in_range(num_tokens, None, PositionOutOfRange, "num_tokens"))
+        self._prepare(missing, table, 0, np.arange(0))
 
     def write(self, sequence: int, layer: int, start: int, keys: Array, values: Array) -> None:
         """Write keys and values [n, num_kv_heads, head_dim] at positions start .. start + n, taking blocks as needed.
@@ -90,8 +141,9 @@ class PagedCache:
         shape = ("n", self.config.num_kv_heads, self.config.head_dim)
         keys, values = accept_pair(keys, values, shape, self._backend)
         end = start + keys.shape[0]
-        self._ensure(table, end)
-        slots = self._tables.slots(table, layer, np.arange(start, end))
+        positions = np.arange(start, end)
+        self._prepare(self._missing(table, end), table, layer, positions)
+        slots = self._tables.slots(table, layer, positions)
         self._store.write(slots, keys, values)
         self._tables.lengths[table, layer] = max(length, end)
 
@@ -104,7 +156,7 @@ class PagedCache:
         shape = (len(tables), self.config.num_kv_heads, self.config.head_dim)
         keys, values = accept_pair(keys, values, shape, self._backend)
         positions = self._tables.lengths[tables, layer] + _times_before(sequences)
-        self._ensure_each(tables, positions + 1)
+        self._prepare(self._missing_each(tables, positions + 1), tables, layer, positions)
         self._store.write(self._tables.slots(tables, layer, positions), keys, values)
         self._tables.lengths[tables, layer] = positions + 1  # of a table named twice the last counts
 
@@ -114,8 +166,9 @@ class PagedCache:
         shape = (config.num_layers, len(tables), config.num_kv_heads, config.head_dim)
         keys, values = accept_pair(keys, values, shape, self._backend)
         positions = self._tables.lengths[tables] + _times_before(sequences)[:, None]  # [B, num_layers]
-        self._ensure_each(tables, positions.max(axis=1) + 1)
-        slots = self._tables.slots(tables[:, None], np.arange(config.num_layers), positions)
+        step = tables[:, None], np.arange(config.num_layers), positions
+        self._prepare(self._missing_each(tables, positions.max(axis=1) + 1), *step)
+        slots = self._tables.slots(*step)
         tokens = (slots.size, config.num_kv_heads, config.head_dim)
         keys, values = (self._backend.xp.reshape(each, tokens) for each in (keys, values))
         self._store.write(slots.T.reshape(-1), keys, values)
@@ -192,29 +245,71 @@ class PagedCache:
     def _layer(self, layer: int) -> int:
         return in_range(layer, self.config.num_layers, LayerOutOfRange, "layer")
 
-    def _ensure(self, table: int, num_tokens: int) -> None:
-        """Room for `num_tokens` in every layer of one sequence, or OutOfBlocks and no block taken."""
-        missing = self._tables.entries_for(num_tokens) - int(self._tables.counts[table])
-        if missing > 0:
-            self._extend({table: missing})
+    def _missing(self, table: int, num_tokens: int) -> dict[int, int]:
+        """The entries that a table needs for so many tokens, as `_prepare` takes them."""
+        return {table: max(0, self._tables.entries_for(num_tokens) - int(self._tables.counts[table]))}
 
-    def _ensure_each(self, tables: NDArray[np.int64], num_tokens: NDArray[np.int64]) -> None:
-        """`_ensure` of several, to all or none."""
+    def _missing_each(self, tables: NDArray[np.int64], num_tokens: NDArray[np.int64]) -> dict[int, int]:
+        """`_missing` of several."""
         missing = self._tables.entries_for(num_tokens) - self._tables.counts[tables]
         short = (missing > 0).nonzero()[0]
-        if short.size == 0:
-            return
         more: dict[int, int] = {}
         for table, count in zip(tables[short].tolist(), missing[short].tolist(), strict=True):
             more[table] = max(count, more.get(table, 0))  # a sequence may be named twice
-        self._extend(more)
+        return more
 
-    def _extend(self, more: Mapping[int, int]) -> None:
-        """Blocks of every layer for so many more entries of each table, or OutOfBlocks and none."""
+    def _prepare(self, more: Mapping[int, int], tables: Array, layers: Array, positions: Array) -> None:
+        """Room to write: so many more entries of each table, and blocks that no one else holds at the positions to be written.
+
+        tables, layers and positions broadcast against each other. Raises OutOfBlocks, and then nothing has changed (SHARE-07).
+        """
+        places = self._shared(tables, layers, positions // self.config.block_size)
         needed = self.config.num_layers * sum(more.values())
-        if needed > self.pool.num_free:
-            raise OutOfBlocks(f"blocks: expected {needed} free ones, got {self.pool.num_free}")
-        self._tables.extend(more, self.pool.allocate_many(needed))
+        if needed + len(places) > self.pool.num_free:
+            raise OutOfBlocks(f"blocks: expected {needed + len(places)} free ones, got {self.pool.num_free}")
+        if needed:
+            self._tables.extend(more, self.pool.allocate_many(needed))
+        if places:
+            targets = self.pool.allocate_many(len(places))
+            sources = [self._tables.replace(*place, block) for place, block in zip(places, targets.tolist(), strict=True)]
+            self._store.copy(sources, targets, self.config.block_size)
+            for source in sources:  # one may be there twice
+                self.pool.free(source)
+
+    def _shared(self, tables: Array, layers: Array, entries: Array) -> list[tuple[int, int, int]]:
+        """The places among these whose blocks have to be copied before they are written to (SHARE-05).
+
+        Of those that write to the same block the last to hold it keeps it.
+        """
+        entries = np.minimum(entries, self._tables.counts[tables])  # past the end there is none to be shared
+        blocks = self._tables.at(tables, layers, entries)
+        shared = blocks != NO_BLOCK
+        shared[shared] = self._kept(blocks[shared])
+        if not shared.any():
+            return []
+        all_places = (np.broadcast_to(each, blocks.shape)[shared].tolist() for each in (tables, layers, entries))
+        places = dict(zip(zip(*all_places, strict=True), blocks[shared].tolist(), strict=True))
+        others = {block: self._others(block) for block in places.values()}
+        copied = []
+        for place, block in places.items():
+            if others[block]:
+                others[block] -= 1
+                copied.append(place)
+        return copied
+
+    def _kept(self, blocks: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """Which blocks someone has to find as they are, besides one that holds them."""
+        return self.pool.shared(blocks)
+
+    def _others(self, block: int) -> int:
+        """How many that are."""
+        return self.pool.references(block) - 1
+
+    def _cut(self, table: int, lengths: int | NDArray[np.int64]) -> None:
+        """Leave a table so many tokens of each layer, and the blocks that they take."""
+        self._tables.lengths[table] = lengths
+        entries = self._tables.entries_for(int(self._tables.lengths[table].max()))
+        self.pool.free_many(self._tables.cut(table, entries))
 
 
 def _times_before(sequences: Sequence[int]) -> NDArray[np.int64]:

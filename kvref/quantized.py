@@ -83,6 +83,14 @@ class QuantizedCache:
         """Tokens in the layer."""
         return self._lengths[self._layer(layer)]
 
+    def truncate(self, length: int) -> None:
+        """Forget all but the first `length` tokens of every layer (EDIT-01).
+
+        Raises PositionOutOfRange for more than some layer has.
+        """
+        length = in_range(length, min(self._lengths) + 1, PositionOutOfRange, "length")
+        self._lengths = [length] * self.config.num_layers
+
     def clear(self) -> None:
         """Forget every token in every layer."""
         self._lengths = [0] * self.config.num_layers

@@ -39,6 +39,12 @@ class SlotStore:
             )
         )
 
+    def copy(self, sources: Slots, targets: Slots, block_size: int) -> None:
+        """Let blocks hold what others do, codes and scales bit for bit (KERN-09)."""
+        self._stored = Quantized(
+            *(None if store is None else self._backend.copy(store, sources, targets, block_size) for store in self._stored)
+        )
+
     def read(self, slots: Slots) -> Array:
         """float32 [n, num_kv_heads, head_dim]: what n slots read back as."""
         picked = Quantized(*(None if store is None else self._backend.gather(store, slots) for store in self._stored))
@@ -66,6 +72,11 @@ class TokenStore:
         new_keys, new_values = self.keys.quantized(keys), self.values.quantized(values)  # both may raise, so both come first
         self.keys.put(slots, new_keys)
         self.values.put(slots, new_values)
+
+    def copy(self, sources: Slots, targets: Slots, block_size: int = 1) -> None:
+        """Let blocks of slots hold what others hold now, bit for bit."""
+        self.keys.copy(sources, targets, block_size)
+        self.values.copy(sources, targets, block_size)
 
     def read(self, slots: Slots) -> tuple[Array, Array]:
         return self.keys.read(slots), self.values.read(slots)

@@ -16,7 +16,7 @@ from kvref.array import Array
 from kvref.attention import attention
 from kvref.backend import Backend, reference
 from kvref.buffers import VALUE_BYTES, Buffer, BufferPool
-from kvref.errors import ConfigError, NonFinite, PositionOutOfRange, in_range, whole_fields
+from kvref.errors import ConfigError, NonFinite, NotTruncatable, PositionOutOfRange, in_range, whole_fields
 from kvref.formats import FORMATS, PLAIN_DTYPES, SCALED_FORMATS, Format, get_format
 from kvref.inputs import accept_pair
 from kvref.slots import TokenStore
@@ -101,6 +101,15 @@ class _Tier:
             if run.start == run.stop and len(self.runs) > 1:
                 self.runs.popleft()
 
+    def take_back(self, count: int) -> int:
+        """Forget the newest `count` tokens: how many those are."""
+        left = count
+        for run in reversed(self.runs):
+            taken = min(left, run.stop - run.start)
+            run.stop -= taken
+            left -= taken
+        return count
+
     def drop_drained(self) -> None:
         """Give back the memory of runs that hold no token and take none (TIER-16)."""
         self.runs = deque(run for run in self.runs if run.start < run.stop or (self.room and run is self.runs[-1]))
@@ -130,6 +139,7 @@ class TieredCache:
         self._lock = RLock()
         self._tiers = [_Tier("tail"), _Tier("warm"), _Tier("store")]
         self._next = 0  # the position of the next token appended
+        self._moved_at = 0  # what that was when tokens last moved on, or were evicted
         self._adopt(config)
 
     def append(self, keys: Array, values: Array) -> None:
@@ -143,7 +153,9 @@ class TieredCache:
             self._check_storable("keys", keys)
             self._check_storable("values", values)
             count, room, batch = keys.shape[0], self.config.max_tokens, self.config.migration_batch
-            self._evict(max(0, self.total_tokens + count - room))
+            if (past := self.total_tokens + count - room) > 0:
+                self._evict(past)
+                self._moved_at = self._next + count
             forgotten = max(0, count - room)  # the head of an append longer than the cache (TIER-05)
             self._next += forgotten
             newest = next(tier for tier in self._tiers if tier.room)
@@ -221,10 +233,24 @@ class TieredCache:
             for tier in self._tiers:
                 tier.drop_drained()
 
+    def truncate(self, length: int) -> None:
+        """Forget the tokens at positions `length` and past it, as if they had never come (EDIT-01, EDIT-03).
+
+        Raises PositionOutOfRange for more than came, and NotTruncatable where some of those tokens have pushed others on: what
+        was quantized, or evicted, to make room for them is not to be had back (EDIT-06).
+        """
+        with self._lock:
+            length = in_range(length, self._next + 1, PositionOutOfRange, "length")
+            if length < self._moved_at:
+                raise NotTruncatable(f"length: expected at least {self._moved_at}, when tokens last moved on, got {length}")
+            count, self._next = self._next - length, length
+            for tier in self._tiers:
+                count -= tier.take_back(min(count, len(tier)))
+
     def clear(self) -> None:
         """Forget every token; positions start from 0 again."""
         with self._lock:
-            self._next = 0
+            self._next = self._moved_at = 0
             for tier in self._tiers:
                 tier.let_go(len(tier))
 
@@ -240,6 +266,7 @@ class TieredCache:
             for keys, values in tier.oldest(count):
                 target.write(keys, values)
             tier.let_go(count)
+            self._moved_at = self._next
 
     def _evict(self, count: int) -> None:
         """Let go of the oldest `count` tokens, or of all there are."""
