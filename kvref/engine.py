@@ -1,7 +1,7 @@
-"""An engine in little: a canary run over a paged cache. What whole engines are judged beside.
+"""An engine in little: a canary run over a paged cache that finds prefixes. What whole engines are judged beside.
 
-`Model` computes, and everything it computes goes through the cache. `Engine` keeps sessions: the tokens of each, to say what it
-is and to begin it anew where the cache cannot be edited.
+`Model` computes, and everything it computes goes through the cache. `Engine` keeps sessions. A session is its tokens; the cache
+holds the first of them, and what it lacks is computed when somebody asks what comes next.
 """
 
 from collections.abc import Sequence
@@ -27,6 +27,7 @@ from kvref.errors import (
     whole,
 )
 from kvref.paged import PagedCache, PagedConfig
+from kvref.prefix import PrefixCache
 
 Floats = NDArray[Any]
 
@@ -40,8 +41,8 @@ class Model:
         self._cos, self._sin = (part[:, None].astype(np.float32) for part in (np.cos(angle), np.sin(angle)))
 
     def step(self, sequence: int, tokens: Sequence[int]) -> int:
-        """Write tokens behind those that the sequence has; what comes next. Raises OutOfBlocks."""
-        start = self.cache.length(sequence, 0)
+        """Write tokens behind those that the sequence has in every layer; what comes next. Raises OutOfBlocks."""
+        start = self.cache.length(sequence, self.canary.num_layers - 1)  # the last to be written
         self.cache.ensure_capacity(sequence, start + len(tokens))  # of all layers or none
         stream: Floats = self._weights["model.embed_tokens.weight"][list(tokens)]
         for layer in range(self.canary.num_layers):
@@ -96,25 +97,24 @@ class Engine:
         """A session takes whole blocks of block_size tokens. Raises ConfigError."""
         blocks = -(-whole("cache_tokens", cache_tokens) // whole("block_size", block_size))
         sizes = (blocks * canary.num_layers, canary.num_layers, canary.num_kv_heads, canary.head_dim, block_size)
-        self.canary, self.cache = canary, PagedCache(PagedConfig(*sizes), backend)
+        self.canary, self.cache = canary, PrefixCache(PagedConfig(*sizes), backend)
         self._model = Model(canary, self.cache, backend)
         self._tokens: dict[int, list[int]] = {}
-        self._next: dict[int, int] = {}  # by session, what comes behind its last token
-        self._sequence: dict[int, int] = {}
+        self._next: dict[int, int] = {}  # by session, what comes behind its last token, where that is known
+        self._sequence: dict[int, int] = {}  # by session, what the cache holds of it, if anything
         self._saved: list[Saved] = []
         self._opened = 0
 
     def open(self) -> int:
         """A new session of no tokens."""
         session, self._opened = self._opened, self._opened + 1
-        self._tokens[session], self._sequence[session] = [], self.cache.create()
+        self._tokens[session] = []
         return session
 
     def close(self, session: int) -> None:
         """Forget it. Raises SequenceNotFound, as all that take a session do."""
-        self.cache.drop(self._sequence.pop(self._known(session)))
+        self._truncate(self._known(session), 0)
         del self._tokens[session]
-        self._next.pop(session, None)
 
     def length(self, session: int) -> int:
         """Tokens told and said."""
@@ -127,7 +127,7 @@ class Engine:
         if len(told) + len(given) > self.canary.context:
             raise CapacityExceeded(f"tokens: expected at most {self.canary.context - len(told)} more, got {len(given)}")
         if given:
-            self._next[session] = self._model.step(self._sequence[session], given)
+            self._next[session] = self._computed(session, told + given)
             told += given
 
     def generate(self, session: int, count: int) -> list[int]:
@@ -167,21 +167,33 @@ class Engine:
         for session in sessions:
             if len(self._tokens[self._known(session)]) == self.canary.context:
                 raise CapacityExceeded(f"session {session}: expected less than {self.canary.context} tokens, got as many")
-        lengths = {session: self.length(session) for session in sessions}
-        if 0 in lengths.values():
+        if any(self.length(session) == 0 for session in sessions):
             raise PositionOutOfRange("step: expected sessions of at least one token, got one of none")
-        for session, length in lengths.items():
-            self.cache.ensure_capacity(self._sequence[session], length + 1)
-        return [self.generate(session, 1)[0] for session in sessions]
+        said = dict[int, int]()
+        try:
+            for session in sessions:
+                (said[session],) = self.generate(session, 1)
+        except OutOfBlocks:
+            for session, token in said.items():
+                self._truncate(session, self.length(session) - 1)
+                self._next[session] = token
+            raise
+        return list(said.values())
 
     def fork(self, session: int) -> int:
-        """A new session that is as this one is, and goes on by itself. Raises OutOfBlocks."""
-        return self._begun(self._tokens[self._known(session)])
+        """A new session that is as this one is, and goes on by itself: they share what they were told."""
+        known, child = self._known(session), self.open()
+        self._tokens[child] = list(self._tokens[known])
+        if known in self._sequence:
+            self._sequence[child] = self.cache.fork(self._sequence[known])
+        if known in self._next:
+            self._next[child] = self._next[known]
+        return child
 
     def save(self, session: int) -> int:
         """Copy a session out of the cache: the number to load it by, however often, whatever becomes of the session."""
-        tokens = self._tokens[self._known(session)]
-        held = [self.cache.gather(self._sequence[session], layer) for layer in range(self.canary.num_layers)]
+        tokens, sequence = self._tokens[self._known(session)], self._sequence.get(session)
+        held = [] if sequence is None else [self.cache.gather(sequence, layer) for layer in range(self.canary.num_layers)]
         self._saved.append(Saved(list(tokens), self._next.get(session), held))
         return len(self._saved) - 1
 
@@ -190,16 +202,16 @@ class Engine:
         number = integer(saved)
         if number is None or not 0 <= number < len(self._saved):
             raise SequenceNotFound(f"saved: expected what `save` gave, got {saved!r}")
-        kept = self._saved[number]
-        session = self.open()
+        kept, sequence = self._saved[number], self.cache.create()
         try:
-            self.cache.ensure_capacity(self._sequence[session], len(kept.tokens))
+            self.cache.ensure_capacity(sequence, len(kept.tokens))
         except OutOfBlocks:
-            self.close(session)
+            self.cache.drop(sequence)
             raise
         for layer, (keys, values) in enumerate(kept.held):
-            self.cache.write(self._sequence[session], layer, 0, keys, values)
-        self._tokens[session] = list(kept.tokens)
+            self.cache.write(sequence, layer, 0, keys, values)
+        session = self.open()
+        self._tokens[session], self._sequence[session] = list(kept.tokens), sequence
         if kept.next is not None:
             self._next[session] = kept.next
         return session
@@ -208,14 +220,18 @@ class Engine:
         """Forget all but the first `length` tokens. Raises PositionOutOfRange for more than there are."""
         told = self._tokens[self._known(session)]
         length = in_range(length, len(told) + 1, PositionOutOfRange, "length")
-        self._become(session, told[:length])
+        if length < len(told):
+            self._truncate(session, length)
 
     def remove(self, session: int, start: int, stop: int) -> None:
-        """Forget tokens start .. stop; those behind them move up. Raises PositionOutOfRange."""
+        """Forget tokens start .. stop; those behind them are told anew. Raises PositionOutOfRange."""
         told = self._tokens[self._known(session)]
         stop = in_range(stop, len(told) + 1, PositionOutOfRange, "stop")
         start = in_range(start, stop + 1, PositionOutOfRange, "start")
-        self._become(session, told[:start] + told[stop:])
+        rest = told[stop:]
+        if start < stop:
+            self._truncate(session, start)
+            told += rest
 
     def _speaks(self, session: int, count: int) -> tuple[list[int], int]:
         """What a session was told, and how many of `count` tokens it can say. Raises as `generate` does."""
@@ -223,6 +239,8 @@ class Engine:
         count = min(in_range(count, None, PositionOutOfRange, "count"), self.canary.context - len(told))
         if not told:
             raise PositionOutOfRange(f"session {session}: expected at least one token, behind which others come, got none")
+        if session not in self._next:
+            self._next[session] = self._computed(session, told)
         return told, count
 
     def _known(self, session: int) -> int:
@@ -231,18 +249,29 @@ class Engine:
             raise SequenceNotFound(f"session: expected one that was opened and not closed, got {session!r}")
         return number
 
-    def _begun(self, tokens: Sequence[int]) -> int:
-        """A new session that was told these tokens, or none and what that raised."""
-        session = self.open()
+    def _computed(self, session: int, tokens: list[int]) -> int:
+        """What comes behind these tokens, which begin with those of the session. Raises OutOfBlocks."""
+        if session not in self._sequence:
+            self._sequence[session] = self.cache.begin(tokens)
+        sequence = self._sequence[session]
+        held = self._held(session)
         try:
-            self.extend(session, tokens)
-        except Exception:
-            self.close(session)
+            following = self._model.step(sequence, tokens[held:])
+        except BaseException:  # some layers may have been written, and what was found is not told yet
+            self.cache.truncate(sequence, min(held, self.length(session)))
             raise
-        return session
+        self.cache.commit(sequence, tokens)
+        return following
 
-    def _become(self, session: int, tokens: list[int]) -> None:
-        """Begin a session anew with other tokens, fewer than it had: in the blocks it held."""
-        self.close(session)
-        self._tokens[session], self._sequence[session] = [], self.cache.create()
-        self.extend(session, tokens)
+    def _held(self, session: int) -> int:
+        """How many of a session's tokens the cache holds."""
+        return min(self.cache.length(self._sequence[session], layer) for layer in range(self.canary.num_layers))
+
+    def _truncate(self, session: int, length: int) -> None:
+        """Leave a session its first tokens. The last of them is computed anew, for what comes behind it is not known."""
+        del self._tokens[session][length:]
+        self._next.pop(session, None)
+        if session in self._sequence and length < 2:
+            self.cache.drop(self._sequence.pop(session))
+        elif session in self._sequence:
+            self.cache.truncate(self._sequence[session], min(length - 1, self._held(session)))

@@ -33,7 +33,7 @@ def positions_wrap_at_64(patch):
 
 @bug("ENG-02")
 def a_batch_is_answered_in_the_order_of_its_sessions(patch):
-    in_source(patch, "kvref.engine.Engine.step", "for session in sessions]", "for session in sorted(sessions)]")
+    in_source(patch, "kvref.engine.Engine.step", "list(said.values())", "[said[each] for each in sorted(said)]")
 
 
 @bug("ENG-03")
@@ -184,7 +184,7 @@ def what_comes_next_is_not_saved(patch):
 
 @bug("ENG-09")
 def truncating_leaves_what_was_written(patch):
-    in_source(patch, "kvref.engine.Engine.truncate", "self._become(session, told[:length])", "del told[length:]")
+    in_source(patch, "kvref.engine.Engine.truncate", "self._truncate(session, length)", "del told[length:]")
 
 
 @bug("ENG-10")
