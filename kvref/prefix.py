@@ -9,6 +9,7 @@ are taken for something else.
 import hashlib
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,20 +21,23 @@ from kvref.blocks import BlockPool, Blocks
 from kvref.errors import InUse, OutOfBlocks, PositionOutOfRange, TokenMismatch, TokenOutOfRange, in_range
 from kvref.paged import PagedCache, PagedConfig
 
-MOST_TOKEN = 2**63  # a key is made of int64
+TOKEN_BYTES = 8  # in a key
+MOST_TOKEN = 2**63
+
+Tokens = NDArray[np.int64]
 
 
-def block_keys(tokens: Sequence[int], block_size: int, salt: str = "", known: Sequence[bytes] = ()) -> Iterator[bytes]:
+def block_keys(tokens: Sequence[int] | Tokens, block_size: int, salt: str = "", known: Sequence[bytes] = ()) -> Iterator[bytes]:
     """The key of each full block of tokens, one after the other, behind those of the first blocks if they are known.
 
     key i = sha256(key i - 1, the block's tokens as little-endian int64), and before the first comes sha256(salt in UTF-8): the
     same in any process, for tokens of any integer type (PREFIX-15). No one can make SHA-256 collide (PREFIX-03).
     """
     key = known[-1] if known else hashlib.sha256(salt.encode()).digest()
-    first = len(known) * block_size
-    numbers = np.array(tokens[first:], "<i8")
-    for start in range(0, len(numbers) - block_size + 1, block_size):
-        key = hashlib.sha256(key + numbers[start : start + block_size].tobytes()).digest()
+    size = block_size * TOKEN_BYTES
+    numbers = np.asarray(tokens[len(known) * block_size :], "<i8").tobytes()
+    for start in range(0, len(numbers) - size + 1, size):
+        key = hashlib.sha256(key + numbers[start : start + size]).digest()
         yield key
 
 
@@ -132,12 +136,13 @@ class _Told:
     """The tokens that a sequence was said to hold, and the keys of its full blocks, which are findable."""
 
     salt: str
-    tokens: list[int] = field(default_factory=list)
+    tokens: Tokens = field(default_factory=lambda: np.zeros(0, np.int64))
     keys: list[bytes] = field(default_factory=list)
 
     def cut(self, length: int, block_size: int) -> None:
         """Of what lies behind so many tokens nothing is known."""
-        del self.tokens[length:], self.keys[length // block_size :]
+        self.tokens = self.tokens[:length]
+        del self.keys[length // block_size :]
 
 
 class PrefixCache(PagedCache):
@@ -152,7 +157,7 @@ class PrefixCache(PagedCache):
 
     def match(self, tokens: Sequence[int], salt: str = "") -> int:
         """How many leading tokens `begin` would find. Changes nothing (PREFIX-05). Raises TokenOutOfRange."""
-        return len(self._find(_whole(tokens), salt)) * self.config.block_size
+        return len(self._find(_numbers(tokens), salt)) * self.config.block_size
 
     def begin(self, tokens: Sequence[int], salt: str = "") -> int:
         """A new sequence with room for these tokens, that holds as many of them as are found: its length says how many.
@@ -161,7 +166,7 @@ class PrefixCache(PagedCache):
         keys and values hang on, such as an adapter, an image, a tenant. Raises TokenOutOfRange, and OutOfBlocks, with nothing
         changed (PREFIX-13).
         """
-        numbers = _whole(tokens)
+        numbers = _numbers(tokens)
         found = self._find(numbers, salt)
         entries = np.array([each.blocks for each in found], np.int32).reshape(-1, self.config.num_layers)
         more = self._tables.entries_for(len(numbers)) - len(found)
@@ -183,14 +188,13 @@ class PrefixCache(PagedCache):
         Raises SequenceNotFound, TokenOutOfRange, PositionOutOfRange for more tokens than are written in every layer, and
         TokenMismatch where they are not those committed before (PREFIX-02).
         """
-        table, numbers, size = self._table(sequence), _whole(tokens), self.config.block_size
+        table, numbers, size = self._table(sequence), _numbers(tokens), self.config.block_size
         told, written = self._told[int(sequence)], int(self._tables.lengths[table].min())
         in_range(len(numbers), written + 1, PositionOutOfRange, "tokens committed")
         common = min(len(numbers), len(told.tokens))
-        if numbers[:common] != told.tokens[:common]:
-            at = next(i for i in range(common) if numbers[i] != told.tokens[i])
+        for at in np.flatnonzero(numbers[:common] != told.tokens[:common]):
             raise TokenMismatch(f"token at position {at}: expected {told.tokens[at]}, committed before, got {numbers[at]}")
-        told.tokens += numbers[common:]
+        told.tokens = numbers if len(numbers) > common else told.tokens
         for entry, key in enumerate(block_keys(told.tokens, size, told.salt, told.keys), len(told.keys)):
             self.pool.make_findable(Found(key, self._tables.at(table, np.arange(self.config.num_layers), entry)))
             told.keys.append(key)
@@ -213,7 +217,7 @@ class PrefixCache(PagedCache):
     def fork(self, sequence: int) -> int:
         child = super().fork(sequence)
         told = self._told[int(sequence)]
-        self._told[child] = _Told(told.salt, list(told.tokens), list(told.keys))
+        self._told[child] = _Told(told.salt, told.tokens, list(told.keys))
         return child
 
     def write(self, sequence: int, layer: int, start: int, keys: Array, values: Array) -> None:
@@ -231,7 +235,7 @@ class PrefixCache(PagedCache):
         if start < stop:
             self._told[int(sequence)].cut(int(start), self.config.block_size)
 
-    def _find(self, tokens: list[int], salt: str) -> list[Found]:
+    def _find(self, tokens: Tokens, salt: str) -> list[Found]:
         """The blocks of the longest beginning that is there, from the first on (PREFIX-09): never of all tokens."""
         size, found = self.config.block_size, list[Found]()
         for key in block_keys(tokens[: max(0, len(tokens) - 1)], size, salt):
@@ -249,8 +253,11 @@ class PrefixCache(PagedCache):
         return self.pool.references(block) - (not self.pool.findable([block])[0])
 
 
-def _whole(tokens: Sequence[int]) -> list[int]:
-    """Tokens as Python's integers. Raises TokenOutOfRange."""
-    if set(map(type, tokens)) <= {int} and 0 <= min(tokens, default=0) <= max(tokens, default=0) < MOST_TOKEN:
-        return list(tokens)
-    return [in_range(token, MOST_TOKEN, TokenOutOfRange, "token") for token in tokens]
+def _numbers(tokens: Sequence[int]) -> Tokens:
+    """Tokens as an array of one axis. Raises TokenOutOfRange."""
+    if set(map(type, tokens)) <= {int}:  # NumPy would take True for 1
+        with suppress(OverflowError):
+            numbers = np.array(tokens, np.int64)
+            if numbers.min(initial=0) >= 0:
+                return numbers
+    return np.array([in_range(token, MOST_TOKEN, TokenOutOfRange, "token") for token in tokens], np.int64)

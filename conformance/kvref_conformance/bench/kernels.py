@@ -49,6 +49,8 @@ def contests(backends: list[kvref.Backend], megabytes: int, wanted: Callable[[st
         for title, make in moves.items():
             if wanted(title):
                 yield _contest(title, shape, 2 * rows.nbytes, rows, backends, make, slots)
+        if wanted(title := "copy 16-token blocks"):  # half of them over the other half
+            yield _contest(title, shape, rows.nbytes, rows, backends, _copy, blocks[: len(blocks) // 2 * 2])
         for name, format in kvref.FORMATS.items():
             if name == "float32":
                 continue
@@ -84,6 +86,11 @@ def _gather(backend: kvref.Backend, rows: Array, slots: Any) -> Callable[[], obj
 def _scatter(backend: kvref.Backend, rows: Array, slots: Any) -> Callable[[], object]:
     store = _like(backend, rows)
     return lambda: backend.scatter(store, slots, rows)
+
+
+def _copy(backend: kvref.Backend, rows: Array, blocks: Any) -> Callable[[], object]:
+    half = len(blocks) // 2
+    return lambda: backend.copy(rows, blocks[:half], blocks[half:], BLOCK_SIZE)
 
 
 def _quantize(backend: kvref.Backend, rows: Array, format: kvref.Format) -> Callable[[], object]:

@@ -1,5 +1,6 @@
 """What a user would pick instead, of what is installed: plain NumPy and PyTorch, ml_dtypes, torchao, quanto, transformers."""
 
+import copy
 import logging
 import warnings
 from collections.abc import Callable, Iterator
@@ -61,6 +62,9 @@ def _plain(title: str, rows: Any, slots: Any) -> Iterator[Entry]:
 
             store, index = torch.from_numpy(rows), torch.from_numpy(slots)
             yield Entry("torch: store[slots]", lambda: store[index])
+    if title.startswith("copy"):
+        store, half = rows.copy().reshape(-1, BLOCK_SIZE, *rows.shape[1:]), len(slots) // 2
+        yield Entry("numpy: blocks[to] = blocks[of]", lambda: store.__setitem__(slots[half:], store[slots[:half]]))
     if title.startswith("scatter"):
         yield Entry("numpy: store[slots] = rows", assigned)
 
@@ -159,3 +163,15 @@ def transformers_prefill(tokens: Any) -> Iterator[Entry]:
 
     many = torch.from_numpy(tokens)
     yield Entry("transformers DynamicCache", lambda: DynamicCache().update(many, many, 0))
+
+
+def transformers_fork(tokens: int, heads: int, dim: int) -> Iterator[Entry]:
+    """A prompt's cache copied to go on from it twice, as their documentation does it."""
+    if not here("torch", "transformers"):
+        return
+    import torch
+    from transformers import DynamicCache
+
+    cache, rows = DynamicCache(), torch.ones((1, heads, tokens, dim))
+    cache.update(rows, rows, 0)
+    yield Entry("transformers: copy.deepcopy(cache)", lambda: copy.deepcopy(cache))

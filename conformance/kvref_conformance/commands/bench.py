@@ -13,7 +13,7 @@ from rich.text import Text
 
 import kvref
 from kvref.errors import BackendNotFound
-from kvref_conformance.bench import caches, kernels, show
+from kvref_conformance.bench import caches, kernels, prefixes, show
 from kvref_conformance.bench.contest import Outcome, hold, machine
 from kvref_conformance.implementations import existing_folder
 from kvref_conformance.outcome import CannotRun
@@ -41,7 +41,12 @@ def bench(options: argparse.Namespace) -> int:
     progress = Console(stderr=True)
     with Progress(*columns, console=progress, transient=True, disable=not progress.is_terminal) as live:
         task = live.add_task("preparing")
-        for contest in itertools.chain(kernels.contests(backends, options.size, wanted), caches.contests(backends, wanted)):
+        parts = (
+            kernels.contests(backends, options.size, wanted),
+            caches.contests(backends, wanted),
+            prefixes.contests(backends, wanted),
+        )
+        for contest in itertools.chain(*parts):
             live.update(task, description=f"{contest.title} ({contest.shape})")
             outcomes.append(hold(contest))
             console.print(show.table(outcomes[-1]))
