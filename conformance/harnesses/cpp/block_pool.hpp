@@ -1,4 +1,4 @@
-// A pool of numbered blocks: a block is either free or somebody's.
+// A pool of numbered blocks: a block has as many references as tables list it, and is free at none.
 #pragma once
 
 #include <vector>
@@ -8,20 +8,22 @@
 class BlockPool {
 public:
     // frees_twice: the bug. A block that is free already goes on the free list again, and gets two owners.
-    BlockPool(std::int64_t num_blocks, bool frees_twice) : held_(num_blocks, false), frees_twice_(frees_twice) {
+    BlockPool(std::int64_t num_blocks, bool frees_twice) : references_(num_blocks, 0), frees_twice_(frees_twice) {
         for (std::int64_t block = num_blocks; block-- > 0;) free_.push_back(block);
     }
+    virtual ~BlockPool() = default;
 
-    std::int64_t num_blocks() const { return static_cast<std::int64_t>(held_.size()); }
-    std::int64_t num_free() const { return static_cast<std::int64_t>(free_.size()); }
+    std::int64_t num_blocks() const { return static_cast<std::int64_t>(references_.size()); }
+    virtual std::int64_t num_free() const { return static_cast<std::int64_t>(free_.size()); }
     std::int64_t num_used() const { return num_blocks() - num_free(); }
-    double utilization() const { return held_.empty() ? 0.0 : static_cast<double>(num_used()) / static_cast<double>(num_blocks()); }
+    double utilization() const {
+        return references_.empty() ? 0.0 : static_cast<double>(num_used()) / static_cast<double>(num_blocks());
+    }
 
     std::int64_t allocate() {
-        if (free_.empty()) throw KVError("OutOfBlocks", "allocate: expected a free block, got none");
-        const std::int64_t block = free_.back();
-        free_.pop_back();
-        held_[block] = true;
+        if (num_free() == 0) throw KVError("OutOfBlocks", "allocate: expected a free block, got none");
+        const std::int64_t block = take();
+        references_[block] = 1;
         return block;
     }
 
@@ -36,17 +38,38 @@ public:
         return taken;
     }
 
-    void free(std::int64_t block) {
-        const bool known = block >= 0 && block < num_blocks();
-        if (!known || (!held_[block] && !frees_twice_)) {
-            throw KVError("BlockNotAllocated", "free: expected a block that is held, got " + std::to_string(block));
-        }
-        held_[block] = false;
-        free_.push_back(block);
+    void share(std::int64_t block) {
+        if (references(block) == 0) refuse("share", block);
+        ++references_[block];
     }
 
+    void free(std::int64_t block) {
+        if (references(block) == 0 && !frees_twice_) refuse("free", block);
+        if (references_[block] > 0) --references_[block];
+        if (references_[block] == 0) give_back(block);
+    }
+
+    std::int64_t references(std::int64_t block) const {
+        if (block < 0 || block >= num_blocks()) refuse("references", block);
+        return references_[block];
+    }
+
+protected:
+    virtual std::int64_t take() {
+        const std::int64_t block = free_.back();
+        free_.pop_back();
+        return block;
+    }
+
+    virtual void give_back(std::int64_t block) { free_.push_back(block); }
+
+    std::vector<std::int64_t> references_;
+
 private:
-    std::vector<bool> held_;
+    [[noreturn]] static void refuse(const char* operation, std::int64_t block) {
+        throw KVError("BlockNotAllocated", std::string(operation) + ": expected a block that is held, got " + std::to_string(block));
+    }
+
     std::vector<std::int64_t> free_;  // the last one is handed out first
     bool frees_twice_;
 };

@@ -1,4 +1,4 @@
-// A paged KV cache and its block pool, offered to kvref over standard input and output (kvref/spec/protocol.md):
+// A paged KV cache, one that finds prefixes, and the block pool, offered to kvref over standard input and output (kvref/spec/protocol.md):
 //
 //     cmake -S conformance/harnesses/cpp -B build && cmake --build build
 //     kvref check --exec build/harness
@@ -9,15 +9,16 @@
 #include <iostream>
 #include <map>
 #include <memory>
+#include <optional>
 
 #include "block_pool.hpp"
-#include "paged_cache.hpp"
+#include "prefix_cache.hpp"
 #include "wire.hpp"
 
 namespace {
 
 const Json ABOUT = {{"name", "paged-cpp"}, {"version", "1.0"}, {"language", "c++"}, {"level", "exact"},
-                    {"formats", {"float32"}}, {"families", {"blocks", "paged"}}};
+                    {"formats", {"float32"}}, {"families", {"blocks", "paged", "prefix"}}};
 
 std::int64_t size_of(const Json& args, const char* name, std::int64_t least) {
     const std::int64_t size = integer(args.at(name), "ConfigError", name);
@@ -36,6 +37,8 @@ PagedConfig paged_config(const Json& args) {
 
 using Operations = std::map<std::string, std::function<Json(const Json&)>>;
 
+std::int64_t block_of(const Json& args) { return integer(args.at("block"), "BlockNotAllocated", "block"); }
+
 Operations operations_of(std::shared_ptr<BlockPool> pool) {
     return {
         {"num_blocks", [=](const Json&) -> Json { return pool->num_blocks(); }},
@@ -47,9 +50,14 @@ Operations operations_of(std::shared_ptr<BlockPool> pool) {
              return pool->allocate_many(integer(args.at("count"), "PositionOutOfRange", "count"));
          }},
         {"free", [=](const Json& args) -> Json {
-             pool->free(integer(args.at("block"), "BlockNotAllocated", "block"));
+             pool->free(block_of(args));
              return nullptr;
          }},
+        {"share", [=](const Json& args) -> Json {
+             pool->share(block_of(args));
+             return nullptr;
+         }},
+        {"references", [=](const Json& args) -> Json { return pool->references(block_of(args)); }},
     };
 }
 
@@ -64,6 +72,17 @@ Integers integers(const Json& values, const char* kind, const char* name) {
 }
 
 Integers sequences_of(const Json& args) { return integers(args.at("sequences"), "SequenceNotFound", "sequences"); }
+
+// How keys are turned, or nothing where they are not.
+std::optional<Rotary> rotary_of(const Json& args, std::int64_t dim) {
+    if (!args.contains("theta") || args.at("theta").is_null()) return std::nullopt;
+    const Json& theta = args.at("theta");
+    if (!theta.is_number() || !(theta.get<double>() > 0)) throw KVError("ConfigError", "theta: expected a positive number, got " + theta.dump());
+    const std::string layout = args.value("layout", "halves");
+    if (layout != "halves" && layout != "pairs") throw KVError("ConfigError", "layout: expected halves or pairs, got " + layout);
+    if (dim % 2) throw KVError("ConfigError", "head_dim: expected an even number to turn in pairs, got " + std::to_string(dim));
+    return Rotary{theta, layout == "pairs"};
+}
 
 Operations operations_of(std::shared_ptr<PagedCache> cache) {
     const PagedConfig& config = cache->config();
@@ -90,6 +109,16 @@ Operations operations_of(std::shared_ptr<PagedCache> cache) {
         {"create", [=](const Json&) -> Json { return cache->create(); }},
         {"drop", [=](const Json& args) -> Json {
              cache->drop(sequence_of(args));
+             return nullptr;
+         }},
+        {"fork", [=](const Json& args) -> Json { return cache->fork(sequence_of(args)); }},
+        {"truncate", [=](const Json& args) -> Json {
+             cache->truncate(sequence_of(args), position_of(args, "length"));
+             return nullptr;
+         }},
+        {"remove", [=](const Json& args) -> Json {
+             const std::optional<Rotary> rotary = rotary_of(args, dim);
+             cache->remove(sequence_of(args), position_of(args, "start"), position_of(args, "stop"), rotary ? &*rotary : nullptr);
              return nullptr;
          }},
         {"ensure_capacity", [=](const Json& args) -> Json {
@@ -163,6 +192,36 @@ Operations operations_of(std::shared_ptr<PagedCache> cache) {
     };
 }
 
+Integers tokens_of(const Json& args) {
+    Integers tokens = integers(args.at("tokens"), "TokenOutOfRange", "tokens");
+    for (std::int64_t token : tokens) in_range(token, std::numeric_limits<std::int64_t>::max(), "TokenOutOfRange", "token");
+    return tokens;
+}
+
+Operations operations_of(std::shared_ptr<PrefixCache> cache) {
+    Operations operations = operations_of(std::static_pointer_cast<PagedCache>(cache));
+    operations.merge(Operations{
+        {"begin", [=](const Json& args) -> Json { return cache->begin(tokens_of(args), args.value("salt", "")); }},
+        {"match", [=](const Json& args) -> Json { return cache->match(tokens_of(args), args.value("salt", "")); }},
+        {"commit", [=](const Json& args) -> Json {
+             cache->commit(sequence_of(args), tokens_of(args));
+             return nullptr;
+         }},
+        {"reset", [=](const Json&) -> Json {
+             cache->reset();
+             return nullptr;
+         }},
+    });
+    return operations;
+}
+
+Operations made(const std::string& family, const Json& args, bool frees_twice) {
+    if (family == "blocks") return operations_of(std::make_shared<BlockPool>(size_of(args, "num_blocks", 0), frees_twice));
+    const PagedConfig config = paged_config(args);
+    if (family == "prefix") return operations_of(std::make_shared<PrefixCache>(config));
+    return operations_of(std::make_shared<PagedCache>(config, std::make_unique<BlockPool>(config.num_blocks, frees_twice)));
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -185,11 +244,8 @@ int main(int argc, char** argv) {
             return ABOUT;
         }
         const std::string family = op.substr(0, op.find('.')), name = op.substr(op.find('.') + 1);
-        if (op == "blocks.new" || op == "paged.new") {
-            const Operations made = family == "blocks"
-                                        ? operations_of(std::make_shared<BlockPool>(size_of(args, "num_blocks", 0), bug))
-                                        : operations_of(std::make_shared<PagedCache>(paged_config(args), bug));
-            objects[request.at("id")] = {family, made};
+        if (op == "blocks.new" || op == "paged.new" || op == "prefix.new") {
+            objects[request.at("id")] = {family, made(family, args, bug)};
             return {{"handle", request.at("id")}};
         }
         const auto object = objects.find(request.value("on", 0));

@@ -5,12 +5,14 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <memory>
+#include <set>
 #include <utility>
 #include <vector>
 
 #include "block_pool.hpp"
+#include "rotary.hpp"
 
-using Floats = std::vector<float>;
 using Integers = std::vector<std::int64_t>;
 
 struct PagedConfig {
@@ -25,42 +27,84 @@ struct Tokens {
 
 class PagedCache {
 public:
-    PagedCache(const PagedConfig& config, bool frees_twice)
+    PagedCache(const PagedConfig& config, std::unique_ptr<BlockPool> pool)
         : config_(config),
           row_(config.num_kv_heads * config.head_dim),
-          pool_(config.num_blocks, frees_twice),
           keys_(config.num_blocks * config.block_size * row_),
-          values_(keys_.size()) {}
+          values_(keys_.size()),
+          pool_(std::move(pool)) {}
 
     const PagedConfig& config() const { return config_; }
-    const BlockPool& pool() const { return pool_; }
+    const BlockPool& pool() const { return *pool_; }
+    virtual ~PagedCache() = default;
 
     // A new, empty sequence: an id that was never used before.
-    std::int64_t create() {
+    virtual std::int64_t create() {
         sequences_[next_].resize(config_.num_layers);
         return next_++;
     }
 
-    void drop(std::int64_t sequence) {
-        for (const Layer& layer : found(sequence)) {
-            for (std::int64_t block : layer.table) pool_.free(block);
-        }
+    virtual void drop(std::int64_t sequence) {
+        cut(found(sequence), 0);
         sequences_.erase(sequence);
+    }
+
+    // A new sequence that shares the blocks of another until one of the two writes to them.
+    virtual std::int64_t fork(std::int64_t sequence) {
+        const Sequence layers = found(sequence);
+        for (const Layer& layer : layers) {
+            for (std::int64_t block : layer.table) pool_->share(block);
+        }
+        sequences_[next_] = layers;
+        return next_++;
+    }
+
+    // Forget all but the first tokens of every layer, and give back the blocks past them.
+    virtual void truncate(std::int64_t sequence, std::int64_t length) {
+        in_range(length, shortest(sequence) + 1, "PositionOutOfRange", "length");
+        Sequence& layers = found(sequence);
+        for (Layer& layer : layers) layer.length = length;
+        cut(layers, blocks_for(length));
+    }
+
+    // Forget tokens start .. stop of every layer; those behind them move up, their keys turned back if they are rotary.
+    virtual void remove(std::int64_t sequence, std::int64_t start, std::int64_t stop, const Rotary* rotary) {
+        in_range(stop, shortest(sequence) + 1, "PositionOutOfRange", "stop");
+        in_range(start, stop + 1, "PositionOutOfRange", "start");
+        if (start == stop) return;
+        Sequence& layers = found(sequence);
+        const std::int64_t gap = stop - start;
+        std::vector<Span> written;
+        std::int64_t longest = 0;
+        for (std::int64_t layer = 0; layer < config_.num_layers; ++layer) {
+            const std::int64_t end = layers[layer].length - gap;
+            written.push_back({sequence, layer, start, end});
+            longest = std::max(longest, end);
+        }
+        prepare({}, written);
+        for (Layer& layer : layers) {
+            Tokens moved;
+            for (std::int64_t position = stop; position < layer.length; ++position) take(layer, position, moved);
+            if (rotary) rotary->turn(moved.keys, config_.head_dim, -gap);
+            for (std::int64_t i = 0; i < moved.count; ++i) put(layer, start + i, moved, i);
+            layer.length -= gap;
+        }
+        cut(layers, blocks_for(longest));
     }
 
     // Hold ceil(num_tokens / block_size) blocks in every layer, or throw OutOfBlocks and take none.
     void ensure_capacity(std::int64_t sequence, std::int64_t num_tokens) {
         found(sequence);
         in_range(num_tokens, std::numeric_limits<std::int64_t>::max(), "PositionOutOfRange", "num_tokens");
-        ensure({{sequence, num_tokens}});
+        prepare({{sequence, num_tokens}}, {});
     }
 
     // Write tokens at start, start + 1, ...: at or before the layer's length, so that there are no holes.
-    void write(std::int64_t sequence, std::int64_t layer, std::int64_t start, const Tokens& tokens) {
+    virtual void write(std::int64_t sequence, std::int64_t layer, std::int64_t start, const Tokens& tokens) {
         Layer& to = found(sequence, layer);
         in_range(start, to.length + 1, "PositionOutOfRange", "start");
         const std::int64_t end = start + tokens.count;
-        ensure({{sequence, end}});
+        prepare({{sequence, end}}, {{sequence, layer, start, end}});
         for (std::int64_t i = 0; i < tokens.count; ++i) put(to, start + i, tokens, i);
         to.length = std::max(to.length, end);
     }
@@ -69,13 +113,16 @@ public:
     // for sequence i of the batch.
     void append(const Integers& sequences, std::int64_t first, std::int64_t count, const Tokens& tokens) {
         std::map<std::int64_t, std::int64_t> needed, times;
+        std::vector<Span> written;
         for (std::int64_t sequence : sequences) {
             ++times[sequence];
             for (std::int64_t layer = first; layer < first + count; ++layer) {
-                needed[sequence] = std::max(needed[sequence], found(sequence, layer).length + times[sequence]);
+                const std::int64_t end = found(sequence, layer).length + times[sequence];
+                needed[sequence] = std::max(needed[sequence], end);
+                written.push_back({sequence, layer, end - 1, end});
             }
         }
-        ensure(needed);
+        prepare(needed, written);
         std::int64_t token = 0;
         for (std::int64_t layer = first; layer < first + count; ++layer) {
             for (std::int64_t sequence : sequences) {
@@ -145,12 +192,15 @@ public:
         return out;
     }
 
-private:
+protected:
     struct Layer {
         Integers table;
         std::int64_t length = 0;  // of each layer on its own: during a step the first ones are a token ahead
     };
     using Sequence = std::vector<Layer>;
+
+    // Whether a block has to stay as it is, also where one sequence alone holds it.
+    virtual bool kept(std::int64_t) const { return false; }
 
     const Sequence& found(std::int64_t sequence) const {
         const auto known = sequences_.find(sequence);
@@ -166,29 +216,87 @@ private:
         return layers[layer];
     }
 
+    Sequence& found(std::int64_t sequence) { return const_cast<Sequence&>(std::as_const(*this).found(sequence)); }
+
     Layer& found(std::int64_t sequence, std::int64_t layer) {
         return const_cast<Layer&>(std::as_const(*this).found(sequence, layer));
     }
 
-    // Room for so many tokens in every layer of each sequence, for all of them or for none.
-    void ensure(const std::map<std::int64_t, std::int64_t>& num_tokens) {
+    // The tokens that every layer has.
+    std::int64_t shortest(std::int64_t sequence) const {
+        std::int64_t least = std::numeric_limits<std::int64_t>::max() - 1;
+        for (const Layer& layer : found(sequence)) least = std::min(least, layer.length);
+        return least;
+    }
+
+    std::int64_t blocks_for(std::int64_t tokens) const {
+        return (tokens - 1) / config_.block_size + (tokens > 0);  // ceil, without overflow
+    }
+
+    PagedConfig config_;
+
+private:
+    // Positions of a layer that are about to be written.
+    struct Span {
+        std::int64_t sequence, layer, start, end;
+    };
+
+    // Leave each layer so many blocks. The last ones go first.
+    void cut(Sequence& layers, std::int64_t count) {
+        while (static_cast<std::int64_t>(layers[0].table.size()) > count) {
+            for (Layer& layer : layers) {
+                pool_->free(layer.table.back());
+                layer.table.pop_back();
+            }
+        }
+    }
+
+    // Room for so many tokens in every layer of each sequence, and blocks of their own where tokens are about to be written: for
+    // all of them or for none.
+    void prepare(const std::map<std::int64_t, std::int64_t>& num_tokens, const std::vector<Span>& written) {
         std::vector<std::pair<std::int64_t, std::int64_t>> missing;
         std::int64_t most = 0;  // blocks a layer
         for (const auto& [sequence, tokens] : num_tokens) {
-            const std::int64_t held = static_cast<std::int64_t>(sequences_[sequence][0].table.size());
-            const std::int64_t more = (tokens - 1) / config_.block_size + (tokens > 0) - held;  // ceil, without overflow
+            const std::int64_t held = static_cast<std::int64_t>(found(sequence)[0].table.size());
+            const std::int64_t more = blocks_for(tokens) - held;
             if (more > 0) missing.emplace_back(sequence, more), most += std::min(more, config_.num_blocks + 1);
         }
-        if (most * config_.num_layers > pool_.num_free()) {
-            throw KVError("OutOfBlocks", "blocks: expected " + std::to_string(most) + " free ones in each of " +
-                                             std::to_string(config_.num_layers) + " layers, got " + std::to_string(pool_.num_free()) +
-                                             " in all");
+        const std::vector<std::int64_t*> copies = shared(written);
+        const std::int64_t needed = most * config_.num_layers + static_cast<std::int64_t>(copies.size());
+        if (needed > pool_->num_free()) {
+            throw KVError("OutOfBlocks", "blocks: expected " + std::to_string(needed) + " free ones, got " + std::to_string(pool_->num_free()));
+        }
+        for (std::int64_t* block : copies) {
+            const std::int64_t copy = pool_->allocate(), size = config_.block_size * row_;
+            std::copy_n(&keys_[*block * size], size, &keys_[copy * size]);
+            std::copy_n(&values_[*block * size], size, &values_[copy * size]);
+            pool_->free(*block);
+            *block = copy;
         }
         for (const auto& [sequence, more] : missing) {
-            for (Layer& layer : sequences_[sequence]) {
-                for (std::int64_t i = 0; i < more; ++i) layer.table.push_back(pool_.allocate());
+            for (Layer& layer : found(sequence)) {
+                for (std::int64_t i = 0; i < more; ++i) layer.table.push_back(pool_->allocate());
             }
         }
+    }
+
+    // The entries of tables whose blocks have to be copied before they are written to: of several that write to the same block
+    // the last to hold it keeps it.
+    std::vector<std::int64_t*> shared(const std::vector<Span>& written) {
+        std::vector<std::int64_t*> copies;
+        std::map<std::int64_t, std::int64_t> others;  // by block, who else has to find it as it is
+        std::set<std::int64_t*> seen;
+        for (const Span& span : written) {
+            Integers& table = found(span.sequence, span.layer).table;
+            const std::int64_t last = std::min(blocks_for(span.end), static_cast<std::int64_t>(table.size()));
+            for (std::int64_t entry = span.start / config_.block_size; span.start < span.end && entry < last; ++entry) {
+                std::int64_t* block = &table[entry];
+                if (!seen.insert(block).second) continue;  // a sequence may be named twice
+                const auto left = others.emplace(*block, pool_->references(*block) - !kept(*block)).first;
+                if (left->second-- > 0) copies.push_back(block);
+            }
+        }
+        return copies;
     }
 
     std::int64_t slot(const Layer& layer, std::int64_t position) const {
@@ -208,10 +316,11 @@ private:
         ++into.count;
     }
 
-    PagedConfig config_;
     std::int64_t row_;  // numbers of a token
-    BlockPool pool_;
     Floats keys_, values_;  // [num_blocks * block_size, num_kv_heads, head_dim], of all layers and sequences
-    std::map<std::int64_t, Sequence> sequences_;
     std::int64_t next_ = 0;
+
+protected:
+    std::unique_ptr<BlockPool> pool_;
+    std::map<std::int64_t, Sequence> sequences_;
 };

@@ -1,0 +1,230 @@
+// The paged cache that finds what it has seen. Tokens are compared and not hashed: two prompts never pass for one another.
+#pragma once
+
+#include <list>
+#include <string>
+
+#include "paged_cache.hpp"
+
+// What a full block of tokens is found by: a tree, in which the way from the root are the blocks before it.
+struct Node {
+    std::map<Integers, std::unique_ptr<Node>> children;  // by the tokens of the next block
+    std::list<Integers> copies;                          // a block in each layer
+};
+
+// Free blocks that could be found again are handed out last, and those first that were given back first.
+class FindablePool : public BlockPool {
+public:
+    explicit FindablePool(std::int64_t num_blocks) : BlockPool(num_blocks, false) {}
+
+    std::int64_t num_free() const override { return BlockPool::num_free() + static_cast<std::int64_t>(waiting_.size()); }
+    bool findable(std::int64_t block) const { return parts_.count(block) != 0; }
+
+    void make_findable(Node& node, const Integers& blocks) {
+        for (const Integers& copy : node.copies) {
+            if (copy == blocks) return;
+        }
+        node.copies.push_back(blocks);
+        for (std::int64_t block : blocks) parts_[block].push_back({&node, std::prev(node.copies.end())});
+    }
+
+    // One reference more, for a block that may wait.
+    void hold(std::int64_t block) {
+        const auto place = places_.find(block);
+        if (place != places_.end()) {
+            waiting_.erase(place->second);
+            places_.erase(place);
+        }
+        ++references_[block];
+    }
+
+    void forget() {
+        parts_.clear();
+        places_.clear();
+        for (std::int64_t block : waiting_) BlockPool::give_back(block);
+        waiting_.clear();
+    }
+
+protected:
+    std::int64_t take() override {
+        if (BlockPool::num_free() > 0) return BlockPool::take();
+        const std::int64_t oldest = waiting_.front();
+        waiting_.pop_front();
+        places_.erase(oldest);
+        lose(oldest);
+        return oldest;
+    }
+
+    void give_back(std::int64_t block) override {
+        if (findable(block)) {
+            places_[block] = waiting_.insert(waiting_.end(), block);
+        } else {
+            BlockPool::give_back(block);
+        }
+    }
+
+private:
+    using Copy = std::list<Integers>::iterator;
+    struct Part {
+        Node* node;
+        Copy copy;
+    };
+
+    // What a block was part of is not to be found any more; blocks that only waited for that are plain ones from now on.
+    void lose(std::int64_t block) {
+        const std::vector<Part> parts = std::move(parts_[block]);
+        parts_.erase(block);
+        for (const Part& part : parts) {
+            for (std::int64_t other : *part.copy) {
+                if (other == block) continue;
+                std::vector<Part>& rest = parts_[other];
+                rest.erase(std::find_if(rest.begin(), rest.end(), [&](const Part& each) { return each.copy == part.copy; }));
+                if (!rest.empty()) continue;
+                parts_.erase(other);
+                const auto place = places_.find(other);
+                if (place == places_.end()) continue;
+                waiting_.erase(place->second);
+                places_.erase(place);
+                BlockPool::give_back(other);
+            }
+            part.node->copies.erase(part.copy);
+        }
+    }
+
+    std::list<std::int64_t> waiting_;
+    std::map<std::int64_t, std::list<std::int64_t>::iterator> places_;  // of the blocks that wait
+    std::map<std::int64_t, std::vector<Part>> parts_;                   // by block, what it is part of
+};
+
+class PrefixCache : public PagedCache {
+public:
+    explicit PrefixCache(const PagedConfig& config)
+        : PagedCache(config, std::make_unique<FindablePool>(config.num_blocks)), findable_(static_cast<FindablePool*>(pool_.get())) {}
+
+    // How many leading tokens `begin` would find: whole blocks, and never all of the tokens.
+    std::int64_t match(const Integers& tokens, const std::string& salt) const {
+        return static_cast<std::int64_t>(find(tokens, salt).size()) * config_.block_size;
+    }
+
+    // A new sequence with room for these tokens that holds what was found of them.
+    std::int64_t begin(const Integers& tokens, const std::string& salt) {
+        const std::vector<const Integers*> found_blocks = find(tokens, salt);
+        const std::int64_t hit = static_cast<std::int64_t>(found_blocks.size());
+        std::int64_t needed = (blocks_for(static_cast<std::int64_t>(tokens.size())) - hit) * config_.num_layers;
+        for (const Integers* blocks : found_blocks) {
+            for (std::int64_t block : *blocks) needed += pool_->references(block) == 0;  // not free for anything else
+        }
+        if (needed > pool_->num_free()) {
+            throw KVError("OutOfBlocks", "blocks: expected " + std::to_string(needed) + " free ones, got " + std::to_string(pool_->num_free()));
+        }
+        const std::int64_t sequence = create();
+        Sequence& layers = found(sequence);
+        for (const Integers* blocks : found_blocks) {
+            for (std::size_t layer = 0; layer < layers.size(); ++layer) {
+                findable_->hold((*blocks)[layer]);
+                layers[layer].table.push_back((*blocks)[layer]);
+                layers[layer].length += config_.block_size;
+            }
+        }
+        ensure_capacity(sequence, static_cast<std::int64_t>(tokens.size()));
+        told_[sequence] = {salt, Integers(tokens.begin(), tokens.begin() + hit * config_.block_size)};
+        return sequence;
+    }
+
+    // Say which tokens the first positions hold: every full block of them can be found from now on.
+    void commit(std::int64_t sequence, const Integers& tokens) {
+        const std::int64_t written = shortest(sequence), size = config_.block_size;
+        in_range(static_cast<std::int64_t>(tokens.size()), written + 1, "PositionOutOfRange", "tokens committed");
+        Told& told = told_.at(sequence);
+        for (std::size_t at = 0; at < std::min(tokens.size(), told.tokens.size()); ++at) {
+            if (tokens[at] != told.tokens[at]) {
+                throw KVError("TokenMismatch", "token at position " + std::to_string(at) + ": expected " +
+                                                   std::to_string(told.tokens[at]) + ", committed before, got " + std::to_string(tokens[at]));
+            }
+        }
+        if (tokens.size() > told.tokens.size()) told.tokens = tokens;
+        Node* node = &roots_[told.salt];
+        for (std::int64_t end = size; end <= static_cast<std::int64_t>(told.tokens.size()); end += size) {
+            std::unique_ptr<Node>& child = node->children[Integers(told.tokens.begin() + end - size, told.tokens.begin() + end)];
+            if (!child) child = std::make_unique<Node>();
+            node = child.get();
+            Integers blocks;
+            for (const Layer& layer : found(sequence)) blocks.push_back(layer.table[end / size - 1]);
+            findable_->make_findable(*node, blocks);
+        }
+    }
+
+    void reset() {
+        if (!sequences_.empty()) {
+            throw KVError("InUse", "reset: expected no sequence, got " + std::to_string(sequences_.size()));
+        }
+        findable_->forget();
+        roots_.clear();
+    }
+
+    std::int64_t create() override {
+        const std::int64_t sequence = PagedCache::create();
+        told_[sequence] = {};
+        return sequence;
+    }
+
+    void drop(std::int64_t sequence) override {
+        PagedCache::drop(sequence);
+        told_.erase(sequence);
+    }
+
+    std::int64_t fork(std::int64_t sequence) override {
+        const std::int64_t child = PagedCache::fork(sequence);
+        told_[child] = told_.at(sequence);
+        return child;
+    }
+
+    void write(std::int64_t sequence, std::int64_t layer, std::int64_t start, const Tokens& tokens) override {
+        PagedCache::write(sequence, layer, start, tokens);
+        if (tokens.count > 0) forget_from(sequence, start);
+    }
+
+    void truncate(std::int64_t sequence, std::int64_t length) override {
+        PagedCache::truncate(sequence, length);
+        forget_from(sequence, length);
+    }
+
+    void remove(std::int64_t sequence, std::int64_t start, std::int64_t stop, const Rotary* rotary) override {
+        PagedCache::remove(sequence, start, stop, rotary);
+        if (start < stop) forget_from(sequence, start);
+    }
+
+protected:
+    bool kept(std::int64_t block) const override { return findable_->findable(block); }
+
+private:
+    // The tokens that a sequence was said to hold.
+    struct Told {
+        std::string salt;
+        Integers tokens;
+    };
+
+    void forget_from(std::int64_t sequence, std::int64_t start) {
+        Integers& tokens = told_.at(sequence).tokens;
+        tokens.resize(std::min(tokens.size(), static_cast<std::size_t>(start)));
+    }
+
+    // The blocks of the longest beginning that is there.
+    std::vector<const Integers*> find(const Integers& tokens, const std::string& salt) const {
+        std::vector<const Integers*> blocks;
+        const auto root = roots_.find(salt);
+        const Node* node = root == roots_.end() ? nullptr : &root->second;
+        const std::int64_t size = config_.block_size;
+        for (std::int64_t end = size; node && end < static_cast<std::int64_t>(tokens.size()); end += size) {
+            const auto child = node->children.find(Integers(tokens.begin() + end - size, tokens.begin() + end));
+            if (child == node->children.end() || child->second->copies.empty()) break;
+            node = child->second.get();
+            blocks.push_back(&node->copies.front());
+        }
+        return blocks;
+    }
+
+    FindablePool* findable_;
+    std::map<std::string, Node> roots_;
+    std::map<std::int64_t, Told> told_;
+};

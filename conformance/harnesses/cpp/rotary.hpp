@@ -1,0 +1,29 @@
+// Rotary positions (RoPE): pair i of a head of D numbers turns by position * theta ^ (-2 i / D) radians.
+#pragma once
+
+#include <cmath>
+#include <vector>
+
+#include "errors.hpp"
+
+using Floats = std::vector<float>;
+
+struct Rotary {
+    double theta;
+    bool pairs;  // number 2 i turns with number 2 i + 1; otherwise number i with number i + D / 2
+
+    // Turn keys [..., dim] by so many positions, back where that is negative.
+    void turn(Floats& keys, std::int64_t dim, std::int64_t by) const {
+        const std::int64_t half = dim / 2;
+        for (std::int64_t i = 0; i < half; ++i) {
+            const double angle = static_cast<double>(by) * std::pow(theta, -2.0 * static_cast<double>(i) / static_cast<double>(dim));
+            const float cos = static_cast<float>(std::cos(angle)), sin = static_cast<float>(std::sin(angle));
+            const std::int64_t first = pairs ? 2 * i : i, second = pairs ? 2 * i + 1 : i + half;
+            for (std::size_t at = 0; at < keys.size(); at += static_cast<std::size_t>(dim)) {
+                const float x = keys[at + first], y = keys[at + second];
+                keys[at + first] = x * cos - y * sin;
+                keys[at + second] = y * cos + x * sin;
+            }
+        }
+    }
+};
