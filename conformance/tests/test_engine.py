@@ -1,4 +1,4 @@
-"""The reference engine beside one that is told every token anew: what it shares, and what it gives back where there is no room."""
+"""The reference engine beside one that is told every token anew: what it shares, and gives back where there is no room."""
 
 import random
 
