@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvref import PagedCache
+from kvref import PrefixCache
 from kvref.canary import BOS, FIRST_WORD, Canary
 from kvref.engine import Engine
 from kvref_conformance.engines.told import Told
@@ -17,7 +17,7 @@ def prompt_of(canary, count, seed):
     return [BOS, *(int(word) + FIRST_WORD for word in words)]
 
 
-class Coarse(PagedCache):
+class Coarse(PrefixCache):
     """Its keys are multiples of a step."""
 
     def __init__(self, config, step):
@@ -51,8 +51,9 @@ class Scene:
         self.begin(self.prompts[1])
 
     def begin(self, tokens):
-        """Tell b these tokens alone."""
+        """Tell b these tokens alone. None is found, for they are to be computed as the engine now does it."""
         self.engine.truncate(self.b, 0)
+        self.cache.pool.forget()
         self.told = list(tokens)
         self.engine.extend(self.b, self.told)
 

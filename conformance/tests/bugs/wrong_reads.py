@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bugs.scene import Scene, prompt_of
-from kvref import PagedCache
+from kvref import PrefixCache
 from kvref.canary import Canary
 from kvref_conformance.engines.told import Told
 
@@ -143,7 +143,7 @@ def keys_turned_one_too_far(scene):
 
 @fault(OFFSETS, "turned", shift=1, start=80, open=True, layers=())
 def keys_turned_one_too_far_from_some_place_on(scene):
-    class Turned(PagedCache):
+    class Turned(PrefixCache):
         def write(self, sequence, layer, start, keys, values):
             by = [1 if start + number >= 80 else 0 for number in range(len(keys))]
             turned = [scene.engine._model._turned(key[None], each) for key, each in zip(keys, by, strict=True)]
@@ -241,7 +241,6 @@ def a_prefix_hit_of_too_many(scene):
     tokens = scene.told[:72] + prompt_of(scene.canary, 60, 5)[1:]
     e = scene.engine.open()
     scene.engine.extend(e, tokens)
-    scene.engine._tokens[scene.b] = []
     scene.engine.truncate(scene.b, 0)
     scene.engine.extend(scene.b, tokens[:76])
     scene.engine.extend(scene.b, scene.told[76:])
