@@ -9,7 +9,9 @@ from kvref.array import Array
 ERRORS: dict[str, str] = {
     "allocate": "OutOfBlocks",
     "allocate_many": "OutOfBlocks PositionOutOfRange",
+    "share": "BlockNotAllocated",
     "free": "BlockNotAllocated",
+    "references": "BlockNotAllocated",
 }
 
 
@@ -21,7 +23,9 @@ class Blocks(Protocol):
 
     def allocate(self) -> int: ...
     def allocate_many(self, count: int) -> Sequence[int] | Array: ...
+    def share(self, block: int) -> None: ...
     def free(self, block: int) -> None: ...
+    def references(self, block: int) -> int: ...
 
 
 class Factory(Protocol):

@@ -7,6 +7,7 @@ from kvref_conformance.interface import Integers, Lanes, Memory, Slotted, Store
 # The errors that each operation may have to answer with; what `new` has to refuse is always a ConfigError.
 ERRORS: dict[str, str] = {
     "scatter": "SlotOutOfRange ShapeMismatch DtypeMismatch",
+    "copy": "SlotOutOfRange ShapeMismatch DtypeMismatch",
     "gather": "SlotOutOfRange ShapeMismatch DtypeMismatch",
 }
 
@@ -16,6 +17,7 @@ class Kernels(Protocol):
 
     def scatter(self, store: Store, slots: Integers, new: Slotted) -> Store: ...
     def gather(self, store: Store, slots: Integers) -> Slotted: ...
+    def copy(self, store: Store, sources: Integers, targets: Integers, block_size: int) -> Store: ...
     def update(self, buffer: Memory, new: Lanes, position: int) -> Memory: ...
 
 

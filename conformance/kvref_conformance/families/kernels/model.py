@@ -39,6 +39,22 @@ class Kernels(Function):
             return self.refuse(wrong)
         return Arrays("KERN-05", parts=(exactly(store[slots]),), bits=True)
 
+    def copy(self, store: NDArray, sources: NDArray, targets: NDArray, block_size: int) -> Expected:
+        if block_size < 1:
+            raise ValueError("blocks of no slots")
+        sources, targets, blocks = np.asarray(sources), np.asarray(targets), len(store) // block_size
+        wrong = [each for numbers in (sources, targets) for each in _wrong_slots(numbers, 0, blocks)]
+        if sources.shape != targets.shape:
+            wrong.append(("ShapeMismatch", "KERN-09"))
+        if wrong:
+            return self.refuse([(kind, "KERN-09") for kind, _ in wrong])
+        want, unsure = store.copy(), np.zeros(store.shape, bool)
+        for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
+            here = slice(target * block_size, (target + 1) * block_size)
+            want[here] = store[source * block_size : (source + 1) * block_size]
+            unsure[here] = (targets == target).sum() > 1  # one of the sources, whole (KERN-07)
+        return Arrays("KERN-09", parts=(exactly(want),), bits=True, unsure=unsure if unsure.any() else None)
+
     def update(self, buffer: NDArray, new: NDArray, position: int) -> Expected:
         if not 0 <= position <= position + new.shape[2] <= buffer.shape[2]:
             raise ValueError("tokens that do not fit")

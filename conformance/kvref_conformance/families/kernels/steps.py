@@ -12,6 +12,9 @@ def steps(sizes: Sizes) -> Steps:
         **owned("kernels", {
             "scatter": of(store=rows(4, sizes.heads, sizes.dim), slots=np.array([1, -1]), new=tokens),
             "gather": of(store=rows(4, sizes.heads, sizes.dim), slots=np.array([3, 0])),
+            "copy": of(
+                store=rows(4, sizes.heads, sizes.dim), sources=np.array([1]), targets=np.array([0]), block_size=2
+            ),
             "update": of(buffer=rows(1, sizes.heads, 4, sizes.dim), new=lanes, position=1),
         }),
     }  # fmt: skip

@@ -1,16 +1,21 @@
 """The cache of sequences in blocks."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 from kvref.array import Array
 from kvref_conformance.interface import Batch, BatchStep, Offsets, Query, Tables, Tokens
+
+Layout = Literal["halves", "pairs"]  # which numbers of a head turn together: see kvref.rotary
 
 _TOKENS = "ShapeMismatch DtypeMismatch NonFinite"
 _LAYER = "SequenceNotFound LayerOutOfRange"
 # The errors that each operation may have to answer with; what `new` has to refuse is always a ConfigError.
 ERRORS: dict[str, str] = {
     "drop": "SequenceNotFound",
+    "fork": "SequenceNotFound OutOfBlocks",
+    "truncate": "SequenceNotFound PositionOutOfRange",
+    "remove": "SequenceNotFound PositionOutOfRange OutOfBlocks ConfigError",
     "ensure_capacity": "SequenceNotFound PositionOutOfRange OutOfBlocks",
     "write": f"{_LAYER} PositionOutOfRange {_TOKENS} OutOfBlocks",
     "append": f"{_LAYER} {_TOKENS} OutOfBlocks",
@@ -33,6 +38,9 @@ class Paged(Protocol):
 
     def create(self) -> int: ...
     def drop(self, sequence: int) -> None: ...
+    def fork(self, sequence: int) -> int: ...
+    def truncate(self, sequence: int, length: int) -> None: ...
+    def remove(self, sequence: int, start: int, stop: int, theta: float | None = None, layout: Layout = "halves") -> None: ...
     def ensure_capacity(self, sequence: int, num_tokens: int) -> None: ...
     def write(self, sequence: int, layer: int, start: int, keys: Tokens, values: Tokens) -> None: ...
     def append(self, sequences: Sequence[int], layer: int, keys: Batch, values: Batch) -> None: ...

@@ -63,8 +63,9 @@ def a_dropped_sequence_is_used_again(call: Call) -> bool:
 
 def reused(call: Call) -> tuple[list[int], int]:
     """The blocks that the tokens now gathered lie in, and how many tokens there are."""
-    here = call.model.sequences[call.args["sequence"]][call.args["layer"]]
-    return (here.table or [])[: -(-len(here.tokens) // call.model.size)], len(here.tokens)
+    sequence, layer = call.args["sequence"], call.args["layer"]
+    length = len(call.model.sequences[sequence][layer].tokens)
+    return (call.model.table(sequence, layer) or [])[: -(-length // call.model.size)], length
 
 
 @state("paged", "gather")
@@ -204,8 +205,10 @@ def note_paged(call: Call) -> None:
     if call.raised:
         return
     if call.op == "paged.drop":
-        for layer in call.model.sequences[call.args["sequence"]]:
-            call.past.given_back |= set((layer.table or [])[: -(-len(layer.tokens) // call.model.size)])
+        sequence = call.args["sequence"]
+        for number, layer in enumerate(call.model.sequences[sequence]):
+            table = call.model.table(sequence, number) or []
+            call.past.given_back |= {*table[: -(-len(layer.tokens) // call.model.size)]}
     elif call.op in ("paged.write", "paged.ensure_capacity") and takes(call):
         call.past.takers.append(call.args["sequence"])
 
