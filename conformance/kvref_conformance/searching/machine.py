@@ -113,6 +113,7 @@ class Machine(RuleBasedStateMachine):
 LAST = 9  # an index that stands for one there is not
 ANY = st.sampled_from((*(0, 1, 2) * 6, LAST))  # rarely: a call that is wrong leaves nothing to be seen
 COUNT = st.sampled_from((1, 2, 3, 4, 5, 1, 2, 3, 8, 0))  # tokens that come at once
+BACK = st.sampled_from((1, 2, 3, 1, 2, 5, 0, -1))  # tokens that a truncate takes away; -1: to one more than there are
 
 
 def within(index: int, stop: int) -> int:

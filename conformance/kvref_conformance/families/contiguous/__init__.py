@@ -12,7 +12,11 @@ FAMILY = Family(
     name="contiguous",
     chapter="contiguous",
     small=SMALL,
-    speaks_for=(*OF_CACHES, *(f"CONTIG-{n:02}" for n in (*range(1, 8), *range(9, 13)))),
+    speaks_for=(
+        *OF_CACHES,
+        *(f"CONTIG-{n:02}" for n in (*range(1, 8), *range(9, 13))),
+        *(f"EDIT-{n:02}" for n in (1, 2, 7, 8, 9)),
+    ),
     formats={"dtype": PLAIN},
     may_be_zero=("initial_capacity",),
     token_axis=-2,

@@ -33,5 +33,6 @@ DERIVED = (
     Derived("append_fused", "CONTIG-09", ("append",), append_of_both),
     Derived("append", "CONTIG-09", ("append_fused",), fused_append),
     Derived("read", "CONTIG-07", ("raw", "seq_len"), used_part_of_the_buffers),
+    Derived("reset", "EDIT-01", ("truncate",), lambda cache: cache.truncate(0)),
     Derived("seq_len", "CONTIG-03", ("read",), lambda cache: cache.read()[0].shape[2]),
 )

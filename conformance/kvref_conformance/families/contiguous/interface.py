@@ -1,5 +1,6 @@
 """The cache of one growing buffer."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from kvref_conformance.interface import FusedLanes, Lanes, Memory
@@ -10,10 +11,14 @@ ERRORS: dict[str, str] = {
     "append": f"{_TOKENS} CapacityExceeded",
     "append_fused": f"{_TOKENS} CapacityExceeded",
     "advance": "CapacityExceeded PositionOutOfRange",
+    "truncate": "PositionOutOfRange",
+    "reorder": "RowOutOfRange ConfigError",
 }
 
 
 class Contiguous(Protocol):
+    """`batch_size` is as many as `reorder` was last given rows."""
+
     seq_len: int
     capacity: int
 
@@ -22,6 +27,8 @@ class Contiguous(Protocol):
     def read(self) -> tuple[Lanes, Lanes]: ...
     def raw(self) -> tuple[Memory, Memory]: ...
     def advance(self, count: int) -> None: ...
+    def truncate(self, length: int) -> None: ...
+    def reorder(self, rows: Sequence[int]) -> None: ...
     def reset(self) -> None: ...
 
 

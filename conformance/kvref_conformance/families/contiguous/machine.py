@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 from kvref_conformance.arrays import NDArray
-from kvref_conformance.searching.machine import COUNT, Machine, one_of, pair
+from kvref_conformance.families.contiguous.model import Contiguous
+from kvref_conformance.searching.machine import ANY, BACK, COUNT, Machine, one_of, pair, within
 from kvref_conformance.searching.rows import kinds
 
 INDEX = st.integers(0, 5)
@@ -23,19 +24,20 @@ class ContiguousMachine(Machine):
         for _ in range(1 + twice):
             self.make(batch_size=batch, num_kv_heads=heads, head_dim=dim, initial_capacity=initial, max_seq_len=most, dtype=dtype)
 
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Of a batch's tokens: rows, heads, elements."""
-        return self.config["batch_size"], self.config["num_kv_heads"], self.config["head_dim"]
+    def model(self, which: int) -> Contiguous:
+        """Of one of the caches: what it holds now, in a batch of which size."""
+        found = self.witness.models[one_of(self.objects, which) or 0]
+        assert isinstance(found, Contiguous)
+        return found
 
-    def some(self, count: int, kind: str) -> tuple[NDArray, NDArray]:
-        batch, heads, dim = self.shape
+    def some(self, which: int, count: int, kind: str) -> tuple[NDArray, NDArray]:
+        batch, heads, dim = self.model(which).sizes
         return pair(self.source, (batch, heads, count, dim), kind)
 
     @precondition(lambda self: self.objects)
     @rule(which=INDEX, count=COUNT, kind=kinds(), fused=st.booleans())
     def append(self, which: int, count: int, kind: str, fused: bool) -> None:
-        keys, values = self.some(count, kind)
+        keys, values = self.some(which, count, kind)
         if fused:
             self.call("append_fused", one_of(self.objects, which), key_values=np.stack([keys, values]))
         else:
@@ -44,7 +46,7 @@ class ContiguousMachine(Machine):
     @precondition(lambda self: self.objects)
     @rule(which=INDEX, wrong=st.integers(0, 5), side=st.integers(0, 2))
     def append_wrongly(self, which: int, wrong: int, side: int) -> None:
-        batch, heads, dim = self.shape
+        batch, heads, dim = self.model(which).sizes
         keys, values = self.source.wrong_pair((batch, heads, 1, dim), wrong, side)
         self.call("append", one_of(self.objects, which), keys=keys, values=values)
 
@@ -52,6 +54,19 @@ class ContiguousMachine(Machine):
     @rule(which=INDEX, count=st.integers(-1, 3))
     def advance(self, which: int, count: int) -> None:
         self.call("advance", one_of(self.objects, which), count=count)
+
+    @precondition(lambda self: self.objects)
+    @rule(which=INDEX, back=BACK, count=COUNT, kind=kinds())
+    def truncate(self, which: int, back: int, count: int, kind: str) -> None:
+        self.call("truncate", one_of(self.objects, which), length=len(self.model(which).tokens) - back)
+        self.append(which, count, kind, fused=False)
+
+    @precondition(lambda self: self.objects)
+    @rule(which=INDEX, rows=st.lists(ANY, max_size=3), count=COUNT, kind=kinds())
+    def reorder(self, which: int, rows: list[int], count: int, kind: str) -> None:
+        batch, size = self.model(which).sizes[0], self.subject.size("batch_size", len(rows)) if rows else 0
+        self.call("reorder", one_of(self.objects, which), rows=[within(rows[i % len(rows)], batch) for i in range(size)])
+        self.append(which, count, kind, fused=False)
 
     @precondition(lambda self: self.objects)
     @rule(which=INDEX, count=COUNT, kind=kinds())

@@ -1,5 +1,6 @@
 """The contiguous cache as two lists of columns, one a token."""
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,6 +23,8 @@ from kvref_conformance.oracle.expected import (
 )  # fmt: skip
 from kvref_conformance.oracle.model import Look, Model
 
+SEEN = ("seq_len", "capacity", "read", "raw")
+
 
 class Contiguous(Model):
     family = "contiguous"
@@ -30,6 +33,7 @@ class Contiguous(Model):
         ("advance", "seq_len"): "CONTIG-10", ("reset", "seq_len"): "CONTIG-11", ("reset", "capacity"): "CONTIG-11",
         ("reset", "read"): "CONTIG-11", ("advance", "read"): "CONTIG-10", ("grown", "read"): "CONTIG-05",
         ("grown", "raw"): "CONTIG-05",
+        **{("truncate", seen): "EDIT-01" for seen in SEEN}, **{("reorder", seen): "EDIT-07" for seen in SEEN},
         "seq_len": "CONTIG-02", "capacity": "CONTIG-04", "raw": "CONTIG-07",
     }  # fmt: skip
 
@@ -42,6 +46,7 @@ class Contiguous(Model):
         self.room = min(initial_capacity, max_seq_len)
         self.says_capacity = False  # what has none may keep buffers of any length
         self.before, self.given = 0, (np.zeros((0,)), np.zeros((0,)))  # tokens before the last append, and what it was given
+        self.origins: list[int] = []  # by row, what it was before the last reorder
         self.tokens: list[tuple[NDArray, NDArray] | None] = []  # [B, H, D] each; None: written behind the cache's back
 
     def looks(self) -> list[Look]:
@@ -107,6 +112,8 @@ class Contiguous(Model):
             new = index[2] - self.before
             if new < 0 or self.last not in ("append", "append_fused", "grown"):
                 return self.blame(name)
+            if self._a_twins(index, stacked, got):
+                return "EDIT-08"
             return "CONTIG-12" if self._nearly(index, new, got) else "CONTIG-09" if self.last == "append_fused" else "LAW-04"
 
         return Arrays(
@@ -120,12 +127,36 @@ class Contiguous(Model):
         given = [float(part[index[0], index[1], new, index[3]]) for part in self.given]
         return self.dtype != "float32" and any(abs(float(got[index]) - each) <= 2.0**-6 * abs(each) for each in given)
 
+    def _a_twins(self, index: tuple[int, ...], stacked: Sequence[NDArray], got: NDArray) -> bool:
+        """Whether it is the number of a row that was the same one before the last reorder."""
+        row, *place = index
+        twins = [each for each, origin in enumerate(self.origins) if origin == self.origins[row] and each != row]
+        return any(part[(twin, *place)] == got[index] for twin in twins for part in stacked)
+
     def advance(self, count: int) -> Expected:
         if wrong := not_in_range(count, None, "PositionOutOfRange"):
             return self.refuse(wrong)
         if len(self.tokens) + count > self.room:
             return self.refuse([("CapacityExceeded", "CONTIG-10")])
         return Expected("CONTIG-10", self.did("advance", lambda ok: self.tokens.extend([None] * count)))
+
+    def truncate(self, length: Any) -> Expected:
+        if wrong := not_in_range(length, len(self.tokens) + 1, "PositionOutOfRange", "EDIT-02"):
+            return self.refuse(wrong)
+        clause = "EDIT-02" if length == len(self.tokens) else "EDIT-01"
+        return Expected(clause, self.did("truncate", lambda ok: self.tokens.__delitem__(slice(length, None))))
+
+    def reorder(self, rows: Sequence[Any]) -> Expected:
+        batch, heads, dim = self.sizes
+        wrong = [each for row in rows for each in not_in_range(row, batch, "RowOutOfRange", "EDIT-09")]
+        if wrong or not rows:
+            return self.refuse(wrong or [("ConfigError", "EDIT-09")])
+
+        def change(ok: Any) -> None:
+            self.sizes, self.origins = (len(rows), heads, dim), list(rows)
+            self.tokens = [token and (token[0][self.origins], token[1][self.origins]) for token in self.tokens]
+
+        return Expected("EDIT-07", self.did("reorder", change))
 
     def reset(self) -> Expected:
         return Expected("CONTIG-11", self.did("reset", lambda ok: self.tokens.clear()))

@@ -2,7 +2,9 @@
 
 from kvref_conformance.searching.states import NOTES, Call, refusals, state
 
-refusals("contiguous", "ShapeMismatch", "DtypeMismatch", "CapacityExceeded", "PositionOutOfRange")
+refusals(
+    "contiguous", "ShapeMismatch", "DtypeMismatch", "CapacityExceeded", "PositionOutOfRange", "RowOutOfRange", "ConfigError",
+)  # fmt: skip
 
 
 def total(call: Call) -> int:
@@ -81,6 +83,47 @@ def more_is_counted_than_memory_holds_and_less_than_it_may(call: Call) -> bool:
 @state("contiguous", "append", "append_fused")
 def tokens_follow_some_that_were_only_counted(call: Call) -> bool:
     return call.tokens > 0 and None in call.model.tokens
+
+
+@state("contiguous", "truncate")
+def some_tokens_go_and_some_stay(call: Call) -> bool:
+    return bool(0 < call.args["length"] < len(call.model.tokens))
+
+
+@state("contiguous", "append", "append_fused")
+def tokens_follow_a_truncate_of_some(call: Call) -> bool:
+    return bool(call.tokens and call.model.tokens and call.model.last == "truncate")
+
+
+@state("contiguous", "append", "append_fused")
+def memory_grows_after_a_truncate(call: Call) -> bool:
+    return bool(call.model.last == "truncate" and total(call) > call.model.room)
+
+
+@state("contiguous", "reorder")
+def rows_with_tokens_change_places(call: Call) -> bool:
+    rows = call.args["rows"]
+    return bool(call.model.tokens and sorted(rows) == list(range(call.model.sizes[0])) != rows)
+
+
+@state("contiguous", "reorder")
+def a_row_with_tokens_is_there_twice(call: Call) -> bool:
+    return bool(call.model.tokens and len(set(call.args["rows"])) < len(call.args["rows"]))
+
+
+@state("contiguous", "reorder")
+def a_batch_with_tokens_grows(call: Call) -> bool:
+    return bool(call.model.tokens and len(call.args["rows"]) > call.model.sizes[0])
+
+
+@state("contiguous", "reorder")
+def a_batch_with_tokens_shrinks(call: Call) -> bool:
+    return bool(call.model.tokens and len(call.args["rows"]) < call.model.sizes[0])
+
+
+@state("contiguous", "append", "append_fused")
+def tokens_follow_a_row_that_is_there_twice(call: Call) -> bool:
+    return call.tokens > 0 and len(set(call.model.origins)) < len(call.model.origins)
 
 
 @state("contiguous", "read")

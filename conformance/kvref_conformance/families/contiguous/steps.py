@@ -10,6 +10,7 @@ def steps(sizes: Sizes) -> Steps:
     return {
         **owned("contiguous", {
             "append": of(keys=lanes, values=lanes), "append_fused": of(key_values=np.stack([lanes, lanes])), "seq_len": of(),
-            "capacity": of(), "read": of(), "raw": of(), "advance": of(count=0), "reset": of(),
+            "capacity": of(), "read": of(), "raw": of(), "advance": of(count=0),
+            "truncate": of(length=1), "reorder": of(rows=[0]), "reset": of(),
         }),
     }  # fmt: skip

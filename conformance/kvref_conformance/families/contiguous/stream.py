@@ -38,8 +38,10 @@ class ContiguousStream(Stream):
         return self.attributes("capacity")
 
     def out_of_range(self) -> list[Bad]:
-        most, subject = self.config["max_seq_len"] + 1, self.subject
+        most, rows, subject = self.config["max_seq_len"] + 1, self.config["batch_size"], self.subject
         calls: list[Bad] = [("CapacityExceeded", "advance", (most,))]
+        calls += [("PositionOutOfRange", "truncate", (length,)) for length in (-1, len(self) + 1)]
+        calls += [("RowOutOfRange", "reorder", ([*range(rows - 1), row],)) for row in (-1, rows)]
         if subject.size("tokens", count := most - len(self)) == count:  # in one call: the first of several would fit
             over = self.laid_out(np.zeros((count, subject.heads, subject.dim), np.float32))
             calls += [("CapacityExceeded", "append", (over, over))]
@@ -54,7 +56,8 @@ class ContiguousStream(Stream):
 
     def wrong_use(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
         yield from (("advance", (count,)) for count in (*NEGATIVE, MANY))
-        yield from (("reset", ()), ("reset", ()), ("advance", (-1,)))
+        yield from (("truncate", (length,)) for length in (*NEGATIVE, MANY, self.room()))
+        yield from (("reset", ()), ("reset", ()), ("advance", (-1,)), ("truncate", (1,)))
 
     def sizes_for(self, tokens: int) -> dict[str, Any]:
         return {"max_seq_len": tokens, "initial_capacity": 16}

@@ -71,6 +71,7 @@ DERIVED = (
     Derived("read_token", "QUANT-04", ("read_head",), token_of_its_heads),
     Derived("read_token", "QUANT-04", ("read_tokens",), token_of_several),
     Derived("read_head", "QUANT-04", ("read_token",), head_of_a_token),
+    Derived("clear", "EDIT-01", ("truncate",), lambda cache: cache.truncate(0)),
     Derived("append", "QUANT-01", ("append_step",), steps_of_one_layer, cuts=True),
     Derived("append_step", "QUANT-01", ("append",), append_to_each_layer),
 )

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 from kvref_conformance.families.quantized.model import Quantized
-from kvref_conformance.searching.machine import ANY, COUNT, LAST, Machine, pair, within
+from kvref_conformance.searching.machine import ANY, BACK, COUNT, LAST, Machine, pair, within
 from kvref_conformance.searching.rows import HUGE, kinds
 
 POSITION = st.sampled_from((0, 1, 2, 3, 1, LAST))
@@ -62,6 +62,14 @@ class QuantizedMachine(Machine):
         heads, dim = self.shape
         query = self.source.rows((1, heads * self.subject.size("group_size", group), dim), kind)
         self.call("attend", self.objects[0], layer=layer, query=query, scale=0.5)
+
+    @precondition(lambda self: self.objects)
+    @rule(back=BACK, layer=ANY, count=COUNT, kind=kinds(), loud=st.sampled_from((1.0, 100.0)))
+    def truncate(self, back: int, layer: int, count: int, kind: str, loud: float) -> None:
+        model = self.witness.models[self.objects[0]]
+        assert isinstance(model, Quantized)
+        self.call("truncate", self.objects[0], length=min(map(len, model.tokens)) - back)
+        self.append(layer, count, kind, loud)
 
     @precondition(lambda self: self.objects)
     @rule(kind=kinds())

@@ -27,8 +27,8 @@ from kvref_conformance.oracle.rows import Reads, read_as
 class Quantized(Model):
     family = "quantized"
     blamed: ClassVar = {
-        ("clear", "length"): "QUANT-08", ("clear", "read"): "QUANT-08",
-        "length": "QUANT-01", "bytes": "QUANT-07",
+        ("clear", "length"): "QUANT-08", ("clear", "read"): "QUANT-08", ("truncate", "length"): "EDIT-01",
+        ("truncate", "read"): "EDIT-01", "length": "QUANT-01", "bytes": "QUANT-07",
     }  # fmt: skip
 
     def __init__(self, *, num_layers: int, capacity: int, num_kv_heads: int, head_dim: int, format: str) -> None:
@@ -121,10 +121,22 @@ class Quantized(Model):
         def clause_at(where: tuple[int, ...], got: NDArray) -> str:
             position = positions[where[0]] if index == (...,) else positions[0]
             written = (layer, position) in self.written
-            return "LAW-01" if self.last == "refused" else "LAW-04" if written else "QUANT-05"
+            if self.last in ("refused", "truncate"):
+                return self.blame("read")
+            return "LAW-04" if written else "QUANT-05"
 
         parts = [_stacked([self.tokens[layer][p][which] for p in positions], row, index) for which in (0, 1)]
         return Arrays("QUANT-04", names=("keys", "values"), parts=(parts[0], parts[1]), clause_at=clause_at)
+
+    def truncate(self, length: Any) -> Expected:
+        shortest = min(map(len, self.tokens))
+        if wrong := not_in_range(length, shortest + 1, "PositionOutOfRange", "EDIT-02"):
+            return self.refuse(wrong)
+
+        def change(ok: Any) -> None:
+            self.tokens = [tokens[:length] for tokens in self.tokens]
+
+        return Expected("EDIT-02" if length == shortest else "EDIT-01", self.did("truncate", change))
 
     def clear(self) -> Expected:
         def change(ok: Any) -> None:

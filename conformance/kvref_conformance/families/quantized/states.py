@@ -59,6 +59,21 @@ def a_quiet_token_lies_beside_a_loud_one(call: Call) -> bool:
     return False
 
 
+@state("quantized", "truncate")
+def layers_of_different_length_are_truncated(call: Call) -> bool:
+    return len(set(fill(call))) > 1 and call.args["length"] > 0
+
+
+@state("quantized", "truncate")
+def every_layer_loses_some_tokens_and_keeps_some(call: Call) -> bool:
+    return bool(0 < call.args["length"] < min(fill(call)))
+
+
+@state("quantized", "append", "append_step")
+def tokens_follow_a_truncate_of_some(call: Call) -> bool:
+    return call.model.last == "truncate" and call.tokens > 0 and min(fill(call)) > 0
+
+
 @state("quantized", "read_token")
 def a_token_is_read_that_is_neither_the_first_nor_the_last(call: Call) -> bool:
     return bool(0 < call.args["position"] < fill(call)[call.args["layer"]] - 1)

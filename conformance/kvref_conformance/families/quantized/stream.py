@@ -5,7 +5,7 @@ from contextlib import suppress
 from typing import Any
 
 from kvref_conformance.arrays import NDArray
-from kvref_conformance.checking.counts import Counter
+from kvref_conformance.checking.counts import MANY, NEGATIVE, Counter
 from kvref_conformance.checking.setup import formats_of, new, other, pair_of_tokens, tokens
 from kvref_conformance.checking.streams import Bad, Stream, wrong_queries
 from kvref_conformance.conversation.calls import Own
@@ -79,6 +79,7 @@ class QuantizedStream(Stream):
             calls += [("PositionOutOfRange", "read_token", (0, position))]
             calls += [("PositionOutOfRange", "read_tokens", (0, [0, position]))]
             calls += [("PositionOutOfRange", "read_head", (0, position, 0))]
+        calls += [("PositionOutOfRange", "truncate", (length,)) for length in (-1, len(self) + 1)]
         return calls + [("HeadOutOfRange", "read_head", (0, 0, head)) for head in (-1, self.subject.heads)]
 
     def other_ways_in(self) -> dict[str, list[tuple[Any, ...]]]:
@@ -95,7 +96,8 @@ class QuantizedStream(Stream):
     def wrong_use(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
         keys, values = pair_of_tokens(self.subject, 1)
         yield from (("append", (layer, keys, values)) for layer in (*(12 * [0]), -1, self.config["num_layers"]))
-        yield from (("clear", ()), ("clear", ()))
+        yield from (("truncate", (length,)) for length in (*NEGATIVE, MANY, self.room()))
+        yield from (("clear", ()), ("clear", ()), ("truncate", (1,)))
 
     def sizes_for(self, tokens: int) -> dict[str, Any]:
         return {"capacity": tokens}

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 from kvref_conformance.checking.setup import takes
-from kvref_conformance.searching.machine import COUNT, Machine, pair
+from kvref_conformance.families.tiered.model import Tiered
+from kvref_conformance.searching.machine import BACK, COUNT, Machine, pair
 from kvref_conformance.searching.rows import kinds
 
 SIZE = st.integers(1, 3)
@@ -64,6 +65,14 @@ class TieredMachine(Machine):
         if all(takes(self.subject, name, value) for name, value in changes.items()):
             self.call("update_policy", self.objects[0], **changes)
             self.append(1, "counting")
+
+    @precondition(lambda self: self.objects)
+    @rule(back=BACK, count=COUNT, kind=kinds())
+    def truncate(self, back: int, count: int, kind: str) -> None:
+        model = self.witness.models[self.objects[0]]
+        assert isinstance(model, Tiered)
+        self.call("truncate", self.objects[0], length=model.tiers.appended - back)
+        self.append(count, kind)
 
     @precondition(lambda self: self.objects)
     @rule(count=COUNT, kind=kinds())

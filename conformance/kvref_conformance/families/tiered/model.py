@@ -28,6 +28,7 @@ from kvref_conformance.oracle.rows import Reads
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "q8": 1}
 STATISTICS = {"total_tokens": "TIER-06", "tail_tokens": "TIER-01", "warm_tokens": "TIER-14", "store_tokens": "TIER-02"}
 TIERS = ("tail", "warm", "store")
+WENT_BACK = {"truncate": "EDIT-01", "truncate, which it might have refused": "EDIT-06"}  # and whose clause it then is
 ALLOWED = {"tail_dtype": PLAIN, "warm_format": SYMMETRIC + AFFINE, "store_format": SYMMETRIC + AFFINE}
 
 
@@ -36,6 +37,7 @@ class Tiered(Model):
     blamed: ClassVar = {
         ("append", "total_tokens"): "TIER-05", ("clear", "total_tokens"): "LAW-05", ("clear", "read"): "LAW-05",
         ("policy", "read"): "TIER-10", ("policy", "stats"): "TIER-10", ("policy", "tier_of"): "TIER-10",
+        **{(op, seen): clause for op, clause in WENT_BACK.items() for seen in ("total_tokens", "stats", "read", "tier_of")},
         "total_tokens": "TIER-06", "stats": "TIER-08", "tier_of": "TIER-01",
     }  # fmt: skip
 
@@ -119,8 +121,8 @@ class Tiered(Model):
         stored = sum(want[f"{tier}_bytes"] for tier in TIERS)
         plain = 8 * self.row[0] * self.row[1] * len(self.tiers.tokens)
         want["compression_ratio"] = plain / stored if stored else 1.0
-        policy = self.last == "policy"
-        clauses = {name: "TIER-10" if policy else clause for name, clause in STATISTICS.items()}
+        named = self.last == "policy" or self.last in WENT_BACK
+        clauses = {name: self.blame("stats") if named else clause for name, clause in STATISTICS.items()}
         return Value(self.blame("stats"), value=want, clauses=clauses)
 
     def _token_bytes(self, format: str) -> int:
@@ -146,6 +148,18 @@ class Tiered(Model):
             self.tiers.update_policy(**changes)
 
         return Expected("TIER-10", self.did("policy", change))
+
+    def truncate(self, length: Any) -> Expected:
+        if wrong := not_in_range(length, self.tiers.appended + 1, "PositionOutOfRange", "EDIT-02"):
+            return self.refuse(wrong)
+
+        def change(ok: Any) -> None:
+            self.tiers = self.tiers.before(length)
+
+        if length >= self.tiers.moved_at:
+            return Expected("EDIT-02" if length == self.tiers.appended else "EDIT-06", self.did("truncate", change))
+        then = self.did("truncate, which it might have refused", change)
+        return TakenOrRefused("EDIT-06", then, kinds=("NotTruncatable",), refused=lambda: self.did("refused")(None))
 
     def clear(self) -> Expected:
         def change(ok: Any) -> None:

@@ -3,7 +3,7 @@
 from kvref_conformance.families.tiered.tiers import Token
 from kvref_conformance.searching.states import NOTES, Call, refusals, state
 
-refusals("tiered", "ShapeMismatch", "DtypeMismatch", "NonFinite", "ConfigError", "PositionOutOfRange")
+refusals("tiered", "ShapeMismatch", "DtypeMismatch", "NonFinite", "ConfigError", "PositionOutOfRange", "NotTruncatable")
 TAIL, WARM, STORE = "tail", "warm", "store"
 
 
@@ -132,6 +132,28 @@ def a_policy_is_refused_while_tokens_are_there(call: Call) -> bool:
 @state("tiered", "clear")
 def a_store_with_tokens_is_cleared(call: Call) -> bool:
     return bool(tiers(call)[2])
+
+
+@state("tiered", "truncate")
+def some_tokens_go_and_some_stay(call: Call) -> bool:
+    return bool(0 < call.args["length"] < call.model.tiers.appended)
+
+
+@state("tiered", "truncate")
+def tokens_go_where_older_ones_lie_in_the_store(call: Call) -> bool:
+    return bool(tiers(call)[2] and tiers(call)[0] and call.args["length"] < call.model.tiers.appended)
+
+
+@state("tiered", "truncate")
+def quantized_tokens_go_and_some_stay(call: Call) -> bool:
+    newest = call.model.tiers.tokens[-1:]
+    return bool(0 < call.args["length"] < call.model.tiers.appended and newest and newest[0].tier != TAIL)
+
+
+@state("tiered", "append")
+def tokens_move_on_after_a_truncate(call: Call) -> bool:
+    tail, room = tiers(call)[0], call.model.policy["tail_length"]
+    return bool(call.model.last == "truncate" and tail and len(tail) + call.tokens > room)
 
 
 @state("tiered", "append")

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from kvref_conformance.arrays import NDArray
-from kvref_conformance.checking.counts import Counter
+from kvref_conformance.checking.counts import MANY, NEGATIVE, Counter
 from kvref_conformance.checking.setup import formats_of, pair_of_tokens
 from kvref_conformance.checking.streams import Bad, Stream, wrong_queries
 from kvref_conformance.families.tiered.tiers import POLICY, settled
@@ -34,7 +34,8 @@ class TieredStream(Stream):
         return [(name, getattr(stats, name)) for name in ("tail_tokens", "store_tokens", "tail_bytes", "store_bytes")]
 
     def out_of_range(self) -> list[Bad]:
-        return [("PositionOutOfRange", "tier_of", (position,)) for position in (-1, len(self))]
+        calls: list[Bad] = [("PositionOutOfRange", "tier_of", (position,)) for position in (-1, len(self))]
+        return calls + [("PositionOutOfRange", "truncate", (length,)) for length in (-1, len(self) + 1)]
 
     def other_ways_in(self) -> dict[str, list[tuple[Any, ...]]]:
         return {"attend": [(query, 1.0) for query in wrong_queries(self.subject)]}
@@ -42,7 +43,8 @@ class TieredStream(Stream):
     def wrong_use(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
         keys, values = pair_of_tokens(self.subject, 5)
         yield from (("append", (keys, values)) for _ in range(5))
-        yield from (("clear", ()), ("clear", ()), ("append", (keys, values[:4])))
+        yield from (("truncate", (length,)) for length in (*NEGATIVE, MANY, self.room(), 1))
+        yield from (("clear", ()), ("clear", ()), ("append", (keys, values[:4])), ("truncate", (1,)))
 
     def sizes_for(self, tokens: int) -> dict[str, Any]:
         tail, warm = min(256, tokens // 2), min(64, tokens // 4)

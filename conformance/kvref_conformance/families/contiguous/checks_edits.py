@@ -1,0 +1,233 @@
+"""EDIT: the growing cache goes back, and its rows change places."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.checking.expect import equal, pair, raises, same
+from kvref_conformance.checking.registry import check
+from kvref_conformance.checking.setup import at_least, formats_of, new
+from kvref_conformance.conversation.calls import writable
+from kvref_conformance.conversation.handle import Handle
+from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.families.contiguous.checks import DTYPES, Pair, filled, joined, rows
+from kvref_conformance.families.contiguous.memory import as_stored, numbers
+from kvref_conformance.oracle.elements import round_to
+from kvref_conformance.outcome import NotOffered
+
+
+def leading(given: Pair, length: int, dtype: str) -> Pair:
+    """What the first tokens of these read as."""
+    keys, values = (round_to(part[:, :, :length], dtype) for part in given)
+    return keys, values
+
+
+def holds(cache: Handle, given: Pair, length: int, when: str) -> None:
+    """The first tokens of these, and nothing else."""
+    equal(cache.seq_len, length, f"length {when}")
+    pair(cache.read(), leading(given, length, cache.config["dtype"]), f"tokens {when}")
+
+
+@check("EDIT-01", "contiguous")
+def the_first_tokens_stay(subject: Subject) -> None:
+    for dtype in formats_of(subject, "dtype", *DTYPES):
+        cache, *given = filled(subject, 7, dtype=dtype)
+        for length in (6, 3, 2, 0):
+            cache.truncate(length)
+            holds(cache, (given[0], given[1]), length, f"of a {dtype} cache after truncate({length})")
+
+
+@check("EDIT-01", "contiguous")
+def memory_stays_when_tokens_go(subject: Subject) -> None:
+    cache, keys, _ = filled(subject, 7)
+    capacity = cache.capacity
+    cache.truncate(2)
+    equal(cache.capacity, capacity, "capacity after truncate(2)")
+    same(numbers(cache.raw()[0][:, :, :2], cache.config["dtype"]), keys[:, :, :2], "the first 2 tokens of the raw buffer")
+    cache.truncate(0)
+    equal(cache.capacity, capacity, "capacity after truncate(0)")
+
+
+@check("EDIT-02", "contiguous")
+def no_more_tokens_stay_than_there_are(subject: Subject) -> None:
+    cache, *given = filled(subject, 5)
+    most = cache.config["max_seq_len"]
+    for length in subject.integers(6, most, most + 1, -1, -5, -6):
+        with raises("PositionOutOfRange"):
+            cache.truncate(length)
+        holds(cache, (given[0], given[1]), 5, f"after truncate({length}) of 5 was refused")
+
+
+@check("EDIT-02", "contiguous")
+def as_many_tokens_as_there_are_may_stay(subject: Subject) -> None:
+    cache, *given = filled(subject, 5)
+    cache.truncate(5)
+    holds(cache, (given[0], given[1]), 5, "after truncate(5) of 5")
+    cache.truncate(3)
+    cache.truncate(3)
+    holds(cache, (given[0], given[1]), 3, "after truncate(3), twice")
+    empty = new(subject, "contiguous")
+    empty.truncate(0)
+    equal(empty.seq_len, 0, "length of a new cache after truncate(0)")
+
+
+@check("EDIT-03", "contiguous")
+def what_follows_is_as_if_nothing_had_gone(subject: Subject) -> None:
+    for dtype in formats_of(subject, "dtype", *DTYPES):
+        cache, *given = filled(subject, 4, dtype=dtype)
+        held: Pair = given[0], given[1]
+        for draft, length, more in ((3, 4, 1), (1, 3, 2), (2, 0, 6), (2, 7, 5)):  # of the last one a token is taken
+            at_least(cache, max_seq_len=12)
+            drafted = rows(subject, cache, draft)
+            cache.append(*drafted)
+            held = joined(held, drafted)
+            cache.truncate(length)
+            new_rows = rows(subject, cache, more)
+            cache.append(*new_rows)
+            held = joined((held[0][:, :, :length], held[1][:, :, :length]), new_rows)
+            holds(cache, held, length + more, f"of a {dtype} cache after a draft of {draft}, truncate({length}) and {more} more")
+
+
+@check("EDIT-03", "contiguous")
+def a_cache_that_went_back_is_filled_as_any_other(subject: Subject) -> None:
+    cache = new(subject, "contiguous")
+    most = cache.config["max_seq_len"]
+    cache.append(*rows(subject, cache, most))
+    cache.truncate(1)
+    kept = cache.read()
+    given = rows(subject, cache, most - 1)
+    cache.append(*given)
+    holds(cache, joined((kept[0], kept[1]), given), most, "of a full cache that was truncated to 1, and filled again")
+    with raises("CapacityExceeded"):
+        cache.append(*rows(subject, cache, 1))
+
+
+def batched(subject: Subject, count: int, dtype: str | None = None) -> tuple[Handle, Pair]:
+    """A batch of several rows with tokens, all different."""
+    subject.need(batch_size=2)
+    cache, keys, values = filled(subject, count, batch_size=3, **{"dtype": dtype} if dtype else {})
+    return cache, (keys, values)
+
+
+def taken(given: Pair, which: Sequence[int]) -> Pair:
+    return given[0][list(which)], given[1][list(which)]
+
+
+def orders(batch: int) -> list[list[int]]:
+    """Of as many rows as there are: all in another place, two exchanged, one in every place, one left out."""
+    every = list(range(batch))
+    return [
+        every[1:] + every[:1],
+        [*every[:-2], every[-1], every[-2]],
+        [batch - 1] * batch,
+        [every[-1], *every[:-1]][:batch],
+        every,
+    ]
+
+
+@check("EDIT-07", "contiguous")
+def rows_become_what_others_were(subject: Subject) -> None:
+    for dtype in formats_of(subject, "dtype", *DTYPES):
+        cache, given = batched(subject, 4, dtype)
+        for order in orders(cache.config["batch_size"]):
+            cache.reorder(order)
+            given = taken(given, order)
+            holds(cache, given, 4, f"of a {dtype} cache after reorder({order})")
+
+
+@check("EDIT-07", "contiguous")
+def a_batch_without_tokens_is_reordered_too(subject: Subject) -> None:
+    subject.need(batch_size=2)
+    cache = new(subject, "contiguous", batch_size=3)
+    cache.reorder(orders(cache.config["batch_size"])[0])
+    given = rows(subject, cache, 2)
+    cache.append(*given)
+    holds(cache, given, 2, "appended to a batch that was reordered when it was empty")
+
+
+@check("EDIT-07", "contiguous")
+def as_many_rows_as_are_named_are_left(subject: Subject) -> None:
+    cache, given = batched(subject, 4)
+    batch, tried = cache.config["batch_size"], 0
+    for order in ([batch - 1], [0] * 2, [0, *range(batch)], [batch - 1, 0]):
+        if not subject.limits.of("contiguous", "batch_size").allows(len(order)):
+            continue
+        cache, given = batched(subject, 4)
+        cache.reorder(order)
+        tried += 1
+        holds(cache, taken(given, order), 4, f"after reorder({order}) of {batch} rows")
+        more = tuple(np.concatenate([part[:1] * np.float32(2) ** n for n in range(len(order))]) for part in given)
+        cache.append(*more)
+        holds(cache, joined(taken(given, order), (more[0], more[1])), 8, f"appended to {len(order)} rows of {batch}")
+    if not tried:
+        raise NotOffered(f"a batch of another size than {batch}")
+
+
+@check("EDIT-07", "contiguous")
+def memory_stays_when_rows_change_places(subject: Subject) -> None:
+    subject.in_this_process()
+    cache, given = batched(subject, 4)
+    before, capacity = cache.as_is("raw"), cache.capacity
+    for buffer in before:
+        writable(buffer, "raw buffers that can be written to")
+    order = orders(cache.config["batch_size"])[0]
+    cache.reorder(order)
+    equal(cache.capacity, capacity, f"capacity after reorder({order})")
+    for buffer, want in zip(before, taken(given, order), strict=True):
+        seen = numbers(subject.numpy(buffer), cache.config["dtype"])[:, :, :4]
+        same(seen, want, f"a raw buffer fetched before reorder({order})")
+
+
+@check("EDIT-08", "contiguous")
+def rows_of_one_origin_go_their_own_ways(subject: Subject) -> None:
+    for dtype in formats_of(subject, "dtype", *DTYPES):
+        cache, given = batched(subject, 3, dtype)
+        order = [1] * cache.config["batch_size"]
+        cache.reorder(order)
+        held = taken(given, order)
+        for count in (1, 2, 1):
+            more = rows(subject, cache, count)
+            cache.append(*more)
+            held = joined(held, more)
+            holds(cache, held, held[0].shape[2], f"of a {dtype} cache after reorder({order}) and other tokens for each row")
+        cache.reorder(backwards := order_backwards(cache))
+        holds(cache, taken(held, backwards), held[0].shape[2], f"after reorder({backwards}) of rows that were one")
+
+
+def order_backwards(cache: Handle) -> list[int]:
+    return list(reversed(range(cache.config["batch_size"])))
+
+
+@check("EDIT-08", "contiguous")
+def a_row_written_in_place_leaves_its_twin(subject: Subject) -> None:
+    subject.in_this_process()
+    cache, given = batched(subject, 3)
+    order = [1] * cache.config["batch_size"]
+    cache.reorder(order)
+    want = [np.array(part) for part in taken(given, order)]
+    for part, buffer in zip(want, cache.as_is("raw"), strict=True):
+        writable(buffer, "raw buffers that can be written to")
+        part[0] *= np.float32(2)
+        own: NDArray = as_stored(part[0], subject.numpy(buffer), cache.config["dtype"])
+        buffer[0, :, :3, :] = subject.own(own).array
+    holds(cache, (want[0], want[1]), 3, "after one of several rows of one origin was written in place")
+
+
+@check("EDIT-09", "contiguous")
+def a_row_that_is_not_there_is_refused(subject: Subject) -> None:
+    cache, given = batched(subject, 4)
+    batch = cache.config["batch_size"]
+    for row in subject.integers(-1, -batch, batch, batch + 1):
+        for order in ([row, *range(1, batch)], [*range(1, batch), row], [row] * batch):
+            with raises("RowOutOfRange"):
+                cache.reorder(order)
+            holds(cache, given, 4, f"after reorder({order}) of {batch} rows was refused")
+
+
+@check("EDIT-09", "contiguous")
+def no_rows_are_refused(subject: Subject) -> None:
+    cache, *given = filled(subject, 4)
+    with raises("ConfigError"):
+        cache.reorder([])
+    holds(cache, (given[0], given[1]), 4, "after reorder([]) was refused")
