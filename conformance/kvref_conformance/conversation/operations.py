@@ -37,9 +37,10 @@ def operations(family: str) -> dict[str, Operation]:
     """By name, for a family or for "buffer", what a pool hands out."""
     protocol = protocols()[family]
     found = {name: Operation(name, (), hint, True) for name, hint in get_type_hints(protocol).items()}
-    for name, method in vars(protocol).items():
-        if inspect.isfunction(method) and not name.startswith("_"):
-            found[name] = _operation(method)
+    for part in reversed(protocol.__mro__):  # what it has of another family comes first
+        for name, method in vars(part).items():
+            if inspect.isfunction(method) and not name.startswith("_"):
+                found[name] = _operation(method)
     return found
 
 

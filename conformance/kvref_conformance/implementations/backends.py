@@ -60,6 +60,9 @@ class OnBackend:
     def paged(self, **config: Any) -> kvref.PagedCache:
         return kvref.PagedCache(kvref.PagedConfig(**config), self.backend)
 
+    def prefix(self, **config: Any) -> kvref.PrefixCache:
+        return kvref.PrefixCache(kvref.PagedConfig(**config), self.backend)
+
     def quantized(self, **config: Any) -> kvref.QuantizedCache:
         return kvref.QuantizedCache(kvref.QuantizedConfig(**config), self.backend)
 

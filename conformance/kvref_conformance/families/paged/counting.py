@@ -32,9 +32,9 @@ def _layers(subject: Subject, changes: dict[str, Any]) -> int:
 
 def _made(subject: Subject, least: int, entries: int, changes: dict[str, Any], spare: int = 0) -> Handle:
     layers = _layers(subject, changes)
-    cache = new(subject, "paged", num_blocks=entries * layers + spare, **changes)
+    cache = new(subject, subject.family, num_blocks=entries * layers + spare, **changes)
     if room(cache) < least:
-        raise NotOffered(f"num_blocks {least * layers}, where its limits say {subject.limits.of('paged', 'num_blocks')}")
+        raise NotOffered(f"num_blocks {least * layers}, where its limits say {subject.limits.of(subject.family, 'num_blocks')}")
     return cache
 
 
@@ -42,7 +42,7 @@ def to_be_filled(subject: Subject, entries: int, one_short: bool = False, **chan
     """A cache of so many entries, or the nearest number of more, of a pool that tokens can fill in time. Raises NotOffered."""
     cache = just_room(subject, entries, **changes) if one_short else _made(subject, entries, entries, changes)
     if room(cache) * cache.config["block_size"] > MANY:
-        raise NotOffered(f"a pool to be filled, where its limits say num_blocks {subject.limits.of('paged', 'num_blocks')}")
+        raise NotOffered(f"a pool to be filled, where its limits say num_blocks {subject.limits.of(subject.family, 'num_blocks')}")
     return cache
 
 

@@ -24,8 +24,12 @@ class PagedStream(Stream):
     def __init__(self, subject: Subject, **changes: Any) -> None:
         entries = max(12, -(-TWO // subject.size("block_size", 3)))
         super().__init__(subject, **{"num_blocks": entries * subject.size("num_layers", 2)} | changes)
-        self.sequence, self.layer = self.cache.create(), 0
+        self.sequence, self.layer = self.begun(), 0
         self.dropped = False
+
+    def begun(self) -> int:
+        """A new sequence."""
+        return int(self.cache.create())
 
     def beside(self, sequence: int, layer: int) -> "PagedStream":
         """Another sequence or layer of the same cache."""
@@ -37,7 +41,7 @@ class PagedStream(Stream):
         self.subject.need(sequences=2)
         if self.room() < TWO:
             raise NotOffered(f"blocks for two sequences, where its limits say {self.subject.limits.of('paged', 'num_blocks')}")
-        return self.beside(self.cache.create(), 0)
+        return self.beside(self.begun(), 0)
 
     def give(self, keys: NDArray | Own, values: NDArray | Own) -> None:
         self.cache.write(self.sequence, self.layer, len(self), keys, values)
@@ -59,7 +63,7 @@ class PagedStream(Stream):
 
     def forget(self) -> None:
         self.cache.drop(self.sequence)
-        self.sequence, self.taken = self.cache.create(), 0
+        self.sequence, self.taken = self.begun(), 0
 
     def numbers(self) -> Iterable[tuple[str, Any]]:
         yield from self.attributes("num_free_blocks", "utilization")

@@ -1,0 +1,17 @@
+"""The cache of sequences in blocks that finds what it has seen."""
+
+from kvref_conformance.families import Family
+from kvref_conformance.families.paged import FAMILY as PAGES
+
+FAMILY = Family(
+    name="prefix",
+    chapter="prefixes",
+    small=PAGES.small,
+    speaks_for=(*PAGES.speaks_for, *(f"PREFIX-{n:02}" for n in range(1, 16))),
+    gives=PAGES.gives | {"begin": "sequence"},
+    several=PAGES.several,
+    formats=PAGES.formats,
+    may_be_zero=PAGES.may_be_zero,
+    appending=PAGES.appending,
+    counted_as=PAGES.counted_as,
+)

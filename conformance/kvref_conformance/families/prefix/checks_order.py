@@ -1,0 +1,191 @@
+"""PREFIX: for how long something is found, and what it costs."""
+
+from contextlib import suppress
+
+from kvref_conformance.checking.expect import equal, raises
+from kvref_conformance.checking.registry import check
+from kvref_conformance.checking.setup import pair_of_tokens
+from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.families.paged.counting import reserve
+from kvref_conformance.families.prefix.served import Served, declared_order, exactly, prompt
+from kvref_conformance.outcome import NotOffered
+
+OTHER = 77  # a token that no prompt has
+
+
+def blocks(served: Served, *which: int) -> list[int]:
+    """A prompt of full blocks, each its own."""
+    return [token for each in which for token in prompt(served.size, each)]
+
+
+def found(served: Served, *prompts: list[int]) -> list[int]:
+    """How many blocks of each are."""
+    return [served.match([*tokens, OTHER]) // served.size for tokens in prompts]
+
+
+@check("PREFIX-05", "prefix")
+def matching_leaves_the_order_as_it_is(subject: Subject) -> None:
+    declared_order(subject)
+    served = exactly(subject, 3)
+    prompts = [blocks(served, which) for which in (1, 2, 3)]
+    served.seen(*prompts)
+    equal(found(served, *prompts, prompts[0]), [1, 1, 1, 1], "blocks found of three prompts, and of the first again")
+    sequence = served.taking(1)
+    equal(found(served, *prompts), [0, 1, 1], "blocks found after one was taken: the first was released first, and only looked for")
+    served.cache.drop(sequence)
+
+
+@check("PREFIX-05", "prefix")
+def matching_takes_nothing(subject: Subject) -> None:
+    served = Served(subject)
+    tokens = blocks(served, 1, 2, 3)
+    served.seen(tokens)
+    free = served.cache.num_free_blocks
+    for _ in range(3):
+        equal(found(served, tokens), [3], "blocks found again and again")
+        equal(served.cache.num_free_blocks, free, "free blocks after looking for a prompt")
+    sequence = served.taking(1)
+    equal(served.match(tokens), 2 * served.size, "match beside a sequence")
+    served.cache.drop(sequence)
+    served.cache.reset()  # had matching made a sequence, this would be refused
+
+
+@check("PREFIX-06", "prefix")
+def what_nobody_holds_is_free_and_found(subject: Subject) -> None:
+    served = Served(subject)
+    tokens, total, cache = blocks(served, 1, 2), served.cache.config["num_blocks"], served.cache
+    for time in ("once", "twice", "a third time"):
+        sequence = served.serve([*tokens, OTHER])
+        equal(cache.num_free_blocks, total - 3 * len(served.layers), f"free blocks while a prompt is served {time}")
+        cache.drop(sequence)
+        equal(cache.num_free_blocks, total, f"free blocks after a prompt was served {time}")
+        equal(cache.utilization, 0.0, f"utilization after a prompt was served {time}")
+        served.finds([*tokens, OTHER], 2 * served.size, f"a prompt served {time}")
+
+
+@check("PREFIX-06", "prefix")
+def every_free_block_can_be_taken(subject: Subject) -> None:
+    served = exactly(subject, 4)
+    served.seen(blocks(served, 1, 2), blocks(served, 3, 4))
+    sequence = served.taking(4)  # raises OutOfBlocks where some are kept back
+    equal(found(served, blocks(served, 1, 2), blocks(served, 3, 4)), [0, 0], "blocks found when all were taken")
+    served.cache.drop(sequence)
+
+
+@check("PREFIX-07", "prefix")
+def what_is_taken_is_not_found(subject: Subject) -> None:
+    subject.need(sequences=2)
+    for way in ("ensure_capacity", "write", "append", "begin"):
+        served = exactly(subject, 2)
+        tokens, cache, size = blocks(served, 1, 2), served.cache, served.size
+        served.seen(tokens)
+        with suppress(NotOffered):
+            if way == "begin":
+                served.begin(blocks(served, 3, 4))
+            else:
+                sequence = cache.create()
+                if way == "ensure_capacity":
+                    cache.ensure_capacity(sequence, 2 * size)
+                elif way == "write":
+                    cache.write(sequence, 0, 0, *pair_of_tokens(subject, 2 * size))
+                else:
+                    for _ in range(2 * size):
+                        cache.append([sequence], 0, *pair_of_tokens(subject, 1))
+            equal(found(served, tokens), [0], f"blocks found after all were taken by {way}")
+
+
+@check("PREFIX-07", "prefix")
+def what_was_taken_is_never_found_again(subject: Subject) -> None:
+    served = exactly(subject, 3)
+    prompts = [blocks(served, which, which + 10, which + 20) for which in range(1, 6)]
+    for number, tokens in enumerate(prompts):
+        served.seen(tokens)
+        equal(found(served, *prompts[:number]), [0] * number, f"blocks found of the prompts before the one served as number {number}")
+        served.finds([*tokens, OTHER][: 3 * served.size], 2 * served.size, "the prompt served last")
+
+
+@check("PREFIX-08", "prefix")
+def what_is_not_found_is_taken_first(subject: Subject) -> None:
+    declared_order(subject)
+    served = exactly(subject, 5)
+    tokens = blocks(served, 1, 2)
+    served.seen(tokens)
+    first = served.taking(3)
+    equal(found(served, tokens), [2], "blocks found after all others were taken")
+    served.cache.drop(first)
+    again = served.taking(3)
+    equal(found(served, tokens), [2], "blocks found after all others were taken again, which were released later")
+    served.cache.drop(again)
+
+
+@check("PREFIX-08", "prefix")
+def what_was_released_longest_ago_is_taken_first(subject: Subject) -> None:
+    declared_order(subject)
+    served = exactly(subject, 6)
+    prompts = [blocks(served, 1, 2), blocks(served, 3, 4), blocks(served, 5, 6)]
+    served.seen(*prompts)
+    served.seen([*prompts[0][: served.size], *prompts[0][served.size :]])  # the first is in use again, and released as the last
+    sequence = served.cache.create()
+    for entries, left in enumerate(([2, 1, 2], [2, 0, 2], [2, 0, 1], [2, 0, 0], [1, 0, 0], [0, 0, 0]), 1):
+        reserve(subject, served.cache, sequence, entries)
+        equal(found(served, *prompts), left, f"blocks found after {entries} were taken")
+
+
+@check("PREFIX-08", "prefix")
+def what_a_sequence_gives_back_goes_from_its_end(subject: Subject) -> None:
+    declared_order(subject)
+    served = exactly(subject, 4)
+    tokens = blocks(served, 1, 2, 3, 4)
+    served.seen(tokens)
+    sequence = served.cache.create()
+    for entries in (1, 2, 3, 4):
+        reserve(subject, served.cache, sequence, entries)
+        equal(found(served, tokens), [4 - entries], f"blocks found of a prompt of four after {entries} were taken")
+
+
+@check("PREFIX-08", "prefix")
+def a_block_in_use_is_never_taken(subject: Subject) -> None:
+    subject.need(sequences=2)
+    served = exactly(subject, 4)
+    tokens, cache = blocks(served, 1, 2), served.cache
+    served.seen(tokens, blocks(served, 3))
+    sequence, hit = served.begin([*tokens[: served.size + 1]])
+    equal(hit, served.size, "the hit of a prompt")
+    other = served.taking(2)
+    with raises("OutOfBlocks"):
+        reserve(subject, cache, other, 3)
+    served.look(sequence, hit, "a sequence after all other blocks were taken")
+    equal(found(served, tokens)[0] >= 1, True, "whether a block in use is found")
+
+
+@check("PREFIX-09", "prefix")
+def without_what_came_before_nothing_is_found(subject: Subject) -> None:
+    subject.need(sequences=2)
+    served = exactly(subject, 5)
+    tokens, cache = blocks(served, 1, 2, 3), served.cache
+    sequence = served.serve(tokens)
+    cache.write(sequence, 0, 0, *pair_of_tokens(subject, 1))  # goes to a copy: the block that is found is nobody's
+    for layer in served.layers[1:]:
+        cache.write(sequence, layer, 0, *pair_of_tokens(subject, 1))
+    equal(found(served, tokens), [3], "blocks found after the first one's sequence has a copy")
+    served.taking(2)
+    equal(found(served, tokens), [0], "blocks found after the first one was taken, while a sequence holds the others")
+
+
+@check("PREFIX-10", "prefix")
+def losing_a_copy_loses_nothing(subject: Subject) -> None:
+    subject.need(sequences=3)
+    for first_goes in (True, False):
+        served = exactly(subject, 6)
+        tokens = blocks(served, 1, 2)
+        twice = [served.begin([*tokens, OTHER])[0] for _ in range(2)]
+        for sequence in twice:
+            served.write(sequence, 0, len(tokens))
+            served.cache.commit(sequence, tokens)
+        served.finds_two(tokens)
+        served.cache.drop(twice[not first_goes])
+        with suppress_out_of_blocks(served):
+            served.taking(3)
+        kept = twice[first_goes]
+        served.look(kept, len(tokens), "the sequence that stayed")
+        equal(found(served, tokens), [2], "blocks found of what two committed, after one of them was dropped and its blocks taken")

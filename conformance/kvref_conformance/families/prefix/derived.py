@@ -1,0 +1,6 @@
+"""Operations made of others: those of the paged cache, and an empty sequence."""
+
+from kvref_conformance.conversation.derived import Derived
+from kvref_conformance.families.paged.derived import DERIVED as OF_PAGES
+
+DERIVED = (*OF_PAGES, Derived("create", "PREFIX-01", ("begin",), lambda cache: cache.begin([])))

@@ -1,0 +1,26 @@
+"""What the laws know of it: a sequence in one layer, as of the paged cache, begun with a token that nobody has seen."""
+
+from itertools import count
+from typing import Any
+
+from kvref_conformance.checking.streams import Bad
+from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.families.paged.stream import PagedStream
+
+
+class PrefixStream(PagedStream):
+    family = "prefix"
+
+    def __init__(self, subject: Subject, **changes: Any) -> None:
+        self.unseen = count(1)  # of all streams of the cache together
+        super().__init__(subject, **changes)
+
+    def begun(self) -> int:
+        return int(self.cache.begin([next(self.unseen)]))
+
+    def out_of_range(self) -> list[Bad]:
+        calls = super().out_of_range()
+        calls += [("PositionOutOfRange", "commit", (self.sequence, [1] * (self.length() + 1)))]
+        calls += [("SequenceNotFound", "commit", (sequence, [])) for sequence in (-1, self.sequence + 10**6)]
+        calls += [("TokenOutOfRange", "commit", (self.sequence, [-1])), ("OutOfBlocks", "begin", ([1] * (self.room() + 1),))]
+        return calls + [("TokenOutOfRange", name, ([1, -1],)) for name in ("begin", "match")]
