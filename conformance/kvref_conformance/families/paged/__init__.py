@@ -19,6 +19,7 @@ FAMILY = Family(
         "LAW-03",
         "ATTN-10",
         *(f"PAGED-{n:02}" for n in (*range(1, 14), 15, 16, 17)),
+        *(f"SHARE-{n:02}" for n in (3, 4, 5, 6, 7)),
     ),
     gives={"create": "sequence", "fork": "sequence"},
     several={"sequences": "sequence"},

@@ -128,6 +128,37 @@ class PagedMachine(Machine):
 
     drop_another = drop
 
+    @precondition(lambda self: self.objects and self.model.sequences)
+    @rule(which=SEQUENCE, layer=ANY, kind=kinds())
+    def fork(self, which: int, layer: int, kind: str) -> None:
+        """Fork a sequence, one with tokens if there is one, and go on with the child or the parent."""
+        if len(self.model.sequences) < min(4, self.subject.size("sequences", 99)):
+            self.call("fork", self.objects[0], sequence=self.chosen(which))
+
+    @precondition(lambda self: self.objects)
+    @rule(which=SEQUENCE, back=st.sampled_from((1, 2, 3, 5, 0, -1)))
+    def truncate(self, which: int, back: int) -> None:
+        sequence = self.chosen(which)
+        length = max(0, self.shortest(sequence) - back) if back < LAST else -1
+        self.call("truncate", self.objects[0], sequence=sequence, length=length)
+
+    @precondition(lambda self: self.objects)
+    @rule(which=SEQUENCE, start=st.sampled_from((0, 1, 2, 3, 5, -1)), count=st.sampled_from((1, 2, 3, 4, 0)))
+    def remove(self, which: int, start: int, count: int) -> None:
+        sequence = self.chosen(which)
+        start = start % (self.shortest(sequence) + 1) if start >= 0 else start
+        stop = start + count if start < 0 else min(start + count, self.shortest(sequence) + (count == 4))
+        self.call("remove", self.objects[0], sequence=sequence, start=start, stop=stop)
+
+    def chosen(self, which: int) -> int:
+        """A sequence with tokens if there is one."""
+        full = {id for id, layers in self.model.sequences.items() if any(each.tokens for each in layers)}
+        found = one_of(full, which) if full and which < GONE else None
+        return self.sequence(which) if found is None else found
+
+    def shortest(self, sequence: int) -> int:
+        return min((len(layer.tokens) for layer in self.model.sequences.get(sequence, [])), default=0)
+
     @precondition(lambda self: self.objects)
     @rule(which=SEQUENCE, layer=ANY, positions=POSITIONS, group=st.integers(1, 2), kind=kinds(everything=False))
     def read(self, which: int, layer: int, positions: tuple[int, ...], group: int, kind: str) -> None:

@@ -1,0 +1,127 @@
+"""A paged cache whose sequences fork, beside the tokens that each must hold."""
+
+from typing import Any
+
+import numpy as np
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.checking.expect import equal, pair
+from kvref_conformance.checking.setup import blocks_of, pair_of_tokens
+from kvref_conformance.conversation.handle import Handle
+from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.families.paged.counting import layers_of
+from kvref_conformance.outcome import NotOffered
+
+Pair = tuple[NDArray, NDArray]
+
+
+def spliced(old: Pair, start: int, stop: int, new: Pair) -> Pair:
+    """Tokens with those from start to stop replaced."""
+    keys, values = (np.concatenate([o[:start], n, o[stop:]]) for o, n in zip(old, new, strict=True))
+    return keys, values
+
+
+class Known:
+    """tokens: of each sequence, for each layer."""
+
+    def __init__(self, subject: Subject, cache: Handle) -> None:
+        self.subject, self.cache = subject, cache
+        self.size, self.layers = int(cache.config["block_size"]), layers_of(cache)
+        self.tokens: dict[int, list[Pair]] = {}
+        self.dropped: list[int] = []
+
+    @property
+    def unit(self) -> int:
+        """Blocks that one entry of a table stands for."""
+        return len(self.layers) if self.subject.limits.switch("paged", "one_block_table") else 1
+
+    def create(self, *lengths: int) -> int:
+        """A sequence with so many tokens in each layer, the last number for the rest."""
+        sequence: int = self.cache.create()
+        self.tokens[sequence] = [pair_of_tokens(self.subject, 0) for _ in self.layers]
+        for layer in self.layers:
+            self.write(sequence, layer, 0, lengths[min(layer, len(lengths) - 1)])
+        return sequence
+
+    def write(self, sequence: int, layer: int, start: int, count: int) -> None:
+        if not count:
+            return
+        rows = pair_of_tokens(self.subject, count)
+        self.cache.write(sequence, layer, start, *rows)
+        self.tokens[sequence][layer] = spliced(self.tokens[sequence][layer], start, start + count, rows)
+
+    def step(self, sequences: list[int]) -> None:
+        """A token for each sequence in every layer."""
+        rows = [pair_of_tokens(self.subject, len(sequences)) for _ in self.layers]
+        keys, values = (np.stack(part) for part in zip(*rows, strict=True))
+        self.cache.append_step(sequences, keys, values)
+        for layer in self.layers:
+            for at, sequence in enumerate(sequences):
+                length = self.length(sequence, layer)
+                row = keys[layer, at : at + 1], values[layer, at : at + 1]
+                self.tokens[sequence][layer] = spliced(self.tokens[sequence][layer], length, length, row)
+
+    def fork(self, sequence: int) -> int:
+        child: int = self.cache.fork(sequence)
+        self.tokens[child] = list(self.tokens[sequence])
+        return child
+
+    def truncate(self, sequence: int, length: int) -> None:
+        self.cache.truncate(sequence, length)
+        self.tokens[sequence] = [(keys[:length], values[:length]) for keys, values in self.tokens[sequence]]
+
+    def remove(self, sequence: int, start: int, stop: int) -> None:
+        self.cache.remove(sequence, start, stop)
+        nothing = pair_of_tokens(self.subject, 0)
+        self.tokens[sequence] = [spliced(each, start, stop, nothing) for each in self.tokens[sequence]]
+
+    def drop(self, sequence: int) -> None:
+        self.cache.drop(sequence)
+        del self.tokens[sequence]
+
+    def length(self, sequence: int, layer: int) -> int:
+        return len(self.tokens[sequence][layer][0])
+
+    def look(self, when: str) -> None:
+        """Every sequence reads as it must."""
+        for at, (sequence, layers) in enumerate(self.tokens.items()):
+            for layer, wanted in enumerate(layers):
+                what = f"layer {layer} of sequence {at} {when}"
+                equal(self.cache.length(sequence, layer), len(wanted[0]), f"length in {what}")
+                pair(self.cache.gather(sequence, layer), wanted, what)
+
+    def used(self) -> int:
+        """Blocks in use: as they are counted, or as the tables list them."""
+        try:
+            return int(self.cache.config["num_blocks"] - self.cache.num_free_blocks)
+        except NotOffered:
+            return len(self.listed())
+
+    def listed(self) -> set[int]:
+        """The blocks that tables list."""
+        return {block for sequence in self.tokens for layer in self.layers for block in self.table(sequence, layer)}
+
+    def table(self, sequence: int, layer: int) -> list[int]:
+        return blocks_of(self.cache, sequence, layer)
+
+    def tables(self) -> dict[int, list[list[int]]]:
+        return {sequence: [self.table(sequence, layer) for layer in self.layers] for sequence in self.tokens}
+
+    def seen(self) -> Any:
+        """What there is to see of blocks, the more the better."""
+        try:
+            return self.used(), self.tables()
+        except NotOffered:
+            return self.used()
+
+    def partly(self, sequence: int) -> int:
+        """Blocks that a fork may copy: the partly filled last one of each layer."""
+        last = [length // self.size for layer in self.layers if (length := self.length(sequence, layer)) % self.size]
+        return len(set(last)) * self.unit if self.unit > 1 else len(last)
+
+    def adds_up(self, when: str) -> None:
+        """As many blocks are in use as tables list."""
+        try:
+            equal(self.cache.config["num_blocks"] - self.cache.num_free_blocks, len(self.listed()), f"blocks in use {when}")
+        except NotOffered:
+            return
