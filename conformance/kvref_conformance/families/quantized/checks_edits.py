@@ -2,10 +2,10 @@
 
 from kvref_conformance.checking.expect import equal, pair, raises
 from kvref_conformance.checking.registry import check
-from kvref_conformance.checking.setup import at_least, formats_of, held, new, pair_of_tokens
+from kvref_conformance.checking.setup import at_least, formats_of, held, made, new, pair_of_tokens
 from kvref_conformance.conversation.handle import Handle
 from kvref_conformance.conversation.subject import Subject
-from kvref_conformance.families.quantized.checks import LOUD, QUIET, Pair, layer_is, lengths
+from kvref_conformance.families.quantized.checks import LOUD, QUIET, Pair, lengths
 from kvref_conformance.oracle.formats import SYMMETRIC
 
 
@@ -29,25 +29,26 @@ def given(cache: Handle, steps: list[Pair]) -> None:
         cache.append_step(*each)
 
 
-def layers_are(subject: Subject, cache: Handle, steps: list[Pair], when: str) -> None:
-    """All that every layer holds came in these steps."""
-    layers = cache.config["num_layers"]
-    equal(lengths(cache), [len(steps)] * layers, f"lengths {when}")
-    for layer in range(layers if steps else 0):
-        layer_is(subject, cache, layer, steps, when)
+def held_by(cache: Handle, count: int) -> list[Pair]:
+    """The first tokens of every layer, as they read."""
+    return [cache.read_tokens(layer, list(range(count))) for layer in range(cache.config["num_layers"] if count else 0)]
+
+
+def holds(cache: Handle, want: list[Pair], count: int, when: str) -> None:
+    """Every layer reads so, and holds nothing else."""
+    equal(lengths(cache), [count] * cache.config["num_layers"], f"lengths {when}")
+    for layer, read in enumerate(held_by(cache, count)):
+        pair(read, want[layer], f"layer {layer} {when}")
 
 
 @check("EDIT-01", "quantized")
 def the_first_tokens_of_every_layer_stay(subject: Subject) -> None:
     for name in formats_of(subject, "format", *SYMMETRIC):
-        cache, steps = stepped(subject, 7, format=name)
+        cache, _ = stepped(subject, 7, format=name)
         for length in (6, 3, 0):
-            layers, every = range(cache.config["num_layers"] if length else 0), list(range(length))
-            before = [cache.read_tokens(layer, every) for layer in layers]
+            before = held_by(cache, length)
             cache.truncate(length)
-            layers_are(subject, cache, steps[:length], f"of a {name} cache after truncate({length})")
-            for layer in layers:
-                pair(cache.read_tokens(layer, every), before[layer], f"layer {layer}, before truncate({length}) and after")
+            holds(cache, before, length, f"of a {name} cache after truncate({length}), against before")
 
 
 @check("EDIT-01", "quantized")
@@ -64,22 +65,24 @@ def what_went_cannot_be_read(subject: Subject) -> None:
 @check("EDIT-01", "quantized")
 def layers_of_any_length_are_cut_to_one(subject: Subject) -> None:
     subject.need(num_layers=2)
-    for name in formats_of(subject, "format", *SYMMETRIC):
-        cache, steps = stepped(subject, 4, format=name)
-        cache.append(1, *pair_of_tokens(subject, 3))
-        cache.truncate(4)
-        layers_are(subject, cache, steps, f"of a {name} cache of which layer 1 had 3 tokens more, after truncate(4)")
+    for longer in (0, 1):
+        cache, _ = stepped(subject, 4)
+        cache.append(longer, *pair_of_tokens(subject, 3))
+        before = held_by(cache, 3)
+        cache.truncate(3)
+        holds(cache, before, 3, f"after truncate(3) of 4 tokens and 7 in layer {longer}")
 
 
 @check("EDIT-02", "quantized")
-def no_more_tokens_stay_than_the_shortest_layer_has(subject: Subject) -> None:
-    cache, steps = stepped(subject, 5)
-    for length in subject.integers(6, cache.config["capacity"], cache.config["capacity"] + 1, -1, -5, -6):
+def no_more_tokens_stay_than_there_are(subject: Subject) -> None:
+    cache, _ = stepped(subject, 5)
+    capacity, before = cache.config["capacity"], held_by(cache, 5)
+    for length in subject.integers(6, capacity, capacity + 1, -1, -5, -6):
         with raises("PositionOutOfRange"):
             cache.truncate(length)
-        layers_are(subject, cache, steps, f"after truncate({length}) of 5 was refused")
+        holds(cache, before, 5, f"after truncate({length}) of 5 was refused")
     cache.truncate(5)
-    layers_are(subject, cache, steps, "after truncate(5) of 5")
+    holds(cache, before, 5, "after truncate(5) of 5")
 
 
 @check("EDIT-02", "quantized")
@@ -108,25 +111,26 @@ def what_follows_is_as_if_nothing_had_gone(subject: Subject) -> None:
                 cache.truncate(length)
                 steps = (steps + drafted)[:length] + [step(subject, layers) for _ in range(more)]
                 given(cache, steps[length:])
-                never = new(subject, "quantized", format=name)
-                given(never, steps)
                 when = f"of a {name} cache after a draft of {draft}, truncate({length}) and {more} more"
-                layers_are(subject, cache, steps, when)
-                for layer in range(layers):
-                    every = list(range(len(steps)))
-                    got, want = cache.read_tokens(layer, every), never.read_tokens(layer, every)
-                    pair(got, want, f"layer {layer} {when}, against a cache without that draft")
+                holds(cache, never(subject, cache, steps), len(steps), f"{when}, against one without that draft")
+
+
+def never(subject: Subject, cache: Handle, steps: list[Pair]) -> list[Pair]:
+    """What a cache of the same sizes holds to which only these steps ever came."""
+    other = made(subject, "quantized", **cache.config)
+    given(other, steps)
+    return held_by(other, len(steps))
 
 
 @check("EDIT-03", "quantized")
 def a_full_cache_that_went_back_is_filled_again(subject: Subject) -> None:
     cache = new(subject, "quantized", capacity=4)
     layers, capacity = cache.config["num_layers"], cache.config["capacity"]
-    steps = [step(subject, layers) for _ in range(capacity)]
-    given(cache, steps)
+    steps = [step(subject, layers) for _ in range(2 * capacity - 1)]
+    given(cache, steps[:capacity])
     cache.truncate(1)
-    steps = steps[:1] + [step(subject, layers) for _ in range(capacity - 1)]
+    steps = steps[:1] + steps[capacity:]
     given(cache, steps[1:])
-    layers_are(subject, cache, steps, "of a full cache that was truncated to 1, and filled again")
+    holds(cache, never(subject, cache, steps), capacity, "of a full cache that was truncated to 1, and filled again")
     with raises("CapacityExceeded"):
-        cache.append_step(*step(subject, layers))
+        given(cache, [step(subject, layers)])

@@ -120,3 +120,20 @@ def layers_are_apart(subject: Subject) -> None:
     stream.cache.append(1, *pair_of_tokens(subject, 1))
     equal(stream.cache.length(0), MANY, "length of layer 0 after an append to layer 1")
     reads(subject, stream.read(), stream.expected(keys, values), "layer 0 after an append to layer 1")
+
+
+@check("LAW-20", "quantized")
+def tokens_go_whatever_the_length_is_given_in(subject: Subject) -> None:
+    keys, values = pair_of_tokens(subject, 110)
+
+    def script(typed: Typed) -> Iterator[Seen]:
+        cache = typed.new("quantized", num_layers=1, capacity=200)
+        at_least(cache, capacity=200)
+        cache.append(0, keys, values)
+        for time in range(3):
+            yield f"truncate(100), time {time + 1}", typed.call(cache, "truncate", 100)
+            cache.append(0, keys[:60], values[:60])
+            yield f"length after 60 more, time {time + 1}", cache.length(0)
+        yield "tokens 159 and 100", typed.call(cache, "read_tokens", 0, [159, 100])
+
+    the_same_in_any_type(subject, script)

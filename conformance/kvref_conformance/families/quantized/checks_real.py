@@ -1,7 +1,7 @@
 """LAW-18: rows and scales of the quantized cache, far into each layer."""
 
 from kvref_conformance.checking.content import Written, belongs, pair_of_content
-from kvref_conformance.checking.real import affordable
+from kvref_conformance.checking.real import affordable, edges
 from kvref_conformance.checking.registry import check
 from kvref_conformance.checking.setup import new
 from kvref_conformance.conversation.subject import Subject
@@ -29,3 +29,23 @@ def layers_of_different_length_keep_their_scales(subject: Subject) -> None:
             given = pair_of_content(0, layer, every, written.heads, written.dim)
             wanted = read_as(given[0], format), read_as(given[1], format)
             belongs(cache.read_tokens(layer, every), 0, layer, every, written, subject.level == "exact", wanted)
+
+
+@check("LAW-18", "quantized")
+def drafts_come_and_go_at_any_length(subject: Subject) -> None:
+    for format in subject.formats("int8", "float8_e4m3fn", "float8_e5m2"):
+        cache = new(subject, "quantized", num_layers=3, capacity=600, num_kv_heads=3, head_dim=96, format=format)
+        written, layers, at = Written(cache.config["num_kv_heads"], cache.config["head_dim"]), cache.config["num_layers"], 0
+        ends = edges(affordable(subject, cache.config["capacity"], 2 * layers) - 5)
+        for end in (*ends, *reversed(ends)):
+            for layer in range(layers if end > at else 0):
+                for stream, positions in ((0, range(at, end)), (1, range(end, end + 5))):
+                    cache.append(layer, *pair_of_content(stream, layer, positions, written.heads, written.dim))
+                    written.up_to(stream, layer, positions.stop)
+            cache.truncate(end)
+            for layer in range(layers):
+                every = sorted({0, end // 2, max(0, end - 2), end - 1})
+                given = pair_of_content(0, layer, every, written.heads, written.dim)
+                wanted = read_as(given[0], format), read_as(given[1], format)
+                belongs(cache.read_tokens(layer, every), 0, layer, every, written, subject.level == "exact", wanted)
+            at = end

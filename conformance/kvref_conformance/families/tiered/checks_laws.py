@@ -45,3 +45,20 @@ def a_token_forgotten_is_nowhere(subject: Subject) -> None:
     cache.append(*pair_of_tokens(subject, 1))
     newest = next(tier for tier in ("tail", "warm", "store") if cache.config.get(f"{tier}_length", 1))
     equal(cache.tier_of(0), newest, "tier of the first token after clear")
+
+
+@check("LAW-20", "tiered")
+def tokens_go_in_any_type(subject: Subject) -> None:
+    keys, values = pair_of_tokens(subject, 110)
+
+    def script(typed: Typed) -> Iterator[Seen]:
+        cache = typed.new("tiered", max_tokens=400, tail_length=200, migration_batch=64)
+        cache.append(keys, values)
+        for time in range(3):
+            yield f"truncate(100), time {time + 1}", typed.call(cache, "truncate", 100)
+            cache.append(keys[:60], values[:60])
+            yield f"total_tokens after 60 more, time {time + 1}", cache.total_tokens
+        yield "tier of position 159", typed.call(cache, "tier_of", 159)
+        yield "160 tokens", typed.call(cache, "read")
+
+    the_same_in_any_type(subject, script)

@@ -2,7 +2,7 @@
 
 from kvref_conformance.checking.content import Written, belongs, pair_of_content
 from kvref_conformance.checking.expect import equal
-from kvref_conformance.checking.real import affordable
+from kvref_conformance.checking.real import affordable, edges
 from kvref_conformance.checking.registry import check
 from kvref_conformance.checking.setup import new
 from kvref_conformance.conversation.subject import Subject
@@ -39,3 +39,29 @@ def turning_over(subject: Subject, heads: int, dim: int, pieces: tuple[int, ...]
         wanted: tuple[Reads, Reads] = (settled(given[0], policy), settled(given[1], policy))
         written.up_to(0, 0, at)
         belongs(cache.read(), 0, 0, range(first, at), written, subject.level == "exact", wanted)
+
+
+@check("LAW-18", "tiered")
+def drafts_come_and_go_at_any_length(subject: Subject) -> None:
+    for store in subject.formats("q4", "q8", "int8", "float8_e4m3fn"):
+        cache = new(
+            subject, "tiered", num_kv_heads=1, head_dim=64, max_tokens=900, tail_length=530, warm_length=66,
+            store_format=store, migration_batch=64,
+        )  # fmt: skip
+        config, at = cache.config, 0
+        written = Written(config["num_kv_heads"], config["head_dim"])
+        policy = {name: config[name] for name in POLICY}
+        newest = next(config[name] for name in ("tail_length", "warm_length", "max_tokens") if config[name])
+        ends = edges(affordable(subject, newest, 2) - 5)
+        for end in (*ends, *(ends[-1:] and [ends[-1] + newest])):  # at last they move on
+            for stream, positions in ((0, range(at, end)), (1, range(end, end + 5))):
+                if end in ends or stream == 0:
+                    cache.append(*pair_of_content(stream, 0, positions, written.heads, written.dim))
+                    written.up_to(stream, 0, positions.stop)
+            if end in ends:
+                cache.truncate(end)
+            first = max(0, end - config["max_tokens"])
+            given = pair_of_content(0, 0, range(first, end), written.heads, written.dim)
+            wanted: tuple[Reads, Reads] = (settled(given[0], policy), settled(given[1], policy))
+            belongs(cache.read(), 0, 0, range(first, end), written, subject.level == "exact", wanted)
+            at = end

@@ -31,35 +31,31 @@ class Tiers:
         self.appended = 0
         self.moved_at = 0  # what that was when a token last went down a tier, or out
         self._begun = dict(policy)
-        self._came: list[tuple[NDArray, NDArray] | dict[str, Any]] = []  # a token, or changes of the policy, in order
+        self.came: list[tuple[NDArray, NDArray] | dict[str, Any]] = []  # a token, or changes of the policy, in order
 
     def append(self, keys: NDArray, values: NDArray) -> None:
         for key, value in zip(keys, values, strict=True):
             self.tokens.append(Token(self.appended, given(key), given(value), "new"))
             self.appended += 1
-            self._came.append((key, value))
+            self.came.append((key, value))
             self._settle()
             if len(self.tokens) > self.policy["max_tokens"]:
                 self.tokens, self.moved_at = self.tokens[-self.policy["max_tokens"] :], self.appended
 
     def update_policy(self, **changes: Any) -> None:
         self.policy |= changes
-        self._came.append(changes)
+        self.came.append(changes)
         self._settle()
 
     def before(self, length: int) -> "Tiers":
         """What there would be had no token at this position, or past it, ever come: everything else again (EDIT-03)."""
         again = Tiers(**self._begun)
-        for each in self._came:
+        for each in self.came:
             if isinstance(each, dict):
                 again.update_policy(**each)
             elif again.appended < length:
                 again.append(each[0][None], each[1][None])
         return again
-
-    def given(self) -> list[tuple[NDArray, NDArray]]:
-        """Every token as it came, in order."""
-        return [each for each in self._came if not isinstance(each, dict)]
 
     def read(self) -> tuple[Reads, Reads]:
         return stacked(token.key for token in self.tokens), stacked(token.value for token in self.tokens)
