@@ -11,6 +11,7 @@ CHAPTERS = (
     "paged",
     "quantized",
     "tiered",
+    "edits",
     "buffers",
     "pooled",
     "attention",

@@ -67,10 +67,15 @@ class TieredMachine(Machine):
             self.append(1, "counting")
 
     @precondition(lambda self: self.objects)
-    @rule(back=BACK, count=COUNT, kind=kinds())
-    def truncate(self, back: int, count: int, kind: str) -> None:
+    @rule(back=BACK, longer=st.sampled_from((0, 3, 0, 1)), count=COUNT, kind=kinds())
+    def truncate(self, back: int, longer: int, count: int, kind: str) -> None:
+        """longer: tokens by which the tail grows first, so that others have to go that push none on."""
         model = self.witness.models[self.objects[0]]
         assert isinstance(model, Tiered)
+        tail = min(model.policy["tail_length"] + longer, model.policy["max_tokens"] - model.policy["warm_length"])
+        if longer and takes(self.subject, "tail_length", tail):
+            self.call("update_policy", self.objects[0], tail_length=tail)
+            self.append(longer, kind)
         self.call("truncate", self.objects[0], length=model.tiers.appended - back)
         self.append(count, kind)
 

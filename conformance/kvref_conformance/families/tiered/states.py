@@ -145,9 +145,9 @@ def tokens_go_where_older_ones_lie_in_the_store(call: Call) -> bool:
 
 
 @state("tiered", "truncate")
-def quantized_tokens_go_and_some_stay(call: Call) -> bool:
+def quantized_tokens_go(call: Call) -> bool:
     newest = call.model.tiers.tokens[-1:]
-    return bool(0 < call.args["length"] < call.model.tiers.appended and newest and newest[0].tier != TAIL)
+    return bool(call.args["length"] < call.model.tiers.appended and newest and newest[0].tier != TAIL)
 
 
 @state("tiered", "append")

@@ -1,0 +1,227 @@
+"""Bugs in going back, and in changing the places of rows."""
+
+import numpy as np
+
+from bugs.plant import bug, in_source
+from kvref.contiguous import ContiguousCache
+from kvref.quantized import QuantizedCache
+from kvref.slots import SlotStore
+from kvref.tiered import TieredCache, _Tier
+
+CONTIGUOUS = "kvref.contiguous.ContiguousCache"
+QUANTIZED = "kvref.quantized.QuantizedCache"
+TIERED = "kvref.tiered.TieredCache"
+
+
+@bug("EDIT-01")
+def a_token_too_many_goes(patch):
+    in_source(patch, f"{CONTIGUOUS}.truncate", '"length")', '"length")\n    self.seq_len -= self.seq_len > 1')
+
+
+@bug("EDIT-01")
+def going_back_gives_memory_back(patch):
+    def truncate(self, length):
+        kept = [part[:, :, :length, :].copy() for part in self.read()]
+        self.__init__(self.config, self._backend)
+        self.append(*kept)
+
+    in_source(patch, f"{CONTIGUOUS}.truncate", '"length")', '"length")\n    self._again(self.seq_len)')
+    patch.setattr(ContiguousCache, "_again", truncate, raising=False)
+
+
+@bug("EDIT-02")
+def a_length_past_the_end_is_clamped(patch):
+    in_source(patch, f"{CONTIGUOUS}.truncate", "in_range(length,", "in_range(min(length, self.seq_len),")
+
+
+@bug("EDIT-02")
+def a_negative_length_counts_from_the_end(patch):
+    in_source(patch, f"{CONTIGUOUS}.truncate", "in_range(length,", "in_range(length if length >= 0 else self.seq_len + length,")
+
+
+@bug("EDIT-02")
+def a_length_may_be_as_large_as_memory(patch):
+    in_source(patch, f"{CONTIGUOUS}.truncate", "self.seq_len + 1,", "max(self.seq_len, self.capacity) + 1,")
+
+
+@bug("EDIT-03")
+def the_next_token_comes_where_it_would_have_come(patch):
+    truncate, append = ContiguousCache.truncate, ContiguousCache.append
+
+    def noting(self, length):
+        self.end = self.seq_len
+        truncate(self, length)
+
+    def late(self, keys, values):
+        length = self.seq_len
+        append(self, keys, values)
+        end = min(getattr(self, "end", 0), self.capacity - keys.shape[2])
+        if length < end:
+            for buffer, came in zip(self.raw(), (keys, values), strict=True):
+                buffer[:, :, end : end + came.shape[2], :] = came
+                buffer[:, :, length : length + came.shape[2], :] = 0
+        self.end = 0
+
+    patch.setattr(ContiguousCache, "truncate", noting)
+    patch.setattr(ContiguousCache, "append", late)
+
+
+@bug("EDIT-07")
+def keys_are_reordered_and_values_are_not(patch):
+    reorder = ContiguousCache.reorder
+
+    def half(self, rows):
+        before = self._values.copy()
+        reorder(self, rows)
+        self._values[...] = before if len(before) == len(self._values) else self._values
+
+    patch.setattr(ContiguousCache, "reorder", half)
+
+
+@bug("EDIT-07")
+def rows_are_read_that_were_overwritten(patch):
+    def gather(self, buffer, chosen):
+        if len(chosen) != len(buffer):
+            return buffer[chosen]
+        for row, source in enumerate(chosen):
+            buffer[row] = buffer[source]
+        return buffer.copy()
+
+    in_source(patch, f"{CONTIGUOUS}.reorder", "self._backend.gather(", "self._in_place(")
+    patch.setattr(ContiguousCache, "_in_place", gather, raising=False)
+
+
+@bug("EDIT-07")
+def a_reorder_takes_other_memory(patch):
+    in_source(patch, f"{CONTIGUOUS}.reorder", "if config == self.config:", "if False:")
+
+
+@bug("EDIT-07")
+def a_batch_keeps_its_size(patch):
+    in_source(patch, f"{CONTIGUOUS}.reorder", "batch_size=len(chosen))", "batch_size=self.config.batch_size)")
+
+
+@bug("EDIT-08")
+def rows_of_one_origin_are_one(patch):
+    def gather(self, buffer, chosen):
+        if len(set(chosen)) > 1:
+            return buffer[chosen]
+        row = buffer[chosen[0]].copy()
+        return np.lib.stride_tricks.as_strided(row, (len(chosen), *row.shape), (0, *row.strides))
+
+    in_source(patch, f"{CONTIGUOUS}.reorder", "self._backend.gather(", "self._strided(", "if config == self.config:", "if False:")
+    patch.setattr(ContiguousCache, "_strided", gather, raising=False)
+
+
+@bug("EDIT-09")
+def a_negative_row_counts_from_the_end(patch):
+    in_source(patch, f"{CONTIGUOUS}.reorder", "in_range(row,", "in_range(row if row >= 0 else self.config.batch_size + row,")
+
+
+@bug("EDIT-09")
+def a_row_past_the_end_is_the_last(patch):
+    in_source(patch, f"{CONTIGUOUS}.reorder", "in_range(row,", "in_range(min(row, self.config.batch_size - 1),")
+
+
+@bug("EDIT-09")
+def no_rows_leave_the_batch_as_it_was(patch):
+    in_source(patch, f"{CONTIGUOUS}.reorder", "chosen = [", "if not len(rows):\n        return\n    chosen = [")
+
+
+@bug("EDIT-01")
+def only_the_first_layer_goes_back(patch):
+    in_source(patch, f"{QUANTIZED}.truncate", "[length] * self.config.num_layers", "[length, *self._lengths[1:]]")
+
+
+@bug("EDIT-02")
+def the_longest_layer_says_how_many_may_stay(patch):
+    in_source(patch, f"{QUANTIZED}.truncate", "min(self._lengths)", "max(self._lengths)")
+
+
+@bug("EDIT-03")
+def a_token_takes_the_scale_of_the_one_that_went(patch):
+    truncate, put = QuantizedCache.truncate, SlotStore.put
+
+    def noting(self, length):
+        size = self.config.capacity
+        gone = {layer * size + p for layer, count in enumerate(self._lengths) for p in range(max(0, length), count)}
+        truncate(self, length)
+        for store in (self._store.keys, self._store.values):
+            store.kept = getattr(store, "kept", set()) | gone
+
+    def stale(self, slots, new):
+        old = [slot for slot in slots if slot in getattr(self, "kept", ())]
+        scales = None if self._stored.scale is None else self._stored.scale[old].copy()
+        put(self, slots, new)
+        if old:
+            self._stored.scale[old] = scales
+
+    patch.setattr(QuantizedCache, "truncate", noting)
+    patch.setattr(SlotStore, "put", stale)
+
+
+@bug("EDIT-01")
+def the_oldest_tokens_go_and_not_the_newest(patch):
+    def take_back(self, count):
+        _Tier.let_go(self, count)
+        return count
+
+    patch.setattr(_Tier, "take_back", take_back)
+
+
+@bug("EDIT-01")
+def only_the_tail_goes_back(patch):
+    in_source(patch, f"{TIERED}.truncate", "for tier in self._tiers:", "for tier in self._tiers[:1]:")
+
+
+@bug("EDIT-02")
+def a_tiered_length_counts_what_is_held(patch):
+    in_source(patch, f"{TIERED}.truncate", "self._next + 1,", "self.total_tokens + 1,")
+
+
+@bug("EDIT-03")
+def what_went_still_takes_room_in_the_tail(patch):
+    in_source(
+        patch,
+        f"{TIERED}.truncate",
+        "count, self._next = ",
+        "self._tiers[0].room -= min(self._next - length, self._tiers[0].room - 1)\n        count, self._next = ",
+    )
+
+
+@bug("EDIT-03")
+def what_went_still_counts_towards_the_most(patch):
+    truncate = TieredCache.truncate
+
+    def counting(self, length):
+        before = self._next
+        truncate(self, length)
+        self.ghosts = getattr(self, "ghosts", 0) + before - self._next
+
+    patch.setattr(TieredCache, "truncate", counting)
+    in_source(
+        patch,
+        f"{TIERED}.append",
+        "self.total_tokens + count - room",
+        "self.total_tokens + count + getattr(self, 'ghosts', 0) - room",
+    )
+
+
+@bug("EDIT-06")
+def what_has_moved_on_is_taken_for_what_it_was(patch):
+    in_source(patch, f"{TIERED}.truncate", "if length < self._moved_at:", "if length < self._next - self.total_tokens:")
+
+
+@bug("EDIT-06")
+def no_token_goes_once_the_store_has_any(patch):
+    in_source(patch, f"{TIERED}.truncate", "if length < self._moved_at:", "if length < self._next and len(self._tiers[2]):")
+
+
+@bug("EDIT-06")
+def a_refused_length_has_cut_the_tail_already(patch):
+    in_source(
+        patch,
+        f"{TIERED}.truncate",
+        "if length < self._moved_at:",
+        "if length < self._moved_at:\n            self._tiers[0].take_back(1)",
+    )
