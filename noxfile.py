@@ -39,7 +39,10 @@ OLDEST_NUMPY = "2.1.0"  # the lower bound in pyproject.toml
 # What is judged with each library. The reference on NumPy has the most to say of a Python or a NumPy; strict is slow.
 JUDGED = {"numpy": ("reference", "numpy"), "numpy-oldest": ("reference", "numpy"), "strict": ("reference:strict",)}
 QUICK = ("--examples", "25")  # for all but the first: what differs on the others is not found by more sequences
-MUTATED = ("formats", "blocks", "buffers", "contiguous", "paged", "quantized", "tiered", "pooled", "rows", "attention", "inputs")
+MUTATED = (
+    "formats", "blocks", "buffers", "contiguous", "paged", "prefix", "rotary", "quantized", "tiered", "pooled", "rows", "attention",
+    "inputs",
+)  # fmt: skip
 THEIRS = ("transformers-dynamic", "transformers-static", "transformers-generate", "llama.cpp", "ml_dtypes", "torch-float8")
 # Engines that other people wrote, and what pip installs for each; torch has to be the first where it is needed (see `theirs`).
 # The implementations that are judged with one are those of pyproject.toml that are called as it is, or NAME-something.
