@@ -20,7 +20,7 @@ class Pool(kvref.BlockPool):
     def free(self, block: int) -> None:
         if block not in self._handed_out:
             super().free(block)  # refused
-        self._held[block] = False
+        self._references[block] = 0
         self._free = np.insert(self._free, self._num_free, block)
         self._num_free += 1
 

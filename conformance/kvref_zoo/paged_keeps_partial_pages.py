@@ -10,10 +10,11 @@ from kvref_zoo.right import Right
 
 
 class Cache(kvref.PagedCache):
-    def _extend(self, more: Mapping[int, int]) -> None:
+    def _prepare(self, more: Mapping[int, int], tables: Any, layers: Any, positions: Any) -> None:
         for table, count in more.items():
             for _ in range(count):
-                self._tables.extend({table: 1}, np.array([self.pool.allocate() for _ in range(self.config.num_layers)]))
+                self._tables.extend({table: 1}, np.array([self.pool.allocate() for _ in range(self.config.num_layers)], np.int32))
+        super()._prepare({}, tables, layers, positions)
 
 
 class Implementation(Right):

@@ -9,6 +9,7 @@ CHAPTERS = (
     "formats",
     "contiguous",
     "paged",
+    "sharing",
     "quantized",
     "tiered",
     "edits",

@@ -73,11 +73,11 @@ def a_partly_filled_block_is_not_overwritten(patch):
 
 @hidden("paged", "LAW-04")
 def a_block_taken_after_they_ran_out_is_read_as_the_first(patch):
-    extend, gather = PagedCache._extend, PagedCache.gather
+    prepare, gather = PagedCache._prepare, PagedCache.gather
 
-    def noting(self, more):
+    def noting(self, *what):
         try:
-            extend(self, more)
+            prepare(self, *what)
         except Exception:
             self.ran_out = self.pool.num_free > 0
             raise
@@ -86,7 +86,7 @@ def a_block_taken_after_they_ran_out_is_read_as_the_first(patch):
         keys, values = gather(self, sequence, layer)
         return (keys[::-1], values[::-1]) if getattr(self, "ran_out", False) else (keys, values)
 
-    patch.setattr(PagedCache, "_extend", noting)
+    patch.setattr(PagedCache, "_prepare", noting)
     patch.setattr(PagedCache, "gather", swapped)
 
 

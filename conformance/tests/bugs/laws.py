@@ -15,9 +15,9 @@ from kvref.paged import PagedCache
 def pages_are_kept_when_the_pool_runs_dry(patch):
     in_source(
         patch,
-        "kvref.paged.PagedCache._extend",
-        "needed > self.pool.num_free:",
-        "needed > self.pool.num_free:\n        self.pool.allocate_many(self.pool.num_free)",
+        "kvref.paged.PagedCache._prepare",
+        "> self.pool.num_free:",
+        "> self.pool.num_free:\n        self.pool.allocate_many(self.pool.num_free)",
     )
 
 
@@ -28,7 +28,7 @@ def values_are_stored_as_keys(patch):
 
 @bug("LAW-03", "BLOCK-04", "PAGED-07")
 def freed_blocks_are_lost(patch):
-    in_source(patch, "kvref.blocks.BlockPool.free", "self._num_free += 1", "pass")
+    in_source(patch, "kvref.blocks.BlockPool._give_back", "self._num_free += len(blocks)", "pass")
 
 
 @bug("LAW-04", "QUANT-01")

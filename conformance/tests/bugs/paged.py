@@ -13,12 +13,17 @@ def a_pool_keeps_one_block_back(patch):
 @bug("BLOCK-02", "PAGED-13", "LAW-03")
 def a_block_is_handed_out_twice(patch):
     old = "self._free[left : self._num_free]"
-    in_source(patch, "kvref.blocks.BlockPool.allocate_many", old, "self._free[left // 2 : left // 2 + count]")
+    in_source(patch, "kvref.blocks.BlockPool._take", old, "self._free[left // 2 : left // 2 + count]")
 
 
 @bug("BLOCK-03")
 def an_empty_pool_gives_minus_one(patch):
-    in_source(patch, "kvref.blocks.BlockPool.allocate_many", "if left < 0:", "if left < 0:\n        return np.full(count, -1)")
+    in_source(
+        patch,
+        "kvref.blocks.BlockPool.allocate_many",
+        "if count > self.num_free:",
+        "if count > self.num_free:\n        return np.full(count, -1)",
+    )
 
 
 @bug("BLOCK-05")
@@ -26,8 +31,8 @@ def a_block_is_freed_twice(patch):
     in_source(
         patch,
         "kvref.blocks.BlockPool.free",
-        "if number is None",
-        "if block in self._free[: self._num_free]:\n        return\n    if number is None",
+        "self.free_many",
+        "block in self._free[: self._num_free] or self.free_many",
     )
 
 
@@ -40,7 +45,12 @@ def utilization_of_none_is_nan(patch):
 
 @bug("BLOCK-07")
 def fewer_blocks_are_given_than_were_asked_for(patch):
-    in_source(patch, "kvref.blocks.BlockPool.allocate_many", "if left < 0:", "left = max(left, 0)\n    if left < 0:")
+    in_source(
+        patch,
+        "kvref.blocks.BlockPool.allocate_many",
+        "if count > self.num_free:",
+        "count = min(count, self.num_free)\n    if False:",
+    )
 
 
 @bug("PAGED-01")
@@ -72,7 +82,7 @@ def a_full_block_brings_the_next(patch):
 
 @bug("PAGED-04")
 def ensuring_takes_blocks_every_time(patch):
-    in_source(patch, "kvref.paged.PagedCache._ensure", " - int(self._tables.counts[table])", "")
+    in_source(patch, "kvref.paged.PagedCache._missing", " - int(self._tables.counts[table])", "")
 
 
 @bug("PAGED-06", "PAGED-14")
@@ -87,7 +97,7 @@ def slots_are_decoded_with_another_block_size(patch):
 
 @bug("PAGED-07")
 def only_the_first_layer_is_given_back(patch):
-    in_source(patch, "kvref.paged.PagedCache.drop", "(self._table(sequence)):", "(self._table(sequence))[:1]:")
+    in_source(patch, "kvref.paged.PagedCache.drop", "(self._table(sequence)))", "(self._table(sequence))[:1])")
 
 
 @bug("PAGED-08")
@@ -185,7 +195,7 @@ def tables_that_move_up_are_looked_for_where_they_were(patch):
 def past_a_full_table_stands_its_neighbours_block(patch):
     in_source(
         patch,
-        "kvref.blocks.BlockTables.extend",
+        "kvref.blocks.BlockTables.append",
         "used + size >= self",
         "used + size > self",
         "used + size + self.num_layers, ",

@@ -172,6 +172,17 @@ def of_those_who_write_at_once_all_but_one_get_a_copy(subject: Subject) -> None:
 
 
 @check("SHARE-05", "paged")
+def the_last_of_those_who_write_at_once_needs_no_room(subject: Subject) -> None:
+    subject.need(sequences=2)
+    cache = Known(subject, to_be_filled(subject, 3, block_size=2))
+    if cache.size == 1:
+        raise NotOffered("a block that is partly filled, where its limits say block_size 1")
+    parent = cache.create((room(cache.cache) - 1) * cache.size - 1)
+    cache.step([parent, cache.fork(parent)])
+    cache.look("after both sharers of a block wrote to it, where there was room for one copy")
+
+
+@check("SHARE-05", "paged")
 def who_holds_a_block_alone_writes_in_place(subject: Subject) -> None:
     cache = known(subject)
     parent = cache.create(2 * cache.size + 1)

@@ -8,6 +8,7 @@ are several ways that things may be, each a Held, until what is seen leaves one.
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 Place = tuple[int, int, int]  # sequence, layer, entry
 
@@ -87,6 +88,18 @@ class Held:
         if self.blocks:
             listed = self.references()
             self.blocks = {name: block for name, block in self.blocks.items() if name in listed}
+
+    def form(self) -> Any:
+        """The same for two in which the same tables share the same blocks, whatever the names."""
+        names: dict[int, int] = {}
+        tables = tuple(
+            (
+                sequence,
+                tuple(tuple((names.setdefault(name, len(names)), self.blocks.get(name)) for name in entry) for entry in table),
+            )
+            for sequence, table in sorted(self.tables.items())
+        )
+        return self.whole, tables
 
     def table(self, sequence: int, layer: int) -> list[int] | None:
         """The blocks of a layer, where all were seen."""

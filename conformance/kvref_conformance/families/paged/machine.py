@@ -64,7 +64,10 @@ class PagedMachine(Machine):
     write_more = write  # a rule under each name: most of what there is to find takes tokens
 
     def put(self, which: int, layer: int, start: int, count: int, kind: str) -> None:
-        sequence, (keys, values) = self.sequence(which), pair(self.source, (count, *self.shape), kind)
+        self.put_into(self.sequence(which), layer, start, count, kind)
+
+    def put_into(self, sequence: int, layer: int, start: int, count: int, kind: str) -> None:
+        keys, values = pair(self.source, (count, *self.shape), kind)
         self.call("write", self.objects[0], sequence=sequence, layer=layer, start=start, keys=keys, values=values)
 
     @precondition(lambda self: self.objects)
@@ -120,20 +123,23 @@ class PagedMachine(Machine):
     @rule(which=SEQUENCE, layer=ANY, count=COUNT, kind=kinds())
     def drop(self, which: int, layer: int, count: int, kind: str) -> None:
         """Drop a sequence, one with tokens if there is one; the next one takes up its blocks."""
-        full = {id for id, layers in self.model.sequences.items() if any(each.tokens for each in layers)}
-        sequence = one_of(full, which) if full and which < GONE else self.sequence(which)
-        self.call("drop", self.objects[0], sequence=sequence)
+        self.call("drop", self.objects[0], sequence=self.chosen(which))
         self.create()
         self.put(len(self.model.sequences) - 1, within(layer, self.layers), 0, count * self.stride, kind)
 
     drop_another = drop
 
     @precondition(lambda self: self.objects and self.model.sequences)
-    @rule(which=SEQUENCE, layer=ANY, kind=kinds())
-    def fork(self, which: int, layer: int, kind: str) -> None:
-        """Fork a sequence, one with tokens if there is one, and go on with the child or the parent."""
+    @rule(which=SEQUENCE, layer=ANY, childs=st.booleans(), back=st.sampled_from((0, 1, 2, 4, 9)), count=COUNT, kind=kinds())
+    def fork(self, which: int, layer: int, childs: bool, back: int, count: int, kind: str) -> None:
+        """Fork a sequence, one with tokens if there is one, and let the child write, or the parent."""
         if len(self.model.sequences) < min(4, self.subject.size("sequences", 99)):
-            self.call("fork", self.objects[0], sequence=self.chosen(which))
+            sequence, layer = self.chosen(which), within(layer, self.layers)
+            child = self.call("fork", self.objects[0], sequence=sequence)
+            tokens = [layer.tokens for layer in self.model.sequences.get(sequence, [])]
+            if child is not None and count and layer < self.layers:
+                start = max(0, len(tokens[layer]) - back * self.stride)
+                self.put_into(child if childs else sequence, layer, start, count * self.stride, kind)
 
     @precondition(lambda self: self.objects)
     @rule(which=SEQUENCE, back=st.sampled_from((1, 2, 3, 5, 0, -1)))

@@ -1,0 +1,271 @@
+"""The paged cache as tables of blocks: which of them are listed where, as far as can be known from outside."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.conversation.exchange import show
+from kvref_conformance.families.paged.held import Held, Outcome, Place, Way, outcome, writing
+from kvref_conformance.oracle.expected import (
+    Choice,
+    Expected,
+    Refused,
+    TakenOrRefused,
+    Unjudged,
+    Value,
+    Wrong,
+    not_in_range,
+)  # fmt: skip
+from kvref_conformance.oracle.model import Model
+
+MOST_WAYS = 64  # there is one, as a rule: what blocks are in use is seen after each call
+
+
+@dataclass
+class Layer:
+    tokens: list[tuple[NDArray, NDArray]]
+
+
+class Tables(Model):
+    """ways: that the blocks may be held, one where nothing is open. sequences: by id, the tokens of each layer."""
+
+    blamed: ClassVar = {
+        ("new", "num_free_blocks"): "LAW-03", ("create", "num_free_blocks"): "PAGED-02",
+        ("drop", "num_free_blocks"): "PAGED-07", ("ensured", "num_free_blocks"): "PAGED-04",
+        ("short", "num_free_blocks"): "PAGED-05", ("short", "block_table"): "PAGED-05",
+        **{("append", seen): "PAGED-16" for seen in ("num_free_blocks", "length", "block_table")},
+        **{
+            (did, seen): clause
+            for did, clause in (
+                ("fork", "SHARE-03"), ("copied", "SHARE-05"), ("parted", "SHARE-06"), ("no copy", "SHARE-07"),
+                ("truncate", "EDIT-04"), ("remove", "EDIT-04"),
+            )
+            for seen in ("num_free_blocks", "length", "block_table")
+        },
+        "num_free_blocks": "PAGED-03", "utilization": "PAGED-15", "length": "PAGED-09", "block_table": "PAGED-03",
+    }  # fmt: skip
+
+    def __init__(
+        self, *, num_blocks: int, block_size: int, num_layers: int, num_kv_heads: int, head_dim: int, dtype: str
+    ) -> None:
+        super().__init__()
+        self.total, self.size, self.layers, self.dtype = num_blocks, block_size, num_layers, dtype
+        self.row = num_kv_heads, head_dim
+        self.ways = [Held(num_layers)]
+        self.lost = False  # whether there were more ways than could be followed
+        self.kin: dict[int, int] = {}  # of each sequence, the one that it comes from by forks
+        self.sequences: dict[int, list[Layer]] = {}
+        self.ids: set[int] = set()
+        self.written: tuple[int, int, range] = (-1, -1, range(0))  # sequence, layer and positions of the last write
+        self.touched: set[int] = set()  # sequences that the last change was made to
+        self.overwrote = False
+
+    @property
+    def blocks(self) -> dict[int, int]:
+        """Entries of each sequence, in every layer; where that is open, in one of the ways that there are."""
+        return {sequence: len(table) for sequence, table in self.ways[0].tables.items()}
+
+    @property
+    def free(self) -> int:
+        """Blocks; where that is open, in one of the ways that there are."""
+        return self.total - self.ways[0].used()
+
+    def table(self, sequence: int, layer: int) -> list[int] | None:
+        """The blocks of a layer as last seen: only the implementation knows which it took. None where not all were."""
+        return self.ways[0].table(sequence, layer)
+
+    def num_free_blocks(self) -> Expected:
+        return self._counted("num_free_blocks", lambda held: self.total - held.used())
+
+    def utilization(self) -> Expected:
+        return self._counted("utilization", lambda held: held.used() / self.total if self.total else 0.0)
+
+    def _counted(self, name: str, count: Callable[[Held], float]) -> Expected:
+        """One number, and where things may be in several ways, one of several, after which fewer are left."""
+        counts = [count(held) for held in self.ways]
+        if self.lost:
+            return Unjudged(self.blame(name))
+        if len({*counts}) == 1:
+            return Value(self.blame(name), value=counts[0])
+
+        def close(got: Any) -> list[Held]:
+            return [held for held, want in zip(self.ways, counts, strict=True) if abs(got - want) <= 2.0**-22 * want]
+
+        def then(got: Any) -> None:
+            self.ways = close(got)
+
+        says = " or ".join(map(str, sorted({*counts})))
+        return Choice(self.blame(name), then, says=says, accepts=lambda got: bool(close(got)))
+
+    def ensure_capacity(self, sequence: Any, num_tokens: Any) -> Expected:
+        negative = not_in_range(num_tokens, None, "PositionOutOfRange")
+        wrong = self._unknown(sequence) + negative
+        if not negative and sequence not in self.sequences and -(-num_tokens // self.size) > self.total // self.layers:
+            wrong.append(("OutOfBlocks", "PAGED-05"))
+        if wrong:
+            return self.refuse(wrong)
+        needed = -(-num_tokens // self.size)
+        more = any(needed > len(held.tables[sequence]) for held in self.ways)
+        return self.taking("PAGED-04", {sequence: needed}, [], "taken" if more else "ensured")
+
+    def taking(
+        self, clause: str, needed: dict[int, int], places: list[Place], did: str, change: Callable[[], None] = lambda: None,
+        nan: bool = False, short: str = "PAGED-05",
+    ) -> Expected:  # fmt: skip
+        """Entries that sequences hold at least, and blocks of their own at places; then a change. nan: that may be refused."""
+
+        def ways(held: Held) -> Iterable[Way]:
+            more = {each: max(0, count - len(held.tables[each])) for each, count in needed.items()}
+            return writing(held, more, places)
+
+        found = outcome(self.ways, self.total, ways)
+        copied = any(held.copies(places) for held in self.ways)
+        refused = [("OutOfBlocks", "SHARE-07" if copied else short)] if found.stays or self.lost else []
+        if not found.goes and not self.lost:
+            return self.refuse(refused + ([("NonFinite", "LAW-14")] if nan else []))
+
+        def then(ok: Any) -> None:
+            self.settle(found.after or self.ways)
+            change()
+
+        done = self.did("copied" if copied else did, then)
+        kinds = [kind for kind, _ in refused] + (["NonFinite"] if nan else [])
+        refusing = self.none_left(Outcome() if nan else found)  # it may have been refused for the numbers
+        return TakenOrRefused(clause, done, kinds=tuple(kinds), refused=refusing) if kinds else Expected(clause, done)
+
+    def none_left(self, found: Outcome) -> Callable[[], None]:
+        """What is known once it was refused for want of blocks."""
+
+        def refused() -> None:
+            self.ways = found.stays or self.ways
+            self.last = "refused"
+
+        return refused
+
+    def settle(self, ways: list[Held]) -> None:
+        """Things may be in each of these ways; where they are too many to follow, whether there is room is not judged."""
+        self.ways = list({held.form(): held for held in ways}.values()) if len(ways) > 1 else ways
+        self.lost |= len(self.ways) > MOST_WAYS
+        del self.ways[MOST_WAYS:]
+
+    def _shares(self, sequence: int) -> bool:
+        """Whether another sequence lists a block of this one's."""
+        for held in self.ways:
+            listed = held.references()
+            if any(listed[name] > 1 for entry in held.tables[sequence] for name in entry):
+                return True
+        return False
+
+    def refuse(self, wrong: Wrong) -> Refused:
+        if {kind for kind, _ in wrong} == {"OutOfBlocks"}:
+            short = "no copy" if wrong[0][1] == "SHARE-07" else "short"
+            return Refused(wrong[0][1], kinds=("OutOfBlocks",), refused=lambda: self.did(short)(None))
+        return super().refuse(wrong)
+
+    def may_be_short(self, needed: dict[Any, int]) -> Wrong:
+        """Whether blocks lack for a call that is wrong in another way too. An unknown sequence could be any."""
+        if any(count > self.total // self.layers for sequence, count in needed.items() if sequence not in self.sequences):
+            return [("OutOfBlocks", "PAGED-05")]
+        for held in self.ways:
+            tables = {sequence: held.tables[sequence] for sequence in needed if sequence in self.sequences}
+            entries = [(each, 0, entry) for each, table in tables.items() for entry in range(len(table))]
+            more = sum(max(0, needed[sequence] - len(table)) for sequence, table in tables.items())
+            if self.layers * more + held.copies(held.every_layer(entries)) > self.total - held.used():
+                return [("OutOfBlocks", "PAGED-05")]
+        return []
+
+    def block_table(self, sequence: Any, layer: Any) -> Expected:
+        if wrong := self._unknown(sequence, layer):
+            return self.refuse(wrong)
+        if self.lost:
+            return Unjudged("PAGED-13")
+        counts = {len(held.tables[sequence]) for held in self.ways}
+        tables = {(each, at): self.table(each, at) for each in self.sequences for at in range(self.layers)}
+        seen = ", ".join(f"{table} of {each}, layer {at}" for (each, at), table in tables.items() if table)
+
+        def fitting(table: list[int]) -> list[Held]:
+            return [held for held in self.ways if held.accepts(sequence, layer, table)]
+
+        def accepts(table: list[int]) -> bool:
+            return all(0 <= block < self.total for block in table) and bool(fitting(table))
+
+        def note(table: list[int]) -> None:
+            self.ways = fitting(table)
+            for held in self.ways:
+                held.see(sequence, layer, table)
+
+        count = " or ".join(map(str, sorted(counts)))
+        says = f"{count} blocks of [0, {self.total}), that others list as far as they are shared; seen: {seen}"
+        length = (min(counts), self.blame("block_table")) if len(counts) == 1 else None
+        clause = self.blamed.get((self.last, "block_table"), "PAGED-13")
+        return Choice(clause, note, says=says, accepts=accepts, length=length)
+
+    def block_tables(self, sequences: Sequence[Any], layer: Any) -> Expected:
+        if wrong := self._batch(sequences, layer):
+            return self.refuse(wrong)
+        if self.lost:
+            return Unjudged("PAGED-17")
+        seen = [self.table(sequence, layer) for sequence in sequences]
+
+        def fits(held: Held, got: NDArray) -> bool:
+            counts = [len(held.tables[sequence]) for sequence in sequences]
+            if got.shape != (len(sequences), max(counts, default=0)):
+                return False
+            rows = zip(got.tolist(), sequences, counts, strict=True)
+            return all(held.accepts(each, layer, row[:count]) and not {*row[count:]} - {-1} for row, each, count in rows)
+
+        says = f"[{len(sequences)}, most blocks of any] with the rows {seen}, each filled up with -1"
+        return Choice("PAGED-17", says=says, accepts=lambda got: any(fits(held, got) for held in self.ways))
+
+    def slot_mapping(self, sequence: Any, layer: Any, start: Any, count: Any) -> Expected:
+        rooms = [len(held.tables[sequence]) if sequence in held.tables else self.total // self.layers for held in self.ways]
+        room = max(rooms) * self.size
+        negative = not_in_range(count, None, "PositionOutOfRange") + not_in_range(start, None, "PositionOutOfRange")
+        past_the_end = [] if negative else not_in_range(start + count, room + 1, "PositionOutOfRange")
+        if wrong := self._unknown(sequence, layer) + negative + past_the_end:
+            return self.refuse(wrong)
+        if self.lost or start + count > min(rooms) * self.size:
+            return TakenOrRefused("PAGED-06", kinds=("PositionOutOfRange",))
+        table, positions = self.table(sequence, layer), range(start, start + count)
+        if table is not None and len(table) * self.size >= start + count:
+            want = [table[p // self.size] * self.size + p % self.size for p in positions]
+            return Choice("PAGED-06", says=show(want), accepts=lambda slots: slots == want)  # it chose the blocks
+
+        def accepts(slots: list[int]) -> bool:
+            offsets = [slot % self.size for slot in slots] == [p % self.size for p in positions]
+            return offsets and all(0 <= slot < self.total * self.size for slot in slots) and len(set(slots)) == count
+
+        return Choice("PAGED-06", says=f"{count} slots, position p at offset p % {self.size} of a block", accepts=accepts)
+
+    def lengths(self, sequences: Sequence[Any], layer: Any) -> Expected:
+        if wrong := self._batch(sequences, layer):
+            return self.refuse(wrong)
+        return Value("PAGED-17", value=[len(self.sequences[sequence][layer].tokens) for sequence in sequences])
+
+    def length(self, sequence: Any, layer: Any) -> Expected:
+        if wrong := self._unknown(sequence, layer):
+            return self.refuse(wrong)
+        return Value(self.blame("length"), value=len(self.sequences[sequence][layer].tokens))
+
+    def _batch(self, sequences: Sequence[Any], layer: Any) -> Wrong:
+        wrong = [each for sequence in sequences for each in self._unknown(sequence, layer)]
+        return wrong or not_in_range(layer, self.layers, "LayerOutOfRange")  # of no sequences, the layer
+
+    def _unknown(self, sequence: Any, layer: Any = 0) -> Wrong:
+        if sequence not in self.sequences:
+            return [("SequenceNotFound", "PAGED-08"), *not_in_range(layer, self.layers, "LayerOutOfRange")]
+        return not_in_range(layer, self.layers, "LayerOutOfRange")
+
+    def _shortest(self, sequence: Any) -> int:
+        """The length of the shortest layer; of a sequence that is not there, the longest there could be."""
+        layers = self.sequences.get(sequence)
+        return min(len(each.tokens) for each in layers) if layers else self.total // self.layers * self.size
+
+    def _longest(self, sequence: Any, layer: Any) -> int:
+        """The layer's length; of a layer or a sequence that is not there, the longest there could be."""
+        if sequence not in self.sequences:
+            return self.total // self.layers * self.size
+        layers = self.sequences[sequence]
+        known = layers if not_in_range(layer, self.layers, "LayerOutOfRange") else [layers[layer]]
+        return max(len(each.tokens) for each in known)
