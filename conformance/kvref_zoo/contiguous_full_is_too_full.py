@@ -16,7 +16,7 @@ class Cache(kvref.ContiguousCache):
 
 class Implementation(Right):
     clause = "CONTIG-06"
-    also = ("CONTIG-09", "FMT-LEVEL-04", "LAW-10")
+    also = ("CONTIG-09", "EDIT-03", "FMT-LEVEL-04", "LAW-10")
     bug = "huggingface/transformers#37574"
 
     def contiguous(self, **config: Any) -> Cache:

@@ -28,6 +28,7 @@ class Cache(kvref.ContiguousCache):
 
 class Implementation(Right):
     clause = "LAW-08"
+    also = ("EDIT-03", "EDIT-07", "EDIT-08", "LAW-04")
 
     def contiguous(self, **config: Any) -> Cache:
         return Cache(kvref.ContiguousConfig(**config))

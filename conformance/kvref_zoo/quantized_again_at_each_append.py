@@ -21,8 +21,8 @@ class Cache(kvref.QuantizedCache):
 class Implementation(Right):
     clause = "QUANT-05"
     also = (
-        "LAW-01", "LAW-02", "LAW-04", "LAW-05", "LAW-06", "LAW-08", "LAW-15", "QUANT-01", "QUANT-02", "QUANT-03", "QUANT-06",
-        "QUANT-08",
+        "EDIT-03", "LAW-01", "LAW-02", "LAW-04", "LAW-05", "LAW-06", "LAW-08", "LAW-15", "QUANT-01", "QUANT-02", "QUANT-03",
+        "QUANT-06", "QUANT-08",
     )  # fmt: skip
 
     def quantized(self, **config: Any) -> Cache:

@@ -21,7 +21,7 @@ class Cache(kvref.TieredCache):
 
 class Implementation(Right):
     clause = "TIER-13"
-    also = ("LAW-01", "TIER-01")
+    also = ("LAW-01", "LAW-04", "TIER-01")
 
     def tiered(self, **config: Any) -> Cache:
         return Cache(kvref.TieredConfig(**config))

@@ -28,7 +28,9 @@ class Cache(kvref.TieredCache):
 
 class Implementation(Right):
     clause = "TIER-05"
-    also = ("TIER-03", "TIER-06", "TIER-09", "TIER-10", "TIER-12", "TIER-14", "TIER-15")  # it takes no lock
+    also = (  # it takes no lock
+        "EDIT-01", "EDIT-03", "EDIT-06", "TIER-03", "TIER-06", "TIER-09", "TIER-10", "TIER-12", "TIER-14", "TIER-15",
+    )  # fmt: skip
     bug = "rajveer43/VeloxQuant-MLX#274"
 
     def tiered(self, **config: Any) -> Cache:

@@ -1,17 +1,18 @@
 """Hugging Face transformers' DynamicCache and StaticCache, as contiguous caches of one layer.
 
 What the library does not have is left out: neither cache grows by doubling, takes keys and values in one array, or advances a
-length; DynamicCache has no maximum and no raw buffers. The library's own exceptions are given the names of the specification;
-nothing is checked on its behalf, and nothing that it does is undone.
+length; DynamicCache has no maximum and no raw buffers, StaticCache cannot be cropped. The library's own exceptions are given the
+names of the specification; nothing is checked on its behalf, and nothing that it does is undone.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import transformers
 from transformers import Cache, DynamicCache, LlamaConfig, StaticCache
 
-from kvref.errors import CapacityExceeded, DtypeMismatch, ShapeMismatch
+from kvref.errors import CapacityExceeded, DtypeMismatch, PositionOutOfRange, RowOutOfRange, ShapeMismatch
 from kvref_conformance.interface import Level
 from kvref_conformance.outcome import NotOffered
 
@@ -34,7 +35,7 @@ class Dynamic(_Transformers):
 
     def contiguous(self, **config: Any) -> "OneLayer":
         _not_taken(config, *config)
-        return OneLayer(DynamicCache(), config, config["max_seq_len"])
+        return Growing(DynamicCache(), config, config["max_seq_len"])
 
 
 class Static(_Transformers):
@@ -70,8 +71,23 @@ class OneLayer:
         layer = self._cache.layers[0]
         return layer.keys[:, :, : self.seq_len], layer.values[:, :, : self.seq_len]
 
+    def reorder(self, rows: Sequence[int]) -> None:
+        try:
+            self._cache.reorder_cache(torch.tensor(rows, dtype=torch.long))
+        except (RuntimeError, IndexError) as error:
+            raise RowOutOfRange(str(error)) from error
+        self._no_tokens = self._no_tokens[:1].expand(len(rows), -1, -1, -1)  # of what size its batch is an empty cache never says
+
     def reset(self) -> None:
         self._cache.reset()
+
+
+class Growing(OneLayer):
+    def truncate(self, length: int) -> None:
+        try:
+            self._cache.crop(int(length) - self.seq_len)  # which takes how many tokens are to go, as a negative number
+        except ValueError as error:
+            raise PositionOutOfRange(str(error)) from error
 
 
 class WithBuffers(OneLayer):

@@ -10,7 +10,7 @@ from kvref.contiguous import ContiguousCache
 from kvref.paged import PagedCache
 from kvref.pooled import PooledCache
 from kvref.quantized import QuantizedCache
-from kvref.tiered import TieredCache, _Run
+from kvref.tiered import TieredCache, _Run, _Tier
 from kvref_conformance.implementations.backends import Attention
 
 
@@ -176,6 +176,30 @@ def a_fresh_buffer_of_100_tokens_is_never_filled(patch):
     patch.setattr(ContiguousCache, "append", short)
 
 
+@real("contiguous")
+def a_length_gone_back_to_is_kept_in_a_byte(patch):
+    truncate = ContiguousCache.truncate
+
+    def narrow(self, length):
+        truncate(self, length)
+        self.seq_len = self.seq_len & 0xFF if self.seq_len > 256 else self.seq_len
+
+    patch.setattr(ContiguousCache, "truncate", narrow)
+
+
+@real("contiguous")
+def past_128_tokens_rows_stay_where_they_were(patch):
+    reorder = ContiguousCache.reorder
+
+    def partly(self, rows):
+        before = self._keys[:, :, 128:, :].copy()
+        reorder(self, rows)
+        if len(before) == len(self._keys):
+            self._keys[:, :, 128:, :] = before
+
+    patch.setattr(ContiguousCache, "reorder", partly)
+
+
 @real("contiguous", "paged", "quantized")
 def rows_end_at_96_elements(patch):
     cast = ReferenceBackend.quantize
@@ -204,6 +228,22 @@ def a_scale_is_looked_up_in_256_slots(patch):
         return np.stack(scaled) if scaled else keys, values
 
     patch.setattr(QuantizedCache, "read_tokens", wrapped)
+
+
+@real("quantized")
+def going_back_rounds_to_sixteen_past_256_tokens(patch):
+    truncate = QuantizedCache.truncate
+
+    def rounded(self, length):
+        truncate(self, length if length <= 256 else length // 16 * 16)
+
+    patch.setattr(QuantizedCache, "truncate", rounded)
+
+
+@real("tiered")
+def no_more_than_64_tokens_go_at_once(patch):
+    take_back = _Tier.take_back
+    patch.setattr(_Tier, "take_back", lambda self, count: take_back(self, min(count, 64)))
 
 
 @real("tiered")

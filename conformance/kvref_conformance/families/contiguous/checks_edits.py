@@ -191,12 +191,6 @@ def rows_of_one_origin_go_their_own_ways(subject: Subject) -> None:
             cache.append(*more)
             held = joined(held, more)
             holds(cache, held, held[0].shape[2], f"of a {dtype} cache after reorder({order}) and other tokens for each row")
-        cache.reorder(backwards := order_backwards(cache))
-        holds(cache, taken(held, backwards), held[0].shape[2], f"after reorder({backwards}) of rows that were one")
-
-
-def order_backwards(cache: Handle) -> list[int]:
-    return list(reversed(range(cache.config["batch_size"])))
 
 
 @check("EDIT-08", "contiguous")

@@ -54,7 +54,7 @@ def never(subject: Subject, cache: Handle, tiers: Tiers) -> Handle:
         if isinstance(each, dict):
             other.update_policy(**each)
         else:
-            other.append(each[0][None], each[1][None])
+            other.append(*each)
     return other
 
 
@@ -156,9 +156,8 @@ def what_has_moved_on_comes_back_or_says_so(subject: Subject) -> None:
                 unchanged(cache, before, f"{when} was refused")
             else:
                 tiers = tiers.before(length)
-                as_if_nothing_had_gone(subject, cache, tiers, when)
-            append(subject, cache, tiers, 2)
-            as_if_nothing_had_gone(subject, cache, tiers, f"{when} and 2 more")
+                append(subject, cache, tiers, 2)
+                as_if_nothing_had_gone(subject, cache, tiers, f"{when} and 2 more")
 
 
 def refuses(cache: Handle, length: int) -> bool:

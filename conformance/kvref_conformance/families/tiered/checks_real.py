@@ -5,6 +5,7 @@ from kvref_conformance.checking.expect import equal
 from kvref_conformance.checking.real import affordable, edges
 from kvref_conformance.checking.registry import check
 from kvref_conformance.checking.setup import new
+from kvref_conformance.conversation.handle import Handle
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families.tiered.tiers import POLICY, settled
 from kvref_conformance.oracle.rows import Reads
@@ -53,15 +54,19 @@ def drafts_come_and_go_at_any_length(subject: Subject) -> None:
         policy = {name: config[name] for name in POLICY}
         newest = next(config[name] for name in ("tail_length", "warm_length", "max_tokens") if config[name])
         ends = edges(affordable(subject, newest, 2) - 5)
-        for end in (*ends, *(ends[-1:] and [ends[-1] + newest])):  # at last they move on
-            for stream, positions in ((0, range(at, end)), (1, range(end, end + 5))):
-                if end in ends or stream == 0:
-                    cache.append(*pair_of_content(stream, 0, positions, written.heads, written.dim))
-                    written.up_to(stream, 0, positions.stop)
+        for end in (*ends, *reversed(ends), *(end + newest for end in ends[-1:])):  # at last they move on
+            if end > at:
+                append(cache, 0, range(at, end), written)
             if end in ends:
+                append(cache, 1, range(max(at, end), max(at, end) + 5), written)
                 cache.truncate(end)
             first = max(0, end - config["max_tokens"])
             given = pair_of_content(0, 0, range(first, end), written.heads, written.dim)
             wanted: tuple[Reads, Reads] = (settled(given[0], policy), settled(given[1], policy))
             belongs(cache.read(), 0, 0, range(first, end), written, subject.level == "exact", wanted)
             at = end
+
+
+def append(cache: Handle, stream: int, positions: range, written: Written) -> None:
+    cache.append(*pair_of_content(stream, 0, positions, written.heads, written.dim))
+    written.up_to(stream, 0, positions.stop)

@@ -24,7 +24,7 @@ class TieredMachine(Machine):
     family = "tiered"
 
     @initialize(
-        heads=SIZE, dim=SIZE, most=st.sampled_from((3, 7, 9, 5, 1)), tail=st.sampled_from((1, 2, 3, 0, 9)),
+        heads=SIZE, dim=SIZE, most=st.sampled_from((3, 7, 9, 5, 1)), tail=st.sampled_from((1, 2, 3, 0, 9, 0)),
         warm=st.sampled_from((0, 1, 2, 0, 3)),
         tail_dtype=st.sampled_from(("float32", "float16", "bfloat16")), warm_format=st.sampled_from(("q8", "int8")),
         store_format=st.sampled_from(("q8", "q4", "int8", "float8_e5m2")), batch=st.sampled_from((1, 3, 100)),
@@ -69,12 +69,15 @@ class TieredMachine(Machine):
     @precondition(lambda self: self.objects)
     @rule(back=BACK, longer=st.sampled_from((0, 3, 0, 1)), count=COUNT, kind=kinds())
     def truncate(self, back: int, longer: int, count: int, kind: str) -> None:
-        """longer: tokens by which the tail grows first, so that others have to go that push none on."""
+        """longer: tokens by which the tail grows first, when the store has one, so that some can go that pushed none on."""
         model = self.witness.models[self.objects[0]]
         assert isinstance(model, Tiered)
-        tail = min(model.policy["tail_length"] + longer, model.policy["max_tokens"] - model.policy["warm_length"])
-        if longer and takes(self.subject, "tail_length", tail):
-            self.call("update_policy", self.objects[0], tail_length=tail)
+        tail, warm, most = (model.policy[name] for name in ("tail_length", "warm_length", "max_tokens"))
+        longer = min(longer, most - warm - tail - 1)
+        if tail and longer > 0 and takes(self.subject, "tail_length", tail + longer):
+            self.call("clear", self.objects[0])
+            self.append(tail + warm + 1, kind)
+            self.call("update_policy", self.objects[0], tail_length=tail + longer)
             self.append(longer, kind)
         self.call("truncate", self.objects[0], length=model.tiers.appended - back)
         self.append(count, kind)

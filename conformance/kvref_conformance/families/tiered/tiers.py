@@ -31,13 +31,13 @@ class Tiers:
         self.appended = 0
         self.moved_at = 0  # what that was when a token last went down a tier, or out
         self._begun = dict(policy)
-        self.came: list[tuple[NDArray, NDArray] | dict[str, Any]] = []  # a token, or changes of the policy, in order
+        self.came: list[tuple[NDArray, NDArray] | dict[str, Any]] = []  # tokens that came together, or changes of the policy
 
     def append(self, keys: NDArray, values: NDArray) -> None:
+        self.came.append((keys, values))
         for key, value in zip(keys, values, strict=True):
             self.tokens.append(Token(self.appended, given(key), given(value), "new"))
             self.appended += 1
-            self.came.append((key, value))
             self._settle()
             if len(self.tokens) > self.policy["max_tokens"]:
                 self.tokens, self.moved_at = self.tokens[-self.policy["max_tokens"] :], self.appended
@@ -54,7 +54,7 @@ class Tiers:
             if isinstance(each, dict):
                 again.update_policy(**each)
             elif again.appended < length:
-                again.append(each[0][None], each[1][None])
+                again.append(*(part[: length - again.appended] for part in each))
         return again
 
     def read(self) -> tuple[Reads, Reads]:

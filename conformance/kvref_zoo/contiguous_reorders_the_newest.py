@@ -1,0 +1,30 @@
+"""The newest tokens lie in a buffer of their own, and only that one is reordered: older ones stay with whoever had the row.
+
+As transformers' QuantizedLayer did with its residual and what was quantized.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import kvref
+from kvref_zoo.right import Right
+
+NEWEST = 2
+
+
+class Cache(kvref.ContiguousCache):
+    def reorder(self, rows: Sequence[int]) -> None:
+        before, older = [buffer.copy() for buffer in self.raw()], slice(max(0, self.seq_len - NEWEST))
+        super().reorder(rows)
+        for buffer, old in zip(self.raw(), before, strict=True):
+            if len(buffer) == len(old):
+                buffer[:, :, older] = old[:, :, older]
+
+
+class Implementation(Right):
+    clause = "EDIT-07"
+    also = ("EDIT-08",)
+    bug = "huggingface/transformers#45510"
+
+    def contiguous(self, **config: Any) -> Cache:
+        return Cache(kvref.ContiguousConfig(**config))

@@ -1,0 +1,21 @@
+"""A negative row is one counted from the end, as Python's lists have it: another user's conversation instead of an error."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import kvref
+from kvref_zoo.right import Right
+
+
+class Cache(kvref.ContiguousCache):
+    def reorder(self, rows: Sequence[int]) -> None:
+        batch = self.config.batch_size
+        super().reorder([row + batch if -batch <= row < 0 else row for row in rows])
+
+
+class Implementation(Right):
+    clause = "EDIT-09"
+    also = ("LAW-01", "LAW-11")
+
+    def contiguous(self, **config: Any) -> Cache:
+        return Cache(kvref.ContiguousConfig(**config))
