@@ -168,15 +168,24 @@ def as_many_rows_as_are_named_are_left(subject: Subject) -> None:
 def memory_stays_when_rows_change_places(subject: Subject) -> None:
     subject.in_this_process()
     cache, given = batched(subject, 4)
-    before, capacity = cache.as_is("raw"), cache.capacity
+    before = cache.as_is("raw")
     for buffer in before:
         writable(buffer, "raw buffers that can be written to")
     order = orders(cache.config["batch_size"])[0]
     cache.reorder(order)
-    equal(cache.capacity, capacity, f"capacity after reorder({order})")
     for buffer, want in zip(before, taken(given, order), strict=True):
         seen = numbers(subject.numpy(buffer), cache.config["dtype"])[:, :, :4]
         same(seen, want, f"a raw buffer fetched before reorder({order})")
+
+
+@check("EDIT-07", "contiguous")
+def capacity_stays_when_rows_change(subject: Subject) -> None:
+    cache, _ = batched(subject, 4)
+    capacity, order = cache.capacity, orders(cache.config["batch_size"])[0]
+    for rows_left in (order, order[:-1]):
+        if subject.limits.of("contiguous", "batch_size").allows(len(rows_left)):
+            cache.reorder(rows_left)
+            equal(cache.capacity, capacity, f"capacity after reorder({rows_left})")
 
 
 @check("EDIT-08", "contiguous")
