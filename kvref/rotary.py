@@ -11,9 +11,9 @@ new numbers are fl(fl(a c) - fl(b s)) and fl(fl(b c) + fl(a s)):
     u (|a c| + |b s|)     <= u r              each product is rounded (Cauchy-Schwarz: c and s are a point of the unit circle)
     u |fl(a c) - fl(b s)| <= u r              the sum is rounded
 
-which is 2.71 u r in all, but for terms in u * u. The angle is by * theta ** e, with e and the power rounded: it is off by at most
-|t| (ln theta + 4) 2**-53, less than 0.1 u where |t| <= 2**20 and 1 <= theta <= 10**9. So each number is within BOUND r of the exact
-one, BOUND = 3 u, but for 2**-149 where products underflow. Errors of turns add up: one turn after another is within
+which is 2.71 u r in all, but for terms in u * u. The angle is by * theta ** e, with e and the power rounded: it is off by at
+most |t| (ln theta + 4) 2**-53, less than 0.1 u where |t| <= 2**20 and 1 <= theta <= 10**9. So each number is within BOUND r of
+the exact one, BOUND = 3 u, but for 2**-149 where products underflow. Errors of turns add up: one turn after another is within
 (1 + sqrt(2)) BOUND r, for the first leaves both numbers of a pair off, and the second turns that along.
 """
 
