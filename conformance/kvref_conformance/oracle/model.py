@@ -26,6 +26,9 @@ class Model(ABC):
         found: Expected = getattr(self, name)(**args)
         return found
 
+    def declared(self, switch: Callable[[str], bool]) -> None:  # noqa: B027 - most have nothing to ask
+        """What the implementation says of itself in its limits: a function of the name of a switch."""
+
     @abstractmethod
     def looks(self) -> list[Look]:
         """Everything there is to see, cheapest first."""

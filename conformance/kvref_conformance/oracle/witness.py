@@ -1,6 +1,7 @@
 """Follows a conversation with any number of objects, and says of each request what the reply must be."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,7 @@ class Witness:
         if not sensible(family, args):
             return Refused("LAW-12", kinds=("ConfigError",))
         model: Model = family.model(**args)
+        model.declared(partial(self.limits.switch, family.name))
         return Made("LAW-12", lambda ok: self.models.update({request.id: model}))
 
     def _given(self, request: Request, expected: Gives, ok: Any) -> None:

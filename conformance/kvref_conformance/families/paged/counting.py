@@ -42,7 +42,9 @@ def to_be_filled(subject: Subject, entries: int, one_short: bool = False, **chan
     """A cache of so many entries, or the nearest number of more, of a pool that tokens can fill in time. Raises NotOffered."""
     cache = just_room(subject, entries, **changes) if one_short else _made(subject, entries, entries, changes)
     if room(cache) * cache.config["block_size"] > MANY:
-        raise NotOffered(f"a pool to be filled, where its limits say num_blocks {subject.limits.of(subject.family, 'num_blocks')}")
+        raise NotOffered(
+            f"a pool to be filled, where its limits say num_blocks {subject.limits.of(subject.family, 'num_blocks')}"
+        )
     return cache
 
 

@@ -6,7 +6,7 @@ are several ways that things may be, each a Held, until what is seen leaves one.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -101,6 +101,14 @@ class Held:
         )
         return self.whole, tables
 
+    def outcomes(self) -> "Sequence[Held]":
+        """How things may be after a call that this one is after."""
+        return [self]
+
+    def hurried(self, takes: int) -> "Sequence[Held]":
+        """How they may be besides, where a call takes blocks before it gives others back."""
+        return []
+
     def table(self, sequence: int, layer: int) -> list[int] | None:
         """The blocks of a layer, where all were seen."""
         found = [self.blocks.get(entry[layer]) for entry in self.tables[sequence]]
@@ -142,7 +150,7 @@ class Outcome:
 
     @property
     def after(self) -> list[Held]:
-        return [made() for made in self.goes]
+        return [each for made in self.goes for each in made().outcomes()]
 
 
 def outcome(before: list[Held], total: int, ways: Callable[[Held], Iterable[Way]]) -> Outcome:
@@ -154,7 +162,9 @@ def outcome(before: list[Held], total: int, ways: Callable[[Held], Iterable[Way]
             if way.takes > free and held not in found.stays:
                 found.stays.append(held)
             if (way.takes if way.least is None else way.least) <= free:
-                found.goes.append(lambda held=held, way=way: _changed(held, way))  # type: ignore[misc]
+                hurried = held.hurried(way.takes) if way.least is not None and way.takes <= free else []
+                for each in (held, *hurried):
+                    found.goes.append(lambda held=each, way=way: _changed(held, way))  # type: ignore[misc]
     return found
 
 

@@ -1,4 +1,4 @@
-"""A prefix cache that serves prompts as an engine does: what a token's keys and values are depends on all before it, and the salt.
+"""A prefix cache that serves prompts as an engine does: what a token's keys and values are depends on the salt and all before it.
 
 They are content (see `checking.content`) of a stream that is a hash of these. So what a sequence must read is known from its
 tokens alone, and a block that is found for others shows wherever it is read.

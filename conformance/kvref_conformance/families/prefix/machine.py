@@ -1,0 +1,132 @@
+"""Any sequence of calls of the family `prefix`: those of the paged cache too."""
+
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, precondition, rule
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.checking.content import pair_of_content
+from kvref_conformance.families.paged.machine import SEQUENCE, PagedMachine
+from kvref_conformance.families.prefix.model import Prefix
+from kvref_conformance.oracle.elements import round_to
+
+LONG = 10  # tokens of a prompt
+BRANCH = st.sampled_from((0, 0, 0, 1, 3, 5))  # where a prompt leaves the one that most begin with; 0: nowhere
+SALT = st.sampled_from(("", "", "", "", "a"))
+FRESH = 10**6  # tokens from here on were never asked for
+
+
+def prompt(branch: int, count: int) -> list[int]:
+    """Tokens of which many prompts begin alike."""
+    return [1 + (branch > 0 and position >= branch) * branch for position in range(count)]
+
+
+class PrefixMachine(PagedMachine):
+    """What it writes for a token depends on the token, its position and the layer alone.
+
+    So equal tokens behind equal ones have equal keys and values, as in a model. What other rules wrote has tokens of its own.
+    """
+
+    family = "prefix"
+
+    @initialize(
+        blocks=st.sampled_from((8, 6, 10, 5, 12, 7, 24)), size=st.sampled_from((2, 1, 3, 2)), layers=st.sampled_from((1, 2, 1)),
+        heads=st.integers(1, 2), dim=st.sampled_from((1, 3)), dtype=st.sampled_from(("float32", "float16", "bfloat16")),
+        sequences=st.sampled_from((0, 0, 1)),
+    )  # fmt: skip
+    def new(self, **sizes: Any) -> None:
+        self.plans: dict[int, list[int]] = {}  # of sequences, what they were begun with
+        self.fresh = FRESH
+        super().new(**sizes)
+
+    @property
+    def known(self) -> Prefix:
+        found = self.model
+        assert isinstance(found, Prefix)
+        return found
+
+    def computed(self, tokens: list[int], layer: int, positions: range) -> tuple[NDArray, NDArray]:
+        return pair_of_content(tokens[positions.start : positions.stop], layer, positions, *self.shape)
+
+    def written(self, sequence: int, count: int) -> list[int]:
+        """The tokens that lie in a sequence: those that it was begun with, as far as it was given what belongs to them."""
+        model, tokens = self.known, list(self.known.told[sequence][1])
+        plan = self.plans.get(sequence, [])
+        for position in range(len(tokens), count):
+            if not self.belongs(sequence, plan, position):
+                self.fresh += 1
+            tokens.append(plan[position] if self.belongs(sequence, plan, position) else self.fresh)
+        return tokens[: max(count, 0)] if model else []
+
+    def belongs(self, sequence: int, plan: list[int], position: int) -> bool:
+        if position >= len(plan):
+            return False
+        for layer, here in enumerate(self.known.sequences[sequence]):
+            wanted = (round_to(part, self.known.dtype) for part in self.computed(plan, layer, range(position, position + 1)))
+            if position < len(here.tokens):
+                held = here.tokens[position]
+                if any((part[0] != row).any() for part, row in zip(wanted, held, strict=True)):
+                    return False
+        return True
+
+    @precondition(lambda self: self.objects)
+    @rule(
+        branch=BRANCH, count=st.integers(0, LONG), salt=SALT, drop=st.booleans(), fill=st.sampled_from((True, True, True, False))
+    )
+    def begin(self, branch: int, count: int, salt: str, drop: bool, fill: bool) -> None:
+        """A prompt, as an engine serves it: what is not found is written, and all committed."""
+        if len(self.known.sequences) > 2:
+            self.call("drop", self.objects[0], sequence=self.sequence(branch))
+        tokens = prompt(branch, count * self.stride)
+        if len(self.known.sequences) < self.subject.size("sequences", 99):
+            begun = self.call("begin", self.objects[0], tokens=tokens, **({"salt": salt} if salt else {}))
+            if begun is not None:
+                self.plans[begun] = tokens
+                if fill:
+                    self.serve(begun, len(tokens))
+                if drop and self.going:
+                    self.call("drop", self.objects[0], sequence=begun)
+
+    begin_more = begin
+
+    def serve(self, sequence: int, count: int) -> None:
+        tokens = self.plans.get(sequence, [])[:count]
+        for layer in range(self.layers):
+            length = len(self.known.sequences[sequence][layer].tokens)
+            if length < len(tokens):
+                keys, values = self.computed(tokens, layer, range(length, len(tokens)))
+                self.call("write", self.objects[0], sequence=sequence, layer=layer, start=length, keys=keys, values=values)
+        self.commit_what_is_there(sequence, count)
+
+    def commit_what_is_there(self, sequence: int, count: int) -> None:
+        shortest = min(len(layer.tokens) for layer in self.known.sequences[sequence])
+        self.call("commit", self.objects[0], sequence=sequence, tokens=self.written(sequence, min(count, shortest)))
+
+    @precondition(lambda self: self.objects)
+    @rule(which=SEQUENCE, count=st.integers(0, LONG), wrong=st.sampled_from((0, 0, 0, 0, 1, 2, 3)))
+    def commit(self, which: int, count: int, wrong: int) -> None:
+        sequence, count = self.sequence(which), count * self.stride
+        if sequence not in self.known.sequences:
+            self.call("commit", self.objects[0], sequence=sequence, tokens=[1])
+        elif not wrong:
+            self.commit_what_is_there(sequence, count)
+        else:
+            there = self.written(sequence, min(len(layer.tokens) for layer in self.known.sequences[sequence]))
+            tokens = {1: [*there, 1], 2: [*there[:count], -1], 3: [*there[: len(there) // 2], 5, *there[len(there) // 2 + 1 :]]}
+            if wrong == 3 and not (there and len(there) // 2 < len(self.known.told[sequence][1])):
+                return  # there is nothing to contradict
+            self.call("commit", self.objects[0], sequence=sequence, tokens=tokens[wrong])
+
+    @precondition(lambda self: self.objects)
+    @rule(branch=BRANCH, count=st.integers(0, LONG), salt=SALT, wrong=st.sampled_from((False, False, False, True)))
+    def match(self, branch: int, count: int, salt: str, wrong: bool) -> None:
+        tokens = [*prompt(branch, count * self.stride), *([-1] if wrong else [])]
+        self.call("match", self.objects[0], tokens=tokens, **({"salt": salt} if salt else {}))
+
+    @precondition(lambda self: self.objects)
+    @rule(all=st.booleans())
+    def reset(self, all: bool) -> None:
+        for sequence in list(self.known.sequences) if all else []:
+            self.call("drop", self.objects[0], sequence=sequence)
+        self.call("reset", self.objects[0])

@@ -1,0 +1,311 @@
+"""The prefix cache as the paged one, and a dict of what was committed by salt and tokens."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.conversation.exchange import show
+from kvref_conformance.families.paged.held import Held, Way, outcome
+from kvref_conformance.families.paged.model import Layer, NewOrRefused, Paged
+from kvref_conformance.families.prefix.kept import Kept, Key
+from kvref_conformance.oracle.expected import Choice, Expected, Wrong, not_in_range
+from kvref_conformance.oracle.model import Look
+from kvref_conformance.outcome import Broken
+
+MOST_TOKEN = 2**63
+SHOWN = 4  # chains that are looked for after each call
+UNSEEN = 2**40  # a token that ends a prompt of which all may be found
+
+Row = tuple[NDArray, NDArray]
+
+
+@dataclass(frozen=True)
+class Hit(Choice):
+    """A number of tokens. clause_of: whose demand another number breaks."""
+
+    clause_of: Callable[[Any], str] = lambda got: ""
+
+    def look(self, ok: Any, op: str, level: Any) -> None:
+        if not self.accepts(ok):
+            raise Broken(op, self.says, show(ok), self.clause_of(ok))
+
+
+class Prefix(Paged):
+    family = "prefix"
+    blamed: ClassVar = Paged.blamed | {
+        **{("begin", seen): "PREFIX-01" for seen in ("num_free_blocks", "length", "block_table")},
+        **{("commit", seen): "PREFIX-10" for seen in ("num_free_blocks", "length", "block_table")},
+        ("none begun", "num_free_blocks"): "PREFIX-13", ("none begun", "block_table"): "PREFIX-13",
+        ("reset", "num_free_blocks"): "PREFIX-11",
+    }  # fmt: skip
+
+    def __init__(self, **sizes: Any) -> None:
+        super().__init__(**sizes)
+        kept = Kept(self.layers)
+        kept.total, kept.size = self.total, self.size
+        self.ways: list[Held] = [kept]
+        self.told: dict[int, tuple[str, list[int]]] = {}  # of each sequence its salt, and the tokens it is known to hold
+        self.begun: dict[int, list[int]] = {}  # sequences whose hit was not seen yet, and their tokens
+        self.asked: list[int] = []  # the tokens of the last
+        self.rows: dict[Key, list[list[Row]]] = {}  # what was committed since the last reset: of each layer
+        self.forgotten: set[Key] = set()  # what was before
+
+    def declared(self, switch: Callable[[str], bool]) -> None:
+        for held in self.kept:
+            held.any_order = switch("other_eviction_order")
+
+    @property
+    def kept(self) -> list[Kept]:
+        return [held for held in self.ways if isinstance(held, Kept)]
+
+    def looks(self) -> list[Look]:
+        first: list[Look] = [("length", {"sequence": sequence, "layer": 0}) for sequence in self.begun]
+        longest = [key for key in self.rows if not any(_follows(other, key) for other in self.rows)]
+        chains = [("match", {"tokens": [*tokens, UNSEEN], "salt": salt}) for salt, tokens in longest[-SHOWN:]]
+        return first + super().looks() + chains
+
+    def create(self) -> Expected:
+        return self._then(super().create(), lambda new: self.told.update({new: ("", [])}))
+
+    def begin(self, tokens: Sequence[Any], salt: str = "") -> Expected:
+        if wrong := _no_tokens(tokens):
+            return self.refuse(wrong)
+        keys, entries, child = (
+            self._keys(tokens[: max(0, len(tokens) - 1)], salt),
+            -(-len(tokens) // self.size),
+            -1 - len(self.ids),
+        )
+
+        def ways(held: Held) -> Iterable[Way]:
+            assert isinstance(held, Kept)
+            listed = held.references()
+            for path, lost in held.paths(keys):
+                revived = sum(not listed[name] for names in path for name in names)
+
+                def change(after: Held, path: Any = path, lost: Any = lost) -> None:
+                    assert isinstance(after, Kept)
+                    after.begin(child, keys, path, lost, entries)
+
+                yield Way(revived + self.layers * (entries - len(path)), change)
+
+        found, used = outcome(self.ways, self.total, ways), set(self.ids)
+        if not found.goes:
+            return self.refuse([("OutOfBlocks", "PREFIX-13")])
+
+        def change(new: int) -> None:
+            self.ways = found.after
+            for held in self.kept:
+                held.tables[new], held.hits[new] = held.tables.pop(child), held.hits.pop(child)
+            self._open(new, new, [Layer([]) for _ in range(self.layers)])
+            self.told[new], self.begun[new], self.asked = (salt, []), list(tokens), list(tokens)
+            self.written, self.touched = (new, -1, range(0)), {new}
+            if len(self._hits(new)) == 1:
+                self._seen(new, *self._hits(new))
+
+        then, says = self.did("begin", change), f"an id never used before, not among {sorted(used)}"
+        if found.stays:
+            return NewOrRefused("PREFIX-01", then, kinds=("OutOfBlocks",), refused=self._none(found), says=says, used=used)
+        return Choice("PREFIX-01", then, says=says, accepts=lambda id: id not in used)
+
+    def _hits(self, sequence: int) -> set[int]:
+        """That a sequence may have, in blocks."""
+        return {held.hits[sequence] for held in self.kept if sequence in held.hits}
+
+    def _seen(self, sequence: int, hit: int) -> None:
+        """How much a sequence began with."""
+        self.ways = [held for held in self.kept if held.hits[sequence] == hit]
+        salt, tokens = self.told[sequence][0], self.begun.pop(sequence)[: hit * self.size]
+        self.told[sequence] = salt, tokens
+        for key in self._keys(tokens, salt):
+            for layer, rows in zip(self.sequences[sequence], self.rows[key], strict=True):
+                layer.tokens += rows
+
+    def commit(self, sequence: Any, tokens: Sequence[Any]) -> Expected:
+        wrong, known = self._unknown(sequence) + _no_tokens(tokens), self.told.get(sequence, ("", []))
+        wrong += not_in_range(len(tokens), self._shortest(sequence) + 1, "PositionOutOfRange", "PREFIX-02")
+        if any(a != b for a, b in zip(tokens, known[1], strict=False)):
+            wrong.append(("TokenMismatch", "PREFIX-02"))
+        if wrong:
+            return self.refuse(wrong)
+        salt, told = known[0], [*tokens, *known[1][len(tokens) :]]
+        first = len(known[1]) // self.size
+        keys = self._keys(told, salt)[first:]
+        rows = {key: self._rows(sequence, first + at) for at, key in enumerate(keys)}
+        if any(key in self.rows and not _same(self.rows[key], each) for key, each in rows.items()):
+            raise ValueError("other keys and values of the same tokens")
+
+        def ways(held: Held) -> Iterable[Way]:
+            assert isinstance(held, Kept)
+            for chosen in held.commits(sequence, first, keys):
+
+                def change(after: Held, chosen: Any = chosen) -> None:
+                    assert isinstance(after, Kept)
+                    after.commit(sequence, first, keys, chosen)
+
+                yield Way(0, change)
+
+        def change(ok: Any) -> None:
+            self.ways = outcome(self.ways, self.total, ways).after if keys else self.ways
+            self.told[sequence] = salt, told
+            self.rows = {key: each for key, each in self.rows.items() if key not in rows} | rows
+            self.written, self.touched = (sequence, -1, range(0)), {sequence}
+
+        return Expected("PREFIX-02", self.did("commit", change))
+
+    def match(self, tokens: Sequence[Any], salt: str = "") -> Expected:
+        if wrong := _no_tokens(tokens):
+            return self.refuse(wrong)
+        keys = self._keys(tokens[: max(0, len(tokens) - 1)], salt)
+        hits = {len(path) for held in self.kept for path, _ in held.paths(keys)}
+
+        def then(got: int) -> None:
+            if len(hits) > 1 or any(held.unsure for held in self.kept):
+                self.ways = [held for held in self.kept if held.known(keys, got // self.size)]
+
+        return self._hit(hits, tokens, salt, then)
+
+    def _hit(self, hits: set[int], tokens: Sequence[int], salt: str, then: Callable[[Any], None]) -> Expected:
+        wanted = {hit * self.size for hit in hits}
+        keys = self._keys(tokens, salt)
+
+        def clause_of(got: Any) -> str:
+            if not isinstance(got, int) or got < 0 or got % self.size or (got and got >= len(tokens)):
+                return "PREFIX-01"
+            if got > max(wanted):
+                return self._too_much(keys[max(hits)])
+            lost = keys[got // self.size]
+            if self.last in ("none begun", "copied"):
+                return {"none begun": "PREFIX-13", "copied": "PREFIX-14"}[self.last]
+            copies = [names for held in self.kept for names in held.found.get(lost, [])]
+            if len(copies) > len(self.kept):
+                return "PREFIX-10"
+            waits = any(name in held.released for held in self.kept for names in copies for name in names)
+            return ("PREFIX-08" if self.last in TAKING else "PREFIX-06") if waits else "PREFIX-01"
+
+        says = f"{' or '.join(map(str, sorted(wanted)))} tokens"
+        return Hit("PREFIX-01", then, says=says, accepts=lambda got: got in wanted, clause_of=clause_of)
+
+    def _too_much(self, key: Key) -> str:
+        """Whose demand it is that this is not found."""
+        if key in self.rows:
+            return "PREFIX-07"
+        if key in self.forgotten:
+            return "PREFIX-11"
+        salt, tokens = key
+        begun = len(tokens) - self.size
+        if any(told[0] == salt and tokens[: max(begun + 1, 1)] == tuple(told[1][: begun + 1]) for told in self.told.values()):
+            return "PREFIX-04"
+        return "PREFIX-03"
+
+    def reset(self) -> Expected:
+        if self.sequences:
+            return self.refuse([("InUse", "PREFIX-11")])
+
+        def change(ok: Any) -> None:
+            self.forgotten |= self.rows.keys()
+            self.rows, self.ways = {}, self.ways[:1]
+            for held in self.kept:
+                held.found = {}
+                held.forget()
+
+        return Expected("PREFIX-11", self.did("reset", change))
+
+    def drop(self, sequence: Any) -> Expected:
+        def change(ok: Any) -> None:
+            del self.told[sequence]
+            for held in self.kept:
+                held.in_order()
+
+        return self._then(super().drop(sequence), change)
+
+    def fork(self, sequence: Any) -> Expected:
+        def change(new: int) -> None:
+            self.told[new] = self.told[sequence][0], list(self.told[sequence][1])
+
+        return self._then(super().fork(sequence), change)
+
+    def truncate(self, sequence: Any, length: Any) -> Expected:
+        def change(ok: Any) -> None:
+            self._cut(sequence, length)
+            for held in self.kept:
+                held.time -= 1  # of the call itself
+                held.in_order()
+
+        return self._then(super().truncate(sequence, length), change)
+
+    def remove(self, sequence: Any, start: Any, stop: Any, theta: Any = None, layout: Any = "halves") -> Expected:
+        expected = super().remove(sequence, start, stop, theta, layout)
+        return self._then(expected, lambda ok: self._cut(sequence, start if start < stop else MOST_TOKEN))
+
+    def write(self, sequence: Any, layer: Any, start: Any, keys: Any, values: Any) -> Expected:
+        expected = super().write(sequence, layer, start, keys, values)
+        return self._then(expected, lambda ok: self._cut(sequence, start if len(keys) else MOST_TOKEN))
+
+    def _cut(self, sequence: int, length: int) -> None:
+        """Nothing is known any more of what lies behind so many tokens."""
+        del self.told[sequence][1][length:]
+
+    def length(self, sequence: Any, layer: Any) -> Expected:
+        began = sequence in self.begun or (self.last == "begin" and sequence in self.touched)
+        if not began or not_in_range(layer, self.layers, "LayerOutOfRange"):
+            return super().length(sequence, layer)
+        salt, tokens = self.told[sequence][0], self.begun.get(sequence)
+        if tokens is None:
+            return self._hit({len(self.told[sequence][1]) // self.size}, self.asked, salt, lambda got: None)
+        return self._hit(self._hits(sequence), tokens, salt, lambda got: self._seen(sequence, got // self.size))
+
+    def gather(self, sequence: Any, layer: Any) -> Expected:
+        if sequence not in self.begun:
+            return super().gather(sequence, layer)
+        counts = {hit * self.size for hit in self._hits(sequence)}
+        says = f"{' or '.join(map(str, sorted(counts)))} tokens"
+        then = lambda got: self._seen(sequence, len(got[0]) // self.size)  # noqa: E731
+        return Choice("PREFIX-01", then, says=says, accepts=lambda got: len(got[0]) in counts)
+
+    def refuse(self, wrong: Wrong) -> Any:
+        refused = super().refuse(wrong)
+        if wrong[0][1] == "PREFIX-13":
+            return replace(refused, refused=lambda: self.did("none begun")(None))
+        return refused
+
+    def _unknown(self, sequence: Any, layer: Any = 0) -> Wrong:
+        if sequence in self.begun:
+            raise ValueError("a sequence whose length was not seen since it was begun")
+        return super()._unknown(sequence, layer)
+
+    def _keys(self, tokens: Sequence[int], salt: str) -> list[Key]:
+        """Of each full block."""
+        return [(salt, tuple(tokens[:stop])) for stop in range(self.size, len(tokens) + 1, self.size)]
+
+    def _rows(self, sequence: int, entry: int) -> list[list[Row]]:
+        """What a block holds, in each layer."""
+        return [layer.tokens[entry * self.size : (entry + 1) * self.size] for layer in self.sequences[sequence]]
+
+    def _then(self, expected: Expected, more: Callable[[Any], None]) -> Expected:
+        """The same, and a further change."""
+
+        def then(ok: Any) -> None:
+            expected.then(ok)
+            more(ok)
+
+        return replace(expected, then=then)
+
+
+TAKING = ("taken", "append", "begin", "fork", "remove")
+
+
+def _follows(key: Key, other: Key) -> bool:
+    return key[0] == other[0] and len(key[1]) > len(other[1]) and key[1][: len(other[1])] == other[1]
+
+
+def _no_tokens(tokens: Sequence[Any]) -> Wrong:
+    return [wrong for token in tokens for wrong in not_in_range(token, MOST_TOKEN, "TokenOutOfRange", "PREFIX-15")]
+
+
+def _same(one: list[list[Row]], other: list[list[Row]]) -> bool:
+    """The same bits in every layer."""
+    pairs = (pair for a, b in zip(one, other, strict=True) for pair in zip(a, b, strict=True))
+    return all(np.array_equal(x.view(np.uint32), y.view(np.uint32)) for (a, b) in pairs for x, y in zip(a, b, strict=True))
