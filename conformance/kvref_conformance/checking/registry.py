@@ -1,7 +1,7 @@
 """The checks, by clause: a check is a function of a Subject that raises Broken, and its name is a sentence."""
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from functools import cache, partial, update_wrapper
 from inspect import unwrap
@@ -94,6 +94,14 @@ def of_each_configuration(clause: str) -> Callable[[Callable[[Subject, Family], 
         return run
 
     return register
+
+
+def asked_of(family: str, of: str, but: Container[str] = ()) -> None:
+    """Register the checks of one family for another that does everything the first does; but for some clauses, and the laws'."""
+    list(check_modules(of))
+    for each in [each for each in _REGISTERED if each.family == of and each.clause not in but]:
+        if each.run is not None and not isinstance(each.run, partial):
+            check(each.clause, family, each.slow, each.real)(each.run)
 
 
 def _second(run: Callable[[Subject, T], None], about: T, subject: Subject) -> None:

@@ -265,4 +265,4 @@ def utilization_follows_the_pool(subject: Subject) -> None:
 def utilization_of_no_blocks_is_0(subject: Subject) -> None:
     if subject.size("num_blocks", 0):
         raise NotOffered(f"a cache of no blocks, where its limits say {subject.limits.of('paged', 'num_blocks')}")
-    equal(new(subject, "paged", num_blocks=0).utilization, 0.0, "utilization of a cache of no blocks")
+    equal(new(subject, subject.family, num_blocks=0).utilization, 0.0, "utilization of a cache of no blocks")

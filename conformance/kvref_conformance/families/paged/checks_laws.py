@@ -49,7 +49,7 @@ def sequences_layers_and_positions_may_be_of_any_type(subject: Subject) -> None:
     size = subject.size("block_size", 16)
 
     def script(typed: Typed) -> Iterator[Seen]:
-        cache: Handle = typed.new("paged", num_blocks=max(100, 300 // size + 4), block_size=16)
+        cache: Handle = typed.new(subject.family, num_blocks=max(100, 300 // size + 4), block_size=16)
         sequence, layer, looked = cache.create(), layers_of(cache)[-1], 0
 
         def slots() -> Any:

@@ -87,7 +87,7 @@ def no_block_is_in_two_tables(subject: Subject) -> None:
         blocks = [block for each in tables for table in each for block in table]
         equal(len(blocks), len(set(blocks)), "distinct blocks in all tables")
         true(set(blocks) <= set(range(cache.config["num_blocks"])), "blocks", "within the pool", blocks)
-        if subject.limits.switch("paged", "one_block_table"):  # whose id b stands for block b * num_layers + layer
+        if subject.limits.switch(subject.family, "one_block_table"):  # whose id b stands for block b * num_layers + layer
             for each in tables:
                 own = [[block // len(each) for block in table] for table in each]
                 equal(own, own[:1] * len(own), "the one table of all layers, as each of them gives it")

@@ -31,11 +31,11 @@ class Sequenced:
 class Pages:
     """Sequences are known by numbers, which count from 0 and are the streams of content."""
 
-    def __init__(self, subject: Subject, family: str = "paged", **sizes: Any) -> None:
-        self.subject, self.cache = subject, new(subject, family, **sizes)
+    def __init__(self, subject: Subject, **sizes: Any) -> None:
+        self.subject, self.cache = subject, new(subject, subject.family, **sizes)
         self.config = self.cache.config
         if self.config["num_blocks"] < self.config["num_layers"]:
-            raise NotOffered(f"a block in each layer, where num_blocks may be {subject.limits.of(family, 'num_blocks')}")
+            raise NotOffered(f"a block in each layer, where num_blocks may be {subject.limits.of(subject.family, 'num_blocks')}")
         self.layers, self.size = range(self.config["num_layers"]), int(self.config["block_size"])
         self.written = Written(self.config["num_kv_heads"], self.config["head_dim"])
         self.live: dict[int, Sequenced] = {}

@@ -40,7 +40,9 @@ class PagedStream(Stream):
     def another(self) -> "PagedStream":
         self.subject.need(sequences=2)
         if self.room() < TWO:
-            raise NotOffered(f"blocks for two sequences, where its limits say {self.subject.limits.of('paged', 'num_blocks')}")
+            raise NotOffered(
+                f"blocks for two sequences, where its limits say {self.subject.limits.of(self.family, 'num_blocks')}"
+            )
         return self.beside(self.begun(), 0)
 
     def give(self, keys: NDArray | Own, values: NDArray | Own) -> None:

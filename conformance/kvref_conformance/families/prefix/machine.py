@@ -96,7 +96,7 @@ class PrefixMachine(PagedMachine):
             length = len(self.known.sequences[sequence][layer].tokens)
             if length < len(tokens):
                 keys, values = self.computed(tokens, layer, range(length, len(tokens)))
-                self.call("write", self.objects[0], sequence=sequence, layer=layer, start=length, keys=keys, values=values)
+                self.ask("write", self.objects[0], sequence=sequence, layer=layer, start=length, keys=keys, values=values)
         self.commit_what_is_there(sequence, count)
 
     def commit_what_is_there(self, sequence: int, count: int) -> None:

@@ -16,7 +16,7 @@ from kvref_conformance.oracle.model import Look
 from kvref_conformance.outcome import Broken
 
 MOST_TOKEN = 2**63
-SHOWN = 4  # chains that are looked for after each call
+SHOWN = 3  # chains that are looked for after each call
 UNSEEN = 2**40  # a token that ends a prompt of which all may be found
 
 Row = tuple[NDArray, NDArray]
@@ -62,10 +62,16 @@ class Prefix(Paged):
         return [held for held in self.ways if isinstance(held, Kept)]
 
     def looks(self) -> list[Look]:
-        first: list[Look] = [("length", {"sequence": sequence, "layer": 0}) for sequence in self.begun]
+        """What the paged cache shows of a sequence, its length where it changed, and what is found of what was committed last."""
+        found: list[Look] = [
+            ("length", {"sequence": sequence, "layer": layer})
+            for sequence in self.sequences
+            for layer in range(self.layers)
+            if sequence in self.touched
+        ]
+        found += [look for look in super().looks() if look[0] not in ("length", "utilization")]
         longest = [key for key in self.rows if not any(_follows(other, key) for other in self.rows)]
-        chains = [("match", {"tokens": [*tokens, UNSEEN], "salt": salt}) for salt, tokens in longest[-SHOWN:]]
-        return first + super().looks() + chains
+        return found + [("match", {"tokens": [*tokens, UNSEEN], "salt": salt}) for salt, tokens in longest[-SHOWN:]]
 
     def create(self) -> Expected:
         return self._then(super().create(), lambda new: self.told.update({new: ("", [])}))
