@@ -10,6 +10,7 @@ CHAPTERS = (
     "contiguous",
     "paged",
     "sharing",
+    "prefixes",
     "quantized",
     "tiered",
     "edits",

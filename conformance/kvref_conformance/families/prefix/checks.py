@@ -247,12 +247,13 @@ def tokens_of_any_type_find_each_other(subject: Subject) -> None:
     served = Served(subject, 40)
     for number, wrote in enumerate((int, *TYPES)):
         tokens = [(7 * number + position) % 100 for position in range(2 * served.size)]
-        sequence, _ = served.begin([*map(wrote, tokens)])
+        typed = list(map(wrote, tokens))
+        sequence, _ = served.begin(typed)
         served.write(sequence, 0, len(tokens))
-        served.cache.commit(sequence, [*map(wrote, tokens)])
+        served.cache.commit(sequence, typed)
         for asked in (int, *TYPES):
-            typed = [asked(token) for token in (*tokens, OTHER)]
+            wanted = [asked(token) for token in (*tokens, OTHER)]
             what = f"tokens of {asked.__name__}, committed as {wrote.__name__}"
-            equal(served.cache.match(typed), 2 * served.size, f"match of {what}")
-            true(type(served.cache.match(typed)) is int, f"match of {what}", "an integer", type(served.cache.match(typed)))
+            equal(served.cache.match(wanted), 2 * served.size, f"match of {what}")
+            true(type(served.cache.match(wanted)) is int, f"match of {what}", "an integer", type(served.cache.match(wanted)))
         served.cache.drop(sequence)

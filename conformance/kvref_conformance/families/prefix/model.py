@@ -11,7 +11,7 @@ from kvref_conformance.conversation.exchange import show
 from kvref_conformance.families.paged.held import Held, Way, outcome
 from kvref_conformance.families.paged.model import Layer, NewOrRefused, Paged
 from kvref_conformance.families.prefix.kept import Kept, Key
-from kvref_conformance.oracle.expected import Choice, Expected, Wrong, not_in_range
+from kvref_conformance.oracle.expected import Choice, Expected, Refused, Wrong, not_in_range
 from kvref_conformance.oracle.model import Look
 from kvref_conformance.outcome import Broken
 
@@ -271,7 +271,7 @@ class Prefix(Paged):
         then = lambda got: self._seen(sequence, len(got[0]) // self.size)  # noqa: E731
         return Choice("PREFIX-01", then, says=says, accepts=lambda got: len(got[0]) in counts)
 
-    def refuse(self, wrong: Wrong) -> Any:
+    def refuse(self, wrong: Wrong) -> Refused:
         refused = super().refuse(wrong)
         if wrong[0][1] == "PREFIX-13":
             return replace(refused, refused=lambda: self.did("none begun")(None))

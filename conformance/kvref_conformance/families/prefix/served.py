@@ -28,8 +28,9 @@ def prompt(count: int, which: int = 1) -> list[int]:
 
 def streams(tokens: Tokens, salt: str = "") -> NDArray:
     """int64 [n]: a hash of the salt and the tokens up to each position."""
+    numbers: NDArray = np.array(tokens, np.uint64)
     with np.errstate(over="ignore"):
-        mixed = np.array(tokens, np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.arange(len(tokens), dtype=np.uint64)
+        mixed = numbers * np.uint64(0x9E3779B97F4A7C15) + np.arange(len(numbers)).astype(np.uint64)
         mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
         summed = np.cumsum(mixed ^ (mixed >> np.uint64(32)), dtype=np.uint64) + np.uint64(zlib.crc32(salt.encode()))
     return (summed >> np.uint64(20)).astype(np.uint32).astype(np.int64)

@@ -1,0 +1,261 @@
+"""Bugs in what is found of what was seen."""
+
+import numpy as np
+
+from bugs.plant import bug, hidden, in_source
+from kvref.blocks import BlockPool
+from kvref.paged import PagedCache
+from kvref.prefix import FindablePool, Found, PrefixCache, block_keys
+
+FIND, BEGIN, COMMIT, KEYS = (f"kvref.prefix.{name}" for name in (
+    "PrefixCache._find", "PrefixCache.begin", "PrefixCache.commit", "block_keys",
+))  # fmt: skip
+
+
+@bug("PREFIX-01")
+def every_token_may_be_found(patch):
+    in_source(patch, FIND, "tokens[: max(0, len(tokens) - 1)]", "tokens")
+
+
+@bug("PREFIX-01")
+def no_room_is_made_for_the_rest(patch):
+    in_source(patch, BEGIN, "self.ensure_capacity(sequence, len(numbers))", "pass")
+
+
+@bug("PREFIX-01", "PREFIX-12")
+def the_first_layer_alone_has_the_hit(patch):
+    in_source(patch, BEGIN, "self._tables.lengths[table] = hit", "self._tables.lengths[table, 0] = hit")
+
+
+@bug("PREFIX-02")
+def the_longest_layer_says_what_is_written(patch):
+    in_source(patch, COMMIT, ".min()", ".max()")
+
+
+@bug("PREFIX-02")
+def commits_may_contradict(patch):
+    in_source(patch, COMMIT, "if numbers[:common]", "if False and numbers[:common]")
+
+
+@bug("PREFIX-02")
+def what_was_found_may_be_contradicted(patch):
+    in_source(patch, BEGIN, "_Told(salt, numbers[:hit], [each.key for each in found])", "_Told(salt)")
+
+
+@bug("PREFIX-02")
+def what_is_written_over_stays_committed(patch):
+    patch.setattr(PrefixCache, "write", PagedCache.write)
+
+
+@bug("PREFIX-03")
+def the_salt_is_left_out(patch):
+    in_source(patch, KEYS, "salt.encode()", 'b""')
+
+
+@bug("PREFIX-03")
+def a_block_is_known_by_its_own_tokens(patch):
+    in_source(patch, KEYS, "sha256(key + numbers", "sha256(numbers")
+
+
+@bug("PREFIX-03")
+def a_block_is_known_by_a_sum(patch):
+    in_source(patch, KEYS, ".tobytes()", ".sum().tobytes()")
+
+
+@bug("PREFIX-03")
+def a_block_is_known_by_pythons_hash(patch):
+    in_source(patch, KEYS, "numbers[start : start + block_size].tobytes()",
+              'hash(tuple(map(int, numbers[start : start + block_size]))).to_bytes(8, "little", signed=True)')  # fmt: skip
+
+
+@bug("PREFIX-03")
+def tokens_are_known_by_32_bits(patch):
+    in_source(patch, KEYS, ".tobytes()", '.astype("<i4").tobytes()')
+
+
+@bug("PREFIX-04")
+def blocks_that_are_not_full_are_found(patch):
+    in_source(patch, KEYS, "len(numbers) - block_size + 1", "len(numbers)")
+    in_source(patch, FIND, "block_keys(tokens[: max(0, len(tokens) - 1)]", "block_keys(tokens[: max(0, len(tokens) - 1)]")
+
+
+@bug("PREFIX-04")
+def what_was_only_asked_for_is_found(patch):
+    begin = PrefixCache.begin
+
+    def at_once(self, tokens, salt=""):
+        sequence = begin(self, tokens, salt)
+        table = self._table(sequence)
+        for entry, key in enumerate(block_keys(list(map(int, tokens)), self.config.block_size, salt)):
+            self.pool.make_findable(Found(key, self._tables.at(table, np.arange(self.config.num_layers), entry)))
+        return sequence
+
+    patch.setattr(PrefixCache, "begin", at_once)
+
+
+@bug("PREFIX-05")
+def matching_makes_blocks_young_again(patch):
+    match = PrefixCache.match
+
+    def touching(self, tokens, salt=""):
+        for found in self._find(list(map(int, tokens)), salt):
+            for block in found.blocks.tolist():
+                if block in self.pool._waiting:
+                    self.pool._waiting.move_to_end(block)
+        return match(self, tokens, salt)
+
+    patch.setattr(PrefixCache, "match", touching)
+
+
+@bug("PREFIX-06")
+def what_is_found_is_not_free(patch):
+    patch.setattr(FindablePool, "num_free", BlockPool.num_free)
+
+
+@bug("PREFIX-06")
+def what_nobody_holds_is_forgotten(patch):
+    def forgetful(self, blocks):
+        for block in blocks.tolist():
+            if block in self._parts:
+                self._lose(block)
+        BlockPool._give_back(self, blocks)
+
+    patch.setattr(FindablePool, "_give_back", forgetful)
+
+
+@bug("PREFIX-07")
+def what_was_taken_is_still_found(patch):
+    patch.setattr(FindablePool, "_lose", lambda self, block: None)
+
+
+def taking(patch, oldest, plain_first=True):
+    """Blocks are taken one by one: `oldest` says which of those that wait is."""
+
+    def take(self, count):
+        taken = list[int]()
+        while len(taken) < count:
+            plain = BlockPool.num_free.fget(self)
+            if plain and (plain_first or not self._waiting):
+                taken += BlockPool._take(self, 1).tolist()
+            else:
+                block = oldest(list(self._waiting))
+                del self._waiting[block]
+                self._lose(block)
+                taken.append(block)
+        return np.array(taken, np.int32)
+
+    patch.setattr(FindablePool, "_take", take)
+
+
+@bug("PREFIX-08")
+def what_is_found_is_taken_first(patch):
+    taking(patch, lambda waiting: waiting[0], plain_first=False)
+
+
+@bug("PREFIX-08")
+def what_was_released_last_is_taken_first(patch):
+    taking(patch, lambda waiting: waiting[-1])
+
+
+@bug("PREFIX-08")
+def the_beginning_is_taken_before_the_end(patch):
+    give_back = FindablePool._give_back
+    patch.setattr(FindablePool, "_give_back", lambda self, blocks: give_back(self, blocks[::-1]))
+
+
+@bug("PREFIX-09")
+def what_follows_a_hole_is_found(patch):
+    in_source(patch, FIND, "break", "continue")
+
+
+@bug("PREFIX-10")
+def losing_a_copy_loses_all(patch):
+    def lose(self, block):
+        for found in self._parts.pop(block):
+            self._found.pop(found.key, None)
+
+    patch.setattr(FindablePool, "_lose", lose)
+
+
+@bug("PREFIX-11")
+def sequences_do_not_keep_from_resetting(patch):
+    in_source(patch, "kvref.prefix.PrefixCache.reset", "if self._told:", "if False:")
+
+
+@bug("PREFIX-11")
+def reset_forgets_nothing(patch):
+    patch.setattr(FindablePool, "forget", lambda self: None)
+
+
+@bug("PREFIX-12", "PREFIX-01")
+def what_is_found_lies_in_another_order(patch):
+    in_source(patch, BEGIN, "self._tables.append(table, entries)", "self._tables.append(table, entries[::-1].copy())")
+
+
+@bug("PREFIX-13")
+def what_is_found_counts_as_room(patch):
+    in_source(patch, BEGIN, " + self.pool.num_waiting(entries)", "")
+
+
+@bug("PREFIX-13")
+def a_sequence_stays_behind(patch):
+    in_source(patch, BEGIN, "raise OutOfBlocks", "self.create()\n        raise OutOfBlocks")
+
+
+@bug("PREFIX-13")
+def blocks_are_young_again_though_there_is_no_room(patch):
+    touch = "for block in entries.reshape(-1).tolist():\n            block in self.pool._waiting and self.pool._waiting.move_to_end(block)"
+    in_source(patch, BEGIN, "raise OutOfBlocks", f"{touch}\n        raise OutOfBlocks")
+
+
+@bug("PREFIX-14")
+def who_holds_a_block_alone_writes_to_it(patch):
+    patch.setattr(PrefixCache, "_kept", PagedCache._kept)
+    patch.setattr(PrefixCache, "_others", PagedCache._others)
+
+
+@bug("PREFIX-15")
+def any_number_is_a_token(patch):
+    patch.setattr("kvref.prefix._whole", lambda tokens: [int(token) % 2**63 for token in tokens])
+
+
+@bug("PREFIX-15")
+def keys_are_made_of_the_callers_types(patch):
+    patch.setattr("kvref.prefix._whole", list)
+    in_source(patch, KEYS, '"<i8"', "None")
+
+
+@hidden("prefix", "PREFIX-02")
+def a_fork_may_say_otherwise(patch):
+    fork = PrefixCache.fork
+
+    def forgetful(self, sequence):
+        child = fork(self, sequence)
+        self._told[child].cut(0, 1)
+        return child
+
+    patch.setattr(PrefixCache, "fork", forgetful)
+
+
+@hidden("prefix", "PREFIX-02")
+def what_is_cut_off_stays_committed(patch):
+    patch.setattr(PrefixCache, "truncate", PagedCache.truncate)
+
+
+@hidden("prefix", "PREFIX-02")
+def what_is_removed_stays_committed(patch):
+    patch.setattr(PrefixCache, "remove", PagedCache.remove)
+
+
+@hidden("prefix", "PREFIX-07")
+def the_other_layers_are_still_found(patch):
+    """Where one block of a copy is taken, the others keep it alive until they are taken too."""
+
+    def lose(self, block):
+        for found in self._parts.pop(block):
+            if all(other not in self._parts for other in found.blocks.tolist()):
+                self._found[found.key].remove(found)
+                if not self._found[found.key]:
+                    del self._found[found.key]
+
+    patch.setattr(FindablePool, "_lose", lose)
