@@ -14,109 +14,25 @@
   const fill = (count, value) => counted(count, () => structuredClone(value));
   const range = (start, stop) => counted(stop - start, (index) => start + index);
 
-  // The blocks of a paged cache are the pool's, by number, and behind them the unseen: a sequence holds them, and no answer says
-  // which of the pool's they are.
-  const paged = {
-    new: (config) => ({ config, sequences: [], blocks: fill(config.num_blocks, { owner: null, slots: [] }) }),
-
-    create(cache, _, { reply }) {
-      const tables = fill(cache.config.num_layers, []), lengths = fill(cache.config.num_layers, 0);
-      cache.sequences.push({ id: reply.ok, number: cache.sequences.length, live: true, tables, lengths });
-    },
-
-    drop(cache, { sequence }) {
-      const found = paged.find(cache, sequence);
-      if (!found) return;
-      for (const block of found.tables.flat()) {
-        cache.blocks[block].owner = null; // what was written stays there
-      }
-      found.live = false;
-    },
-
-    ensure_capacity(cache, { sequence, num_tokens }, context) {
-      paged.ensure(cache, paged.find(cache, sequence), Math.ceil(num_tokens / cache.config.block_size), context);
-    },
-
-    write: (cache, { sequence, layer, start, keys }, context) => paged.put(cache, sequence, layer, start, tokens(keys), context),
-
-    append(cache, { sequences, layer }, context) {
-      for (const sequence of sequences) {
-        paged.put(cache, sequence, layer, paged.find(cache, sequence)?.lengths[layer], 1, context);
-      }
-    },
-
-    append_step(cache, { sequences }, context) {
-      for (const layer of range(0, cache.config.num_layers)) paged.append(cache, { sequences, layer }, context);
-    },
-
-    read: (cache, { sequence, layer, positions }, context) => paged.look(cache, sequence, layer, positions, context),
-
-    gather: (cache, { sequence, layer }, context) =>
-      paged.look(cache, sequence, layer, range(0, paged.find(cache, sequence)?.lengths[layer] ?? 0), context),
-
-    gather_batch(cache, { sequences, layer }, context) {
-      for (const sequence of sequences) paged.gather(cache, { sequence, layer }, context);
-    },
-
-    attend: (cache, args, context) => paged.gather(cache, args, context),
-
-    find: (cache, sequence) => cache.sequences.find((each) => each.live && each.id === sequence),
-
-    ensure(cache, sequence, entries, { block, touch }) {
-      if (!sequence) return;
-      sequence.tables.forEach((table, layer) => {
-        for (const entry of range(table.length, entries)) {
-          const number = block(sequence.id, layer, entry) ?? paged.unseen(cache);
-          table.push(number);
-          cache.blocks[number].owner = { number: sequence.number, layer, entry };
-          touch("taken", cache.id, number);
-        }
-      });
-    },
-
-    unseen(cache) { // a place for one more of them, of which it is not known either what lies in it
-      const left = cache.blocks.findIndex((block, number) => number >= cache.config.num_blocks && !block.owner);
-      const number = left < 0 ? cache.blocks.length : left;
-      cache.blocks[number] = { owner: null, slots: [] };
-      return number;
-    },
-
-    put(cache, id, layer, start, count, context) {
-      const sequence = paged.find(cache, id), { block_size } = cache.config;
-      if (!sequence) return;
-      paged.ensure(cache, sequence, Math.ceil((start + count) / block_size), context);
-      for (const position of range(start, start + count)) {
-        const block = sequence.tables[layer][Math.floor(position / block_size)];
-        cache.blocks[block].slots[position % block_size] = { number: sequence.number, position };
-        context.touch("written", cache.id, block, position % block_size);
-      }
-      sequence.lengths[layer] = Math.max(sequence.lengths[layer], start + count);
-    },
-
-    look(cache, id, layer, positions, { touch }) {
-      const sequence = paged.find(cache, id), { block_size } = cache.config;
-      for (const position of positions) {
-        const block = sequence?.tables[layer][Math.floor(position / block_size)];
-        if (block !== undefined) touch("read", cache.id, block, position % block_size);
-      }
-    },
-  };
-
   const blocks = {
-    new: ({ num_blocks }) => ({ blocks: fill(num_blocks, { held: false, times: 0 }) }),
+    new: ({ num_blocks }) => ({ blocks: fill(num_blocks, { held: 0, times: 0 }) }), // held: how many references there are
     allocate(pool, _, { reply, touch }) {
       const block = pool.blocks[reply.ok];
       if (!block) return;
-      block.held = true;
+      block.held = 1;
       block.times += 1;
       touch("taken", pool.id, reply.ok);
     },
     allocate_many(pool, _, { reply, touch }) {
       for (const block of reply.ok ?? []) blocks.allocate(pool, {}, { reply: { ok: block }, touch });
     },
+    share(pool, { block }, { touch }) {
+      if (pool.blocks[block]) pool.blocks[block].held += 1;
+      touch("taken", pool.id, block);
+    },
     free(pool, { block }, { touch }) {
       if (!pool.blocks[block]) return;
-      pool.blocks[block].held = false;
+      pool.blocks[block].held -= 1;
       touch("freed", pool.id, block);
     },
   };
@@ -131,6 +47,9 @@
     },
     reset(cache) {
       cache.length = 0;
+    },
+    truncate(cache, { length }) {
+      cache.length = length;
     },
     read: (cache, _, { touch }) => range(0, cache.length).forEach((slot) => touch("read", cache.id, slot)),
     put(cache, count, { touch }) {
@@ -152,6 +71,7 @@
     append: (cache, { layer, keys }, context) => quantized.put(cache, layer, tokens(keys), context),
     append_step: (cache, _, context) => cache.lengths.forEach((__, layer) => quantized.put(cache, layer, 1, context)),
     clear: (cache) => cache.lengths.fill(0),
+    truncate: (cache, { length }) => cache.lengths.fill(length),
     read_token: (cache, { layer, position }, { touch }) => touch("read", cache.id, layer, position),
     read_head: (cache, args, context) => quantized.read_token(cache, args, context),
     read_tokens(cache, { layer, positions }, { touch }) {
@@ -184,6 +104,9 @@
       tiered.migrate(cache, context);
     },
     clear: (cache) => Object.assign(cache, { next: 0, tokens: [] }),
+    truncate(cache, { length }) { // it went back only if nothing had moved on since (EDIT-06)
+      Object.assign(cache, { next: length, tokens: cache.tokens.filter(({ position }) => position < length) });
+    },
     read: (cache, _, { touch }) => cache.tokens.forEach(({ position }) => touch("read", cache.id, position)),
     attend: (cache, args, context) => tiered.read(cache, args, context),
     migrate(cache, { touch }) {
@@ -329,6 +252,6 @@
     },
   };
 
-  const FAMILIES = { engine, paged, blocks, contiguous, quantized, tiered, buffers, buffer, pooled };
-  Object.assign(window.kvref, { FAMILIES, SIZE_CLASSES, range });
+  const FAMILIES = { engine, blocks, contiguous, quantized, tiered, buffers, buffer, pooled };
+  Object.assign(window.kvref, { FAMILIES, SIZE_CLASSES, counted, fill, range, tokens });
 })();

@@ -39,19 +39,16 @@
   const paged = {
     draw(cache, world) {
       const { block_size, num_blocks, num_layers } = cache.config;
-      const all = range(0, cache.blocks.length), held = all.filter((number) => cache.blocks[number].owner);
-      const someUnseen = held.some((number) => number >= num_blocks); // then which of the pool's are free is not known
-      const drawn = someUnseen ? held : all.slice(0, num_blocks);
+      const all = range(0, cache.blocks.length), kept = all.filter((number) => isHeld(cache, number) || isWaiting(cache, number));
+      const someUnseen = kept.some((number) => number >= num_blocks); // then which of the pool's are free is not known
+      const drawn = someUnseen ? kept : all.slice(0, num_blocks);
       const boxes = drawn.slice(0, MOST).map((number) => {
-        const block = cache.blocks[number], owner = block.owner && cache.sequences[block.owner.number];
-        const length = owner ? owner.lengths[block.owner.layer] - block.owner.entry * block_size : 0;
+        const length = filled(cache, number);
         const cells = () => range(0, block_size).map((slot) => slotCell(world, cache, number, slot, slot < length));
-        const whose = owner ? letter(owner.number) + (num_layers > 1 ? ` layer ${block.owner.layer}` : "") : "free";
-        const classes = `${owner ? hue(owner.number) : "kv-free"} ${mark(world, cache.id, number) ?? ""}`;
-        return box(`${blockName(cache, number)} · ${whose}`, classes,
-          row(cells, Math.min(block_size, Math.max(0, length)), block_size, drawn.length * block_size));
+        return box(`${blockName(cache, number)} · ${whose(cache, number)}`, boxClasses(world, cache, number),
+          row(cells, length, block_size, drawn.length * block_size));
       });
-      const others = `and ${many(num_blocks - held.length, "free block")}, not known which`;
+      const others = `and ${many(num_blocks - kept.length, "free block")}, not known which`;
       const free = someUnseen ? element("p", "kv-more", others) : null;
       return [element("div", "kv-boxes", ...boxes), more(drawn.length - MOST), free, tables(cache, num_layers)];
     },
@@ -59,7 +56,6 @@
     describe(cache) {
       const { num_blocks, num_layers } = cache.config;
       const live = cache.sequences.filter((sequence) => sequence.live);
-      const used = live.reduce((sum, { tables }) => sum + tables.flat().length, 0);
       const said = live.slice(0, 8).map((sequence) => {
         const { lengths, tables: [first] } = sequence, alike = new Set(lengths).size === 1;
         const tokens = alike ? many(lengths[0], "token") : `${lengths.join(", ")} tokens by layer`;
@@ -67,9 +63,39 @@
         return `${letter(sequence.number)} has ${tokens}${where}`;
       });
       const rest = live.length > 8 ? [`${live.length - 8} more have theirs`] : [];
-      return `${num_blocks - used} of ${many(num_blocks, "block")} free. ${[...said, ...rest].join("; ") || "No sequence"}.`;
+      const count = { shared: 0, waiting: cache.waiting.length };
+      for (const block of cache.blocks) if (block?.holders.length > 1) count.shared += 1;
+      const shared = count.shared ? ` ${many(count.shared, "block")} shared.` : "";
+      const waiting = count.waiting ? `, ${count.waiting} of them waiting to be found` : "";
+      const free = `${num_blocks - cache.used} of ${many(num_blocks, "block")} free${waiting}.`;
+      return `${free} ${[...said, ...rest].join("; ") || "No sequence"}.${shared}`;
     },
   };
+
+  const isHeld = (cache, number) => cache.blocks[number].holders.length > 0;
+  const isWaiting = (cache, number) => !isHeld(cache, number) && cache.blocks[number].found.length > 0;
+
+  // Slots of a block with tokens that somebody may read: now, or once it is found.
+  function filled(cache, number) {
+    const { block_size } = cache.config, { holders } = cache.blocks[number];
+    const most = Math.max(0, ...holders.map((each) => cache.sequences[each.number].lengths[each.layer] - each.entry * block_size));
+    return isWaiting(cache, number) ? block_size : Math.min(block_size, most);
+  }
+
+  // A B ×2, with its layer, and whether it can be found.
+  function whose(cache, number) {
+    const { holders, found } = cache.blocks[number], layered = cache.config.num_layers > 1;
+    if (!holders.length) return found.length ? "waits to be found" : "free";
+    const names = [...new Set(holders.map((each) => letter(each.number)))], count = holders.length > 1 ? ` · ×${holders.length}` : "";
+    const layer = layered ? ` layer ${holders[0].layer}` : "";
+    return `${names.slice(0, 4).join(", ")}${names.length > 4 ? "…" : ""}${layer}${count}${found.length ? " · can be found" : ""}`;
+  }
+
+  function boxClasses(world, cache, number) {
+    const { holders } = cache.blocks[number], touched = mark(world, cache.id, number) ?? "";
+    if (isWaiting(cache, number)) return `kv-waiting ${touched}`;
+    return `${holders.length ? hue(holders[0].number) : "kv-free"} ${holders.length > 1 ? "kv-shared" : ""} ${touched}`;
+  }
 
   const blockName = (cache, number) => (number < cache.config.num_blocks ? String(number) : "?");
 
@@ -96,8 +122,8 @@
   const blocks = {
     draw(pool, world) {
       const boxes = pool.blocks.slice(0, MOST).map((block, number) => box(String(number),
-        `${block.held ? hue(block.times - 1) : "kv-free"} ${mark(world, pool.id, number) ?? ""}`,
-        element("span", "kv-quiet", block.held ? `held, owner ${block.times}` : block.times ? "free again" : "free")));
+        `${block.held ? hue(block.times - 1) : "kv-free"} ${block.held > 1 ? "kv-shared" : ""} ${mark(world, pool.id, number) ?? ""}`,
+        element("span", "kv-quiet", heldBy(block))));
       return [element("div", "kv-boxes", ...boxes), more(pool.blocks.length - MOST)];
     },
     describe(pool) {
@@ -106,6 +132,9 @@
       return `${pool.blocks.length - held.length} of ${many(pool.blocks.length, "block")} free, ${held.length} held${which}.`;
     },
   };
+
+  const heldBy = ({ held, times }) =>
+    held ? `held, owner ${times}${held > 1 ? ` · ×${held}` : ""}` : times ? "free again" : "free";
 
   const contiguous = {
     draw(cache, world) {
@@ -228,7 +257,7 @@
     },
   };
 
-  const PICTURES = { engine, paged, blocks, contiguous, quantized, tiered, buffers, pooled };
+  const PICTURES = { engine, paged, prefix: paged, blocks, contiguous, quantized, tiered, buffers, pooled };
 
   // The objects to show: those with a picture, the one just spoken to first among equals where they are too many.
   function shown(world) {

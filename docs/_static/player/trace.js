@@ -7,6 +7,9 @@ window.kvref = window.kvref || {};
   const ITEM_BYTES = { float64: 8, int64: 8, uint64: 8, float32: 4, int32: 4, uint32: 4, float16: 2, bfloat16: 2, int16: 2,
     uint16: 2, int8: 1, uint8: 1, bool: 1 };
 
+  // Text, to be left alone, and integers that a number of JavaScript's might round: a token may have 63 bits.
+  const LARGE = /"(?:[^"\\]|\\.)*"|(?<![\w.+-])-?\d{16,}(?![\w.])/g;
+
   class TraceError extends Error {} // says the line and what is wrong with it
 
   // The header and the exchanges: {request, reply, line}, line being that of the reply. Throws TraceError.
@@ -40,7 +43,7 @@ window.kvref = window.kvref || {};
   function message(line, index) {
     let found;
     try {
-      found = JSON.parse(line);
+      found = JSON.parse(line.replace(LARGE, (word) => (word.startsWith('"') ? word : `{"number": "${word}"}`)));
     } catch {
       throw new TraceError(`Line ${index + 1}: not JSON: ${cut(line)}`);
     }
@@ -105,13 +108,15 @@ window.kvref = window.kvref || {};
     const read = {
       float64: (at) => view.getFloat64(at, true), float32: (at) => view.getFloat32(at, true),
       float16: (at) => half(view.getUint16(at, true)), bfloat16: (at) => bfloat(view.getUint16(at, true)),
-      int64: (at) => Number(view.getBigInt64(at, true)), uint64: (at) => Number(view.getBigUint64(at, true)),
+      int64: (at) => exact(view.getBigInt64(at, true)), uint64: (at) => exact(view.getBigUint64(at, true)),
       int32: (at) => view.getInt32(at, true), uint32: (at) => view.getUint32(at, true),
       int16: (at) => view.getInt16(at, true), uint16: (at) => view.getUint16(at, true),
       int8: (at) => view.getInt8(at), uint8: (at) => view.getUint8(at), bool: (at) => Boolean(view.getUint8(at)),
     }[array.dtype];
     return Array.from({ length: size(array) }, (_, index) => read(index * step));
   }
+
+  const exact = (integer) => (Number.isSafeInteger(Number(integer)) ? Number(integer) : integer);
 
   function half(bits) {
     const sign = bits >> 15 ? -1 : 1, exponent = (bits >> 10) & 31, fraction = bits & 1023;
@@ -159,12 +164,15 @@ window.kvref = window.kvref || {};
 
   // What requests made, by the id of the request, as a person would call it: paged, block, block2, and A for a cache's first
   // sequence.
+  const done = (reply) => (!reply.error || "ok" in reply) && !reply.none; // else it left everything as it was
   const GIVES = { "buffers.acquire": "buffer", "blocks.allocate": "block", "engine.save": "saved" };
-  const BEGUN = ["paged.create", "engine.open", "engine.fork", "engine.load"];
+  const BEGUN = ["paged.create", "paged.fork", "prefix.create", "prefix.fork", "prefix.begin", "engine.open", "engine.fork",
+    "engine.load"];
   const letter = (number) => (number < 26 ? String.fromCharCode(65 + number) : `S${number}`);
   function namesOf(exchanges) {
     const names = new Map(), count = {};
-    for (const { request, family, name } of exchanges) {
+    for (const { request, reply, family, name } of exchanges) {
+      if (!done(reply)) continue;
       const made = BEGUN.includes(request.op) ? `${request.on}` : name === "new" ? family : GIVES[request.op];
       if (!made) continue;
       count[made] = (count[made] ?? 0) + 1;
@@ -210,6 +218,6 @@ window.kvref = window.kvref || {};
   }
 
   Object.assign(window.kvref, {
-    TraceError, parse, parting, namesOf, letter, call, outcome, numbers, short, isArray,
+    TraceError, parse, done, parting, namesOf, letter, call, outcome, numbers, short, isArray,
   });
 })();

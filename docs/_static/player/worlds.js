@@ -1,19 +1,20 @@
 // What the objects of a trace hold after each of its exchanges: block tables, free blocks, tiers. A trace has no memory in
 // it, only calls and replies, so the state is worked out from the calls as the specification says. Which block a cache chose
-// is known from what it answered, also from answers that come later: until a sequence is dropped, its table only grows.
+// is known from what it answered, also from answers that come later.
 "use strict";
 
 (() => {
-  const { FAMILIES, numbers, isArray } = window.kvref;
+  const { FAMILIES, done, numbers, isArray } = window.kvref;
   const SNAPSHOT = 256; // steps between two states that are kept
+  const INVENTED = 2 ** 21; // more than a pool has blocks that is drawn
 
   // The states of a trace: at(0) before anything was said, at(k) after exchange k, counted from 1.
   class Worlds {
     constructor(trace) {
       this.exchanges = trace.exchanges;
       this.replies = new Map(trace.exchanges.map(({ request, reply }) => [request.id, reply.ok]));
-      this.blocks = this.learned();
-      this.kept = new Map([[0, { objects: new Map(), touched: new Map(), last: null }]]);
+      this.known = this.learned();
+      this.kept = new Map([[0, start()]]);
     }
 
     at(step) {
@@ -21,7 +22,7 @@
       while (!this.kept.has(from)) from -= SNAPSHOT;
       const world = structuredClone(this.kept.get(from));
       for (let now = from + 1; now <= step; now++) {
-        this.apply(world, this.exchanges[now - 1]);
+        this.apply(world, this.exchanges[now - 1], (place) => this.known.get(place), Object.is);
         if (now % SNAPSHOT === 0) this.kept.set(now, structuredClone(world));
       }
       return world;
@@ -30,18 +31,20 @@
     value(argument) { // an argument, with what an earlier request gave in its place, and a number of any type as a number
       if (Array.isArray(argument)) return argument.map((part) => this.value(part));
       if (isArray(argument) && argument.shape.length === 0) return numbers(argument)[0];
+      if (/^-?\d+$/.test(argument?.number)) return BigInt(argument.number);
       return argument?.reply === undefined ? argument : this.replies.get(argument.reply);
     }
 
-    apply(world, exchange) {
-      const { request, reply, family, name } = exchange;
+    // Change a world as an exchange does. block: the number of the block that a place of a table got by it, if that is known;
+    // same: whether the number of a block is the one that an answer says.
+    apply(world, { request, reply, family, name }, block, same) {
       world.touched = new Map();
       world.last = request.on ?? request.id;
-      if ((reply.error && !("ok" in reply)) || reply.none || !(family in FAMILIES)) return;
+      if (!done(reply) || !(family in FAMILIES)) return;
       const args = Object.fromEntries(Object.entries(request.args).map(([key, value]) => [key, this.value(value)]));
       const touch = (kind, ...place) => world.touched.set(place.join("/"), kind);
-      const context = { world, reply, args, touch, id: request.id, on: request.on,
-        block: (...place) => this.blocks.get([request.on, ...place].join("/")) };
+      const context = { world, reply, args, touch, same, id: request.id, on: request.on, answer: answer(reply),
+        block: (...place) => block([request.id, ...place].join("/")) };
       if (name === "new") {
         world.objects.set(request.id, { id: request.id, family, ...FAMILIES[family].new(args) });
         return;
@@ -50,33 +53,37 @@
       if (object && name in FAMILIES[family]) FAMILIES[family][name](object, args, context);
     }
 
-    // Which block is which entry of a table, by object, sequence, layer and entry, from every answer that says so.
+    // Which block a place of a table got, by the request that gave it: from the first answer that says so. To know whose answer
+    // that is, the tables are filled once with invented numbers.
     learned() {
-      const found = new Map(), sizes = new Map();
-      for (const { request, reply, family, name } of this.exchanges) {
-        if (family !== "paged" || reply.error || reply.got || reply.failed) continue;
-        if (name === "new") sizes.set(request.id, this.value(request.args.block_size));
-        const layer = this.value(request.args.layer), start = this.value(request.args.start);
-        const learn = (sequence, entry, block) => found.set([request.on, sequence, layer, entry].join("/"), block);
-        const answer = isArray(reply.ok) ? numbers(reply.ok) : reply.ok;
-        if (!Array.isArray(answer)) continue;
-        if (name === "block_table") answer.forEach((block, entry) => learn(this.value(request.args.sequence), entry, block));
-        if (name === "slot_mapping") {
-          const size = sizes.get(request.on), sequence = this.value(request.args.sequence);
-          answer.forEach((slot, index) => learn(sequence, Math.floor((start + index) / size), Math.floor(slot / size)));
+      const known = new Map(), invented = new Map(), world = start();
+      const block = (place) => {
+        const number = INVENTED + invented.size;
+        invented.set(number, place);
+        return number;
+      };
+      const same = (number, answered) => {
+        const place = invented.get(number);
+        if (place !== undefined && !known.has(place)) known.set(place, answered);
+        return (known.get(place) ?? number) === answered;
+      };
+      try {
+        for (const exchange of this.exchanges) {
+          if (TABLED.includes(exchange.family)) this.apply(world, exchange, block, same);
         }
-        if (name === "block_tables" && isArray(reply.ok)) {
-          const width = reply.ok.shape[1];
-          this.value(request.args.sequences).forEach((sequence, row) => {
-            for (let entry = 0; entry < width; entry++) {
-              const block = answer[row * width + entry];
-              if (block >= 0) learn(sequence, entry, block);
-            }
-          });
-        }
+      } catch (error) {
+        if (!(error instanceof TypeError || error instanceof RangeError)) throw error; // those are told of when they are drawn
       }
-      return found;
+      return known;
     }
+  }
+
+  const TABLED = ["paged", "prefix"];
+  const start = () => ({ objects: new Map(), touched: new Map(), last: null });
+
+  function answer({ ok, got, failed }) { // integers that an implementation gave, where nothing is wrong with them
+    if (got || failed) return undefined;
+    return isArray(ok) ? numbers(ok) : Array.isArray(ok) ? ok : undefined;
   }
 
   window.kvref.Worlds = Worlds;

@@ -1,0 +1,307 @@
+// How calls change what sequences in blocks hold: the families paged and prefix. A table lists blocks by number, and a block
+// knows who lists it, for several may. Beyond the pool's own numbers lie the unseen: a sequence holds them, and no answer says
+// which of the pool's they are. What a clause leaves to the cache is done as kvref does it, until an answer says otherwise.
+"use strict";
+
+(() => {
+  const { FAMILIES, counted, fill, isArray, numbers, range, tokens } = window.kvref;
+
+  const paged = {
+    // A block has holders, the entries that list it; slots, what was written there last; found, the copies it is part of. A copy
+    // is what a key stands for, a block in each layer. waiting: blocks that can be found and no one holds, longest waiting first.
+    new: (config) => ({ config, sequences: [], used: 0, waiting: [], copies: new Map(), keys: new Map(),
+      blocks: counted(config.num_blocks, empty) }),
+
+    create(cache, _, { reply }) {
+      const tables = fill(cache.config.num_layers, []), lengths = fill(cache.config.num_layers, 0);
+      const told = { salt: "", tokens: [], keys: [] };
+      const made = { id: reply.ok, number: cache.sequences.length, live: true, tables, lengths, told };
+      cache.sequences.push(made);
+      return made;
+    },
+
+    fork(cache, { sequence }, context) {
+      const parent = find(cache, sequence);
+      if (!parent) return;
+      const child = paged.create(cache, {}, context);
+      parent.tables.forEach((table, layer) => table.forEach((block) => hold(cache, child, layer, block)));
+      Object.assign(child, { lengths: [...parent.lengths], told: structuredClone(parent.told) });
+    },
+
+    drop(cache, { sequence }) {
+      const found = find(cache, sequence);
+      if (!found) return;
+      cut(cache, found, 0); // what was written stays there
+      found.live = false;
+    },
+
+    truncate(cache, { sequence, length }) {
+      const found = find(cache, sequence);
+      if (!found) return;
+      found.lengths.fill(length);
+      forget(cache, found, length);
+      cut(cache, found, entries(cache, length));
+    },
+
+    remove(cache, { sequence, start, stop }, context) {
+      const found = find(cache, sequence), gap = stop - start;
+      if (!found || !gap) return;
+      found.lengths.forEach((length, layer) => {
+        own(cache, found, layer, start, length - gap, context);
+        for (const position of range(start, length - gap)) set(cache, found, layer, position, "moved", context);
+        found.lengths[layer] = length - gap;
+      });
+      forget(cache, found, start);
+      cut(cache, found, entries(cache, Math.max(...found.lengths)));
+    },
+
+    ensure_capacity(cache, { sequence, num_tokens }, context) {
+      ensure(cache, find(cache, sequence), entries(cache, num_tokens), context);
+    },
+
+    write: (cache, { sequence, layer, start, keys }, context) => put(cache, sequence, layer, start, tokens(keys), context),
+
+    append(cache, { sequences, layer }, context) {
+      for (const sequence of sequences) put(cache, sequence, layer, find(cache, sequence)?.lengths[layer], 1, context);
+    },
+
+    append_step(cache, { sequences }, context) {
+      for (const layer of range(0, cache.config.num_layers)) paged.append(cache, { sequences, layer }, context);
+    },
+
+    read: (cache, { sequence, layer, positions }, context) => look(cache, sequence, layer, positions, context),
+
+    gather: (cache, { sequence, layer }, context) =>
+      look(cache, sequence, layer, range(0, find(cache, sequence)?.lengths[layer] ?? 0), context),
+
+    gather_batch(cache, { sequences, layer }, context) {
+      for (const sequence of sequences) paged.gather(cache, { sequence, layer }, context);
+    },
+
+    attend: (cache, args, context) => paged.gather(cache, args, context),
+
+    block_table(cache, { sequence, layer }, context) {
+      if (context.answer) listed(cache, sequence, layer, context.answer, context);
+    },
+
+    block_tables(cache, { sequences, layer }, context) {
+      const width = context.reply.ok?.shape?.[1];
+      if (width === undefined || !context.answer) return;
+      sequences.forEach((sequence, row) => {
+        const blocks = context.answer.slice(row * width, (row + 1) * width).filter((block) => block >= 0);
+        listed(cache, sequence, layer, blocks, context);
+      });
+    },
+
+    slot_mapping(cache, { sequence, layer, start }, context) {
+      const { block_size } = cache.config, found = find(cache, sequence);
+      context.answer?.forEach((slot, index) => {
+        if (found) placed(cache, found, layer, entryOf(cache, start + index), Math.floor(slot / block_size), context);
+      });
+    },
+  };
+
+  const find = (cache, sequence) => cache.sequences.find((each) => each.live && each.id === sequence);
+  const empty = () => ({ holders: [], slots: [], found: [] });
+  const entries = (cache, count) => Math.ceil(count / cache.config.block_size);
+  const entryOf = (cache, position) => Math.floor(position / cache.config.block_size);
+  const slotOf = (cache, position) => position % cache.config.block_size;
+
+  // One entry more at the end of a table, or another block in an entry that there is.
+  function hold(cache, sequence, layer, block, entry = sequence.tables[layer].length) {
+    const one = (cache.blocks[block] ??= empty());
+    if (!one.holders.length) {
+      cache.used += 1;
+      if (one.found.length) cache.waiting.splice(cache.waiting.indexOf(block), 1);
+    }
+    one.holders.push({ number: sequence.number, layer, entry });
+    sequence.tables[layer][entry] = block;
+  }
+
+  function release(cache, sequence, layer, block) {
+    const one = cache.blocks[block];
+    one.holders.splice(one.holders.findIndex((each) => each.number === sequence.number && each.layer === layer), 1);
+    if (one.holders.length) return;
+    cache.used -= 1;
+    if (one.found.length) cache.waiting.push(block);
+  }
+
+  // A block for an entry of a table. It was free: if there was none but those that wait to be found, the one that waited longest.
+  function take(cache, sequence, layer, entry, context) {
+    const known = context.block(sequence.id, layer, entry), { num_blocks } = cache.config;
+    if (cache.blocks[known]?.found.length) lose(cache, known);
+    else if (cache.waiting.length && cache.used + cache.waiting.length >= num_blocks) lose(cache, cache.waiting[0]);
+    const block = known ?? unseen(cache);
+    hold(cache, sequence, layer, block, entry);
+    context.touch("taken", cache.id, block);
+    return block;
+  }
+
+  function unseen(cache) { // a place for one more of them, of which it is not known either what lies in it
+    const left = cache.blocks.findIndex(({ holders, found }, number) =>
+      number >= cache.config.num_blocks && !holders.length && !found.length);
+    const number = left < 0 ? cache.blocks.length : left;
+    cache.blocks[number] = empty();
+    return number;
+  }
+
+  function lose(cache, block) { // what it was part of is not found any more, in no layer (PREFIX-07)
+    for (const copy of [...cache.blocks[block].found]) {
+      const copies = cache.copies.get(copy.key).filter((each) => each !== copy);
+      cache.copies.set(copy.key, copies);
+      for (const part of copy.blocks) {
+        const one = cache.blocks[part];
+        one.found = one.found.filter((each) => each !== copy);
+        if (!one.found.length) cache.waiting = cache.waiting.filter((each) => each !== part);
+      }
+    }
+  }
+
+  function cut(cache, sequence, count) { // the last entry first, in all layers
+    const most = Math.max(0, ...sequence.tables.map((table) => table.length));
+    for (let entry = most - 1; entry >= count; entry--) {
+      sequence.tables.forEach((table, layer) => {
+        if (entry < table.length) release(cache, sequence, layer, table.pop());
+      });
+    }
+  }
+
+  function ensure(cache, sequence, count, context) {
+    sequence?.tables.forEach((table, layer) => {
+      for (const entry of range(table.length, count)) take(cache, sequence, layer, entry, context);
+    });
+  }
+
+  // Blocks of the sequence's own where it is to write: copies of what others hold (SHARE-05) or can be found (PREFIX-14).
+  function own(cache, sequence, layer, start, stop, context) {
+    for (const entry of start < stop ? range(entryOf(cache, start), entries(cache, stop)) : []) {
+      const block = sequence.tables[layer][entry], { holders, slots, found } = cache.blocks[block];
+      if (!found.length && holders.every(({ number }) => number === sequence.number)) continue;
+      const copied = take(cache, sequence, layer, entry, context); // before the other is free
+      release(cache, sequence, layer, block);
+      move(cache, sequence, layer, entry, slots, copied, context);
+    }
+  }
+
+  // The tokens of an entry, into the block that it lists now.
+  function move(cache, sequence, layer, entry, slots, block, { touch }) {
+    const { block_size } = cache.config, count = Math.min(block_size, sequence.lengths[layer] - entry * block_size);
+    for (const slot of range(0, count)) {
+      cache.blocks[block].slots[slot] = slots[slot];
+      touch("moved", cache.id, block, slot);
+    }
+  }
+
+  function put(cache, id, layer, start, count, context) {
+    const sequence = find(cache, id);
+    if (!sequence) return;
+    if (count && start < sequence.lengths[layer]) forget(cache, sequence, start);
+    ensure(cache, sequence, entries(cache, start + count), context);
+    own(cache, sequence, layer, start, start + count, context);
+    for (const position of range(start, start + count)) set(cache, sequence, layer, position, "written", context);
+    sequence.lengths[layer] = Math.max(sequence.lengths[layer], start + count);
+  }
+
+  function set(cache, sequence, layer, position, kind, { touch }) {
+    const block = sequence.tables[layer][entryOf(cache, position)], slot = slotOf(cache, position);
+    cache.blocks[block].slots[slot] = { number: sequence.number, position };
+    touch(kind, cache.id, block, slot);
+  }
+
+  function look(cache, id, layer, positions, { touch }) {
+    const sequence = find(cache, id);
+    for (const position of positions) {
+      const block = sequence?.tables[layer][entryOf(cache, position)];
+      if (block !== undefined) touch("read", cache.id, block, slotOf(cache, position));
+    }
+  }
+
+  // What an answer says of a table is so, whatever was thought.
+  function listed(cache, id, layer, blocks, context) {
+    const sequence = find(cache, id);
+    if (!sequence) return;
+    while (sequence.tables[layer].length > blocks.length) release(cache, sequence, layer, sequence.tables[layer].pop());
+    blocks.forEach((block, entry) => placed(cache, sequence, layer, entry, block, context));
+  }
+
+  function placed(cache, sequence, layer, entry, block, context) {
+    const table = sequence.tables[layer], before = table[entry];
+    if (entry > table.length || (entry < table.length && context.same(before, block))) return;
+    hold(cache, sequence, layer, block, entry);
+    if (before === undefined) return;
+    release(cache, sequence, layer, before);
+    move(cache, sequence, layer, entry, cache.blocks[before].slots, block, { touch: () => {} });
+  }
+
+  // From there on, nothing is known of a sequence's tokens any more (PREFIX-02).
+  function forget(cache, { told }, length) {
+    told.tokens.splice(length);
+    told.keys.splice(entryOf(cache, length));
+  }
+
+  const list = (told) => (isArray(told) ? numbers(told) : told);
+
+  // The keys of the full blocks of tokens: numbers, each for a block's tokens behind what the key before stands for.
+  function keysOf(cache, salt, told) {
+    const { block_size } = cache.config;
+    let before = JSON.stringify(salt);
+    return range(0, entryOf(cache, told.length)).map((entry) => {
+      const words = `${before}:${told.slice(entry * block_size, (entry + 1) * block_size)}`;
+      if (!cache.keys.has(words)) cache.keys.set(words, cache.keys.size);
+      before = cache.keys.get(words);
+      return before;
+    });
+  }
+
+  function hit(cache, told, salt) { // the longest beginning in blocks that are found, never all of it (PREFIX-01)
+    const copies = keysOf(cache, salt, told.slice(0, -1)).map((key) => cache.copies.get(key)?.[0]);
+    const none = copies.findIndex((copy) => !copy);
+    return none < 0 ? copies : copies.slice(0, none);
+  }
+
+  const prefix = {
+    ...paged,
+
+    begin(cache, { tokens: given, salt = "" }, context) {
+      const told = list(given), sequence = paged.create(cache, {}, context), copies = hit(cache, told, salt);
+      for (const copy of copies) {
+        copy.blocks.forEach((block, layer) => {
+          hold(cache, sequence, layer, block);
+          context.touch("found", cache.id, block);
+        });
+      }
+      sequence.lengths.fill(copies.length * cache.config.block_size);
+      sequence.told = { salt, tokens: told.slice(0, sequence.lengths[0]), keys: copies.map(({ key }) => key) };
+      ensure(cache, sequence, entries(cache, told.length), context);
+    },
+
+    match(cache, { tokens: told, salt = "" }, { touch }) {
+      for (const { blocks } of hit(cache, list(told), salt)) blocks.forEach((block) => touch("found", cache.id, block));
+    },
+
+    commit(cache, { sequence, tokens: given }, { touch }) {
+      const found = find(cache, sequence), told = list(given);
+      if (!found || told.length <= found.told.tokens.length) return;
+      found.told.tokens = [...told];
+      keysOf(cache, found.told.salt, told).forEach((key, entry) => {
+        if (entry < found.told.keys.length) return;
+        const copy = { key, blocks: found.tables.map((table) => table[entry]) };
+        found.told.keys.push(key);
+        if (!cache.copies.has(key)) cache.copies.set(key, []);
+        if (cache.copies.get(key).some(({ blocks }) => blocks.every((block, layer) => block === copy.blocks[layer]))) return;
+        cache.copies.get(key).push(copy);
+        for (const block of copy.blocks) {
+          cache.blocks[block].found.push(copy);
+          touch("found", cache.id, block);
+        }
+      });
+    },
+
+    reset(cache) {
+      Object.assign(cache, { waiting: [], copies: new Map() });
+      for (const block of cache.blocks) if (block) block.found = [];
+    },
+  };
+
+  Object.assign(FAMILIES, { paged, prefix });
+})();
