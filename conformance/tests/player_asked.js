@@ -3,15 +3,22 @@
   const { parse, Worlds, numbers, isArray, SIZE_CLASSES } = window.kvref;
   const trace = parse(text), worlds = new Worlds(trace), wrong = [];
   const live = (cache) => cache.sequences.filter((each) => each.live);
-  const held = (cache) => live(cache).reduce((sum, each) => sum + each.tables.flat().length, 0);
+  const held = (cache) => new Set(live(cache).flatMap(({ tables }) => tables.flat())).size;
   const tier = (cache, name) => cache.tokens.filter((token) => token.tier === name).length;
   const sequence = (cache, id) => live(cache).find((each) => each.id === id);
+  const PAGES = {
+    num_free_blocks: (cache) => cache.config.num_blocks - held(cache),
+    length: (cache, args) => sequence(cache, args.sequence).lengths[args.layer],
+    block_table: (cache, args) => sequence(cache, args.sequence).tables[args.layer],
+  };
+  const both = Object.entries(PAGES).flatMap(([name, says]) => [[`paged.${name}`, says], [`prefix.${name}`, says]]);
   const SAYS = {
-    "paged.num_free_blocks": (cache) => cache.config.num_blocks - held(cache),
-    "paged.length": (cache, args) => sequence(cache, args.sequence).lengths[args.layer],
-    "paged.block_table": (cache, args) => sequence(cache, args.sequence).tables[args.layer],
+    ...Object.fromEntries(both),
+    "prefix.match": ({ config }, _, { touched }) =>
+      config.block_size * [...touched.values()].filter((kind) => kind === "found").length / config.num_layers,
     "blocks.num_free": (pool) => pool.blocks.filter((block) => !block.held).length,
     "blocks.num_used": (pool) => pool.blocks.filter((block) => block.held).length,
+    "blocks.references": (pool, args) => pool.blocks[args.block].held,
     "contiguous.seq_len": (cache) => cache.length,
     "contiguous.capacity": (cache) => cache.capacity,
     "quantized.length": (cache, args) => cache.lengths[args.layer],

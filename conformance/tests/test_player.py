@@ -37,7 +37,7 @@ def test_what_is_drawn_is_what_the_caches_answered(player):
         assert found["wrong"] == [], path.name
         family = path.stem.rpartition("-")[2] if path.parent.name == "checks" else path.stem.partition("-")[0]
         asked[family] = asked.get(family, 0) + found["asked"]
-    for family in ("paged", "blocks", "contiguous", "quantized", "tiered", "buffers", "pooled", "engine"):
+    for family in ("paged", "prefix", "blocks", "contiguous", "quantized", "tiered", "buffers", "pooled", "engine"):
         assert asked[family] > 20, family
 
 
