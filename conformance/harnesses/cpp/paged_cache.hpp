@@ -230,7 +230,7 @@ protected:
     }
 
     std::int64_t blocks_for(std::int64_t tokens) const {
-        return (tokens - 1) / config_.block_size + (tokens > 0);  // ceil, without overflow
+        return tokens > 0 ? (tokens - 1) / config_.block_size + 1 : 0;  // ceil, without overflow
     }
 
     PagedConfig config_;
