@@ -231,6 +231,7 @@ def removing(held: Held, sequence: int, lengths: list[int], gap: range, size: in
     written = [
         (sequence, layer, entry)
         for layer, length in enumerate(lengths)
+        if length > gap.stop
         for entry in range(first, -(-(length - len(gap)) // size))
     ]
     for write in writing(held, {}, written):

@@ -141,6 +141,13 @@ class PagedMachine(Machine):
                 start = max(0, len(tokens[layer]) - back * self.stride)
                 self.put_into(child if childs else sequence, layer, start, count * self.stride, kind)
 
+    fork_again = fork
+
+    @precondition(lambda self: self.objects and len(self.model.sequences) > 2)
+    @rule(which=SEQUENCE)
+    def drop_alone(self, which: int) -> None:
+        self.call("drop", self.objects[0], sequence=self.chosen(which))
+
     @precondition(lambda self: self.objects)
     @rule(which=SEQUENCE, back=st.sampled_from((1, 2, 3, 5, 0, -1)))
     def truncate(self, which: int, back: int) -> None:
