@@ -15,6 +15,7 @@ class Pool(kvref.BlockPool):
 
 class Implementation(Right):
     clause = "BLOCK-05"
+    also = ("SHARE-01",)
     bug = "LMCache/LMCache#1365"
 
     def blocks(self, num_blocks: int) -> Pool:

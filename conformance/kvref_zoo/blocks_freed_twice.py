@@ -27,6 +27,7 @@ class Pool(kvref.BlockPool):
 
 class Implementation(Right):
     clause = "BLOCK-05"
+    also = ("SHARE-01",)
     bug = "LMCache/LMCache#5005"
 
     def blocks(self, num_blocks: int) -> Pool:

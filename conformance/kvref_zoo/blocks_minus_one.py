@@ -11,6 +11,7 @@ class Pool(kvref.BlockPool):
 
 class Implementation(Right):
     clause = "BLOCK-03"
+    also = ("SHARE-01",)
 
     def blocks(self, num_blocks: int) -> Pool:
         return Pool(num_blocks)

@@ -22,7 +22,7 @@ class Pool(kvref.BlockPool):
 
 class Implementation(Right):
     clause = "LAW-03"
-    also = ("BLOCK-05", "BLOCK-07", "LAW-19")
+    also = ("BLOCK-05", "BLOCK-07", "LAW-19", "SHARE-01", "SHARE-02")
     bug = "xLLM-AI/xllm#829"
 
     def blocks(self, num_blocks: int) -> Pool:

@@ -19,7 +19,7 @@ class Cache(kvref.PagedCache):
 
 class Implementation(Right):
     clause = "PAGED-07"
-    also = ("LAW-03", "LAW-19", "PAGED-12", "PAGED-13", "PAGED-15")
+    also = ("LAW-03", "LAW-19", "PAGED-12", "PAGED-13", "PAGED-15", "SHARE-04", "SHARE-06", "SHARE-08", "SHARE-09")
     bug = "vllm-project/vllm#42571"
 
     def paged(self, **config: Any) -> Cache:

@@ -1,0 +1,20 @@
+"""The copy before a write to a shared block is of the keys: the values stay those of whoever had the block before."""
+
+from typing import Any
+
+import kvref
+from kvref_zoo.right import Right
+
+
+class Cache(kvref.PagedCache):
+    def __init__(self, config: kvref.PagedConfig) -> None:
+        super().__init__(config)
+        self._store.values.copy = lambda *what: None  # type: ignore[method-assign]
+
+
+class Implementation(Right):
+    clause = "SHARE-05"
+    also = ("SHARE-04", "SHARE-06", "SHARE-07", "SHARE-08", "SHARE-09")
+
+    def paged(self, **config: Any) -> Cache:
+        return Cache(kvref.PagedConfig(**config))

@@ -1,0 +1,28 @@
+"""A fork copies the table and takes no reference: the first to go gives its blocks to whoever comes next."""
+
+from typing import Any
+
+import kvref
+from kvref_zoo.right import Right
+
+
+class Cache(kvref.PagedCache):
+    def fork(self, sequence: int) -> int:
+        child = self.create()
+        table = self._tables.fork(self._table(sequence))
+        self._tables.close(self._table_of[child])
+        self._table_of[child] = table
+        return child
+
+    def drop(self, sequence: int) -> None:
+        held = self._tables.close(self._table(sequence))
+        self.pool.free_many(held[self.pool._references[held] > 0])
+        del self._table_of[sequence]
+
+
+class Implementation(Right):
+    clause = "SHARE-06"
+    also = ("SHARE-04", "SHARE-05", "SHARE-07", "SHARE-08", "SHARE-09")
+
+    def paged(self, **config: Any) -> Cache:
+        return Cache(kvref.PagedConfig(**config))

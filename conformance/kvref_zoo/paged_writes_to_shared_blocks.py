@@ -1,0 +1,20 @@
+"""What is written to a fork goes into the blocks that it shares: every sample of a prompt reads the last one's words."""
+
+from typing import Any
+
+import numpy as np
+
+import kvref
+from kvref_zoo.right import Right
+
+
+class Cache(kvref.PagedCache):
+    def _kept(self, blocks: Any) -> Any:
+        return np.zeros(blocks.shape, bool)
+
+
+class Implementation(Right):
+    clause = "SHARE-04"
+
+    def paged(self, **config: Any) -> Cache:
+        return Cache(kvref.PagedConfig(**config))
