@@ -6,7 +6,7 @@ import numpy as np
 
 from kvref_conformance.checking.integers import Seen, Typed, the_same_in_any_type
 from kvref_conformance.checking.registry import check
-from kvref_conformance.checking.setup import batch_major, fitted, pair_of_tokens, tokens
+from kvref_conformance.checking.setup import at_least, batch_major, fitted, pair_of_tokens, tokens
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families.contiguous.stream import ContiguousStream
 
@@ -41,6 +41,7 @@ def tokens_go_in_any_type(subject: Subject) -> None:
 
     def going_back(typed: Typed) -> Iterator[Seen]:
         cache = typed.new("contiguous", max_seq_len=300, initial_capacity=100)
+        at_least(cache, max_seq_len=160)
         cache.append(keys, values)
         for time in range(3):
             yield f"truncate(100), time {time + 1}", typed.call(cache, "truncate", 100)
@@ -59,6 +60,7 @@ def rows_are_named_in_any_type(subject: Subject) -> None:
 
     def turning(typed: Typed) -> Iterator[Seen]:
         cache = typed.new("contiguous", batch_size=3)
+        at_least(cache, max_seq_len=2)
         cache.append(keys, values)
         rows = [*range(1, batch), 0]
         yield f"reorder({rows})", typed.call(cache, "reorder", rows)

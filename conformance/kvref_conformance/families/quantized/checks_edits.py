@@ -67,6 +67,7 @@ def layers_of_any_length_are_cut_to_one(subject: Subject) -> None:
     subject.need(num_layers=2)
     for longer in (0, 1):
         cache, _ = stepped(subject, 4)
+        at_least(cache, capacity=7)
         cache.append(longer, *pair_of_tokens(subject, 3))
         before = held_by(cache, 3)
         cache.truncate(3)
@@ -77,7 +78,7 @@ def layers_of_any_length_are_cut_to_one(subject: Subject) -> None:
 def no_more_tokens_stay_than_there_are(subject: Subject) -> None:
     cache, _ = stepped(subject, 5)
     capacity, before = cache.config["capacity"], held_by(cache, 5)
-    for length in subject.integers(6, capacity, capacity + 1, -1, -5, -6):
+    for length in subject.integers(6, max(6, capacity), capacity + 1, -1, -5, -6):
         with raises("PositionOutOfRange"):
             cache.truncate(length)
         holds(cache, before, 5, f"after truncate({length}) of 5 was refused")
@@ -90,6 +91,7 @@ def the_shortest_layer_says_how_many_may_stay(subject: Subject) -> None:
     subject.need(num_layers=2)
     for longer in (0, 1):
         cache, _ = stepped(subject, 2)
+        at_least(cache, capacity=5)
         cache.append(longer, *pair_of_tokens(subject, 3))
         before = lengths(cache)
         with raises("PositionOutOfRange"):

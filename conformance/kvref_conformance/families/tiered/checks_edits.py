@@ -15,29 +15,39 @@ from kvref_conformance.oracle.formats import AFFINE, PLAIN, SYMMETRIC
 from kvref_conformance.outcome import NotOffered
 
 LOUD = 2.0**8
+ROOM = 9
 Both = tuple[Handle, Tiers]
 
 
 def forms(subject: Subject) -> Iterator[tuple[str, dict[str, Any]]]:
     """A policy of each form (TIER-15), at every format that its newest tokens may have."""
     for dtype in formats_of(subject, "tail_dtype", *PLAIN):
-        yield f"a {dtype} tail", {"tail_dtype": dtype, "tail_length": 9, "warm_length": 2}
+        yield f"a {dtype} tail", {"tail_dtype": dtype, "tail_length": ROOM, "warm_length": 2}
     yield "a tail alone", {"tail_length": 20, "tail_dtype": tail_of(subject)}
     for name in formats_of(subject, "store_format", *AFFINE, *SYMMETRIC):
         yield f"a {name} store alone", {"tail_length": 0, "store_format": name}
     for name in formats_of(subject, "warm_format", *AFFINE, *SYMMETRIC):
-        yield f"a {name} warm tier and no tail", {"tail_length": 0, "warm_length": 9, "warm_format": name}
+        yield f"a {name} warm tier and no tail", {"tail_length": 0, "warm_length": ROOM, "warm_format": name}
 
 
 def every_form(subject: Subject) -> Iterator[tuple[str, Both]]:
-    """Caches with room for 9 tokens before any has to move on. Raises NotOffered where there is none of these forms."""
+    """Caches in which ROOM tokens more move none on. Raises NotOffered where there is none of these forms."""
     found = False
     for name, policy in forms(subject):
         with suppress(NotOffered):
-            yield name, both(subject, **policy)
+            cache, tiers = both(subject, **policy)
+            if room_left(tiers) < ROOM:
+                continue
+            yield name, (cache, tiers)
             found = True
     if not found:
-        raise NotOffered("a policy of any form")
+        raise NotOffered(f"room for {ROOM} tokens before any has to move on")
+
+
+def room_left(tiers: Tiers) -> int:
+    """How many tokens may come before any has to move on."""
+    newest: int = next(tiers.policy[name] for name in ("tail_length", "warm_length", "max_tokens") if tiers.policy[name])
+    return newest - len(tiers.tokens)
 
 
 def draft(subject: Subject, cache: Handle, tiers: Tiers, count: int) -> None:
@@ -127,14 +137,14 @@ def what_follows_is_as_if_nothing_had_gone(subject: Subject) -> None:
 
 @check("EDIT-03", "tiered")
 def policies_that_changed_before_stay_changed(subject: Subject) -> None:
-    cache, tiers = both(subject, tail_length=9, warm_length=2)
+    cache, tiers = both(subject, tail_length=ROOM, warm_length=2)
     begun = tiers.appended
     append(subject, cache, tiers, 3)
     shorter = {name: cache.config[name] - 1 for name in ("tail_length", "warm_length") if cache.config[name]}
     allowed(subject, **shorter)
     change(cache, tiers, **shorter)
-    if tiers.moved_at > begun:
-        raise NotOffered("a shorter tail that has room for what is there")
+    if tiers.moved_at > begun or room_left(tiers) < 2:
+        raise NotOffered("a shorter tail that has room for what is there, and for 2 tokens more")
     draft(subject, cache, tiers, 2)
     cache.truncate(begun + 3)
     tiers = tiers.before(begun + 3)
@@ -176,7 +186,7 @@ def what_nothing_has_moved_on_for_can_go(subject: Subject) -> None:
     append(subject, cache, tiers, 5)
     longer = cache.config["tail_length"] + 4
     allowed(subject, tail_length=longer)
-    at_least(cache, max_tokens=longer)
+    at_least(cache, max_tokens=max(longer + cache.config["warm_length"], len(tiers.tokens) + 2))
     change(cache, tiers, tail_length=longer)
     came = tiers.appended
     append(subject, cache, tiers, 2)
