@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from bugs.plant import bug, in_source
+from bugs.plant import bug, hidden, in_source
 from kvref.contiguous import ContiguousCache
 from kvref.quantized import QuantizedCache
 from kvref.slots import SlotStore
@@ -34,6 +34,7 @@ def a_length_past_the_end_is_clamped(patch):
     in_source(patch, f"{CONTIGUOUS}.truncate", "in_range(length,", "in_range(min(length, self.seq_len),")
 
 
+@hidden("contiguous", "EDIT-02")
 @bug("EDIT-02")
 def a_negative_length_counts_from_the_end(patch):
     in_source(patch, f"{CONTIGUOUS}.truncate", "in_range(length,", "in_range(length if length >= 0 else self.seq_len + length,")
@@ -78,6 +79,7 @@ def keys_are_reordered_and_values_are_not(patch):
     patch.setattr(ContiguousCache, "reorder", half)
 
 
+@hidden("contiguous", "EDIT-07")
 @bug("EDIT-07")
 def rows_are_read_that_were_overwritten(patch):
     def gather(self, buffer, chosen):
@@ -101,6 +103,7 @@ def a_batch_keeps_its_size(patch):
     in_source(patch, f"{CONTIGUOUS}.reorder", "batch_size=len(chosen))", "batch_size=self.config.batch_size)")
 
 
+@hidden("contiguous", "EDIT-08")
 @bug("EDIT-08")
 def rows_of_one_origin_are_one(patch):
     def gather(self, buffer, chosen):
@@ -128,11 +131,13 @@ def no_rows_leave_the_batch_as_it_was(patch):
     in_source(patch, f"{CONTIGUOUS}.reorder", "chosen = [", "if not len(rows):\n        return\n    chosen = [")
 
 
+@hidden("quantized", "EDIT-01")
 @bug("EDIT-01")
 def only_the_first_layer_goes_back(patch):
     in_source(patch, f"{QUANTIZED}.truncate", "[length] * self.config.num_layers", "[length, *self._lengths[1:]]")
 
 
+@hidden("quantized", "EDIT-02")
 @bug("EDIT-02")
 def the_longest_layer_says_how_many_may_stay(patch):
     in_source(patch, f"{QUANTIZED}.truncate", "min(self._lengths)", "max(self._lengths)")
@@ -169,6 +174,7 @@ def the_oldest_tokens_go_and_not_the_newest(patch):
     patch.setattr(_Tier, "take_back", take_back)
 
 
+@hidden("tiered", "EDIT-01")
 @bug("EDIT-01")
 def only_the_tail_goes_back(patch):
     in_source(patch, f"{TIERED}.truncate", "for tier in self._tiers:", "for tier in self._tiers[:1]:")
@@ -207,11 +213,13 @@ def what_went_still_counts_towards_the_most(patch):
     )
 
 
+@hidden("tiered", "EDIT-06")
 @bug("EDIT-06")
 def what_has_moved_on_is_taken_for_what_it_was(patch):
     in_source(patch, f"{TIERED}.truncate", "if length < self._moved_at:", "if length < self._next - self.total_tokens:")
 
 
+@hidden("tiered", "EDIT-06")
 @bug("EDIT-06")
 def no_token_goes_once_the_store_has_any(patch):
     in_source(patch, f"{TIERED}.truncate", "if length < self._moved_at:", "if length < self._next and len(self._tiers[2]):")
