@@ -22,8 +22,8 @@ EXAMPLES = 8  # sequences of calls a machine tries
 # What the operations of each cannot show, of all clauses that have a check in its family.
 NOT_JUDGED = {
     Paged: {"PAGED-06", "PAGED-16", "PAGED-17", "ATTN-10"},
-    Int8: {"LAW-06", "LAW-13", "QUANT-04", "QUANT-08", "ATTN-10"},
-    Fp8: {"LAW-06", "LAW-13", "QUANT-04", "ATTN-10"},
+    Int8: {"LAW-06", "LAW-13", "QUANT-04", "QUANT-08", "EDIT-01", "EDIT-02", "EDIT-03", "ATTN-10"},
+    Fp8: {"LAW-06", "LAW-13", "QUANT-04", "EDIT-01", "EDIT-02", "EDIT-03", "ATTN-10"},
     KernelAttention: set(),
     KernelPaged: set(),
     AppendOnly: {"LAW-06", "PAGED-04", "PAGED-06", "PAGED-10", "PAGED-11", "PAGED-15", "PAGED-17", "ATTN-10"},
