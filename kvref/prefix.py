@@ -188,14 +188,14 @@ class PrefixCache(PagedCache):
         Raises SequenceNotFound, TokenOutOfRange, PositionOutOfRange for more tokens than are written in every layer, and
         TokenMismatch where they are not those committed before (PREFIX-02).
         """
-        table, numbers, size = self._table(sequence), _numbers(tokens), self.config.block_size
+        table, numbers = self._table(sequence), _numbers(tokens)
         told, written = self._told[int(sequence)], int(self._tables.lengths[table].min())
         in_range(len(numbers), written + 1, PositionOutOfRange, "tokens committed")
         common = min(len(numbers), len(told.tokens))
         for at in np.flatnonzero(numbers[:common] != told.tokens[:common]):
             raise TokenMismatch(f"token at position {at}: expected {told.tokens[at]}, committed before, got {numbers[at]}")
         told.tokens = numbers if len(numbers) > common else told.tokens
-        for entry, key in enumerate(block_keys(told.tokens, size, told.salt, told.keys), len(told.keys)):
+        for entry, key in enumerate(self._keys(told.tokens, told.salt, told.keys), len(told.keys)):
             self.pool.make_findable(Found(key, self._tables.at(table, np.arange(self.config.num_layers), entry)))
             told.keys.append(key)
 
@@ -235,10 +235,13 @@ class PrefixCache(PagedCache):
         if start < stop:
             self._told[int(sequence)].cut(int(start), self.config.block_size)
 
+    def _keys(self, tokens: Tokens, salt: str, known: Sequence[bytes] = ()) -> Iterator[bytes]:
+        return block_keys(tokens, self.config.block_size, salt, known)
+
     def _find(self, tokens: Tokens, salt: str) -> list[Found]:
         """The blocks of the longest beginning that is there, from the first on (PREFIX-09): never of all tokens."""
-        size, found = self.config.block_size, list[Found]()
-        for key in block_keys(tokens[: max(0, len(tokens) - 1)], size, salt):
+        found = list[Found]()
+        for key in self._keys(tokens[: max(0, len(tokens) - 1)], salt):
             copy = self.pool.find(key)
             if copy is None:
                 break

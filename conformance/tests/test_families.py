@@ -28,7 +28,7 @@ ABSENT = {
     **{(family, "derived"): PLAIN for family in (*FUNCTIONS, "buffers")},
 }  # fmt: skip
 
-CACHES = ("contiguous", "paged", "quantized", "tiered", "pooled")
+CACHES = ("contiguous", "paged", "prefix", "quantized", "tiered", "pooled")
 EMPTY = {
     "small": (FUNCTIONS, STATELESS),
     "speaks_for": (FUNCTIONS, STATELESS),
@@ -36,12 +36,18 @@ EMPTY = {
     "several": ((*FUNCTIONS, *CACHES, "blocks", "buffers"), "no argument is a list of what it gave"),
     "formats": ((*FUNCTIONS, "blocks", "buffers", "pooled", "engine"), "none of its sizes is a format"),
     "may_be_zero": ((*FUNCTIONS, "quantized", "buffers", "pooled"), "with a size of zero it would be nothing"),
-    "holds": ((*FUNCTIONS, "contiguous", "paged", "quantized", "blocks", "buffers", "engine"), "no size is a part of another"),
+    "holds": (
+        (*FUNCTIONS, "contiguous", "paged", "prefix", "quantized", "blocks", "buffers", "engine"), "no size is a part of another",
+    ),
     "appending": ((*FUNCTIONS, "blocks", "buffers", "engine"), "no arrays of tokens are appended"),
     "counted_as": (tuple(names()), "its counts are the specification's, whatever the limits say"),
     "token_axis": (tuple(names()), "tokens come before heads and head_dim"),
 }  # fmt: skip
-FULL = {"several": {"paged"}, "counted_as": {"paged"}, "token_axis": {"contiguous"}}  # of those above that name nearly all
+FULL = {
+    "several": {"paged", "prefix"},
+    "counted_as": {"paged", "prefix"},
+    "token_axis": {"contiguous"},
+}  # of those above that name nearly all
 
 
 @pytest.mark.parametrize("field", EMPTY)

@@ -2,7 +2,8 @@
 
 from contextlib import suppress
 
-from kvref_conformance.checking.expect import equal, raises, true
+from kvref_conformance.checking.attending import even, exact, queries
+from kvref_conformance.checking.expect import equal, raises, true, within
 from kvref_conformance.checking.integers import TYPES
 from kvref_conformance.checking.registry import check
 from kvref_conformance.conversation.subject import Subject
@@ -193,8 +194,9 @@ def a_block_that_is_not_full_is_not_found(subject: Subject) -> None:
         raise NotOffered("a block that is partly filled, where its limits say block_size 1")
     tokens = prompt(2 * served.size - 1)
     served.serve(tokens)
-    for more in ([], [OTHER], [tokens[-1] + 1, OTHER]):
-        served.finds([*tokens, *more], served.size, "a prompt whose second block is not full")
+    size = served.size
+    for more in ([], [OTHER], [tokens[-1] + 1, OTHER], [0] * size, [tokens[-1]] * size):  # it may be filled up with something
+        served.finds([*tokens, *more], size, "a prompt whose second block is not full")
 
 
 @check("PREFIX-04", "prefix")
@@ -224,6 +226,19 @@ def a_hit_reads_as_a_miss(subject: Subject) -> None:
             for layer in served.layers:
                 equal(int(served.cache.length(sequence, layer)), count, f"length of layer {layer}, {round}")
             served.cache.drop(sequence)
+
+
+@check("PREFIX-12", "prefix")
+def a_hit_attends_as_a_miss(subject: Subject) -> None:
+    served = Served(subject, 24)
+    tokens, query = prompt(2 * served.size + 1), queries(subject, 1)
+    for time in ("cold", "hit"):
+        sequence = served.serve(tokens)
+        for layer in served.layers:
+            keys, values = served.computed(sequence, layer, range(len(tokens)))
+            want, bound = exact(subject, query, keys, values, scale=even(subject))
+            within(served.cache.attend(sequence, layer, query, even(subject)), want, bound, f"attention in layer {layer}, {time}")
+        served.cache.drop(sequence)
 
 
 @check("PREFIX-15", "prefix")

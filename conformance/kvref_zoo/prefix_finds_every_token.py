@@ -1,0 +1,19 @@
+"""A prompt of which every block is there is found whole: nothing is left to compute the first logits of."""
+
+from typing import Any
+
+import kvref
+from kvref.prefix import Found
+from kvref_zoo.right import Right
+
+
+class Cache(kvref.PrefixCache):
+    def _find(self, tokens: list[int], salt: str) -> list[Found]:
+        return super()._find([*tokens, 0], salt)
+
+
+class Implementation(Right):
+    clause = "PREFIX-01"
+
+    def prefix(self, **config: Any) -> Cache:
+        return Cache(kvref.PagedConfig(**config))

@@ -1,0 +1,25 @@
+"""A block that was taken for other tokens is still found by those that it held before."""
+
+from typing import Any
+
+import kvref
+from kvref.prefix import FindablePool
+from kvref_zoo.right import Right
+
+
+class Pool(FindablePool):
+    def _lose(self, block: int) -> None:
+        """Nothing."""
+
+
+class Cache(kvref.PrefixCache):
+    def __init__(self, config: kvref.PagedConfig) -> None:
+        super().__init__(config)
+        self.pool = Pool(config.num_blocks)
+
+
+class Implementation(Right):
+    clause = "PREFIX-07"
+
+    def prefix(self, **config: Any) -> Cache:
+        return Cache(kvref.PagedConfig(**config))

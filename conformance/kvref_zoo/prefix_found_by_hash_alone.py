@@ -1,0 +1,24 @@
+"""Blocks are found by a hash that is easily made to collide, and nothing is compared: a prompt gets another one's blocks."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import kvref
+from kvref_zoo.right import Right
+
+
+class Cache(kvref.PrefixCache):
+    def _keys(self, tokens: list[int], salt: str, known: Sequence[bytes] = ()) -> Iterator[bytes]:
+        size, key = self.config.block_size, known[-1] if known else salt.encode()
+        for start in range(len(known) * size, len(tokens) - size + 1, size):
+            number = hash((int.from_bytes(key, "little"), *tokens[start : start + size]))
+            key = number.to_bytes(8, "little", signed=True)
+            yield key
+
+
+class Implementation(Right):
+    clause = "PREFIX-03"
+    bug = "openvinotoolkit/openvino.genai#3722"
+
+    def prefix(self, **config: Any) -> Cache:
+        return Cache(kvref.PagedConfig(**config))

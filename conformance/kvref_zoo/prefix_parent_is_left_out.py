@@ -1,0 +1,21 @@
+"""A block is known by its own tokens: it is found behind any others."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import kvref
+from kvref_zoo.right import Right
+
+
+class Cache(kvref.PrefixCache):
+    def _keys(self, tokens: list[int], salt: str, known: Sequence[bytes] = ()) -> Iterator[bytes]:
+        size = self.config.block_size
+        for start in range(len(known) * size, len(tokens) - size + 1, size):
+            yield from super()._keys(tokens[start : start + size], salt)
+
+
+class Implementation(Right):
+    clause = "PREFIX-03"
+
+    def prefix(self, **config: Any) -> Cache:
+        return Cache(kvref.PagedConfig(**config))

@@ -1,0 +1,19 @@
+"""What was computed with one adapter is found for requests with another, or with none."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import kvref
+from kvref_zoo.right import Right
+
+
+class Cache(kvref.PrefixCache):
+    def _keys(self, tokens: list[int], salt: str, known: Sequence[bytes] = ()) -> Iterator[bytes]:
+        return super()._keys(tokens, "", known)
+
+
+class Implementation(Right):
+    clause = "PREFIX-03"
+
+    def prefix(self, **config: Any) -> Cache:
+        return Cache(kvref.PagedConfig(**config))

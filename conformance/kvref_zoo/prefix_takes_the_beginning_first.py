@@ -1,0 +1,28 @@
+"""Of a prompt that nobody holds the first block is taken first: what is left of it is never found again."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import kvref
+from kvref.prefix import FindablePool
+from kvref_zoo.right import Right
+
+
+class Pool(FindablePool):
+    def _give_back(self, blocks: NDArray[np.int32]) -> None:
+        super()._give_back(blocks[::-1])
+
+
+class Cache(kvref.PrefixCache):
+    def __init__(self, config: kvref.PagedConfig) -> None:
+        super().__init__(config)
+        self.pool = Pool(config.num_blocks)
+
+
+class Implementation(Right):
+    clause = "PREFIX-08"
+
+    def prefix(self, **config: Any) -> Cache:
+        return Cache(kvref.PagedConfig(**config))

@@ -1,0 +1,18 @@
+"""A sequence that holds a block alone writes to it, though others may find it by what it held before."""
+
+from typing import Any
+
+import kvref
+from kvref_zoo.right import Right
+
+
+class Cache(kvref.PrefixCache):
+    _kept = kvref.PagedCache._kept
+    _others = kvref.PagedCache._others
+
+
+class Implementation(Right):
+    clause = "PREFIX-14"
+
+    def prefix(self, **config: Any) -> Cache:
+        return Cache(kvref.PagedConfig(**config))
