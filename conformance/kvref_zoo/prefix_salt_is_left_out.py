@@ -14,6 +14,7 @@ class Cache(kvref.PrefixCache):
 
 class Implementation(Right):
     clause = "PREFIX-03"
+    also = ("PREFIX-13",)
 
     def prefix(self, **config: Any) -> Cache:
         return Cache(kvref.PagedConfig(**config))

@@ -7,7 +7,7 @@ from kvref_conformance.checking.expect import equal, raises, true, within
 from kvref_conformance.checking.integers import TYPES
 from kvref_conformance.checking.registry import check
 from kvref_conformance.conversation.subject import Subject
-from kvref_conformance.families.prefix.served import Served, prompt
+from kvref_conformance.families.prefix.served import Served, declared_order, prompt
 from kvref_conformance.outcome import NotOffered
 
 OTHER = 77  # a token that no prompt has
@@ -30,15 +30,16 @@ def one_token_is_always_left(subject: Subject) -> None:
     served = Served(subject)
     for blocks in (1, 2, 3):
         tokens = prompt(blocks * served.size, blocks)
-        served.seen(tokens)
+        served.there(tokens)
         served.finds(tokens, (blocks - 1) * served.size, f"a prompt of {blocks} full blocks, all of which are there")
 
 
 @check("PREFIX-01", "prefix")
 def what_begins_has_room_for_all_its_tokens(subject: Subject) -> None:
+    declared_order(subject)
     served = Served(subject)
     cache, size, layers = served.cache, served.size, len(served.layers)
-    served.seen(prompt(2 * size))
+    served.there(prompt(2 * size))
     for tokens in (prompt(2 * size + 1), prompt(4 * size), prompt(size + 1, 2), []):
         sequence, hit = served.begin(tokens)
         entries = -(-len(tokens) // size)
@@ -55,7 +56,7 @@ def prompts_share_as_much_as_they_have_in_common(subject: Subject) -> None:
     served = Served(subject, 16)
     size, tokens = served.size, prompt(3 * served.size)
     longer, branch = [*tokens[: 2 * size], *prompt(size, 2)], [*tokens[:size], *prompt(size, 3)]
-    served.seen(tokens, longer, branch)
+    served.there(tokens, longer, branch)
     for each, blocks in ((tokens, 3), (longer, 3), (branch, 2), ([*tokens[: 2 * size], *prompt(size, 4)], 2)):
         served.finds([*each, OTHER], blocks * size, f"a prompt of which {blocks} blocks are there")
 
@@ -128,15 +129,17 @@ def what_is_written_over_is_committed_anew(subject: Subject) -> None:
     served.told[sequence] = again, ""
     served.write(sequence, start, 2 * size)
     served.cache.commit(sequence, again[: 2 * size])
+    with suppress(NotOffered):
+        declared_order(subject)
+        equal(served.match([*tokens, OTHER]), 2 * size, "match of tokens that were written over")
     served.finds(again, 2 * size, "tokens written over others")
-    served.finds([*tokens, OTHER], 2 * size, "tokens that were written over")
 
 
 @check("PREFIX-03", "prefix")
 def any_other_token_is_another_prompt(subject: Subject) -> None:
     served = Served(subject)
     tokens = prompt(3 * served.size)
-    served.seen(tokens)
+    served.there(tokens)
     for at in range(len(tokens)):
         other = [*tokens[:at], OTHER, *tokens[at + 1 :], OTHER]
         served.finds(other, at // served.size * served.size, f"a prompt with another token at position {at}")
@@ -147,7 +150,7 @@ def a_block_is_found_behind_its_own_beginning_only(subject: Subject) -> None:
     served = Served(subject, 16)
     size = served.size
     a, b, c = (prompt(size, which) for which in (1, 2, 3))
-    served.seen([*a, *b], [*c, *a])
+    served.there([*a, *b], [*c, *a])
     for blocks, found in (([b], 0), ([a, a], 1), ([b, a], 0), ([c, b], 1), ([a, b, a], 2), ([c, a, b], 2)):
         tokens = [token for block in blocks for token in block]
         served.finds([*tokens, OTHER], found * size, f"a prompt of which {found} blocks are there")
@@ -159,7 +162,7 @@ def a_salt_keeps_prompts_apart(subject: Subject) -> None:
     tokens, size = prompt(2 * served.size), served.size
     for salt in ("", "a", "b"):
         equal(served.match([*tokens, OTHER], salt), 0, f"match with the salt {salt!r}, before it was used")
-        served.seen(tokens, salt=salt)
+        served.there(tokens, salt=salt)
         served.finds([*tokens, OTHER], 2 * size, f"the prompt with the salt {salt!r}", salt)
     for salt in ("A", "ab", "a ", "0", "é"):
         served.finds([*tokens, OTHER], 0, f"a prompt with the salt {salt!r}", salt)
@@ -179,11 +182,10 @@ def tokens_that_hash_alike_are_not_alike(subject: Subject) -> None:
         twos = (((3, 9), (9, 3)), ((3, 9), (4, 8)), ((3, 9), (2, 8)), ((1, 0), (0, 31)), ((1, 23), (12, 3)), ((7, 7), (8, 8)))
         pairs += [([*one, *rest], [*other, *rest]) for one, other in twos]
     for one, other in pairs:
-        served.seen(one)
+        served.there(one)
         served.finds([*other, OTHER], 0, f"{other}, where {one} was committed")
         served.finds([*one, OTHER], size, f"{one}")
-        with suppress(NotOffered):
-            served.cache.reset()
+        served.release()
 
 
 @check("PREFIX-04", "prefix")

@@ -39,6 +39,7 @@ def matching_leaves_the_order_as_it_is(subject: Subject) -> None:
 
 @check("PREFIX-05", "prefix")
 def matching_takes_nothing(subject: Subject) -> None:
+    declared_order(subject)
     served = Served(subject)
     tokens = blocks(served, 1, 2, 3)
     served.seen(tokens)
@@ -154,7 +155,7 @@ def a_block_in_use_is_never_taken(subject: Subject) -> None:
     subject.need(sequences=2)
     served = exactly(subject, 4)
     tokens, cache = blocks(served, 1, 2), served.cache
-    served.seen(tokens, blocks(served, 3))
+    served.seen(tokens)
     sequence, hit = served.begin([*tokens[: served.size + 1]])
     equal(hit, served.size, "the hit of a prompt")
     other = served.taking(2)
@@ -251,6 +252,7 @@ def reset_forgets_everything(subject: Subject) -> None:
 
 @check("PREFIX-13", "prefix")
 def what_is_found_is_no_room_for_the_rest(subject: Subject) -> None:
+    declared_order(subject)
     subject.need(sequences=2)
     served = exactly(subject, 4)
     tokens, cache = blocks(served, 1, 2), served.cache
@@ -301,6 +303,7 @@ def blocks_that_others_hold_need_no_room(subject: Subject) -> None:
 
 @check("PREFIX-14", "prefix")
 def what_can_be_found_is_never_written_to(subject: Subject) -> None:
+    declared_order(subject)
     subject.need(sequences=2)
     for at in (0, 1, 2):
         served = Served(subject)
@@ -323,10 +326,10 @@ def what_can_be_found_is_never_written_to(subject: Subject) -> None:
 
 @check("PREFIX-14", "prefix")
 def what_was_found_is_never_written_to(subject: Subject) -> None:
-    subject.need(sequences=2)
+    subject.need(sequences=3)
     served = Served(subject)
     tokens, size, cache = blocks(served, 1, 2), served.size, served.cache
-    served.seen(tokens)
+    served.there(tokens)
     sequence, hit = served.begin([*tokens, OTHER])
     equal(hit, 2 * size, "the hit of a prompt")
     for layer in served.layers:
@@ -336,6 +339,7 @@ def what_was_found_is_never_written_to(subject: Subject) -> None:
 
 @check("PREFIX-14", "prefix")
 def what_can_be_found_is_never_removed_or_cut(subject: Subject) -> None:
+    declared_order(subject)
     subject.need(sequences=2)
     for name in ("truncate", "remove"):
         served = Served(subject)

@@ -45,6 +45,7 @@ class Served:
         self.size: int = self.cache.config["block_size"]
         self.layers = layers_of(self.cache)
         self.told: dict[int, tuple[list[int], str]] = {}  # what each sequence was begun with
+        self.held: list[int] = []  # sequences that keep something there
 
     def match(self, tokens: Tokens, salt: str = "") -> int:
         return int(self.cache.match(list(tokens), *([salt] if salt else [])))
@@ -79,6 +80,19 @@ class Served:
         """Prompts that were served and dropped, one after the other."""
         for tokens in prompts:
             self.cache.drop(self.serve(tokens, salt))
+
+    def there(self, *prompts: Tokens, salt: str = "") -> None:
+        """Prompts that can be found from now on: seen, and held as well where nobody knows which block is taken next."""
+        if not self.subject.limits.switch(self.subject.family, "other_eviction_order"):
+            self.seen(*prompts, salt=salt)
+            return
+        self.subject.need(sequences=len(self.held) + len(prompts) + 1)
+        self.held += [self.serve(tokens, salt) for tokens in prompts]
+
+    def release(self) -> None:
+        """Drop what is held so that it is there."""
+        while self.held:
+            self.cache.drop(self.held.pop())
 
     def look(self, sequence: int, count: int, what: str) -> None:
         """So many tokens are what a model would have computed of them."""

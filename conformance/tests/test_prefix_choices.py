@@ -1,0 +1,144 @@
+"""Prefix caches that choose otherwise than kvref's where the clauses leave a choice: none of them is ever blamed."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+import kvref
+from kvref.blocks import BlockPool
+from kvref.prefix import FindablePool
+from kvref_conformance.implementations.backends import OnBackend
+from kvref_conformance.judging.asked import Effort
+from kvref_conformance.judging.judge import Judge, select
+
+
+class FindsTheNewest(FindablePool):
+    """Of several copies."""
+
+    def find(self, key):
+        found = self._found.get(key)
+        return found[-1] if found else None
+
+
+class ForgetsWhatFollows(FindablePool):
+    """What lies behind a block that was lost cannot be found again, as in a tree."""
+
+    def __init__(self, num_blocks):
+        super().__init__(num_blocks)
+        self.behind = {}
+
+    def _lose(self, block):
+        lost = [found.key for found in self._parts[block]]
+        super()._lose(block)
+        while lost:
+            key = lost.pop()
+            if key not in self._found:
+                for follower in self.behind.get(key, ()):
+                    for found in list(self._found.get(follower, ())):
+                        lost.append(follower)
+                        self._forget(found)
+
+    def _forget(self, found):
+        self._found[found.key].remove(found)
+        if not self._found[found.key]:
+            del self._found[found.key]
+        for block in found.blocks.tolist():
+            self._parts[block].remove(found)
+            if not self._parts[block]:
+                del self._parts[block]
+                if block in self._waiting:
+                    del self._waiting[block]
+                    BlockPool._give_back(self, np.array([block], np.int32))
+
+
+class TakesTheNewest(FindablePool):
+    def _take(self, count):
+        taken = []
+        while len(taken) < count:
+            if self._waiting:
+                block, _ = self._waiting.popitem()
+                self._lose(block)
+                taken.append(block)
+            else:
+                taken += BlockPool._take(self, 1).tolist()
+        return np.array(taken, np.int32)
+
+
+class TakesAny(FindablePool):
+    def _take(self, count):
+        rng, taken = np.random.default_rng(self.num_free), []
+        while len(taken) < count:
+            if self._waiting and (rng.random() < 0.5 or not BlockPool.num_free.fget(self)):
+                block = int(rng.choice(list(self._waiting)))
+                del self._waiting[block]
+                self._lose(block)
+                taken.append(block)
+            else:
+                taken += BlockPool._take(self, 1).tolist()
+        return np.array(taken, np.int32)
+
+
+class Merges(kvref.PrefixCache):
+    """Equal blocks become one when they are committed: the one that is there."""
+
+    def commit(self, sequence, tokens):
+        known = len(self._told[int(sequence)].keys) if int(sequence) in self._told else 0
+        super().commit(sequence, tokens)
+        table, layers = self._table(sequence), range(self.config.num_layers)
+        for entry, key in enumerate(self._told[int(sequence)].keys[known:], known):
+            there, own = self.pool.find(key), self._tables.at(table, np.arange(len(layers)), entry)
+            if there is not None and not np.array_equal(there.blocks, own):
+                mine = next(found for found in self.pool._found[key] if np.array_equal(found.blocks, own))
+                ForgetsWhatFollows._forget(self.pool, mine)
+                self.pool.share_many(there.blocks)
+                for layer, block in zip(layers, there.blocks.tolist(), strict=True):
+                    self._tables.replace(table, layer, entry, block)
+                self.pool.free_many(own)
+
+
+class Tree(kvref.PrefixCache):
+    def commit(self, sequence, tokens):
+        super().commit(sequence, tokens)
+        keys = self._told[int(sequence)].keys
+        for one, other in pairwise(keys):
+            self.pool.behind.setdefault(one, set()).add(other)
+
+
+class MergingTree(Tree, Merges):
+    pass
+
+
+class TakesAnyOfATree(ForgetsWhatFollows, TakesAny):
+    pass
+
+
+ANY_ORDER = {"other_eviction_order": True}
+CHOICES = {
+    "the newest copy": (kvref.PrefixCache, FindsTheNewest, {}), "merges": (Merges, FindablePool, {}),
+    "merges with the newest": (Merges, FindsTheNewest, {}), "a tree": (Tree, ForgetsWhatFollows, {}),
+    "the newest goes first": (kvref.PrefixCache, TakesTheNewest, ANY_ORDER), "any goes": (kvref.PrefixCache, TakesAny, ANY_ORDER),
+    "any goes of a tree that merges": (MergingTree, TakesAnyOfATree, ANY_ORDER),
+}  # fmt: skip
+
+
+def judged(choice):
+    cache, pool, limits = CHOICES[choice]
+
+    class Chosen(OnBackend):
+        def prefix(self, **config):
+            made = cache(kvref.PagedConfig(**config), self.backend)
+            made.pool = pool(config["num_blocks"])
+            return made
+
+    chosen = Chosen(kvref.reference)
+    chosen.limits = limits
+    return Judge(chosen, Effort(examples=60))
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_it_is_not_blamed(choice):
+    judge = judged(choice)
+    for clause, checks in select("PREFIX-*,PAGED-*,LAW-03", "prefix").items():
+        failed = [outcome for outcome in judge.clause(checks) if outcome.verdict == "failed"]
+        assert not failed, (clause.id, failed)
