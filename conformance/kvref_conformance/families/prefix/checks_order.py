@@ -174,7 +174,9 @@ def without_what_came_before_nothing_is_found(subject: Subject) -> None:
     cache.write(sequence, 0, 0, *pair_of_tokens(subject, 1))  # goes to a copy: the block that is found is nobody's
     for layer in served.layers[1:]:
         cache.write(sequence, layer, 0, *pair_of_tokens(subject, 1))
-    equal(found(served, tokens), [3], "blocks found after the first one's sequence has a copy")
+    with suppress(NotOffered):
+        declared_order(subject)
+        equal(found(served, tokens), [3], "blocks found after the first one's sequence has a copy")
     served.taking(2)
     equal(found(served, tokens), [0], "blocks found after the first one was taken, while a sequence holds the others")
 

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import numpy as np
-
 from kvref_conformance.checking.expect import equal, pair, true
 from kvref_conformance.checking.real import affordable
 from kvref_conformance.checking.registry import check
@@ -45,10 +43,9 @@ def hundreds_of_sequences_share_a_long_prefix(subject: Subject) -> None:
     for sequence in many[:: max(1, count // 4)]:
         served.look(sequence, len(tokens) + 1, "a sequence that shares a prefix")
     for sequence in many:
-        length = len(tokens) + 1
-        ends = served.cache.read(sequence, 0, [0, length - 2, length - 1])
-        want = [np.concatenate([part[:1], part[-2:]]) for part in served.computed(sequence, 0, range(length))]
-        pair(ends, (want[0], want[1]), "the ends of a sequence that shares a prefix")
+        ends = [0, len(tokens) - 1, len(tokens)]
+        want = served.computed(sequence, 0, ends)
+        pair(served.cache.read(sequence, 0, ends), want, "the ends of a sequence that shares a prefix")
         served.cache.drop(sequence)
     equal(served.match([*tokens, 0]), len(tokens), "match of a prefix that hundreds shared, and nobody holds")
 
@@ -75,11 +72,11 @@ def blocks_are_found_and_taken_in_thousands(subject: Subject) -> None:
 
 
 @check("LAW-18", "prefix", real=True)
-def a_prefix_cache_serves_thousands_of_prompts(subject: Subject) -> None:
+def a_prefix_cache_serves_a_thousand_prompts(subject: Subject) -> None:
     """Which are found depends on the order in which blocks are taken; what is found has to be right in any."""
     served = serving(subject, 1024, num_layers=2, head_dim=32)
     longest = min(40 * served.size, room(served.cache) * served.size // 4)
-    for round in range(affordable(subject, 3000, longest)):
+    for round in range(affordable(subject, 1000, longest)):
         branch, cut = int(subject.rng.integers(1, 40)), int(subject.rng.integers(1, longest))
         tokens = [*prompt(cut // 2, 1 + branch % 5), *prompt(cut - cut // 2, 10 + branch)]
         sequence, hit = served.begin(tokens)

@@ -63,10 +63,10 @@ class Served:
         for layer in self.layers if layers is None else layers:
             self.cache.write(sequence, layer, start, *self.computed(sequence, layer, range(start, stop)))
 
-    def computed(self, sequence: int, layer: int, positions: range) -> tuple[NDArray, NDArray]:
+    def computed(self, sequence: int, layer: int, positions: Sequence[int]) -> tuple[NDArray, NDArray]:
         tokens, salt = self.told[sequence]
         heads, dim = self.cache.config["num_kv_heads"], self.cache.config["head_dim"]
-        return pair_of_content(streams(tokens, salt)[positions.start : positions.stop], layer, positions, heads, dim)
+        return pair_of_content(streams(tokens, salt)[list(positions)], layer, positions, heads, dim)
 
     def serve(self, tokens: Tokens, salt: str = "") -> int:
         """A sequence that has these tokens, found or written, and committed."""
