@@ -10,6 +10,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import kvref
+import pictures_sharing
 from kvref import (
     ContiguousCache,
     ContiguousConfig,
@@ -284,6 +285,5 @@ def classes() -> plt.Figure:
     return figure
 
 
-PICTURES: dict[str, Callable[[], plt.Figure]] = {
-    draw.__name__: draw for draw in (without, capacity, fragmentation, memory, codes, errors, tail, classes)
-}
+DRAWN = (without, capacity, fragmentation, *pictures_sharing.PICTURES, memory, codes, errors, tail, classes)
+PICTURES: dict[str, Callable[[], plt.Figure]] = {draw.__name__: draw for draw in DRAWN}

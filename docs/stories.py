@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import stories_sharing
 
+import stories_sharing
 from kvref_conformance.checking.expect import raises
 from kvref_conformance.conversation.handle import Handle
 from kvref_conformance.conversation.trace import file

@@ -44,7 +44,7 @@ def sharing(tell: Told) -> None:
     d = cache.create()
     cache.ensure_capacity(d, 6)
     cache.block_table(d, 0)
-    tell("B is to change its fourth token, which lies in a block of C's too. None is free for a copy: nothing changes (SHARE-07).")
+    tell("B is to change its fourth token, in a block that is C's too. None is free for a copy, and nothing changes (SHARE-07).")
     with raises("OutOfBlocks"):
         cache.write(b, 0, 3, tell.tokens(1, 1, 2), tell.tokens(1, 1, 2))
     tell("C ends. Now B is alone with its blocks, and needs no copy.")

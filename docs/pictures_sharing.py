@@ -1,0 +1,100 @@
+"""The pictures of "Sequences that share", measured on kvref's own caches: see pictures.py."""
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from kvref import PagedCache, PagedConfig, PrefixCache
+from kvref.attention import attention
+from kvref.rotary import Rotary
+
+ONE = {"num_layers": 1, "num_kv_heads": 1, "head_dim": 1}
+SHARED, ALONE = "#2f7fd1", "#b3261e"
+
+
+def samples(prompt: int = 1000, answer: int = 100) -> plt.Figure:
+    """Blocks of 16 that samples of one prompt take, each with an answer: as forks, and as sequences of their own."""
+    numbers, forks, alone = [1, 2, 4, 8, 16, 24, 32, 48, 64], list[int](), list[int]()
+    told, said = (np.zeros((count, 1, 1), np.float32) for count in (prompt, answer))
+    for count in numbers:
+        cache = PagedCache(PagedConfig(num_blocks=count * 70, **ONE))
+        first = cache.create()
+        cache.write(first, 0, 0, told, told)
+        for sample in [first, *(cache.fork(first) for _ in range(count - 1))]:
+            cache.write(sample, 0, prompt, said, said)
+        forks.append(cache.pool.num_used)
+        cache = PagedCache(PagedConfig(num_blocks=count * 70, **ONE))
+        for _ in range(count):
+            cache.ensure_capacity(cache.create(), prompt + answer)
+        alone.append(cache.pool.num_used)
+    figure, axes = plt.subplots(figsize=(7, 3.4))
+    axes.plot(numbers, alone, color=ALONE, marker="o", markersize=3, label="each with a prompt of its own")
+    axes.plot(numbers, forks, color=SHARED, marker="o", markersize=3, label="forks")
+    axes.set(xlabel="samples of one prompt of 1000 tokens, 100 tokens each", ylabel="blocks of 16, one layer", ylim=(0, None))
+    axes.legend()
+    return figure
+
+
+LENGTH, WIDTH = 256, 64
+
+
+def turned() -> plt.Figure:
+    """Error of attention after tokens of the middle were removed: the mean over queries of |out - never| / |never|."""
+    rng, rotary = np.random.default_rng(4), Rotary(WIDTH)
+    plain, values = rng.normal(size=(2, LENGTH, 1, WIDTH)).astype(np.float32)
+    wanted = plain[rng.integers(0, 64, size=100)] + 0.5 * rng.normal(size=(100, 1, WIDTH)).astype(np.float32)
+
+    def at(rows: np.ndarray, first: int = 0) -> np.ndarray:  # rows as they are at positions from the first on
+        return np.concatenate([rotary.turned(row[None], first + number) for number, row in enumerate(rows)])
+
+    removed, errors = [1, 2, 4, 8, 16, 32, 64, 128], {"keys left as they were": list[float](), "keys turned back": list[float]()}
+    for count in removed:
+        start, stop = 64, 64 + count
+        kept = np.r_[0:start, stop:LENGTH]
+        query = np.concatenate([rotary.turned(row[None], LENGTH - count) for row in wanted])
+        never = np.asarray(attention(query, at(plain[kept]), values[kept]), np.float64)
+        for name, measured in errors.items():
+            cache = PagedCache(PagedConfig(num_blocks=16, **ONE | {"head_dim": WIDTH}))
+            sequence = cache.create()
+            cache.write(sequence, 0, 0, at(plain), values)
+            cache.remove(sequence, start, stop, **({"theta": rotary.theta} if "back" in name else {}))
+            out = np.asarray(cache.attend(sequence, 0, query), np.float64)
+            measured.append(float((np.linalg.norm(out - never, axis=-1) / np.linalg.norm(never, axis=-1)).mean()))
+    figure, axes = plt.subplots(figsize=(7, 3.4))
+    for (name, measured), colour in zip(errors.items(), (ALONE, SHARED), strict=True):
+        axes.plot(removed, measured, color=colour, marker="o", markersize=3, label=name)
+    axes.set(xscale="log", yscale="log", xlabel="tokens removed, of 256", ylabel="relative error of attention", ylim=(1e-8, 10))
+    axes.set_xticks(removed, [str(count) for count in removed])
+    axes.minorticks_off()
+    axes.legend(loc="center right")
+    return figure
+
+
+USERS, TURNS, INSTRUCTIONS = 12, 6, 128
+
+
+def hits() -> plt.Figure:
+    """Share of the prompts' tokens that are found, against the blocks of the pool, which serves one request after the other."""
+    pools, shares = [64, 96, 128, 192, 256, 320, 384, 448, 512, 640], list[float]()
+    for num_blocks in pools:
+        rng = np.random.default_rng(7)
+        said = [list(range(INSTRUCTIONS)) for _ in range(USERS)]
+        cache, found, told = PrefixCache(PagedConfig(num_blocks=num_blocks, **ONE)), 0, 0
+        for user in rng.permutation(np.repeat(np.arange(USERS), TURNS)):
+            said[user] += rng.integers(1000, 100_000, size=rng.integers(20, 60)).tolist()  # what the user asks
+            sequence = cache.begin(said[user])
+            hit = cache.length(sequence, 0)
+            found, told = found + hit, told + len(said[user])
+            said[user] += rng.integers(1000, 100_000, size=rng.integers(40, 100)).tolist()  # what the model says
+            rows = np.zeros((len(said[user]) - hit, 1, 1), np.float32)
+            cache.write(sequence, 0, hit, rows, rows)
+            cache.commit(sequence, said[user])
+            cache.drop(sequence)
+        shares.append(found / told)
+    figure, axes = plt.subplots(figsize=(7, 3.4))
+    axes.plot(pools, shares, color=SHARED, marker="o", markersize=3)
+    axes.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
+    axes.set(xlabel="blocks of 16 in the pool, one layer", ylabel="prompt tokens found", ylim=(0, 1))
+    return figure
+
+
+PICTURES = (samples, turned, hits)
