@@ -72,23 +72,27 @@
     },
   };
 
+  const times = (references) => (references > 1 ? ` · ×${references}` : "");
   const isHeld = (cache, number) => cache.blocks[number].holders.length > 0;
   const isWaiting = (cache, number) => !isHeld(cache, number) && cache.blocks[number].found.length > 0;
 
   // Slots of a block with tokens that somebody may read: now, or once it is found.
   function filled(cache, number) {
-    const { block_size } = cache.config, { holders } = cache.blocks[number];
-    const most = Math.max(0, ...holders.map((each) => cache.sequences[each.number].lengths[each.layer] - each.entry * block_size));
-    return isWaiting(cache, number) ? block_size : Math.min(block_size, most);
+    const { block_size } = cache.config;
+    if (isWaiting(cache, number)) return block_size;
+    const lengths = cache.blocks[number].holders.map(({ number: holder, layer, entry }) =>
+      cache.sequences[holder].lengths[layer] - entry * block_size);
+    return Math.min(block_size, Math.max(0, ...lengths));
   }
 
-  // A B ×2, with its layer, and whether it can be found.
+  // "A, B layer 0 · ×2 · can be found"
   function whose(cache, number) {
-    const { holders, found } = cache.blocks[number], layered = cache.config.num_layers > 1;
+    const { holders, found } = cache.blocks[number];
     if (!holders.length) return found.length ? "waits to be found" : "free";
-    const names = [...new Set(holders.map((each) => letter(each.number)))], count = holders.length > 1 ? ` · ×${holders.length}` : "";
-    const layer = layered ? ` layer ${holders[0].layer}` : "";
-    return `${names.slice(0, 4).join(", ")}${names.length > 4 ? "…" : ""}${layer}${count}${found.length ? " · can be found" : ""}`;
+    const names = [...new Set(holders.map((each) => letter(each.number)))];
+    const named = `${names.slice(0, 4).join(", ")}${names.length > 4 ? "…" : ""}`;
+    const layer = cache.config.num_layers > 1 ? ` layer ${holders[0].layer}` : "";
+    return `${named}${layer}${times(holders.length)}${found.length ? " · can be found" : ""}`;
   }
 
   function boxClasses(world, cache, number) {
@@ -121,9 +125,10 @@
 
   const blocks = {
     draw(pool, world) {
-      const boxes = pool.blocks.slice(0, MOST).map((block, number) => box(String(number),
-        `${block.held ? hue(block.times - 1) : "kv-free"} ${block.held > 1 ? "kv-shared" : ""} ${mark(world, pool.id, number) ?? ""}`,
-        element("span", "kv-quiet", heldBy(block))));
+      const boxes = pool.blocks.slice(0, MOST).map((block, number) => {
+        const classes = `${block.held ? hue(block.times - 1) : "kv-free"} ${block.held > 1 ? "kv-shared" : ""}`;
+        return box(String(number), `${classes} ${mark(world, pool.id, number) ?? ""}`, element("span", "kv-quiet", heldBy(block)));
+      });
       return [element("div", "kv-boxes", ...boxes), more(pool.blocks.length - MOST)];
     },
     describe(pool) {
@@ -133,8 +138,7 @@
     },
   };
 
-  const heldBy = ({ held, times }) =>
-    held ? `held, owner ${times}${held > 1 ? ` · ×${held}` : ""}` : times ? "free again" : "free";
+  const heldBy = ({ held, times: owner }) => (held ? `held, owner ${owner}${times(held)}` : owner ? "free again" : "free");
 
   const contiguous = {
     draw(cache, world) {
