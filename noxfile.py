@@ -43,7 +43,10 @@ MUTATED = (
     "formats", "blocks", "buffers", "contiguous", "paged", "prefix", "rotary", "quantized", "tiered", "pooled", "rows", "attention",
     "inputs",
 )  # fmt: skip
-THEIRS = ("transformers-dynamic", "transformers-static", "transformers-generate", "llama.cpp", "ml_dtypes", "torch-float8")
+THEIRS = (
+    "transformers-dynamic", "transformers-static", "transformers-paged", "transformers-generate", "llama.cpp", "ml_dtypes",
+    "torch-float8",
+)  # fmt: skip
 # Engines that other people wrote, and what pip installs for each; torch has to be the first where it is needed (see `theirs`).
 # The implementations that are judged with one are those of pyproject.toml that are called as it is, or NAME-something.
 ENGINES = {

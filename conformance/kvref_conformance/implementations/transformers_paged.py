@@ -1,0 +1,275 @@
+"""Hugging Face transformers' PagedAttentionCache, the one behind continuous batching, as a paged cache and as one of prefixes.
+
+What is called is the cache's own: what its scheduler and its batches call, in their order. It keeps block tables and what is
+shared; lengths and tokens are its caller's to keep (a RequestState), and here the adapter's. A forward pass writes a layer after
+the other, so that each has a length.
+
+- `create` lets in a request of no tokens, `ensure_capacity` and `write` make room by `can_store_request_tokens`.
+- `write` and `gather` are `extend_read_and_write_indices` and `update`; a request is written to at its end only.
+- `fork` is `prepare_fork_request` and `perform_cache_copy`; `drop` is `free_blocks`.
+- `begin` is `search_prefix_match`, `match` what that looks up, `commit` is `mark_complete_blocks`, `reset` is `reset`.
+
+Blocks kept for their content are not in its pool. Where there is no room without them the scheduler evicts them all; so does
+this, where it helps, and counts them as free until then. What the library leaves to its caller, to know which tokens a request
+has and whether any requests live, is *not offered*.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import torch
+import transformers
+from transformers import ContinuousBatchingConfig, LlamaConfig
+from transformers.generation.continuous_batching.cache import PagedAttentionCache
+from transformers.generation.continuous_batching.distributed import DistributedHelper
+from transformers.generation.continuous_batching.initialization import check_cb_values_bounds
+from transformers.generation.continuous_batching.requests import RequestState
+
+from kvref.errors import (
+    ConfigError,
+    DtypeMismatch,
+    LayerOutOfRange,
+    OutOfBlocks,
+    SequenceNotFound,
+    ShapeMismatch,
+)
+from kvref_conformance.interface import Level
+from kvref_conformance.outcome import NotOffered
+
+KIND = "full_attention"
+SMALLEST_PAGE = 4  # tokens: BOUNDS of its initialization
+LARGEST_TOKEN = 2**31  # its ids are int32
+
+
+class PagedCaches:
+    name = "transformers-paged"
+    version = transformers.__version__
+    language = "python"
+    level: Level = "exact"
+    formats = ("float32",)  # keys and values come in the cache's own dtype: it does not cast
+    # head_dim: a sector is a multiple of 128 bytes, and the pool a number of sectors; so each block is one.
+    limits: ClassVar[dict[str, Any]] = {
+        "dtype": "float32",
+        "block_size": {"least": SMALLEST_PAGE},
+        "head_dim": {"multiple_of": 16},
+        "num_blocks": {"least": 1},
+        "one_block_table": True,
+        "other_eviction_order": True,
+    }
+
+    def paged(self, **sizes: Any) -> "Requests":
+        return Requests(**sizes)
+
+    def prefix(self, **sizes: Any) -> "Prefixes":
+        return Prefixes(**sizes)
+
+    def asarray(self, values: Any) -> Any:
+        return torch.tensor(values)
+
+    def to_numpy(self, array: Any) -> Any:
+        return array.numpy()
+
+
+class Requests:
+    def __init__(
+        self, *, num_blocks: int, block_size: int, num_layers: int, num_kv_heads: int, head_dim: int, dtype: str
+    ) -> None:
+        _made_for_a_model(num_layers=num_layers, num_kv_heads=num_kv_heads, head_dim=head_dim, dtype=dtype)
+        if isinstance(num_blocks, int) and num_blocks == 0:
+            raise NotOffered("a pool of no blocks: it makes one")
+        model = LlamaConfig(
+            num_hidden_layers=num_layers,
+            num_attention_heads=num_kv_heads,
+            num_key_value_heads=num_kv_heads,
+            hidden_size=num_kv_heads * head_dim,
+            head_dim=head_dim,
+            vocab_size=8,
+        )
+        batches = ContinuousBatchingConfig(
+            page_size=block_size, num_blocks=num_blocks, max_batch_tokens=1, max_memory_percent=0.9, max_blocks_per_request=0
+        )
+        try:
+            check_cb_values_bounds(batches)
+            self._cache = PagedAttentionCache(model, batches, "cpu", DistributedHelper(None, None), torch.float32)
+        except (ValueError, TypeError, MemoryError) as error:
+            raise ConfigError(str(error)) from error
+        self._blocks = self._cache.cache_allocators[KIND]
+        self._page, self._shape = block_size, (num_kv_heads, head_dim)
+        self._requests = dict[int, RequestState]()
+        self._lengths = dict[int, list[int]]()
+        self._begun = 0
+
+    @property
+    def num_free_blocks(self) -> int:
+        pool = self._cache.pool
+        in_sectors: int = pool.num_free_sectors * self._blocks.blocks_per_sector
+        return in_sectors + int(pool.count_free_blocks(self._blocks.index)) + len(self._blocks.ledger.cached_blocks)
+
+    def create(self) -> int:
+        return self._created([])
+
+    def drop(self, sequence: int) -> None:
+        self._known(sequence)
+        self._cache.free_blocks(self._requests.pop(sequence).request_id)
+        del self._lengths[sequence]
+
+    def fork(self, sequence: int) -> int:
+        parent, copies = self._known(sequence), {KIND: (list[int](), list[int]())}
+        length, *others = self._lengths[sequence]
+        if any(other != length for other in others):
+            raise NotOffered("forking in the middle of a step: a request has one length")
+        if len(self._blocks.block_table[parent.request_id]) > -(-length // self._page):
+            raise NotOffered("forking with more room than tokens: its child takes as much again")
+        parent.position_offset = length
+        child = parent.fork(str(self._begun))
+        missing = self._blocks.count_non_shareable_blocks(parent.request_id, parent.position_offset)
+        if not self._evicting(missing, lambda: bool(self._cache.prepare_fork_request(parent, [child.request_id], copies))):
+            raise OutOfBlocks(f"prepare_fork_request forked none of {child.request_id}")
+        self._cache.perform_cache_copy(copies)
+        return self._added(child, list(self._lengths[sequence]))
+
+    def ensure_capacity(self, sequence: int, num_tokens: int) -> None:
+        if num_tokens < 0:
+            raise NotOffered("a negative number of tokens, which no batch has")
+        self._make_room(self._known(sequence), 0, num_tokens)
+
+    def write(self, sequence: int, layer: int, start: int, keys: Any, values: Any) -> None:
+        request, length = self._known(sequence), self.length(sequence, layer)
+        if start != length:
+            raise NotOffered("writing anywhere but at the end")
+        if not self._fit(keys, values) and self._blocks.needs_new_blocks(request.request_id, start, len(keys)):
+            raise NotOffered("refusing arrays before room is made for them: a batch that fails ends its requests")
+        self._make_room(request, start, len(keys))
+        self._update(sequence, layer, start, keys, values)
+        self._lengths[sequence][layer] += len(keys)
+
+    def gather(self, sequence: int, layer: int) -> tuple[Any, Any]:
+        none = torch.zeros((0, *self._shape), dtype=torch.float32)
+        return self._update(sequence, layer, self.length(sequence, layer), none, none)
+
+    def length(self, sequence: int, layer: int) -> int:
+        self._known(sequence)
+        if not 0 <= layer < len(self._lengths[sequence]):
+            raise LayerOutOfRange(layer)
+        return self._lengths[sequence][layer]
+
+    def block_table(self, sequence: int, layer: int) -> list[int]:
+        self.length(sequence, layer)
+        trash = 2 * self._blocks.blocks_per_sector  # which no request has
+        return [block - trash for block in self._blocks.block_table[self._requests[sequence].request_id]]
+
+    def _update(self, sequence: int, layer: int, past: int, keys: Any, values: Any) -> tuple[Any, Any]:
+        """What the forward pass does: new tokens are written, and all of them read."""
+        read, wrote = [list[int]()], [list[int]()]
+        name = self._requests[sequence].request_id
+        self._cache.extend_read_and_write_indices(name, past, len(keys), read, wrote)
+        told = {
+            "cu_seq_lens_k": {KIND: torch.tensor([0, past + len(keys)])},
+            "max_length_k": {KIND: past + len(keys)},
+            "read_index": [torch.tensor(index, dtype=torch.int64) for index in read],
+            "write_index": [torch.tensor(index, dtype=torch.int64) for index in wrote],
+        }
+        try:
+            found = self._cache.update(*(array.transpose(0, 1).unsqueeze(0) for array in (keys, values)), layer, told)
+        except (RuntimeError, IndexError, ValueError) as error:
+            raise (DtypeMismatch if "dtype" in str(error) else ShapeMismatch)(str(error)) from error
+        first, second = (array.squeeze(0).transpose(0, 1) for array in found)
+        return first, second
+
+    def _make_room(self, request: RequestState, past: int, count: int) -> None:
+        request.position_offset = past
+        missing = self._blocks.needs_new_blocks(request.request_id, past, count)
+        if not self._evicting(missing, lambda: self._cache.can_store_request_tokens(request, count)):
+            raise OutOfBlocks(f"can_store_request_tokens: no room for {count} tokens after {past}")
+
+    def _evicting(self, blocks: int, attempt: Callable[[], bool]) -> bool:
+        """Try, and once more when what is kept for its content is gone, if that is enough."""
+        if attempt():
+            return True
+        if not self._blocks.ledger.cached_blocks or blocks > self.num_free_blocks:
+            return False
+        self._cache.evict_cached_blocks()
+        self._cache.pool.try_to_free_sectors()
+        return attempt()
+
+    def _created(self, tokens: list[int], hit: int = 0, name: str = "") -> int:
+        request = RequestState(name or str(self._begun), tokens, position_offset=hit)
+        try:
+            self._make_room(request, hit, len(tokens) - hit)
+        except OutOfBlocks:
+            self._cache.free_blocks(request.request_id)
+            raise
+        return self._added(request, [hit] * len(self._cache.layer_to_allocator))
+
+    def _added(self, request: RequestState, lengths: list[int]) -> int:
+        self._begun += 1
+        sequence = self._begun - 1
+        self._requests[sequence], self._lengths[sequence] = request, lengths
+        return sequence
+
+    def _known(self, sequence: int) -> RequestState:
+        if sequence not in self._requests:
+            raise SequenceNotFound(sequence)
+        return self._requests[sequence]
+
+    def _fit(self, keys: Any, values: Any) -> bool:
+        """Whether these are what the model computes."""
+        shapes = [tuple(array.shape[1:]) == self._shape and array.dtype == torch.float32 for array in (keys, values)]
+        return all(shapes) and len(keys) == len(values)
+
+
+class Prefixes(Requests):
+    def __init__(self, **sizes: Any) -> None:
+        super().__init__(**sizes)
+        self._told = dict[int, list[int]]()  # the tokens that each request was found with, or committed
+
+    def begin(self, tokens: Sequence[int], salt: str = "") -> int:
+        tokens = _tokens(tokens, salt)
+        name = str(self._begun)
+        hit = self._cache.search_prefix_match(name, tokens)
+        sequence = self._created(tokens, hit, name)
+        self._told[sequence] = tokens[:hit]
+        return sequence
+
+    def fork(self, sequence: int) -> int:
+        child = super().fork(sequence)
+        self._told[child] = self._told.get(sequence, [])
+        return child
+
+    def match(self, tokens: Sequence[int], salt: str = "") -> int:
+        return len(self._blocks.match_prefix_blocks(_tokens(tokens, salt))) * self._page
+
+    def commit(self, sequence: int, tokens: Sequence[int]) -> None:
+        request, tokens = self._known(sequence), _tokens(tokens)
+        if len(tokens) > min(self._lengths[sequence]):
+            raise NotOffered("more tokens than were written, which its caller counts")
+        known = self._told.get(sequence, [])
+        if any(one != other for one, other in zip(known, tokens, strict=False)):
+            raise NotOffered("tokens that contradict those it was told before: a request keeps its own")
+        complete = len(known) // self._page
+        self._told[sequence] = max(known, tokens, key=len)
+        request.initial_tokens = self._told[sequence]
+        self._cache.mark_complete_blocks(request, {KIND: max(0, len(tokens) // self._page - complete)})
+
+    def reset(self) -> None:
+        if self._requests:
+            raise NotOffered("refusing to reset while requests live: its reset ends them")
+        self._cache.reset()
+
+
+def _made_for_a_model(dtype: Any, **sizes: Any) -> None:
+    """Sizes that it takes from a model that is there."""
+    for name, value in sizes.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise NotOffered(f"a cache that is given its {name}, and not a model")
+    if dtype != "float32":
+        raise NotOffered("a cache that is given its dtype by name")
+
+
+def _tokens(tokens: Sequence[int], salt: str = "") -> list[int]:
+    if salt:
+        raise NotOffered("a salt")
+    found = list(tokens)
+    if any(isinstance(token, int) and token >= LARGEST_TOKEN for token in found):
+        raise NotOffered("tokens from 2^31 on: its ids are int32")
+    return found
