@@ -1,6 +1,7 @@
 """PREFIX: what is found, and what is not."""
 
 from contextlib import suppress
+from typing import Any
 
 from kvref_conformance.checking.attending import even, exact, queries
 from kvref_conformance.checking.expect import equal, raises, true, within
@@ -264,12 +265,12 @@ def tokens_of_any_type_find_each_other(subject: Subject) -> None:
     served = Served(subject, 40)
     for number, wrote in enumerate((int, *TYPES)):
         tokens = [(7 * number + position) % 100 for position in range(2 * served.size)]
-        typed = list(map(wrote, tokens))
+        typed: list[Any] = [wrote(token) for token in tokens]
         sequence, _ = served.begin(typed)
         served.write(sequence, 0, len(tokens))
         served.cache.commit(sequence, typed)
         for asked in (int, *TYPES):
-            wanted = [asked(token) for token in (*tokens, OTHER)]
+            wanted: list[Any] = [asked(token) for token in (*tokens, OTHER)]
             what = f"tokens of {asked.__name__}, committed as {wrote.__name__}"
             equal(served.cache.match(wanted), 2 * served.size, f"match of {what}")
             true(type(served.cache.match(wanted)) is int, f"match of {what}", "an integer", type(served.cache.match(wanted)))

@@ -10,6 +10,8 @@ from kvref_conformance.checking.content import pair_of_content
 from kvref_conformance.families.paged.machine import SEQUENCE, PagedMachine
 from kvref_conformance.families.prefix.model import Prefix
 from kvref_conformance.oracle.elements import round_to
+from kvref_conformance.searching.machine import one_of, pair
+from kvref_conformance.searching.rows import kinds
 
 LONG = 10  # tokens of a prompt
 BRANCH = st.sampled_from((0, 0, 0, 1, 3, 5))  # where a prompt leaves the one that most begin with; 0: nowhere
@@ -117,6 +119,34 @@ class PrefixMachine(PagedMachine):
             if wrong == 3 and not (there and len(there) // 2 < len(self.known.told[sequence][1])):
                 return  # there is nothing to contradict
             self.call("commit", self.objects[0], sequence=sequence, tokens=tokens[wrong])
+
+    @precondition(lambda self: self.objects)
+    @rule(
+        which=st.integers(0, 2),
+        back=st.sampled_from((1, 2, 4)),
+        how=st.sampled_from(("truncate", "remove", "fork")),
+        kind=kinds(),
+    )
+    def say_otherwise(self, which: int, back: int, how: str, kind: str) -> None:
+        """Other tokens in the place of some that were committed; in a fork they are still there."""
+        told = {sequence for sequence, (_, tokens) in self.known.told.items() if tokens}
+        if (sequence := one_of(told, which)) is None:
+            return
+        length = len(self.known.told[sequence][1])
+        start = max(0, length - back)
+        if how == "fork":
+            if len(self.known.sequences) < self.subject.size("sequences", 99):
+                child = self.call("fork", self.objects[0], sequence=sequence)
+                if child is not None:
+                    tokens = [*self.known.told[sequence][1][:start], FRESH]
+                    self.call("commit", self.objects[0], sequence=child, tokens=tokens)
+            return
+        args = {"length": start} if how == "truncate" else {"start": start, "stop": length}
+        self.call(how, self.objects[0], sequence=sequence, **args)
+        shape = (self.layers, 1, *self.shape)
+        keys, values = pair(self.source, shape, kind)
+        self.call("append_step", self.objects[0], sequences=[sequence], keys=keys, values=values)
+        self.commit_what_is_there(sequence, length)
 
     @precondition(lambda self: self.objects)
     @rule(branch=BRANCH, count=st.integers(0, LONG), salt=SALT, wrong=st.sampled_from((False, False, False, True)))

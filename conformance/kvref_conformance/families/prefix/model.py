@@ -9,7 +9,8 @@ import numpy as np
 from kvref_conformance.arrays import NDArray
 from kvref_conformance.conversation.exchange import show
 from kvref_conformance.families.paged.held import Held, Way, outcome
-from kvref_conformance.families.paged.model import Layer, NewOrRefused, Paged
+from kvref_conformance.families.paged.model import NewOrRefused, Paged
+from kvref_conformance.families.paged.tables import Layer
 from kvref_conformance.families.prefix.kept import Kept, Key
 from kvref_conformance.oracle.expected import Choice, Expected, Refused, Wrong, not_in_range
 from kvref_conformance.oracle.model import Look
