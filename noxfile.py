@@ -40,8 +40,8 @@ OLDEST_NUMPY = "2.1.0"  # the lower bound in pyproject.toml
 JUDGED = {"numpy": ("reference", "numpy"), "numpy-oldest": ("reference", "numpy"), "strict": ("reference:strict",)}
 QUICK = ("--examples", "25")  # for all but the first: what differs on the others is not found by more sequences
 MUTATED = (
-    "formats", "blocks", "buffers", "contiguous", "paged", "prefix", "rotary", "quantized", "tiered", "pooled", "rows", "attention",
-    "inputs",
+    "formats", "blocks", "buffers", "contiguous", "paged", "prefix", "rotary", "quantized", "tiered", "pooled", "rows",
+    "attention", "inputs",
 )  # fmt: skip
 THEIRS = (
     "transformers-dynamic", "transformers-static", "transformers-paged", "transformers-generate", "llama.cpp", "ml_dtypes",

@@ -24,10 +24,10 @@ from kvref.paged import PagedCache, PagedConfig
 TOKEN_BYTES = 8  # in a key
 MOST_TOKEN = 2**63
 
-Tokens = NDArray[np.int64]
+Tokens = Sequence[int] | NDArray[np.int64]
 
 
-def block_keys(tokens: Sequence[int] | Tokens, block_size: int, salt: str = "", known: Sequence[bytes] = ()) -> Iterator[bytes]:
+def block_keys(tokens: Tokens, block_size: int, salt: str = "", known: Sequence[bytes] = ()) -> Iterator[bytes]:
     """The key of each full block of tokens, one after the other, behind those of the first blocks if they are known.
 
     key i = sha256(key i - 1, the block's tokens as little-endian int64), and before the first comes sha256(salt in UTF-8): the
@@ -136,7 +136,7 @@ class _Told:
     """The tokens that a sequence was said to hold, and the keys of its full blocks, which are findable."""
 
     salt: str
-    tokens: Tokens = field(default_factory=lambda: np.zeros(0, np.int64))
+    tokens: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     keys: list[bytes] = field(default_factory=list)
 
     def cut(self, length: int, block_size: int) -> None:
@@ -256,7 +256,7 @@ class PrefixCache(PagedCache):
         return self.pool.references(block) - (not self.pool.findable([block])[0])
 
 
-def _numbers(tokens: Sequence[int]) -> Tokens:
+def _numbers(tokens: Sequence[int]) -> NDArray[np.int64]:
     """Tokens as an array of one axis. Raises TokenOutOfRange."""
     if set(map(type, tokens)) <= {int}:  # NumPy would take True for 1
         with suppress(OverflowError):

@@ -3,12 +3,12 @@
 from typing import Any
 
 import kvref
-from kvref.prefix import Found
+from kvref.prefix import Found, Tokens
 from kvref_zoo.right import Right
 
 
 class Cache(kvref.PrefixCache):
-    def _find(self, tokens: list[int], salt: str) -> list[Found]:
+    def _find(self, tokens: Tokens, salt: str) -> list[Found]:
         return super()._find([*tokens, 0], salt)
 
 

@@ -4,11 +4,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import kvref
+from kvref.prefix import Tokens
 from kvref_zoo.right import Right
 
 
 class Cache(kvref.PrefixCache):
-    def _keys(self, tokens: list[int], salt: str, known: Sequence[bytes] = ()) -> Iterator[bytes]:
+    def _keys(self, tokens: Tokens, salt: str, known: Sequence[bytes] = ()) -> Iterator[bytes]:
         size, key = self.config.block_size, known[-1] if known else salt.encode()
         for start in range(len(known) * size, len(tokens) - size + 1, size):
             number = hash((int.from_bytes(key, "little"), *tokens[start : start + size]))

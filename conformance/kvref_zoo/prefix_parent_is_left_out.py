@@ -4,11 +4,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import kvref
+from kvref.prefix import Tokens
 from kvref_zoo.right import Right
 
 
 class Cache(kvref.PrefixCache):
-    def _keys(self, tokens: list[int], salt: str, known: Sequence[bytes] = ()) -> Iterator[bytes]:
+    def _keys(self, tokens: Tokens, salt: str, known: Sequence[bytes] = ()) -> Iterator[bytes]:
         size = self.config.block_size
         for start in range(len(known) * size, len(tokens) - size + 1, size):
             yield from super()._keys(tokens[start : start + size], salt)

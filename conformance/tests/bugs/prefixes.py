@@ -204,7 +204,8 @@ def a_sequence_stays_behind(patch):
 
 @bug("PREFIX-13")
 def blocks_are_young_again_though_there_is_no_room(patch):
-    touch = "for block in entries.reshape(-1).tolist():\n            block in self.pool._waiting and self.pool._waiting.move_to_end(block)"
+    touch = "for block in self.pool._waiting.keys() & set(entries.reshape(-1).tolist()):\n            "
+    touch += "self.pool._waiting.move_to_end(block)"
     in_source(patch, BEGIN, "raise OutOfBlocks", f"{touch}\n        raise OutOfBlocks")
 
 

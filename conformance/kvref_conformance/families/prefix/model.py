@@ -114,7 +114,7 @@ class Prefix(Paged):
 
         then, says = self.did("begin", change), f"an id never used before, not among {sorted(used)}"
         if found.stays:
-            return NewOrRefused("PREFIX-01", then, kinds=("OutOfBlocks",), refused=self._none(found), says=says, used=used)
+            return NewOrRefused("PREFIX-01", then, kinds=("OutOfBlocks",), refused=self.none_left(found), says=says, used=used)
         return Choice("PREFIX-01", then, says=says, accepts=lambda id: id not in used)
 
     def _hits(self, sequence: int) -> set[int]:
