@@ -23,7 +23,7 @@ ABSENT = {
     **{(family, part): STATELESS for family in FUNCTIONS for part in ("machine", "states", "stream")},
     ("blocks", "stream"): NO_TOKENS, ("buffers", "stream"): NO_TOKENS,
     ("engine", "stream"): "its tokens are words, which no one reads back as keys and values",
-    **{(family, "serving"): ONE_BY_ONE for family in names() if family != "paged"},
+    **{(family, "serving"): ONE_BY_ONE for family in names() if family not in ("paged", "prefix")},
     **{(family, "cause"): SHOWN for family in names() if family != "engine"},
     **{(family, "derived"): PLAIN for family in (*FUNCTIONS, "buffers")},
 }  # fmt: skip
