@@ -36,6 +36,15 @@ class BlocksMachine(Machine):
             self.call("free", self.objects[0], block=block)
 
     @precondition(lambda self: self.objects)
-    @rule(block=st.integers(-1, 3))
-    def free_anything(self, block: int) -> None:
-        self.call("free", self.objects[0], block=block)
+    @rule(index=INDEX)
+    def share(self, index: int) -> None:
+        pool = self.witness.models[self.objects[0]]
+        assert isinstance(pool, Blocks)
+        block = one_of(pool.held, index)
+        if block is not None:
+            self.call("share", self.objects[0], block=block)
+
+    @precondition(lambda self: self.objects)
+    @rule(block=st.integers(-1, 3), share=st.booleans())
+    def take_or_free_anything(self, block: int, share: bool) -> None:
+        self.call("share" if share else "free", self.objects[0], block=block)

@@ -40,8 +40,28 @@ def a_negative_block_is_freed_while_some_are_held(call: Call) -> bool:
     return call.args["block"] < 0 and bool(call.model.held)
 
 
+@state("blocks", "share")
+def a_block_is_shared_by_three(call: Call) -> bool:
+    return bool(call.model.held[call.args["block"]] == 2)
+
+
+@state("blocks", "free")
+def a_shared_block_is_freed_by_one(call: Call) -> bool:
+    return bool(call.model.held[call.args["block"]] > 1)
+
+
+@state("blocks", "free")
+def a_block_that_was_shared_is_freed_by_the_last(call: Call) -> bool:
+    return call.model.held[call.args["block"]] == 1 and "a shared block is freed by one" in call.past.met
+
+
+@state("blocks", "share", raising="BlockNotAllocated")
+def a_block_that_was_freed_is_shared(call: Call) -> bool:
+    return call.args["block"] in call.past.given_back
+
+
 def note_blocks(call: Call) -> None:
-    if call.op == "blocks.free" and not call.raised:
+    if call.op == "blocks.free" and not call.raised and call.model.held[call.args["block"]] == 1:
         call.past.given_back.add(call.args["block"])
 
 

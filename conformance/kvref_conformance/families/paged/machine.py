@@ -130,47 +130,48 @@ class PagedMachine(Machine):
     drop_another = drop
 
     @precondition(lambda self: self.objects and self.model.sequences)
-    @rule(which=SEQUENCE, layer=ANY, childs=st.booleans(), back=st.sampled_from((0, 1, 2, 4, 9)), count=COUNT, kind=kinds())
-    def fork(self, which: int, layer: int, childs: bool, back: int, count: int, kind: str) -> None:
-        """Fork a sequence, one with tokens if there is one, and let the child write, or the parent."""
-        if len(self.model.sequences) < min(4, self.subject.size("sequences", 99)):
-            sequence, layer = self.chosen(which), within(layer, self.layers)
-            child = self.call("fork", self.objects[0], sequence=sequence)
-            tokens = [layer.tokens for layer in self.model.sequences.get(sequence, [])]
-            if child is not None and count and layer < self.layers:
-                start = max(0, len(tokens[layer]) - back * self.stride)
-                self.put_into(child if childs else sequence, layer, start, count * self.stride, kind)
-
-    fork_again = fork
-
-    @precondition(lambda self: self.objects and len(self.model.sequences) > 2)
-    @rule(which=SEQUENCE)
-    def drop_alone(self, which: int) -> None:
-        self.call("drop", self.objects[0], sequence=self.chosen(which))
-
-    @precondition(lambda self: self.objects)
-    @rule(which=SEQUENCE, back=st.sampled_from((1, 2, 3, 5, 0, -1)))
-    def truncate(self, which: int, back: int) -> None:
-        sequence = self.chosen(which)
-        length = max(0, self.shortest(sequence) - back) if back < LAST else -1
-        self.call("truncate", self.objects[0], sequence=sequence, length=length)
+    @rule(which=SEQUENCE, layer=ANY, who=st.integers(0, 4), back=st.sampled_from((0, 1, 2, 4, 9)), count=COUNT, kind=kinds())
+    def fork(self, which: int, layer: int, who: int, back: int, count: int, kind: str) -> None:
+        """Fork a sequence, one with tokens if there is one, and go on with the child, the parent, or both."""
+        if len(self.model.sequences) >= min(4, self.subject.size("sequences", 99)):
+            return
+        sequence, layer = self.chosen(which, full=True), within(layer, self.layers)
+        child = self.call("fork", self.objects[0], sequence=sequence)
+        if child is None:
+            return
+        one = child if who % 2 else sequence
+        if who == 2:
+            keys, values = pair(self.source, (self.layers, 2, *self.shape), kind)
+            self.call("append_step", self.objects[0], sequences=[child, sequence], keys=keys, values=values)
+        elif who in (3, 4):
+            self.cut(one, back, count, remove=who == 3)
+        elif layer < self.layers:
+            length = len(self.model.sequences[sequence][layer].tokens)
+            self.put_into(one, layer, max(0, length - back * self.stride), count * self.stride, kind)
 
     @precondition(lambda self: self.objects)
-    @rule(which=SEQUENCE, start=st.sampled_from((0, 1, 2, 3, 5, -1)), count=st.sampled_from((1, 2, 3, 4, 0)))
-    def remove(self, which: int, start: int, count: int) -> None:
-        sequence = self.chosen(which)
-        start = start % (self.shortest(sequence) + 1) if start >= 0 else start
-        stop = start + count if start < 0 else min(start + count, self.shortest(sequence) + (count == 4))
-        self.call("remove", self.objects[0], sequence=sequence, start=start, stop=stop)
+    @rule(which=SEQUENCE, back=st.sampled_from((1, 2, 3, 5, 0, -1)), count=st.sampled_from((1, 2, 3, 4, 0)), remove=st.booleans())
+    def edit(self, which: int, back: int, count: int, remove: bool) -> None:
+        self.cut(self.chosen(which, full=True), back, count, remove)
 
-    def chosen(self, which: int) -> int:
-        """A sequence with tokens if there is one."""
-        full = {id for id, layers in self.model.sequences.items() if any(each.tokens for each in layers)}
-        found = one_of(full, which) if full and which < GONE else None
+    def cut(self, sequence: int, back: int, count: int, remove: bool) -> None:
+        """Truncate a sequence so far before its end, or remove so many tokens from there on; past it too, and before its begin."""
+        shortest = min((len(layer.tokens) for layer in self.model.sequences.get(sequence, [])), default=0)
+        start = max(0, shortest - back * self.stride) if back < 9 else -1
+        if not remove:
+            self.call("truncate", self.objects[0], sequence=sequence, length=start)
+        else:
+            stop = start + count * self.stride
+            stop = stop if back < 0 or back == 9 else min(stop, shortest)
+            self.call("remove", self.objects[0], sequence=sequence, start=start, stop=stop)
+
+    def chosen(self, which: int, full: bool = False) -> int:
+        """A sequence with tokens if there is one, full: in every layer."""
+        wanted = {id for id, layers in self.model.sequences.items() if (all if full else any)(each.tokens for each in layers)}
+        found = one_of(wanted, which) if which < GONE else None
+        if found is None and full:
+            return self.chosen(which)
         return self.sequence(which) if found is None else found
-
-    def shortest(self, sequence: int) -> int:
-        return min((len(layer.tokens) for layer in self.model.sequences.get(sequence, [])), default=0)
 
     @precondition(lambda self: self.objects)
     @rule(which=SEQUENCE, layer=ANY, positions=POSITIONS, group=st.integers(1, 2), kind=kinds(everything=False))

@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+from kvref_conformance.families.paged import states_sharing  # noqa: F401 - registers those of sharing
 from kvref_conformance.families.paged.model import Paged
 from kvref_conformance.searching.states import NOTES, Call, refusals, state
 
