@@ -56,6 +56,29 @@ def blocks_handed_out_are_numbered_in_16_bits(patch):
     patch.setattr(BlockPool, "allocate_many", lambda self, count: allocate(self, count).astype(np.uint16).astype(np.int32))
 
 
+@real("blocks", "paged")
+def references_are_counted_in_a_byte(patch):
+    init = BlockPool.__init__
+
+    def narrow(self, num_blocks):
+        init(self, num_blocks)
+        self._references = self._references.astype(np.uint8)
+
+    patch.setattr(BlockPool, "__init__", narrow)
+
+
+@real("kernels")
+def blocks_to_copy_are_numbered_in_16_bits(patch):
+    copy = ReferenceBackend.copy
+
+    def wrapped(self, store, sources, targets, block_size=1):
+        sources = np.asarray(sources)
+        large = sources.dtype.kind in "iu" and 2**16 <= sources.max(initial=0) < len(store) // block_size
+        return copy(self, store, sources % 2**16 if large else sources, targets, block_size)
+
+    patch.setattr(ReferenceBackend, "copy", wrapped)
+
+
 def slots_through(patch, narrow):
     slots = BlockTables.slots
     patch.setattr(BlockTables, "slots", lambda self, *where: narrow(slots(self, *where)))

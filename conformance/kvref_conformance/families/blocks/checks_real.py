@@ -34,3 +34,16 @@ def a_pool_past_16_bits_hands_out_every_block(subject: Subject) -> None:
     for block in again:
         pool.free(block)
     equal(sorted(int(block) for block in pool.allocate_many(len(again))), again, "the only free blocks")
+
+
+@check("LAW-18", "blocks")
+def a_block_is_shared_by_thousands(subject: Subject) -> None:
+    pool = new(subject, "blocks", num_blocks=3)
+    total, block = pool.config["num_blocks"], pool.allocate()
+    for _ in range(1100):
+        pool.share(block)
+    for _ in range(1100):
+        pool.free(block)
+    equal((pool.num_free, pool.num_used), (total - 1, 1), "free and used where one reference of 1101 is left")
+    pool.free(block)
+    equal(pool.num_used, 0, "used once the last reference went")

@@ -54,3 +54,17 @@ def an_update_may_begin_anywhere(subject: Subject) -> None:
             got = subject.numpy(kernels.as_is("update", buffer.copy(), new, position))
             buffer[:, :, position : position + count] = new
             same(got, buffer, f"a buffer after {count} tokens at {position}")
+
+
+@check("LAW-18", "kernels")
+def blocks_are_copied_past_16_bits(subject: Subject) -> None:
+    kernels, size, blocks = subject.new("kernels"), 2, 66_000
+    sources = np.array([0, 255, 256, 32_767, 32_768, 65_535, 65_536, 65_999])
+    targets = np.array([65_537, 1, 65_998, 300, 40_000, 2, 65_700, 3])
+    store = np.zeros((blocks * size, 1, 4), np.float32)
+    for source in sources:
+        store[source * size : (source + 1) * size] = tokens(np.arange(source * size, (source + 1) * size), 1, 4)
+    want = store.copy()
+    want.reshape(blocks, size, 4)[targets] = store.reshape(blocks, size, 4)[sources]
+    got = subject.numpy(kernels.as_is("copy", subject.own(store), sources, targets, size))
+    same(got, want, f"a store of {blocks} blocks after {len(sources)} were copied")

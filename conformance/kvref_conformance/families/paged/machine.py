@@ -155,7 +155,7 @@ class PagedMachine(Machine):
         self.cut(self.chosen(which, full=True), back, count, remove)
 
     def cut(self, sequence: int, back: int, count: int, remove: bool) -> None:
-        """Truncate a sequence so far before its end, or remove so many tokens from there on; past it too, and before its begin."""
+        """Truncate a sequence so far before its end, or remove so many tokens from there on; past its end too."""
         shortest = min((len(layer.tokens) for layer in self.model.sequences.get(sequence, [])), default=0)
         start = max(0, shortest - back * self.stride) if back < 9 else -1
         if not remove:
@@ -176,8 +176,10 @@ class PagedMachine(Machine):
     @precondition(lambda self: self.objects)
     @rule(which=SEQUENCE, layer=ANY, positions=POSITIONS, group=st.integers(1, 2), kind=kinds(everything=False))
     def read(self, which: int, layer: int, positions: tuple[int, ...], group: int, kind: str) -> None:
-        sequence, layer = self.sequence(which), within(layer, self.layers)
-        there = [within(position, self.length(which, layer)) for position in positions]
+        sequence, layer = self.chosen(which), within(layer, self.layers)
+        tokens = [layer.tokens for layer in self.model.sequences.get(sequence, [])]
+        length = len(tokens[layer]) if layer < len(tokens) else 0
+        there = [within(position, length) for position in positions]
         self.ask("read", self.objects[0], sequence=sequence, layer=layer, positions=there)
         self.ask("length", self.objects[0], sequence=sequence, layer=layer)
         query = self.source.rows((1, self.shape[0] * self.subject.size("group_size", group), self.shape[1]), kind)

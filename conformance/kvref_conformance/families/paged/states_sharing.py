@@ -59,12 +59,6 @@ def two_sharers_of_a_block_write_to_it_in_one_batch(call: Call) -> bool:
     return any(len(writers) > 1 for writers in copied(call).values())
 
 
-@state("paged", "write")
-def a_shared_block_is_overwritten_in_its_middle(call: Call) -> bool:
-    start, size = call.args["start"], call.model.size
-    return bool(copied(call)) and start % size != 0 and (start + call.tokens) % size != 0
-
-
 @state("paged", "fork")
 def a_fork_is_forked(call: Call) -> bool:
     return bool(call.model.kin[call.args["sequence"]] != call.args["sequence"])
