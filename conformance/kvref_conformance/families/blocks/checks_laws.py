@@ -1,6 +1,7 @@
 """LAW-03, LAW-11, LAW-19, LAW-20: what the laws say of this family alone."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 from kvref_conformance.checking.counts import MANY, NEGATIVE, Counter, tried, within_bounds
 from kvref_conformance.checking.expect import equal, raises
@@ -9,6 +10,7 @@ from kvref_conformance.checking.registry import check
 from kvref_conformance.checking.setup import new
 from kvref_conformance.conversation.handle import Handle
 from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.outcome import NotOffered
 
 
 @check("LAW-19", "blocks")
@@ -17,7 +19,7 @@ def blocks_are_never_more_than_there_are(subject: Subject) -> None:
     total = pool.config["num_blocks"]
     held = [pool.allocate() for _ in range(min(3, total))]
     pool.free(held[0])
-    wrong = [("free", block) for block in (held[0], held[0], -1, total, MANY)]
+    wrong = [(name, block) for name in ("share", "free") for block in (held[0], held[0], -1, total, MANY)]
     wrong += [("allocate_many", count) for count in (*NEGATIVE, total + 1, MANY)]
     for name, number in wrong:
         tried(getattr(pool, name), number)
@@ -46,6 +48,9 @@ def blocks_are_counted_in_any_type(subject: Subject) -> None:
         held = [pool.allocate() for _ in range(-(-total * 5 // 6))]
         for block in held[-10:]:
             yield "freeing a block that is held", typed.call(pool, "free", block)
+        with suppress(NotOffered):
+            yield "sharing a block that is held", typed.call(pool, "share", held[0])
+            yield "its references", typed.call(pool, "references", held[0])
         yield "freeing it again", typed.call(pool, "free", held[-5:][0])
         yield "free, used and utilization", (pool.num_free, pool.num_used, pool.utilization)
 

@@ -52,12 +52,12 @@ def filled_store(subject: Subject) -> NDArray:
 def scattered(subject: Subject, store: NDArray, slots: list[int] | NDArray, new: NDArray) -> NDArray:
     """The store, in the implementation's own memory, after a scatter."""
     own = subject.own(store)
-    result = _as_is(subject.new("kernels"), "scatter", own, slots, new)
+    result = as_is(subject.new("kernels"), "scatter", own, slots, new)
     store_afterwards: NDArray = subject.implementation.to_numpy(result)
     return store_afterwards
 
 
-def _as_is(kernels: Handle, name: str, *args: Any) -> Array:
+def as_is(kernels: Handle, name: str, *args: Any) -> Array:
     """Call a kernel, slots given as a list, and leave its result in the implementation's own memory."""
     return kernels.as_is(name, *(np.array(arg, np.int64) if isinstance(arg, list) else arg for arg in args))
 
@@ -102,17 +102,17 @@ def a_slot_past_the_end_writes_nothing(subject: Subject) -> None:
     for slots in ([1, 2, len(store)], [len(store) + 100, 1, 2], [0, 2**40, 1]):
         own = subject.own(store.copy())
         with raises("SlotOutOfRange"):
-            _as_is(subject.new("kernels"), "scatter", own, slots, new)
+            as_is(subject.new("kernels"), "scatter", own, slots, new)
         same_bits(subject.implementation.to_numpy(own.array), store, f"the store after slots {slots} were refused")
         with raises("SlotOutOfRange"):
-            _as_is(subject.new("kernels"), "gather", own, slots)
+            as_is(subject.new("kernels"), "gather", own, slots)
 
 
 @check("KERN-03", "kernels")
 def no_negative_slot_is_gathered(subject: Subject) -> None:
     no_negative_slots(subject)
     with raises("SlotOutOfRange"):
-        _as_is(subject.new("kernels"), "gather", subject.own(filled_store(subject)), [0, -1])
+        as_is(subject.new("kernels"), "gather", subject.own(filled_store(subject)), [0, -1])
 
 
 @check("KERN-03", "kernels")
@@ -121,7 +121,7 @@ def tokens_and_slots_must_match(subject: Subject) -> None:
     for slots, new in (([1, 2], bits(3, subject)), ([1, 2], bits(2, subject)[:, 1:]), ([1], bits(1, subject)[..., 1:])):
         own = subject.own(store.copy())
         with raises("ShapeMismatch"):
-            _as_is(subject.new("kernels"), "scatter", own, slots, new)
+            as_is(subject.new("kernels"), "scatter", own, slots, new)
         same_bits(subject.implementation.to_numpy(own.array), store, "the store after tokens of a wrong shape were refused")
 
 
@@ -132,7 +132,7 @@ def tokens_of_another_dtype_are_refused(subject: Subject) -> None:
     for store, new in ((int8, numbers), (floats, int8[:2]), (int8.view(np.uint8), int8[:2])):
         own = subject.own(store.copy())
         with raises("DtypeMismatch"):
-            _as_is(subject.new("kernels"), "scatter", own, [0, 1], new)
+            as_is(subject.new("kernels"), "scatter", own, [0, 1], new)
         kept, what = subject.implementation.to_numpy(own.array), f"the store of {store.dtype}"
         (same_bits if store is floats else same)(kept, store, f"{what} after tokens of {new.dtype} were refused")
 
@@ -157,7 +157,7 @@ def an_update_touches_its_tokens_only(subject: Subject) -> None:
         new = bits(batch * count, subject).reshape(batch, heads, count, dim)
         want = buffer.copy()
         want[:, :, position : position + count] = new
-        result = _as_is(subject.new("kernels"), "update", buffer.copy(), new, position)
+        result = as_is(subject.new("kernels"), "update", buffer.copy(), new, position)
         same_bits(subject.implementation.to_numpy(result), want, f"the buffer after {count} tokens at {position}")
 
 
@@ -167,11 +167,11 @@ def gather_gives_what_scatter_wrote(subject: Subject) -> None:
     for count in (0, 1, total):
         slots, new = [int(s) for s in subject.rng.permutation(total)[:count]], bits(count, subject)
         kernels = subject.new("kernels")
-        store = _as_is(kernels, "scatter", filled_store(subject), slots, new)
-        got = _as_is(kernels, "gather", Own(store), slots)
+        store = as_is(kernels, "scatter", filled_store(subject), slots, new)
+        got = as_is(kernels, "gather", Own(store), slots)
         same_bits(subject.implementation.to_numpy(got), new, f"{count} tokens, scattered and gathered")
         if count:
-            twice = _as_is(kernels, "gather", Own(store), [slots[0], slots[0]])
+            twice = as_is(kernels, "gather", Own(store), [slots[0], slots[0]])
             same_bits(subject.implementation.to_numpy(twice), new[[0, 0]], "one slot gathered twice")
 
 
@@ -184,8 +184,8 @@ def offsets_past_2_to_31_are_right(subject: Subject) -> None:
     store = subject.own(np.zeros((slots, heads, dim), dtype))
     new = subject.rng.integers(1, 256, size=(3, heads, dim)).astype(dtype)
     where = [slots - 4, slots - 5, slots - 1]
-    result = Own(_as_is(kernels, "scatter", store, where, new))
-    got = subject.implementation.to_numpy(_as_is(kernels, "gather", result, [*where, 0, 1]))
+    result = Own(as_is(kernels, "scatter", store, where, new))
+    got = subject.implementation.to_numpy(as_is(kernels, "gather", result, [*where, 0, 1]))
     same(got[:3], new, "tokens past 2^31 elements")
     equal(int(np.asarray(got[3:]).max()), 0, "what is in slots 0 and 1, which were not named")
 
@@ -209,7 +209,7 @@ def integers_of_any_type_are_slots(subject: Subject) -> None:
     for dtype in (np.int8, np.int32, np.uint8):
         slots = np.array([11, 0, 5], dtype)
         same_bits(scattered(subject, store.copy(), slots, new), want, f"the store after slots of {slots.dtype}")
-        got = _as_is(subject.new("kernels"), "gather", want, slots)
+        got = as_is(subject.new("kernels"), "gather", want, slots)
         same_bits(subject.implementation.to_numpy(got), new, f"what is gathered from slots of {slots.dtype}")
 
 
@@ -230,65 +230,6 @@ def an_unsigned_slot_is_never_negative(subject: Subject) -> None:
         for last in (2**bits_of_slot - 1, 2 ** (bits_of_slot - 1)):  # signed they would be -1, which is skipped, and the least
             slots = np.array([0, last], f"uint{bits_of_slot}")
             refused(subject, store, slots, bits(2, subject), "SlotOutOfRange")
-
-
-def copied(subject: Subject, store: NDArray, sources: Any, targets: Any, block_size: int) -> NDArray:
-    """The store, in the implementation's own memory, after blocks were copied."""
-    result = _as_is(subject.new("kernels"), "copy", subject.own(store), sources, targets, block_size)
-    after: NDArray = subject.implementation.to_numpy(result)
-    return after
-
-
-@check("KERN-09", "kernels")
-def blocks_are_copied_bit_for_bit(subject: Subject) -> None:
-    size = subject.size("block_size", 3)
-    store = filled_store(subject)[: 4 * size]
-    store = np.concatenate([store] * -(-4 * size // len(store)))[: 4 * size]
-    for sources, targets in (([0], [2]), ([3, 1], [0, 2]), ([1, 1, 1], [3, 0, 2]), ([2], [2]), ([], [])):
-        want = store.copy()
-        for source, target in zip(sources, targets, strict=True):
-            want[target * size : (target + 1) * size] = store[source * size : (source + 1) * size]
-        same_bits(copied(subject, store.copy(), sources, targets, size), want, f"the store after {sources} to {targets}")
-
-
-@check("KERN-09", "kernels")
-def a_block_that_is_source_and_target_passes_on_what_was_there(subject: Subject) -> None:
-    size = subject.size("block_size", 3)
-    store = np.concatenate([filled_store(subject)] * size)[: 4 * size]
-    for sources, targets in (([0, 1, 2], [1, 2, 3]), ([3, 2, 1], [2, 1, 0]), ([0, 1], [1, 0]), ([2, 0, 3, 1], [0, 1, 2, 3])):
-        want = store.copy()
-        want.reshape(4, size, *shape(subject))[targets] = store.reshape(4, size, *shape(subject))[sources]
-        same_bits(copied(subject, store.copy(), sources, targets, size), want, f"the store after {sources} to {targets}")
-
-
-@check("KERN-09", "kernels")
-def a_target_named_twice_holds_one_source_whole(subject: Subject) -> None:
-    size, (dtype, _) = subject.size("block_size", 3), dtype_of(subject)
-    numbers = np.repeat(np.arange(1, 5), size)[:, None, None]
-    store = np.broadcast_to(numbers, (4 * size, *shape(subject))).astype(dtype)
-    got = np.asarray(copied(subject, store, [0, 1, 2, 1], [3, 3, 0, 3], size))
-    values = set(got[3 * size :].reshape(-1).tolist())
-    true(len(values) == 1 and values <= {1.0, 2.0}, "block 3", "block 0 or block 1, whole", values)
-    same(got[:size], store[2 * size : 3 * size], "block 0")
-
-
-@check("KERN-09", "kernels")
-def a_copy_that_is_wrong_writes_nothing(subject: Subject) -> None:
-    size, kernels = subject.size("block_size", 3), subject.new("kernels")
-    store = np.concatenate([filled_store(subject)] * size)[: 4 * size - 1]  # of the last block a slot is missing
-    wrong: list[tuple[Any, Any, str]] = [
-        ([0, 4], [1, 2], "SlotOutOfRange"), ([0, 1], [2, 4], "SlotOutOfRange"), ([0, 3], [1, 2], "SlotOutOfRange"),
-        ([0, 1], [2, 3], "SlotOutOfRange"), ([0, 1], [2], "ShapeMismatch"), ([0], [1, 2], "ShapeMismatch"),
-        (np.array([0.0, 1.0], np.float32), [1, 2], "DtypeMismatch"), ([0, 1], np.array([True, False]), "DtypeMismatch"),
-        (np.array([0, 2**32 - 1], np.uint32), [1, 2], "SlotOutOfRange"),
-    ]  # fmt: skip
-    if subject.limits.switch("kernels", "negative_integers"):
-        wrong += [([0, -1], [1, 2], "SlotOutOfRange"), ([0, 1], [2, -1], "SlotOutOfRange")]
-    for sources, targets, kind in wrong:
-        own = subject.own(store.copy())
-        with raises(kind):
-            kernels.as_is("copy", own, sources, targets, size)
-        same_bits(subject.implementation.to_numpy(own.array), store, f"the store after {sources} to {targets} was refused")
 
 
 def no_negative_slots(subject: Subject) -> None:

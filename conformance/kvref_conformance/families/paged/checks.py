@@ -159,7 +159,8 @@ def an_unknown_sequence_raises(subject: Subject) -> None:
     step, query = np.stack([keys] * len(layers_of(cache))), tokens(subject, 1, subject.heads * subject.size("group_size", 1))
     for unknown in subject.integers(dropped, max(dropped, known) + 1, -1):
         for method, *arguments in (
-            ("drop", unknown), ("ensure_capacity", unknown, 1), ("write", unknown, 0, 0, keys, values), ("read", unknown, 0, [0]),
+            ("drop", unknown), ("fork", unknown), ("truncate", unknown, 0), ("remove", unknown, 0, 0),
+            ("ensure_capacity", unknown, 1), ("write", unknown, 0, 0, keys, values), ("read", unknown, 0, [0]),
             ("gather", unknown, 0), ("length", unknown, 0), ("block_table", unknown, 0), ("slot_mapping", unknown, 0, 0, 1),
             ("append", [unknown], 0, keys, values), ("append_step", [unknown], step, step), ("attend", unknown, 0, query, 1.0),
             ("gather_batch", [unknown], 0), ("lengths", [unknown], 0), ("block_tables", [unknown], 0),
