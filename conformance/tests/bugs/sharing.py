@@ -310,18 +310,5 @@ def forgetful_copy(patch, loses):
 
 
 @hidden("paged", "SHARE-05")
-def two_blocks_of_a_layer_are_not_copied_at_once(patch):
-    forgetful_copy(patch, lambda self, places, more: len({entry for _, layer, entry in places if layer == 0}) > 1)
-
-
-@hidden("paged", "SHARE-05")
 def a_copy_is_forgotten_where_blocks_are_taken_too(patch):
     forgetful_copy(patch, lambda self, places, more: bool(places) and sum(more.values()) > 0)
-
-
-@hidden("paged", "SHARE-06")
-def the_third_to_share_a_block_is_not_counted(patch):
-    def at_most_two(self, blocks):
-        self._references[blocks] = np.minimum(self._references[blocks] + 1, 2)
-
-    patch.setattr(BlockPool, "share_many", at_most_two)

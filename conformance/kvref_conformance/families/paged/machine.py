@@ -98,6 +98,8 @@ class PagedMachine(Machine):
             self.call("append", self.objects[0], sequences=sequences, layer=there, keys=keys, values=values)
         self.ask("gather_batch", self.objects[0], sequences=sequences, layer=within(layer, self.layers))
 
+    append_more = append
+
     @precondition(lambda self: self.objects)
     @rule(which=BATCH, layer=ANY)
     def read_batch(self, which: tuple[int, ...], layer: int) -> None:
