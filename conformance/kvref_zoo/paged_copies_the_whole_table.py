@@ -18,6 +18,7 @@ class Cache(kvref.PagedCache):
 
 class Implementation(Right):
     clause = "SHARE-05"
+    also = ("PAGED-03",)
 
     def paged(self, **config: Any) -> Cache:
         return Cache(kvref.PagedConfig(**config))

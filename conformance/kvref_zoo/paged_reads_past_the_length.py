@@ -16,6 +16,7 @@ class Cache(kvref.PagedCache):
 
 class Implementation(Right):
     clause = "LAW-05"
+    also = ("EDIT-01",)
     bug = "vllm-project/vllm#35219"
 
     def paged(self, **config: Any) -> Cache:

@@ -1,0 +1,255 @@
+"""EDIT: sequences in pages that are cut, or lose tokens from their middle."""
+
+from contextlib import suppress
+
+import numpy as np
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.checking.expect import equal, may_raise, raises, same, true, within
+from kvref_conformance.checking.registry import check
+from kvref_conformance.checking.setup import pair_of_tokens
+from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.families.paged.checks_sharing import known
+from kvref_conformance.families.paged.counting import room, to_be_filled, with_room
+from kvref_conformance.families.paged.known import Known
+from kvref_conformance.outcome import NotOffered
+
+UNIT = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}  # what rounding adds, of a number
+LEAST = {"float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133}
+
+
+@check("EDIT-01", "paged")
+def truncating_leaves_what_comes_before(subject: Subject) -> None:
+    size = subject.size("block_size", 3)
+    for length in dict.fromkeys((2 * size + 1, 2 * size, 2 * size - 1, size, 1, 0)):
+        cache = known(subject, sequences=1)
+        sequence = cache.create(2 * size + 2, 2 * size + 1)
+        cache.truncate(sequence, length)
+        cache.look(f"after it was cut to {length}")
+        for layer in cache.layers:
+            with raises("PositionOutOfRange"):
+                cache.cache.read(sequence, layer, [length])
+
+
+@check("EDIT-02", "paged")
+def what_is_not_there_is_not_cut(subject: Subject) -> None:
+    cache = known(subject, sequences=1)
+    sequence = cache.create(cache.size + 2, cache.size + 1)
+    before, shortest = cache.seen(), cache.length(sequence, cache.layers[-1])
+    for length in subject.integers(shortest + 1, shortest + 2, 10**6, -1):
+        with raises("PositionOutOfRange"):
+            cache.cache.truncate(sequence, length)
+        cache.look(f"after cutting it to {length} was refused")
+        equal(cache.seen(), before, f"blocks after cutting to {length} was refused")
+    cache.drop(sequence)
+    with raises("SequenceNotFound"):
+        cache.cache.truncate(sequence, 0)
+
+
+@check("EDIT-03", "paged")
+def what_comes_after_a_cut_is_as_if_nothing_had_been_there(subject: Subject) -> None:
+    cache = known(subject, sequences=1)
+    size = cache.size
+    for length in (2 * size + 1, 2 * size, 1, 0):
+        sequence = cache.create(3 * size)
+        cache.truncate(sequence, length)
+        for layer in cache.layers:
+            cache.write(sequence, layer, length, 1)
+            cache.write(sequence, layer, length + 1, size)
+        cache.look(f"after it was cut to {length} and went on")
+        cache.drop(sequence)
+
+
+@check("EDIT-04", "paged")
+def blocks_past_a_cut_are_given_back_or_held(subject: Subject) -> None:
+    cache = known(subject)
+    sequence, layers = cache.create(4 * cache.size), len(cache.layers)
+    other = cache.create(1)
+    for length in (3 * cache.size, 3 * cache.size - 1, cache.size + 1, 0):
+        before = cache.used()
+        cache.truncate(sequence, length)
+        least, used = (-(-length // cache.size) + 1) * layers, cache.used()
+        true(least <= used <= before, f"blocks in use after a cut to {length}", f"from {least} to {before}", used)
+        cache.adds_up(f"after a cut to {length}")
+    cache.write(sequence, 0, 0, 2 * cache.size)
+    cache.look("after it was cut and went on")
+    cache.drop(sequence)
+    cache.drop(other)
+    equal(cache.used(), 0, "blocks in use after all went")
+
+
+@check("EDIT-05", "paged")
+def cutting_one_sharer_cuts_no_other(subject: Subject) -> None:
+    subject.need(sequences=3)
+    size = subject.size("block_size", 3)
+    for which in (0, 1):
+        for length in dict.fromkeys((2 * size, size + 1, 1, 0)):
+            cache = known(subject, 18)
+            parent = cache.create(2 * size + 1)
+            family = [parent, cache.fork(parent), cache.fork(parent)]
+            cache.truncate(family[which], length)
+            cache.look(f"after one of three was cut to {length}")
+            cache.write(family[which], 0, length, size + 1)
+            cache.look(f"after one of three was cut to {length} and went on")
+            for sequence in family:
+                cache.drop(sequence)
+            equal(cache.used(), 0, "blocks in use after all went")
+
+
+@check("EDIT-06", "paged")
+def a_sequence_in_pages_can_be_cut_anywhere(subject: Subject) -> None:
+    cache = known(subject, sequences=1)
+    sequence = cache.create(2 * cache.size + 2)
+    for length in range(2 * cache.size + 2, -1, -max(1, cache.size // 4)):
+        cache.truncate(sequence, length)
+        cache.look(f"after it was cut to {length}")
+
+
+@check("EDIT-10", "paged")
+def removing_closes_the_gap(subject: Subject) -> None:
+    size = subject.size("block_size", 3)
+    for start, stop in (
+        (0, 1),
+        (1, size + 1),
+        (size, 2 * size),
+        (0, 2 * size),
+        (2 * size, 3 * size),
+        (1, 1),
+        (size - 1, 3 * size),
+    ):
+        cache = known(subject, sequences=1)
+        sequence = cache.create(3 * size + 1, 3 * size)
+        used = cache.used()
+        cache.remove(sequence, start, stop)
+        cache.look(f"after it lost {start} .. {stop}")
+        true(cache.used() <= used, "blocks in use after tokens were removed", f"at most {used}", cache.used())
+        cache.write(sequence, 0, cache.length(sequence, 0), 2)
+        cache.look(f"after it lost {start} .. {stop} and went on")
+        cache.adds_up("after tokens were removed")
+        cache.drop(sequence)
+        equal(cache.used(), 0, "blocks in use after it went")
+
+
+@check("EDIT-10", "paged")
+def removing_what_is_not_there_is_refused(subject: Subject) -> None:
+    cache = known(subject, sequences=1)
+    sequence = cache.create(cache.size + 2, cache.size + 1)
+    before, shortest = cache.seen(), cache.length(sequence, cache.layers[-1])
+    for start, stop in (
+        (0, shortest + 1),
+        (shortest, shortest + 1),
+        (2, 1),
+        *((-1, 1), (-2, -1))[: len(subject.integers(-1)) * 2],
+    ):
+        with raises("PositionOutOfRange"):
+            cache.cache.remove(sequence, start, stop)
+        cache.look(f"after removing {start} .. {stop} was refused")
+        equal(cache.seen(), before, f"blocks after removing {start} .. {stop} was refused")
+    cache.drop(sequence)
+    with raises("SequenceNotFound"):
+        cache.cache.remove(sequence, 0, 0)
+
+
+@check("EDIT-10", "paged")
+def removing_from_one_sharer_moves_no_other(subject: Subject) -> None:
+    subject.need(sequences=3)
+    size = subject.size("block_size", 3)
+    for which, start, stop in ((0, 0, 1), (1, 1, size + 1), (1, size, 2 * size), (0, size + 1, 2 * size + 1)):
+        cache = known(subject, 24)
+        parent = cache.create(2 * size + 2)
+        family = [parent, cache.fork(parent)]
+        cache.remove(family[which], start, stop)
+        again = cache.fork(family[which])
+        cache.look(f"after one of two lost {start} .. {stop}, and was forked")
+        cache.write(family[1 - which], 0, 0, 2)
+        cache.write(again, 0, 0, 1)
+        cache.look("after the others went on")
+        for sequence in (*family, again):
+            cache.drop(sequence)
+        equal(cache.used(), 0, "blocks in use after all went")
+
+
+@check("EDIT-10", "paged")
+def what_moves_without_room_for_copies_stays(subject: Subject) -> None:
+    subject.need(sequences=2)
+    cache = Known(subject, to_be_filled(subject, 3))
+    parent = cache.create(room(cache.cache) * cache.size)
+    child = cache.fork(parent)
+    before = cache.seen()
+    try:
+        with may_raise("OutOfBlocks"):
+            cache.remove(child, 0, 1)
+    finally:
+        cache.look("after tokens were to be removed, where there was no room for copies")
+    if cache.length(child, 0) == cache.length(parent, 0):
+        equal(cache.seen(), before, "blocks after removing did not fit")
+
+
+def turned(keys: NDArray, by: int, theta: float, layout: str) -> tuple[NDArray, NDArray]:
+    """Keys turned by so many positions, in float64, and the sum of what was added up for each number."""
+    dim = keys.shape[-1]
+    first = slice(0, dim // 2) if layout == "halves" else slice(0, dim, 2)
+    second = slice(dim // 2, dim) if layout == "halves" else slice(1, dim, 2)
+    angles = by * theta ** (-2.0 * np.arange(dim // 2) / dim)
+    cos, sin, wide = np.cos(angles), np.sin(angles), keys.astype(np.float64)
+    want, size = np.empty(keys.shape), np.empty(keys.shape)
+    a, b = wide[..., first], wide[..., second]
+    want[..., first], want[..., second] = a * cos - b * sin, b * cos + a * sin
+    size[..., first], size[..., second] = abs(a * cos) + abs(b * sin), abs(b * cos) + abs(a * sin)
+    return want, size
+
+
+@check("EDIT-10", "paged")
+def keys_that_move_are_turned_back(subject: Subject) -> None:
+    size = subject.size("block_size", 3)
+    for dtype in subject.formats("float32", "float16", "bfloat16"):
+        for layout, theta, start, stop in (
+            ("halves", 10_000.0, 1, 2), ("pairs", 10_000.0, 1, size + 1), ("halves", 500_000.0, size, 2 * size),
+            ("pairs", 2.5, 0, 1),
+        ):  # fmt: skip
+            turning(subject, dtype, layout, theta, range(start, stop))
+
+
+def turning(subject: Subject, dtype: str, layout: str, theta: float, gap: range) -> None:
+    """A fork loses tokens, and is forked: what moved is turned, what stayed and what its parent has is as it was.
+
+    A turned number is a sum of two products, each of a key and of a cosine or sine that was rounded to float32: three roundings
+    of 2^-24 each, of what is added up. An angle's own rounding, in float64, is less than 2^-48 of it. Then comes the dtype's.
+    """
+    subject.need(sequences=3)
+    handle = with_room(subject, 18, dtype=dtype, head_dim=6)
+    heads, dim, size = handle.config["num_kv_heads"], handle.config["head_dim"], handle.config["block_size"]
+    if dim % 2:
+        raise NotOffered(f"numbers that turn in pairs, where its limits say head_dim {dim}")
+    (keys, values), layer = pair_of_tokens(subject, 2 * size + 2, heads, dim), handle.config["num_layers"] - 1
+    parent = handle.create()
+    for each in range(layer + 1):
+        handle.write(parent, each, 0, keys, values)
+    keys, values = (np.asarray(part, np.float32) for part in handle.gather(parent, layer))
+    child = handle.fork(parent)
+    handle.remove(child, gap.start, gap.stop, theta, layout)
+    for sequence in (child, handle.fork(child)):
+        got_keys, got_values = handle.gather(sequence, layer)
+        same(got_values, np.delete(values, gap, axis=0), "values after tokens were removed")
+        same(got_keys[: gap.start], keys[: gap.start], "keys before those that were removed")
+        want, added = turned(keys[gap.stop :], -len(gap), theta, layout)
+        bound = 3.01 * 2.0**-24 * added + len(gap) * 2.0**-48 * added
+        bound += UNIT[dtype] * (abs(want) + bound) + LEAST[dtype]
+        within(got_keys[gap.start :], want, bound, f"keys that moved, of layout {layout} and theta {theta}, in {dtype}")
+    same(handle.gather(parent, layer)[0], keys, "the parent's keys after its child's were turned")
+
+
+@check("EDIT-10", "paged")
+def what_cannot_be_turned_is_refused(subject: Subject) -> None:
+    cache = known(subject, sequences=1, head_dim=6)
+    sequence = cache.cache.create()
+    keys, values = pair_of_tokens(subject, 2, cache.cache.config["num_kv_heads"], cache.cache.config["head_dim"])
+    cache.cache.write(sequence, 0, 0, keys, values)
+    for layer in cache.layers[1:]:
+        cache.cache.write(sequence, layer, 0, keys, values)
+    with suppress(NotOffered):
+        for theta in (0.0, -1.0):
+            with raises("ConfigError"):
+                cache.cache.remove(sequence, 0, 1, theta)
+    equal(cache.cache.length(sequence, 0), 2, "length after keys were to be turned by a base that is none")
+    same(cache.cache.gather(sequence, 0)[0], np.asarray(keys, np.float32), "keys after they could not be turned")
