@@ -17,7 +17,7 @@ class Cache(kvref.PrefixCache):
 
 class Implementation(Right):
     clause = "PREFIX-03"
-    also = ("PREFIX-01", "PREFIX-04")
+    also = ("PREFIX-01", "PREFIX-04", "PREFIX-07")
 
     def prefix(self, **config: Any) -> Cache:
         return Cache(kvref.PagedConfig(**config))
