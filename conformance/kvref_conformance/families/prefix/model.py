@@ -81,7 +81,7 @@ class Prefix(Paged):
         if wrong := _no_tokens(tokens):
             return self.refuse(wrong)
         keys, entries, child = (
-            self._keys(tokens[: max(0, len(tokens) - 1)], salt),
+            self.chain(tokens[: max(0, len(tokens) - 1)], salt),
             -(-len(tokens) // self.size),
             -1 - len(self.ids),
         )
@@ -126,7 +126,7 @@ class Prefix(Paged):
         self.ways = [held for held in self.kept if held.hits[sequence] == hit]
         salt, tokens = self.told[sequence][0], self.begun.pop(sequence)[: hit * self.size]
         self.told[sequence] = salt, tokens
-        for key in self._keys(tokens, salt):
+        for key in self.chain(tokens, salt):
             for layer, rows in zip(self.sequences[sequence], self.rows[key], strict=True):
                 layer.tokens += rows
 
@@ -139,7 +139,7 @@ class Prefix(Paged):
             return self.refuse(wrong)
         salt, told = known[0], [*tokens, *known[1][len(tokens) :]]
         first = len(known[1]) // self.size
-        keys = self._keys(told, salt)[first:]
+        keys = self.chain(told, salt)[first:]
         rows = {key: self._rows(sequence, first + at) for at, key in enumerate(keys)}
         if any(key in self.rows and not _same(self.rows[key], each) for key, each in rows.items()):
             raise ValueError("other keys and values of the same tokens")
@@ -165,7 +165,7 @@ class Prefix(Paged):
     def match(self, tokens: Sequence[Any], salt: str = "") -> Expected:
         if wrong := _no_tokens(tokens):
             return self.refuse(wrong)
-        keys = self._keys(tokens[: max(0, len(tokens) - 1)], salt)
+        keys = self.chain(tokens[: max(0, len(tokens) - 1)], salt)
         hits = {len(path) for held in self.kept for path, _ in held.paths(keys)}
 
         def then(got: int) -> None:
@@ -176,7 +176,7 @@ class Prefix(Paged):
 
     def _hit(self, hits: set[int], tokens: Sequence[int], salt: str, then: Callable[[Any], None]) -> Expected:
         wanted = {hit * self.size for hit in hits}
-        keys = self._keys(tokens, salt)
+        keys = self.chain(tokens, salt)
 
         def clause_of(got: Any) -> str:
             if not isinstance(got, int) or got < 0 or got % self.size or (got and got >= len(tokens)):
@@ -283,7 +283,7 @@ class Prefix(Paged):
             raise ValueError("a sequence whose length was not seen since it was begun")
         return super()._unknown(sequence, layer)
 
-    def _keys(self, tokens: Sequence[int], salt: str) -> list[Key]:
+    def chain(self, tokens: Sequence[int], salt: str) -> list[Key]:
         """Of each full block."""
         return [(salt, tuple(tokens[:stop])) for stop in range(self.size, len(tokens) + 1, self.size)]
 
