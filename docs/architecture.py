@@ -21,11 +21,13 @@ PARTS = {
     },
     ("the specification", "kvref"): {
         "spec": "the clauses, in Markdown", "contiguous.py": "one growing buffer", "paged.py": "blocks of one pool",
+        "prefix.py": "blocks found by their tokens",
         "quantized.py": "a scale a row", "tiered.py": "recent tokens exact, old ones small",
         "pooled.py": "blocks from a buffer pool",
         "blocks.py": "the pool and the tables", "buffers.py": "memory in five sizes", "attention.py": "softmax(scale q k') v",
         "canary": "a model that tells on its cache", "engine.py": "an engine in little",
-        "formats": "how a row is stored", "backend.py": "the kernels, for reading",
+        "rotary.py": "keys turned to their place", "formats": "how a row is stored",
+        "backend.py": "the kernels, for reading",
     },
 }  # fmt: skip
 SAID = "The judge imports the backends and the specification, the backends the specification, and the specification neither."

@@ -138,7 +138,8 @@
     },
   };
 
-  const heldBy = ({ held, times: owner }) => (held ? `held, owner ${owner}${times(held)}` : owner ? "free again" : "free");
+  const heldBy = ({ held, times: owner }) =>
+    held ? `held, owner ${owner}${times(held)}` : owner ? "free again" : "free";
 
   const contiguous = {
     draw(cache, world) {
