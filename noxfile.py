@@ -63,7 +63,7 @@ ENGINES = {
 }
 NPM = {"transformers.js": "@huggingface/transformers@4.3.1"}  # what npm installs for some
 AXE = "axe-core@4.14.1"
-BROWSED = [f"conformance/tests/test_{name}.py" for name in ("report_pages", "site", "player", "player_files")]
+BROWSED = [f"conformance/tests/test_{name}.py" for name in ("report_pages", "site", "player", "player_answers", "player_files")]
 GPU = ("cupy", "reference:cupy", "torch:cuda", "torch-compiled:cuda")
 RESULTS = Path(".nox/results")  # what the sessions leave for the table
 # This run. With -j each session is a process of its own, which inherits it.

@@ -136,7 +136,7 @@ def paged(tell: Told) -> None:
     tell("Sequence C begins, and takes what was A's.")
     c = cache.create()
     cache.write(c, 0, 0, tell.tokens(3, 1, 2), tell.tokens(3, 1, 2))
-    tell("C's first block was A's last: this pool hands out what came back last. Any order is right, if no block has two owners.")
+    tell("A's table began with these: this pool hands out what came back last. Any order is right, if no block has two owners.")
     cache.block_table(c, 0)
     tell("C wrote three tokens. The slot after them still holds what A left. Reading it has to raise: PAGED-09, LAW-05.")
     with raises("PositionOutOfRange"):

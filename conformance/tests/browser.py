@@ -1,5 +1,6 @@
-"""Headless Chromium for the tests that need one: pages from disk, no network, a silent console; and the site's player."""
+"""Headless Chromium for the tests that need one: pages from disk, no network, a silent console; the player, and files for it."""
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -92,3 +93,26 @@ class Player:
     def step(self):
         step, _, steps = self.text("count").partition(" / ")
         return int(step), int(steps)
+
+
+HEADER = {"trace": 1, "spec": "0.1.0", "clause": "any", "check": "a test", "judge": "model",
+    "implementation": {"name": "x", "version": "1", "language": "python", "level": "exact"}}  # fmt: skip
+NEW = {"id": 1, "op": "blocks.new", "args": {"num_blocks": 3}}
+MADE = {"id": 1, "ok": {"handle": 1}}
+PAGED = {"num_blocks": 2, "block_size": 2, "num_layers": 1, "num_kv_heads": 1, "head_dim": 1, "dtype": "float32"}
+TOKEN = {"dtype": "float32", "shape": [1, 1, 1], "base64": "AAAAAA=="}
+ROWS = {"keys": TOKEN, "values": TOKEN}
+
+
+def written(folder, *lines):
+    path = folder / "trace.jsonl"
+    path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
+    return path
+
+
+def conversation(op, config, *calls):
+    """With the object that the first operation makes: each call an operation, its arguments and the result."""
+    lines = [HEADER, NEW | {"op": op, "args": config}, MADE]
+    for id, (op, args, ok) in enumerate(calls, 2):
+        lines += [{"id": id, "op": op, "on": 1, "args": args}, {"id": id, "ok": ok}]
+    return lines

@@ -83,7 +83,7 @@ def test_a_freed_block_is_handed_on_with_what_was_in_it(player):
     assert block.locator(".kv-cell").all_text_contents() == ["C2", "A3"]
     assert "kv-stale" in block.locator(".kv-cell").nth(1).get_attribute("class")
     tables = player.element.locator(".kv-table", has_text="table of C")
-    assert tables.locator(".kv-chip").all_text_contents() == ["4", "1"]
+    assert tables.locator(".kv-chip").all_text_contents() == ["0", "1"]
     assert player.text("words") == "2 of 6 blocks free. B has 4 tokens in 2 blocks; C has 3 tokens in 2 blocks."
 
 
@@ -95,6 +95,65 @@ def test_a_block_that_nobody_named_is_drawn_without_its_number(player):
     assert player.element.locator(".kv-chip").all_text_contents() == ["?"] * 6
     player.element.evaluate("player => player.go(2)")  # before it took any
     assert player.element.locator(".kv-box .kv-name").all_text_contents() == [f"{block} · free" for block in range(24)]
+
+
+def boxes(player):
+    """By block, whose it is and what is in it."""
+    found = {}
+    for box in player.element.locator(".kv-box").all():
+        number, _, whose = box.locator(".kv-name").text_content().partition(" · ")
+        found[number] = whose, *box.locator(".kv-cell").all_text_contents()
+    return found
+
+
+def test_a_shared_block_is_seen_and_so_is_its_copy(player):
+    player.open(SITE / "_static/traces/sharing.jsonl")
+    player.element.evaluate("player => player.go(5)")  # B is forked
+    assert boxes(player)["1"] == ("A, B · ×2", "A2", "")
+    assert player.element.locator(".kv-shared").count() == 2
+    assert player.text("words").endswith("B has 3 tokens in 2 blocks. 2 blocks shared.")
+    player.element.evaluate("player => player.go(7)")  # and written to
+    assert boxes(player)["1"] == ("A", "A2", "")
+    assert boxes(player)["2"] == ("B", "A2", "B3")
+    assert player.element.locator(".kv-taken .kv-name").all_text_contents() == ["2 · B"]
+    assert player.element.locator(".kv-moved").all_text_contents() == ["A2"]
+    player.element.evaluate("player => player.go(11)")  # of three who list the first block, C writes to it
+    assert boxes(player)["0"] == ("A, B · ×2", "A0", "A1")
+    assert player.element.locator(".kv-taken :is(.kv-name, .kv-cell)").all_text_contents() == ["3 · C", "A0", "C1"]
+    player.element.evaluate("player => player.go(18)")  # no room for a copy
+    assert player.text("call").endswith("→ OutOfBlocks")
+    assert player.text("words").startswith("0 of 6 blocks free.")
+
+
+def test_what_was_taken_back_is_stale_and_what_moved_up_has_its_new_place(player):
+    player.open(SITE / "_static/traces/going_back.jsonl")
+    player.element.evaluate("player => player.go(7)")  # A goes back to six tokens
+    assert boxes(player)["3"] == ("free", "A6", "A7")
+    assert player.text("words") == "5 of 8 blocks free. A has 6 tokens in 3 blocks."
+    player.element.evaluate("player => player.go(14)")  # and two of them are removed
+    assert player.element.locator(".kv-table", has_text="table of A").locator(".kv-chip").all_text_contents() == ["4", "1"]
+    assert boxes(player)["4"] == ("A", "A0", "A1")
+    assert boxes(player)["0"] == ("B", "A0", "A1")
+    assert player.element.locator(".kv-moved").all_text_contents() == ["A2", "A3", "A0", "A1"]
+
+
+def test_blocks_that_wait_to_be_found_are_seen_until_they_are_taken(player):
+    player.open(SITE / "_static/traces/prefixes.jsonl")
+    player.element.evaluate("player => player.go(10)")  # B begins with what A has
+    assert boxes(player)["0"] == ("A, B · ×2 · can be found", "A0", "A1")
+    assert player.element.locator(".kv-found .kv-name").all_text_contents() == [
+        "0 · A, B · ×2 · can be found",
+        "1 · A, B · ×2 · can be found",
+    ]
+    player.element.evaluate("player => player.go(16)")  # both have ended
+    assert player.element.locator(".kv-waiting .kv-name").all_text_contents() == [f"{n} · waits to be found" for n in (0, 1, 3)]
+    assert player.text("words") == "6 of 6 blocks free, 3 of them waiting to be found. No sequence."
+    player.element.evaluate("player => player.go(19)")  # C takes one of them
+    assert boxes(player)["3"] == ("C", "B4", "B5")
+    assert player.text("words").startswith("2 of 6 blocks free, 2 of them waiting to be found.")
+    player.button("To the end").click()
+    assert boxes(player)["0"] == ("waits to be found", "A0", "A1")  # D wrote to a copy of it
+    assert boxes(player)["4"][1:] == ("D0", "A1")
 
 
 def numbers(arrays):

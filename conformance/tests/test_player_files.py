@@ -1,13 +1,12 @@
 """Files opened in the player: what is no trace is refused, what cannot be drawn is said, and a long one can be walked."""
 
 import base64
-import json
 import random
 
 import ml_dtypes
 import numpy as np
 import pytest
-from browser import SITE, needs_site
+from browser import HEADER, MADE, NEW, PAGED, ROWS, SITE, TOKEN, conversation, needs_site, written
 
 import kvref
 from kvref_conformance.conversation.trace.wire import to_wire
@@ -15,16 +14,6 @@ from kvref_conformance.conversation.trace.wire import to_wire
 pytestmark = [pytest.mark.browser, needs_site]
 
 
-def written(folder, *lines):
-    path = folder / "trace.jsonl"
-    path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
-    return path
-
-
-HEADER = {"trace": 1, "spec": "0.1.0", "clause": "any", "check": "a test", "judge": "model",
-    "implementation": {"name": "x", "version": "1", "language": "python", "level": "exact"}}  # fmt: skip
-NEW = {"id": 1, "op": "blocks.new", "args": {"num_blocks": 3}}
-MADE = {"id": 1, "ok": {"handle": 1}}
 FREE = {"id": 2, "op": "blocks.free", "on": 1, "args": {"block": 0}}
 REFUSED = {
     "empty": ([""], "The file is empty"),
@@ -67,20 +56,9 @@ def test_what_is_no_trace_is_refused_and_what_was_shown_stays(player, tmp_path, 
     assert player.step == (1, 1)
 
 
-PAGED = {"num_blocks": 2, "block_size": 2, "num_layers": 1, "num_kv_heads": 1, "head_dim": 1, "dtype": "float32"}
 POOLED = {"tokens_per_block": 0, "max_tokens": 8, "num_kv_heads": 1, "head_dim": 1}
-TOKEN = {"dtype": "float32", "shape": [1, 1, 1], "base64": "AAAAAA=="}
 
 
-def conversation(op, config, *calls):
-    """With the object that the first operation makes: each call an operation, its arguments and the result."""
-    lines = [HEADER, NEW | {"op": op, "args": config}, MADE]
-    for id, (op, args, ok) in enumerate(calls, 2):
-        lines += [{"id": id, "op": op, "on": 1, "args": args}, {"id": id, "ok": ok}]
-    return lines
-
-
-ROWS = {"keys": TOKEN, "values": TOKEN}
 UNDRAWN = {
     "a billion blocks": conversation("blocks.new", {"num_blocks": 10**9}, ("blocks.num_free", {}, 10**9)),
     "blocks of no token": conversation("pooled.new", POOLED, ("pooled.append", ROWS, None)),
