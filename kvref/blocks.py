@@ -30,7 +30,7 @@ class BlockPool:
         self.num_blocks = whole("num_blocks", num_blocks, minimum=0, maximum=MOST_BLOCKS)
         self._free = np.arange(self.num_blocks, dtype=np.int32)[::-1].copy()  # a stack, of which num_free are there
         self._num_free = len(self._free)
-        self._references: NDArray[np.int32] = np.zeros(self.num_blocks, np.int32)
+        self._references: NDArray[np.int32] = np.zeros(self.num_blocks + 1, np.int32)  # and none of NO_BLOCK, the last
 
     @property
     def num_free(self) -> int:
@@ -90,7 +90,7 @@ class BlockPool:
         return int(self._references[number])
 
     def shared(self, blocks: Blocks) -> NDArray[np.bool_]:
-        """Which of several blocks have other references than one."""
+        """Which of several blocks have more references than one."""
         return np.asarray(self._references[blocks] > 1)
 
     def _held(self, operation: str, block: int) -> int:

@@ -260,7 +260,8 @@ class Engine:
         except BaseException:  # some layers may have been written, and what was found is not told yet
             self.cache.truncate(sequence, min(held, self.length(session)))
             raise
-        self.cache.commit(sequence, tokens)
+        if len(tokens) // self.cache.config.block_size > held // self.cache.config.block_size:
+            self.cache.commit(sequence, tokens)  # a block is full
         return following
 
     def _held(self, session: int) -> int:

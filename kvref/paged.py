@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from kvref.array import Array
 from kvref.attention import attention
 from kvref.backend import Backend, reference
-from kvref.blocks import NO_BLOCK, BlockPool, BlockTables
+from kvref.blocks import BlockPool, BlockTables
 from kvref.errors import LayerOutOfRange, OutOfBlocks, PositionOutOfRange, SequenceNotFound, in_range, integer, whole_fields
 from kvref.formats import PLAIN_DTYPES, get_format
 from kvref.inputs import accept_pair
@@ -283,8 +283,7 @@ class PagedCache:
         """
         entries = np.minimum(entries, self._tables.counts[tables])  # past the end there is none to be shared
         blocks = self._tables.at(tables, layers, entries)
-        shared = blocks != NO_BLOCK
-        shared[shared] = self._kept(blocks[shared])
+        shared = self._kept(blocks)
         if not shared.any():
             return []
         all_places = (np.broadcast_to(each, blocks.shape)[shared].tolist() for each in (tables, layers, entries))

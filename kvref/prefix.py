@@ -73,7 +73,8 @@ class FindablePool(BlockPool):
 
     def findable(self, blocks: Blocks) -> NDArray[np.bool_]:
         """Which of several blocks are part of what can be found."""
-        return np.array([block in self._parts for block in np.asarray(blocks).tolist()], np.bool_)
+        found = [block in self._parts for block in np.ravel(blocks).tolist()]
+        return np.array(found, np.bool_).reshape(np.shape(blocks))
 
     def make_findable(self, found: Found) -> None:
         """A copy that is held, unless it is findable already."""
