@@ -19,7 +19,10 @@ EXCEPTIONS = {  # clauses that a family cannot be judged by within a limit, and 
     ("one kv head", "quantized"): {"QUANT-03": "num_kv_heads 2, where its limits say 1"},
     ("one kv head", "tiered"): {"TIER-11": "num_kv_heads 2, where its limits say 1"},
     ("one sequence at a time", "paged"): {"LAW-07": "sequences 2, where its limits say at most 1"},
-    **{("one token at a time", family): TWO_TOKENS for family in ("contiguous", "paged", "pooled", "quantized", "tiered")},
+    **{
+        ("one token at a time", family): TWO_TOKENS
+        for family in ("contiguous", "paged", "pooled", "prefix", "quantized", "tiered")
+    },
     ("one batch row", "contiguous"): dict.fromkeys(("CONTIG-13", "EDIT-07", "EDIT-08"), "batch_size 2, where its limits say 1"),
     **{("no negative integers", family): {"LAW-11": NEGATIVE} for family in ("blocks", "buffers")},  # counts, which have no end
     ("no negative integers", "kernels"): {"KERN-02": "negative slots, which its types do not have"},

@@ -1,37 +1,19 @@
 """The prefix cache as the paged one, and a dict of what was committed by salt and tokens."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
-import numpy as np
-
-from kvref_conformance.arrays import NDArray
-from kvref_conformance.conversation.exchange import show
 from kvref_conformance.families.paged.held import Held, Way, outcome
 from kvref_conformance.families.paged.model import NewOrRefused, Paged
 from kvref_conformance.families.paged.tables import Layer
+from kvref_conformance.families.prefix.chains import MOST_TOKEN, Hit, Row, follows, no_tokens, same
 from kvref_conformance.families.prefix.kept import Kept, Key
 from kvref_conformance.oracle.expected import Choice, Expected, Refused, Wrong, not_in_range
 from kvref_conformance.oracle.model import Look
-from kvref_conformance.outcome import Broken
 
-MOST_TOKEN = 2**63
 SHOWN = 3  # chains that are looked for after each call
 UNSEEN = 2**40  # a token that ends a prompt of which all may be found
-
-Row = tuple[NDArray, NDArray]
-
-
-@dataclass(frozen=True)
-class Hit(Choice):
-    """A number of tokens. clause_of: whose demand another number breaks."""
-
-    clause_of: Callable[[Any], str] = lambda got: ""
-
-    def look(self, ok: Any, op: str, level: Any) -> None:
-        if not self.accepts(ok):
-            raise Broken(op, self.says, show(ok), self.clause_of(ok))
 
 
 class Prefix(Paged):
@@ -71,14 +53,14 @@ class Prefix(Paged):
             if sequence in self.touched
         ]
         found += [look for look in super().looks() if look[0] not in ("length", "utilization")]
-        longest = [key for key in self.rows if not any(_follows(other, key) for other in self.rows)]
+        longest = [key for key in self.rows if not any(follows(other, key) for other in self.rows)]
         return found + [("match", {"tokens": [*tokens, UNSEEN], "salt": salt}) for salt, tokens in longest[-SHOWN:]]
 
     def create(self) -> Expected:
         return self._then(super().create(), lambda new: self.told.update({new: ("", [])}))
 
     def begin(self, tokens: Sequence[Any], salt: str = "") -> Expected:
-        if wrong := _no_tokens(tokens):
+        if wrong := no_tokens(tokens):
             return self.refuse(wrong)
         keys, entries, child = (
             self.chain(tokens[: max(0, len(tokens) - 1)], salt),
@@ -131,7 +113,7 @@ class Prefix(Paged):
                 layer.tokens += rows
 
     def commit(self, sequence: Any, tokens: Sequence[Any]) -> Expected:
-        wrong, known = self._unknown(sequence) + _no_tokens(tokens), self.told.get(sequence, ("", []))
+        wrong, known = self._unknown(sequence) + no_tokens(tokens), self.told.get(sequence, ("", []))
         wrong += not_in_range(len(tokens), self._shortest(sequence) + 1, "PositionOutOfRange", "PREFIX-02")
         if any(a != b for a, b in zip(tokens, known[1], strict=False)):
             wrong.append(("TokenMismatch", "PREFIX-02"))
@@ -141,7 +123,7 @@ class Prefix(Paged):
         first = len(known[1]) // self.size
         keys = self.chain(told, salt)[first:]
         rows = {key: self._rows(sequence, first + at) for at, key in enumerate(keys)}
-        if any(key in self.rows and not _same(self.rows[key], each) for key, each in rows.items()):
+        if any(key in self.rows and not same(self.rows[key], each) for key, each in rows.items()):
             raise ValueError("other keys and values of the same tokens")
 
         def ways(held: Held) -> Iterable[Way]:
@@ -163,7 +145,7 @@ class Prefix(Paged):
         return Expected("PREFIX-02", self.did("commit", change))
 
     def match(self, tokens: Sequence[Any], salt: str = "") -> Expected:
-        if wrong := _no_tokens(tokens):
+        if wrong := no_tokens(tokens):
             return self.refuse(wrong)
         keys = self.chain(tokens[: max(0, len(tokens) - 1)], salt)
         hits = {len(path) for held in self.kept for path, _ in held.paths(keys)}
@@ -302,17 +284,3 @@ class Prefix(Paged):
 
 
 TAKING = ("taken", "append", "begin", "fork", "remove")
-
-
-def _follows(key: Key, other: Key) -> bool:
-    return key[0] == other[0] and len(key[1]) > len(other[1]) and key[1][: len(other[1])] == other[1]
-
-
-def _no_tokens(tokens: Sequence[Any]) -> Wrong:
-    return [wrong for token in tokens for wrong in not_in_range(token, MOST_TOKEN, "TokenOutOfRange", "PREFIX-15")]
-
-
-def _same(one: list[list[Row]], other: list[list[Row]]) -> bool:
-    """The same bits in every layer."""
-    pairs = (pair for a, b in zip(one, other, strict=True) for pair in zip(a, b, strict=True))
-    return all(np.array_equal(x.view(np.uint32), y.view(np.uint32)) for (a, b) in pairs for x, y in zip(a, b, strict=True))

@@ -1,0 +1,42 @@
+"""Tokens in a chain of blocks: what is wrong with some, which follow others, and how many of them are found."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.conversation.exchange import show
+from kvref_conformance.families.prefix.kept import Key
+from kvref_conformance.oracle.expected import Choice, Wrong, not_in_range
+from kvref_conformance.outcome import Broken
+
+MOST_TOKEN = 2**63
+
+Row = tuple[NDArray, NDArray]
+
+
+@dataclass(frozen=True)
+class Hit(Choice):
+    """A number of tokens. clause_of: whose demand another number breaks."""
+
+    clause_of: Callable[[Any], str] = lambda got: ""
+
+    def look(self, ok: Any, op: str, level: Any) -> None:
+        if not self.accepts(ok):
+            raise Broken(op, self.says, show(ok), self.clause_of(ok))
+
+
+def follows(key: Key, other: Key) -> bool:
+    return key[0] == other[0] and len(key[1]) > len(other[1]) and key[1][: len(other[1])] == other[1]
+
+
+def no_tokens(tokens: Sequence[Any]) -> Wrong:
+    return [wrong for token in tokens for wrong in not_in_range(token, MOST_TOKEN, "TokenOutOfRange", "PREFIX-15")]
+
+
+def same(one: list[list[Row]], other: list[list[Row]]) -> bool:
+    """The same bits in every layer."""
+    pairs = (pair for a, b in zip(one, other, strict=True) for pair in zip(a, b, strict=True))
+    return all(np.array_equal(x.view(np.uint32), y.view(np.uint32)) for (a, b) in pairs for x, y in zip(a, b, strict=True))
