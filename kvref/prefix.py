@@ -224,7 +224,7 @@ class PrefixCache(PagedCache):
     def write(self, sequence: int, layer: int, start: int, keys: Array, values: Array) -> None:
         length = self.length(sequence, layer)
         super().write(sequence, layer, start, keys, values)
-        if start < length and len(keys):
+        if start < length and keys.shape[0]:
             self._told[int(sequence)].cut(int(start), self.config.block_size)
 
     def truncate(self, sequence: int, length: int) -> None:
