@@ -1,5 +1,7 @@
 """Bugs in what is found of what was seen."""
 
+from hashlib import blake2b
+
 import numpy as np
 
 from bugs.plant import bug, hidden, in_source
@@ -66,6 +68,19 @@ def a_block_is_known_by_a_sum(patch):
 def a_block_is_known_by_pythons_hash(patch):
     in_source(patch, KEYS, "numbers[start : start + block_size].tobytes()",
               'hash(tuple(map(int, numbers[start : start + block_size]))).to_bytes(8, "little", signed=True)')  # fmt: skip
+
+
+@bug("PREFIX-03")
+def a_block_is_known_by_64_bits(patch):
+    def keys(tokens, block_size, salt="", known=()):
+        key = known[-1] if known else salt.encode()
+        for start in range(len(known) * block_size, len(tokens) - block_size + 1, block_size):
+            numbers = np.array([*tokens[start : start + block_size]], "<i8")
+            narrow = numbers.astype("<i4") if numbers.max() < 2**31 else numbers
+            key = blake2b(key + narrow.tobytes(), digest_size=8).digest()
+            yield key
+
+    patch.setattr("kvref.prefix.block_keys", keys)
 
 
 @bug("PREFIX-03")
