@@ -114,7 +114,7 @@ def matrix(session: nox.Session, library: str) -> None:
 def theirs(session: nox.Session) -> None:
     """What needs torch or llama.cpp: the tests, torch's backend and the reference on it, and a report on what others wrote."""
     session.install(*PINNED, "torch")  # first and by its exact pin: anything looser may bring gigabytes of CUDA
-    session.install(*PINNED, "-e", ".[dev]", "transformers", "xllamacpp")
+    session.install(*PINNED, "-e", ".[dev]", "transformers", "xllamacpp", "psutil")
     session.run("pytest", "-m", "torch or llama", *session.posargs)
     for name in ("torch", "reference:torch"):
         _check(session, name, "torch", "CPU", QUICK)
@@ -191,11 +191,11 @@ def _npm(session: nox.Session, package: str) -> None:
 
 
 def engine_names(engine: str) -> list[str]:
-    """The implementations that are judged with an engine."""
+    """The implementations that are judged with an engine, caches of its own among them."""
     known = tomllib.loads((Path(__file__).parent / "pyproject.toml").read_text())["project"]["entry-points"][
         "kvref.implementations"
     ]
-    called = [name for name, target in known.items() if ".implementations.engines." in target]
+    called = [name for name, target in known.items() if ".implementations.engines." in target or name not in THEIRS]
     return [name for name in called if name == engine or name.startswith(f"{engine}-")]
 
 

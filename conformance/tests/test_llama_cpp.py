@@ -71,3 +71,12 @@ def test_a_shift_moves_entries_and_turns_their_keys(told):
     certain = len(want) - (want[-1] is None)
     assert certain > 10
     assert engine.generate(session, 20)[:certain] == want[:certain]
+
+
+@pytest.mark.parametrize("told", [(name, 0) for name in VARIANTS], indirect=True, ids=str)
+@pytest.mark.xfail(reason="keys are turned by the next llama_decode; what is saved before is not, and never will be", strict=True)
+def test_a_shift_is_saved(told):
+    engine, session, *_ = told
+    engine.shift(session, 20, 30)
+    loaded = engine.load(engine.save(session))
+    assert engine.generate(loaded, 10) == engine.generate(session, 10)

@@ -150,5 +150,5 @@ def test_what_npm_installs_lies_where_node_looks(noxfile, tmp_path):
 
 def test_every_engine_of_the_project_is_judged_by_a_session(noxfile):
     known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["kvref.implementations"]
-    engines = {name for name, target in known.items() if ".implementations.engines." in target}
+    engines = {name for name, target in known.items() if ".implementations.engines." in target or name not in noxfile.THEIRS}
     assert sorted(engines) == sorted(name for engine in noxfile.ENGINES for name in noxfile.engine_names(engine))

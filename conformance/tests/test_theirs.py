@@ -45,6 +45,15 @@ def test_transformers_static():
 
 
 @pytest.mark.torch
+def test_transformers_paged():
+    pytest.importorskip("psutil")  # without which it finds no memory on a CPU
+    found = verdicts("transformers-paged")
+    assert with_verdict(found, "failed") == {"LAW-11", "LAW-12", "PREFIX-03", "PREFIX-15"}
+    shared = {"SHARE-03", "SHARE-04", "SHARE-05", "SHARE-06", "SHARE-08"}
+    assert shared | {"LAW-01", "PAGED-03", "PAGED-12", "PREFIX-01", "PREFIX-06", "PREFIX-12"} <= with_verdict(found, "passed")
+
+
+@pytest.mark.torch
 def test_transformers_generate():
     found = verdicts("transformers-generate")
     assert with_verdict(found, "failed") == set()
