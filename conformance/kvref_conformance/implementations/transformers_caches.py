@@ -72,11 +72,13 @@ class OneLayer:
         return layer.keys[:, :, : self.seq_len], layer.values[:, :, : self.seq_len]
 
     def reorder(self, rows: Sequence[int]) -> None:
+        if not self.seq_len:
+            raise NotOffered("reordering no tokens: it knows no rows before it has any")
         try:
             self._cache.reorder_cache(torch.tensor(rows, dtype=torch.long))
         except (RuntimeError, IndexError) as error:
             raise RowOutOfRange(str(error)) from error
-        self._no_tokens = self._no_tokens[:1].expand(len(rows), -1, -1, -1)  # of what size its batch is an empty cache never says
+        self._no_tokens = self._no_tokens[:1].expand(len(rows), -1, -1, -1)  # what is read after a reset
 
     def reset(self) -> None:
         self._cache.reset()
