@@ -61,8 +61,13 @@ class Vectors:
 def make() -> Vectors:
     vectors = Vectors()
     judge = Judge(load("reference"), Effort(), "reference")
+    first: dict[Any, Check] = {}  # by what is run: one family is asked what another is
     for check in (check for checks in select().values() for check in checks if check.run):
-        _from_check(vectors, judge, check)
+        if first.setdefault(check.run, check) is check:
+            _from_check(vectors, judge, check)
+        else:
+            why = f"the same as {first[check.run].name}"
+            vectors.left_out.append({"clause": check.clause, "check": check.name, "why": why})
     for family in searched():
         for number, lines in enumerate(_samples(judge, family)):
             _add(vectors, f"machines/{family}-{number}.jsonl", family, lines)
