@@ -126,11 +126,6 @@ def a_row_past_the_end_is_the_last(patch):
     in_source(patch, f"{CONTIGUOUS}.reorder", "in_range(row,", "in_range(min(row, self.config.batch_size - 1),")
 
 
-@bug("EDIT-09")
-def no_rows_leave_the_batch_as_it_was(patch):
-    in_source(patch, f"{CONTIGUOUS}.reorder", "chosen = [", "if not len(rows):\n        return\n    chosen = [")
-
-
 @hidden("quantized", "EDIT-01")
 @bug("EDIT-01")
 def only_the_first_layer_goes_back(patch):

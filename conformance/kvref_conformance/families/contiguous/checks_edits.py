@@ -230,11 +230,3 @@ def a_row_that_is_not_there_is_refused(subject: Subject) -> None:
             with raises("RowOutOfRange"):
                 cache.reorder(order)
             holds(cache, (given[0], given[1]), 4, f"after reorder({order}) of {batch} rows was refused")
-
-
-@check("EDIT-09", "contiguous")
-def no_rows_are_refused(subject: Subject) -> None:
-    cache, *given = filled(subject, 4)
-    with raises("ConfigError"):
-        cache.reorder([])
-    holds(cache, (given[0], given[1]), 4, "after reorder([]) was refused")

@@ -62,9 +62,9 @@ class ContiguousMachine(Machine):
         self.append(which, count, kind, fused=False)
 
     @precondition(lambda self: self.objects)
-    @rule(which=INDEX, rows=st.lists(ANY, max_size=3), count=COUNT, kind=kinds())
+    @rule(which=INDEX, rows=st.lists(ANY, min_size=1, max_size=3), count=COUNT, kind=kinds())
     def reorder(self, which: int, rows: list[int], count: int, kind: str) -> None:
-        batch, size = self.model(which).sizes[0], self.subject.size("batch_size", len(rows)) if rows else 0
+        batch, size = self.model(which).sizes[0], self.subject.size("batch_size", len(rows))
         self.call("reorder", one_of(self.objects, which), rows=[within(rows[i % len(rows)], batch) for i in range(size)])
         self.append(which, count, kind, fused=False)
 

@@ -149,8 +149,10 @@ class Contiguous(Model):
     def reorder(self, rows: Sequence[Any]) -> Expected:
         batch, heads, dim = self.sizes
         wrong = [each for row in rows for each in not_in_range(row, batch, "RowOutOfRange", "EDIT-09")]
-        if wrong or not rows:
-            return self.refuse(wrong or [("ConfigError", "EDIT-09")])
+        if wrong:
+            return self.refuse(wrong)
+        if not rows:
+            raise ValueError("no rows, which may be refused or leave a batch of none")
 
         def change(ok: Any) -> None:
             self.sizes, self.origins = (len(rows), heads, dim), list(rows)

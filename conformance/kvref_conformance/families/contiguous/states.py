@@ -3,7 +3,7 @@
 from kvref_conformance.searching.states import NOTES, Call, refusals, state
 
 refusals(
-    "contiguous", "ShapeMismatch", "DtypeMismatch", "CapacityExceeded", "PositionOutOfRange", "RowOutOfRange", "ConfigError",
+    "contiguous", "ShapeMismatch", "DtypeMismatch", "CapacityExceeded", "PositionOutOfRange", "RowOutOfRange",
 )  # fmt: skip
 
 
