@@ -122,22 +122,36 @@ class PagedMachine(Machine):
         self.ask("slot_mapping", self.objects[0], sequence=sequence, layer=layer, start=start, count=count)
 
     @precondition(lambda self: self.objects)
-    @rule(which=SEQUENCE, layer=ANY, count=COUNT, kind=kinds())
-    def drop(self, which: int, layer: int, count: int, kind: str) -> None:
-        """Drop a sequence, one with tokens if there is one; the next one takes up its blocks."""
-        self.call("drop", self.objects[0], sequence=self.chosen(which))
+    @rule(which=SEQUENCE, layer=ANY, count=COUNT, kind=kinds(), spare=st.sampled_from((0, 0, 0, 4)))
+    def drop(self, which: int, layer: int, count: int, kind: str, spare: int) -> None:
+        """Drop a sequence, one with tokens if there is one, and with room for more; the next one takes up its blocks."""
+        sequence = self.chosen(which)
+        if spare and sequence in self.model.sequences:
+            longest = max(len(each.tokens) for each in self.model.sequences[sequence])
+            self.call("ensure_capacity", self.objects[0], sequence=sequence, num_tokens=longest + spare * self.stride)
+        self.call("drop", self.objects[0], sequence=sequence)
         self.create()
         self.put(len(self.model.sequences) - 1, within(layer, self.layers), 0, count * self.stride, kind)
 
     drop_another = drop
 
     @precondition(lambda self: self.objects and self.model.sequences)
-    @rule(which=SEQUENCE, layer=ANY, who=st.integers(0, 4), back=st.sampled_from((0, 1, 2, 4, 9)), count=COUNT, kind=kinds())
+    @rule(
+        which=SEQUENCE,
+        layer=ANY,
+        who=st.sampled_from((0, 1, 2, 1, 3, 4)),
+        back=st.sampled_from((0, 1, 2, 4, 9)),
+        count=COUNT,
+        kind=kinds(),
+    )
     def fork(self, which: int, layer: int, who: int, back: int, count: int, kind: str) -> None:
         """Fork a sequence, one with tokens if there is one, and go on with the child, the parent, or both."""
         if len(self.model.sequences) >= min(4, self.subject.size("sequences", 99)):
             return
         sequence, layer = self.chosen(which, full=True), within(layer, self.layers)
+        if who == 4 and sequence in self.model.sequences:  # of every layer there is something to be cut
+            keys, values = pair(self.source, (self.layers, 1, *self.shape), kind)
+            self.call("append_step", self.objects[0], sequences=[sequence], keys=keys, values=values)
         child = self.call("fork", self.objects[0], sequence=sequence)
         if child is None:
             return

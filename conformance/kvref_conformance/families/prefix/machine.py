@@ -108,16 +108,18 @@ class PrefixMachine(PagedMachine):
     @precondition(lambda self: self.objects)
     @rule(which=SEQUENCE, count=st.integers(0, LONG), wrong=st.sampled_from((0, 0, 0, 0, 1, 2, 3)))
     def commit(self, which: int, count: int, wrong: int) -> None:
+        told = {sequence for sequence, (_, tokens) in self.known.told.items() if tokens}
         sequence, count = self.sequence(which), count * self.stride
+        if wrong == 3 and (sequence := one_of(told, which)) is None:
+            return  # there is nothing to contradict
         if sequence not in self.known.sequences:
             self.call("commit", self.objects[0], sequence=sequence, tokens=[1])
         elif not wrong:
             self.commit_what_is_there(sequence, count)
         else:
             there = self.written(sequence, min(len(layer.tokens) for layer in self.known.sequences[sequence]))
-            tokens = {1: [*there, 1], 2: [*there[:count], -1], 3: [*there[: len(there) // 2], 5, *there[len(there) // 2 + 1 :]]}
-            if wrong == 3 and not (there and len(there) // 2 < len(self.known.told[sequence][1])):
-                return  # there is nothing to contradict
+            middle = len(self.known.told[sequence][1]) // 2
+            tokens = {1: [*there, 1], 2: [*there[:count], -1], 3: [*there[:middle], FRESH, *there[middle + 1 :]]}
             self.call("commit", self.objects[0], sequence=sequence, tokens=tokens[wrong])
 
     @precondition(lambda self: self.objects)
