@@ -140,6 +140,7 @@ def document() -> dict[str, Any]:
 
 def _asked(op: str, operation: Operation) -> dict[str, Any]:
     optional = [name for name, hint in operation.arguments.items() if op.endswith(".new") and NoneType in get_args(hint)]
+    optional += operation.optional
     arguments = {name: _type(hint) for name, hint in operation.arguments.items()}
     if op == "tiered.update_policy":
         arguments = {name: _type(hint) for name, hint in factory("tiered").arguments.items()}

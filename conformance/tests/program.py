@@ -76,7 +76,7 @@ def perform(request):
         return {"handle": request["id"]}
     if op == {"declines": "blocks.utilization", "declines-more": "blocks.allocate"}.get(way):
         raise Refused("NotOffered")
-    if not op.startswith("blocks.") or op == "blocks.allocate_many":
+    if not op.startswith("blocks.") or op in ("blocks.allocate_many", "blocks.share", "blocks.references"):
         if way == "knows-everything":
             return None
         raise Refused("NotOffered")

@@ -61,7 +61,8 @@ def test_tables_that_grow_move_and_go_are_as_lists_would_be():
         elif choice < 0.25:
             table = int(rng.choice(list(held)))
             first, second = held.pop(table)
-            assert tables.close(table) == first + second
+            pairs = zip(first, second, strict=True)
+            assert tables.close(table).tolist() == [block for pair in reversed(list(pairs)) for block in pair]
         else:
             named = rng.choice(list(held), size=min(len(held), 1 + step % 3), replace=False).tolist()
             more = {table: int(rng.integers(0, 5)) for table in named}

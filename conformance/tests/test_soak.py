@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from commandline import kvref
 
+from kvref_conformance.soak.servers import served
 from kvref_conformance.soak.workload import Event, Workload, brief, prefilled, without
 
 __all__ = ["kvref"]
@@ -78,8 +79,8 @@ def test_one_that_ends_its_process_is_a_failure(kvref, tmp_path):
         (("numpy", "--minutes", "inf"), "--minutes: expected a finite number above 0, got inf"),
         (("numpy", "--minutes", "nan"), "--minutes: expected a finite number above 0, got nan"),
         (("numpy", "--seed", "-1"), "--seed: expected an integer of at least 0, got -1"),
-        (("numpy", "--family", "rows"), "--family: expected one of contiguous, paged, quantized, tiered, pooled, got 'rows'"),
-        (("mine:OnlyKernels",), "nothing to soak, it does not offer contiguous or paged or quantized or tiered or pooled"),
+        (("numpy", "--family", "rows"), f"--family: expected one of {', '.join(served())}, got 'rows'"),
+        (("mine:OnlyKernels",), f"nothing to soak, it does not offer {' or '.join(served())}"),
         ((), "expected a NAME or --exec COMMAND"),
     ],
 )  # fmt: skip

@@ -44,7 +44,7 @@ def test_a_program_is_judged_by_every_clause_it_has_the_families_for(kvref):
     done = kvref("check", "--exec", PROGRAM, "--examples", "10")
     assert (done.returncode, done.stderr) == (0, "")
     assert "pool 1 (python, exact)" in done.stdout
-    shown = sum(clause.startswith(("LAW-", "BLOCK-")) for clause in all_clauses())
+    shown = sum(clause.startswith(("LAW-", "BLOCK-", "SHARE-")) for clause in all_clauses())
     assert totals(done) == [10, 0, shown - 10]  # BLOCK-01 to 06, LAW-03, LAW-12, LAW-18, LAW-19
 
 

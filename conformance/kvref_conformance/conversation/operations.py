@@ -30,6 +30,7 @@ class Operation:
     attribute: bool
     arguments: dict[str, Any] = field(default_factory=dict, hash=False)
     says: Any = None  # the annotation of what comes back, with the shapes of arrays
+    optional: tuple[str, ...] = ()  # the arguments that may be left out
 
 
 @cache
@@ -62,4 +63,5 @@ def _operation(method: Any) -> Operation:
     named = get_type_hints(method, include_extras=True)
     reply = get_type_hints(method)["return"]
     arguments = {each.name: named[each.name] for each in every if each.name in named and each.kind is not each.VAR_KEYWORD}
-    return Operation(method.__name__, parameters, reply, False, arguments, named["return"])
+    optional = tuple(each.name for each in every if each.default is not each.empty)
+    return Operation(method.__name__, parameters, reply, False, arguments, named["return"], optional)

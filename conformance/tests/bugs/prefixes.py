@@ -12,6 +12,8 @@ from kvref.prefix import FindablePool, Found, PrefixCache, block_keys
 FIND, BEGIN, COMMIT, KEYS = (f"kvref.prefix.{name}" for name in (
     "PrefixCache._find", "PrefixCache.begin", "PrefixCache.commit", "block_keys",
 ))  # fmt: skip
+BLOCK = "numbers[start : start + size]"  # of a key, and its tokens
+NUMBERS = f'np.frombuffer({BLOCK}, "<i8")'
 
 
 @bug("PREFIX-01")
@@ -36,7 +38,7 @@ def the_longest_layer_says_what_is_written(patch):
 
 @bug("PREFIX-02")
 def commits_may_contradict(patch):
-    in_source(patch, COMMIT, "if numbers[:common]", "if False and numbers[:common]")
+    in_source(patch, COMMIT, "np.flatnonzero(numbers[:common] != told.tokens[:common])", "()")
 
 
 @bug("PREFIX-02")
@@ -61,13 +63,12 @@ def a_block_is_known_by_its_own_tokens(patch):
 
 @bug("PREFIX-03")
 def a_block_is_known_by_a_sum(patch):
-    in_source(patch, KEYS, ".tobytes()", ".sum().tobytes()")
+    in_source(patch, KEYS, BLOCK, f"{NUMBERS}.sum().tobytes()")
 
 
 @bug("PREFIX-03")
 def a_block_is_known_by_pythons_hash(patch):
-    in_source(patch, KEYS, "numbers[start : start + block_size].tobytes()",
-              'hash(tuple(map(int, numbers[start : start + block_size]))).to_bytes(8, "little", signed=True)')  # fmt: skip
+    in_source(patch, KEYS, BLOCK, f'hash(tuple({NUMBERS}.tolist())).to_bytes(8, "little", signed=True)')
 
 
 @bug("PREFIX-03")
@@ -85,12 +86,12 @@ def a_block_is_known_by_64_bits(patch):
 
 @bug("PREFIX-03")
 def tokens_are_known_by_32_bits(patch):
-    in_source(patch, KEYS, ".tobytes()", '.astype("<i4").tobytes()')
+    in_source(patch, KEYS, BLOCK, f'{NUMBERS}.astype("<i4").tobytes()')
 
 
 @bug("PREFIX-04")
 def blocks_that_are_not_full_are_found(patch):
-    in_source(patch, KEYS, "len(numbers) - block_size + 1", "len(numbers)")
+    in_source(patch, KEYS, "len(numbers) - size + 1", "len(numbers)")
 
 
 @bug("PREFIX-04")
@@ -231,12 +232,12 @@ def who_holds_a_block_alone_writes_to_it(patch):
 
 @bug("PREFIX-15")
 def any_number_is_a_token(patch):
-    patch.setattr("kvref.prefix._whole", lambda tokens: [int(token) % 2**63 for token in tokens])
+    patch.setattr("kvref.prefix._numbers", lambda tokens: np.array([int(token) % 2**63 for token in tokens], np.int64))
 
 
 @bug("PREFIX-15")
 def keys_are_made_of_the_callers_types(patch):
-    patch.setattr("kvref.prefix._whole", list)
+    patch.setattr("kvref.prefix._numbers", np.asarray)
     in_source(patch, KEYS, '"<i8"', "None")
 
 

@@ -108,10 +108,12 @@ class PrefixMachine(PagedMachine):
     @precondition(lambda self: self.objects)
     @rule(which=SEQUENCE, count=st.integers(0, LONG), wrong=st.sampled_from((0, 0, 0, 0, 1, 2, 3)))
     def commit(self, which: int, count: int, wrong: int) -> None:
-        told = {sequence for sequence, (_, tokens) in self.known.told.items() if tokens}
+        told = one_of((sequence for sequence, (_, tokens) in self.known.told.items() if tokens), which)
         sequence, count = self.sequence(which), count * self.stride
-        if wrong == 3 and (sequence := one_of(told, which)) is None:
-            return  # there is nothing to contradict
+        if wrong == 3:
+            if told is None:
+                return  # there is nothing to contradict
+            sequence = told
         if sequence not in self.known.sequences:
             self.call("commit", self.objects[0], sequence=sequence, tokens=[1])
         elif not wrong:

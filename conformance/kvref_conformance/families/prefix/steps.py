@@ -11,12 +11,12 @@ def sequence(got: Got) -> Any:
 
 
 def steps(sizes: Sizes) -> Steps:
-    """What a paged cache does, on a sequence that was begun; and before that is dropped, what only this one does."""
+    """What only this one does, and what a paged cache does, on a sequence that was begun."""
     pages = {name.partition(".")[2]: _renamed(arguments) for name, arguments in steps_of_pages(sizes).items()}
     drop = pages.pop("drop")
     committed = {"commit": of(sequence=sequence, tokens=[]), "match": of(tokens=[1, 2, 3])}
     begun = {"begin": of(tokens=[1, 2, 3])}
-    return owned("prefix", begun | pages | committed | {"drop": drop, "reset": of()})
+    return owned("prefix", {"reset": of()} | begun | pages | committed | {"drop": drop})
 
 
 def _renamed(arguments: Arguments) -> Arguments:
