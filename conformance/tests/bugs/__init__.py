@@ -21,6 +21,7 @@ CHAPTERS = (
     "engines",
     "hidden",
     "real",
+    "real_pages",
 )
 
 for chapter in CHAPTERS:

@@ -13,11 +13,10 @@ ALIKE = [7232, 6294, 7679, 2095, 839], [7821, 5009, 4025, 7586, 128]
 
 @check("PREFIX-03", "prefix")
 def tokens_of_one_short_hash_are_not_alike(subject: Subject) -> None:
-    subject.need(sequences=2)
     served = Served(subject, 4, block_size=PAGE)
     if served.size != PAGE:
         raise NotOffered(f"blocks of {PAGE} tokens, where its limits say {subject.limits.of(subject.family, 'block_size')}")
     one, other = ([*[1] * 224, *five, *[1] * 27] for five in ALIKE)
-    served.serve(one)  # and kept, so that nothing may take its block
+    served.there(one)
     served.finds([*other, 1], 0, "256 tokens, where others whose hash of 64 bits is the same were committed")
     served.finds([*one, 1], PAGE, "the 256 tokens that were committed")
