@@ -14,7 +14,10 @@ TAKEN = [
     {"dtype": ["float16", "bfloat16"]},
 ]  # fmt: skip
 CONTIGUOUS = {
-    "exact capacities": ({"batch_size": 1, "dtype": ["float16"], "num_kv_heads": 1, "initial_capacity": [16, 64]}, {"CONTIG-13"}),
+    "exact capacities": (
+        {"batch_size": 1, "dtype": ["float16"], "num_kv_heads": 1, "initial_capacity": [16, 64]},
+        {"CONTIG-13", "EDIT-07", "EDIT-08"},
+    ),
     "nothing reserved": ({"initial_capacity": 0}, set()),
     "as large as it may be": ({"initial_capacity": 64, "max_seq_len": 64}, {"CONTIG-04", "CONTIG-05"}),
     "four rows": ({"batch_size": 4, "head_dim": 64, "dtype": ["bfloat16"]}, set()),
@@ -111,7 +114,7 @@ def test_a_cache_of_steps_alone_is_judged_in_one_layer():
     def quieter(self, keys, values):
         self._cache.append_step(keys, np.float32(values) * np.float32(0.99))
 
-    steps = {"append": None, "clear": None, "read_tokens": None, "read_token": None, "attend": None}
+    steps = {"append": None, "clear": None, "read_tokens": None, "read_token": None, "attend": None, "truncate": None}
     found = verdicts(quantized(**steps), "quantized", clauses="QUANT-*,LAW-04")
     assert but("passed", found) == {"QUANT-04", "QUANT-08"}
     assert "failed" not in found.values()
