@@ -39,8 +39,8 @@ def an_append_evicts_one_token(patch):
     in_source(
         patch,
         "kvref.tiered.TieredCache.append",
-        "max(0, self.total_tokens + count - room)",
-        "1 if self.total_tokens + count > room else 0",
+        "self._evict(past)",
+        "self._evict(1)",
     )
 
 
