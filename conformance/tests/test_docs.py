@@ -34,7 +34,7 @@ def test_the_ten_lines_are_judged_as_the_page_says(tmp_path):
     done = kvref(tmp_path, "check", "mycache:MyCache")
     assert done.returncode == 1
     assert done.stdout.endswith(f"\n{said}")
-    assert "max_seq_len=3," in done.stdout[done.stdout.index("CONTIG-06 ·") :].splitlines()[1]
+    assert "max_seq_len=1," in done.stdout[done.stdout.index("CONTIG-06 ·") :].splitlines()[1]
     top, offers = listed.split("...\n")
     done = kvref(tmp_path, "check", "mycache:MyCache", "--list")
     lines = "".join(f"{line.rstrip()}\n" for line in done.stdout.splitlines())
