@@ -20,6 +20,7 @@ class Cache(kvref.ContiguousCache):
 
 class Implementation(Right):
     clause = "EDIT-08"
+    also = ("LAW-04",)
 
     def contiguous(self, **config: Any) -> Cache:
         return Cache(kvref.ContiguousConfig(**config))

@@ -29,7 +29,7 @@ class Cache(kvref.ContiguousCache):
 
 class Implementation(Right):
     clause = "EDIT-03"
-    also = ("CONTIG-02", "CONTIG-06")
+    also = ("CONTIG-02", "CONTIG-06", "CONTIG-09")
     bug = "ml-explore/mlx-lm#1502"
 
     def contiguous(self, **config: Any) -> Cache:
