@@ -182,7 +182,7 @@ SHRUNK = {
     "contiguous": ("zoo:contiguous-advances-past-its-memory", "CONTIG-10"),
     "blocks": ("zoo:blocks-freed-twice", "BLOCK-05"),
     "paged": ("zoo:paged-leaks-a-block", "PAGED-07"),
-    "prefix": ("zoo:prefix-salt-is-left-out", "PREFIX-03"),
+    "prefix": ("zoo:prefix-finds-every-token", "PREFIX-01"),
     "quantized": ("zoo:quantized-clear-keeps-a-layer", "QUANT-08"),
     "tiered": ("zoo:tiered-evicts-one-a-call", "TIER-05"),
     "buffers": ("zoo:buffers-released-twice", "BUF-05"),

@@ -156,6 +156,7 @@ def what_was_found_is_never_written_to(subject: Subject) -> None:
 def what_can_be_found_is_never_removed_or_cut(subject: Subject) -> None:
     declared_order(subject)
     subject.need(sequences=2)
+    made = 0
     for name in ("truncate", "remove"):
         served = Served(subject)
         tokens, size, cache = blocks(served, 1, 2, 3), served.size, served.cache
@@ -168,3 +169,6 @@ def what_can_be_found_is_never_removed_or_cut(subject: Subject) -> None:
             else:
                 cache.remove(sequence, 1, size + 1)
             served.finds([*tokens, OTHER], 3 * size, f"a prompt after {name}")
+            made += 1
+    if not made:
+        raise NotOffered("truncate and remove")
