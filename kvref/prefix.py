@@ -224,7 +224,8 @@ class PrefixCache(PagedCache):
     def write(self, sequence: int, layer: int, start: int, keys: Array, values: Array) -> None:
         length = self.length(sequence, layer)
         super().write(sequence, layer, start, keys, values)
-        if start < length and keys.shape[0]:
+        count = len(keys) if isinstance(keys, Sequence) else keys.shape[0]  # a list is taken too
+        if start < length and count:
             self._told[int(sequence)].cut(int(start), self.config.block_size)
 
     def truncate(self, sequence: int, length: int) -> None:
