@@ -38,6 +38,11 @@ _ISOLATE = (
     "and without a word (default: in a child, unless it is kvref's own)"
 )
 
+_JOBS = (
+    "processes that judge it side by side, each with one of its own (default: 1; of kvref's own, where everything is asked, as "
+    "many as there are processors, and at most 4)"
+)
+
 
 def _parser() -> argparse.ArgumentParser:
     import argparse
@@ -68,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the random inputs (default %(default)s)")
     check.add_argument("--examples", type=int, default=EXAMPLES, metavar="N", help="sequences of calls a family (%(default)s)")
     check.add_argument("--deep", action="store_true", help="many more and longer sequences: half an hour of them")
+    check.add_argument("--jobs", type=int, metavar="N", help=_JOBS)
     check.add_argument("--isolate", action=argparse.BooleanOptionalAction, help=_ISOLATE)
     check.add_argument("--timeout", type=float, metavar="S", help=patience)
     check.add_argument(

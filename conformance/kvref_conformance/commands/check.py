@@ -2,6 +2,7 @@
 
 import argparse
 import os
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,10 +13,12 @@ from kvref_conformance.checking.registry import Check
 from kvref_conformance.clauses import Clause
 from kvref_conformance.commands.listing import list_checks, list_reach
 from kvref_conformance.conversation import interrupts
+from kvref_conformance.conversation.drivers.guard import collect_rarely
 from kvref_conformance.families import names as families
 from kvref_conformance.implementations import existing_folder, named, patience
 from kvref_conformance.interface import offers
 from kvref_conformance.judging import xfails
+from kvref_conformance.judging.ahead import side_by_side, usual_jobs
 from kvref_conformance.judging.asked import Asked, Effort
 from kvref_conformance.judging.conclusion import EXIT_STATUS, conclude
 from kvref_conformance.judging.judge import Judge, select
@@ -43,14 +46,13 @@ def check(options: argparse.Namespace) -> int:
     searched = options.seed, options.slow, options.real, options.examples, options.deep
     effort = Effort(*searched, options.timeout, keep=options.traces is not None)
     asked = Asked(options.name, effort, options.family, options.isolate, options.stderr)
-    judge = _judge(asked)
-    try:
+    collect_rarely()
+    with closing(_judge(asked)) as judge:
         if options.list:
             list_reach(console, options, judge, chosen)
             return 0
-        results = _results(options, asked, judge, chosen, console.width)
-    finally:
-        judge.close()
+        with side_by_side(judge, chosen, options.jobs or usual_jobs(asked, everything=_wanted(options) == "*")):
+            results = _results(options, asked, judge, chosen, console.width)
     interrupted = len(results) < len(chosen)
     conclusion = conclude(results, options.least_judged, interrupted)
     print_table(console, results, judge.implementation)
@@ -81,9 +83,9 @@ def _refuse_nonsense(options: argparse.Namespace) -> None:
         raise CannotRun(f"--family: expected one of {', '.join(families())}, got {options.family!r}")
     if not 0 <= options.least_judged <= 100:
         raise CannotRun(f"--least-judged: expected a percentage, 0 to 100, got {options.least_judged:g}")
-    for option, least in (("seed", 0), ("examples", 1), ("timeout", 0.01)):
+    for option, least in (("seed", 0), ("examples", 1), ("jobs", 1), ("timeout", 0.01)):
         value = getattr(options, option)
-        if value < least:
+        if value is not None and value < least:
             raise CannotRun(
                 f"--{option}: expected {'an integer of ' if option != 'timeout' else ''}at least {least}, got {value}"
             )
@@ -93,6 +95,8 @@ def _refuse_nonsense(options: argparse.Namespace) -> None:
         raise CannotRun(f"--traces: {options.traces} is a file")
     if options.stderr and options.isolate:
         raise CannotRun("--stderr: expected no --isolate beside it: a program runs in a process of its own already")
+    if options.isolate is False and (options.jobs or 1) > 1:
+        raise CannotRun("--jobs: expected no --no-isolate beside it: what is judged side by side is not in this process")
     if options.update_xfails and not options.xfails:
         raise CannotRun("--update-xfails: expected --xfails FILE too, the file to write")
 

@@ -191,7 +191,7 @@ class Calls(ABC):
     def _run(self, exchange: Exchange, function: Callable[..., Any], args: dict[str, Any]) -> Any:
         given = exchange.request.given
         positional = [args[name] for name in given]
-        named = {name: value for name, value in args.items() if name not in given}
+        named = {name: value for name, value in args.items() if name not in given} if len(given) < len(args) else {}
         try:
             return function(*positional, **named)
         except (KeyboardInterrupt, TimedOut, Hung):

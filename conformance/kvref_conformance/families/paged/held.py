@@ -119,9 +119,9 @@ class Held:
         names = [entry[layer] for entry in self.tables[sequence]]
         if len(blocks) != len(names) or len(set(blocks)) != len(blocks):
             return False
-        name_of = {block: name for name, block in self.blocks.items()}
+        taken = self.blocks.values()
         return all(
-            self.blocks[name] == block if name in self.blocks else block not in name_of
+            self.blocks[name] == block if name in self.blocks else block not in taken
             for name, block in zip(names, blocks, strict=True)
         )
 

@@ -181,25 +181,26 @@ class Tables(Model):
         if self.lost:
             return Unjudged("PAGED-13")
         counts = {len(held.tables[sequence]) for held in self.ways}
-        tables = {(each, at): self.table(each, at) for each in self.sequences for at in range(self.layers)}
-        seen = ", ".join(f"{table} of {each}, layer {at}" for (each, at), table in tables.items() if table)
-
-        def fitting(table: list[int]) -> list[Held]:
-            return [held for held in self.ways if held.accepts(sequence, layer, table)]
+        fitting: list[Held] = []
 
         def accepts(table: list[int]) -> bool:
-            return all(0 <= block < self.total for block in table) and bool(fitting(table))
+            fitting[:] = [held for held in self.ways if held.accepts(sequence, layer, table)]
+            return all(0 <= block < self.total for block in table) and bool(fitting)
 
         def note(table: list[int]) -> None:
-            self.ways = fitting(table)
+            self.ways = fitting
             for held in self.ways:
                 held.see(sequence, layer, table)
 
+        def seen() -> str:
+            tables = {(each, at): self.table(each, at) for each in self.sequences for at in range(self.layers)}
+            return ", ".join(f"{table} of {each}, layer {at}" for (each, at), table in tables.items() if table)
+
         count = " or ".join(map(str, sorted(counts)))
-        says = f"{count} blocks of [0, {self.total}), that others list as far as they are shared; seen: {seen}"
+        says = f"{count} blocks of [0, {self.total}), that others list as far as they are shared; seen: "
         length = (min(counts), self.blame("block_table")) if len(counts) == 1 else None
         clause = self.blamed.get((self.last, "block_table"), "PAGED-13")
-        return Choice(clause, note, says=says, accepts=accepts, length=length)
+        return Choice(clause, note, says=says, seen=seen, accepts=accepts, length=length)
 
     def block_tables(self, sequences: Sequence[Any], layer: Any) -> Expected:
         if wrong := self._batch(sequences, layer):

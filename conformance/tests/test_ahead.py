@@ -1,0 +1,89 @@
+"""`kvref check --jobs N`: several processes say what one says, and leave nothing behind."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from sessions import running_in
+
+from kvref_conformance.implementations import load
+from kvref_conformance.judging import ahead
+from kvref_conformance.judging.ahead import side_by_side, usual_jobs
+from kvref_conformance.judging.asked import EXAMPLES, Asked, Effort
+from kvref_conformance.judging.judge import Failure, Judge, select
+from kvref_conformance.outcome import CannotRun
+
+HERE = Path(__file__).parent
+SOME = ("--clause", "BLOCK-*,SHARE-*", "--examples", "8")
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch):
+    """The tests' own implementations can be found by the command."""
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
+
+
+@pytest.mark.parametrize("name", ["zoo:blocks-freed-twice", "misbehaving:IsKilled"])
+def test_several_processes_say_what_one_says(kvref, tmp_path, name):
+    said = []
+    for jobs in ("1", "2"):
+        done = kvref("check", name, *SOME, "--jobs", jobs, "--json", "out.json")
+        said.append((done.returncode, done.stdout, json.loads((tmp_path / "out.json").read_text())["clauses"]))
+    assert said[0] == said[1]
+    assert said[0][0] == 1
+    assert "not conformant: breaks BLOCK-0" in said[0][1]
+
+
+def test_each_clause_is_told_its_own_of_what_a_machine_found():
+    judge = Judge(load("zoo:blocks-freed-twice"), Effort(examples=10), "zoo:blocks-freed-twice")
+    chosen = {clause: [check for check in checks if check.run is None] for clause, checks in select("BLOCK-*").items()}
+    with side_by_side(judge, chosen, 2):
+        beside = {check.clause: isinstance(judge.ask_about(check), Failure) for checks in chosen.values() for check in checks}
+    here = {check.clause: isinstance(judge.ask_about(check), Failure) for checks in chosen.values() for check in checks}
+    assert beside == here
+    assert {True, False} == {*here.values()}
+
+
+def test_ctrl_c_ends_them_all(kvref, tmp_path):
+    done = kvref("check", "interrupting:Once", "--examples", "3", "--jobs", "2")
+    assert (done.returncode, done.stderr) == (130, "")
+    assert done.stdout.splitlines()[-1].startswith("interrupted: ")
+    assert running_in(int((tmp_path / "child").read_text())) == []
+
+
+def test_what_cannot_be_loaded_there_is_said_in_a_line(monkeypatch):
+    judge = Judge(load("reference"), Effort(examples=2), "no-such-name")
+    chosen = select("BLOCK-01")
+    with side_by_side(judge, chosen, 2), pytest.raises(CannotRun, match="no-such-name"):
+        judge.clause(*chosen.values())
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--jobs", "0"), "--jobs: expected an integer of at least 1, got 0"),
+        (("--jobs", "2", "--no-isolate"), "--jobs: expected no --no-isolate beside it"),
+    ],
+)
+def test_nonsense_is_refused(kvref, options, said):
+    done = kvref("check", "numpy", *options)
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+def test_several_where_they_pay_and_are_in_nobodys_way(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(16), raising=False)
+    all_of_it, little = Effort(), Effort(examples=EXAMPLES - 1)
+    assert usual_jobs(Asked("numpy", all_of_it), everything=True) == ahead.MOST
+    one = [
+        (Asked("numpy", all_of_it), False),
+        (Asked("numpy", little), True),
+        (Asked("numpy", all_of_it, family="paged"), True),
+        (Asked("numpy", all_of_it, isolate=True), True),
+        (Asked("mine:Cache", all_of_it), True),
+        (Asked("exec:./harness", all_of_it), True),
+    ]
+    assert [usual_jobs(asked, everything) for asked, everything in one] == [1] * len(one)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: range(1), raising=False)
+    assert usual_jobs(Asked("numpy", all_of_it), everything=True) == 1
