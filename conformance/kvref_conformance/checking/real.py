@@ -15,6 +15,7 @@ BLOCK_SIZES = (16, 32, 64, 128)
 # kv heads x head_dim of Llama 3 and Qwen 3, Gemma 3, Phi 3, GPT-2, a smaller Qwen 3, DeepSeek's latent vectors.
 MODELS = ((8, 128), (4, 256), (32, 96), (12, 64), (4, 128), (1, 576))
 POWERS = (16, 64, 128, 256, 512, 1024, 4096)
+AT_ONCE = 256  # tokens whose content is worked out together, also where they come one by one
 CALLS = 1000  # that a check makes to hand tokens in, where a call takes only some: a few seconds
 
 
@@ -37,6 +38,8 @@ class Filled:
         self.stream, self.number, self.count = stream, number, 0
         self.shared = 0, 0  # the stream of a prefix, and how many tokens are its
         self.written = written or Written(config["num_kv_heads"], config["head_dim"])
+        self._next = range(0)  # positions whose content is worked out
+        self._content: tuple[NDArray, NDArray] = self._worked_out(self._next)
 
     @property
     def room(self) -> int:
@@ -50,9 +53,12 @@ class Filled:
     def append(self, count: int) -> None:
         """So many tokens more, or as many as there is room for."""
         count = min(count, self.room - self.count)
-        positions = range(self.count, self.count + count)
-        streams = self.streams(positions)
-        self.stream.append(*pair_of_content(streams, 0, positions, self.written.heads, self.written.dim))
+        if self.count not in self._next or self.count + count > self._next.stop:
+            self._next = range(self.count, self.count + max(count, AT_ONCE))
+            self._content = self._worked_out(self._next)
+        at = self.count - self._next.start
+        keys, values = (part[at : at + count] for part in self._content)
+        self.stream.append(keys, values)
         self.count += count
         self.written.up_to(self.number, 0, self.count)
         self.written.up_to(self.shared[0], 0, self.shared[1])
@@ -63,12 +69,18 @@ class Filled:
     def look(self) -> None:
         """Raise Broken unless every token is there, and in its place."""
         equal(len(self.stream), self.count, f"tokens of sequence {self.number}")
-        streams = self.streams(range(self.count))
-        given = pair_of_content(streams, 0, range(self.count), self.written.heads, self.written.dim)
+        streams, given = self.streams(range(self.count)), self._worked_out(range(self.count))
         exact = self.stream.subject.level == "exact"
         belongs(self.stream.read(), streams, 0, range(self.count), self.written, exact, self.stream.expected(*given))
 
     def forget(self) -> None:
         """From now on the stream holds tokens of the next number."""
         self.stream.forget()
-        self.number, self.count, self.shared = self.number + 1, 0, (0, 0)
+        self.begin(self.number + 1)
+
+    def begin(self, number: int, shared: tuple[int, int] = (0, 0)) -> None:
+        """From now on tokens of this number are appended to what is empty, the first of which are a prefix's."""
+        self.number, self.count, self.shared, self._next = number, 0, shared, range(0)
+
+    def _worked_out(self, positions: range) -> tuple[NDArray, NDArray]:
+        return pair_of_content(self.streams(positions), 0, positions, self.written.heads, self.written.dim)

@@ -54,7 +54,7 @@ class Streamed:
         """Returns how many tokens were compared."""
         if event.kind == "admit" and not self.current:
             self.current = list(event.numbers)
-            self.filled.number, self.filled.shared = event.numbers[0], (PREFIXES + event.prefix, event.shared)
+            self.filled.begin(event.numbers[0], (PREFIXES + event.prefix, event.shared))
             for start in range(0, event.tokens, 512):  # as a prompt is taken in chunks
                 self.filled.append(min(512, event.tokens - start))
         elif list(event.numbers) != self.current:
