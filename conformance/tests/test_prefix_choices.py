@@ -142,13 +142,3 @@ def test_it_is_not_blamed(choice):
     for clause, checks in select("PREFIX-*,PAGED-*,LAW-03", "prefix").items():
         failed = [outcome for outcome in judge.clause(checks) if outcome.verdict == "failed"]
         assert not failed, (clause.id, failed)
-
-
-def test_a_list_written_over_what_was_committed_takes_it_back():
-    cache = kvref.PrefixCache(kvref.PagedConfig(num_blocks=4, num_layers=1, num_kv_heads=1, head_dim=1, block_size=2))
-    sequence = cache.begin([1, 2])
-    cache.write(sequence, 0, 0, [[[1.0]], [[2.0]]], [[[1.0]], [[2.0]]])
-    cache.commit(sequence, [1, 2])
-    cache.write(sequence, 0, 1, [[[3.0]]], [[[3.0]]])
-    cache.commit(sequence, [1, 3])
-    assert (cache.match([1, 2, 0]), cache.match([1, 3, 0])) == (2, 2)

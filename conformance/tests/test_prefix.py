@@ -1,0 +1,62 @@
+"""What the prefix cache does beyond what the judge's clauses meet of it."""
+
+import numpy as np
+import pytest
+
+import kvref
+from kvref.errors import TokenMismatch
+
+RNG = np.random.default_rng(4)
+
+
+def rows(count):
+    return RNG.normal(size=(count, 1, 2)).astype(np.float32)
+
+
+@pytest.fixture
+def cache():
+    return kvref.PrefixCache(kvref.PagedConfig(num_blocks=8, num_layers=1, num_kv_heads=1, head_dim=2, block_size=2))
+
+
+def begun(cache, tokens, salt=""):
+    """A sequence of these tokens, all of them committed."""
+    sequence = cache.begin(tokens, salt)
+    count = len(tokens) - cache.length(sequence, 0)
+    cache.write(sequence, 0, cache.length(sequence, 0), rows(count), rows(count))
+    cache.commit(sequence, tokens)
+    return sequence
+
+
+def test_a_list_written_over_what_was_committed_takes_it_back(cache):
+    sequence = begun(cache, [1, 2])
+    row = [[[3.0, 4.0]]]
+    cache.write(sequence, 0, 1, row, row)
+    cache.commit(sequence, [1, 3])
+    assert (cache.match([1, 2, 0]), cache.match([1, 3, 0])) == (2, 2)
+
+
+def test_a_fork_goes_on_with_the_salt_of_what_it_comes_from(cache):
+    child = cache.fork(begun(cache, [1, 2, 3], "tenant"))
+    cache.write(child, 0, 3, rows(1), rows(1))
+    cache.commit(child, [1, 2, 3, 4])
+    assert (cache.match([1, 2, 3, 4, 0], "tenant"), cache.match([1, 2, 3, 4, 0])) == (4, 0)
+
+
+def test_no_tokens_are_removed_and_all_are_known_as_before(cache):
+    sequence = begun(cache, [1, 2, 3, 4])
+    cache.remove(sequence, 2, 2)
+    with pytest.raises(TokenMismatch, match="token at position 3: expected 4, committed before, got 5"):
+        cache.commit(sequence, [1, 2, 3, 5])
+
+
+@pytest.mark.parametrize("kind", [kvref.PagedCache, kvref.PrefixCache])
+def test_keys_are_turned_by_halves_unless_asked_otherwise(cache, kind):
+    both = kind(cache.config), kind(cache.config)
+    keys, values = rows(6), rows(6)
+    for each, layout in zip(both, ({}, {"layout": "halves"}), strict=True):
+        sequence = each.create()
+        each.write(sequence, 0, 0, keys, values)
+        each.remove(sequence, 1, 3, theta=100.0, **layout)
+    (own, _), (asked, _) = (each.gather(0, 0) for each in both)
+    assert np.array_equal(own, asked)
+    assert not np.array_equal(own, np.delete(keys, [1, 2], axis=0))
