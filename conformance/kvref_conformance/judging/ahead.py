@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from kvref_conformance.checking.registry import Check
 from kvref_conformance.clauses import Clause
 from kvref_conformance.conversation import interrupts
+from kvref_conformance.families import all_families
 from kvref_conformance.implementations import is_foreign, is_program
 from kvref_conformance.judging.asked import EXAMPLES, Asked
 from kvref_conformance.judging.isolated import POSSIBLE, IsolatedJudge
@@ -63,9 +64,10 @@ class Ahead:
         units: dict[Unit, list[Check]] = {}
         for check in checks:
             units.setdefault((check.family, check.run is None), []).append(check)
-        machines_first = sorted(units.items(), key=lambda each: not each[0][1])  # which take longest
+        order = list(all_families())  # in which caches come behind what they are made of
+        longest_first = sorted(units, key=lambda unit: (unit[1], order.index(unit[0])), reverse=True)
         self._pool = ThreadPoolExecutor(processes)
-        self._coming: dict[Unit, Future[Said]] = {unit: self._pool.submit(self._ask, each) for unit, each in machines_first}
+        self._coming: dict[Unit, Future[Said]] = {unit: self._pool.submit(self._ask, units[unit]) for unit in longest_first}
 
     def ask_about(self, check: Check) -> Outcome | Failure:
         """What it says, as soon as that is known. Raises CannotRun."""
