@@ -30,10 +30,11 @@ Tokens = Sequence[int] | NDArray[np.int64]
 def block_keys(tokens: Tokens, block_size: int, salt: str = "", known: Sequence[bytes] = ()) -> Iterator[bytes]:
     """The key of each full block of tokens, one after the other, behind those of the first blocks if they are known.
 
-    key i = sha256(key i - 1, the block's tokens as little-endian int64), and before the first comes sha256(salt in UTF-8): the
-    same in any process, for tokens of any integer type (PREFIX-15). No one can make SHA-256 collide (PREFIX-03).
+    key i = sha256(key i - 1, the block's tokens as little-endian int64), before the first comes sha256(sha256(salt in UTF-8)):
+    the same in any process, for tokens of any integer type (PREFIX-15). No one can make SHA-256 collide (PREFIX-03). The salt is
+    hashed twice so that no salt is hashed as a block is: one could else be chosen that goes on where another's block ends.
     """
-    key = known[-1] if known else hashlib.sha256(salt.encode()).digest()
+    key = known[-1] if known else hashlib.sha256(hashlib.sha256(salt.encode()).digest()).digest()
     size = block_size * TOKEN_BYTES
     numbers = np.asarray(tokens[len(known) * block_size :], "<i8").tobytes()
     for start in range(0, len(numbers) - size + 1, size):

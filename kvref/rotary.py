@@ -17,7 +17,9 @@ the exact one, BOUND = 3 u, but for 2**-149 where products underflow. Errors of 
 (1 + sqrt(2)) BOUND r, for the first leaves both numbers of a pair off, and the second turns that along.
 """
 
+import sys
 from dataclasses import dataclass
+from numbers import Real
 
 import numpy as np
 
@@ -26,6 +28,7 @@ from kvref.backend import Backend, reference
 from kvref.errors import ConfigError, whole
 
 LAYOUTS = ("halves", "pairs")
+LARGEST = sys.float_info.max
 BOUND = 3 * 2.0**-24  # of a pair's length: how far each of its numbers may be from the exact one after a turn
 
 
@@ -46,8 +49,9 @@ class Rotary:
     def __post_init__(self) -> None:
         if whole("head_dim", self.head_dim, 2) % 2:
             raise ConfigError(f"head_dim: expected an even number to turn in pairs, got {self.head_dim}")
-        if isinstance(self.theta, bool) or not (isinstance(self.theta, int | float) and 0 < self.theta < float("inf")):
-            raise ConfigError(f"theta: expected a positive number, got {self.theta!r}")
+        real = isinstance(self.theta, Real) and not isinstance(self.theta, bool)
+        if not (real and 0 < self.theta <= LARGEST):
+            raise ConfigError(f"theta: expected a positive number, got {self.theta!r:.40}")
         if self.layout not in LAYOUTS:
             raise ConfigError(f"layout: expected one of {', '.join(LAYOUTS)}, got {self.layout!r}")
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import kvref
 from kvref.array import Array
@@ -77,6 +77,8 @@ def _words(hint: Any) -> str:
     if get_origin(hint) is tuple:
         parts = [_words(part) for part in get_args(hint)]
         return "list of two: " + parts[0] if parts == parts[:1] * 2 else "list of " + ", ".join(parts)
+    if get_origin(hint) is Literal:
+        return " or ".join(f'`"{word}"`' for word in get_args(hint))
     if get_origin(hint) in (Union, UnionType):
         return " or ".join(_words(part) for part in get_args(hint))
     if _is_statistics(hint):
@@ -161,6 +163,8 @@ def _type(hint: Any) -> dict[str, Any]:
     if get_origin(hint) is tuple:
         parts = [_type(part) for part in get_args(hint)]
         return {"type": "array", "prefixItems": parts, "minItems": len(parts), "maxItems": len(parts)}
+    if get_origin(hint) is Literal:
+        return {"enum": list(get_args(hint))}
     if get_origin(hint) in (Union, UnionType):
         return {"anyOf": [_type(part) for part in get_args(hint)]}
     if _is_statistics(hint):

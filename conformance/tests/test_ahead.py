@@ -59,11 +59,24 @@ def test_what_cannot_be_loaded_there_is_said_in_a_line(monkeypatch):
         judge.clause(*chosen.values())
 
 
+def test_what_can_be_loaded_only_once_says_why(kvref, tmp_path):
+    (tmp_path / "onlyone.py").write_text(
+        "import pathlib\nfrom kvref_conformance.implementations import load\n"
+        "def Made():\n    pathlib.Path('lock').mkdir()\n    return load('reference')\n"
+    )
+    done = kvref("check", "onlyone:Made", *SOME, "--jobs", "2")
+    assert done.returncode == 2
+    assert done.stderr.startswith("kvref: onlyone:Made")
+    assert "lock" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         (("--jobs", "0"), "--jobs: expected an integer of at least 1, got 0"),
         (("--jobs", "2", "--no-isolate"), "--jobs: expected no --no-isolate beside it"),
+        (("--jobs", "2", "--stderr"), "--jobs: expected no --stderr beside it"),
+        (("--timeout", "nan"), "--timeout: expected at least 0.01, got nan"),
     ],
 )
 def test_nonsense_is_refused(kvref, options, said):

@@ -1,10 +1,13 @@
 """What the prefix cache does beyond what the judge's clauses meet of it."""
 
+import hashlib
+
 import numpy as np
 import pytest
 
 import kvref
-from kvref.errors import TokenMismatch
+from kvref.errors import ConfigError, TokenMismatch
+from kvref.prefix import block_keys
 
 RNG = np.random.default_rng(4)
 
@@ -60,3 +63,20 @@ def test_keys_are_turned_by_halves_unless_asked_otherwise(cache, kind):
     (own, _), (asked, _) = (each.gather(0, 0) for each in both)
     assert np.array_equal(own, asked)
     assert not np.array_equal(own, np.delete(keys, [1, 2], axis=0))
+
+
+def test_no_salt_goes_on_where_a_block_ends():
+    """The digest of this tenant is text, so that a salt can begin with it: behind it, where it is hashed once, comes a block."""
+    tenant = "tenant-299823584"
+    salt = (hashlib.sha256(tenant.encode()).digest() + np.array([7, 8], "<i8").tobytes()).decode()
+    assert list(block_keys([9, 10], 2, salt)) != list(block_keys([7, 8, 9, 10], 2, tenant))[1:]
+
+
+@pytest.mark.parametrize("theta", [10**400, float("nan")])
+def test_what_cannot_be_a_base_changes_nothing(cache, theta):
+    parent = begun(cache, [1, 2, 3])
+    child = cache.fork(parent)
+    before = cache.block_table(child, 0), cache.num_free_blocks
+    with pytest.raises(ConfigError, match="theta: expected a positive number, got "):
+        cache.remove(child, 0, 1, theta)
+    assert (cache.block_table(child, 0), cache.num_free_blocks) == before

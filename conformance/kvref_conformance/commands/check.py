@@ -85,7 +85,7 @@ def _refuse_nonsense(options: argparse.Namespace) -> None:
         raise CannotRun(f"--least-judged: expected a percentage, 0 to 100, got {options.least_judged:g}")
     for option, least in (("seed", 0), ("examples", 1), ("jobs", 1), ("timeout", 0.01)):
         value = getattr(options, option)
-        if value is not None and value < least:
+        if value is not None and not least <= value < float("inf"):
             raise CannotRun(
                 f"--{option}: expected {'an integer of ' if option != 'timeout' else ''}at least {least}, got {value}"
             )
@@ -95,8 +95,9 @@ def _refuse_nonsense(options: argparse.Namespace) -> None:
         raise CannotRun(f"--traces: {options.traces} is a file")
     if options.stderr and options.isolate:
         raise CannotRun("--stderr: expected no --isolate beside it: a program runs in a process of its own already")
-    if options.isolate is False and (options.jobs or 1) > 1:
-        raise CannotRun("--jobs: expected no --no-isolate beside it: what is judged side by side is not in this process")
+    if (options.jobs or 1) > 1 and (options.isolate is False or options.stderr):
+        beside = "--stderr" if options.stderr else "--no-isolate"
+        raise CannotRun(f"--jobs: expected no {beside} beside it: what is judged side by side is not in this process")
     if options.update_xfails and not options.xfails:
         raise CannotRun("--update-xfails: expected --xfails FILE too, the file to write")
 

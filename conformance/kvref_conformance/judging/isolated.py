@@ -48,12 +48,13 @@ class IsolatedJudge(Judge):
 
     deaths = 12  # each takes a second until the next child is there
 
-    def __init__(self, name: str, effort: Effort) -> None:
-        """Raises CannotRun."""
+    def __init__(self, name: str, effort: Effort, told: Callable[["IsolatedJudge"], None] = lambda judge: None) -> None:
+        """told: is given the judge before its child has loaded anything, which may take long. Raises CannotRun."""
         if not POSSIBLE:
             raise CannotRun("--isolate: this system does not hand a process what it is to talk through")
         self._session: Session | None = None
         self._hung = False
+        told(self)
         super().__init__(self._start(name, effort), effort, name)
 
     def _start(self, name: str, effort: Effort) -> Any:

@@ -11,6 +11,7 @@ from kvref_conformance.conversation import interrupts
 from kvref_conformance.interface import offers
 from kvref_conformance.judging.asked import Asked
 from kvref_conformance.judging.judge import Judge
+from kvref_conformance.outcome import CannotRun
 from kvref_conformance.plugin import JUDGES, ClauseItem
 from kvref_conformance.report.text import Result, Told, print_failure
 
@@ -59,6 +60,10 @@ class Live:
         """Where Ctrl-C came, a clause is left out in good order: pytest's JUnit would have a test without a name."""
         try:
             return (yield)
+        except CannotRun as cannot:  # in another process, where it could be loaded here
+            self.trouble.append(str(cannot))
+            item.session.shouldstop = "cannot run"
+            pytest.skip("cannot run")
         except KeyboardInterrupt:
             item.session.shouldstop = "interrupted"
             pytest.skip("interrupted")

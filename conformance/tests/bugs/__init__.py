@@ -11,6 +11,7 @@ CHAPTERS = (
     "paged",
     "sharing",
     "prefixes",
+    "told",
     "quantized",
     "tiered",
     "edits",

@@ -184,17 +184,17 @@ def what_moves_without_room_for_copies_stays(subject: Subject) -> None:
 
 
 def turned(keys: NDArray, by: int, theta: float, layout: str) -> tuple[NDArray, NDArray]:
-    """Keys turned by so many positions, in float64, and the sum of what was added up for each number."""
+    """Keys turned by so many positions, in float64, and the length of each number's pair."""
     dim = keys.shape[-1]
     first = slice(0, dim // 2) if layout == "halves" else slice(0, dim, 2)
     second = slice(dim // 2, dim) if layout == "halves" else slice(1, dim, 2)
     angles = by * theta ** (-2.0 * np.arange(dim // 2) / dim)
     cos, sin, wide = np.cos(angles), np.sin(angles), keys.astype(np.float64)
-    want, size = np.empty(keys.shape), np.empty(keys.shape)
+    want, length = np.empty(keys.shape), np.empty(keys.shape)
     a, b = wide[..., first], wide[..., second]
     want[..., first], want[..., second] = a * cos - b * sin, b * cos + a * sin
-    size[..., first], size[..., second] = abs(a * cos) + abs(b * sin), abs(b * cos) + abs(a * sin)
-    return want, size
+    length[..., first] = length[..., second] = np.hypot(a, b)
+    return want, length
 
 
 @check("EDIT-10", "paged")
@@ -209,32 +209,33 @@ def keys_that_move_are_turned_back(subject: Subject) -> None:
 
 
 def turning(subject: Subject, dtype: str, layout: str, theta: float, gap: range) -> None:
-    """A fork loses tokens, and is forked: what moved is turned, what stayed and what its parent has is as it was.
+    """A fork loses tokens, and is forked: what moved is turned in every layer, what stayed and what its parent has is as it was.
 
-    A turned number is a sum of two products, each of a key and of a cosine or sine that was rounded to float32: three roundings
-    of 2^-24 each, of what is added up. An angle's own rounding, in float64, is less than 2^-48 of it. Then comes the dtype's.
+    Each number is within the bound that `kvref.rotary` derives: 3 * 2^-24 of its pair's length. Then comes the dtype's rounding.
     """
     subject.need(sequences=3)
     handle = with_room(subject, 18, dtype=dtype, head_dim=6)
     heads, dim, size = handle.config["num_kv_heads"], handle.config["head_dim"], handle.config["block_size"]
     if dim % 2:
         raise NotOffered(f"numbers that turn in pairs, where its limits say head_dim {dim}")
-    (keys, values), layer = pair_of_tokens(subject, 2 * size + 2, heads, dim), handle.config["num_layers"] - 1
-    parent = handle.create()
-    for each in range(layer + 1):
-        handle.write(parent, each, 0, keys, values)
-    keys, values = (np.asarray(part, np.float32) for part in handle.gather(parent, layer))
+    parent, layers, before = handle.create(), range(handle.config["num_layers"]), []
+    for layer in layers:
+        handle.write(parent, layer, 0, *pair_of_tokens(subject, 2 * size + 2, heads, dim))
+        before.append([np.asarray(part, np.float32) for part in handle.gather(parent, layer)])
     child = handle.fork(parent)
     handle.remove(child, gap.start, gap.stop, theta, layout)
     for sequence in (child, handle.fork(child)):
-        got_keys, got_values = handle.gather(sequence, layer)
-        same(got_values, np.delete(values, gap, axis=0), "values after tokens were removed")
-        same(got_keys[: gap.start], keys[: gap.start], "keys before those that were removed")
-        want, added = turned(keys[gap.stop :], -len(gap), theta, layout)
-        bound = 3.01 * 2.0**-24 * added + len(gap) * 2.0**-48 * added
-        bound += UNIT[dtype] * (abs(want) + bound) + LEAST[dtype]
-        within(got_keys[gap.start :], want, bound, f"keys that moved, of layout {layout} and theta {theta}, in {dtype}")
-    same(handle.gather(parent, layer)[0], keys, "the parent's keys after its child's were turned")
+        for layer, (keys, values) in zip(layers, before, strict=True):
+            got_keys, got_values = handle.gather(sequence, layer)
+            same(got_values, np.delete(values, gap, axis=0), f"values of layer {layer} after tokens were removed")
+            same(got_keys[: gap.start], keys[: gap.start], f"keys of layer {layer} before those that were removed")
+            want, length = turned(keys[gap.stop :], -len(gap), theta, layout)
+            bound = 3.01 * 2.0**-24 * length
+            bound += UNIT[dtype] * (abs(want) + bound) + LEAST[dtype]
+            moved = f"keys of layer {layer} that moved, of layout {layout} and theta {theta}, in {dtype}"
+            within(got_keys[gap.start :], want, bound, moved)
+    for layer, (keys, _) in zip(layers, before, strict=True):
+        same(handle.gather(parent, layer)[0], keys, f"the parent's keys of layer {layer} after its child's were turned")
 
 
 @check("EDIT-10", "paged")

@@ -64,7 +64,8 @@ def reserve(subject: Subject, cache: Handle, sequence: int, entries: int) -> Non
         cache.ensure_capacity(sequence, count)
     except Declined:
         length = cache.length(sequence, 0)
-        cache.write(sequence, 0, length, *pair_of_tokens(subject, count - length))
+        row = cache.config["num_kv_heads"], cache.config["head_dim"]
+        cache.write(sequence, 0, length, *pair_of_tokens(subject, count - length, *row))
 
 
 def in_use(subject: Subject, cache: Handle, entries: Mapping[int, int], when: str) -> None:

@@ -1,11 +1,13 @@
 """A paged cache whose sequences fork, beside the tokens that each must hold."""
 
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 from kvref_conformance.arrays import NDArray
-from kvref_conformance.checking.expect import equal, pair
+from kvref_conformance.checking.attending import exact, normal
+from kvref_conformance.checking.expect import equal, pair, within
 from kvref_conformance.checking.setup import blocks_of, pair_of_tokens
 from kvref_conformance.conversation.handle import Handle
 from kvref_conformance.conversation.subject import Subject
@@ -89,6 +91,26 @@ class Known:
                 what = f"layer {layer} of sequence {at} {when}"
                 equal(self.cache.length(sequence, layer), len(wanted[0]), f"length in {what}")
                 pair(self.cache.gather(sequence, layer), wanted, what)
+                for way in (self._slots, self._padded, self._attended):
+                    with suppress(NotOffered):
+                        way(sequence, layer, wanted, what)
+
+    def _slots(self, sequence: int, layer: int, wanted: Pair, what: str) -> None:
+        """Where kernels are told to read is where the table says."""
+        table, length = self.table(sequence, layer), len(wanted[0])
+        slots = [table[position // self.size] * self.size + position % self.size for position in range(length)]
+        equal([int(slot) for slot in self.cache.slot_mapping(sequence, layer, 0, length)], slots, f"slots of {what}")
+
+    def _padded(self, sequence: int, layer: int, wanted: Pair, what: str) -> None:
+        (row,) = self.cache.block_tables([sequence], layer)
+        equal([int(block) for block in row], self.table(sequence, layer), f"row of block_tables for {what}")
+
+    def _attended(self, sequence: int, layer: int, wanted: Pair, what: str) -> None:
+        """Attention reads what gather reads."""
+        heads, dim = wanted[0].shape[1:]
+        query, scale = normal(self.subject, 1, heads, dim), 2.5 / dim
+        want, bound = exact(self.subject, query, *wanted, scale=scale)
+        within(self.cache.attend(sequence, layer, query, scale), want, bound, f"attention over {what}")
 
     def used(self) -> int:
         """Blocks in use: as they are counted, or as the tables list them."""

@@ -194,10 +194,10 @@ class Tables(Model):
 
         def seen() -> str:
             tables = {(each, at): self.table(each, at) for each in self.sequences for at in range(self.layers)}
-            return ", ".join(f"{table} of {each}, layer {at}" for (each, at), table in tables.items() if table)
+            return ", ".join(f"{table} of {each}, layer {at}" for (each, at), table in tables.items() if table) or "none yet"
 
         count = " or ".join(map(str, sorted(counts)))
-        says = f"{count} blocks of [0, {self.total}), that others list as far as they are shared; seen: "
+        says = f"{count} different blocks of [0, {self.total}), that others list as far as they are shared; seen: "
         length = (min(counts), self.blame("block_table")) if len(counts) == 1 else None
         clause = self.blamed.get((self.last, "block_table"), "PAGED-13")
         return Choice(clause, note, says=says, seen=seen, accepts=accepts, length=length)
