@@ -113,6 +113,21 @@ def what_one_of_two_does_the_other_does_not_see(subject: Subject) -> None:
 
 
 @check("SHARE-05", "paged")
+def a_copy_is_where_everything_looks(subject: Subject) -> None:
+    """Slots for a kernel, padded tables, attention: what remembers where a block was finds the one that was copied."""
+    for writer in (0, 1):
+        cache = known(subject)
+        sequences = [parent := cache.create(2 * cache.size + 1), cache.fork(parent)]
+        ways = cache.ways()
+        if not ways:
+            raise NotOffered("slot_mapping, block_tables or attend")
+        for layer in cache.layers:
+            cache.write(sequences[writer], layer, 1, 2 * cache.size)
+        for way in ways:
+            cache.look_by(way, f"after {('the parent', 'a fork')[writer]} overwrote its tokens")
+
+
+@check("SHARE-05", "paged")
 def a_copy_holds_every_filled_slot(subject: Subject) -> None:
     for parents in (False, True):
         for position in range(2 * (size := subject.size("block_size", 3)) + 2):

@@ -1,6 +1,6 @@
 """A paged cache whose sequences fork, beside the tokens that each must hold."""
 
-from contextlib import suppress
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,10 @@ from kvref_conformance.checking.setup import blocks_of, pair_of_tokens
 from kvref_conformance.conversation.handle import Handle
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families.paged.counting import layers_of
-from kvref_conformance.outcome import NotOffered
+from kvref_conformance.outcome import Broken, NotOffered
 
 Pair = tuple[NDArray, NDArray]
+Way = Callable[[int, int, Pair, str], None]  # of a sequence, a layer, its tokens, and when it is
 
 
 def spliced(old: Pair, start: int, stop: int, new: Pair) -> Pair:
@@ -91,9 +92,23 @@ class Known:
                 what = f"layer {layer} of sequence {at} {when}"
                 equal(self.cache.length(sequence, layer), len(wanted[0]), f"length in {what}")
                 pair(self.cache.gather(sequence, layer), wanted, what)
-                for way in (self._slots, self._padded, self._attended):
-                    with suppress(NotOffered):
-                        way(sequence, layer, wanted, what)
+
+    def ways(self) -> list[Way]:
+        """Other ways to see where tokens lie: those of them that are offered, and right as things are."""
+        return [way for way in (self._slots, self._padded, self._attended) if self._right(way)]
+
+    def _right(self, way: Way) -> bool:
+        try:
+            self.look_by(way, "")
+        except (NotOffered, Broken):  # the second is for the clauses to say that are about it
+            return False
+        return True
+
+    def look_by(self, way: Way, when: str) -> None:
+        """Every sequence, in one of those ways."""
+        for at, (sequence, layers) in enumerate(self.tokens.items()):
+            for layer, wanted in enumerate(layers):
+                way(sequence, layer, wanted, f"layer {layer} of sequence {at} {when}")
 
     def _slots(self, sequence: int, layer: int, wanted: Pair, what: str) -> None:
         """Where kernels are told to read is where the table says."""
