@@ -15,6 +15,10 @@ ERRORS: dict[str, str] = OF_PAGES | {
 
 
 class Prefix(Paged, Protocol):
+    """`begin` makes a sequence that holds what is found of the tokens, its length says how many, and has blocks for all of them:
+    it takes them at once, or none. `commit` says which tokens a sequence's first positions hold, from the first on.
+    """
+
     def begin(self, tokens: Sequence[int], salt: str = "") -> int: ...
     def commit(self, sequence: int, tokens: Sequence[int]) -> None: ...
     def match(self, tokens: Sequence[int], salt: str = "") -> int: ...
