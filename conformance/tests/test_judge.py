@@ -11,6 +11,7 @@ from kvref_conformance import clauses
 from kvref_conformance.checking.registry import Check, CheckError, all_checks, validate
 from kvref_conformance.families import names
 from kvref_conformance.implementations import load
+from kvref_conformance.implementations.backends import OnBackend
 from kvref_conformance.judging.asked import Effort
 from kvref_conformance.judging.judge import Judge, select, verdict_of
 
@@ -147,3 +148,25 @@ def test_files_stay_short():
     for folder in ("kvref", "backends", "conformance"):
         for path in (ROOT / folder).rglob("*.py"):
             assert len(path.read_text(encoding="utf-8").splitlines()) <= 320, path
+
+
+class WithoutFree(kvref.BlockPool):
+    """Its author wrote a property where a method was meant."""
+
+    free = property()
+
+
+class NoFree(OnBackend):
+    def __init__(self):
+        super().__init__(kvref.reference)
+
+    def blocks(self, num_blocks):
+        return WithoutFree(num_blocks)
+
+
+def test_an_attribute_that_raises_costs_the_clauses_that_ask_for_it():
+    judge = Judge(NoFree(), Effort(examples=3))
+    said = {clause.id: judge.clause(checks) for clause, checks in select("BLOCK-*", "blocks").items()}
+    assert verdict_of(said["BLOCK-04"]) == "failed"
+    assert any("free" in outcome.what and "AttributeError" in outcome.got for outcome in said["BLOCK-04"])
+    assert verdict_of(said["BLOCK-01"]) != "failed"

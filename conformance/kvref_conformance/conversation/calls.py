@@ -183,7 +183,10 @@ class Calls(ABC):
             raise Declined(request.op)
         if operation.attribute:
             return (lambda: getattr(held, name)), operation.reply
-        method = getattr(held, name)
+        try:
+            method = getattr(held, name)
+        except Exception:  # a property that raises: it is to do so where it is called, as an operation may
+            return (lambda *args, **named: getattr(held, name)), operation.reply
         if not callable(method):
             raise Declined(request.op)  # something of its own that is called the same
         return method, operation.reply
