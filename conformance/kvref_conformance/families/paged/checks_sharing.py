@@ -6,7 +6,7 @@ from typing import Any
 from kvref_conformance.checking.expect import equal, may_raise, raises, true
 from kvref_conformance.checking.registry import check
 from kvref_conformance.conversation.subject import Subject
-from kvref_conformance.families.paged.counting import room, to_be_filled, with_room
+from kvref_conformance.families.paged.counting import offered, room, to_be_filled, with_room
 from kvref_conformance.families.paged.known import Known
 from kvref_conformance.outcome import NotOffered
 
@@ -76,15 +76,6 @@ def acts(cache: Known, parent: int, child: int) -> dict[str, Callable[[], Any]]:
         "the parent began anew": lambda: cache.write(parent, 0, 0, cache.size + 1),
         "the child was dropped": lambda: cache.drop(child),
     }
-
-
-def offered(act: Callable[[], object]) -> bool:
-    """Whether what was to be done can be done."""
-    try:
-        act()
-    except NotOffered:
-        return False
-    return True
 
 
 @check("SHARE-04", "paged")

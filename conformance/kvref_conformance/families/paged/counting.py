@@ -80,14 +80,15 @@ def in_use(subject: Subject, cache: Handle, entries: Mapping[int, int], when: st
             held = [len(blocks_of(cache, sequence, layer)) for layer in layers_of(cache)]
             equal(held, [count] * len(held), f"blocks in each layer of sequence {sequence} {when}")
 
-    seen = [_looked(counted), _looked(listed) and bool(entries)]
+    seen = [offered(counted), offered(listed) and bool(entries)]
     if not any(seen):
         _fill_what_is_free(subject, cache, room(cache) - sum(entries.values()), len(entries))
 
 
-def _looked(look: Callable[[], None]) -> bool:
+def offered(act: Callable[[], object]) -> bool:
+    """Whether what was to be done could be done; what it raises besides NotOffered it raises."""
     try:
-        look()
+        act()
     except NotOffered:
         return False
     return True
