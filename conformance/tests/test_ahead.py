@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,21 @@ def test_what_can_be_loaded_only_once_says_why(kvref, tmp_path):
     assert done.returncode == 2
     assert done.stderr.startswith("kvref: onlyone:Made")
     assert "lock" in done.stderr
+
+
+def test_ctrl_c_ends_what_is_still_loading(kvref, tmp_path):
+    """Loading takes a minute in the second process, and Ctrl-C comes meanwhile."""
+    (tmp_path / "slow.py").write_text(
+        "import os, pathlib, signal, time\nfrom kvref_conformance.implementations import load\n"
+        "def Made():\n    if pathlib.Path('one').exists():\n"
+        "        if not pathlib.Path('two').exists():\n"
+        "            pathlib.Path('two').mkdir()\n            os.kill(os.getppid(), signal.SIGINT)\n"
+        "        time.sleep(60)\n    pathlib.Path('one').mkdir()\n    return load('reference')\n"
+    )
+    began = time.monotonic()
+    done = kvref("check", "slow:Made", *SOME, "--jobs", "2")
+    assert (done.returncode, done.stderr) == (130, "")
+    assert time.monotonic() - began < 40
 
 
 @pytest.mark.parametrize(

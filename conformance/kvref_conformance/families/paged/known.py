@@ -123,7 +123,7 @@ class Known:
     def _attended(self, sequence: int, layer: int, wanted: Pair, what: str) -> None:
         """Attention reads what gather reads."""
         heads, dim = wanted[0].shape[1:]
-        query, scale = normal(self.subject, 1, heads, dim), 2.5 / dim
+        query, scale = normal(self.subject, 1, heads * self.subject.size("group_size", 1), dim), 2.5 / dim
         want, bound = exact(self.subject, query, *wanted, scale=scale)
         within(self.cache.attend(sequence, layer, query, scale), want, bound, f"attention over {what}")
 

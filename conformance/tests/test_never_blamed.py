@@ -1,0 +1,73 @@
+"""Caches that are right, and that some check has blamed once: it took for granted what no clause says."""
+
+import numpy as np
+import pytest
+
+import kvref
+from kvref import errors
+from kvref.rotary import Rotary
+from kvref_conformance.implementations.backends import OnBackend
+from kvref_conformance.judging.asked import Effort
+from kvref_conformance.judging.judge import Judge, select, verdict_of
+from kvref_conformance.outcome import NotOffered
+
+
+class GroupsOfFour(kvref.PagedCache):
+    def attend(self, sequence, layer, query, scale=None, causal=False):
+        if query.shape[1] != 4 * self.config.num_kv_heads:
+            raise errors.ShapeMismatch("query: expected four heads for each kv head")
+        return super().attend(sequence, layer, query, scale, causal)
+
+
+class FixedPoint(Rotary):
+    """Cosines and sines are in steps of 2^-24: off by half a unit roundoff at most, as the derivation allows."""
+
+    def turned(self, keys, by, backend):
+        half = self.head_dim // 2
+        angles = by * float(self.theta) ** (-2.0 * np.arange(half) / self.head_dim)
+        cos, sin = ((np.round(part(angles) * 2**24) / 2**24).astype(np.float32) for part in (np.cos, np.sin))
+        paired = self.layout == "pairs"
+        first, second = (keys[..., 0::2], keys[..., 1::2]) if paired else (keys[..., :half], keys[..., half:])
+        new = first * cos - second * sin, second * cos + first * sin
+        return np.stack(new, axis=-1).reshape(keys.shape) if paired else np.concatenate(new, axis=-1)
+
+
+class WithoutRoomAlone(kvref.PrefixCache):
+    def ensure_capacity(self, sequence, num_tokens):
+        raise NotOffered("room without tokens")
+
+    def begin(self, tokens, salt=""):
+        """With the room that `kvref.PrefixCache` takes by the method that is not offered here."""
+        self.ensure_capacity = super().ensure_capacity
+        try:
+            return super().begin(tokens, salt)
+        finally:
+            del self.ensure_capacity
+
+
+def judge_of(family, kind, limits=None):
+    implementation = OnBackend(kvref.backend("numpy"))
+    setattr(implementation, family, lambda **config: kind(kvref.PagedConfig(**config), implementation.backend))
+    implementation.limits = limits or {}
+    return Judge(implementation, Effort(examples=5))
+
+
+def blamed(judge, clause, family):
+    ((_, checks),) = select(clause, family).items()
+    return verdict_of(judge.clause(checks)) == "failed"
+
+
+def test_attention_for_groups_of_one_size():
+    assert not blamed(judge_of("paged", GroupsOfFour, {"group_size": 4}), "SHARE-05", "paged")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_turns_as_far_off_as_the_bound_allows(monkeypatch, seed):
+    monkeypatch.setattr("kvref.paged.Rotary", FixedPoint)
+    judge = judge_of("paged", kvref.PagedCache)
+    judge.effort = Effort(seed, examples=5)
+    assert not blamed(judge, "EDIT-10", "paged")
+
+
+def test_prefixes_where_room_comes_with_tokens_only():
+    assert not blamed(judge_of("prefix", WithoutRoomAlone), "LAW-18", "prefix")
