@@ -71,6 +71,23 @@ def test_what_can_be_loaded_only_once_says_why(kvref, tmp_path):
     assert "lock" in done.stderr
 
 
+@pytest.mark.parametrize(("asked", "had"), [(None, "1"), ("3", "3")])
+def test_arithmetic_has_one_thread_a_process_unless_somebody_says(kvref, tmp_path, monkeypatch, asked, had):
+    """The reference on PyTorch took more than 10 s for a call that takes one, two processes with two threads each."""
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if asked:
+        monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    (tmp_path / "threads.py").write_text(
+        "import os, pathlib\nfrom kvref_conformance.implementations import load\n"
+        "def Made():\n    pathlib.Path(str(os.getpid())).write_text(os.environ.get('OMP_NUM_THREADS', 'none'))\n"
+        "    return load('reference')\n"
+    )
+    assert kvref("check", "threads:Made", "--clause", "BLOCK-*", "--examples", "3", "--jobs", "2").returncode == 0
+    numbers = [place.read_text() for place in tmp_path.iterdir() if place.name.isdigit()]
+    assert len(numbers) > 1
+    assert {*numbers} - {"none"} == {had}  # "none": of the process that asks the others
+
+
 def test_ctrl_c_ends_what_is_still_loading(kvref, tmp_path):
     """Loading takes a minute in the second process, and Ctrl-C comes meanwhile."""
     (tmp_path / "slow.py").write_text(

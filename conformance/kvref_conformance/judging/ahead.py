@@ -92,7 +92,7 @@ class Ahead:
     def _beside(self) -> IsolatedJudge:
         """This thread's judge. Raises CannotRun."""
         if not hasattr(self._own, "judge"):
-            self._own.judge = IsolatedJudge(self._judge.name, self._judge.effort, self._judges.append)
+            self._own.judge = IsolatedJudge(self._judge.name, self._judge.effort, self._judges.append, beside_others=True)
             self._own.judge.progress = lambda *how_far: self._judge.progress(*how_far)
         found: IsolatedJudge = self._own.judge
         return found

@@ -48,12 +48,16 @@ class IsolatedJudge(Judge):
 
     deaths = 12  # each takes a second until the next child is there
 
-    def __init__(self, name: str, effort: Effort, told: Callable[["IsolatedJudge"], None] = lambda judge: None) -> None:
+    def __init__(
+        self, name: str, effort: Effort, told: Callable[["IsolatedJudge"], None] = lambda judge: None, beside_others: bool = False
+    ) -> None:
         """told: is given the judge before its child has loaded anything, which may take long. Raises CannotRun."""
         if not POSSIBLE:
             raise CannotRun("--isolate: this system does not hand a process what it is to talk through")
         self._session: Session | None = None
         self._hung = False
+        # Threads of several processes' arithmetic would wait for each other's processors, spinning, and a call has its seconds.
+        self._environment = {"OMP_NUM_THREADS": "1", **os.environ} if beside_others else None
         told(self)
         super().__init__(self._start(name, effort), effort, name)
 
@@ -66,7 +70,7 @@ class IsolatedJudge(Judge):
             handed = theirs.fileno(), self._journal.descriptor
             command = [sys.executable, "-c", START, json.dumps(sys.path), *map(str, handed)]
             quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)  # what it prints is not ours
-            self._session = Session(command, pass_fds=handed, **quiet)
+            self._session = Session(command, pass_fds=handed, env=self._environment, **quiet)
         late = "cannot run", f"{name}: it took more than {STARTING:g} s to load"
         try:
             self._channel.send((name, effort))
