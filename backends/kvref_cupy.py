@@ -126,8 +126,10 @@ class CuPyBackend:
         _launch("decode_values", codes.size, codes, _own(out), np.int64(codes.size), *_element(element.name))
         return out
 
-    def attend(self, query: Array, keys: Array, values: Array, scale: float, mask: Array) -> Array:
-        return grouped_attention(cupy, query, keys, values, scale, mask)
+    def attend(
+        self, query: Array, keys: Array, values: Array, scale: float, mask: Array, logit_sink: Array | None = None
+    ) -> Array:
+        return grouped_attention(cupy, query, keys, values, scale, mask, logit_sink)
 
     def _cast(self, rows: Array, format: Format, out: Array | None) -> Array:
         dtype = format.code_dtype(xp)

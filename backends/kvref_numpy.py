@@ -152,8 +152,10 @@ class NumPyBackend:
                 _decode(part, y, element)
         return out
 
-    def attend(self, query: Array, keys: Array, values: Array, scale: float, mask: Array) -> Array:
-        return grouped_attention(np, query, keys, values, scale, mask)
+    def attend(
+        self, query: Array, keys: Array, values: Array, scale: float, mask: Array, logit_sink: Array | None = None
+    ) -> Array:
+        return grouped_attention(np, query, keys, values, scale, mask, logit_sink)
 
     def _cast(self, rows: F32, name: str, out: Array | None) -> Array:
         if name == "bfloat16":

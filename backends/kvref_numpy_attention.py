@@ -5,7 +5,9 @@ from typing import Any
 from kvref.array import Array
 
 
-def grouped_attention(library: Any, query: Array, keys: Array, values: Array, scale: float, mask: Array) -> Array:
+def grouped_attention(
+    library: Any, query: Array, keys: Array, values: Array, scale: float, mask: Array, logit_sink: Array | None
+) -> Array:
     """Backend.attend in NumPy, or in a library that has its functions."""
     if not all_finite(library, keys, values):
         seen = mask.any(axis=0)
@@ -13,7 +15,7 @@ def grouped_attention(library: Any, query: Array, keys: Array, values: Array, sc
         if not all_finite(library, keys, values) and not mask.all():
             # A token that is not finite, seen by some queries and not by others: 0 * NaN would reach the others.
             each = [
-                grouped_attention(library, query[i : i + 1], keys[sees], values[sees], scale, mask[i : i + 1, sees])
+                grouped_attention(library, query[i : i + 1], keys[sees], values[sees], scale, mask[i : i + 1, sees], logit_sink)
                 for i, sees in enumerate(mask)
             ]
             return library.concatenate(each)
@@ -27,8 +29,16 @@ def grouped_attention(library: Any, query: Array, keys: Array, values: Array, sc
     scores *= library.float32(scale)
     scores = library.where(mask, scores.reshape(num_kv_heads, -1, num_queries, num_tokens), library.float32(-library.inf))
     sees_some = mask.any(axis=1)[:, None]  # a query that sees nothing: zeros (ATTN-08); scores of -inf alone: NaN (ATTN-03)
-    weights = library.exp(scores - library.where(sees_some, scores.max(axis=-1, keepdims=True), library.float32(0)))
-    weights /= library.where(sees_some, weights.sum(axis=-1, keepdims=True), library.float32(1))
+    largest = scores.max(axis=-1, keepdims=True)
+    if logit_sink is not None:
+        sink = logit_sink.reshape(num_kv_heads, -1, 1, 1)
+        largest = library.maximum(largest, sink)
+    largest = library.where(sees_some, largest, library.float32(0))
+    weights = library.exp(scores - largest)
+    total = weights.sum(axis=-1, keepdims=True)
+    if logit_sink is not None:
+        total = total + library.exp(sink - largest)
+    weights /= library.where(sees_some, total, library.float32(1))
     out = weights.reshape(num_kv_heads, -1, num_tokens) @ values.transpose(1, 0, 2)
     out = out.reshape(num_kv_heads, -1, num_queries, value_dim).transpose(2, 0, 1, 3)
     return library.ascontiguousarray(out.reshape(num_queries, num_query_heads, value_dim))

@@ -175,13 +175,15 @@ class TorchBackend:
             self._kernels["_from_float"](part, NATIVE[element], y)
         return out
 
-    def attend(self, query: Array, keys: Array, values: Array, scale: float, mask: Array) -> Array:
+    def attend(
+        self, query: Array, keys: Array, values: Array, scale: float, mask: Array, logit_sink: Array | None = None
+    ) -> Array:
         if not _all_finite(keys, values):
             seen = mask.any(dim=0)
             keys, values, mask = keys[seen], values[seen], mask[:, seen]
             if not _all_finite(keys, values) and not bool(mask.all()):
                 each = [
-                    self.attend(query[i : i + 1], keys[sees], values[sees], scale, mask[i : i + 1, sees])
+                    self.attend(query[i : i + 1], keys[sees], values[sees], scale, mask[i : i + 1, sees], logit_sink)
                     for i, sees in enumerate(mask)
                 ]
                 return torch.cat(each)
@@ -192,10 +194,16 @@ class TorchBackend:
             q, k, v = (each.transpose(0, 1)[None] for each in (query, keys, values))  # [1, heads, tokens, D]
             k, v = (each.repeat_interleave(group, dim=1) for each in (k, v))
             shown = mask | ~sees_some[:, None]
-            attended = scaled_dot_product_attention(q, k, v, attn_mask=shown, scale=scale)[0].transpose(0, 1)
-            if not bool(attended.any(dim=2).all()):  # zeros are what PyTorch gives where every score is -inf, too (ATTN-03)
-                scores = torch.where(shown, scale * (q @ k.mT), -torch.inf)[0]  # [query heads, queries, tokens]
-                attended[torch.isneginf(scores).all(dim=2).T] = torch.nan
+            if logit_sink is None:
+                attended = scaled_dot_product_attention(q, k, v, attn_mask=shown, scale=scale)[0].transpose(0, 1)
+                if not bool(attended.any(dim=2).all()):  # zeros are what PyTorch gives where every score is -inf, too (ATTN-03)
+                    scores = torch.where(shown, scale * (q @ k.mT), -torch.inf)[0]  # [query heads, queries, tokens]
+                    attended[torch.isneginf(scores).all(dim=2).T] = torch.nan
+            else:  # which scaled_dot_product_attention does not have
+                scores = torch.where(shown, scale * (q @ k.mT), -torch.inf)[0]
+                sink = logit_sink[:, None, None].expand(-1, len(mask), 1)
+                weights = torch.cat([scores, sink], dim=2).softmax(dim=2)[..., :-1]
+                attended = (weights @ v[0]).transpose(0, 1)
             out = torch.where(sees_some[:, None, None], attended, out)
         return out
 

@@ -5,7 +5,7 @@ Read it from the formats up: `kvref.formats` (how a row is stored), `kvref.backe
 `kvref/spec`.
 """
 
-from kvref.attention import attention
+from kvref.attention import Sight, attention
 from kvref.backend import Backend, ReferenceBackend, backend, reference
 from kvref.blocks import BlockPool, BlockTables
 from kvref.buffers import Buffer, BufferPool
@@ -41,6 +41,7 @@ __all__ = [
     "QuantizedConfig",
     "ReferenceBackend",
     "Rotary",
+    "Sight",
     "TieredCache",
     "TieredConfig",
     "attention",

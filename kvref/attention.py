@@ -1,16 +1,51 @@
 """Attention over what a cache reads as: softmax(scale q k') v, per query head, with grouped key-value heads (GQA)."""
 
 import math
+from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
 from array_api_compat import array_namespace
+from numpy.typing import NDArray
 
 from kvref.array import UNIT_ROUNDOFF as U
 from kvref.array import Array
 from kvref.backend import Backend, reference
-from kvref.errors import PositionOutOfRange, ShapeMismatch, in_range
+from kvref.errors import PositionOutOfRange, ShapeMismatch, in_range, whole_fields
 from kvref.inputs import accept
 
 EXP_ERROR = 8 * U  # the premise about a library's float32 exp: within 4 units in the last place
+PIECE = 256  # queries whose mask is there at once, [PIECE, tokens that any of them sees]: however long a prompt is, a small one
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What a query sees: no token that is later than its own, and of the others
+
+    - the last `window`, its own among them (WIN-01), all of them where it is None;
+    - of these, where `chunk` is not 0, those in its own chunk of so many positions (WIN-07);
+    - and the first `sinks` of all, whatever else is said.
+
+    Raises ConfigError for numbers that are none.
+    """
+
+    window: int | None = None
+    sinks: int = 0
+    chunk: int = 0
+
+    def __post_init__(self) -> None:
+        if self.window is not None:
+            whole_fields(self, "window")
+        whole_fields(self, "sinks", "chunk", minimum=0)
+
+    def sees(self, query: Any, token: Any) -> Any:
+        """Whether a query at one position sees the token at another: integers, or NumPy's arrays of them, which broadcast."""
+        return (token <= query) & ((token >= self.first(query)) | (token < self.sinks))
+
+    def first(self, query: Any) -> Any:
+        """The first position behind the sinks that a query at one sees. May be negative."""
+        first = 0 * query if self.window is None else query - self.window + 1
+        return np.maximum(first, query // self.chunk * self.chunk) if self.chunk else first
 
 
 def attention(
@@ -21,6 +56,8 @@ def attention(
     scale: float | None = None,
     causal: bool = False,
     length: int | None = None,
+    sight: Sight = Sight(),
+    logit_sink: Array | None = None,
     backend: Backend = reference,
 ) -> Array:
     """float32 [num_queries, num_query_heads, value_dim].
@@ -28,7 +65,9 @@ def attention(
     query [num_queries, num_query_heads, head_dim]; keys [num_tokens, num_kv_heads, head_dim]; values [num_tokens, num_kv_heads,
     value_dim]. Query head h reads kv head h // (num_query_heads / num_kv_heads). scale: 1 / sqrt(head_dim) unless given. length:
     only the first `length` tokens count; what lies past them has no effect, NaN included (ATTN-07). causal: the queries are the
-    last tokens of those, and each sees the tokens up to its own (ATTN-09). No tokens give zeros (ATTN-08).
+    last tokens of those, and each sees the tokens up to its own (ATTN-09); else each stands where the last token does. sight:
+    what it sees of those. logit_sink: float32 [num_query_heads], by head the score of a token without a value (WIN-08). A query
+    that sees no tokens gets zeros (ATTN-08).
 
     Raises ShapeMismatch, keys or values of no elements included, DtypeMismatch, or PositionOutOfRange for the length.
     """
@@ -42,22 +81,55 @@ def attention(
     query = accept("query", query, ("num_queries", "num_query_heads", head_dim), backend)
     if num_kv_heads == 0 or query.shape[1] % num_kv_heads:
         raise ShapeMismatch(f"query: expected a multiple of {num_kv_heads} query heads, got {query.shape[1]}")
+    if logit_sink is not None:
+        logit_sink = accept("logit_sink", logit_sink, (query.shape[1],), backend)
     length = num_tokens if length is None else length
     length = in_range(length, num_tokens + 1, PositionOutOfRange, "length")
     scale = 1 / math.sqrt(head_dim) if scale is None else scale
-    return backend.attend(query, keys, values, scale, visible(query.shape[0], num_tokens, length, causal, backend))
+    at = np.arange(length - query.shape[0], length) if causal else np.full(query.shape[0], length - 1)
+    return attended(query, at, keys, values, np.arange(length), scale, sight, backend, logit_sink)
 
 
-def visible(num_queries: int, num_tokens: int, length: int, causal: bool, backend: Backend) -> Array:
-    """bool [num_queries, num_tokens]: whether a query sees a token."""
-    ends = [length - num_queries + 1 + i if causal else length for i in range(num_queries)]
-    token = backend.asarray(list(range(num_tokens)), "int64")
-    end = backend.asarray(ends, "int64")
-    return token[None, :] < end[:, None]
+def attended(
+    query: Array,
+    at: NDArray[np.int64],
+    keys: Array,
+    values: Array,
+    positions: NDArray[np.int64],
+    scale: float,
+    sight: Sight,
+    backend: Backend,
+    logit_sink: Array | None = None,
+) -> Array:
+    """`attention` of queries that stand at positions `at` [num_queries] over tokens that lie at `positions` [n], the first n.
+
+    Both ascend, and the arrays were accepted. Goes over the queries in pieces, each beside those tokens that any of it sees.
+    """
+    out, xp = [], backend.xp
+    for start in range(0, max(1, len(at)), PIECE):
+        piece = at[start : start + PIECE]
+        seen = _seen_by_any(piece, positions, sight)
+        parts = [(keys[each, ...], values[each, ...]) for each in seen]
+        some_keys, some_values = parts[0] if len(parts) == 1 else (xp.concat(both, axis=0) for both in zip(*parts, strict=True))
+        mask = sight.sees(piece[:, None], np.concatenate([positions[each] for each in seen]))
+        some = query[start : start + PIECE, ...]
+        out.append(backend.attend(some, some_keys, some_values, scale, backend.asarray(mask), logit_sink))
+    return out[0] if len(out) == 1 else xp.concat(out, axis=0)
+
+
+def _seen_by_any(at: NDArray[np.int64], positions: NDArray[np.int64], sight: Sight) -> list[slice]:
+    """Where in `positions` all lie that any query of these sees: at the front the sinks, and at the end what is recent."""
+    if not len(at):
+        return [slice(0, 0)]
+    begin, end = np.searchsorted(positions, [sight.first(at[0]), at[-1] + 1])
+    sinks = min(np.searchsorted(positions, sight.sinks), begin)
+    return [slice(0, end)] if sinks == begin else [slice(begin, end)] if not sinks else [slice(0, sinks), slice(begin, end)]
 
 
 def attention_bound(query: Array, keys: Array, values: Array, scale: float) -> Array:
     """How far float32 attention may lie from exact, at worst: float64, the output's shape, for one kv head and no mask.
+
+    A logit sink is one token more, whose score has no error and whose value is 0: what holds for n + 1 holds with it.
 
     query [nq, D], keys [n, D], values [n, Dv], in float64. Whatever the order of summation:
 

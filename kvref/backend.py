@@ -80,11 +80,14 @@ class Backend(Protocol):
     def decode(self, codes: Array, element: SmallFloat, out: Array | None = None) -> Array:
         """The float32 values of codes."""
 
-    def attend(self, query: Array, keys: Array, values: Array, scale: float, mask: Array) -> Array:
+    def attend(
+        self, query: Array, keys: Array, values: Array, scale: float, mask: Array, logit_sink: Array | None = None
+    ) -> Array:
         """softmax(scale q k') v per query head: [nq, Hq, D], [n, Hkv, D], [n, Hkv, Dv], bool [nq, n] -> [nq, Hq, Dv].
 
         Query head h reads kv head h // (Hq / Hkv). A token that a query's mask leaves out has no effect on it, NaN included
-        (ATTN-07); a query that sees no token gets zeros (ATTN-08).
+        (ATTN-07); a query that sees no token gets zeros (ATTN-08). logit_sink [Hq]: exp of it is added to a head's sum of
+        weights, once (WIN-08).
         """
 
 
@@ -237,7 +240,9 @@ class ReferenceBackend:
     def decode(self, codes: Array, element: SmallFloat, out: Array | None = None) -> Array:
         return _filled(out, element.decode(codes))
 
-    def attend(self, query: Array, keys: Array, values: Array, scale: float, mask: Array) -> Array:
+    def attend(
+        self, query: Array, keys: Array, values: Array, scale: float, mask: Array, logit_sink: Array | None = None
+    ) -> Array:
         xp = self.xp
         group = query.shape[1] // keys.shape[1]
         out = self.zeros((query.shape[0], query.shape[1], values.shape[2]), "float32")
@@ -248,8 +253,10 @@ class ReferenceBackend:
             k = xp.repeat(xp.take(keys, seen, axis=0), group, axis=1)  # [tokens, query heads, D]
             v = xp.repeat(xp.take(values, seen, axis=0), group, axis=1)
             scores = xp.sum(query[i : i + 1, ...] * k, axis=-1) * scale
+            if logit_sink is not None:  # as the score of a token more, with which nothing is multiplied
+                scores = xp.concat([scores, logit_sink[None, :]], axis=0)
             weights = xp.exp(scores - xp.max(scores, axis=0, keepdims=True))  # at most 1: no overflow (ATTN-03)
-            weights = weights / xp.sum(weights, axis=0, keepdims=True)
+            weights = (weights / xp.sum(weights, axis=0, keepdims=True))[: k.shape[0], ...]
             out = at(out)[i, ...].set(xp.sum(weights[..., None] * v, axis=0))
         return out
 

@@ -112,7 +112,9 @@ class BlockPool:
         self._num_free += len(blocks)
 
 
-NO_BLOCK = -1  # what fills up the shorter tables of a batch: a slot of it is negative, and skipped (KERN-02)
+NO_BLOCK = (
+    -1
+)  # in place of a block that was released, and at the end of a batch's shorter tables: no slot of it is written (KERN-02)
 
 
 class BlockTables:
@@ -120,7 +122,8 @@ class BlockTables:
 
     A table is a segment of entries, num_layers blocks each: position p of a layer lies in entry p // block_size (PAGED-06). The
     layers lie side by side because a step looks up the same entry in all of them. counts: int64 [tables], entries in use.
-    lengths: int64 [tables, num_layers], tokens written.
+    released: int64 [tables], the first of those, which hold no block any more. lengths: int64 [tables, num_layers], tokens
+    written.
 
     A table that outgrows its segment moves to one twice as long, at the end of the array. The gap that it leaves stays until the
     array is full: then the tables move up into a new one, without gaps and with as much again to spare. The entry after a table's
@@ -131,6 +134,7 @@ class BlockTables:
         self.num_layers = whole("num_layers", num_layers)
         self.block_size = whole("block_size", block_size)
         self.counts: NDArray[np.int64] = np.zeros(0, np.int64)
+        self.released: NDArray[np.int64] = np.zeros(0, np.int64)
         self.lengths: NDArray[np.int64] = np.zeros((0, self.num_layers), np.int64)
         self._entries: NDArray[np.int32] = np.full(self.num_layers, NO_BLOCK, np.int32)  # the first is every empty table's
         self._end = self.num_layers  # of what is in use of them
@@ -143,8 +147,9 @@ class BlockTables:
         if not self._closed:
             tables = len(self.counts)
             more = max(8, tables)
-            self.counts, self._starts, self._rooms = (
-                np.concatenate([each, np.zeros(more, np.int64)]) for each in (self.counts, self._starts, self._rooms)
+            self.counts, self.released, self._starts, self._rooms = (
+                np.concatenate([each, np.zeros(more, np.int64)])
+                for each in (self.counts, self.released, self._starts, self._rooms)
             )
             self.lengths = np.concatenate([self.lengths, np.zeros((more, self.num_layers), np.int64)])
             self._closed = list(reversed(range(tables, tables + more)))
@@ -154,13 +159,13 @@ class BlockTables:
         """A new table that lists the same blocks, of as many tokens."""
         new = self.open()
         self.append(new, self._segment(table).copy())
-        self.lengths[new] = self.lengths[table]
+        self.lengths[new], self.released[new] = self.lengths[table], self.released[table]
         return new
 
     def close(self, table: int) -> NDArray[np.int32]:
         """Forget a sequence: the blocks that it held, the last entry's first."""
         held = self.cut(table, 0)
-        self.lengths[table], self._starts[table], self._rooms[table] = 0, 0, 0
+        self.released[table], self.lengths[table], self._starts[table], self._rooms[table] = 0, 0, 0, 0
         self._closed.append(table)
         return held
 
@@ -183,11 +188,23 @@ class BlockTables:
 
     def cut(self, table: int, count: int) -> NDArray[np.int32]:
         """Leave a table its first `count` entries: the blocks of the others, the last entry's first."""
-        past = self._segment(table)[count:]
+        past = self._segment(table)[max(count, int(self.released[table])) :]
         rest = past[::-1].reshape(-1).copy()
         past[:] = NO_BLOCK
         self.counts[table] = min(count, int(self.counts[table]))
         return rest
+
+    def release(self, table: int, count: int) -> NDArray[np.int32]:
+        """Leave the first `count` entries in their place without a block: the blocks that they still held."""
+        first = self._segment(table)[int(self.released[table]) : count]
+        blocks = first.reshape(-1).copy()
+        first[:] = NO_BLOCK
+        self.released[table] = max(count, int(self.released[table]))
+        return blocks
+
+    def first(self, tables: Array) -> Array:
+        """The first position whose block is still held, of a table or an array of them."""
+        return self.released[tables] * self.block_size
 
     def replace(self, table: int, layer: int, entry: int, block: int) -> int:
         """Let an entry list another block: the one that it listed."""
@@ -196,13 +213,13 @@ class BlockTables:
         return before
 
     def blocks(self, table: int, layer: int) -> list[int]:
-        """The blocks that hold the layer's tokens, in order."""
+        """The blocks that hold the layer's tokens, in order; NO_BLOCK where they were released."""
         held: list[int] = self._segment(table)[:, layer].tolist()
         return held
 
     def held(self, table: int) -> NDArray[np.int32]:
         """The blocks of every layer."""
-        return self._segment(table).reshape(-1)
+        return self._segment(table)[int(self.released[table]) :].reshape(-1)
 
     def at(self, tables: Array, layers: Array, entries: Array) -> NDArray[np.int32]:
         """The blocks of entries that there are, and NO_BLOCK for one past a table's last; the three broadcast."""

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvref.array import Array
-from kvref.attention import attention
+from kvref.attention import Sight, attention
 from kvref.backend import Backend, reference
 from kvref.canary.shape import EPSILON, Canary
 from kvref.canary.weights import weights
@@ -50,7 +50,7 @@ class Model:
             query, key, value = (self._heads(given, f"model.layers.{layer}.self_attn.{each}_proj.weight") for each in "qkv")
             query, key = self._turned(query, start), self._turned(key, start)
             self.cache.write(sequence, layer, start, self._backend.asarray(key), self._backend.asarray(value))
-            read = self._attended(sequence, layer, query, start).reshape(len(tokens), -1)
+            read = self._attended(sequence, layer, query).reshape(len(tokens), -1)
             stream = stream + read @ self._weights[f"model.layers.{layer}.self_attn.o_proj.weight"].T
         logits = self._normed(stream[-1:], "model.norm.weight") @ self._weights["lm_head.weight"].T
         return int(logits.argmax())
@@ -70,15 +70,11 @@ class Model:
         first, second = heads[..., :half], heads[..., half:]
         return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
-    def _attended(self, sequence: int, layer: int, query: Floats, start: int) -> Floats:
+    def _attended(self, sequence: int, layer: int, query: Floats) -> Floats:
         """Where a window is set each query sees its last tokens alone."""
-        window, on = self.canary.windows[layer], self._backend
-        if window is None:
-            return np.asarray(on.to_numpy(self.cache.attend(sequence, layer, on.asarray(query), causal=True)))
-        seen = [range(max(0, position - window + 1), position + 1) for position in range(start, start + len(query))]
-        read = [self.cache.read(sequence, layer, positions) for positions in seen]
-        alone = [on.asarray(query[number : number + 1]) for number in range(len(query))]
-        return np.concatenate([on.to_numpy(attention(one, *pair, backend=on)) for one, pair in zip(alone, read, strict=True)])
+        on, sight = self._backend, Sight(self.canary.windows[layer])
+        read = self.cache.gather(sequence, layer)
+        return np.asarray(on.to_numpy(attention(on.asarray(query), *read, causal=True, sight=sight, backend=on)))
 
 
 @dataclass(frozen=True)

@@ -198,7 +198,8 @@ class PrefixCache(PagedCache):
             raise TokenMismatch(f"token at position {at}: expected {told.tokens[at]}, committed before, got {numbers[at]}")
         told.tokens = numbers if len(numbers) > common else told.tokens
         for entry, key in enumerate(self._keys(told.tokens, told.salt, told.keys), len(told.keys)):
-            self.pool.make_findable(Found(key, self._tables.at(table, np.arange(self.config.num_layers), entry)))
+            if entry >= self._tables.released[table]:
+                self.pool.make_findable(Found(key, self._tables.at(table, np.arange(self.config.num_layers), entry)))
             told.keys.append(key)
 
     def reset(self) -> None:

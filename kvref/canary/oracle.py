@@ -8,6 +8,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from kvref.attention import Sight
 from kvref.canary.shape import LEAK, ROUNDINGS, SHARPNESS, Canary
 
 UNCERTAIN = -2  # a digit that hangs on rounding
@@ -101,7 +102,7 @@ class Oracle:
             alike = _signs(canary, wanted) @ _signs(canary, keys).T
             unknown = canary.bits * (keys == UNCERTAIN).sum(axis=1)  # bits, each of which may be like or unlike
             worth, least = ((worth * each) / (canary.bits * canary.num_kv_heads) for each in (alike + unknown, alike - unknown))
-        hidden = (places > queries) | (places <= queries - (len(places) if window is None else window))
+        hidden = ~Sight(window).sees(queries, places)
         best = np.where(hidden, -np.inf, least).max(axis=1, keepdims=True)
         return _agreed(digits, ~hidden & (worth > best - self._apart))
 

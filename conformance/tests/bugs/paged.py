@@ -120,7 +120,7 @@ def overwriting_shortens(patch):
 
 @bug("PAGED-10")
 def holes_are_allowed(patch):
-    in_source(patch, "kvref.paged.PagedCache.write", "in_range(start, length + 1", "in_range(start, 999")
+    in_source(patch, "kvref.paged.PagedCache.write", "_held(table, start, length + 1", "_held(table, start, 999")
 
 
 @bug("PAGED-11")
@@ -135,8 +135,8 @@ def blocks_are_read_in_order_of_their_number(patch):
     in_source(
         patch,
         "kvref.paged.PagedCache.gather",
-        "self._tables.slots(table, layer, np.arange(self._tables.lengths[table, layer]))",
-        "np.sort(self._tables.slots(table, layer, np.arange(self._tables.lengths[table, layer])))",
+        "self._tables.slots(table, layer, positions)",
+        "np.sort(self._tables.slots(table, layer, positions))",
     )
 
 
