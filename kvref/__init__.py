@@ -1,8 +1,8 @@
 """kvref: the executable specification of LLM KV caches.
 
-Read it from the formats up: `kvref.formats` (how a row is stored), `kvref.backend` (the kernels), the six caches
-(`contiguous`, `paged`, `prefix`, `quantized`, `tiered`, `pooled`), `attention` and `rotary`. The clauses they carry out are in
-`kvref/spec`.
+Read it from the formats up: `kvref.formats` (how a row is stored), `kvref.backend` (the kernels), the seven caches
+(`contiguous`, `paged`, `prefix`, `windowed`, `quantized`, `tiered`, `pooled`), `attention` and `rotary`. The clauses that they
+carry out are in `kvref/spec`.
 """
 
 from kvref.attention import Sight, attention
@@ -17,6 +17,7 @@ from kvref.prefix import PrefixCache
 from kvref.quantized import QuantizedCache, QuantizedConfig, mean_absolute_error
 from kvref.rotary import Rotary
 from kvref.tiered import TieredCache, TieredConfig
+from kvref.windowed import WindowedCache, WindowedConfig
 
 __version__ = "0.1.0"
 
@@ -44,6 +45,8 @@ __all__ = [
     "Sight",
     "TieredCache",
     "TieredConfig",
+    "WindowedCache",
+    "WindowedConfig",
     "attention",
     "backend",
     "get_format",

@@ -78,9 +78,7 @@ def attention(
     values = accept("values", values, (num_tokens, num_kv_heads, "value_dim"), backend)
     if values.shape[2] == 0:
         raise ShapeMismatch(f"values: expected a value_dim of at least 1, got shape {list(values.shape)}")
-    query = accept("query", query, ("num_queries", "num_query_heads", head_dim), backend)
-    if num_kv_heads == 0 or query.shape[1] % num_kv_heads:
-        raise ShapeMismatch(f"query: expected a multiple of {num_kv_heads} query heads, got {query.shape[1]}")
+    query = accept_query(query, "num_queries", num_kv_heads, head_dim, backend)
     if logit_sink is not None:
         logit_sink = accept("logit_sink", logit_sink, (query.shape[1],), backend)
     length = num_tokens if length is None else length
@@ -88,6 +86,14 @@ def attention(
     scale = 1 / math.sqrt(head_dim) if scale is None else scale
     at = np.arange(length - query.shape[0], length) if causal else np.full(query.shape[0], length - 1)
     return attended(query, at, keys, values, np.arange(length), scale, sight, backend, logit_sink)
+
+
+def accept_query(query: Array, num_queries: int | str, num_kv_heads: int, head_dim: int, backend: Backend) -> Array:
+    """`query` as float32 [num_queries, num_query_heads, head_dim]. Raises ShapeMismatch or DtypeMismatch."""
+    query = accept("query", query, (num_queries, "num_query_heads", head_dim), backend)
+    if num_kv_heads == 0 or query.shape[1] % num_kv_heads:
+        raise ShapeMismatch(f"query: expected a multiple of {num_kv_heads} query heads, got {query.shape[1]}")
+    return query
 
 
 def attended(

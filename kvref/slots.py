@@ -47,8 +47,14 @@ class SlotStore:
 
     def read(self, slots: Slots) -> Array:
         """float32 [n, num_kv_heads, head_dim]: what n slots read back as."""
-        picked = Quantized(*(None if store is None else self._backend.gather(store, slots) for store in self._stored))
-        rows = self._backend.dequantize(picked, self._rows[-1], self.format)
+        return self._tokens(Quantized(*(None if store is None else self._backend.gather(store, slots) for store in self._stored)))
+
+    def read_back(self, tokens: Array) -> Array:
+        """What float32 [n, num_kv_heads, head_dim] would read back as, were they stored. Raises NonFinite."""
+        return self._tokens(self.quantized(tokens))
+
+    def _tokens(self, stored: Quantized) -> Array:
+        rows = self._backend.dequantize(stored, self._rows[-1], self.format)
         return self._backend.xp.reshape(rows, (rows.shape[0], *self.token_shape))
 
     @property
@@ -80,6 +86,10 @@ class TokenStore:
 
     def read(self, slots: Slots) -> tuple[Array, Array]:
         return self.keys.read(slots), self.values.read(slots)
+
+    def read_back(self, keys: Array, values: Array) -> tuple[Array, Array]:
+        """What keys and values would read back as, were they stored. Raises NonFinite."""
+        return self.keys.read_back(keys), self.values.read_back(values)
 
     @property
     def token_bytes(self) -> int:
