@@ -81,9 +81,14 @@ class WindowedCache:
         return out
 
     def attend(self, query: Array, scale: float | None = None) -> Array:
-        """What queries [num_queries, num_query_heads, head_dim] see that all stand where the newest token does."""
+        """What queries [num_queries, num_query_heads, head_dim] see that all stand where the newest token does.
+
+        Raises ShapeMismatch, DtypeMismatch, and PositionOutOfRange where `truncate` left less than that token saw when it came.
+        """
         query = accept_query(query, "num_queries", self.config.num_kv_heads, self.config.head_dim, self._backend)
-        held = self._positions()
+        held, first = self._positions(), self._sight.first(self.length - 1)
+        if max(first, self.config.sinks) < self._first and first < self.length:
+            raise PositionOutOfRange(f"attend: expected tokens from {first} on to be held, got those from {self._first} on")
         at = np.full(query.shape[0], self.length - 1)
         return self._attended(query, at, *self._store.read(self._slots(held)), held, scale)
 
@@ -103,9 +108,9 @@ class WindowedCache:
         Raises PositionOutOfRange for more than there are, and NotTruncatable where a token that was overwritten would be seen.
         """
         length, sinks = in_range(length, self.length + 1, PositionOutOfRange, "length"), self.config.sinks
-        first = max(sinks, int(self._sight.first(length - 1)))  # that a query at the then newest token sees behind the sinks
-        if length > sinks and first < self._first:
-            raise NotTruncatable(f"length: expected one behind which tokens from {first} on are held, got {length}")
+        first = max(sinks, int(self._sight.first(length)))  # that a query at this position sees behind the sinks
+        if first < min(self._first, length):
+            raise NotTruncatable(f"length: expected one before which tokens from {first} on are held, got {length}")
         self.length, self._first = length, min(self._first, max(sinks, length))
 
     def clear(self) -> None:

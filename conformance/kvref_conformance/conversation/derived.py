@@ -47,20 +47,22 @@ def derivations(op: str) -> tuple[Derived, ...]:
     return tuple(each for each in table if each.name == name)
 
 
-def in_turn(calls: Iterable[Callable[[], Any]]) -> None:
-    """Make calls that change something. What one of them raises is what all of them raise together.
+def in_turn(calls: Iterable[Callable[[], Any]]) -> list[Any]:
+    """Make calls that change something: what each of them gives. What one of them raises is what all of them raise together.
 
     What was done before a later one cannot be taken back: that error is `in_parts`.
     """
+    given = list[Any]()
     for number, call in enumerate(calls):
         try:
-            call()
+            given.append(call())
         except (Broken, NotOffered):
             raise
         except Exception as error:
             if number:
                 vars(error)[IN_PARTS] = True
             raise
+    return given
 
 
 def refused_whole(error: Exception) -> None:

@@ -129,7 +129,8 @@ class Subject(Calls):
         if self.limits.declared:
             args = {name: self._handed(name, value) for name, value in args.items()}
             if (parts := self._in_pieces(op, args)) is not None:
-                return in_turn(partial(self.call, op, on, part) for part in parts)
+                given = in_turn(partial(self.call, op, on, part) for part in parts)
+                return None if given[0] is None else np.concatenate(given)
         try:
             return self.make(op, on, args, as_is)
         except Declined as declined:

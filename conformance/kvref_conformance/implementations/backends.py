@@ -63,6 +63,9 @@ class OnBackend:
     def prefix(self, **config: Any) -> kvref.PrefixCache:
         return kvref.PrefixCache(kvref.PagedConfig(**config), self.backend)
 
+    def windowed(self, **config: Any) -> kvref.WindowedCache:
+        return kvref.WindowedCache(kvref.WindowedConfig(**config), self.backend)
+
     def quantized(self, **config: Any) -> kvref.QuantizedCache:
         return kvref.QuantizedCache(kvref.QuantizedConfig(**config), self.backend)
 
@@ -112,4 +115,10 @@ class Attention:
         self._backend = backend
 
     def attention(self, query: Array, keys: Array, values: Array, **options: Any) -> Array:
+        return attention(query, keys, values, **options, backend=self._backend)
+
+    def window_attention(self, query: Array, keys: Array, values: Array, scale: float, **sees: int) -> Array:
+        return attention(query, keys, values, scale=scale, causal=True, sight=kvref.Sight(**sees), backend=self._backend)
+
+    def sink_attention(self, query: Array, keys: Array, values: Array, **options: Any) -> Array:
         return attention(query, keys, values, **options, backend=self._backend)

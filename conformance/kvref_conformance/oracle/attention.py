@@ -1,6 +1,8 @@
 """Attention in float64, a query head at a time, and how far float32 may lie from it."""
 
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -14,10 +16,26 @@ EXP_ERROR = 8 * U  # a float32 exp within 4 units in the last place
 HALF_A_UNIT = {"float16": (2.0**-11, 2.0**-25), "bfloat16": (2.0**-8, 2.0**-134)}
 
 
-def attention(query: NDArray, keys: NDArray, values: NDArray, *, scale: float, causal: bool = False) -> tuple[NDArray, NDArray]:
+def seen(query: int, window: int | None = None, sinks: int = 0, chunk: int = 0) -> NDArray:
+    """The positions that a query at one of them sees, in order: one by one, as WIN-01, WIN-05 and WIN-07 say."""
+    return np.array(
+        [
+            at
+            for at in range(query + 1)
+            if at < sinks or ((window is None or query - at < window) and (not chunk or at // chunk == query // chunk))
+        ],
+        np.int64,
+    )
+
+
+def attention(
+    query: NDArray, keys: NDArray, values: NDArray, *, scale: float, causal: bool = False, views: Sequence[NDArray] | None = None,
+    logit_sink: NDArray | None = None,
+) -> tuple[NDArray, NDArray]:  # fmt: skip
     """The output and its bound, float64 [nq, query heads, D]: query [nq, Hq, D], keys and values [n, Hkv, D].
 
-    Every rounding is counted once: D + 1 in a score, the subtraction of the largest, exp, 2n + 3 in the weighted mean.
+    Every rounding is counted once: D + 1 in a score, the subtraction of the largest, exp, 2n + 3 in the weighted mean. views: for
+    each query the tokens that it sees. logit_sink: [Hq], a score without a value, in the sum as a token is.
     """
     query, keys, values = (np.asarray(each, dtype=np.float64) for each in (query, keys, values))
     num_queries, num_heads, dim = query.shape
@@ -25,18 +43,22 @@ def attention(query: NDArray, keys: NDArray, values: NDArray, *, scale: float, c
     out = np.zeros((num_queries, num_heads, values.shape[2]))
     bound = np.zeros_like(out)
     for i in range(num_queries):
-        seen = len(keys) - num_queries + 1 + i if causal else len(keys)
-        for head in range(num_heads if seen > 0 else 0):
-            k, v, q = keys[:seen, head // group], values[:seen, head // group], query[i, head]
+        count = len(keys) - num_queries + 1 + i if causal else len(keys)
+        view: Any = views[i] if views is not None else slice(0, max(0, count))
+        for head in range(num_heads if len(keys[view]) else 0):
+            k, v, q = keys[view, head // group], values[view, head // group], query[i, head]
             score = scale * (k @ q)
             score_error = _gamma(dim + 1) * abs(scale) * (np.abs(k) @ np.abs(q))
+            if logit_sink is not None and logit_sink[head] > -np.inf:
+                score, score_error = np.append(score, np.float64(logit_sink[head])), np.append(score_error, 0.0)
+                v = np.vstack([v, np.zeros(v.shape[1])])
             weight = np.exp(score - score.max())
             weight /= weight.sum()
             reach = (np.abs(score) + score_error).max()
             log_error = score_error.max() + 2 * U * reach + EXP_ERROR / (1 - EXP_ERROR)
-            relative = math.exp(min(2 * log_error, 500)) * (1 + _gamma(2 * seen + 3)) - 1
+            relative = math.exp(min(2 * log_error, 500)) * (1 + _gamma(2 * len(v) + 3)) - 1
             out[i, head] = weight @ v
-            tiny = 2 * seen * 2.0**-126 * np.abs(v).max(axis=0) + seen * 2.0**-126
+            tiny = 2 * len(v) * 2.0**-126 * np.abs(v).max(axis=0) + len(v) * 2.0**-126
             bound[i, head] = relative * (weight @ np.abs(v)) + tiny
     return out, bound
 
@@ -64,15 +86,18 @@ def wrong_query(query: NDArray, heads: int, dim: int) -> Wrong:
     return wrong + not_finite(query) if wrong else []
 
 
-def attended(clause: str, query: NDArray, keys: Reads, values: Reads, scale: float) -> Expected:
-    """What a cache's attention must be over what it reads as."""
+def attended(
+    clause: str, query: NDArray, keys: Reads, values: Reads, scale: float, views: Sequence[NDArray] | None = None
+) -> Expected:
+    """What a cache's attention must be over what it reads as; views: of those tokens, for each query, the ones that it sees."""
     heads, dim = keys.values.shape[1:]
     if wrong := wrong_query(query, heads, dim):
         return refuse(wrong, lambda: None)
-    if keys.slack.any() or values.slack.any() or not finite(query, keys.values, values.values):
+    some = slice(None) if views is None else np.array(sorted({int(at) for view in views for at in view}), np.int64)
+    if keys.slack.any() or values.slack.any() or not finite(query, keys.values[some], values.values[some]):
         return Unjudged(clause)  # what the cache reads as is not known to the bit
-    reach = [np.abs(part).max(initial=0).astype(np.float64) for part in (np.asarray(query), keys.values)]
+    reach = [np.abs(part).max(initial=0).astype(np.float64) for part in (np.asarray(query), keys.values[some])]
     if reach[0] * reach[1] * dim * max(1.0, abs(scale)) > 1e38:
         return Unjudged(clause)  # float32 scores overflow on the way
-    out, bound = attention(query, keys.values, values.values, scale=scale)
+    out, bound = attention(query, keys.values, values.values, scale=scale, views=views)
     return Arrays(clause, parts=(Reads(out.astype(np.float32), bound + U * np.abs(out)),), always_slack=True)

@@ -2,20 +2,31 @@
 
 from typing import Protocol
 
-from kvref_conformance.interface import Attended, Query, Tokens, Values
+from kvref_conformance.interface import Attended, HeadNumbers, Query, Tokens, Values
 
 # The errors that each operation may have to answer with; what `new` has to refuse is always a ConfigError.
 ERRORS: dict[str, str] = {
     "attention": "ShapeMismatch DtypeMismatch",
+    "window_attention": "ShapeMismatch DtypeMismatch",
+    "sink_attention": "ShapeMismatch DtypeMismatch",
 }
 
 
 class Attention(Protocol):
-    """The first `length` tokens count."""
+    """The first `length` tokens count. Of `window_attention` the queries are the last tokens; chunk: 0 for none.
+
+    logit_sink: a score a head, of a token without a value; minus infinity for none.
+    """
 
     def attention(
         self, query: Query, keys: Tokens, values: Values, *, scale: float, causal: bool, length: int
     ) -> Attended: ...  # fmt: skip
+    def window_attention(
+        self, query: Query, keys: Tokens, values: Values, *, scale: float, window: int, sinks: int, chunk: int
+    ) -> Attended: ...
+    def sink_attention(
+        self, query: Query, keys: Tokens, values: Values, *, scale: float, causal: bool, logit_sink: HeadNumbers
+    ) -> Attended: ...
 
 
 class Factory(Protocol):

@@ -9,5 +9,7 @@ def steps(sizes: Sizes) -> Steps:
     return {
         **owned("attention", {
             "attention": of(query=query, keys=tokens, values=tokens, scale=1.0, causal=False, length=2),
+            "window_attention": of(query=query, keys=tokens, values=tokens, scale=1.0, window=1, sinks=0, chunk=0),
+            "sink_attention": of(query=query, keys=tokens, values=tokens, scale=1.0, causal=False, logit_sink=rows(sizes.heads)),
         }),
     }  # fmt: skip

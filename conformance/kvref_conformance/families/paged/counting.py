@@ -13,6 +13,7 @@ from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.outcome import Declined, NotOffered
 
 ENTRIES = 12  # of a cache, unless a check needs more, or fewer
+NO_BLOCK = -1  # in a table: what was given back
 MANY = 2**14  # tokens: no check fills a larger pool
 
 
@@ -77,7 +78,7 @@ def in_use(subject: Subject, cache: Handle, entries: Mapping[int, int], when: st
 
     def listed() -> None:
         for sequence, count in entries.items():
-            held = [len(blocks_of(cache, sequence, layer)) for layer in layers_of(cache)]
+            held = [sum(block != NO_BLOCK for block in blocks_of(cache, sequence, layer)) for layer in layers_of(cache)]
             equal(held, [count] * len(held), f"blocks in each layer of sequence {sequence} {when}")
 
     seen = [offered(counted), offered(listed) and bool(entries)]

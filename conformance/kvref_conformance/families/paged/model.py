@@ -122,6 +122,9 @@ class Paged(Tables):
 
         return Expected("EDIT-01", self.did("truncate", change))
 
+    def release_before(self, sequence: Any, position: Any) -> Expected:
+        raise ValueError("blocks that are given back are for the checks to judge, and for the cache of layers that differ")
+
     def remove(self, sequence: Any, start: Any, stop: Any, theta: Any = None, layout: Any = "halves") -> Expected:
         shortest = self._shortest(sequence)
         wrong = self._unknown(sequence) + not_in_range(stop, shortest + 1, "PositionOutOfRange", "EDIT-10")

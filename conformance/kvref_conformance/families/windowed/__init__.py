@@ -1,0 +1,17 @@
+"""The cache of the last tokens, and of a few of the first."""
+
+from kvref_conformance.families import Family
+from kvref_conformance.families.laws.spoken import OF_CACHES
+from kvref_conformance.oracle.formats import PLAIN
+
+SMALL = {"num_kv_heads": 2, "head_dim": 5, "window": 7, "sinks": 0, "chunk": 0, "rollback": 0, "dtype": "float32"}
+
+FAMILY = Family(
+    name="windowed",
+    chapter="windows",
+    small=SMALL,
+    speaks_for=(*OF_CACHES, *(f"WIN-{n:02}" for n in range(1, 8)), "EDIT-02"),
+    formats={"dtype": PLAIN},
+    may_be_zero=("sinks", "chunk", "rollback"),
+    appending={"append": ("keys", "values"), "step": ("query", "keys", "values")},
+)

@@ -1,0 +1,238 @@
+"""WIN: what a query sees, of tokens that come in any portions."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.checking.attending import even, exact, queries
+from kvref_conformance.checking.expect import equal, may_raise, pair, raises, shaped, true, within
+from kvref_conformance.checking.registry import check
+from kvref_conformance.checking.setup import at_least, new, pair_of_tokens, takes
+from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.oracle.attention import seen
+from kvref_conformance.oracle.elements import round_to
+from kvref_conformance.outcome import Broken, NotOffered
+
+# Of a window of 7: less than it, as many, more; while it fills, where it is full, and long after.
+PORTIONS = ((1,) * 9, (3, 2, 4, 1), (7, 1, 1), (20, 1), (1, 19, 2), (6, 1, 1, 8), (2, 0, 9))
+SOME = 24  # queries of a long step that are looked at
+
+
+class Run:
+    """A cache, and every token that ever came to it."""
+
+    def __init__(self, subject: Subject, **changes: Any) -> None:
+        self.subject, self.cache = subject, new(subject, "windowed", **changes)
+        config = self.cache.config
+        self.sees = {name: config[name] for name in ("window", "sinks", "chunk")}
+        self.config, self.keys, self.values = config, *pair_of_tokens(subject, 0)
+        self.longest = 0
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def seen(self, query: int) -> NDArray:
+        return seen(query, **self.sees)
+
+    def append(self, count: int) -> None:
+        keys, values = pair_of_tokens(self.subject, count)
+        self.cache.append(keys, values)
+        self.came(keys, values)
+
+    def step(self, count: int, when: str) -> None:
+        """Of so many tokens; what their queries saw must be right."""
+        keys, values = pair_of_tokens(self.subject, count)
+        query = queries(self.subject, count)
+        got = shaped(self.cache.step(query, keys, values, even(self.subject)), query.shape, f"attention {when}")
+        begin = len(self)
+        self.came(keys, values)
+        rows = [*range(count)][:: -(-count // SOME) or 1]
+        self.saw(got[rows], query[rows], [begin + row for row in rows], when)
+
+    def saw(self, got: NDArray, query: NDArray, at: list[int], when: str) -> None:
+        """Raise Broken unless queries at these positions saw what they have to."""
+        views = [self.seen(position) for position in at]
+        want, bound = exact(self.subject, query, self.keys, self.values, scale=even(self.subject), views=views)
+        try:
+            within(got, want, bound, f"attention of {len(query)} queries {when}")
+        except Broken as broken:
+            raise self._explained(broken, got, query, list(at)) from None
+
+    def _explained(self, broken: Broken, got: NDArray, query: NDArray, at: list[int]) -> Broken:
+        """Which query is wrong, and what it would have had to see to be right, where that can be found."""
+        for row, position in enumerate(at):
+            one, own = query[row : row + 1], self.seen(position)
+            for name, view in self._views(position):
+                want, bound = exact(self.subject, one, self.keys, self.values, scale=even(self.subject), views=[view])
+                if (np.abs(got[row] - want[0]) <= bound[0]).all():
+                    if not name:
+                        break
+                    saw = f"what a query sees of {shown(view)}: {name}"
+                    return Broken(f"the query at position {position}", f"to see {shown(own)}", saw)
+            else:
+                return broken
+        return broken
+
+    def _views(self, position: int) -> Iterator[tuple[str, NDArray]]:
+        """Ways to see: the right one, which has no name, and wrong ones that have been met."""
+        window, sinks = self.sees["window"], self.sees["sinks"]
+        yield "", self.seen(position)
+        for name, changed in (
+            ("a window one too long", {"window": window + 1}), ("a window one too short", {"window": window - 1}),
+            ("no sinks", {"sinks": 0}), ("a sink too many", {"sinks": sinks + 1}), ("no window", {"window": None}),
+            ("no chunks", {"chunk": 0}),
+        ):  # fmt: skip
+            yield name, seen(position, **self.sees | changed)
+        yield "later tokens", np.arange(max(0, position - window + 1), len(self))
+
+    def came(self, keys: NDArray, values: NDArray) -> None:
+        stored = (round_to(part, self.config["dtype"]) for part in (keys, values))
+        self.keys, self.values = (np.concatenate(both) for both in zip((self.keys, self.values), stored, strict=True))
+        self.longest = max(self.longest, len(keys))
+
+    def truncate(self, length: int) -> None:
+        self.cache.truncate(length)
+        self.gone(length)
+
+    def gone(self, length: int) -> None:
+        self.keys, self.values = self.keys[:length], self.values[:length]
+
+    def needed(self) -> list[int]:
+        """Positions that the next query sees."""
+        return [int(at) for at in self.seen(len(self)) if at < len(self)]
+
+    def holds(self, when: str) -> None:
+        """Raise Broken unless everything is there that the next query sees."""
+        equal(self.cache.length, len(self), f"length {when}")
+        needed = self.needed()
+        pair(self.cache.read(needed), (self.keys[needed], self.values[needed]), f"positions {shown(np.array(needed))} {when}")
+
+
+def shown(positions: NDArray) -> str:
+    """Positions as ranges: 0, 1, 14 .. 20."""
+    if not len(positions):
+        return "nothing"
+    runs = np.split(positions, np.flatnonzero(np.diff(positions) != 1) + 1)
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]} .. {run[-1]}" for run in runs)
+
+
+def portions(subject: Subject, run: Run, counts: tuple[int, ...]) -> Iterator[tuple[int, str]]:
+    """How many tokens come at once, of what is a window of 7 tokens here, and the words for it."""
+    window = run.config["window"]
+    scaled = [count if count == 1 or window <= 7 else count * window // 7 for count in counts]
+    if {*counts} == {1}:
+        scaled[0] = max(1, window - 3)  # so that single tokens come while it fills, and after
+    for size in (subject.size("tokens", each) for each in scaled):
+        yield size, f"of a window of {window}, {size} tokens after {len(run)}"
+
+
+@check("WIN-01", "windowed")
+def a_query_sees_the_last_tokens_its_own_among_them(subject: Subject) -> None:
+    for window in dict.fromkeys(subject.size("window", each) for each in (7, 1, 2, 4)):
+        run = Run(subject, window=window)
+        for count, when in portions(subject, run, (1,) * 9):
+            run.step(count, when)
+
+
+@check("WIN-01", "windowed")
+def a_window_that_is_longer_than_what_came_is_none(subject: Subject) -> None:
+    run = Run(subject, window=24)
+    for count, when in portions(subject, run, (1, 5, 3)):
+        run.step(count, when)
+    query = queries(subject, 1)
+    run.saw(shaped(run.cache.attend(query, even(subject)), query.shape, "attention"), query, [len(run) - 1], "over all that came")
+
+
+@check("WIN-02", "windowed")
+def each_query_of_a_step_has_its_own_view(subject: Subject) -> None:
+    for counts in PORTIONS:
+        run = Run(subject)
+        for count, when in portions(subject, run, counts):
+            run.step(count, when)
+
+
+@check("WIN-02", "windowed")
+def pieces_leave_what_the_whole_leaves(subject: Subject) -> None:
+    for counts in PORTIONS:
+        whole, pieces = Run(subject), Run(subject)
+        sizes = [size for size, _ in portions(subject, whole, counts)]
+        keys, values = pair_of_tokens(subject, sum(sizes))
+        whole.cache.append(keys, values)
+        for start, size in zip(np.cumsum([0, *sizes]), sizes, strict=False):
+            pieces.cache.append(keys[start : start + size], values[start : start + size])
+        whole.came(keys, values)
+        for cache, when in ((whole.cache, "at once"), (pieces.cache, f"in portions of {sizes}")):
+            whole.cache = cache
+            whole.holds(f"after {len(whole)} tokens {when}")
+
+
+@check("WIN-03", "windowed")
+def what_the_next_query_sees_is_there(subject: Subject) -> None:
+    for sinks in (0, 2):
+        for counts in PORTIONS:
+            run = Run(subject, sinks=sinks)
+            for count, when in portions(subject, run, counts):
+                run.append(count)
+                run.holds(f"{when} with {run.config['sinks']} sinks")
+
+
+@check("WIN-03", "windowed")
+def what_was_dropped_is_not_somebody_elses(subject: Subject) -> None:
+    run = Run(subject)
+    for count, when in portions(subject, run, (9, 1, 1, 8, 2)):
+        run.append(count)
+        for position in range(len(run)):
+            with may_raise("PositionOutOfRange"):
+                got = run.cache.read([position])
+                pair(got, (run.keys[[position]], run.values[[position]]), f"position {position} {when}")
+        for position in subject.integers(len(run), -1, -len(run)):
+            with raises("PositionOutOfRange"):
+                run.cache.read([position])
+
+
+@check("WIN-04", "windowed")
+def no_more_is_stored_than_the_window_needs(subject: Subject) -> None:
+    for changes in ({}, {"sinks": 2}, {"rollback": 3}):
+        run = Run(subject, **changes)
+        for count, when in portions(subject, run, (1, 5, 3, 1, 1, 9, 1, 1, 1)):
+            run.append(count)
+            most = sum(run.config[name] for name in ("window", "sinks", "rollback")) + run.longest
+            least, stored = len(run.needed()), run.cache.stored_tokens
+            true(least <= stored <= most, f"stored_tokens {when}", f"{least} to {most}", stored)
+
+
+@check("WIN-05", "windowed")
+def sinks_stay_for_ever(subject: Subject) -> None:
+    for sinks in (2, 1, 4):
+        for counts in ((1,) * 12, (3, 9, 1), (1, 20, 1), (20, 5)):
+            run = Run(subject, sinks=sinks)
+            at_least(run.cache, sinks=1)
+            for count, when in portions(subject, run, counts):
+                run.step(count, f"{when} with {run.config['sinks']} sinks")
+                run.holds(f"{when} with {run.config['sinks']} sinks")
+
+
+@check("WIN-05", "windowed")
+def tokens_are_stored_whatever_sinks_there_are(subject: Subject) -> None:
+    """As many sinks as the window has tokens, and more."""
+    for sinks, window in ((7, 7), (9, 3), (0, 1), (5, 1)):
+        run = Run(subject, sinks=sinks, window=window)
+        for count, when in portions(subject, run, (1,) * 12):
+            run.step(count, f"{when} with {run.config['sinks']} sinks")
+        run.holds(f"with {run.config['sinks']} sinks and a window of {run.config['window']}")
+
+
+@check("WIN-07", "windowed")
+def a_query_sees_its_own_chunk(subject: Subject) -> None:
+    for chunk in (4, 1, 7):
+        if not (takes(subject, "chunk", chunk) and takes(subject, "window", chunk)):
+            chunk = subject.size("chunk", chunk)
+        for counts in ((1,) * 10, (3, 2, 6), (13, 1), (4, 4, 1), (2, 9)):
+            run = Run(subject, window=chunk, chunk=chunk)
+            at_least(run.cache, chunk=1)
+            if run.config["window"] != run.config["chunk"]:
+                raise NotOffered("a window as long as a chunk, within its limits")
+            for count, when in portions(subject, run, counts):
+                run.step(count, f"{when}, in chunks of {run.config['chunk']}")

@@ -1,0 +1,93 @@
+"""WIN-06, EDIT-02: a windowed cache goes back as far as it holds, and says so where it cannot."""
+
+from kvref_conformance.checking.expect import equal, may_raise, raises
+from kvref_conformance.checking.registry import check
+from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.families.windowed.checks import Run
+
+
+def goes_back(run: Run, length: int) -> bool:
+    """Whether it truncates; it may say that it cannot."""
+    with may_raise("NotTruncatable"):
+        run.truncate(length)
+        return True
+    return False
+
+
+@check("WIN-06", "windowed")
+def tokens_go_before_any_left_the_window(subject: Subject) -> None:
+    for sinks in (0, 2):
+        run = Run(subject, window=9, sinks=sinks)
+        most = run.config["window"] - 1
+        run.step(subject.size("tokens", most), "that fill it but for one")
+        while len(run) < most:
+            run.step(1, "that fill it but for one")
+        for length in (most - 1, most - 3, 1, 0):
+            run.truncate(length)
+            run.holds(f"after truncate({length}) of tokens that are all in the window")
+        run.step(subject.size("tokens", 4), "in the place of those that went")
+
+
+@check("WIN-06", "windowed")
+def a_draft_goes_back(subject: Subject) -> None:
+    """As many tokens as it says that can, at every phase of the ring."""
+    subject.need(rollback=1)
+    for rollback in (3, 1):
+        for drafted in range(1, subject.size("rollback", rollback) + 1):
+            run = Run(subject, rollback=rollback)
+            drafted = subject.size("tokens", drafted)
+            run.step(subject.size("tokens", run.config["window"] - 2), "before any draft")
+            for time in range(2 * (run.config["window"] + run.config["rollback"]) if run.config["window"] < 32 else 5):
+                length, when = len(run), f"in the place of a draft of {drafted}, time {time + 1}"
+                run.step(drafted, f"of a draft of {drafted}, time {time + 1}")
+                run.truncate(length)
+                run.holds(f"after a draft of {drafted} went, time {time + 1}")
+                run.step(1, when)
+
+
+@check("WIN-06", "windowed")
+def what_is_gone_does_not_come_back_as_something_else(subject: Subject) -> None:
+    for rollback in (0, 3):
+        for sinks in (0, 2):
+            for back in (1, 2, 5, 8, 12):
+                run = Run(subject, rollback=rollback, sinks=sinks)
+                run.append(subject.size("tokens", run.config["window"] + 6))
+                run.append(subject.size("tokens", 5))
+                length = max(0, len(run) - back)
+                when = f"truncate({length}) of {len(run)} with a window of {run.config['window']}"
+                if goes_back(run, length):
+                    run.holds(f"after {when}")
+                    run.step(subject.size("tokens", 2), f"after {when}")
+                else:
+                    run.holds(f"after {when} was refused")
+                    run.step(1, f"after {when} was refused")
+
+
+@check("WIN-06", "windowed")
+def tokens_that_went_leave_no_place_behind(subject: Subject) -> None:
+    """Drafts of one token come and go where the ring is full: what follows is as if they had never come."""
+    subject.need(rollback=1)
+    never, run = Run(subject, rollback=1), Run(subject, rollback=1)
+    for time in range(3 * run.config["window"] if run.config["window"] < 32 else 8):
+        run.step(1, f"of {len(run)} that stay")
+        run.append(1)
+        run.truncate(len(run) - 1)
+        run.holds(f"after {time + 1} drafts of one token")
+    never.cache.append(run.keys, run.values)
+    never.keys, never.values = run.keys, run.values
+    never.holds("to which no draft ever came")
+
+
+@check("EDIT-02", "windowed")
+def no_more_tokens_stay_than_came(subject: Subject) -> None:
+    run = Run(subject)
+    for count in (3, 9):
+        run.append(subject.size("tokens", count))
+        came = len(run)
+        for length in subject.integers(came + 1, came + 20, -1, -came):
+            with raises("PositionOutOfRange"):
+                run.cache.truncate(length)
+            run.holds(f"after truncate({length}) of {came} was refused")
+        run.cache.truncate(came)
+        run.holds(f"after truncate({came}) of {came}")
+        equal(run.cache.length, came, f"length after truncate({came})")

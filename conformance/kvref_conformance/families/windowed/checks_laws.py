@@ -1,0 +1,50 @@
+"""LAW-05, LAW-12, LAW-20: what the laws say of this family alone."""
+
+from collections.abc import Iterator
+
+from kvref_conformance.checking.expect import equal, raises
+from kvref_conformance.checking.integers import Seen, Typed, the_same_in_any_type
+from kvref_conformance.checking.registry import check
+from kvref_conformance.checking.setup import pair_of_tokens, refused
+from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.families.windowed.checks import Run
+
+
+@check("LAW-12", "windowed")
+def a_window_has_a_token(subject: Subject) -> None:
+    for wrong in ({"window": 0}, {"window": -1}, {"sinks": -1}, {"rollback": -1}, {"chunk": -1}):
+        if subject.integers(*wrong.values()):
+            refused(subject, "windowed", **wrong)
+
+
+@check("LAW-05", "windowed")
+def nothing_is_seen_of_what_was_forgotten(subject: Subject) -> None:
+    """A ring that was full, and sinks that were there."""
+    for sinks in (0, 2):
+        run = Run(subject, sinks=sinks)
+        run.append(subject.size("tokens", 2 * run.config["window"]))
+        run.cache.clear()
+        run.gone(0)
+        equal(run.cache.length, 0, "length after clear")
+        with raises("PositionOutOfRange"):
+            run.cache.read([0])
+        for _ in range(3):
+            run.step(1, "after clear")
+        run.step(subject.size("tokens", run.config["window"]), "after clear")
+        run.holds("after clear")
+
+
+@check("LAW-20", "windowed")
+def positions_are_read_in_any_type(subject: Subject) -> None:
+    keys, values = pair_of_tokens(subject, 150)
+
+    def script(typed: Typed) -> Iterator[Seen]:
+        cache = typed.new("windowed", window=100, sinks=0, chunk=0)
+        for part in (slice(0, 75), slice(75, 150)):
+            yield "appending 75 tokens", typed.call(cache, "append", keys[part], values[part])
+        yield "length of 150 tokens", cache.length
+        yield "positions 60, 127, 128 and 149", typed.call(cache, "read", [60, 127, 128, 149])
+        yield "truncate(150)", typed.call(cache, "truncate", 150)
+        yield "position 129", typed.call(cache, "read", [129])
+
+    the_same_in_any_type(subject, script)

@@ -1,0 +1,59 @@
+"""Operations of the windowed cache made of others."""
+
+from functools import partial
+
+import numpy as np
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.conversation.derived import Derived, cut, in_turn
+from kvref_conformance.conversation.exchange import kinds_of
+from kvref_conformance.conversation.handle import Handle
+from kvref_conformance.outcome import NotOffered
+
+
+def stepped_for_nobody(cache: Handle, keys: NDArray, values: NDArray) -> None:
+    """With a query of each token, whose output nobody looks at."""
+    count = getattr(keys, "array", keys).shape[:1]  # an Own's too, and whatever is wrong with it
+    cache.step(np.zeros((*count, cache.config["num_kv_heads"], cache.config["head_dim"]), np.float32), keys, values, 1.0)
+
+
+def one_by_one(cache: Handle, query: NDArray, keys: NDArray, values: NDArray, scale: float) -> NDArray:
+    if not len(keys) or len({len(query), len(keys), len(values)}) > 1:
+        raise NotOffered("a step of no tokens, or of arrays that do not fit together, one by one")
+
+    def one(at: range) -> NDArray:
+        cache.append(cut(keys, 0, at), cut(values, 0, at))
+        attended: NDArray = cache.attend(cut(query, 0, at), scale)
+        return attended
+
+    return np.concatenate(in_turn(partial(one, range(i, i + 1)) for i in range(len(keys))))
+
+
+def truncated_to_nothing(cache: Handle) -> None:
+    try:
+        cache.truncate(0)
+    except Exception as error:
+        if "NotTruncatable" in kinds_of(error):
+            raise NotOffered("forgetting tokens that have pushed others out") from error
+        raise
+
+
+def readable(cache: Handle) -> int:
+    """How many positions can be read."""
+    count = 0
+    for position in range(cache.length):
+        try:
+            cache.read([position])
+            count += 1
+        except Exception as error:
+            if "PositionOutOfRange" not in kinds_of(error):
+                raise
+    return count
+
+
+DERIVED = (
+    Derived("append", "WIN-02", ("step",), stepped_for_nobody),
+    Derived("step", "WIN-02", ("append", "attend"), one_by_one, cuts=True),
+    Derived("clear", "WIN-06", ("truncate",), truncated_to_nothing),
+    Derived("stored_tokens", "WIN-03", ("length", "read"), readable),
+)

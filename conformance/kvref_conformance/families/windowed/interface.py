@@ -1,0 +1,41 @@
+"""The cache of the last tokens, and of a few of the first."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from kvref_conformance.interface import Query, Tokens
+
+_TOKENS = "ShapeMismatch DtypeMismatch NonFinite"
+# The errors that each operation may have to answer with; what `new` has to refuse is always a ConfigError.
+ERRORS: dict[str, str] = {
+    "append": _TOKENS,
+    "step": _TOKENS,
+    "attend": "ShapeMismatch DtypeMismatch PositionOutOfRange",
+    "read": "PositionOutOfRange",
+    "truncate": "PositionOutOfRange NotTruncatable",
+}
+
+
+class Windowed(Protocol):
+    """Positions count from the first token that ever came.
+
+    `step` appends tokens and attends with a query of each; the queries of `attend` all stand where the newest token does.
+    """
+
+    length: int
+    stored_tokens: int
+
+    def append(self, keys: Tokens, values: Tokens) -> None: ...
+    def step(self, query: Query, keys: Tokens, values: Tokens, scale: float) -> Query: ...
+    def attend(self, query: Query, scale: float) -> Query: ...
+    def read(self, positions: Sequence[int]) -> tuple[Tokens, Tokens]: ...
+    def truncate(self, length: int) -> None: ...
+    def clear(self) -> None: ...
+
+
+class Factory(Protocol):
+    """What makes one: it is given every size by name. chunk: 0 for none."""
+
+    def __call__(
+        self, *, num_kv_heads: int, head_dim: int, window: int, sinks: int, chunk: int, rollback: int, dtype: str
+    ) -> Windowed: ...

@@ -1,0 +1,91 @@
+"""Any sequence of calls of the family `windowed`."""
+
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, precondition, rule
+
+from kvref_conformance.families.windowed.model import Windowed
+from kvref_conformance.searching.machine import BACK, COUNT, Machine, pair
+from kvref_conformance.searching.rows import kinds
+
+SIZE = st.integers(1, 2)
+GROUP = st.integers(1, 2)
+
+
+class WindowedMachine(Machine):
+    family = "windowed"
+
+    @initialize(
+        heads=SIZE, dim=st.integers(1, 3), window=st.sampled_from((3, 1, 4, 7, 2)), sinks=st.sampled_from((0, 0, 2, 0, 1, 5)),
+        chunk=st.sampled_from((0, 0, 0, 3, 4)), rollback=st.sampled_from((0, 2, 0, 3)),
+        dtype=st.sampled_from(("float32", "float32", "float16", "bfloat16")),
+    )  # fmt: skip
+    def new(self, heads: int, dim: int, window: int, sinks: int, chunk: int, rollback: int, dtype: str) -> None:
+        """Chunks go without sinks, and no window is shorter: so they are in models."""
+        sizes = {"sinks": 0 if chunk else sinks, "chunk": chunk, "window": max(window, chunk), "rollback": rollback}
+        self.make(num_kv_heads=heads, head_dim=dim, dtype=dtype, **sizes)
+        if self.objects:
+            self.shape = self.config["num_kv_heads"], self.config["head_dim"]
+
+    @property
+    def model(self) -> Windowed:
+        found = self.witness.models[self.objects[0]]
+        assert isinstance(found, Windowed)
+        return found
+
+    def query(self, count: int, group: int) -> Any:
+        return self.source.rows((count, self.shape[0] * group, self.shape[1]), "uneven")
+
+    @precondition(lambda self: self.objects)
+    @rule(count=COUNT, group=GROUP, kind=kinds())
+    def step(self, count: int, group: int, kind: str) -> None:
+        keys, values = pair(self.source, (count, *self.shape), kind)
+        self.call("step", self.objects[0], query=self.query(count, group), keys=keys, values=values, scale=0.5)
+
+    @precondition(lambda self: self.objects)
+    @rule(count=COUNT | st.integers(6, 16), group=GROUP)
+    def step_far(self, count: int, group: int) -> None:
+        self.step(count, group, "uneven")
+
+    @precondition(lambda self: self.objects)
+    @rule(count=COUNT | st.integers(6, 16), kind=kinds())
+    def append(self, count: int, kind: str) -> None:
+        keys, values = pair(self.source, (count, *self.shape), kind)
+        self.call("append", self.objects[0], keys=keys, values=values)
+
+    @precondition(lambda self: self.objects)
+    @rule(wrong=st.integers(0, 5), side=st.integers(0, 2))
+    def append_wrongly(self, wrong: int, side: int) -> None:
+        keys, values = self.source.wrong_pair((2, *self.shape), wrong, side)
+        self.call("append", self.objects[0], keys=keys, values=values)
+
+    @precondition(lambda self: self.objects)
+    @rule(more=st.sampled_from((1, -1)))
+    def step_with_queries_of_other_tokens(self, more: int) -> None:
+        keys, values = pair(self.source, (2, *self.shape), "counting")
+        self.call("step", self.objects[0], query=self.query(2 + more, 1), keys=keys, values=values, scale=0.5)
+
+    @precondition(lambda self: self.objects)
+    @rule(count=st.integers(1, 3), group=GROUP)
+    def attend(self, count: int, group: int) -> None:
+        self.call("attend", self.objects[0], query=self.query(count, group), scale=0.5)
+
+    @precondition(lambda self: self.objects)
+    @rule(back=st.lists(st.integers(0, 12), min_size=1, max_size=3))
+    def read(self, back: list[int]) -> None:
+        """0: one past the newest."""
+        self.call("read", self.objects[0], positions=[len(self.model.tokens) - each for each in back])
+
+    @precondition(lambda self: self.objects)
+    @rule(back=BACK, count=COUNT, group=GROUP)
+    def truncate(self, back: int, count: int, group: int) -> None:
+        """And what comes in the place of what went."""
+        self.call("truncate", self.objects[0], length=len(self.model.tokens) - back)
+        self.step(count, group, "uneven")
+
+    @precondition(lambda self: self.objects)
+    @rule(count=COUNT, group=GROUP)
+    def clear(self, count: int, group: int) -> None:
+        self.call("clear", self.objects[0])
+        self.step(count, group, "uneven")

@@ -1,0 +1,169 @@
+"""The windowed cache as the list of all tokens that ever came, and of what may be asked of them."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.oracle.attention import attended, seen, wrong_query
+from kvref_conformance.oracle.elements import round_to
+from kvref_conformance.oracle.expected import (
+    Arrays,
+    Choice,
+    Expected,
+    Refused,
+    TakenOrRefused,
+    Unjudged,
+    Value,
+    exactly,
+    finite,
+    float32,
+    not_finite,
+    not_in_range,
+    wrong_arrays,
+)  # fmt: skip
+from kvref_conformance.oracle.model import Look, Model
+from kvref_conformance.oracle.rows import Reads
+
+
+class Windowed(Model):
+    family = "windowed"
+    blamed: ClassVar = {
+        ("clear", "length"): "LAW-05", ("clear", "read"): "LAW-05", ("clear", "stored_tokens"): "LAW-05",
+        **{("truncate", seen): "WIN-06" for seen in ("length", "read", "stored_tokens")},
+        "length": "WIN-03", "stored_tokens": "WIN-04", "read": "WIN-03",
+    }  # fmt: skip
+
+    def __init__(
+        self, *, num_kv_heads: int, head_dim: int, window: int, sinks: int, chunk: int, rollback: int, dtype: str
+    ) -> None:
+        super().__init__()
+        self.row, self.dtype = (num_kv_heads, head_dim), dtype
+        self.window, self.sinks, self.chunk, self.rollback = window, sinks, chunk, rollback
+        self.tokens: list[tuple[NDArray, NDArray]] = []
+        self.kept = 0  # from here on every token has to be there: whatever a query sees that may come next
+        self.longest = 0  # of the steps
+        self.came = 0  # tokens with the last append or step
+        self.looked_back = False  # truncated, and nothing came since
+
+    def seen(self, query: int) -> NDArray:
+        return seen(query, self.window, self.sinks, self.chunk)
+
+    def needed(self) -> list[int]:
+        """Positions that the next query sees."""
+        return [int(at) for at in self.seen(len(self.tokens)) if at < len(self.tokens)]
+
+    def looks(self) -> list[Look]:
+        return [("length", {}), ("stored_tokens", {}), ("read", {"positions": self.needed()})]
+
+    def length(self) -> Expected:
+        return Value(self.blame("length"), value=len(self.tokens))
+
+    def stored_tokens(self) -> Expected:
+        least, most = len(self.needed()), self.window + self.sinks + self.rollback + self.longest
+        return Choice(
+            self.blame("stored_tokens"), says=f"{least} to {most}: window, sinks, rollback and the longest step",
+            accepts=lambda ok: isinstance(ok, int) and least <= ok <= most,
+        )  # fmt: skip
+
+    def append(self, keys: Any, values: Any) -> Expected:
+        shape = (None, *self.row)
+        if wrong := wrong_arrays((keys, shape), (values, shape)):
+            return self.refuse(wrong + not_finite(keys, values))
+        then = self.did("append", lambda ok: self._take(keys, values))
+        return Expected("WIN-05", then) if finite(keys, values) else TakenOrRefused("LAW-14", then, refused=self._refused)
+
+    def step(self, query: Any, keys: Any, values: Any, scale: float) -> Expected:
+        shape = (None, *self.row)
+        wrong = wrong_arrays((keys, shape), (values, shape))
+        wrong += wrong_query(query, *self.row)
+        if not wrong and len(query) != len(keys):
+            wrong = [("ShapeMismatch", "LAW-10")]
+        if wrong:
+            return self.refuse(wrong + not_finite(query, keys, values))
+        then = self.did("step", lambda ok: self._take(keys, values))
+        if not finite(keys, values):
+            return TakenOrRefused("LAW-14", then, refused=self._refused)
+        at = range(len(self.tokens), len(self.tokens) + len(keys))
+        tokens = [*self.tokens, *self._stored(keys, values)]
+        return self._attended(self._clause(len(keys)), query, tokens, [self.seen(each) for each in at], scale, then)
+
+    def attend(self, query: Any, scale: float) -> Expected:
+        views = [self.seen(len(self.tokens) - 1)] * len(query)
+        found = self._attended(self._clause(1), query, self.tokens, views, scale, lambda ok: None)
+        if self.looked_back and self.kept and isinstance(found, Arrays):  # the newest token saw more than the next one will
+            return TakenOrRefused("WIN-06", kinds=("PositionOutOfRange",))
+        return found
+
+    def _attended(
+        self, clause: str, query: Any, tokens: list[tuple[NDArray, NDArray]], views: Sequence[NDArray], scale: float, then: Any
+    ) -> Expected:
+        found = attended(clause, float32(query), *self._parts(tokens), scale, views)
+        if isinstance(found, Arrays):
+            return Arrays(clause, then, parts=found.parts, always_slack=True)
+        return Unjudged(clause, then) if isinstance(found, Unjudged) else found
+
+    def _clause(self, count: int) -> str:
+        """Of what is seen by so many queries together."""
+        if self.chunk:
+            return "WIN-07"
+        if self.last == "truncate":
+            return "WIN-06"
+        return "WIN-02" if count > 1 else "WIN-05" if self.sinks and len(self.tokens) > self.window else "WIN-01"
+
+    def read(self, positions: Any) -> Expected:
+        for position in positions:
+            if wrong := not_in_range(position, len(self.tokens), "PositionOutOfRange"):
+                return Refused(wrong[0][1], kinds=("PositionOutOfRange",))
+        if not {*positions} <= {*self.needed()}:
+            return TakenOrRefused("WIN-03", kinds=("PositionOutOfRange",))
+        parts = self._parts([self.tokens[position] for position in positions])
+
+        def clause_at(index: tuple[int, ...], got: NDArray) -> str:
+            position = positions[index[0]]
+            if self.last in ("append", "step") and position >= len(self.tokens) - self.came:
+                return "LAW-04"
+            return "WIN-05" if position < self.sinks and self.last != "truncate" else self.blame("read")
+
+        return Arrays(self.blame("read"), names=("keys", "values"), parts=parts, clause_at=clause_at)
+
+    def truncate(self, length: Any) -> Expected:
+        if wrong := not_in_range(length, len(self.tokens) + 1, "PositionOutOfRange", "EDIT-02"):
+            return self.refuse(wrong)
+
+        def change(ok: Any) -> None:
+            del self.tokens[length:]
+            self.kept = min(self.kept, self._first(length))
+            self.looked_back = True
+
+        then = self.did("truncate", change)
+        if length == len(self.tokens) or self._first(length) >= self.kept:
+            return Expected("WIN-06", then)
+        return TakenOrRefused("WIN-06", then, kinds=("NotTruncatable",), refused=self._refused)
+
+    def clear(self) -> Expected:
+        def change(ok: Any) -> None:
+            self.tokens, self.kept, self.looked_back = [], 0, False
+
+        return Expected("LAW-05", self.did("clear", change))
+
+    def _first(self, query: int) -> int:
+        """The first position behind the sinks that a query sees."""
+        return min((int(at) for at in self.seen(query) if at >= self.sinks), default=query)
+
+    def _take(self, keys: Any, values: Any) -> None:
+        self.tokens += self._stored(keys, values)
+        self.came, self.longest = len(keys), max(self.longest, len(keys))
+        self.kept = max(self.kept, self._first(max(0, len(self.tokens) - self.rollback)))
+        self.looked_back = self.looked_back and not len(keys)
+
+    def _stored(self, keys: Any, values: Any) -> list[tuple[NDArray, NDArray]]:
+        return list(zip(*(round_to(float32(part), self.dtype) for part in (keys, values)), strict=True))
+
+    def _parts(self, tokens: list[tuple[NDArray, NDArray]]) -> tuple[Reads, Reads]:
+        keys, values = (np.array([token[part] for token in tokens], np.float32).reshape(-1, *self.row) for part in (0, 1))
+        return exactly(keys), exactly(values)
+
+    def _refused(self) -> None:
+        self.last = "refused"

@@ -1,0 +1,53 @@
+"""What the laws know of the windowed cache: while no token has left the window it holds all of them."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.checking.counts import MANY, NEGATIVE, Counter
+from kvref_conformance.checking.setup import pair_of_tokens, tokens
+from kvref_conformance.checking.streams import Bad, Stream, wrong_queries
+from kvref_conformance.conversation.subject import Subject
+
+
+class WindowedStream(Stream):
+    family = "windowed"
+
+    def __init__(self, subject: Subject, **changes: Any) -> None:
+        super().__init__(subject, **{"window": 40} | changes)
+
+    def length(self) -> int:
+        return int(self.cache.length)
+
+    def read(self) -> tuple[NDArray, NDArray]:
+        return tuple(self.cache.read(list(range(len(self)))))
+
+    def numbers(self) -> Iterable[tuple[str, Any]]:
+        return ()
+
+    def out_of_range(self) -> list[Bad]:
+        calls: list[Bad] = [("PositionOutOfRange", "read", ([position],)) for position in (-1, len(self))]
+        return calls + [("PositionOutOfRange", "truncate", (length,)) for length in (-1, len(self) + 1)]
+
+    def other_ways_in(self) -> dict[str, list[tuple[Any, ...]]]:
+        wrong, good = wrong_queries(self.subject), tokens(self.subject, 1)
+        steps = [(query, good, good, 1.0) for query in (*wrong, tokens(self.subject, 2))]
+        return {"attend": [(query, 1.0) for query in wrong], "step": steps}
+
+    def wrong_use(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
+        keys, values = pair_of_tokens(self.subject, 5)
+        yield from (("append", (keys, values)) for _ in range(5))
+        yield from (("read", ([position],)) for position in (*NEGATIVE, MANY, 0))
+        yield from (("truncate", (length,)) for length in (*NEGATIVE, MANY, self.room(), 1))
+        yield from (("clear", ()), ("clear", ()), ("append", (keys, values[:4])), ("truncate", (1,)))
+
+    def sizes_for(self, tokens: int) -> dict[str, Any]:
+        return {"window": tokens}
+
+    def room(self) -> int:
+        """As many as the window has tokens, less the one that comes next."""
+        return int(self.cache.config["window"]) - 1
+
+    def counters(self, appended: int) -> Iterator[Counter]:
+        yield "length", self.cache.length, appended
+        yield "stored_tokens", self.cache.stored_tokens, appended
