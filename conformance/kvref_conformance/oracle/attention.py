@@ -99,5 +99,7 @@ def attended(
     reach = [np.abs(part).max(initial=0).astype(np.float64) for part in (np.asarray(query), keys.values[some])]
     if reach[0] * reach[1] * dim * max(1.0, abs(scale)) > 1e38:
         return Unjudged(clause)  # float32 scores overflow on the way
+    if np.abs(values.values[some]).max(initial=0).astype(np.float64) * len(keys.values) > 1e38:
+        return Unjudged(clause)  # so may a sum of values that is divided at the end
     out, bound = attention(query, keys.values, values.values, scale=scale, views=views)
     return Arrays(clause, parts=(Reads(out.astype(np.float32), bound + U * np.abs(out)),), always_slack=True)

@@ -72,7 +72,7 @@ class Windowed(Model):
         if wrong := wrong_arrays((keys, shape), (values, shape)):
             return self.refuse(wrong + not_finite(keys, values))
         then = self.did("append", lambda ok: self._take(keys, values))
-        return Expected("WIN-05", then) if finite(keys, values) else TakenOrRefused("LAW-14", then, refused=self._refused)
+        return Expected("WIN-05", then) if finite(keys, values) else TakenOrRefused("WIN-05", then, refused=self._refused)
 
     def step(self, query: Any, keys: Any, values: Any, scale: float) -> Expected:
         shape = (None, *self.row)
@@ -84,7 +84,7 @@ class Windowed(Model):
             return self.refuse(wrong + not_finite(query, keys, values))
         then = self.did("step", lambda ok: self._take(keys, values))
         if not finite(keys, values):
-            return TakenOrRefused("LAW-14", then, refused=self._refused)
+            return TakenOrRefused(self._clause(len(keys)), then, refused=self._refused)
         at = range(len(self.tokens), len(self.tokens) + len(keys))
         tokens = [*self.tokens, *self._stored(keys, values)]
         return self._attended(self._clause(len(keys)), query, tokens, [self.seen(each) for each in at], scale, then)
