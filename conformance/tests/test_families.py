@@ -28,16 +28,17 @@ ABSENT = {
     **{(family, "derived"): PLAIN for family in (*FUNCTIONS, "buffers")},
 }  # fmt: skip
 
-CACHES = ("contiguous", "paged", "prefix", "quantized", "tiered", "pooled")
+CACHES = ("contiguous", "paged", "prefix", "windowed", "quantized", "tiered", "pooled")
 EMPTY = {
     "small": (FUNCTIONS, STATELESS),
     "speaks_for": (FUNCTIONS, STATELESS),
-    "gives": ((*FUNCTIONS, "contiguous", "quantized", "tiered", "pooled"), "no later call refers to what it gave"),
+    "gives": ((*FUNCTIONS, "contiguous", "windowed", "quantized", "tiered", "pooled"), "no later call refers to it"),
     "several": ((*FUNCTIONS, *CACHES, "blocks", "buffers"), "no argument is a list of what it gave"),
     "formats": ((*FUNCTIONS, "blocks", "buffers", "pooled", "engine"), "none of its sizes is a format"),
     "may_be_zero": ((*FUNCTIONS, "quantized", "buffers", "pooled"), "with a size of zero it would be nothing"),
     "holds": (
-        (*FUNCTIONS, "contiguous", "paged", "prefix", "quantized", "blocks", "buffers", "engine"), "no size is a part of another",
+        (*FUNCTIONS, "contiguous", "paged", "prefix", "windowed", "quantized", "blocks", "buffers", "engine"),
+        "no size is a part of another",
     ),
     "appending": ((*FUNCTIONS, "blocks", "buffers", "engine"), "no arrays of tokens are appended"),
     "counted_as": (tuple(names()), "its counts are the specification's, whatever the limits say"),

@@ -12,6 +12,7 @@ CHAPTERS = (
     "sharing",
     "prefixes",
     "told",
+    "windows",
     "quantized",
     "tiered",
     "edits",

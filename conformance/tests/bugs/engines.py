@@ -208,12 +208,12 @@ def what_comes_next_is_kept_by_three_rows(patch):
 
 @bug("ENG-13")
 def a_window_is_one_too_wide(patch):
-    in_source(patch, "kvref.engine.Model._attended", "position - window + 1", "position - window")
+    in_source(patch, "kvref.engine.Model._attended", "self.canary.windows[layer]", "(self.canary.windows[layer] or 10**6) + 1")
 
 
 @bug("ENG-13")
 def a_window_is_one_too_narrow(patch):
-    in_source(patch, "kvref.engine.Model._attended", "position - window + 1", "position - window + 2")
+    in_source(patch, "kvref.engine.Model._attended", "self.canary.windows[layer]", "(self.canary.windows[layer] or 10**6) - 1")
 
 
 @bug("LAW-11")

@@ -104,6 +104,7 @@ def a_window_slides_over_a_sequence(subject: Subject) -> None:
     for each in (run, other):
         cache.drop(each.sequence)
     in_use(subject, cache, {}, "after what slid was dropped")
+    Sliding(subject, cache, 2).look("that came after two which had given blocks back were dropped")
 
 
 @check("WIN-09", "paged")

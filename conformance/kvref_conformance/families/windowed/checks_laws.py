@@ -28,10 +28,9 @@ def nothing_is_seen_of_what_was_forgotten(subject: Subject) -> None:
         equal(run.cache.length, 0, "length after clear")
         with raises("PositionOutOfRange"):
             run.cache.read([0])
-        for _ in range(3):
-            run.step(1, "after clear")
-        run.step(subject.size("tokens", run.config["window"]), "after clear")
-        run.holds("after clear")
+        for count in (1, 1, subject.size("tokens", run.config["window"])):
+            run.append(count)
+            run.holds("after clear")
 
 
 @check("LAW-20", "windowed")

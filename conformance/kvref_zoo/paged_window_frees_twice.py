@@ -1,0 +1,28 @@
+"""Blocks that a window gave back stay listed: they are given back again with the sequence, and counted twice."""
+
+from typing import Any
+
+import kvref
+from kvref_zoo.right import Right
+
+
+class Cache(kvref.PagedCache):
+    def release_before(self, sequence: int, position: int) -> None:
+        table = self._table(sequence)
+        super().release_before(sequence, position)
+        self._tables.released[table] = 0
+
+    def _held(self, table: int, position: int, stop: int | None, what: str) -> int:
+        position = super()._held(table, position, stop, what)
+        if self._tables.at(table, 0, position // self.config.block_size) < 0 and position < self._tables.lengths[table].max():
+            raise kvref.errors.PositionOutOfRange(f"{what}: expected one that is held, got {position}")
+        return position
+
+
+class Implementation(Right):
+    clause = "WIN-09"
+    also = ("LAW-11",)
+    bug = "vllm-project/vllm#42571"
+
+    def paged(self, **config: Any) -> Cache:
+        return Cache(kvref.PagedConfig(**config))

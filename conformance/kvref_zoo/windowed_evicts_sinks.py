@@ -1,0 +1,21 @@
+"""The ring turns over all its slots, those of the sinks too."""
+
+from typing import Any
+
+import numpy as np
+
+import kvref
+from kvref_zoo.right import Right
+
+
+class Cache(kvref.WindowedCache):
+    def _slots(self, positions: Any) -> Any:
+        return np.asarray(positions) % (self.config.sinks + self._ring)
+
+
+class Implementation(Right):
+    clause = "WIN-05"
+    also = ("LAW-04", "LAW-05", "WIN-03", "WIN-06")
+
+    def windowed(self, **config: Any) -> Cache:
+        return Cache(kvref.WindowedConfig(**config))

@@ -1,0 +1,25 @@
+"""A long step is written before it is read: what its first queries had to see is gone."""
+
+from typing import Any
+
+import numpy as np
+
+import kvref
+from kvref_zoo.right import Right
+
+
+class Cache(kvref.WindowedCache):
+    def _attended(self, query: Any, at: Any, keys: Any, values: Any, positions: Any, scale: float | None) -> Any:
+        if not len(at):
+            return super()._attended(query, at, keys, values, positions, scale)
+        left = np.flatnonzero((positions < self.config.sinks) | (positions > at[-1] - self._ring))
+        return super()._attended(query, at, keys[left], values[left], positions[left], scale)
+
+
+class Implementation(Right):
+    clause = "WIN-02"
+    also = ("LAW-05", "WIN-01", "WIN-05", "WIN-06", "WIN-07")
+    bug = "pytorch/executorch#20346"
+
+    def windowed(self, **config: Any) -> Cache:
+        return Cache(kvref.WindowedConfig(**config))

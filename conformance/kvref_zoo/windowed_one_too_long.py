@@ -1,0 +1,25 @@
+"""A window counts the tokens before the query, and the query's own comes on top: one is seen that should not be."""
+
+from typing import Any
+
+import kvref
+from kvref_zoo.right import Right
+
+
+class Sight(kvref.Sight):
+    def first(self, query: Any) -> Any:
+        return super().first(query) - (not self.chunk)
+
+
+class Cache(kvref.WindowedCache):
+    def __init__(self, config: kvref.WindowedConfig) -> None:
+        super().__init__(config)
+        self._sight = Sight(config.window, config.sinks, config.chunk)
+
+
+class Implementation(Right):
+    clause = "WIN-01"
+    also = ("LAW-05", "WIN-02", "WIN-05", "WIN-06")
+
+    def windowed(self, **config: Any) -> Cache:
+        return Cache(kvref.WindowedConfig(**config))

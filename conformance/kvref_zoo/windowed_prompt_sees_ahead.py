@@ -1,0 +1,22 @@
+"""A prompt fills the ring at once, and its queries see all that is in it: later tokens too."""
+
+from typing import Any
+
+import numpy as np
+
+import kvref
+from kvref_zoo.right import Right
+
+
+class Cache(kvref.WindowedCache):
+    def _attended(self, query: Any, at: Any, keys: Any, values: Any, positions: Any, scale: float | None) -> Any:
+        return super()._attended(query, np.full(len(at), positions.max(initial=-1)), keys, values, positions, scale)
+
+
+class Implementation(Right):
+    clause = "WIN-02"
+    also = ("LAW-05", "WIN-01", "WIN-05", "WIN-06", "WIN-07")
+    bug = "Lightning-AI/litgpt#2182"
+
+    def windowed(self, **config: Any) -> Cache:
+        return Cache(kvref.WindowedConfig(**config))

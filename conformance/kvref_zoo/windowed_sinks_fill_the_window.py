@@ -1,0 +1,23 @@
+"""Sinks take their places out of the window's: where they are as many, no new token is stored."""
+
+from typing import Any
+
+import numpy as np
+
+import kvref
+from kvref_zoo.right import Right
+
+
+class Cache(kvref.WindowedCache):
+    def _write(self, keys: Any, values: Any) -> None:
+        if self.config.sinks >= self.config.window and self.length >= self.config.sinks:
+            keys, values = np.zeros_like(keys), np.zeros_like(values)
+        super()._write(keys, values)
+
+
+class Implementation(Right):
+    clause = "WIN-05"
+    also = ("LAW-04",)
+
+    def windowed(self, **config: Any) -> Cache:
+        return Cache(kvref.WindowedConfig(**config))
