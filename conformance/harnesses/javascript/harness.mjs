@@ -1,4 +1,4 @@
-// A contiguous KV cache and a buffer pool, offered to kvref. Node, no dependencies:
+// A contiguous and a windowed KV cache and a buffer pool, offered to kvref. Node, no dependencies:
 //
 //     kvref check --exec "node conformance/harnesses/javascript/harness.mjs"
 //
@@ -7,6 +7,7 @@
 import { Buffer, BufferPool } from "./buffers.mjs";
 import { ContiguousCache } from "./contiguous.mjs";
 import { serve } from "./protocol.mjs";
+import { WindowedCache } from "./windowed.mjs";
 
 const BUGS = ["release-twice"];
 
@@ -24,10 +25,11 @@ serve({
     language: "javascript",
     level: "exact",
     formats: ["float32", "float16", "bfloat16"],
-    families: ["contiguous", "buffers"],
+    families: ["contiguous", "windowed", "buffers"],
   },
   make: {
     contiguous: (config) => new ContiguousCache(config),
+    windowed: (config) => new WindowedCache(config),
     buffers: (config) => new BufferPool(config, { releasesTwice: bug === "release-twice" }),
   },
   // What each family can be asked: methods by name, and the names of their arguments in order.
@@ -36,6 +38,18 @@ serve({
       on: ContiguousCache,
       attributes: ["seq_len", "capacity"],
       methods: { append: ["keys", "values"], append_fused: ["key_values"], read: [], raw: [], advance: ["count"], reset: [] },
+    },
+    windowed: {
+      on: WindowedCache,
+      attributes: ["length", "stored_tokens"],
+      methods: {
+        append: ["keys", "values"],
+        step: ["query", "keys", "values", "scale"],
+        attend: ["query", "scale"],
+        read: ["positions"],
+        truncate: ["length"],
+        clear: [],
+      },
     },
     buffers: {
       on: BufferPool,

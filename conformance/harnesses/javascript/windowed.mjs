@@ -1,0 +1,154 @@
+// The windowed cache: the last tokens in a ring, behind the first few, which stay for ever.
+
+import { put, received, sent, whole, widened, zeros } from "./arrays.mjs";
+import { KVError } from "./protocol.mjs";
+
+export class WindowedCache {
+  constructor({ num_kv_heads, head_dim, window, sinks, chunk, rollback, dtype }) {
+    for (const [name, value] of Object.entries({ num_kv_heads, head_dim, window })) whole(name, value, 1, "ConfigError");
+    for (const [name, value] of Object.entries({ sinks, chunk, rollback })) whole(name, value, 0, "ConfigError");
+    if (!["float32", "float16", "bfloat16"].includes(dtype)) {
+      throw new KVError("ConfigError", `dtype: expected float32, float16 or bfloat16, got ${JSON.stringify(dtype)}`);
+    }
+    Object.assign(this, { num_kv_heads, head_dim, window, sinks, chunk, dtype });
+    this.ring = window + rollback;
+    this.length = 0;
+    this.first = sinks; // the first position in the ring that was not overwritten
+    this.width = num_kv_heads * head_dim;
+    [this.keys, this.values] = [0, 1].map(() => zeros((sinks + this.ring) * this.width, dtype));
+  }
+
+  get stored_tokens() {
+    return Math.min(this.sinks, this.length) + Math.max(0, this.length - this.first);
+  }
+
+  append(keys, values) {
+    this.#write(...this.#tokens(keys, values));
+  }
+
+  /** Append tokens and attend with a query of each. One by one, so that no query misses what a later token overwrites. */
+  step(query, keys, values, scale) {
+    const [key, value, count] = this.#tokens(keys, values);
+    const asked = this.#query(query, count);
+    const rows = asked.numbers.length / Math.max(1, count);
+    const out = new Float32Array(asked.numbers.length);
+    for (let i = 0; i < count; i++) {
+      const token = [key, value].map((numbers) => numbers.subarray(i * this.width, (i + 1) * this.width));
+      this.#write(...token, 1);
+      this.#attend(asked.numbers.subarray(i * rows, (i + 1) * rows), this.#seen(this.length - 1), scale, out.subarray(i * rows));
+    }
+    return sent(out, asked.shape);
+  }
+
+  /** Queries that all stand where the newest token does. */
+  attend(query, scale) {
+    const asked = this.#query(query, null);
+    const first = this.#firstSeen(this.length - 1);
+    if (first < this.first && first < this.length) {
+      throw new KVError("PositionOutOfRange", `attend: expected position ${first} to be held, got those from ${this.first} on`);
+    }
+    const rows = asked.numbers.length / Math.max(1, asked.shape[0]);
+    const out = new Float32Array(asked.numbers.length);
+    for (let at = 0; at < out.length; at += rows) {
+      this.#attend(asked.numbers.subarray(at, at + rows), this.#seen(this.length - 1), scale, out.subarray(at));
+    }
+    return sent(out, asked.shape);
+  }
+
+  read(positions) {
+    for (const position of positions) {
+      whole("position", position, 0, "PositionOutOfRange");
+      const held = position < this.length && (position < this.sinks || position >= this.first);
+      if (!held) throw new KVError("PositionOutOfRange", `position: expected one that is held, got ${position}`);
+    }
+    return [this.keys, this.values].map((store) => {
+      const read = new Float32Array(positions.length * this.width);
+      positions.forEach((position, i) => read.set(this.#token(store, position), i * this.width));
+      return sent(read, [positions.length, this.num_kv_heads, this.head_dim]);
+    });
+  }
+
+  truncate(length) {
+    whole("length", length, 0, "PositionOutOfRange");
+    if (length > this.length) throw new KVError("PositionOutOfRange", `length: expected at most ${this.length}, got ${length}`);
+    if (this.#firstSeen(length) < Math.min(this.first, length)) {
+      throw new KVError("NotTruncatable", `length: expected tokens from ${this.#firstSeen(length)} on, got those from ${this.first}`);
+    }
+    this.length = length;
+    this.first = Math.min(this.first, Math.max(this.sinks, length));
+  }
+
+  clear() {
+    this.truncate(0);
+  }
+
+  /** The first position behind the sinks that the query at one sees. */
+  #firstSeen(query) {
+    const chunk = this.chunk ? Math.floor(query / this.chunk) * this.chunk : 0;
+    return Math.max(this.sinks, query - this.window + 1, chunk);
+  }
+
+  #seen(query) {
+    const seen = [];
+    for (let at = 0; at < Math.min(this.sinks, query + 1); at++) seen.push(at);
+    for (let at = this.#firstSeen(query); at <= query; at++) seen.push(at);
+    return seen;
+  }
+
+  #slot(position) {
+    return position < this.sinks ? position : this.sinks + ((position - this.sinks) % this.ring);
+  }
+
+  #token(store, position) {
+    const slot = this.#slot(position);
+    return widened(store.subarray(slot * this.width, (slot + 1) * this.width), this.dtype);
+  }
+
+  #tokens(keys, values) {
+    const key = received("keys", keys, [null, this.num_kv_heads, this.head_dim]);
+    const value = received("values", values, key.shape);
+    return [key.numbers, value.numbers, key.shape[0]];
+  }
+
+  #query(query, count) {
+    const asked = received("query", query, [count, null, this.head_dim]);
+    if (asked.shape[1] % this.num_kv_heads) {
+      throw new KVError("ShapeMismatch", `query: expected a multiple of ${this.num_kv_heads} heads, got ${asked.shape[1]}`);
+    }
+    return asked;
+  }
+
+  #write(keys, values, count) {
+    for (let i = 0; i < count; i++) {
+      const slot = this.#slot(this.length + i);
+      for (const [store, numbers] of [[this.keys, keys], [this.values, values]]) {
+        put(store, slot * this.width, numbers.subarray(i * this.width, (i + 1) * this.width), this.dtype);
+      }
+    }
+    this.length += count;
+    this.first = Math.max(this.first, this.length - this.ring);
+  }
+
+  /** softmax(scale q k') v of one token's query heads over some positions, into `out`. */
+  #attend(query, positions, scale, out) {
+    const keys = positions.map((position) => this.#token(this.keys, position));
+    const values = positions.map((position) => this.#token(this.values, position));
+    const [dim, heads] = [this.head_dim, query.length / this.head_dim];
+    for (let head = 0; head < heads && positions.length; head++) {
+      const from = Math.floor((head * this.num_kv_heads) / heads) * dim; // of its kv head
+      const scores = keys.map((key) => {
+        let sum = 0;
+        for (let d = 0; d < dim; d++) sum += query[head * dim + d] * key[from + d];
+        return scale * sum;
+      });
+      const largest = Math.max(...scores);
+      const weights = scores.map((score) => Math.exp(score - largest));
+      const total = weights.reduce((sum, weight) => sum + weight, 0);
+      for (let d = 0; d < dim; d++) {
+        let sum = 0;
+        values.forEach((value, i) => (sum += weights[i] * value[from + d]));
+        out[head * dim + d] = sum / total;
+      }
+    }
+  }
+}
