@@ -67,7 +67,7 @@ def windows_end_where_they_should(subject: Subject) -> None:
 @check("LAW-18", "windowed", real=True)
 def windows_of_models_end_where_they_should(subject: Subject) -> None:
     for sizes in ({"window": 4096}, {"window": 1024, "sinks": 4}, {"window": 8192, "chunk": 8192}, {"window": 4095}):
-        ends_of_views(subject, 2, 128, sizes, (3900, 300, 1, 1, 3900, 200, 64, 1, 7000, 33))
+        ends_of_views(subject, 2, 128, sizes, (3900, 300, 1, 1, 3900, 200, 64, 1, 1400, 33))
 
 
 def ends_of_views(subject: Subject, heads: int, dim: int, sizes: dict[str, int], pieces: Sequence[int]) -> None:
