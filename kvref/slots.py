@@ -45,10 +45,13 @@ class SlotStore:
             *(None if store is None else self._backend.copy(store, sources, targets, block_size) for store in self._stored)
         )
 
+    def stored(self, slots: Slots) -> Quantized:
+        """What n slots hold: codes and scales as they lie there."""
+        return Quantized(*(None if store is None else self._backend.gather(store, slots) for store in self._stored))
+
     def read(self, slots: Slots) -> Array:
         """float32 [n, num_kv_heads, head_dim]: what n slots read back as."""
-        picked = Quantized(*(None if store is None else self._backend.gather(store, slots) for store in self._stored))
-        rows = self._backend.dequantize(picked, self._rows[-1], self.format)
+        rows = self._backend.dequantize(self.stored(slots), self._rows[-1], self.format)
         return self._backend.xp.reshape(rows, (rows.shape[0], *self.token_shape))
 
     @property
