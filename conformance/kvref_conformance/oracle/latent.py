@@ -74,20 +74,19 @@ def row_as(latent: NDArray, rope: NDArray, dtype: str) -> Reads:
 
 def records_of(latent: NDArray, rope: NDArray) -> Reads:
     """Packed rows, uint8 [n, bytes], and how far each byte may be off at level tolerant: a scale's may be any."""
-    n, tiles = len(latent), latent.reshape(-1, TILE)
+    tiles = latent.reshape(-1, TILE)
     stored = store(tiles, "float8_e4m3fn")
-    scales = stored.scale.astype("<f4").reshape(n, -1).view(np.uint8)
+    scales = stored.scale.astype("<f4").reshape(len(latent), latent.shape[1] // TILE).view(np.uint8)
     rotated = elements.encode(rope, "bfloat16").astype("<u2").view(np.uint8)
-    codes = stored.codes.astype(np.uint8).reshape(n, -1)
-    near = admissible_too(tiles, "float8_e4m3fn").reshape(n, -1)
+    codes = stored.codes.astype(np.uint8).reshape(latent.shape)
+    near = admissible_too(tiles, "float8_e4m3fn").reshape(latent.shape)
     slack = near, np.full(scales.shape, 255), np.zeros(rotated.shape)
     return Reads(np.concatenate([codes, scales, rotated], axis=1), np.concatenate(slack, axis=1).astype(np.float64))
 
 
 def read_records(records: NDArray, rank: int) -> NDArray:
     """float32 [n, rank + rope_dim]: what records say."""
-    records, n = np.ascontiguousarray(records, np.uint8), len(records)
-    scales = records[:, rank : rank + 4 * (rank // TILE)].copy().view("<f4")
-    latent = elements.decoded("float8_e4m3fn")[records[:, :rank]].reshape(n, -1, TILE) * scales[:, :, None]
-    rope = elements.decoded("bfloat16")[records[:, rank + 4 * (rank // TILE) :].copy().view("<u2")]
-    return np.concatenate([latent.reshape(n, rank), rope], axis=1).astype(np.float32)
+    records, end = np.asarray(records, np.uint8), rank + 4 * (rank // TILE)
+    scales = records[:, rank:end].copy().view("<f4").repeat(TILE, axis=1)
+    rope = elements.decoded("bfloat16")[records[:, end:].copy().view("<u2")]
+    return np.concatenate([elements.decoded("float8_e4m3fn")[records[:, :rank]] * scales, rope], axis=1)
