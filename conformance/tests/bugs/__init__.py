@@ -17,6 +17,7 @@ CHAPTERS = (
     "edits",
     "buffers",
     "pooled",
+    "latents",
     "attention",
     "kernels",
     "engines",

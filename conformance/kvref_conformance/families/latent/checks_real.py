@@ -114,15 +114,15 @@ def searched(subject: Subject, cache: Handle, heads: Heads, tokens: int, targets
 def every_token_is_found_at_any_length(subject: Subject) -> None:
     for length in (*edges(1025, (64, 128, 256, 1024)), 4097):
         length = affordable(subject, length, 12)
-        cache = real(subject, length, **dtype_of(subject))
+        cache = real(subject, length, dtype_of(subject))
         length = min(length, cache.config["max_tokens"])
         heads = of_cache(subject, cache, count=2, nope=NOPE, value=VALUE)
         targets = sorted({0, 15, 16, 63, 64, 127, 128, 129, 255, 256, 257, length // 2, length - 2, length - 1})
         searched(subject, cache, heads, length, [each for each in targets if each < length])
 
 
-def dtype_of(subject: Subject) -> dict[str, str]:
-    return {"dtype": str(plain(subject)["dtype"])}
+def dtype_of(subject: Subject) -> str:
+    return str(plain(subject)["dtype"])
 
 
 @check("LAW-18", "latent")
@@ -139,7 +139,7 @@ def heads_of_real_sizes_attend_within_the_bound(subject: Subject) -> None:
 def sums_over_a_whole_latent_are_in_float32(subject: Subject) -> None:
     """Of numbers above 0 alone, as in MLA-02."""
     for tokens in (1, 3, 40):
-        cache = real(subject, tokens, **dtype_of(subject))
+        cache = real(subject, tokens, dtype_of(subject))
         rank, rope_dim = cache.config["rank"], cache.config["rope_dim"]
         cache.append(above_zero(subject, tokens, rank), above_zero(subject, tokens, rope_dim))
         sizes = {"group_size": 2, "nope_dim": NOPE, "value_dim": 16}
@@ -161,7 +161,7 @@ def as_many_heads_as_deepseek_has(subject: Subject) -> None:
 
 @check("LAW-18", "latent", real=True)
 def thousands_of_tokens_come_one_by_one(subject: Subject) -> None:
-    cache = real(subject, LONG, **dtype_of(subject))
+    cache = real(subject, LONG, dtype_of(subject))
     given = belonging(cache, 0, range(cache.config["max_tokens"]))
     for at in range(len(given[0])):
         cache.append(given[0][at : at + 1], given[1][at : at + 1])
