@@ -156,10 +156,8 @@ def the_rope_part_is_packed_as_float16(patch):
 
 @bug("MLA-04")
 def records_are_scales_first(patch):
-    in_source(
-        patch, "kvref.latent.record_of",
-        '("codes", "u1", (rank,)), ("scales", "<f4", (rank // TILE,))', '("scales", "<f4", (rank // TILE,)), ("codes", "u1", (rank,))',
-    )  # fmt: skip
+    codes, scales = '("codes", "u1", (rank,)), ', '("scales", "<f4", (rank // TILE,)), '
+    in_source(patch, "kvref.latent.record_of", codes + scales, scales + codes)
 
 
 @bug("MLA-04")

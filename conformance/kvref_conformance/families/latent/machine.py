@@ -10,7 +10,7 @@ from kvref_conformance.searching.machine import BACK, COUNT, Machine
 from kvref_conformance.searching.rows import HUGE, kinds
 
 SIZE = st.integers(1, 3)
-DTYPES = ("float32", PACKED, "bfloat16", PACKED, "float16")
+DTYPES = (PACKED, "float32", PACKED, "bfloat16", "float16")
 
 
 class LatentMachine(Machine):
