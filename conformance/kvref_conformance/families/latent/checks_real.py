@@ -84,9 +84,9 @@ def ranks_are_kept_to_their_end(subject: Subject) -> None:
     for rank in (128, 256, 384, 512, 1024):
         for dtype in formats_of(subject, "dtype", subject.dtype, PACKED):
             cache = real(subject, 40, dtype, rank)
-            pair = belonging(cache, 0, range(33))
+            pair = belonging(cache, 0, range(min(33, cache.config["max_tokens"])))
             cache.append(*pair)
-            look(subject, cache, pair, f"33 {dtype} tokens of rank {cache.config['rank']}")
+            look(subject, cache, pair, f"{len(pair[0])} {dtype} tokens of rank {cache.config['rank']}")
 
 
 @check("LAW-18", "latent")
@@ -118,7 +118,7 @@ def every_token_is_found_at_any_length(subject: Subject) -> None:
         length = min(length, cache.config["max_tokens"])
         heads = of_cache(subject, cache, count=2, nope=NOPE, value=VALUE)
         targets = sorted({0, 15, 16, 63, 64, 127, 128, 129, 255, 256, 257, length // 2, length - 2, length - 1})
-        searched(subject, cache, heads, length, [each for each in targets if each < length])
+        searched(subject, cache, heads, length, [each for each in targets if 0 <= each < length])
 
 
 def dtype_of(subject: Subject) -> str:
@@ -140,6 +140,7 @@ def sums_over_a_whole_latent_are_in_float32(subject: Subject) -> None:
     """Of numbers above 0 alone, as in MLA-02."""
     for tokens in (1, 3, 40):
         cache = real(subject, tokens, dtype_of(subject))
+        tokens = min(tokens, cache.config["max_tokens"])
         rank, rope_dim = cache.config["rank"], cache.config["rope_dim"]
         cache.append(above_zero(subject, tokens, rank), above_zero(subject, tokens, rope_dim))
         sizes = {"group_size": 2, "nope_dim": NOPE, "value_dim": 16}
