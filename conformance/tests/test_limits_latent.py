@@ -6,7 +6,7 @@ from restricted import Restricted
 from kvref_conformance.judging.asked import Effort
 from kvref_conformance.judging.judge import Judge, select, verdict_of
 
-DEEPSEEK = {"rank": 512, "rope_dim": 64, "nope_dim": 128, "value_dim": 128, "group_size": [16, 64, 128]}
+DEEPSEEK = {"rank": 512, "rope_dim": 64, "nope_dim": 128, "value_dim": 128, "group_size": [2, 16, 64, 128]}
 DOORS = {
     "packed rows of float16 arrays": {"latent": DEEPSEEK | {"dtype": ["float16", "packed"]}},
     "packed rows alone": {"latent": DEEPSEEK | {"dtype": "packed"}},

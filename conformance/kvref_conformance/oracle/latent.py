@@ -28,27 +28,29 @@ def attention(
     num_queries, (heads, nope, rank) = len(query), up_keys.shape
     out = np.zeros((num_queries, heads, up_values.shape[1]))
     bound = np.zeros_like(out)
-    latent, rope = rows[:, :rank], rows[:, rank:]
+    latent, rope, large = rows[:, :rank], rows[:, rank:], np.abs(rows)
+    sums = large[:, :rank].sum(axis=1)
     for head in range(heads):
         a, b = up_keys[head], up_values[head]
-        large = np.abs(latent) @ np.abs(b).T  # magnitudes of what each token's value is a sum of
+        large_a, large_b = np.abs(a), np.abs(b)
+        made = large[:, :rank] @ large_b.T  # magnitudes of what each token's value is a sum of
         for i in range(num_queries):
             seen = len(rows) - num_queries + 1 + i if causal else len(rows)
             if seen <= 0:
                 continue
-            q, q_rope, c, r = query[i, head, :nope], query[i, head, nope:], latent[:seen], rope[:seen]
-            score = scale * (c @ (q @ a) + r @ q_rope)
-            products = np.abs(c) @ (np.abs(q) @ np.abs(a)) + np.abs(r) @ np.abs(q_rope)
-            carried = nope * np.abs(c).sum(axis=1) + rank * np.abs(q).sum() + nope + rank + r.shape[1]
-            score_error = abs(scale) * (_gamma(nope + rank + r.shape[1] + 1) * products + TINY * carried)
+            q, q_rope = query[i, head, :nope], query[i, head, nope:]
+            score = scale * (latent[:seen] @ (q @ a) + rope[:seen] @ q_rope)
+            products = large[:seen] @ np.concatenate([np.abs(q) @ large_a, np.abs(q_rope)])
+            carried = nope * sums[:seen] + rank * np.abs(q).sum() + nope + rows.shape[1]
+            score_error = abs(scale) * (_gamma(nope + rows.shape[1] + 1) * products + TINY * carried)
             log_error = score_error.max() + 2 * U * (np.abs(score) + score_error).max() + EXP_ERROR / (1 - EXP_ERROR)
             weight = np.exp(score - score.max())
             weight /= weight.sum()
             doubt = math.exp(min(2 * log_error, 500)) if seen > 1 else 1.0
             relative = doubt * (1 + _gamma(2 * seen + 3 + rank)) - 1
-            tiny = 2 * seen * large[:seen].max(axis=0) + seen * np.abs(b).sum(axis=1) + rank + seen
-            out[i, head] = b @ (weight @ c)
-            bound[i, head] = relative * (weight @ large[:seen]) + TINY * tiny
+            tiny = 2 * seen * made[:seen].max(axis=0) + seen * large_b.sum(axis=1) + rank + seen
+            out[i, head] = b @ (weight @ latent[:seen])
+            bound[i, head] = relative * (weight @ made[:seen]) + TINY * tiny
     return out, bound
 
 

@@ -57,11 +57,10 @@ def of_cache(subject: Subject, cache: Handle, **wanted: int) -> Heads:
 
 def _mixing(subject: Subject, heads: int, numbers: int, rank: int) -> NDArray:
     """float32 [heads, numbers, rank]."""
-    mixed = np.zeros((heads, numbers, rank), np.float32)
+    mixed, at = np.zeros((heads, numbers, rank), np.float32), np.arange(max(numbers, rank))
     for head in range(heads):
-        order = subject.rng.permutation(rank)
-        for at in range(max(numbers, rank)):
-            mixed[head, at % numbers, order[at % rank]] = subject.rng.uniform(0.5, 1.5) * subject.rng.choice((-1, 1))
+        numbers_of_both_signs = subject.rng.uniform(0.5, 1.5, len(at)) * subject.rng.choice((-1, 1), len(at))
+        mixed[head, at % numbers, subject.rng.permutation(rank)[at % rank]] = numbers_of_both_signs
     return held(subject, mixed)
 
 
