@@ -21,7 +21,6 @@ from kvref.backend import Backend, reference
 from kvref.errors import (
     CapacityExceeded,
     ConfigError,
-    DtypeMismatch,
     PositionOutOfRange,
     ShapeMismatch,
     in_range,
@@ -96,20 +95,17 @@ class LatentCache:
         return parts[0] if len(parts) == 1 else self._backend.xp.concat(parts, axis=1)
 
     def records(self) -> Array:
-        """Packed rows as they are handed on, uint8 [length, bytes a row], little endian (MLA-04).
-
-        Codes of the latent, a float32 scale each TILE of them, the rope part in bfloat16. Raises DtypeMismatch where the rows
-        are not packed.
-        """
-        if self.config.dtype != PACKED:
-            raise DtypeMismatch(f"records: expected a cache of {PACKED} rows, got {self.config.dtype}")
-        backend, (latents, ropes), slots = self._backend, self._stores, range(self._length)
-        stored, rope = latents.stored(slots), backend.encode(ropes.read(slots), element_format("bfloat16"))  # rounded already
-        assert stored.scale is not None
+        """The rows as they are handed on, byte by byte, uint8 [length, bytes a row] (MLA-04)."""
+        backend, slots, fields = self._backend, range(self._length), dict[str, Array]()
+        if self.config.dtype == PACKED:
+            stored = self._stores[0].stored(slots)
+            fields = {"codes": backend.xp.reshape(stored.codes, (self._length, self.config.rank)), "scales": stored.scale}
+        numbers = self._stores[-1].read(slots)[:, 0, :]  # rounded already, so that encoding them is exact
+        plain = self._stores[-1].format.name
+        fields["numbers"] = numbers if plain == "float32" else backend.encode(numbers, element_format(plain))
         rows = np.zeros(self._length, record_of(self.config))  # NumPy's: the standard has no bytes of a number
-        rows["codes"] = backend.to_numpy(backend.xp.reshape(stored.codes, (self._length, self.config.rank)))
-        rows["scales"] = backend.to_numpy(stored.scale)
-        rows["rope"] = backend.to_numpy(rope)[:, 0, :]
+        for name, field in fields.items():
+            rows[name] = backend.to_numpy(field)
         return backend.asarray(rows.view(np.uint8).reshape(self._length, rows.itemsize))
 
     @property
@@ -144,9 +140,11 @@ class LatentCache:
 
 
 def record_of(config: LatentConfig) -> np.dtype[np.void]:
-    """What a packed row is, byte by byte (MLA-04)."""
+    """What a row is, byte by byte, little endian (MLA-04)."""
     rank, rope_dim = config.rank, config.rope_dim
-    return np.dtype([("codes", "u1", (rank,)), ("scales", "<f4", (rank // TILE,)), ("rope", "<u2", (rope_dim,))])
+    if config.dtype == PACKED:
+        return np.dtype([("codes", "u1", (rank,)), ("scales", "<f4", (rank // TILE,)), ("numbers", "<u2", (rope_dim,))])
+    return np.dtype([("numbers", "<f4" if config.dtype == "float32" else "<u2", (rank + rope_dim,))])
 
 
 def expanded(

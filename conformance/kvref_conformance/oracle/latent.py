@@ -74,8 +74,13 @@ def row_as(latent: NDArray, rope: NDArray, dtype: str) -> Reads:
     return Reads(*(np.concatenate(each, axis=1) for each in zip(*parts, strict=True)))
 
 
-def records_of(latent: NDArray, rope: NDArray) -> Reads:
-    """Packed rows, uint8 [n, bytes], and how far each byte may be off at level tolerant: a scale's may be any."""
+def records_of(latent: NDArray, rope: NDArray, dtype: str = PACKED) -> Reads:
+    """Rows byte by byte, uint8 [n, bytes], and how far each byte may be off at level tolerant: a scale's may be any."""
+    if dtype != PACKED:
+        row = np.concatenate([latent, rope], axis=1)
+        held = row.astype("<f4") if dtype == "float32" else elements.encode(row, dtype).astype("<u2")
+        plain = held.view(np.uint8).reshape(len(row), row_bytes(latent.shape[1], rope.shape[1], dtype))
+        return Reads(plain, np.zeros(plain.shape))
     tiles = latent.reshape(-1, TILE)
     stored = store(tiles, "float8_e4m3fn")
     scales = stored.scale.astype("<f4").reshape(len(latent), latent.shape[1] // TILE).view(np.uint8)

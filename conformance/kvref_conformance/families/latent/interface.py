@@ -16,14 +16,13 @@ UpValues = Annotated[Array, "[num_query_heads, value_dim, rank]"]
 # The errors that each operation may have to answer with; what `new` has to refuse is always a ConfigError.
 ERRORS: dict[str, str] = {
     "append": "ShapeMismatch DtypeMismatch NonFinite CapacityExceeded",
-    "records": "DtypeMismatch",
     "truncate": "PositionOutOfRange",
     "attend": "ShapeMismatch DtypeMismatch",
 }
 
 
 class Latent(Protocol):
-    """dtype: float32, float16, bfloat16, or packed, which has records."""
+    """dtype: float32, float16, bfloat16 or packed. records: the rows byte by byte."""
 
     length: int
     num_bytes: int

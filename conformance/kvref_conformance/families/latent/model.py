@@ -39,10 +39,10 @@ class Latent(Model):
         super().__init__()
         self.rank, self.rope_dim, self.room, self.dtype = rank, rope_dim, max_tokens, dtype
         self.tokens: list[tuple[NDArray, NDArray]] = []  # latents and rope parts as they came
-        self.unknown = False  # something not finite was taken: what it was packed to is no clause's business
+        self.unknown = False  # something not finite was taken: what bytes it has is no clause's business
 
     def looks(self) -> list[Look]:
-        return [("length", {}), ("num_bytes", {}), ("read", {}), *([("records", {})] if self.dtype == PACKED else [])]
+        return [("length", {}), ("num_bytes", {}), ("read", {}), ("records", {})]
 
     def length(self) -> Expected:
         return Value(self.blame("length"), value=len(self.tokens))
@@ -62,7 +62,7 @@ class Latent(Model):
             self.tokens += rows
 
         def taken(ok: Any) -> None:
-            self.unknown |= self.dtype == PACKED
+            self.unknown = True
             change(ok)
 
         if self._unstorable(given):
@@ -85,12 +85,14 @@ class Latent(Model):
         return latent.reshape(-1, self.rank), rope.reshape(-1, self.rope_dim)
 
     def read(self) -> Expected:
-        return Unjudged("LAW-14") if self.unknown else Arrays(self.blame("read"), parts=(row_as(*self._rows(), self.dtype),))
+        if self.unknown and self.dtype == PACKED:
+            return Unjudged("LAW-14")
+        return Arrays(self.blame("read"), parts=(row_as(*self._rows(), self.dtype),))
 
     def records(self) -> Expected:
-        if self.dtype != PACKED:
-            return refuse([("DtypeMismatch", "MLA-04")], lambda: None)
-        return Unjudged("LAW-14") if self.unknown else Arrays(self.blame("records"), parts=(records_of(*self._rows()),))
+        if self.unknown:
+            return Unjudged("LAW-14")
+        return Arrays(self.blame("records"), parts=(records_of(*self._rows(), self.dtype),))
 
     def truncate(self, length: Any) -> Expected:
         if wrong := not_in_range(length, len(self.tokens) + 1, "PositionOutOfRange", "EDIT-02"):
