@@ -20,7 +20,7 @@ LACKING = {
     "packed rows alone": {},
     "one head and one token at a time": {"LAW-06": "tokens 2"},
     "few tokens": {"LAW-04": "room for 14 tokens, where its limits leave 12"},
-    "odd sizes": {"MLA-04": "dtype packed", "FMT-LEVEL-05": "dtype packed"},
+    "odd sizes": {"FMT-LEVEL-05": "dtype packed"},
     "even ropes": {},
 }
 
