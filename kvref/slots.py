@@ -45,9 +45,13 @@ class SlotStore:
             *(None if store is None else self._backend.copy(store, sources, targets, block_size) for store in self._stored)
         )
 
+    def stored(self, slots: Slots) -> Quantized:
+        """What n slots hold: codes and scales as they lie there."""
+        return Quantized(*(None if store is None else self._backend.gather(store, slots) for store in self._stored))
+
     def read(self, slots: Slots) -> Array:
         """float32 [n, num_kv_heads, head_dim]: what n slots read back as."""
-        return self._tokens(Quantized(*(None if store is None else self._backend.gather(store, slots) for store in self._stored)))
+        return self._tokens(self.stored(slots))
 
     def read_back(self, tokens: Array) -> Array:
         """What float32 [n, num_kv_heads, head_dim] would read back as, were they stored. Raises NonFinite."""

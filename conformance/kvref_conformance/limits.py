@@ -28,6 +28,8 @@ ARGUMENTS = {
     "sequences": "alive at a time",
     "group_size": "query heads that share a kv head",
     "width": "numbers in a row",
+    "nope_dim": "numbers of a head's key that are not rotated, where it has a latent",
+    "value_dim": "numbers of a head's value, where it has a latent",
     "negative_integers": "false where its arguments are of a type that has none",
     "one_block_table": "true where all layers share one block table",
     "other_eviction_order": "true where free blocks are taken in another order than PREFIX-08 says",
@@ -229,8 +231,12 @@ def _range(at: str, value: Mapping[Any, Any], lowest: int) -> Limit:
 
 @cache
 def _formats() -> dict[str, tuple[str, ...]]:
-    """The sizes that are words, and what each may be."""
-    return {name: tuple(among) for family in all_families().values() for name, among in family.formats.items()}
+    """The sizes that are words, and what each may be in any family."""
+    found: dict[str, tuple[str, ...]] = {}
+    for family in all_families().values():
+        for name, among in family.formats.items():
+            found[name] = tuple(dict.fromkeys((*found.get(name, ()), *among)))
+    return found
 
 
 @cache

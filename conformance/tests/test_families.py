@@ -16,6 +16,7 @@ ROOT = Path(kvref_conformance.__file__).parent
 STATELESS = "a function has no state: no calls lead up to anything, and no tokens are appended"
 NO_TOKENS = "no tokens are appended to a pool"
 ONE_BY_ONE = "its stream serves one request after the other, and there is nothing to serve where there is none"
+TWO_WIDTHS = "a workload is of keys and values of one width, and a row's two parts are of two"
 SHOWN = "what came says whose it is by itself"
 PLAIN = "nothing that it does could be made of others"
 FUNCTIONS = ("elements", "rows", "kernels", "attention")
@@ -24,20 +25,21 @@ ABSENT = {
     ("blocks", "stream"): NO_TOKENS, ("buffers", "stream"): NO_TOKENS,
     ("engine", "stream"): "its tokens are words, which no one reads back as keys and values",
     **{(family, "serving"): ONE_BY_ONE for family in names() if family not in ("paged", "prefix")},
+    ("latent", "serving"): TWO_WIDTHS,
     **{(family, "cause"): SHOWN for family in names() if family != "engine"},
     **{(family, "derived"): PLAIN for family in (*FUNCTIONS, "buffers")},
 }  # fmt: skip
 
-CACHES = ("contiguous", "paged", "prefix", "windowed", "quantized", "tiered", "pooled")
+CACHES = ("contiguous", "paged", "prefix", "windowed", "quantized", "tiered", "pooled", "latent")
 EMPTY = {
     "small": (FUNCTIONS, STATELESS),
     "speaks_for": (FUNCTIONS, STATELESS),
-    "gives": ((*FUNCTIONS, "contiguous", "windowed", "quantized", "tiered", "pooled"), "no later call refers to it"),
+    "gives": ((*FUNCTIONS, "contiguous", "windowed", "quantized", "tiered", "pooled", "latent"), "no later call refers to it"),
     "several": ((*FUNCTIONS, *CACHES, "blocks", "buffers"), "no argument is a list of what it gave"),
     "formats": ((*FUNCTIONS, "blocks", "buffers", "pooled", "engine"), "none of its sizes is a format"),
-    "may_be_zero": ((*FUNCTIONS, "quantized", "buffers", "pooled"), "with a size of zero it would be nothing"),
+    "may_be_zero": ((*FUNCTIONS, "quantized", "buffers", "pooled", "latent"), "with a size of zero it would be nothing"),
     "holds": (
-        (*FUNCTIONS, "contiguous", "paged", "prefix", "windowed", "quantized", "blocks", "buffers", "engine"),
+        (*FUNCTIONS, "contiguous", "paged", "prefix", "windowed", "quantized", "blocks", "buffers", "engine", "latent"),
         "no size is a part of another",
     ),
     "appending": ((*FUNCTIONS, "blocks", "buffers", "engine"), "no arrays of tokens are appended"),
@@ -47,7 +49,7 @@ EMPTY = {
 FULL = {
     "several": {"paged", "prefix"},
     "counted_as": {"paged", "prefix"},
-    "token_axis": {"contiguous"},
+    "token_axis": {"contiguous", "latent"},
 }  # of those above that name nearly all
 
 

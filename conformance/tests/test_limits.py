@@ -26,7 +26,11 @@ EXCEPTIONS = {  # clauses that a family cannot be judged by within a limit, and 
     },
     **{
         ("one token at a time", family): TWO_TOKENS
-        for family in ("contiguous", "paged", "pooled", "prefix", "quantized", "tiered")
+        for family in ("contiguous", "latent", "paged", "pooled", "prefix", "quantized", "tiered")
+    },
+    **{  # who takes packed rows says so, of the latent cache alone
+        (f"{dtype} only", "latent"): {"FMT-LEVEL-05": f"dtype packed, where its limits say {dtype}"}
+        for dtype in ("float16", "bfloat16")
     },
     ("one batch row", "contiguous"): dict.fromkeys(("CONTIG-13", "EDIT-07", "EDIT-08"), "batch_size 2, where its limits say 1"),
     **{("no negative integers", family): {"LAW-11": NEGATIVE} for family in ("blocks", "buffers")},  # counts, which have no end

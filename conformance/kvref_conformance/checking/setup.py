@@ -14,7 +14,7 @@ from kvref_conformance.conversation.handle import Handle
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families import all_families
 from kvref_conformance.oracle.elements import round_to
-from kvref_conformance.oracle.formats import PLAIN
+from kvref_conformance.oracle.formats import PLAIN, has
 from kvref_conformance.oracle.witness import MADE
 from kvref_conformance.outcome import Broken, NotOffered
 
@@ -62,7 +62,7 @@ def takes(subject: Subject, name: str, value: Any) -> bool:
     if not isinstance(value, str):
         return subject.limits.of(subject.family, name).allows(value)
     plain = subject.limits.dtypes(subject.family)
-    offered = value in subject.implementation.formats and (value not in PLAIN or value in plain)
+    offered = has(subject.implementation.formats, value) and (value not in PLAIN or value in plain)
     return offered and subject.limits.of(subject.family, name).allows(value)
 
 

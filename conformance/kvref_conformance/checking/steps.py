@@ -1,7 +1,7 @@
 """What a family's steps are written with: each operation once, with right arguments, in an order in which each has work to do."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,12 +15,16 @@ Steps = dict[str, Arguments]  # by the name of the operation in a request
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of the object that is asked, or where there is none, of its arguments. format: that an implementation has."""
+    """Of the object that is asked, or where there is none, of its arguments. format: that an implementation has.
+
+    made: all sizes of the object, by name.
+    """
 
     heads: int
     dim: int
     layers: int
     format: str
+    made: Mapping[str, Any] = field(default_factory=dict)
 
 
 def rows(*shape: int) -> NDArray:

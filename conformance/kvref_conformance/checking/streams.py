@@ -46,6 +46,10 @@ class Stream(ABC):
         """One that shares with it as much as two can."""
         return self.fresh()
 
+    def tokens(self, count: int) -> tuple[NDArray, NDArray]:
+        """Keys and values [n, heads, dim] of so many tokens more: what two parts a token has is the family's business."""
+        return pair_of_tokens(self.subject, count)
+
     def laid_out(self, tokens: NDArray) -> NDArray:
         """Tokens [n, heads, dim] as the cache takes them."""
         return tokens
@@ -106,6 +110,18 @@ class Stream(ABC):
     def overwrite(self, keys: NDArray, values: NDArray) -> None:  # noqa: B027 - most caches cannot
         """Put other tokens in the place of the first, where that can be done."""
 
+    def wrong_shapes(self) -> list[tuple[NDArray, NDArray]]:
+        """Keys and values that the cache may not take."""
+        subject = self.subject
+        count = subject.size("tokens", 2)
+        good, more = (self.laid_out(tokens(subject, each)) for each in (count, count + 1))
+        few_heads = self.laid_out(tokens(subject, count, heads=other(subject.heads)))
+        wide = self.laid_out(tokens(subject, count, dim=subject.dim + 1))
+        narrow = self.laid_out(tokens(subject, count, dim=other(subject.dim)))
+        bad = [(few_heads, few_heads), (wide, wide), (narrow, narrow), (good, narrow), (good, few_heads)]
+        bad += [(good, more)] if subject.size("tokens", count + 1) > count else []
+        return [*bad, (good.reshape(-1), good.reshape(-1)), (good[None], good[None]), (good[..., 0], good[..., 0])]
+
     # Facts that a family may have: one that it does not override is not known of it, and laws that need it do not run.
 
     def out_of_range(self) -> list[Bad]:
@@ -161,7 +177,7 @@ def knows(stream: type[Stream], fact: str) -> bool:
 
 def filled(stream: Stream, count: int = MANY) -> tuple[Stream, NDArray, NDArray]:
     """The stream itself, with so many tokens more, and the tokens."""
-    keys, values = pair_of_tokens(stream.subject, count)
+    keys, values = stream.tokens(count)
     stream.append(keys, values)
     return stream, keys, values
 

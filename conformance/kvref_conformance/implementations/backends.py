@@ -78,6 +78,9 @@ class OnBackend:
     def pooled(self, pool: kvref.BufferPool | None = None, **config: Any) -> kvref.PooledCache:
         return kvref.PooledCache(kvref.PooledConfig(**config), pool, self.backend)
 
+    def latent(self, **config: Any) -> kvref.LatentCache:
+        return kvref.LatentCache(kvref.LatentConfig(**config), self.backend)
+
     def engine(self, cache_tokens: int, **sizes: int) -> Engine:
         return Engine(sized(**sizes), cache_tokens, backend=self.backend)
 

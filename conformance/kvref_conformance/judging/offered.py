@@ -47,7 +47,7 @@ def steps_of(subject: Subject, config: Mapping[str, Any], dim: int = DIM) -> Ste
     among = ELEMENTS if family == "elements" else ROWS
     format = next((name for name in among if name in formats), among[0])
     heads, width = limits.nearest(family, "num_kv_heads", HEADS), row_width(limits, family, dim)
-    sizes = Sizes(config.get("num_kv_heads", heads), config.get("head_dim", width), config.get("num_layers", 1), format)
+    sizes = Sizes(config.get("num_kv_heads", heads), config.get("head_dim", width), config.get("num_layers", 1), format, config)
     found: Steps = module.steps(sizes)
     return found
 

@@ -20,6 +20,7 @@ from kvref_conformance.families import all_families
 from kvref_conformance.interface import offers
 from kvref_conformance.judging.offered import row_width, steps_of, was_asked
 from kvref_conformance.limits import Limits
+from kvref_conformance.oracle.formats import has
 from kvref_conformance.outcome import Broken, Hung, NotOffered
 
 SMALL_ROWS, LARGE_ROWS = 5, 4096  # numbers a row; the large ones make lines of a hundred kilobytes and more
@@ -146,7 +147,7 @@ def _configuration(program: Any, family: str, dim: int) -> dict[str, Any]:
     record, limits = all_families()[family], Limits(program.limits)
     config = dict(record.small)
     for name, among in record.formats.items():
-        taken = [each for each in (config[name], *among) if each in program.formats and limits.of(family, name).allows(each)]
+        taken = [each for each in (config[name], *among) if has(program.formats, each) and limits.of(family, name).allows(each)]
         config[name] = next(iter(taken), config[name])
     wide = config | ({"head_dim": dim} if "head_dim" in config else {})
     config = wide if record.together(wide) else config

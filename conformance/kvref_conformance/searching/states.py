@@ -44,7 +44,7 @@ class Call:
         """How many it hands in: where the axis lies is the family's business."""
         family = all_families().get(self.op.partition(".")[0])  # a buffer is none, and its values have one axis
         axis = family.token_axis if family else -1
-        array: NDArray = self.args["key_values" if self.op.endswith("fused") else "values"]
+        array: NDArray = next(self.args[name] for name in ("key_values", "values", "rope") if name in self.args)
         return int(array.shape[axis])
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from kvref_conformance.checking.content import PREFIXES
 from kvref_conformance.checking.real import Filled
-from kvref_conformance.checking.streams import Stream
+from kvref_conformance.checking.streams import Stream, knows
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families import all_families
 from kvref_conformance.soak.workload import Event, Server
@@ -13,8 +13,11 @@ LONGEST = 4096
 
 
 def served() -> list[str]:
-    """The families that a workload can run on."""
-    return [family.name for family in all_families().values() if family.part("serving") or family.stream]
+    """The families that a workload can run on: it is of keys and values of one width."""
+    return [
+        family.name for family in all_families().values()
+        if family.part("serving") or (family.stream and knows(family.stream, "sizes_for"))
+    ]  # fmt: skip
 
 
 def server(subject: Subject, family: str, heads: int, dim: int) -> Server:

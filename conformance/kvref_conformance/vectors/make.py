@@ -20,6 +20,7 @@ from kvref_conformance.conversation.trace.store import check_in_a_path
 from kvref_conformance.implementations import load
 from kvref_conformance.judging.asked import Effort
 from kvref_conformance.judging.judge import Judge, select
+from kvref_conformance.oracle.formats import MADE_OF
 from kvref_conformance.oracle.witness import Witness
 from kvref_conformance.outcome import NotOffered
 from kvref_conformance.searching.found import Search
@@ -136,7 +137,7 @@ def _add(vectors: Vectors, path: str, family: str, lines: list[str]) -> None:
     vectors.files[path] = content
     vectors.traces.append({
         "file": path, "clause": messages[0]["clause"], "check": messages[0]["check"], "family": family,
-        "formats": [name for name in named if name in FORMATS], "level": "exact",
+        "formats": sorted({part for name in named for part in MADE_OF.get(name, (name,)) if part in FORMATS}), "level": "exact",
         "clauses": sorted({message["clause"] for message in messages[1:] if "clause" in message}),
         "sha256": sha256(content),
     })  # fmt: skip

@@ -18,6 +18,7 @@ CHAPTERS = (
     "edits",
     "buffers",
     "pooled",
+    "latents",
     "attention",
     "kernels",
     "engines",

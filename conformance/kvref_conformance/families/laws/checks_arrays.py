@@ -7,7 +7,7 @@ import numpy as np
 
 from kvref_conformance.checking.expect import may_raise, raises, same, true
 from kvref_conformance.checking.registry import law
-from kvref_conformance.checking.setup import held, pair_of_tokens
+from kvref_conformance.checking.setup import held
 from kvref_conformance.checking.streams import Stream, filled, same_observables
 from kvref_conformance.families.rows.handed import NEAR, largest
 from kvref_conformance.outcome import NotOffered
@@ -17,7 +17,7 @@ from kvref_conformance.outcome import NotOffered
 def what_is_handed_in_is_left_alone(stream: Stream) -> None:
     subject = stream.subject
     subject.in_this_process()
-    given = pair_of_tokens(subject, subject.size("tokens", 5))
+    given = stream.tokens(subject.size("tokens", 5))
     stream.need_room(len(given[0]))
     keys, values = (stream.laid_out(part) for part in given)
     own_keys, own_values = subject.own(keys), subject.own(values)
@@ -33,12 +33,12 @@ def what_was_read_stays(stream: Stream) -> None:
     filled(stream, 4)
     first = stream.read_as_is()
     before = [subject.numpy(part) for part in first]
-    stream.append(*pair_of_tokens(subject, 5))
+    stream.append(*stream.tokens(5))
     stream.read_as_is()
-    for change in (partial(stream.overwrite, *pair_of_tokens(subject, 4)), stream.forget):
+    for change in (partial(stream.overwrite, *stream.tokens(4)), stream.forget):
         with suppress(NotOffered):
             change()
-    stream.append(*pair_of_tokens(subject, 4))
+    stream.append(*stream.tokens(4))
     stream.read_as_is()
     for name, part, was in zip(("keys", "values"), first, before, strict=True):
         same(subject.numpy(part), was, f"{name} read earlier, after other tokens were written and read")
@@ -47,9 +47,10 @@ def what_was_read_stays(stream: Stream) -> None:
 @law("FMT-LEVEL-04")
 def float64_is_refused(stream: Stream) -> None:
     filled(stream, 2)
-    before, (keys, values) = stream.observe(), pair_of_tokens(stream.subject, 1)
-    good, wide = stream.laid_out(keys), stream.laid_out(values).astype(np.float64)
-    for pair in ((wide, wide), (good, wide), (wide, good)):
+    before = stream.observe()
+    keys, values = (stream.laid_out(part) for part in stream.tokens(1))
+    wide_keys, wide_values = (part.astype(np.float64) for part in (keys, values))
+    for pair in ((wide_keys, wide_values), (keys, wide_values), (wide_keys, values)):
         with raises("DtypeMismatch"):
             stream.give(*pair)
         same_observables(stream.observe(), before, "after float64 was refused")

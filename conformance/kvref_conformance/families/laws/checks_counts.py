@@ -2,7 +2,6 @@
 
 from kvref_conformance.checking.counts import tried, within_bounds
 from kvref_conformance.checking.registry import law
-from kvref_conformance.checking.setup import pair_of_tokens
 from kvref_conformance.checking.streams import Stream
 
 TOKENS = 11, 29  # handed to a cache first, and at most in all
@@ -10,7 +9,7 @@ TOKENS = 11, 29  # handed to a cache first, and at most in all
 
 @law("LAW-19", "wrong_use", "counters")
 def counters_stay_counters(stream: Stream) -> None:
-    stream.append(*pair_of_tokens(stream.subject, TOKENS[0]))
+    stream.append(*stream.tokens(TOKENS[0]))
     for name, args in stream.wrong_use():
         tried(getattr(stream.cache, name), *args)
         shown = ", ".join(str(arg) for arg in args if isinstance(arg, int))

@@ -5,34 +5,20 @@ from typing import Any
 
 import numpy as np
 
-from kvref_conformance.arrays import NDArray
 from kvref_conformance.checking.expect import raises, reads
 from kvref_conformance.checking.registry import law, of_each_configuration
-from kvref_conformance.checking.setup import new, other, pair_of_tokens, refused, takes, tokens
+from kvref_conformance.checking.setup import new, refused, takes
 from kvref_conformance.checking.streams import Stream, filled, same_observables
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families import Family
 from kvref_conformance.outcome import NotOffered
 
 
-def wrong_shapes(stream: Stream) -> list[tuple[NDArray, NDArray]]:
-    """Keys and values that the cache may not take."""
-    subject = stream.subject
-    count = subject.size("tokens", 2)
-    good, more = (stream.laid_out(tokens(subject, each)) for each in (count, count + 1))
-    few_heads = stream.laid_out(tokens(subject, count, heads=other(subject.heads)))
-    wide = stream.laid_out(tokens(subject, count, dim=subject.dim + 1))
-    narrow = stream.laid_out(tokens(subject, count, dim=other(subject.dim)))
-    bad = [(few_heads, few_heads), (wide, wide), (narrow, narrow), (good, narrow), (good, few_heads)]
-    bad += [(good, more)] if subject.size("tokens", count + 1) > count else []
-    return [*bad, (good.reshape(-1), good.reshape(-1)), (good[None], good[None]), (good[..., 0], good[..., 0])]
-
-
 @law("LAW-10")
 def a_wrong_shape_is_refused(stream: Stream) -> None:
     filled(stream)
     before = stream.observe()
-    for keys, values in wrong_shapes(stream):
+    for keys, values in stream.wrong_shapes():
         with raises("ShapeMismatch"):
             stream.give(keys, values)
         same_observables(stream.observe(), before, f"after keys {list(keys.shape)}, values {list(values.shape)} were refused")
@@ -67,18 +53,17 @@ def what_is_out_of_range_is_refused(stream: Stream) -> None:
 def an_operation_that_raises_leaves_no_trace(stream: Stream) -> None:
     _, keys, values = filled(stream)
     before = stream.observe()
-    for bad_keys, bad_values in wrong_shapes(stream):
+    for bad_keys, bad_values in stream.wrong_shapes():
         with raises("Exception"):
             stream.give(bad_keys, bad_values)
     same_observables(stream.observe(), before, "after every wrong shape")
     for _, method, arguments in stream.out_of_range():
         with suppress(NotOffered), raises("Exception"):
             getattr(stream.cache, method)(*arguments)
-    float64 = stream.laid_out(tokens(stream.subject, 1)).astype(np.float64)
     with raises("DtypeMismatch"):
-        stream.give(float64, float64)
+        stream.give(*(stream.laid_out(part).astype(np.float64) for part in stream.tokens(1)))
     same_observables(stream.observe(), before, "after every wrong call")
-    more = pair_of_tokens(stream.subject, 2)
+    more = stream.tokens(2)
     stream.append(*more)
     want = [np.concatenate([a, b]) for a, b in zip((keys, values), more, strict=True)]
     reads(stream.subject, stream.read(), stream.expected(*want), "tokens appended after every wrong call")

@@ -7,7 +7,6 @@ import numpy as np
 from kvref_conformance.arrays import NDArray
 from kvref_conformance.checking.expect import equal, reads
 from kvref_conformance.checking.registry import law
-from kvref_conformance.checking.setup import pair_of_tokens
 from kvref_conformance.checking.streams import MANY, Stream, filled, same_observables
 from kvref_conformance.conversation.calls import Own
 from kvref_conformance.conversation.exchange import kinds_of
@@ -16,7 +15,7 @@ from kvref_conformance.outcome import Broken, NotOffered
 
 @law("LAW-02")
 def keys_and_values_are_stored_apart(stream: Stream) -> None:
-    keys, values = pair_of_tokens(stream.subject, MANY)
+    keys, values = stream.tokens(MANY)
     stream.append(keys, np.zeros_like(values))
     reads(stream.subject, stream.read(), stream.expected(keys, np.zeros_like(values)), "tokens whose values are all zero")
 
@@ -25,7 +24,7 @@ def keys_and_values_are_stored_apart(stream: Stream) -> None:
 def two_caches_share_nothing(stream: Stream) -> None:
     first, keys, values = filled(stream)
     second, _, _ = filled(stream.fresh())
-    second.append(*pair_of_tokens(stream.subject, 2))
+    second.append(*stream.tokens(2))
     reads(stream.subject, first.read(), first.expected(keys, values), "a cache after another was filled")
 
 
@@ -34,7 +33,7 @@ def what_is_read_is_what_was_written(stream: Stream) -> None:
     _, keys, values = filled(stream)
     equal(len(stream), MANY, "tokens held")
     reads(stream.subject, stream.read(), stream.expected(keys, values), f"{MANY} tokens appended")
-    more_keys, more_values = pair_of_tokens(stream.subject, 3)
+    more_keys, more_values = stream.tokens(3)
     stream.append(more_keys, more_values)
     all_keys, all_values = np.concatenate([keys, more_keys]), np.concatenate([values, more_values])
     reads(stream.subject, stream.read(), stream.expected(all_keys, all_values), f"{MANY + 3} tokens appended")
@@ -45,7 +44,7 @@ def nothing_of_the_last_owner_is_left(stream: Stream) -> None:
     filled(stream)
     stream.forget()
     equal(len(stream), 0, "tokens held after forgetting them")
-    keys, values = pair_of_tokens(stream.subject, 2)
+    keys, values = stream.tokens(2)
     stream.append(keys, values)
     reads(stream.subject, stream.read(), stream.expected(keys, values), "2 tokens in a cache that was emptied")
 
@@ -73,7 +72,7 @@ def two_streams_can_take_turns(stream: Stream) -> None:
             done[name] += 2
         return [each.observe() for each in streams.values()]
 
-    given = {"a": pair_of_tokens(stream.subject, 8), "b": pair_of_tokens(stream.subject, 8)}
+    given = {"a": stream.tokens(8), "b": stream.tokens(8)}
     in_turn = run("aaaabbbb")
     for order in ("abababab", "bbaabbaa"):
         for got, want in zip(run(order), in_turn, strict=True):
@@ -83,7 +82,7 @@ def two_streams_can_take_turns(stream: Stream) -> None:
 @law("LAW-08")
 def an_array_changed_afterwards_changes_nothing(stream: Stream) -> None:
     stream.subject.in_this_process()
-    keys, values = pair_of_tokens(stream.subject, stream.subject.size("tokens", MANY))
+    keys, values = stream.tokens(stream.subject.size("tokens", MANY))
     stream.need_room(len(keys))
     own_keys, own_values = (stream.subject.own(stream.laid_out(part)) for part in (keys, values))
     stream.give(own_keys, own_values)
@@ -104,9 +103,9 @@ def the_same_calls_give_the_same_bits(stream: Stream) -> None:
 def no_tokens_change_nothing(stream: Stream) -> None:
     for count in (0, MANY):
         empty = stream.fresh()
-        empty.append(*pair_of_tokens(stream.subject, count))
+        empty.append(*stream.tokens(count))
         before = empty.observe()
-        empty.append(*pair_of_tokens(stream.subject, 0))
+        empty.append(*stream.tokens(0))
         same_observables(empty.observe(), before, f"after appending no token to {count}")
 
 
@@ -115,7 +114,7 @@ def what_is_not_finite_never_reads_back_finite(stream: Stream) -> None:
     for bad in (np.nan, np.inf, -np.inf):
         for which in ("keys", "values"):
             stream, _, _ = filled(stream.fresh(), 2)
-            rows = dict(zip(("keys", "values"), pair_of_tokens(stream.subject, 1), strict=True))
+            rows = dict(zip(("keys", "values"), stream.tokens(1), strict=True))
             rows[which][0, -1, -1] = bad
             before = stream.observe()
             try:
@@ -149,7 +148,7 @@ def inputs_may_be_views(stream: Stream) -> None:
         return Own(turned.mT)
 
     for view in (strided, transposed):
-        fresh, (keys, values) = stream.fresh(), pair_of_tokens(subject, subject.size("tokens", MANY))
+        fresh, (keys, values) = stream.fresh(), stream.tokens(subject.size("tokens", MANY))
         fresh.need_room(len(keys))
         fresh.give(view(fresh.laid_out(keys)), view(fresh.laid_out(values)))
         reads(stream.subject, fresh.read(), fresh.expected(keys, values), f"tokens given as {view.__name__} views")

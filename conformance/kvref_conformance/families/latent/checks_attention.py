@@ -1,0 +1,96 @@
+"""MLA-02: absorbed or expanded, it is the same attention."""
+
+from functools import partial
+
+import numpy as np
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.checking.expect import same, within
+from kvref_conformance.checking.registry import check
+from kvref_conformance.checking.setup import held, new
+from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.families.latent.checks import dtypes, filled, plain
+from kvref_conformance.families.latent.known import Heads, attends, exact, of_cache
+
+SHAPES = ((1, 1, 3, 2), (5, 2, 8, 5), (3, 6, 11, 1), (2, 3, 18, 9))  # queries, heads, tokens, value_dim
+
+
+@check("MLA-02", "latent")
+def output_is_within_the_bound_of_exact(subject: Subject) -> None:
+    for sizes in dtypes(subject):
+        for queries, wanted, count, value in SHAPES:
+            cache, _ = filled(subject, count, **sizes)
+            heads = of_cache(subject, cache, count=wanted, value=value)
+            for causal in (False, True):
+                for times in (1.0, 3.0):
+                    attends(
+                        subject, cache, heads.query(subject, queries), heads,
+                        f"attention of {queries} x {len(heads.up_keys)} over {count} {cache.config['dtype']} rows",
+                        scale=times * heads.scale, causal=causal,
+                    )  # fmt: skip
+
+
+@check("MLA-02", "latent")
+def matrices_that_are_square_are_not_turned(subject: Subject) -> None:
+    cache, _ = filled(subject, 6, **plain(subject))
+    rank = cache.config["rank"]
+    heads = of_cache(subject, cache, nope=rank, value=rank)
+    attends(subject, cache, heads.query(subject, 2), heads, f"attention with up_keys of {list(heads.up_keys.shape)}")
+
+
+@check("MLA-02", "latent")
+def sums_are_added_up_in_float32(subject: Subject) -> None:
+    """Of numbers above 0 alone the bound is narrow: what is lost in a sum in half precision is far past it."""
+    for count in (1, 2, 9):
+        cache = new(subject, "latent", **plain(subject))
+        rank, rope_dim = cache.config["rank"], cache.config["rope_dim"]
+        above = partial(above_zero, subject)
+        cache.append(above(count, rank), above(count, rope_dim))
+        sizes = (subject.size(name, wanted) for name, wanted in (("group_size", 3), ("nope_dim", 40), ("value_dim", 9)))
+        number, nope, value = sizes
+        heads = Heads(above(number, nope, rank), above(number, value, rank), rope_dim)
+        query = above(2, number, heads.width)
+        scale = 8 / (nope * rank)
+        attends(subject, cache, query, heads, f"attention over {count} tokens of numbers above 0", scale=scale)
+
+
+def above_zero(subject: Subject, *shape: int) -> NDArray:
+    """float32 in [0.5, 1.5]."""
+    return held(subject, subject.rng.uniform(0.5, 1.5, size=shape))
+
+
+@check("MLA-02", "latent")
+def causal_prefill_in_chunks_agrees(subject: Subject) -> None:
+    for sizes in dtypes(subject):
+        cache, (latent, rope) = filled(subject, 9, **sizes)
+        heads = of_cache(subject, cache)
+        query = heads.query(subject, 9)
+        want, bound = exact(subject, query, cache.read(), heads, scale=heads.scale, causal=True)
+        for size in (9, 1, 2, 4):
+            cache.clear()
+            for start in range(0, 9, size):
+                end = min(start + size, 9)
+                cache.append(latent[start:end], rope[start:end])
+                got = cache.attend(query[start:end], heads.up_keys, heads.up_values, heads.scale, True)
+                within(got, want[start:end], bound[start:end], f"causal attention of tokens {start} to {end}, {size} at a time")
+
+
+@check("MLA-02", "latent")
+def no_tokens_give_zeros(subject: Subject) -> None:
+    cache = new(subject, "latent", **plain(subject))
+    heads = of_cache(subject, cache)
+    zeros = np.zeros((3, *heads.up_values.shape[:2]), np.float32)
+    for causal in (False, True):
+        got = cache.attend(heads.query(subject, 3), heads.up_keys, heads.up_values, heads.scale, causal)
+        within(got, zeros, 0.0, "attention over no tokens")
+
+
+@check("MLA-02", "latent")
+def attending_changes_nothing(subject: Subject) -> None:
+    cache, _ = filled(subject, 4, **plain(subject))
+    before, heads = cache.read(), of_cache(subject, cache)
+    query = heads.query(subject, 2)
+    first = attends(subject, cache, query, heads, "attention")
+    same(cache.read(), before, "rows after attention")
+    _, bound = exact(subject, query, before, heads, scale=heads.scale)
+    within(attends(subject, cache, query, heads, "attention, again"), first, 2 * bound, "attention, again, against the first")

@@ -1,0 +1,164 @@
+"""MLA-04: a packed row is a record."""
+
+import numpy as np
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.checking.expect import equal, may_raise, raises, read, same, shaped, true
+from kvref_conformance.checking.registry import check
+from kvref_conformance.checking.setup import formats_of, held, tokens
+from kvref_conformance.conversation.handle import Handle
+from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.families.latent.checks import Pair, filled, given, holds, joined
+from kvref_conformance.families.rows.handed import NEAR, largest
+from kvref_conformance.oracle.formats import PACKED, PLAIN
+from kvref_conformance.oracle.latent import TILE, read_records, records_of, row_as, row_bytes
+from kvref_conformance.outcome import NotOffered
+
+LOUD = 2.0**8
+
+
+def packed(subject: Subject, count: int, tiles: int = 3) -> tuple[Handle, Pair]:
+    """A cache with so many tokens, and the tokens."""
+    formats_of(subject, "dtype", PACKED)
+    return filled(subject, count, dtype=PACKED, rank=tiles * TILE)
+
+
+def recorded(subject: Subject, cache: Handle, pair: Pair, when: str) -> None:
+    """The records of these tokens, and no others; at level tolerant a code or a scale may be the next one."""
+    want = records_of(*pair)
+    got = shaped(cache.records(), want.values.shape, f"records {when}")
+    equal(got.dtype.kind, "u", f"kind of the numbers of records {when}")
+    if subject.level == "exact":
+        same(got.astype(np.uint8), want.values, f"records {when}")
+    else:
+        wrong = np.abs(got.astype(np.int64) - want.values.astype(np.int64)) > want.slack
+        true(not wrong.any(), f"records {when}", f"bytes as of {show_row(want.values)}", show_row(got))
+    holds(subject, cache, pair, when)
+    same(cache.read(), read_records(got, cache.config["rank"]), f"rows {when}, against what the records say")
+
+
+def show_row(rows: NDArray) -> str:
+    return f"[{', '.join(map(str, rows[0, :4].tolist()))}, ...]"
+
+
+@check("MLA-04", "latent")
+def records_are_codes_scales_and_the_rope_part(subject: Subject) -> None:
+    for tiles in (1, 2, 4):
+        cache, pair = packed(subject, 5, tiles)
+        recorded(subject, cache, pair, f"of {tiles} tiles")
+        more = given(subject, cache, 2)
+        cache.append(*more)
+        recorded(subject, cache, joined(pair, more), f"of {tiles} tiles, 2 more tokens")
+
+
+@check("MLA-04", "latent")
+def every_tile_has_a_scale_of_its_own(subject: Subject) -> None:
+    cache, (latent, rope) = packed(subject, 3)
+    cache.clear()
+    tiles = latent.reshape(3, -1, TILE)
+    for token in range(3):  # another is loud in each, and one is silent
+        tiles[token, token % tiles.shape[1]] *= np.float32(LOUD)
+        tiles[token, (token + 1) % tiles.shape[1]] *= np.float32(0 if tiles.shape[1] > 2 else 2.0**-6)
+    pair = held(subject, latent), rope
+    cache.append(*pair)
+    recorded(subject, cache, pair, "with one loud tile and one silent")
+
+
+@check("MLA-04", "latent")
+def a_scale_is_any_number(subject: Subject) -> None:
+    """No power of two, unless the largest magnitude is one of 448's: what else is read from it is off by up to half."""
+    cache, (latent, rope) = packed(subject, 4)
+    cache.clear()
+    tiles = latent.reshape(4, -1, TILE)
+    tiles[:] = np.clip(tiles, -1, 1)
+    for token, most in enumerate((1.75, 1.0, 1.9375, 448.0)):
+        tiles[token, :, token] = most * (-1) ** token
+    pair = held(subject, latent), rope
+    cache.append(*pair)
+    recorded(subject, cache, pair, "whose scales are of any size")
+
+
+@check("MLA-04", "latent")
+def the_rope_part_is_rounded_and_never_scaled(subject: Subject) -> None:
+    cache, (latent, rope) = packed(subject, 4)
+    cache.clear()
+    ties = np.array([1 + 2.0**-8, 1 + 3 * 2.0**-8, -(1 + 2.0**-8), 1000.0, 2.0**-14, 0.0, -0.0, 3.140625], np.float32)
+    for loud in (1.0, float(LOUD)):
+        pair = held(subject, latent), held(subject, np.resize(ties, rope.shape) * loud)
+        cache.append(*pair)
+        recorded(subject, cache, pair, "whose rope parts lie between two numbers")
+        cache.clear()
+
+
+@check("MLA-04", "latent")
+def a_latent_of_zeros_reads_as_zeros(subject: Subject) -> None:
+    cache, (latent, rope) = packed(subject, 2)
+    cache.clear()
+    pair = np.zeros_like(latent), rope
+    cache.append(*pair)
+    recorded(subject, cache, pair, "of latents of zeros")
+
+
+@check("MLA-04", "latent")
+def what_a_record_cannot_hold_is_refused(subject: Subject) -> None:
+    for bad in (np.nan, np.inf, -np.inf):
+        cache, pair = packed(subject, 2)
+        for at in (0, cache.config["rank"] - 1):
+            latent, rope = given(subject, cache, 2)
+            latent[1, at] = bad
+            with raises("NonFinite"):
+                cache.append(latent, rope)
+            recorded(subject, cache, pair, f"after a latent of {bad} was refused")
+
+
+@check("MLA-04", "latent")
+def rows_that_are_not_packed_are_their_numbers(subject: Subject) -> None:
+    for name in formats_of(subject, "dtype", *PLAIN):
+        cache, pair = filled(subject, 3, dtype=name)
+        same(cache.records(), records_of(*pair, name).values, f"records of {name} rows")
+
+
+@check("MLA-04", "latent")
+def a_rank_that_is_no_multiple_of_128_cannot_be_packed(subject: Subject) -> None:
+    cache, _ = packed(subject, 1)
+    sizes, tried = dict(cache.config), 0
+    for rank in (TILE - 1, TILE + 1, TILE // 2):
+        if subject.limits.of("latent", "rank").allows(rank):
+            with raises("ConfigError"):
+                subject.new("latent", **sizes | {"rank": rank})
+            tried += 1
+    if not tried:
+        raise NotOffered(f"a rank that is no multiple of {TILE}, within its limits")
+
+
+@check("MLA-04", "latent")
+def a_record_is_as_long_as_its_sizes_say(subject: Subject) -> None:
+    for rank, rope_dim, length in ((512, 64, 656), (128, 8, 148)):
+        cache, _ = filled(subject, 2, dtype=PACKED, rank=rank, rope_dim=rope_dim)
+        sizes = cache.config["rank"], cache.config["rope_dim"]
+        want = length if sizes == (rank, rope_dim) else row_bytes(*sizes, PACKED)
+        equal(np.asarray(cache.records()).shape[1], want, f"bytes of a record of rank {sizes[0]} and rope_dim {sizes[1]}")
+
+
+@check("FMT-LEVEL-05", "latent")
+def what_is_packed_never_reads_back_infinite(subject: Subject) -> None:
+    cache, _ = packed(subject, 1)
+    latent, rope = tokens(subject, 1, 1, cache.config["rank"])[:, 0], tokens(subject, 1, 1, cache.config["rope_dim"])[:, 0]
+    latent = held(subject, np.full(latent.shape, NEAR[0] * largest(subject)))
+    latent[0, 0] = largest(subject)
+    with may_raise("NonFinite"):
+        cache.append(latent, rope)
+        true(np.isfinite(cache.read()).all(), f"rows of the largest {subject.dtype}", "finite values, or NonFinite", cache.read())
+
+
+@check("MLA-04", "latent")
+def records_read_back_alike_wherever_they_lie(subject: Subject) -> None:
+    """One token after others is packed as one that came alone."""
+    cache, (latent, rope) = packed(subject, 3)
+    together = np.asarray(cache.records())
+    for at in range(3):
+        cache.clear()
+        cache.append(latent[at : at + 1], rope[at : at + 1])
+        alone = np.asarray(cache.records())
+        same(alone, together[at : at + 1], f"the record of token {at} alone, against among others")
+        read(subject, cache.read(), row_as(latent[at : at + 1], rope[at : at + 1], PACKED), f"token {at} alone")

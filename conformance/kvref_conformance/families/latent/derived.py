@@ -1,0 +1,23 @@
+"""Operations of the latent cache made of others."""
+
+import numpy as np
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.conversation.derived import Derived
+from kvref_conformance.conversation.handle import Handle
+from kvref_conformance.oracle.formats import PACKED
+from kvref_conformance.oracle.latent import read_records
+from kvref_conformance.outcome import NotOffered
+
+
+def rows_of_records(cache: Handle) -> NDArray:
+    if cache.config["dtype"] != PACKED:
+        raise NotOffered("reading rows that have no records")
+    return read_records(np.asarray(cache.records()), cache.config["rank"])
+
+
+DERIVED = (
+    Derived("length", "MLA-05", ("read",), lambda cache: len(cache.read())),
+    Derived("read", "MLA-04", ("records",), rows_of_records),
+    Derived("clear", "EDIT-01", ("truncate",), lambda cache: cache.truncate(0)),
+)

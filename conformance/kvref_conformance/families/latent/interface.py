@@ -1,0 +1,41 @@
+"""The cache of one row a token that all heads share."""
+
+from typing import Annotated, Protocol
+
+from kvref.array import Array
+from kvref_conformance.interface import Attended
+
+Latents = Annotated[Array, "[n, rank]"]
+Ropes = Annotated[Array, "[n, rope_dim]"]
+Rows = Annotated[Array, "[length, rank + rope_dim]"]
+Records = Annotated[Array, "uint8 [length, bytes a row]"]
+Queries = Annotated[Array, "[num_queries, num_query_heads, nope_dim + rope_dim]"]
+UpKeys = Annotated[Array, "[num_query_heads, nope_dim, rank]"]
+UpValues = Annotated[Array, "[num_query_heads, value_dim, rank]"]
+
+# The errors that each operation may have to answer with; what `new` has to refuse is always a ConfigError.
+ERRORS: dict[str, str] = {
+    "append": "ShapeMismatch DtypeMismatch NonFinite CapacityExceeded",
+    "truncate": "PositionOutOfRange",
+    "attend": "ShapeMismatch DtypeMismatch",
+}
+
+
+class Latent(Protocol):
+    """dtype: float32, float16, bfloat16 or packed. records: the rows byte by byte."""
+
+    length: int
+    num_bytes: int
+
+    def append(self, latent: Latents, rope: Ropes) -> None: ...
+    def read(self) -> Rows: ...
+    def records(self) -> Records: ...
+    def truncate(self, length: int) -> None: ...
+    def clear(self) -> None: ...
+    def attend(self, query: Queries, up_keys: UpKeys, up_values: UpValues, scale: float, causal: bool) -> Attended: ...
+
+
+class Factory(Protocol):
+    """What makes one: it is given every size by name."""
+
+    def __call__(self, *, rank: int, rope_dim: int, max_tokens: int, dtype: str) -> Latent: ...

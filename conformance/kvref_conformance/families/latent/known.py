@@ -1,0 +1,81 @@
+"""Heads with matrices of their own, and what must come of attending with them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.checking.attending import normal
+from kvref_conformance.checking.expect import within
+from kvref_conformance.checking.setup import held
+from kvref_conformance.conversation.handle import Handle
+from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.oracle.attention import rounding
+from kvref_conformance.oracle.latent import attention
+
+SPREAD = 2.5  # of scores: no token outweighs all others
+
+
+@dataclass(frozen=True)
+class Heads:
+    """up_keys: float32 [heads, nope, rank]. up_values: float32 [heads, value_dim, rank]."""
+
+    up_keys: NDArray
+    up_values: NDArray
+    rope_dim: int
+
+    @property
+    def width(self) -> int:
+        """Of a query."""
+        return int(self.up_keys.shape[1]) + self.rope_dim
+
+    @property
+    def scale(self) -> float:
+        return SPREAD / self.width
+
+    def query(self, subject: Subject, count: int) -> NDArray:
+        """float32 [count, heads, nope + rope]."""
+        return normal(subject, count, len(self.up_keys), self.width)
+
+
+def heads_of(subject: Subject, rank: int, rope_dim: int, count: int = 3, nope: int = 5, value: int = 7) -> Heads:
+    """As many as are wanted and of these sizes, or of the nearest within the limits.
+
+    Each number is mixed of a few of the latent's, and each of the latent's is in some number: sums of few products leave a bound
+    that is narrow.
+    """
+    count = subject.size("group_size", count)
+    nope, value = subject.size("nope_dim", nope), subject.size("value_dim", value)
+    return Heads(_mixing(subject, count, nope, rank), _mixing(subject, count, value, rank), rope_dim)
+
+
+def of_cache(subject: Subject, cache: Handle, **wanted: int) -> Heads:
+    """For the rows of a cache."""
+    return heads_of(subject, cache.config["rank"], cache.config["rope_dim"], **wanted)
+
+
+def _mixing(subject: Subject, heads: int, numbers: int, rank: int) -> NDArray:
+    """float32 [heads, numbers, rank]."""
+    mixed, at = np.zeros((heads, numbers, rank), np.float32), np.arange(max(numbers, rank))
+    for head in range(heads):
+        numbers_of_both_signs = subject.rng.uniform(0.5, 1.5, len(at)) * subject.rng.choice((-1, 1), len(at))
+        mixed[head, at % numbers, subject.rng.permutation(rank)[at % rank]] = numbers_of_both_signs
+    return held(subject, mixed)
+
+
+def exact(subject: Subject, query: NDArray, rows: Any, heads: Heads, **options: Any) -> tuple[NDArray, NDArray]:
+    """The output and its bound, with one rounding more where it is answered in a narrower dtype."""
+    want, bound = attention(query, np.asarray(rows), heads.up_keys, heads.up_values, **options)
+    return want, bound + rounding(want, bound, subject.dtype)
+
+
+def attends(
+    subject: Subject, cache: Handle, query: NDArray, heads: Heads, what: str, scale: float | None = None, causal: bool = False
+) -> NDArray:
+    """What a cache's attention gives. Raises Broken unless that is right for the rows that it reads."""
+    scale = heads.scale if scale is None else scale
+    want, bound = exact(subject, query, cache.read(), heads, scale=scale, causal=causal)
+    got: NDArray = cache.attend(query, heads.up_keys, heads.up_values, scale, causal)
+    within(got, want, bound, what)
+    return got

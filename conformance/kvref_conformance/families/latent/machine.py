@@ -1,0 +1,92 @@
+"""Any sequence of calls of the family `latent`."""
+
+import numpy as np
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, precondition, rule
+
+from kvref_conformance.families.latent.model import Latent
+from kvref_conformance.oracle.formats import PACKED
+from kvref_conformance.searching.machine import BACK, COUNT, Machine
+from kvref_conformance.searching.rows import HUGE, kinds
+
+SIZE = st.integers(1, 3)
+DTYPES = (PACKED, "float32", PACKED, "bfloat16", "float16")
+
+
+class LatentMachine(Machine):
+    family = "latent"
+
+    @initialize(
+        rank=SIZE, tiles=st.sampled_from((2, 1, 2)), rope_dim=SIZE, most=st.sampled_from((3, 5, 8, 1)),
+        dtype=st.sampled_from(DTYPES),
+    )  # fmt: skip
+    def new(self, rank: int, tiles: int, rope_dim: int, most: int, dtype: str) -> None:
+        self.make(rank=128 * tiles if dtype == PACKED else rank, rope_dim=rope_dim, max_tokens=most, dtype=dtype)
+
+    @property
+    def model(self) -> Latent:
+        model = self.witness.models[self.objects[0]]
+        assert isinstance(model, Latent)
+        return model
+
+    @precondition(lambda self: self.objects)
+    @rule(count=COUNT, kind=kinds(), rotated=kinds(), loud=st.sampled_from((2.0**9, 1.0)))
+    def append(self, count: int, kind: str, rotated: str, loud: float) -> None:
+        latent, rope = self._rows(count, self.model.rank, kind), self._rows(count, self.model.rope_dim, rotated)
+        if kind not in HUGE:
+            latent[:, : self.model.rank // 2] *= np.float32(loud)  # half of its tiles, where there are two
+        self.call("append", self.objects[0], latent=self.source.held(latent), rope=rope)
+
+    def _rows(self, count: int, width: int, kind: str) -> np.ndarray:
+        return self.source.rows((count, width), kind)
+
+    @precondition(lambda self: self.objects)
+    @rule(wrong=st.integers(0, 4), side=st.integers(0, 2))
+    def append_wrongly(self, wrong: int, side: int) -> None:
+        good = [self._rows(2, width, "counting") for width in (self.model.rank, self.model.rope_dim)]
+        bad = [
+            (part.astype(np.float64), part[:, 1:], part[0], part[None], self._rows(3, part.shape[1], "counting"))[wrong]
+            for part in good
+        ]
+        latent, rope = ((bad[0], bad[1]), (good[0], bad[1]), (bad[0], good[1]))[side]
+        self.call("append", self.objects[0], latent=latent, rope=rope)
+
+    @precondition(lambda self: self.objects)
+    @rule(queries=st.integers(1, 4), heads=SIZE, nope=SIZE, value=SIZE, causal=st.booleans(), kind=kinds(everything=False))
+    def attend(self, queries: int, heads: int, nope: int, value: int, causal: bool, kind: str) -> None:
+        heads, nope = self.subject.size("group_size", heads), self.subject.size("nope_dim", nope)
+        value, rank = self.subject.size("value_dim", value), self.model.rank
+        query = self._rows(queries * heads, nope + self.model.rope_dim, kind).reshape(queries, heads, -1)
+        up_keys, up_values = (self.source.rows((heads, each, rank), "uneven") for each in (nope, value))
+        self.call("attend", self.objects[0], query=query, up_keys=up_keys, up_values=up_values, scale=0.5, causal=causal)
+
+    @precondition(lambda self: self.objects)
+    @rule(heads=SIZE, less=st.integers(0, 3))
+    def attend_wrongly(self, heads: int, less: int) -> None:
+        """With a number too few somewhere."""
+        heads, rank = self.subject.size("group_size", heads), self.model.rank
+        width, value = self.subject.size("nope_dim", 3), self.subject.size("value_dim", 2)
+        query = self.source.rows((1, heads, width + self.model.rope_dim - (less == 0)), "counting")
+        up_keys = self.source.rows((heads, width, rank + (less == 1)), "counting")
+        up_values = self.source.rows((heads + (less == 2), value, rank), "counting")
+        self.ask(
+            "attend", self.objects[0], query=query.astype(np.float64) if less == 3 else query, up_keys=up_keys,
+            up_values=up_values, scale=0.5, causal=False,
+        )  # fmt: skip
+
+    @precondition(lambda self: self.objects)
+    @rule()
+    def records(self) -> None:
+        self.ask("records", self.objects[0])
+
+    @precondition(lambda self: self.objects)
+    @rule(back=BACK, count=COUNT, kind=kinds())
+    def truncate(self, back: int, count: int, kind: str) -> None:
+        self.call("truncate", self.objects[0], length=len(self.model.tokens) - back)
+        self.append(count, kind, kind, 1.0)
+
+    @precondition(lambda self: self.objects)
+    @rule(count=COUNT, kind=kinds())
+    def clear(self, count: int, kind: str) -> None:
+        self.call("clear", self.objects[0])
+        self.append(count, kind, kind, 1.0)

@@ -1,0 +1,136 @@
+"""The latent cache as a list of rows, each remembering what it was stored as."""
+
+from typing import Any, ClassVar
+
+import numpy as np
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.oracle.attention import U
+from kvref_conformance.oracle.expected import (
+    Arrays,
+    Expected,
+    TakenOrRefused,
+    Unjudged,
+    Value,
+    Wrong,
+    finite,
+    float32,
+    not_finite,
+    not_in_range,
+    refuse,
+    tokens_of,
+    wrong_arrays,
+    wrong_dtype,
+)  # fmt: skip
+from kvref_conformance.oracle.formats import PACKED
+from kvref_conformance.oracle.latent import attention, records_of, row_as, row_bytes
+from kvref_conformance.oracle.model import Look, Model
+from kvref_conformance.oracle.rows import Reads
+
+
+class Latent(Model):
+    family = "latent"
+    blamed: ClassVar = {
+        ("clear", "length"): "MLA-05", ("clear", "read"): "LAW-05", ("truncate", "length"): "EDIT-01",
+        ("truncate", "read"): "EDIT-01", "length": "MLA-05", "num_bytes": "MLA-03", "records": "MLA-04",
+    }  # fmt: skip
+
+    def __init__(self, *, rank: int, rope_dim: int, max_tokens: int, dtype: str) -> None:
+        super().__init__()
+        self.rank, self.rope_dim, self.room, self.dtype = rank, rope_dim, max_tokens, dtype
+        self.tokens: list[tuple[NDArray, NDArray]] = []  # latents and rope parts as they came
+        self.unknown = False  # something not finite was taken: what bytes it has is no clause's business
+
+    def looks(self) -> list[Look]:
+        return [("length", {}), ("num_bytes", {}), ("read", {}), ("records", {})]
+
+    def length(self) -> Expected:
+        return Value(self.blame("length"), value=len(self.tokens))
+
+    def num_bytes(self) -> Expected:
+        return Value(self.blame("num_bytes"), value=len(self.tokens) * row_bytes(self.rank, self.rope_dim, self.dtype))
+
+    def append(self, latent: Any, rope: Any) -> Expected:
+        given = (latent, (None, self.rank)), (rope, (None, self.rope_dim))
+        total = len(self.tokens) + tokens_of(*given)
+        wrong = wrong_arrays(*given) + ([("CapacityExceeded", "MLA-05")] if total > self.room else [])
+        if wrong:
+            return self.refuse(wrong + self._unstorable(given))
+        rows = list(zip(float32(latent), float32(rope), strict=True))
+
+        def change(ok: Any) -> None:
+            self.tokens += rows
+
+        def taken(ok: Any) -> None:
+            self.unknown = True
+            change(ok)
+
+        if self._unstorable(given):
+            return TakenOrRefused("MLA-05", self.did("append", taken), refused=lambda: self.did("refused")(None))
+        return Expected("MLA-05", self.did("append", change))
+
+    def _unstorable(self, given: Any) -> Wrong:
+        """Whether numbers are not finite, or would not be once they are read back from a record."""
+        arrays = [float32(array) for array, _ in given]
+        if not finite(*arrays) or self.dtype != PACKED or [each.ndim for each in arrays] != [2, 2]:
+            return not_finite(*arrays)
+        latent, rope = arrays
+        if latent.shape[1] != self.rank or len(latent) != len(rope):
+            return []
+        with np.errstate(over="ignore"):
+            return not_finite(row_as(latent, rope, PACKED).values[:, : self.rank])
+
+    def _rows(self) -> tuple[NDArray, NDArray]:
+        latent, rope = (np.array([token[which] for token in self.tokens], np.float32) for which in (0, 1))
+        return latent.reshape(-1, self.rank), rope.reshape(-1, self.rope_dim)
+
+    def read(self) -> Expected:
+        if self.unknown and self.dtype == PACKED:
+            return Unjudged("LAW-14")
+        return Arrays(self.blame("read"), parts=(row_as(*self._rows(), self.dtype),))
+
+    def records(self) -> Expected:
+        if self.unknown:
+            return Unjudged("LAW-14")
+        return Arrays(self.blame("records"), parts=(records_of(*self._rows(), self.dtype),))
+
+    def truncate(self, length: Any) -> Expected:
+        if wrong := not_in_range(length, len(self.tokens) + 1, "PositionOutOfRange", "EDIT-02"):
+            return self.refuse(wrong)
+
+        def change(ok: Any) -> None:
+            self.tokens = self.tokens[:length]
+
+        return Expected("EDIT-02" if length == len(self.tokens) else "EDIT-01", self.did("truncate", change))
+
+    def clear(self) -> Expected:
+        def change(ok: Any) -> None:
+            self.tokens, self.unknown = [], False
+
+        return Expected("MLA-05", self.did("clear", change))
+
+    def attend(self, query: Any, up_keys: Any, up_values: Any, scale: float, causal: bool) -> Expected:
+        given = [float32(each) for each in (query, up_keys, up_values)]
+        if wrong := self._misfits(*map(np.shape, given)) + wrong_dtype(query) + wrong_dtype(up_keys) + wrong_dtype(up_values):
+            return refuse(wrong + not_finite(*given), lambda: None)
+        if self.unknown:
+            return Unjudged("MLA-02")
+        rows = row_as(*self._rows(), self.dtype)
+        query, up_keys, up_values = given
+        if rows.slack.any() or not finite(*given, rows.values) or _overflows(query, up_keys, up_values, rows.values, scale):
+            return Unjudged("MLA-02")  # what the rows read as is not known to the bit, or no bound holds
+        out, bound = attention(query, rows.values, up_keys, up_values, scale=scale, causal=causal)
+        return Arrays("MLA-02", parts=(Reads(out.astype(np.float32), bound + U * np.abs(out)),), always_slack=True)
+
+    def _misfits(self, query: tuple[int, ...], up_keys: tuple[int, ...], up_values: tuple[int, ...]) -> Wrong:
+        fits = len(query) == len(up_keys) == len(up_values) == 3 and up_keys[2] == up_values[2] == self.rank
+        fits = fits and query[1:] == (up_keys[0], up_keys[1] + self.rope_dim) and up_values[0] == up_keys[0]
+        return [] if fits and 0 not in (*up_keys, *up_values) else [("ShapeMismatch", "LAW-10")]
+
+
+def _overflows(query: NDArray, up_keys: NDArray, up_values: NDArray, rows: NDArray, scale: float) -> bool:
+    """Whether any order of the products may leave float32 on its way."""
+    q, a, b, c = (float(np.abs(each).max(initial=0)) for each in (query, up_keys, up_values, rows))
+    nope, rank = up_keys.shape[1:]
+    sums = rank * a * c, nope * q * a, rank * b * c, max(1.0, abs(scale)) * (nope * rank * q * a * c + query.shape[2] * q * c)
+    return bool(max(sums) > 1e38)

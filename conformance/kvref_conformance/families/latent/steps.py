@@ -1,0 +1,15 @@
+"""Each operation once."""
+
+from kvref_conformance.checking.steps import Sizes, Steps, of, owned, rows
+
+
+def steps(sizes: Sizes) -> Steps:
+    rank, rope_dim = sizes.made.get("rank", 6), sizes.made.get("rope_dim", 4)
+    up, query = rows(sizes.heads, sizes.dim, rank), rows(1, sizes.heads, sizes.dim + rope_dim)
+    return {
+        **owned("latent", {
+            "append": of(latent=rows(2, rank), rope=rows(2, rope_dim)), "length": of(), "num_bytes": of(), "read": of(),
+            "attend": of(query=query, up_keys=up, up_values=up, scale=1.0, causal=True), "truncate": of(length=1),
+            "records": of(), "clear": of(),
+        }),
+    }  # fmt: skip

@@ -1,0 +1,90 @@
+"""What the laws know of the latent cache: its keys are the latents and its values the rope parts, a head of each."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.checking.counts import MANY, NEGATIVE, Counter
+from kvref_conformance.checking.setup import other, tokens
+from kvref_conformance.checking.streams import Bad, Stream
+from kvref_conformance.families.latent.known import heads_of
+from kvref_conformance.oracle.latent import row_as, row_bytes
+from kvref_conformance.oracle.rows import Reads
+
+
+class LatentStream(Stream):
+    family = "latent"
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        return self.config["rank"], self.config["rope_dim"]
+
+    def tokens(self, count: int) -> tuple[NDArray, NDArray]:
+        rank, rope_dim = self.widths
+        return tokens(self.subject, count, 1, rank), tokens(self.subject, count, 1, rope_dim)
+
+    def laid_out(self, tokens: NDArray) -> NDArray:
+        return tokens[:, 0, :]
+
+    def length(self) -> int:
+        return int(self.cache.length)
+
+    def read(self) -> tuple[NDArray, NDArray]:
+        return self._parted(np.asarray(self.cache.read())[:, None, :])
+
+    def read_as_is(self) -> Any:
+        return self._parted(self.cache.as_is("read"))
+
+    def expected(self, keys: NDArray, values: NDArray) -> tuple[Reads, Reads]:
+        row = row_as(keys[:, 0], values[:, 0], self.config["dtype"])
+        parts = [self._parted(part[:, None, :]) for part in row]
+        return Reads(parts[0][0], parts[1][0]), Reads(parts[0][1], parts[1][1])
+
+    def _parted(self, rows: Any) -> tuple[Any, Any]:
+        """Latents and rope parts of rows."""
+        rank = self.config["rank"]
+        return rows[..., :rank], rows[..., rank:]
+
+    def numbers(self) -> Iterable[tuple[str, Any]]:
+        yield from self.attributes("num_bytes")
+
+    def wrong_shapes(self) -> list[tuple[NDArray, NDArray]]:
+        count = self.subject.size("tokens", 2)
+        latent, rope = (self.laid_out(part) for part in self.tokens(count))
+        longer = [self.laid_out(part) for part in self.tokens(count + 1)]
+        bad = [(self._of(latent, latent.shape[1] + more), rope) for more in (1, -1) if latent.shape[1] + more]
+        bad += [(latent, self._of(rope, rope.shape[1] + more)) for more in (1, -1) if rope.shape[1] + more]
+        if self.subject.size("tokens", count + 1) > count:
+            bad += [(latent, longer[1]), (longer[0], rope)]
+        return [*bad, (latent.reshape(-1), rope.reshape(-1)), (latent[None], rope[None]), (latent, rope[:, None, :])]
+
+    def _of(self, rows: NDArray, width: int) -> NDArray:
+        return tokens(self.subject, len(rows), 1, width)[:, 0, :]
+
+    def out_of_range(self) -> list[Bad]:
+        return [("PositionOutOfRange", "truncate", (length,)) for length in (-1, len(self) + 1)]
+
+    def other_ways_in(self) -> dict[str, list[tuple[Any, ...]]]:
+        heads = heads_of(self.subject, *self.widths, count=2)
+        query, keys, values = heads.query(self.subject, 1), heads.up_keys, heads.up_values
+        more = np.concatenate([keys, keys[:1]]), np.concatenate([values, values[:1]])
+        wrong = [
+            (query[..., 1:], keys, values), (query[0], keys, values), (query, more[0], values), (query, keys, more[1]),
+            (query, *more), (query, keys[..., 1:], values), (query, keys, values[..., 1:]), (query, keys[0], values),
+        ]  # fmt: skip
+        return {"attend": [(*each, 1.0, False) for each in wrong]}
+
+    def wrong_use(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
+        latent, rope = (self.laid_out(part) for part in self.tokens(5))
+        yield from (("append", (latent, rope)) for _ in range(5))
+        yield from (("truncate", (length,)) for length in (*NEGATIVE, MANY, self.room(), 1))
+        yield from (("clear", ()), ("clear", ()), ("append", (latent, rope[: other(5)])), ("truncate", (1,)))
+
+    def room(self) -> int:
+        return int(self.config["max_tokens"])
+
+    def counters(self, appended: int) -> Iterator[Counter]:
+        yield "length", self.cache.length, appended
+        yield "num_bytes", self.cache.num_bytes, appended * row_bytes(*self.widths, self.config["dtype"])

@@ -1,0 +1,99 @@
+"""Latent rows by their definition: attention in float64, how far float32 may lie from it, and packed records byte by byte."""
+
+import math
+
+import numpy as np
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.oracle import elements
+from kvref_conformance.oracle.attention import EXP_ERROR, U
+from kvref_conformance.oracle.formats import PACKED
+from kvref_conformance.oracle.rows import Reads, admissible_too, read_as, store
+
+TILE = 128  # numbers of a latent that share a scale
+TINY = 2.0**-126  # by how much a product that underflows is off, at most
+ITEM = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+def attention(
+    query: NDArray, rows: NDArray, up_keys: NDArray, up_values: NDArray, *, scale: float, causal: bool = False
+) -> tuple[NDArray, NDArray]:
+    """The output and its bound, float64 [nq, heads, value_dim]: query [nq, heads, nope + rope], rows [n, rank + rope].
+
+    The bound holds whether a head's matrices meet the query and the weighted latents or every row: the same products of three
+    are added up, and each carries a rounding for every number that is added to it on its way, nope + rank + rope + 1 in a score,
+    2n + 3 + rank in an output. Over one token the weight is 1, whatever its score.
+    """
+    query, rows, up_keys, up_values = (np.asarray(each, dtype=np.float64) for each in (query, rows, up_keys, up_values))
+    num_queries, (heads, nope, rank) = len(query), up_keys.shape
+    out = np.zeros((num_queries, heads, up_values.shape[1]))
+    bound = np.zeros_like(out)
+    latent, rope, large = rows[:, :rank], rows[:, rank:], np.abs(rows)
+    sums = large[:, :rank].sum(axis=1)
+    for head in range(heads):
+        a, b = up_keys[head], up_values[head]
+        large_a, large_b = np.abs(a), np.abs(b)
+        made = large[:, :rank] @ large_b.T  # magnitudes of what each token's value is a sum of
+        for i in range(num_queries):
+            seen = len(rows) - num_queries + 1 + i if causal else len(rows)
+            if seen <= 0:
+                continue
+            q, q_rope = query[i, head, :nope], query[i, head, nope:]
+            score = scale * (latent[:seen] @ (q @ a) + rope[:seen] @ q_rope)
+            products = large[:seen] @ np.concatenate([np.abs(q) @ large_a, np.abs(q_rope)])
+            carried = nope * sums[:seen] + rank * np.abs(q).sum() + nope + rows.shape[1]
+            score_error = abs(scale) * (_gamma(nope + rows.shape[1] + 1) * products + TINY * carried)
+            log_error = score_error.max() + 2 * U * (np.abs(score) + score_error).max() + EXP_ERROR / (1 - EXP_ERROR)
+            weight = np.exp(score - score.max())
+            weight /= weight.sum()
+            doubt = math.exp(min(2 * log_error, 500)) if seen > 1 else 1.0
+            relative = doubt * (1 + _gamma(2 * seen + 3 + rank)) - 1
+            tiny = 2 * seen * made[:seen].max(axis=0) + seen * large_b.sum(axis=1) + rank + seen
+            out[i, head] = b @ (weight @ latent[:seen])
+            bound[i, head] = relative * (weight @ made[:seen]) + TINY * tiny
+    return out, bound
+
+
+def _gamma(roundings: int) -> float:
+    return roundings * U / (1 - roundings * U)
+
+
+def row_bytes(rank: int, rope_dim: int, dtype: str) -> int:
+    """What one row takes."""
+    if dtype == PACKED:
+        return rank + 4 * (rank // TILE) + 2 * rope_dim
+    return ITEM[dtype] * (rank + rope_dim)
+
+
+def row_as(latent: NDArray, rope: NDArray, dtype: str) -> Reads:
+    """What rows [n, rank + rope_dim] read as."""
+    if dtype != PACKED:
+        return read_as(np.concatenate([latent, rope], axis=1), dtype)
+    tiles = read_as(latent.reshape(-1, TILE), "float8_e4m3fn")
+    parts = Reads(*(part.reshape(latent.shape) for part in tiles)), read_as(rope, "bfloat16")
+    return Reads(*(np.concatenate(each, axis=1) for each in zip(*parts, strict=True)))
+
+
+def records_of(latent: NDArray, rope: NDArray, dtype: str = PACKED) -> Reads:
+    """Rows byte by byte, uint8 [n, bytes], and how far each byte may be off at level tolerant: a scale's may be any."""
+    if dtype != PACKED:
+        row = np.concatenate([latent, rope], axis=1)
+        held = row.astype("<f4") if dtype == "float32" else elements.encode(row, dtype).astype("<u2")
+        plain = held.view(np.uint8).reshape(len(row), row_bytes(latent.shape[1], rope.shape[1], dtype))
+        return Reads(plain, np.zeros(plain.shape))
+    tiles = latent.reshape(-1, TILE)
+    stored = store(tiles, "float8_e4m3fn")
+    scales = stored.scale.astype("<f4").reshape(len(latent), latent.shape[1] // TILE).view(np.uint8)
+    rotated = elements.encode(rope, "bfloat16").astype("<u2").view(np.uint8)
+    codes = stored.codes.astype(np.uint8).reshape(latent.shape)
+    near = admissible_too(tiles, "float8_e4m3fn").reshape(latent.shape)
+    slack = near, np.full(scales.shape, 255), np.zeros(rotated.shape)
+    return Reads(np.concatenate([codes, scales, rotated], axis=1), np.concatenate(slack, axis=1).astype(np.float64))
+
+
+def read_records(records: NDArray, rank: int) -> NDArray:
+    """float32 [n, rank + rope_dim]: what records say."""
+    records, end = np.asarray(records, np.uint8), rank + 4 * (rank // TILE)
+    scales = records[:, rank:end].copy().view("<f4").repeat(TILE, axis=1)
+    rope = elements.decoded("bfloat16")[records[:, end:].copy().view("<u2")]
+    return np.concatenate([elements.decoded("float8_e4m3fn")[records[:, :rank]] * scales, rope], axis=1)

@@ -1,0 +1,20 @@
+"""Scores are scaled as if a head's key were as long as a row, which it is made of: right only where both are as long."""
+
+from typing import Any
+
+import kvref
+from kvref_zoo.right import Right
+
+
+class Cache(kvref.LatentCache):
+    def attend(self, query: Any, up_keys: Any, up_values: Any, scale: Any = None, causal: bool = False) -> Any:
+        row = self.config.rank + self.config.rope_dim
+        return super().attend(query, up_keys, up_values, scale * (query.shape[-1] / row) ** 0.5, causal)
+
+
+class Implementation(Right):
+    clause = "MLA-02"
+    also = ("MLA-01",)
+
+    def latent(self, **config: Any) -> Cache:
+        return Cache(kvref.LatentConfig(**config))

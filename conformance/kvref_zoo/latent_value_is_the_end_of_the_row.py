@@ -1,0 +1,26 @@
+"""The value is the last rank numbers of the row: the rope part is in it, and the beginning of the latent is not."""
+
+from typing import Any
+
+import numpy as np
+
+import kvref
+from kvref_zoo.right import Right
+
+
+class Cache(kvref.LatentCache):
+    def attend(self, query: Any, up_keys: Any, up_values: Any, scale: Any = None, causal: bool = False) -> Any:
+        rank, rows = self.config.rank, self.read()
+        absorbed = np.einsum("qhn,hnr->qhr", query[..., : -self.config.rope_dim], up_keys)
+        whole = np.concatenate([absorbed, query[..., -self.config.rope_dim :]], axis=2)
+        latents = kvref.attention(whole, rows[:, None, :], rows[:, None, -rank:], scale=scale, causal=causal)
+        return np.einsum("qhr,hvr->qhv", latents, up_values)
+
+
+class Implementation(Right):
+    clause = "MLA-01"
+    also = ("MLA-02", "LAW-10")
+    bug = "sgl-project/sglang#38666"
+
+    def latent(self, **config: Any) -> Cache:
+        return Cache(kvref.LatentConfig(**config))
