@@ -1,8 +1,8 @@
 """kvref: the executable specification of LLM KV caches.
 
-Read it from the formats up: `kvref.formats` (how a row is stored), `kvref.backend` (the kernels), the six caches
-(`contiguous`, `paged`, `prefix`, `quantized`, `tiered`, `pooled`), `attention` and `rotary`. The clauses they carry out are in
-`kvref/spec`.
+Read it from the formats up: `kvref.formats` (how a row is stored), `kvref.backend` (the kernels), the seven caches
+(`contiguous`, `paged`, `prefix`, `grouped`, `quantized`, `tiered`, `pooled`), `attention` and `rotary`. The clauses they carry
+out are in `kvref/spec`.
 """
 
 from kvref.attention import Sight, attention
@@ -11,6 +11,7 @@ from kvref.blocks import BlockPool, BlockTables
 from kvref.buffers import Buffer, BufferPool
 from kvref.contiguous import ContiguousCache, ContiguousConfig
 from kvref.formats import FORMATS, Format, Quantized, get_format
+from kvref.grouped import GroupedCache, GroupedConfig
 from kvref.paged import PagedCache, PagedConfig
 from kvref.pooled import PooledBlock, PooledCache, PooledConfig
 from kvref.prefix import PrefixCache
@@ -30,6 +31,8 @@ __all__ = [
     "ContiguousCache",
     "ContiguousConfig",
     "Format",
+    "GroupedCache",
+    "GroupedConfig",
     "PagedCache",
     "PagedConfig",
     "PooledBlock",
