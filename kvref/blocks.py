@@ -200,9 +200,9 @@ class BlockTables:
         return part[held]
 
     def release(self, table: int, counts: int | NDArray[np.int64]) -> NDArray[np.int32]:
-        """Leave those entries in their place without a block: the blocks that they held."""
+        """Leave those entries in their place without a block: the blocks that they held, the last entry's first."""
         part, held = self._before(table, counts)
-        blocks = part[held]
+        blocks = part[::-1][held[::-1]]
         part[held] = NO_BLOCK
         self.released[table] = np.maximum(self.released[table], counts)
         return blocks

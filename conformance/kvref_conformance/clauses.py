@@ -14,7 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 
 CHAPTERS = (
-    "laws", "formats", "contiguous", "blocks", "paged", "sharing", "prefixes", "quantized", "tiered", "edits", "buffers",
+    "laws", "formats", "contiguous", "blocks", "paged", "sharing", "prefixes", "groups", "quantized", "tiered", "edits", "buffers",
     "pooled", "attention", "kernels", "engines",
 )  # fmt: skip
 

@@ -63,6 +63,9 @@ class OnBackend:
     def prefix(self, **config: Any) -> kvref.PrefixCache:
         return kvref.PrefixCache(kvref.PagedConfig(**config), self.backend)
 
+    def grouped(self, **config: Any) -> kvref.GroupedCache:
+        return kvref.GroupedCache(kvref.GroupedConfig(**config), self.backend)
+
     def quantized(self, **config: Any) -> kvref.QuantizedCache:
         return kvref.QuantizedCache(kvref.QuantizedConfig(**config), self.backend)
 
