@@ -14,8 +14,8 @@ from importlib.resources import files
 from pathlib import Path
 
 CHAPTERS = (
-    "laws", "formats", "contiguous", "blocks", "paged", "sharing", "prefixes", "groups", "quantized", "tiered", "edits", "buffers",
-    "pooled", "attention", "kernels", "engines",
+    "laws", "formats", "contiguous", "blocks", "paged", "sharing", "prefixes", "groups", "quantized", "tiered", "edits",
+    "buffers", "pooled", "attention", "kernels", "engines",
 )  # fmt: skip
 
 _CHAPTER = re.compile(r"# (?P<title>.+) \((?P<code>[A-Z]+)\)")

@@ -67,7 +67,10 @@ class GroupedStream(Stream):
             calls += [("LayerOutOfRange", "block_table", (sequence, layer)), ("LayerOutOfRange", "read", (sequence, layer, [0]))]
         calls += [("PositionOutOfRange", "read", (sequence, self.layer, [0, position])) for position in (-1, length)]
         calls += [("PositionOutOfRange", "truncate", (sequence, wrong)) for wrong in (-1, length + 1)]
-        calls += [("PositionOutOfRange", "commit", (sequence, [1] * (length + 1))), ("TokenOutOfRange", "commit", (sequence, [-1]))]
+        calls += [
+            ("PositionOutOfRange", "commit", (sequence, [1] * (length + 1))),
+            ("TokenOutOfRange", "commit", (sequence, [-1])),
+        ]
         calls += [("SequenceNotFound", "commit", (wrong, [])) for wrong in (-1, sequence + 10**6)]
         calls += [("SequenceNotFound", "length", (-1,)), ("InUse", "reset", ())]
         return calls + [("TokenOutOfRange", name, ([1, -1],)) for name in ("begin", "match")]
