@@ -16,7 +16,7 @@ FAMILY = Family(
     speaks_for=(
         *OF_CACHES,
         *(f"GROUP-{n:02}" for n in range(1, 8)),
-        *("PAGED-01", "PAGED-07", "PREFIX-02", "PREFIX-05", "PREFIX-07", "PREFIX-11", "PREFIX-14", "PREFIX-15"),
+        *("PAGED-01", "PAGED-07", "PREFIX-02", "PREFIX-11", "PREFIX-14", "PREFIX-15"),
         *("SHARE-03", "EDIT-01", "EDIT-02"),
     ),
     gives={"create": "sequence", "fork": "sequence", "begin": "sequence"},
