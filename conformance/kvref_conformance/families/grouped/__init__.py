@@ -22,6 +22,6 @@ FAMILY = Family(
     gives={"create": "sequence", "fork": "sequence", "begin": "sequence"},
     formats={"dtype": PLAIN},
     may_be_zero=("num_blocks",),
-    fits=lambda config: config["num_layers"] % config["num_groups"] == 0,
+    multiples={"num_layers": "num_groups"},
     appending={"step": ("keys", "values")},
 )

@@ -5,7 +5,7 @@ from kvref_conformance.checking.expect import equal, raises, true
 from kvref_conformance.checking.registry import check
 from kvref_conformance.checking.setup import blocks_of
 from kvref_conformance.conversation.subject import Subject
-from kvref_conformance.families.grouped.grown import Grown
+from kvref_conformance.families.grouped.grown import Grown, groups_of
 from kvref_conformance.families.prefix.served import prompt
 from kvref_conformance.outcome import NotOffered
 
@@ -114,8 +114,8 @@ def a_step_of_no_tokens_changes_nothing(subject: Subject) -> None:
 def a_step_takes_blocks_for_all_groups_or_none(subject: Subject) -> None:
     """In pools in which a step ends one block short, two short, and so on: whatever the groups' order is."""
     size, tried = subject.size("block_size", 3), 0
-    for missing in range(1, subject.size("num_groups", 2) + 1):
-        groups = subject.size("num_groups", 2)
+    for missing in range(1, groups_of(subject) + 1):
+        groups = groups_of(subject)
         grown = Grown(subject, num_blocks=3 * groups - missing)
         grown_to = min(grown.total // grown.groups * size, 2 * size)
         if grown.total != 3 * groups - missing or grown_to < size:
@@ -141,7 +141,7 @@ def a_step_takes_blocks_for_all_groups_or_none(subject: Subject) -> None:
 @check("GROUP-03", "grouped")
 def what_a_step_gives_back_is_room_for_it(subject: Subject) -> None:
     """In any small pool: a step is refused where there is no room for it, and nowhere else."""
-    size, groups, window = subject.size("block_size", 3), subject.size("num_groups", 2), subject.size("window", 7)
+    size, groups, window = subject.size("block_size", 3), groups_of(subject), subject.size("window", 7)
     for spare in range(groups + 1):
         grown = Grown(subject, num_blocks=groups * (window // size + 2) + spare)
         sequence = grown.create(prompt(reach(subject, 2 * grown.total)))

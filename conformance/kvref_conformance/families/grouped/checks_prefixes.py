@@ -5,7 +5,7 @@ from kvref_conformance.checking.registry import check
 from kvref_conformance.checking.setup import blocks_of
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families.grouped.checks import reach
-from kvref_conformance.families.grouped.grown import Grown
+from kvref_conformance.families.grouped.grown import Grown, groups_of
 from kvref_conformance.families.prefix.served import declared_order, prompt
 from kvref_conformance.outcome import NotOffered
 
@@ -57,7 +57,7 @@ def a_window_needs_no_block_that_it_does_not_see(subject: Subject) -> None:
     declared_order(subject)
     subject.need(sequences=2)
     length, tokens = reach(subject, 6), prompt(reach(subject, 6))
-    size, groups, window = subject.size("block_size", 3), subject.size("num_groups", 2), subject.size("window", 7)
+    size, groups, window = subject.size("block_size", 3), groups_of(subject), subject.size("window", 7)
     full, seen = -(-length // size), -(-window // size) + 2
     grown = Grown(subject, num_blocks=full + (groups - 1) * seen)  # as few as it takes to step through the prompt
     if groups == 1 or grown.total < full + (groups - 1) * seen:
@@ -171,7 +171,7 @@ def what_no_one_holds_is_free_and_found(subject: Subject) -> None:
 @check("GROUP-06", "grouped")
 def what_was_given_back_longest_ago_is_taken_first(subject: Subject) -> None:
     declared_order(subject)
-    size, groups = subject.size("block_size", 3), subject.size("num_groups", 2)
+    size, groups = subject.size("block_size", 3), groups_of(subject)
     if subject.size("window", 7) < size:
         raise NotOffered("a window of a block")
     grown = Grown(subject, num_blocks=5 * groups)
@@ -194,7 +194,7 @@ def what_was_given_back_longest_ago_is_taken_first(subject: Subject) -> None:
 def losing_a_block_of_one_group_is_enough(subject: Subject) -> None:
     """Later positions go first, and of one position an earlier group's: then the last group's is no use."""
     declared_order(subject)
-    size, groups = subject.size("block_size", 3), subject.size("num_groups", 2)
+    size, groups = subject.size("block_size", 3), groups_of(subject)
     if groups == 1 or subject.size("window", 7) <= size:
         raise NotOffered("two groups, and a window of more than a block")
     grown = Grown(subject, num_blocks=3 * groups + 1)

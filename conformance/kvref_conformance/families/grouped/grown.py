@@ -10,7 +10,7 @@ from kvref_conformance.arrays import NDArray
 from kvref_conformance.checking.attending import queries
 from kvref_conformance.checking.content import pair_of_content
 from kvref_conformance.checking.expect import equal, pair, raises, within
-from kvref_conformance.checking.setup import blocks_of, new
+from kvref_conformance.checking.setup import blocks_of, fitted, made
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families.grouped.seen import window_attention
 from kvref_conformance.families.prefix.served import streams
@@ -18,6 +18,11 @@ from kvref_conformance.oracle.attention import rounding
 from kvref_conformance.outcome import NotOffered
 
 MOST = 2**13  # tokens that a check hands in, of the windows that limits allow
+
+
+def groups_of(subject: Subject) -> int:
+    """How many groups a cache has, unless a check asks for others."""
+    return int(fitted(subject, "grouped")["num_groups"])
 
 
 @dataclass
@@ -35,18 +40,16 @@ class Grown:
 
     def __init__(self, subject: Subject, tokens: int = 0, **sizes: Any) -> None:
         self.subject = subject
-        size, groups = (
-            subject.size("block_size", sizes.get("block_size", 3)),
-            subject.size("num_groups", sizes.get("num_groups", 2)),
-        )
-        wanted = {"num_blocks": groups * -(-tokens // size)} if tokens else {}
-        self.cache = new(subject, "grouped", **wanted | sizes)
-        config = self.cache.config
+        config = fitted(subject, "grouped", **sizes)
+        if tokens:
+            room = config["num_groups"] * -(-tokens // config["block_size"])
+            config = fitted(subject, "grouped", **sizes, num_blocks=room)
+        self.cache = made(subject, "grouped", **config)
         self.size, self.window, self.groups = (int(config[name]) for name in ("block_size", "window", "num_groups"))
         self.layers, self.total = range(config["num_layers"]), int(config["num_blocks"])
         self.row = config["num_kv_heads"], config["head_dim"]
         self.sequences: dict[int, One] = {}
-        if tokens > MOST or tokens > self.total // self.groups * self.size:
+        if min(tokens, self.window) > MOST or tokens > self.total // self.groups * self.size:
             raise NotOffered(f"room for {tokens} tokens in every group, where its limits leave {self.total} blocks")
 
     def begin(self, tokens: Sequence[int], salt: str = "") -> int:

@@ -1,11 +1,8 @@
 """Any sequence of calls of the family `grouped`."""
 
-from math import gcd
-
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
-from kvref_conformance.families import all_families
 from kvref_conformance.families.grouped.model import Grouped
 from kvref_conformance.searching.machine import ANY, BACK, LAST, Machine, one_of, pair, within
 from kvref_conformance.searching.rows import kinds
@@ -35,11 +32,9 @@ class GroupedMachine(Machine):
     def new(self, blocks: int, size: int, groups: int, each: int, window: int, dim: int, dtype: str) -> None:
         self.plans: dict[int, list[int]] = {}  # of sequences, the tokens they are to have
         self.fresh = FRESH
-        wanted = {"num_layers": groups * each, "num_groups": groups}
-        layers, groups = self.subject.limits.sizes(all_families()[self.family], wanted).values()
         self.make(
-            num_blocks=blocks, block_size=size, num_layers=layers, num_groups=gcd(layers, groups), window=window,
-            num_kv_heads=1, head_dim=dim, dtype=dtype,
+            num_blocks=blocks, block_size=size, num_layers=groups * each, num_groups=groups, window=window, num_kv_heads=1,
+            head_dim=dim, dtype=dtype,
         )  # fmt: skip
         if self.objects:
             self.shape = self.config["num_kv_heads"], self.config["head_dim"]

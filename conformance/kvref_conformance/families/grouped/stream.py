@@ -11,6 +11,7 @@ from kvref_conformance.checking.counts import MANY, NEGATIVE, Counter
 from kvref_conformance.checking.setup import other, pair_of_tokens, tokens
 from kvref_conformance.checking.streams import Bad, Stream, wrong_pairs, wrong_queries
 from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.families.grouped.grown import groups_of
 from kvref_conformance.outcome import NotOffered
 
 TWO = 36  # tokens that two streams have together, at most
@@ -21,7 +22,7 @@ class GroupedStream(Stream):
 
     def __init__(self, subject: Subject, **changes: Any) -> None:
         entries = max(12, -(-TWO // subject.size("block_size", 3)))
-        super().__init__(subject, **{"num_blocks": entries * subject.size("num_groups", 2)} | changes)
+        super().__init__(subject, **{"num_blocks": entries * groups_of(subject)} | changes)
         self.layer = self.config["num_layers"] - 1
         self.sequence = int(self.cache.create())
         self.dropped = False
@@ -94,7 +95,7 @@ class GroupedStream(Stream):
 
     def sizes_for(self, tokens: int) -> dict[str, Any]:
         size = self.subject.size("block_size", 16)
-        return {"num_blocks": (-(-tokens // size) + 1) * self.subject.size("num_groups", 2), "block_size": size, "window": 64}
+        return {"num_blocks": (-(-tokens // size) + 1) * groups_of(self.subject), "block_size": size, "window": 64}
 
     def room(self) -> int:
         config = self.cache.config
