@@ -37,7 +37,8 @@ EMPTY = {
     "formats": ((*FUNCTIONS, "blocks", "buffers", "pooled", "engine"), "none of its sizes is a format"),
     "may_be_zero": ((*FUNCTIONS, "quantized", "buffers", "pooled"), "with a size of zero it would be nothing"),
     "holds": (
-        (*FUNCTIONS, "contiguous", "paged", "prefix", "grouped", "quantized", "blocks", "buffers", "engine"), "no size is a part of another",
+        (*FUNCTIONS, "contiguous", "paged", "prefix", "grouped", "quantized", "blocks", "buffers", "engine"),
+        "no size is a part of another",
     ),
     "multiples": (tuple(name for name in names() if name != "grouped"), "no size is a multiple of another"),
     "appending": ((*FUNCTIONS, "blocks", "buffers", "engine"), "no arrays of tokens are appended"),

@@ -1,6 +1,5 @@
 """GROUP-01 to 04 and 07: which group holds which blocks, and what it reads."""
 
-from kvref_conformance.checking.attending import queries
 from kvref_conformance.checking.expect import equal, raises, true
 from kvref_conformance.checking.registry import check
 from kvref_conformance.checking.setup import blocks_of
@@ -185,7 +184,7 @@ def who_sees_what_is_gone_is_refused(subject: Subject) -> None:
     length = reach(subject)
     grown, sequence = one(subject, length)
     grown.up_to(sequence, length)
-    query = queries(subject, length + 1)
+    query = grown.queries(length + 1)
     for layer in grown.layers:
         gone = grown.sequences[sequence].gone[layer % grown.groups] * grown.size
         counts = [length + 1, *([length - gone - grown.window + 2] if gone else [])]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from kvref_conformance.arrays import NDArray
-from kvref_conformance.checking.attending import queries
+from kvref_conformance.checking.attending import normal
 from kvref_conformance.checking.content import pair_of_content
 from kvref_conformance.checking.expect import equal, pair, raises, within
 from kvref_conformance.checking.setup import blocks_of, fitted, made
@@ -157,9 +157,13 @@ class Grown:
                 with raises("PositionOutOfRange"):
                     self.cache.read(sequence, layer, [position])
 
+    def queries(self, count: int) -> NDArray:
+        """float32 [count, query heads, dim]: two query heads a kv head, where that may be."""
+        return normal(self.subject, count, self.row[0] * self.subject.size("group_size", 2), self.row[1])
+
     def attends(self, sequence: int, count: int, what: str, layers: Sequence[int] | None = None) -> None:
         """The last so many queries, in each layer."""
-        one, query, scale = self.sequences[sequence], queries(self.subject, count), 2.5 / self.row[1]
+        one, query, scale = self.sequences[sequence], self.queries(count), 2.5 / self.row[1]
         for layer in self.layers if layers is None else layers:
             window = None if layer % self.groups == self.groups - 1 else self.window
             first = 0 if window is None else max(0, one.length - count - window + 1)
