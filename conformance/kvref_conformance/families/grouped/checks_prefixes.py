@@ -40,6 +40,7 @@ def servable(grown: Grown, kept: list[set[int]], tokens: int) -> int:
 
 @check("GROUP-05", "grouped")
 def a_hit_ends_where_blocks_do_and_a_token_is_left(subject: Subject) -> None:
+    declared_order(subject)
     subject.need(sequences=2)
     length = reach(subject)
     grown = Grown(subject, 3 * length)
@@ -55,7 +56,6 @@ def a_hit_ends_where_blocks_do_and_a_token_is_left(subject: Subject) -> None:
 def a_window_needs_no_block_that_it_does_not_see(subject: Subject) -> None:
     """Those before the window were taken by others since, and the hit is whole."""
     declared_order(subject)
-    subject.need(sequences=2)
     length, tokens = reach(subject, 6), prompt(reach(subject, 6))
     size, groups, window = subject.size("block_size", 3), groups_of(subject), subject.size("window", 7)
     full, seen = -(-length // size), -(-window // size) + 2
@@ -75,9 +75,10 @@ def a_window_needs_no_block_that_it_does_not_see(subject: Subject) -> None:
 def no_group_is_asked_for_what_it_has_not(subject: Subject) -> None:
     """Committed at the end alone, when windows have given back what they saw first."""
     subject.need(sequences=2)
-    length = reach(subject, 5)
-    for by in (1, 2):
-        grown = Grown(subject, 3 * length)
+    for by, wanted in ((1, 7), (2, 8), (1, 9)):  # a window's edge lies anywhere in a block
+        window = subject.size("window", wanted)
+        length = reach(subject, 5, window)
+        grown = Grown(subject, 3 * length, window=window)
         tokens, size = prompt(length), grown.size
         sequence = grown.begin(tokens)
         grown.up_to(sequence, length, by=by)
@@ -90,6 +91,7 @@ def no_group_is_asked_for_what_it_has_not(subject: Subject) -> None:
 
 @check("GROUP-05", "grouped")
 def other_tokens_and_other_salts_are_not_found(subject: Subject) -> None:
+    declared_order(subject)
     subject.need(sequences=2)
     grown = Grown(subject, 4 * reach(subject))
     tokens, size = prompt(2 * grown.size), grown.size
@@ -104,7 +106,6 @@ def other_tokens_and_other_salts_are_not_found(subject: Subject) -> None:
 @check("GROUP-05", "grouped")
 def a_prompt_answers_the_same_each_time(subject: Subject) -> None:
     """Once computed, then found, then found of what was found; with others that take blocks in between."""
-    subject.need(sequences=2)
     length = reach(subject, 4)
     grown = Grown(subject, length + length // 2)
     size, tokens = grown.size, prompt(length)
@@ -147,6 +148,7 @@ def what_was_matched_is_not_taken(subject: Subject) -> None:
 
 @check("GROUP-06", "grouped")
 def what_no_one_holds_is_free_and_found(subject: Subject) -> None:
+    declared_order(subject)
     subject.need(sequences=3)
     length = reach(subject)
     grown = Grown(subject, 3 * length)

@@ -63,7 +63,6 @@ def a_window_of_hundreds_passes_over_thousands(subject: Subject) -> None:
 @check("LAW-18", "grouped")
 def a_long_prompt_answers_the_same_each_time(subject: Subject) -> None:
     """Once computed and three times found, while others fill the pool in between."""
-    subject.need(sequences=2)
     length = affordable(subject, LONG // 2, 4)
     grown = served(subject, length + length // 4)
     tokens = prompt(length)

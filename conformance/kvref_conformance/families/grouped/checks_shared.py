@@ -6,7 +6,7 @@ from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families.grouped.checks import one, reach
 from kvref_conformance.families.grouped.checks_prefixes import OTHER, finds
 from kvref_conformance.families.grouped.grown import Grown, One
-from kvref_conformance.families.prefix.served import prompt
+from kvref_conformance.families.prefix.served import declared_order, prompt
 from kvref_conformance.outcome import NotOffered
 
 
@@ -38,7 +38,7 @@ def dropping_gives_back_the_blocks_of_every_group(subject: Subject) -> None:
 
 @check("PREFIX-02", "grouped")
 def commits_say_what_was_stepped_through(subject: Subject) -> None:
-    subject.need(sequences=2)
+    declared_order(subject)
     grown = Grown(subject, 4 * reach(subject))
     size, tokens = grown.size, prompt(3 * grown.size)
     sequence = grown.begin(tokens)
@@ -49,6 +49,7 @@ def commits_say_what_was_stepped_through(subject: Subject) -> None:
     grown.commit(sequence)
     with raises("TokenMismatch"):
         grown.cache.commit(sequence, [OTHER, *tokens[1 : 2 * size]])
+    grown.drop(sequence)
     finds(grown, tokens, 2 * size, "tokens of which two blocks were committed")
     later = grown.begin(tokens)
     with raises("TokenMismatch"):
@@ -64,7 +65,6 @@ def reset_forgets_what_every_group_held(subject: Subject) -> None:
         grown.cache.reset()
     grown.look(sequence, "a sequence while reset was refused")
     grown.drop(sequence)
-    finds(grown, tokens, 2 * grown.size, "a prompt before reset")
     grown.cache.reset()
     finds(grown, tokens, 0, "a prompt after reset")
     equal(grown.cache.num_free_blocks, grown.total, "free blocks after reset")
@@ -72,7 +72,7 @@ def reset_forgets_what_every_group_held(subject: Subject) -> None:
 
 @check("PREFIX-14", "grouped")
 def what_can_be_found_is_never_stepped_into(subject: Subject) -> None:
-    subject.need(sequences=2)
+    declared_order(subject)
     size = long_window(subject, 2)
     for length in range(1, 2 * size, max(1, size // 4)):
         grown = Grown(subject, 6 * size, window=3 * size + 1)
@@ -82,6 +82,7 @@ def what_can_be_found_is_never_stepped_into(subject: Subject) -> None:
         grown.sequences[sequence].tokens = [*tokens[:length], *prompt(size, 5)]
         grown.step(sequence, 1)
         grown.look(sequence, f"a sequence of which {length} tokens were left, and another came")
+        grown.drop(sequence)
         finds(grown, [*tokens, OTHER], 2 * size, f"a prompt of which {length} tokens were left, and another came")
 
 

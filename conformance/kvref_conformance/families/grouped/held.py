@@ -106,11 +106,8 @@ class Held:
 
     def _take(self, count: int) -> list[int]:
         plain = self.total - self.used() - len(self.waiting)
-        if count > plain and self.any_order:
-            self.unsure = True
-            self._lose(self.waiting)
-        else:
-            self._lose(self.waiting[: max(0, count - plain)])
+        self.unsure |= self.any_order and bool(count and self.waiting)
+        self._lose(self.waiting if self.unsure else self.waiting[: max(0, count - plain)])
         self.named += count
         names = list(range(self.named - count, self.named))
         self.rows |= {name: {} for name in names}
@@ -127,7 +124,7 @@ class Held:
         self.ids.pop(name, None)
 
     def forget_found(self) -> None:
-        self.found = {}
+        self.found, self.unsure = {}, False
         names, self.waiting = self.waiting, []
         for name in names:
             self._forget(name)

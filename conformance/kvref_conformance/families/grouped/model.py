@@ -1,6 +1,7 @@
 """The cache of several kinds of layers as a dict of sequences, and what each block holds."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -145,14 +146,13 @@ class Grouped(Model):
             max((np.shape(part)[1] for part in (keys, values) if np.ndim(part) > 1), default=0),
         )
         length = self.lengths[sequence] if known else 0
-        if known and count and self.held.needed(sequence, length, count) > self.held.free_for(sequence, length):
+        short = known and count and self.held.needed(sequence, length, count) > self.held.free_for(sequence, length)
+        if short or (not known and self.groups * -(-count // self.size) > self.held.total):
             wrong.append(("OutOfBlocks", "GROUP-03"))
         if wrong:
-            if wrong == [("OutOfBlocks", "GROUP-03")]:
-                kinds = wrong + not_finite(keys, values)
-                refused = self.refuse(kinds)
-                return type(refused)("GROUP-03", kinds=refused.kinds, refused=lambda: self.did("no blocks")(None))
-            return self.refuse(wrong + not_finite(keys, values))
+            refused = self.refuse(wrong + not_finite(keys, values))
+            short = wrong[0][0] == "OutOfBlocks"
+            return replace(refused, refused=lambda: self.did("no blocks")(None)) if short else refused
 
         def change(ok: Any) -> None:
             self.written = sequence
@@ -171,7 +171,7 @@ class Grouped(Model):
         then = self.did("step", change)
         if finite(*(round_to(float32(part), self.dtype) for part in (keys, values))):
             return Expected("GROUP-03", then)
-        return TakenOrRefused("LAW-14", then, refused=lambda: self.did("refused")(None))
+        return TakenOrRefused("LAW-04", then, refused=lambda: self.did("refused")(None))
 
     def commit(self, sequence: Any, tokens: Sequence[Any]) -> Expected:
         wrong = self._unknown(sequence) + _no_tokens(tokens)
@@ -247,14 +247,17 @@ class Grouped(Model):
         return Arrays(clause, names=("keys", "values"), parts=self._parts(sequence, layer, positions))
 
     def attend(self, sequence: Any, layer: Any, query: Any, scale: float) -> Expected:
-        if wrong := self._unknown(sequence, layer):
-            return self.refuse(wrong + wrong_query(query, *self.row))
-        if wrong := wrong_query(query, *self.row):
-            return self.refuse(wrong)
-        length, group = self.lengths[sequence], layer % self.groups
-        start = length - len(query)
-        if start < 0 or self.held.first(group, start) < self._first_held(sequence, layer):
-            return self.refuse([("PositionOutOfRange", "GROUP-04")])
+        wrong, group = (
+            self._unknown(sequence, layer) + wrong_query(query, *self.row),
+            layer % self.groups if isinstance(layer, int) else 0,
+        )
+        if not self._unknown(sequence, layer):
+            length = self.lengths[sequence]
+            start = length - len(query)
+            if start < 0 or self.held.first(group, start) < self._first_held(sequence, layer):
+                wrong.append(("PositionOutOfRange", "GROUP-04"))
+        if unknown or wrong:
+            return self.refuse(unknown + wrong)
         parts = self._parts(sequence, layer, range(self.held.first(group, start), length))
         keys, values = (part.values for part in parts)
         reach = [np.abs(part).max(initial=0).astype(np.float64) for part in (np.asarray(query), keys)]
