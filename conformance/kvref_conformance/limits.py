@@ -158,6 +158,7 @@ class Limits:
         for whole, part in family.multiples.items():
             if {whole, part} <= near.keys():
                 near[part] = self.nearest(family.name, part, gcd(near[whole], near[part]))
+                near[whole] = self.nearest(family.name, whole, -(-near[whole] // near[part]) * near[part])
         return near
 
     def beyond(self, family: str, config: Mapping[str, Any]) -> str:

@@ -247,17 +247,15 @@ class Grouped(Model):
         return Arrays(clause, names=("keys", "values"), parts=self._parts(sequence, layer, positions))
 
     def attend(self, sequence: Any, layer: Any, query: Any, scale: float) -> Expected:
-        wrong, group = (
-            self._unknown(sequence, layer) + wrong_query(query, *self.row),
-            layer % self.groups if isinstance(layer, int) else 0,
-        )
-        if not self._unknown(sequence, layer):
-            length = self.lengths[sequence]
-            start = length - len(query)
-            if start < 0 or self.held.first(group, start) < self._first_held(sequence, layer):
-                wrong.append(("PositionOutOfRange", "GROUP-04"))
-        if unknown or wrong:
+        wrong = wrong_query(query, *self.row)
+        if unknown := self._unknown(sequence, layer):
             return self.refuse(unknown + wrong)
+        length, group = self.lengths[sequence], layer % self.groups
+        start = length - len(query)
+        if start < 0 or self.held.first(group, start) < self._first_held(sequence, layer):
+            wrong.append(("PositionOutOfRange", "GROUP-04"))
+        if wrong:
+            return self.refuse(wrong)
         parts = self._parts(sequence, layer, range(self.held.first(group, start), length))
         keys, values = (part.values for part in parts)
         reach = [np.abs(part).max(initial=0).astype(np.float64) for part in (np.asarray(query), keys)]
