@@ -28,6 +28,7 @@ class Cache(kvref.GroupedCache):
 
 class Implementation(Right):
     clause = "GROUP-05"
+    also = ("GROUP-06",)
     bug = "vllm-project/vllm#42948"
 
     def grouped(self, **config: Any) -> Cache:

@@ -143,6 +143,7 @@ def what_a_step_gives_back_is_room_for_it(subject: Subject) -> None:
     size, groups, window = subject.size("block_size", 3), groups_of(subject), subject.size("window", 7)
     for spare in range(groups + 1):
         grown = Grown(subject, num_blocks=groups * (window // size + 2) + spare)
+        grown.to_be_filled()
         sequence = grown.create(prompt(reach(subject, 2 * grown.total)))
         while grown.needed(sequence, 1) <= grown.total - grown.held():
             grown.step(sequence, 1)

@@ -129,6 +129,7 @@ def what_was_matched_is_not_taken(subject: Subject) -> None:
     length = reach(subject)
     for own in (True, False):
         grown = Grown(subject, length + 2 * subject.size("block_size", 3))
+        grown.to_be_filled()
         size, tokens = grown.size, prompt(length)
         grown.drop(grown.serve(tokens, by=2))
         sequence = grown.begin([*tokens[: length - 1], *prompt(grown.total * size, 3)])

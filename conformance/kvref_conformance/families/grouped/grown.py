@@ -17,6 +17,7 @@ from kvref_conformance.families.prefix.served import streams
 from kvref_conformance.oracle.attention import rounding
 from kvref_conformance.outcome import NotOffered
 
+FILLED = 2**11  # slots of a pool that a check fills
 MOST = 2**13  # tokens that a check hands in, of the windows that limits allow
 
 
@@ -51,6 +52,12 @@ class Grown:
         self.sequences: dict[int, One] = {}
         if min(tokens, self.window) > MOST or tokens > self.total // self.groups * self.size:
             raise NotOffered(f"room for {tokens} tokens in every group, where its limits leave {self.total} blocks")
+
+    def to_be_filled(self) -> None:
+        """Raises NotOffered for a pool that takes too long to fill token by token."""
+        if self.total * self.size > FILLED:
+            limit = self.subject.limits.of("grouped", "num_blocks")
+            raise NotOffered(f"a pool to be filled, where its limits say num_blocks {limit}")
 
     def begin(self, tokens: Sequence[int], salt: str = "") -> int:
         """A sequence of these tokens, of which none is found."""
