@@ -1,8 +1,8 @@
 """kvref: the executable specification of LLM KV caches.
 
-Read it from the formats up: `kvref.formats` (how a row is stored), `kvref.backend` (the kernels), the eight caches
-(`contiguous`, `paged`, `prefix`, `windowed`, `quantized`, `tiered`, `pooled`, `latent`), `attention` and `rotary`. The clauses
-that they carry out are in `kvref/spec`.
+Read it from the formats up: `kvref.formats` (how a row is stored), `kvref.backend` (the kernels), the nine caches
+(`contiguous`, `paged`, `prefix`, `windowed`, `grouped`, `quantized`, `tiered`, `pooled`, `latent`), `attention` and `rotary`.
+The clauses that they carry out are in `kvref/spec`.
 """
 
 from kvref.attention import Sight, attention
@@ -11,6 +11,7 @@ from kvref.blocks import BlockPool, BlockTables
 from kvref.buffers import Buffer, BufferPool
 from kvref.contiguous import ContiguousCache, ContiguousConfig
 from kvref.formats import FORMATS, Format, Quantized, get_format
+from kvref.grouped import GroupedCache, GroupedConfig
 from kvref.latent import LatentCache, LatentConfig
 from kvref.paged import PagedCache, PagedConfig
 from kvref.pooled import PooledBlock, PooledCache, PooledConfig
@@ -32,6 +33,8 @@ __all__ = [
     "ContiguousCache",
     "ContiguousConfig",
     "Format",
+    "GroupedCache",
+    "GroupedConfig",
     "LatentCache",
     "LatentConfig",
     "PagedCache",

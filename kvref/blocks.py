@@ -122,8 +122,8 @@ class BlockTables:
 
     A table is a segment of entries, num_layers blocks each: position p of a layer lies in entry p // block_size (PAGED-06). The
     layers lie side by side because a step looks up the same entry in all of them. counts: int64 [tables], entries in use.
-    released: int64 [tables], the first of those, which hold no block any more. lengths: int64 [tables, num_layers], tokens
-    written.
+    released: int64 [tables, num_layers], the first of those, which hold no block any more. lengths: int64 [tables, num_layers],
+    tokens written.
 
     A table that outgrows its segment moves to one twice as long, at the end of the array. The gap that it leaves stays until the
     array is full: then the tables move up into a new one, without gaps and with as much again to spare. The entry after a table's
@@ -134,7 +134,7 @@ class BlockTables:
         self.num_layers = whole("num_layers", num_layers)
         self.block_size = whole("block_size", block_size)
         self.counts: NDArray[np.int64] = np.zeros(0, np.int64)
-        self.released: NDArray[np.int64] = np.zeros(0, np.int64)
+        self.released: NDArray[np.int64] = np.zeros((0, self.num_layers), np.int64)
         self.lengths: NDArray[np.int64] = np.zeros((0, self.num_layers), np.int64)
         self._entries: NDArray[np.int32] = np.full(self.num_layers, NO_BLOCK, np.int32)  # the first is every empty table's
         self._end = self.num_layers  # of what is in use of them
@@ -147,11 +147,10 @@ class BlockTables:
         if not self._closed:
             tables = len(self.counts)
             more = max(8, tables)
-            self.counts, self.released, self._starts, self._rooms = (
-                np.concatenate([each, np.zeros(more, np.int64)])
-                for each in (self.counts, self.released, self._starts, self._rooms)
+            self.counts, self._starts, self._rooms, self.released, self.lengths = (
+                np.concatenate([each, np.zeros((more, *each.shape[1:]), np.int64)])
+                for each in (self.counts, self._starts, self._rooms, self.released, self.lengths)
             )
-            self.lengths = np.concatenate([self.lengths, np.zeros((more, self.num_layers), np.int64)])
             self._closed = list(reversed(range(tables, tables + more)))
         return self._closed.pop()
 
@@ -188,22 +187,28 @@ class BlockTables:
 
     def cut(self, table: int, count: int) -> NDArray[np.int32]:
         """Leave a table its first `count` entries: the blocks of the others, the last entry's first."""
-        past = self._segment(table)[max(count, int(self.released[table])) :]
-        rest = past[::-1].reshape(-1).copy()
+        past = self._segment(table)[count:]
+        reverse = past[::-1].reshape(-1)
+        rest: NDArray[np.int32] = reverse[reverse != NO_BLOCK]
         past[:] = NO_BLOCK
         self.counts[table] = min(count, int(self.counts[table]))
         return rest
 
-    def release(self, table: int, count: int) -> NDArray[np.int32]:
-        """Leave the first `count` entries in their place without a block: the blocks that they still held."""
-        first = self._segment(table)[int(self.released[table]) : count]
-        blocks = first.reshape(-1).copy()
-        first[:] = NO_BLOCK
-        self.released[table] = max(count, int(self.released[table]))
+    def before(self, table: int, counts: int | NDArray[np.int64]) -> NDArray[np.int32]:
+        """The blocks that a table's first `counts` entries hold: in every layer so many, or one number a layer."""
+        part, held = self._before(table, counts)
+        return part[held]
+
+    def release(self, table: int, counts: int | NDArray[np.int64]) -> NDArray[np.int32]:
+        """Leave those entries in their place without a block: the blocks that they held, the last entry's first."""
+        part, held = self._before(table, counts)
+        blocks = part[::-1][held[::-1]]
+        part[held] = NO_BLOCK
+        self.released[table] = np.maximum(self.released[table], counts)
         return blocks
 
     def first(self, tables: Array) -> Array:
-        """The first position whose block is still held, of a table or an array of them."""
+        """The first position whose block is still held, in each layer: of a table [num_layers], or of an array of them."""
         return self.released[tables] * self.block_size
 
     def replace(self, table: int, layer: int, entry: int, block: int) -> int:
@@ -219,7 +224,9 @@ class BlockTables:
 
     def held(self, table: int) -> NDArray[np.int32]:
         """The blocks of every layer."""
-        return self._segment(table)[int(self.released[table]) :].reshape(-1)
+        listed = self._segment(table).reshape(-1)
+        held: NDArray[np.int32] = listed[listed != NO_BLOCK]
+        return held
 
     def at(self, tables: Array, layers: Array, entries: Array) -> NDArray[np.int32]:
         """The blocks of entries that there are, and NO_BLOCK for one past a table's last; the three broadcast."""
@@ -253,6 +260,13 @@ class BlockTables:
         start = self._starts[table]
         stop = start + self.counts[table] * self.num_layers
         return self._entries[start:stop].reshape(-1, self.num_layers)
+
+    def _before(self, table: int, counts: int | NDArray[np.int64]) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+        """The entries among which the first `counts` that were not released lie, and where in them."""
+        released = self.released[table]
+        begin = int(released.min(where=counts > released, initial=self.counts[table]))
+        entries = np.arange(begin, max(begin, np.max(counts)))[:, None]
+        return self._segment(table)[begin : begin + len(entries)], (released <= entries) & (entries < counts)
 
     def _move(self, table: int, room: int) -> None:
         """Give a table more room, at the end."""

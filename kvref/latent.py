@@ -16,7 +16,7 @@ from array_api_compat import array_namespace
 
 from kvref.array import UNIT_ROUNDOFF as U
 from kvref.array import Array
-from kvref.attention import EXP_ERROR, attention, visible
+from kvref.attention import EXP_ERROR, attention
 from kvref.backend import Backend, reference
 from kvref.errors import (
     CapacityExceeded,
@@ -134,8 +134,8 @@ class LatentCache:
         nope_dim, rank = up_keys.shape[1:]
         scale = 1 / math.sqrt(query.shape[2]) if scale is None else scale
         absorbed = xp.concat([_by_head(query[:, :, :nope_dim], up_keys), query[:, :, nope_dim:]], axis=2)
-        mask = visible(query.shape[0], rows.shape[0], rows.shape[0], causal, self._backend)
-        latents = self._backend.attend(absorbed, rows[:, None, :], rows[:, None, :rank], scale, mask)
+        row = rows[:, None, :]  # of one kv head, which all query heads read
+        latents = attention(absorbed, row, row[:, :, :rank], scale=scale, causal=causal, backend=self._backend)
         return _by_head(latents, xp.matrix_transpose(up_values))
 
 

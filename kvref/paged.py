@@ -132,7 +132,7 @@ class PagedCache(Sequences):
     def gather(self, sequence: int, layer: int) -> tuple[Array, Array]:
         """Every token of the layer that is held, in order (PAGED-12)."""
         table, layer = self._table(sequence), self._layer(layer)
-        positions = np.arange(self._tables.first(table), self._tables.lengths[table, layer])
+        positions = np.arange(self._tables.first(table)[layer], self._tables.lengths[table, layer])
         return self._store.read(self._tables.slots(table, layer, positions))
 
     def gather_batch(self, sequences: Sequence[int], layer: int) -> tuple[Array, Array, Array]:
@@ -142,7 +142,7 @@ class PagedCache(Sequences):
         Tokens offsets[i] .. offsets[i + 1] (int32) are those of sequence i: how kernels take a batch of any lengths (PAGED-17).
         """
         tables, layer = self._tables_of(sequences), self._layer(layer)
-        first = self._tables.first(tables)
+        first = self._tables.first(tables)[:, layer]
         counts = self._tables.lengths[tables, layer] - first
         offsets = np.concatenate([[0], np.cumsum(counts)])
         positions = np.arange(offsets[-1]) + np.repeat(first - offsets[:-1], counts)

@@ -20,6 +20,7 @@ from kvref.backend import Backend, reference
 from kvref.blocks import BlockPool, Blocks
 from kvref.errors import InUse, OutOfBlocks, PositionOutOfRange, TokenMismatch, TokenOutOfRange, in_range
 from kvref.paged import PagedCache, PagedConfig
+from kvref.sequences import Holders
 
 TOKEN_BYTES = 8  # in a key
 MOST_TOKEN = 2**63
@@ -134,7 +135,7 @@ class FindablePool(BlockPool):
 
 
 @dataclass
-class _Told:
+class Told:
     """The tokens that a sequence was said to hold, and the keys of its full blocks, which are findable."""
 
     salt: str
@@ -146,20 +147,63 @@ class _Told:
         self.tokens = self.tokens[:length]
         del self.keys[length // block_size :]
 
+    def add(self, numbers: NDArray[np.int64], written: int) -> None:
+        """Raises PositionOutOfRange for more tokens than are written, TokenMismatch where they are not those told before."""
+        in_range(len(numbers), written + 1, PositionOutOfRange, "tokens committed")
+        common = min(len(numbers), len(self.tokens))
+        for at in np.flatnonzero(numbers[:common] != self.tokens[:common]):
+            raise TokenMismatch(f"token at position {at}: expected {self.tokens[at]}, committed before, got {numbers[at]}")
+        self.tokens = numbers if len(numbers) > common else self.tokens
 
-class PrefixCache(PagedCache):
-    """Everything the paged cache does, and `begin`, `commit`, `match` and `reset`."""
+
+class Finder(Holders):
+    """Holders of blocks that can be found, and what each was said to hold. Of those nothing is written to (PREFIX-14)."""
 
     pool: FindablePool
+    _told: dict[int, Told]
+
+    def reset(self) -> None:
+        """Forget everything. Raises InUse while there is a sequence (PREFIX-11)."""
+        if self._told:
+            raise InUse(f"reset: expected no sequence, got {len(self._told)}")
+        self.pool.forget()
+
+    def create(self) -> int:
+        sequence = super().create()
+        self._told[sequence] = Told("")
+        return sequence
+
+    def drop(self, sequence: int) -> None:
+        super().drop(sequence)
+        del self._told[int(sequence)]
+
+    def fork(self, sequence: int) -> int:
+        child = super().fork(sequence)
+        told = self._told[int(sequence)]
+        self._told[child] = Told(told.salt, told.tokens, list(told.keys))
+        return child
+
+    def truncate(self, sequence: int, length: int) -> None:
+        super().truncate(sequence, length)
+        self._told[int(sequence)].cut(int(length), self._tables.block_size)
+
+    def _kept(self, blocks: NDArray[np.int32]) -> NDArray[np.bool_]:
+        return super()._kept(blocks) | self.pool.findable(blocks)
+
+    def _others(self, block: int) -> int:
+        return self.pool.references(block) - (not self.pool.findable([block])[0])
+
+
+class PrefixCache(Finder, PagedCache):
+    """Everything the paged cache does, and `begin`, `commit`, `match` and `reset`."""
 
     def __init__(self, config: PagedConfig, backend: Backend = reference) -> None:
         super().__init__(config, backend)
-        self.pool = FindablePool(config.num_blocks)
-        self._told: dict[int, _Told] = {}
+        self.pool, self._told = FindablePool(config.num_blocks), {}
 
     def match(self, tokens: Sequence[int], salt: str = "") -> int:
         """How many leading tokens `begin` would find. Changes nothing (PREFIX-05). Raises TokenOutOfRange."""
-        return len(self._find(_numbers(tokens), salt)) * self.config.block_size
+        return len(self._find(token_numbers(tokens), salt)) * self.config.block_size
 
     def begin(self, tokens: Sequence[int], salt: str = "") -> int:
         """A new sequence with room for these tokens, that holds as many of them as are found: its length says how many.
@@ -168,7 +212,7 @@ class PrefixCache(PagedCache):
         keys and values hang on, such as an adapter, an image, a tenant. Raises TokenOutOfRange, and OutOfBlocks, with nothing
         changed (PREFIX-13).
         """
-        numbers = _numbers(tokens)
+        numbers = token_numbers(tokens)
         found = self._find(numbers, salt)
         entries = np.array([each.blocks for each in found], np.int32).reshape(-1, self.config.num_layers)
         more = self._tables.entries_for(len(numbers)) - len(found)
@@ -181,7 +225,7 @@ class PrefixCache(PagedCache):
         self._tables.append(table, entries)
         self._tables.lengths[table] = hit
         self.ensure_capacity(sequence, len(numbers))
-        self._told[sequence] = _Told(salt, numbers[:hit], [each.key for each in found])
+        self._told[sequence] = Told(salt, numbers[:hit], [each.key for each in found])
         return sequence
 
     def commit(self, sequence: int, tokens: Sequence[int]) -> None:
@@ -190,38 +234,13 @@ class PrefixCache(PagedCache):
         Raises SequenceNotFound, TokenOutOfRange, PositionOutOfRange for more tokens than are written in every layer, and
         TokenMismatch where they are not those committed before (PREFIX-02).
         """
-        table, numbers = self._table(sequence), _numbers(tokens)
-        told, written = self._told[int(sequence)], int(self._tables.lengths[table].min())
-        in_range(len(numbers), written + 1, PositionOutOfRange, "tokens committed")
-        common = min(len(numbers), len(told.tokens))
-        for at in np.flatnonzero(numbers[:common] != told.tokens[:common]):
-            raise TokenMismatch(f"token at position {at}: expected {told.tokens[at]}, committed before, got {numbers[at]}")
-        told.tokens = numbers if len(numbers) > common else told.tokens
+        table, numbers = self._table(sequence), token_numbers(tokens)
+        told = self._told[int(sequence)]
+        told.add(numbers, int(self._tables.lengths[table].min()))
         for entry, key in enumerate(self._keys(told.tokens, told.salt, told.keys), len(told.keys)):
-            if entry >= self._tables.released[table]:
+            if entry >= self._tables.released[table].max():
                 self.pool.make_findable(Found(key, self._tables.at(table, np.arange(self.config.num_layers), entry)))
             told.keys.append(key)
-
-    def reset(self) -> None:
-        """Forget everything. Raises InUse while there is a sequence (PREFIX-11)."""
-        if self._told:
-            raise InUse(f"reset: expected no sequence, got {len(self._told)}")
-        self.pool.forget()
-
-    def create(self) -> int:
-        sequence = super().create()
-        self._told[sequence] = _Told("")
-        return sequence
-
-    def drop(self, sequence: int) -> None:
-        super().drop(sequence)
-        del self._told[int(sequence)]
-
-    def fork(self, sequence: int) -> int:
-        child = super().fork(sequence)
-        told = self._told[int(sequence)]
-        self._told[child] = _Told(told.salt, told.tokens, list(told.keys))
-        return child
 
     def write(self, sequence: int, layer: int, start: int, keys: Array, values: Array) -> None:
         length = self.length(sequence, layer)
@@ -229,10 +248,6 @@ class PrefixCache(PagedCache):
         count = len(keys) if isinstance(keys, Sequence) else keys.shape[0]  # a list is taken too
         if start < length and count:
             self._told[int(sequence)].cut(int(start), self.config.block_size)
-
-    def truncate(self, sequence: int, length: int) -> None:
-        super().truncate(sequence, length)
-        self._told[int(sequence)].cut(int(length), self.config.block_size)
 
     def remove(self, sequence: int, start: int, stop: int, theta: float | None = None, layout: str = "halves") -> None:
         super().remove(sequence, start, stop, theta, layout)
@@ -252,15 +267,8 @@ class PrefixCache(PagedCache):
             found.append(copy)
         return found
 
-    def _kept(self, blocks: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """What can be found is never written to (PREFIX-14)."""
-        return super()._kept(blocks) | self.pool.findable(blocks)
 
-    def _others(self, block: int) -> int:
-        return self.pool.references(block) - (not self.pool.findable([block])[0])
-
-
-def _numbers(tokens: Sequence[int]) -> NDArray[np.int64]:
+def token_numbers(tokens: Sequence[int]) -> NDArray[np.int64]:
     """Tokens as an array of one axis. Raises TokenOutOfRange."""
     if set(map(type, tokens)) <= {int}:  # NumPy would take True for 1
         with suppress(OverflowError):

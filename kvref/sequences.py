@@ -16,8 +16,8 @@ from kvref.blocks import BlockPool, BlockTables
 from kvref.errors import LayerOutOfRange, NotTruncatable, OutOfBlocks, PositionOutOfRange, SequenceNotFound, in_range, integer
 
 
-class Sequences(ABC):
-    """Block tables over one pool, of `num_layers` layers each."""
+class Holders(ABC):
+    """Sequences as holders of blocks, `num_layers` tables each: they come, share, make room to be written to, and go."""
 
     def __init__(self, num_blocks: int, num_layers: int, block_size: int, backend: Backend) -> None:
         self.pool = BlockPool(num_blocks)
@@ -70,54 +70,9 @@ class Sequences(ABC):
         """
         table = self._table(sequence)
         length = in_range(length, int(self._tables.lengths[table].min()) + 1, PositionOutOfRange, "length")
-        if length < self._tables.first(table):
-            raise NotTruncatable(
-                f"length: expected at least {self._tables.first(table)}, before which blocks were released, got {length}"
-            )
+        if length < (first := int(self._tables.first(table).max())):
+            raise NotTruncatable(f"length: expected at least {first}, before which blocks were released, got {length}")
         self._cut(table, length)
-
-    def release_before(self, sequence: int, position: int) -> None:
-        """Give back the blocks, of every layer, all of whose tokens lie before `position`: no window sees them (WIN-09).
-
-        Nothing moves. The table lists NO_BLOCK in their place; reading or writing there raises PositionOutOfRange, and what goes
-        over all tokens goes over those that are left. Raises PositionOutOfRange for more tokens than some layer has.
-        """
-        table = self._table(sequence)
-        position = in_range(position, int(self._tables.lengths[table].min()) + 1, PositionOutOfRange, "position")
-        self.pool.free_many(self._tables.release(table, position // self._tables.block_size))
-
-    def ensure_capacity(self, sequence: int, num_tokens: int) -> None:
-        """Hold ceil(num_tokens / block_size) blocks in every layer, or more. Raises OutOfBlocks and takes none (PAGED-05)."""
-        table = self._table(sequence)
-        missing = self._missing(table, in_range(num_tokens, None, PositionOutOfRange, "num_tokens"))
-        self._prepare(missing, table, 0, np.arange(0))
-
-    def length(self, sequence: int, layer: int) -> int:
-        """Tokens written to the layer: not the room its blocks have (PAGED-09)."""
-        return int(self._tables.lengths[self._table(sequence), self._layer(layer)])
-
-    def lengths(self, sequences: Sequence[int], layer: int) -> Array:
-        """`length` of B sequences, int32 [B] (PAGED-17)."""
-        tables, layer = self._tables_of(sequences), self._layer(layer)
-        return self._backend.asarray(self._tables.lengths[tables, layer].astype(np.int32))
-
-    def block_table(self, sequence: int, layer: int) -> list[int]:
-        """The blocks that hold the layer's tokens, in order; -1 where they were released."""
-        return self._tables.blocks(self._table(sequence), self._layer(layer))
-
-    def block_tables(self, sequences: Sequence[int], layer: int) -> Array:
-        """`block_table` of B sequences, int32 [B, most blocks of any], -1 past the end of a table (PAGED-17)."""
-        tables, layer = self._tables_of(sequences), self._layer(layer)
-        return self._backend.asarray(self._tables.padded(tables, layer))
-
-    def slot_mapping(self, sequence: int, layer: int, start: int, count: int) -> list[int]:
-        """block * block_size + offset for positions start .. start + count, all within the blocks held (PAGED-06)."""
-        table, layer = self._table(sequence), self._layer(layer)
-        start = self._held(table, start, None, "start")
-        end = start + in_range(count, None, PositionOutOfRange, "count")
-        in_range(end, self._tables.capacity(table) + 1, PositionOutOfRange, "start + count")
-        slots: list[int] = self._tables.slots(table, layer, np.arange(start, end)).tolist()
-        return slots
 
     def _table(self, sequence: int) -> int:
         """The number of a sequence's block table."""
@@ -126,35 +81,9 @@ class Sequences(ABC):
             raise SequenceNotFound(f"sequence: expected one that was created and not dropped, got {sequence!r}")
         return self._table_of[number]
 
-    def _tables_of(self, sequences: Sequence[int]) -> NDArray[np.int64]:
-        if set(map(type, sequences)) <= {int} and self._table_of.keys() >= set(sequences):
-            return np.array([self._table_of[sequence] for sequence in sequences], np.int64)
-        return np.array([self._table(sequence) for sequence in sequences], np.int64)  # NumPy's integers, or it raises
-
-    def _layer(self, layer: int) -> int:
-        return in_range(layer, self._tables.num_layers, LayerOutOfRange, "layer")
-
-    def _held(self, table: int, position: int, stop: int | None, what: str) -> int:
-        """`position`, one in [0, stop) that was not released. Raises PositionOutOfRange."""
-        position = in_range(position, stop, PositionOutOfRange, what)
-        if position < self._tables.first(table):
-            raise PositionOutOfRange(
-                f"{what}: expected at least {self._tables.first(table)}, before which blocks were released, got {position}"
-            )
-        return position
-
     def _missing(self, table: int, num_tokens: int) -> dict[int, int]:
         """The entries that a table needs for so many tokens, as `_prepare` takes them."""
         return {table: max(0, self._tables.entries_for(num_tokens) - int(self._tables.counts[table]))}
-
-    def _missing_each(self, tables: NDArray[np.int64], num_tokens: NDArray[np.int64]) -> dict[int, int]:
-        """`_missing` of several."""
-        missing = self._tables.entries_for(num_tokens) - self._tables.counts[tables]
-        short = (missing > 0).nonzero()[0]
-        more: dict[int, int] = {}
-        for table, count in zip(tables[short].tolist(), missing[short].tolist(), strict=True):
-            more[table] = max(count, more.get(table, 0))  # a sequence may be named twice
-        return more
 
     def _prepare(self, more: Mapping[int, int], tables: Array, layers: Array, positions: Array) -> None:
         """Room to write: so many more entries of each table, and blocks that no one else holds at the positions to be written.
@@ -207,3 +136,74 @@ class Sequences(ABC):
         self._tables.lengths[table] = lengths
         entries = self._tables.entries_for(int(self._tables.lengths[table].max()))
         self.pool.free_many(self._tables.cut(table, entries))
+
+
+class Sequences(Holders):
+    """Those whose tables are their layers', which are written to one by one and have lengths of their own."""
+
+    def release_before(self, sequence: int, position: int) -> None:
+        """Give back the blocks, of every layer, all of whose tokens lie before `position`: no window sees them (WIN-09).
+
+        Nothing moves. The table lists NO_BLOCK in their place; reading or writing there raises PositionOutOfRange, and what goes
+        over all tokens goes over those that are left. Raises PositionOutOfRange for more tokens than some layer has.
+        """
+        table = self._table(sequence)
+        position = in_range(position, int(self._tables.lengths[table].min()) + 1, PositionOutOfRange, "position")
+        self.pool.free_many(self._tables.release(table, position // self._tables.block_size))
+
+    def ensure_capacity(self, sequence: int, num_tokens: int) -> None:
+        """Hold ceil(num_tokens / block_size) blocks in every layer, or more. Raises OutOfBlocks and takes none (PAGED-05)."""
+        table = self._table(sequence)
+        missing = self._missing(table, in_range(num_tokens, None, PositionOutOfRange, "num_tokens"))
+        self._prepare(missing, table, 0, np.arange(0))
+
+    def length(self, sequence: int, layer: int) -> int:
+        """Tokens written to the layer: not the room its blocks have (PAGED-09)."""
+        return int(self._tables.lengths[self._table(sequence), self._layer(layer)])
+
+    def lengths(self, sequences: Sequence[int], layer: int) -> Array:
+        """`length` of B sequences, int32 [B] (PAGED-17)."""
+        tables, layer = self._tables_of(sequences), self._layer(layer)
+        return self._backend.asarray(self._tables.lengths[tables, layer].astype(np.int32))
+
+    def block_table(self, sequence: int, layer: int) -> list[int]:
+        """The blocks that hold the layer's tokens, in order; -1 where they were released."""
+        return self._tables.blocks(self._table(sequence), self._layer(layer))
+
+    def block_tables(self, sequences: Sequence[int], layer: int) -> Array:
+        """`block_table` of B sequences, int32 [B, most blocks of any], -1 past the end of a table (PAGED-17)."""
+        tables, layer = self._tables_of(sequences), self._layer(layer)
+        return self._backend.asarray(self._tables.padded(tables, layer))
+
+    def slot_mapping(self, sequence: int, layer: int, start: int, count: int) -> list[int]:
+        """block * block_size + offset for positions start .. start + count, all within the blocks held (PAGED-06)."""
+        table, layer = self._table(sequence), self._layer(layer)
+        start = self._held(table, start, None, "start")
+        end = start + in_range(count, None, PositionOutOfRange, "count")
+        in_range(end, self._tables.capacity(table) + 1, PositionOutOfRange, "start + count")
+        slots: list[int] = self._tables.slots(table, layer, np.arange(start, end)).tolist()
+        return slots
+
+    def _tables_of(self, sequences: Sequence[int]) -> NDArray[np.int64]:
+        if set(map(type, sequences)) <= {int} and self._table_of.keys() >= set(sequences):
+            return np.array([self._table_of[sequence] for sequence in sequences], np.int64)
+        return np.array([self._table(sequence) for sequence in sequences], np.int64)  # NumPy's integers, or it raises
+
+    def _layer(self, layer: int) -> int:
+        return in_range(layer, self._tables.num_layers, LayerOutOfRange, "layer")
+
+    def _held(self, table: int, position: int, stop: int | None, what: str) -> int:
+        """`position`, one in [0, stop) that was not released. Raises PositionOutOfRange."""
+        position = in_range(position, stop, PositionOutOfRange, what)
+        if position < (first := int(self._tables.first(table).max())):
+            raise PositionOutOfRange(f"{what}: expected at least {first}, before which blocks were released, got {position}")
+        return position
+
+    def _missing_each(self, tables: NDArray[np.int64], num_tokens: NDArray[np.int64]) -> dict[int, int]:
+        """`_missing` of several."""
+        missing = self._tables.entries_for(num_tokens) - self._tables.counts[tables]
+        short = (missing > 0).nonzero()[0]
+        more: dict[int, int] = {}
+        for table, count in zip(tables[short].tolist(), missing[short].tolist(), strict=True):
+            more[table] = max(count, more.get(table, 0))  # a sequence may be named twice
+        return more

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
+from math import gcd
 from numbers import Integral
 from typing import Any
 
@@ -156,6 +157,10 @@ class Limits:
             near["num_blocks"] = layers * self.nearest(family.name, "num_blocks", wanted["num_blocks"] // layers)
         for whole, parts in family.holds.items():
             near[whole] = self.of(family.name, whole).above(max(near[whole], sum(near[part] for part in parts)))
+        for whole, part in family.multiples.items():
+            if {whole, part} <= near.keys():
+                near[part] = self.nearest(family.name, part, gcd(near[whole], near[part]))
+                near[whole] = self.nearest(family.name, whole, -(-near[whole] // near[part]) * near[part])
         return near
 
     def beyond(self, family: str, config: Mapping[str, Any]) -> str:

@@ -30,7 +30,7 @@ ABSENT = {
     **{(family, "derived"): PLAIN for family in (*FUNCTIONS, "buffers")},
 }  # fmt: skip
 
-CACHES = ("contiguous", "paged", "prefix", "windowed", "quantized", "tiered", "pooled", "latent")
+CACHES = ("contiguous", "paged", "prefix", "windowed", "grouped", "quantized", "tiered", "pooled", "latent")
 EMPTY = {
     "small": (FUNCTIONS, STATELESS),
     "speaks_for": (FUNCTIONS, STATELESS),
@@ -39,9 +39,10 @@ EMPTY = {
     "formats": ((*FUNCTIONS, "blocks", "buffers", "pooled", "engine"), "none of its sizes is a format"),
     "may_be_zero": ((*FUNCTIONS, "quantized", "buffers", "pooled", "latent"), "with a size of zero it would be nothing"),
     "holds": (
-        (*FUNCTIONS, "contiguous", "paged", "prefix", "windowed", "quantized", "blocks", "buffers", "engine", "latent"),
+        (*FUNCTIONS, *(each for each in CACHES if each not in ("tiered", "pooled")), "blocks", "buffers", "engine"),
         "no size is a part of another",
     ),
+    "multiples": (tuple(name for name in names() if name != "grouped"), "no size is a multiple of another"),
     "appending": ((*FUNCTIONS, "blocks", "buffers", "engine"), "no arrays of tokens are appended"),
     "counted_as": (tuple(names()), "its counts are the specification's, whatever the limits say"),
     "token_axis": (tuple(names()), "tokens come before heads and head_dim"),

@@ -24,9 +24,10 @@ EXCEPTIONS = {  # clauses that a family cannot be judged by within a limit, and 
         ),
         **dict.fromkeys(("SHARE-06", "SHARE-09", "EDIT-05"), "sequences 3, where its limits say at most 1"),
     },
+    ("one sequence at a time", "grouped"): dict.fromkeys(("LAW-07", "SHARE-03"), "sequences 2, where its limits say at most 1"),
     **{
         ("one token at a time", family): TWO_TOKENS
-        for family in ("contiguous", "latent", "paged", "pooled", "prefix", "quantized", "tiered")
+        for family in ("contiguous", "grouped", "latent", "paged", "pooled", "prefix", "quantized", "tiered")
     },
     **{  # who takes packed rows says so, of the latent cache alone
         (f"{dtype} only", "latent"): {"FMT-LEVEL-05": f"dtype packed, where its limits say {dtype}"}
@@ -41,7 +42,7 @@ ALSO = {  # the families that a limit of no size concerns, or of a size that the
     "head_dim": ["attention"],
     "num_kv_heads": ["attention"],
     "tokens": [family.name for family in all_families().values() if family.appending],
-    "sequences": ["paged"],
+    "sequences": ["paged", "grouped"],
     "negative_integers": list(all_families()),
 }
 AT_REAL_SIZES = ("one layer", "one sequence at a time")  # LAW-18 takes as long as all other clauses together
@@ -86,6 +87,7 @@ def test_no_sequence_of_calls_is_a_false_alarm_within_limits(limit):
 SIZE = {
     "contiguous": "max_seq_len",
     "paged": "num_blocks",
+    "grouped": "num_blocks",
     "quantized": "capacity",
     "tiered": "max_tokens",
     "pooled": "max_tokens",

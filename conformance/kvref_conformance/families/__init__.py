@@ -37,9 +37,10 @@ class Family:
     another shows. speaks_for: the clauses that the model can name, and the machine therefore judges. gives: what a person calls
     the result of an operation, which later calls refer to; several: arguments that are lists of such, and what one is called.
     formats: what each format among the sizes may be. may_be_zero: sizes that may. holds: sizes that are no less than others
-    together, fits: whether all of them make sense together (LAW-12). token_axis: of the arrays that are appended, where the
-    tokens lie, from the end. appending: the operations that take any number of tokens, and their arrays. counted_as: by a switch
-    among the limits, what makes an object that counts as the specification does, of what makes the object.
+    together, multiples: that are multiples of another, fits: whether all of them make sense together (LAW-12). token_axis: of
+    the arrays that are appended, where the tokens lie, from the end. appending: the operations that take any number of tokens,
+    and their arrays. counted_as: by a switch among the limits, what makes an object that counts as the specification does, of
+    what makes the object.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Family:
     formats: Mapping[str, Sequence[str]] = field(default_factory=dict)
     may_be_zero: Sequence[str] = ()
     holds: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    multiples: Mapping[str, str] = field(default_factory=dict)
     fits: Callable[[Mapping[str, Any]], bool] = lambda config: True
     token_axis: int = -3
     appending: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -59,7 +61,8 @@ class Family:
     def together(self, config: Mapping[str, Any]) -> bool:
         """Whether sizes that each make sense alone do so together."""
         enough = all(config[whole] >= sum(config[part] for part in parts) for whole, parts in self.holds.items())
-        return enough and self.fits(config)
+        even = all(config[whole] % config[part] == 0 for whole, part in self.multiples.items())
+        return enough and even and self.fits(config)
 
     def part(self, name: str) -> ModuleType | None:
         """One of PARTS, or None where the family has no such file."""

@@ -66,6 +66,9 @@ class OnBackend:
     def windowed(self, **config: Any) -> kvref.WindowedCache:
         return kvref.WindowedCache(kvref.WindowedConfig(**config), self.backend)
 
+    def grouped(self, **config: Any) -> kvref.GroupedCache:
+        return kvref.GroupedCache(kvref.GroupedConfig(**config), self.backend)
+
     def quantized(self, **config: Any) -> kvref.QuantizedCache:
         return kvref.QuantizedCache(kvref.QuantizedConfig(**config), self.backend)
 

@@ -11,6 +11,7 @@ CHAPTERS = (
     "paged",
     "sharing",
     "prefixes",
+    "groups",
     "told",
     "windows",
     "quantized",

@@ -38,12 +38,12 @@ def the_longest_layer_says_what_is_written(patch):
 
 @bug("PREFIX-02")
 def commits_may_contradict(patch):
-    in_source(patch, COMMIT, "np.flatnonzero(numbers[:common] != told.tokens[:common])", "()")
+    in_source(patch, "kvref.prefix.Told.add", "np.flatnonzero(numbers[:common] != self.tokens[:common])", "()")
 
 
 @bug("PREFIX-02")
 def what_was_found_may_be_contradicted(patch):
-    in_source(patch, BEGIN, "_Told(salt, numbers[:hit], [each.key for each in found])", "_Told(salt)")
+    in_source(patch, BEGIN, "Told(salt, numbers[:hit], [each.key for each in found])", "Told(salt)")
 
 
 @bug("PREFIX-02")
@@ -232,12 +232,12 @@ def who_holds_a_block_alone_writes_to_it(patch):
 
 @bug("PREFIX-15")
 def any_number_is_a_token(patch):
-    patch.setattr("kvref.prefix._numbers", lambda tokens: np.array([int(token) % 2**63 for token in tokens], np.int64))
+    patch.setattr("kvref.prefix.token_numbers", lambda tokens: np.array([int(token) % 2**63 for token in tokens], np.int64))
 
 
 @bug("PREFIX-15")
 def keys_are_made_of_the_callers_types(patch):
-    patch.setattr("kvref.prefix._numbers", np.asarray)
+    patch.setattr("kvref.prefix.token_numbers", np.asarray)
     in_source(patch, KEYS, '"<i8"', "None")
 
 

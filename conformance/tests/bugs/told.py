@@ -5,7 +5,7 @@ import numpy as np
 from bugs.plant import bug, in_source
 from kvref.attention import attention
 from kvref.paged import PagedCache
-from kvref.prefix import PrefixCache, _Told
+from kvref.prefix import PrefixCache, Told
 
 REMOVE = "kvref.paged.PagedCache.remove"
 
@@ -17,7 +17,7 @@ def a_cut_where_a_block_ends_keeps_the_keys_behind_it(patch):
         if length % block_size:
             self.keys = self.keys[: length // block_size]
 
-    patch.setattr(_Told, "cut", cut)
+    patch.setattr(Told, "cut", cut)
 
 
 @bug("PREFIX-02")
@@ -67,7 +67,7 @@ def a_fork_has_no_salt(patch):
 
     def without(self, sequence):
         child = fork(self, sequence)
-        self._told[child] = _Told("", self._told[child].tokens)
+        self._told[child] = Told("", self._told[child].tokens)
         return child
 
     patch.setattr(PrefixCache, "fork", without)

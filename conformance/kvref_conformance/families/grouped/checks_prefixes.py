@@ -1,0 +1,213 @@
+"""GROUP-05 and 06: what all groups together find, and hold."""
+
+from kvref_conformance.checking.expect import equal, raises, true
+from kvref_conformance.checking.registry import check
+from kvref_conformance.checking.setup import blocks_of
+from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.families.grouped.checks import reach
+from kvref_conformance.families.grouped.grown import Grown, groups_of
+from kvref_conformance.families.prefix.served import declared_order, prompt
+from kvref_conformance.outcome import NotOffered
+
+OTHER = 77  # a token that no prompt has
+
+
+def finds(grown: Grown, tokens: list[int], count: int, what: str, salt: str = "") -> None:
+    """So many leading tokens are found, held as they must be, and answer as if they had just been stepped through."""
+    equal(grown.match(tokens, salt), count, f"match of {what}")
+    sequence = grown.begin(tokens, salt)
+    equal(grown.sequences[sequence].length, count, f"length of a sequence begun with {what}")
+    grown.holds(sequence, f"once it was begun with {what}")
+    grown.look(sequence, f"what was found of {what}")
+    if count and grown.cache.num_free_blocks >= grown.groups:
+        grown.step(sequence, 1)
+        grown.attends(sequence, 1, f"{what}, a token behind what was found")
+    grown.drop(sequence)
+
+
+def servable(grown: Grown, kept: list[set[int]], tokens: int) -> int:
+    """The hit of so many tokens, where each group finds these entries: every number is tried."""
+    for blocks in range((tokens - 1) // grown.size, 0, -1):
+        if all(
+            entry in found or (entry + 1) * grown.size <= first
+            for group, found in enumerate(kept)
+            for first in [0 if group == grown.groups - 1 else blocks * grown.size - grown.window + 1]
+            for entry in range(blocks)
+        ):
+            return blocks * grown.size
+    return 0
+
+
+@check("GROUP-05", "grouped")
+def a_hit_ends_where_blocks_do_and_a_token_is_left(subject: Subject) -> None:
+    declared_order(subject)
+    subject.need(sequences=2)
+    length = reach(subject)
+    grown = Grown(subject, 3 * length)
+    tokens, size = prompt(length), grown.size
+    grown.serve(tokens)
+    for count in sorted({0, 1, size, size + 1, 2 * size, grown.window, grown.window + size, length - 1, length}):
+        hit = max(0, count - 1) // size * size
+        finds(grown, tokens[:count], hit, f"{count} tokens of a prompt that was committed at every step")
+    finds(grown, [*tokens, OTHER], length // size * size, "a prompt that goes on")
+
+
+@check("GROUP-05", "grouped")
+def a_window_needs_no_block_that_it_does_not_see(subject: Subject) -> None:
+    """Those before the window were taken by others since, and the hit is whole."""
+    declared_order(subject)
+    length, tokens = reach(subject, 6), prompt(reach(subject, 6))
+    size, groups, window = subject.size("block_size", 3), groups_of(subject), subject.size("window", 7)
+    full, seen = -(-length // size), -(-window // size) + 2
+    grown = Grown(subject, num_blocks=full + (groups - 1) * seen)  # as few as it takes to step through the prompt
+    if groups == 1 or grown.total < full + (groups - 1) * seen:
+        raise NotOffered("a pool for windows that pass, where its limits say otherwise")
+    grown.drop(grown.serve(tokens))
+    finds(grown, tokens, (length - 1) // size * size, "a prompt whose windows passed, in a pool that is just large enough")
+    beginning = tokens[: 2 * size + 1]
+    hit = grown.match(beginning)
+    sequence = grown.begin(beginning)
+    equal(grown.sequences[sequence].length, hit, "length of a sequence begun with the first two blocks of the prompt")
+    grown.look(sequence, "what was found of the first two blocks of the prompt")
+
+
+@check("GROUP-05", "grouped")
+def no_group_is_asked_for_what_it_has_not(subject: Subject) -> None:
+    """Committed at the end alone, when windows have given back what they saw first."""
+    subject.need(sequences=2)
+    for by, wanted in ((1, 7), (2, 8), (1, 9)):  # a window's edge lies anywhere in a block
+        window = subject.size("window", wanted)
+        length = reach(subject, 5, window)
+        grown = Grown(subject, 3 * length, window=window)
+        tokens, size = prompt(length), grown.size
+        sequence = grown.begin(tokens)
+        grown.up_to(sequence, length, by=by)
+        kept = [set(range(gone, length // size)) for gone in grown.sequences[sequence].gone]
+        grown.commit(sequence)
+        for blocks in range(length // size + 1):
+            asked = [*tokens[: blocks * size], OTHER]
+            finds(grown, asked, servable(grown, kept, len(asked)), f"{blocks} blocks of a prompt that was committed at its end")
+
+
+@check("GROUP-05", "grouped")
+def other_tokens_and_other_salts_are_not_found(subject: Subject) -> None:
+    declared_order(subject)
+    subject.need(sequences=2)
+    grown = Grown(subject, 4 * reach(subject))
+    tokens, size = prompt(2 * grown.size), grown.size
+    grown.serve(tokens, by=size)
+    for at in range(len(tokens)):
+        other = [*tokens[:at], OTHER, *tokens[at + 1 :], OTHER]
+        hit = at // size * size
+        finds(grown, other, hit, f"a prompt with another token at position {at}")
+    finds(grown, [*tokens, OTHER], 0, "a prompt with another salt", "a")
+
+
+@check("GROUP-05", "grouped")
+def a_prompt_answers_the_same_each_time(subject: Subject) -> None:
+    """Once computed, then found, then found of what was found; with others that take blocks in between."""
+    length = reach(subject, 4)
+    grown = Grown(subject, length + length // 2)
+    size, tokens = grown.size, prompt(length)
+    for time in range(4):
+        sequence = grown.begin([*tokens, OTHER + time])
+        hit = grown.sequences[sequence].length
+        true(hit % size == 0 and hit <= length, f"the hit of time {time}", f"a multiple of {size}, {length} at most", hit)
+        grown.look(sequence, f"what was found of a prompt, time {time}")
+        grown.up_to(sequence, length + 1, by=3, commit=True)
+        grown.look(sequence, f"a prompt, time {time}")
+        grown.attends(sequence, 1, f"a prompt, time {time}")
+        grown.drop(sequence)
+        grown.drop(grown.serve(prompt(2 * size, 10 + time), by=2))
+        equal(grown.cache.num_free_blocks, grown.total, f"free blocks after time {time}, when no one holds any")
+
+
+@check("GROUP-06", "grouped")
+def what_was_matched_is_not_taken(subject: Subject) -> None:
+    """Neither by another sequence's steps, nor by its own."""
+    subject.need(sequences=2)
+    length = reach(subject)
+    for own in (True, False):
+        grown = Grown(subject, length + 2 * subject.size("block_size", 3))
+        grown.to_be_filled()
+        size, tokens = grown.size, prompt(length)
+        grown.drop(grown.serve(tokens, by=2))
+        sequence = grown.begin([*tokens[: length - 1], *prompt(grown.total * size, 3)])
+        hit, free = grown.sequences[sequence].length, grown.cache.num_free_blocks
+        equal(free, grown.total - grown.held(), "free blocks once a prompt was found")
+        grown.look(sequence, f"a hit of {hit} tokens")
+        taker = sequence if own else grown.create(prompt(grown.total * size, 4))
+        while grown.needed(taker, 1) <= grown.total - grown.held():
+            grown.step(taker, 1)
+        with raises("OutOfBlocks"):
+            grown.step(taker, 1)
+        grown.counted("when all that can be taken is")
+        grown.look(sequence, f"a hit of {hit} tokens, when all that can be taken is")
+        if not own:
+            grown.look(taker, "who took it")
+
+
+@check("GROUP-06", "grouped")
+def what_no_one_holds_is_free_and_found(subject: Subject) -> None:
+    declared_order(subject)
+    subject.need(sequences=3)
+    length = reach(subject)
+    grown = Grown(subject, 3 * length)
+    size, tokens = grown.size, prompt(length)
+    hit = (length - 1) // size * size
+    first = grown.serve(tokens)
+    free, held = grown.cache.num_free_blocks, grown.held()
+    second = grown.begin(tokens)
+    shared = [block for layer in range(grown.groups) for block in blocks_of(grown.cache, second, layer) if block != -1]
+    listed = {block for layer in range(grown.groups) for block in blocks_of(grown.cache, first, layer)}
+    back = sum(block not in listed for block in shared)  # which the first had given back, and the second sees
+    equal(grown.cache.num_free_blocks, free - back, f"free blocks after a prompt was found in blocks of which {back} were free")
+    grown.drop(first)
+    grown.look(second, "what another committed, and dropped")
+    grown.drop(second)
+    equal(grown.cache.num_free_blocks, grown.total, f"free blocks after two that held {held} were dropped")
+    finds(grown, tokens, hit, "a prompt that no one holds")
+    grown.cache.reset()
+    finds(grown, tokens, 0, "a prompt after reset")
+
+
+@check("GROUP-06", "grouped")
+def what_was_given_back_longest_ago_is_taken_first(subject: Subject) -> None:
+    declared_order(subject)
+    size, groups = subject.size("block_size", 3), groups_of(subject)
+    if subject.size("window", 7) < size:
+        raise NotOffered("a window of a block")
+    grown = Grown(subject, num_blocks=5 * groups)
+    if grown.total != 5 * groups:
+        raise NotOffered(f"a pool of {5 * groups} blocks")
+    prompts = [prompt(size, which) for which in (1, 2, 3)]
+    for tokens in prompts:
+        grown.drop(grown.serve(tokens, by=size))
+    equal(grown.match([*prompts[0], OTHER]), size, "match of the oldest of three prompts")  # which is no use of it
+    taker = grown.create(prompt(5 * size, 9))
+    for entries, left in enumerate(([1, 1, 1], [1, 1, 1], [0, 1, 1], [0, 0, 1], [0, 0, 0]), 1):
+        if entries > 1 and grown.unseen((entries - 1) * size)[0]:
+            break  # what it gives back itself is taken before those
+        grown.up_to(taker, entries * size, by=size)
+        found = [grown.match([*tokens, OTHER]) // size for tokens in prompts]
+        equal(found, left, f"blocks found of three prompts after {entries} entries were taken")
+
+
+@check("GROUP-06", "grouped")
+def losing_a_block_of_one_group_is_enough(subject: Subject) -> None:
+    """Later positions go first, and of one position an earlier group's: then the last group's is no use."""
+    declared_order(subject)
+    size, groups = subject.size("block_size", 3), groups_of(subject)
+    if groups == 1 or subject.size("window", 7) <= size:
+        raise NotOffered("two groups, and a window of more than a block")
+    grown = Grown(subject, num_blocks=3 * groups + 1)
+    if grown.total != 3 * groups + 1:
+        raise NotOffered(f"a pool of {3 * groups + 1} blocks")
+    tokens = prompt(2 * size)
+    grown.drop(grown.serve(tokens, by=size))
+    taker = grown.create(prompt(2 * size, 9))
+    grown.up_to(taker, size, by=size)  # of the groups + 1 that were never taken one is left
+    equal(grown.match([*tokens, OTHER]), 2 * size, "match before any block of it is taken")
+    grown.step(taker, 1)  # and groups - 1 of the second block's are gone
+    equal(grown.match([*tokens, OTHER]), size, "match after the blocks of some groups were taken")
+    finds(grown, [*tokens, OTHER], size, "what every group still holds")

@@ -1,0 +1,106 @@
+"""LAW-18: windows of hundreds of tokens, in blocks of 16, over thousands."""
+
+from typing import Any
+
+from kvref_conformance.checking.content import pair_of_content
+from kvref_conformance.checking.expect import equal, pair
+from kvref_conformance.checking.real import affordable
+from kvref_conformance.checking.registry import check
+from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.families.grouped.grown import Grown
+from kvref_conformance.families.prefix.served import prompt, streams
+from kvref_conformance.outcome import NotOffered
+
+LONG = 4200  # tokens, no multiple of a block
+PREFILL = 700  # tokens of a step
+CALLS = 400  # steps of one token
+
+
+def served(subject: Subject, tokens: int, **sizes: Any) -> Grown:
+    wanted = {"block_size": 16, "num_layers": 2, "num_kv_heads": 1, "head_dim": 64, "window": 512} | sizes
+    return Grown(subject, tokens, **wanted)
+
+
+def held_at_its_edges(grown: Grown, sequence: int, what: str) -> None:
+    """What lies at both ends of what each group holds, and at every edge of a block's neighbours there."""
+    one = grown.sequences[sequence]
+    for layer in grown.layers:
+        first = one.gone[layer % grown.groups] * grown.size
+        ends = {first, first + 1, first + grown.size, (first + one.length) // 2, one.length - grown.size, one.length - 1}
+        positions = sorted(position for position in ends if first <= position < one.length)
+        want = pair_of_content(streams(one.tokens, one.salt)[positions], layer, positions, *grown.row)
+        pair(grown.cache.read(sequence, layer, positions), want, f"{what}, layer {layer}, positions {positions}")
+
+
+def passing(subject: Subject, grown: Grown, length: int) -> None:
+    """A prompt in long steps, then token by token: what is held is counted after each, and looked at where blocks end."""
+    sequence, decoded = grown.create(prompt(length)), min(CALLS, length // 4)
+    while grown.sequences[sequence].length < length - decoded:
+        grown.step(sequence, min(PREFILL, length - decoded - grown.sequences[sequence].length))
+        grown.counted(f"after a long step to {grown.sequences[sequence].length}")
+    grown.look(sequence, "a long prompt")
+    grown.refuses(sequence)
+    while grown.sequences[sequence].length < length:
+        grown.step(sequence, 1)
+        when = f"after a token more, to {grown.sequences[sequence].length}"
+        grown.counted(when)
+        if grown.sequences[sequence].length % grown.size in (0, 1, grown.size - 1):
+            held_at_its_edges(grown, sequence, f"a sequence {when}")
+    grown.holds(sequence, f"of {length} tokens")
+    grown.look(sequence, f"a sequence of {length} tokens")
+    grown.refuses(sequence)
+    grown.attends(sequence, 1, f"a sequence of {length} tokens")
+    grown.drop(sequence)
+    grown.counted("when no one holds any")
+
+
+@check("LAW-18", "grouped")
+def a_window_of_hundreds_passes_over_thousands(subject: Subject) -> None:
+    length = affordable(subject, LONG)
+    passing(subject, served(subject, length), length)
+
+
+@check("LAW-18", "grouped")
+def a_long_prompt_answers_the_same_each_time(subject: Subject) -> None:
+    """Once computed and three times found, while others fill the pool in between."""
+    length = affordable(subject, LONG // 2, 4)
+    grown = served(subject, length + length // 4)
+    tokens = prompt(length)
+    for time in range(4):
+        sequence = grown.begin([*tokens, 70 + time])
+        grown.look(sequence, f"what was found of a long prompt, time {time}")
+        grown.up_to(sequence, length + 1, by=PREFILL // 2, commit=True)
+        grown.look(sequence, f"a long prompt, time {time}")
+        grown.attends(sequence, 1, f"a long prompt, time {time}")
+        grown.drop(sequence)
+        grown.drop(grown.serve(prompt(length // 8, 10 + time), by=PREFILL))
+    equal(grown.cache.num_free_blocks, grown.total, "free blocks when no one holds any")
+
+
+@check("LAW-18", "grouped")
+def a_pool_of_thousands_of_blocks_is_found_and_held(subject: Subject) -> None:
+    """Blocks of any number hold what they must: many prompts, one after the other, then all of them at once."""
+    grown = served(subject, 16 * 1100, num_kv_heads=1, head_dim=8)
+    each = grown.window + 3 * grown.size
+    count = min(
+        grown.total // (grown.groups * -(-each // grown.size)), subject.size("sequences", 24), affordable(subject, 30, each)
+    )
+    if count < 1:
+        raise NotOffered(f"room for a sequence of {each} tokens")
+    sequences = [grown.create(prompt(each, which + 1)) for which in range(count)]
+    for sequence in sequences:
+        grown.up_to(sequence, each, by=PREFILL)
+    for sequence in sequences:
+        grown.look(sequence, f"sequence {sequence} of {count} in a pool of {grown.total} blocks")
+        grown.up_to(sequence, each, by=1)
+    grown.counted(f"when {count} sequences hold {each} tokens")
+    for sequence in sequences:
+        grown.drop(sequence)
+    grown.counted("when no one holds any")
+
+
+@check("LAW-18", "grouped", real=True)
+def layers_as_a_model_has_them_go_over_thousands(subject: Subject) -> None:
+    """Six groups, as of a model whose every sixth layer sees everything, and a window of 1024."""
+    length = affordable(subject, LONG)
+    passing(subject, served(subject, length, num_layers=6, num_groups=6, window=1024, num_kv_heads=2), length)

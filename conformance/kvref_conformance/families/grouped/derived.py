@@ -1,0 +1,5 @@
+"""Operations made of others."""
+
+from kvref_conformance.conversation.derived import Derived
+
+DERIVED = (Derived("create", "GROUP-05", ("begin",), lambda cache: cache.begin([])),)

@@ -1,0 +1,180 @@
+"""Sequences that grow step by step, and what each group must hold of them: worked out from the steps that were made."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.checking.attending import normal
+from kvref_conformance.checking.content import pair_of_content
+from kvref_conformance.checking.expect import equal, pair, raises, within
+from kvref_conformance.checking.setup import blocks_of, fitted, made
+from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.families.grouped.seen import window_attention
+from kvref_conformance.families.prefix.served import streams
+from kvref_conformance.oracle.attention import rounding
+from kvref_conformance.outcome import NotOffered
+
+FILLED = 2**11  # slots of a pool that a check fills
+MOST = 2**13  # tokens that a check hands in, of the windows that limits allow
+
+
+def groups_of(subject: Subject) -> int:
+    """How many groups a cache has, unless a check asks for others."""
+    return int(fitted(subject, "grouped")["num_groups"])
+
+
+@dataclass
+class One:
+    """A sequence: its tokens, how many of them are there, and in each group how many entries hold no block any more."""
+
+    tokens: list[int]
+    salt: str
+    length: int
+    gone: list[int]
+
+
+class Grown:
+    """`cache` with sequences in it. tokens: that there is room for in every group, whatever was given back."""
+
+    def __init__(self, subject: Subject, tokens: int = 0, **sizes: Any) -> None:
+        self.subject = subject
+        config = fitted(subject, "grouped", **sizes)
+        if tokens:
+            room = config["num_groups"] * -(-tokens // config["block_size"])
+            config = fitted(subject, "grouped", **sizes, num_blocks=room)
+        self.cache = made(subject, "grouped", **config)
+        self.size, self.window, self.groups = (int(config[name]) for name in ("block_size", "window", "num_groups"))
+        self.layers, self.total = range(config["num_layers"]), int(config["num_blocks"])
+        self.row = config["num_kv_heads"], config["head_dim"]
+        self.sequences: dict[int, One] = {}
+        if min(tokens, self.window) > MOST or tokens > self.total // self.groups * self.size:
+            raise NotOffered(f"room for {tokens} tokens in every group, where its limits leave {self.total} blocks")
+
+    def to_be_filled(self) -> None:
+        """Raises NotOffered for a pool that takes too long to fill token by token."""
+        if self.total * self.size > FILLED:
+            limit = self.subject.limits.of("grouped", "num_blocks")
+            raise NotOffered(f"a pool to be filled, where its limits say num_blocks {limit}")
+
+    def begin(self, tokens: Sequence[int], salt: str = "") -> int:
+        """A sequence of these tokens, of which none is found."""
+        sequence: int = self.cache.begin(list(tokens), *([salt] if salt else []))
+        length = int(self.cache.length(sequence))
+        self.sequences[sequence] = One(list(tokens), salt, length, self.unseen(length))
+        return sequence
+
+    def create(self, tokens: Sequence[int]) -> int:
+        """The same, where nothing is looked for."""
+        sequence: int = self.cache.create()
+        self.sequences[sequence] = One(list(tokens), "", 0, [0] * self.groups)
+        return sequence
+
+    def drop(self, sequence: int) -> None:
+        self.cache.drop(sequence)
+        del self.sequences[sequence]
+
+    def unseen(self, length: int) -> list[int]:
+        """The entries of each group that lie wholly before what a query at `length` sees."""
+        return [max(0, length - self.window + 1) // self.size] * (self.groups - 1) + [0]
+
+    def step(self, sequence: int, count: int) -> int:
+        """So many tokens more, or as many as are taken at once: how many they were."""
+        one, count = self.sequences[sequence], self.subject.size("tokens", count)
+        positions = range(one.length, one.length + count)
+        rows = [self.computed(sequence, layer, positions) for layer in self.layers]
+        self.cache.step(sequence, np.stack([keys for keys, _ in rows]), np.stack([values for _, values in rows]))
+        one.gone = [max(pair) for pair in zip(one.gone, self.unseen(one.length), strict=True)]
+        one.length += count
+        return count
+
+    def up_to(self, sequence: int, length: int, by: int = 1, commit: bool = False) -> None:
+        """Steps of so many tokens each, and what came committed after each."""
+        one = self.sequences[sequence]
+        while one.length < length:
+            self.step(sequence, min(by, length - one.length))
+            if commit:
+                self.commit(sequence)
+
+    def commit(self, sequence: int) -> None:
+        one = self.sequences[sequence]
+        self.cache.commit(sequence, one.tokens[: one.length])
+
+    def serve(self, tokens: Sequence[int], by: int = 1, salt: str = "") -> int:
+        """A sequence of these tokens, found, or stepped through and committed."""
+        sequence = self.begin(tokens, salt)
+        self.up_to(sequence, len(tokens), by, commit=True)
+        return sequence
+
+    def match(self, tokens: Sequence[int], salt: str = "") -> int:
+        return int(self.cache.match(list(tokens), *([salt] if salt else [])))
+
+    def truncate(self, sequence: int, length: int) -> None:
+        self.cache.truncate(sequence, length)
+        self.sequences[sequence].length = length
+
+    def computed(self, sequence: int, layer: int, positions: Sequence[int]) -> tuple[NDArray, NDArray]:
+        """What a model would compute of its tokens."""
+        one = self.sequences[sequence]
+        return pair_of_content(streams(one.tokens, one.salt)[list(positions)], layer, positions, *self.row)
+
+    def entries(self, sequence: int) -> int:
+        return -(-self.sequences[sequence].length // self.size)
+
+    def needed(self, sequence: int, count: int) -> int:
+        """Blocks more that it holds after a step of so many tokens, of which it shares none: may be fewer than none."""
+        one = self.sequences[sequence]
+        more = -(-(one.length + count) // self.size) - self.entries(sequence)
+        return self.groups * more - sum(max(0, a - b) for a, b in zip(self.unseen(one.length), one.gone, strict=True))
+
+    def held(self) -> int:
+        """Blocks that all sequences hold, where they share none."""
+        return sum(self.groups * self.entries(sequence) - sum(one.gone) for sequence, one in self.sequences.items())
+
+    def holds(self, sequence: int, when: str) -> None:
+        """Every group holds what it must, and no more."""
+        one = self.sequences[sequence]
+        for layer in self.layers:
+            gone = one.gone[layer % self.groups]
+            listed = [block == -1 for block in blocks_of(self.cache, sequence, layer)]
+            want = [True] * gone + [False] * (self.entries(sequence) - gone)
+            equal(listed, want, f"which entries of layer {layer} hold no block {when}")
+
+    def counted(self, when: str) -> None:
+        equal(self.cache.num_free_blocks, self.total - self.held(), f"free blocks {when}")
+
+    def look(self, sequence: int, what: str) -> None:
+        """Every layer reads what its group holds, and nothing that was given back."""
+        one = self.sequences[sequence]
+        equal(int(self.cache.length(sequence)), one.length, f"length of {what}")
+        for layer in self.layers:
+            first = one.gone[layer % self.groups] * self.size
+            positions = list(range(first, one.length))
+            got = self.cache.read(sequence, layer, positions)
+            pair(got, self.computed(sequence, layer, positions), f"{what}, layer {layer}, from position {first} on")
+
+    def refuses(self, sequence: int) -> None:
+        """What was given back, and what never came, is not read."""
+        one = self.sequences[sequence]
+        for layer in self.layers:
+            first = one.gone[layer % self.groups] * self.size
+            for position in [*sorted({0, first - 1} if first else {}), one.length]:
+                with raises("PositionOutOfRange"):
+                    self.cache.read(sequence, layer, [position])
+
+    def queries(self, count: int) -> NDArray:
+        """float32 [count, query heads, dim]: two query heads a kv head, where that may be."""
+        return normal(self.subject, count, self.row[0] * self.subject.size("group_size", 2), self.row[1])
+
+    def attends(self, sequence: int, count: int, what: str, layers: Sequence[int] | None = None) -> None:
+        """The last so many queries, in each layer."""
+        one, query, scale = self.sequences[sequence], self.queries(count), 2.5 / self.row[1]
+        for layer in self.layers if layers is None else layers:
+            window = None if layer % self.groups == self.groups - 1 else self.window
+            first = 0 if window is None else max(0, one.length - count - window + 1)
+            keys, values = self.computed(sequence, layer, range(first, one.length))
+            want, bound = window_attention(query, keys, values, window, scale)
+            bound = bound + rounding(want, bound, self.subject.dtype)
+            within(self.cache.attend(sequence, layer, query, scale), want, bound, f"attention of {what}, layer {layer}")

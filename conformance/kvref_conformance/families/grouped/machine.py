@@ -1,0 +1,189 @@
+"""Any sequence of calls of the family `grouped`."""
+
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, precondition, rule
+
+from kvref_conformance.families.grouped.model import Grouped
+from kvref_conformance.searching.machine import ANY, BACK, LAST, Machine, one_of, pair, within
+from kvref_conformance.searching.rows import kinds
+
+SEQUENCE = ANY
+STEP = st.sampled_from((1, 1, 1, 2, 3, 1, 5, 0, 8, 1))  # tokens of a step
+TIMES = st.sampled_from((1, 1, 2, 4, 6))  # steps in a row
+BRANCH = st.sampled_from((0, 0, 0, 2, 3, 5))  # where a prompt leaves the one that most begin with; 0: nowhere
+SALT = st.sampled_from(("", "", "", "", "a"))
+MANY = 3  # sequences alive at a time
+FRESH = 10**6  # tokens from here on were never asked for
+
+
+def prompt(branch: int, count: int) -> list[int]:
+    """Tokens of which many prompts begin alike."""
+    return [1 + (branch > 0 and position >= branch) * branch for position in range(count)]
+
+
+class GroupedMachine(Machine):
+    family = "grouped"
+
+    @initialize(
+        blocks=st.sampled_from((12, 9, 16, 7, 24, 5)), size=st.sampled_from((2, 1, 3, 2)), groups=st.sampled_from((2, 2, 3, 1)),
+        each=st.sampled_from((1, 1, 2)), window=st.sampled_from((3, 1, 2, 4, 5, 7)), dim=st.sampled_from((1, 3)),
+        dtype=st.sampled_from(("float32", "float16", "bfloat16")),
+    )  # fmt: skip
+    def new(self, blocks: int, size: int, groups: int, each: int, window: int, dim: int, dtype: str) -> None:
+        self.plans: dict[int, list[int]] = {}  # of sequences, the tokens they are to have
+        self.fresh = FRESH
+        self.make(
+            num_blocks=blocks, block_size=size, num_layers=groups * each, num_groups=groups, window=window, num_kv_heads=1,
+            head_dim=dim, dtype=dtype,
+        )  # fmt: skip
+        if self.objects:
+            self.shape = self.config["num_kv_heads"], self.config["head_dim"]
+            self.stride = self.config["block_size"] if self.config["block_size"] > 3 else 1  # of what is counted in tokens
+            self.create()
+
+    @property
+    def known(self) -> Grouped:
+        found = self.witness.models[self.objects[0]]
+        assert isinstance(found, Grouped)
+        return found
+
+    def sequence(self, which: int) -> int:
+        """One that there is, by any index; for LAST one that there is not."""
+        found = None if which == LAST else one_of(self.known.lengths, which)
+        return max(self.known.ids, default=0) + 1 if found is None else found
+
+    def room(self) -> bool:
+        """For a sequence more."""
+        return len(self.known.lengths) < min(MANY, self.subject.size("sequences", 99))
+
+    @precondition(lambda self: self.objects)
+    @rule()
+    def create(self) -> None:
+        if self.room():
+            self.call("create", self.objects[0])
+
+    @precondition(lambda self: self.objects)
+    @rule(which=SEQUENCE, count=STEP, times=TIMES, commit=st.booleans(), kind=kinds())
+    def step(self, which: int, count: int, times: int, commit: bool, kind: str) -> None:
+        sequence = self.sequence(which)
+        for _ in range(times):
+            self.rows(sequence, count * self.stride, kind)
+            if commit and sequence in self.known.lengths:
+                self.commit_what_is_there(sequence)
+
+    step_more = step
+
+    def rows(self, sequence: int, count: int, kind: str) -> None:
+        keys, values = pair(self.source, (self.config["num_layers"], count, *self.shape), kind)
+        self.call("step", self.objects[0], sequence=sequence, keys=keys, values=values)
+
+    @precondition(lambda self: self.objects)
+    @rule(which=SEQUENCE, wrong=st.integers(0, 5), side=st.integers(0, 2))
+    def step_wrongly(self, which: int, wrong: int, side: int) -> None:
+        keys, values = self.source.wrong_pair((self.config["num_layers"], 2, *self.shape), wrong, side)
+        self.call("step", self.objects[0], sequence=self.sequence(which), keys=keys, values=values)
+
+    def tokens(self, sequence: int) -> list[int]:
+        """Those that lie in a sequence: what it was said to hold, then what it was to have, then some that no one has."""
+        told, length = self.known.told[sequence][1], self.known.lengths[sequence]
+        tokens = [*told, *self.plans.get(sequence, [])[len(told) :]][:length]
+        while len(tokens) < length:
+            self.fresh += 1
+            tokens.append(self.fresh)
+        return tokens
+
+    def commit_what_is_there(self, sequence: int) -> None:
+        self.call("commit", self.objects[0], sequence=sequence, tokens=self.tokens(sequence))
+
+    @precondition(lambda self: self.objects)
+    @rule(branch=BRANCH, count=st.integers(0, 12), salt=SALT, by=st.sampled_from((1, 2, 1, 20)), drop=st.booleans(), kind=kinds())
+    def begin(self, branch: int, count: int, salt: str, by: int, drop: bool, kind: str) -> None:
+        """A prompt, as an engine serves it: what is not found comes in steps, and is committed after each."""
+        if self.known.held.unsure:
+            return
+        if not self.room() and self.known.lengths:
+            self.call("drop", self.objects[0], sequence=self.sequence(branch % MANY))
+        tokens = prompt(branch * self.stride, count * self.stride)
+        begun = self.call("begin", self.objects[0], tokens=tokens, **({"salt": salt} if salt else {}))
+        if begun is None:
+            return
+        self.plans[begun] = tokens
+        while self.going and begun in self.known.lengths and (length := self.known.lengths[begun]) < len(tokens):
+            self.rows(begun, min(by * self.stride, len(tokens) - length), kind)
+            if self.known.lengths.get(begun) == length:
+                return  # there is no room
+            self.commit_what_is_there(begun)
+        if drop and self.going:
+            self.call("drop", self.objects[0], sequence=begun)
+
+    begin_more = begin
+
+    @precondition(lambda self: self.objects)
+    @rule(which=SEQUENCE, wrong=st.sampled_from((0, 0, 0, 1, 2, 3)))
+    def commit(self, which: int, wrong: int) -> None:
+        sequence = self.sequence(which)
+        if wrong == 3:
+            told = one_of((each for each, (_, tokens) in self.known.told.items() if tokens), which)
+            if told is None:
+                return  # there is nothing to contradict
+            sequence = told
+        if sequence not in self.known.lengths:
+            self.call("commit", self.objects[0], sequence=sequence, tokens=[1])
+        elif not wrong:
+            self.commit_what_is_there(sequence)
+        else:
+            there = self.tokens(sequence)
+            tokens = {1: [*there, 1], 2: [*there[:-1], -1], 3: [FRESH, *there[1:]]}
+            self.call("commit", self.objects[0], sequence=sequence, tokens=tokens[wrong])
+
+    @precondition(lambda self: self.objects)
+    @rule(which=SEQUENCE, draft=st.sampled_from((0, 0, 2, 4)), back=BACK, count=STEP, kind=kinds())
+    def truncate(self, which: int, draft: int, back: int, count: int, kind: str) -> None:
+        """draft: tokens that come in one step first, so that some can go where windows passed."""
+        sequence = self.sequence(which)
+        if draft:
+            self.rows(sequence, draft * self.stride, kind)
+        self.call("truncate", self.objects[0], sequence=sequence, length=self.known.lengths.get(sequence, 0) - back)
+        if sequence in self.known.lengths:
+            self.plans[sequence] = []
+            self.rows(sequence, count * self.stride, kind)
+
+    @precondition(lambda self: self.objects)
+    @rule(which=SEQUENCE)
+    def drop(self, which: int) -> None:
+        self.call("drop", self.objects[0], sequence=self.sequence(which))
+
+    @precondition(lambda self: self.objects)
+    @rule(which=SEQUENCE, count=STEP, kind=kinds())
+    def fork(self, which: int, count: int, kind: str) -> None:
+        if self.room() or which == LAST:
+            child = self.call("fork", self.objects[0], sequence=self.sequence(which))
+            if child is not None:
+                self.rows(child, count * self.stride, kind)
+
+    @precondition(lambda self: self.objects)
+    @rule(which=SEQUENCE, layer=ANY, position=st.integers(-1, 12))
+    def read(self, which: int, layer: int, position: int) -> None:
+        layer, at = within(layer, self.config["num_layers"]), position * (self.stride if position > 0 else 1)
+        self.ask("read", self.objects[0], sequence=self.sequence(which), layer=layer, positions=[at])
+
+    @precondition(lambda self: self.objects)
+    @rule(which=SEQUENCE, layer=ANY, count=STEP, group=st.integers(1, 2), kind=kinds(everything=False))
+    def attend(self, which: int, layer: int, count: int, group: int, kind: str) -> None:
+        query = self.source.rows((count, self.shape[0] * group, self.shape[1]), kind)
+        layer = within(layer, self.config["num_layers"])
+        self.ask("attend", self.objects[0], sequence=self.sequence(which), layer=layer, query=query, scale=0.5)
+
+    @precondition(lambda self: self.objects)
+    @rule(branch=BRANCH, count=st.integers(0, 12), salt=SALT, wrong=st.sampled_from((False, False, False, True)))
+    def match(self, branch: int, count: int, salt: str, wrong: bool) -> None:
+        tokens = [*prompt(branch * self.stride, count * self.stride), *([-1] if wrong else [])]
+        if wrong or not self.known.held.unsure:
+            self.call("match", self.objects[0], tokens=tokens, **({"salt": salt} if salt else {}))
+
+    @precondition(lambda self: self.objects)
+    @rule(all=st.booleans())
+    def reset(self, all: bool) -> None:
+        for sequence in list(self.known.lengths) if all else []:
+            self.call("drop", self.objects[0], sequence=sequence)
+        self.call("reset", self.objects[0])

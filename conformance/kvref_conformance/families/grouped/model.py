@@ -1,0 +1,287 @@
+"""The cache of several kinds of layers as a dict of sequences, and what each block holds."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.families.grouped.held import Held
+from kvref_conformance.families.grouped.seen import window_attention
+from kvref_conformance.oracle.attention import U, wrong_query
+from kvref_conformance.oracle.elements import round_to
+from kvref_conformance.oracle.expected import (
+    Arrays,
+    Choice,
+    Expected,
+    TakenOrRefused,
+    Unjudged,
+    Value,
+    Wrong,
+    exactly,
+    finite,
+    float32,
+    not_finite,
+    not_in_range,
+    wrong_arrays,
+)
+from kvref_conformance.oracle.model import Look, Model
+from kvref_conformance.oracle.rows import Reads
+
+MOST_TOKEN = 2**63
+UNSEEN = 2**40  # a token that ends a prompt of which all may be found
+SHOWN = 3  # chains that are looked for after each call
+SEEN = ("num_free_blocks", "length", "block_table", "read")
+
+
+class Grouped(Model):
+    family = "grouped"
+    blamed: ClassVar = {
+        **{("step", seen): clause for seen, clause in zip(SEEN, ("GROUP-02", "LAW-04", "GROUP-02", "GROUP-04"), strict=True)},
+        **{("begin", seen): clause for seen, clause in zip(SEEN, ("GROUP-06", "GROUP-05", "GROUP-05", "GROUP-05"), strict=True)},
+        **{("commit", seen): "GROUP-06" for seen in SEEN},
+        **{("truncate", seen): "EDIT-01" for seen in SEEN},
+        **{("fork", seen): "SHARE-03" for seen in SEEN},
+        **{("no blocks", seen): "GROUP-03" for seen in (*SEEN, "match")},
+        **{("reset", seen): "PREFIX-11" for seen in (*SEEN, "match")},
+        "num_free_blocks": "PAGED-07", "block_table": "GROUP-01", "read": "GROUP-04", "length": "LAW-04",
+    }  # fmt: skip
+
+    def __init__(
+        self, *, num_blocks: int, block_size: int, num_layers: int, num_groups: int, window: int, num_kv_heads: int,
+        head_dim: int, dtype: str,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.layers, self.groups, self.size = num_layers, num_groups, block_size
+        self.row, self.dtype = (num_kv_heads, head_dim), dtype
+        self.held = Held(num_blocks, block_size, [*[window] * (num_groups - 1), None])
+        self.lengths: dict[int, int] = {}
+        self.told: dict[int, tuple[str, list[int]]] = {}  # of each sequence its salt, and the tokens it is known to hold
+        self.ids: set[int] = set()
+        self.seen: list[tuple[str, tuple[int, ...]]] = []  # what was committed, the last at the end
+        self.written = -1  # the sequence that the last step went to
+
+    def declared(self, switch: Callable[[str], bool]) -> None:
+        self.held.any_order = switch("other_eviction_order")
+
+    def looks(self) -> list[Look]:
+        found: list[Look] = [("num_free_blocks", {})]
+        for sequence, length in self.lengths.items():
+            found.append(("length", {"sequence": sequence}))
+            for layer in range(self.layers):
+                at: dict[str, Any] = {"sequence": sequence, "layer": layer}
+                positions = list(range(self._first_held(sequence, layer), length))
+                found += [("block_table", at), ("read", at | {"positions": positions})]
+        matches: list[Look] = [("match", {"tokens": [*tokens, UNSEEN], "salt": salt}) for salt, tokens in self.seen[-SHOWN:]]
+        return found + ([] if self.held.unsure else matches)
+
+    def num_free_blocks(self) -> Expected:
+        return Value(self.blame("num_free_blocks"), value=self.held.total - self.held.used())
+
+    def create(self) -> Expected:
+        return self._new("PAGED-01", "create", lambda new: self._open(new, 0, "", []))
+
+    def fork(self, sequence: Any) -> Expected:
+        if wrong := self._unknown(sequence):
+            return self.refuse(wrong)
+
+        def change(new: int) -> None:
+            self._open(new, self.lengths[sequence], *self.told[sequence])
+            self.held.tables[new] = [list(entry) for entry in self.held.tables[sequence]]
+
+        return self._new("SHARE-03", "fork", change)
+
+    def begin(self, tokens: Sequence[Any], salt: str = "") -> Expected:
+        if wrong := _no_tokens(tokens):
+            return self.refuse(wrong)
+        blocks = self._hit(tokens, salt)
+
+        def change(new: int) -> None:
+            self._open(new, blocks * self.size, salt, tokens[: blocks * self.size])
+            self.held.begin(new, tokens, salt, blocks)
+
+        return self._new("PAGED-01", "begin", change)
+
+    def _new(self, clause: str, name: str, change: Callable[[int], None]) -> Expected:
+        used = set(self.ids)
+        says = f"an id never used before, not among {sorted(used)}"
+        return Choice(clause, self.did(name, change), says=says, accepts=lambda id: id not in used)
+
+    def _open(self, new: int, length: int, salt: str, tokens: Sequence[int]) -> None:
+        self.ids.add(new)
+        self.lengths[new], self.told[new], self.held.tables[new] = length, (salt, list(tokens)), []
+
+    def drop(self, sequence: Any) -> Expected:
+        if wrong := self._unknown(sequence):
+            return self.refuse(wrong)
+
+        def change(ok: Any) -> None:
+            self.held.cut(sequence, 0)
+            del self.lengths[sequence], self.told[sequence], self.held.tables[sequence]
+
+        return Expected("PAGED-07", self.did("drop", change))
+
+    def truncate(self, sequence: Any, length: Any) -> Expected:
+        wrong = self._unknown(sequence) or not_in_range(length, self.lengths[sequence] + 1, "PositionOutOfRange", "EDIT-02")
+        if wrong:
+            return self.refuse(wrong)
+        table = self.held.tables[sequence]
+        needed = [(self.held.first(group, length) // self.size, group) for group in range(self.groups)]
+        if any(entry < len(table) and table[entry][group] is None for entry, group in needed):
+            return self.refuse([("NotTruncatable", "GROUP-07")])
+
+        def change(ok: Any) -> None:
+            self.held.cut(sequence, -(-length // self.size))
+            self.lengths[sequence] = length
+            del self.told[sequence][1][length:]
+
+        return Expected("GROUP-07", self.did("truncate", change))
+
+    def step(self, sequence: Any, keys: Any, values: Any) -> Expected:
+        shape = (self.layers, None, *self.row)
+        wrong = self._unknown(sequence) + wrong_arrays((keys, shape), (values, shape))
+        known, count = (
+            sequence in self.lengths,
+            max((np.shape(part)[1] for part in (keys, values) if np.ndim(part) > 1), default=0),
+        )
+        length = self.lengths[sequence] if known else 0
+        short = known and count and self.held.needed(sequence, length, count) > self.held.free_for(sequence, length)
+        if short or (not known and self.groups * -(-count // self.size) > self.held.total):
+            wrong.append(("OutOfBlocks", "GROUP-03"))
+        if wrong:
+            refused = self.refuse(wrong + not_finite(keys, values))
+            short = wrong[0][0] == "OutOfBlocks"
+            return replace(refused, refused=lambda: self.did("no blocks")(None)) if short else refused
+
+        def change(ok: Any) -> None:
+            self.written = sequence
+            if count == 0:
+                return
+            self.held.step(sequence, length, count)
+            rounded = [round_to(float32(part), self.dtype) for part in (keys, values)]
+            for layer in range(self.layers):
+                for index in range(count):
+                    entry, offset = divmod(length + index, self.size)
+                    name = self.held.tables[sequence][entry][layer % self.groups]
+                    assert name is not None
+                    self.held.rows[name][layer, offset] = rounded[0][layer, index], rounded[1][layer, index]
+            self.lengths[sequence] = length + count
+
+        then = self.did("step", change)
+        if finite(*(round_to(float32(part), self.dtype) for part in (keys, values))):
+            return Expected("GROUP-03", then)
+        return TakenOrRefused("LAW-04", then, refused=lambda: self.did("refused")(None))
+
+    def commit(self, sequence: Any, tokens: Sequence[Any]) -> Expected:
+        wrong = self._unknown(sequence) + _no_tokens(tokens)
+        salt, known = self.told.get(sequence, ("", []))
+        wrong += not_in_range(len(tokens), self.lengths.get(sequence, 0) + 1, "PositionOutOfRange", "PREFIX-02")
+        if any(a != b for a, b in zip(tokens, known, strict=False)):
+            wrong.append(("TokenMismatch", "PREFIX-02"))
+        if wrong:
+            return self.refuse(wrong)
+        told = [*tokens, *known[len(tokens) :]]
+
+        def change(ok: Any) -> None:
+            self.held.commit(sequence, told, salt, len(known) // self.size)
+            self.told[sequence] = salt, told
+            chain = salt, tuple(told)
+            self.seen = [*(each for each in self.seen if each != chain), chain]
+
+        return Expected("PREFIX-02", self.did("commit", change))
+
+    def match(self, tokens: Sequence[Any], salt: str = "") -> Expected:
+        if wrong := _no_tokens(tokens):
+            return self.refuse(wrong)
+        hit = self._hit(tokens, salt)
+        clause = {"no blocks": "GROUP-03", "refused": "LAW-01", "reset": "PREFIX-11"}.get(self.last, "GROUP-05")
+        return Value("GROUP-06" if self.last in ("step", "drop", "truncate") else clause, value=hit * self.size)
+
+    def _hit(self, tokens: Sequence[int], salt: str) -> int:
+        if self.held.unsure:
+            raise ValueError("which blocks were taken is not known")
+        return self.held.hit(tokens, salt)
+
+    def reset(self) -> Expected:
+        if self.lengths:
+            return self.refuse([("InUse", "PREFIX-11")])
+        return Expected("PREFIX-11", self.did("reset", lambda ok: self.held.forget_found()))
+
+    def length(self, sequence: Any) -> Expected:
+        wrong = self._unknown(sequence)
+        return self.refuse(wrong) if wrong else Value(self.blame("length"), value=self.lengths[sequence])
+
+    def block_table(self, sequence: Any, layer: Any) -> Expected:
+        if wrong := self._unknown(sequence, layer):
+            return self.refuse(wrong)
+        held, names = self.held, [entry[layer % self.groups] for entry in self.held.tables[sequence]]
+        others = {id for name, id in held.ids.items() if name not in names}
+        known = [-1 if name is None else held.ids.get(name) for name in names]
+
+        def accepts(got: Any) -> bool:
+            got = [int(block) for block in got]
+            new = [block for block, id in zip(got, known, strict=True) if id is None]
+            old = {id for id in known if id is not None}
+            same = all(id is None or block == id for block, id in zip(got, known, strict=True))
+            free = all(0 <= block < held.total and block not in others | old for block in new)
+            return same and free and len(set(new)) == len(new)
+
+        def then(got: Any) -> None:
+            held.ids |= {name: int(block) for name, block in zip(names, got, strict=True) if name is not None}
+
+        clause = self.blame("block_table")
+        says = f"{known}, where None stands for a block in [0, {held.total}) that is no one else's: not among {sorted(others)}"
+        at_length = (len(names), clause)
+        return Choice("GROUP-01" if clause == "LAW-04" else clause, then, says=says, accepts=accepts, length=at_length)
+
+    def read(self, sequence: Any, layer: Any, positions: Sequence[Any]) -> Expected:
+        if wrong := self._unknown(sequence, layer):
+            return self.refuse(wrong)
+        first, length = self._first_held(sequence, layer), self.lengths[sequence]
+        wrong = [each for position in positions for each in not_in_range(position, length, "PositionOutOfRange")]
+        wrong += [("PositionOutOfRange", "GROUP-04") for position in positions if isinstance(position, int) and position < first]
+        if wrong:
+            return self.refuse(wrong)
+        clause = self.blame("read") if sequence == self.written or self.last != "step" else "GROUP-01"
+        return Arrays(clause, names=("keys", "values"), parts=self._parts(sequence, layer, positions))
+
+    def attend(self, sequence: Any, layer: Any, query: Any, scale: float) -> Expected:
+        wrong = wrong_query(query, *self.row)
+        if unknown := self._unknown(sequence, layer):
+            return self.refuse(unknown + wrong)
+        length, group = self.lengths[sequence], layer % self.groups
+        start = length - len(query)
+        if start < 0 or self.held.first(group, start) < self._first_held(sequence, layer):
+            wrong.append(("PositionOutOfRange", "GROUP-04"))
+        if wrong:
+            return self.refuse(wrong)
+        parts = self._parts(sequence, layer, range(self.held.first(group, start), length))
+        keys, values = (part.values for part in parts)
+        reach = [np.abs(part).max(initial=0).astype(np.float64) for part in (np.asarray(query), keys)]
+        if not finite(query, keys, values) or reach[0] * reach[1] * self.row[1] * max(1.0, abs(scale)) > 1e38:
+            return Unjudged("GROUP-04")
+        out, bound = window_attention(query, keys, values, self.held.windows[group], scale)
+        return Arrays("GROUP-04", parts=(Reads(out.astype(np.float32), bound + U * np.abs(out)),), always_slack=True)
+
+    def _first_held(self, sequence: int, layer: int) -> int:
+        """The first position that the layer's group holds."""
+        return self.size * sum(entry[layer % self.groups] is None for entry in self.held.tables[sequence])
+
+    def _parts(self, sequence: int, layer: int, positions: Sequence[int]) -> tuple[Reads, Reads]:
+        rows = []
+        for position in positions:
+            name = self.held.tables[sequence][position // self.size][layer % self.groups]
+            assert name is not None
+            rows.append(self.held.rows[name][layer, position % self.size])
+        parts: list[NDArray] = [np.array([row[which] for row in rows], np.float32).reshape(-1, *self.row) for which in (0, 1)]
+        return exactly(parts[0]), exactly(parts[1])
+
+    def _unknown(self, sequence: Any, layer: Any = 0) -> Wrong:
+        known = isinstance(sequence, int) and not isinstance(sequence, bool) and sequence in self.lengths
+        wrong: Wrong = [] if known else [("SequenceNotFound", "LAW-11")]
+        return wrong + not_in_range(layer, self.layers, "LayerOutOfRange")
+
+
+def _no_tokens(tokens: Sequence[Any]) -> Wrong:
+    return [wrong for token in tokens for wrong in not_in_range(token, MOST_TOKEN, "TokenOutOfRange", "PREFIX-15")]
