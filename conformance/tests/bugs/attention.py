@@ -12,10 +12,10 @@ from kvref.paged import PagedCache
 def query_heads_are_dealt_out_in_turn(patch):
     attend = ReferenceBackend.attend
 
-    def dealt(self, query, keys, values, scale, mask):
+    def dealt(self, query, keys, values, scale, mask, logit_sink=None):
         order = np.arange(query.shape[1]).reshape(-1, keys.shape[1]).T.reshape(-1)
         out = np.empty_like(query)
-        out[:, order] = attend(self, query[:, order], keys, values, scale, mask)
+        out[:, order] = attend(self, query[:, order], keys, values, scale, mask, logit_sink)
         return out
 
     patch.setattr(ReferenceBackend, "attend", dealt)
@@ -75,7 +75,7 @@ def later_tokens_weigh_more(patch):
 
 @bug("ATTN-07")
 def masked_tokens_weigh_zero_times_nan(patch):
-    def masked(self, query, keys, values, scale, mask):
+    def masked(self, query, keys, values, scale, mask, logit_sink=None):
         group = query.shape[1] // keys.shape[1]
         k, v = (np.repeat(part, group, axis=1) for part in (keys, values))
         scores = np.where(mask[:, :, None], np.einsum("qhd,nhd->qnh", query, k) * np.float32(scale), -np.inf)
@@ -92,7 +92,11 @@ def no_tokens_give_nan(patch):
 
 @bug("ATTN-09", "ATTN-07")
 def the_causal_mask_is_off_by_one(patch):
-    in_source(patch, "kvref.attention.visible", "length - num_queries + 1 + i", "length - num_queries + 2 + i")
+    in_source(
+        patch, ATTENTION,
+        "np.arange(length - query.shape[0], length)", "np.arange(length - query.shape[0] + 1, length + 1)",
+        "np.arange(length), scale", "np.arange(num_tokens), scale",
+    )  # fmt: skip
 
 
 @bug("ATTN-10")

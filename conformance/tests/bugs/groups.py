@@ -156,7 +156,7 @@ def nothing_goes_once_a_window_passed(patch):
     patch.setattr(GroupedCache, "truncate", refusing)
 
 
-@bug("GROUP-07", "EDIT-01")
+@bug("GROUP-07")
 def what_is_cut_off_stays_in_the_windows(patch):
     def cut(self, table, lengths):
         self._tables.lengths[table] = lengths
@@ -184,7 +184,7 @@ def what_is_cut_off_stays_committed(patch):
     patch.setattr(GroupedCache, "truncate", remembering)
 
 
-@hidden("grouped", "SHARE-03")
+@hidden("grouped", "GROUP-03")
 def a_fork_forgets_what_its_parent_gave_back(patch):
     fork = BlockTables.fork
 

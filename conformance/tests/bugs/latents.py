@@ -7,6 +7,13 @@ from kvref.backend import ReferenceBackend
 from kvref.latent import LatentCache
 
 ATTEND = "kvref.latent.LatentCache.attend"
+SEEN = "(np.arange(len(rows)) <= (np.arange(len(query)) + len(rows) - len(query))[:, None]) | (not causal)"
+
+
+def looked_at(patch, mask):
+    """Attend with another mask, [num_queries, num_tokens], than the right one, which is SEEN."""
+    right = "attention(absorbed, row, row[:, :, :rank], scale=scale, causal=causal, backend=self._backend)"
+    in_source(patch, ATTEND, right, f"self._backend.attend(absorbed, row, row[:, :, :rank], scale, {mask})")
 
 
 @bug("MLA-01")
@@ -22,7 +29,7 @@ def the_rope_part_lies_in_front(patch):
 
 @bug("MLA-01", "MLA-02")
 def the_value_is_the_end_of_the_row(patch):
-    in_source(patch, ATTEND, "rows[:, None, :rank]", "rows[:, None, -rank:]")
+    in_source(patch, ATTEND, "row[:, :, :rank]", "row[:, :, -rank:]")
 
 
 @bug("MLA-01", "MLA-02")
@@ -67,22 +74,12 @@ def the_weighted_mean_is_added_up_in_half_precision(patch):
 
 @bug("MLA-02")
 def causal_queries_are_the_first_tokens(patch):
-    in_source(
-        patch,
-        ATTEND,
-        "visible(query.shape[0], rows.shape[0], rows.shape[0]",
-        "visible(query.shape[0], rows.shape[0], query.shape[0]",
-    )
+    looked_at(patch, "(np.arange(len(rows)) <= np.arange(len(query))[:, None]) | (not causal)")
 
 
 @bug("MLA-02")
 def the_last_token_is_not_looked_at(patch):
-    in_source(
-        patch,
-        ATTEND,
-        "rows.shape[0], causal, self._backend)",
-        "rows.shape[0], causal, self._backend) & (np.arange(len(rows)) != 9)",
-    )
+    looked_at(patch, f"({SEEN}) & (np.arange(len(rows)) != 9)")
 
 
 @bug("MLA-03")
@@ -212,10 +209,7 @@ def truncating_to_some_leaves_one_more(patch):
 
 @hidden("latent", "MLA-02")
 def a_query_that_sees_no_token_looks_at_the_first(patch):
-    in_source(
-        patch, ATTEND, "rows.shape[0], causal, self._backend)",
-        "rows.shape[0], causal, self._backend) | (np.arange(len(rows)) == 0)",
-    )  # fmt: skip
+    looked_at(patch, f"({SEEN}) | (np.arange(len(rows)) == 0)")
 
 
 @hidden("latent", "LAW-04")
@@ -234,18 +228,12 @@ def a_loud_tile_gives_its_scale_to_the_next(patch):
 
 @real("latent")
 def a_tile_of_64_tokens_loses_its_last(patch):
-    in_source(
-        patch, ATTEND, "rows.shape[0], causal, self._backend)",
-        "rows.shape[0], causal, self._backend) & ((np.arange(len(rows)) % 64 != 63) | (len(rows) < 64))",
-    )  # fmt: skip
+    looked_at(patch, f"({SEEN}) & ((np.arange(len(rows)) % 64 != 63) | (len(rows) < 64))")
 
 
 @real("latent")
 def the_value_ends_at_511(patch):
-    in_source(
-        patch, ATTEND, "latents = self._backend.attend(absorbed, rows[:, None, :], rows[:, None, :rank], scale, mask)",
-        "latents = self._backend.attend(absorbed, rows[:, None, :], rows[:, None, :rank] * (np.arange(rank) < 511), scale, mask)",
-    )  # fmt: skip
+    in_source(patch, ATTEND, "row[:, :, :rank]", "row[:, :, :rank] * (np.arange(rank) < 511)")
 
 
 @real("latent")

@@ -182,7 +182,7 @@ def sizes_are_kept_as_they_came(patch):
 
 @bug("LAW-20")
 def a_start_is_added_to_as_it_came(patch):
-    in_source(patch, "kvref.paged.PagedCache.write", "start = in_range(", "in_range(")
+    in_source(patch, "kvref.paged.PagedCache.write", "start = self._held(", "self._held(")
 
 
 @bug("PAGED-05")

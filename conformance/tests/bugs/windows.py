@@ -194,14 +194,12 @@ def a_block_stays_that_is_not_seen(patch):
 
 @bug("WIN-09")
 def blocks_are_given_back_twice(patch):
-    in_source(
-        patch, "kvref.blocks.BlockTables.release", "int(self.released[table]) : count", ": count", "first[:] = NO_BLOCK", "pass"
-    )
+    in_source(patch, "kvref.blocks.BlockTables.release", "part[held] = NO_BLOCK", "pass")
 
 
 @bug("WIN-09")
 def what_was_given_back_is_read_as_somebody_elses(patch):
-    in_source(patch, "kvref.sequences.Sequences._held", "if position < self._tables.first(table)", "if False")
+    in_source(patch, "kvref.sequences.Sequences._held", "if position < (first := int(self._tables.first(table).max()))", "if False")
 
 
 @bug("WIN-09")
@@ -221,7 +219,7 @@ def a_table_that_is_closed_is_released_for_the_next(patch):
 
 @bug("WIN-09")
 def a_cut_below_what_was_given_back_goes_through(patch):
-    in_source(patch, "kvref.sequences.Sequences.truncate", "length < self._tables.first(table)", "False")
+    in_source(patch, "kvref.sequences.Sequences.truncate", "length < (first := int(self._tables.first(table).max()))", "False")
 
 
 @bug("WIN-09")
