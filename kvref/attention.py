@@ -112,7 +112,7 @@ def attended(
         parts = [(keys[each, ...], values[each, ...]) for each in seen]
         some_keys, some_values = parts[0] if len(parts) == 1 else (xp.concat(both, axis=0) for both in zip(*parts, strict=True))
         mask = sight.sees(piece[:, None], np.concatenate([positions[each] for each in seen]))
-        some = query[start : start + PIECE, ...]
+        some = query[start : start + len(piece), ...]
         out.append(backend.attend(some, some_keys, some_values, scale, backend.asarray(mask), logit_sink))
     return out[0] if len(out) == 1 else xp.concat(out, axis=0)
 
