@@ -184,7 +184,7 @@ def what_is_cut_off_stays_committed(patch):
     patch.setattr(GroupedCache, "truncate", remembering)
 
 
-@hidden("grouped", "SHARE-03")
+@hidden("grouped", "GROUP-03")
 def a_fork_forgets_what_its_parent_gave_back(patch):
     fork = BlockTables.fork
 
