@@ -9,9 +9,12 @@ from kvref_conformance.searching.rows import kinds
 
 SEQUENCE = ANY
 STEP = st.sampled_from((1, 1, 1, 2, 3, 1, 5, 0, 8, 1))  # tokens of a step
+ALL = 99  # queries: as many as there are tokens
+ASKED = st.sampled_from((1, 2, 4, ALL, 3, 8, ALL, 0))  # queries that attend, and see what lies before them
 TIMES = st.sampled_from((1, 1, 2, 4, 6))  # steps in a row
 BRANCH = st.sampled_from((0, 0, 0, 2, 3, 5))  # where a prompt leaves the one that most begin with; 0: nowhere
 SALT = st.sampled_from(("", "", "", "", "a"))
+SOMETIMES = st.sampled_from((False, False, True))
 MANY = 3  # sequences alive at a time
 FRESH = 10**6  # tokens from here on were never asked for
 
@@ -96,9 +99,17 @@ class GroupedMachine(Machine):
         self.call("commit", self.objects[0], sequence=sequence, tokens=self.tokens(sequence))
 
     @precondition(lambda self: self.objects)
-    @rule(branch=BRANCH, count=st.integers(0, 12), salt=SALT, by=st.sampled_from((1, 2, 1, 20)), drop=st.booleans(), kind=kinds())
-    def begin(self, branch: int, count: int, salt: str, by: int, drop: bool, kind: str) -> None:
-        """A prompt, as an engine serves it: what is not found comes in steps, and is committed after each."""
+    @rule(
+        branch=BRANCH,
+        count=st.integers(0, 12),
+        salt=SALT,
+        by=st.sampled_from((1, 2, 1, 20)),
+        late=SOMETIMES,
+        drop=st.booleans(),
+        kind=kinds(),
+    )
+    def begin(self, branch: int, count: int, salt: str, by: int, late: bool, drop: bool, kind: str) -> None:
+        """A prompt, as an engine serves it: what is not found comes in steps, and is committed after each, or after the last."""
         if self.known.held.unsure:
             return
         if not self.room() and self.known.lengths:
@@ -112,14 +123,15 @@ class GroupedMachine(Machine):
             self.rows(begun, min(by * self.stride, len(tokens) - length), kind)
             if self.known.lengths.get(begun) == length:
                 return  # there is no room
-            self.commit_what_is_there(begun)
+            if not late or self.known.lengths.get(begun) == len(tokens):
+                self.commit_what_is_there(begun)
         if drop and self.going:
             self.call("drop", self.objects[0], sequence=begun)
 
     begin_more = begin
 
     @precondition(lambda self: self.objects)
-    @rule(which=SEQUENCE, wrong=st.sampled_from((0, 0, 0, 1, 2, 3)))
+    @rule(which=SEQUENCE, wrong=st.sampled_from((0, 0, 1, 2, 3, 3)))
     def commit(self, which: int, wrong: int) -> None:
         sequence = self.sequence(which)
         if wrong == 3:
@@ -137,13 +149,14 @@ class GroupedMachine(Machine):
             self.call("commit", self.objects[0], sequence=sequence, tokens=tokens[wrong])
 
     @precondition(lambda self: self.objects)
-    @rule(which=SEQUENCE, draft=st.sampled_from((0, 0, 2, 4)), back=BACK, count=STEP, kind=kinds())
-    def truncate(self, which: int, draft: int, back: int, count: int, kind: str) -> None:
-        """draft: tokens that come in one step first, so that some can go where windows passed."""
+    @rule(which=SEQUENCE, draft=st.sampled_from((0, 2, 4)), back=BACK, far=SOMETIMES, count=STEP, kind=kinds())
+    def truncate(self, which: int, draft: int, back: int, far: bool, count: int, kind: str) -> None:
+        """draft: tokens that come in one step first, so that some can go where windows passed; far: all that there are."""
         sequence = self.sequence(which)
         if draft:
             self.rows(sequence, draft * self.stride, kind)
-        self.call("truncate", self.objects[0], sequence=sequence, length=self.known.lengths.get(sequence, 0) - back)
+        length = self.known.lengths.get(sequence, 0)
+        self.call("truncate", self.objects[0], sequence=sequence, length=0 if far else length - back)
         if sequence in self.known.lengths:
             self.plans[sequence] = []
             self.rows(sequence, count * self.stride, kind)
@@ -168,8 +181,9 @@ class GroupedMachine(Machine):
         self.ask("read", self.objects[0], sequence=self.sequence(which), layer=layer, positions=[at])
 
     @precondition(lambda self: self.objects)
-    @rule(which=SEQUENCE, layer=ANY, count=STEP, group=st.integers(1, 2), kind=kinds(everything=False))
+    @rule(which=SEQUENCE, layer=ANY, count=ASKED, group=st.integers(1, 2), kind=kinds(everything=False))
     def attend(self, which: int, layer: int, count: int, group: int, kind: str) -> None:
+        count = self.known.lengths.get(self.sequence(which), 1) if count == ALL else count
         query = self.source.rows((count, self.shape[0] * group, self.shape[1]), kind)
         layer = within(layer, self.config["num_layers"])
         self.ask("attend", self.objects[0], sequence=self.sequence(which), layer=layer, query=query, scale=0.5)
