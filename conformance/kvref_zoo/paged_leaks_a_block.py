@@ -15,7 +15,10 @@ class Cache(kvref.PagedCache):
 
 class Implementation(Right):
     clause = "PAGED-07"
-    also = ("EDIT-04", "EDIT-05", "EDIT-10", "LAW-03", "PAGED-12", "PAGED-15", "SHARE-04", "SHARE-06", "SHARE-08", "SHARE-09")
+    also = (
+        "EDIT-04", "EDIT-05", "EDIT-10", "LAW-03", "PAGED-12", "PAGED-15", "SHARE-04", "SHARE-06", "SHARE-08", "SHARE-09",
+        "WIN-09",
+    )  # fmt: skip
     bug = "kekzl/imp#1115"
 
     def paged(self, **config: Any) -> Cache:

@@ -27,7 +27,7 @@ EXCEPTIONS = {  # clauses that a family cannot be judged by within a limit, and 
     ("one sequence at a time", "grouped"): dict.fromkeys(("LAW-07", "SHARE-03"), "sequences 2, where its limits say at most 1"),
     **{
         ("one token at a time", family): TWO_TOKENS
-        for family in ("contiguous", "grouped", "latent", "paged", "pooled", "prefix", "quantized", "tiered")
+        for family in ("contiguous", "grouped", "latent", "paged", "pooled", "prefix", "quantized", "tiered", "windowed")
     },
     **{  # who takes packed rows says so, of the latent cache alone
         (f"{dtype} only", "latent"): {"FMT-LEVEL-05": f"dtype packed, where its limits say {dtype}"}

@@ -19,18 +19,22 @@ from kvref_conformance.judging.judge import Failure, Judge, select, verdict_of
 
 EXAMPLES = 8  # sequences of calls a machine tries
 
-# Of paged caches, those that neither fork nor go back show nothing of these.
+# Of paged caches, those that neither fork, go back nor give back show nothing of these.
 SHARING = {"SHARE-03", "SHARE-04", "SHARE-05", "SHARE-06", "SHARE-07", "SHARE-08", "SHARE-09"}
 EDITS = {"EDIT-01", "EDIT-02", "EDIT-03", "EDIT-04", "EDIT-05", "EDIT-06", "EDIT-10"}
+RELEASE = {"WIN-09"}
 # What the operations of each cannot show, of all clauses that have a check in its family.
 NOT_JUDGED = {
-    Paged: {"PAGED-06", "PAGED-16", "PAGED-17", "ATTN-10"} | SHARING | EDITS,
+    Paged: {"PAGED-06", "PAGED-16", "PAGED-17", "ATTN-10"} | SHARING | EDITS | RELEASE,
     Int8: {"LAW-06", "LAW-13", "QUANT-04", "QUANT-08", "EDIT-01", "EDIT-02", "EDIT-03", "ATTN-10"},
     Fp8: {"LAW-06", "LAW-13", "QUANT-04", "EDIT-01", "EDIT-02", "EDIT-03", "ATTN-10"},
-    KernelAttention: set(),
-    KernelPaged: SHARING | EDITS,
-    AppendOnly: {"LAW-06", "PAGED-04", "PAGED-06", "PAGED-10", "PAGED-11", "PAGED-15", "PAGED-17", "ATTN-10"} | SHARING | EDITS,
-    OneTable: {"PAGED-04", "PAGED-06", "PAGED-15", "PAGED-16", "PAGED-17", "ATTN-10"} | SHARING | EDITS,
+    KernelAttention: {"WIN-01", "WIN-05", "WIN-07", "WIN-08"},
+    KernelPaged: SHARING | EDITS | RELEASE,
+    AppendOnly: {"LAW-06", "PAGED-04", "PAGED-06", "PAGED-10", "PAGED-11", "PAGED-15", "PAGED-17", "ATTN-10"}
+    | SHARING
+    | EDITS
+    | RELEASE,
+    OneTable: {"PAGED-04", "PAGED-06", "PAGED-15", "PAGED-16", "PAGED-17", "ATTN-10"} | SHARING | EDITS | RELEASE,
 }
 JUDGED = {
     (Paged, "PAGED"): 14, (Int8, "QUANT"): 6, (Fp8, "QUANT"): 7, (KernelAttention, "ATTN"): 9, (KernelPaged, "PAGED"): 17,

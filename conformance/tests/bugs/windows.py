@@ -199,7 +199,9 @@ def blocks_are_given_back_twice(patch):
 
 @bug("WIN-09")
 def what_was_given_back_is_read_as_somebody_elses(patch):
-    in_source(patch, "kvref.sequences.Sequences._held", "if position < (first := int(self._tables.first(table).max()))", "if False")
+    in_source(
+        patch, "kvref.sequences.Sequences._held", "if position < (first := int(self._tables.first(table).max()))", "if False"
+    )
 
 
 @bug("WIN-09")
