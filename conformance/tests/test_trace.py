@@ -192,6 +192,9 @@ SHRUNK = {
     "kernels": ("zoo:kernels-write-padding", "KERN-02"),
     "attention": ("zoo:attention-one-kv-head", "ATTN-01"),
     "engine": ("zoo:engine-rolls-back-the-length-only", "ENG-09"),
+    "windowed": ("zoo:windowed-one-too-long", "WIN-01"),
+    "grouped": ("zoo:grouped-lists-what-it-gave-back", "GROUP-02"),
+    "latent": ("zoo:latent-value-is-the-end-of-the-row", "MLA-01"),
 }
 
 
