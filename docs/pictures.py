@@ -11,6 +11,7 @@ import numpy as np
 
 import kvref
 import pictures_sharing
+import pictures_windows
 from kvref import (
     ContiguousCache,
     ContiguousConfig,
@@ -285,5 +286,6 @@ def classes() -> plt.Figure:
     return figure
 
 
-DRAWN = (without, capacity, fragmentation, *pictures_sharing.PICTURES, memory, codes, errors, tail, classes)
+SHARING, WINDOWS = pictures_sharing.PICTURES, pictures_windows.PICTURES
+DRAWN = (without, capacity, fragmentation, *SHARING, memory, codes, errors, tail, *WINDOWS, classes)
 PICTURES: dict[str, Callable[[], plt.Figure]] = {draw.__name__: draw for draw in DRAWN}

@@ -10,7 +10,7 @@ from sphinx.util.docutils import SphinxDirective
 
 TRACES = Path("_static/traces")
 SCRIPTS = [
-    f"player/{name}.js" for name in ("trace", "families", "paged", "worlds", "pictures", "player")
+    f"player/{name}.js" for name in ("trace", "families", "paged", "worlds", "pictures", "windowed", "player")
 ]  # each stands on those before it
 STYLES = ["player/player.css"]
 

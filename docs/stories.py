@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 import stories_sharing
+import stories_windows
 from kvref_conformance.checking.expect import raises
 from kvref_conformance.conversation.handle import Handle
 from kvref_conformance.conversation.trace import file
@@ -265,4 +266,5 @@ def canary(tell: Told) -> None:
 
 
 STORIES = {story.__name__: story for story in (
-    decoding, contiguous, paged, *stories_sharing.STORIES, quantized, tiered, pooled, canary)}  # fmt: skip
+    decoding, contiguous, paged, *stories_sharing.STORIES, quantized, tiered, *stories_windows.STORIES, pooled,
+    canary)}  # fmt: skip

@@ -3,7 +3,7 @@
   const { parse, Worlds, numbers, isArray, SIZE_CLASSES } = window.kvref;
   const trace = parse(text), worlds = new Worlds(trace), wrong = [];
   const live = (cache) => cache.sequences.filter((each) => each.live);
-  const held = (cache) => new Set(live(cache).flatMap(({ tables }) => tables.flat())).size;
+  const held = (cache) => new Set(live(cache).flatMap(({ tables }) => tables.flat()).filter((block) => block >= 0)).size;
   const tier = (cache, name) => cache.tokens.filter((token) => token.tier === name).length;
   const sequence = (cache, id) => live(cache).find((each) => each.id === id);
   const PAGES = {
@@ -28,6 +28,7 @@
     "buffers.stats": (pool) => pool.free,
     "buffer.length": (one, _, world) => world.objects.get(one.pool).held.find((each) => each.id === one.id).length,
     "engine.length": (one, args) => one.sessions.find((each) => each.live && each.id === args.session).tokens.length,
+    "windowed.length": (cache) => cache.length,
     "pooled.total_tokens": (cache) => cache.next - cache.first,
     "pooled.stats": (cache) => Math.ceil((cache.next - cache.first) / cache.config.tokens_per_block),
   };

@@ -64,6 +64,14 @@ def test_what_moves_no_data_can_be_drawn_too(bench, tmp_path):
     ElementTree.parse(tmp_path / "b.svg")
 
 
+def test_a_step_in_a_window_is_held_against_the_reading_of_it(bench, tmp_path):
+    done = bench("numpy", "--only", "step of a token in a window*", "--json", "b.json")
+    assert (done.returncode, done.stderr) == (0, "")
+    (contest,) = json.loads((tmp_path / "b.json").read_text())["contests"]
+    assert contest["bytes"] == 2 * 4096 * 8 * 128 * 4
+    assert contest["scores"][0]["who"] == "kvref windowed numpy"
+
+
 def test_a_rival_whose_package_is_missing_is_left_out():
     assert rivals.here("numpy", "numpy.linalg")
     assert not rivals.here("numpy", "no_such_package.part")

@@ -156,6 +156,29 @@ def test_blocks_that_wait_to_be_found_are_seen_until_they_are_taken(player):
     assert boxes(player)["4"][1:] == ("D0", "A1")
 
 
+def slots(player):
+    """Of a ring and its sinks: the positions in them, those that are stale, and where the next token goes."""
+    cells = player.element.locator(".kv-cell")
+    stale = player.element.locator(".kv-stale").all_text_contents()
+    return cells.all_text_contents(), stale, player.element.locator(".kv-picture .kv-quiet").text_content()
+
+
+def test_a_ring_turns_and_goes_back(player):
+    player.open(SITE / "_static/traces/windows.jsonl")
+    player.element.evaluate("player => player.go(5)")  # the ring is full
+    assert slots(player) == ([*"01234567"], [], "The next token, 8, goes into slot 2.")
+    player.element.evaluate("player => player.go(6)")  # and turns
+    assert slots(player)[0] == [*"01834567"]
+    assert player.text("words") == (
+        "9 tokens, of which 0 to 1 and 3 to 8 are held. The next query, at 9, sees 0 to 1, 6 to 8 and itself."
+    )
+    player.element.evaluate("player => player.go(9)")  # a draft of two was taken back
+    assert slots(player) == (["0", "1", "8", "9", "10", "5", "6", "7"], ["9", "10"], "The next token, 9, goes into slot 3.")
+    player.element.evaluate("player => player.go(13)")  # a step longer than the ring
+    assert slots(player)[0] == ["0", "1", "14", "15", "16", "17", "12", "13"]
+    assert player.element.locator(".kv-read").all_text_contents() == ["0", "1"]
+
+
 def numbers(arrays):
     return [number for array in arrays for number in np.frombuffer(base64.b64decode(array["base64"]), "<f4").tolist()]
 

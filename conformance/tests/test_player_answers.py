@@ -50,6 +50,24 @@ def test_each_answer_is_about_its_own_time(player, tmp_path):
     assert shown == {3: [["2"]], 5: [["2"], ["2"]], 6: [["2"], ["0"]], 8: [["0"]]}
 
 
+def test_a_block_that_was_released_leaves_its_place_in_the_table(player, tmp_path):
+    rows = dict.fromkeys(("keys", "values"), to_wire(np.zeros((5, 1, 1), np.float32)))
+    calls = [
+        ("paged.create", {}, 0),
+        ("paged.write", {"sequence": 0, "layer": 0, "start": 0, **rows}, None),
+        ("paged.release_before", {"sequence": 0, "position": 3}, None),
+        ("paged.fork", {"sequence": 0}, 7),
+        ("paged.block_table", {"sequence": 7, "layer": 0}, [-1, 2, 3]),
+        ("paged.block_tables", {"sequences": [0], "layer": 0}, to_wire(np.array([[-1, 2, 3, -1]], np.int32))),
+        ("paged.drop", {"sequence": 0}, None),
+    ]
+    path = written(tmp_path, *conversation("paged.new", FOUR, *calls))
+    shown = tables(player, path, (3, 4, 5, 7, 8))
+    left = ["-1", "2", "3"]
+    assert shown == {3: [["?", "2", "3"]], 4: [left], 5: [left, left], 7: [left, left], 8: [left]}
+    assert player.text("words") == "2 of 4 blocks free. B has 5 tokens in 2 blocks."
+
+
 def test_who_was_refused_has_no_name(player, tmp_path):
     lines = conversation("prefix.new", PAGED, ("prefix.begin", {"tokens": [1]}, 0), ("prefix.begin", {"tokens": [2]}, 1))
     lines[4] = {"id": 2, "error": {"kinds": ["OutOfBlocks"]}}

@@ -20,7 +20,7 @@ import kvref
 SECONDS = 2.0  # for the rounds of one contest
 LEAST_ROUNDS, MOST_ROUNDS = 5, 15
 LEAST_SAMPLE = 1e-3  # seconds: shorter things are done several times a round
-PACKAGES = ("numpy", "torch", "cupy-cuda12x", "transformers", "torchao", "optimum-quanto", "ml_dtypes")
+PACKAGES = ("numpy", "torch", "cupy-cuda12x", "transformers", "torchao", "optimum-quanto", "ml_dtypes", "mlx-lm")
 
 
 Spread = tuple[float, float, float]  # median, lower and upper quartile

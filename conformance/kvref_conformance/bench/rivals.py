@@ -1,10 +1,12 @@
-"""What a user would pick instead, of what is installed: plain NumPy and PyTorch, ml_dtypes, torchao, quanto, transformers."""
+"""What a user would pick instead, of what is installed: plain NumPy and PyTorch, ml_dtypes, torchao, quanto, transformers,
+mlx-lm."""
 
 import copy
 import logging
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -175,3 +177,56 @@ def transformers_fork(tokens: int, heads: int, dim: int) -> Iterator[Entry]:
     cache, rows = DynamicCache(), torch.ones((1, heads, tokens, dim))
     cache.update(rows, rows, 0)
     yield Entry("transformers: copy.deepcopy(cache)", lambda: copy.deepcopy(cache))
+
+
+def of_window(window: int, position: int, heads: int, dim: int, *, attends: bool) -> Iterator[Entry]:
+    """One more token in a full window, stored alone or attended over too, by torch's or MLX's own attention."""
+    if here("torch"):
+        yield from _torch_windows(window, position, (1, heads, 1, dim), attends)
+    if here("mlx", "mlx_lm"):
+        yield from _mlx_window(window, position, (1, heads, 1, dim), attends)
+
+
+def _torch_windows(window: int, position: int, shape: tuple[int, ...], attends: bool) -> Iterator[Entry]:
+    import torch
+
+    one = torch.ones(shape)
+    ring, turn = torch.ones((2, shape[0], shape[1], window, shape[3])), [0]
+
+    def assigned(keys: Any, values: Any) -> tuple[Any, Any]:
+        ring[0, :, :, turn[0]], ring[1, :, :, turn[0]] = keys[:, :, 0], values[:, :, 0]
+        turn[0] = (turn[0] + 1) % window
+        return ring[0], ring[1]
+
+    ways: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {"torch: two slices of a ring assigned": assigned}
+    if here("transformers"):
+        with _quiet():
+            from transformers.cache_utils import DynamicSlidingWindowLayer, StaticSlidingWindowLayer
+
+        for layer in DynamicSlidingWindowLayer(window), StaticSlidingWindowLayer(position, window):
+            filled = torch.ones((*shape[:2], position, shape[3]))
+            layer.update(filled, filled)
+            ways[f"transformers {type(layer).__name__}"] = layer.update
+
+    def step(store: Callable[[Any, Any], tuple[Any, Any]]) -> None:
+        torch.nn.functional.scaled_dot_product_attention(one, *store(one, one))
+
+    for name, store in ways.items():
+        yield Entry(name, partial(step, store) if attends else partial(store, one, one))
+
+
+def _mlx_window(window: int, position: int, shape: tuple[int, ...], attends: bool) -> Iterator[Entry]:
+    import mlx.core as mx
+    from mlx_lm.models.cache import RotatingKVCache
+
+    cache, one = RotatingKVCache(max_size=window), mx.ones(shape)
+    filled = mx.ones((*shape[:2], position, shape[3]))
+    cache.update_and_fetch(filled, filled)
+
+    def step() -> None:
+        keys, values = cache.update_and_fetch(one, one)
+        if attends:
+            keys = mx.fast.scaled_dot_product_attention(one, keys, values, scale=shape[3] ** -0.5)
+        mx.eval(keys, values)  # or nothing is done at all
+
+    yield Entry("mlx-lm RotatingKVCache", step)

@@ -13,7 +13,7 @@ from rich.text import Text
 
 import kvref
 from kvref.errors import BackendNotFound
-from kvref_conformance.bench import caches, kernels, prefixes, show
+from kvref_conformance.bench import caches, kernels, prefixes, show, windows
 from kvref_conformance.bench.contest import Outcome, hold, machine
 from kvref_conformance.implementations import existing_folder
 from kvref_conformance.outcome import CannotRun
@@ -45,6 +45,7 @@ def bench(options: argparse.Namespace) -> int:
             kernels.contests(backends, options.size, wanted),
             caches.contests(backends, wanted),
             prefixes.contests(backends, wanted),
+            windows.contests(backends, wanted),
         )
         for contest in itertools.chain(*parts):
             live.update(task, description=f"{contest.title} ({contest.shape})")

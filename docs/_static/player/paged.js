@@ -5,6 +5,7 @@
 
 (() => {
   const { FAMILIES, counted, fill, isArray, numbers, range, tokens } = window.kvref;
+  const NONE = -1; // in place of a block that was released (WIN-09)
 
   const paged = {
     // A block has holders, the entries that list it; slots, what was written there last; found, the copies it is part of. A copy
@@ -24,7 +25,10 @@
       const parent = find(cache, sequence);
       if (!parent) return;
       const child = paged.create(cache, {}, context);
-      parent.tables.forEach((table, layer) => table.forEach((block) => hold(cache, child, layer, block)));
+      parent.tables.forEach((table, layer) => table.forEach((block) => {
+        if (block === NONE) child.tables[layer].push(NONE);
+        else hold(cache, child, layer, block);
+      }));
       Object.assign(child, { lengths: [...parent.lengths], told: structuredClone(parent.told) });
     },
 
@@ -41,6 +45,17 @@
       found.lengths.fill(length);
       forget(cache, found, length);
       cut(cache, found, entries(cache, length));
+    },
+
+    release_before(cache, { sequence, position }, { touch }) {
+      const tables = find(cache, sequence)?.tables ?? [];
+      for (const entry of range(0, entryOf(cache, position))) {
+        tables.forEach((table, layer) => {
+          if (table[entry] !== NONE) touch("freed", cache.id, table[entry]);
+          release(cache, find(cache, sequence), layer, table[entry]);
+          table[entry] = NONE;
+        });
+      }
     },
 
     remove(cache, { sequence, start, stop }, context) {
@@ -88,8 +103,10 @@
       const width = context.reply.ok?.shape?.[1];
       if (width === undefined || !context.answer) return;
       sequences.forEach((sequence, row) => {
-        const blocks = context.answer.slice(row * width, (row + 1) * width).filter((block) => block >= 0);
-        listed(cache, sequence, layer, blocks, context);
+        const blocks = context.answer.slice(row * width, (row + 1) * width);
+        const released = find(cache, sequence)?.tables[layer].filter((block) => block === NONE).length ?? 0;
+        const end = Math.max(released, blocks.findLastIndex((block) => block !== NONE) + 1); // what follows is past the table
+        listed(cache, sequence, layer, blocks.slice(0, end), context);
       });
     },
 
@@ -119,6 +136,7 @@
   }
 
   function release(cache, sequence, layer, block) {
+    if (block === NONE) return;
     const one = cache.blocks[block];
     one.holders.splice(one.holders.findIndex((each) => each.number === sequence.number && each.layer === layer), 1);
     if (one.holders.length) return;
@@ -212,7 +230,7 @@
     const sequence = find(cache, id);
     for (const position of positions) {
       const block = sequence?.tables[layer][entryOf(cache, position)];
-      if (block !== undefined) touch("read", cache.id, block, slotOf(cache, position));
+      if (block >= 0) touch("read", cache.id, block, slotOf(cache, position));
     }
   }
 
@@ -287,6 +305,7 @@
         if (entry < found.told.keys.length) return;
         const copy = { key, blocks: found.tables.map((table) => table[entry]) };
         found.told.keys.push(key);
+        if (copy.blocks.includes(NONE)) return;
         if (!cache.copies.has(key)) cache.copies.set(key, []);
         if (cache.copies.get(key).some(({ blocks }) => blocks.every((block, layer) => block === copy.blocks[layer]))) return;
         cache.copies.get(key).push(copy);

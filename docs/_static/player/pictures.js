@@ -59,7 +59,8 @@
       const said = live.slice(0, 8).map((sequence) => {
         const { lengths, tables: [first] } = sequence, alike = new Set(lengths).size === 1;
         const tokens = alike ? many(lengths[0], "token") : `${lengths.join(", ")} tokens by layer`;
-        const where = first.length ? ` in ${many(first.length, "block")}${num_layers > 1 ? " a layer" : ""}` : "";
+        const count = first.filter((block) => block >= 0).length;
+        const where = count ? ` in ${many(count, "block")}${num_layers > 1 ? " a layer" : ""}` : "";
         return `${letter(sequence.number)} has ${tokens}${where}`;
       });
       const rest = live.length > 8 ? [`${live.length - 8} more have theirs`] : [];
@@ -114,7 +115,7 @@
   function tables(cache, num_layers) {
     const live = cache.sequences.filter((sequence) => sequence.live).slice(0, 12);
     const rows = live.flatMap((sequence) => sequence.tables.map((table, layer) => {
-      const chip = (block) => element("span", `kv-chip ${hue(sequence.number)}`, blockName(cache, block));
+      const chip = (block) => element("span", `kv-chip ${block < 0 ? "" : hue(sequence.number)}`, blockName(cache, block));
       const shown = table.slice(0, 64).map(chip);
       const name = `${letter(sequence.number)}${num_layers > 1 ? ` layer ${layer}` : ""}`;
       return element("div", "kv-table", element("span", "kv-name", `table of ${name}`), ...shown,
@@ -285,5 +286,5 @@
     }).join(" ");
   }
 
-  Object.assign(window.kvref, { element, draw, describe });
+  Object.assign(window.kvref, { PICTURES, box, cell, describe, draw, element, hue, listed, many, mark, row, span });
 })();

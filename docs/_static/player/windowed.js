@@ -1,0 +1,83 @@
+// The windowed cache: how calls turn its ring, as the specification says, and the ring as a picture. A slot shows the position
+// of the token that lies in it.
+"use strict";
+
+(() => {
+  const { FAMILIES, PICTURES, box, cell, element, hue, listed, many, mark, range, row, span, tokens } = window.kvref;
+  const SEEN = 0, SPARE = 1, SINK = 2; // hues of tokens: the next query sees them, they are held to go back to, they stay for ever
+
+  const ringOf = ({ window, rollback }) => window + rollback;
+  const slotOf = ({ config }, position) =>
+    position < config.sinks ? position : config.sinks + ((position - config.sinks) % ringOf(config));
+
+  function firstSeen({ window, chunk }, query) { // the first position behind the sinks that a query sees (WIN-01, WIN-07)
+    return Math.max(query - window + 1, chunk ? query - (query % chunk) : 0);
+  }
+
+  // Runs of positions, [start, stop): of the sinks that are there, and of those in the ring from one on. One run if they touch.
+  function runs({ config: { sinks }, length, first }, from = 0) {
+    const kept = Math.min(sinks, length), start = Math.max(first, from);
+    if (start >= length) return kept ? [[0, kept]] : [];
+    return kept < start ? [...(kept ? [[0, kept]] : []), [start, length]] : [[0, length]];
+  }
+
+  function look(cache, query, { touch }) { // at what is held of what a query sees
+    for (const [start, stop] of runs(cache, firstSeen(cache.config, query))) {
+      for (const position of range(start, stop)) touch("read", cache.id, slotOf(cache, position));
+    }
+  }
+
+  FAMILIES.windowed = {
+    // slots: by slot, the position of what was written there last. first: the oldest position that the ring holds.
+    new: (config) => ({ config, length: 0, first: config.sinks, slots: {} }),
+
+    append(cache, { keys }, { touch }) {
+      const { sinks } = cache.config, end = cache.length + tokens(keys), left = end - ringOf(cache.config);
+      for (const position of range(cache.length, end)) {
+        if (position >= sinks && position < left) continue; // of more than a ring the last
+        cache.slots[slotOf(cache, position)] = position;
+        touch("written", cache.id, slotOf(cache, position));
+      }
+      Object.assign(cache, { length: end, first: Math.max(cache.first, left) });
+    },
+    step(cache, args, context) { // what is seen first, and then what overwrites it (WIN-02)
+      look(cache, cache.length, context);
+      FAMILIES.windowed.append(cache, args, context);
+    },
+    attend: (cache, _, context) => look(cache, cache.length - 1, context),
+    read: (cache, { positions }, { touch }) => positions.forEach((each) => touch("read", cache.id, slotOf(cache, each))),
+    truncate(cache, { length }) {
+      Object.assign(cache, { length, first: Math.min(cache.first, Math.max(cache.config.sinks, length)) });
+    },
+    clear: (cache) => FAMILIES.windowed.truncate(cache, { length: 0 }),
+  };
+
+  const said = (found) => found.map(([start, stop]) => span(start, stop - 1));
+
+  PICTURES.windowed = {
+    draw(cache, world) {
+      const { sinks } = cache.config, ring = ringOf(cache.config), next = slotOf(cache, cache.length);
+      const seen = firstSeen(cache.config, cache.length);
+      const slot = (number) => {
+        const position = cache.slots[number];
+        const kind = position < sinks ? hue(SINK) : hue(position < seen ? SPARE : SEEN);
+        const stale = position >= cache.length ? "kv-stale" : null;
+        return cell(position ?? "", position === undefined ? null : kind, stale, number === next ? "kv-next" : null,
+          mark(world, cache.id, number));
+      };
+      const held = runs(cache).reduce((sum, [start, stop]) => sum + stop - start, 0), kept = Math.min(sinks, cache.length);
+      const drawn = (title, start, stop, filled) =>
+        box(`${title} · slot${stop - start === 1 ? "" : "s"} ${span(start, stop - 1)}`, "",
+          row(() => range(start, stop).map(slot), filled, stop - start, sinks + ring));
+      return [element("div", "kv-boxes kv-line", sinks ? drawn("sinks", 0, sinks, kept) : null,
+        drawn("ring", sinks, sinks + ring, held - kept)),
+      element("p", "kv-quiet", `The next token, ${cache.length}, goes into slot ${next}.`)];
+    },
+
+    describe(cache) {
+      const held = said(runs(cache)), seen = said(runs(cache, firstSeen(cache.config, cache.length)));
+      const came = `${many(cache.length, "token")}${held.length ? `, of which ${listed(held)} are held` : ""}.`;
+      return `${came} The next query, at ${cache.length}, sees ${listed([...seen, "itself"])}.`;
+    },
+  };
+})();
