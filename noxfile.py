@@ -51,13 +51,14 @@ THEIRS = (
 # The implementations that are judged with one are those of pyproject.toml that are called as it is, or NAME-something.
 ENGINES = {
     "ctranslate2": ("torch", "transformers", "ctranslate2"),
-    "keras-hub": ("jax", "keras", "keras-hub"),
+    "keras-hub": ("torch", "jax", "keras", "keras-hub"),
     "litgpt": ("torch", "litgpt"),
     "llama.cpp": ("xllamacpp",),
     "mistral.rs": ("mistralrs",),
     "mlx-lm": ("mlx[cpu]", "mlx-lm"),
     "onnxruntime-genai": ("torch", "transformers", "onnx", "onnx-ir", "onnxruntime-genai"),
     "openvino-genai": ("openvino-genai",),
+    "ort": ("onnxruntime", "onnx"),
     "transformers": ("torch", "transformers[serving]", "accelerate", "psutil"),
     "transformers.js": ("onnx",),
 }

@@ -185,10 +185,10 @@ def _with_fewer_tokens(request: Request) -> Iterator[Request]:
     """The same request with one token, with two, and so on; of many, as many as fill a block, a tile, a type."""
     if request.name not in ("append", "append_fused", "write", "extend"):
         return
-    arrays = _arrays(request)
     family = all_families().get(request.family)  # a buffer is none, and its values have one axis
     axis = family.token_axis if family else -1
-    lengths = {array.shape[axis] for array in arrays.values() if array.ndim >= -axis}
+    arrays = {name: array for name, array in _arrays(request).items() if array.ndim >= -axis}  # what has too few axes stays
+    lengths = {array.shape[axis] for array in arrays.values()}
     if len(lengths) == 1:
         for length in _fewer(lengths.pop()):
             fewer = {name: np.take(array, range(length), axis=axis) for name, array in arrays.items()}

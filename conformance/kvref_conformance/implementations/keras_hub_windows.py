@@ -1,0 +1,171 @@
+"""KerasHub's attention layers with a sliding window: what one layer of a model does with its cache, as long as the context.
+
+A step is the mask that the model's decoder makes, and its attention layer as it is, whose projections let everything through and
+whose rotary embedding turns nothing: what goes in is queries, keys and values side by side. The cache keeps all tokens, and its
+caller counts them, so that what is stored, read and taken back is its caller's, and not offered.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+os.environ.setdefault("KERAS_BACKEND", "torch")  # before Keras is imported
+
+import keras
+import keras_hub
+import numpy as np
+import torch
+from keras import ops
+from keras_hub.src.models.gemma3.gemma3_attention import CachedGemma3Attention
+from keras_hub.src.models.gemma3.gemma3_decoder_block import Gemma3DecoderBlock
+from keras_hub.src.models.gpt_oss.gpt_oss_attention import GptOssAttention
+from keras_hub.src.models.gpt_oss.gpt_oss_decoder import GptOssTransformerDecoder
+from keras_hub.src.models.mistral.mistral_attention import CachedMistralAttention
+from keras_hub.src.models.mistral.mistral_transformer_decoder import MistralTransformerDecoder
+from keras_hub.src.models.qwen3.qwen3_attention import Qwen3Attention
+from keras_hub.src.models.qwen3.qwen3_decoder import Qwen3TransformerDecoder
+
+from kvref_conformance.implementations.windows import LIMITS, of_a_model, side_by_side, taken
+from kvref_conformance.interface import Level
+from kvref_conformance.outcome import NotOffered
+
+CONTEXT = 512  # tokens, for which each cache has room
+
+
+class _Windows:
+    version = f"{keras_hub.__version__}, keras {keras.__version__} on {keras.backend.backend()}"
+    language = "python"
+    level: Level = "exact"
+    formats = ("float32",)
+    limits: ClassVar[Mapping[str, Any]] = LIMITS
+
+    def __init__(self) -> None:
+        torch.set_num_threads(1)
+
+    def asarray(self, values: Any) -> Any:
+        return torch.tensor(values)
+
+    def to_numpy(self, array: Any) -> Any:
+        return array.numpy()
+
+    def windowed(self, **config: Any) -> "OneLayer":
+        taken(config)
+        return OneLayer(config, self._mask(config["window"]), self._layer)
+
+    def _mask(self, window: int) -> Callable[[int, Any, int], Any]:
+        """Of how many queries, over which cache, from which position on."""
+        decoder = self._decoder(window)
+
+        def mask(count: int, cache: Any, at: int) -> Any:
+            return decoder._compute_self_attention_mask(ops.zeros((1, count, 1)), None, None, cache, at)
+
+        return mask
+
+    def _decoder(self, window: int) -> Any:
+        raise NotImplementedError
+
+    def _layer(self, num_query_heads: int, num_kv_heads: int, head_dim: int, window: int) -> Any:
+        raise NotImplementedError
+
+
+class Mistral(_Windows):
+    name = "keras-hub-window-mistral"
+
+    def _decoder(self, window: int) -> Any:
+        return MistralTransformerDecoder(8, 1, 1, sliding_window=window)
+
+    def _layer(self, num_query_heads: int, num_kv_heads: int, head_dim: int, window: int) -> Any:
+        return CachedMistralAttention(num_query_heads, num_kv_heads, sliding_window=window, head_dim=head_dim)
+
+
+class Qwen3(_Windows):
+    name = "keras-hub-window-qwen3"
+
+    def _decoder(self, window: int) -> Any:
+        return Qwen3TransformerDecoder(8, 1, 1, 8, sliding_window_size=window)
+
+    def _layer(self, num_query_heads: int, num_kv_heads: int, head_dim: int, window: int) -> Any:
+        return Qwen3Attention(num_query_heads, num_kv_heads, head_dim=head_dim, sliding_window_size=window)
+
+
+class GptOss(_Windows):
+    """Its logit sinks are minus infinity, which is to have none."""
+
+    name = "keras-hub-window-gpt-oss"
+
+    def _decoder(self, window: int) -> Any:
+        return GptOssTransformerDecoder(8, 1, 1, 2, 1, sliding_window=window)
+
+    def _layer(self, num_query_heads: int, num_kv_heads: int, head_dim: int, window: int) -> Any:
+        return GptOssAttention(num_query_heads, num_kv_heads, sliding_window=window, head_dim=head_dim)
+
+
+class Gemma3(_Windows):
+    name = "keras-hub-window-gemma3"
+
+    def _mask(self, window: int) -> Callable[[int, Any, int], Any]:
+        decoder = Gemma3DecoderBlock(8, 8, 1, 1, 8)
+
+        def mask(count: int, cache: Any, at: int) -> Any:
+            return decoder._compute_attention_mask(ops.zeros((1, count, 1)), None, None, (cache[:, 0], cache[:, 1]), at)
+
+        return mask
+
+    def _layer(self, num_query_heads: int, num_kv_heads: int, head_dim: int, window: int) -> Any:
+        layer = CachedGemma3Attention(
+            head_dim, num_query_heads, num_kv_heads, use_sliding_window_attention=True, sliding_window_size=window
+        )
+        call = layer.call
+
+        def as_the_others(x: Any, mask: Any, cache: Any, at: int) -> tuple[Any, Any]:
+            out, cache = call(x, mask, (cache[:, 0], cache[:, 1]), at)
+            return out, ops.stack(cache, axis=1)
+
+        layer.call = as_the_others
+        return layer
+
+
+class OneLayer:
+    def __init__(self, config: dict[str, Any], mask: Callable[[int, Any, int], Any], made: Callable[..., Any]) -> None:
+        self._config, self._mask, self._made = config, mask, made
+        self._layers = dict[int, Any]()  # by the number of query heads
+        self._cache = ops.zeros((1, 2, CONTEXT, config["num_kv_heads"], config["head_dim"]))
+        self.length = 0
+
+    def step(self, query: Any, keys: Any, values: Any, scale: float) -> Any:
+        of_a_model(query, keys, self._config)
+        side_by_side(keys, values, self._config)
+        if self.length + len(keys) > CONTEXT:
+            raise NotOffered(f"sequences of more than {CONTEXT} tokens")
+        layer, mask = self._scaled(query.shape[1], scale), self._mask(len(keys), self._cache, self.length)
+        with torch.no_grad():
+            out, cache = layer.call(torch.cat([query, keys, values], dim=1)[None], mask, self._cache, self.length)
+        self._cache, self.length = cache, self.length + len(keys)
+        return out[0]
+
+    def _scaled(self, num_query_heads: int, scale: float) -> Any:
+        if num_query_heads not in self._layers:
+            self._layers[num_query_heads] = self._made_of(num_query_heads)
+        layer = self._layers[num_query_heads]
+        layer._inv_norm_factor = scale
+        layer.head_dim = scale**-2  # of which Gemma's is made, each time
+        return layer
+
+    def _made_of(self, heads: int) -> Any:
+        _, _, _, num_kv_heads, head_dim = self._cache.shape
+        layer = self._made(heads, num_kv_heads, head_dim, self._config["window"])
+        layer.build((1, 1, heads * head_dim))
+        through = {
+            "query_dense": lambda x: x[:, :, :heads], "key_dense": lambda x: x[:, :, heads : heads + num_kv_heads],
+            "value_dense": lambda x: x[:, :, heads + num_kv_heads :], "output_dense": lambda x: x,
+            "query_dense_layer_norm": lambda x: x, "key_dense_layer_norm": lambda x: x,
+        }  # fmt: skip
+        for name, function in through.items():
+            for attribute in (name, f"_{name}"):
+                if hasattr(layer, attribute):
+                    object.__setattr__(layer, attribute, function)  # a module of PyTorch would let no function take its place
+        turned = "rope_layer" if hasattr(layer, "rope_layer") else "rotary_embedding_layer"
+        object.__setattr__(layer, turned, lambda x, start_index=0: x)
+        if hasattr(layer, "sinks"):
+            layer.sinks.assign(np.full(layer.sinks.shape, -np.inf, np.float32))
+        return layer

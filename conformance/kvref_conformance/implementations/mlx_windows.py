@@ -1,0 +1,196 @@
+"""mlx-lm's caches of a window, on a CPU: what one layer of a model does with them, by the calls that a model makes.
+
+A step is `create_attention_mask`, `update_and_fetch` and `scaled_dot_product_attention`, in a model's order, and `truncate` is
+`trim`. Where a cache keeps the first tokens they are the sinks: `max_size` counts them too. Nothing is checked on their behalf.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from typing import Any, ClassVar
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.models.base import create_attention_mask, scaled_dot_product_attention
+from mlx_lm.models.cache import BatchRotatingKVCache, ChunkedKVCache, RotatingKVCache
+
+from kvref.errors import DtypeMismatch, NotTruncatable, PositionOutOfRange, ShapeMismatch
+from kvref_conformance.implementations.windows import LIMITS, of_a_model, taken
+from kvref_conformance.interface import Level
+from kvref_conformance.outcome import NotOffered
+
+DECOYS = (3, 0, 11)  # tokens that the rows of a batch begin with; the one in the middle is judged
+
+
+class _Windows:
+    version = version("mlx-lm")
+    language = "python"
+    level: Level = "exact"
+    formats = ("float32",)  # a cache stores what dtype it is given first
+    limits: ClassVar[Mapping[str, Any]] = LIMITS
+
+    def __init__(self) -> None:
+        mx.set_default_device(mx.cpu)
+
+    def asarray(self, values: Any) -> Any:
+        values = np.asarray(values)
+        return mx.array(values, dtype=mx.float64 if values.dtype == np.float64 else None)
+
+    def to_numpy(self, array: Any) -> Any:
+        return np.array(array)
+
+
+class Rotating(_Windows):
+    name = "mlx-lm-window"
+
+    def windowed(self, **config: Any) -> "OneLayer":
+        return OneLayer(lambda: RotatingKVCache(max_size=config["window"]), config)
+
+
+class Sinks(_Windows):
+    """As `make_prompt_cache(model, max_kv_size)` makes it for a model that makes none itself."""
+
+    name = "mlx-lm-window-sinks"
+    limits: ClassVar[Mapping[str, Any]] = {name: limit for name, limit in LIMITS.items() if name != "sinks"}
+
+    def windowed(self, **config: Any) -> "OneLayer":
+        sinks = config["sinks"]
+        return OneLayer(lambda: RotatingKVCache(max_size=config["window"] + sinks, keep=sinks), config)
+
+
+class Batch(_Windows):
+    """Among rows that began with other lengths, as sessions that are joined in a batch."""
+
+    name = "mlx-lm-window-batch"
+
+    def windowed(self, **config: Any) -> "Row":
+        return Row(lambda: RotatingKVCache(max_size=config["window"]), config)
+
+
+class Chunked(_Windows):
+    """Llama 4's: a query sees its own chunk, which a window of a chunk's size does not make smaller."""
+
+    name = "mlx-lm-chunked"
+    limits: ClassVar[Mapping[str, Any]] = {**LIMITS, "window": [16], "chunk": [16]}
+
+    def windowed(self, **config: Any) -> "Chunks":
+        return Chunks(lambda: ChunkedKVCache(config["chunk"]), config)
+
+
+class OneLayer:
+    def __init__(self, made: Callable[[], Any], config: dict[str, Any]) -> None:
+        taken(config)
+        self._config = config
+        self._none = mx.zeros((0, config["num_kv_heads"], config["head_dim"]))
+        self._cache = made()
+
+    @property
+    def length(self) -> int:
+        return int(self._cache.offset)
+
+    @property
+    def stored_tokens(self) -> int:
+        return len(self._held())
+
+    def append(self, keys: Any, values: Any) -> None:
+        self._update(keys, values)
+
+    def step(self, query: Any, keys: Any, values: Any, scale: float) -> Any:
+        return self._attended(query, keys, values, create_attention_mask(mx.zeros((1, keys.shape[0], 1)), self._cache), scale)
+
+    def read(self, positions: Sequence[int]) -> tuple[Any, Any]:
+        held = self._held()
+        if any(position not in held for position in positions):
+            raise PositionOutOfRange(f"position: expected one of {held}, got {list(positions)}")
+        if not positions:
+            return self._none, self._none
+        at = mx.array([held.index(position) for position in positions])
+        keys, values = (array[0].transpose(1, 0, 2)[at] for array in self._in_order())
+        return keys, values
+
+    def truncate(self, length: int) -> None:
+        if length != self.length and not self._cache.is_trimmable():
+            raise NotTruncatable(f"{type(self._cache).__name__}.is_trimmable() says no")
+        self._cache.trim(self.length - length)
+
+    def _held(self) -> list[int]:
+        """The positions of what lies in the cache: as many of the first as it keeps, and the last."""
+        if self._cache.empty():
+            return []
+        count, length = self._in_order()[0].shape[2], self.length
+        first = range(min(self._config["sinks"], count))
+        return [*first, *range(max(0, length - count + len(first)), length)]
+
+    def _in_order(self) -> tuple[Any, Any]:
+        """Keys and values, oldest first."""
+        return self._cache._temporal_order(self._cache.keys), self._cache._temporal_order(self._cache.values)
+
+    def _attended(self, query: Any, keys: Any, values: Any, mask: Any, scale: float) -> Any:
+        of_a_model(query, keys, self._config)
+        keys, values = self._update(keys, values)
+        out = scaled_dot_product_attention(self._in_batch(query), keys, values, cache=self._cache, scale=scale, mask=mask)
+        return self._judged(out)
+
+    def _update(self, keys: Any, values: Any) -> tuple[Any, Any]:
+        try:
+            keys, values = self._cache.update_and_fetch(self._in_batch(keys), self._in_batch(values))
+            mx.eval(keys, values)
+        except (ValueError, IndexError) as error:
+            raise (DtypeMismatch if "dtype" in str(error) else ShapeMismatch)(str(error)) from error
+        return keys, values
+
+    def _in_batch(self, array: Any) -> Any:
+        return array.transpose(1, 0, 2)[None]
+
+    def _judged(self, array: Any) -> Any:
+        return array[0].transpose(1, 0, 2)
+
+
+class Row(OneLayer):
+    def __init__(self, made: Callable[[], Any], config: dict[str, Any]) -> None:
+        super().__init__(made, config)
+        rows = [made() for _ in DECOYS]
+        for row, count in zip(rows, DECOYS, strict=True):
+            if count:
+                tokens = mx.full((1, config["num_kv_heads"], count, config["head_dim"]), 1e4)
+                row.update_and_fetch(tokens, tokens)
+        self._cache = BatchRotatingKVCache.merge(rows)
+        self._row = DECOYS.index(0)
+
+    @property
+    def length(self) -> int:
+        return int(self._cache.offset[self._row].item())
+
+    def truncate(self, length: int) -> None:
+        raise NotOffered("a row of a batch that is trimmed alone")
+
+    def _in_order(self) -> tuple[Any, Any]:
+        alone = self._cache.extract(self._row)
+        return alone.keys, alone.values
+
+    def _in_batch(self, array: Any) -> Any:
+        """The judged row between others, in which the same numbers stand in another place."""
+        row, other = array.transpose(1, 0, 2), array[::-1].transpose(1, 0, 2)
+        return mx.stack([row if each == self._row else other for each in range(len(DECOYS))])
+
+    def _judged(self, array: Any) -> Any:
+        return array[self._row].transpose(1, 0, 2)
+
+
+class Chunks(OneLayer):
+    """What Llama4Model does: it trims the front before it makes its mask, and `trim` says how many tokens it took back."""
+
+    def append(self, keys: Any, values: Any) -> None:
+        self._cache.maybe_trim_front()
+        super().append(keys, values)
+
+    def step(self, query: Any, keys: Any, values: Any, scale: float) -> Any:
+        self._cache.maybe_trim_front()
+        size, offset = self._cache.chunk_size, self._cache.offset
+        ours = mx.arange(self._cache.start_position, offset + keys.shape[0])
+        theirs = mx.arange(offset, offset + keys.shape[0])[:, None]
+        mask = (mx.abs((ours // size) - (theirs // size)) == 0) & (ours <= theirs)
+        return self._attended(query, keys, values, mask, scale)
+
+    def _in_order(self) -> tuple[Any, Any]:
+        keys, values = self._cache.keys_and_values()
+        return keys, values
