@@ -16,7 +16,6 @@ import kvref_zoo
 from kvref_conformance.checking.registry import all_checks
 from kvref_conformance.conversation.exchange import Exchange, On, Reply, ReplyTo, Request, show_calls
 from kvref_conformance.conversation.trace import file
-from kvref_conformance.conversation.trace.shrink import Held, shrink
 from kvref_conformance.conversation.trace.store import check_in_a_path, name_in_a_path, save_all, save_failure
 from kvref_conformance.conversation.trace.wire import NotWire, from_wire, to_wire
 from kvref_conformance.families import all_families, names
@@ -24,7 +23,7 @@ from kvref_conformance.implementations import load
 from kvref_conformance.judging.asked import Effort
 from kvref_conformance.judging.judge import Judge, select
 from kvref_conformance.judging.replay import replay
-from kvref_conformance.outcome import Broken, NotOffered
+from kvref_conformance.outcome import NotOffered
 from kvref_conformance.schemas import schema
 
 CHAPTER = Path(kvref.__file__).parent / "spec" / "trace.md"
@@ -214,22 +213,6 @@ def test_a_bug_in_each_family_shrinks_to_six_calls_and_replays(family, tmp_path)
     assert (held.what, held.expected, held.got) == (shortest.what, shortest.expected, shortest.got)
     right = replay(trace, Judge(load("reference")))
     assert right.parted_at is None
-
-
-@pytest.mark.parametrize("rows", [1, 2])
-def test_the_rows_that_break_it_are_found_among_thousands(rows):
-    """A wrong row is wrong alone; one that is wrong beside others only is kept with as many as it takes."""
-    conversation = [Exchange(Request(1, "elements.encode", None, {"values": np.arange(5000, dtype=np.float32), "format": "e"}))]
-    tried = []
-
-    def holding(requests):
-        (values,) = (request.args["values"] for request in requests)
-        tried.append(len(values))
-        wrong = 4321 in values and len(values) >= rows
-        return Held([Exchange(request) for request in requests], Broken("", "", "", "FMT-FP8-02") if wrong else None)
-
-    ((smallest,), _) = shrink(conversation, "FMT-FP8-02", holding)
-    assert (len(smallest.request.args["values"]), len(tried) < 40) == (rows, True)
 
 
 def test_the_same_seed_finds_the_same():

@@ -1,0 +1,35 @@
+"""How a conversation that breaks a clause is made as small as it can be."""
+
+import numpy as np
+import pytest
+
+from kvref_conformance.conversation.exchange import Exchange, Request
+from kvref_conformance.conversation.trace.shrink import Held, shrink
+from kvref_conformance.outcome import Broken
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_the_rows_that_break_it_are_found_among_thousands(rows):
+    """A wrong row is wrong alone; one that is wrong beside others only is kept with as many as it takes."""
+    conversation = [Exchange(Request(1, "elements.encode", None, {"values": np.arange(5000, dtype=np.float32), "format": "e"}))]
+    tried = []
+
+    def holding(requests):
+        (values,) = (request.args["values"] for request in requests)
+        tried.append(len(values))
+        wrong = 4321 in values and len(values) >= rows
+        return Held([Exchange(request) for request in requests], Broken("", "", "", "FMT-FP8-02") if wrong else None)
+
+    ((smallest,), _) = shrink(conversation, "FMT-FP8-02", holding)
+    assert (len(smallest.request.args["values"]), len(tried) < 40) == (rows, True)
+
+
+def test_an_array_with_too_few_axes_stays_as_it_is_while_the_other_gets_fewer_tokens():
+    wrong = {"keys": np.zeros((4, 1, 1), np.float32), "values": np.zeros((4, 1), np.float32)}
+    conversation = [Exchange(Request(1, "windowed.append", None, wrong))]
+
+    def holding(requests):
+        return Held([Exchange(request) for request in requests], Broken("", "", "", "LAW-01"))
+
+    ((smallest,), _) = shrink(conversation, "LAW-01", holding)
+    assert [smallest.request.args[name].shape for name in ("keys", "values")] == [(1, 1, 1), (4, 1)]
