@@ -151,7 +151,10 @@ def test_what_is_not_offered_is_not_passed(kvref):
     done = kvref("check", "mine:OnlyKernels")
     assert done.returncode == 0
     said = " ".join(done.stdout.split())  # lines end at 80 columns
-    assert "no family of: FMT, CONTIG, BLOCK, PAGED, SHARE, PREFIX, QUANT, TIER, EDIT, BUF, POOL, ATTN, ENG not run" in said
+    assert (
+        "no family of: FMT, CONTIG, BLOCK, PAGED, SHARE, PREFIX, WIN, GROUP, QUANT, TIER, EDIT, BUF, POOL, MLA, ATTN, ENG not run"
+        in said
+    )
     assert "Paged cache" not in done.stdout
 
 

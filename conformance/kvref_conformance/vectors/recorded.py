@@ -13,6 +13,7 @@ from kvref_conformance.conversation.trace.file import Trace
 from kvref_conformance.conversation.trace.shrink import renumbered
 from kvref_conformance.conversation.trace.wire import from_wire
 from kvref_conformance.conversation.trace.within import takes_float32, within_limits
+from kvref_conformance.families import all_families
 from kvref_conformance.oracle.expected import Arrays, Choice, Expected, Leading, Refused, TakenOrRefused, Unjudged, Value
 from kvref_conformance.oracle.rows import Reads
 from kvref_conformance.outcome import Broken, NotOffered
@@ -43,6 +44,8 @@ def hold(subject: Subject, trace: Trace) -> Parted | None:
         try:
             within_limits(subject, request, args)
             answer = _answer(subject, request.op, on, args)
+            if request.name in all_families()[subject.family].whole and len(subject.conversation) > before + 1:
+                raise NotOffered(f"{request.op} in one call")
             must_be(reply).judge(answer, request.op, subject.level)
         except NotOffered:
             if not _only_looks(reply) or len(subject.conversation) > before:

@@ -24,4 +24,5 @@ FAMILY = Family(
     may_be_zero=("num_blocks",),
     multiples={"num_layers": "num_groups"},
     appending={"step": ("keys", "values")},
+    whole=("step",),  # what its first query sees is held until the next one (GROUP-02)
 )
