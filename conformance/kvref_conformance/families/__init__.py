@@ -39,8 +39,8 @@ class Family:
     formats: what each format among the sizes may be. may_be_zero: sizes that may. holds: sizes that are no less than others
     together, multiples: that are multiples of another, fits: whether all of them make sense together (LAW-12). token_axis: of
     the arrays that are appended, where the tokens lie, from the end. appending: the operations that take any number of tokens,
-    and their arrays; whole: those of them that leave more in one call than in several. counted_as: by a switch among the limits, what makes an object that counts as the specification does, of
-    what makes the object.
+    and their arrays; whole: those of them that leave more in one call than in several. counted_as: by a switch among the limits,
+    what makes an object that counts as the specification does, of what makes the object.
     """
 
     name: str
