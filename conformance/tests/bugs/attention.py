@@ -3,7 +3,7 @@
 import numpy as np
 
 import kvref
-from bugs.plant import bug, in_source
+from bugs.plant import bug, hidden, in_source
 from kvref.backend import ReferenceBackend
 from kvref.paged import PagedCache
 
@@ -73,6 +73,7 @@ def later_tokens_weigh_more(patch):
     )
 
 
+@hidden("windowed", "ATTN-07")
 @bug("ATTN-07")
 def masked_tokens_weigh_zero_times_nan(patch):
     def masked(self, query, keys, values, scale, mask, logit_sink=None):

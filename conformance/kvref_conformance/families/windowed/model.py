@@ -99,9 +99,16 @@ class Windowed(Model):
     def _attended(
         self, clause: str, query: Any, tokens: list[tuple[NDArray, NDArray]], views: Sequence[NDArray], scale: float, then: Any
     ) -> Expected:
-        found = attended(clause, float32(query), *self._parts(tokens), scale, views)
+        keys, values = self._parts(tokens)
+        found = attended(clause, float32(query), keys, values, scale, views)
+
+        def clause_at(index: tuple[int, ...], got: NDArray) -> str:
+            unseen = np.delete(np.arange(len(tokens)), views[index[0]])
+            quiet = finite(keys.values[unseen], values.values[unseen])
+            return "ATTN-07" if np.isnan(got[index]) and not quiet else clause
+
         if isinstance(found, Arrays):
-            return Arrays(clause, then, parts=found.parts, always_slack=True)
+            return Arrays(clause, then, parts=found.parts, always_slack=True, clause_at=clause_at)
         return Unjudged(clause, then) if isinstance(found, Unjudged) else found
 
     def _clause(self, count: int) -> str:
