@@ -44,6 +44,7 @@ EMPTY = {
     ),
     "multiples": (tuple(name for name in names() if name != "grouped"), "no size is a multiple of another"),
     "appending": ((*FUNCTIONS, "blocks", "buffers", "engine"), "no arrays of tokens are appended"),
+    "whole": (tuple(name for name in names() if name != "grouped"), "several calls leave what one does"),
     "counted_as": (tuple(names()), "its counts are the specification's, whatever the limits say"),
     "token_axis": (tuple(names()), "tokens come before heads and head_dim"),
 }  # fmt: skip

@@ -3,7 +3,7 @@
 import numpy as np
 
 import kvref
-from bugs.plant import bug, hidden, in_source
+from bugs.plant import bug, in_source
 from kvref.backend import ReferenceBackend
 from kvref.paged import PagedCache
 
@@ -73,14 +73,13 @@ def later_tokens_weigh_more(patch):
     )
 
 
-@hidden("windowed", "ATTN-07")
 @bug("ATTN-07")
 def masked_tokens_weigh_zero_times_nan(patch):
     def masked(self, query, keys, values, scale, mask, logit_sink=None):
         group = query.shape[1] // keys.shape[1]
         k, v = (np.repeat(part, group, axis=1) for part in (keys, values))
         scores = np.where(mask[:, :, None], np.einsum("qhd,nhd->qnh", query, k) * np.float32(scale), -np.inf)
-        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+        weights = np.exp(scores - scores.max(axis=1, keepdims=True, initial=-np.inf))
         return np.einsum("qnh,nhd->qhd", weights / weights.sum(axis=1, keepdims=True), v).astype(np.float32)
 
     patch.setattr(ReferenceBackend, "attend", masked)

@@ -1,5 +1,6 @@
 """Bugs in windows: what is seen, what is kept, what is gone back to and what is given back."""
 
+from bugs.attention import masked_tokens_weigh_zero_times_nan
 from bugs.plant import bug, hidden, in_source, real
 from kvref.attention import Sight
 from kvref.backend import ReferenceBackend
@@ -238,6 +239,12 @@ def the_first_layer_alone_gives_back(patch):
 @hidden("windowed", "WIN-06")
 def a_draft_is_not_gone_back_from_to_where_the_ring_begins_anew(patch):
     in_source(patch, TRUNCATE, "first < min(self._first, length)", "length > self._ring and length % self._ring == 0")
+
+
+@hidden("windowed", "ATTN-07")
+def what_left_the_window_weighs_zero_times_nan(patch):
+    masked_tokens_weigh_zero_times_nan(patch)
+    patch.setitem(Sight.first.__globals__, "_seen_by_any", lambda at, positions, sight: [slice(0, len(positions))])
 
 
 @hidden("windowed", "WIN-02")

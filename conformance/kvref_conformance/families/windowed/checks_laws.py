@@ -1,8 +1,11 @@
-"""LAW-05, LAW-12, LAW-20: what the laws say of this family alone."""
+"""LAW-05, LAW-12, LAW-20, ATTN-07: what holds for other families too, and what it says of this one."""
 
 from collections.abc import Iterator
 
-from kvref_conformance.checking.expect import equal, raises
+import numpy as np
+
+from kvref_conformance.checking.attending import even, queries
+from kvref_conformance.checking.expect import equal, may_raise, raises, shaped, true
 from kvref_conformance.checking.integers import Seen, Typed, the_same_in_any_type
 from kvref_conformance.checking.registry import check
 from kvref_conformance.checking.setup import pair_of_tokens, refused
@@ -47,3 +50,19 @@ def positions_are_read_in_any_type(subject: Subject) -> None:
         yield "position 129", typed.call(cache, "read", [129])
 
     the_same_in_any_type(subject, script)
+
+
+@check("ATTN-07", "windowed")
+def what_left_the_window_has_no_effect(subject: Subject) -> None:
+    """A token that is NaN or infinite, where one is taken, and queries that a window off by one would not show it to."""
+    for rollback in (0, 3):  # so that it is held still
+        for value in (np.nan, np.inf):
+            run = Run(subject, rollback=rollback)
+            keys, values = (np.full_like(part, value) for part in pair_of_tokens(subject, 1))
+            with may_raise("NonFinite"):
+                run.cache.append(keys, values)
+            run.append(run.config["window"] + 1)
+            for count in (1, subject.size("tokens", 3), 1):
+                query, what = queries(subject, count), f"attention long after a token of {value}"
+                out = shaped(run.cache.step(query, *pair_of_tokens(subject, count), even(subject)), query.shape, what)
+                true(bool(np.isfinite(out).all()), what, "finite", out)
