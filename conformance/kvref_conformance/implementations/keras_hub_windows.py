@@ -6,6 +6,7 @@ caller counts them, so that what is stored, read and taken back is its caller's,
 """
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -30,9 +31,10 @@ from kvref_conformance.interface import Level
 from kvref_conformance.outcome import NotOffered
 
 CONTEXT = 512  # tokens, for which each cache has room
+Mask = Callable[[int, Any, int], Any]  # of how many queries, over which cache, from which position on
 
 
-class _Windows:
+class _Windows(ABC):
     version = f"{keras_hub.__version__}, keras {keras.__version__} on {keras.backend.backend()}"
     language = "python"
     level: Level = "exact"
@@ -52,27 +54,24 @@ class _Windows:
         taken(config)
         return OneLayer(config, self._mask(config["window"]), self._layer)
 
-    def _mask(self, window: int) -> Callable[[int, Any, int], Any]:
-        """Of how many queries, over which cache, from which position on."""
-        decoder = self._decoder(window)
+    @abstractmethod
+    def _mask(self, window: int) -> Mask:
+        """The one that a model's decoder makes."""
 
-        def mask(count: int, cache: Any, at: int) -> Any:
-            return decoder._compute_self_attention_mask(ops.zeros((1, count, 1)), None, None, cache, at)
-
-        return mask
-
-    def _decoder(self, window: int) -> Any:
-        raise NotImplementedError
-
+    @abstractmethod
     def _layer(self, num_query_heads: int, num_kv_heads: int, head_dim: int, window: int) -> Any:
-        raise NotImplementedError
+        """Its attention."""
+
+
+def _of_decoder(decoder: Any) -> Mask:
+    return lambda count, cache, at: decoder._compute_self_attention_mask(ops.zeros((1, count, 1)), None, None, cache, at)
 
 
 class Mistral(_Windows):
     name = "keras-hub-window-mistral"
 
-    def _decoder(self, window: int) -> Any:
-        return MistralTransformerDecoder(8, 1, 1, sliding_window=window)
+    def _mask(self, window: int) -> Mask:
+        return _of_decoder(MistralTransformerDecoder(8, 1, 1, sliding_window=window))
 
     def _layer(self, num_query_heads: int, num_kv_heads: int, head_dim: int, window: int) -> Any:
         return CachedMistralAttention(num_query_heads, num_kv_heads, sliding_window=window, head_dim=head_dim)
@@ -81,8 +80,8 @@ class Mistral(_Windows):
 class Qwen3(_Windows):
     name = "keras-hub-window-qwen3"
 
-    def _decoder(self, window: int) -> Any:
-        return Qwen3TransformerDecoder(8, 1, 1, 8, sliding_window_size=window)
+    def _mask(self, window: int) -> Mask:
+        return _of_decoder(Qwen3TransformerDecoder(8, 1, 1, 8, sliding_window_size=window))
 
     def _layer(self, num_query_heads: int, num_kv_heads: int, head_dim: int, window: int) -> Any:
         return Qwen3Attention(num_query_heads, num_kv_heads, head_dim=head_dim, sliding_window_size=window)
@@ -93,8 +92,8 @@ class GptOss(_Windows):
 
     name = "keras-hub-window-gpt-oss"
 
-    def _decoder(self, window: int) -> Any:
-        return GptOssTransformerDecoder(8, 1, 1, 2, 1, sliding_window=window)
+    def _mask(self, window: int) -> Mask:
+        return _of_decoder(GptOssTransformerDecoder(8, 1, 1, 2, 1, sliding_window=window))
 
     def _layer(self, num_query_heads: int, num_kv_heads: int, head_dim: int, window: int) -> Any:
         return GptOssAttention(num_query_heads, num_kv_heads, sliding_window=window, head_dim=head_dim)
@@ -103,7 +102,7 @@ class GptOss(_Windows):
 class Gemma3(_Windows):
     name = "keras-hub-window-gemma3"
 
-    def _mask(self, window: int) -> Callable[[int, Any, int], Any]:
+    def _mask(self, window: int) -> Mask:
         decoder = Gemma3DecoderBlock(8, 8, 1, 1, 8)
 
         def mask(count: int, cache: Any, at: int) -> Any:
@@ -126,7 +125,7 @@ class Gemma3(_Windows):
 
 
 class OneLayer:
-    def __init__(self, config: dict[str, Any], mask: Callable[[int, Any, int], Any], made: Callable[..., Any]) -> None:
+    def __init__(self, config: dict[str, Any], mask: Mask, made: Callable[..., Any]) -> None:
         self._config, self._mask, self._made = config, mask, made
         self._layers = dict[int, Any]()  # by the number of query heads
         self._cache = ops.zeros((1, 2, CONTEXT, config["num_kv_heads"], config["head_dim"]))

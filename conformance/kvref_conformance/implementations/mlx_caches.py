@@ -17,7 +17,7 @@ from kvref_conformance.interface import Level
 from kvref_conformance.outcome import NotOffered
 
 
-class _Caches:
+class Caches:
     version = version("mlx-lm")
     language = "python"
     level: Level = "exact"
@@ -34,21 +34,21 @@ class _Caches:
         return np.array(array)
 
 
-class Plain(_Caches):
+class Plain(Caches):
     name = "mlx-lm-kv"
 
     def contiguous(self, **config: Any) -> "OneLayer":
         return OneLayer(lambda: KVCache(), config)
 
 
-class Concatenate(_Caches):
+class Concatenate(Caches):
     name = "mlx-lm-kv-concatenate"
 
     def contiguous(self, **config: Any) -> "OneLayer":
         return OneLayer(lambda: ConcatenateKVCache(), config)
 
 
-class Rotating(_Caches):
+class Rotating(Caches):
     """As far as nothing rotates, and not up to its brim: what its window drops is another matter."""
 
     name = "mlx-lm-kv-rotating"
@@ -57,7 +57,7 @@ class Rotating(_Caches):
         return OneLayer(lambda: RotatingKVCache(config["max_seq_len"] + 1), config)
 
 
-class Batch(_Caches):
+class Batch(Caches):
     """Without padding: all rows are of one length."""
 
     name = "mlx-lm-kv-batch"

@@ -5,38 +5,22 @@ A step is `create_attention_mask`, `update_and_fetch` and `scaled_dot_product_at
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import version
 from typing import Any, ClassVar
 
 import mlx.core as mx
-import numpy as np
 from mlx_lm.models.base import create_attention_mask, scaled_dot_product_attention
 from mlx_lm.models.cache import BatchRotatingKVCache, ChunkedKVCache, RotatingKVCache
 
 from kvref.errors import DtypeMismatch, NotTruncatable, PositionOutOfRange, ShapeMismatch
+from kvref_conformance.implementations.mlx_caches import Caches
 from kvref_conformance.implementations.windows import LIMITS, of_a_model, taken
-from kvref_conformance.interface import Level
 from kvref_conformance.outcome import NotOffered
 
 DECOYS = (3, 0, 11)  # tokens that the rows of a batch begin with; the one in the middle is judged
 
 
-class _Windows:
-    version = version("mlx-lm")
-    language = "python"
-    level: Level = "exact"
-    formats = ("float32",)  # a cache stores what dtype it is given first
+class _Windows(Caches):
     limits: ClassVar[Mapping[str, Any]] = LIMITS
-
-    def __init__(self) -> None:
-        mx.set_default_device(mx.cpu)
-
-    def asarray(self, values: Any) -> Any:
-        values = np.asarray(values)
-        return mx.array(values, dtype=mx.float64 if values.dtype == np.float64 else None)
-
-    def to_numpy(self, array: Any) -> Any:
-        return np.array(array)
 
 
 class Rotating(_Windows):
