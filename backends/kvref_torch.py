@@ -178,7 +178,7 @@ class TorchBackend:
     def attend(
         self, query: Array, keys: Array, values: Array, scale: float, mask: Array, logit_sink: Array | None = None
     ) -> Array:
-        if not _all_finite(keys, values):
+        if not bool(mask.all()) and not _all_finite(keys, values):
             seen = mask.any(dim=0)
             keys, values, mask = keys[seen], values[seen], mask[:, seen]
             if not _all_finite(keys, values) and not bool(mask.all()):
@@ -191,19 +191,21 @@ class TorchBackend:
         sees_some = mask.any(dim=1)  # a query that sees nothing: zeros (ATTN-08)
         if bool(sees_some.any()):
             group = query.shape[1] // keys.shape[1]
-            q, k, v = (each.transpose(0, 1)[None] for each in (query, keys, values))  # [1, heads, tokens, D]
-            k, v = (each.repeat_interleave(group, dim=1) for each in (k, v))
-            shown = mask | ~sees_some[:, None]
+            k, v = (each.transpose(0, 1)[None] for each in (keys, values))  # [1, kv heads, tokens, D]
+            # The query heads of a group side by side, as [1, kv heads, group * queries, D]: no key is repeated.
+            q = query.transpose(0, 1).reshape(1, keys.shape[1], group * len(mask), -1)
+            shown = (mask | ~sees_some[:, None]).repeat(group, 1)
             if logit_sink is None:
-                attended = scaled_dot_product_attention(q, k, v, attn_mask=shown, scale=scale)[0].transpose(0, 1)
-                if not bool(attended.any(dim=2).all()):  # zeros are what PyTorch gives where every score is -inf, too (ATTN-03)
-                    scores = torch.where(shown, scale * (q @ k.mT), -torch.inf)[0]  # [query heads, queries, tokens]
-                    attended[torch.isneginf(scores).all(dim=2).T] = torch.nan
+                attended = scaled_dot_product_attention(q, k, v, attn_mask=shown, scale=scale)
+                if not bool(attended.any(dim=3).all()):  # zeros are what PyTorch gives where every score is -inf, too (ATTN-03)
+                    scores = torch.where(shown, scale * (q @ k.mT), -torch.inf)
+                    attended[torch.isneginf(scores).all(dim=3)] = torch.nan
             else:  # which scaled_dot_product_attention does not have
-                scores = torch.where(shown, scale * (q @ k.mT), -torch.inf)[0]
-                sink = logit_sink[:, None, None].expand(-1, len(mask), 1)
-                weights = torch.cat([scores, sink], dim=2).softmax(dim=2)[..., :-1]
-                attended = (weights @ v[0]).transpose(0, 1)
+                scores = torch.where(shown, scale * (q @ k.mT), -torch.inf)
+                sink = logit_sink.repeat_interleave(len(mask)).reshape(*q.shape[:3], 1)
+                weights = torch.cat([scores, sink], dim=3).softmax(dim=3)[..., :-1]
+                attended = weights @ v
+            attended = attended.reshape(query.shape[1], len(mask), -1).transpose(0, 1)
             out = torch.where(sees_some[:, None, None], attended, out)
         return out
 
