@@ -174,6 +174,51 @@ class Pooled(Picky, kvref.PooledCache):
         super().append(keys, values)
 
 
+class Windowed(Picky, kvref.WindowedCache):
+    def of_tokens(self, keys: Any, values: Any) -> Wrong:
+        return of_arrays((None, self.config.num_kv_heads, self.config.head_dim), keys, values)
+
+    def append(self, keys: Any, values: Any) -> None:
+        self.refuse(self.of_tokens(keys, values))
+        super().append(keys, values)
+
+    def step(self, query: Any, keys: Any, values: Any, scale: float) -> Any:
+        heads, dim = self.config.num_kv_heads, self.config.head_dim
+        counted = keys.ndim == query.ndim == 3 and len(query) == len(keys)
+        misshapen = not counted or query.shape[2] != dim or query.shape[1] % heads
+        of_query = when(misshapen, errors.ShapeMismatch) + when(query.dtype == np.float64, errors.DtypeMismatch)
+        self.refuse(of_query, self.of_tokens(keys, values))
+        return super().step(query, keys, values, scale)
+
+
+class Latent(Picky, kvref.LatentCache):
+    def append(self, latent: Any, rope: Any) -> None:
+        config = self.config
+        count = max(count_of((None, config.rank), latent), count_of((None, config.rope_dim), rope))
+        wrong = of_arrays((None, config.rank), latent) + of_arrays((None, config.rope_dim), rope)
+        wrong += when(latent.shape[:1] != rope.shape[:1], errors.ShapeMismatch)
+        self.refuse(wrong, when(self.length + count > config.max_tokens, errors.CapacityExceeded))
+        super().append(latent, rope)
+
+
+class Grouped(Picky, kvref.GroupedCache):
+    def of_place(self, sequence: int, layer: int = 0) -> Wrong:
+        known = when(sequence not in self._table_of, errors.SequenceNotFound)
+        return known + when(not 0 <= layer < self.config.num_layers, errors.LayerOutOfRange)
+
+    def step(self, sequence: int, keys: Any, values: Any) -> None:
+        config = self.config
+        shape = config.num_layers, None, config.num_kv_heads, config.head_dim
+        self.refuse(of_arrays(shape, keys, values), self.of_place(sequence))
+        super().step(sequence, keys, values)
+
+    def read(self, sequence: int, layer: int, positions: Any) -> Any:
+        place = self.of_place(sequence, layer)
+        stop = 10**9 if sequence not in self._table_of else self.length(sequence)
+        self.refuse([errors.PositionOutOfRange for position in positions if not 0 <= position < stop], place)
+        return super().read(sequence, layer, positions)
+
+
 class Implementation(OnBackend):
     """pick: which of several things wrong with one call to raise."""
 
@@ -196,6 +241,15 @@ class Implementation(OnBackend):
 
     def tiered(self, **config: Any) -> Any:
         return self._made(Tiered(kvref.TieredConfig(**config)))
+
+    def windowed(self, **config: Any) -> Any:
+        return self._made(Windowed(kvref.WindowedConfig(**config)))
+
+    def latent(self, **config: Any) -> Any:
+        return self._made(Latent(kvref.LatentConfig(**config)))
+
+    def grouped(self, **config: Any) -> Any:
+        return self._made(Grouped(kvref.GroupedConfig(**config)))
 
     def pooled(self, pool: Any = None, **config: Any) -> Any:
         return self._made(Pooled(kvref.PooledConfig(**config), pool, self.backend))

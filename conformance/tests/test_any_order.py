@@ -13,7 +13,7 @@ from kvref_conformance.judging.judge import Judge, select, verdict_of
 from kvref_conformance.oracle.expected import Refused
 from kvref_conformance.oracle.witness import Witness
 
-FAMILIES = ("contiguous", "paged", "quantized", "tiered", "pooled")
+FAMILIES = ("contiguous", "paged", "quantized", "tiered", "pooled", "windowed", "latent", "grouped")
 PICKS = {"the first": lambda wrong: wrong[0], "the last": lambda wrong: wrong[-1], "any": random.Random(0).choice}
 
 
@@ -93,6 +93,32 @@ TIERED = [
 ]
 LONG = np.ones((1, 1, 70_000), np.float32)  # no buffer holds one
 POOLED = [("append", (np.full((1, 1, 70_001), np.nan, np.float32), LONG), {SHAPE, FINITE, "BufferTooLarge"})]
+# Of a window of 2 tokens that are no sinks, behind 1 that is; 4 tokens came.
+WINDOWED = [
+    ("append", (WIDE, ROWS), {SHAPE}),
+    ("append", (NAN, DOUBLE), {SHAPE, DTYPE, FINITE}),
+    ("step", (WIDE, ROW, ROW, 1.0), {SHAPE}),
+    ("step", (DOUBLE, ROWS, ROW * np.inf, 1.0), {SHAPE, DTYPE, FINITE}),
+    ("attend", (DOUBLE, 1.0), {SHAPE, DTYPE}),
+    ("read", ([3, 4],), {POS}),
+]
+# Of rows of 2 and 1 numbers, 1 of the 2 that there is room for.
+LATENT = [
+    ("append", (ROW[0], ROW[0]), {SHAPE}),
+    ("append", (ROWS[:, 0], ROWS[:, 0, :1]), {"CapacityExceeded"}),
+    ("append", (ROWS[:, 0], ROW[0]), {SHAPE, FULL}),
+    ("append", (np.full((2, 2), np.nan), np.ones((2, 1), np.float32)), {DTYPE, FINITE, FULL}),
+]
+# Of 2 layers in 2 groups over 8 blocks of 2 tokens; sequence 0 has 3 tokens.
+STEP = np.ones((2, 1, 1, 2), np.float32)
+GROUPED = [
+    ("step", (7, STEP, ROW), {SEQ, SHAPE}),
+    ("step", (7, STEP * np.inf, STEP.astype(np.float64)), {SEQ, DTYPE, FINITE}),
+    ("step", (0, np.ones((2, 40, 1, 3), np.float32), STEP), {SHAPE, OUT}),
+    ("read", (7, 2, [0, -1]), {SEQ, LAY, POS}),
+    ("attend", (7, 2, WIDE, 1.0), {SEQ, LAY, SHAPE}),
+    ("commit", (7, [-1]), {SEQ, POS, "TokenOutOfRange"}),
+]
 STORE = np.zeros((4, 2), np.float32)
 KERNELS = [("scatter", (STORE, np.array([4]), STORE[:2]), {SHAPE, "SlotOutOfRange"})]
 
@@ -107,13 +133,25 @@ NEW = {
         "warm_format": "q8", "store_format": "q4", "migration_batch": 1,
     },
     "pooled": {"num_kv_heads": 1, "head_dim": 70_000, "tokens_per_block": 1, "max_tokens": 4},
+    "windowed": {"num_kv_heads": 1, "head_dim": 2, "window": 2, "sinks": 1, "chunk": 0, "rollback": 0, "dtype": "float32"},
+    "latent": {"rank": 2, "rope_dim": 1, "max_tokens": 2, "dtype": "float32"},
+    "grouped": {
+        "num_blocks": 8, "block_size": 2, "num_layers": 2, "num_groups": 2, "window": 2, "num_kv_heads": 1, "head_dim": 2,
+        "dtype": "float32",
+    },
     "kernels": {},
 }  # fmt: skip
 BEFORE = {
     "paged": [("create", (), 0), ("write", (0, 0, 0, ROWS[:3], ROWS[:3]), None)],
     "quantized": [("append", (0, ROW, ROW), None)],
+    "windowed": [("append", (ROWS[:4], ROWS[:4]), None)],
+    "latent": [("append", (ROW[0], ROW[0, :, :1]), None)],
+    "grouped": [("create", (), 0), ("step", (0, *[np.ones((2, 3, 1, 2), np.float32)] * 2), None)],
 }
-CALLS = {"paged": PAGED, "quantized": QUANTIZED, "contiguous": CONTIGUOUS, "tiered": TIERED, "pooled": POOLED, "kernels": KERNELS}
+CALLS = {
+    "paged": PAGED, "quantized": QUANTIZED, "contiguous": CONTIGUOUS, "tiered": TIERED, "pooled": POOLED, "windowed": WINDOWED,
+    "latent": LATENT, "grouped": GROUPED, "kernels": KERNELS,
+}  # fmt: skip
 
 
 def said(witness, number, family, name, args):

@@ -47,6 +47,25 @@ def pooled(backend):
     return [*cache.read(), cache.attend(filled((1, 2, 4)))]
 
 
+def windowed(backend):
+    cache = kvref.WindowedCache(kvref.WindowedConfig(2, 4, window=2, sinks=1), backend)
+    cache.append(filled((3, 2, 4)), filled((3, 2, 4)))
+    return [cache.step(*[filled((2, 2, 4))] * 3), *cache.read([0, 4]), cache.attend(filled((1, 2, 4)))]
+
+
+def grouped(backend):
+    cache = kvref.GroupedCache(kvref.GroupedConfig(8, 2, 2, 2, 2, 2, 4), backend)
+    sequence = cache.create()
+    cache.step(sequence, filled((2, 3, 2, 4)), filled((2, 3, 2, 4)))
+    return [*cache.read(sequence, 1, range(3)), cache.attend(sequence, 0, filled((1, 2, 4)))]
+
+
+def latent(backend):
+    cache = kvref.LatentCache(kvref.LatentConfig(4, 2, max_tokens=8), backend)
+    cache.append(filled((3, 4)), filled((3, 2)))
+    return [cache.read(), cache.records(), cache.attend(filled((1, 2, 5)), filled((2, 3, 4)), filled((2, 3, 4)))]
+
+
 def buffer(backend):
     held = kvref.BufferPool(backend=backend).acquire(64)
     held.extend(filled((3,)))
@@ -54,7 +73,11 @@ def buffer(backend):
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-@pytest.mark.parametrize("reads", [contiguous, paged, quantized, tiered, pooled, buffer], ids=lambda reads: reads.__name__)
+@pytest.mark.parametrize(
+    "reads",
+    [contiguous, paged, quantized, tiered, pooled, windowed, grouped, latent, buffer],
+    ids=lambda reads: reads.__name__,
+)
 def test_what_is_read_belongs_to_no_graph(name, reads):
     got = reads(kvref.backend(name))
     assert got

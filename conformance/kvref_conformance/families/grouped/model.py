@@ -236,10 +236,9 @@ class Grouped(Model):
         return Choice("GROUP-01" if clause == "LAW-04" else clause, then, says=says, accepts=accepts, length=at_length)
 
     def read(self, sequence: Any, layer: Any, positions: Sequence[Any]) -> Expected:
-        if wrong := self._unknown(sequence, layer):
-            return self.refuse(wrong)
-        first, length = self._first_held(sequence, layer), self.lengths[sequence]
-        wrong = [each for position in positions for each in not_in_range(position, length, "PositionOutOfRange")]
+        wrong, length = self._unknown(sequence, layer), self.lengths.get(sequence, max(self.lengths.values(), default=0))
+        wrong += [each for position in positions for each in not_in_range(position, length, "PositionOutOfRange")]
+        first = 0 if wrong else self._first_held(sequence, layer)
         wrong += [("PositionOutOfRange", "GROUP-04") for position in positions if isinstance(position, int) and position < first]
         if wrong:
             return self.refuse(wrong)

@@ -100,7 +100,7 @@ class Windowed(Model):
         self, clause: str, query: Any, tokens: list[tuple[NDArray, NDArray]], views: Sequence[NDArray], scale: float, then: Any
     ) -> Expected:
         keys, values = self._parts(tokens)
-        found = attended(clause, float32(query), keys, values, scale, views)
+        found = attended(clause, query, keys, values, scale, views)
 
         def clause_at(index: tuple[int, ...], got: NDArray) -> str:
             unseen = np.delete(np.arange(len(tokens)), views[index[0]])
