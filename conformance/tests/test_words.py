@@ -5,6 +5,7 @@ import pytest
 
 import kvref
 from kvref import errors
+from kvref.blocks import BlockTables
 from kvref.rotary import Rotary
 
 
@@ -22,6 +23,40 @@ def pool():
     return found
 
 
+def windowed(**sizes):
+    """A window of two tokens behind one sink, after five tokens."""
+    sizes = {"num_kv_heads": 1, "head_dim": 2, "window": 2, "sinks": 1} | sizes
+    cache = kvref.WindowedCache(kvref.WindowedConfig(**sizes))
+    cache.append(*2 * [np.ones((5, 1, 2), np.float32)])
+    return cache
+
+
+def grouped():
+    """A sequence of five tokens, in a group with a window of two and one without; blocks of two."""
+    cache = kvref.GroupedCache(
+        kvref.GroupedConfig(num_blocks=6, block_size=2, num_layers=2, num_groups=2, window=2, num_kv_heads=1, head_dim=2)
+    )
+    cache.create()
+    cache.step(0, *2 * [np.ones((2, 5, 1, 2), np.float32)])
+    cache.step(0, *2 * [np.ones((2, 1, 1, 2), np.float32)])
+    return cache
+
+
+def latent(**sizes):
+    cache = kvref.LatentCache(kvref.LatentConfig(**{"rank": 4, "rope_dim": 2, "max_tokens": 2} | sizes))
+    cache.append(np.ones((1, 4), np.float32), np.ones((1, 2), np.float32))
+    return cache
+
+
+def shared():
+    """Two sequences of one token each that share a block, and one free block too few to write to it and go on."""
+    cache = kvref.PagedCache(kvref.PagedConfig(num_blocks=2, block_size=2, num_layers=1, num_kv_heads=1, head_dim=2))
+    cache.create()
+    cache.write(0, 0, 0, *2 * [np.ones((1, 1, 2), np.float32)])
+    cache.fork(0)
+    return cache
+
+
 NUMBER = "expected an integer in"
 WORDS = [
     (lambda: paged().truncate(0, 6), errors.PositionOutOfRange, f"length: {NUMBER} [0, 6), got 6"),
@@ -37,6 +72,27 @@ WORDS = [
         f"start: {NUMBER} [0, 6), got 6",
     ),
     (lambda: paged().ensure_capacity(0, 25), errors.OutOfBlocks, "blocks: expected 5 free ones, got 4"),
+    (
+        lambda: paged().ensure_capacity(0, -1),
+        errors.PositionOutOfRange,
+        "num_tokens: expected an integer of at least 0, got -1",
+    ),
+    (lambda: paged().length(0, 1), errors.LayerOutOfRange, f"layer: {NUMBER} [0, 1), got 1"),
+    (lambda: paged().read(0, 0, [5]), errors.PositionOutOfRange, f"position in sequence 0, layer 0: {NUMBER} [0, 5), got 5"),
+    (
+        lambda: paged().write(0, 0, 5, *2 * [np.ones((1, 2), np.float32)]),
+        errors.ShapeMismatch,
+        "keys: expected shape [n, 1, 2], got [1, 2]",
+    ),
+    (
+        lambda: shared().write(0, 0, 1, *2 * [np.ones((2, 1, 2), np.float32)]),
+        errors.OutOfBlocks,
+        "blocks: expected 2 free ones, got 1",
+    ),
+    (lambda: pool().allocate_many(-1), errors.PositionOutOfRange, "count: expected an integer of at least 0, got -1"),
+    (lambda: pool().allocate_many(3), errors.OutOfBlocks, "allocate: expected 3 free of 3 blocks, got 2"),
+    (lambda: BlockTables(0, 1), errors.ConfigError, "num_layers: expected an integer of at least 1, got 0"),
+    (lambda: BlockTables(1, 0), errors.ConfigError, "block_size: expected an integer of at least 1, got 0"),
     (lambda: pool().share(2), errors.BlockNotAllocated, "share: expected a block that is held, got 2"),
     (lambda: pool().free(1), errors.BlockNotAllocated, "free: expected a block that is held, got 1"),
     (lambda: Rotary(1), errors.ConfigError, "head_dim: expected an integer of at least 2, got 1"),
@@ -48,6 +104,41 @@ WORDS = [
     (lambda: paged(kvref.PrefixCache).commit(0, [1] * 6), errors.PositionOutOfRange, f"tokens committed: {NUMBER} [0, 6), got 6"),
     (lambda: paged(kvref.PrefixCache).match([1, -2]), errors.TokenOutOfRange, f"token: {NUMBER} [0, {2**63}), got -2"),
     (lambda: paged(kvref.PrefixCache).begin([1] * 25), errors.OutOfBlocks, "blocks: expected 7 free ones, got 4"),
+    (lambda: windowed().read([5]), errors.PositionOutOfRange, f"position: {NUMBER} [0, 5), got 5"),
+    (
+        lambda: windowed().read([2]),
+        errors.PositionOutOfRange,
+        "position: expected one from 3 on, or a sink, got 2, which was dropped",
+    ),
+    (lambda: windowed().truncate(6), errors.PositionOutOfRange, f"length: {NUMBER} [0, 6), got 6"),
+    (lambda: windowed().truncate(3), errors.NotTruncatable, "length: expected one before which tokens from 2 on are held, got 3"),
+    (lambda: windowed(window=0), errors.ConfigError, "window: expected an integer of at least 1, got 0"),
+    (lambda: windowed(sinks=-1), errors.ConfigError, "sinks: expected an integer of at least 0, got -1"),
+    (
+        lambda: grouped().read(0, 0, [1]),
+        errors.PositionOutOfRange,
+        "position in sequence 0, layer 0: expected at least 4, before which blocks were given back, got 1",
+    ),
+    (lambda: grouped().truncate(0, 2), errors.NotTruncatable, "length: expected one whose window is still held, got 2"),
+    (lambda: grouped().read(0, 2, [1]), errors.LayerOutOfRange, f"layer: {NUMBER} [0, 2), got 2"),
+    (
+        lambda: grouped().step(0, *2 * [np.ones((2, 9, 1, 2), np.float32)]),
+        errors.OutOfBlocks,
+        "blocks: expected 10 free ones, got 2",
+    ),
+    (lambda: kvref.GroupedConfig(6, 3, 2, 2, 1, 2), errors.ConfigError, "num_layers: expected a multiple of num_groups 2, got 3"),
+    (
+        lambda: latent().append(np.ones((2, 4), np.float32), np.ones((2, 2), np.float32)),
+        errors.CapacityExceeded,
+        "append: expected at most 2 tokens, got 3",
+    ),
+    (lambda: latent().truncate(2), errors.PositionOutOfRange, f"length: {NUMBER} [0, 2), got 2"),
+    (lambda: latent(dtype="packed"), errors.ConfigError, "rank: expected a multiple of 128 for packed rows, got 4"),
+    (
+        lambda: latent().attend(np.ones((1, 2, 5), np.float32), np.ones((2, 3, 5), np.float32), np.ones((2, 3, 4), np.float32)),
+        errors.ShapeMismatch,
+        "up_keys: expected shape [num_heads, nope_dim, 4], got [2, 3, 5]",
+    ),
 ]
 
 
