@@ -38,9 +38,10 @@ def test_a_list_written_over_what_was_committed_takes_it_back(cache):
     assert (cache.match([1, 2, 0]), cache.match([1, 3, 0])) == (2, 2)
 
 
-def test_a_fork_goes_on_with_the_salt_of_what_it_comes_from(cache):
-    child = cache.fork(begun(cache, [1, 2, 3], "tenant"))
-    cache.write(child, 0, 3, rows(1), rows(1))
+@pytest.mark.parametrize("told", [1, 3])  # of blocks of two: none that is full, and one
+def test_a_fork_goes_on_with_the_salt_of_what_it_comes_from(cache, told):
+    child = cache.fork(begun(cache, [1, 2, 3][:told], "tenant"))
+    cache.write(child, 0, told, rows(4 - told), rows(4 - told))
     cache.commit(child, [1, 2, 3, 4])
     assert (cache.match([1, 2, 3, 4, 0], "tenant"), cache.match([1, 2, 3, 4, 0])) == (4, 0)
 
