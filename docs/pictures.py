@@ -10,6 +10,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 import kvref
+import pictures_layers
 import pictures_sharing
 import pictures_windows
 from kvref import (
@@ -286,6 +287,6 @@ def classes() -> plt.Figure:
     return figure
 
 
-SHARING, WINDOWS = pictures_sharing.PICTURES, pictures_windows.PICTURES
-DRAWN = (without, capacity, fragmentation, *SHARING, memory, codes, errors, tail, *WINDOWS, classes)
+OTHERS = [draw for module in (pictures_sharing, pictures_windows, pictures_layers) for draw in module.PICTURES]
+DRAWN = (without, capacity, fragmentation, memory, codes, errors, tail, classes, *OTHERS)
 PICTURES: dict[str, Callable[[], plt.Figure]] = {draw.__name__: draw for draw in DRAWN}
