@@ -20,6 +20,9 @@ SURFACES = {
     "quantized": ("append read_token length", "append_step read_head length memory_bytes fp32_bytes compression_ratio"),
     "tiered": ("append read clear", "append read clear stats"),
     "pooled": ("append read clear", "append read clear stats"),
+    "windowed": ("append attend length", "step read length"),
+    "grouped": ("create drop step read length",),
+    "latent": ("append attend read length",),
 }
 BRING = 3  # operations that are named, of those that would bring more
 
