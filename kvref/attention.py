@@ -15,6 +15,7 @@ from kvref.errors import PositionOutOfRange, ShapeMismatch, in_range, whole_fiel
 from kvref.inputs import accept
 
 EXP_ERROR = 8 * U  # the premise about a library's float32 exp: within 4 units in the last place
+LONGEST = 2**62  # tokens that any sequence may have: sums of two such numbers are int64
 PIECE = 256  # queries whose mask is there at once, [PIECE, tokens that any of them sees]: however long a prompt is, a small one
 
 
@@ -44,7 +45,8 @@ class Sight:
 
     def first(self, query: Any) -> Any:
         """The first position behind the sinks that a query at one sees. May be negative."""
-        first = 0 * query if self.window is None else query - self.window + 1
+        query = np.int64(query)  # of an unsigned one nothing could be taken away
+        first = 0 * query if self.window is None else query - min(self.window, LONGEST) + 1
         return np.maximum(first, query // self.chunk * self.chunk) if self.chunk else first
 
 

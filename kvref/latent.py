@@ -158,11 +158,14 @@ def expanded(
 ) -> Array:
     """The same as `LatentCache.attend` the long way: every head's keys and values are made, and attention goes over those.
 
-    rows [num_tokens, rank + rope_dim], as a cache reads.
+    rows [num_tokens, rank + rope_dim], as a cache reads. Raises ShapeMismatch or DtypeMismatch.
     """
     xp = backend.xp
     rows = accept("rows", rows, ("num_tokens", "rank + rope_dim"), backend)
-    rank = up_keys.shape[-1]
+    up_keys = accept("up_keys", up_keys, ("num_heads", "nope_dim", "rank"), backend)
+    rank = up_keys.shape[2]
+    if rank > rows.shape[1]:
+        raise ShapeMismatch(f"up_keys: expected a rank of at most {rows.shape[1]}, a row's numbers, got {rank}")
     query, up_keys, up_values = _accepted(query, up_keys, up_values, rows, rank, backend)
     heads, rope_dim = up_keys.shape[0], rows.shape[1] - rank
     latent = xp.broadcast_to(rows[:, None, :rank], (rows.shape[0], heads, rank))

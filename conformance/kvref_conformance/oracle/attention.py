@@ -11,9 +11,10 @@ from kvref_conformance.oracle.expected import Arrays, Expected, Unjudged, Wrong,
 from kvref_conformance.oracle.rows import Reads
 
 U = 2.0**-24
+LARGE = 1e38  # float32 reaches further, by a factor of 3
 EXP_ERROR = 8 * U  # a float32 exp within 4 units in the last place
-# Of dtypes narrower than float32, half a unit in the last place of 1, and half of the least number above 0.
-HALF_A_UNIT = {"float16": (2.0**-11, 2.0**-25), "bfloat16": (2.0**-8, 2.0**-134)}
+# Of dtypes narrower than float32, half a unit in the last place of 1, half of the least number above 0, and the largest number.
+NARROW = {"float16": (2.0**-11, 2.0**-25, 65504.0), "bfloat16": (2.0**-8, 2.0**-134, 255 * 2.0**120)}
 
 
 def seen(query: int, window: int | None = None, sinks: int = 0, chunk: int = 0) -> NDArray:
@@ -66,11 +67,18 @@ def attention(
 def rounding(want: NDArray, bound: NDArray, dtype: str) -> NDArray:
     """How much further the output may lie from `want` where it is answered in a narrower dtype, that alone is taken: float64.
 
-    What float32 computes lies within `bound`, so that its magnitude is |want| + bound at most, and is rounded once.
+    What float32 computes lies within `bound`, so that its magnitude is |want| + bound at most, and is rounded once: to infinity
+    where it is more than the dtype has.
     """
-    relative, least = HALF_A_UNIT.get(dtype, (0.0, 0.0))
-    further: NDArray = relative * (np.abs(np.asarray(want, dtype=np.float64)) + bound) + least
-    return further
+    relative, least, largest = NARROW.get(dtype, (0.0, 0.0, np.inf))
+    magnitude = np.abs(np.asarray(want, dtype=np.float64)) + bound
+    return np.where(magnitude > largest, np.inf, relative * magnitude + least)
+
+
+def overflows(query: NDArray, keys: NDArray, values: NDArray, scale: float) -> bool:
+    """Whether float32 scores may be infinite on their way, or a sum of values that is divided at the end."""
+    q, k, v = (float(np.abs(part).max(initial=0)) for part in (np.asarray(query), keys, values))
+    return max(q * k * keys.shape[2] * max(1.0, abs(scale)), v * len(values)) > LARGE
 
 
 def _gamma(roundings: int) -> float:
@@ -96,10 +104,7 @@ def attended(
     some = slice(None) if views is None else np.array(sorted({int(at) for view in views for at in view}), np.int64)
     if keys.slack.any() or values.slack.any() or not finite(query, keys.values[some], values.values[some]):
         return Unjudged(clause)  # what the cache reads as is not known to the bit
-    reach = [np.abs(part).max(initial=0).astype(np.float64) for part in (np.asarray(query), keys.values[some])]
-    if reach[0] * reach[1] * dim * max(1.0, abs(scale)) > 1e38:
-        return Unjudged(clause)  # float32 scores overflow on the way
-    if np.abs(values.values[some]).max(initial=0).astype(np.float64) * len(keys.values) > 1e38:
-        return Unjudged(clause)  # so may a sum of values that is divided at the end
+    if overflows(query, keys.values[some], values.values[some], scale):
+        return Unjudged(clause)
     out, bound = attention(query, keys.values, values.values, scale=scale, views=views)
     return Arrays(clause, parts=(Reads(out.astype(np.float32), bound + U * np.abs(out)),), always_slack=True)

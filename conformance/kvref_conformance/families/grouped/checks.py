@@ -1,6 +1,6 @@
 """GROUP-01 to 04 and 07: which group holds which blocks, and what it reads."""
 
-from kvref_conformance.checking.expect import equal, raises, true
+from kvref_conformance.checking.expect import equal, pair, raises, true
 from kvref_conformance.checking.registry import check
 from kvref_conformance.checking.setup import blocks_of
 from kvref_conformance.conversation.subject import Subject
@@ -26,7 +26,7 @@ def one(subject: Subject, length: int, **sizes: int) -> tuple[Grown, int]:
 def no_block_is_listed_twice(subject: Subject) -> None:
     subject.need(sequences=2)
     length = reach(subject)
-    grown = Grown(subject, 2 * length)
+    grown = Grown(subject, length, sequences=2)
     sequences = [grown.create(prompt(length, which)) for which in (1, 2)]
     turn = 0
     while any(each.length < length for each in grown.sequences.values()):
@@ -166,18 +166,40 @@ def each_layer_reads_what_its_group_holds(subject: Subject) -> None:
 
 
 @check("GROUP-04", "grouped")
+def positions_are_read_in_the_order_they_are_asked_for(subject: Subject) -> None:
+    length = reach(subject)
+    grown, sequence = one(subject, length)
+    grown.up_to(sequence, length, by=4)
+    for layer in grown.layers:
+        held = [*range(grown.sequences[sequence].gone[layer % grown.groups] * grown.size, length)]
+        for asked in (held[::-1], held[-1:] + held[:1] + held[-1:]):
+            want = grown.computed(sequence, layer, asked)
+            pair(grown.cache.read(sequence, layer, asked), want, f"layer {layer}, positions {asked}")
+
+
+@check("GROUP-04", "grouped")
 def each_query_sees_its_window(subject: Subject) -> None:
     size = subject.size("block_size", 3)
     for window in dict.fromkeys(subject.size("window", wanted) for wanted in (7, 1, size, size + 1)):
-        length = window + 5 * size
-        grown, sequence = one(subject, length, window=window)
-        for count in (1, size + 1, 1, 2, window, 1, 2 * size, 1):
-            if grown.sequences[sequence].length + count > length:
-                continue
-            taken = grown.step(sequence, count)
-            what = f"a step of {taken} tokens to {grown.sequences[sequence].length}, with a window of {window}"
-            for asked in dict.fromkeys((1, taken // 2, taken)):
-                grown.attends(sequence, asked, f"the last {asked} of {what}")
+        seen_in_steps(subject, window)
+
+
+@check("GROUP-04", "grouped")
+def each_of_three_groups_sees_what_it_has_to(subject: Subject) -> None:
+    seen_in_steps(subject, subject.size("window", 7), num_groups=3, num_layers=6)
+
+
+def seen_in_steps(subject: Subject, window: int, **sizes: int) -> None:
+    size = subject.size("block_size", 3)
+    length = window + 5 * size
+    grown, sequence = one(subject, length, window=window, **sizes)
+    for count in (1, size + 1, 1, 2, window, 1, 2 * size, 1):
+        if grown.sequences[sequence].length + count > length:
+            continue
+        taken = grown.step(sequence, count)
+        what = f"a step of {taken} tokens to {grown.sequences[sequence].length}, with a window of {window}"
+        for asked in dict.fromkeys((1, taken // 2, taken)):
+            grown.attends(sequence, asked, f"the last {asked} of {what}")
 
 
 @check("GROUP-04", "grouped")

@@ -43,7 +43,7 @@ def a_hit_ends_where_blocks_do_and_a_token_is_left(subject: Subject) -> None:
     declared_order(subject)
     subject.need(sequences=2)
     length = reach(subject)
-    grown = Grown(subject, 3 * length)
+    grown = Grown(subject, length, sequences=3)
     tokens, size = prompt(length), grown.size
     grown.serve(tokens)
     for count in sorted({0, 1, size, size + 1, 2 * size, grown.window, grown.window + size, length - 1, length}):
@@ -78,7 +78,7 @@ def no_group_is_asked_for_what_it_has_not(subject: Subject) -> None:
     for by, wanted in ((1, 7), (2, 8), (1, 9)):  # a window's edge lies anywhere in a block
         window = subject.size("window", wanted)
         length = reach(subject, 5, window)
-        grown = Grown(subject, 3 * length, window=window)
+        grown = Grown(subject, length, sequences=3, window=window)
         tokens, size = prompt(length), grown.size
         sequence = grown.begin(tokens)
         grown.up_to(sequence, length, by=by)
@@ -93,7 +93,7 @@ def no_group_is_asked_for_what_it_has_not(subject: Subject) -> None:
 def other_tokens_and_other_salts_are_not_found(subject: Subject) -> None:
     declared_order(subject)
     subject.need(sequences=2)
-    grown = Grown(subject, 4 * reach(subject))
+    grown = Grown(subject, reach(subject), sequences=4)
     tokens, size = prompt(2 * grown.size), grown.size
     grown.serve(tokens, by=size)
     for at in range(len(tokens)):
@@ -152,7 +152,7 @@ def what_no_one_holds_is_free_and_found(subject: Subject) -> None:
     declared_order(subject)
     subject.need(sequences=3)
     length = reach(subject)
-    grown = Grown(subject, 3 * length)
+    grown = Grown(subject, length, sequences=3)
     size, tokens = grown.size, prompt(length)
     hit = (length - 1) // size * size
     first = grown.serve(tokens)

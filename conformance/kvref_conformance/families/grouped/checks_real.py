@@ -3,7 +3,7 @@
 from typing import Any
 
 from kvref_conformance.checking.content import pair_of_content
-from kvref_conformance.checking.expect import equal, pair
+from kvref_conformance.checking.expect import equal, pair, true
 from kvref_conformance.checking.real import affordable
 from kvref_conformance.checking.registry import check
 from kvref_conformance.conversation.subject import Subject
@@ -66,6 +66,7 @@ def a_long_prompt_answers_the_same_each_time(subject: Subject) -> None:
     length = affordable(subject, LONG // 2, 4)
     grown = served(subject, length + length // 4)
     tokens = prompt(length)
+    whole = tokens[: length // grown.size * grown.size]
     for time in range(4):
         sequence = grown.begin([*tokens, 70 + time])
         grown.look(sequence, f"what was found of a long prompt, time {time}")
@@ -73,6 +74,8 @@ def a_long_prompt_answers_the_same_each_time(subject: Subject) -> None:
         grown.look(sequence, f"a long prompt, time {time}")
         grown.attends(sequence, 1, f"a long prompt, time {time}")
         grown.drop(sequence)
+        hit = grown.match(whole)
+        true(hit < len(whole), f"match of a prompt that ends where a block does, time {time}", f"less than {len(whole)}", hit)
         grown.drop(grown.serve(prompt(length // 8, 10 + time), by=PREFILL))
     equal(grown.cache.num_free_blocks, grown.total, "free blocks when no one holds any")
 

@@ -86,6 +86,21 @@ def what_can_be_found_is_never_stepped_into(subject: Subject) -> None:
         finds(grown, [*tokens, OTHER], 2 * size, f"a prompt of which {length} tokens were left, and another came")
 
 
+@check("PREFIX-03", "grouped")
+def a_fork_has_the_salt_of_what_it_comes_from(subject: Subject) -> None:
+    subject.need(sequences=2)
+    grown = Grown(subject, 20, sequences=4)
+    size, tokens = grown.size, prompt(2 * grown.size)
+    parent = grown.begin(tokens, "a")
+    grown.up_to(parent, size, by=2, commit=True)
+    child: int = grown.cache.fork(parent)
+    like = grown.sequences[parent]
+    grown.sequences[child] = One(tokens, "a", like.length, list(like.gone))
+    grown.up_to(child, 2 * size, by=2, commit=True)
+    finds(grown, [*tokens, OTHER], 2 * size, "what a fork committed, with its parent's salt", "a")
+    finds(grown, [*tokens, OTHER], 0, "what a fork committed, with no salt")
+
+
 @check("PREFIX-15", "grouped")
 def what_is_no_token_is_refused(subject: Subject) -> None:
     grown = Grown(subject, 20)

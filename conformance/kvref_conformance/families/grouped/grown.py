@@ -37,20 +37,21 @@ class One:
 
 
 class Grown:
-    """`cache` with sequences in it. tokens: that there is room for in every group, whatever was given back."""
+    """`cache` with sequences in it. tokens: that there is room for in every group of so many
+    sequences, whatever was given back."""
 
-    def __init__(self, subject: Subject, tokens: int = 0, **sizes: Any) -> None:
+    def __init__(self, subject: Subject, tokens: int = 0, sequences: int = 1, **sizes: Any) -> None:
         self.subject = subject
         config = fitted(subject, "grouped", **sizes)
         if tokens:
-            room = config["num_groups"] * -(-tokens // config["block_size"])
+            room = config["num_groups"] * sequences * -(-tokens // config["block_size"])
             config = fitted(subject, "grouped", **sizes, num_blocks=room)
         self.cache = made(subject, "grouped", **config)
         self.size, self.window, self.groups = (int(config[name]) for name in ("block_size", "window", "num_groups"))
         self.layers, self.total = range(config["num_layers"]), int(config["num_blocks"])
         self.row = config["num_kv_heads"], config["head_dim"]
         self.sequences: dict[int, One] = {}
-        if min(tokens, self.window) > MOST or tokens > self.total // self.groups * self.size:
+        if min(tokens, self.window) > MOST or tokens > self.total // (self.groups * sequences) * self.size:
             raise NotOffered(f"room for {tokens} tokens in every group, where its limits leave {self.total} blocks")
 
     def to_be_filled(self) -> None:

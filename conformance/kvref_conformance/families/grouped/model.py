@@ -9,7 +9,7 @@ import numpy as np
 from kvref_conformance.arrays import NDArray
 from kvref_conformance.families.grouped.held import Held
 from kvref_conformance.families.grouped.seen import window_attention
-from kvref_conformance.oracle.attention import U, wrong_query
+from kvref_conformance.oracle.attention import U, overflows, wrong_query
 from kvref_conformance.oracle.elements import round_to
 from kvref_conformance.oracle.expected import (
     Arrays,
@@ -257,8 +257,7 @@ class Grouped(Model):
             return self.refuse(wrong)
         parts = self._parts(sequence, layer, range(self.held.first(group, start), length))
         keys, values = (part.values for part in parts)
-        reach = [np.abs(part).max(initial=0).astype(np.float64) for part in (np.asarray(query), keys)]
-        if not finite(query, keys, values) or reach[0] * reach[1] * self.row[1] * max(1.0, abs(scale)) > 1e38:
+        if not finite(query, keys, values) or overflows(query, keys, values, scale):
             return Unjudged("GROUP-04")
         out, bound = window_attention(query, keys, values, self.held.windows[group], scale)
         return Arrays("GROUP-04", parts=(Reads(out.astype(np.float32), bound + U * np.abs(out)),), always_slack=True)

@@ -5,11 +5,11 @@ from functools import partial
 import numpy as np
 
 from kvref_conformance.arrays import NDArray
-from kvref_conformance.checking.expect import same, within
+from kvref_conformance.checking.expect import may_raise, same, shaped, within
 from kvref_conformance.checking.registry import check
 from kvref_conformance.checking.setup import held, new
 from kvref_conformance.conversation.subject import Subject
-from kvref_conformance.families.latent.checks import dtypes, filled, plain
+from kvref_conformance.families.latent.checks import dtypes, filled, given, plain
 from kvref_conformance.families.latent.known import Heads, attends, exact, of_cache
 
 SHAPES = ((1, 1, 3, 2), (5, 2, 8, 5), (3, 6, 11, 1), (2, 3, 18, 9))  # queries, heads, tokens, value_dim
@@ -83,6 +83,21 @@ def no_tokens_give_zeros(subject: Subject) -> None:
     for causal in (False, True):
         got = cache.attend(heads.query(subject, 3), heads.up_keys, heads.up_values, heads.scale, causal)
         within(got, zeros, 0.0, "attention over no tokens")
+
+
+@check("MLA-02", "latent")
+def what_a_query_does_not_see_has_no_effect(subject: Subject) -> None:
+    """A later token that is NaN or infinite, where one is taken."""
+    for sizes in dtypes(subject):
+        for value in (np.nan, np.inf):
+            cache, _ = filled(subject, 5, **sizes)
+            heads, rows = of_cache(subject, cache), cache.read()
+            with may_raise("NonFinite"):
+                cache.append(*(np.full_like(part, value) for part in given(subject, cache, 1)))
+                query, what = heads.query(subject, 3), f"causal attention of the two queries before a token of {value}"
+                want, bound = exact(subject, query[:2], rows, heads, scale=heads.scale, causal=True)
+                got = cache.attend(query, heads.up_keys, heads.up_values, heads.scale, True)
+                within(shaped(got, (3, *want.shape[1:]), what)[:2], want, bound, what)
 
 
 @check("MLA-02", "latent")

@@ -179,6 +179,17 @@ def what_the_next_query_sees_is_there(subject: Subject) -> None:
 
 
 @check("WIN-03", "windowed")
+def positions_are_read_in_the_order_they_are_asked_for(subject: Subject) -> None:
+    for sinks in (0, 2):
+        run = Run(subject, sinks=sinks)
+        for count, when in portions(subject, run, (9, 1, 3)):
+            run.append(count)
+            needed = run.needed()
+            for asked in (needed[::-1], needed[-1:] + needed[:1] + needed[-1:]):
+                pair(run.cache.read(asked), (run.keys[asked], run.values[asked]), f"positions {asked} {when}")
+
+
+@check("WIN-03", "windowed")
 def what_was_dropped_is_not_somebody_elses(subject: Subject) -> None:
     run = Run(subject)
     for count, when in portions(subject, run, (9, 1, 1, 8, 2)):
@@ -236,3 +247,13 @@ def a_query_sees_its_own_chunk(subject: Subject) -> None:
                 raise NotOffered("a window as long as a chunk, within its limits")
             for count, when in portions(subject, run, counts):
                 run.step(count, f"{when}, in chunks of {run.config['chunk']}")
+
+
+@check("WIN-07", "windowed")
+def a_chunk_has_sinks_before_it_and_a_window_within(subject: Subject) -> None:
+    """Either narrows the other; no model has them together, and what takes them must not drop one in silence."""
+    for sizes in ({"chunk": 4, "sinks": 2}, {"chunk": 7, "window": 3}, {"chunk": 3, "window": 7}, {"chunk": 4, "window": 3, "sinks": 1}):
+        run = Run(subject, **sizes)
+        at_least(run.cache, **{name: 1 for name in sizes})
+        for count, when in portions(subject, run, (1, 1, 1, 1, 1, 3, 9, 1, 2)):
+            run.step(count, f"{when}, in chunks of {run.config['chunk']}, with {run.config['sinks']} sinks")

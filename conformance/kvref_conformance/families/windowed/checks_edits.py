@@ -49,11 +49,11 @@ def a_draft_goes_back(subject: Subject) -> None:
 def what_is_gone_does_not_come_back_as_something_else(subject: Subject) -> None:
     for rollback in (0, 3):
         for sinks in (0, 2):
-            for back in (1, 2, 5, 8, 12):
+            for back in (1, 2, 5, 8, 12, None, -1):  # None: to the sinks; -1: to one token behind them, that was dropped
                 run = Run(subject, rollback=rollback, sinks=sinks)
                 run.append(subject.size("tokens", run.config["window"] + 6))
                 run.append(subject.size("tokens", 5))
-                length = max(0, len(run) - back)
+                length = max(0, len(run) - back) if back and back > 0 else run.config["sinks"] - (back or 0)
                 when = f"truncate({length}) of {len(run)} with a window of {run.config['window']}"
                 if goes_back(run, length):
                     run.holds(f"after {when}")

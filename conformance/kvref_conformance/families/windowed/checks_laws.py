@@ -58,6 +58,8 @@ def what_left_the_window_has_no_effect(subject: Subject) -> None:
     for rollback in (0, 3):  # so that it is held still
         for value in (np.nan, np.inf):
             run = Run(subject, rollback=rollback)
+            while len(run) < run.config["sinks"]:  # which are seen for ever
+                run.append(subject.size("tokens", 1))
             keys, values = (np.full_like(part, value) for part in pair_of_tokens(subject, 1))
             with may_raise("NonFinite"):
                 run.cache.append(keys, values)

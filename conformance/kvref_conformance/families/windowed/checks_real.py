@@ -104,5 +104,5 @@ def portions(sizes: Sequence[int]) -> Iterator[range]:
 
 def looked_at(step: range) -> list[int]:
     """The ends of a step and of tiles, and what lies between: positions of queries."""
-    rows = {0, 1, 63, 64, len(step) // 2, len(step) - 2, len(step) - 1}
+    rows = {0, 1, 63, 64, 255, 256, len(step) // 2, len(step) - 2, len(step) - 1}
     return [step.start + row for row in sorted(rows) if 0 <= row < len(step)]

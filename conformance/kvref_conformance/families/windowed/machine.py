@@ -19,11 +19,15 @@ class WindowedMachine(Machine):
     @initialize(
         heads=SIZE, dim=st.integers(1, 3), window=st.sampled_from((3, 1, 4, 7, 2)), sinks=st.sampled_from((0, 0, 2, 0, 1, 5)),
         chunk=st.sampled_from((0, 0, 0, 3, 4)), rollback=st.sampled_from((0, 2, 0, 3)),
-        dtype=st.sampled_from(("float32", "float32", "float16", "bfloat16")),
+        both=st.sampled_from((False, False, True)), dtype=st.sampled_from(("float32", "float32", "float16", "bfloat16")),
     )  # fmt: skip
-    def new(self, heads: int, dim: int, window: int, sinks: int, chunk: int, rollback: int, dtype: str) -> None:
-        """Chunks go without sinks, and no window is shorter: so they are in models."""
-        sizes = {"sinks": 0 if chunk else sinks, "chunk": chunk, "window": max(window, chunk), "rollback": rollback}
+    def new(
+        self, heads: int, dim: int, window: int, sinks: int, chunk: int, rollback: int, both: bool, dtype: str
+    ) -> None:
+        """Mostly chunks go without sinks, and no window is shorter: so they are in models."""
+        if chunk and not both:
+            sinks, window = 0, max(window, chunk)
+        sizes = {"window": window, "sinks": sinks, "chunk": chunk, "rollback": rollback}
         self.make(num_kv_heads=heads, head_dim=dim, dtype=dtype, **sizes)
         if self.objects:
             self.shape = self.config["num_kv_heads"], self.config["head_dim"]

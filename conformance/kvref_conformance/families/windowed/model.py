@@ -10,6 +10,7 @@ from kvref_conformance.oracle.attention import attended, seen, wrong_query
 from kvref_conformance.oracle.elements import round_to
 from kvref_conformance.oracle.expected import (
     Arrays,
+    ArraysOrRefused,
     Choice,
     Expected,
     Refused,
@@ -93,7 +94,7 @@ class Windowed(Model):
         views = [self.seen(len(self.tokens) - 1)] * len(query)
         found = self._attended(self._clause(1), query, self.tokens, views, scale, lambda ok: None)
         if self.looked_back and self.kept and isinstance(found, Arrays):  # the newest token saw more than the next one will
-            return TakenOrRefused("WIN-06", kinds=("PositionOutOfRange",))
+            return ArraysOrRefused("WIN-06", parts=found.parts, always_slack=True, kinds=("PositionOutOfRange",))
         return found
 
     def _attended(
@@ -124,9 +125,9 @@ class Windowed(Model):
         for position in positions:
             if wrong := not_in_range(position, len(self.tokens), "PositionOutOfRange"):
                 return Refused(wrong[0][1], kinds=("PositionOutOfRange",))
-        if not {*positions} <= {*self.needed()}:
-            return TakenOrRefused("WIN-03", kinds=("PositionOutOfRange",))
         parts = self._parts([self.tokens[position] for position in positions])
+        if not {*positions} <= {*self.needed()}:
+            return ArraysOrRefused("WIN-03", names=("keys", "values"), parts=parts, kinds=("PositionOutOfRange",))
 
         def clause_at(index: tuple[int, ...], got: NDArray) -> str:
             position = positions[index[0]]
