@@ -192,6 +192,7 @@ class BlockTables:
         rest: NDArray[np.int32] = reverse[reverse != NO_BLOCK]
         past[:] = NO_BLOCK
         self.counts[table] = min(count, int(self.counts[table]))
+        self.released[table] = np.minimum(self.released[table], count)
         return rest
 
     def before(self, table: int, counts: int | NDArray[np.int64]) -> NDArray[np.int32]:

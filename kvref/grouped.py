@@ -155,11 +155,11 @@ class GroupedCache(Finder):
     def truncate(self, sequence: int, length: int) -> None:
         """Forget all but the first `length` tokens. Raises PositionOutOfRange for more than there are.
 
-        And NotTruncatable where the next query would see what a group gave back: all tokens of the last step can go (EDIT-06).
+        And NotTruncatable where the next query would see what a group gave back: all tokens of the last step can go, and all that came.
         """
         table = self._table(sequence)
         length = in_range(length, self.length(sequence) + 1, PositionOutOfRange, "length")
-        if (self._unseen(length) < self._tables.released[table]).any():
+        if length and (self._unseen(length) < self._tables.released[table]).any():
             raise NotTruncatable(f"length: expected one whose window is still held, got {length}")
         super().truncate(sequence, length)
 

@@ -66,11 +66,11 @@ class Holders(ABC):
     def truncate(self, sequence: int, length: int) -> None:
         """Forget all but the first `length` tokens of every layer, and give back the blocks past them (EDIT-01).
 
-        Raises PositionOutOfRange for more tokens than some layer has (EDIT-02), NotTruncatable for fewer than were released.
+        Raises PositionOutOfRange for more tokens than some layer has (EDIT-02), NotTruncatable for fewer than were released, but none.
         """
         table = self._table(sequence)
         length = in_range(length, int(self._tables.lengths[table].min()) + 1, PositionOutOfRange, "length")
-        if length < (first := int(self._tables.first(table).max())):
+        if 0 < length < (first := int(self._tables.first(table).max())):
             raise NotTruncatable(f"length: expected at least {first}, before which blocks were released, got {length}")
         self._cut(table, length)
 

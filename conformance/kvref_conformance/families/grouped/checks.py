@@ -251,7 +251,7 @@ def what_windows_need_cannot_come_back(subject: Subject) -> None:
     grown.up_to(sequence, length)
     least = grown.sequences[sequence].gone[0] * grown.size + grown.window - 1  # whose window begins where the held blocks do
     before = [blocks_of(grown.cache, sequence, layer) for layer in grown.layers]
-    for short in dict.fromkeys((least - 1, grown.size, 1, 0)):
+    for short in dict.fromkeys((least - 1, grown.size, 1)):
         with raises("NotTruncatable"):
             grown.cache.truncate(sequence, short)
         equal([blocks_of(grown.cache, sequence, layer) for layer in grown.layers], before, f"tables after {short} was refused")
@@ -261,6 +261,11 @@ def what_windows_need_cannot_come_back(subject: Subject) -> None:
         grown.holds(sequence, "after as many went as can")
         grown.look(sequence, "a sequence after as many went as can")
         grown.attends(sequence, 0, "no query")
+    grown.truncate(sequence, 0)
+    grown.counted("after all tokens went")
+    grown.holds(sequence, "after all tokens went")
+    grown.up_to(sequence, length)
+    grown.look(sequence, "a sequence of which all tokens went, and came again")
 
 
 @check("GROUP-07", "grouped")

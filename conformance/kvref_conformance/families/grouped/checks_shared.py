@@ -89,16 +89,18 @@ def what_can_be_found_is_never_stepped_into(subject: Subject) -> None:
 @check("PREFIX-03", "grouped")
 def a_fork_has_the_salt_of_what_it_comes_from(subject: Subject) -> None:
     subject.need(sequences=2)
-    grown = Grown(subject, 20, sequences=4)
-    size, tokens = grown.size, prompt(2 * grown.size)
-    parent = grown.begin(tokens, "a")
-    grown.up_to(parent, size, by=2, commit=True)
-    child: int = grown.cache.fork(parent)
-    like = grown.sequences[parent]
-    grown.sequences[child] = One(tokens, "a", like.length, list(like.gone))
-    grown.up_to(child, 2 * size, by=2, commit=True)
-    finds(grown, [*tokens, OTHER], 2 * size, "what a fork committed, with its parent's salt", "a")
-    finds(grown, [*tokens, OTHER], 0, "what a fork committed, with no salt")
+    size = subject.size("block_size", 3)
+    for begun in (size - 1, size):  # before the first block is full, its salt is all that there is
+        grown = Grown(subject, 3 * size, sequences=4)
+        tokens = prompt(2 * size)
+        parent = grown.begin(tokens, "a")
+        grown.up_to(parent, begun, by=2, commit=True)
+        child: int = grown.cache.fork(parent)
+        like = grown.sequences[parent]
+        grown.sequences[child] = One(tokens, "a", like.length, list(like.gone))
+        grown.up_to(child, 2 * size, by=2, commit=True)
+        finds(grown, [*tokens, OTHER], 2 * size, "what a fork committed, with its parent's salt", "a")
+        finds(grown, [*tokens, OTHER], 0, "what a fork committed, with no salt")
 
 
 @check("PREFIX-15", "grouped")

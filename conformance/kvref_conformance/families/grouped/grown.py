@@ -114,7 +114,8 @@ class Grown:
 
     def truncate(self, sequence: int, length: int) -> None:
         self.cache.truncate(sequence, length)
-        self.sequences[sequence].length = length
+        one = self.sequences[sequence]
+        one.length, one.gone = length, one.gone if length else [0] * self.groups
 
     def computed(self, sequence: int, layer: int, positions: Sequence[int]) -> tuple[NDArray, NDArray]:
         """What a model would compute of its tokens."""

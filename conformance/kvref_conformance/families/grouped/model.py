@@ -128,7 +128,7 @@ class Grouped(Model):
             return self.refuse(wrong)
         table = self.held.tables[sequence]
         needed = [(self.held.first(group, length) // self.size, group) for group in range(self.groups)]
-        if any(entry < len(table) and table[entry][group] is None for entry, group in needed):
+        if length and any(entry < len(table) and table[entry][group] is None for entry, group in needed):
             return self.refuse([("NotTruncatable", "GROUP-07")])
 
         def change(ok: Any) -> None:

@@ -152,10 +152,20 @@ def nothing_can_be_done_where_blocks_were_given_back(subject: Subject) -> None:
         with raises("PositionOutOfRange"):
             cache.write(run.sequence, 0, position, keys, values)
         offered(partial(_refused_slots, cache, run.sequence, position))
-        offered(partial(_refused_cut, cache, run.sequence, position))
+        if position:
+            offered(partial(_refused_cut, cache, run.sequence, position))
         run.look("after a call where blocks were given back was refused")
     run.write(2 * run.size)
     run.look("after blocks were given back and more came")
+    offered(partial(_begun_anew, subject, cache, run.sequence))
+
+
+def _begun_anew(subject: Subject, cache: Handle, sequence: int) -> None:
+    cache.truncate(sequence, 0)
+    equal(cache.length(sequence, 0), 0, "length after all tokens went")
+    tokens = pair_of_tokens(subject, 1)
+    cache.write(sequence, 0, 0, *tokens)
+    pair(cache.gather(sequence, 0), tokens, "a token that came after all others went")
 
 
 def _refused_slots(cache: Handle, sequence: int, position: int) -> None:

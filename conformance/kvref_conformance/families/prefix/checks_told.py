@@ -79,17 +79,18 @@ def each_sequence_commits_with_its_own_salt(subject: Subject) -> None:
 @check("PREFIX-03", "prefix")
 def a_fork_has_the_salt_of_what_it_comes_from(subject: Subject) -> None:
     subject.need(sequences=3)
-    served = Served(subject, 16)
-    size, tokens = served.size, prompt(2 * served.size)
-    parent = served.begin(tokens, "a")[0]
-    served.write(parent, 0, size)
-    served.cache.commit(parent, tokens[:size])
-    child = served.cache.fork(parent)
-    served.told[child] = tokens, "a"
-    served.write(child, size, 2 * size)
-    served.cache.commit(child, tokens)
-    served.finds([*tokens, OTHER], 2 * size, "what a fork committed, with its parent's salt", "a")
-    served.finds([*tokens, OTHER], 0, "what a fork committed, with no salt")
+    for short in (1, 0):  # before the first block is full, its salt is all that there is
+        served = Served(subject, 16)
+        size, tokens = served.size, prompt(2 * served.size)
+        parent, begun = served.begin(tokens, "a")[0], size - short
+        served.write(parent, 0, begun)
+        served.cache.commit(parent, tokens[:begun])
+        child = served.cache.fork(parent)
+        served.told[child] = tokens, "a"
+        served.write(child, begun, 2 * size)
+        served.cache.commit(child, tokens)
+        served.finds([*tokens, OTHER], 2 * size, "what a fork committed, with its parent's salt", "a")
+        served.finds([*tokens, OTHER], 0, "what a fork committed, with no salt")
 
 
 @check("PREFIX-11", "prefix")

@@ -240,6 +240,8 @@ def a_query_sees_its_own_chunk(subject: Subject) -> None:
     for chunk in (4, 1, 7):
         if not (takes(subject, "chunk", chunk) and takes(subject, "window", chunk)):
             chunk = subject.size("chunk", chunk)
+        if not chunk:
+            raise NotOffered(f"chunks, where its limits say {subject.limits.of('windowed', 'chunk')}")
         for counts in ((1,) * 10, (3, 2, 6), (13, 1), (4, 4, 1), (2, 9)):
             run = Run(subject, window=chunk, chunk=chunk)
             at_least(run.cache, chunk=1)

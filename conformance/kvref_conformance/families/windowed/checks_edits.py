@@ -1,6 +1,7 @@
 """WIN-06, EDIT-02: a windowed cache goes back as far as it holds, and says so where it cannot."""
 
-from kvref_conformance.checking.expect import equal, may_raise, raises
+from kvref_conformance.checking.attending import even, queries
+from kvref_conformance.checking.expect import equal, may_raise, raises, shaped
 from kvref_conformance.checking.registry import check
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families.windowed.checks import Run
@@ -61,6 +62,19 @@ def what_is_gone_does_not_come_back_as_something_else(subject: Subject) -> None:
                 else:
                     run.holds(f"after {when} was refused")
                     run.step(1, f"after {when} was refused")
+
+
+@check("WIN-06", "windowed")
+def attending_where_others_went_is_right_or_refused(subject: Subject) -> None:
+    for back in (1, 2, 3):
+        run = Run(subject, rollback=3)
+        run.append(subject.size("tokens", run.config["window"] + 6))
+        run.append(subject.size("tokens", 5))
+        if goes_back(run, len(run) - back):
+            query = queries(subject, 2)
+            with may_raise("PositionOutOfRange"):
+                got = shaped(run.cache.attend(query, even(subject)), query.shape, f"attention after {back} tokens went")
+                run.saw(got, query, [len(run) - 1] * 2, f"after {back} tokens went")
 
 
 @check("WIN-06", "windowed")

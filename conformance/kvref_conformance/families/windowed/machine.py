@@ -82,10 +82,12 @@ class WindowedMachine(Machine):
         self.call("read", self.objects[0], positions=[len(self.model.tokens) - each for each in back])
 
     @precondition(lambda self: self.objects)
-    @rule(back=BACK, count=COUNT, group=GROUP)
-    def truncate(self, back: int, count: int, group: int) -> None:
+    @rule(back=BACK, count=COUNT, group=GROUP, looks=st.booleans())
+    def truncate(self, back: int, count: int, group: int, looks: bool) -> None:
         """And what comes in the place of what went."""
         self.call("truncate", self.objects[0], length=len(self.model.tokens) - back)
+        if looks:
+            self.attend(count, group)
         self.step(count, group, "uneven")
 
     @precondition(lambda self: self.objects)

@@ -1,6 +1,7 @@
 """The windowed cache as the list of all tokens that ever came, and of what may be asked of them."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -93,9 +94,12 @@ class Windowed(Model):
     def attend(self, query: Any, scale: float) -> Expected:
         views = [self.seen(len(self.tokens) - 1)] * len(query)
         found = self._attended(self._clause(1), query, self.tokens, views, scale, lambda ok: None)
-        if self.looked_back and self.kept and isinstance(found, Arrays):  # the newest token saw more than the next one will
-            return ArraysOrRefused("WIN-06", parts=found.parts, always_slack=True, kinds=("PositionOutOfRange",))
-        return found
+        if not (self.looked_back and self.kept):
+            return found
+        gone = ("PositionOutOfRange",)  # the newest token saw more than the next one will
+        if isinstance(found, Arrays):
+            return ArraysOrRefused("WIN-06", parts=found.parts, always_slack=True, kinds=gone)
+        return replace(found, kinds=found.kinds + gone) if isinstance(found, Refused) else TakenOrRefused("WIN-06", kinds=gone)
 
     def _attended(
         self, clause: str, query: Any, tokens: list[tuple[NDArray, NDArray]], views: Sequence[NDArray], scale: float, then: Any
