@@ -164,7 +164,7 @@ class BlockTables:
     def close(self, table: int) -> NDArray[np.int32]:
         """Forget a sequence: the blocks that it held, the last entry's first."""
         held = self.cut(table, 0)
-        self.released[table], self.lengths[table], self._starts[table], self._rooms[table] = 0, 0, 0, 0
+        self.lengths[table], self._starts[table], self._rooms[table] = 0, 0, 0
         self._closed.append(table)
         return held
 

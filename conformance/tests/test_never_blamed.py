@@ -71,3 +71,56 @@ def test_turns_as_far_off_as_the_bound_allows(monkeypatch, seed):
 
 def test_prefixes_where_room_comes_with_tokens_only():
     assert not blamed(judge_of("prefix", WithoutRoomAlone), "LAW-18", "prefix")
+
+
+class FloatSixteen(kvref.LatentCache):
+    """Computes in float32, and answers in the only dtype that it takes."""
+
+    def attend(self, *query):
+        with np.errstate(over="ignore"):
+            return super().attend(*query).astype(np.float16)
+
+    def read(self):
+        return super().read().astype(np.float16)
+
+
+class DividedAtTheEnd(kvref.GroupedCache):
+    """Weights that are not divided by their sum before they meet the values, as FlashAttention has them."""
+
+    def attend(self, sequence, layer, query, scale=None):
+        right = super().attend(sequence, layer, query, scale)
+        with np.errstate(all="ignore"):
+            count = np.float32(self.length(sequence))
+            return right * count / count
+
+
+def limited(family, kind, config, limits, examples=5):
+    implementation = OnBackend(kvref.backend("numpy"))
+    setattr(implementation, family, lambda **sizes: kind(config(**sizes), implementation.backend))
+    implementation.limits = limits
+    return Judge(implementation, Effort(examples=examples))
+
+
+LIMITED = [  # family, cache, clause, limits
+    ("grouped", kvref.GroupedCache, "GROUP-01", {"num_groups": 1, "num_layers": 1, "block_size": 16}),
+    ("windowed", kvref.WindowedCache, "ATTN-07", {"sinks": 4, "rollback": 4}),
+    ("windowed", kvref.WindowedCache, "ATTN-07", {"sinks": {"least": 1}, "chunk": {"least": 1}}),
+    ("windowed", kvref.WindowedCache, "WIN-07", {"chunk": 0}),
+    ("windowed", kvref.WindowedCache, "WIN-06", {"rollback": 0, "sinks": 0}),
+]
+CONFIGS = {"grouped": kvref.GroupedConfig, "windowed": kvref.WindowedConfig, "latent": kvref.LatentConfig}
+
+
+@pytest.mark.parametrize(("family", "kind", "clause", "limits"), LIMITED)
+def test_windows_and_groups_within_limits(family, kind, clause, limits):
+    assert not blamed(limited(family, kind, CONFIGS[family], {family: limits}), clause, family)
+
+
+def test_latents_that_are_answered_in_float16_overflow():
+    judge = limited("latent", FloatSixteen, kvref.LatentConfig, {"dtype": "float16"}, examples=60)
+    assert not blamed(judge, "MLA-02", "latent")
+
+
+def test_sums_of_values_that_are_divided_at_the_end_overflow():
+    judge = limited("grouped", DividedAtTheEnd, kvref.GroupedConfig, {}, examples=150)
+    assert not blamed(judge, "GROUP-04", "grouped")

@@ -14,6 +14,7 @@ CHAPTERS = (
     "groups",
     "told",
     "windows",
+    "layers",
     "quantized",
     "tiered",
     "edits",

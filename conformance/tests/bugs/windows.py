@@ -17,12 +17,12 @@ FIRST = "kvref.attention.Sight.first"
 
 @bug("WIN-01")
 def a_window_counts_the_tokens_before_the_query(patch):
-    in_source(patch, FIRST, "query - self.window + 1", "query - self.window")
+    in_source(patch, FIRST, "LONGEST) + 1", "LONGEST)")
 
 
 @bug("WIN-01")
 def a_window_is_one_too_short(patch):
-    in_source(patch, FIRST, "query - self.window + 1", "query - self.window + 1 + (self.window > 1)")
+    in_source(patch, FIRST, "LONGEST) + 1", "LONGEST) + 1 + (self.window > 1)")
 
 
 @bug("WIN-01")
@@ -217,7 +217,7 @@ def a_fork_takes_what_was_given_back(patch):
 
 @bug("WIN-09")
 def a_table_that_is_closed_is_released_for_the_next(patch):
-    in_source(patch, "kvref.blocks.BlockTables.close", "self.released[table], ", "", "0, 0, 0, 0", "0, 0, 0")
+    in_source(patch, "kvref.blocks.BlockTables.cut", "self.released[table] = ", "_ = ")
 
 
 @bug("WIN-09")
@@ -269,7 +269,7 @@ def sinks_are_not_seen_when_the_ring_has_turned_twice(patch):
 def the_second_piece_of_queries_begins_its_window_anew(patch):
     in_source(
         patch,
-        "kvref.attention.attended",
+        "kvref.windowed.attended",
         "seen = _seen_by_any(piece, positions, sight)",
         "seen = _seen_by_any(piece if not start else piece[1:], positions, sight)",
     )
