@@ -155,7 +155,8 @@ class GroupedCache(Finder):
     def truncate(self, sequence: int, length: int) -> None:
         """Forget all but the first `length` tokens. Raises PositionOutOfRange for more than there are.
 
-        And NotTruncatable where the next query would see what a group gave back: all tokens of the last step can go, and all that came.
+        And NotTruncatable where the next query would see what a group gave back: all tokens of the last step can go, and all
+        that there are.
         """
         table = self._table(sequence)
         length = in_range(length, self.length(sequence) + 1, PositionOutOfRange, "length")

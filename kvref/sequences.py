@@ -66,7 +66,8 @@ class Holders(ABC):
     def truncate(self, sequence: int, length: int) -> None:
         """Forget all but the first `length` tokens of every layer, and give back the blocks past them (EDIT-01).
 
-        Raises PositionOutOfRange for more tokens than some layer has (EDIT-02), NotTruncatable for fewer than were released, but none.
+        Raises PositionOutOfRange for more tokens than some layer has (EDIT-02), NotTruncatable for fewer than were released,
+        unless none is left.
         """
         table = self._table(sequence)
         length = in_range(length, int(self._tables.lengths[table].min()) + 1, PositionOutOfRange, "length")

@@ -161,7 +161,8 @@ def test_what_is_not_offered_is_not_passed(kvref):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nump"], "no implementation 'nump': did you mean 'numpy'? known are reference, "),
+        (["nump"], "no implementation 'nump': did you mean 'numpy'? one of yours is module:object; known are reference, "),
+        (["mine.py:Cache"], "no implementation 'mine.py:Cache': expected a module and no file: mine:Cache"),
         (["mine:Missing"], "mine has no 'Missing'"),
         (["mine:"], "expected module:object"),
         (["absent:X"], "absent cannot be imported: ModuleNotFoundError: No module named 'absent'"),

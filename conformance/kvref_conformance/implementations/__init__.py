@@ -97,7 +97,7 @@ def load(name: str, show_stderr: bool = False) -> Implementation:
         known = list(_names())
         near = get_close_matches(name, known, n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        raise CannotRun(f"no implementation {name!r}: {hint}known are {', '.join(known)}, or module:object")
+        raise CannotRun(f"no implementation {name!r}: {hint}one of yours is module:object; known are {', '.join(known)}")
     return checked(name, _made(name, found))
 
 
@@ -229,6 +229,8 @@ def _object_at(name: str) -> Any:
     module_name, _, path = name.partition(":")
     if not path or not all(part.isidentifier() for part in [*module_name.split("."), *path.split(".")]):
         raise CannotRun(f"no implementation {name!r}: expected module:object, both dotted names")
+    if module_name.endswith(".py"):
+        raise CannotRun(f"no implementation {name!r}: expected a module and no file: {module_name.removesuffix('.py')}:{path}")
     sys.path.insert(0, str(Path.cwd()))  # as `python -m` does: a module in the user's own folder
     try:
         found: Any = import_module(module_name)
@@ -249,7 +251,8 @@ def _made(name: str, found: Any) -> Any:
     try:
         return found()
     except Exception as error:
-        raise CannotRun(f"{name} cannot be made: {_one_line(error)}") from error
+        asked = " (expected what takes no arguments, and has a factory for each family)" if isinstance(error, TypeError) else ""
+        raise CannotRun(f"{name} cannot be made{asked}: {_one_line(error)}") from error
 
 
 def _one_line(error: Exception) -> str:

@@ -78,7 +78,7 @@ def rounding(want: NDArray, bound: NDArray, dtype: str) -> NDArray:
 def overflows(query: NDArray, keys: NDArray, values: NDArray, scale: float) -> bool:
     """Whether float32 scores may be infinite on their way, or a sum of values that is divided at the end."""
     q, k, v = (float(np.abs(part).max(initial=0)) for part in (np.asarray(query), keys, values))
-    return max(q * k * keys.shape[2] * max(1.0, abs(scale)), v * len(values)) > LARGE
+    return bool(max(q * k * keys.shape[2] * max(1.0, abs(scale)), v * len(values)) > LARGE)
 
 
 def _gamma(roundings: int) -> float:

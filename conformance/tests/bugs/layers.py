@@ -1,8 +1,8 @@
 """Bugs in windows, groups and latents that show in few configurations, or in what is asked seldom."""
 
 import numpy as np
-from bugs.plant import bug
 
+from bugs.plant import bug
 from kvref.attention import Sight
 from kvref.errors import PositionOutOfRange
 from kvref.grouped import GroupedCache

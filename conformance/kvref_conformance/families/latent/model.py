@@ -132,5 +132,10 @@ def _overflows(query: NDArray, up_keys: NDArray, up_values: NDArray, rows: NDArr
     """Whether any order of the products may leave float32 on its way."""
     q, a, b, c = (float(np.abs(each).max(initial=0)) for each in (query, up_keys, up_values, rows))
     nope, rank = up_keys.shape[1:]
-    sums = rank * a * c, nope * q * a, len(rows) * rank * b * c, max(1.0, abs(scale)) * (nope * rank * q * a * c + query.shape[2] * q * c)
-    return max(sums) > LARGE
+    sums = (
+        rank * a * c,
+        nope * q * a,
+        len(rows) * rank * b * c,
+        max(1.0, abs(scale)) * (nope * rank * q * a * c + query.shape[2] * q * c),
+    )
+    return bool(max(sums) > LARGE)

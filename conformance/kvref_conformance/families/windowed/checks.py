@@ -254,8 +254,13 @@ def a_query_sees_its_own_chunk(subject: Subject) -> None:
 @check("WIN-07", "windowed")
 def a_chunk_has_sinks_before_it_and_a_window_within(subject: Subject) -> None:
     """Either narrows the other; no model has them together, and what takes them must not drop one in silence."""
-    for sizes in ({"chunk": 4, "sinks": 2}, {"chunk": 7, "window": 3}, {"chunk": 3, "window": 7}, {"chunk": 4, "window": 3, "sinks": 1}):
+    for sizes in (
+        {"chunk": 4, "sinks": 2},
+        {"chunk": 7, "window": 3},
+        {"chunk": 3, "window": 7},
+        {"chunk": 4, "window": 3, "sinks": 1},
+    ):
         run = Run(subject, **sizes)
-        at_least(run.cache, **{name: 1 for name in sizes})
+        at_least(run.cache, **dict.fromkeys(sizes, 1))
         for count, when in portions(subject, run, (1, 1, 1, 1, 1, 3, 9, 1, 2)):
             run.step(count, f"{when}, in chunks of {run.config['chunk']}, with {run.config['sinks']} sinks")

@@ -21,9 +21,7 @@ class WindowedMachine(Machine):
         chunk=st.sampled_from((0, 0, 0, 3, 4)), rollback=st.sampled_from((0, 2, 0, 3)),
         both=st.sampled_from((False, False, True)), dtype=st.sampled_from(("float32", "float32", "float16", "bfloat16")),
     )  # fmt: skip
-    def new(
-        self, heads: int, dim: int, window: int, sinks: int, chunk: int, rollback: int, both: bool, dtype: str
-    ) -> None:
+    def new(self, heads: int, dim: int, window: int, sinks: int, chunk: int, rollback: int, both: bool, dtype: str) -> None:
         """Mostly chunks go without sinks, and no window is shorter: so they are in models."""
         if chunk and not both:
             sinks, window = 0, max(window, chunk)
