@@ -1,6 +1,8 @@
 """The folders of families: each says all that the judge asks for, and what a family has none of stands here."""
 
 import ast
+import subprocess
+import sys
 from dataclasses import fields
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -119,3 +121,12 @@ def _imports(path, modules):
                 yield from (each for each in (full if full in modules else node.module,) if each in modules)
         elif isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in modules)
+
+
+@pytest.mark.parametrize("first", ["windowed.checks_laws", "prefix.checks_told", "laws.checks_real"])
+def test_the_order_of_checks_does_not_hang_on_who_imports_them_first(first):
+    said = "from kvref_conformance.checking.registry import all_checks as a; print(*(f'{c.clause} {c.name}' for c in a()), sep='\\n')"
+    run = subprocess.run(
+        [sys.executable, "-c", f"import kvref_conformance.families.{first}; {said}"], capture_output=True, text=True, check=True
+    )
+    assert run.stdout.splitlines() == [f"{each.clause} {each.name}" for each in all_checks()]

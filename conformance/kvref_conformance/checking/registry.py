@@ -12,6 +12,7 @@ from kvref_conformance.clauses import all_clauses
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families import Family, all_families, check_modules, names
 
+LAWS = "kvref_conformance.families.laws."
 Run = Callable[[Subject], None]
 T = TypeVar("T")
 
@@ -133,6 +134,15 @@ def all_checks() -> tuple[Check, ...]:
     """Every check, the laws' first, then family by family, then the machines, validated. Raises CheckError."""
     for folder in ("laws", *names()):
         list(check_modules(folder))
+    written = sorted(_REGISTERED, key=_place)
     searches = [Check(clause, family.name, None) for family in all_families().values() for clause in family.speaks_for]
-    validate(_REGISTERED + searches)
-    return tuple(_REGISTERED + searches)
+    validate(written + searches)
+    return tuple(written + searches)
+
+
+def _place(check: Check) -> tuple[int, str, int, int]:
+    """Where a check that is written out stands among others, whichever module was imported first."""
+    assert check.run
+    run, family = unwrap(check.run), names().index(check.family)
+    law = run.__module__.startswith(LAWS)
+    return (-1 if law else family), run.__module__, run.__code__.co_firstlineno, family
