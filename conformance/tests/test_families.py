@@ -125,8 +125,7 @@ def _imports(path, modules):
 
 @pytest.mark.parametrize("first", ["windowed.checks_laws", "prefix.checks_told", "laws.checks_real"])
 def test_the_order_of_checks_does_not_hang_on_who_imports_them_first(first):
-    said = "from kvref_conformance.checking.registry import all_checks as a; print(*(f'{c.clause} {c.name}' for c in a()), sep='\\n')"
-    run = subprocess.run(
-        [sys.executable, "-c", f"import kvref_conformance.families.{first}; {said}"], capture_output=True, text=True, check=True
-    )
+    said = "print(*(f'{each.clause} {each.name}' for each in all_checks()), sep='\\n')"
+    code = f"import kvref_conformance.families.{first}\nfrom kvref_conformance.checking.registry import all_checks\n{said}"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.splitlines() == [f"{each.clause} {each.name}" for each in all_checks()]
