@@ -1,5 +1,6 @@
 """The latent cache: its bound against exact arithmetic, what the bound does not let through, and its records byte by byte."""
 
+import re
 from fractions import Fraction
 
 import numpy as np
@@ -218,3 +219,22 @@ def test_what_does_not_fit_is_said():
     ):
         with pytest.raises(errors.ShapeMismatch, match=said):
             cache.attend(*wrong)
+
+
+@pytest.mark.parametrize(
+    ("up_keys", "words"),
+    [
+        (np.ones(()), "up_keys: expected shape [num_heads, nope_dim, rank], got []"),
+        (np.ones((1, 4, 5)), "up_keys: expected a rank of at most 3, a row's numbers, got 5"),
+    ],
+)
+def test_matrices_that_do_not_fit_rows_are_refused(up_keys, words):
+    query, rows, up_values = (np.ones(shape, np.float32) for shape in ((1, 1, 2), (2, 3), (1, 2, 5)))
+    with pytest.raises(errors.ShapeMismatch, match=re.escape(words)):
+        expanded(query, rows, up_keys.astype(np.float32), up_values)
+
+
+def test_matrices_may_be_lists():
+    query, rows = np.ones((1, 1, 4), np.float32), np.ones((3, 3), np.float32)
+    got = expanded(query, rows, [[[1.0, 0.0]] * 3], [[[1.0, 2.0]]])
+    assert got.tolist() == [[[3.0]]]
