@@ -24,7 +24,9 @@ EXCEPTIONS = {  # clauses that a family cannot be judged by within a limit, and 
         ),
         **dict.fromkeys(("SHARE-06", "SHARE-09", "EDIT-05"), "sequences 3, where its limits say at most 1"),
     },
-    ("one sequence at a time", "grouped"): dict.fromkeys(("LAW-07", "SHARE-03"), "sequences 2, where its limits say at most 1"),
+    ("one sequence at a time", "grouped"): dict.fromkeys(
+        ("LAW-07", "SHARE-03", "PREFIX-03"), "sequences 2, where its limits say at most 1"
+    ),
     **{
         ("one token at a time", family): TWO_TOKENS
         for family in ("contiguous", "grouped", "latent", "paged", "pooled", "prefix", "quantized", "tiered", "windowed")

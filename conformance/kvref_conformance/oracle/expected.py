@@ -213,23 +213,6 @@ class Arrays(Expected):
 
 
 @dataclass(frozen=True)
-class ArraysOrRefused(Arrays):
-    """Arrays that are right, or an error of one of these kinds."""
-
-    kinds: tuple[str, ...] = ()
-
-    def judge(self, reply: Reply, op: str, level: Level) -> None:
-        if not (reply.error and reply.error.kind in self.kinds):
-            super().judge(reply, op, level)
-
-    def words(self) -> str:
-        return " or ".join([*self.kinds, "no error"])
-
-    def wire(self) -> dict[str, Any]:
-        return {"error": {"kinds": list(self.kinds)}, "any": True}
-
-
-@dataclass(frozen=True)
 class Leading(Arrays):
     """Arrays of which only the first are judged: the zero of a symmetric format is nobody's business."""
 

@@ -15,6 +15,7 @@ TIMES = st.sampled_from((1, 1, 2, 4, 6))  # steps in a row
 BRANCH = st.sampled_from((0, 0, 0, 2, 3, 5))  # where a prompt leaves the one that most begin with; 0: nowhere
 SALT = st.sampled_from(("", "", "", "", "a"))
 SOMETIMES = st.sampled_from((False, False, True))
+TO = st.sampled_from((None, None, None, 0, 1, 2))
 MANY = 3  # sequences alive at a time
 FRESH = 10**6  # tokens from here on were never asked for
 
@@ -149,14 +150,14 @@ class GroupedMachine(Machine):
             self.call("commit", self.objects[0], sequence=sequence, tokens=tokens[wrong])
 
     @precondition(lambda self: self.objects)
-    @rule(which=SEQUENCE, draft=st.sampled_from((0, 2, 4)), back=BACK, far=SOMETIMES, count=STEP, kind=kinds())
-    def truncate(self, which: int, draft: int, back: int, far: bool, count: int, kind: str) -> None:
-        """draft: tokens that come in one step first, so that some can go where windows passed; far: all that there are."""
+    @rule(which=SEQUENCE, draft=st.sampled_from((0, 2, 4)), back=BACK, to=TO, count=STEP, kind=kinds())
+    def truncate(self, which: int, draft: int, back: int, to: int | None, count: int, kind: str) -> None:
+        """draft: tokens that come in one step first, so that some can go where windows passed; to: how many are left."""
         sequence = self.sequence(which)
         if draft:
             self.rows(sequence, draft * self.stride, kind)
         length = self.known.lengths.get(sequence, 0)
-        self.call("truncate", self.objects[0], sequence=sequence, length=0 if far else length - back)
+        self.call("truncate", self.objects[0], sequence=sequence, length=length - back if to is None else to)
         if sequence in self.known.lengths:
             self.plans[sequence] = []
             self.rows(sequence, count * self.stride, kind)

@@ -55,6 +55,8 @@ def what_is_gone_does_not_come_back_as_something_else(subject: Subject) -> None:
                 run.append(subject.size("tokens", run.config["window"] + 6))
                 run.append(subject.size("tokens", 5))
                 length = max(0, len(run) - back) if back and back > 0 else run.config["sinks"] - (back or 0)
+                if length > len(run):
+                    continue
                 when = f"truncate({length}) of {len(run)} with a window of {run.config['window']}"
                 if goes_back(run, length):
                     run.holds(f"after {when}")
