@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 from architecture import diagram
+from findings_index import by_clause, by_cost, page_of
 from kvref_conformance.checking.registry import all_checks
 from kvref_conformance.clauses import CHAPTERS, Chapter, Clause, all_clauses, spec
 from kvref_conformance.report.html import Run, write_site
@@ -33,6 +34,7 @@ def write(folder: Path) -> None:
     caches = [run for run in runs if run not in engines]
     pages |= {"index": _index(results), "_matrix": _matrix(caches), "_engines": _engines(engines)}
     pages |= {"_surfaces": small_surfaces(), "_derived": derived_operations()}
+    pages |= {"_findings": by_cost(), "_findings_by_clause": by_clause()}
     files = {f"spec/{name}.md": text for name, text in pages.items()} | {"_static/architecture.svg": diagram()}
     (folder / "spec").mkdir(exist_ok=True)
     for name, text in files.items():
@@ -82,7 +84,7 @@ def _matrix(runs: list[Run]) -> str:
             cells.append(f"**✗&nbsp;{failed}** of&nbsp;{passed + failed}" if failed else f"{sign}{passed}" if passed else "·")
         about, share = run.document["implementation"], f"{run.conclusion.judged} of {run.conclusion.of}"
         judged = f"**not judged**, {share}" if run.conclusion.verdict == "not judged" else f"judged: {share}"
-        lines.append(f"| **{run.name}**<br>{about['version']}, {about['language']}<br>{judged} | {' | '.join(cells)} |")
+        lines.append(f"| **{_found(run.name)}**<br>{about['version']}, {about['language']}<br>{judged} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -96,7 +98,7 @@ def _engines(runs: list[Run]) -> str:
     for run in sorted(runs, key=lambda run: run.name):
         about = run.document["implementation"]
         marks = [MARKS[run.verdicts[clause.id]["verdict"]] for clause in clauses]
-        lines.append(f"| **{run.name}**<br>{about['version']}, {about['language']} | {' | '.join(marks)} |")
+        lines.append(f"| **{_found(run.name)}**<br>{about['version']}, {about['language']} | {' | '.join(marks)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -125,8 +127,14 @@ def _clause(clause: Clause, results: dict[str, dict[str, str]]) -> str:
     for verdict, word in SIGNS.items():
         names = [name for name, verdicts in results.items() if verdicts.get(clause.id) == verdict]
         if names:
-            parts.append(f"*Who {word} it:* {', '.join(names)}.")
+            parts.append(f"*Who {word} it:* {', '.join(_found(name, '../') for name in names)}.")
     return "\n\n".join(parts) + "\n"
+
+
+def _found(name: str, up: str = "") -> str:
+    """An implementation's name, which leads to what was found in it."""
+    page = page_of(name)
+    return f"[{name}]({up}findings/{page}.md)" if page else name
 
 
 def _linked(text: str) -> str:

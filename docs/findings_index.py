@@ -1,0 +1,98 @@
+"""The findings, from the pages in `findings/`: by what they cost, by clause, and by who is judged.
+
+A finding is a heading with a line below it that says whom it concerns:
+
+*Breaks* CLAUSES · *of* `IMPLEMENTATIONS` · *costs* one of COSTS · *right*: who [· [script](FILE)]
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from kvref_conformance.clauses import all_clauses
+
+PAGES = Path(__file__).parent / "findings"
+# What a finding costs the users of what was judged, the most first.
+COSTS = (
+    "another's tokens", "wrong tokens", "the service", "missing tokens", "another's tokens to who makes such prompts",
+    "wrong tokens in rare use", "wrong tokens after a mistake", "time or memory", "an error", "nothing",
+)  # fmt: skip
+NO_CLAUSE = "no clause"
+LINE = re.compile(r"\*Breaks\* (.+?) · \*of\* (.+?) · \*costs\* (.+?) · \*right\*: (.+?)(?: · \[script\]\((.+?)\))?")
+
+
+class FindingError(Exception):
+    """A finding that is not written as it has to be."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    page: str
+    project: str
+    title: str
+    clauses: tuple[str, ...]
+    of: tuple[str, ...]
+    cost: str
+    right: str
+    script: str | None
+
+    @property
+    def link(self) -> str:
+        return f"[{self.title}](findings/{self.page}.md#{anchor(self.title)})"
+
+
+def anchor(title: str) -> str:
+    """As MyST makes it of a heading."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+
+
+@cache
+def findings() -> tuple[Finding, ...]:
+    """Of all pages, the costliest first. Raises FindingError."""
+    found = [each for path in sorted(PAGES.glob("*.md")) for each in _of_page(path)]
+    return tuple(sorted(found, key=lambda each: COSTS.index(each.cost)))
+
+
+def _of_page(path: Path) -> Iterator[Finding]:
+    text = path.read_text(encoding="utf-8")
+    project = text.partition("\n")[0].removeprefix("# ")
+    known = all_clauses()
+    for title, line in re.findall(r"^##+ (.+)\n\n(\*Breaks\* .+)$", text, re.MULTILINE):
+        said = LINE.fullmatch(line)
+        if said is None:
+            raise FindingError(f"{path.name}: {title}: expected *Breaks* ... · *of* ... · *costs* ... · *right*: ..., got {line}")
+        breaks, of, cost, right, script = said.groups()
+        clauses = () if breaks == NO_CLAUSE else tuple(breaks.split(", "))
+        if unknown := [each for each in clauses if each not in known]:
+            raise FindingError(f"{path.name}: {title}: no such clause: {', '.join(unknown)}")
+        if cost not in COSTS:
+            raise FindingError(f"{path.name}: {title}: expected a cost of {', '.join(COSTS)}, got {cost}")
+        if script and not (PAGES / script).is_file():
+            raise FindingError(f"{path.name}: {title}: no such script: {script}")
+        yield Finding(path.stem, project, title, clauses, tuple(re.findall("`(.+?)`", of)), cost, right, script)
+
+
+def by_cost() -> str:
+    rows = [
+        f"| {each.cost} | {each.link} | {each.project} | {', '.join(each.clauses) or NO_CLAUSE} | {each.right.partition(':')[0]} |"
+        for each in findings()
+    ]
+    return "\n".join(["| it costs | what | of | breaks | who is right |", "|---|---|---|---|---|", *rows]) + "\n"
+
+
+def by_clause() -> str:
+    """A row a clause that somebody breaks, in the specification's order."""
+    found = findings()
+    rows = []
+    for id, clause in all_clauses().items():
+        if broken := [each for each in found if id in each.clauses]:
+            whose = "<br>".join(f"{each.project.partition(' ')[0]}: {each.link}" for each in broken)
+            rows.append(f"| {id} | {clause.title} | {whose} |")
+    return "\n".join(["| clause | | who breaks it, and how |", "|---|---|---|", *rows]) + "\n"
+
+
+def page_of(implementation: str) -> str | None:
+    """The page with findings about an implementation."""
+    return next((each.page for each in findings() if implementation in each.of), None)
