@@ -51,11 +51,11 @@ def anchor(title: str) -> str:
 @cache
 def findings() -> tuple[Finding, ...]:
     """Of all pages, the costliest first. Raises FindingError."""
-    found = [each for path in sorted(PAGES.glob("*.md")) for each in _of_page(path)]
+    found = [each for path in sorted(PAGES.glob("*.md")) for each in of_page(path)]
     return tuple(sorted(found, key=lambda each: COSTS.index(each.cost)))
 
 
-def _of_page(path: Path) -> Iterator[Finding]:
+def of_page(path: Path) -> Iterator[Finding]:
     text = path.read_text(encoding="utf-8")
     project = text.partition("\n")[0].removeprefix("# ")
     known = all_clauses()
@@ -76,7 +76,8 @@ def _of_page(path: Path) -> Iterator[Finding]:
 
 def by_cost() -> str:
     rows = [
-        f"| {each.cost} | {each.link} | {each.project} | {', '.join(each.clauses) or NO_CLAUSE} | {each.right.partition(':')[0]} |"
+        f"| {each.cost} | {each.link} | {each.project} | {', '.join(each.clauses) or NO_CLAUSE} "
+        f"| {each.right.partition(':')[0]} |"
         for each in findings()
     ]
     return "\n".join(["| it costs | what | of | breaks | who is right |", "|---|---|---|---|---|", *rows]) + "\n"

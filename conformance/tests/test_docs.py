@@ -8,9 +8,14 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 import kvref
 
 ROOT = Path(kvref.__file__).parents[1]
+sys.path.insert(0, str(ROOT / "docs"))
+
+from findings_index import FindingError, findings, of_page  # noqa: E402  (a module of the site's)
 
 
 def test_the_readmes_example_runs():
@@ -178,3 +183,28 @@ def test_the_small_surfaces_are_of_operations_that_there_are(monkeypatch):
     for family, surfaces in SURFACES.items():
         assert {name for words in surfaces for name in words.split()} <= set(operations(family))
     assert "| `paged.gather` | `length`, `read` | PAGED-12 |" in derived_operations()
+
+
+def test_every_failure_of_others_is_decided():
+    """A clause that somebody breaks in the results has a finding that names both."""
+    told = {(of, clause) for each in findings() for of in each.of for clause in each.clauses}
+    for path in (ROOT / "docs/results/checks").glob("*.json"):
+        document = json.loads(path.read_text(encoding="utf-8"))
+        name = document["implementation"]["name"]
+        broken = {(name, clause["clause"]) for clause in document["clauses"] if clause["verdict"] == "failed"}
+        assert broken <= told, path.name
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("*Breaks* WIN-01 · *of* `a` · *costs* wrong tokens", "expected [*]Breaks[*]"),
+        ("*Breaks* WIN-1 · *of* `a` · *costs* wrong tokens · *right*: either", "no such clause: WIN-1"),
+        ("*Breaks* WIN-01 · *of* `a` · *costs* little · *right*: either", "expected a cost of another's tokens"),
+        ("*Breaks* no clause · *of* `a` · *costs* nothing · *right*: either · [script](x.py)", "no such script: x.py"),
+    ],
+)
+def test_a_finding_that_is_not_written_as_it_has_to_be_is_refused(tmp_path, line, message):
+    (tmp_path / "page.md").write_text(f"# Project 1.0\n\n## A finding\n\n{line}\n\nText.\n", encoding="utf-8")
+    with pytest.raises(FindingError, match=message):
+        list(of_page(tmp_path / "page.md"))
