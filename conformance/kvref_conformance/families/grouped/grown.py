@@ -37,8 +37,7 @@ class One:
 
 
 class Grown:
-    """`cache` with sequences in it. tokens: that there is room for in every group of so many
-    sequences, whatever was given back."""
+    """`cache` with sequences in it. tokens: that each of so many has room for in every group, whatever was given back."""
 
     def __init__(self, subject: Subject, tokens: int = 0, sequences: int = 1, **sizes: Any) -> None:
         self.subject = subject

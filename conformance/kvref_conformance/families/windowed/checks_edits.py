@@ -50,11 +50,11 @@ def a_draft_goes_back(subject: Subject) -> None:
 def what_is_gone_does_not_come_back_as_something_else(subject: Subject) -> None:
     for rollback in (0, 3):
         for sinks in (0, 2):
-            for back in (1, 2, 5, 8, 12, None, -1):  # None: to the sinks; -1: to one token behind them, that was dropped
+            for wanted in (-1, -2, -5, -8, -12, sinks, sinks + 1):  # below 0 from the end; the last token was dropped long ago
                 run = Run(subject, rollback=rollback, sinks=sinks)
                 run.append(subject.size("tokens", run.config["window"] + 6))
                 run.append(subject.size("tokens", 5))
-                length = max(0, len(run) - back) if back and back > 0 else run.config["sinks"] - (back or 0)
+                length = wanted if wanted >= 0 else max(0, len(run) + wanted)
                 if length > len(run):
                     continue
                 when = f"truncate({length}) of {len(run)} with a window of {run.config['window']}"
