@@ -91,7 +91,7 @@ def by_clause() -> str:
         if broken := [each for each in found if id in each.clauses]:
             whose = "<br>".join(f"{each.project.partition(' ')[0]}: {each.link}" for each in broken)
             rows.append(f"| {id} | {clause.title} | {whose} |")
-    return "\n".join(["| clause | | who breaks it, and how |", "|---|---|---|", *rows]) + "\n"
+    return "\n".join(["| clause | says | who breaks it, and how |", "|---|---|---|", *rows]) + "\n"
 
 
 def page_of(implementation: str) -> str | None:

@@ -54,7 +54,7 @@ def windowed(backend):
 
 
 def grouped(backend):
-    cache = kvref.GroupedCache(kvref.GroupedConfig(8, 2, 2, 2, 2, 2, 4), backend)
+    cache = kvref.GroupedCache(kvref.GroupedConfig(8, 2, 2, 2, num_kv_heads=2, head_dim=4, block_size=2), backend)
     sequence = cache.create()
     cache.step(sequence, filled((2, 3, 2, 4)), filled((2, 3, 2, 4)))
     return [*cache.read(sequence, 1, range(3)), cache.attend(sequence, 0, filled((1, 2, 4)))]
