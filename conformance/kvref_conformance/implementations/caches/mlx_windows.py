@@ -12,8 +12,8 @@ from mlx_lm.models.base import create_attention_mask, scaled_dot_product_attenti
 from mlx_lm.models.cache import BatchRotatingKVCache, ChunkedKVCache, RotatingKVCache
 
 from kvref.errors import DtypeMismatch, NotTruncatable, PositionOutOfRange, ShapeMismatch
-from kvref_conformance.implementations.mlx_caches import Caches
-from kvref_conformance.implementations.windows import LIMITS, of_a_model, taken
+from kvref_conformance.implementations.caches.mlx_caches import Caches
+from kvref_conformance.implementations.caches.windows import LIMITS, of_a_model, taken
 from kvref_conformance.outcome import NotOffered
 
 DECOYS = (3, 0, 11)  # tokens that the rows of a batch begin with; the one in the middle is judged

@@ -26,7 +26,7 @@ from keras_hub.src.models.mistral.mistral_transformer_decoder import MistralTran
 from keras_hub.src.models.qwen3.qwen3_attention import Qwen3Attention
 from keras_hub.src.models.qwen3.qwen3_decoder import Qwen3TransformerDecoder
 
-from kvref_conformance.implementations.windows import LIMITS, of_a_model, side_by_side, taken
+from kvref_conformance.implementations.caches.windows import LIMITS, of_a_model, side_by_side, taken
 from kvref_conformance.interface import Level
 from kvref_conformance.outcome import NotOffered
 

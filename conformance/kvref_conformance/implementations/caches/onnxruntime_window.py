@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
 from kvref.errors import DtypeMismatch, ShapeMismatch
-from kvref_conformance.implementations.windows import LIMITS, of_a_model, taken
+from kvref_conformance.implementations.caches.windows import LIMITS, of_a_model, taken
 from kvref_conformance.interface import Level
 
 TYPES = {"query": 1, "key": 1, "value": 1, "past_key": 1, "past_value": 1, "seqlens_k": 6, "total_sequence_length": 6}

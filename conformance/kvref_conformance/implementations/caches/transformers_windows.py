@@ -15,7 +15,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import create_chunked_causal_mask, create_sliding_window_causal_mask
 
 from kvref.errors import DtypeMismatch, NotTruncatable, PositionOutOfRange, ShapeMismatch
-from kvref_conformance.implementations.windows import LIMITS, of_a_model, taken
+from kvref_conformance.implementations.caches.windows import LIMITS, of_a_model, taken
 from kvref_conformance.interface import Level
 
 LONGEST = 2**20  # tokens that a static cache is told will come at most; its window is all that it takes memory for

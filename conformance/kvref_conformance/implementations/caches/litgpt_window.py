@@ -13,7 +13,7 @@ from litgpt import Config
 from litgpt.model import CausalSelfAttention, batched_index_select, build_mask_cache
 
 from kvref.errors import PositionOutOfRange
-from kvref_conformance.implementations.windows import LIMITS, of_a_model, side_by_side, taken
+from kvref_conformance.implementations.caches.windows import LIMITS, of_a_model, side_by_side, taken
 from kvref_conformance.interface import Level
 from kvref_conformance.outcome import NotOffered
 
