@@ -47,18 +47,20 @@ THEIRS = (
     "transformers-dynamic", "transformers-static", "transformers-paged", "transformers-generate", "llama.cpp", "ml_dtypes",
     "torch-float8",
 )  # fmt: skip
-# Engines that other people wrote, and what pip installs for each; torch has to be the first where it is needed (see `theirs`).
-# The implementations that are judged with one are those of pyproject.toml that are called as it is, or NAME-something.
-ENGINES = {
+# What other people wrote, a project a line, and what pip installs for each, one after the other; torch has to be the first where
+# it is needed (see `theirs`). Judged with it are the implementations of pyproject.toml that are called like it, or NAME-something.
+OTHERS = {
     "ctranslate2": ("torch", "transformers", "ctranslate2"),
     "keras-hub": ("torch", "jax", "keras", "keras-hub"),
     "litgpt": ("torch", "litgpt"),
     "llama.cpp": ("xllamacpp",),
     "mistral.rs": ("mistralrs",),
+    "ml_dtypes": ("ml_dtypes",),
     "mlx-lm": ("mlx[cpu]", "mlx-lm"),
+    "onnxruntime": ("onnxruntime", "onnx"),
     "onnxruntime-genai": ("torch", "transformers", "onnx", "onnx-ir", "onnxruntime-genai"),
     "openvino-genai": ("openvino-genai",),
-    "ort": ("onnxruntime", "onnx"),
+    "torch": ("torch",),
     "transformers": ("torch", "transformers[serving]", "accelerate", "psutil"),
     "transformers.js": ("onnx",),
 }
@@ -159,28 +161,36 @@ def browser(session: nox.Session) -> None:
     session.run("pytest", "-rs", "-m", "browser", *BROWSED, *session.posargs)
 
 
-@nox.session
-@nox.parametrize("engine", list(ENGINES))
-def engines(session: nox.Session, engine: str) -> None:
-    """Each engine in an environment of its own: the results go to docs/results/checks, to be committed. By hand: gigabytes."""
-    names = engine_names(engine)
-    if not names:
-        session.skip(f"no implementation of pyproject.toml is called {engine}")
+@nox.session(reuse_venv=True)
+@nox.parametrize("project", list(OTHERS))
+def others(session: nox.Session, project: str) -> None:
+    """What other people wrote, a project an environment: the results go to docs/results, to be committed. By hand: gigabytes."""
+    names = others_of(project)
     try:
-        for package in ENGINES[engine]:
-            session.install(*PINNED, package)
+        for packages in OTHERS[project]:
+            session.install(*PINNED, *packages.split())
         session.install(*PINNED, "-e", ".[conformance]")
-        if engine in NPM:
-            _npm(session, NPM[engine])
+        if project in NPM:
+            _npm(session, NPM[project])
     except nox.command.CommandFailed:
         for name in names:
-            _note(name, "engines", "does not install here", engine)
-        session.skip(f"{engine} does not install here")
+            _note(name, "others", "does not install here", project)
+        session.skip(f"{project} does not install here")
     session.env.update({"HF_HUB_OFFLINE": "1", "HOME": str(Path(session.create_tmp()).absolute())})
     for name in names:
         # 1 is a finding, as in `theirs`.
-        file = _check(session, name, "engines", engine, ("--timeout", "120"), success_codes=(0, 1))
-        shutil.copy(file, Path("docs/results/checks", f"{name}.json"))
+        _publish(name, _check(session, name, "others", project, ("--timeout", "120"), success_codes=(0, 1)))
+
+
+def _publish(name: str, file: Path) -> None:
+    """Put results, and the traces of what failed, where the site reads both, in the place of older ones."""
+    folder = Path("docs/results")
+    (folder / ".kvref/failures").mkdir(parents=True, exist_ok=True)
+    shutil.copy(file, folder / "checks" / f"{name}.json")
+    for clause in json.loads(file.read_text())["clauses"]:
+        (folder / f".kvref/failures/{clause['clause']}-{name}.jsonl").unlink(missing_ok=True)
+        if clause["trace"]:
+            shutil.copy(clause["trace"], folder / clause["trace"])
 
 
 def _npm(session: nox.Session, package: str) -> None:
@@ -191,13 +201,13 @@ def _npm(session: nox.Session, package: str) -> None:
     session.env["NODE_PATH"] = str(folder / "node_modules")
 
 
-def engine_names(engine: str) -> list[str]:
-    """The implementations that are judged with an engine, caches of its own among them."""
+def others_of(project: str) -> list[str]:
+    """The implementations that are judged with a project: of several whose names begin theirs, with the longest."""
     known = tomllib.loads((Path(__file__).parent / "pyproject.toml").read_text())["project"]["entry-points"][
         "kvref.implementations"
     ]
-    called = [name for name, target in known.items() if ".implementations.engines." in target or name not in THEIRS]
-    return [name for name in called if name == engine or name.startswith(f"{engine}-")]
+    whose = {name: [each for each in OTHERS if name == each or name.startswith(f"{each}-")] for name in known}
+    return [name for name, projects in whose.items() if max(projects, key=len, default="") == project]
 
 
 @nox.session

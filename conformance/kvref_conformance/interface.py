@@ -60,6 +60,7 @@ class Implementation(Protocol):
     def formats(self) -> Sequence[str]:
         """Of float32, float16, bfloat16, int8, float8_e4m3fn, float8_e5m2, q8, q4. A plain attribute will do."""
 
+    # project: what it is a part of, a string; its name, where it is left out.
     # limits: where it takes some sizes and formats only, which (see kvref_conformance.limits). May be left out.
 
     def asarray(self, values: Any) -> Array:

@@ -4,6 +4,7 @@ import importlib.util
 import itertools
 import json
 import tomllib
+from pathlib import Path
 
 import pytest
 from test_docs import ROOT
@@ -63,8 +64,10 @@ class Session:
             return
         if self.results is not None:
             (path,) = [value for option, value in itertools.pairwise(command) if option == "--json"]
-            with open(path, "w") as file:
-                json.dump(self.results, file)
+            Path(path).write_text(json.dumps(self.results))
+            for trace in filter(None, (clause["trace"] for clause in self.results["clauses"])):
+                Path(trace).parent.mkdir(parents=True, exist_ok=True)
+                Path(trace).touch()
         if self.status not in success_codes:
             raise RuntimeError("the command failed")
 
@@ -122,33 +125,52 @@ def test_sessions_in_processes_of_their_own_are_of_the_same_run(noxfile, monkeyp
     assert loaded(monkeypatch).RUN != noxfile.RUN
 
 
-def test_an_engine_that_does_not_install_is_said_and_left_out(noxfile):
+def test_what_does_not_install_is_said_and_left_out(noxfile):
     with pytest.raises(Skipped, match="mlx-lm does not install here"):
-        noxfile.engines(Session(None, installs=False), "mlx-lm")
+        noxfile.others(Session(None, installs=False), "mlx-lm")
     assert [line.split()[2:] for line in table(noxfile)[1:]] == [
-        [name, "does", "not", "install", "here"] for name in sorted(noxfile.engine_names("mlx-lm"))
+        [name, "does", "not", "install", "here"] for name in sorted(noxfile.others_of("mlx-lm"))
     ]
 
 
-def test_the_results_of_an_engine_lie_where_the_site_reads_them(noxfile, tmp_path):
+@pytest.fixture
+def results(tmp_path):
     (tmp_path / "docs/results/checks").mkdir(parents=True)
+    return tmp_path / "docs/results"
+
+
+def test_the_results_of_others_lie_where_the_site_reads_them(noxfile, results, tmp_path):
     session = Session(document(), status=1)
-    noxfile.engines(session, "mlx-lm")
-    assert {path.stem for path in (tmp_path / "docs/results/checks").iterdir()} == set(noxfile.engine_names("mlx-lm"))
+    noxfile.others(session, "mlx-lm")
+    assert {path.stem for path in (results / "checks").iterdir()} == set(noxfile.others_of("mlx-lm"))
     assert session.env == {"HF_HUB_OFFLINE": "1", "HOME": str(tmp_path / "tmp")}
 
 
-def test_what_npm_installs_lies_where_node_looks(noxfile, tmp_path):
-    (tmp_path / "docs/results/checks").mkdir(parents=True)
+def test_traces_are_published_with_the_results_and_older_ones_go(noxfile, results, tmp_path):
+    broken, mended = document()["clauses"][:2]
+    traces, published = tmp_path / ".kvref/failures", results / ".kvref/failures"
+    for folder in (traces, published):
+        folder.mkdir(parents=True)
+    (published / f"{mended['clause']}-litgpt.jsonl").write_text("older")
+    (published / f"{mended['clause']}-litgpt-window.jsonl").write_text("another's")
+    (traces / "a.jsonl").write_text("newer")
+    said = document() | {"clauses": [broken | {"trace": ".kvref/failures/a.jsonl"}, mended | {"trace": None}]}
+    (tmp_path / "litgpt.json").write_text(json.dumps(said))
+    noxfile._publish("litgpt", tmp_path / "litgpt.json")
+    assert {path.name: path.read_text() for path in published.iterdir()} == {
+        "a.jsonl": "newer", f"{mended['clause']}-litgpt-window.jsonl": "another's",
+    }  # fmt: skip
+
+
+def test_what_npm_installs_lies_where_node_looks(noxfile, results, tmp_path):
     session = Session(document())
-    noxfile.engines(session, "transformers.js")
+    noxfile.others(session, "transformers.js")
     first, *checks = session.commands
     assert first[0] == "npm" and first[-1] == noxfile.NPM["transformers.js"]
     assert {command[0] for command in checks} == {"kvref"}
     assert session.env["NODE_PATH"] == str(tmp_path / "tmp/node_modules")
 
 
-def test_every_engine_of_the_project_is_judged_by_a_session(noxfile):
+def test_what_others_wrote_is_judged_by_a_session(noxfile):
     known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["kvref.implementations"]
-    engines = {name for name, target in known.items() if ".implementations.engines." in target or name not in noxfile.THEIRS}
-    assert sorted(engines) == sorted(name for engine in noxfile.ENGINES for name in noxfile.engine_names(engine))
+    assert sorted(known) == sorted(name for project in noxfile.OTHERS for name in noxfile.others_of(project))

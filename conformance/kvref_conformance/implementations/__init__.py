@@ -122,8 +122,8 @@ def checked(name: str, implementation: Any) -> Implementation:
     for attribute in ("name", "version", "language", "level", "formats", "asarray", "to_numpy"):
         if not hasattr(implementation, attribute):
             raise CannotRun(f"{name}: an implementation needs {attribute!r} (see kvref_conformance.interface)")
-    for attribute in ("name", "version", "language"):
-        said = getattr(implementation, attribute)
+    for attribute in ("name", "version", "language", "project"):
+        said = getattr(implementation, attribute, implementation.name)
         if not isinstance(said, str) or not said.isprintable() or not 0 < len(said) <= LONGEST:
             raise CannotRun(f"{name}: {attribute} must be a line of 1 to {LONGEST} characters, got {repr(said)[:60]}")
     if implementation.level not in ("exact", "tolerant"):

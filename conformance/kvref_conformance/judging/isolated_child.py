@@ -39,7 +39,7 @@ def main() -> None:
     judge.progress = lambda *how_far: channel.send(("progress", how_far))
     implementation = judge.implementation
     said = {each: getattr(implementation, each) for each in ("name", "version", "language", "level")}
-    said["limits"] = getattr(implementation, "limits", None)
+    said |= {"limits": getattr(implementation, "limits", None), "project": getattr(implementation, "project", said["name"])}
     offered = dict.fromkeys((family for family in families() if offers(implementation, family)), True)
     channel.send(("ready", {**said, "formats": tuple(implementation.formats), **offered}))
     while True:

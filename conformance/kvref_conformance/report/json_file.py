@@ -42,6 +42,7 @@ def write_json(
         except PackageNotFoundError:
             continue
     who: dict[str, Any] = {name: getattr(implementation, name) for name in ("name", "version", "language", "level")}
+    who["project"] = getattr(implementation, "project", implementation.name)
     who["families"] = [family for family in families() if offers(implementation, family)]
     who["formats"] = list(implementation.formats)
     document = {

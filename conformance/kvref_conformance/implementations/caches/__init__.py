@@ -1,1 +1,1 @@
-"""Caches, casts, quantizers, pools and attention that other people wrote, a file a library: they translate, and repair nothing."""
+"""Caches, casts, quantizers, pools and attention of other people, a file a library: they translate, and repair nothing."""

@@ -37,6 +37,7 @@ Mask = Callable[[int, Any, int], Any]  # of how many queries, over which cache, 
 class _Windows(ABC):
     version = f"{keras_hub.__version__}, keras {keras.__version__} on {keras.backend.backend()}"
     language = "python"
+    project = "keras-hub"
     level: Level = "exact"
     formats = ("float32",)
     limits: ClassVar[Mapping[str, Any]] = LIMITS

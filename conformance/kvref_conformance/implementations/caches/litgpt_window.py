@@ -24,6 +24,7 @@ class Window:
     name = "litgpt-window"
     version = version("litgpt")
     language = "python"
+    project = "litgpt"
     level: Level = "exact"
     formats = ("float32",)  # the ring takes the dtype of what is written
     limits: ClassVar[Mapping[str, Any]] = LIMITS

@@ -13,6 +13,7 @@ class MlDtypes:
     name = "ml_dtypes"
     version = version("ml_dtypes")
     language = "c++"
+    project = "ml_dtypes"
     level: Level = "exact"
     formats = ("float8_e4m3fn", "float8_e5m2", "bfloat16")
 

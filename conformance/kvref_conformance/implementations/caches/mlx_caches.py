@@ -20,6 +20,7 @@ from kvref_conformance.outcome import NotOffered
 class Caches:
     version = version("mlx-lm")
     language = "python"
+    project = "mlx-lm"
     level: Level = "exact"
     formats = ("float32",)  # a cache stores what dtype it is given first
 

@@ -11,6 +11,7 @@ class TorchFloat8:
     name = "torch-float8"
     version = str(torch.__version__)
     language = "c++"
+    project = "torch"
     level: Level = "exact"
     formats = ("float8_e4m3fn", "float8_e5m2")
 

@@ -20,6 +20,7 @@ from kvref_conformance.outcome import NotOffered
 class _Transformers:
     version = transformers.__version__
     language = "python"
+    project = "transformers"
     level: Level = "exact"
     formats = ("float32",)  # a cache stores whatever dtype it is given: it does not cast
 

@@ -45,6 +45,7 @@ class PagedCaches:
     name = "transformers-paged"
     version = transformers.__version__
     language = "python"
+    project = "transformers"
     level: Level = "exact"
     formats = ("float32",)  # keys and values come in the cache's own dtype: it does not cast
     # head_dim: a sector is a multiple of 128 bytes, and the pool a number of sectors; so each block is one.

@@ -24,6 +24,7 @@ LONGEST = 2**20  # tokens that a static cache is told will come at most; its win
 class _Windows:
     version = transformers.__version__
     language = "python"
+    project = "transformers"
     level: Level = "exact"
     formats = ("float32",)  # a cache stores whatever dtype it is given: it does not cast
     limits: ClassVar[Mapping[str, Any]] = LIMITS

@@ -21,6 +21,7 @@ class CTranslate2(Loads):
     name = "ctranslate2"
     version = ctranslate2.__version__
     language = "c++"
+    project = "ctranslate2"
 
     def loaded(self, canary: Canary, folder: Path, cache_tokens: int) -> "Engine":
         return Engine(canary, _model(canary, folder), self.options)

@@ -22,6 +22,7 @@ class Generate(Loads):
     name = "keras-hub"
     version = f"{keras_hub.__version__}, keras {keras.__version__} on {keras.backend.backend()}"
     language = "python"
+    project = "keras-hub"
 
     def loaded(self, canary: Canary, folder: Path, cache_tokens: int) -> "Engine":
         return Engine(canary, _model(canary, folder))

@@ -23,6 +23,7 @@ class Generate(Loads):
     name = "litgpt"
     version = version("litgpt")
     language = "python"
+    project = "litgpt"
 
     def loaded(self, canary: Canary, folder: Path, cache_tokens: int) -> "Engine":
         return Engine(canary, model_of(canary))

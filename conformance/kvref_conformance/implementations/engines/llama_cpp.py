@@ -42,6 +42,7 @@ class LlamaCpp(Loads):
     name = "llama.cpp"
     version = VERSION
     language = "c++"
+    project = "llama.cpp"
     options: ClassVar[dict[str, Any]] = {}
 
     def loaded(self, canary: Canary, folder: Path, cache_tokens: int) -> "Engine":

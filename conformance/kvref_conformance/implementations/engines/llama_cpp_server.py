@@ -20,6 +20,7 @@ class Server(Serving):
     name = "llama.cpp-server"
     version = VERSION
     language = "c++"
+    project = "llama.cpp"
 
     def command(self, canary: Canary, folder: Path, port: int) -> Sequence[str]:
         if any(canary.windows):

@@ -28,6 +28,7 @@ class Completions(Loads):
     name = "mistral.rs"
     version = version("mistralrs")
     language = "rust"
+    project = "mistral.rs"
     formats: ClassVar[tuple[str, ...]] = ("float16",)
 
     def loaded(self, canary: Canary, folder: Path, cache_tokens: int) -> "Engine":

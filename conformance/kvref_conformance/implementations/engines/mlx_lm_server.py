@@ -16,6 +16,7 @@ class Server(Serving):
     name = "mlx-lm-server"
     version = f"{mlx_lm.__version__}, mlx {mx.__version__}"
     language = "python"
+    project = "mlx-lm"
 
     def command(self, canary: Canary, folder: Path, port: int) -> Sequence[str]:
         return [sys.executable, "-m", "mlx_lm", "server", "--model", str(folder), "--port", str(port)]

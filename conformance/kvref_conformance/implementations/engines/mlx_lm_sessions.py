@@ -28,6 +28,7 @@ class Sessions(Loads):
     name = "mlx-lm"
     version = f"{mlx_lm.__version__}, mlx {mx.__version__}"
     language = "python"
+    project = "mlx-lm"
     options: ClassVar[dict[str, Any]] = {"prefill_step_size": PIECE}
 
     def loaded(self, canary: Canary, folder: Path, cache_tokens: int) -> "Engine":

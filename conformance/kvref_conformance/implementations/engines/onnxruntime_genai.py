@@ -21,6 +21,7 @@ class OnnxRuntimeGenAI(Loads):
     name = "onnxruntime-genai"
     version = onnxruntime_genai.__version__
     language = "c++"
+    project = "onnxruntime-genai"
 
     def loaded(self, canary: Canary, folder: Path, cache_tokens: int) -> "Engine":
         return Engine(canary, _model(canary, folder))

@@ -28,6 +28,7 @@ class OpenVinoGenAI(Loads):
     name = "openvino-genai"
     version = openvino_genai.__version__
     language = "c++"
+    project = "openvino-genai"
     options: ClassVar[dict[str, Any]] = {"KV_CACHE_PRECISION": openvino.Type.f32}
     shares: ClassVar[bool] = False
     asks: ClassVar[dict[str, int]] = {}

@@ -25,6 +25,7 @@ class Continuous(Loads):
     name = "transformers-continuous"
     version = transformers.__version__
     language = "python"
+    project = "transformers"
 
     def loaded(self, canary: Canary, folder: Path, cache_tokens: int) -> "Engine":
         return Engine(canary, model_of(canary, folder, "sdpa"))

@@ -21,6 +21,7 @@ class Generate(Loads):
     name = "transformers-generate"
     version = transformers.__version__
     language = "python"
+    project = "transformers"
     attention_by: ClassVar[str] = "eager"
 
     def loaded(self, canary: Canary, folder: Path, cache_tokens: int) -> "Engine":

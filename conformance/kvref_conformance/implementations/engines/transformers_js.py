@@ -37,6 +37,7 @@ class Generate(Loads):
     name = "transformers.js"
     version = _version()
     language = "javascript"
+    project = "transformers.js"
 
     def loaded(self, canary: Canary, folder: Path, cache_tokens: int) -> "Engine":
         return Engine(canary, folder)

@@ -16,6 +16,7 @@ class Serve(Serving):
     name = "transformers-serve"
     version = version("transformers")
     language = "python"
+    project = "transformers"
 
     def command(self, canary: Canary, folder: Path, port: int) -> Sequence[str]:
         return [

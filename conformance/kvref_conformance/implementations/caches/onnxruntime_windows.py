@@ -21,9 +21,10 @@ TYPES = {"query": 1, "key": 1, "value": 1, "past_key": 1, "past_value": 1, "seql
 
 
 class GroupQueryAttention:
-    name = "ort-window"
+    name = "onnxruntime-window"
     version = onnxruntime.__version__
     language = "c++"
+    project = "onnxruntime"
     level: Level = "exact"
     formats = ("float32",)
     limits: ClassVar[Mapping[str, Any]] = {**LIMITS, "head_dim": {"multiple_of": 8}}
