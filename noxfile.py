@@ -48,7 +48,7 @@ THEIRS = (
     "torch-float8",
 )  # fmt: skip
 # What other people wrote, a project a line, and what pip installs for each, one after the other; torch has to be the first where
-# it is needed (see `theirs`). Judged with it are the implementations of pyproject.toml that are called like it, or NAME-something.
+# it is needed (see `theirs`). Judged with it are the implementations of pyproject.toml called like it, or NAME-something.
 OTHERS = {
     "ctranslate2": ("torch", "transformers", "ctranslate2"),
     "keras-hub": ("torch", "jax", "keras", "keras-hub"),
