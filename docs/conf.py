@@ -9,6 +9,7 @@ import pictures
 import player
 import site_pages
 import stories
+from kvref_conformance.report.player import SCRIPTS, STATIC, STYLES
 
 project, author, release = "kvref", "the kvref authors", kvref.__version__
 copyright = "the kvref authors, Apache-2.0"
@@ -17,9 +18,9 @@ exclude_patterns = ["_build", "_matrix", "results", "spec/_*"]
 
 html_theme = "furo"
 html_title = f"kvref {release}"
-html_static_path = ["_static"]
-html_css_files = ["site.css", *player.STYLES]
-html_js_files = [(script, {"defer": "defer"}) for script in player.SCRIPTS]
+html_static_path = ["_static", str(STATIC)]
+html_css_files = ["site.css", *STYLES]
+html_js_files = [(script, {"defer": "defer"}) for script in SCRIPTS]
 html_extra_path = ["results", "_matrix"]  # figures, as they were measured, and the report on them
 html_show_sphinx = False
 html_copy_source = False

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 from kvref_conformance.clauses import all_clauses
@@ -41,6 +42,11 @@ class Finding:
     @property
     def link(self) -> str:
         return f"[{self.title}](findings/{self.page}.md#{anchor(self.title)})"
+
+    @property
+    def address(self) -> str:
+        """Where it stands on the site."""
+        return f"findings/{self.page}.html#{anchor(self.title)}"
 
 
 def anchor(title: str) -> str:
@@ -92,6 +98,15 @@ def by_clause() -> str:
             whose = "<br>".join(f"{each.project.partition(' ')[0]}: {each.link}" for each in broken)
             rows.append(f"| {id} | {clause.title} | {whose} |")
     return "\n".join(["| clause | says | who breaks it, and how |", "|---|---|---|", *rows]) + "\n"
+
+
+def by_failure() -> dict[tuple[str, str], list[Finding]]:
+    """By implementation and clause."""
+    found: dict[tuple[str, str], list[Finding]] = {}
+    for each in findings():
+        for failure in product(each.of, each.clauses):
+            found.setdefault(failure, []).append(each)
+    return found
 
 
 def page_of(implementation: str) -> str | None:

@@ -5,14 +5,14 @@
 
 import json
 import re
-from collections import Counter
 from pathlib import Path
 
 from architecture import diagram
-from findings_index import by_clause, by_cost, page_of
+from findings_index import by_clause, by_cost, by_failure, page_of
 from kvref_conformance.checking.registry import all_checks
 from kvref_conformance.clauses import CHAPTERS, Chapter, Clause, all_clauses, spec
-from kvref_conformance.report.html import Run, write_site
+from kvref_conformance.report.html import write_site
+from kvref_conformance.report.runs import Finding, Run
 from small_surfaces import derived_operations, small_surfaces
 
 SPEC = Path(__file__).parents[1] / "kvref/spec"
@@ -25,14 +25,15 @@ def write(folder: Path) -> None:
     """The chapters, into folder/spec; the matrix, clause by clause, into folder/_matrix; and the diagram."""
     paths = sorted((folder / "results/checks").glob("*.json"))
     runs = [Run(path, json.loads(path.read_text(encoding="utf-8"))) for path in paths]
-    runs.sort(key=lambda run: run.conclusion.judged, reverse=True)  # who has most to say first
-    write_site(folder / "_matrix/matrix", runs)
+    runs.sort(key=lambda run: (run.project != "kvref", run.project, run.name))  # kvref's own first
+    told = {failure: [Finding(each.title, f"../{each.address}") for each in found] for failure, found in by_failure().items()}
+    write_site(folder / "_matrix/matrix", runs, told)
     results = {run.name: {clause: result["verdict"] for clause, result in run.verdicts.items()} for run in runs}
     pages = {name: _chapter(chapter, results) for name, chapter in zip(CHAPTERS, spec(), strict=True)}
     pages |= {name: (SPEC / f"{name}.md").read_text(encoding="utf-8") for name in OTHERS}
     engines = [run for run in runs if run.document["implementation"]["families"] == ["engine"]]
     caches = [run for run in runs if run not in engines]
-    pages |= {"index": _index(results), "_matrix": _matrix(caches), "_engines": _engines(engines)}
+    pages |= {"index": _index(results), "_coverage": _coverage(caches), "_engines": _engines(engines)}
     pages |= {"_surfaces": small_surfaces(), "_derived": derived_operations()}
     pages |= {"_findings": by_cost(), "_findings_by_clause": by_clause()}
     files = {f"spec/{name}.md": text for name, text in pages.items()} | {"_static/architecture.svg": diagram()}
@@ -68,23 +69,17 @@ Programs in other languages hear of all this through [the protocol](protocol.md)
 """
 
 
-def _matrix(runs: list[Run]) -> str:
-    """A row an implementation, a column a chapter: how many clauses are passed, or how many of those with a verdict are not."""
-    chapters = spec()
-    lines = [
-        f"| implementation | {' | '.join(chapter.code for chapter in chapters)} |",
-        f"|---|{'---|' * len(chapters)}",
-    ]
+def _coverage(runs: list[Run]) -> str:
+    """A row an implementation: how many clauses have a verdict, of those of the families it offers, and how they were reached."""
+    lines = ["| implementation | of | families | judged | of them through others | fails |", "|---|---|---|---|---|---|"]
     for run in runs:
-        cells = []
-        for chapter in chapters:
-            tally = Counter(run.verdicts[clause.id]["verdict"] for clause in chapter.clauses if clause.id in run.verdicts)
-            passed, failed = tally["passed"], tally["failed"]
-            sign = "" if run.conclusion.verdict == "not judged" else "✓&nbsp;"
-            cells.append(f"**✗&nbsp;{failed}** of&nbsp;{passed + failed}" if failed else f"{sign}{passed}" if passed else "·")
-        about, share = run.document["implementation"], f"{run.conclusion.judged} of {run.conclusion.of}"
-        judged = f"**not judged**, {share}" if run.conclusion.verdict == "not judged" else f"judged: {share}"
-        lines.append(f"| **{_found(run.name)}**<br>{about['version']}, {about['language']}<br>{judged} | {' | '.join(cells)} |")
+        about, found = run.document["implementation"], run.conclusion
+        derived = sum(bool(result.get("through")) for result in run.verdicts.values() if result["verdict"] in SIGNS)
+        judged = f"{found.judged} of {found.of}" + (", **not judged**" if found.verdict == "not judged" else "")
+        lines.append(
+            f"| [{run.name}](matrix/implementations/{run.slug}.html) | {_found(run.name, run.project)} {about['version']}, "
+            f"{about['language']} | {', '.join(about['families'])} | {judged} | {derived or ''} | {run.broken or ''} |"
+        )
     return "\n".join(lines) + "\n"
 
 
@@ -98,7 +93,7 @@ def _engines(runs: list[Run]) -> str:
     for run in sorted(runs, key=lambda run: run.name):
         about = run.document["implementation"]
         marks = [MARKS[run.verdicts[clause.id]["verdict"]] for clause in clauses]
-        lines.append(f"| **{_found(run.name)}**<br>{about['version']}, {about['language']} | {' | '.join(marks)} |")
+        lines.append(f"| **{_found(run.name, run.name)}**<br>{about['version']}, {about['language']} | {' | '.join(marks)} |")
     return "\n".join(lines) + "\n"
 
 
@@ -127,14 +122,14 @@ def _clause(clause: Clause, results: dict[str, dict[str, str]]) -> str:
     for verdict, word in SIGNS.items():
         names = [name for name, verdicts in results.items() if verdicts.get(clause.id) == verdict]
         if names:
-            parts.append(f"*Who {word} it:* {', '.join(_found(name, '../') for name in names)}.")
+            parts.append(f"*Who {word} it:* {', '.join(_found(name, name, '../') for name in names)}.")
     return "\n\n".join(parts) + "\n"
 
 
-def _found(name: str, up: str = "") -> str:
-    """An implementation's name, which leads to what was found in it."""
+def _found(name: str, said: str, up: str = "") -> str:
+    """What is said of an implementation, its name or its project's; it leads to what was found in it."""
     page = page_of(name)
-    return f"[{name}]({up}findings/{page}.md)" if page else name
+    return f"[{said}]({up}findings/{page}.md)" if page else said
 
 
 def _linked(text: str) -> str:

@@ -8,8 +8,9 @@ import os
 import pytest
 from test_report import FAILED, document, trace
 
-from kvref_conformance.report.html import Run, write_site
+from kvref_conformance.report.html import write_site
 from kvref_conformance.report.json_file import ResultsError, read_json
+from kvref_conformance.report.runs import Run
 from kvref_conformance.report.traces import find_trace
 
 
@@ -78,7 +79,9 @@ def test_only_the_trace_of_that_failure_is_taken(tmp_path, monkeypatch, way):
     path.write_text(json.dumps(document()))
     write_site(tmp_path / "site", [Run(path, read_json(path))])
     assert [each for each in (tmp_path / "site").rglob("*") if "traces/" in each.as_posix()] == []
-    assert 'class="trace"' not in (tmp_path / "site/index.html").read_text(encoding="utf-8")
+    assert 'class="trace"' not in (tmp_path / "site/clauses.html").read_text(encoding="utf-8")
+    for page in ("clauses/BLOCK-05.html", "implementations/mine.html"):
+        assert "<kv-player" not in (tmp_path / "site" / page).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

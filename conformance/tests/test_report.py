@@ -8,9 +8,12 @@ from html.parser import HTMLParser
 import pytest
 
 from kvref_conformance.clauses import all_clauses
+from kvref_conformance.conversation.trace.store import name_in_a_path
 from kvref_conformance.judging.conclusion import conclude
-from kvref_conformance.report.html import COLOURS, Run, badge, is_report, write_site
+from kvref_conformance.report.html import COLOURS, badge, is_report, write_site
 from kvref_conformance.report.json_file import ResultsError, read_json
+from kvref_conformance.report.player import SCRIPTS
+from kvref_conformance.report.runs import Finding, Run
 
 EVIL = "<script>alert(1)</script>\"'&"
 FAILED = {"what": EVIL, "expected": EVIL, "got": EVIL}
@@ -75,12 +78,12 @@ def saved(tmp_path):
 class Links(HTMLParser):
     def __init__(self, text):
         super().__init__()
-        self.links, self.ids, self.scripts = [], set(), 0
+        self.links, self.ids, self.scripts = [], set(), []
         self.feed(text)
 
     def handle_starttag(self, tag, attributes):
         found = dict(attributes)
-        self.scripts += tag == "script"
+        self.scripts += [found.get("type")] if tag == "script" else []
         self.ids |= {found["id"]} if "id" in found else set()
         self.links += [found[name] for name in ("href", "src") if name in found and not found[name].startswith("data:")]
 
@@ -89,7 +92,7 @@ def test_every_link_leads_to_a_page_a_place_a_trace_or_a_badge(tmp_path, saved):
     site = tmp_path / "site"
     write_site(site, [saved("one"), saved("two", broken=("BLOCK-01", "BLOCK-02")), saved(EVIL)])
     pages = list(site.rglob("*.html"))
-    assert len(pages) == 1 + 7 + len([1 for clause in all_clauses().values() if clause.chapter != "BLOCK"])
+    assert len(pages) == 2 + 3 + len(all_clauses())
     for page in pages:
         links = Links(page.read_text(encoding="utf-8"))
         for link in links.links:
@@ -105,7 +108,10 @@ def test_what_came_from_an_implementation_is_text(tmp_path, saved):
     for page in (tmp_path / "site").rglob("*.html"):
         text = page.read_text(encoding="utf-8")
         assert "<script>alert" not in text
-        assert Links(text).scripts == (1 if page.name == "index.html" else 0)
+        loaded = ["application/jsonl", *[None] * len(SCRIPTS)]  # a trace, and the player that holds it
+        tables = page.parent.name == "site"
+        with_trace = page.stem in ("BLOCK-05", name_in_a_path(EVIL))
+        assert Links(text).scripts == ([None] if tables else [*loaded[1:], loaded[0]] if with_trace else [])
     (picture,) = (tmp_path / "site" / "badges").iterdir()
     root = ElementTree.parse(picture).getroot()
     assert EVIL in root.get("aria-label")
@@ -173,8 +179,10 @@ def test_too_little_judged_is_not_green(saved, tmp_path):
     assert COLOURS["some"] in badge(run) and COLOURS["good"] not in badge(run)
     write_site(tmp_path / "site", [run])
     page = (tmp_path / "site/index.html").read_text(encoding="utf-8")
-    assert f"<p>not judged: 7 of {few} clauses of the families it offers, less than 50 % (--least-judged)</p>" in page
-    assert 'little <span class="pill xfailed">not judged</span>' in page
+    assert 'judged</span> <span class="pill xfailed">not judged</span>' in page
+    assert '<span class="verdict xfailed">7</span>' in page  # without the sign of what passed
+    own = (tmp_path / "site/implementations/little.html").read_text(encoding="utf-8")
+    assert f"<p>not judged: 7 of {few} clauses of the families it offers, less than 50 % (--least-judged)</p>" in own
 
 
 @pytest.mark.parametrize(
@@ -192,7 +200,7 @@ def test_the_conclusion_is_the_clauses_not_the_files(tmp_path, broken, interrupt
     run = Run(path, read_json(path))
     assert (run.said, run.colour) == (said, colour)
     write_site(tmp_path / "site", [run])
-    page = (tmp_path / "site/index.html").read_text(encoding="utf-8")
+    page = (tmp_path / "site/implementations/mine.html").read_text(encoding="utf-8")
     assert f"<p>{sentence}" in page
     assert "147" not in page
 
@@ -214,3 +222,36 @@ def test_a_folder_is_known_as_a_report_by_its_first_page(saved, tmp_path):
     assert not is_report(tmp_path / "mine")
     (tmp_path / "mine/index.html").write_text("<title>KV caches by clauses</title>")
     assert not is_report(tmp_path / "mine")
+
+
+def rows_of(page):
+    """The cells of each implementation on the first page, by chapter: what they say, and their titles."""
+    text = page.read_text(encoding="utf-8")
+    chapters = re.findall(r'<abbr title="[^"]*">(\w+)</abbr>', text)
+    found = {}
+    for row in re.findall(r'<tr class="run".*?</tr>', text, re.DOTALL):
+        cells = [" ".join(re.sub("<[^>]+>", "", cell).split()) for cell in re.findall(r"<td>(.*?)</td>", row)]
+        found[re.search(r'html">([^<]*)</a>', row)[1]] = dict(zip(chapters, cells, strict=True))
+    return found
+
+
+def test_a_share_tells_what_failed_what_passed_and_what_of_it_through_others(saved, tmp_path):
+    run = saved("one", broken=("BLOCK-02", "BLOCK-03"), expected=("BLOCK-03",))
+    for clause in run.document["clauses"]:
+        if clause["clause"] in ("BLOCK-01", "BLOCK-02", "BLOCK-04"):
+            clause["through"] = ["blocks.allocate_many through allocate"]
+    page = write_site(tmp_path / "site", [run, saved("two", broken=())])
+    assert rows_of(page)["one"] | {"BLOCK": "✗ 2 of 7 2*", "PAGED": "·"} == rows_of(page)["one"]
+    assert rows_of(page)["two"]["BLOCK"] == "✓ 7"
+    text = page.read_text(encoding="utf-8")
+    assert 'title="BLOCK, one: 2 failed; 5 passed, 2 of them through others"' in text
+    assert text.count("through operations that were made of others") == 1
+
+
+def test_a_failure_leads_to_what_is_said_of_it(saved, tmp_path):
+    told = {("one", "BLOCK-05"): [Finding(EVIL, "../findings/one.html#place")]}
+    write_site(tmp_path / "site", [saved("one"), saved("two")], told)
+    for path, times in (("clauses/BLOCK-05.html", 1), ("implementations/one.html", 1), ("implementations/two.html", 0)):
+        text = (tmp_path / "site" / path).read_text(encoding="utf-8")
+        assert text.count('<a href="../../findings/one.html#place">') == times
+        assert "<script>alert" not in text

@@ -4,7 +4,8 @@ import pytest
 from test_report import EVIL, document, trace
 
 from kvref_conformance.clauses import all_clauses
-from kvref_conformance.report.html import Run, write_site
+from kvref_conformance.report.html import write_site
+from kvref_conformance.report.runs import Run
 
 pytestmark = pytest.mark.browser
 
@@ -21,7 +22,7 @@ def site(tmp_path_factory):
 
 @pytest.fixture
 def open_report(open_page, site):
-    return lambda path="index.html", width=1280, scheme="light": open_page(site.parent / path, width, scheme)
+    return lambda path="clauses.html", width=1280, scheme="light": open_page(site.parent / path, width, scheme)
 
 
 def shown(page):
@@ -74,7 +75,7 @@ def test_the_keyboard_reaches_every_mark(open_report):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("path", ["index.html", "clauses/BLOCK-05.html"])
+@pytest.mark.parametrize("path", ["index.html", "clauses.html", "clauses/BLOCK-05.html", "implementations/one.html"])
 @pytest.mark.parametrize("width", [360, 1280])
 def test_a_page_fits_its_window_and_can_be_read(open_report, width, path, scheme):
     page = open_report(path, width, scheme)
@@ -103,12 +104,37 @@ def contrast(element):
 
 def test_what_an_implementation_says_is_never_run(open_report):
     page = open_report("clauses/BLOCK-05.html")
-    assert page.locator("script").count() == 0
     assert page.locator("article pre").count() == 4
+    assert page.locator("kv-player script").count() == 4  # their traces, which are data
 
 
 def test_badges_are_pictures(open_report):
-    page = open_report()
-    widths = page.evaluate("[...document.images].map(image => image.naturalWidth)")
-    assert len(widths) == 5
-    assert all(width > 100 for width in widths)
+    page = open_report("implementations/one.html")
+    (width,) = page.evaluate("[...document.images].map(image => image.naturalWidth)")
+    assert width > 100
+
+
+def test_the_filters_narrow_the_implementations(open_report):
+    page = open_report("index.html")
+    shown = page.locator("tr.run:visible")
+    assert shown.count() == 5
+    page.select_option("select[name=project]", "good")
+    assert shown.count() == 1
+    assert page.locator("#count").text_content() == "1 of 5 implementations"
+    page.select_option("select[name=family]", "blocks")
+    page.select_option("select[name=language]", EVIL)
+    assert shown.count() == 1
+    page.click("button[type=reset]")
+    page.wait_for_function("document.querySelectorAll('tr.run:not([hidden])').length === 5")
+
+
+def test_a_share_leads_to_its_clauses_and_a_failure_to_its_trace_in_the_player(open_report):
+    page = open_report("index.html")
+    page.locator("tr.run", has_text="two").locator("a.mark", has_text="✗ 1 of 7").click()
+    assert page.url.endswith("implementations/two.html#BLOCK")
+    page.locator("#BLOCK summary").first.click()
+    player = page.locator("kv-player")
+    assert player.locator(".kv-heading strong").text_content() == "BLOCK-05 · a check (blocks)"
+    assert player.locator(".kv-count").text_content() == "1 / 1"
+    page.locator("#BLOCK article h3 a").click()
+    assert page.url.endswith("clauses/BLOCK-05.html#two")

@@ -5,8 +5,9 @@ import json
 import pytest
 
 from kvref_conformance.clauses import all_clauses
-from kvref_conformance.report.html import Run, write_site
+from kvref_conformance.report.html import write_site
 from kvref_conformance.report.json_file import read_json
+from kvref_conformance.report.runs import Run
 
 # Gather is missing, and the length of one layer is forgotten: it is seen through the gather that is made of it.
 CACHES = """
@@ -67,7 +68,7 @@ def test_a_failure_says_what_was_made_of_others(kvref, caches):
 def test_a_mark_in_the_report_tells_a_verdict_through_others_from_one_without(kvref, caches, tmp_path):
     kvref("check", "caches:NoGather", "--clause", "PAGED-11,LAW-12", "--examples", "5", "--json", "out.json")
     write_site(tmp_path / "site", [Run(tmp_path / "out.json", read_json(tmp_path / "out.json"))])
-    page = (tmp_path / "site/index.html").read_text(encoding="utf-8")
+    page = (tmp_path / "site/clauses.html").read_text(encoding="utf-8")
     assert page.count("<sup>*</sup>") == 1
     assert f'title="PAGED-11, reference: passed; {GATHERED}"' in page
     assert "through operations that were made of others" in page  # the legend
@@ -85,5 +86,6 @@ def test_results_written_before_there_were_derived_operations_are_read(kvref, tm
     (tmp_path / "old.json").write_text(json.dumps(document))
     run = Run(tmp_path / "old.json", read_json(tmp_path / "old.json"))
     write_site(tmp_path / "site", [run])
-    assert "<sup>" not in (tmp_path / "site/index.html").read_text(encoding="utf-8")
+    for page in ("index.html", "clauses.html"):
+        assert "<sup>" not in (tmp_path / "site" / page).read_text(encoding="utf-8")
     assert len(all_clauses()) > len(run.verdicts) == 1

@@ -7,8 +7,9 @@ from rich.console import Console
 from rich.text import Text
 
 from kvref_conformance.outcome import CannotRun
-from kvref_conformance.report.html import Run, is_report, write_site
+from kvref_conformance.report.html import is_report, write_site
 from kvref_conformance.report.json_file import read_json
+from kvref_conformance.report.runs import Run
 
 LONGEST = 80  # characters of a label
 

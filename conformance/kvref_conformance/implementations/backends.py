@@ -19,6 +19,7 @@ class OnBackend:
 
     version = kvref.__version__
     language = "python"
+    project = "kvref"
     level: Level = "exact"
     formats = tuple(FORMATS)
 

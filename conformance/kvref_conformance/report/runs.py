@@ -1,0 +1,170 @@
+"""What results say, as a report shows it: a run, its verdict on a clause, and its share of a chapter."""
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from kvref_conformance.clauses import Chapter, Clause
+from kvref_conformance.conversation.trace.store import name_in_a_path
+from kvref_conformance.judging.conclusion import Conclusion, conclude
+from kvref_conformance.report.text import Result
+
+SIGNS = {"passed": "✓", "failed": "✗", "xfailed": "✗", "xpassed": "!", "not offered": "·", "not run": "–", "no result": " "}
+BROKEN = ("failed", "xfailed")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One file of results. label: its name in the report, where it is not to be the implementation's own."""
+
+    path: Path
+    document: dict[str, Any]
+    label: str = ""
+
+    @property
+    def name(self) -> str:
+        name: str = self.label or self.document["implementation"]["name"]
+        return name
+
+    @property
+    def slug(self) -> str:
+        """The name as a part of a path."""
+        return name_in_a_path(self.name)
+
+    @property
+    def project(self) -> str:
+        """What it is a part of."""
+        project: str = self.document["implementation"].get("project", self.name)
+        return project
+
+    @cached_property
+    def verdicts(self) -> dict[str, Result]:
+        return {result["clause"]: result for result in self.document["clauses"]}
+
+    @property
+    def tally(self) -> Counter[str]:
+        return Counter(result["verdict"] for result in self.document["clauses"])
+
+    @cached_property
+    def conclusion(self) -> Conclusion:
+        """What its clauses come to, whatever the file says they do."""
+        said = self.document
+        return conclude(said["clauses"], said["conclusion"]["least"], "interrupted" in said)
+
+    @property
+    def broken(self) -> int:
+        return sum(self.tally[verdict] for verdict in BROKEN)
+
+    @property
+    def said(self) -> str:
+        """What it comes to, in a few words."""
+        found = self.conclusion
+        if self.broken:
+            return f"breaks {self.broken} of {found.judged}"
+        if found.verdict == "not judged":
+            return f"not judged: {found.judged} of {found.of}"
+        share = f"{found.judged} clauses" if found.judged == found.of else f"{found.judged} of {found.of} clauses"
+        return share if found.whole else f"{share} asked for"
+
+    @property
+    def colour(self) -> str:
+        found = self.conclusion
+        return "bad" if self.broken else "good" if found.whole and found.verdict != "not judged" else "some"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What somebody wrote of a failure. link: where it stands, as seen from the report's first page."""
+
+    title: str
+    link: str
+
+
+@dataclass(frozen=True)
+class Cell:
+    """trace: its text, where the report has it. findings: what is written of the failure."""
+
+    run: Run
+    clause: Clause
+    trace: str | None = None
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def result(self) -> Result | None:
+        return self.run.verdicts.get(self.clause.id)
+
+    @property
+    def verdict(self) -> str:
+        return self.result["verdict"] if self.result else "no result"
+
+    @property
+    def broken(self) -> bool:
+        return self.verdict in BROKEN
+
+    @property
+    def file(self) -> str:
+        """Where the report keeps the trace."""
+        return f"traces/{self.run.slug}/{self.clause.id}.jsonl"
+
+    @property
+    def sign(self) -> str:
+        return SIGNS[self.verdict]
+
+    @property
+    def through(self) -> list[str]:
+        """The operations that its verdict rests on and that were made of others, and of which."""
+        return self.result.get("through", []) if self.result else []
+
+    @property
+    def said(self) -> str:
+        """The verdict, and what it went through."""
+        return "; ".join([self.verdict, *self.through])
+
+    @property
+    def shown(self) -> dict[str, Any] | None:
+        """The check that shows the failure."""
+        checks = self.result["checks"] if self.result else []
+        return next((check for check in checks if self.result and check["check"] == self.result["shown"]), None)
+
+
+@dataclass(frozen=True)
+class Share:
+    """What a run has of a chapter."""
+
+    run: Run
+    chapter: Chapter
+    cells: tuple[Cell, ...]
+
+    @property
+    def judged(self) -> int:
+        return self.broken + self.passed
+
+    @property
+    def broken(self) -> int:
+        return sum(cell.broken for cell in self.cells)
+
+    @property
+    def passed(self) -> int:
+        return sum(cell.verdict in ("passed", "xpassed") for cell in self.cells)
+
+    @property
+    def derived(self) -> int:
+        """Of those that are passed, through operations that were made of others."""
+        return sum(cell.verdict in ("passed", "xpassed") and bool(cell.through) for cell in self.cells)
+
+    @property
+    def colour(self) -> str:
+        if self.broken:
+            return "failed"
+        return "xfailed" if self.run.conclusion.verdict == "not judged" else "passed"
+
+    @property
+    def said(self) -> str:
+        parts = [f"{self.broken} failed"] if self.broken else []
+        if self.passed:
+            parts.append(f"{self.passed} passed" + (f", {self.derived} of them through others" if self.derived else ""))
+        if missing := sum(cell.verdict == "not offered" for cell in self.cells):
+            parts.append(f"{missing} not offered")
+        return "; ".join(parts)
