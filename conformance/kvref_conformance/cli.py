@@ -122,12 +122,18 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_argument("--timeout", type=float, metavar="S", help=patience)
     report = commands.add_parser(
         "report",
-        help="make a page of the results of several runs",
-        description="Make a page of results that `kvref check --json` wrote: implementations by clauses, with their traces.",
+        help="make a page of the results of several runs, or say what changed",
+        description="Make a page of results that `kvref check --json` wrote: implementations by chapters and by clauses, with "
+        "their traces. Or say what changed since earlier results, or write a failure down as a script.",
+        epilog="kvref report new.json --since old.json; kvref report --script .kvref/failures/PAGED-07-mine.jsonl mine:Cache",
     )
-    report.add_argument("results", metavar="[NAME=]RESULTS.json", nargs="+", help="NAME: what it is called in the report")
     report.add_argument(
-        "-o", "--output", metavar="DIR", required=True, help="the folder to write: new, empty, or an older report"
+        "results", metavar="[NAME=]RESULTS.json", nargs="*", help="NAME: what it is called; with --script: an implementation"
+    )
+    report.add_argument("-o", "--output", metavar="DIR", help="the folder to write: new, empty, or an older report")
+    report.add_argument("--since", metavar="OLD", help="say what changed since these results, a file or a folder of them")
+    report.add_argument(
+        "--script", metavar="TRACE", help="write a script: the calls of a library that the adapter made for this trace"
     )
     zoo = commands.add_parser(
         "zoo",

@@ -1,29 +1,62 @@
-"""`kvref report`: results of several runs as a page."""
+"""`kvref report`: results of several runs as a page, what changed since others, and a failure as a script."""
 
 import argparse
+from collections.abc import Iterable
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
-from kvref_conformance.outcome import CannotRun
+from kvref_conformance.conversation.trace.file import read
+from kvref_conformance.implementations import is_program
+from kvref_conformance.judging.asked import Asked, Effort
+from kvref_conformance.judging.start import start
+from kvref_conformance.oracle.witness import Unknown
+from kvref_conformance.outcome import CannotRun, NotOffered
 from kvref_conformance.report.html import is_report, write_site
 from kvref_conformance.report.json_file import read_json
 from kvref_conformance.report.runs import Run
+from kvref_conformance.report.script import script
+from kvref_conformance.report.since import changes
 
 LONGEST = 80  # characters of a label
 
 
 def report(options: argparse.Namespace) -> int:
-    folder = Path(options.output)
+    if options.script:
+        if options.output or options.since:
+            raise CannotRun(f"expected --script TRACE alone, got {'--output' if options.output else '--since'} beside it")
+        return _script(Path(options.script), options.results)
+    if not (options.output or options.since):
+        raise CannotRun("expected --output DIR for a page, --since OLD for what changed, or --script TRACE")
+    if not options.results:
+        raise CannotRun("expected results of kvref check --json")
+    if options.output:
+        _is_free(Path(options.output))
+    runs = _read(options.results)
+    if options.since:
+        _say_changes(_read(_files(Path(options.since))), runs)
+    if options.output:
+        page = write_site(Path(options.output), list(runs.values()))
+        counted = f"{len(runs)} implementation{'' if len(runs) == 1 else 's'}"
+        Console(highlight=False).print(Text(f"{page}: {counted}"), soft_wrap=True)
+    return 0
+
+
+def _is_free(folder: Path) -> None:
+    """Raise CannotRun where a report would lie among other things."""
     if folder.exists() and not folder.is_dir():
         raise CannotRun(f"--output: {folder} is a file")
     if folder.is_dir() and any(folder.iterdir()) and not is_report(folder):
         raise CannotRun(
             f"--output: {folder} has other things in it, and is no report of kvref's: give an empty folder or a new one"
         )
+
+
+def _read(results: Iterable[str]) -> dict[str, Run]:
+    """Runs by name. Raises CannotRun, ResultsError."""
     runs: dict[str, Run] = {}
-    for said in options.results:
+    for said in results:
         label, path = _labelled(said)
         run = Run(path, read_json(path), label)
         if run.name in runs:
@@ -32,9 +65,47 @@ def report(options: argparse.Namespace) -> int:
                 f"name them: kvref report before={runs[run.name].path} after={path}"
             )
         runs[run.name] = run
-    page = write_site(folder, list(runs.values()))
-    counted = f"{len(runs)} implementation{'' if len(runs) == 1 else 's'}"
-    Console(highlight=False).print(Text(f"{page}: {counted}"), soft_wrap=True)
+    return runs
+
+
+def _files(path: Path) -> list[str]:
+    """The file, or those in a folder. Raises CannotRun."""
+    found = sorted(str(each) for each in path.glob("*.json")) if path.is_dir() else [str(path)]
+    if not found:
+        raise CannotRun(f"--since: no results in {path}")
+    return found
+
+
+def _say_changes(before: dict[str, Run], now: dict[str, Run]) -> None:
+    """A paragraph for each implementation of which something changed, and a line for the others."""
+    console, same = Console(highlight=False), 0
+    for name, run in now.items():
+        lines = changes(before[name], run) if name in before else [f"new: {run.said}"]
+        same += not lines
+        if lines:
+            console.print(Text("\n  ".join([name, *lines])), soft_wrap=True)
+    console.print(Text(f"{same} of {len(now)} as before"))
+    if gone := [name for name in before if name not in now]:
+        console.print(Text(f"not among them now: {', '.join(gone)}"), soft_wrap=True)
+
+
+def _script(path: Path, names: list[str]) -> int:
+    """In this process: it is the adapter's calls that are watched."""
+    if len(names) > 1:
+        raise CannotRun(f"--script: expected one NAME, got {', '.join(names)}")
+    trace = read(path)
+    name = names[0] if names else trace.header.implementation.get("load", trace.header.implementation["name"])
+    judge = start(Asked(name, Effort(seed=trace.header.seed, slow=True, real=True), isolate=False))
+    if is_program(name):
+        raise CannotRun(f"{name}: a program's calls cannot be watched")
+    try:
+        print(script(trace, judge), end="")
+    except NotOffered as missing:
+        raise CannotRun(f"{name} does not offer {missing}") from missing
+    except Unknown as unknown:
+        raise CannotRun(f"{path}: no model speaks for {unknown}") from unknown
+    finally:
+        judge.close()
     return 0
 
 

@@ -1,0 +1,27 @@
+"""What changed between two runs of one implementation: its version, and the clauses of today whose verdict is another."""
+
+from collections.abc import Iterator
+
+from kvref_conformance.clauses import all_clauses
+from kvref_conformance.report.runs import Cell, Run
+
+
+def changes(before: Run, now: Run) -> list[str]:
+    """A line for each, in the specification's order; none where nothing changed."""
+    return [*_versions(before, now), *_verdicts(before, now)]
+
+
+def _versions(before: Run, now: Run) -> Iterator[str]:
+    was, is_now = (run.document["implementation"]["version"] for run in (before, now))
+    if was != is_now:
+        yield f"version {was} -> {is_now}"
+
+
+def _verdicts(before: Run, now: Run) -> Iterator[str]:
+    clauses = all_clauses()
+    for id in {**before.verdicts, **now.verdicts}:
+        if id in clauses:
+            was, cell = Cell(before, clauses[id]), Cell(now, clauses[id])
+            if was.verdict != cell.verdict:
+                why = f": {shown['what']}: expected {shown['expected']}, got {shown['got']}" if (shown := cell.shown) else ""
+                yield f"{id} {was.verdict} -> {cell.verdict}{why}"
