@@ -3,7 +3,6 @@
 `docs/spec/` is written when the site is built, from `kvref/spec` and from the results in `docs/results/checks`.
 """
 
-import json
 import re
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from findings_index import by_clause, by_cost, by_failure, page_of
 from kvref_conformance.checking.registry import all_checks
 from kvref_conformance.clauses import CHAPTERS, Chapter, Clause, all_clauses, spec
 from kvref_conformance.report.html import write_site
+from kvref_conformance.report.json_file import read_json
 from kvref_conformance.report.runs import Finding, Run
 from small_surfaces import derived_operations, small_surfaces
 
@@ -24,7 +24,7 @@ MARKS = {"passed": "✓", "failed": "**✗**", "not offered": "·"}
 def write(folder: Path) -> None:
     """The chapters, into folder/spec; the matrix, clause by clause, into folder/_matrix; and the diagram."""
     paths = sorted((folder / "results/checks").glob("*.json"))
-    runs = [Run(path, json.loads(path.read_text(encoding="utf-8"))) for path in paths]
+    runs = [Run(path, read_json(path)) for path in paths]
     runs.sort(key=lambda run: (run.project != "kvref", run.project, run.name))  # kvref's own first
     told = {failure: [Finding(each.title, f"../{each.address}") for each in found] for failure, found in by_failure().items()}
     write_site(folder / "_matrix/matrix", runs, told)

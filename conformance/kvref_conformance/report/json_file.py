@@ -21,6 +21,7 @@ FORMAT = 1
 LARGEST = 2**26  # bytes of a file that is read: a run of every clause takes some hundred thousand
 SCHEMA = ("kvref_conformance.report", "results.schema.json")
 OPTIONS = ("seed", "examples", "deep", "slow", "real", "timeout")
+EMPTY = {"what": "", "expected": "", "got": "", "where": "", "cause": "", "missing": "", "calls": [], "through": []}  # of a check
 PACKAGES = (
     "numpy", "array-api-compat", "array-api-extra", "array-api-strict", "hypothesis", "torch", "jax", "cupy", "ml_dtypes",
     "transformers", "xllamacpp", "ctranslate2", "onnxruntime-genai", "openvino-genai",
@@ -58,9 +59,15 @@ def write_json(
         "asked": {"name": asked.name, **{name: getattr(asked.effort, name) for name in OPTIONS}, "isolate": isolated(asked)},
         "conclusion": vars(conclusion),
         **({"interrupted": True} if interrupted else {}),
-        "clauses": [{**result, "trace": result["trace"] and Path(result["trace"]).as_posix()} for result in results],
+        "clauses": [_short(result) for result in results],
     }
     path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def _short(result: Result) -> Result:
+    """Without what is empty: most of a run is checks of families that are not offered."""
+    checks = [{name: said for name, said in check.items() if name not in EMPTY or said} for check in result["checks"]]
+    return {**result, "trace": result["trace"] and Path(result["trace"]).as_posix(), "checks": checks}
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -78,6 +85,8 @@ def read_json(path: Path) -> dict[str, Any]:
         raise ResultsError(f"{path}: results of format {repr(document['format'])[:20]}; this kvref reads format {FORMAT}")
     if wrong := mismatch(document, *SCHEMA) or _twice(document):
         raise ResultsError(f"{path}: not results of kvref check --json: {wrong}")
+    for result in document["clauses"]:
+        result["checks"] = [{**EMPTY, **check} for check in result["checks"]]
     return document
 
 

@@ -1,0 +1,90 @@
+"""ONNX's reference evaluator: its casts, its moves by slot, and Attention, also with past and present.
+
+E4M3FN is cast as it is by default, and E5M2 with `saturate=0`, which keeps its infinity: a key-value cache would ask for both.
+A graph is given to ONNX's checker first, with the types of its inputs; nothing is checked on its behalf.
+"""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import ml_dtypes
+import numpy as np
+import onnx
+from onnx import TensorProto
+from onnx.reference import ReferenceEvaluator
+from onnx.shape_inference import InferenceError
+
+from kvref.errors import DtypeMismatch, ShapeMismatch, SlotOutOfRange
+from kvref_conformance.implementations.caches.onnx_nodes import Growing, Kernels, Operators, Windows
+from kvref_conformance.interface import Level
+
+TO = {
+    "float8_e4m3fn": TensorProto.FLOAT8E4M3FN, "float8_e5m2": TensorProto.FLOAT8E5M2,
+    "bfloat16": TensorProto.BFLOAT16, "float16": TensorProto.FLOAT16,
+}  # fmt: skip
+
+
+def run(model: bytes, given: Mapping[str, Any]) -> list[Any]:
+    try:
+        return list(_evaluator(model).run(None, dict(given)))
+    except IndexError as error:
+        raise (SlotOutOfRange if "out of bounds" in str(error) else DtypeMismatch)(str(error)) from error
+    except InferenceError as error:
+        raise (DtypeMismatch if "tensor(" in str(error) else ShapeMismatch)(str(error)) from error
+    except (ValueError, AssertionError) as error:
+        raise ShapeMismatch(str(error)) from error
+
+
+@lru_cache(256)
+def _evaluator(model: bytes) -> Any:
+    onnx.checker.check_model(model, full_check=True)
+    return ReferenceEvaluator(model)
+
+
+class _Reference:
+    version = onnx.__version__
+    language = "python"
+    project = "onnx"
+    level: Level = "exact"
+    formats: tuple[str, ...] = ("float32",)
+
+    def asarray(self, values: Any) -> Any:
+        return np.array(values)
+
+    def to_numpy(self, array: Any) -> Any:
+        return array
+
+
+class Cast(_Reference):
+    name = "onnx-cast"
+    formats = ("float32", *TO)  # float32 is what is cast
+
+    def elements(self) -> "Cast":
+        return self
+
+    def encode(self, values: Any, format: str) -> Any:
+        (cast,) = Operators(run)("Cast", ["y"], x=values, to=TO[format], saturate=int(format != "float8_e5m2"))
+        return cast.view(np.uint8 if cast.itemsize == 1 else np.uint16)
+
+    def decode(self, codes: Any, format: str) -> Any:
+        narrow = codes.view(np.float16 if format == "float16" else getattr(ml_dtypes, format))
+        return Operators(run)("Cast", ["y"], x=narrow, to=TensorProto.FLOAT)[0]
+
+
+class Scatter(_Reference):
+    name = "onnx-scatter"
+
+    def kernels(self) -> Kernels:
+        return Kernels(Operators(run))
+
+
+class Attention(_Reference):
+    name = "onnx-attention"
+    limits: ClassVar[Mapping[str, Any]] = {"sinks": [0], "chunk": [0], "tokens": {"least": 1}}  # a model has a token at least
+
+    def attention(self) -> Windows:
+        return Windows(Operators(run, 25))
+
+    def contiguous(self, **config: Any) -> Growing:
+        return Growing(Operators(run, 25), config)

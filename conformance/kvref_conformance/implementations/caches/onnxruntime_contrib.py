@@ -1,0 +1,152 @@
+"""ONNX Runtime's own operators GroupQueryAttention and MultiHeadAttention, on a CPU, over past and new tokens.
+
+Their past and present are a cache that grows, of which all that is read is what came out as present. Attention is over a past and
+new tokens: of those that are handed in the new ones are the last, as many as there are queries, which is what both are made for.
+GroupQueryAttention gets them in a buffer that is longer than they are, as a server gives it one. Queries that are more than the
+tokens, which see all of them, go to it one by one.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from kvref_conformance.implementations.caches.onnx_nodes import Growing, Operators
+from kvref_conformance.implementations.caches.onnxruntime_operators import Runtime, run
+from kvref_conformance.outcome import NotOffered
+
+DOMAIN = "com.microsoft"
+PRESENT = ["output", "present_key", "present_value"]
+
+
+class GroupQuery(Runtime):
+    name = "onnxruntime-group-query"
+    limits: ClassVar[Mapping[str, Any]] = {
+        "dtype": ["float32"], "tokens": {"least": 1}, "batch_size": [1], "head_dim": {"multiple_of": 8}
+    }  # fmt: skip
+
+    def attention(self) -> "OverBuffers":
+        return OverBuffers()
+
+    def contiguous(self, **config: Any) -> "GroupQueryCache":
+        return GroupQueryCache(Operators(run), config)
+
+
+class GroupQueryFloat16(GroupQuery):
+    name = "onnxruntime-group-query-float16"
+    formats = ("float16",)
+    limits: ClassVar[Mapping[str, Any]] = {**GroupQuery.limits, "dtype": ["float16"]}
+
+    def contiguous(self, **config: Any) -> "GroupQueryCache":
+        return GroupQueryCache(Operators(run), config, "float16")
+
+
+class MultiHead(Runtime):
+    name = "onnxruntime-multi-head"
+    limits: ClassVar[Mapping[str, Any]] = {"dtype": ["float32"], "tokens": {"least": 1}, "group_size": [1]}
+
+    def attention(self) -> "Heads":
+        return Heads()
+
+    def contiguous(self, **config: Any) -> "MultiHeadCache":
+        return MultiHeadCache(Operators(run), config)
+
+
+class OverBuffers:
+    def attention(self, query: Any, keys: Any, values: Any, *, scale: float, causal: bool, length: int) -> Any:
+        return _over_buffers(query, keys, values, length, scale, causal=int(causal))
+
+    def sink_attention(
+        self, query: Any, keys: Any, values: Any, *, scale: float, causal: bool, logit_sink: Any
+    ) -> Any:  # fmt: skip
+        return _over_buffers(query, keys, values, len(keys), scale, logit_sink, causal=int(causal))
+
+    def window_attention(
+        self, query: Any, keys: Any, values: Any, *, scale: float, window: int, sinks: int, chunk: int
+    ) -> Any:  # fmt: skip
+        if sinks or chunk:
+            raise NotOffered("sinks and chunks")
+        return _over_buffers(query, keys, values, len(keys), scale, causal=1, local_window_size=window)
+
+
+def _over_buffers(
+    query: Any, keys: Any, values: Any, length: int, scale: float, head_sink: Any = None, **attributes: Any
+) -> Any:  # fmt: skip
+    """All tokens lie in the buffers; of those that count the last ones come with the queries, and go where they lie already."""
+    if not length or (len(query) > length and attributes["causal"]):
+        raise NotOffered("queries of no tokens")
+    if len(query) > length:  # one by one, each as that of the newest token
+        given = keys, values, length, scale, head_sink
+        return np.concatenate([_over_buffers(query[at : at + 1], *given, **attributes) for at in range(len(query))])
+    new = slice(length - len(query), length)
+    if scale == 0:
+        raise NotOffered("a scale of 0, which stands for none")
+    if query.shape[-1] == keys.shape[-1] != values.shape[-1]:
+        raise NotOffered("values of another width than the keys: it has one head_size")
+    heads, kv_heads = query.shape[1], keys.shape[1]
+    (out, *_) = Operators(run)(
+        "GroupQueryAttention", PRESENT, DOMAIN,
+        query=_hidden(query), key=_hidden(keys[new]), value=_hidden(values[new]),
+        past_key=_buffer(keys), past_value=_buffer(values), seqlens_k=np.array([length - 1], np.int32),
+        total_sequence_length=np.array([length], np.int32), cos_cache=None, sin_cache=None, position_ids=None,
+        attention_bias=None, head_sink=head_sink, num_heads=heads, kv_num_heads=kv_heads, scale=float(scale), **attributes,
+    )  # fmt: skip
+    return out.reshape(query.shape)
+
+
+class Heads:
+    def attention(self, query: Any, keys: Any, values: Any, *, scale: float, causal: bool, length: int) -> Any:
+        if scale == 0:
+            raise NotOffered("a scale of 0, which stands for none")
+        if causal and length != len(keys):
+            raise NotOffered("a causal mask over less than all tokens")
+        past = len(keys) - len(query) if causal else 0
+        if past < 0:
+            raise NotOffered("queries of no tokens")
+        before = {"past_key": _buffer(keys[:past]), "past_value": _buffer(values[:past])} if past else {}
+        out = Operators(run)(
+            "MultiHeadAttention", PRESENT if past else PRESENT[:1], DOMAIN,
+            query=_hidden(query), key=_hidden(keys[past:]), value=_hidden(values[past:]), bias=None,
+            key_padding_mask=None if causal else np.array([length], np.int32), attention_bias=None, **before,
+            num_heads=query.shape[1], scale=float(scale), unidirectional=int(causal),
+        )[0]  # fmt: skip
+        return out.reshape(len(query), query.shape[1], -1)
+
+
+def _hidden(array: Any) -> Any:
+    """[tokens, heads, dim] as one sequence of hidden states."""
+    return array.reshape(1, len(array), math.prod(array.shape[1:])) if array.ndim == 3 else array
+
+
+def _buffer(array: Any) -> Any:
+    return np.ascontiguousarray(np.swapaxes(array, 0, 1)[None]) if array.ndim == 3 else array
+
+
+class GroupQueryCache(Growing):
+    def _step(self, keys: Any, values: Any) -> list[Any]:
+        past_key, past_value = self._past
+        total, heads = self.seq_len + (keys.shape[2] if keys.ndim == 4 else 1), past_key.shape[1]
+        return self._operators(
+            "GroupQueryAttention", PRESENT, DOMAIN,
+            query=_states(keys), key=_states(keys), value=_states(values), past_key=past_key, past_value=past_value,
+            seqlens_k=np.array([total - 1], np.int32), total_sequence_length=np.array([total], np.int32),
+            num_heads=heads, kv_num_heads=heads,
+        )  # fmt: skip
+
+
+class MultiHeadCache(Growing):
+    def _step(self, keys: Any, values: Any) -> list[Any]:
+        past_key, past_value = self._past
+        return self._operators(
+            "MultiHeadAttention", PRESENT, DOMAIN,
+            query=_states(keys), key=_states(keys), value=_states(values), bias=None, key_padding_mask=None,
+            attention_bias=None, past_key=past_key, past_value=past_value, num_heads=past_key.shape[1], unidirectional=1,
+        )  # fmt: skip
+
+
+def _states(array: Any) -> Any:
+    """[batch, heads, tokens, dim] as hidden states."""
+    if array.ndim != 4:
+        return array
+    return np.swapaxes(array, 1, 2).reshape(len(array), array.shape[2], math.prod(array.shape[1::2]))
