@@ -1,4 +1,4 @@
-"""Hugging Face transformers' DynamicCache and StaticCache, as contiguous caches of one layer.
+"""Hugging Face transformers' DynamicCache, StaticCache and EncoderDecoderCache, as contiguous caches of one layer.
 
 What the library does not have is left out: neither cache grows by doubling, takes keys and values in one array, or advances a
 length; DynamicCache has no maximum and no raw buffers, StaticCache cannot be cropped. The library's own exceptions are given the
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import Cache, DynamicCache, LlamaConfig, StaticCache
+from transformers import Cache, DynamicCache, EncoderDecoderCache, LlamaConfig, StaticCache
 
 from kvref.errors import CapacityExceeded, DtypeMismatch, PositionOutOfRange, RowOutOfRange, ShapeMismatch
 from kvref_conformance.interface import Level
@@ -48,11 +48,24 @@ class Static(_Transformers):
         return WithBuffers(StaticCache(one_layer, max_cache_len=config["max_seq_len"]), config)
 
 
+class EncoderDecoder(_Transformers):
+    name = "transformers-encoder-decoder"
+
+    def contiguous(self, **config: Any) -> "OneLayer":
+        _not_taken(config, *config)
+        return OfADecoder(EncoderDecoderCache(DynamicCache(), DynamicCache()), config, config["max_seq_len"])
+
+
 class OneLayer:
     def __init__(self, cache: Cache, config: dict[str, Any], longest: int | None = None) -> None:
         self._cache = cache
         self._no_tokens = torch.zeros(config["batch_size"], config["num_kv_heads"], 0, config["head_dim"])
         self._longest = longest  # what the judge takes for the maximum, where the cache has none
+
+    @property
+    def _updated(self) -> Cache:
+        """What a layer's attention updates."""
+        return self._cache
 
     @property
     def seq_len(self) -> int:
@@ -62,14 +75,15 @@ class OneLayer:
         if self._longest is not None and keys.ndim == 4 and self.seq_len + keys.shape[2] > self._longest:
             raise NotOffered("a maximum length")
         try:
-            self._cache.update(keys, values, 0)
+            self._updated.update(keys, values, 0)
         except (RuntimeError, IndexError, ValueError) as error:
             raise _in_our_words(error) from error
 
     def read(self) -> tuple[Any, Any]:
-        if not self._cache.layers or self._cache.layers[0].keys is None:
+        layers = self._updated.layers
+        if not layers or layers[0].keys is None:
             return self._no_tokens, self._no_tokens  # the library has no layer yet, or one without tensors
-        layer = self._cache.layers[0]
+        layer = layers[0]
         return layer.keys[:, :, : self.seq_len], layer.values[:, :, : self.seq_len]
 
     def reorder(self, rows: Sequence[int]) -> None:
@@ -91,6 +105,20 @@ class Growing(OneLayer):
             self._cache.crop(int(length) - self.seq_len)  # which takes how many tokens are to go, as a negative number
         except ValueError as error:
             raise PositionOutOfRange(str(error)) from error
+
+
+class OfADecoder(Growing):
+    """Self-attention's part, beside that of cross-attention, which a decoder's first step fills with the encoder's states."""
+
+    @property
+    def _updated(self) -> Cache:
+        return self._cache.self_attention_cache
+
+    def append(self, keys: Any, values: Any) -> None:
+        super().append(keys, values)
+        if not self._cache.is_updated.get(0):
+            self._cache.cross_attention_cache.update(keys, values, 0)
+            self._cache.is_updated[0] = True
 
 
 class WithBuffers(OneLayer):

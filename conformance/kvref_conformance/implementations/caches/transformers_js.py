@@ -1,0 +1,31 @@
+"""transformers.js, in a Node beside this process, as programs that speak the protocol: a cache of one layer, and casts.
+
+`transformers.js-dynamic` is a DynamicCache that is updated with what `cat` makes of the old tokens and the new, `truncate` is
+Tensor's `slice`, `reorder` its `stack`. `transformers.js-casts` is Tensor's `to`, to float16 and back.
+"""
+
+import shutil
+from pathlib import Path
+
+from kvref_conformance.conversation.drivers.stdio import OverStdio
+
+PROGRAM = Path(__file__).with_suffix(".cjs")
+
+
+class _Program(OverStdio):
+    project = "transformers.js"
+    family: str
+
+    def __init__(self) -> None:
+        node = shutil.which("node")
+        if node is None:
+            raise ImportError("transformers.js needs node, and npm's @huggingface/transformers where NODE_PATH says")
+        super().__init__([node, str(PROGRAM), self.family], PROGRAM.parent)
+
+
+class Dynamic(_Program):
+    family = "contiguous"
+
+
+class Casts(_Program):
+    family = "elements"
