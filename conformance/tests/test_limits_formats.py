@@ -128,3 +128,28 @@ def test_what_passes_the_end_of_a_narrow_float_is_kept_as_it_was_handed_in():
     subject.new("kernels").scatter(store, [0, 1], rows)
     given = subject.conversation[-1].request.args["new"]
     assert given.ravel().tolist() == [np.inf, 0.0999755859375]  # which no float16 is nearer to 0.1 than
+
+
+class Truncates:
+    """Casts to bfloat16 by dropping bits: right for what bfloat16 holds already."""
+
+    name, version, language, level, formats = "truncates", "1", "python", "exact", ("bfloat16",)
+
+    def asarray(self, values):
+        return np.array(values)
+
+    def to_numpy(self, array):
+        return array
+
+    def elements(self):
+        return self
+
+    def encode(self, values, format):
+        return (values.view(np.uint32) >> 16).astype(np.uint16)
+
+    def decode(self, codes, format):
+        return (codes.astype(np.uint32) << 16).view(np.float32)
+
+
+def test_what_numbers_are_cast_to_is_not_what_they_are_handed_in_as():
+    assert verdicts(Truncates(), "elements", clauses="FMT-CAST-01") == {"FMT-CAST-01": "failed"}

@@ -49,7 +49,7 @@ class Subject(Calls):
 
     def formats(self, *wanted: str) -> list[str]:
         """Those of the wanted formats that it has. Raises NotOffered where it has none."""
-        allowed = self.limits.dtypes(self.family)
+        allowed = PLAIN if self._encodes else self.limits.dtypes(self.family)
         found = [name for name in wanted if name in self.implementation.formats and (name in allowed or name not in PLAIN)]
         if not found:
             raise NotOffered(f"format {' or '.join(wanted)}")
@@ -83,7 +83,12 @@ class Subject(Calls):
     def dtype(self) -> str:
         """What plain arrays are handed in as, and caches made with unless a check asks for another."""
         taken = self.limits.dtypes(self.family)
-        return next((name for name in taken if name in self.implementation.formats), taken[0])  # its formats may all be codes
+        of_its_own = () if self._encodes else self.implementation.formats
+        return next((name for name in taken if name in of_its_own), taken[0])  # its formats may all be codes
+
+    @property
+    def _encodes(self) -> bool:
+        return self.family in names() and all_families()[self.family].encodes
 
     def in_this_process(self, what: str = "memory shared with the judge") -> None:
         """Raises NotOffered, of what cannot be seen, where the implementation is at the other end of a pipe."""

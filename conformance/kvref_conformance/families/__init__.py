@@ -40,7 +40,8 @@ class Family:
     together, multiples: that are multiples of another, fits: whether all of them make sense together (LAW-12). token_axis: of
     the arrays that are appended, where the tokens lie, from the end. appending: the operations that take any number of tokens,
     and their arrays; whole: those of them that leave more in one call than in several. counted_as: by a switch among the limits,
-    what makes an object that counts as the specification does, of what makes the object.
+    what makes an object that counts as the specification does, of what makes the object. encodes: formats are what numbers are
+    encoded to, and say nothing of what they are handed in as.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Family:
     appending: Mapping[str, Sequence[str]] = field(default_factory=dict)
     whole: Sequence[str] = ()
     counted_as: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    encodes: bool = False
 
     def together(self, config: Mapping[str, Any]) -> bool:
         """Whether sizes that each make sense alone do so together."""

@@ -22,6 +22,7 @@ from kvref.errors import BackendNotFound
 from kvref.formats import FORMATS
 from kvref_conformance.conversation.drivers.guard import SERVED_WITHIN, TIMEOUT
 from kvref_conformance.conversation.drivers.stdio import OverStdio
+from kvref_conformance.families import all_families
 from kvref_conformance.families import names as families
 from kvref_conformance.implementations.backends import OnBackend
 from kvref_conformance.implementations.configured import by_command, by_name, configured
@@ -141,8 +142,8 @@ def checked(name: str, implementation: Any) -> Implementation:
     except Exception as error:  # a property of theirs
         raise CannotRun(f"{name}: limits: {_one_line(error)}") from error
     plain = [format for format in implementation.formats if format in PLAIN]
-    for family in families():
-        if plain and not set(plain) & set(limits.dtypes(family)):
+    for family, record in all_families().items():
+        if plain and not record.encodes and not set(plain) & set(limits.dtypes(family)):
             said = " or ".join(limits.dtypes(family))
             raise CannotRun(
                 f"{name}: limits: dtype: {said} is none of its formats, which are {', '.join(implementation.formats)}"

@@ -38,7 +38,7 @@ def attention_refuses_shapes_that_do_not_fit(subject: Subject) -> None:
         if wrong[0] is uneven and heads == 1:
             continue  # any number of query heads can share one
         with raises("ShapeMismatch"):
-            subject.new("attention").attention(*wrong, scale=1.0, causal=False, length=3)
+            subject.new("attention").attention(*wrong, scale=1.0, causal=False, length=4)
 
 
 @check("LAW-20", "attention")

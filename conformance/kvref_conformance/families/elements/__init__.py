@@ -5,4 +5,5 @@ from kvref_conformance.families import Family
 FAMILY = Family(
     name="elements",
     chapter="formats",
+    encodes=True,
 )

@@ -5,4 +5,5 @@ from kvref_conformance.families import Family
 FAMILY = Family(
     name="rows",
     chapter="formats",
+    encodes=True,
 )

@@ -58,7 +58,7 @@ class _Reference:
 
 class Cast(_Reference):
     name = "onnx-cast"
-    formats = ("float32", *TO)  # float32 is what is cast
+    formats = tuple(TO)
 
     def elements(self) -> "Cast":
         return self

@@ -63,7 +63,7 @@ class Cast(Runtime):
     """Codes are bytes: of these types NumPy has none."""
 
     name = "onnxruntime-cast"
-    formats = ("float32", *TO)  # float32 is what is cast
+    formats = tuple(TO)
 
     def elements(self) -> "Cast":
         return self
