@@ -1,4 +1,4 @@
-"""transformers 5.23: what a prompt reads as while HQQ quantizes it again and again by its default axis, and what 4 bits refuse."""
+"""transformers 5.23: how a prompt reads while HQQ quantizes it again and again by its default axis; and what 4 bits refuse."""
 
 import torch
 from transformers import LlamaConfig, QuantizedCache
