@@ -50,6 +50,7 @@ THEIRS = (
 # What other people wrote, a project a line, and what pip installs for each, one after the other; torch has to be the first where
 # it is needed (see `theirs`). Judged with it are the implementations of pyproject.toml called like it, or NAME-something.
 OTHERS = {
+    "compressed-tensors": ("torch", "transformers", "compressed-tensors"),
     "ctranslate2": ("torch", "transformers", "ctranslate2"),
     "keras-hub": ("torch", "jax", "keras", "keras-hub"),
     "litgpt": ("torch", "litgpt"),
@@ -62,9 +63,11 @@ OTHERS = {
     "onnxruntime": ("onnxruntime", "onnx"),
     "onnxruntime-genai": ("torch", "transformers", "onnx", "onnx-ir", "onnxruntime-genai"),
     "openvino-genai": ("openvino-genai",),
+    "optimum-quanto": ("torch", "optimum-quanto"),
     "tinygrad": ("tinygrad",),
     "torch": ("torch",),
-    "transformers": ("torch", "transformers[serving]", "accelerate", "psutil"),
+    "torchao": ("torch", "torchao"),
+    "transformers": ("torch", "transformers[serving]", "accelerate", "psutil", "optimum-quanto", "hqq"),
     "transformers.js": ("onnx",),
 }
 ISOLATED = ("onnxruntime-multi-head",)  # what may end the process that it runs in

@@ -1,0 +1,108 @@
+"""compressed-tensors' quantizers with a scale a token, and its hook that quantizes what a model's cache is given.
+
+`compressed-tensors`: the rows are the tokens of one sequence, [1, tokens, width], as an activation has them: scales by
+`compute_dynamic_scales_and_zp`, codes by `quantize`, and back by `dequantize`. `compressed-tensors-kv`: a `QuantizedKVCache` for
+each layer, before one DynamicCache, as `initialize_hooked_kv_cache` and its attention hook set both up. The cache then holds what
+the quantizer reads back as, in the dtype of the tokens, so that memory is not offered. Nothing is checked on their behalf.
+"""
+
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from typing import Any, ClassVar
+
+import torch
+from compressed_tensors.modeling.kvcache import QuantizedKVCache
+from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme, QuantizationStatus, dequantize, quantize
+from compressed_tensors.quantization.utils import compute_dynamic_scales_and_zp
+from transformers import DynamicCache, LlamaConfig
+
+from kvref.errors import PositionOutOfRange, ShapeMismatch
+from kvref_conformance.implementations.caches.torch_rows import E4M3FN, INT8, Rows, as_codes, as_stored
+from kvref_conformance.outcome import NotOffered
+
+ARGS = {
+    name: QuantizationArgs(num_bits=8, type=kind, symmetric=True, strategy="token", dynamic=True)
+    for name, kind in ((INT8, "int"), (E4M3FN, "float"))
+}
+
+
+class CompressedTensors(Rows):
+    name = "compressed-tensors"
+    version = version("compressed-tensors")
+    project = "compressed-tensors"
+    formats = (INT8, E4M3FN)
+
+    def quantize(self, rows: Any, format: str) -> tuple[Any, Any, None]:
+        tokens, args = rows[None], ARGS[format]
+        scale, zero = compute_dynamic_scales_and_zp(tokens, args, None)
+        codes = quantize(tokens, scale, zero, args, dtype=args.pytorch_dtype())
+        return as_codes(codes[0]), scale[0, :, 0], None
+
+    def dequantize(self, codes: Any, scale: Any, zero: None, width: int, format: str) -> Any:
+        return dequantize(as_stored(codes, format)[None], scale[None, :, None], args=ARGS[format])[0]
+
+
+class HookedCache(Rows):
+    """One layer's lengths are the cache's own; it has no maximum, and its rows need no more than a token at a time."""
+
+    name = "compressed-tensors-kv"
+    version = version("compressed-tensors")
+    project = "compressed-tensors"
+    formats = (E4M3FN,)
+    limits: ClassVar[Mapping[str, Any]] = {"format": E4M3FN}
+    rows = None  # type: ignore[assignment]
+
+    def quantized(self, **config: Any) -> "Hooked":
+        return Hooked(**config)
+
+
+class Attention(torch.nn.Module):  # type: ignore[misc]
+    """As much of an attention layer as the hook looks at."""
+
+    def __init__(self, args: QuantizationArgs) -> None:
+        super().__init__()
+        self.quantization_scheme = QuantizationScheme(targets=["Attention"], input_activations=args)
+        self.quantization_status = QuantizationStatus.FROZEN
+
+
+class Hooked:
+    def __init__(self, *, num_layers: int, capacity: int, num_kv_heads: int, head_dim: int, format: str) -> None:
+        for size in (num_layers, capacity, num_kv_heads, head_dim):
+            if type(size) is not int or size < 1:
+                raise NotOffered("a cache that is given its sizes")
+        if format not in ARGS:
+            raise NotOffered("a cache of another format")
+        self._longest, self._none = capacity, torch.zeros(0, num_kv_heads, head_dim)
+        self._layers = [Attention(ARGS[format]) for _ in range(num_layers)]
+        self._hooks = [QuantizedKVCache(LlamaConfig(), layer) for layer in self._layers]
+        self._cache = DynamicCache()
+
+    def append(self, layer: int, keys: Any, values: Any) -> None:
+        if not 0 <= layer < len(self._hooks):
+            raise NotOffered("a number of layers")
+        if keys.ndim == 3 and self.length(layer) + keys.shape[0] > self._longest:
+            raise NotOffered("a maximum length")
+        hook = self._hooks[layer]
+        hook.add_past_key_values(self._cache)
+        try:
+            hook.update(keys.transpose(0, 1)[None], values.transpose(0, 1)[None], layer)
+        except (RuntimeError, IndexError, ValueError) as error:
+            raise ShapeMismatch(str(error)) from error
+
+    def length(self, layer: int) -> int:
+        if not 0 <= layer < len(self._hooks):
+            raise NotOffered("a number of layers")
+        return int(self._cache.get_seq_length(layer))
+
+    def read_tokens(self, layer: int, positions: Sequence[int]) -> tuple[Any, Any]:
+        length = self.length(layer)
+        if not all(0 <= position < length for position in positions):
+            raise PositionOutOfRange(f"position: expected one in [0, {length}), got {list(positions)}")
+        if not positions:
+            return self._none, self._none
+        held = self._cache.layers[layer]
+        keys, values = (part[0].transpose(0, 1)[list(positions)] for part in (held.keys, held.values))
+        return keys, values
+
+    def clear(self) -> None:
+        self._cache.reset()

@@ -1,0 +1,35 @@
+"""What the adapters of row quantizers on PyTorch share: arrays in and out, and codes as the judge reads them."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from kvref_conformance.interface import Level
+
+INT8, E4M3FN, E5M2 = "int8", "float8_e4m3fn", "float8_e5m2"
+
+
+class Rows:
+    language = "python"
+    level: Level = "tolerant"  # halves to even, and reciprocals
+
+    def asarray(self, values: Any) -> Any:
+        values = np.asarray(values)
+        narrow = values.dtype.name == "bfloat16"  # ml_dtypes', which torch does not take
+        return torch.tensor(values.astype(np.float32)).bfloat16() if narrow else torch.tensor(values)
+
+    def to_numpy(self, array: Any) -> Any:
+        return (array.float() if array.dtype == torch.bfloat16 else array).numpy()
+
+    def rows(self) -> "Rows":
+        return self
+
+
+def as_codes(data: Any) -> Any:
+    """FP8 as its bytes, which NumPy has no dtype for."""
+    return data.view(torch.uint8) if data.is_floating_point() else data
+
+
+def as_stored(codes: Any, format: str) -> Any:
+    return codes if format == INT8 else codes.view(getattr(torch, format))

@@ -1,0 +1,64 @@
+"""torchao's tensors with a scale a row: Int8Tensor and Float8Tensor, by `from_hp` and `dequantize`.
+
+`torchao-range` is the same INT8 by the primitives beneath, `choose_qparams_affine` and `quantize_affine`, in the range from -127
+to 127 that their caller may ask for. Rows of one number raise in both, and are not asked for.
+"""
+
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any, ClassVar
+
+import torch
+from torchao.quantization import Float8Tensor, Int8Tensor, PerRow
+from torchao.quantization.quant_primitives import MappingType, choose_qparams_affine, dequantize_affine, quantize_affine
+
+from kvref.errors import DtypeMismatch
+from kvref_conformance.implementations.caches.torch_rows import E4M3FN, E5M2, INT8, Rows, as_codes, as_stored
+
+LIMITS: Mapping[str, Any] = {"width": {"least": 2}}
+
+
+class TorchAo(Rows):
+    name = "torchao"
+    version = version("torchao")
+    project = "torchao"
+    formats = (INT8, E4M3FN, E5M2)
+    limits: ClassVar[Mapping[str, Any]] = LIMITS
+
+    def quantize(self, rows: Any, format: str) -> tuple[Any, Any, None]:
+        if format == INT8:
+            stored = _taken(Int8Tensor.from_hp, rows, PerRow())
+        else:
+            stored = Float8Tensor.from_hp(rows, getattr(torch, format), PerRow())
+        return as_codes(stored.qdata), stored.scale[:, 0], None
+
+    def dequantize(self, codes: Any, scale: Any, zero: None, width: int, format: str) -> Any:
+        of = Int8Tensor if format == INT8 else Float8Tensor
+        stored = of(as_stored(codes, format), scale[:, None], block_size=[1, width], dtype=torch.float32)
+        return stored.dequantize()
+
+
+class Range(Rows):
+    name = "torchao-range"
+    version = version("torchao")
+    project = "torchao"
+    formats = (INT8,)
+    limits: ClassVar[Mapping[str, Any]] = LIMITS
+
+    def quantize(self, rows: Any, format: str) -> tuple[Any, Any, None]:
+        block = (1, rows.shape[1])
+        scale, zero = _taken(
+            choose_qparams_affine, rows, MappingType.SYMMETRIC, block, torch.int8, -127, 127, eps=2.0**-23,
+            scale_dtype=torch.float32, keepdim=True,
+        )  # fmt: skip
+        return _taken(quantize_affine, rows, block, scale, zero, torch.int8, -127, 127), scale[:, 0], None
+
+    def dequantize(self, codes: Any, scale: Any, zero: None, width: int, format: str) -> Any:
+        return dequantize_affine(codes, (1, width), scale, None, torch.int8, -127, 127)
+
+
+def _taken(call: Any, *args: Any, **options: Any) -> Any:
+    try:
+        return call(*args, **options)
+    except AssertionError as error:
+        raise DtypeMismatch(str(error)) if "dtype" in str(error) else error from error
