@@ -61,8 +61,10 @@ OTHERS = {
     "onnxruntime-genai": ("torch", "transformers", "onnx", "onnx-ir", "onnxruntime-genai"),
     "openvino-genai": ("openvino-genai",),
     "torch": ("torch",),
+    "torchtune": ("torch", "--no-deps torchtune"),
     "transformers": ("torch", "transformers[serving]", "accelerate", "psutil"),
     "transformers.js": ("onnx",),
+    "x-transformers": ("torch", "x-transformers"),
 }
 NPM = {"transformers.js": "@huggingface/transformers@4.3.1"}  # what npm installs for some
 AXE = "axe-core@4.14.1"
