@@ -67,8 +67,10 @@ OTHERS = {
     "tinygrad": ("tinygrad",),
     "torch": ("torch",),
     "torchao": ("torch", "torchao"),
+    "torchtune": ("torch", "--no-deps torchtune"),
     "transformers": ("torch", "transformers[serving]", "accelerate", "psutil", "optimum-quanto", "hqq"),
     "transformers.js": ("onnx",),
+    "x-transformers": ("torch", "x-transformers"),
 }
 ISOLATED = ("onnxruntime-multi-head",)  # what may end the process that it runs in
 NPM = {"transformers.js": "@huggingface/transformers@4.3.1"}  # what npm installs for some
