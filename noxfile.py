@@ -59,6 +59,7 @@ OTHERS = {
     "mlx-lm": ("mlx[cpu]", "mlx-lm"),
     "onnxruntime": ("onnxruntime", "onnx"),
     "onnxruntime-genai": ("torch", "transformers", "onnx", "onnx-ir", "onnxruntime-genai"),
+    "openvino": ("openvino",),
     "openvino-genai": ("openvino-genai",),
     "torch": ("torch",),
     "transformers": ("torch", "transformers[serving]", "accelerate", "psutil"),

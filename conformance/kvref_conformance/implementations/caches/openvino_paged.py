@@ -114,6 +114,8 @@ class Pool:
     def again(self, query: Any, table: Sequence[int], length: int, scale: float, window: int = 0, **options: Any) -> Any:
         """Each query as a sequence of its own over the same blocks, whose last token comes once more: each call brings one."""
         count = len(query)
+        if not count:
+            raise NotOffered("a call without tokens")
         keys, values = (np.repeat(rows[-1:], count, axis=0) for rows in self.read(table, length))
         return self.step(query, keys, values, [length - 1] * count, [1] * count, [table] * count, scale, window, **options)
 

@@ -15,14 +15,15 @@ from openvino import opset15 as op
 from openvino.op.util import Variable, VariableInfo
 from openvino.utils.node_factory import NodeFactory
 
-from kvref.errors import DtypeMismatch, RowOutOfRange, ShapeMismatch
+from kvref.errors import DtypeMismatch, ShapeMismatch
 from kvref_conformance.implementations.caches.openvino_paged import PRECISION, OpenVino
 from kvref_conformance.outcome import NotOffered
 
 
 class Stateful(OpenVino):
     name = "openvino-stateful"
-    limits: ClassVar[Mapping[str, Any]] = {"dtype": "float32", "tokens": {"least": 1}}  # a model is never called with none
+    # A model is never called with no tokens; and of heads that are repeated the plugin makes another graph.
+    limits: ClassVar[Mapping[str, Any]] = {"dtype": "float32", "tokens": {"least": 1}, "attention": {"group_size": 1}}
 
     def contiguous(self, **config: Any) -> "States":
         return States(config)
@@ -49,10 +50,15 @@ class Alone(OpenVino):
 
 
 class Request:
-    """Of a compiled model, whose variables are its own."""
+    """Of a compiled model, whose variables are its own. Raises ShapeMismatch where there is no such model."""
 
-    def __init__(self, model: Any) -> None:
-        self._request = model.create_infer_request()
+    def __init__(self, compiled: Any, *sizes: Any) -> None:
+        try:
+            self._request = compiled(*sizes).create_infer_request()
+        except RuntimeError as error:
+            if "not compatible" not in str(error):
+                raise
+            raise ShapeMismatch(str(error)) from error
 
     def step(self, **given: Any) -> Any:
         try:
@@ -60,8 +66,7 @@ class Request:
                 self._request.set_tensor(name, openvino.Tensor(np.array(array, order="C")))
             self._request.infer()
         except RuntimeError as error:
-            kinds = {"beam_idx": RowOutOfRange, "precision": DtypeMismatch}
-            raise next((kind for word, kind in kinds.items() if word in str(error)), ShapeMismatch)(str(error)) from error
+            raise (DtypeMismatch if "precision" in str(error) else ShapeMismatch)(str(error)) from error
         return self._request.get_output_tensor(0).data.copy()
 
     def states(self) -> tuple[Any, Any]:
@@ -83,7 +88,7 @@ class States:
         self._heads, self._dim, self._dtype = config["num_kv_heads"], config["head_dim"], config["dtype"]
         self._longest, self._batch = config["max_seq_len"], config["batch_size"]
         self._rows: list[int] | None = None  # of a `beam_idx` that waits for its step
-        self._request = Request(_stateful(self._heads, self._heads, self._dim, self._dim, self._dtype))
+        self._request = Request(_stateful, self._heads, self._heads, self._dim, self._dim, self._dtype)
 
     @property
     def seq_len(self) -> int:
@@ -92,6 +97,8 @@ class States:
     def append(self, keys: Any, values: Any) -> None:
         if keys.ndim == values.ndim == 4 and keys.shape[::2] != values.shape[::2]:
             raise NotOffered("keys and values of other rows and tokens: they come out of one projection")
+        if keys.ndim == 4 and len(keys) != (self._batch if self._rows is None else len(self._rows)):
+            raise NotOffered("tokens of other rows than the `beam_idx` beside them")
         if keys.ndim == 4 and self.seq_len + keys.shape[2] > self._longest:
             raise NotOffered("a maximum length")
         self._step(keys, values)
@@ -117,12 +124,9 @@ class States:
         if not self.seq_len or not len(rows):
             raise NotOffered("rows of variables that were not assigned, and none at all")
         self._reordered()
+        if not all(0 <= row < self._batch for row in rows):
+            raise NotOffered("rows that are not there")
         self._rows = [int(row) for row in rows]
-        if not all(0 <= row < self._batch for row in self._rows):
-            try:
-                self._reordered()  # now, so that it can refuse them
-            finally:
-                self._rows = None
 
     def reset(self) -> None:
         self._rows = None
@@ -137,7 +141,7 @@ class States:
 
     def _step(self, keys: Any, values: Any) -> None:
         rows, count = range(self._batch) if self._rows is None else self._rows, keys.shape[2] if keys.ndim == 4 else 1
-        query = np.zeros((len(rows), self._heads, count, self._dim), self._dtype)
+        query = np.zeros((len(keys), self._heads, count, self._dim), self._dtype)
         mask = np.zeros((1, 1, count, self.seq_len + count), np.float32)
         self._request.step(q=query, k=keys, v=values, mask=mask, scale=np.float32(1), beam_idx=np.array(rows, np.int32))
         self._batch, self._rows = len(rows), None
@@ -153,7 +157,7 @@ class Steps:
             raise NotOffered("as many keys as values: they come out of one projection")
         if not total or (causal and count > total):
             raise NotOffered("queries without a token: each comes with one")
-        request = Request(_stateful(query.shape[1], *keys.shape[1:], values.shape[2], str(keys.dtype)))
+        request = Request(_stateful, query.shape[1], *keys.shape[1:], values.shape[2], str(keys.dtype))
         last = count if causal else 1
         lanes = {"k": keys.swapaxes(0, 1)[None], "v": values.swapaxes(0, 1)[None]}
         told = {"scale": np.float32(scale)}
@@ -188,8 +192,9 @@ class Operation:
         _of_heads(query, keys, values)
         mask = _mask(len(query), len(keys), causal, length)
         masked = {"mask": mask[None, None]} if not mask.all() or sink else {}
-        model = _alone(query.shape[1], keys.shape[1], query.shape[2], values.shape[2], bool(masked), bool(sink))
-        return Request(model).step(q=query, k=keys, v=values, scale=np.float32(scale), **masked, **sink)
+        sizes = query.shape[1], keys.shape[1], query.shape[2], values.shape[2]
+        request = Request(_alone, *sizes, bool(masked), bool(sink))
+        return request.step(q=query, k=keys, v=values, scale=np.float32(scale), **masked, **sink)
 
 
 def _of_heads(*arrays: Any) -> None:
