@@ -62,6 +62,7 @@ OTHERS = {
     "onnx": ("onnx",),
     "onnxruntime": ("onnxruntime", "onnx"),
     "onnxruntime-genai": ("torch", "transformers", "onnx", "onnx-ir", "onnxruntime-genai"),
+    "openvino": ("openvino",),
     "openvino-genai": ("openvino-genai",),
     "optimum-quanto": ("torch", "optimum-quanto"),
     "tinygrad": ("tinygrad",),
