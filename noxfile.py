@@ -51,6 +51,9 @@ THEIRS = (
 # it is needed (see `theirs`). Judged with it are the implementations of pyproject.toml called like it, or NAME-something.
 OTHERS = {
     "ctranslate2": ("torch", "transformers", "ctranslate2"),
+    "flax": ("jax", "flax"),
+    "jax": ("jax",),
+    "keras": ("torch", "keras"),
     "keras-hub": ("torch", "jax", "keras", "keras-hub"),
     "litgpt": ("torch", "litgpt"),
     "llama.cpp": ("xllamacpp",),
