@@ -1,8 +1,9 @@
 """KerasHub's CachedMultiHeadAttention, which puts a layer's new keys and values into a cache, as a contiguous cache.
 
 The cache is an array of its caller's, as long as it will ever be, and the caller says where the new tokens go and counts them, as
-KerasHub's models do. Judged is what lies in the cache that comes back. The projections say what they take and in which dtype they
-give it; what they give is replaced by what came in, so that keys and values reach the cache as they are.
+KerasHub's models do. Judged is what lies in the cache that comes back, another array each time: it has no buffers that stay. The
+projections say what they take and in which dtype they give it; what they give is replaced by what came in, so that keys and
+values reach the cache as they are.
 """
 
 import os
@@ -78,12 +79,8 @@ class OneLayer:
             raise (CapacityExceeded if full else ShapeMismatch)(str(error)) from error
         self._cache, self.seq_len = cache, self.seq_len + keys.shape[2]
 
-    def raw(self) -> tuple[Any, Any]:
-        keys, values = (self._ops.swapaxes(self._cache[:, part], 1, 2) for part in (0, 1))
-        return keys, values
-
     def read(self) -> tuple[Any, Any]:
-        keys, values = self.raw()
+        keys, values = (self._ops.swapaxes(self._cache[:, part], 1, 2) for part in (0, 1))
         return keys[:, :, : self.seq_len], values[:, :, : self.seq_len]
 
     def _through(self, projection: Any) -> Any:
