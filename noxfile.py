@@ -53,7 +53,7 @@ OTHERS = {
     "ctranslate2": ("torch", "transformers", "ctranslate2"),
     "flax": ("jax", "flax"),
     "jax": ("jax",),
-    "keras": ("torch", "keras"),
+    "keras": ("torch", "jax", "keras"),
     "keras-hub": ("torch", "jax", "keras", "keras-hub"),
     "litgpt": ("torch", "litgpt"),
     "llama.cpp": ("xllamacpp",),

@@ -80,7 +80,7 @@ class OneLayer(ABC):
         flat = [self._side_by_side(part) for part in (keys, values)]
         try:
             self._call(*flat)
-        except (ScopeParamShapeError, ArithmeticError, AssertionError, TypeError, ValueError) as error:
+        except (ScopeParamShapeError, ArithmeticError, AssertionError, IndexError, TypeError, ValueError) as error:
             raise (DtypeMismatch if "dtypes" in str(error) else ShapeMismatch)(str(error)) from error
 
     def raw(self) -> tuple[Any, Any]:
