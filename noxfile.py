@@ -52,6 +52,9 @@ THEIRS = (
 OTHERS = {
     "compressed-tensors": ("torch", "transformers", "compressed-tensors"),
     "ctranslate2": ("torch", "transformers", "ctranslate2"),
+    "flax": ("jax", "flax"),
+    "jax": ("jax",),
+    "keras": ("torch", "jax", "keras"),
     "keras-hub": ("torch", "jax", "keras", "keras-hub"),
     "litgpt": ("torch", "litgpt"),
     "llama.cpp": ("xllamacpp",),

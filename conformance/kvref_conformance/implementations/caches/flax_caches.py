@@ -1,0 +1,175 @@
+"""Flax's attention layers that decode with a cache, as contiguous caches: nnx.MultiHeadAttention and its linen forerunner.
+
+`append` calls the layer with `decode` on, one token at a time, as it demands. Its projections say what they take and in which
+dtype they give it; what they give is replaced by what came in, so that keys and values reach the cache as they are. Read is what
+its mask lets a query see: the first `cache_index` tokens. The buffers are as long as they will ever be, and nothing takes tokens
+back.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import flax
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen, nnx
+from flax.errors import ScopeParamShapeError
+
+from kvref.errors import ConfigError, DtypeMismatch, ShapeMismatch
+from kvref_conformance.interface import Level
+from kvref_conformance.outcome import NotOffered
+
+LONGEST = 2048  # tokens: every cache begins with all the room that it is given
+
+
+class Caches(ABC):
+    version = f"{flax.__version__}, jax {jax.__version__}"
+    language = "python"
+    project = "flax"
+    level: Level = "exact"
+    formats = ("float32", "float16", "bfloat16")
+    limits: ClassVar[Mapping[str, Any]] = {
+        "tokens": [1], "contiguous": {"initial_capacity": {"least": LONGEST}, "max_seq_len": {"most": LONGEST}},
+    }  # fmt: skip
+
+    def __init__(self) -> None:
+        jax.config.update("jax_enable_x64", True)  # or float64 would be float32 before it can be refused
+
+    def asarray(self, values: Any) -> Any:
+        return jnp.array(values)
+
+    def to_numpy(self, array: Any) -> Any:
+        return np.asarray(array.astype(jnp.float32) if array.dtype == jnp.bfloat16 else array)
+
+    @abstractmethod
+    def contiguous(self, **config: Any) -> "OneLayer": ...
+
+
+class OneLayer(ABC):
+    def __init__(self, initial_capacity: int, num_kv_heads: int, head_dim: int, **sizes: Any) -> None:
+        if type(initial_capacity) is not int or initial_capacity < LONGEST:
+            raise NotOffered("a cache that is given its initial_capacity")
+        self._heads = num_kv_heads, head_dim
+        try:
+            self._make(heads=num_kv_heads, dim=head_dim, **sizes)
+        except (ArithmeticError, AssertionError, TypeError, ValueError) as error:
+            raise ConfigError(str(error)) from error
+
+    @abstractmethod
+    def _make(self, batch_size: int, heads: int, dim: int, max_seq_len: int, dtype: str) -> None: ...
+
+    @abstractmethod
+    def _call(self, keys: Any, values: Any) -> None:
+        """Decode a token whose query is its key."""
+
+    @abstractmethod
+    def _held(self) -> tuple[Any, Any, Any]:
+        """Keys and values [batch, length, heads, dim], and the index."""
+
+    @property
+    def seq_len(self) -> int:
+        return int(self._held()[2])
+
+    @property
+    def capacity(self) -> int:
+        return int(self._held()[0].shape[1])
+
+    def append(self, keys: Any, values: Any) -> None:
+        flat = [self._side_by_side(part) for part in (keys, values)]
+        try:
+            self._call(*flat)
+        except (ScopeParamShapeError, ArithmeticError, AssertionError, IndexError, TypeError, ValueError) as error:
+            raise (DtypeMismatch if "dtypes" in str(error) else ShapeMismatch)(str(error)) from error
+
+    def raw(self) -> tuple[Any, Any]:
+        keys, values, _ = self._held()
+        return keys.swapaxes(1, 2), values.swapaxes(1, 2)
+
+    def read(self) -> tuple[Any, Any]:
+        keys, values = self.raw()
+        return keys[:, :, : self.seq_len], values[:, :, : self.seq_len]
+
+    def _side_by_side(self, tokens: Any) -> Any:
+        """As a model has them before they are projected: all heads in one row. What has no heads is handed on as it is.
+
+        Raises NotOffered for what is right when its heads are side by side, and was wrong before.
+        """
+        heads, dim = self._heads
+        if tokens.ndim != 4:
+            if tokens.ndim == 3 and tokens.shape[-1] == heads * dim:
+                raise NotOffered("tokens without heads, as the layer takes them")
+            return tokens
+        batch, its_heads, count, its_dim = tokens.shape
+        if its_heads * its_dim == heads * dim and its_heads != heads:
+            raise NotOffered("other heads in a row of the same length")
+        return tokens.swapaxes(1, 2).reshape(batch, count, its_heads * its_dim)
+
+
+def _as_it_came(projected: Any, given: Any) -> Any:
+    """In the shape and the dtype that the projection gave it."""
+    return given.astype(projected.dtype).reshape(projected.shape)
+
+
+class Nnx(Caches):
+    name = "flax-nnx"
+
+    def contiguous(self, **config: Any) -> "OfNnx":
+        return OfNnx(**config)
+
+
+class OfNnx(OneLayer):
+    def _make(self, batch_size: int, heads: int, dim: int, max_seq_len: int, dtype: str) -> None:
+        computed = None if dtype == "float32" else dtype  # None, its default: float32, and wider where it is given that
+        layer = nnx.MultiHeadAttention(heads, heads * dim, decode=True, dtype=computed, use_bias=False, rngs=nnx.Rngs(0))
+        for name in ("query", "key", "value"):
+            setattr(layer, name, Through(getattr(layer, name)))
+        self._layer, self._shape, self._dtype = layer, (batch_size, max_seq_len, heads * dim), dtype
+        self.reset()
+
+    def reset(self) -> None:
+        self._layer.init_cache(self._shape, self._dtype)
+
+    def _call(self, keys: Any, values: Any) -> None:
+        self._layer(keys, keys, values)
+
+    def _held(self) -> tuple[Any, Any, Any]:
+        return self._layer.cached_key[...], self._layer.cached_value[...], self._layer.cache_index[...]
+
+
+class Through(nnx.Module):  # type: ignore[misc]
+    def __init__(self, projection: Any) -> None:
+        self.projection = projection
+
+    def __call__(self, given: Any, out_sharding: Any = None) -> Any:
+        return _as_it_came(self.projection(given, out_sharding=out_sharding), given)
+
+
+class Linen(Caches):
+    name = "flax-linen"
+
+    def contiguous(self, **config: Any) -> "OfLinen":
+        return OfLinen(**config)
+
+
+class OfLinen(OneLayer):
+    def _make(self, batch_size: int, heads: int, dim: int, max_seq_len: int, dtype: str) -> None:
+        computed = None if dtype == "float32" else dtype
+        self._layer = linen.MultiHeadDotProductAttention(heads, decode=True, dtype=computed, use_bias=False)
+        all_of_them = jnp.zeros((batch_size, max_seq_len, heads * dim), dtype)
+        self._variables = self._layer.init(jax.random.key(0), all_of_them)
+
+    def _call(self, keys: Any, values: Any) -> None:
+        with linen.intercept_methods(_through):
+            _, after = self._layer.apply(self._variables, keys, keys, values, mutable=["cache"])
+        self._variables = self._variables | after
+
+    def _held(self) -> tuple[Any, Any, Any]:
+        cache = self._variables["cache"]
+        return cache["cached_key"], cache["cached_value"], cache["cache_index"]
+
+
+def _through(call: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any], context: Any) -> Any:
+    given = call(*args, **options)
+    return _as_it_came(given, args[0]) if context.module.name in ("query", "key", "value") else given

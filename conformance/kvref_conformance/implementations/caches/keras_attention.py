@@ -1,0 +1,66 @@
+"""keras.ops.dot_product_attention on its backends NumPy and PyTorch, on a CPU. That on JAX hands everything on to JAX's own.
+
+Its causal mask counts from the first token on, so that queries of the last tokens come behind rows of zeros for those before.
+It takes no length: what lies past it is masked, as Keras' own layers do it.
+"""
+
+import os
+from importlib import import_module
+from importlib.metadata import version
+from typing import Any
+
+from kvref.errors import ShapeMismatch
+from kvref_conformance.implementations.caches.attention import rows_before, same_width
+from kvref_conformance.interface import Level
+from kvref_conformance.outcome import CannotRun
+
+
+class Attention:
+    version = version("keras")
+    language = "python"
+    project = "keras"
+    level: Level = "exact"
+    formats = ("float32",)
+    backend = ""
+
+    def __init__(self) -> None:
+        os.environ["KERAS_BACKEND"] = self.backend  # before Keras is imported
+        self._keras = import_module("keras")
+        if self._keras.backend.backend() != self.backend:
+            raise CannotRun(f"Keras runs on {self._keras.backend.backend()} already")
+        self._ops = self._keras.ops
+
+    def asarray(self, values: Any) -> Any:
+        return self._ops.convert_to_tensor(values.copy())
+
+    def to_numpy(self, array: Any) -> Any:
+        return self._ops.convert_to_numpy(array)
+
+    def attention(self) -> "DotProduct":
+        return DotProduct(self._ops)
+
+
+class DotProduct:
+    def __init__(self, ops: Any) -> None:
+        self._ops = ops
+
+    def attention(self, query: Any, keys: Any, values: Any, *, scale: float, causal: bool, length: int) -> Any:
+        same_width(query, keys, values)
+        before = rows_before(query, length) if causal else 0
+        if before:
+            query = self._ops.concatenate([self._ops.zeros((before, *query.shape[1:]), dtype="float32"), query])
+        mask = self._ops.arange(len(keys))[None, None, None] < int(length) if length < len(keys) else None
+        given = [part[None] for part in (query, keys, values)]
+        try:
+            out = self._ops.dot_product_attention(*given, mask=mask, scale=scale, is_causal=causal)
+        except (AssertionError, IndexError, RuntimeError, TypeError, ValueError) as error:
+            raise ShapeMismatch(str(error)) from error
+        return out[0, before:]
+
+
+class OnNumpy(Attention):
+    name, backend = "keras-attention-numpy", "numpy"
+
+
+class OnTorch(Attention):
+    name, backend = "keras-attention-torch", "torch"
