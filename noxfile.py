@@ -63,6 +63,12 @@ OTHERS = {
     "torch": ("torch",),
     "transformers": ("torch", "transformers[serving]", "accelerate", "psutil"),
     "transformers.js": ("onnx",),
+    "vllm": (  # without what its engine and its kernels need: its block managers are Python
+        "torch",
+        "--no-deps vllm",
+        "aiohttp cachetools cbor2 cloudpickle jinja2 msgspec pillow prometheus_client psutil py-cpuinfo pybase64 pydantic",
+        "pyyaml pyzmq regex requests tqdm transformers uvloop",
+    ),
 }
 NPM = {"transformers.js": "@huggingface/transformers@4.3.1"}  # what npm installs for some
 AXE = "axe-core@4.14.1"
