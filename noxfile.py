@@ -184,8 +184,8 @@ def others(session: nox.Session, project: str) -> None:
         session.skip(f"{project} does not install here")
     session.env.update({"HF_HUB_OFFLINE": "1", "HOME": str(Path(session.create_tmp()).absolute())})
     for name in names:
-        # 1 is a finding, as in `theirs`.
-        _publish(name, _check(session, name, "others", project, ("--timeout", "120"), success_codes=(0, 1)))
+        # 1 is a finding, as in `theirs`; 2 that too little can be judged: of what cannot run at all there is no file to publish.
+        _publish(name, _check(session, name, "others", project, ("--timeout", "120"), success_codes=(0, 1, 2)))
 
 
 def _publish(name: str, file: Path) -> None:
