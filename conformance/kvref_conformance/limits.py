@@ -34,11 +34,13 @@ ARGUMENTS = {
     "negative_integers": "false where its arguments are of a type that has none",
     "one_block_table": "true where all layers share one block table",
     "other_eviction_order": "true where free blocks are taken in another order than PREFIX-08 says",
+    "tables_alone": "true where blocks are kept the books of, and no tokens lie in them",
 }
 SWITCHES = {
     "negative_integers": True,
     "one_block_table": False,
     "other_eviction_order": False,
+    "tables_alone": False,
 }  # and what they are unless it is said
 RANGE = ("least", "most", "multiple_of")
 ONE_AT_LEAST = ("tokens", "sequences")  # who cannot take one alone cannot take what is left of a whole in pieces

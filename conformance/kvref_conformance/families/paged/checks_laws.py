@@ -12,7 +12,7 @@ from kvref_conformance.checking.registry import check
 from kvref_conformance.checking.setup import blocks_of, pair_of_tokens
 from kvref_conformance.conversation.handle import Handle
 from kvref_conformance.conversation.subject import Subject
-from kvref_conformance.families.paged.counting import in_use, layers_of, room, to_be_filled, with_room
+from kvref_conformance.families.paged.counting import in_use, layers_of, put, room, to_be_filled, with_room
 from kvref_conformance.families.paged.stream import PagedStream
 from kvref_conformance.outcome import NotOffered
 
@@ -97,7 +97,7 @@ def every_block_belongs_to_the_tables_that_list_it(subject: Subject) -> None:
             start, count = lengths[sequence], int(subject.rng.integers(0, 2 * size))
             free = room(cache) - sum(-(-length // size) for length in lengths.values())
             if -(-(start + count) // size) - -(-start // size) <= free:
-                cache.write(sequence, 0, start, *pair_of_tokens(subject, count))
+                put(subject, cache, sequence, 0, start, *pair_of_tokens(subject, count))
                 lengths[sequence] += count
         in_use(subject, cache, {sequence: -(-length // size) for sequence, length in lengths.items()}, "of the live sequences")
         try:

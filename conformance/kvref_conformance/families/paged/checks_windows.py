@@ -13,7 +13,16 @@ from kvref_conformance.checking.registry import check
 from kvref_conformance.checking.setup import blocks_of, pair_of_tokens
 from kvref_conformance.conversation.handle import Handle
 from kvref_conformance.conversation.subject import Subject
-from kvref_conformance.families.paged.counting import NO_BLOCK, in_use, layers_of, offered, with_room
+from kvref_conformance.families.paged.counting import (
+    NO_BLOCK,
+    in_use,
+    layers_of,
+    need_tokens,
+    offered,
+    put,
+    tables_alone,
+    with_room,
+)
 
 
 class Sliding:
@@ -35,7 +44,7 @@ class Sliding:
         """So many tokens more in each layer."""
         for layer in self.layers:
             keys, values = pair_of_tokens(self.subject, count)
-            self.cache.write(self.sequence, layer, len(self.tokens[layer][0]), keys, values)
+            put(self.subject, self.cache, self.sequence, layer, len(self.tokens[layer][0]), keys, values)
             held = self.tokens[layer]
             self.tokens[layer] = np.concatenate([held[0], keys]), np.concatenate([held[1], values])
 
@@ -54,6 +63,8 @@ class Sliding:
 
     def look(self, when: str) -> None:
         """Raise Broken unless what is left reads as it did, under the positions it had."""
+        if tables_alone(self.subject):
+            return
         left = range(self.released * self.size, len(self))
         for layer in self.layers:
             equal(self.cache.length(self.sequence, layer), len(self), f"length of layer {layer} {when}")
@@ -196,6 +207,7 @@ def what_goes_over_all_tokens_goes_over_those_that_are_left(subject: Subject) ->
 
 @check("WIN-09", "paged")
 def more_than_there_is_cannot_be_given_back(subject: Subject) -> None:
+    need_tokens(subject)
     cache = with_room(subject, 6)
     run = Sliding(subject, cache, 2)
     for position in subject.integers(len(run) + 1, len(run) + run.size, -1):

@@ -6,6 +6,7 @@ An *entry* is what the tables of a sequence list for one block of its tokens: a 
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from kvref_conformance.arrays import NDArray
 from kvref_conformance.checking.expect import equal, raises
 from kvref_conformance.checking.setup import blocks_of, new, pair_of_tokens
 from kvref_conformance.conversation.handle import Handle
@@ -67,6 +68,26 @@ def reserve(subject: Subject, cache: Handle, sequence: int, entries: int) -> Non
         length = cache.length(sequence, 0)
         row = cache.config["num_kv_heads"], cache.config["head_dim"]
         cache.write(sequence, 0, length, *pair_of_tokens(subject, count - length, *row))
+
+
+def tables_alone(subject: Subject) -> bool:
+    """Whether its limits say that it keeps no tokens: then what would lie in its blocks is for the checks to know."""
+    return subject.limits.switch(subject.family, "tables_alone")
+
+
+def need_tokens(subject: Subject) -> None:
+    """Raises NotOffered where none lie in its blocks, so that it cannot know how many there are, nor what they are."""
+    if tables_alone(subject):
+        raise NotOffered("tokens, where its limits say tables_alone")
+
+
+def put(subject: Subject, cache: Handle, sequence: int, layer: int, start: int, keys: NDArray, values: NDArray) -> None:
+    """Write tokens; where it keeps none, let the sequence have room for them."""
+    if tables_alone(subject):
+        if start + len(keys):  # whoever has nothing to write may have no word for it
+            cache.ensure_capacity(sequence, start + len(keys))
+    else:
+        cache.write(sequence, layer, start, keys, values)
 
 
 def in_use(subject: Subject, cache: Handle, entries: Mapping[int, int], when: str) -> None:

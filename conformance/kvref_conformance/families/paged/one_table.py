@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from numbers import Integral
 from typing import Any
 
+NO_BLOCK = -1  # in a table: what was given back is no block in any layer
+
 
 class OneTable:
     """The implementation's own cache, in everything but the numbers and counts of blocks."""
@@ -41,7 +43,7 @@ class OneTable:
         return [self._of_layer(block, layer) * self._size + offset for block, offset in slots]
 
     def _of_layer(self, block: Any, layer: int) -> int:
-        return int(block) * self._layers + int(layer)
+        return int(block) * self._layers + int(layer) if block != NO_BLOCK else NO_BLOCK
 
 
 def _size(value: Any) -> bool:

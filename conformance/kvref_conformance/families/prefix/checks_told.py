@@ -3,6 +3,7 @@
 from kvref_conformance.checking.expect import raises
 from kvref_conformance.checking.registry import check
 from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.families.paged.counting import need_tokens
 from kvref_conformance.families.prefix.served import Served, prompt
 from kvref_conformance.outcome import NotOffered
 
@@ -41,6 +42,7 @@ def commits_must_agree_where_no_block_is_full(subject: Subject) -> None:
 
 @check("PREFIX-02", "prefix")
 def what_one_layer_has_otherwise_is_committed_no_more(subject: Subject) -> None:
+    need_tokens(subject)
     subject.need(num_layers=2, sequences=2)
     for layer in (0, 1):
         served = Served(subject)

@@ -13,9 +13,10 @@ import numpy as np
 from kvref_conformance.arrays import NDArray
 from kvref_conformance.checking.content import pair_of_content
 from kvref_conformance.checking.expect import equal, pair
+from kvref_conformance.checking.setup import blocks_of
 from kvref_conformance.conversation.handle import Handle
 from kvref_conformance.conversation.subject import Subject
-from kvref_conformance.families.paged.counting import layers_of, reserve, room, to_be_filled, with_room
+from kvref_conformance.families.paged.counting import layers_of, reserve, room, tables_alone, to_be_filled, with_room
 from kvref_conformance.outcome import NotOffered
 
 Tokens = Sequence[int]
@@ -46,6 +47,7 @@ class Served:
         self.layers = layers_of(self.cache)
         self.told: dict[int, tuple[list[int], str]] = {}  # what each sequence was begun with
         self.held: list[int] = []  # sequences that keep something there
+        self.lies: dict[int, int] = {}  # of a cache of tables alone, by slot: the stream of the token that would lie there
 
     def match(self, tokens: Tokens, salt: str = "") -> int:
         return int(self.cache.match(list(tokens), *([salt] if salt else [])))
@@ -60,8 +62,23 @@ class Served:
 
     def write(self, sequence: int, start: int, stop: int, layers: Iterable[int] | None = None) -> None:
         """What a model would compute of its tokens, from one position to another."""
+        if tables_alone(self.subject):
+            self.cache.ensure_capacity(sequence, stop)
         for layer in self.layers if layers is None else layers:
+            if tables_alone(self.subject):
+                self.lies |= zip(self.slots(sequence, layer, stop)[start:], self.streams(sequence, stop)[start:], strict=True)
+                continue
             self.cache.write(sequence, layer, start, *self.computed(sequence, layer, range(start, stop)))
+
+    def slots(self, sequence: int, layer: int, stop: int) -> list[int]:
+        """Of its first positions, where its table says that they lie."""
+        table = blocks_of(self.cache, sequence, layer)
+        return [table[position // self.size] * self.size + position % self.size for position in range(stop)]
+
+    def streams(self, sequence: int, stop: int) -> list[int]:
+        tokens, salt = self.told[sequence]
+        found: list[int] = streams(tokens, salt)[:stop].tolist()
+        return found
 
     def computed(self, sequence: int, layer: int, positions: Sequence[int]) -> tuple[NDArray, NDArray]:
         tokens, salt = self.told[sequence]
@@ -97,6 +114,10 @@ class Served:
     def look(self, sequence: int, count: int, what: str) -> None:
         """So many tokens are what a model would have computed of them."""
         for layer in self.layers:
+            if tables_alone(self.subject):
+                lies = [self.lies.get(slot, -1) for slot in self.slots(sequence, layer, count)]
+                equal(lies, self.streams(sequence, count), f"what would lie in the blocks of {what}, layer {layer}")
+                continue
             got = self.cache.gather(sequence, layer)
             pair(got, self.computed(sequence, layer, range(count)), f"{what}, layer {layer}")
 

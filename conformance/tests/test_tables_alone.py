@@ -1,0 +1,120 @@
+"""Caches of block tables alone: a right one is never blamed, and a wrong one is, by what would lie in its blocks."""
+
+import numpy as np
+import pytest
+
+import kvref
+from kvref_conformance.implementations.backends import OnBackend
+from kvref_conformance.judging.asked import Effort
+from kvref_conformance.judging.judge import Judge, select
+from kvref_conformance.outcome import NotOffered
+
+
+class Tables:
+    """kvref's prefix cache without writes and reads: room is written to as it is asked for, so that all can be committed."""
+
+    def __init__(self, **config):
+        self.cache = kvref.PrefixCache(kvref.PagedConfig(**config))
+        self.layers, self.row = range(config["num_layers"]), (config["num_kv_heads"], config["head_dim"])
+        self.hits = {}
+
+    num_free_blocks = property(lambda self: self.cache.num_free_blocks)
+    utilization = property(lambda self: self.cache.utilization)
+
+    def create(self):
+        return self.cache.create()
+
+    def drop(self, sequence):
+        self.cache.drop(sequence)
+
+    def ensure_capacity(self, sequence, num_tokens):
+        self.cache.ensure_capacity(sequence, num_tokens)
+        for layer in self.layers:
+            length = self.cache.length(sequence, layer)
+            rows = np.zeros((max(0, num_tokens - length), *self.row), np.float32)
+            self.cache.write(sequence, layer, length, rows, rows)
+
+    def block_table(self, sequence, layer):
+        return self.cache.block_table(sequence, layer)
+
+    def begin(self, tokens, salt=""):
+        sequence = self.cache.begin(tokens, salt)
+        self.hits[sequence] = self.cache.length(sequence, 0)
+        self.ensure_capacity(sequence, len(tokens))
+        return sequence
+
+    def length(self, sequence, layer):
+        if sequence not in self.hits:
+            raise NotOffered("lengths of what was not begun")
+        return self.hits[sequence]
+
+    def commit(self, sequence, tokens):
+        self.cache.commit(sequence, tokens)
+
+    def match(self, tokens, salt=""):
+        return self.cache.match(tokens, salt)
+
+    def reset(self):
+        self.cache.reset()
+
+
+class SharesNothing(Tables):
+    """It says how much it found, and gives blocks in which that does not lie."""
+
+    def begin(self, tokens, salt=""):
+        sequence = self.create()
+        self.hits[sequence] = self.match(tokens, salt)
+        self.ensure_capacity(sequence, len(tokens))
+        return sequence
+
+
+class Leaks(Tables):
+    def drop(self, sequence):
+        self.cache.fork(sequence)
+        super().drop(sequence)
+
+
+class TakesTheFirst(Tables):
+    """A table whose first two blocks are one."""
+
+    def block_table(self, sequence, layer):
+        table = super().block_table(sequence, layer)
+        return [*table[:1], *table[:1], *table[2:]]
+
+
+def failed(tables, clauses):
+    """The clauses that are broken, and how many of the others passed."""
+
+    class Alone(OnBackend):
+        paged = prefix = staticmethod(tables)
+
+    alone = Alone(kvref.reference)
+    alone.limits = {"tables_alone": True}
+    judge = Judge(alone, Effort(examples=6))
+    said = {clause.id: [each.verdict for each in judge.clause(checks)] for clause, checks in judged(clauses)}
+    broken = {id for id, verdicts in said.items() if "failed" in verdicts}
+    return broken, len({id for id, verdicts in said.items() if "passed" in verdicts} - broken)
+
+
+def judged(clauses):
+    return [(clause, checks) for clause, checks in select(clauses, "prefix").items() if checks]
+
+
+def test_a_right_one_is_not_blamed():
+    broken, passed = failed(Tables, "PREFIX-*,PAGED-*,LAW-03,LAW-12")
+    assert not broken
+    assert passed >= 18
+
+
+@pytest.mark.parametrize(
+    ("tables", "clause"),
+    [
+        (SharesNothing, "PREFIX-01"),
+        (SharesNothing, "PREFIX-03"),
+        (Leaks, "PAGED-07"),
+        (Leaks, "PREFIX-06"),
+        (TakesTheFirst, "LAW-03"),
+    ],
+)
+def test_a_wrong_one_is(tables, clause):
+    assert failed(tables, clause)[0] == {clause}
