@@ -41,7 +41,7 @@ def buffers_are_filled_to_their_last_token(subject: Subject) -> None:
         config, at = cache.config, 0
         written = Written(config["num_kv_heads"], config["head_dim"])
         capacity, end = config["initial_capacity"], affordable(subject, config["max_seq_len"], 2)
-        while capacity < end:
+        while at < end:
             for count in (capacity - at, 1):  # to the last token there is room for, and one that makes it grow
                 stop = min(at + count, end)
                 if stop == at:

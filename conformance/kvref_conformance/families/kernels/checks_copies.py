@@ -66,5 +66,5 @@ def a_copy_that_is_wrong_writes_nothing(subject: Subject) -> None:
     for sources, targets, kind in wrong:
         own = subject.own(store.copy())
         with raises(kind):
-            kernels.as_is("copy", own, sources, targets, size)
+            as_is(kernels, "copy", own, sources, targets, size)
         same_bits(subject.implementation.to_numpy(own.array), store, f"the store after {sources} to {targets} was refused")
