@@ -135,9 +135,7 @@ class Requests:
         lengths = [each.kv.kv_allocated_len for each in requests]
         ready = [self._lengths[sequence] == [length] * self._layers for sequence, length in zip(sequences, lengths, strict=True)]
         if not all(ready) or not all(lengths) or len(set(sequences)) < len(lengths) or not lengths:
-            raise NotOffered(
-                "decoding in mid-step, without a prompt, with room left, twice in a batch, or for nobody"
-            )
+            raise NotOffered("decoding in mid-step, without a prompt, with room left, twice in a batch, or for nobody")
         if not all(self._fit(*pair) and len(pair[0]) == len(lengths) for pair in zip(keys, values, strict=False)):
             raise NotOffered("refusing arrays before room is made for them: a model computes them after")
         before, rows = torch.tensor(lengths), torch.tensor([each.kv.req_pool_idx for each in requests])
