@@ -1,0 +1,117 @@
+"""LMCache's allocators of memory objects as pools of blocks: PagedTensorMemoryAllocator and, of one size, TensorMemoryAllocator.
+
+`allocate` is `allocate`, `allocate_many` is `batched_allocate`; `share` and `free` are an object's `ref_count_up` and
+`ref_count_down`, `references` its `get_ref_count`. Whoever has an object may call it, so that the adapter keeps the one that was
+last handed out for each block; of what nobody ever had nothing can be asked. What is free is the address manager's
+`get_free_size`, what is used `num_active_allocations`, which the library calls a figure for debugging.
+
+nvtx, cpuinfo, aiohttp, cachetools and numba are stood for: annotations, a CPU's name, servers, and kernels.
+"""
+
+import sys
+from importlib.metadata import version
+from typing import Any, ClassVar
+
+import torch
+
+from kvref.errors import OutOfBlocks, PositionOutOfRange, integer
+from kvref_conformance.implementations.caches.stand_ins import stand_in
+from kvref_conformance.interface import Level
+from kvref_conformance.outcome import NotOffered
+
+if "lmcache" not in sys.modules:
+    stand_in(("nvtx", "cpuinfo", "aiohttp", "cachetools", "numba"))
+
+BYTES = 4096  # a block: what addresses are multiples of
+SHAPE = torch.Size([BYTES])
+
+
+class Allocators:
+    version = version("lmcache")
+    language = "python"
+    project = "lmcache"
+    level: Level = "exact"
+    formats = ()
+    limits: ClassVar[dict[str, Any]] = {"num_blocks": {"least": 1}}
+
+    def asarray(self, values: Any) -> Any:
+        return torch.tensor(values)
+
+    def to_numpy(self, array: Any) -> Any:
+        return array.numpy()
+
+
+class Paged(Allocators):
+    name = "lmcache-pages"
+
+    def blocks(self, *, num_blocks: int) -> "Pool":
+        from lmcache.v1.memory_allocators.paged_tensor_memory_allocator import PagedTensorMemoryAllocator
+
+        return Pool(PagedTensorMemoryAllocator(_memory(num_blocks), [SHAPE], [torch.uint8]), 1)
+
+
+class Addressed(Allocators):
+    name = "lmcache-memory"
+
+    def blocks(self, *, num_blocks: int) -> "Pool":
+        from lmcache.v1.memory_allocators.tensor_memory_allocator import TensorMemoryAllocator
+
+        return Pool(TensorMemoryAllocator(_memory(num_blocks)), BYTES)
+
+
+class Pool:
+    """unit: what an object's address counts, pages or bytes."""
+
+    def __init__(self, allocator: Any, unit: int) -> None:
+        self._allocator, self._unit = allocator, unit
+        self._objects = dict[int, Any]()
+
+    @property
+    def num_blocks(self) -> int:
+        return int(self._allocator.address_manager.get_heap_size() // BYTES)
+
+    @property
+    def num_free(self) -> int:
+        return int(self._allocator.address_manager.get_free_size() // BYTES)
+
+    @property
+    def num_used(self) -> int:
+        return int(self._allocator.num_active_allocations)
+
+    def allocate(self) -> int:
+        found = self._allocator.allocate(SHAPE, torch.uint8)
+        if found is None:
+            raise OutOfBlocks("allocate gave None")
+        return self._handed_out(found)
+
+    def allocate_many(self, count: int) -> list[int]:
+        found = self._allocator.batched_allocate(SHAPE, torch.uint8, count)
+        if found is None:  # whatever it is that was refused, and a negative count is
+            raise (OutOfBlocks if count >= 0 else PositionOutOfRange)(f"batched_allocate of {count} gave None")
+        return [self._handed_out(each) for each in found]
+
+    def share(self, block: int) -> None:
+        self._known(block).ref_count_up()
+
+    def free(self, block: int) -> None:
+        self._known(block).ref_count_down()
+
+    def references(self, block: int) -> int:
+        return int(self._known(block).get_ref_count())
+
+    def _handed_out(self, found: Any) -> int:
+        block = int(found.meta.address // self._unit)
+        self._objects[block] = found
+        return block
+
+    def _known(self, block: int) -> Any:
+        if block not in self._objects:
+            raise NotOffered("a block that nobody was ever given: it is known by its object")
+        return self._objects[block]
+
+
+def _memory(num_blocks: int) -> torch.Tensor:
+    size = integer(num_blocks)
+    if size is None or size < 1:
+        raise NotOffered("a pool that is given its size, and not a tensor")
+    return torch.zeros(size * BYTES, dtype=torch.uint8)

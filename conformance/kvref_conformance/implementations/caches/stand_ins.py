@@ -1,0 +1,83 @@
+"""Modules that stand for others: what a library imports, and what of it that is judged never uses.
+
+Serving libraries import their GPU's tools at the top of every file. Where a CPU runs none of that, an empty module in its place
+lets the rest be imported. Whatever is looked up in one is a `Nothing`, which also decorates without changing what it is given.
+"""
+
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import MutableSequence, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+class Nothing:
+    def __init__(self, *args: Any, **options: Any) -> None:
+        pass
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return args[0] if len(args) == 1 and callable(args[0]) and not options else Nothing()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Nothing()
+
+    def __getitem__(self, item: Any) -> Any:
+        return Nothing()
+
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
+        return (object,)
+
+    def __or__(self, other: Any) -> Any:
+        return Nothing()
+
+    __ror__ = __or__
+
+
+class StandIn(ModuleType):
+    __path__: MutableSequence[str] = []  # noqa: RUF012
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Nothing()
+
+
+class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """absent: modules that something stands for, with all below them. bare: packages whose modules are there, but whose
+    `__init__`, which imports all that the library has, does not run.
+    """
+
+    def __init__(self, absent: Sequence[str], bare: Sequence[str] = ()) -> None:
+        self._absent, self._bare = tuple(absent), tuple(bare)
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        if name in self._bare:
+            spec = importlib.machinery.ModuleSpec(name, self, is_package=True)
+            spec.submodule_search_locations = [str(_folder_of(name))]
+            return spec
+        if any(name == each or name.startswith(f"{each}.") for each in self._absent):
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        return (ModuleType if spec.name in self._bare else StandIn)(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+def stand_in(absent: Sequence[str], bare: Sequence[str] = ()) -> None:
+    sys.meta_path.insert(0, StandIns(absent, bare))
+
+
+def _folder_of(package: str) -> Path:
+    """Where the files of a package of a project lie, found without running any of them."""
+    project, *below = package.split(".")
+    found = importlib.machinery.PathFinder.find_spec(project)
+    if found is None or not found.submodule_search_locations:
+        raise ModuleNotFoundError(f"No module named {project!r}", name=project)
+    return Path(found.submodule_search_locations[0]).joinpath(*below)
