@@ -47,43 +47,8 @@ THEIRS = (
     "transformers-dynamic", "transformers-static", "transformers-paged", "transformers-generate", "llama.cpp", "ml_dtypes",
     "torch-float8",
 )  # fmt: skip
-# What other people wrote, a project a line, and what pip installs for each, one after the other; torch has to be the first where
-# it is needed (see `theirs`). Judged with it are the implementations of pyproject.toml called like it, or NAME-something.
-OTHERS = {
-    "compressed-tensors": ("torch", "transformers", "compressed-tensors"),
-    "ctranslate2": ("torch", "transformers", "ctranslate2"),
-    "flax": ("jax", "flax"),
-    "jax": ("jax",),
-    "keras": ("torch", "jax", "keras"),
-    "keras-hub": ("torch", "jax", "keras", "keras-hub"),
-    "litgpt": ("torch", "litgpt"),
-    "llama.cpp": ("xllamacpp",),
-    "lmcache": ("torch", "prometheus_client psutil pyyaml requests sortedcontainers", "--no-deps lmcache"),
-    "mistral.rs": ("mistralrs",),
-    "ml_dtypes": ("ml_dtypes",),
-    "mlx": ("mlx[cpu]", "mlx-lm"),
-    "mlx-lm": ("mlx[cpu]", "mlx-lm"),
-    "onnx": ("onnx",),
-    "onnxruntime": ("onnxruntime", "onnx"),
-    "onnxruntime-genai": ("torch", "transformers", "onnx", "onnx-ir", "onnxruntime-genai"),
-    "openvino": ("openvino",),
-    "openvino-genai": ("openvino-genai",),
-    "optimum-quanto": ("torch", "optimum-quanto"),
-    "tinygrad": ("tinygrad",),
-    "sglang": ("torch", "fastapi msgspec orjson psutil pyzmq requests tqdm", "--no-deps sglang"),
-    "torch": ("torch",),
-    "torchao": ("torch", "torchao"),
-    "torchtune": ("torch", "--no-deps torchtune"),
-    "transformers": ("torch", "transformers[serving]", "accelerate", "psutil", "optimum-quanto", "hqq"),
-    "transformers.js": ("onnx",),
-    "vllm": (  # without what its engine and its kernels need: its block managers are Python
-        "torch",
-        "--no-deps vllm",
-        "aiohttp cachetools cbor2 cloudpickle jinja2 msgspec pillow prometheus_client psutil py-cpuinfo pybase64 pydantic",
-        "pyyaml pyzmq regex requests tqdm transformers uvloop",
-    ),
-    "x-transformers": ("torch", "x-transformers"),
-}
+PROJECT = tomllib.loads((Path(__file__).parent / "pyproject.toml").read_text())
+OTHERS = PROJECT["tool"]["kvref"]["others"]
 ISOLATED = ("onnxruntime-multi-head",)  # what may end the process that it runs in
 NPM = {"transformers.js": "@huggingface/transformers@4.3.1"}  # what npm installs for some
 AXE = "axe-core@4.14.1"
@@ -229,9 +194,7 @@ def _npm(session: nox.Session, package: str) -> None:
 
 def others_of(project: str) -> list[str]:
     """The implementations that are judged with a project: of several whose names begin theirs, with the longest."""
-    known = tomllib.loads((Path(__file__).parent / "pyproject.toml").read_text())["project"]["entry-points"][
-        "kvref.implementations"
-    ]
+    known = PROJECT["project"]["entry-points"]["kvref.implementations"]
     whose = {name: [each for each in OTHERS if name == each or name.startswith(f"{each}-")] for name in known}
     return [name for name, projects in whose.items() if max(projects, key=len, default="") == project]
 
