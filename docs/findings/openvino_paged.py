@@ -16,23 +16,7 @@ def attention(query: list[float], keys: list[float], values: list[float], scale:
     told = [np.int32(each) for each in ([0], [0, 2], [0], [0, 1])] + [np.float32(scale), np.int32(0), np.int32(2)]
     shapes = [[-1, rows.shape[1]] for rows in tokens] + [[-1] * 4] * 2 + [[-1]] * 4 + [[]] * 3
     given = [op.parameter(shape, getattr(ov.Type, kind)) for shape, kind in zip(shapes, KINDS, strict=True)]
-    inputs = [
-        *given[:11],
-        floats,
-        given[11],
-        none,
-        none,
-        none,
-        floats,
-        floats,
-        zero,
-        zero,
-        sinks,
-        zero,
-        *[none] * 4,
-        bytes_,
-        none,
-    ]
+    inputs = [*given[:11], floats, given[11], *[none] * 3, *[floats] * 2, *[zero] * 2, sinks, zero, *[none] * 4, bytes_, none]
     node = _PagedAttentionExtension([each.output(0) for each in inputs])
     for name, size in (("num_k_heads", kv_heads), ("num_v_heads", kv_heads), ("k_head_size", 1), ("v_head_size", 1)):
         node.get_rt_info()[name] = size

@@ -1,4 +1,7 @@
-"""OpenVINO's variables of keys and values on its CPU plugin: what the attention gives, and what `query_state` says they are."""
+"""OpenVINO's variables of keys and values on its CPU plugin: what the attention gives, and what `query_state` says they are.
+
+The last line, of u4, is never printed: the process ends before.
+"""
 
 import numpy as np
 import openvino as ov
@@ -17,19 +20,23 @@ for name, new in zip("kv", tokens[1:], strict=True):
 result = op.result(op.scaled_dot_product_attention(tokens[0], *kept))
 model = ov.Model([result], sinks, [*tokens, beams], "states")
 
-row = np.linspace(2, 3, 64, dtype=np.float32)[None, None, None]
-for precision in ("f32", "u8", "u4"):
-    options = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": precision}
-    request = ov.compile_model(model, "CPU", options).create_infer_request()
-    for _ in range(2):
-        out = request.infer([row, row, row, np.int32([0])])[0]
-    states = [state.state.data[0, 0, 0, ::21] for state in request.query_state()]
-    print(precision, "attention", out[0, 0, 0, ::21], "keys and values", *states)
-
+options = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
 tiny = np.full((1, 1, 1, 64), 1e-40, np.float32)
-request = ov.compile_model(model, "CPU", {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}).create_infer_request()
+request = ov.compile_model(model, "CPU", options).create_infer_request()
 request.infer([tiny, tiny, tiny, np.int32([0])])
 state = request.query_state()[0]
 before = state.state.data[0, 0, 0, 0]
 state.state = ov.Tensor(tiny)
 print("1e-40 appended reads as", before, "and set as", state.state.data[0, 0, 0, 0])
+
+row = np.linspace(2, 3, 64, dtype=np.float32)[None, None, None]
+for precision in ("f32", "u8", "u4"):
+    request = ov.compile_model(model, "CPU", options | {"KV_CACHE_PRECISION": precision}).create_infer_request()
+    for _ in range(2):
+        out = request.infer([row, row, row, np.int32([0])])[0]
+    states = [state.state.data[0, 0, 0, ::21] for state in request.query_state()]
+    print(precision, "attention", out[0, 0, 0, ::21], "keys and values", *states, flush=True)
+    for state in request.query_state():
+        state.state = ov.Tensor(row)
+    out = request.infer([row, row, row, np.int32([0])])[0]
+    print(precision, "attention, after both were set to one token", out[0, 0, 0, ::21], flush=True)

@@ -2,28 +2,22 @@
 
 from vllm.v1.core.block_pool import BlockPool
 
-pool = BlockPool(5, enable_caching=True, hash_block_size=16)  # the null block, and four more
-(block,) = pool.get_new_blocks(1)
-pool.free_blocks([block])
-pool.free_blocks([block])
-print("freed twice: references", block.ref_cnt)
-pool.touch([block])  # as for a request that finds it
-handed_out = [each.block_id for each in pool.get_new_blocks(4)]
-print("held by a request: block", block.block_id, "handed out to another:", handed_out)
+touched, left, negative = (BlockPool(5, enable_caching=True, hash_block_size=16) for _ in range(3))  # a null block, and four
+for pool in (touched, left):
+    (block,) = pool.get_new_blocks(1)
+    for _ in range(2):
+        pool.free_blocks([block])
+    print("freed twice: references", block.ref_cnt)
+    if pool is touched:
+        pool.touch([block])  # as for a request that finds it
+    try:
+        print("held by a request: block", block.block_id, "handed out to another:", [b.block_id for b in pool.get_new_blocks(4)])
+    except AssertionError:
+        print("then all are taken: AssertionError, free", pool.get_num_free_blocks())
 
-pool = BlockPool(5, enable_caching=True, hash_block_size=16)
-pool.get_new_blocks(2)
-print("get_new_blocks(-3):", pool.get_new_blocks(-3), "free", pool.get_num_free_blocks(), "of 4")
+negative.get_new_blocks(2)
+print("get_new_blocks(-3):", negative.get_new_blocks(-3), "free", negative.get_num_free_blocks(), "of 4")
 try:
-    pool.get_new_blocks(5)
+    negative.get_new_blocks(5)
 except Exception as error:
     print("get_new_blocks(5):", type(error).__name__)
-
-pool = BlockPool(5, enable_caching=False, hash_block_size=16)
-(block,) = pool.get_new_blocks(1)
-pool.free_blocks([block])
-pool.free_blocks([block])
-try:
-    print("freed twice, then all are taken:", pool.get_new_blocks(4))
-except AssertionError:
-    print("freed twice, then all are taken: AssertionError, free", pool.get_num_free_blocks())
