@@ -77,7 +77,8 @@ def _coverage(runs: list[Run]) -> str:
         derived = sum(bool(result.get("through")) for result in run.verdicts.values() if result["verdict"] in SIGNS)
         judged = f"{found.judged} of {found.of}" + (", **not judged**" if found.verdict == "not judged" else "")
         lines.append(
-            f"| [{run.name}](matrix/implementations/{run.slug}.html) | {_found(run.name, run.project)} {about['version']}, "
+            f'| <a href="matrix/implementations/{run.slug}.html">{run.name}</a> | '
+            f"{_found(run.name, run.project)} {about['version']}, "
             f"{about['language']} | {', '.join(about['families'])} | {judged} | {derived or ''} | {run.broken or ''} |"
         )
     return "\n".join(lines) + "\n"

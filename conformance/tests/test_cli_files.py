@@ -28,7 +28,7 @@ def test_a_report_is_made_of_results(kvref, tmp_path):
     for label in ("before", "after"):
         assert (tmp_path / "site" / "badges" / f"{label}.svg").exists()
         assert (tmp_path / "site" / "traces" / label / "BLOCK-05.jsonl").exists()
-        assert f"<h2>{label}</h2>" in (tmp_path / "site" / "index.html").read_text()
+        assert f"<h1>{label}</h1>" in (tmp_path / "site/implementations" / f"{label}.html").read_text()
     assert "expected NAME=FILE" in kvref("report", "=mine.json", "-o", "site").stderr
     assert "No such file or directory: 'no.json'" in kvref("report", "x=no.json", "-o", "site").stderr
     (tmp_path / "other.json").write_text("{}")

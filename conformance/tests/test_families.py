@@ -49,11 +49,13 @@ EMPTY = {
     "whole": (tuple(name for name in names() if name != "grouped"), "several calls leave what one does"),
     "counted_as": (tuple(names()), "its counts are the specification's, whatever the limits say"),
     "token_axis": (tuple(names()), "tokens come before heads and head_dim"),
+    "encodes": (tuple(names()), "its formats are what it stores, and what it is handed"),
 }  # fmt: skip
 FULL = {
     "several": {"paged", "prefix"},
     "counted_as": {"paged", "prefix"},
     "token_axis": {"contiguous", "latent"},
+    "encodes": {"elements", "rows"},
 }  # of those above that name nearly all
 
 
