@@ -208,3 +208,10 @@ def test_a_finding_that_is_not_written_as_it_has_to_be_is_refused(tmp_path, line
     (tmp_path / "page.md").write_text(f"# Project 1.0\n\n## A finding\n\n{line}\n\nText.\n", encoding="utf-8")
     with pytest.raises(FindingError, match=message):
         list(of_page(tmp_path / "page.md"))
+
+
+def test_the_readme_counts_what_other_people_wrote():
+    judged = [json.loads(path.read_text())["implementation"] for path in (ROOT / "docs/results/checks").glob("*.json")]
+    projects = [each["project"] for each in judged if each.get("project", "kvref") != "kvref"]
+    said = f"{len(projects)} caches, pools, casts, attention functions and engines of {len(set(projects))} projects"
+    assert said in " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())

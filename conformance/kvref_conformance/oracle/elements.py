@@ -77,9 +77,9 @@ def encode(x: NDArray, format: str) -> NDArray:
     x = np.asarray(x, dtype=np.float32)
     last, has_infinity = len(magnitudes(format)) - 1, _SHAPES[format][2]
     magnitude = np.abs(np.where(np.isfinite(x), x, 0)).astype(np.float64)
-    above = np.searchsorted(midpoints(format), magnitude, side="right")  # a tie goes up,
-    below = np.searchsorted(midpoints(format), magnitude, side="left")  # or down,
-    code = np.where((above != below) & (above % 2 == 1), below, above)  # to whichever is even
+    below = np.searchsorted(midpoints(format), magnitude)  # a tie goes down,
+    tie = midpoints(format).take(below, mode="clip") == magnitude
+    code = below + (tie & (below % 2 == 1))  # or up, to whichever is even
     infinite_or_nan = last + 1  # the next code: infinity in E5M2, NaN in E4M3FN
     finite = np.minimum(code, infinite_or_nan if has_infinity else last)  # overflow: infinity, or saturation
     code = np.where(np.isinf(x), infinite_or_nan, finite)

@@ -69,8 +69,8 @@ class Witness:
         """What a model takes: integers of NumPy's types are as good as Python's (LAW-20)."""
         if isinstance(value, On):
             return self.models[value.id]
-        if isinstance(value, list):
-            return [self._argument(part) for part in value]
+        if isinstance(value, list):  # mostly of tokens, thousands of them
+            return list(value) if set(map(type, value)) == {int} else [self._argument(part) for part in value]
         return int(value) if isinstance(value, np.integer) else resolved(value, self.replies)
 
     def _new(self, request: Request, args: dict[str, Any]) -> Expected:
