@@ -159,3 +159,11 @@ def test_each_implementation_is_held_against_its_earlier_results(tmp_path, monke
     assert done.stdout.splitlines() == [
         "mine", "  BLOCK-05 failed -> passed", "fresh", "  new: breaks 1 of 7", "0 of 2 as before", "not among them now: gone",
     ]  # fmt: skip
+
+
+def test_what_results_say_is_printed_on_one_line(tmp_path):
+    before, now = run(tmp_path, "a", broken=()), run(tmp_path, "b")
+    for clause in now.document["clauses"]:
+        clause["checks"][0]["got"] = "bad\nnothing changed\x1b[2J"
+    (line,) = changes(before, now)
+    assert line.endswith(r"got bad\nnothing changed\x1b[2J")

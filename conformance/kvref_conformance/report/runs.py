@@ -15,6 +15,11 @@ SIGNS = {"passed": "✓", "failed": "✗", "xfailed": "✗", "xpassed": "!", "no
 BROKEN = ("failed", "xfailed")
 
 
+def on_one_line(text: str) -> str:
+    """What an implementation said, for a terminal or a comment: what is no character to print is written out."""
+    return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
+
+
 @dataclass(frozen=True)
 class Run:
     """One file of results. label: its name in the report, where it is not to be the implementation's own."""

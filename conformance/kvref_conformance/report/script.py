@@ -19,6 +19,7 @@ from kvref_conformance.conversation.exchange import Exchange
 from kvref_conformance.conversation.trace.file import Trace
 from kvref_conformance.judging.judge import Judge
 from kvref_conformance.judging.replay import Replay, replay
+from kvref_conformance.report.runs import on_one_line
 
 LARGEST = 64  # numbers of an array that are written out
 ARRAYS = {"torch": "torch.tensor", "mlx": "mx.array", "jax": "jnp.array", "jaxlib": "jnp.array"}  # by who made them; NumPy's else
@@ -48,7 +49,7 @@ class Recorder:
 
     def __call__(self, frame: FrameType, event: str, result: Any) -> None:
         if event == "call" and not self._quiet and self._is_asked(frame):
-            line = self._open[frame] = Line(self._call(frame))
+            line = self._open[frame] = Line(self._said(frame))
             self._lines.append(line)
         elif event == "return" and frame in self._open:
             line = self._open.pop(frame)
@@ -68,12 +69,16 @@ class Recorder:
         calls = iter(held.calls)
         used = {name for line in self._lines for name in re.findall(r"\b_\d+\b", line.text)}
         texts = [
-            f"# {next(calls)}" if line.text is ASKED else f"{line.target} = {line.text}" if line.target in used else line.text
+            f"# {on_one_line(next(calls))}"
+            if line.text is ASKED
+            else f"{line.target} = {line.text}"
+            if line.target in used
+            else line.text
             for line in self._lines
         ]
         imports = [*self._imports, *(text for name, text in IMPORTS.items() if any(f"{name}." in line for line in texts))]
-        parted = [f"# {held.what}", f"# expected {held.expected}", f"# got      {held.got}"] if held.parted_at else []
-        return "\n".join([*imports, "", *texts, *parted, ""])
+        parted = [f"# {on_one_line(said)}" for said in (held.what, f"expected {held.expected}", f"got      {held.got}")]
+        return "\n".join([*imports, "", *texts, *(parted if held.parted_at else []), ""])
 
     def _is_asked(self, frame: FrameType) -> bool:
         """Whether a library is asked something by the adapter itself."""
@@ -82,6 +87,13 @@ class Recorder:
             return False
         ours = str(Path(caller.f_code.co_filename).parent) in self._adapters
         return ours and str(Path(code.co_filename).parent) not in self._adapters and not _is_pythons_own(code)
+
+    def _said(self, frame: FrameType) -> str:
+        """A call that cannot be written down is named: what the hook raises would be raised where the adapter calls."""
+        try:
+            return self._call(frame)
+        except Exception:
+            return f"...  # {frame.f_code.co_qualname}"
 
     def _call(self, frame: FrameType) -> str:
         code, given = frame.f_code, frame.f_locals
@@ -138,7 +150,7 @@ class Recorder:
         maker = ARRAYS.get(type(value).__module__.partition(".")[0], "np.array")
         numbers = np.asarray(self._to_numpy(value))
         if numbers.size > LARGEST:
-            return f"{maker}(np.zeros({list(numbers.shape)}, {str(numbers.dtype)!r}))  # of other numbers"
+            return f"{maker}(np.zeros({list(numbers.shape)}, {str(numbers.dtype)!r}))"  # the numbers are in the trace
         return f"{maker}({numbers.tolist()})"
 
     def _named(self, value: Any) -> str:

@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 
 from kvref_conformance.clauses import all_clauses
-from kvref_conformance.report.runs import Cell, Run
+from kvref_conformance.report.runs import Cell, Run, on_one_line
 
 
 def changes(before: Run, now: Run) -> list[str]:
     """A line for each, in the specification's order; none where nothing changed."""
-    return [*_versions(before, now), *_verdicts(before, now)]
+    return [on_one_line(line) for line in (*_versions(before, now), *_verdicts(before, now))]
 
 
 def _versions(before: Run, now: Run) -> Iterator[str]:
@@ -18,10 +18,8 @@ def _versions(before: Run, now: Run) -> Iterator[str]:
 
 
 def _verdicts(before: Run, now: Run) -> Iterator[str]:
-    clauses = all_clauses()
-    for id in {**before.verdicts, **now.verdicts}:
-        if id in clauses:
-            was, cell = Cell(before, clauses[id]), Cell(now, clauses[id])
-            if was.verdict != cell.verdict:
-                why = f": {shown['what']}: expected {shown['expected']}, got {shown['got']}" if (shown := cell.shown) else ""
-                yield f"{id} {was.verdict} -> {cell.verdict}{why}"
+    for clause in all_clauses().values():
+        was, cell = Cell(before, clause), Cell(now, clause)
+        if was.verdict != cell.verdict:
+            why = f": {shown['what']}: expected {shown['expected']}, got {shown['got']}" if (shown := cell.shown) else ""
+            yield f"{clause.id} {was.verdict} -> {cell.verdict}{why}"

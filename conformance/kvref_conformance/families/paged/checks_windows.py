@@ -133,6 +133,7 @@ def what_was_given_back_is_given_back_once(subject: Subject) -> None:
 
 @check("WIN-09", "paged")
 def a_sharer_keeps_what_another_gives_back(subject: Subject) -> None:
+    need_tokens(subject)
     subject.need(sequences=3)
     cache = with_room(subject, 8)
     run = Sliding(subject, cache, 3)
