@@ -5,6 +5,7 @@ import pytest
 from restricted import Restricted
 
 import kvref
+from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.implementations import load
 from kvref_conformance.judging.asked import Effort
 from kvref_conformance.judging.judge import Failure, Judge, select, verdict_of
@@ -153,3 +154,13 @@ class Truncates:
 
 def test_what_numbers_are_cast_to_is_not_what_they_are_handed_in_as():
     assert verdicts(Truncates(), "elements", clauses="FMT-CAST-01") == {"FMT-CAST-01": "failed"}
+
+
+@pytest.mark.parametrize(("family", "dtype"), [("elements", "float32"), ("rows", "float32"), ("contiguous", "bfloat16")])
+def test_formats_are_what_a_cache_is_handed_and_what_a_cast_makes(family, dtype):
+    subject = Subject(Truncates(), np.random.default_rng(0), family=family)
+    assert subject.dtype == dtype
+    limited = Truncates()
+    limited.limits = {"dtype": "float32"}
+    casts = Subject(limited, np.random.default_rng(0), family="elements")
+    assert casts.formats("bfloat16", "float16") == ["bfloat16"]

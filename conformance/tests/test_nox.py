@@ -152,6 +152,19 @@ def test_others_are_told_by_what_changed_since_they_were_judged_last(noxfile, re
     assert said == ("kvref", "report", ".nox/results/mlx-lm-others-mlx-lm.json", "--since", "docs/results/checks/mlx-lm.json")
 
 
+def test_what_cannot_run_leaves_the_others_of_its_project_to_be_judged(noxfile, results):
+    noxfile.others(Session(None, status=2), "mlx-lm")
+    assert list((results / "checks").iterdir()) == []
+    assert {line.split()[-4:][0] for line in table(noxfile)[1:]} == {"it"}  # it did not finish
+
+
+def test_what_may_end_its_process_has_one_of_its_own(noxfile, results):
+    session = Session(document())
+    noxfile.others(session, "onnxruntime")
+    apart = {command[2] for command in session.commands if "--isolate" in command}
+    assert apart == set(noxfile.ISOLATED)
+
+
 def test_traces_are_published_with_the_results_and_older_ones_go(noxfile, results, tmp_path):
     broken, mended = document()["clauses"][:2]
     traces, published = tmp_path / ".kvref/failures", results / ".kvref/failures"

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from test_report import document
+from test_report import document, trace
 
 from kvref_conformance.report.json_file import read_json
 from kvref_conformance.report.runs import Run
@@ -113,6 +113,7 @@ def test_a_script_is_the_calls_of_the_library_alone(folder):
         (["--script", "trace.jsonl", "a", "b"], "--script: expected one NAME, got a, b"),
         (["--script", "trace.jsonl", "-o", "site"], "expected --script TRACE alone, got --output beside it"),
         (["--script", "none.jsonl", "a"], "No such file"),
+        (["--script", "trace.jsonl", "exec:touch started"], "exec:touch started: a program's calls cannot be watched"),
         (["--since", "empty", "now.json"], "--since: no results in empty"),
         (["--since", "none.json", "now.json"], "No such file"),
     ],
@@ -120,9 +121,11 @@ def test_a_script_is_the_calls_of_the_library_alone(folder):
 def test_what_cannot_be_done_is_a_line(folder, words, message):
     (folder / "empty").mkdir()
     (folder / "now.json").write_text(json.dumps(document()))
+    (folder / "trace.jsonl").write_text(trace())
     done = kvref("report", *words)
     assert done.returncode == 2
     assert message in done.stderr and done.stderr.count("\n") == 1
+    assert not (folder / "started").exists()
 
 
 def run(folder, name, version="1", **options):

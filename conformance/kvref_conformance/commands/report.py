@@ -95,9 +95,9 @@ def _script(path: Path, names: list[str]) -> int:
         raise CannotRun(f"--script: expected one NAME, got {', '.join(names)}")
     trace = read(path)
     name = names[0] if names else trace.header.implementation.get("load", trace.header.implementation["name"])
-    judge = start(Asked(name, Effort(seed=trace.header.seed, slow=True, real=True), isolate=False))
     if is_program(name):
         raise CannotRun(f"{name}: a program's calls cannot be watched")
+    judge = start(Asked(name, Effort(seed=trace.header.seed, slow=True, real=True), isolate=False))
     try:
         print(script(trace, judge), end="")
     except NotOffered as missing:

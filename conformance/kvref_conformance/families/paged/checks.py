@@ -17,6 +17,7 @@ from kvref_conformance.families.paged.counting import (
     layers_of,
     put,
     room,
+    stay,
     tables_alone,
     to_be_filled,
     with_room,
@@ -83,10 +84,13 @@ def blocks_come_when_needed(subject: Subject) -> None:
 def capacity_is_ensured_once(subject: Subject) -> None:
     cache = with_room(subject, 4)
     sequence, size = cache.create(), cache.config["block_size"]
+    tables = list[list[int]]()
     for count, entries in ((2 * size + 1, 3), (2 * size + 1, 3), (size - 1, 3), (0, 3), (3 * size, 3), (3 * size + 1, 4)):
         if count or not tables_alone(subject):  # whoever has nothing to write may have no word for it
             cache.ensure_capacity(sequence, count)
         in_use(subject, cache, {sequence: entries}, f"after ensure_capacity({count})")
+        if tables_alone(subject):
+            tables = stay(subject, cache, sequence, tables, 0, f"after ensure_capacity({count})")
 
 
 @check("PAGED-05", "paged")

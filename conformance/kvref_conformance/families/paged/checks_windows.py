@@ -20,6 +20,7 @@ from kvref_conformance.families.paged.counting import (
     need_tokens,
     offered,
     put,
+    stay,
     tables_alone,
     with_room,
 )
@@ -34,6 +35,7 @@ class Sliding:
         self.size: int = cache.config["block_size"]
         self.layers, self.released = layers_of(cache), 0
         self.sequence: int = cache.create()
+        self.lie: list[list[int]] = []  # its tables, when they were looked at last
         self.tokens: list[tuple[NDArray, NDArray]] = [pair_of_tokens(subject, 0) for _ in self.layers]
         self.write(entries * self.size + more)
 
@@ -64,6 +66,7 @@ class Sliding:
     def look(self, when: str) -> None:
         """Raise Broken unless what is left reads as it did, under the positions it had."""
         if tables_alone(self.subject):
+            self.lie = stay(self.subject, self.cache, self.sequence, self.lie, self.released, when)
             return
         left = range(self.released * self.size, len(self))
         for layer in self.layers:

@@ -81,6 +81,16 @@ def need_tokens(subject: Subject) -> None:
         raise NotOffered("tokens, where its limits say tables_alone")
 
 
+def stay(subject: Subject, cache: Handle, sequence: int, before: list[list[int]], released: int, when: str) -> list[list[int]]:
+    """The tables of a sequence. Where nothing else says where tokens lie, what it held has to lie where it did."""
+    now = [blocks_of(cache, sequence, layer) for layer in layers_of(cache)]
+    if tables_alone(subject):
+        for layer, blocks in enumerate(now):
+            left = [NO_BLOCK] * released + (before[layer][released:] if before else [])
+            equal(blocks[: len(left)], left, f"the first entries of layer {layer}'s block table {when}")
+    return now
+
+
 def put(subject: Subject, cache: Handle, sequence: int, layer: int, start: int, keys: NDArray, values: NDArray) -> None:
     """Write tokens; where it keeps none, let the sequence have room for them."""
     if tables_alone(subject):
