@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -208,6 +209,14 @@ def test_a_finding_that_is_not_written_as_it_has_to_be_is_refused(tmp_path, line
     (tmp_path / "page.md").write_text(f"# Project 1.0\n\n## A finding\n\n{line}\n\nText.\n", encoding="utf-8")
     with pytest.raises(FindingError, match=message):
         list(of_page(tmp_path / "page.md"))
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs").glob("**/[!_]*.md")), ids=lambda path: path.stem)
+def test_headings_go_down_one_level_at_a_time(path):
+    """Sphinx warns of others, and a warning is an error: told here in a second, there after minutes."""
+    prose = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    levels = [len(marks) for marks in re.findall(r"^(#+) ", prose, flags=re.MULTILINE)]
+    assert levels[:1] == [1] and all(below <= above + 1 for above, below in pairwise(levels)), levels
 
 
 def test_the_readme_counts_what_other_people_wrote():
