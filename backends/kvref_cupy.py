@@ -15,12 +15,12 @@ import cupy
 import numpy as np
 
 from kvref.array import Array, Namespace, Shape
-from kvref.backend import Slots, blocks_to_copy, check_new, host_slots, last_writes, slots_to_gather
+from kvref.backend import Slots, blocks_to_copy, check_new, host_slots, last_writes, reference, slots_to_gather
 from kvref.errors import BackendNotFound, NonFinite
 from kvref.formats import Format, Quantized, SmallFloat
 from kvref.formats.affine import LEAST_SCALE as LEAST_AFFINE_SCALE
 from kvref.formats.affine import AffineRow
-from kvref.formats.base import widen
+from kvref.formats.base import stored_as, widen
 from kvref.formats.small_float import ELEMENTS
 from kvref.formats.symmetric import LEAST_SCALE, SymmetricRow
 from kvref_numpy_attention import grouped_attention
@@ -77,12 +77,11 @@ class CuPyBackend:
         rows = widen(rows)
         if format.granularity == "element":
             return Quantized(self._cast(rows, format, out and out.codes))
-        if rows.ndim == 0 or rows.size == 0:
-            return format.quantize(rows)
+        if not isinstance(format, AffineRow | SymmetricRow) or rows.ndim == 0 or rows.size == 0:
+            return reference.quantize(rows, format, out)
         width = rows.shape[-1]
         if out is None:
-            codes = cupy.empty((*rows.shape[:-1], format.code_width(width)), format.code_dtype(xp))
-            out = Quantized(codes, *(cupy.empty(rows.shape[:-1], np.float32) for _ in range(format.scale_arrays)))
+            out = Quantized(*(cupy.empty(shape, dtype) for shape, dtype in stored_as(format, rows.shape, xp)))
         refused = cupy.zeros(1, np.int32)
         rows = cupy.ascontiguousarray(rows)
         count = rows.size // width
@@ -90,7 +89,6 @@ class CuPyBackend:
         if isinstance(format, AffineRow):
             _launch("quantize_affine", count * WARP, *given, np.int32(format.bits), np.float32(LEAST_AFFINE_SCALE))
         else:
-            assert isinstance(format, SymmetricRow)
             limits = np.float32(format.limit), np.float32(LEAST_SCALE)
             _launch("quantize_symmetric", count * WARP, *given, *limits, *_element(format.name))
         if int(refused[0]):
@@ -103,8 +101,8 @@ class CuPyBackend:
             if codes.dtype.kind == "f":
                 return codes.astype(np.float32, copy=False) if out is None else _filled(out, codes)
             return self.decode(codes, ELEMENTS[format.name], out)
-        if codes.size == 0:
-            return format.dequantize(stored, width)
+        if format.granularity == "group" or codes.size == 0:
+            return reference.dequantize(stored, width, format, out)
         out = cupy.empty((*codes.shape[:-1], width), np.float32) if out is None else out
         scale = cupy.ascontiguousarray(stored.scale)
         zero = scale if stored.zero is None else cupy.ascontiguousarray(stored.zero)
@@ -163,7 +161,7 @@ def _element(name: str) -> tuple[Any, ...]:
         return tuple(map(np.int32, NO_ELEMENT))
     f = ELEMENTS[name]
     signed = np.int32(f.bits), np.int32(f.mantissa_bits), np.int32(f.bias)
-    return *signed, np.uint32(f.largest), np.uint32(f.nan), np.uint32(f.infinity or 0)
+    return *signed, np.uint32(f.largest), np.uint32(f.nan or 0), np.uint32(f.infinity or 0)
 
 
 def _own(array: Array) -> Array:

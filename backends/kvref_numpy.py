@@ -18,12 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvref.array import Array, Namespace, Shape
-from kvref.backend import Slots, blocks_to_copy, check_new, host_slots, slots_to_gather
+from kvref.backend import Slots, blocks_to_copy, check_new, host_slots, reference, slots_to_gather
 from kvref.errors import NonFinite
 from kvref.formats import Format, Quantized, SmallFloat
 from kvref.formats.affine import LEAST_SCALE as LEAST_AFFINE_SCALE
 from kvref.formats.affine import AffineRow
-from kvref.formats.base import check_read_back, widen
+from kvref.formats.base import check_read_back, stored_as, widen
 from kvref.formats.small_float import BFLOAT16, ELEMENTS, FLOAT16
 from kvref.formats.symmetric import LEAST_SCALE, SymmetricRow
 from kvref_numpy_attention import all_finite, grouped_attention
@@ -86,18 +86,16 @@ class NumPyBackend:
             rows = widen(rows)
         if format.granularity == "element":
             return Quantized(self._cast(rows, format.name, out and out.codes))
-        if rows.ndim == 0 or rows.size == 0:
-            return format.quantize(rows)
+        if not isinstance(format, AffineRow | SymmetricRow) or rows.ndim == 0 or rows.size == 0:
+            return reference.quantize(rows, format, out)
         if out is None:
-            codes = np.empty((*rows.shape[:-1], format.code_width(rows.shape[-1])), format.code_dtype(xp))
-            out = Quantized(codes, *(np.empty(rows.shape[:-1], np.float32) for _ in range(format.scale_arrays)))
+            out = Quantized(*(np.empty(shape, dtype) for shape, dtype in stored_as(format, rows.shape, xp)))
         codes, *scales = (part for part in out if part is not None)
         pieces = _pieces(rows.reshape(-1, rows.shape[-1]), _own(codes, codes.shape[-1]), *(_own(each, 1) for each in scales))
         if isinstance(format, AffineRow):
             for x, part, scale, zero in pieces:
                 _affine(x, part, scale, zero, format)
         else:
-            assert isinstance(format, SymmetricRow)
             for x, part, scale in pieces:
                 _symmetric(x, part, scale, format)
         return out
@@ -106,8 +104,8 @@ class NumPyBackend:
         codes = stored.codes
         if format.name == "float32" and out is None:
             return codes
-        if format.granularity != "element" and codes.size == 0:
-            return format.dequantize(stored, width)
+        if format.granularity == "group" or (format.granularity != "element" and codes.size == 0):
+            return reference.dequantize(stored, width, format, out)
         if out is None:
             out = np.empty((*codes.shape[:-1], width), np.float32)
         if format.name in ("float32", "float16"):
@@ -281,7 +279,7 @@ def _encode_bfloat16(values: F32, codes: Array, element: SmallFloat) -> None:
     np.copyto(codes, odd, casting="unsafe")
     nan = np.isnan(values)
     if nan.any():
-        codes[nan] = upper[nan] | np.uint32(element.nan)
+        codes[nan] = upper[nan] | np.uint32(element.nan or 0)
 
 
 def _decode(codes: Array, values: F32, element: SmallFloat) -> None:

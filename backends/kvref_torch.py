@@ -22,12 +22,12 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from kvref.array import Array, Namespace, Shape
-from kvref.backend import Slots, blocks_to_copy, check_new, host_slots, last_writes, slots_to_gather
+from kvref.backend import Slots, blocks_to_copy, check_new, host_slots, last_writes, reference, slots_to_gather
 from kvref.errors import BackendNotFound, NonFinite
 from kvref.formats import Format, Quantized, SmallFloat
 from kvref.formats.affine import LEAST_SCALE as LEAST_AFFINE_SCALE
 from kvref.formats.affine import AffineRow
-from kvref.formats.base import widen
+from kvref.formats.base import stored_as, widen
 from kvref.formats.small_float import BFLOAT16, E4M3FN, E5M2, ELEMENTS, FLOAT16
 from kvref.formats.symmetric import LEAST_SCALE, SymmetricRow
 
@@ -113,14 +113,14 @@ class TorchBackend:
             if out is None:
                 return Quantized(rows.to(getattr(torch, format.name)))
             return Quantized(out.codes.copy_(rows))
-        if rows.ndim == 0 or rows.numel() == 0:
-            return format.quantize(rows)
+        if not isinstance(format, AffineRow | SymmetricRow) or rows.ndim == 0 or rows.numel() == 0:
+            return reference.quantize(rows, format, out)
         if out is None:
-            codes = rows.new_empty((*rows.shape[:-1], format.code_width(rows.shape[-1])), dtype=_code_dtype(format))
-            out = Quantized(codes, *(rows.new_empty(rows.shape[:-1]) for _ in range(format.scale_arrays)))
+            parts = stored_as(format, tuple(rows.shape), xp)
+            out = Quantized(*(rows.new_empty(shape, dtype=getattr(torch, dtype)) for shape, dtype in parts))
         width, read_back = rows.shape[-1], list[Array]()
-        parts = [part.view(-1, part.shape[-1]) if part is out.codes else part.view(-1, 1) for part in out if part is not None]
-        for x, codes, scale, *zero in self._pieces(rows.reshape(-1, width), *parts):
+        flat = [part.view(-1, part.shape[-1]) if part is out.codes else part.view(-1, 1) for part in out if part is not None]
+        for x, codes, scale, *zero in self._pieces(rows.reshape(-1, width), *flat):
             if isinstance(format, AffineRow):
                 steps = torch.full_like(scale, 2.0**format.bits - 1)
                 least, most = self._kernels["_affine"](x, steps, format.bits, codes)
@@ -128,7 +128,6 @@ class TorchBackend:
                 scale.copy_(_affine_scale(least, most, steps))
                 read_back.append(scale * steps + least)
             else:
-                assert isinstance(format, SymmetricRow)
                 limit = torch.full_like(scale, format.limit)
                 kind = () if format.name == "int8" else (NATIVE[ELEMENTS[format.name]],)
                 largest = self._kernels["_float8" if kind else "_int8"](x, limit, codes, *kind)
@@ -142,8 +141,8 @@ class TorchBackend:
         codes = stored.codes
         if format.granularity == "element":
             return codes.to(torch.float32) if out is None else out.copy_(codes)
-        if codes.numel() == 0:
-            return format.dequantize(stored, width)
+        if format.granularity == "group" or codes.numel() == 0:
+            return reference.dequantize(stored, width, format, out)
         if out is None:
             out = codes.new_empty((*codes.shape[:-1], width), dtype=torch.float32)
         scales = [part.reshape(-1, 1) for part in stored[1:] if part is not None]
@@ -235,11 +234,6 @@ def _bits(tensor: Array) -> Array:
 
 def _all_finite(*arrays: Array) -> bool:
     return all(bool(torch.isfinite(array).all()) for array in arrays)
-
-
-def _code_dtype(format: Format) -> torch.dtype:
-    found: torch.dtype = getattr(torch, format.code_dtype(xp))
-    return found
 
 
 # Rows are [n, width], what goes with a row is [n, 1]. A kernel writes the codes and returns what the scale is made of: were it to

@@ -9,6 +9,7 @@ from math import prod
 from kvref.array import ITEM_BYTES, Array, Shape
 from kvref.backend import Backend, Slots
 from kvref.formats import Format, Quantized
+from kvref.formats.base import stored_as
 
 
 class SlotStore:
@@ -20,10 +21,8 @@ class SlotStore:
         self._backend = backend
         # A scale for each head keeps the axes apart; a scale for each token spans them both.
         self._rows: Shape = self.token_shape if format.granularity != "token" else (num_kv_heads * head_dim,)
-        codes = (num_slots, *self._rows[:-1], format.code_width(self._rows[-1]))
-        stored = [backend.zeros(codes, format.code_dtype(backend.xp))]
-        stored += [backend.zeros(codes[:-1], "float32") for _ in range(format.scale_arrays)]
-        self._stored = Quantized(*stored)
+        self._parts = stored_as(format, self._rows, backend.xp)
+        self._stored = Quantized(*(backend.zeros((num_slots, *shape), dtype) for shape, dtype in self._parts))
 
     def quantized(self, tokens: Array) -> Quantized:
         """Float32 [n, num_kv_heads, head_dim] as the slots hold them. Raises NonFinite."""
@@ -63,10 +62,8 @@ class SlotStore:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes one token takes: its codes, and 4 for each scale and zero."""
-        codes: Shape = self._stored.codes.shape[1:]
-        item = ITEM_BYTES[self.format.code_dtype(self._backend.xp)]
-        return item * prod(codes) + 4 * self.format.scale_arrays * prod(codes[:-1])
+        """Bytes one token takes: its codes, scales and zeros."""
+        return sum(ITEM_BYTES[dtype] * prod(shape) for shape, dtype in self._parts)
 
 
 class TokenStore:

@@ -10,7 +10,7 @@ from hypothesis.extra.numpy import arrays
 
 import kvref
 from kvref.attention import attention_bound
-from kvref.formats.packing import pack4, unpack4
+from kvref.formats.packing import pack, unpack
 from kvref.formats.rounding import round_half_away
 from kvref_conformance.oracle import attention, elements, rows
 
@@ -27,12 +27,15 @@ def test_halves_go_away_from_zero(values):
         assert rounded == (away if exact >= 0 else -away)
 
 
-@given(st.lists(st.integers(0, 15), min_size=1, max_size=9))
-def test_packing_is_undone_by_unpacking(codes):
-    packed = pack4(np.array([codes], np.uint8))
-    assert packed.shape == (1, (len(codes) + 1) // 2)
-    assert packed[0].tolist() == [low + 16 * high for low, high in zip(codes[::2], [*codes[1::2], 0], strict=False)]
-    assert unpack4(packed, len(codes))[0].tolist() == codes
+@given(st.sampled_from([1, 2, 4, 5, 6, 8]).flatmap(lambda bits: st.tuples(
+    st.just(bits), st.lists(st.integers(0, 2**bits - 1), min_size=1, max_size=9),
+)))  # fmt: skip
+def test_packing_puts_low_bits_first_and_is_undone_by_unpacking(given_codes):
+    bits, codes = given_codes
+    packed = pack(np.array([codes], np.uint8), bits)
+    whole = sum(code << (i * bits) for i, code in enumerate(codes))  # the row as one integer
+    assert packed[0].tolist() == list(whole.to_bytes(-(-len(codes) * bits // 8), "little"))
+    assert unpack(packed, bits, len(codes))[0].tolist() == codes
 
 
 @pytest.mark.parametrize("name", ["int8", "float8_e4m3fn", "float8_e5m2", "q8", "q4"])

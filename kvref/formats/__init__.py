@@ -1,7 +1,8 @@
 """How a row of numbers is stored: one small object a format, looked up by name.
 
 `element` formats cast each number; `head` formats share a scale over one head's row; `token` formats share a scale and a zero
-over all heads of a token. Chapter FMT of the specification says what each does, to the bit.
+over all heads of a token; `group` formats share them over 16 to 128 neighbours of a head's row. Chapter FMT of the specification
+says what each does, to the bit.
 """
 
 from collections.abc import Iterable
@@ -10,12 +11,18 @@ from kvref.errors import ConfigError
 from kvref.formats.affine import q4, q8
 from kvref.formats.base import Format, Quantized
 from kvref.formats.casts import bfloat16, float16, float32
+from kvref.formats.ggml import GGML_TYPES
+from kvref.formats.grouped import GROUPS
+from kvref.formats.microscaling import MICROSCALED
 from kvref.formats.small_float import ELEMENTS, SmallFloat
 from kvref.formats.symmetric import float8_e4m3fn, float8_e5m2, int8
 
 __all__ = ["FORMATS", "Format", "Quantized", "SmallFloat", "element_format", "get_format"]
 
-_ALL: tuple[Format, ...] = (float32, float16, bfloat16, int8, float8_e4m3fn, float8_e5m2, q8, q4)
+_ALL: tuple[Format, ...] = (
+    float32, float16, bfloat16, int8, float8_e4m3fn, float8_e5m2, q8, q4,
+    *GGML_TYPES, *MICROSCALED, *GROUPS,
+)  # fmt: skip
 FORMATS = {each.name: each for each in _ALL}
 PLAIN_DTYPES = tuple(name for name, each in FORMATS.items() if each.granularity == "element")
 ROW_FORMATS = tuple(name for name, each in FORMATS.items() if each.granularity == "head")

@@ -12,21 +12,25 @@ from array_api_compat import array_namespace
 from kvref.array import Array
 from kvref.errors import ShapeMismatch
 from kvref.formats import bounds
-from kvref.formats.base import Granularity, Quantized, check_read_back, finite_rows
-from kvref.formats.packing import pack4, unpack4
+from kvref.formats.base import Granularity, OneScale, Quantized, check_read_back, finite_rows
+from kvref.formats.packing import pack, unpack
 from kvref.formats.rounding import round_half_away
 
 LEAST_SCALE = 1e-8
 
 
 @dataclass(frozen=True)
-class AffineRow:
+class AffineRow(OneScale):
     """value = code * scale + zero, with zero = min x and scale = (max x - min x) / (2^bits - 1), at least 1e-8."""
 
     name: str
     bits: int
     granularity: Granularity = "token"
     scale_arrays: int = 2
+
+    @property
+    def element(self) -> str:
+        return f"uint{self.bits}"
 
     def code_width(self, width: int) -> int:
         return -(-width * self.bits // 8)
@@ -49,7 +53,7 @@ class AffineRow:
         quotient = (rows - zero[..., None]) / xp.broadcast_to(scale[..., None], rows.shape)
         codes = xp.clip(round_half_away(quotient), 0.0, 2.0**self.bits - 1)
         codes = xp.astype(codes, xp.uint8)
-        return Quantized(pack4(codes) if self.bits == 4 else codes, scale, zero)
+        return Quantized(pack(codes, self.bits), scale, zero)
 
     def dequantize(self, stored: Quantized, width: int) -> Array:
         assert stored.scale is not None and stored.zero is not None
@@ -63,8 +67,7 @@ class AffineRow:
 
     def _codes(self, stored: Quantized, width: int) -> Array:
         xp = array_namespace(stored.codes)
-        codes = unpack4(stored.codes, width) if self.bits == 4 else stored.codes
-        return xp.astype(codes, xp.float32)
+        return xp.astype(unpack(stored.codes, self.bits, width), xp.float32)
 
 
 q8 = AffineRow("q8", 8)

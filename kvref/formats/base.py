@@ -4,15 +4,19 @@ from typing import Literal, NamedTuple, Protocol
 
 from array_api_compat import array_namespace
 
-from kvref.array import Array, dtype_name
-from kvref.errors import DtypeMismatch, NonFinite, ShapeMismatch
+from kvref.array import Array, Namespace, Shape, dtype_name
+from kvref.errors import ConfigError, DtypeMismatch, NonFinite, ShapeMismatch
 
 # "element": no scale. "head": one scale a (token, head) row of head_dim. "token": one scale and zero a token, over all heads.
-Granularity = Literal["element", "head", "token"]
+# "group": a scale for so many neighbours along head_dim.
+Granularity = Literal["element", "head", "token", "group"]
 
 
 class Quantized(NamedTuple):
-    """Rows as they are stored. codes: [..., code_width]. scale, zero: float32 [...], or None where the format has none."""
+    """Rows as they are stored: codes [..., code_width], and scale and zero, each None where the format has none.
+
+    float32 [...] where a row shares them, [..., width / group] in `scale_dtype` where a group does.
+    """
 
     codes: Array
     scale: Array | None = None
@@ -29,14 +33,28 @@ class Format(Protocol):
     @property
     def granularity(self) -> Granularity: ...
     @property
+    def group(self) -> int | None:
+        """How many neighbours along head_dim share a scale, in formats of groups."""
+
+    @property
+    def element(self) -> str:
+        """What one number is stored as, in words."""
+
+    @property
     def scale_arrays(self) -> int:
-        """How many float32 numbers go with a row: 0, 1 (scale) or 2 (scale and zero)."""
+        """What goes with the codes: 0 arrays, 1 (scale) or 2 (scale and zero)."""
 
     def code_width(self, width: int) -> int:
-        """Code elements a row of `width` values takes."""
+        """Code elements a row of `width` values takes. Raises ConfigError for a width that is no multiple of the group."""
 
     def code_dtype(self, xp: object) -> str:
         """The dtype of the codes in the array namespace `xp`."""
+
+    def scale_shape(self, width: int) -> Shape:
+        """How many scales a row of `width` values has: () for one, or (width / group,)."""
+
+    def scale_dtype(self, xp: object) -> str:
+        """The dtype of scales and zeros in the array namespace `xp`."""
 
     def quantize(self, rows: Array) -> Quantized:
         """Raises DtypeMismatch for anything but float32, float16 and bfloat16; NonFinite where a scale is shared."""
@@ -46,6 +64,40 @@ class Format(Protocol):
 
     def bound(self, rows: Array, stored: Quantized) -> Array:
         """float64 [..., width]: the most by which a value read may differ from `rows`."""
+
+
+class OneScale:
+    """Of formats whose rows have one float32 scale each, or none."""
+
+    group: int | None = None
+
+    def scale_shape(self, width: int) -> Shape:
+        return ()
+
+    def scale_dtype(self, xp: object) -> str:
+        return "float32"
+
+
+def stored_as(format: Format, rows: Shape, xp: Namespace) -> list[tuple[Shape, str]]:
+    """Shape and dtype of codes, scale and zero of rows [..., width], as many of them as the format has."""
+    *outer, width = rows
+    codes = (*outer, format.code_width(width)), format.code_dtype(xp)
+    scale = (*outer, *format.scale_shape(width)), format.scale_dtype(xp)
+    return [codes, *[scale] * format.scale_arrays]
+
+
+def in_groups(name: str, rows: Array, group: int) -> Array:
+    """Rows [..., width] as [..., width / group, group]. Raises ConfigError where that does not go."""
+    width = rows.shape[-1]
+    groups(name, width, group)
+    return array_namespace(rows).reshape(rows, (*rows.shape[:-1], width // group, group))
+
+
+def groups(name: str, width: int, group: int) -> int:
+    """How many groups a row has. Raises ConfigError (FMT-GROUP-03)."""
+    if width % group:
+        raise ConfigError(f"{name} rows: expected a width that is a multiple of {group}, got {width}")
+    return width // group
 
 
 def check_read_back(name: str, largest: Array) -> None:

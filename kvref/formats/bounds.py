@@ -60,3 +60,71 @@ def cast_bound(x: Array, element: SmallFloat) -> Array:
     xp = array_namespace(x)
     v = 2.0 ** -(element.mantissa_bits + 1)
     return xp.maximum(xp.abs(x) * (v / (1 + v)), xp.full_like(x, 2.0 ** -(element.bias + element.mantissa_bits)))
+
+
+def group_bound(x: Array, code: Array, scale: Array, zero: Array | None, top: int) -> Array:
+    """As int8_bound or affine_bound, with max(s/2, |x - z| - top s, and z - x where there is a zero) in the place of s/2.
+
+    The scale is rounded once more, and may be too small for the largest code, by less than half a code everywhere but in 8 bits
+    and bfloat16: then |x - z| - top s is cut off. A zero that is rounded up lies z - x above the least value.
+    """
+    x, code, scale = _float64(x, code, scale)
+    xp = array_namespace(x)
+    if zero is None:
+        half = xp.maximum(xp.broadcast_to(scale / 2, x.shape), xp.abs(x) - top * scale)
+        return half + U * xp.abs(x) + U * xp.abs(code) * scale
+    (zero,) = _float64(zero)
+    offset, product = x - zero, code * scale
+    half = xp.maximum(xp.maximum(xp.broadcast_to(scale / 2, x.shape), offset - top * scale), -offset)
+    rounding = (2 * U + U * U) * xp.abs(offset) + U * product + U * (1 + 2 * U) * xp.abs(product + zero)
+    return half + rounding + 2.0**-149
+
+
+def small_element_bound(x: Array, scale: Array, small: SmallFloat) -> Array:
+    """max(r|x|, a s)(1 + 2u) + u|x| up to the largest element, and |x| - max s beyond it; r and a as in float8_bound.
+
+    Where the scale is a power of two nothing but the element is rounded; a scale with digits divides, u|x|.
+    """
+    x, scale = _float64(x, scale)
+    xp = array_namespace(x)
+    v = 2.0 ** -(small.mantissa_bits + 1)
+    absolute = 2.0 ** (1 - small.bias - small.mantissa_bits) / 2
+    rounding = xp.maximum(v / (1 + v) * xp.abs(x), absolute * scale)
+    return xp.maximum(rounding * (1 + 2 * U) + U * xp.abs(x), xp.abs(x) - small.max * scale)
+
+
+def int8_element_bound(x: Array, scale: Array) -> Array:
+    """Half a step of 2^-6, and beyond the largest element what is cut off."""
+    x, scale = _float64(x, scale)
+    xp = array_namespace(x)
+    return xp.maximum(xp.broadcast_to(scale / 128, x.shape), xp.abs(x) - 127 / 64 * scale)
+
+
+def ggml_bound(
+    x: Array, worth: Array, scale: Array, divisor: int, most: int, widest: float = 1.0, least: float = 2.0**-127
+) -> Array:
+    """|d| max(w/2, x/d - most) + 8u(|x| + |d| |divisor|) + |worth| |d - s|; and |x| where |d| is below `least`, and not inverted.
+
+    d is the block's largest value over `divisor`, s the float16 that is stored of it (of what was fitted, in IQ4_NL). The code is
+    the nearest to x / d, with codes w apart at most, or the last one, worth `most`, where x / d lies beyond it. Of x times the
+    reciprocal of d four roundings are left, u each; s in the place of d moves the value by |worth| |d - s|.
+    """
+    x, worth, scale = _float64(x, worth, scale)
+    xp = array_namespace(x)
+    largest = xp.take_along_axis(x, xp.argmax(xp.abs(x), axis=-1, keepdims=True), axis=-1)
+    d = largest / divisor
+    held = xp.abs(d) >= least * (1 + 2 * U)  # d in float32 may be rounded up to it
+    beyond = x / xp.where(held, d, xp.ones_like(d)) - most
+    half = xp.abs(d) * xp.maximum(xp.full_like(x, widest / 2), beyond)
+    rounding = 8 * U * (xp.abs(x) + xp.abs(d) * abs(divisor)) + xp.abs(worth) * xp.abs(d - scale)
+    return half + rounding + xp.where(held, xp.zeros_like(x), xp.abs(x))
+
+
+def ggml_affine_bound(x: Array, code: Array, scale: Array, least: Array, top: int) -> Array:
+    """d/2 + 8u(|x - min| + d) + q |d - s| + |min - m| + u|value|, d = (max - min) / top; x - min where d cannot be inverted."""
+    x, code, scale, least = _float64(x, code, scale, least)
+    xp = array_namespace(x)
+    low = xp.min(x, axis=-1, keepdims=True)
+    d = (xp.max(x, axis=-1, keepdims=True) - low) / top
+    rounding = 8 * U * (x - low + d) + code * xp.abs(d - scale) + xp.abs(low - least) + U * xp.abs(code * scale + least)
+    return d / 2 + rounding + xp.where(d >= 2.0**-127 * (1 + 2 * U), xp.zeros_like(x), x - low) + 2.0**-149

@@ -11,19 +11,23 @@ from array_api_compat import array_namespace
 
 from kvref.array import Array
 from kvref.formats import bounds
-from kvref.formats.base import Granularity, Quantized, widen
+from kvref.formats.base import Granularity, OneScale, Quantized, widen
 from kvref.formats.small_float import BFLOAT16, FLOAT16, SmallFloat
 
 
 @dataclass(frozen=True)
-class Cast:
+class Cast(OneScale):
     """value = the nearest number the dtype has, ties to even; overflow gives infinity (FMT-CAST-01)."""
 
     name: str
     bits: int
-    element: SmallFloat | None  # None for float32, which is stored as it comes
+    small_float: SmallFloat | None  # None for float32, which is stored as it comes
     granularity: Granularity = "element"
     scale_arrays: int = 0
+
+    @property
+    def element(self) -> str:
+        return self.name
 
     def code_width(self, width: int) -> int:
         return width
@@ -34,23 +38,23 @@ class Cast:
     def quantize(self, rows: Array) -> Quantized:
         rows = widen(rows)
         xp = array_namespace(rows)
-        if self.element is None:
+        if self.small_float is None:
             return Quantized(rows)
         if hasattr(xp, self.name):
             with np.errstate(over="ignore"):  # NumPy warns of the overflow to infinity that the clause asks for
                 return Quantized(xp.astype(rows, getattr(xp, self.name)))
-        return Quantized(self.element.encode(rows))
+        return Quantized(self.small_float.encode(rows))
 
     def dequantize(self, stored: Quantized, width: int) -> Array:
         xp = array_namespace(stored.codes)
-        if self.element is None or hasattr(xp, self.name):
+        if self.small_float is None or hasattr(xp, self.name):
             return xp.astype(stored.codes, xp.float32, copy=False)
-        return self.element.decode(stored.codes)
+        return self.small_float.decode(stored.codes)
 
     def bound(self, rows: Array, stored: Quantized) -> Array:
-        if self.element is None:
+        if self.small_float is None:
             return array_namespace(rows).zeros_like(rows, dtype=array_namespace(rows).float64)
-        return bounds.cast_bound(rows, self.element)
+        return bounds.cast_bound(rows, self.small_float)
 
 
 float32 = Cast("float32", 32, None)

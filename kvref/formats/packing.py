@@ -1,20 +1,33 @@
-"""Two four-bit codes in one byte (FMT-AFF-06)."""
+"""Codes of less than a byte, side by side in a row of bytes (FMT-SMALL-01)."""
 
-from array_api_compat import array_namespace
+from array_api_compat import array_namespace, device
 
 from kvref.array import Array
 
 
-def pack4(codes: Array) -> Array:
-    """[..., width] codes of 0..15 -> [..., ceil(width / 2)] bytes: the even index in the low nibble, an odd row padded with 0."""
+def pack(codes: Array, bits: int) -> Array:
+    """[..., width] codes below 2^bits -> uint8 [..., ceil(width * bits / 8)]: low bits first, what is left over padded with 0.
+
+    Bit k of code i is bit (i * bits + k) % 8 of byte (i * bits + k) // 8.
+    """
+    if bits == 8:
+        return codes
     xp = array_namespace(codes)
-    if codes.shape[-1] % 2:
-        codes = xp.concat([codes, xp.zeros_like(codes[..., :1])], axis=-1)
-    return codes[..., 0::2] | (codes[..., 1::2] << 4)
+    each = xp.bitwise_right_shift(codes[..., None], xp.arange(bits, dtype=xp.uint8, device=device(codes))) & 1
+    row = xp.reshape(each, (*codes.shape[:-1], codes.shape[-1] * bits))
+    if left_over := -row.shape[-1] % 8:
+        row = xp.concat([row, xp.zeros((*row.shape[:-1], left_over), dtype=xp.uint8, device=device(codes))], axis=-1)
+    eight = xp.reshape(row, (*row.shape[:-1], row.shape[-1] // 8, 8))
+    shifted = xp.bitwise_left_shift(eight, xp.arange(8, dtype=xp.uint8, device=device(codes)))
+    return xp.sum(shifted, axis=-1, dtype=xp.uint8)
 
 
-def unpack4(packed: Array, width: int) -> Array:
-    """[..., ceil(width / 2)] bytes -> [..., width] codes of 0..15."""
+def unpack(packed: Array, bits: int, width: int) -> Array:
+    """uint8 [..., ceil(width * bits / 8)] -> uint8 [..., width] codes below 2^bits."""
+    if bits == 8:
+        return packed
     xp = array_namespace(packed)
-    pairs = xp.stack([packed & 15, packed >> 4], axis=-1)
-    return xp.reshape(pairs, (*packed.shape[:-1], 2 * packed.shape[-1]))[..., :width]
+    each = xp.bitwise_right_shift(packed[..., None], xp.arange(8, dtype=xp.uint8, device=device(packed))) & 1
+    row = xp.reshape(each, (*packed.shape[:-1], packed.shape[-1] * 8))[..., : width * bits]
+    codes = xp.reshape(row, (*packed.shape[:-1], width, bits))
+    return xp.sum(xp.bitwise_left_shift(codes, xp.arange(bits, dtype=xp.uint8, device=device(packed))), axis=-1, dtype=xp.uint8)

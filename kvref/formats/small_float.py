@@ -1,4 +1,4 @@
-"""Floats of 8 and 16 bits as integer codes, encoded and decoded in Array API arithmetic, exact to the bit.
+"""Floats of 4 to 16 bits as integer codes, encoded and decoded in Array API arithmetic, exact to the bit.
 
 A code is sign, exponent and mantissa side by side, as in IEEE 754; below the least exponent the mantissa has no hidden one
 (subnormals). Encoding finds the exponent, scales the value by a power of two so that one unit is one code, and rounds half to
@@ -16,15 +16,16 @@ from kvref.array import Array, Namespace
 class SmallFloat:
     """One binary float format of `1 + exponent_bits + mantissa_bits` bits.
 
-    largest: code of the largest finite value. nan: the canonical NaN code. infinity: code of +infinity, or None for a format
-    without one, where finite overflow saturates to `largest` and an infinity becomes NaN (LAW-14).
+    largest: code of the largest finite value. nan: the canonical NaN code, or None for a format in which every code is a number.
+    infinity: code of +infinity, or None for a format without one, where finite overflow saturates to `largest` and an infinity
+    becomes NaN (LAW-14).
     """
 
     name: str
     exponent_bits: int
     mantissa_bits: int
     largest: int
-    nan: int
+    nan: int | None
     infinity: int | None
 
     @property
@@ -33,7 +34,7 @@ class SmallFloat:
 
     @property
     def code_dtype(self) -> str:
-        return f"uint{self.bits}"
+        return "uint16" if self.bits == 16 else "uint8"
 
     @property
     def bias(self) -> int:
@@ -51,15 +52,16 @@ class SmallFloat:
         xp = array_namespace(x)
         magnitude = xp.where(xp.isnan(x), xp.zeros_like(x), xp.abs(x))
         exponent = self._exponent(magnitude, xp)
-        units = self._scale_by_power(magnitude, self.mantissa_bits + self.bias - exponent, xp)
+        units = times_power(magnitude, self.mantissa_bits + self.bias - exponent)
         # One past the format's own range is as good as infinitely far, and fits an integer.
         units = xp.round(xp.minimum(units, xp.full_like(units, 2.0 ** (self.mantissa_bits + 1))))
         code = (exponent - 1) * 2**self.mantissa_bits + xp.astype(units, xp.int32)
 
         overflow = self.largest if self.infinity is None else self.infinity
         code = xp.where(code > self.largest, xp.full_like(code, overflow), code)
-        not_a_number = xp.isnan(x) if self.infinity is not None else ~xp.isfinite(x)
-        code = xp.where(not_a_number, xp.full_like(code, self.nan), code)
+        if self.nan is not None:
+            not_a_number = xp.isnan(x) if self.infinity is not None else ~xp.isfinite(x)
+            code = xp.where(not_a_number, xp.full_like(code, self.nan), code)
         code = xp.where(xp.signbit(x), code + 2 ** (self.bits - 1), code)
         return xp.astype(code, getattr(xp, self.code_dtype))
 
@@ -73,7 +75,7 @@ class SmallFloat:
         exponent = xp.where(field == 0, xp.ones_like(field), field)
         units = mantissa + xp.where(field == 0, xp.zeros_like(field), xp.full_like(field, 2**self.mantissa_bits))
         units = xp.where(magnitude > self.largest, xp.zeros_like(units), units)  # no number: set below
-        value = self._scale_by_power(xp.astype(units, xp.float32), exponent - self.bias - self.mantissa_bits, xp)
+        value = times_power(xp.astype(units, xp.float32), exponent - self.bias - self.mantissa_bits)
 
         if self.infinity is not None:
             value = xp.where(magnitude == self.infinity, xp.full_like(value, float("inf")), value)
@@ -89,19 +91,23 @@ class SmallFloat:
         index = xp.searchsorted(thresholds, xp.reshape(magnitude, (-1,)), side="right")
         return xp.astype(xp.reshape(index, magnitude.shape), xp.int32) + 1
 
-    @staticmethod
-    def _scale_by_power(x: Array, power: Array, xp: Namespace) -> Array:
-        """x * 2^power, exactly. In two steps: bfloat16 needs powers beyond float32's own range."""
-        table = xp.asarray([2.0**e for e in range(-75, 76)], dtype=xp.float32, device=device(x))
-        half = power // 2
-        for part in (half, power - half):
-            index = xp.astype(xp.reshape(part + 75, (-1,)), xp.int64)
-            x = x * xp.reshape(xp.take(table, index, axis=0), x.shape)
-        return x
+
+def times_power(x: Array, power: Array) -> Array:
+    """x * 2^power, exactly, int32 powers of -150 to 150. In two steps: bfloat16 needs powers beyond float32's own range."""
+    xp = array_namespace(x)
+    table = xp.asarray([2.0**e for e in range(-75, 76)], dtype=xp.float32, device=device(x))
+    half = power // 2
+    for part in (half, power - half):
+        index = xp.astype(xp.reshape(part + 75, (-1,)), xp.int64)
+        x = x * xp.reshape(xp.take(table, index, axis=0), x.shape)
+    return x
 
 
 E4M3FN = SmallFloat("float8_e4m3fn", 4, 3, largest=0x7E, nan=0x7F, infinity=None)
 E5M2 = SmallFloat("float8_e5m2", 5, 2, largest=0x7B, nan=0x7E, infinity=0x7C)
 FLOAT16 = SmallFloat("float16", 5, 10, largest=0x7BFF, nan=0x7E00, infinity=0x7C00)
 BFLOAT16 = SmallFloat("bfloat16", 8, 7, largest=0x7F7F, nan=0x7FC0, infinity=0x7F80)
+E3M2 = SmallFloat("float6_e3m2", 3, 2, largest=0x1F, nan=None, infinity=None)  # the elements of MX that are no formats alone
+E2M3 = SmallFloat("float6_e2m3", 2, 3, largest=0x1F, nan=None, infinity=None)
+E2M1 = SmallFloat("float4_e2m1", 2, 1, largest=0x07, nan=None, infinity=None)
 ELEMENTS = {element.name: element for element in (E4M3FN, E5M2, FLOAT16, BFLOAT16)}

@@ -12,7 +12,7 @@ from array_api_compat import array_namespace
 
 from kvref.array import Array
 from kvref.formats import bounds
-from kvref.formats.base import Granularity, Quantized, check_read_back, finite_rows
+from kvref.formats.base import Granularity, OneScale, Quantized, check_read_back, finite_rows
 from kvref.formats.rounding import round_half_away
 from kvref.formats.small_float import E4M3FN, E5M2, SmallFloat
 
@@ -20,7 +20,7 @@ LEAST_SCALE = 2.0**-23
 
 
 @dataclass(frozen=True)
-class SymmetricRow:
+class SymmetricRow(OneScale):
     """value = decode(code) * scale, with scale = max|x| / limit and code = encode(x / scale)."""
 
     name: str
@@ -32,6 +32,10 @@ class SymmetricRow:
     bits: int = 8
     granularity: Granularity = "head"
     scale_arrays: int = 1
+
+    @property
+    def element(self) -> str:
+        return self.name
 
     def code_width(self, width: int) -> int:
         return width

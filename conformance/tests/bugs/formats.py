@@ -230,13 +230,13 @@ def a_constant_row_divides_by_zero(patch):
 
 @bug("FMT-AFF-06")
 def nibbles_are_swapped(patch):
-    pack, unpack = packing.pack4, packing.unpack4
+    pack, unpack = packing.pack, packing.unpack
 
-    def swap(codes):
-        return (codes >> 4) | (codes << 4)
+    def swap(codes, bits):
+        return (codes >> 4) | (codes << 4) if bits == 4 else codes
 
-    patch.setattr(affine, "pack4", lambda codes: swap(pack(codes)))
-    patch.setattr(affine, "unpack4", lambda codes, width: unpack(swap(codes), width))
+    patch.setattr(affine, "pack", lambda codes, bits: swap(pack(codes, bits), bits))
+    patch.setattr(affine, "unpack", lambda codes, bits, width: unpack(swap(codes, bits), bits, width))
 
 
 @bug("FMT-AFF-08")

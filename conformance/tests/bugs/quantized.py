@@ -67,7 +67,7 @@ def the_history_is_quantized_again_at_each_append(patch):
 
 @bug("QUANT-07")
 def scales_are_not_counted(patch):
-    in_source(patch, "kvref.slots.SlotStore.token_bytes", "+ 4 * self.format.scale_arrays * prod(codes[:-1])", "")
+    in_source(patch, "kvref.slots.SlotStore.token_bytes", "in self._parts", "in self._parts[:1]")
 
 
 @bug("QUANT-08", "LAW-05")

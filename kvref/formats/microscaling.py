@@ -1,0 +1,156 @@
+"""Groups whose scale is a small float itself: the MX formats of the Open Compute Project, and NVFP4 (FMT-MX).
+
+An MX scale is a power of two, so that nothing is rounded but the elements. What lies beyond an element's largest number, up to
+twice of it, saturates: that is the price of a scale without digits.
+
+Source: OCP Microscaling Formats (MX) Specification 1.0, sections 5 and 6.3; NVFP4 as in NVIDIA's description of Blackwell.
+"""
+
+from dataclasses import dataclass
+
+from array_api_compat import array_namespace, device
+
+from kvref.array import Array, Shape
+from kvref.formats import bounds
+from kvref.formats.base import Granularity, Quantized, finite_rows, groups, in_groups
+from kvref.formats.packing import pack, unpack
+from kvref.formats.small_float import E2M1, E2M3, E3M2, E4M3FN, E5M2, SmallFloat, times_power
+
+E8M0_BIAS, E8M0_NAN = 127, 255
+
+
+@dataclass(frozen=True)
+class Int8Element:
+    """Eight bits of two's complement, in steps of 2^-6; -128 is left unused, so that codes are symmetric."""
+
+    name: str = "int8"
+    bits: int = 8
+    max: float = 127 / 64
+
+    def encode(self, x: Array) -> Array:
+        xp = array_namespace(x)
+        return xp.astype(xp.astype(xp.round(x * 64.0), xp.int16) & 255, xp.uint8)
+
+    def decode(self, codes: Array) -> Array:
+        xp = array_namespace(codes)
+        code = xp.astype(codes, xp.float32)
+        return xp.where(code > 127, code - 256.0, code) / 64.0
+
+
+@dataclass(frozen=True)
+class Microscaled:
+    """value = element * scale: what the two formats share."""
+
+    name: str
+    small: SmallFloat | Int8Element  # what an element is
+    group: int = 32
+    granularity: Granularity = "group"
+    scale_arrays: int = 1
+
+    @property
+    def bits(self) -> int:
+        return self.small.bits
+
+    @property
+    def element(self) -> str:
+        return self.small.name
+
+    def code_width(self, width: int) -> int:
+        return groups(self.name, width, self.group) * self.group * self.bits // 8
+
+    def code_dtype(self, xp: object) -> str:
+        return "uint8"
+
+    def scale_shape(self, width: int) -> Shape:
+        return (groups(self.name, width, self.group),)
+
+    def scale_dtype(self, xp: object) -> str:
+        return "uint8"
+
+    def quantize(self, rows: Array) -> Quantized:
+        x = in_groups(self.name, finite_rows(rows), self.group)
+        xp = array_namespace(x)
+        scale = self.scale_codes(xp.max(xp.abs(x), axis=-1))
+        most = xp.full_like(x, self.small.max)
+        elements = self.small.encode(xp.minimum(xp.maximum(self.divided(x, scale), -most), most))
+        return Quantized(pack(xp.reshape(elements, rows.shape), self.bits), scale)
+
+    def dequantize(self, stored: Quantized, width: int) -> Array:
+        elements = in_groups(self.name, self.small.decode(unpack(stored.codes, self.bits, width)), self.group)
+        return array_namespace(elements).reshape(self.multiplied(elements, stored.scale), (*stored.codes.shape[:-1], width))
+
+    def bound(self, rows: Array, stored: Quantized) -> Array:
+        x, xp = in_groups(self.name, rows, self.group), array_namespace(rows)
+        one = self.multiplied(xp.ones_like(x[..., :1]), stored.scale)
+        if isinstance(self.small, Int8Element):
+            return xp.reshape(bounds.int8_element_bound(x, one), rows.shape)
+        return xp.reshape(bounds.small_element_bound(x, one, self.small), rows.shape)
+
+    def scale_codes(self, largest: Array) -> Array:
+        """uint8 codes of the scales of groups whose largest magnitudes are these."""
+        raise NotImplementedError
+
+    def divided(self, x: Array, scale: Array) -> Array:
+        """x [..., groups, group] by the scales of these codes [..., groups]."""
+        raise NotImplementedError
+
+    def multiplied(self, elements: Array, scale: Array | None) -> Array:
+        raise NotImplementedError
+
+
+class MX(Microscaled):
+    """The scale is 2^(floor(log2 max|x|) - the exponent of the largest element), at least 2^-127: E8M0 (FMT-MX-02)."""
+
+    def scale_codes(self, largest: Array) -> Array:
+        xp = array_namespace(largest)
+        powers = xp.asarray([2.0**e for e in range(-126, 128)], dtype=xp.float32, device=device(largest))
+        # How many powers of two it reaches is its exponent, biased as E8M0 is; below all of them it is 0, and 2^-127.
+        exponent = xp.searchsorted(powers, xp.reshape(largest, (-1,)), side="right")
+        code = xp.reshape(exponent, largest.shape) - self.largest_exponent
+        return xp.astype(xp.clip(code, 0, E8M0_NAN - 1), xp.uint8)
+
+    @property
+    def largest_exponent(self) -> int:
+        """floor(log2) of the largest element: 8 of E4M3FN, 2 of E2M1, 0 of INT8."""
+        return int(self.small.max).bit_length() - 1
+
+    def divided(self, x: Array, scale: Array) -> Array:
+        return self._times_scale(x, scale, -1)
+
+    def multiplied(self, elements: Array, scale: Array | None) -> Array:
+        assert scale is not None
+        values, xp = self._times_scale(elements, scale, 1), array_namespace(elements)
+        return xp.where(scale[..., None] == E8M0_NAN, xp.full_like(values, float("nan")), values)
+
+    @staticmethod
+    def _times_scale(x: Array, scale: Array, sign: int) -> Array:
+        xp = array_namespace(x)
+        power = sign * (xp.astype(scale, xp.int32) - E8M0_BIAS)
+        return times_power(x, xp.broadcast_to(power[..., None], x.shape))
+
+
+class NVFP4(Microscaled):
+    """The scale is max|x| / 6 in E4M3FN, of its normal numbers, the largest of which is 448 (FMT-MX-06)."""
+
+    def scale_codes(self, largest: Array) -> Array:
+        xp = array_namespace(largest)
+        scale = largest / xp.full_like(largest, self.small.max)
+        return E4M3FN.encode(xp.clip(scale, 2.0**-6, E4M3FN.max))
+
+    def divided(self, x: Array, scale: Array) -> Array:
+        return x / array_namespace(x).broadcast_to(E4M3FN.decode(scale)[..., None], x.shape)
+
+    def multiplied(self, elements: Array, scale: Array | None) -> Array:
+        assert scale is not None
+        return elements * E4M3FN.decode(scale)[..., None]  # five bits by four: exact
+
+
+MICROSCALED: tuple[Microscaled, ...] = (
+    MX("mxfp8_e4m3", E4M3FN),
+    MX("mxfp8_e5m2", E5M2),
+    MX("mxfp6_e2m3", E2M3),
+    MX("mxfp6_e3m2", E3M2),
+    MX("mxfp4", E2M1),
+    MX("mxint8", Int8Element()),
+    NVFP4("nvfp4", E2M1, group=16),
+)
