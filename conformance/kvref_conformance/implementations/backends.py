@@ -110,7 +110,7 @@ class Rows:
         codes, scale, zero = self._backend.quantize(rows, get_format(format))
         return codes, scale, zero
 
-    def dequantize(self, codes: Array, scale: Array, zero: Array | None, width: int, format: str) -> Array:
+    def dequantize(self, codes: Array, scale: Array | None, zero: Array | None, width: int, format: str) -> Array:
         return self._backend.dequantize(kvref.Quantized(codes, scale, zero), width, get_format(format))
 
     def mean_absolute_error(self, rows: Array, format: str) -> float:

@@ -7,12 +7,15 @@ import numpy as np
 
 from kvref_conformance.arrays import NDArray
 
-# name: exponent bits, mantissa bits, has infinity
+# name: exponent bits, mantissa bits, and what its last exponent has: infinity and NaN, NaN alone as its last code, or numbers
 _SHAPES = {
-    "float8_e4m3fn": (4, 3, False),
-    "float8_e5m2": (5, 2, True),
-    "float16": (5, 10, True),
-    "bfloat16": (8, 7, True),
+    "float8_e4m3fn": (4, 3, "NaN"),
+    "float8_e5m2": (5, 2, "infinity"),
+    "float16": (5, 10, "infinity"),
+    "bfloat16": (8, 7, "infinity"),
+    "float6_e3m2": (3, 2, ""),
+    "float6_e2m3": (2, 3, ""),
+    "float4_e2m1": (2, 1, ""),
 }
 MAX = {"float8_e4m3fn": 448.0, "float8_e5m2": 57344.0, "float16": 65504.0, "bfloat16": (2.0 - 2.0**-7) * 2.0**127}
 TIE_TO_INFINITY = {"float8_e5m2": 61440.0, "float16": 65520.0}
@@ -20,12 +23,12 @@ TIE_TO_INFINITY = {"float8_e5m2": 61440.0, "float16": 65520.0}
 
 def exact_value(code: int, format: str) -> Fraction | float:
     """The value of a code: a fraction, or a float NaN or infinity."""
-    exponent_bits, mantissa_bits, has_infinity = _SHAPES[format]
+    exponent_bits, mantissa_bits, has = _SHAPES[format]
     sign = Fraction(-1 if code >> (exponent_bits + mantissa_bits) else 1)
     exponent = (code >> mantissa_bits) % 2**exponent_bits
     mantissa = code % 2**mantissa_bits
-    if exponent == 2**exponent_bits - 1:
-        if has_infinity:
+    if exponent == 2**exponent_bits - 1 and has:
+        if has == "infinity":
             return float(sign) * float("inf") if mantissa == 0 else float("nan")
         if mantissa == 2**mantissa_bits - 1:
             return float("nan")
@@ -42,16 +45,17 @@ def _power(exponent: int) -> Fraction:
 @cache
 def decoded(format: str) -> NDArray:
     """float32 values of all codes, in order of the code; exact, -0 included."""
-    exponent_bits, mantissa_bits, has_infinity = _SHAPES[format]
+    exponent_bits, mantissa_bits, has = _SHAPES[format]
     codes = np.arange(2 ** (exponent_bits + mantissa_bits))
     exponent, mantissa = codes >> mantissa_bits, codes % 2**mantissa_bits
     # `exact_value` of each, which takes a second: whole numbers of the smallest step, in float64, which has room for all.
     steps = np.where(exponent == 0, mantissa, mantissa + 2**mantissa_bits).astype(np.float64)
     values = np.ldexp(steps, np.maximum(exponent, 1) - 2 ** (exponent_bits - 1) + 1 - mantissa_bits)
-    nans = 2**mantissa_bits - 1 if has_infinity else 1
-    values[-nans:] = np.nan
-    if has_infinity:
-        values[-nans - 1] = np.inf
+    if has:
+        nans = 2**mantissa_bits - 1 if has == "infinity" else 1
+        values[-nans:] = np.nan
+        if has == "infinity":
+            values[-nans - 1] = np.inf
     both = np.concatenate([values, -values]).astype(np.float32)
     both[np.isnan(both)] = np.nan  # of either sign the same
     return both
@@ -73,9 +77,9 @@ def midpoints(format: str) -> NDArray:
 
 
 def encode(x: NDArray, format: str) -> NDArray:
-    """Codes of float32 values: nearest, ties to even. NaN and overflow as the specification says."""
+    """Codes of float32 values: nearest, ties to even. NaN and overflow as the specification says; only numbers where all are."""
     x = np.asarray(x, dtype=np.float32)
-    last, has_infinity = len(magnitudes(format)) - 1, _SHAPES[format][2]
+    last, has_infinity = len(magnitudes(format)) - 1, _SHAPES[format][2] == "infinity"
     magnitude = np.abs(np.where(np.isfinite(x), x, 0)).astype(np.float64)
     below = np.searchsorted(midpoints(format), magnitude)  # a tie goes down,
     tie = midpoints(format).take(below, mode="clip") == magnitude

@@ -10,34 +10,20 @@ from typing import NamedTuple
 import numpy as np
 
 from kvref_conformance.arrays import NDArray
-from kvref_conformance.oracle import elements
+from kvref_conformance.oracle import elements, ggml, groups, mx
+from kvref_conformance.oracle.formats import GGML, GROUPS, IN_GROUPS, MX, NVFP4, bits_of, group_of
+from kvref_conformance.oracle.stored import Stored, U, fl, half_away
 
-U = 2.0**-24
 LIMIT = {"int8": 127.0, "float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
 STEPS = {"q8": 255, "q4": 15}
-
-
-class Stored(NamedTuple):
-    codes: NDArray  # one code an element, unpacked
-    scale: NDArray  # float32 [n]
-    zero: NDArray  # float32 [n], zeros in symmetric formats
-    values: NDArray  # float32, what it reads as
-
-
-@np.errstate(over="ignore")
-def fl(x: NDArray) -> NDArray:
-    """Rounded to float32, as float64: what passes its end is infinite."""
-    return np.asarray(x, dtype=np.float64).astype(np.float32).astype(np.float64)
-
-
-def half_away(x: NDArray) -> NDArray:
-    """Halves away from zero; exact, since x is a float32 held in float64."""
-    return np.copysign(np.floor(np.abs(x) + 0.5), x)
 
 
 @np.errstate(invalid="ignore")
 def store(rows: NDArray, format: str) -> Stored:
     """What is not finite in `values` is to be refused, NonFinite (FMT-LEVEL-05)."""
+    if format in IN_GROUPS:
+        stored: Stored = (ggml if format in GGML else groups if format in GROUPS else mx).store(rows, format)
+        return stored
     x = np.asarray(rows, dtype=np.float32).astype(np.float64)
     if format in STEPS:
         zero = x.min(axis=-1)
@@ -68,7 +54,7 @@ class Reads(NamedTuple):
 def read_as(rows: NDArray, format: str) -> Reads:
     """Rows [n, ...], each row's last axis with a scale of its own; plain dtypes are cast, and leave no slack."""
     rows = np.asarray(rows, dtype=np.float32)
-    if format not in LIMIT and format not in STEPS:
+    if format not in LIMIT and format not in STEPS and format not in IN_GROUPS:
         return Reads(elements.round_to(rows, format), np.zeros(rows.shape))
     flat = rows.reshape(-1, rows.shape[-1])
     want = store(flat, format)
@@ -81,13 +67,20 @@ def bounds(rows: NDArray, want: Stored, format: str) -> tuple[NDArray, NDArray]:
 
     That is 4u more for the code, and what a scale one unit in the last place off moves a value.
     """
-    exact, x = bound(rows, want.codes, want.scale, want.zero, format), np.asarray(rows, dtype=np.float64)
+    exact, x = bound(rows, want, format), np.asarray(rows, dtype=np.float64)
     return exact, exact * (1 + 4 * U) + 4 * U * np.abs(x) + 4 * U * np.abs(want.values)
 
 
 @np.errstate(over="ignore", invalid="ignore")  # of rows that are to be refused
-def bound(rows: NDArray, codes: NDArray, scale: NDArray, zero: NDArray, format: str) -> NDArray:
-    """The largest |x - value| there may be, float64 [n, width]; codes as stored by whoever is judged."""
+def bound(rows: NDArray, stored: Stored, format: str) -> NDArray:
+    """The largest |x - value| there may be, float64 [n, width]."""
+    codes, scale, zero, _ = stored
+    if format in GGML:
+        return ggml.bound(rows, stored, format)
+    if format in GROUPS:
+        return groups.bound(rows, codes, scale, zero, format)
+    if format in IN_GROUPS:
+        return mx.bound(rows, scale, format)
     x = np.abs(np.asarray(rows, dtype=np.float64))
     s, z = np.asarray(scale, dtype=np.float64)[:, None], np.asarray(zero, dtype=np.float64)[:, None]
     if format in STEPS:
@@ -104,14 +97,9 @@ def bound(rows: NDArray, codes: NDArray, scale: NDArray, zero: NDArray, format: 
 def inadmissible(rows: NDArray, codes: NDArray, format: str) -> list[tuple[int, int]]:
     """Where a code is further from x / s than rounding allows, |x/s - q| <= half a step + 4u|x/s|, in exact arithmetic."""
     want = store(rows, format)
-    wrong = []
-    for n, i in np.argwhere(np.asarray(codes) != want.codes):
-        x, s, z = (Fraction(float(part)) for part in (rows[n, i], want.scale[n], want.zero[n]))
-        quotient = (x - z) / s
-        slack = Fraction(4, 2**24) * abs(quotient)
-        if not _admits(int(codes[n, i]), quotient, slack, format):
-            wrong.append((int(n), int(i)))
-    return wrong
+    return [
+        (int(n), int(i)) for n, i in np.argwhere(np.asarray(codes) != want.codes) if not _may_be(rows, codes, want, n, i, format)
+    ]
 
 
 def admissible_too(rows: NDArray, format: str) -> NDArray:
@@ -121,23 +109,52 @@ def admissible_too(rows: NDArray, format: str) -> NDArray:
     for step in (1, -1):
         near = want.codes + step
         for n, i in np.argwhere(_may_admit(x, want, format)):
-            q = (Fraction(float(x[n, i])) - Fraction(float(want.zero[n]))) / Fraction(float(want.scale[n]))
-            found[n, i] |= _admits(int(near[n, i]), q, Fraction(4, 2**24) * abs(q), format)
+            found[n, i] |= _may_be(x, near, want, n, i, format)
     return found
+
+
+def _may_be(rows: NDArray, codes: NDArray, want: Stored, n: int, i: int, format: str) -> bool:
+    """Whether the code may stand for the number, in exact arithmetic."""
+    x, code, slack = Fraction(float(rows[n, i])), int(codes[n, i]), Fraction(4, 2**24)
+    if format in GGML:  # codes are made with a scale that is not stored
+        block = slice(i // 32 * 32, i // 32 * 32 + 32)
+        quotient = ggml.exact_quotient(rows[n, block], i % 32, format)
+        return ggml.admits(code, quotient, 2 * slack * (abs(quotient) + 16), format)
+    group = (n, i // group_of(format)) if format in IN_GROUPS else (n,)
+    s, z = (Fraction(float(part[group])) for part in (want.scale, want.zero))
+    quotient = (x - z) / s
+    admits = groups.admits if format in GROUPS else mx.admits if format in IN_GROUPS else _admits
+    return admits(code, quotient, slack * abs(quotient), format)
+
+
+def quotients(rows: NDArray, want: Stored, format: str) -> NDArray:
+    """What codes stand for, float64 [n, width]."""
+    if format in GGML:
+        return ggml.quotients(rows, format)
+    scale, zero = (
+        np.repeat(part.reshape(len(part), -1), rows.shape[1] // part[0].size, axis=1) for part in (want.scale, want.zero)
+    )
+    return np.asarray((rows.astype(np.float64) - zero) / scale.astype(np.float64))
 
 
 def _may_admit(x: NDArray, want: Stored, format: str) -> NDArray:
     """Where the quotient lies near a tie, by float64: the others need no fractions."""
-    quotient = np.abs((x.astype(np.float64) - want.zero[:, None]) / want.scale[:, None].astype(np.float64))
-    if format in elements.MAX:
-        ties = elements.midpoints(format)
-        nearest = ties[np.clip(np.searchsorted(ties, quotient), 0, len(ties) - 1)]
-        before = ties[np.clip(np.searchsorted(ties, quotient) - 1, 0, len(ties) - 1)]
-        off = np.minimum(np.abs(nearest - quotient), np.abs(before - quotient))
+    quotient = quotients(x, want, format)
+    if format in elements.MAX or format in (*MX, *NVFP4) or format == "iq4_nl":
+        worth = ggml.TABLE if format == "iq4_nl" else np.sort(_worth(format))
+        ties = (worth[1:] + worth[:-1]) / 2
+        after = np.clip(np.searchsorted(ties, quotient), 1, len(ties) - 1)
+        off = np.minimum(np.abs(ties[after] - quotient), np.abs(ties[after - 1] - quotient))
     else:
-        off = np.abs(quotient - np.floor(quotient) - 0.5)
-    near: NDArray = off <= 2.0**-20 * quotient + 2.0**-40
+        off = np.abs(np.abs(quotient) - np.floor(np.abs(quotient)) - 0.5)
+    near: NDArray = off <= 2.0**-20 * (np.abs(quotient) + 16 * (format in GGML)) + 2.0**-40
     return near
+
+
+def _worth(format: str) -> NDArray:
+    """What the codes of small floats are worth, the finite ones."""
+    worth = elements.decoded(format).astype(np.float64) if format in elements.MAX else mx.numbers(format)
+    return np.asarray(worth[np.isfinite(worth)])
 
 
 def _admits(code: int, quotient: Fraction, slack: Fraction, format: str) -> bool:
@@ -154,17 +171,58 @@ def _admits(code: int, quotient: Fraction, slack: Fraction, format: str) -> bool
     return abs(quotient - value) <= nearest + 2 * slack
 
 
-def unpack4(packed: NDArray, width: int) -> NDArray:
-    """Two codes a byte, the even index in the low nibble: said byte by byte."""
-    rows = []
-    for row in np.asarray(packed).tolist():
-        nibbles = [nibble for byte in row for nibble in (byte % 16, byte // 16)]
-        rows.append(nibbles[:width])
-    return np.array(rows, dtype=np.int64).reshape(len(rows), width)
+def unpacked(stored: NDArray, width: int, format: str) -> NDArray:
+    """int64 [n, width]: the codes of rows as they are stored, by the bits of their bytes, the low ones first."""
+    if format in GGML:
+        return ggml.read(stored, format).codes
+    bits = bits_of(format)
+    if bits == 8:
+        codes = np.asarray(stored).astype(np.int64)
+    else:
+        each = np.unpackbits(np.asarray(stored, np.uint8), axis=1, count=width * bits, bitorder="little")
+        codes = each.reshape(len(each), width, bits).astype(np.int64) @ (1 << np.arange(bits))
+    signed = format in GROUPS and not groups.is_affine(format)
+    return np.where(codes >= 2 ** (bits - 1), codes - 2**bits, codes) if signed else codes
+
+
+def packed(want: Stored, format: str) -> NDArray:
+    """[n, bytes]: the rows' codes as they are to be stored."""
+    if format in GGML:
+        return ggml.write(want.codes, want.scale, want.zero, format)
+    bits = bits_of(format)
+    if bits == 8 and format not in GROUPS:
+        return want.codes
+    each = (want.codes[:, :, None] >> np.arange(bits)) & 1
+    return np.packbits(each.reshape(len(each), -1).astype(np.uint8), axis=1, bitorder="little")
+
+
+def scale_worth(stored: NDArray, format: str) -> NDArray:
+    """float32: what scales or zeros are that are stored as numbers, or as codes where the library lacks the dtype."""
+    stored = np.asarray(stored)
+    if format in (*MX, *NVFP4):
+        return mx.scales(stored, format).astype(np.float32)
+    if stored.dtype == np.uint16:
+        return np.asarray(elements.decoded(groups.scale_dtype(format))[stored])
+    return stored.astype(np.float32)
+
+
+def ulp_of_scales(scale: NDArray, format: str) -> NDArray:
+    """float64: one unit in the last place of the dtype that scales are stored in; 0 of powers of two."""
+    if format in MX:
+        return np.zeros(np.shape(scale))
+    if format in NVFP4:
+        return np.asarray(np.ldexp(1.0, np.frexp(np.asarray(scale, np.float64))[1] - 4))
+    dtype = "float16" if format in GGML else groups.scale_dtype(format) if format in GROUPS else "float32"
+    if dtype == "float16":
+        return np.abs(np.spacing(np.asarray(scale).astype(np.float16))).astype(np.float64)
+    spacing = np.spacing(np.asarray(scale, np.float32)).astype(np.float64)
+    return np.asarray(spacing * (2.0**16 if dtype == "bfloat16" else 1.0))
 
 
 def adversarial(rng: np.random.Generator, width: int, format: str, count: int = 24) -> NDArray:
     """Rows that find rounding mistakes, float32 [n, width]: see each line. Nothing overflows when read back."""
+    if format in IN_GROUPS:
+        return _adversarial_groups(rng, width, format, count)
     limit = LIMIT.get(format, 1.0)
     gaussian = rng.normal(size=(count, width)) * 2.0 ** rng.integers(-20, 20, size=(count, 1))
     halves = rng.integers(-126, 126, size=(count, width)) + 0.5  # every quotient a tie once the maximum is 127
@@ -186,3 +244,37 @@ def adversarial(rng: np.random.Generator, width: int, format: str, count: int = 
     half_max = np.clip(half_max, -2, 2)
     parts = [gaussian, halves, above_limit, below_half, offset, plain, half_max]
     return np.concatenate(parts).astype(np.float32)
+
+
+def _adversarial_groups(rng: np.random.Generator, width: int, format: str, count: int) -> NDArray:
+    """Groups that find mistakes, each beside others that are nothing like it: float32 [n, width], a multiple of the group."""
+    group = group_of(format)
+    affine = format in ("q4_1", "q5_1") or (format in GROUPS and groups.is_affine(format))
+    halves = format in GGML or groups.scale_dtype(format) == "float16"
+    parts = np.concatenate([_ties(rng, group, format, count), adversarial(rng, group, "q4" if affine else "int8", count // 4)])
+    most = 3e4 if halves else 1e38  # what a scale or a zero of float16 holds
+    parts = np.clip(parts, -most, most)[rng.permutation(len(parts))]
+    each = width // group
+    rows: NDArray = np.resize(parts, (-(-len(parts) // each) * each, group)).reshape(-1, width)
+    return rows
+
+
+def _ties(rng: np.random.Generator, group: int, format: str, count: int) -> NDArray:
+    """Groups of scale 1, or another power of two, of numbers halfway between what two codes are worth, or an ulp beside it."""
+    ends: tuple[float, float]
+    if format in GROUPS:
+        ends = (groups.top_of(format), 0) if groups.is_affine(format) else (groups.top_of(format),) * 2
+        worth = np.arange(0 if groups.is_affine(format) else -ends[0], ends[0] + 1).astype(np.float64)
+    elif format in GGML:
+        ends = {"q8_0": (127, -127), "iq4_nl": (-127, 113), "q4_1": (0, 15), "q5_1": (0, 31), "q4_0": (-8, 7)}.get(
+            format, (-16, 15)
+        )
+        worth = ggml.TABLE if format == "iq4_nl" else np.arange(min(ends), max(ends) + 1).astype(np.float64)
+    else:
+        ends = mx.largest(format), -mx.largest(format)
+        worth = np.sort(_worth(format))
+    ties = rng.choice((worth[1:] + worth[:-1]) / 2, size=(count, group)).astype(np.float32)
+    beside = np.nextafter(ties, rng.choice(np.array([-np.inf, np.inf], np.float32), size=ties.shape))
+    ties = np.where(rng.integers(2, size=ties.shape), ties, beside)
+    ties[:, 0], ties[:, -1] = ends
+    return ties * (2.0 ** rng.integers(-6, 6, size=(count, 1))).astype(np.float32)

@@ -3,37 +3,56 @@
 import numpy as np
 
 from kvref_conformance.arrays import NDArray
-from kvref_conformance.checking.expect import equal, may_raise, raises, read, same, true, within
+from kvref_conformance.checking.expect import equal, may_raise, raises, read, same, shaped, true, within
 from kvref_conformance.checking.registry import check
 from kvref_conformance.checking.setup import held
 from kvref_conformance.conversation.calls import Own
 from kvref_conformance.conversation.subject import Subject, narrow
-from kvref_conformance.families.rows.handed import NEAR, adversarial, largest, rows_of, spread, toward_zero, widths
-from kvref_conformance.oracle import elements
+from kvref_conformance.families.rows.handed import (
+    NEAR,
+    adversarial,
+    formats_of_rows,
+    largest,
+    rows_of,
+    spread,
+    toward_zero,
+    widths,
+)
+from kvref_conformance.oracle import elements, ggml
 from kvref_conformance.oracle import rows as oracle
-from kvref_conformance.oracle.formats import AFFINE, SYMMETRIC
+from kvref_conformance.oracle.formats import AFFINE, GGML, IN_GROUPS, SYMMETRIC
+from kvref_conformance.oracle.stored import Stored, fl
 from kvref_conformance.outcome import Broken, NotOffered
 
 FP8 = ("float8_e4m3fn", "float8_e5m2")
-EVERY = (*SYMMETRIC, *AFFINE)
+EVERY = (*SYMMETRIC, *AFFINE, *IN_GROUPS)
 
 
-def quantized(subject: Subject, rows: NDArray, format: str) -> oracle.Stored:
-    """What the implementation stores, Q4 codes unpacked, and what that reads back as."""
-    family, (count, width) = subject.new("rows"), rows.shape
+def quantized(subject: Subject, rows: NDArray, format: str) -> Stored:
+    """What the implementation stores, codes unpacked and scales as float32, and what that reads back as."""
+    family, width = subject.new("rows"), rows.shape[1]
     codes, scale, zero = family.quantize(rows, format)
     values = family.dequantize(codes, scale, zero, width, format)
-    plain = np.asarray(codes)
-    plain = oracle.unpack4(plain, width) if format == "q4" else plain.astype(np.int64)
-    return oracle.Stored(plain, scale, np.zeros(count, np.float32) if zero is None else zero, values)
+    if format in GGML:
+        got = read_bytes(codes, width, format)
+        return Stored(got.codes, got.scale.astype(np.float32), got.least.astype(np.float32), values)
+    scale = oracle.scale_worth(scale, format)
+    zero = np.zeros_like(scale) if zero is None else oracle.scale_worth(zero, format)
+    return Stored(oracle.unpacked(codes, width, format), scale, zero, values)
 
 
-def same_scale(subject: Subject, got: NDArray, want: NDArray, what: str) -> None:
-    """To the bit, or within one unit in the last place for level tolerant (FMT-LEVEL-02)."""
+def read_bytes(codes: NDArray, width: int, format: str) -> ggml.Read:
+    """Blocks of ggml as what they say. Raises Broken where they are no blocks."""
+    per_row = width // 32 * ggml.LAYOUT[format].itemsize
+    return ggml.read(shaped(codes, (len(codes), per_row), f"{format} bytes of rows of {width}").astype(np.uint8), format)
+
+
+def same_scale(subject: Subject, got: NDArray, want: NDArray, what: str, format: str = "") -> None:
+    """To the bit, or within one unit in the last place of its dtype for level tolerant (FMT-LEVEL-02)."""
     if subject.level == "exact":
         same(got, want, what)
     else:
-        within(got, want, np.spacing(np.asarray(want)), what)
+        within(got, want, oracle.ulp_of_scales(want, format), what)
 
 
 def same_codes(subject: Subject, got: NDArray, rows: NDArray, format: str) -> None:
@@ -51,8 +70,8 @@ def same_codes(subject: Subject, got: NDArray, rows: NDArray, format: str) -> No
 def codes_and_scales_equal_the_definition(subject: Subject) -> None:
     if subject.level != "exact":
         raise NotOffered("level exact")
-    for name in subject.formats(*EVERY):
-        for width in widths(subject, 1, 5, 64):
+    for name in formats_of_rows(subject, *EVERY):
+        for width in widths(subject, 1, 5, 64, format=name):
             rows = adversarial(subject, width, name)
             got, want = quantized(subject, rows, name), oracle.store(rows, name)
             for part in ("scale", "zero", "values"):
@@ -62,11 +81,11 @@ def codes_and_scales_equal_the_definition(subject: Subject) -> None:
 
 @check("FMT-LEVEL-02", "rows")
 def codes_are_admissible_and_scales_an_ulp_off_at_most(subject: Subject) -> None:
-    for name in subject.formats(*EVERY):
-        for width in widths(subject, 1, 5, 64):
+    for name in formats_of_rows(subject, *EVERY):
+        for width in widths(subject, 1, 5, 64, format=name):
             rows = adversarial(subject, width, name)
             got, want = quantized(subject, rows, name), oracle.store(rows, name)
-            within(got.scale, want.scale, np.spacing(want.scale), f"{name} scale of rows of {width}")
+            within(got.scale, want.scale, oracle.ulp_of_scales(want.scale, name), f"{name} scale of rows of {width}")
             wrong = oracle.inadmissible(rows, got.codes, name)
             if wrong:
                 n, i = wrong[0]
@@ -74,8 +93,8 @@ def codes_are_admissible_and_scales_an_ulp_off_at_most(subject: Subject) -> None
 
 
 def within_bound(subject: Subject, *formats: str) -> None:
-    for name in subject.formats(*formats):
-        for width in widths(subject, 1, 5, 64):
+    for name in formats_of_rows(subject, *formats):
+        for width in widths(subject, 1, 5, 64, format=name):
             rows = adversarial(subject, width, name)
             got, want = quantized(subject, rows, name), oracle.store(rows, name)
             exact, tolerant = oracle.bounds(rows, want, name)  # not by a scale of its own choosing
@@ -103,8 +122,8 @@ def finite_rows_never_read_back_infinite(subject: Subject) -> None:
     ends = [[most, 0.0], [-most, 1.0], [most, NEAR[0] * most], [most, NEAR[1] * most], [-1.0, most]]
     near = toward_zero(subject, np.array([most])) * np.linspace(1, 0.999, 20, dtype=np.float32)
     for row in np.concatenate([np.array(ends), np.stack([near, near / 3], axis=1)])[:, None]:
-        rows = spread(subject, row)
-        for name in subject.formats(*EVERY):
+        for name in formats_of_rows(subject, *EVERY):
+            rows = spread(subject, row, name)
             with may_raise("NonFinite"):
                 got = quantized(subject, rows, name).values
                 true(np.isfinite(got).all(), f"{row.tolist()} through {name}", "finite values, or NonFinite", got.tolist())
@@ -121,13 +140,13 @@ def _widened(subject: Subject, dtype: str) -> None:
     taken = subject.limits.dtypes("rows")
     if dtype not in taken:
         raise NotOffered(f"{dtype} arrays, where its limits say {' or '.join(taken)}")
-    width = subject.size("width", 6)
-    rows = subject.rng.normal(size=(3, width)).astype(narrow(dtype))
-    try:
-        own = subject.own(rows)
-    except Exception as error:
-        raise NotOffered(f"{dtype} arrays") from error
-    for name in subject.formats(*EVERY):
+    for name in formats_of_rows(subject, *EVERY):
+        (width,) = widths(subject, 6, format=name)
+        rows = subject.rng.normal(size=(3, width)).astype(narrow(dtype))
+        try:
+            own = subject.own(rows)
+        except Exception as error:
+            raise NotOffered(f"{dtype} arrays") from error
         got, wide = _read_back(subject, own, width, name), rows.astype(np.float32)
         if "float32" in taken:
             same(got, _read_back(subject, wide, width, name), f"{name} of {dtype} rows, against the same rows in float32")
@@ -147,9 +166,10 @@ def bfloat16_is_widened(subject: Subject) -> None:
 
 @check("FMT-LEVEL-04", "rows")
 def float64_is_refused(subject: Subject) -> None:
-    for name in subject.formats(*EVERY):
+    for name in formats_of_rows(subject, *EVERY):
+        (width,) = widths(subject, 6, format=name)
         with raises("DtypeMismatch"):
-            subject.new("rows").quantize(subject.rng.normal(size=(3, subject.size("width", 6))), name)
+            subject.new("rows").quantize(subject.rng.normal(size=(3, width)), name)
 
 
 @check("FMT-INT8-01", "rows")
@@ -174,7 +194,7 @@ def _value_is_decoded_times_scale(subject: Subject, name: str) -> None:
     rows = adversarial(subject, 7, name)
     got = quantized(subject, rows, name)
     decoded = got.codes if name == "int8" else elements.decoded(name)[got.codes]
-    want = oracle.fl(decoded * np.asarray(got.scale, dtype=np.float64)[:, None]).astype(np.float32)
+    want = fl(decoded * np.asarray(got.scale, dtype=np.float64)[:, None]).astype(np.float32)
     same(got.values, want, f"{name} values against codes * scale")
 
 

@@ -10,6 +10,7 @@ from kvref_conformance.families.rows.checks import quantized, same_codes, same_s
 from kvref_conformance.families.rows.handed import adversarial, rows_of, spread, taken, widths
 from kvref_conformance.oracle import rows as oracle
 from kvref_conformance.oracle.formats import AFFINE
+from kvref_conformance.oracle.stored import fl
 from kvref_conformance.outcome import NotOffered
 
 
@@ -56,7 +57,7 @@ def a_value_is_rounded_twice(subject: Subject) -> None:
         rows = adversarial(subject, 33, name)
         got = quantized(subject, rows, name)
         scale, zero = (np.asarray(part, dtype=np.float64)[:, None] for part in (got.scale, got.zero))
-        want = oracle.fl(oracle.fl(got.codes * scale) + zero).astype(np.float32)
+        want = fl(fl(got.codes * scale) + zero).astype(np.float32)
         same(got.values, want, f"{name} values against fl(fl(code * scale) + zero)")
 
 

@@ -9,13 +9,30 @@ from kvref_conformance.checking.setup import held
 from kvref_conformance.conversation.subject import Subject, narrow
 from kvref_conformance.oracle import rows as oracle
 from kvref_conformance.oracle.elements import MAX
+from kvref_conformance.oracle.formats import GROUPS, group_of
+from kvref_conformance.outcome import NotOffered
 
 NEAR = 1.6040714e37 / 3.4028235e38, 2.9434131e34 / 3.4028235e38  # of the largest number: where what is read back overflows
 
 
-def widths(subject: Subject, *wanted: int) -> list[int]:
-    """The allowed widths of rows that are nearest to these."""
-    return list(dict.fromkeys(subject.size("width", each) for each in wanted))
+FEW = 6  # of the formats that differ in one thing only: each is judged by the clauses of its own
+
+
+def formats_of_rows(subject: Subject, *wanted: str) -> list[str]:
+    """Those of some formats that it has, and a width for; of the many of FMT-GROUP a few, other ones each time."""
+    found = [name for name in subject.formats(*wanted) if subject.size("width", group_of(name)) % group_of(name) == 0]
+    many = [name for name in found if name in GROUPS]
+    kept = set(subject.rng.choice(many, FEW, replace=False).tolist()) if len(many) > FEW else set(many)
+    if not found:
+        raise NotOffered(f"rows of a width that is a multiple of {min(map(group_of, subject.formats(*wanted)))}")
+    return [name for name in found if name not in many or name in kept]
+
+
+def widths(subject: Subject, *wanted: int, format: str = "") -> list[int]:
+    """The allowed widths of rows that are nearest to these, each a multiple of the format's groups."""
+    group = group_of(format)
+    found = dict.fromkeys(subject.size("width", -(-each // group) * group) for each in wanted)
+    return [width for width in found if width % group == 0]
 
 
 def taken(subject: Subject, rows: NDArray) -> NDArray:
@@ -24,9 +41,9 @@ def taken(subject: Subject, rows: NDArray) -> NDArray:
     return narrow[np.isfinite(narrow).all(axis=1)]
 
 
-def spread(subject: Subject, rows: NDArray) -> NDArray:
+def spread(subject: Subject, rows: NDArray, format: str = "") -> NDArray:
     """Rows brought to the allowed width nearest to theirs: their numbers over and over, or the first of them."""
-    width = subject.size("width", rows.shape[1])
+    (width,) = widths(subject, rows.shape[1], format=format)
     return taken(subject, rows[:, np.arange(width) % rows.shape[1]])
 
 
@@ -40,7 +57,8 @@ def rows_of(subject: Subject, first: Sequence[float], numbers: NDArray, width: i
 
 def adversarial(subject: Subject, width: int, format: str) -> NDArray:
     """The oracle's rows of about this width, as they are taken."""
-    return taken(subject, oracle.adversarial(subject.rng, subject.size("width", width), format))
+    (width,) = widths(subject, width, format=format)
+    return taken(subject, oracle.adversarial(subject.rng, width, format))
 
 
 def toward_zero(subject: Subject, rows: NDArray) -> NDArray:

@@ -7,15 +7,15 @@ from kvref_conformance.interface import CodesOf, RowsOf, Scales
 _TOKENS = "ShapeMismatch DtypeMismatch NonFinite"
 # The errors that each operation may have to answer with; what `new` has to refuse is always a ConfigError.
 ERRORS: dict[str, str] = {
-    "quantize": _TOKENS,
+    "quantize": f"{_TOKENS} ConfigError",
 }
 
 
 class Rows(Protocol):
     """Rows with a scale each, and a zero each in formats that have one (None in symmetric formats)."""
 
-    def quantize(self, rows: RowsOf, format: str) -> tuple[CodesOf, Scales, Scales | None]: ...
-    def dequantize(self, codes: CodesOf, scale: Scales, zero: Scales | None, width: int, format: str) -> RowsOf: ...
+    def quantize(self, rows: RowsOf, format: str) -> tuple[CodesOf, Scales | None, Scales | None]: ...
+    def dequantize(self, codes: CodesOf, scale: Scales | None, zero: Scales | None, width: int, format: str) -> RowsOf: ...
     def mean_absolute_error(self, rows: RowsOf, format: str) -> float: ...
 
 

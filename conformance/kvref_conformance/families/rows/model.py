@@ -1,9 +1,14 @@
 """What rows are quantized to, and read back as."""
 
+from dataclasses import dataclass, field
+from typing import Any
+
 import numpy as np
 
 from kvref_conformance.arrays import NDArray
-from kvref_conformance.oracle import elements, rows
+from kvref_conformance.conversation.exchange import show
+from kvref_conformance.interface import Level
+from kvref_conformance.oracle import elements, ggml, groups, mx, rows
 from kvref_conformance.oracle.expected import (
     Arrays,
     Expected,
@@ -17,9 +22,11 @@ from kvref_conformance.oracle.expected import (
     refuse,
     wrong_arrays,
 )  # fmt: skip
-from kvref_conformance.oracle.formats import AFFINE
+from kvref_conformance.oracle.formats import AFFINE, GGML, GROUPS, IN_GROUPS, MX, NVFP4, group_of
 from kvref_conformance.oracle.model import Function
 from kvref_conformance.oracle.rows import Reads
+from kvref_conformance.oracle.stored import fl
+from kvref_conformance.outcome import Broken
 
 
 class Rows(Function):
@@ -36,29 +43,93 @@ class Rows(Function):
         return _quantized(x, format)
 
     def dequantize(self, codes: NDArray, scale: NDArray, zero: NDArray | None, width: int, format: str) -> Expected:
-        plain = rows.unpack4(codes, width) if format == "q4" else np.asarray(codes).astype(np.int64)
-        decoded = plain if format == "int8" or format in AFFINE else elements.decoded(format)[plain]
-        values = rows.fl(decoded * np.asarray(scale, np.float64)[:, None])
+        if format in GGML:
+            return Arrays("FMT-GGML-01", parts=(exactly(ggml.read(np.asarray(codes, np.uint8), format).values),))
+        plain = rows.unpacked(codes, width, format)
+        if format in IN_GROUPS and format not in GROUPS:
+            decoded = mx.numbers(format)[plain]
+        else:
+            decoded = elements.decoded(format)[plain] if format in elements.MAX else plain
+        values = fl(decoded * _each(scale, width, format))
         if zero is not None:
-            values = rows.fl(values + np.asarray(zero, np.float64)[:, None])
-        clause = "FMT-AFF-04" if format in AFFINE else "FMT-INT8-03" if format == "int8" else "FMT-FP8-08"
-        return Arrays(clause, parts=(exactly(values.astype(np.float32)),))
+            values = fl(values + _each(zero, width, format))
+        return Arrays(_clause(format, "value"), parts=(exactly(values.astype(np.float32)),))
+
+
+@dataclass(frozen=True)
+class InGroups(Expected):
+    """What rows are stored as, codes in their bytes: those of the definition, or at level tolerant any that it admits."""
+
+    rows: NDArray = field(default_factory=lambda: np.zeros((0, 0)))
+    format: str = ""
+
+    def look(self, ok: Any, op: str, level: Level) -> None:
+        want, (codes, scale, _) = rows.store(self.rows, self.format), ok
+        if np.shape(codes) != rows.packed(want, self.format).shape:
+            raise Broken(
+                f"codes of {op}",
+                f"shape {list(rows.packed(want, self.format).shape)}",
+                f"shape {list(np.shape(codes))}",
+                self.clause,
+            )
+        plain = rows.unpacked(codes, self.rows.shape[1], self.format)
+        worth = ggml.read(codes, self.format).scale if self.format in GGML else rows.scale_worth(scale, self.format)
+        exact = level == "exact"
+        ulp = np.zeros(want.scale.shape) if exact else rows.ulp_of_scales(want.scale, self.format)
+        if not (np.abs(worth.astype(np.float64) - want.scale) <= ulp).all():
+            raise Broken(f"scale of {op}", show(want.scale), show(worth.astype(np.float32)), self.clause)
+        wrong = np.argwhere(plain != want.codes).tolist() if exact else rows.inadmissible(self.rows, plain, self.format)
+        if wrong:
+            n, i = wrong[0]
+            raise Broken(f"code {i} of row {n} of {op}", str(want.codes[n, i]), str(plain[n, i]), self.clause)
+
+    def wire(self) -> dict[str, Any]:
+        want = rows.store(self.rows, self.format)
+        scale = None if self.format in GGML else want.scale
+        return {
+            "ok": [
+                rows.packed(want, self.format),
+                scale,
+                want.zero if self.format in GROUPS and groups.is_affine(self.format) else None,
+            ]
+        }
+
+
+def _each(scale: NDArray, width: int, format: str) -> NDArray:
+    """float64 [n, width]: the scale of each number."""
+    worth = rows.scale_worth(scale, format).astype(np.float64)
+    return np.repeat(worth.reshape(len(worth), -1), width // (worth[0].size if len(worth) else 1), axis=1)
+
+
+def _clause(format: str, of: str) -> str:
+    """The clause about the codes, or the values, of a format."""
+    known = {
+        "int8": ("FMT-INT8-02", "FMT-INT8-03"), **dict.fromkeys(AFFINE, ("FMT-AFF-02", "FMT-AFF-04")),
+        **dict.fromkeys(GROUPS, ("FMT-GROUP-02", "FMT-GROUP-04")), **dict.fromkeys(MX, ("FMT-MX-03", "FMT-MX-01")),
+        **dict.fromkeys(NVFP4, ("FMT-MX-06", "FMT-MX-01")), **dict.fromkeys(("q4_0", "q5_0"), ("FMT-GGML-03", "FMT-GGML-01")),
+        **dict.fromkeys(("q4_1", "q5_1"), ("FMT-GGML-04", "FMT-GGML-01")),
+        "q8_0": ("FMT-GGML-02", "FMT-GGML-01"), "iq4_nl": ("FMT-GGML-05", "FMT-GGML-01"),
+    }  # fmt: skip
+    return known.get(format, ("FMT-FP8-08", "FMT-FP8-08"))[of == "value"]
 
 
 def _quantized(x: NDArray, format: str) -> Expected:
+    if x.shape[1] % group_of(format):
+        return Refused("FMT-GROUP-03", kinds=("ConfigError",))
     want = rows.store(x, format)
-    if not np.isfinite(want.scale).all():
+    if not np.isfinite(want.scale).all() and format in AFFINE:
         return Refused("FMT-AFF-01", kinds=("NonFinite",))
     if not finite(want.values):  # with a scale an ulp smaller, at level tolerant, they may be
         return TakenOrRefused("FMT-LEVEL-05")
+    if format in IN_GROUPS:
+        return InGroups(_clause(format, "codes"), rows=x, format=format)
     codes, other = want.codes, rows.admissible_too(x, format)
     if format == "q4":
         codes, other = (_packed(part) for part in (codes, other))
     parts = [Reads(codes, other.astype(np.float64)), Reads(want.scale, np.spacing(want.scale).astype(np.float64))]
     if format in AFFINE:
         parts.append(exactly(want.zero))
-    clause = {"int8": "FMT-INT8-02", "q8": "FMT-AFF-02", "q4": "FMT-AFF-02"}.get(format, "FMT-FP8-08")
-    return Leading(clause, names=("codes", "scale", "zero")[: len(parts)], parts=tuple(parts))
+    return Leading(_clause(format, "codes"), names=("codes", "scale", "zero")[: len(parts)], parts=tuple(parts))
 
 
 def _packed(codes: NDArray) -> NDArray:

@@ -1,0 +1,109 @@
+"""FMT-GROUP and FMT-SMALL: scales of so many neighbours along head_dim, and codes of less than a byte."""
+
+import numpy as np
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.checking.expect import raises, same, true
+from kvref_conformance.checking.registry import check
+from kvref_conformance.checking.setup import held
+from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.families.rows.checks import quantized, same_codes, same_scale, within_bound
+from kvref_conformance.families.rows.handed import adversarial, formats_of_rows, taken, widths
+from kvref_conformance.oracle import mx
+from kvref_conformance.oracle import rows as oracle
+from kvref_conformance.oracle.formats import GROUPS, IN_GROUPS, MX, NVFP4, bits_of, group_of
+from kvref_conformance.oracle.groups import is_affine, top_of
+from kvref_conformance.oracle.stored import fl
+from kvref_conformance.outcome import NotOffered
+
+SMALL = tuple(name for name in (*GROUPS, *MX, *NVFP4) if bits_of(name) < 8)
+
+
+def every(subject: Subject) -> list[str]:
+    """All of FMT-GROUP that it has, and a width for."""
+    found = [name for name in subject.formats(*GROUPS) if subject.size("width", group_of(name)) % group_of(name) == 0]
+    if not found:
+        raise NotOffered("rows of a width that is a multiple of a group")
+    return found
+
+
+@check("FMT-GROUP-01", "rows")
+def scales_and_zeros_are_of_their_group_and_rounded_once(subject: Subject) -> None:
+    for name in every(subject):
+        rows = adversarial(subject, 128, name)
+        got, want = quantized(subject, rows, name), oracle.store(rows, name)
+        same_scale(subject, got.scale, want.scale, f"{name} scales of rows of {rows.shape[1]}", name)
+        if is_affine(name):
+            same(got.zero, want.zero, f"{name} zeros of rows of {rows.shape[1]}")
+
+
+@check("FMT-GROUP-02", "rows")
+def codes_are_made_with_the_scale_that_is_stored(subject: Subject) -> None:
+    for name in every(subject):
+        rows = adversarial(subject, 128, name)
+        got = quantized(subject, rows, name)
+        least = 0 if is_affine(name) else -top_of(name)
+        true(got.codes.min() >= least and got.codes.max() <= top_of(name), f"{name} codes", f"{least}..{top_of(name)}", got.codes)
+        same_codes(subject, got.codes, rows, name)
+
+
+@check("FMT-GROUP-03", "rows")
+def a_width_that_is_no_multiple_of_the_group_is_refused(subject: Subject) -> None:
+    for name in formats_of_rows(subject, *IN_GROUPS):
+        for width in (group_of(name) + 1, group_of(name) // 2, 2 * group_of(name) - 8):
+            if subject.size("width", width) == width:
+                with raises("ConfigError"):
+                    subject.new("rows").quantize(held(subject, subject.rng.normal(size=(2, width))), name)
+
+
+@check("FMT-GROUP-04", "rows")
+def a_value_is_its_code_times_its_groups_scale(subject: Subject) -> None:
+    for name in every(subject):
+        rows = adversarial(subject, 256, name)
+        got = quantized(subject, rows, name)
+        scale, zero = (np.repeat(part.astype(np.float64), group_of(name), axis=1) for part in (got.scale, got.zero))
+        want = fl(got.codes * scale)
+        want = fl(want + zero) if is_affine(name) else want
+        same(got.values, want.astype(np.float32), f"{name} values against code * scale{' + zero' * is_affine(name)}")
+
+
+@check("FMT-GROUP-05", "rows")
+def values_in_groups_are_within_the_bound(subject: Subject) -> None:
+    within_bound(subject, *GROUPS)
+
+
+@check("FMT-GROUP-06", "rows")
+def a_group_is_stored_as_if_it_were_alone(subject: Subject) -> None:
+    for name in formats_of_rows(subject, *IN_GROUPS):
+        (wide,), group = widths(subject, 4 * group_of(name), format=name), group_of(name)
+        if wide == group:
+            raise NotOffered(f"rows of several groups of {group}")
+        rows = held(subject, subject.rng.normal(size=(6, wide)))
+        rows[3:] = rows[:3]
+        rows[3:, group - 1] = 1000  # far from the others, at the end of its group
+        got = quantized(subject, rows, name)
+        same(got.values[3:, group:], got.values[:3, group:], f"{name} values of the groups beside one with an outlier")
+
+
+@check("FMT-SMALL-01", "rows")
+def codes_lie_low_bits_first(subject: Subject) -> None:
+    for name in formats_of_rows(subject, *SMALL):
+        (width,) = widths(subject, 128, format=name)
+        family, rows = subject.new("rows"), telling(subject, name, width)
+        codes, scale, zero = family.quantize(rows, name)
+        want = oracle.store(rows, name)
+        same(codes, oracle.packed(want, name), f"bytes of {name} rows of {width}")
+        same(family.dequantize(codes, scale, zero, width, name), want.values, f"{name} values of {width}")
+
+
+def telling(subject: Subject, format: str, width: int) -> NDArray:
+    """Rows of numbers that codes stand for exactly, every group with its ends in it: there is one code for each."""
+    if format in GROUPS:
+        top = top_of(format)
+        rows = subject.rng.integers(0 if is_affine(format) else -top, top + 1, size=(3, width)).astype(np.float32)
+        rows[:, :: group_of(format)], rows[:, 1 :: group_of(format)] = top, 0
+    else:
+        worth = np.unique(mx.numbers(format))
+        rows = subject.rng.choice(worth, size=(3, width)).astype(np.float32)
+        rows[:, :: group_of(format)] = worth[-1]
+    return taken(subject, rows)

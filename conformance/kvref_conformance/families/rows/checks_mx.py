@@ -1,0 +1,87 @@
+"""FMT-MX: groups whose scale is a power of two, or a small float."""
+
+import numpy as np
+
+from kvref_conformance.checking.expect import equal, same
+from kvref_conformance.checking.registry import check
+from kvref_conformance.checking.setup import held
+from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.families.rows.checks import quantized, same_codes, same_scale, within_bound
+from kvref_conformance.families.rows.handed import adversarial, formats_of_rows, spread, taken, widths
+from kvref_conformance.oracle import mx
+from kvref_conformance.oracle import rows as oracle
+from kvref_conformance.oracle.formats import MX, NVFP4, group_of
+from kvref_conformance.oracle.stored import Stored
+
+
+@check("FMT-MX-01", "rows")
+def every_element_with_every_scale_reads_as_their_product(subject: Subject) -> None:
+    for name in formats_of_rows(subject, *MX, *NVFP4):
+        group, worth = group_of(name), mx.numbers(name)
+        codes = np.resize(np.arange(len(worth)), (-(-len(worth) // group), group)).astype(np.int64)
+        scales = np.arange(256 if name in MX else 127, dtype=np.uint8)  # of NVFP4 the positive ones
+        (width,) = widths(subject, group, format=name)
+        for part in codes:
+            every = np.tile(part, (len(scales), width // group))
+            of_each = np.repeat(scales[:, None], width // group, axis=1)
+            stored = Stored(every, mx.scales(of_each, name).astype(np.float32), np.zeros(of_each.shape, np.float32), every)
+            got = subject.new("rows").dequantize(oracle.packed(stored, name), of_each, None, width, name)
+            with np.errstate(over="ignore", invalid="ignore"):
+                want = (worth[every] * np.repeat(mx.scales(of_each, name), group, axis=1)).astype(np.float32)
+            same(got, want, f"{name} values of codes {part[0]} to {part[-1]} with every scale")
+
+
+@check("FMT-MX-02", "rows")
+def the_scale_is_the_power_of_two_of_the_largest(subject: Subject) -> None:
+    for name in formats_of_rows(subject, *MX):
+        powers = np.float32(2.0) ** np.arange(-126, 127, 5, dtype=np.float32)
+        ends = np.concatenate([powers, np.nextafter(powers, np.float32(0)), powers * np.float32(1.9999999)])
+        rows = spread(subject, ends[:, None] * np.array([[0.25, -1.0, 0.5]], np.float32), name)
+        same_scale(subject, quantized(subject, rows, name).scale, oracle.store(rows, name).scale, f"{name} scales", name)
+
+
+@check("FMT-MX-03", "rows")
+def elements_are_the_nearest_and_saturate(subject: Subject) -> None:
+    for name in formats_of_rows(subject, *MX):
+        rows = adversarial(subject, 64, name)
+        same_codes(subject, quantized(subject, rows, name).codes, rows, name)
+
+
+@check("FMT-MX-04", "rows")
+def zeros_and_what_is_tiny_read_back_as_near_zero(subject: Subject) -> None:
+    for name in formats_of_rows(subject, *MX, *NVFP4):
+        rows = spread(subject, np.array([[0.0, -0.0, 0.0], [1e-40, -1e-40, 0.0]]), name)
+        want = oracle.store(rows, name)
+        got = quantized(subject, rows, name)
+        same(got.scale, want.scale, f"{name} scales of zeros, and of numbers below all scales")
+        same(got.values, want.values, f"{name} values of zeros, and of numbers below all scales")
+
+
+@check("FMT-MX-05", "rows")
+def microscaled_values_are_within_the_bound(subject: Subject) -> None:
+    within_bound(subject, *MX, *NVFP4)
+
+
+@check("FMT-MX-06", "rows")
+def nvfp4_scales_are_the_largest_over_six_in_e4m3(subject: Subject) -> None:
+    for name in formats_of_rows(subject, *NVFP4):
+        largest = np.concatenate([2.0 ** subject.rng.uniform(-12, 14, size=300), [0.0, 2688.0, 2689.0, 1e6, 6 * 2.0**-6]])
+        rows = spread(subject, taken(subject, largest[:, None] * np.array([[0.25, -1.0, 0.5]])), name)
+        same_scale(subject, quantized(subject, rows, name).scale, oracle.store(rows, name).scale, "scales", name)
+        rows = adversarial(subject, 64, name)
+        same_codes(subject, quantized(subject, rows, name).codes, rows, name)
+
+
+@check("FMT-MX-07", "rows")
+def a_power_of_two_moves_the_scale_alone(subject: Subject) -> None:
+    for name in formats_of_rows(subject, *MX):
+        (width,) = widths(subject, 64, format=name)
+        rows = held(subject, subject.rng.normal(size=(8, width)))
+        once = quantized(subject, rows, name)
+        for power in (-10, 1, 9):
+            scaled = rows * np.float32(2.0**power)
+            if not np.array_equal(held(subject, scaled), scaled):
+                continue
+            got = quantized(subject, scaled, name)
+            equal(np.array_equal(got.codes, once.codes), True, f"{name} codes of rows * 2^{power}")
+            same(got.scale, once.scale * np.float32(2.0**power), f"{name} scales of rows * 2^{power}")

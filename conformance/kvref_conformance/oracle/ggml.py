@@ -1,0 +1,174 @@
+"""The blocks of ggml by their definition: structures in memory, and the steps of its quantizers, each rounded (FMT-GGML)."""
+
+from fractions import Fraction
+from typing import NamedTuple
+
+import numpy as np
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.oracle.stored import Stored, U, fl, half_away
+
+BLOCK = 32
+_D, _M, _H, _Q = ("d", "<f2"), ("m", "<f2"), ("qh", "<u4"), ("qs", "u1", 16)
+LAYOUT = {
+    "q8_0": np.dtype([_D, ("qs", "i1", 32)]), "q4_0": np.dtype([_D, _Q]), "q4_1": np.dtype([_D, _M, _Q]),
+    "q5_0": np.dtype([_D, _H, _Q]), "q5_1": np.dtype([_D, _M, _H, _Q]), "iq4_nl": np.dtype([_D, _Q]),
+}  # fmt: skip
+ZERO = {"q4_0": 8, "q5_0": 16}  # the code of nothing
+TOP = {"q4_0": 15, "q4_1": 15, "q5_0": 31, "q5_1": 31}
+TABLE = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float64)
+
+
+class Read(NamedTuple):
+    """What bytes say: codes [n, width], scale and least value [n, blocks], values [n, width]."""
+
+    codes: NDArray
+    scale: NDArray
+    least: NDArray
+    values: NDArray
+
+
+def read(stored: NDArray, format: str) -> Read:
+    """uint8 [n, bytes] -> what they are."""
+    blocks = np.ascontiguousarray(stored).view(LAYOUT[format])  # [n, blocks]
+    codes = blocks["qs"].astype(np.int64)
+    if format != "q8_0":
+        codes = np.concatenate([codes % 16, codes // 16], axis=2)  # code i beside code i + 16
+    if "qh" in (blocks.dtype.names or ()):
+        codes += 16 * (blocks["qh"].astype(np.int64)[:, :, None] >> np.arange(32) & 1)
+    scale = blocks["d"].astype(np.float64)
+    least = blocks["m"].astype(np.float64) if "m" in (blocks.dtype.names or ()) else np.zeros(scale.shape)
+    flat = (len(stored), codes.shape[1] * BLOCK)
+    return Read(codes.reshape(flat), scale, least, _values(codes, scale, least, format).reshape(flat))
+
+
+def write(codes: NDArray, scale: NDArray, least: NDArray, format: str) -> NDArray:
+    """uint8 [n, bytes]: what `read` reads as these."""
+    codes = np.asarray(codes).reshape(len(codes), -1, BLOCK)
+    blocks = np.zeros(codes.shape[:2], LAYOUT[format])
+    names = blocks.dtype.names or ()
+    with np.errstate(over="ignore"):
+        blocks["d"] = scale.astype(np.float32)
+        if "m" in names:
+            blocks["m"] = least.astype(np.float32)
+    if "qh" in names:
+        blocks["qh"] = ((codes >> 4) << np.arange(32)).sum(axis=2)
+    low, high = codes[:, :, :16] % 16, codes[:, :, 16:] % 16
+    blocks["qs"] = codes if format == "q8_0" else low + 16 * high
+    return np.asarray(blocks.view(np.uint8).reshape(len(codes), -1))
+
+
+def _values(codes: NDArray, scale: NDArray, least: NDArray, format: str) -> NDArray:
+    """float32 [n, blocks, 32]. The product is exact, and rounded no more than once."""
+    product = _worth(codes, format) * scale[:, :, None]
+    values = product + least[:, :, None] if format in ("q4_1", "q5_1") else product
+    return np.asarray(values, np.float32)
+
+
+def _worth(codes: NDArray, format: str) -> NDArray:
+    """What codes are times the scale."""
+    return TABLE[codes] if format == "iq4_nl" else codes - float(ZERO.get(format, 0))
+
+
+def first_scale(rows: NDArray, format: str) -> NDArray:
+    """float64 [n, blocks]: the scale that codes are made with, exact."""
+    x = cut(rows)
+    if format in ("q4_1", "q5_1"):
+        return np.asarray((x.max(axis=2) - x.min(axis=2)) / TOP[format])
+    at = np.abs(x).argmax(axis=2)[:, :, None]
+    signed = np.take_along_axis(x, at, axis=2)[:, :, 0]
+    divisor = {"q8_0": 127, "iq4_nl": -127}.get(format, -ZERO.get(format, 0))
+    return np.asarray((np.abs(signed) if format == "q8_0" else signed) / divisor)
+
+
+def cut(rows: NDArray) -> NDArray:
+    x = np.asarray(rows, dtype=np.float32).astype(np.float64)
+    return x.reshape(len(x), -1, BLOCK)
+
+
+@np.errstate(over="ignore", divide="ignore", invalid="ignore")
+def store(rows: NDArray, format: str) -> Stored:
+    """Stored.scale and .zero are what is stored in float16, as float32; `write` makes bytes of all of it."""
+    x = cut(rows)
+    least = x.min(axis=2) if format in ("q4_1", "q5_1") else np.zeros(x.shape[:2])
+    d = fl(fl(x.max(axis=2) - least) / TOP[format]) if format in ("q4_1", "q5_1") else fl(first_scale(rows, format))
+    inverse = np.where(np.abs(d) >= 2.0**-127, fl(1 / d), 0)[:, :, None]
+    if format == "iq4_nl":
+        codes, d = _iq4(x, d, inverse)
+    elif format == "q8_0":
+        codes = half_away(fl(x * inverse)).astype(np.int64)
+    elif format in ZERO:
+        codes = np.clip(np.trunc(fl(fl(x * inverse) + (ZERO[format] + 0.5))), 0, TOP[format]).astype(np.int64)
+    else:
+        codes = np.clip(np.trunc(fl(fl(fl(x - least[:, :, None]) * inverse) + 0.5)), 0, TOP[format]).astype(np.int64)
+    scale, least = (part.astype(np.float32).astype(np.float16).astype(np.float32) for part in (d, least))
+    flat = np.shape(rows)
+    values = _values(codes, scale.astype(np.float64), least.astype(np.float64), format)
+    values = np.where(np.isfinite(scale + least)[:, :, None], values, np.float32(np.inf))
+    return Stored(codes.reshape(flat), scale, least, values.reshape(flat))
+
+
+def _iq4(x: NDArray, d: NDArray, inverse: NDArray) -> tuple[NDArray, NDArray]:
+    """The nearest value of the table, the upper of two as near; and the scale that fits what they are worth, weighed by x^2."""
+    none = np.abs(x).max(axis=2) < np.float32(1e-15)
+    first = np.where(none, fl(np.array(-1 / 127)), d)
+    quotient = fl(x * fl(1 / first)[:, :, None])
+    codes = np.zeros(x.shape, np.int64)
+    for i in range(15):
+        codes += fl(quotient - TABLE[i]) >= fl(TABLE[i + 1] - quotient)
+    worth, weight = TABLE[codes], fl(x * x)
+    upper, lower = np.zeros(d.shape), np.zeros(d.shape)
+    for j in range(BLOCK):
+        upper = fl(upper + fl(fl(weight[:, :, j] * worth[:, :, j]) * x[:, :, j]))
+        lower = fl(lower + fl(fl(weight[:, :, j] * worth[:, :, j]) * worth[:, :, j]))
+    return codes, np.where(none, 0.0, fl(upper / lower))
+
+
+def quotients(rows: NDArray, format: str) -> NDArray:
+    """What codes stand for, float64 [n, width]: x / d, or (x - min) / d; 0 where d has no reciprocal."""
+    x, d = cut(rows), first_scale(rows, format)[:, :, None]
+    x = x - x.min(axis=2, keepdims=True) if format in ("q4_1", "q5_1") else x
+    inverted = np.abs(d) >= (1e-15 / 127 if format == "iq4_nl" else 2.0**-127)
+    return np.where(inverted, x / np.where(inverted, d, 1), 0).reshape(np.shape(rows))
+
+
+def bound(rows: NDArray, want: Stored, format: str) -> NDArray:
+    """Half the distance of neighbouring codes, what lies beyond the last one, and what the rounded scale moves (float64)."""
+    x, d = cut(rows), first_scale(rows, format)[:, :, None]
+    worth = np.abs(_worth(want.codes, format).reshape(x.shape))
+    s, m = (part[:, :, None].astype(np.float64) for part in (want.scale, want.zero))
+    held = np.abs(d) * (127 if format == "iq4_nl" else 1) >= (1e-15 if format == "iq4_nl" else 2.0**-127) * (1 + 2 * U)
+    if format in ("q4_1", "q5_1"):
+        low = x.min(axis=2, keepdims=True)
+        moved = worth * np.abs(d - s) + np.abs(low - m)
+        rounding = 8 * U * (x - low + d) + moved + U * np.abs(worth * s + m) + 2.0**-149
+        return np.asarray(d / 2 + rounding + np.where(held, 0, x - low)).reshape(np.shape(rows))
+    most = {"q8_0": 127, "iq4_nl": 113}.get(format, TOP.get(format, 0) - ZERO.get(format, 0))
+    widest = np.diff(TABLE).max() if format == "iq4_nl" else 1
+    divisor = 127 if format in ("q8_0", "iq4_nl") else ZERO[format]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        beyond = np.where(held, x / d, 0) - most
+    half = np.abs(d) * np.maximum(widest / 2, beyond)
+    rounding = 8 * U * (np.abs(x) + np.abs(d) * divisor) + worth * np.abs(d - s)
+    return np.asarray(half + rounding + np.where(held, 0, np.abs(x))).reshape(np.shape(rows))
+
+
+def exact_quotient(block: NDArray, i: int, format: str) -> Fraction:
+    """What the code of value i of a block stands for; see `quotients`."""
+    x = [Fraction(float(each)) for each in block]
+    largest = max(x, key=abs)
+    if format in ("q4_1", "q5_1"):
+        offset, d = x[i] - min(x), (max(x) - min(x)) / TOP[format]
+    else:
+        offset, d = x[i], {"q8_0": abs(largest) / 127, "iq4_nl": largest / -127}.get(format, largest / -ZERO.get(format, 1))
+    return offset / d if abs(d) >= Fraction(2) ** -127 else Fraction(0)
+
+
+def admits(code: int, quotient: Fraction, slack: Fraction, format: str) -> bool:
+    """Whether a code may stand for x / d (x - min over d where there is a least value)."""
+    if format == "iq4_nl":
+        near = sorted(abs(quotient - int(each)) for each in TABLE)
+        return 0 <= code < 16 and abs(quotient - int(TABLE[code])) <= near[0] + 2 * slack
+    zero, top = ZERO.get(format, 0), TOP.get(format, 127)
+    within = min(max(quotient + zero, Fraction(-127 if format == "q8_0" else 0)), Fraction(top))
+    return abs(within - code) <= Fraction(1, 2) + slack

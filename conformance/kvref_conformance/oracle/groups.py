@@ -1,0 +1,78 @@
+"""Groups by their definition: FMT-GROUP, as float64 rounded at every step."""
+
+from fractions import Fraction
+
+import numpy as np
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.oracle import elements
+from kvref_conformance.oracle.formats import bits_of, group_of
+from kvref_conformance.oracle.stored import Stored, U, fl, half_away
+
+LEAST = {"float32": 2.0**-23, "bfloat16": 2.0**-23, "float16": 2.0**-14}
+
+
+def is_affine(format: str) -> bool:
+    return format.startswith("u")
+
+
+def scale_dtype(format: str) -> str:
+    return format.rpartition("_")[2]
+
+
+def top_of(format: str) -> int:
+    """The largest code."""
+    bits = bits_of(format)
+    return int(2 ** (bits if is_affine(format) else bits - 1)) - 1
+
+
+def cut(rows: NDArray, format: str) -> NDArray:
+    """Rows [n, width] as groups [n, groups, group], float64."""
+    x = np.asarray(rows, dtype=np.float32).astype(np.float64)
+    return x.reshape(len(x), -1, group_of(format))
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def store(rows: NDArray, format: str) -> Stored:
+    x, top, dtype = cut(rows, format), top_of(format), scale_dtype(format)
+    zero = _held(x.min(axis=2), dtype) if is_affine(format) else np.zeros(x.shape[:2])
+    reach = fl(x.max(axis=2) - zero) if is_affine(format) else np.abs(x).max(axis=2)
+    scale = _held(np.maximum(fl(reach / top), LEAST[dtype]), dtype)
+    s, z = scale[:, :, None], zero[:, :, None]
+    codes = np.clip(half_away(fl(fl(x - z) / s)), 0 if is_affine(format) else -top, top) + 0.0
+    codes = np.where(np.isfinite(codes), codes, 0)  # of what is to be refused
+    values = fl(codes * s)
+    values = fl(values + z) if is_affine(format) else values
+    ends = fl(fl(top * s) + z)  # what the largest code reads back as counts, too (FMT-LEVEL-05)
+    values = np.where(np.isfinite(ends), values, np.inf)
+    flat = np.shape(rows)
+    return Stored(codes.astype(np.int64).reshape(flat), f32(scale), f32(zero), f32(values).reshape(flat))
+
+
+def f32(x: NDArray) -> NDArray:
+    return x.astype(np.float32)
+
+
+def _held(x: NDArray, dtype: str) -> NDArray:
+    """float32 numbers as the dtype of the scales has them."""
+    return elements.round_to(x.astype(np.float32), dtype).astype(np.float64)
+
+
+def bound(rows: NDArray, codes: NDArray, scale: NDArray, zero: NDArray, format: str) -> NDArray:
+    """Half a step, or what is cut off at an end; and the roundings (float64 [n, width])."""
+    x, s, z = cut(rows, format), np.asarray(scale, np.float64)[:, :, None], np.asarray(zero, np.float64)[:, :, None]
+    offset, product = x - z, np.abs(cut(codes, format)) * s
+    if not is_affine(format):
+        half = np.maximum(s / 2, np.abs(x) - top_of(format) * s)
+        return (half + U * np.abs(x) + U * product).reshape(np.shape(rows))
+    half = np.maximum(np.maximum(s / 2, offset - top_of(format) * s), -offset)
+    rounding = (2 * U + U * U) * np.abs(offset) + U * product + U * (1 + 2 * U) * np.abs(product + z) + 2.0**-149
+    return (half + rounding).reshape(np.shape(rows))
+
+
+def admits(code: int, quotient: Fraction, slack: Fraction, format: str) -> bool:
+    """Whether a code may stand for this quotient: half a code off, or at the end that the quotient lies beyond."""
+    top = top_of(format)
+    least = 0 if is_affine(format) else -top
+    within = min(max(quotient, Fraction(least)), Fraction(top))
+    return least <= code <= top and abs(within - code) <= Fraction(1, 2) + slack

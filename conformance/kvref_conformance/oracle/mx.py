@@ -1,0 +1,98 @@
+"""MX and NVFP4 by their definition: every element's exact value, the nearest of them found by looking (FMT-MX)."""
+
+from fractions import Fraction
+
+import numpy as np
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.oracle import elements
+from kvref_conformance.oracle.formats import NVFP4, group_of
+from kvref_conformance.oracle.stored import Stored, U, fl
+
+# The element of each format, and the exponent of its largest number.
+ELEMENT = {
+    "mxfp8_e4m3": ("float8_e4m3fn", 8), "mxfp8_e5m2": ("float8_e5m2", 15), "mxfp6_e2m3": ("float6_e2m3", 2),
+    "mxfp6_e3m2": ("float6_e3m2", 4), "mxfp4": ("float4_e2m1", 2), "mxint8": ("", 0), "nvfp4": ("float4_e2m1", 2),
+}  # fmt: skip
+
+
+def numbers(format: str) -> NDArray:
+    """What each code of an element is worth, float64: 2^bits of them."""
+    element, _ = ELEMENT[format]
+    if element:
+        return elements.decoded(element).astype(np.float64)
+    return np.concatenate([np.arange(128), np.arange(-128, 0)]) / 64
+
+
+def largest(format: str) -> float:
+    """The largest element; -128 of INT8 is left unused."""
+    return float(elements.magnitudes(ELEMENT[format][0])[-1]) if ELEMENT[format][0] else 127 / 64
+
+
+def cut(rows: NDArray, format: str) -> NDArray:
+    x = np.asarray(rows, dtype=np.float32).astype(np.float64)
+    return x.reshape(len(x), -1, group_of(format))
+
+
+def scale_codes(rows: NDArray, format: str) -> NDArray:
+    """uint8 [n, groups]: E8M0, or E4M3FN in NVFP4."""
+    most = np.abs(cut(rows, format)).max(axis=2)
+    if format in NVFP4:
+        return elements.encode(np.clip(fl(most / 6), 2.0**-6, 448), "float8_e4m3fn").astype(np.uint8)
+    exponent = np.frexp(most)[1] - 1  # floor(log2)
+    exponent = np.where(most == 0, -127, np.maximum(exponent - ELEMENT[format][1], -127))
+    return (exponent + 127).astype(np.uint8)
+
+
+def scales(codes: NDArray, format: str) -> NDArray:
+    """What scales are worth, float64; 255 is NaN in E8M0."""
+    if format in NVFP4:
+        return elements.decoded("float8_e4m3fn")[np.asarray(codes, np.int64)].astype(np.float64)
+    worth = np.ldexp(1.0, np.asarray(codes, np.int64) - 127)
+    return np.where(np.asarray(codes) == 255, np.nan, worth)
+
+
+def encode(quotient: NDArray, format: str) -> NDArray:
+    """Codes of the elements nearest to these quotients, ties to even; beyond the largest, the largest."""
+    most, element = largest(format), ELEMENT[format][0]
+    clipped = np.clip(quotient, -most, most)
+    if element:
+        return elements.encode(clipped, element)
+    return np.asarray(np.rint(clipped * 64).astype(np.int64) & 255)
+
+
+def store(rows: NDArray, format: str) -> Stored:
+    """Stored.scale is what a scale is worth."""
+    x, held = cut(rows, format), scale_codes(rows, format)
+    scale = scales(held, format)
+    s = scale[:, :, None]
+    codes = encode(fl(x / s), format)
+    values = numbers(format)[codes] * s
+    flat = np.shape(rows)
+    return Stored(
+        codes.reshape(flat), scale.astype(np.float32), np.zeros(scale.shape, np.float32), values.astype(np.float32).reshape(flat)
+    )
+
+
+def bound(rows: NDArray, scale: NDArray, format: str) -> NDArray:
+    """Half the distance of the elements around it, or what lies beyond the largest; in NVFP4 the quotient's rounding, too."""
+    x, s = np.abs(cut(rows, format)), np.asarray(scale, np.float64)[:, :, None]
+    worth = np.unique(np.abs(numbers(format)[np.isfinite(numbers(format))]))
+    worth = worth[worth <= largest(format)]
+    above = np.clip(np.searchsorted(worth, x / s), 1, len(worth) - 1)
+    half = (worth[above] - worth[above - 1]) / 2 * s
+    if format in NVFP4:
+        half = half * (1 + 4 * U) + 2 * U * x
+    return np.asarray(np.maximum(half, x - largest(format) * s).reshape(np.shape(rows)))
+
+
+def admits(code: int, quotient: Fraction, slack: Fraction, format: str) -> bool:
+    """Whether no element lies nearer to the quotient than this one, but for the slack."""
+    worth = numbers(format)
+    if not (0 <= code < len(worth) and np.isfinite(worth[code])):
+        return False
+    most = Fraction(largest(format))
+    within = min(max(quotient, -most), most)
+    near = worth[np.isfinite(worth) & (np.abs(worth) <= largest(format))]
+    nearest = min(abs(within - Fraction(float(each))) for each in near[np.argsort(np.abs(near - float(within)))[:3]])
+    return abs(within - Fraction(float(worth[code]))) <= nearest + 2 * slack
