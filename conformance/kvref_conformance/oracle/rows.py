@@ -131,10 +131,15 @@ def quotients(rows: NDArray, want: Stored, format: str) -> NDArray:
     """What codes stand for, float64 [n, width]."""
     if format in GGML:
         return ggml.quotients(rows, format)
-    scale, zero = (
-        np.repeat(part.reshape(len(part), -1), rows.shape[1] // part[0].size, axis=1) for part in (want.scale, want.zero)
-    )
-    return np.asarray((rows.astype(np.float64) - zero) / scale.astype(np.float64))
+    scale, zero = (each_of(part, rows.shape[1]) for part in (want.scale, want.zero))
+    return np.asarray((rows.astype(np.float64) - zero) / scale)
+
+
+def each_of(scale: NDArray, width: int) -> NDArray:
+    """float64 [n, width]: the scale, or zero, of each number of rows, of which there is one [n], or one a group [n, groups]."""
+    held = np.asarray(scale, np.float64)
+    count = held.shape[1] if held.ndim == 2 else 1
+    return np.repeat(held.reshape(len(held), count), width // max(1, count), axis=1)
 
 
 def _may_admit(x: NDArray, want: Stored, format: str) -> NDArray:

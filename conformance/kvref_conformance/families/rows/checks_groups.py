@@ -61,7 +61,7 @@ def a_value_is_its_code_times_its_groups_scale(subject: Subject) -> None:
     for name in every(subject):
         rows = adversarial(subject, 256, name)
         got = quantized(subject, rows, name)
-        scale, zero = (np.repeat(part.astype(np.float64), group_of(name), axis=1) for part in (got.scale, got.zero))
+        scale, zero = (oracle.each_of(part, rows.shape[1]) for part in (got.scale, got.zero))
         want = fl(got.codes * scale)
         want = fl(want + zero) if is_affine(name) else want
         same(got.values, want.astype(np.float32), f"{name} values against code * scale{' + zero' * is_affine(name)}")

@@ -50,9 +50,9 @@ class Rows(Function):
             decoded = mx.numbers(format)[plain]
         else:
             decoded = elements.decoded(format)[plain] if format in elements.MAX else plain
-        values = fl(decoded * _each(scale, width, format))
+        values = fl(decoded * rows.each_of(rows.scale_worth(scale, format), width))
         if zero is not None:
-            values = fl(values + _each(zero, width, format))
+            values = fl(values + rows.each_of(rows.scale_worth(zero, format), width))
         return Arrays(_clause(format, "value"), parts=(exactly(values.astype(np.float32)),))
 
 
@@ -93,12 +93,6 @@ class InGroups(Expected):
                 want.zero if self.format in GROUPS and groups.is_affine(self.format) else None,
             ]
         }
-
-
-def _each(scale: NDArray, width: int, format: str) -> NDArray:
-    """float64 [n, width]: the scale of each number."""
-    worth = rows.scale_worth(scale, format).astype(np.float64)
-    return np.repeat(worth.reshape(len(worth), -1), width // (worth[0].size if len(worth) else 1), axis=1)
 
 
 def _clause(format: str, of: str) -> str:
