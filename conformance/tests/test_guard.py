@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+import weakref
 
 import pytest
 
@@ -106,6 +107,41 @@ def test_a_limit_that_passed_within_another_is_told_of_behind_it(alarms):
     began = time.process_time()
     stopped_after(0.1, first=longer)
     assert time.process_time() - began < AGAIN / 2
+
+
+class Slow(set):
+    """The inside of a weak set, which takes its time when an object is gone."""
+
+    def discard(self, item):
+        end = time.monotonic() + 0.1
+        while time.monotonic() < end:
+            pass
+        super().discard(item)
+
+
+class Item:
+    def __del__(self):
+        end = time.monotonic() + 0.1
+        while time.monotonic() < end:
+            pass
+
+
+class Plain:
+    pass
+
+
+@pytest.mark.parametrize("kind", [Plain, Item])
+def test_an_alarm_is_not_lost_where_python_ignores_exceptions(alarms, monkeypatch, kind):
+    ignored, weak = [], weakref.WeakSet()
+    monkeypatch.setattr(sys, "unraisablehook", ignored.append)
+    weak.data = Slow()
+
+    def drop():
+        weak.add(item := kind())
+        del item  # the last that holds it: its callbacks run here, and the alarm comes among them
+
+    stopped_after(0.03, first=drop)
+    assert not ignored and len(weak) == 0
 
 
 def test_a_handler_that_is_not_pythons_is_left_alone(monkeypatch):

@@ -9,10 +9,12 @@ import math
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 TIMEOUT = 10.0  # seconds a call may take, unless asked otherwise
 SERVED_WITHIN = 60.0  # the same of a call to a server, which may have others to serve
@@ -106,14 +108,18 @@ class time_limit:
 
 
 # Where an alarm may not be turned into an exception: while the limit itself comes and goes, for that would leave it half done,
-# and in a callback of the garbage collector, such as Hypothesis's, where Python ignores exceptions. The next alarm will do.
+# and where Python ignores exceptions: in a callback of the garbage collector, such as Hypothesis's, in what a weak collection
+# does when an object is gone, and in __del__. The next alarm will do.
 _NOT_IN = {each.__code__ for each in (time_limit.__enter__, time_limit.__exit__, time_limit.arm, time_limit._leave)}
+_WEAK: tuple[Any, ...] = (weakref.WeakSet(), weakref.WeakKeyDictionary(), weakref.WeakValueDictionary())
+_NOT_IN |= {each._remove.__code__ for each in _WEAK}
+_NOT_CALLED = ("gc_callback", "__del__")
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:
     time_limit._alarm = time.monotonic() + AGAIN
     while frame is not None:
-        if frame.f_code in _NOT_IN or frame.f_code.co_name == "gc_callback":
+        if frame.f_code in _NOT_IN or frame.f_code.co_name in _NOT_CALLED:
             return
         frame = frame.f_back
     if innermost := time_limit._innermost:
