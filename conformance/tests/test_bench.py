@@ -120,13 +120,14 @@ def test_engines_do_the_job_that_the_prefix_cache_does(small, monkeypatch):
 
     fakes = []
     monkeypatch.setattr(engines, "of_prefixes", all_here)
-    match, begin, evict = prefixes.contests([], lambda title: "fork" not in title)
-    found = {entry.who: entry.run() for entry in match.entries}
-    assert found == {"kvref prefix": 2032, "python: a chain of hash() of tuples": 128, "fake": 2048, "fake, prepared": 2048}
+    match, branches, begin, evict = prefixes.contests([], lambda title: "fork" not in title)
+    for each in match, branches:
+        found = {entry.who: entry.run() for entry in each.entries}
+        assert found == {"kvref prefix": 2032, "python: a chain of hash() of tuples": 128, "fake": 2048, "fake, prepared": 2048}
     for entry in begin.entries + evict.entries:
         entry.run()
     assert [entry.who for entry in begin.entries] == ["kvref prefix, a hit", "kvref prefix, cold", "fake, a hit", "fake, cold"]
-    assert [each.served for each in fakes] == [[], [(2048, False), (0, False)], [(0, True)]]
+    assert [each.served for each in fakes] == [[], [], [(2048, False), (0, False)], [(0, True)]]
 
 
 @pytest.mark.parametrize("name", ["vllm KVCacheManager", "sglang RadixCache", "sglang UnifiedRadixCache"])

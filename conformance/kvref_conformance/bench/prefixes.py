@@ -20,6 +20,7 @@ TOKENS = 32_768
 ROWS = np.ones((TOKENS, 1, 1), np.float32)
 POOL = 100_000  # blocks
 SEEN = 51  # prompts that were in the pool: more than fill it
+PART = 64  # tokens from one branch to the next
 FORKED = 8192  # tokens, of one layer: 64 MB of keys and values
 
 
@@ -28,6 +29,7 @@ def contests(backends: list[kvref.Backend], wanted: Callable[[str], bool]) -> It
     makers: dict[str, Callable[[str], Contest]] = {
         "fork 8k tokens and diverge": partial(_fork, backends),
         "match 32k tokens in 100,000 blocks": _match,
+        "match 32k tokens past 511 branches": _match_branches,
         "begin 32k tokens, hit and cold": _begin,
         "take 2,000 blocks that can be found": _evict,
     }
@@ -79,10 +81,20 @@ def _served(cache: kvref.PrefixCache, tokens: list[int]) -> None:
 
 
 def _match(title: str) -> Contest:
-    """The prompt is a list of numbers; engines are timed once more with what they make of it before they look anything up."""
     prompts = _prompts(SEEN)
+    return _matching(title, prompts[SEEN // 2], prompts)
+
+
+def _match_branches(title: str) -> Contest:
+    """A prompt from which others parted at many places, as turns of a conversation do: in a tree of prefixes a node at each."""
+    asked = list(range(10**6, 10**6 + TOKENS))
+    parted = [asked[:at] + list(range(10**8 + at, 10**8 + at + BLOCK_SIZE)) for at in range(PART, TOKENS, PART)]
+    return _matching(title, asked, [asked, *parted])
+
+
+def _matching(title: str, asked: list[int], prompts: list[list[int]]) -> Contest:
+    """The prompt is a list of numbers; engines are timed once more with what they make of it before they look anything up."""
     cache, others = _seen(prompts), engines.of_prefixes(prompts, POOL, BLOCK_SIZE, TOKENS)
-    asked = prompts[SEEN // 2]
     known = set[int]()
     for prompt in prompts:
         known.update(_chained(prompt))
