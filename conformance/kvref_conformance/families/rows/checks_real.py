@@ -5,21 +5,23 @@ from kvref_conformance.checking.registry import check
 from kvref_conformance.checking.setup import held
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families.rows.checks import EVERY, quantized, same_codes, same_scale
+from kvref_conformance.families.rows.handed import formats_of_rows, widths
 from kvref_conformance.oracle import rows as oracle
 
 
-def judged(subject: Subject, count: int, width: int) -> None:
+def judged(subject: Subject, count: int, wanted: int) -> None:
     """In every format, of the width nearest to this within the limits. The largest number is the last of its row."""
-    rows = held(subject, subject.rng.normal(size=(count, subject.size("width", width))))
-    rows[:, -1] = 7
-    for name in subject.formats(*EVERY):
+    for name in formats_of_rows(subject, *EVERY):
+        (width,) = widths(subject, wanted, format=name)
+        rows = held(subject, subject.rng.normal(size=(count, width)))
+        rows[:, -1] = 7
         got, want = quantized(subject, rows, name), oracle.store(rows, name)
-        same_scale(subject, got.scale, want.scale, f"{name} scales of {count} rows of {rows.shape[1]}")
+        same_scale(subject, got.scale, want.scale, f"{name} scales of {count} rows of {width}", name)
         same_codes(subject, got.codes, rows, name)
         if subject.level == "exact":
-            same(got.values, want.values, f"{name} values of {count} rows of {rows.shape[1]}")
+            same(got.values, want.values, f"{name} values of {count} rows of {width}")
         else:
-            within(got.values, rows, oracle.bounds(rows, want, name)[1], f"{name} values of {count} rows of {rows.shape[1]}")
+            within(got.values, rows, oracle.bounds(rows, want, name)[1], f"{name} values of {count} rows of {width}")
 
 
 @check("LAW-18", "rows")
