@@ -1,6 +1,7 @@
 """The quantized cache: a fixed number of tokens a layer, each head's row quantized on its own as it is appended.
 
-A row [head_dim] of one token and one head has one scale. It is quantized once, when appended, and never again (QUANT-05).
+A row [head_dim] of one token and one head has one scale, or one for each of its groups. It is quantized once, when appended, and
+never again (QUANT-05).
 """
 
 from collections.abc import Sequence
@@ -24,7 +25,7 @@ from kvref.slots import TokenStore
 
 @dataclass(frozen=True)
 class QuantizedConfig:
-    """capacity: tokens a layer. format: int8, float8_e4m3fn or float8_e5m2."""
+    """capacity: tokens a layer. format: int8, float8_e4m3fn, float8_e5m2, or one of groups, which go into head_dim (QUANT-10)."""
 
     num_layers: int
     capacity: int
@@ -34,7 +35,7 @@ class QuantizedConfig:
 
     def __post_init__(self) -> None:
         whole_fields(self, "num_layers", "capacity", "num_kv_heads", "head_dim")
-        get_format(self.format, among=ROW_FORMATS)
+        get_format(self.format, among=ROW_FORMATS).code_width(self.head_dim)  # which says whether it has groups of whole width
 
 
 class QuantizedCache:
@@ -97,7 +98,7 @@ class QuantizedCache:
 
     @property
     def memory_bytes(self) -> int:
-        """Codes, and 4 bytes a scale, over the whole capacity of all layers (QUANT-07)."""
+        """Codes, scales and zeros, over the whole capacity of all layers (QUANT-07)."""
         return self.config.num_layers * self.config.capacity * self._store.token_bytes
 
     @property

@@ -25,8 +25,8 @@ _ALL: tuple[Format, ...] = (
 )  # fmt: skip
 FORMATS = {each.name: each for each in _ALL}
 PLAIN_DTYPES = tuple(name for name, each in FORMATS.items() if each.granularity == "element")
-ROW_FORMATS = tuple(name for name, each in FORMATS.items() if each.granularity == "head")
-SCALED_FORMATS = tuple(name for name, each in FORMATS.items() if each.granularity != "element")
+ROW_FORMATS = tuple(name for name, each in FORMATS.items() if each.granularity in ("head", "group"))
+SCALED_FORMATS = tuple(name for name, each in FORMATS.items() if each.granularity in ("head", "token"))
 
 
 def get_format(name: str, among: Iterable[str] = tuple(FORMATS)) -> Format:

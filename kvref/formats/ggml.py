@@ -65,7 +65,7 @@ class GGML:
             check_read_back(self.name, FLOAT16.decode(each))
         head = xp.stack([xp.astype(byte, xp.uint8) for each in halves for byte in (each & 255, each >> 8)], axis=-1)
         block = xp.concat([head, *self._packed(codes)], axis=-1)
-        return Quantized(xp.reshape(block, (*rows.shape[:-1], -1 if rows.size else self.code_width(rows.shape[-1]))))
+        return Quantized(xp.reshape(block, (*rows.shape[:-1], self.code_width(rows.shape[-1]))))
 
     def dequantize(self, stored: Quantized, width: int) -> Array:
         codes, scale, least = self._numbers(stored, width)

@@ -14,9 +14,11 @@ from kvref_conformance.conversation.handle import Handle
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families import all_families
 from kvref_conformance.oracle.elements import round_to
-from kvref_conformance.oracle.formats import PLAIN, has
+from kvref_conformance.oracle.formats import GROUPS, PLAIN, has
 from kvref_conformance.oracle.witness import MADE
 from kvref_conformance.outcome import Broken, NotOffered
+
+FEW = 6  # of the formats of FMT-GROUP
 
 
 def new(subject: Subject, family: str, **changes: Any) -> Handle:
@@ -74,6 +76,13 @@ def formats_of(subject: Subject, name: str, *wanted: str) -> list[str]:
     if found := [each for each in wanted if takes(subject, name, each)]:
         return found
     raise NotOffered(f"format {' or '.join(wanted)}")
+
+
+def few(subject: Subject, formats: list[str]) -> list[str]:
+    """Formats without most of those of FMT-GROUP, which differ in one thing only: other ones for each check."""
+    many = [name for name in formats if name in GROUPS]
+    kept = set(subject.rng.choice(many, FEW, replace=False).tolist()) if len(many) > FEW else set(many)
+    return [name for name in formats if name not in many or name in kept]
 
 
 def tokens(subject: Subject, count: int, heads: int | None = None, dim: int | None = None) -> NDArray:

@@ -211,6 +211,18 @@ def scale_worth(stored: NDArray, format: str) -> NDArray:
     return stored.astype(np.float32)
 
 
+def row_bytes(width: int, format: str) -> int:
+    """What a row takes, scales and zeros included, where it has scales of its own."""
+    if format in GGML:
+        return width // 32 * ggml.LAYOUT[format].itemsize
+    if format not in IN_GROUPS:
+        return width + 4
+    scales = width // group_of(format)
+    if format in GROUPS:
+        scales *= (4 if groups.scale_dtype(format) == "float32" else 2) * (2 if groups.is_affine(format) else 1)
+    return width * bits_of(format) // 8 + scales
+
+
 def ulp_of_scales(scale: NDArray, format: str) -> NDArray:
     """float64: one unit in the last place of the dtype that scales are stored in; 0 of powers of two."""
     if format in MX:

@@ -54,16 +54,18 @@ class Machine(RuleBasedStateMachine):
     def another(self, family: str, **config: Any) -> Handle | None:
         """A new object of any family."""
         record = all_families()[family]
-        for name, value in config.items():
-            if name in record.formats:
-                among = (each for each in (value, *record.formats[name]) if takes(self.subject, name, each))
-                config[name] = next(among, None)
+        config |= {name: self.format_for(family, name, value) for name, value in config.items() if name in record.formats}
         config |= self.subject.limits.sizes(record, config)
         if not self.going or None in config.values():
             return None
         self.config = config
         made = self._call(f"{family}.new", None, config)
         return made if isinstance(made, Handle) else None
+
+    def format_for(self, family: str, name: str, wanted: str) -> str | None:
+        """The format that is wanted of a size, or another that it has; None where it has none."""
+        among = (wanted, *all_families()[family].formats[name])
+        return next((each for each in among if takes(self.subject, name, each)), None)
 
     def acquired(self, num_bytes: int) -> None:
         """A buffer of the pool that was made first."""

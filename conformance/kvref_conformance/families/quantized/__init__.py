@@ -2,13 +2,14 @@
 
 from kvref_conformance.families import Family
 from kvref_conformance.families.laws.spoken import OF_CACHES
-from kvref_conformance.oracle.formats import SYMMETRIC
+from kvref_conformance.oracle.formats import IN_GROUPS, SYMMETRIC, group_of
 
 FAMILY = Family(
     name="quantized",
     chapter="quantized",
     small={"num_layers": 2, "capacity": 20, "num_kv_heads": 2, "head_dim": 5, "format": "int8"},
     speaks_for=(*OF_CACHES, "ATTN-10", *(f"QUANT-{n:02}" for n in (1, 2, 4, 5, 7, 8)), "EDIT-01", "EDIT-02"),
-    formats={"format": SYMMETRIC},
+    formats={"format": (*SYMMETRIC, *IN_GROUPS)},
+    fits=lambda config: config["head_dim"] % group_of(config["format"]) == 0,
     appending={"append": ("keys", "values")},
 )

@@ -20,8 +20,9 @@ from kvref_conformance.oracle.expected import (
     tokens_of,
     wrong_arrays,
 )  # fmt: skip
+from kvref_conformance.oracle.formats import IN_GROUPS, group_of
 from kvref_conformance.oracle.model import Look, Model
-from kvref_conformance.oracle.rows import Reads, read_as
+from kvref_conformance.oracle.rows import Reads, read_as, row_bytes
 
 
 class Quantized(Model):
@@ -45,13 +46,17 @@ class Quantized(Model):
         return found
 
     def memory_bytes(self) -> Expected:
-        return Value("QUANT-07", value=self.num_layers * self.room * self.row[0] * 2 * (self.row[1] + 4))
+        return Value(self._counted, value=2 * self.num_layers * self.room * self.row[0] * row_bytes(self.row[1], self.format))
 
     def fp32_bytes(self) -> Expected:
         return Value("QUANT-07", value=8 * self.num_layers * self.room * self.row[0] * self.row[1])
 
     def compression_ratio(self) -> Expected:
-        return Value("QUANT-07", value=4 * self.row[1] / (self.row[1] + 4))
+        return Value(self._counted, value=4 * self.row[1] / row_bytes(self.row[1], self.format))
+
+    @property
+    def _counted(self) -> str:
+        return "QUANT-10" if self.format in IN_GROUPS else "QUANT-07"
 
     def length(self, layer: Any) -> Expected:
         if wrong := not_in_range(layer, self.num_layers, "LayerOutOfRange"):
@@ -75,7 +80,9 @@ class Quantized(Model):
     def _unstorable(self, *given: Any) -> Wrong:
         """Whether numbers are not finite, or would not be once read back."""
         parts = [float32(part) for part in given]
-        return not_finite(*parts, *(read_as(part, self.format).values for part in parts if part.size))
+        group = group_of(self.format)  # what no group goes into is wrong in its shape, and is never read
+        rows = [part for part in parts if part.size and part.shape[-1] % group == 0]
+        return not_finite(*parts, *(read_as(part, self.format).values for part in rows))
 
     def _too_many(self, tokens: int) -> Wrong:
         return [("CapacityExceeded", "QUANT-02")] if tokens > self.room else []

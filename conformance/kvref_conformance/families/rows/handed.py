@@ -5,27 +5,22 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvref_conformance.arrays import NDArray
-from kvref_conformance.checking.setup import held
+from kvref_conformance.checking.setup import few, held
 from kvref_conformance.conversation.subject import Subject, narrow
 from kvref_conformance.oracle import rows as oracle
 from kvref_conformance.oracle.elements import MAX
-from kvref_conformance.oracle.formats import GROUPS, group_of
+from kvref_conformance.oracle.formats import group_of
 from kvref_conformance.outcome import NotOffered
 
 NEAR = 1.6040714e37 / 3.4028235e38, 2.9434131e34 / 3.4028235e38  # of the largest number: where what is read back overflows
 
 
-FEW = 6  # of the formats that differ in one thing only: each is judged by the clauses of its own
-
-
 def formats_of_rows(subject: Subject, *wanted: str) -> list[str]:
     """Those of some formats that it has, and a width for; of the many of FMT-GROUP a few, other ones each time."""
     found = [name for name in subject.formats(*wanted) if subject.size("width", group_of(name)) % group_of(name) == 0]
-    many = [name for name in found if name in GROUPS]
-    kept = set(subject.rng.choice(many, FEW, replace=False).tolist()) if len(many) > FEW else set(many)
     if not found:
         raise NotOffered(f"rows of a width that is a multiple of {min(map(group_of, subject.formats(*wanted)))}")
-    return [name for name in found if name not in many or name in kept]
+    return few(subject, found)
 
 
 def widths(subject: Subject, *wanted: int, format: str = "") -> list[int]:

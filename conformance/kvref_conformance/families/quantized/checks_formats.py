@@ -1,0 +1,64 @@
+"""QUANT-10: a cache in formats of groups."""
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.checking.expect import equal, raises
+from kvref_conformance.checking.registry import check
+from kvref_conformance.checking.setup import few, formats_of, new, pair_of_tokens, takes
+from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.families.quantized.checks import reads_back
+from kvref_conformance.families.quantized.stream import QuantizedStream
+from kvref_conformance.oracle.formats import IN_GROUPS, group_of
+from kvref_conformance.oracle.rows import row_bytes
+from kvref_conformance.outcome import NotOffered
+
+
+def four_tokens(subject: Subject, format: str) -> tuple[QuantizedStream, NDArray, NDArray]:
+    """A cache of two groups a row, and what it was given."""
+    stream = QuantizedStream(subject, num_layers=1, format=format, head_dim=2 * group_of(format))
+    keys, values = pair_of_tokens(subject, 4, stream.config["num_kv_heads"], stream.config["head_dim"])
+    stream.give(keys, values)
+    return stream, keys, values
+
+
+@check("QUANT-10", "quantized")
+def tokens_read_back_as_their_format_says(subject: Subject) -> None:
+    for name in few(subject, formats_of(subject, "format", *IN_GROUPS)):
+        stream, keys, values = four_tokens(subject, name)
+        reads_back(stream, keys, values, f"4 {name} tokens")
+
+
+@check("QUANT-10", "quantized")
+def codes_and_scales_go_and_come_together(subject: Subject) -> None:
+    for name in few(subject, formats_of(subject, "format", *IN_GROUPS)):
+        stream, keys, values = four_tokens(subject, name)
+        stream.cache.truncate(2)
+        keys[2:], values[2:] = pair_of_tokens(subject, 2, *keys.shape[1:])  # of other magnitudes
+        stream.give(keys[2:], values[2:])
+        reads_back(stream, keys, values, f"{name} tokens, two of them in the place of others")
+        stream.cache.clear()
+        stream.give(values, keys)
+        reads_back(stream, values, keys, f"{name} tokens in the place of all others")
+
+
+@check("QUANT-10", "quantized")
+def memory_is_what_the_format_stores(subject: Subject) -> None:
+    for name in few(subject, formats_of(subject, "format", *IN_GROUPS)):
+        cache = new(subject, "quantized", format=name, head_dim=2 * group_of(name))
+        rows = 2 * cache.config["num_layers"] * cache.config["capacity"] * cache.config["num_kv_heads"]
+        equal(cache.memory_bytes, rows * row_bytes(cache.config["head_dim"], name), f"memory_bytes in {name}")
+
+
+@check("QUANT-10", "quantized")
+def a_head_dim_that_no_group_goes_into_is_refused(subject: Subject) -> None:
+    tried = [
+        (name, dim)
+        for name in few(subject, formats_of(subject, "format", *IN_GROUPS))
+        for dim in (group_of(name) + 1, group_of(name) // 2)
+        if takes(subject, "head_dim", dim)
+    ]
+    if not tried:
+        raise NotOffered("a head_dim that no group goes into")
+    for name, dim in tried:
+        config = new(subject, "quantized", format=name, head_dim=group_of(name)).config
+        with raises("ConfigError"):
+            subject.new("quantized", **config | {"head_dim": dim})
