@@ -81,3 +81,94 @@ def test_what_cannot_be_a_base_changes_nothing(cache, theta):
     with pytest.raises(ConfigError, match="theta: expected a positive number, got "):
         cache.remove(child, 0, 1, theta)
     assert (cache.block_table(child, 0), cache.num_free_blocks) == before
+
+
+@pytest.mark.parametrize("integer", [np.uint8, np.int32, np.uint64, ">i8"])
+def test_keys_of_any_integer_type_are_those_of_pythons_own_and_no_salt_is_the_empty_one(integer):
+    tokens = [5, 0, 255, 7, 9]
+    wanted, salt = [], hashlib.sha256(hashlib.sha256(b"").digest()).digest()
+    for pair in (tokens[:2], tokens[2:4]):
+        wanted.append(hashlib.sha256((wanted or [salt])[-1] + b"".join(token.to_bytes(8, "little") for token in pair)).digest())
+    assert list(block_keys(np.array(tokens, integer), 2)) == wanted
+    assert list(block_keys(tokens, 2, "")) == wanted
+
+
+def test_no_tokens_written_over_others_take_nothing_back(cache):
+    sequence = begun(cache, [1, 2, 3])
+    cache.write(sequence, 0, 1, rows(0), rows(0))
+    with pytest.raises(TokenMismatch, match="token at position 2: expected 3, committed before, got 4"):
+        cache.commit(sequence, [1, 2, 4])
+
+
+def test_blocks_that_are_handed_out_are_int32(cache):
+    dropped = [begun(cache, tokens) for tokens in ([1, 2], [3, 4, 5])]
+    for sequence in dropped:
+        cache.drop(sequence)
+    for count in (0, 7, 1):  # none; plain ones, and one that is taken from what could be found
+        taken = cache.pool.allocate_many(count)
+        assert (taken.shape, taken.dtype) == ((count,), np.int32)
+
+
+@pytest.mark.parametrize("kind", [kvref.PagedCache, kvref.PrefixCache])
+def test_what_a_cache_gives_is_of_its_own_library(cache, kind):
+    """Whatever is handed in: a cache that forgot its library would compute with another's."""
+    strict = kvref.backend("reference", namespace="array_api_strict")
+    mine, own = kind(cache.config, strict), kind(cache.config)
+    first, over, query = rows(5), rows(2), rows(1)
+    for each in (mine, own):
+        sequence = each.create()
+        each.write(sequence, 0, 0, first, first)
+        if kind is kvref.PrefixCache:
+            each.commit(sequence, [1, 2, 3, 4, 5])
+        each.write(sequence, 0, 3, *2 * [strict.asarray(over) if each is mine else over])
+        each.remove(sequence, 1, 2, theta=100.0)
+    arrays = mine.gather(0, 0), own.gather(0, 0)
+    arrays = [*zip(*arrays, strict=True), (mine.attend(0, 0, strict.asarray(query)), own.attend(0, 0, query))]
+    arrays += [(mine.lengths([0], 0), own.lengths([0], 0)), (mine.block_tables([0], 0), own.block_tables([0], 0))]
+    arrays += list(zip(mine.gather_batch([0], 0), own.gather_batch([0], 0), strict=True))
+    for one, other in arrays:
+        assert type(one) is type(strict.asarray(first))
+        assert np.array_equal(strict.to_numpy(one), other)
+    if kind is kvref.PrefixCache:
+        mine.commit(0, [1, 7])  # what was written over, and what was removed, is known no more
+
+
+def test_fewer_tokens_committed_again_take_nothing_back(cache):
+    sequence = begun(cache, [1, 2, 3])
+    cache.commit(sequence, [1])
+    with pytest.raises(TokenMismatch, match="token at position 2: expected 3, committed before, got 4"):
+        cache.commit(sequence, [1, 2, 4])
+
+
+@pytest.fixture
+def written_over():
+    """A sequence whose only block was committed and, in the first of two layers, written over: what was there can be found."""
+    cache = kvref.PrefixCache(kvref.PagedConfig(num_blocks=5, num_layers=2, num_kv_heads=1, head_dim=2, block_size=2))
+    sequence = cache.begin([1, 2])
+    for layer in (0, 1):
+        cache.write(sequence, layer, 0, rows(2), rows(2))
+    cache.commit(sequence, [1, 2])
+    before = cache.block_table(sequence, 0)
+    cache.write(sequence, 0, 1, rows(1), rows(1))
+    assert (cache.match([1, 2, 0]), cache.block_table(sequence, 0) != before) == (2, True)
+    return cache
+
+
+def test_a_block_is_written_to_in_place_once_what_it_was_part_of_is_lost(written_over):
+    table = written_over.block_table(0, 1)
+    written_over.pool.allocate_many(3)  # the first layer's old block among them
+    assert (written_over.match([1, 2, 0]), written_over.num_free_blocks) == (0, 0)
+    written_over.write(0, 1, 1, rows(1), rows(1))
+    assert written_over.block_table(0, 1) == table
+
+
+def test_a_block_that_is_part_of_two_stays_as_it_is_when_one_of_them_is_lost(written_over):
+    written_over.commit(0, [1, 3])
+    table, (keys, _) = written_over.block_table(0, 1), written_over.gather(0, 1)
+    taken = written_over.pool.allocate_many(3)
+    assert [written_over.match([1, last, 0]) for last in (2, 3)] == [0, 2]
+    written_over.pool.free_many(taken)
+    written_over.write(0, 1, 1, rows(1), rows(1))
+    assert written_over.block_table(0, 1) != table
+    again = written_over.begin([1, 3, 0])
+    assert np.array_equal(written_over.gather(again, 1)[0], keys)

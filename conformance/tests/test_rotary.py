@@ -1,5 +1,6 @@
 """Keys that are turned to another position, against decimals of sixty digits."""
 
+import sys
 from decimal import Decimal, getcontext
 
 import numpy as np
@@ -141,3 +142,7 @@ def test_strict_arrays_turn_alike(layout, keys):
 def test_what_makes_no_sense_is_refused(change):
     with pytest.raises(ConfigError, match=next(iter(change))):
         Rotary(**{"head_dim": 8} | change)
+
+
+def test_the_largest_number_is_a_base():
+    assert Rotary(2, sys.float_info.max).turned(np.array([1.0, 0.0], np.float32), 0).tolist() == [1.0, 0.0]

@@ -23,6 +23,13 @@ def pool():
     return found
 
 
+def released():
+    """The same, without its first block."""
+    cache = paged()
+    cache.release_before(0, 4)
+    return cache
+
+
 def windowed(**sizes):
     """A window of two tokens behind one sink, after five tokens."""
     sizes = {"num_kv_heads": 1, "head_dim": 2, "window": 2, "sinks": 1} | sizes
@@ -89,6 +96,19 @@ WORDS = [
         errors.OutOfBlocks,
         "blocks: expected 2 free ones, got 1",
     ),
+    (lambda: paged().release_before(0, 6), errors.PositionOutOfRange, f"position: {NUMBER} [0, 6), got 6"),
+    (
+        lambda: released().truncate(0, 2),
+        errors.NotTruncatable,
+        "length: expected at least 4, before which blocks were released, got 2",
+    ),
+    (
+        lambda: released().read(0, 0, [3]),
+        errors.PositionOutOfRange,
+        "position in sequence 0, layer 0: expected at least 4, before which blocks were released, got 3",
+    ),
+    (lambda: pool().references(3), errors.BlockNotAllocated, "references: expected a block in [0, 3), got 3"),
+    (lambda: kvref.BlockPool(-1), errors.ConfigError, "num_blocks: expected an integer of at least 0, got -1"),
     (lambda: pool().allocate_many(-1), errors.PositionOutOfRange, "count: expected an integer of at least 0, got -1"),
     (lambda: pool().allocate_many(3), errors.OutOfBlocks, "allocate: expected 3 free of 3 blocks, got 2"),
     (lambda: BlockTables(0, 1), errors.ConfigError, "num_layers: expected an integer of at least 1, got 0"),
