@@ -5,21 +5,24 @@ from kvref_conformance.checking.registry import check
 from kvref_conformance.checking.setup import held
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families.rows.checks import EVERY, quantized, same_codes, same_scale
+from kvref_conformance.families.rows.handed import formats_of_rows, widths
 from kvref_conformance.oracle import rows as oracle
+from kvref_conformance.oracle.formats import GROUPS
 
 
 def judged(subject: Subject, count: int, width: int) -> None:
-    """In every format, of the width nearest to this within the limits. The largest number is the last of its row."""
-    rows = held(subject, subject.rng.normal(size=(count, subject.size("width", width))))
-    rows[:, -1] = 7
-    for name in subject.formats(*EVERY):
+    """In every format, of the width nearest to this that it can have. The largest number is the last of its row."""
+    for name in formats_of_rows(subject, *EVERY):
+        (near,) = widths(subject, width, format=name)
+        rows = held(subject, subject.rng.normal(size=(count, near)))
+        rows[:, -1] = 7
         got, want = quantized(subject, rows, name), oracle.store(rows, name)
-        same_scale(subject, got.scale, want.scale, f"{name} scales of {count} rows of {rows.shape[1]}")
-        same_codes(subject, got.codes, rows, name)
+        same_scale(subject, got.scale, want.scale, f"{name} scales of {count} rows of {near}", name)
+        same_codes(subject, got.codes, rows, name, got if name in GROUPS else None)
         if subject.level == "exact":
-            same(got.values, want.values, f"{name} values of {count} rows of {rows.shape[1]}")
+            same(got.values, want.values, f"{name} values of {count} rows of {near}")
         else:
-            within(got.values, rows, oracle.bounds(rows, want, name)[1], f"{name} values of {count} rows of {rows.shape[1]}")
+            within(got.values, rows, oracle.bounds(rows, want, name)[1], f"{name} values of {count} rows of {near}")
 
 
 @check("LAW-18", "rows")
