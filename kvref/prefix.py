@@ -237,10 +237,13 @@ class PrefixCache(Finder, PagedCache):
         table, numbers = self._table(sequence), token_numbers(tokens)
         told = self._told[int(sequence)]
         told.add(numbers, int(self._tables.lengths[table].min()))
-        for entry, key in enumerate(self._keys(told.tokens, told.salt, told.keys), len(told.keys)):
-            if entry >= self._tables.released[table].max():
-                self.pool.make_findable(Found(key, self._tables.at(table, np.arange(self.config.num_layers), entry)))
-            told.keys.append(key)
+        keys, first = list(self._keys(told.tokens, told.salt, told.keys)), len(told.keys)
+        entries = np.arange(first, first + len(keys))[:, None]
+        blocks = self._tables.at(table, np.arange(self.config.num_layers), entries)
+        gone = max(0, int(self._tables.released[table].max()) - first)
+        for key, held in zip(keys[gone:], blocks[gone:], strict=True):
+            self.pool.make_findable(Found(key, held))
+        told.keys += keys
 
     def write(self, sequence: int, layer: int, start: int, keys: Array, values: Array) -> None:
         length = self.length(sequence, layer)

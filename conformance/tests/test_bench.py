@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from kvref_conformance.bench import contest, rivals
+from kvref_conformance.bench import contest, engines, prefixes, rivals
 
 
 @pytest.fixture
@@ -75,6 +75,73 @@ def test_a_step_in_a_window_is_held_against_the_reading_of_it(bench, tmp_path):
 def test_a_rival_whose_package_is_missing_is_left_out():
     assert rivals.here("numpy", "numpy.linalg")
     assert not rivals.here("numpy", "no_such_package.part")
+
+
+def test_rivals_that_are_missing_are_named(monkeypatch):
+    monkeypatch.setattr(contest, "PACKAGES", ("numpy", "no-such-package", "vllm"))
+    assert contest.absent() == ["no-such-package", *([] if rivals.here("vllm") else ["vllm"])]
+
+
+@pytest.fixture
+def small(monkeypatch):
+    for name, size in {"TOKENS": 2048, "POOL": 1000, "SEEN": 15, "BLOCK_SIZE": 16}.items():
+        monkeypatch.setattr(prefixes, name, size)
+
+
+class Fake:
+    """An engine that finds what it kept, and says what it was asked."""
+
+    name = "fake"
+
+    def __init__(self):
+        self.kept, self.served = [], []
+
+    def prepare(self, tokens):
+        return tuple(tokens)
+
+    def find(self, prompt):
+        return len(prompt) if prompt in self.kept else 0
+
+    def serve(self, tokens, *, keep):
+        hit = self.find(self.prepare(tokens))
+        self.served.append((hit, keep))
+        self.kept += [self.prepare(tokens)] * keep
+        return hit
+
+
+def test_engines_do_the_job_that_the_prefix_cache_does(small, monkeypatch):
+    def all_here(seen, *sizes):
+        fake = Fake()
+        for tokens in seen:
+            fake.serve(tokens, keep=True)
+        fake.served.clear()
+        fakes.append(fake)
+        return [fake]
+
+    fakes = []
+    monkeypatch.setattr(engines, "of_prefixes", all_here)
+    match, branches, begin, evict = prefixes.contests([], lambda title: "fork" not in title)
+    for each in match, branches:
+        found = {entry.who: entry.run() for entry in each.entries}
+        assert found == {"kvref prefix": 2032, "python: a chain of hash() of tuples": 128, "fake": 2048, "fake, prepared": 2048}
+    for entry in begin.entries + evict.entries:
+        entry.run()
+    assert [entry.who for entry in begin.entries] == ["kvref prefix, a hit", "kvref prefix, cold", "fake, a hit", "fake, cold"]
+    assert [each.served for each in fakes] == [[], [], [(2048, False), (0, False)], [(0, True)]]
+
+
+@pytest.mark.parametrize("name", ["vllm KVCacheManager", "sglang RadixCache", "sglang UnifiedRadixCache"])
+def test_an_engine_finds_what_a_prefix_cache_finds(name):
+    if not rivals.here("torch", name.split()[0]):
+        pytest.skip(f"{name.split()[0]} is not installed")
+    kept, cold = list(range(1, 129)), list(range(1001, 1129))
+    (engine,) = (each for each in engines.of_prefixes([kept], 64, 16, 128) if each.name == name)
+    assert engine.find(engine.prepare(kept)) == 112  # not of all: of the last token somebody wants the logits
+    assert (engine.serve(cold, keep=False), engine.serve(cold, keep=True), engine.serve(cold, keep=False)) == (0, 0, 112)
+    assert engine.find(engine.prepare([*kept[:40], *cold[40:]])) == 32
+    for start in range(10**4, 10**5, 1000):  # more than the pool holds: what is taken is given back
+        assert engine.serve(list(range(start, start + 128)), keep=True) == 0
+    assert engine.find(engine.prepare(kept)) == 0
 
 
 def test_a_ratio_is_the_median_of_rounds_by_the_memcpy_of_the_same_round(monkeypatch):

@@ -13,6 +13,7 @@ from kvref.attention import attention_bound
 from kvref.formats.packing import pack, unpack
 from kvref.formats.rounding import round_half_away
 from kvref_conformance.oracle import attention, elements, rows
+from kvref_conformance.oracle.stored import Stored
 
 floats = st.floats(-(2.0**100), 2.0**100, width=32)
 matrices = arrays(np.float32, st.tuples(st.integers(1, 4), st.integers(1, 9)), elements=floats)
@@ -44,14 +45,15 @@ def test_rows_are_what_fractions_say(name, given_rows):
     format = kvref.get_format(name)
     stored, want = format.quantize(given_rows), rows.store(given_rows, name)
     width = given_rows.shape[1]
-    codes = rows.unpack4(stored.codes, width) if name == "q4" else stored.codes
+    codes = rows.unpacked(stored.codes, width, name)
     assert (codes.astype(int) == want.codes).all()
     assert (stored.scale == want.scale).all()
     values = format.dequantize(stored, width)
     assert values.tobytes() == want.values.tobytes()
     zero = np.zeros(len(given_rows)) if stored.zero is None else stored.zero
     bound = format.bound(given_rows, stored)
-    np.testing.assert_allclose(bound, rows.bound(given_rows, codes, stored.scale, zero, name), rtol=1e-12)
+    as_stored = Stored(codes, stored.scale, zero, values)
+    np.testing.assert_allclose(bound, rows.bound(given_rows, as_stored, name), rtol=1e-12)
     for x, value, limit in zip(given_rows.flat, values.flat, bound.flat, strict=True):
         assert abs(Fraction(float(x)) - Fraction(float(value))) <= Fraction(float(limit)) * (1 + Fraction(1, 2**40))
 

@@ -8,6 +8,7 @@ Source: OCP Microscaling Formats (MX) Specification 1.0, sections 5 and 6.3; NVF
 
 from dataclasses import dataclass
 
+import numpy as np
 from array_api_compat import array_namespace, device
 
 from kvref.array import Array, Shape
@@ -77,7 +78,9 @@ class Microscaled:
 
     def dequantize(self, stored: Quantized, width: int) -> Array:
         elements = in_groups(self.name, self.small.decode(unpack(stored.codes, self.bits, width)), self.group)
-        return array_namespace(elements).reshape(self.multiplied(elements, stored.scale), (*stored.codes.shape[:-1], width))
+        with np.errstate(over="ignore", invalid="ignore"):  # NumPy warns of scales that no quantizer made
+            values = self.multiplied(elements, stored.scale)
+        return array_namespace(values).reshape(values, (*stored.codes.shape[:-1], width))
 
     def bound(self, rows: Array, stored: Quantized) -> Array:
         x, xp = in_groups(self.name, rows, self.group), array_namespace(rows)

@@ -20,7 +20,18 @@ import kvref
 SECONDS = 2.0  # for the rounds of one contest
 LEAST_ROUNDS, MOST_ROUNDS = 5, 15
 LEAST_SAMPLE = 1e-3  # seconds: shorter things are done several times a round
-PACKAGES = ("numpy", "torch", "cupy-cuda12x", "transformers", "torchao", "optimum-quanto", "ml_dtypes", "mlx-lm")
+PACKAGES = (
+    "numpy",
+    "torch",
+    "cupy-cuda12x",
+    "transformers",
+    "torchao",
+    "optimum-quanto",
+    "ml_dtypes",
+    "mlx-lm",
+    "vllm",
+    "sglang",
+)
 
 
 Spread = tuple[float, float, float]  # median, lower and upper quartile
@@ -134,6 +145,12 @@ def machine() -> dict[str, Any]:
         "kvref": kvref.__version__,
         "packages": dict(_versions()),
     }
+
+
+def absent() -> list[str]:
+    """What else would take part, if it were installed."""
+    present = dict(_versions())
+    return [package for package in PACKAGES if package not in present]
 
 
 def _versions() -> Iterator[tuple[str, str]]:

@@ -5,20 +5,23 @@ Hardly any data moves: what is timed are tables, references and keys. Beside the
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import cycle
 from typing import Any
 
 import numpy as np
 
 import kvref
-from kvref_conformance.bench import rivals
+from kvref_conformance.bench import engines, rivals
 from kvref_conformance.bench.contest import Contest, Entry
 from kvref_conformance.bench.kernels import place_of
 
 HEADS, DIM, BLOCK_SIZE = 8, 128, 16
 TOKENS = 32_768
-SEEN = 1_500_000  # tokens that the pool of 100,000 blocks has seen
-FORKED = 8192  # tokens, of one layer: 64 MB of keys and values
+ROWS = np.ones((TOKENS, 1, 1), np.float32)
 POOL = 100_000  # blocks
+SEEN = 51  # prompts that were in the pool: more than fill it
+PART = 64  # tokens from one branch to the next
+FORKED = 8192  # tokens, of one layer: 64 MB of keys and values
 
 
 def contests(backends: list[kvref.Backend], wanted: Callable[[str], bool]) -> Iterator[Contest]:
@@ -26,6 +29,7 @@ def contests(backends: list[kvref.Backend], wanted: Callable[[str], bool]) -> It
     makers: dict[str, Callable[[str], Contest]] = {
         "fork 8k tokens and diverge": partial(_fork, backends),
         "match 32k tokens in 100,000 blocks": _match,
+        "match 32k tokens past 511 branches": _match_branches,
         "begin 32k tokens, hit and cold": _begin,
         "take 2,000 blocks that can be found": _evict,
     }
@@ -44,8 +48,8 @@ def _fork(backends: list[kvref.Backend], title: str) -> Contest:
         entries.append(Entry(f"kvref paged {backend.name}", run, place_of(backend)))
     whole = np.ones((2, FORKED, HEADS, DIM), np.float32)
     entries.append(Entry("numpy: a copy of the sequence", whole.copy))
-    moved = 2 * 2 * BLOCK_SIZE * HEADS * DIM * 4
-    return Contest(title, f"{HEADS} x {DIM}", moved, entries + list(rivals.transformers_fork(FORKED, HEADS, DIM)))
+    entries += [*rivals.transformers_fork(FORKED, HEADS, DIM), *engines.of_fork(FORKED, HEADS, DIM)]
+    return Contest(title, f"{HEADS} x {DIM}", 2 * 2 * BLOCK_SIZE * HEADS * DIM * 4, entries)
 
 
 def _diverge(cache: kvref.PagedCache, sequence: int, token: Any) -> None:
@@ -54,23 +58,43 @@ def _diverge(cache: kvref.PagedCache, sequence: int, token: Any) -> None:
     cache.drop(child)
 
 
-def _seen(tokens: int) -> tuple[kvref.PrefixCache, list[list[int]]]:
-    """A cache that has seen so many tokens, prompts of TOKENS that begin alike, and those prompts."""
+def _prompts(count: int) -> list[list[int]]:
+    """So many prompts of TOKENS, which begin alike."""
+    starts = range(10**6, (count + 1) * 10**6, 10**6)
+    return [[*range(1000), *range(start, start + TOKENS - 1000)] for start in starts]
+
+
+def _seen(prompts: list[list[int]]) -> kvref.PrefixCache:
+    """A cache that has seen these."""
     cache = kvref.PrefixCache(kvref.PagedConfig(POOL, 1, 1, 1, BLOCK_SIZE), kvref.backend("numpy"))
-    rows, prompts = np.ones((TOKENS, 1, 1), np.float32), []
-    for number in range(tokens // TOKENS):
-        prompts.append([*range(1000), *range(10**6 * (number + 1), 10**6 * (number + 1) + TOKENS - 1000)])
-        sequence = cache.begin(prompts[-1])
-        held = cache.length(sequence, 0)
-        cache.write(sequence, 0, held, rows[held:], rows[held:])
-        cache.commit(sequence, prompts[-1])
-        cache.drop(sequence)
-    return cache, prompts
+    for prompt in prompts:
+        _served(cache, prompt)
+    return cache
+
+
+def _served(cache: kvref.PrefixCache, tokens: list[int]) -> None:
+    sequence = cache.begin(tokens)
+    held = cache.length(sequence, 0)
+    cache.write(sequence, 0, held, ROWS[held : len(tokens)], ROWS[held : len(tokens)])
+    cache.commit(sequence, tokens)
+    cache.drop(sequence)
 
 
 def _match(title: str) -> Contest:
-    cache, prompts = _seen(SEEN)
-    asked = prompts[len(prompts) // 2]
+    prompts = _prompts(SEEN)
+    return _matching(title, prompts[SEEN // 2], prompts)
+
+
+def _match_branches(title: str) -> Contest:
+    """A prompt from which others parted at many places, as turns of a conversation do: in a tree of prefixes a node at each."""
+    asked = list(range(10**6, 10**6 + TOKENS))
+    parted = [asked[:at] + list(range(10**8 + at, 10**8 + at + BLOCK_SIZE)) for at in range(PART, TOKENS, PART)]
+    return _matching(title, asked, [asked, *parted])
+
+
+def _matching(title: str, asked: list[int], prompts: list[list[int]]) -> Contest:
+    """The prompt is a list of numbers; engines are timed once more with what they make of it before they look anything up."""
+    cache, others = _seen(prompts), engines.of_prefixes(prompts, POOL, BLOCK_SIZE, TOKENS)
     known = set[int]()
     for prompt in prompts:
         known.update(_chained(prompt))
@@ -79,7 +103,14 @@ def _match(title: str) -> Contest:
         return next((number for number, key in enumerate(_chained(asked)) if key not in known), TOKENS // BLOCK_SIZE)
 
     entries = [Entry("kvref prefix", partial(cache.match, asked)), Entry("python: a chain of hash() of tuples", in_python)]
+    for engine in others:
+        entries.append(Entry(engine.name, partial(_looked_up, engine, asked)))
+        entries.append(Entry(f"{engine.name}, prepared", partial(engine.find, engine.prepare(asked))))
     return Contest(title, "no data", 0, entries)
+
+
+def _looked_up(engine: engines.Engine, tokens: list[int]) -> int:
+    return engine.find(engine.prepare(tokens))
 
 
 def _chained(tokens: list[int]) -> Iterator[int]:
@@ -91,28 +122,29 @@ def _chained(tokens: list[int]) -> Iterator[int]:
 
 
 def _begin(title: str) -> Contest:
-    cache, prompts = _seen(SEEN)
-    cold = range(10**9, 10**9 + TOKENS)
+    """A sequence with room for a prompt, and its end: of a prompt that was there, and of one that was not, and never is."""
+    prompts = _prompts(SEEN)
+    cache, others = _seen(prompts), engines.of_prefixes(prompts, POOL, BLOCK_SIZE, TOKENS)
+    asked = {"a hit": prompts[SEEN // 2], "cold": list(range(10**9, 10**9 + TOKENS))}
 
     def begun(tokens: list[int]) -> None:
         cache.drop(cache.begin(tokens))
 
-    entries = [Entry("kvref prefix, a hit", partial(begun, prompts[0])), Entry("kvref prefix, cold", partial(begun, list(cold)))]
+    entries = [Entry(f"kvref prefix, {how}", partial(begun, tokens)) for how, tokens in asked.items()]
+    for engine in others:
+        entries += [Entry(f"{engine.name}, {how}", partial(engine.serve, each, keep=False)) for how, each in asked.items()]
     return Contest(title, "no data", 0, entries)
 
 
 def _evict(title: str) -> Contest:
-    """Blocks that wait to be found again, put in order and taken in order."""
-    cache, _ = _seen(SEEN)
-    fresh = iter(range(10**12, 10**15, TOKENS))
-    rows = np.ones((TOKENS, 1, 1), np.float32)
+    """Blocks that wait to be found again, put in order and taken in order. A prompt that comes back has been forgotten."""
+    prompts = _prompts(SEEN)
+    cache, others = _seen(prompts), engines.of_prefixes(prompts, POOL, BLOCK_SIZE, TOKENS)
+    fresh = [list(range(start, start + TOKENS)) for start in range(10**12, 10**12 + 64 * TOKENS, TOKENS)]
 
-    def turned_over() -> None:
-        start = next(fresh)
-        tokens = list(range(start, start + TOKENS))
-        sequence = cache.begin(tokens)
-        cache.write(sequence, 0, 0, rows, rows)
-        cache.commit(sequence, tokens)
-        cache.drop(sequence)
+    def served(how: Callable[[list[int]], object], prompts: Iterator[list[int]]) -> None:
+        how(next(prompts))
 
-    return Contest(title, "no data", 0, [Entry("kvref prefix: begin, write, commit, drop", turned_over)])
+    entries = [Entry("kvref prefix: and written", partial(served, partial(_served, cache), cycle(fresh)))]
+    entries += [Entry(each.name, partial(served, partial(each.serve, keep=True), cycle(fresh))) for each in others]
+    return Contest(title, "no data", 0, entries)

@@ -25,7 +25,7 @@ def here(*packages: str) -> bool:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """What a library says of itself as it is imported is not about the bench."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
@@ -91,7 +91,7 @@ def _int8(rows: Any) -> Iterator[Entry]:
 
     yield Entry("the same, in eager torch", in_torch)
     if here("torchao"):
-        with _quiet():
+        with quiet():
             from torchao.quantization.quant_primitives import MappingType, choose_qparams_affine, quantize_affine
 
         def in_torchao() -> object:
@@ -101,7 +101,7 @@ def _int8(rows: Any) -> Iterator[Entry]:
 
         yield Entry("torchao", in_torchao)
     if here("optimum.quanto"):
-        with _quiet():
+        with quiet():
             from optimum.quanto import AbsmaxOptimizer, qint8, quantize_weight
 
         def in_quanto() -> object:
@@ -130,7 +130,7 @@ def transformers_caches(context: int, token: Any, room: int) -> Iterator[Entry]:
         return
     import torch
 
-    with _quiet():
+    with quiet():
         from transformers import DynamicCache, LlamaConfig, QuantizedCache, StaticCache
 
     one = torch.from_numpy(token)
@@ -200,7 +200,7 @@ def _torch_windows(window: int, position: int, shape: tuple[int, ...], attends: 
 
     ways: dict[str, Callable[[Any, Any], tuple[Any, Any]]] = {"torch: two slices of a ring assigned": assigned}
     if here("transformers"):
-        with _quiet():
+        with quiet():
             from transformers.cache_utils import DynamicSlidingWindowLayer, StaticSlidingWindowLayer
 
         for layer in DynamicSlidingWindowLayer(window), StaticSlidingWindowLayer(position, window):

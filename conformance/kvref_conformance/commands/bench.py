@@ -14,7 +14,7 @@ from rich.text import Text
 import kvref
 from kvref.errors import BackendNotFound
 from kvref_conformance.bench import caches, kernels, prefixes, show, windows
-from kvref_conformance.bench.contest import Outcome, hold, machine
+from kvref_conformance.bench.contest import Outcome, absent, hold, machine
 from kvref_conformance.implementations import existing_folder
 from kvref_conformance.outcome import CannotRun
 
@@ -31,6 +31,8 @@ def bench(options: argparse.Namespace) -> int:
     console, about = Console(highlight=False), machine()
     console.print(Text(f"{about['processor']}, {about['cores']} cores, of which one is used; Python {about['python']}, "
                        + ", ".join(f"{name} {version}" for name, version in about["packages"].items())))  # fmt: skip
+    if missing := absent():
+        console.print(Text(f"not installed, hence left out: {', '.join(missing)}"))
     console.print(Text("x memcpy: times as long as a memcpy that moves as many bytes; x data: as one of the float32 data"))
     outcomes: list[Outcome] = []
 
@@ -44,8 +46,8 @@ def bench(options: argparse.Namespace) -> int:
         parts = (
             kernels.contests(backends, options.size, wanted),
             caches.contests(backends, wanted),
-            prefixes.contests(backends, wanted),
             windows.contests(backends, wanted),
+            prefixes.contests(backends, wanted),  # the last: behind what stands for SGLang's Triton torch compiles no more
         )
         for contest in itertools.chain(*parts):
             live.update(task, description=f"{contest.title} ({contest.shape})")

@@ -52,11 +52,17 @@ def codes_are_made_with_the_scale_that_is_stored(subject: Subject) -> None:
 
 @check("FMT-GROUP-03", "rows")
 def a_width_that_is_no_multiple_of_the_group_is_refused(subject: Subject) -> None:
-    for name in formats_of_rows(subject, *IN_GROUPS):
-        for width in (group_of(name) + 1, group_of(name) // 2, 2 * group_of(name) - 8):
-            if subject.size("width", width) == width:
-                with raises("ConfigError"):
-                    subject.new("rows").quantize(held(subject, subject.rng.normal(size=(2, width))), name)
+    tried = [
+        (name, width)
+        for name in formats_of_rows(subject, *IN_GROUPS)
+        for width in (group_of(name) + 1, group_of(name) // 2, 2 * group_of(name) - 8)
+        if subject.size("width", width) == width
+    ]
+    if not tried:
+        raise NotOffered("rows of a width that is no multiple of a group")
+    for name, width in tried:
+        with raises("ConfigError"):
+            subject.new("rows").quantize(held(subject, subject.rng.normal(size=(2, width))), name)
 
 
 @check("FMT-GROUP-04", "rows")
@@ -77,14 +83,17 @@ def values_in_groups_are_within_the_bound(subject: Subject) -> None:
 
 @check("FMT-GROUP-06", "rows")
 def a_group_is_stored_as_if_it_were_alone(subject: Subject) -> None:
-    for name in formats_of_rows(subject, *IN_GROUPS):
-        (wide,), group = widths(subject, 4 * group_of(name), format=name), group_of(name)
-        if wide == group:
-            raise NotOffered(f"rows of several groups of {group}")
-        rows = held(subject, subject.rng.normal(size=(3, wide)))
+    several = [(name, widths(subject, 4 * group_of(name), format=name)[0]) for name in formats_of_rows(subject, *IN_GROUPS)]
+    several = [(name, wide) for name, wide in several if wide > group_of(name)]
+    if not several:
+        raise NotOffered("rows of several groups")
+    for name, wide in several:
+        rows, group = held(subject, subject.rng.normal(size=(3, wide))), group_of(name)
         beside = rows.copy()
         beside[:, group - 1] = 1000  # far from the others, at the end of its group
-        plain, values = (read_back(subject, each, wide, name) for each in (rows, beside))
+        plain, values = (
+            read_back(subject, each, wide, name) for each in (rows, beside)
+        )  # a call each: what all rows share counts
         same(values[:, group:], plain[:, group:], f"{name} values of the groups beside one with an outlier")
 
 

@@ -10,19 +10,19 @@ from kvref_conformance.oracle import rows as oracle
 from kvref_conformance.oracle.formats import GROUPS
 
 
-def judged(subject: Subject, count: int, width: int) -> None:
-    """In every format, of the width nearest to this that it can have. The largest number is the last of its row."""
+def judged(subject: Subject, count: int, wanted: int) -> None:
+    """In every format, of the width nearest to this within the limits. The largest number is the last of its row."""
     for name in formats_of_rows(subject, *EVERY):
-        (near,) = widths(subject, width, format=name)
-        rows = held(subject, subject.rng.normal(size=(count, near)))
+        (width,) = widths(subject, wanted, format=name)
+        rows = held(subject, subject.rng.normal(size=(count, width)))
         rows[:, -1] = 7
         got, want = quantized(subject, rows, name), oracle.store(rows, name)
-        same_scale(subject, got.scale, want.scale, f"{name} scales of {count} rows of {near}", name)
+        same_scale(subject, got.scale, want.scale, f"{name} scales of {count} rows of {width}", name)
         same_codes(subject, got.codes, rows, name, got if name in GROUPS else None)
         if subject.level == "exact":
-            same(got.values, want.values, f"{name} values of {count} rows of {near}")
+            same(got.values, want.values, f"{name} values of {count} rows of {width}")
         else:
-            within(got.values, rows, oracle.bounds(rows, want, name)[1], f"{name} values of {count} rows of {near}")
+            within(got.values, rows, oracle.bounds(rows, want, name)[1], f"{name} values of {count} rows of {width}")
 
 
 @check("LAW-18", "rows")

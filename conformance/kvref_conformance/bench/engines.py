@@ -1,0 +1,189 @@
+"""What serving engines keep prefixes in, by their own calls and without tensors: vLLM's KVCacheManager and SGLang's two trees.
+
+Each is asked what its scheduler asks, in that order, with nothing of kvref's in between, and is given a prompt as a list of
+numbers. `prepare` does what its server does with that list before anything is looked up: vLLM makes a request, which hashes
+every full block; SGLang makes an array.
+"""
+
+from array import array
+from collections.abc import Iterable, Iterator
+from importlib import import_module
+from typing import Any, Protocol
+
+from kvref_conformance.bench import rivals
+from kvref_conformance.bench.contest import Entry
+
+# SGLang's, by module. The second, whose nodes Rust keeps, is what its server makes by default.
+TREES = {"RadixCache": "mem_cache.radix_cache", "UnifiedRadixCache": "mem_cache.unified_radix_cache"}
+DEVICE = "cpu"
+
+
+class Engine(Protocol):
+    name: str
+
+    def prepare(self, tokens: list[int]) -> Any: ...
+
+    def find(self, prompt: Any) -> int:
+        """How many leading tokens of a prompt that was prepared can be found, never all of them."""
+
+    def serve(self, tokens: list[int], *, keep: bool) -> int:
+        """A request from its beginning, with room for all of its tokens, to its end; with `keep` they can be found from then on.
+
+        How many of them were found.
+        """
+
+
+def of_prefixes(seen: Iterable[list[int]], blocks: int, block_size: int, longest: int) -> list[Engine]:
+    """Those that are installed, each with a pool of so many blocks, in which these prompts have been."""
+    found: list[Engine] = []
+    if rivals.here("torch", "vllm"):
+        found.append(Vllm(blocks, block_size, longest))
+    if rivals.here("torch", "sglang"):
+        found += [Sglang(tree, blocks, block_size, longest) for tree in TREES]
+    for tokens in seen:
+        for engine in found:
+            engine.serve(tokens, keep=True)
+    return found
+
+
+def _import_vllm() -> None:
+    """Before SGLang: what stands for Triton once that has been imported, vLLM and torch's compiler would take for Triton."""
+    with rivals.quiet():
+        import_module("kvref_conformance.implementations.caches.vllm_stubs")
+        import_module("vllm.v1.core.kv_cache_manager")
+
+
+def _sglang() -> Any:
+    """What gives a module of SGLang's by its name."""
+    if rivals.here("vllm"):
+        _import_vllm()
+    with rivals.quiet():
+        from kvref_conformance.implementations.caches.sglang_modules import module
+
+    return module
+
+
+class Vllm:
+    """`KVCacheManager` with one group of one layer, and hashes with SHA-256, which is the default."""
+
+    name = "vllm KVCacheManager"
+
+    def __init__(self, blocks: int, block_size: int, longest: int) -> None:
+        _import_vllm()
+        with rivals.quiet():
+            import torch
+            from vllm.sampling_params import SamplingParams
+            from vllm.utils.hashing import sha256
+            from vllm.v1.core.kv_cache_manager import KVCacheManager
+            from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+            from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+            from vllm.v1.request import Request
+
+        init_none_hash(sha256)
+        spec = FullAttentionSpec(block_size=block_size, num_kv_heads=1, head_size=1, dtype=torch.float32)
+        groups = [KVCacheGroupSpec(["layer"], spec)]
+        config = KVCacheConfig(blocks + 1, kv_cache_tensors=[], kv_cache_groups=groups)  # one is its null block
+        sizes = {"scheduler_block_size": block_size, "hash_block_size": block_size}
+        self._manager = KVCacheManager(config, longest, enable_caching=True, **sizes)
+        self._request, self._sampling = Request, SamplingParams(max_tokens=1)
+        self._hasher = get_request_block_hasher(block_size, sha256)
+
+    def prepare(self, tokens: list[int]) -> Any:
+        return self._request("request", tokens, self._sampling, None, block_hasher=self._hasher)
+
+    def find(self, prompt: Any) -> int:
+        return int(self._manager.get_computed_blocks(prompt)[1])
+
+    def serve(self, tokens: list[int], *, keep: bool) -> int:
+        request = self.prepare(tokens)
+        found, hit, _ = self._manager.get_computed_blocks(request)
+        room = self._manager.allocate_slots(request, len(tokens) - hit, hit, found, delay_cache_blocks=not keep)
+        assert room is not None
+        self._manager.free(request)
+        return int(hit)
+
+
+class Sglang:
+    """A prefix tree over the allocator of pages and the rows of slots that go with it."""
+
+    def __init__(self, tree: str, blocks: int, block_size: int, longest: int) -> None:
+        import torch
+
+        self.name, module = f"sglang {tree}", _sglang()
+        with rivals.quiet():
+            made, self._key = getattr(module(TREES[tree]), tree), module("mem_cache.radix_cache").RadixKey
+            base, self._evict = module("mem_cache.base_prefix_cache"), module("mem_cache.common").evict_from_tree_cache
+            pages = module("mem_cache.allocator").PagedTokenToKVPoolAllocator
+            rows = module("mem_cache.memory_pool").ReqToTokenPool
+            params = module("mem_cache.cache_init_params").CacheInitParams
+            full = (module("mem_cache.unified_cache.component_type").ComponentType.FULL,)
+        self._match, self._insert, self._slots = base.MatchPrefixParams, base.InsertParams, torch.int64
+        options = {"dtype": torch.float32, "device": DEVICE, "kvcache": None, "need_sort": False}
+        self._pages = pages(blocks * block_size, block_size, **options)
+        self._rows = rows(1, longest, DEVICE, enable_memory_saver=False)
+        self._tree = made(params(False, self._rows, self._pages, block_size, tree_components=full))
+
+    def prepare(self, tokens: list[int]) -> Any:
+        return array("q", tokens)
+
+    def find(self, prompt: Any) -> int:
+        return int(self._found(prompt).device_prefix_len)
+
+    def serve(self, tokens: list[int], *, keep: bool) -> int:
+        """Of a prompt of whole pages, as the bench's are."""
+        prompt = self.prepare(tokens)
+        found = self._found(prompt)
+        hit, end = found.device_prefix_len, len(prompt)
+        lock = self._tree.lock(found.last_device_node)
+        self._evict(self._tree, end - hit)
+        new, (row,) = self._pages.alloc(end - hit), self._rows.alloc_rows(1)
+        self._rows.write((row, slice(0, hit)), self._tree.path_device_indices(found.last_device_node))
+        self._rows.write((row, slice(hit, end)), new)
+        if keep:  # as its checkpoint does it
+            slots = self._rows.req_to_token[row, :end].to(self._slots, copy=True)
+            self._tree.insert(self._insert(key=self._key(prompt), value=slots, prev_prefix_len=hit))
+        else:
+            self._pages.free_segment(new, start_pos=hit)
+        self._tree.unlock(lock)
+        self._rows.free_rows([row])
+        return int(hit)
+
+    def _found(self, prompt: Any) -> Any:
+        return self._tree.match_prefix(self._match(key=self._key(prompt, limit=len(prompt) - 1)))
+
+
+def of_fork(tokens: int, heads: int, dim: int) -> Iterator[Entry]:
+    """A beam of SGLang's search, which has the prompt's slots in a row of its own, and stores one token behind them.
+
+    It does so with pages of one slot only, so that no beam writes where others read.
+    """
+    if not rivals.here("torch", "sglang"):
+        return
+    import torch
+
+    module = _sglang()
+    with rivals.quiet():
+        alias = module("beam_search.fork").alias_members_prompt_kv
+        pools, allocators = module("mem_cache.memory_pool"), module("mem_cache.allocator")
+    options = {"dtype": torch.float32, "device": DEVICE}
+    pool = pools.MHATokenToKVPool(tokens + 1, 1, head_num=heads, head_dim=dim, layer_num=1, enable_memory_saver=False, **options)
+    slots = allocators.TokenToKVPoolAllocator(tokens + 1, kvcache=pool, need_sort=False, **options)
+    rows = pools.ReqToTokenPool(2, tokens + 1, DEVICE, enable_memory_saver=False)
+    (leader,) = rows.alloc_rows(1)
+    rows.write((leader, slice(0, tokens - 1)), slots.alloc(tokens - 1))
+    one, layer = torch.ones((1, heads, dim)), _Layer()
+
+    def diverge() -> None:
+        (member,) = rows.alloc_rows(1)
+        alias(rows.req_to_token, torch.tensor([member]), leader, tokens - 1)
+        slot = slots.alloc(1)
+        rows.write((member, slice(tokens - 1, tokens)), slot)
+        pool.set_kv_buffer(layer, slot, one, one)
+        slots.free(slot)
+        rows.free_rows([member])
+
+    yield Entry("sglang: a beam's row of slots", diverge)
+
+
+class _Layer:
+    layer_id = 0  # all that the pool reads of a layer of a model
