@@ -99,14 +99,18 @@ def inadmissible(rows: NDArray, codes: NDArray, format: str, made: Stored | None
 
     made: with the scales and zeros in it, in the place of those of the definition (FMT-GROUP-02).
     """
+    want = store(rows, format) if made is None else as_made(rows, made, format)
+    clear = np.asarray(codes) == want.codes if made is None else groups.clearly(codes, quotients(rows, want, format), format)
+    return [(int(n), int(i)) for n, i in np.argwhere(~clear) if not _may_be(rows, codes, want, n, i, format)]
+
+
+def as_made(rows: NDArray, made: Stored, format: str) -> Stored:
+    """The codes of FMT-GROUP-02 for the scales and zeros that somebody stored; the defined ones where they are no scales."""
     want = store(rows, format)
-    if made is None:
-        unlike = np.argwhere(np.asarray(codes) != want.codes)
-    else:
-        sound = np.isfinite(made.scale) & (made.scale != 0)
-        want = want._replace(scale=np.where(sound, made.scale, want.scale), zero=made.zero)
-        unlike = np.argwhere(~groups.clearly(codes, quotients(rows, want, format), format))
-    return [(int(n), int(i)) for n, i in unlike if not _may_be(rows, codes, want, n, i, format)]
+    sound = np.isfinite(made.scale) & (made.scale != 0)
+    want = want._replace(scale=np.where(sound, made.scale, want.scale), zero=made.zero)
+    least, top = 0 if groups.is_affine(format) else -groups.top_of(format), groups.top_of(format)
+    return want._replace(codes=np.clip(np.rint(quotients(rows, want, format)), least, top).astype(np.int64))
 
 
 def admissible_too(rows: NDArray, format: str) -> NDArray:

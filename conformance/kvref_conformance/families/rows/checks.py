@@ -66,7 +66,8 @@ def same_scale(subject: Subject, got: NDArray, want: NDArray, what: str, format:
 
 def same_codes(subject: Subject, got: NDArray, rows: NDArray, format: str, made: Stored | None = None) -> None:
     """To the bit, or admissible for level tolerant: with the scales of the definition, or those that they were made with."""
-    want = oracle.store(rows, format).codes
+    made = None if subject.level == "exact" else made
+    want = (oracle.store(rows, format) if made is None else oracle.as_made(rows, made, format)).codes
     differs = np.argwhere(got != want) if subject.level == "exact" else np.array(oracle.inadmissible(rows, got, format, made))
     if len(differs):
         n, i = (int(index) for index in differs[0])

@@ -78,6 +78,7 @@ class InGroups(Expected):
         made = None
         if self.format in GROUPS:
             made = want._replace(scale=worth, zero=want.zero if zero is None else rows.scale_worth(zero, self.format))
+            want = want if exact else rows.as_made(self.rows, made, self.format)
         wrong = np.argwhere(plain != want.codes).tolist() if exact else rows.inadmissible(self.rows, plain, self.format, made)
         if wrong:
             n, i = wrong[0]
