@@ -8,7 +8,7 @@ import numpy as np
 from kvref_conformance.arrays import NDArray
 from kvref_conformance.conversation.exchange import show
 from kvref_conformance.interface import Level
-from kvref_conformance.oracle import ggml, groups, rows
+from kvref_conformance.oracle import ggml, groups, mx, rows
 from kvref_conformance.oracle.expected import (
     Arrays,
     Expected,
@@ -60,8 +60,8 @@ class InGroups(Expected):
         want, (codes, scale, zero) = rows.store(self.rows, self.format), ok
         if scale is None and self.format not in GGML:
             return  # bytes of its own, of which what they read back as is judged
-        packed = not rows.a_byte_each(codes, self.rows.shape[1], self.format)
-        if packed and np.shape(codes) != rows.packed(want, self.format).shape:
+        unpacked = rows.a_byte_each(codes, self.rows.shape[1], self.format) and len(codes) == len(self.rows)
+        if not unpacked and np.shape(codes) != rows.packed(want, self.format).shape:
             raise Broken(
                 f"codes of {op}",
                 f"shape {list(rows.packed(want, self.format).shape)}",
