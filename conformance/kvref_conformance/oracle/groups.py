@@ -70,6 +70,13 @@ def bound(rows: NDArray, codes: NDArray, scale: NDArray, zero: NDArray, format: 
     return (half + rounding).reshape(np.shape(rows))
 
 
+def clearly(codes: NDArray, quotient: NDArray, format: str) -> NDArray:
+    """Where codes are admitted whatever float64 lost of the quotients."""
+    least, top = 0 if is_affine(format) else -top_of(format), top_of(format)
+    near = np.abs(np.clip(quotient, least, top) - codes) <= 0.5 - 2.0**-20
+    return np.asarray(near & (codes >= least) & (codes <= top))
+
+
 def admits(code: int, quotient: Fraction, slack: Fraction, format: str) -> bool:
     """Whether a code may stand for this quotient: half a code off, or at the end that the quotient lies beyond."""
     top = top_of(format)

@@ -94,12 +94,23 @@ def bound(rows: NDArray, stored: Stored, format: str) -> NDArray:
     return np.maximum(relative * x, absolute * s) * (1 + 2 * U) + U * x + U * decoded * s
 
 
-def inadmissible(rows: NDArray, codes: NDArray, format: str) -> list[tuple[int, int]]:
-    """Where a code is further from x / s than rounding allows, |x/s - q| <= half a step + 4u|x/s|, in exact arithmetic."""
+def inadmissible(rows: NDArray, codes: NDArray, format: str, made: Stored | None = None) -> list[tuple[int, int]]:
+    """Where a code is further from x / s than rounding allows, |x/s - q| <= half a step + 4u|x/s|, in exact arithmetic.
+
+    made: with the scales and zeros in it, in the place of those of the definition (FMT-GROUP-02).
+    """
+    want = store(rows, format) if made is None else as_made(rows, made, format)
+    clear = np.asarray(codes) == want.codes if made is None else groups.clearly(codes, quotients(rows, want, format), format)
+    return [(int(n), int(i)) for n, i in np.argwhere(~clear) if not _may_be(rows, codes, want, n, i, format)]
+
+
+def as_made(rows: NDArray, made: Stored, format: str) -> Stored:
+    """The codes of FMT-GROUP-02 for the scales and zeros that somebody stored; the defined ones where they are no scales."""
     want = store(rows, format)
-    return [
-        (int(n), int(i)) for n, i in np.argwhere(np.asarray(codes) != want.codes) if not _may_be(rows, codes, want, n, i, format)
-    ]
+    sound = np.isfinite(made.scale) & (made.scale != 0)
+    want = want._replace(scale=np.where(sound, made.scale, want.scale), zero=made.zero)
+    least, top = 0 if groups.is_affine(format) else -groups.top_of(format), groups.top_of(format)
+    return want._replace(codes=np.clip(np.rint(quotients(rows, want, format)), least, top).astype(np.int64))
 
 
 def admissible_too(rows: NDArray, format: str) -> NDArray:
@@ -176,18 +187,36 @@ def _admits(code: int, quotient: Fraction, slack: Fraction, format: str) -> bool
     return abs(quotient - value) <= nearest + 2 * slack
 
 
+def a_byte_each(stored: NDArray, width: int, format: str) -> bool:
+    """Whether codes of less than a byte are not packed: there are as many bytes as numbers."""
+    return format in (*GROUPS, *MX, *NVFP4) and bits_of(format) < 8 and np.shape(stored)[1:] == (width,)
+
+
 def unpacked(stored: NDArray, width: int, format: str) -> NDArray:
     """int64 [n, width]: the codes of rows as they are stored, by the bits of their bytes, the low ones first."""
     if format in GGML:
         return ggml.read(stored, format).codes
     bits = bits_of(format)
-    if bits == 8:
+    if bits == 8 or a_byte_each(stored, width, format):
         codes = np.asarray(stored).astype(np.int64)
     else:
         each = np.unpackbits(np.asarray(stored, np.uint8), axis=1, count=width * bits, bitorder="little")
         codes = each.reshape(len(each), width, bits).astype(np.int64) @ (1 << np.arange(bits))
     signed = format in GROUPS and not groups.is_affine(format)
     return np.where(codes >= 2 ** (bits - 1), codes - 2**bits, codes) if signed else codes
+
+
+def said(codes: NDArray, scale: NDArray, zero: NDArray | None, width: int, format: str) -> NDArray:
+    """float32 [n, width]: what rows that are stored so read back as, by their definition."""
+    plain = unpacked(codes, width, format)
+    if format in (*MX, *NVFP4):
+        decoded = mx.numbers(format)[plain]
+    else:
+        decoded = elements.decoded(format)[plain] if format in elements.MAX else plain
+    values = fl(decoded * each_of(scale_worth(scale, format), width))
+    if zero is not None:
+        values = fl(values + each_of(scale_worth(zero, format), width))
+    return values.astype(np.float32)
 
 
 def packed(want: Stored, format: str) -> NDArray:

@@ -20,7 +20,7 @@ from kvref_conformance.families.rows.handed import (
 )
 from kvref_conformance.oracle import elements, ggml
 from kvref_conformance.oracle import rows as oracle
-from kvref_conformance.oracle.formats import AFFINE, GGML, IN_GROUPS, SYMMETRIC
+from kvref_conformance.oracle.formats import AFFINE, GGML, GROUPS, IN_GROUPS, SYMMETRIC
 from kvref_conformance.oracle.stored import Stored, fl
 from kvref_conformance.outcome import Broken, NotOffered
 
@@ -36,9 +36,18 @@ def quantized(subject: Subject, rows: NDArray, format: str) -> Stored:
     if format in GGML:
         got = read_bytes(codes, width, format)
         return Stored(got.codes, got.scale.astype(np.float32), got.least.astype(np.float32), values)
+    if scale is None:
+        raise NotOffered("a scale beside the codes")
     scale = oracle.scale_worth(scale, format)
     zero = np.zeros_like(scale) if zero is None else oracle.scale_worth(zero, format)
     return Stored(oracle.unpacked(codes, width, format), scale, zero, values)
+
+
+def read_back(subject: Subject, rows: NDArray | Own, width: int, format: str) -> NDArray:
+    """What rows read back as, of whatever they are stored as."""
+    family = subject.new("rows")
+    values: NDArray = family.dequantize(*family.quantize(rows, format), width, format)
+    return values
 
 
 def read_bytes(codes: NDArray, width: int, format: str) -> ggml.Read:
@@ -55,10 +64,11 @@ def same_scale(subject: Subject, got: NDArray, want: NDArray, what: str, format:
         within(got, want, oracle.ulp_of_scales(want, format), what)
 
 
-def same_codes(subject: Subject, got: NDArray, rows: NDArray, format: str) -> None:
-    """To the bit, or admissible for level tolerant."""
-    want = oracle.store(rows, format).codes
-    differs = np.argwhere(got != want) if subject.level == "exact" else np.array(oracle.inadmissible(rows, got, format))
+def same_codes(subject: Subject, got: NDArray, rows: NDArray, format: str, made: Stored | None = None) -> None:
+    """To the bit, or admissible for level tolerant: with the scales of the definition, or those that they were made with."""
+    made = None if subject.level == "exact" else made
+    want = (oracle.store(rows, format) if made is None else oracle.as_made(rows, made, format)).codes
+    differs = np.argwhere(got != want) if subject.level == "exact" else np.array(oracle.inadmissible(rows, got, format, made))
     if len(differs):
         n, i = (int(index) for index in differs[0])
         kind = "" if subject.level == "exact" else " or another admissible code"
@@ -86,7 +96,7 @@ def codes_are_admissible_and_scales_an_ulp_off_at_most(subject: Subject) -> None
             rows = adversarial(subject, width, name)
             got, want = quantized(subject, rows, name), oracle.store(rows, name)
             within(got.scale, want.scale, oracle.ulp_of_scales(want.scale, name), f"{name} scale of rows of {width}")
-            wrong = oracle.inadmissible(rows, got.codes, name)
+            wrong = oracle.inadmissible(rows, got.codes, name, got if name in GROUPS else None)
             if wrong:
                 n, i = wrong[0]
                 raise Broken(f"{name} code of {float(rows[n, i])!r}", f"{want.codes[n, i]}, or near", str(got.codes[n, i]))
@@ -96,9 +106,9 @@ def within_bound(subject: Subject, *formats: str) -> None:
     for name in formats_of_rows(subject, *formats):
         for width in widths(subject, 1, 5, 64, format=name):
             rows = adversarial(subject, width, name)
-            got, want = quantized(subject, rows, name), oracle.store(rows, name)
+            got, want = read_back(subject, rows, width, name), oracle.store(rows, name)
             exact, tolerant = oracle.bounds(rows, want, name)  # not by a scale of its own choosing
-            within(got.values, rows, tolerant if subject.level == "tolerant" else exact, f"{name} values of rows of {width}")
+            within(got, rows, tolerant if subject.level == "tolerant" else exact, f"{name} values of rows of {width}")
 
 
 @check("FMT-LEVEL-03", "rows")
@@ -125,14 +135,8 @@ def finite_rows_never_read_back_infinite(subject: Subject) -> None:
         for name in formats_of_rows(subject, *EVERY):
             rows = spread(subject, row, name)
             with may_raise("NonFinite"):
-                got = quantized(subject, rows, name).values
+                got = read_back(subject, rows, rows.shape[1], name)
                 true(np.isfinite(got).all(), f"{row.tolist()} through {name}", "finite values, or NonFinite", got.tolist())
-
-
-def _read_back(subject: Subject, rows: NDArray | Own, width: int, name: str) -> NDArray:
-    family = subject.new("rows")
-    values: NDArray = family.dequantize(*family.quantize(rows, name), width, name)
-    return values
 
 
 def _widened(subject: Subject, dtype: str) -> None:
@@ -147,9 +151,9 @@ def _widened(subject: Subject, dtype: str) -> None:
             own = subject.own(rows)
         except Exception as error:
             raise NotOffered(f"{dtype} arrays") from error
-        got, wide = _read_back(subject, own, width, name), rows.astype(np.float32)
+        got, wide = read_back(subject, own, width, name), rows.astype(np.float32)
         if "float32" in taken:
-            same(got, _read_back(subject, wide, width, name), f"{name} of {dtype} rows, against the same rows in float32")
+            same(got, read_back(subject, wide, width, name), f"{name} of {dtype} rows, against the same rows in float32")
         else:
             read(subject, got, oracle.read_as(wide, name), f"{name} of {dtype} rows")
 

@@ -7,6 +7,7 @@ from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families.rows.checks import EVERY, quantized, same_codes, same_scale
 from kvref_conformance.families.rows.handed import formats_of_rows, widths
 from kvref_conformance.oracle import rows as oracle
+from kvref_conformance.oracle.formats import GROUPS
 
 
 def judged(subject: Subject, count: int, wanted: int) -> None:
@@ -17,7 +18,7 @@ def judged(subject: Subject, count: int, wanted: int) -> None:
         rows[:, -1] = 7
         got, want = quantized(subject, rows, name), oracle.store(rows, name)
         same_scale(subject, got.scale, want.scale, f"{name} scales of {count} rows of {width}", name)
-        same_codes(subject, got.codes, rows, name)
+        same_codes(subject, got.codes, rows, name, got if name in GROUPS else None)
         if subject.level == "exact":
             same(got.values, want.values, f"{name} values of {count} rows of {width}")
         else:

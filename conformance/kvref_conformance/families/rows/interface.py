@@ -12,7 +12,11 @@ ERRORS: dict[str, str] = {
 
 
 class Rows(Protocol):
-    """Rows with a scale each, and a zero each in formats that have one (None in symmetric formats)."""
+    """Rows with a scale each, and a zero each in formats that have one (None in symmetric formats).
+
+    Who has a scale and a zero in another form, or none to show, gives as codes whatever bytes it stores, and no scale: what they
+    read back as is judged then, and nothing else.
+    """
 
     def quantize(self, rows: RowsOf, format: str) -> tuple[CodesOf, Scales | None, Scales | None]: ...
     def dequantize(self, codes: CodesOf, scale: Scales | None, zero: Scales | None, width: int, format: str) -> RowsOf: ...

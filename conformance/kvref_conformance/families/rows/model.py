@@ -8,7 +8,7 @@ import numpy as np
 from kvref_conformance.arrays import NDArray
 from kvref_conformance.conversation.exchange import show
 from kvref_conformance.interface import Level
-from kvref_conformance.oracle import elements, ggml, groups, mx, rows
+from kvref_conformance.oracle import ggml, groups, mx, rows
 from kvref_conformance.oracle.expected import (
     Arrays,
     Expected,
@@ -25,7 +25,6 @@ from kvref_conformance.oracle.expected import (
 from kvref_conformance.oracle.formats import AFFINE, GGML, GROUPS, IN_GROUPS, MX, NVFP4, group_of
 from kvref_conformance.oracle.model import Function
 from kvref_conformance.oracle.rows import Reads
-from kvref_conformance.oracle.stored import fl
 from kvref_conformance.outcome import Broken
 
 
@@ -45,15 +44,9 @@ class Rows(Function):
     def dequantize(self, codes: NDArray, scale: NDArray, zero: NDArray | None, width: int, format: str) -> Expected:
         if format in GGML:
             return Arrays("FMT-GGML-01", parts=(exactly(ggml.read(np.asarray(codes, np.uint8), format).values),))
-        plain = rows.unpacked(codes, width, format)
-        if format in IN_GROUPS and format not in GROUPS:
-            decoded = mx.numbers(format)[plain]
-        else:
-            decoded = elements.decoded(format)[plain] if format in elements.MAX else plain
-        values = fl(decoded * rows.each_of(rows.scale_worth(scale, format), width))
-        if zero is not None:
-            values = fl(values + rows.each_of(rows.scale_worth(zero, format), width))
-        return Arrays(_clause(format, "value"), parts=(exactly(values.astype(np.float32)),))
+        if scale is None:
+            raise ValueError("bytes of its own")
+        return Arrays(_clause(format, "value"), parts=(exactly(rows.said(codes, scale, zero, width, format)),))
 
 
 @dataclass(frozen=True)
@@ -64,8 +57,11 @@ class InGroups(Expected):
     format: str = ""
 
     def look(self, ok: Any, op: str, level: Level) -> None:
-        want, (codes, scale, _) = rows.store(self.rows, self.format), ok
-        if np.shape(codes) != rows.packed(want, self.format).shape:
+        want, (codes, scale, zero) = rows.store(self.rows, self.format), ok
+        if scale is None and self.format not in GGML:
+            return  # bytes of its own, of which what they read back as is judged
+        unpacked = rows.a_byte_each(codes, self.rows.shape[1], self.format) and len(codes) == len(self.rows)
+        if not unpacked and np.shape(codes) != rows.packed(want, self.format).shape:
             raise Broken(
                 f"codes of {op}",
                 f"shape {list(rows.packed(want, self.format).shape)}",
@@ -77,8 +73,13 @@ class InGroups(Expected):
         exact = level == "exact"
         ulp = np.zeros(want.scale.shape) if exact else rows.ulp_of_scales(want.scale, self.format)
         if not (np.abs(worth.astype(np.float64) - want.scale) <= ulp).all():
-            raise Broken(f"scale of {op}", show(want.scale), show(worth.astype(np.float32)), self.clause)
-        wrong = np.argwhere(plain != want.codes).tolist() if exact else rows.inadmissible(self.rows, plain, self.format)
+            clause = "FMT-GROUP-01" if self.format in GROUPS else self.clause
+            raise Broken(f"scale of {op}", show(want.scale), show(worth.astype(np.float32)), clause)
+        made = None
+        if self.format in GROUPS:
+            made = want._replace(scale=worth, zero=want.zero if zero is None else rows.scale_worth(zero, self.format))
+            want = want if exact else rows.as_made(self.rows, made, self.format)
+        wrong = np.argwhere(plain != want.codes).tolist() if exact else rows.inadmissible(self.rows, plain, self.format, made)
         if wrong:
             n, i = wrong[0]
             raise Broken(f"code {i} of row {n} of {op}", str(want.codes[n, i]), str(plain[n, i]), self.clause)

@@ -1,12 +1,14 @@
 """compressed-tensors' quantizers with a scale a token, and its hook that quantizes what a model's cache is given.
 
 `compressed-tensors`: the rows are the tokens of one sequence, [1, tokens, width], as an activation has them: scales by
-`compute_dynamic_scales_and_zp`, codes by `quantize`, and back by `dequantize`. `compressed-tensors-kv`: a `QuantizedKVCache` for
+`compute_dynamic_scales_and_zp`, codes by `quantize`, and back by `dequantize`. `compressed-tensors-groups`:
+the strategy "group", with the dtype of its scales asked for. `compressed-tensors-kv`: a `QuantizedKVCache` for
 each layer, before one DynamicCache, as `initialize_hooked_kv_cache` and its attention hook set both up. The cache then holds what
 the quantizer reads back as, in the dtype of the tokens, so that memory is not offered. Nothing is checked on their behalf.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib.metadata import version
 from typing import Any, ClassVar
 
@@ -16,8 +18,9 @@ from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
 from compressed_tensors.quantization.utils import compute_dynamic_scales_and_zp
 from transformers import DynamicCache, LlamaConfig
 
-from kvref.errors import PositionOutOfRange, ShapeMismatch
+from kvref.errors import ConfigError, PositionOutOfRange, ShapeMismatch
 from kvref_conformance.implementations.caches.torch_rows import E4M3FN, INT8, Rows, as_codes, as_stored
+from kvref_conformance.oracle.formats import PLAIN
 from kvref_conformance.outcome import NotOffered
 
 ARGS = {
@@ -40,6 +43,35 @@ class CompressedTensors(Rows):
 
     def dequantize(self, codes: Any, scale: Any, zero: None, width: int, format: str) -> Any:
         return dequantize(as_stored(codes, format)[None], scale[None, :, None], args=ARGS[format])[0]
+
+
+class Groups(Rows):
+    """Its weights are packed as offsets from the least code: codes are handed over before that, a byte each."""
+
+    name = "compressed-tensors-groups"
+    version = version("compressed-tensors")
+    project = "compressed-tensors"
+    formats = tuple(f"int{bits}_g{group}_{scale}" for bits in (8, 4) for group in (32, 64, 128) for scale in PLAIN)
+
+    def quantize(self, rows: Any, format: str) -> tuple[Any, Any, None]:
+        args = _grouped(format)
+        try:
+            scale, zero = compute_dynamic_scales_and_zp(rows, args, None)
+        except RuntimeError as error:
+            raise ConfigError(str(error)) if "unflatten" in str(error) else error from error
+        return quantize(rows, scale, zero, args, dtype=torch.int8), scale, None
+
+    def dequantize(self, codes: Any, scale: Any, zero: None, width: int, format: str) -> Any:
+        return dequantize(codes, scale, args=_grouped(format))
+
+
+@cache
+def _grouped(format: str) -> QuantizationArgs:
+    element, group, scale = format.split("_")
+    return QuantizationArgs(
+        num_bits=int(element[3:]), type="int", symmetric=True, strategy="group", group_size=int(group[1:]),
+        scale_dtype=getattr(torch, scale),
+    )  # fmt: skip
 
 
 class HookedCache(Rows):

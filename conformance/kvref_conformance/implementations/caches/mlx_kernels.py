@@ -19,7 +19,7 @@ from kvref_conformance.outcome import NotOffered
 DTYPES = {"float16": mx.float16, "bfloat16": mx.bfloat16}
 
 
-class _Mlx:
+class Mlx:
     language = "c++"
     level: Level = "exact"
 
@@ -34,7 +34,7 @@ class _Mlx:
         return np.array(array.astype(mx.float32) if array.dtype == mx.bfloat16 else array)
 
 
-class Casts(_Mlx):
+class Casts(Mlx):
     name = "mlx-casts"
     version = version("mlx")
     project = "mlx"
@@ -50,7 +50,7 @@ class Casts(_Mlx):
         return mx.from_fp8(codes, mx.float32) if format == "float8_e4m3fn" else codes.view(DTYPES[format]).astype(mx.float32)
 
 
-class Sdpa(_Mlx):
+class Sdpa(Mlx):
     name = "mlx-lm-sdpa"
     version = version("mlx-lm")
     project = "mlx-lm"

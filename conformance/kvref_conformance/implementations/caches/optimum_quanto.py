@@ -1,14 +1,27 @@
-"""optimum-quanto's 8-bit quantizers with a scale a row: AbsmaxOptimizer's scales, `quantize_weight`, and `dequantize`.
+"""optimum-quanto's quantizers: 8 bits with a scale a row, 4 and 2 bits in groups, with a scale and a shift each.
 
-Four bits are judged in the cache of transformers that is made of them: as rows they are packed another way (two rows in a byte).
+`optimum-quanto` is AbsmaxOptimizer's scales, `quantize_weight`, and `dequantize`; `optimum-quanto-groups` the same with
+MaxOptimizer's. The cache of transformers that is made of them is judged there.
 """
 
 from importlib.metadata import version
 from typing import Any
 
 import torch
-from optimum.quanto import AbsmaxOptimizer, WeightQBytesTensor, qfloat8_e4m3fn, qfloat8_e5m2, qint8, quantize_weight
+from optimum.quanto import (
+    AbsmaxOptimizer,
+    MaxOptimizer,
+    WeightQBitsTensor,
+    WeightQBytesTensor,
+    qfloat8_e4m3fn,
+    qfloat8_e5m2,
+    qint2,
+    qint4,
+    qint8,
+    quantize_weight,
+)
 
+from kvref.errors import ConfigError
 from kvref_conformance.implementations.caches.torch_rows import E4M3FN, E5M2, INT8, Rows, as_codes, as_stored
 
 QTYPES = {INT8: qint8, E4M3FN: qfloat8_e4m3fn, E5M2: qfloat8_e5m2}
@@ -31,3 +44,32 @@ class OptimumQuanto(Rows):
         stored = WeightQBytesTensor(QTYPES[format], 0, data.shape, data.stride(), data, scales, None)
         with torch.no_grad():
             return stored.dequantize()
+
+
+class Groups(Rows):
+    """Shifts are zeros with the other sign. Groups are packed with groups, not neighbours: codes are handed over a byte each."""
+
+    name = "optimum-quanto-groups"
+    version = version("optimum-quanto")
+    project = "optimum-quanto"
+    formats = tuple(f"uint{bits}_g{group}_float32" for bits in (4, 2) for group in (32, 64, 128))
+
+    def quantize(self, rows: Any, format: str) -> tuple[Any, Any, Any]:
+        qtype, group = _grouped(format)
+        try:
+            scale, shift = MaxOptimizer()(rows, qtype, axis=0, group_size=group)
+        except ValueError as error:
+            raise ConfigError(str(error)) if "Group size" in str(error) else error from error
+        stored = quantize_weight(rows, qtype, 0, scale, shift, group)
+        return stored._data.unpack().reshape(rows.shape), scale.reshape(len(rows), -1), -shift.reshape(len(rows), -1)
+
+    def dequantize(self, codes: Any, scale: Any, zero: Any, width: int, format: str) -> Any:
+        qtype, group = _grouped(format)
+        data = codes.reshape(-1, group)
+        scales, shifts = scale.reshape(len(data), -1), -zero.reshape(len(data), -1)
+        with torch.no_grad():
+            return WeightQBitsTensor(qtype, 0, group, codes.shape, codes.stride(), data, scales, shifts).dequantize()
+
+
+def _grouped(format: str) -> tuple[Any, int]:
+    return qint4 if format.startswith("uint4") else qint2, int(format.split("_")[1][1:])

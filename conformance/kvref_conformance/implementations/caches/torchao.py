@@ -1,7 +1,8 @@
 """torchao's tensors with a scale a row: Int8Tensor and Float8Tensor, by `from_hp` and `dequantize`.
 
 `torchao-range` is the same INT8 by the primitives beneath, `choose_qparams_affine` and `quantize_affine`, in the range from -127
-to 127 that their caller may ask for. Rows of one number raise in both, and are not asked for.
+to 127 that their caller may ask for. `torchao-groups` is blocks of a row by the same primitives, symmetric, in 8, 4 and 2 bits,
+with the dtype of the scales asked for: codes have a byte each. Rows of one number raise in the others, and are not asked for.
 """
 
 from collections.abc import Mapping
@@ -12,8 +13,9 @@ import torch
 from torchao.quantization import Float8Tensor, Int8Tensor, PerRow
 from torchao.quantization.quant_primitives import MappingType, choose_qparams_affine, dequantize_affine, quantize_affine
 
-from kvref.errors import DtypeMismatch
+from kvref.errors import ConfigError, DtypeMismatch
 from kvref_conformance.implementations.caches.torch_rows import E4M3FN, E5M2, INT8, Rows, as_codes, as_stored
+from kvref_conformance.oracle.formats import PLAIN
 
 LIMITS: Mapping[str, Any] = {"width": {"least": 2}}
 
@@ -57,8 +59,38 @@ class Range(Rows):
         return dequantize_affine(codes, (1, width), scale, None, torch.int8, -127, 127)
 
 
+class Groups(Rows):
+    name = "torchao-groups"
+    version = version("torchao")
+    project = "torchao"
+    formats = tuple(f"int{bits}_g{group}_{scale}" for bits in (8, 4, 2) for group in (32, 64, 128) for scale in PLAIN)
+
+    def quantize(self, rows: Any, format: str) -> tuple[Any, Any, None]:
+        block, top, dtype = _grouped(format)
+        scale, zero = _taken(
+            choose_qparams_affine, rows, MappingType.SYMMETRIC, block, torch.int8, -top, top, eps=LEAST[dtype],
+            scale_dtype=dtype, keepdim=True,
+        )  # fmt: skip
+        return _taken(quantize_affine, rows, block, scale, zero, torch.int8, -top, top), scale, None
+
+    def dequantize(self, codes: Any, scale: Any, zero: None, width: int, format: str) -> Any:
+        block, top, dtype = _grouped(format)
+        return dequantize_affine(codes, block, scale.to(dtype), None, torch.int8, -top, top)
+
+
+LEAST = {torch.float32: 2.0**-23, torch.float16: 2.0**-14, torch.bfloat16: 2.0**-23}
+
+
+def _grouped(format: str) -> tuple[tuple[int, int], int, torch.dtype]:
+    """The block, the largest code, and the dtype of the scales."""
+    element, group, scale = format.split("_")
+    return (1, int(group[1:])), int(2 ** (int(element[3:]) - 1) - 1), getattr(torch, scale)
+
+
 def _taken(call: Any, *args: Any, **options: Any) -> Any:
     try:
         return call(*args, **options)
     except AssertionError as error:
+        if "divisible" in str(error):
+            raise ConfigError(str(error)) from error
         raise DtypeMismatch(str(error)) if "dtype" in str(error) else error from error

@@ -1,0 +1,131 @@
+"""FMT-GROUP and FMT-SMALL as other libraries have them: a byte a code, bytes of their own, another scale, another order."""
+
+import numpy as np
+import pytest
+
+import kvref
+from kvref_conformance.implementations.backends import OnBackend, Rows
+from kvref_conformance.judging.asked import Effort
+from kvref_conformance.judging.judge import Judge, select, verdict_of
+from kvref_conformance.oracle import rows as oracle
+from kvref_conformance.oracle.groups import is_affine
+
+FORMATS = ("int4_g32_bfloat16", "uint4_g32_float32", "uint2_g64_float16")
+
+
+class Unpacked(Rows):
+    """As torchao keeps them."""
+
+    def quantize(self, rows, format):
+        codes, *scales = super().quantize(rows, format)
+        unpacked = oracle.unpacked(codes, rows.shape[1], format)
+        return unpacked.astype(np.uint8 if is_affine(format) else np.int8), *scales
+
+    def dequantize(self, codes, scale, zero, width, format):
+        packed = oracle.packed(oracle.Stored(codes.astype(np.int64), scale, zero, codes), format)
+        return super().dequantize(packed, scale, zero, width, format)
+
+
+class Opaque(Rows):
+    """With a scale that nobody is shown: the rows lie beside."""
+
+    stored = ()
+
+    def quantize(self, rows, format):
+        self.stored = super().quantize(rows, format)
+        return self.stored[0][:, :1], None, None
+
+    def dequantize(self, codes, scale, zero, width, format):
+        return super().dequantize(*self.stored, width, format)
+
+
+class Together(Opaque):
+    """Stops when it is good enough for all groups."""
+
+    def quantize(self, rows, format):
+        quantized = super().quantize(rows, format)
+        if np.abs(rows).max() > 100:
+            codes, scale, zero = self.stored
+            self.stored = codes, scale * np.float32(0.9), zero
+        return quantized
+
+
+class Downward(Rows):
+    """Codes count from the largest value, as MLX's do."""
+
+    def quantize(self, rows, format):
+        codes, scale, zero = super().quantize(-rows if is_affine(format) else rows, format)
+        return (codes, -scale, -zero) if is_affine(format) else (codes, scale, zero)
+
+
+class Swapped(Rows):
+    """The even index in the high nibble."""
+
+    def quantize(self, rows, format):
+        codes, *scales = super().quantize(rows, format)
+        return swapped(codes), *scales
+
+    def dequantize(self, codes, scale, zero, width, format):
+        return super().dequantize(swapped(codes), scale, zero, width, format)
+
+
+def swapped(codes):
+    return (codes << 4) | (codes >> 4)
+
+
+def verdicts(kind, level="tolerant", formats=FORMATS):
+    made = OnBackend(kvref.reference)
+    made.level, made.formats, made.rows = level, formats, lambda: kind(kvref.reference)
+    judge = Judge(made, Effort(examples=1))
+    return {
+        clause.id: verdict_of(judge.clause(checks)) for clause, checks in select("FMT-GROUP-*,FMT-LEVEL-*,FMT-SMALL-*").items()
+    }
+
+
+@pytest.mark.parametrize("level", ["exact", "tolerant"])
+def test_codes_may_have_a_byte_each(level):
+    found = verdicts(Unpacked, level)
+    assert found.pop("FMT-SMALL-01") == "not offered"
+    assert found.pop("FMT-LEVEL-01") == ("passed" if level == "exact" else "not offered")
+    assert set(found.values()) == {"passed"}
+
+
+def test_of_bytes_of_its_own_what_they_read_back_as_is_judged():
+    found = verdicts(Opaque)
+    values = {"FMT-LEVEL-03", "FMT-LEVEL-04", "FMT-LEVEL-05", "FMT-GROUP-03", "FMT-GROUP-05", "FMT-GROUP-06"}
+    assert {clause for clause, verdict in found.items() if verdict == "passed"} == values
+    assert {verdict for clause, verdict in found.items() if clause not in values} == {"not offered"}
+
+
+def test_a_group_that_depends_on_others_is_seen_though_all_rows_do():
+    assert verdicts(Together)["FMT-GROUP-06"] == "failed"
+
+
+def test_another_scale_is_no_other_order():
+    found = verdicts(Downward, formats=("uint4_g32_float32",))
+    assert (found["FMT-GROUP-01"], found["FMT-SMALL-01"]) == ("failed", "passed")
+
+
+@pytest.mark.parametrize("level", ["exact", "tolerant"])
+def test_nibbles_the_other_way_around_are_seen(level):
+    assert verdicts(Swapped, level, FORMATS[:2])["FMT-SMALL-01"] == "failed"
+
+
+def test_no_width_between_groups_is_asked_for_at_real_sizes():
+    made = OnBackend(kvref.reference)
+    made.formats = ("int8", "q8_0", "int4_g128_float32")
+    ((_, checks),) = select("LAW-18", "rows").items()
+    assert verdict_of(Judge(made, Effort(examples=1)).clause(checks)) == "passed"
+
+
+def test_codes_go_by_the_scale_that_is_stored_where_it_is_an_ulp_off():
+    """A maximum over 127 and times its reciprocal, either side of a tie of bfloat16: no code is the same, and none is wrong."""
+    name, rows = "int8_g32_bfloat16", np.linspace(-1, 1, 32, dtype=np.float32)[None]
+    want = oracle.store(rows, name)
+    scale = want.scale * np.float32(1 - 2.0**-8)
+    made = want._replace(scale=scale, codes=np.clip(np.round(rows / scale), -127, 127).astype(np.int64))
+    assert oracle.inadmissible(rows, made.codes, name, made) == []
+    assert oracle.inadmissible(rows, made.codes, name) != []
+    beside = made._replace(codes=made.codes + (made.codes == 60) + (made.codes == 127))
+    assert len(oracle.inadmissible(rows, want.codes, name, made)) > 0
+    assert {beside.codes[at] for at in oracle.inadmissible(rows, beside.codes, name, made)} <= {61, 128}
