@@ -19,10 +19,12 @@ STEPS = {"q8": 255, "q4": 15}
 
 
 @np.errstate(invalid="ignore")
-def store(rows: NDArray, format: str) -> Stored:
-    """What is not finite in `values` is to be refused, NonFinite (FMT-LEVEL-05)."""
+def store(rows: NDArray, format: str, chosen: NDArray | None = None) -> Stored:
+    """What is not finite in `values` is to be refused, NonFinite (FMT-LEVEL-05). chosen: codes, for where any will do."""
+    if format in GGML:
+        return ggml.store(rows, format, chosen)
     if format in IN_GROUPS:
-        stored: Stored = (ggml if format in GGML else groups if format in GROUPS else mx).store(rows, format)
+        stored: Stored = (groups if format in GROUPS else mx).store(rows, format)
         return stored
     x = np.asarray(rows, dtype=np.float32).astype(np.float64)
     if format in STEPS:
@@ -96,7 +98,7 @@ def bound(rows: NDArray, stored: Stored, format: str) -> NDArray:
 
 def inadmissible(rows: NDArray, codes: NDArray, format: str) -> list[tuple[int, int]]:
     """Where a code is further from x / s than rounding allows, |x/s - q| <= half a step + 4u|x/s|, in exact arithmetic."""
-    want = store(rows, format)
+    want = store(rows, format, codes)
     return [
         (int(n), int(i)) for n, i in np.argwhere(np.asarray(codes) != want.codes) if not _may_be(rows, codes, want, n, i, format)
     ]
@@ -195,7 +197,7 @@ def packed(want: Stored, format: str) -> NDArray:
     if format in GGML:
         return ggml.write(want.codes, want.scale, want.zero, format)
     bits = bits_of(format)
-    if bits == 8 and format not in GROUPS:
+    if bits == 8 and format not in IN_GROUPS:
         return want.codes
     each = (want.codes[:, :, None] >> np.arange(bits)) & 1
     return np.packbits(each.reshape(len(each), -1).astype(np.uint8), axis=1, bitorder="little")

@@ -78,6 +78,7 @@ class InGroups(Expected):
         ulp = np.zeros(want.scale.shape) if exact else rows.ulp_of_scales(want.scale, self.format)
         if not (np.abs(worth.astype(np.float64) - want.scale) <= ulp).all():
             raise Broken(f"scale of {op}", show(want.scale), show(worth.astype(np.float32)), self.clause)
+        want = rows.store(self.rows, self.format, plain)
         wrong = np.argwhere(plain != want.codes).tolist() if exact else rows.inadmissible(self.rows, plain, self.format)
         if wrong:
             n, i = wrong[0]
