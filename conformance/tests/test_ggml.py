@@ -5,10 +5,11 @@ import pytest
 from restricted import Restricted
 
 from kvref import Quantized, get_format
+from kvref_conformance.families.rows.model import Rows
 from kvref_conformance.implementations import load
 from kvref_conformance.judging.judge import Judge, select, verdict_of
 from kvref_conformance.oracle import ggml, rows
-from kvref_conformance.oracle.formats import GGML
+from kvref_conformance.oracle.formats import GGML, MX, NVFP4
 
 TYPES = [name for name in GGML if name != "iq4_nl"]  # what gguf has a quantizer of
 
@@ -79,3 +80,10 @@ def test_rows_that_are_changed_are_seen_in_formats_of_groups_too():
     implementation, ((_, checks),) = Restricted(families=(), formats=("q8_0",)), select("LAW-16", "rows").items()
     implementation.rows = Changes
     assert verdict_of(Judge(implementation).clause(checks)) == "failed"
+
+
+@pytest.mark.parametrize("format", [*MX, *NVFP4])
+def test_a_trace_has_scales_that_are_codes_as_codes(format):
+    stored = get_format(format).quantize(rows.adversarial(np.random.default_rng(0), 32, format)[:5])
+    codes, scale, zero = Rows().quantize(rows.adversarial(np.random.default_rng(0), 32, format)[:5], format).wire()["ok"]
+    assert scale.dtype == np.uint8 and (scale == stored.scale).all() and (codes == stored.codes).all() and zero is None

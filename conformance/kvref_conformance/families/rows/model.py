@@ -86,7 +86,8 @@ class InGroups(Expected):
 
     def wire(self) -> dict[str, Any]:
         want = rows.store(self.rows, self.format)
-        scale = None if self.format in GGML else want.scale
+        codes = self.format in (*MX, *NVFP4)
+        scale = None if self.format in GGML else mx.scale_codes(self.rows, self.format) if codes else want.scale
         return {
             "ok": [
                 rows.packed(want, self.format),
