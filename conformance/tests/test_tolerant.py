@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvref.backend import ReferenceBackend
-from kvref.formats import FORMATS, Quantized, affine, symmetric
+from kvref.formats import FORMATS, Quantized, affine, ggml, grouped, symmetric
 from kvref.formats.base import finite_rows
 from kvref_conformance.implementations.backends import OnBackend
 from kvref_conformance.judging.asked import Effort
@@ -39,7 +39,8 @@ def failed(implementation, wanted="*"):
 def implementation(monkeypatch):
     def make(level, rounding=np.round):
         monkeypatch.setattr(symmetric.SymmetricRow, "quantize", by_reciprocals(rounding))
-        monkeypatch.setattr(affine, "round_half_away", rounding)
+        for module in (affine, grouped, ggml):
+            monkeypatch.setattr(module, "round_half_away", rounding)
         made = OnBackend(ReferenceBackend())
         made.level = level
         return made

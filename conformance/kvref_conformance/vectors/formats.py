@@ -14,14 +14,22 @@ from kvref_conformance.checking.expect import same
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.conversation.trace.within import takes_float32
 from kvref_conformance.oracle import elements, rows
+from kvref_conformance.oracle.formats import GGML, IN_GROUPS, MX, NVFP4
 from kvref_conformance.outcome import NotOffered
 
 WIDTHS = (1, 5, 64)
+WIDE = (128, 256)  # of groups
+# Of the many formats of FMT-GROUP a few, in which everything that they differ in occurs.
+SOME_GROUPS = (
+    "int8_g32_bfloat16", "int4_g64_float16", "int2_g128_float32", "uint8_g128_float16", "uint4_g32_float32", "uint2_g64_bfloat16",
+)  # fmt: skip
 FP8 = ("float8_e4m3fn", "float8_e5m2")
 SIXTEEN = ("float16", "bfloat16")
 CLAUSES = {
     "int8": "FMT-INT8-*", "q8": "FMT-AFF-*", "q4": "FMT-AFF-*", "float8_e4m3fn": "FMT-FP8-*", "float8_e5m2": "FMT-FP8-*",
     "float16": "FMT-CAST-01", "bfloat16": "FMT-CAST-01",
+    **dict.fromkeys(GGML, "FMT-GGML-*"), **dict.fromkeys((*MX, *NVFP4), "FMT-MX-*"),
+    **dict.fromkeys(SOME_GROUPS, "FMT-GROUP-*"),
 }  # fmt: skip
 
 Tensors = dict[str, NDArray]
@@ -30,7 +38,7 @@ Tensors = dict[str, NDArray]
 def written(name: str) -> bytes:
     """A format as a safetensors file: rows by the reference, with which the oracle has to agree; single values by the oracle."""
     tensors = _rows(name) if name not in SIXTEEN else {}
-    if name not in ("int8", "q8", "q4"):
+    if name in (*FP8, *SIXTEEN):
         tensors |= _elements(name)
     about = {"format": name, "clauses": CLAUSES[name], "spec": kvref.__version__}
     file: bytes = save(tensors, metadata={"kvref": json.dumps(about)})
@@ -38,15 +46,16 @@ def written(name: str) -> bytes:
 
 
 def _rows(name: str) -> Tensors:
-    """rows_W.input float32 [n, W], .codes, .scale [n], .zero [n] in affine formats, .values float32 [n, W]."""
+    """rows_W.input float32 [n, W], .codes, .scale and .zero, [n] or [n, groups], where there are any, .values float32 [n, W]."""
     tensors: Tensors = {}
     rng, format = np.random.default_rng(0), get_format(name)
-    for width in WIDTHS:
+    for width in WIDE if name in IN_GROUPS else WIDTHS:
         x = rows.adversarial(rng, width, name)
         stored = kvref.reference.quantize(x, format)
         part = {"input": x, **stored._asdict(), "values": kvref.reference.dequantize(stored, width, format)}
         want = rows.store(x, name)
-        assert np.array_equal(part["values"], want.values) and np.array_equal(part["scale"], want.scale), name
+        assert np.array_equal(part["values"], want.values) and np.array_equal(part["codes"], rows.packed(want, name)), name
+        assert part["scale"] is None or np.array_equal(rows.scale_worth(part["scale"], name), want.scale), name
         tensors |= {f"rows_{width}.{key}": np.ascontiguousarray(tensor) for key, tensor in part.items() if tensor is not None}
     return tensors
 
@@ -79,16 +88,20 @@ def check(subject: Subject, name: str, file: bytes) -> None:
 
 
 def _comparisons(subject: Subject, name: str, tensors: Tensors) -> Iterator[tuple[str, Any, NDArray]]:
-    if hasattr(subject.implementation, "rows") and "rows_1.input" in tensors:
+    if hasattr(subject.implementation, "rows"):
         family = subject.new("rows")
-        for width in WIDTHS:
+        for width in sorted(
+            int(key[5:].partition(".")[0]) for key in tensors if key.startswith("rows_") and key.endswith(".input")
+        ):
             part = {key.partition(".")[2]: tensor for key, tensor in tensors.items() if key.startswith(f"rows_{width}.")}
-            codes, scale, zero = part["codes"], part["scale"], part.get("zero")
+            codes, scale, zero = part["codes"], part.get("scale"), part.get("zero")
             yield f"rows_{width}.values", family.dequantize(codes, scale, zero, width, name), part["values"]
             if subject.level == "exact":
                 for key, got in zip(("codes", "scale", "zero"), family.quantize(part["input"], name), strict=True):
-                    if key in part:
-                        yield f"rows_{width}.{key}", got, part[key]
+                    if key == "codes":
+                        yield f"rows_{width}.codes", got, part[key]
+                    elif key in part:  # which may be of a dtype, or the bits of it
+                        yield f"rows_{width}.{key}", rows.scale_worth(got, name), rows.scale_worth(part[key], name)
     if hasattr(subject.implementation, "elements") and "encode.codes" in tensors:
         family = subject.new("elements")
         codes, values = tensors["encode.codes"], tensors["encode.values"]

@@ -7,6 +7,7 @@ from bugs.plant import BUGS, HIDDEN, REAL
 CHAPTERS = (
     "laws",
     "formats",
+    "group_formats",
     "contiguous",
     "paged",
     "sharing",

@@ -85,16 +85,10 @@ class InGroups(Expected):
             raise Broken(f"code {i} of row {n} of {op}", str(want.codes[n, i]), str(plain[n, i]), self.clause)
 
     def wire(self) -> dict[str, Any]:
-        want = rows.store(self.rows, self.format)
-        codes = self.format in (*MX, *NVFP4)
-        scale = None if self.format in GGML else mx.scale_codes(self.rows, self.format) if codes else want.scale
-        return {
-            "ok": [
-                rows.packed(want, self.format),
-                scale,
-                want.zero if self.format in GROUPS and groups.is_affine(self.format) else None,
-            ]
-        }
+        want, microscaled = rows.store(self.rows, self.format), self.format in (*MX, *NVFP4)
+        scale = mx.scale_codes(self.rows, self.format) if microscaled else None if self.format in GGML else want.scale
+        zero = want.zero if self.format in GROUPS and groups.is_affine(self.format) else None
+        return {"ok": [rows.packed(want, self.format), scale, zero]}
 
 
 def _clause(format: str, of: str) -> str:

@@ -1,0 +1,38 @@
+"""Scales the largest value of a group to 1, and not to the end of the element's range: small ones are lost."""
+
+from typing import Any
+
+import numpy as np
+
+import kvref
+from kvref_conformance.implementations.backends import Rows as RightRows
+from kvref_zoo.right import Right
+
+
+class Rows(RightRows):
+    def quantize(self, rows: Any, format: str) -> Any:
+        if format != "mxfp8_e4m3":
+            return super().quantize(rows, format)
+        super().quantize(rows, format)  # refuses what is to be refused
+        largest = np.abs(np.asarray(rows, np.float32)).reshape(len(rows), -1, 32).max(axis=2, keepdims=True)
+        exponent = np.maximum(np.frexp(largest)[1] - 1, -127)
+        groups = np.ldexp(np.asarray(rows, np.float32).reshape(len(rows), -1, 32), -exponent)
+        codes = kvref.formats.element_format("float8_e4m3fn").encode(groups.astype(np.float32))
+        return codes.reshape(len(rows), -1), (exponent[:, :, 0] + 127).astype(np.uint8), None
+
+
+class Implementation(Right):
+    clause = "FMT-MX-02"
+    also = (
+        "FMT-LEVEL-01",
+        "FMT-LEVEL-02",
+        "FMT-LEVEL-03",
+        "FMT-LEVEL-05",
+        "FMT-MX-03",
+        "FMT-MX-04",
+        "FMT-MX-05",
+    )
+    bug = "vllm-project/vllm#53110"
+
+    def rows(self) -> Rows:
+        return Rows(kvref.reference)
