@@ -13,6 +13,7 @@ import kvref
 import pictures_layers
 import pictures_sharing
 import pictures_windows
+import stored_formats
 from kvref import (
     ContiguousCache,
     ContiguousConfig,
@@ -287,6 +288,6 @@ def classes() -> plt.Figure:
     return figure
 
 
-OTHERS = [draw for module in (pictures_sharing, pictures_windows, pictures_layers) for draw in module.PICTURES]
+OTHERS = [draw for module in (pictures_sharing, pictures_windows, pictures_layers, stored_formats) for draw in module.PICTURES]
 DRAWN = (without, capacity, fragmentation, memory, codes, errors, tail, classes, *OTHERS)
 PICTURES: dict[str, Callable[[], plt.Figure]] = {draw.__name__: draw for draw in DRAWN}

@@ -14,6 +14,7 @@ from kvref_conformance.report.html import write_site
 from kvref_conformance.report.json_file import read_json
 from kvref_conformance.report.runs import Finding, Run
 from small_surfaces import derived_operations, small_surfaces
+from stored_formats import formats_table
 
 SPEC = Path(__file__).parents[1] / "kvref/spec"
 OTHERS = ("protocol", "trace")  # chapters without clauses
@@ -34,7 +35,7 @@ def write(folder: Path) -> None:
     engines = [run for run in runs if run.document["implementation"]["families"] == ["engine"]]
     caches = [run for run in runs if run not in engines]
     pages |= {"index": _index(results), "_coverage": _coverage(caches), "_engines": _engines(engines)}
-    pages |= {"_surfaces": small_surfaces(), "_derived": derived_operations()}
+    pages |= {"_surfaces": small_surfaces(), "_derived": derived_operations(), "_formats": formats_table()}
     pages |= {"_findings": by_cost(), "_findings_by_clause": by_clause()}
     files = {f"spec/{name}.md": text for name, text in pages.items()} | {"_static/architecture.svg": diagram()}
     (folder / "spec").mkdir(exist_ok=True)

@@ -20,7 +20,7 @@ class Rows(RightRows):
         ends = np.copy(wide).reshape(len(wide), -1, group)
         ends[:, :, 0] = largest[:, None]  # every group has the largest number of the row,
         _, scale, _ = super().quantize(ends.reshape(wide.shape), format)
-        worth = np.asarray(kvref.get_format(format)._rounded(largest / np.float32(2 ** (bits - 1) - 1)))
+        worth = largest / np.float32(2 ** (bits - 1) - 1)
         codes = (
             np.round(wide / np.maximum(worth, 1e-30)[:, None]).clip(-(2 ** (bits - 1) - 1), 2 ** (bits - 1) - 1).astype(np.int16)
         )

@@ -14,7 +14,7 @@ SIX = np.float32(6.0)
 class Rows(RightRows):
     def quantize(self, rows: Any, format: str) -> Any:
         codes, scale, zero = super().quantize(rows, format)
-        if format != "mxfp4":
+        if format != "mxfp4" or scale is None:
             return codes, scale, zero
         largest = np.abs(np.asarray(rows, np.float32)).reshape(len(rows), -1, 32).max(axis=2)
         exponent = (largest / SIX).view(np.int32) >> 23

@@ -12,7 +12,7 @@ from kvref_zoo.right import Right
 class Rows(RightRows):
     def quantize(self, rows: Any, format: str) -> Any:
         codes, scale, zero = super().quantize(rows, format)
-        if format == "nvfp4":
+        if format == "nvfp4" and scale is not None:
             largest = np.abs(np.asarray(rows, np.float32)).reshape(len(rows), -1, 16).max(axis=2)
             scale = np.where(largest / np.float32(6) >= 464, np.uint8(0x7F), scale)
         return codes, scale, zero

@@ -1,0 +1,82 @@
+"""Every format that rows are stored in, side by side: what it is, how many bits it takes, and how far its values are off."""
+
+from functools import cache
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from kvref import get_format
+from kvref.array import ITEM_BYTES
+from kvref.formats import FORMATS, Format
+from kvref.formats.base import stored_as
+
+WIDTH, ROWS = 128, 2000
+OUTLIERS = {5: 9.0, 70: -7.0, 99: 12.0}  # channels that lie far from zero in every token, as keys of models have
+KINDS = {"element": "casts", "head": "a scale a row", "token": "a scale a token", "group": "a scale a group"}
+COLOURS = {"element": "#555555", "head": "#2c8a4b", "token": "#b3261e", "group": "#2f7fd1"}
+
+
+def listed() -> list[Format]:
+    """All but those of FMT-GROUP that differ from another in the dtype of their scales alone."""
+    return [each for name, each in FORMATS.items() if "_g" not in name or name.endswith("_float16")]
+
+
+def bits(format: Format) -> float:
+    """Bits a value, scales included, in rows of WIDTH."""
+    parts = stored_as(format, (WIDTH,), np)
+    return 8 * sum(ITEM_BYTES[dtype] * int(np.prod(shape)) for shape, dtype in parts) / WIDTH
+
+
+@cache
+def error(name: str, outliers: bool) -> float:
+    """The root of the mean square of what was read less what was written, in parts of that of the channels without outliers."""
+    rows = np.random.default_rng(5).normal(size=(ROWS, WIDTH))
+    if outliers:
+        for channel, centre in OUTLIERS.items():
+            rows[:, channel] = centre + 1.5 * rows[:, channel]
+    rows = rows.astype(np.float32)
+    format = get_format(name)
+    read = np.asarray(format.dequantize(format.quantize(rows), WIDTH), np.float64)
+    plain = [channel for channel in range(WIDTH) if channel not in OUTLIERS]
+    return float(np.sqrt(np.mean((read - rows)[:, plain] ** 2)))
+
+
+def formats_table() -> str:
+    """A table of them, by the bits they take."""
+    lines = [
+        "| format | a scale for | element | bits a value | error | with outliers |",
+        "|---|---|---|---:|---:|---:|",
+    ]
+    for format in sorted(listed(), key=lambda each: (-bits(each), each.name)):
+        shared = {"element": "–", "head": "a row", "token": "a token", "group": f"{format.group} neighbours"}[format.granularity]
+        measured = " | ".join(_percent(error(format.name, outliers)) for outliers in (False, True))
+        lines.append(f"| `{format.name}` | {shared} | {format.element} | {bits(format):g} | {measured} |")
+    return "\n".join(lines) + "\n"
+
+
+def _percent(part: float) -> str:
+    return f"{100 * part:.{0 if part >= 0.1 else 1 if part >= 0.01 else 2}f} %" if part else "0"
+
+
+def spent() -> plt.Figure:
+    """A line a format, by its bits: the error of rows, and that of rows with outlier channels."""
+    ordered = sorted(listed(), key=lambda each: (bits(each), -error(each.name, outliers=False)))
+    ordered = [each for each in ordered if each.name != "float32"]
+    figure, axes = plt.subplots(figsize=(8, 9))
+    for y, format in enumerate(ordered):
+        ends = error(format.name, outliers=False), error(format.name, outliers=True)
+        colour = COLOURS[format.granularity]
+        axes.plot(ends, (y, y), color=colour, linewidth=1, alpha=0.5)
+        axes.plot(ends[0], y, "o", color=colour, markersize=6)
+        axes.plot(ends[1], y, "o", color=colour, markersize=6, markerfacecolor="white")
+    axes.set_yticks(range(len(ordered)), [f"{each.name}   {bits(each):g}" for each in ordered], fontsize=9)
+    axes.set(xscale="log", xlabel="error, in parts of what was written", ylim=(-0.7, len(ordered) - 0.3))
+    axes.set_title("bits a value", fontsize=9, loc="left", x=-0.09)
+    for granularity, label in KINDS.items():
+        axes.plot([], [], "o", color=COLOURS[granularity], label=label)
+    axes.plot([], [], "o", color="#333333", markerfacecolor="white", label="with outlier channels")
+    axes.legend(loc="upper right")
+    return figure
+
+
+PICTURES = (spent,)
