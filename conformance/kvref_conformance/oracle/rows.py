@@ -259,6 +259,8 @@ def _adversarial_groups(rng: np.random.Generator, width: int, format: str, count
     affine = format in ("q4_1", "q5_1") or (format in GROUPS and groups.is_affine(format))
     halves = format in GGML or groups.scale_dtype(format) == "float16"
     parts = np.concatenate([_ties(rng, group, format, count), adversarial(rng, group, "q4" if affine else "int8", count // 4)])
+    if format in GGML:
+        parts = parts[~ggml.any_code(parts.astype(np.float32), format)[:, 0]]
     most = 3e4 if halves else 1e38  # what a scale or a zero of float16 holds
     parts = np.clip(parts, -most, most)[rng.permutation(len(parts))]
     each = width // group
