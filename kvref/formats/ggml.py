@@ -58,7 +58,7 @@ class GGML:
         """Also raises NonFinite where a scale or a least value overflows float16."""
         x = in_groups(self.name, finite_rows(rows), GROUP)
         xp = array_namespace(x)
-        with np.errstate(over="ignore"):  # NumPy warns of the overflow that is looked for
+        with np.errstate(over="ignore", invalid="ignore"):  # NumPy warns of the overflow that is looked for
             codes, *halves = self._coded(x)
         halves = [xp.astype(FLOAT16.encode(each), xp.int32) for each in halves]
         for each in halves:
@@ -181,10 +181,10 @@ def _truncated(quotient: Array, bits: int) -> Array:
 
 
 def _of_largest_magnitude(x: Array) -> Array:
-    """The value [...] of each block [..., 32] whose magnitude is largest, the first of several."""
+    """The value [...] of each block [..., 32] whose magnitude is largest, the first of several; 0 of zeros of either sign."""
     xp = array_namespace(x)
     where = xp.argmax(xp.abs(x), axis=-1, keepdims=True)
-    return xp.take_along_axis(x, where, axis=-1)[..., 0]
+    return xp.take_along_axis(x, where, axis=-1)[..., 0] + 0.0
 
 
 def _sum_in_order(x: Array) -> Array:

@@ -76,7 +76,7 @@ def first_scale(rows: NDArray, format: str) -> NDArray:
     if format in ("q4_1", "q5_1"):
         return np.asarray((x.max(axis=2) - x.min(axis=2)) / TOP[format])
     at = np.abs(x).argmax(axis=2)[:, :, None]
-    signed = np.take_along_axis(x, at, axis=2)[:, :, 0]
+    signed = np.take_along_axis(x, at, axis=2)[:, :, 0] + 0.0  # of -0 alone it is 0
     divisor = {"q8_0": 127, "iq4_nl": -127}.get(format, -ZERO.get(format, 0))
     return np.asarray((np.abs(signed) if format == "q8_0" else signed) / divisor)
 
@@ -86,8 +86,16 @@ def cut(rows: NDArray) -> NDArray:
     return x.reshape(len(x), -1, BLOCK)
 
 
+def any_code(rows: NDArray, format: str) -> NDArray:
+    """bool [n, width]: where all codes are worth the same, d being stored as 0, and ggml's own come as they come."""
+    d = np.abs(fl(first_scale(rows, format)))
+    of_zeros = np.abs(cut(rows)).max(axis=2) < np.float32(1e-15)
+    free = of_zeros if format == "iq4_nl" else (d > 0) & (d < 2.0**-127)
+    return np.repeat(free, BLOCK, axis=1)
+
+
 @np.errstate(over="ignore", divide="ignore", invalid="ignore")
-def store(rows: NDArray, format: str) -> Stored:
+def store(rows: NDArray, format: str, chosen: NDArray | None = None) -> Stored:
     """Stored.scale and .zero are what is stored in float16, as float32; `write` makes bytes of all of it."""
     x = cut(rows)
     least = x.min(axis=2) if format in ("q4_1", "q5_1") else np.zeros(x.shape[:2])
@@ -101,6 +109,8 @@ def store(rows: NDArray, format: str) -> Stored:
         codes = np.clip(np.trunc(fl(fl(x * inverse) + (ZERO[format] + 0.5))), 0, TOP[format]).astype(np.int64)
     else:
         codes = np.clip(np.trunc(fl(fl(fl(x - least[:, :, None]) * inverse) + 0.5)), 0, TOP[format]).astype(np.int64)
+    if chosen is not None:
+        codes = np.where(any_code(rows, format).reshape(codes.shape), np.reshape(chosen, codes.shape), codes)
     scale, least = (part.astype(np.float32).astype(np.float16).astype(np.float32) for part in (d, least))
     flat = np.shape(rows)
     values = _values(codes, scale.astype(np.float64), least.astype(np.float64), format)

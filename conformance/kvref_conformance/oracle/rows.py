@@ -19,10 +19,12 @@ STEPS = {"q8": 255, "q4": 15}
 
 
 @np.errstate(invalid="ignore")
-def store(rows: NDArray, format: str) -> Stored:
-    """What is not finite in `values` is to be refused, NonFinite (FMT-LEVEL-05)."""
+def store(rows: NDArray, format: str, chosen: NDArray | None = None) -> Stored:
+    """What is not finite in `values` is to be refused, NonFinite (FMT-LEVEL-05). chosen: codes, for where any will do."""
+    if format in GGML:
+        return ggml.store(rows, format, chosen)
     if format in IN_GROUPS:
-        stored: Stored = (ggml if format in GGML else groups if format in GROUPS else mx).store(rows, format)
+        stored: Stored = (groups if format in GROUPS else mx).store(rows, format)
         return stored
     x = np.asarray(rows, dtype=np.float32).astype(np.float64)
     if format in STEPS:
@@ -99,7 +101,7 @@ def inadmissible(rows: NDArray, codes: NDArray, format: str, made: Stored | None
 
     made: with the scales and zeros in it, in the place of those of the definition (FMT-GROUP-02).
     """
-    want = store(rows, format) if made is None else as_made(rows, made, format)
+    want = store(rows, format, codes) if made is None else as_made(rows, made, format)
     clear = np.asarray(codes) == want.codes if made is None else groups.clearly(codes, quotients(rows, want, format), format)
     return [(int(n), int(i)) for n, i in np.argwhere(~clear) if not _may_be(rows, codes, want, n, i, format)]
 
@@ -224,7 +226,7 @@ def packed(want: Stored, format: str) -> NDArray:
     if format in GGML:
         return ggml.write(want.codes, want.scale, want.zero, format)
     bits = bits_of(format)
-    if bits == 8 and format not in GROUPS:
+    if bits == 8 and format not in IN_GROUPS:
         return want.codes
     each = (want.codes[:, :, None] >> np.arange(bits)) & 1
     return np.packbits(each.reshape(len(each), -1).astype(np.uint8), axis=1, bitorder="little")
@@ -298,6 +300,8 @@ def _adversarial_groups(rng: np.random.Generator, width: int, format: str, count
     affine = format in ("q4_1", "q5_1") or (format in GROUPS and groups.is_affine(format))
     halves = format in GGML or groups.scale_dtype(format) == "float16"
     parts = np.concatenate([_ties(rng, group, format, count), adversarial(rng, group, "q4" if affine else "int8", count // 4)])
+    if format in GGML:
+        parts = parts[~ggml.any_code(parts.astype(np.float32), format)[:, 0]]
     most = 3e4 if halves else 1e38  # what a scale or a zero of float16 holds
     parts = np.clip(parts, -most, most)[rng.permutation(len(parts))]
     each = width // group

@@ -1,0 +1,89 @@
+"""The blocks of ggml: the reference and the oracle against ggml's own code, in Python and in C, where they are installed."""
+
+import numpy as np
+import pytest
+from restricted import Restricted
+
+from kvref import Quantized, get_format
+from kvref_conformance.families.rows.model import Rows
+from kvref_conformance.implementations import load
+from kvref_conformance.judging.judge import Judge, select, verdict_of
+from kvref_conformance.oracle import ggml, rows
+from kvref_conformance.oracle.formats import GGML, MX, NVFP4
+
+TYPES = [name for name in GGML if name != "iq4_nl"]  # what gguf has a quantizer of
+
+
+def written(seed, format):
+    """Rows that find mistakes, and what the reference stores of them."""
+    made = rows.adversarial(np.random.default_rng(seed), 128, format)
+    assert not ggml.any_code(made, format).any()
+    return made, get_format(format).quantize(made).codes
+
+
+@pytest.mark.parametrize("format", TYPES)
+def test_gguf_writes_the_same_bytes(format):
+    quants, types = pytest.importorskip("gguf.quants"), pytest.importorskip("gguf").GGMLQuantizationType
+    for seed in range(5):
+        made = written(seed, format)[0] + 0.0  # of zeros of the other sign alone it makes a scale of the other sign
+        assert (quants.quantize(made, types[format.upper()]) == get_format(format).quantize(made).codes).all()
+
+
+@pytest.mark.parametrize("format", GGML)
+def test_gguf_reads_the_same_values(format):
+    quants, types = pytest.importorskip("gguf.quants"), pytest.importorskip("gguf").GGMLQuantizationType
+    for seed in range(5):
+        made, codes = written(seed, format)
+        values = get_format(format).dequantize(Quantized(codes), made.shape[1])
+        assert quants.dequantize(codes, types[format.upper()]).tobytes() == values.tobytes()
+
+
+@pytest.mark.llama
+@pytest.mark.parametrize("format", GGML)
+def test_ggml_writes_the_same_bytes_and_reads_the_same_values(format):
+    from kvref_conformance.implementations.caches.llama_cpp_rows import Portable
+
+    for seed in range(5):
+        made, codes = written(seed, format)
+        assert (Portable().quantize(made, format)[0] == codes).all()
+        values = get_format(format).dequantize(Quantized(codes), made.shape[1])
+        assert Portable().dequantize(codes, None, None, made.shape[1], format).tobytes() == values.tobytes()
+
+
+@pytest.mark.parametrize(("format", "zero"), [("q4_0", 0x88), ("q5_0", 0)])
+def test_zeros_of_either_sign_are_the_same_block(format, zero):
+    one, other = (get_format(format).quantize(np.full((1, 32), x, np.float32)).codes for x in (0.0, -0.0))
+    assert one.tolist() == other.tolist() and one[0, :2].tolist() == [0, 0x80] and one[0, -1] == zero
+
+
+@pytest.mark.parametrize(("format", "largest"), [("q8_0", 1e-40), ("q4_0", 1e-40), ("q5_1", 1e-40), ("iq4_nl", 1e-16)])
+def test_codes_are_free_where_the_scale_has_no_reciprocal(format, largest):
+    """In C they are what the conversion of an infinity to an integer comes to."""
+    made = np.array([[largest] + [0.0] * 31, [1.0] + [0.0] * 31], np.float32)
+    codes = rows.store(made, format).codes
+    assert rows.inadmissible(made, np.full_like(codes, 3), format)[0][0] == 1  # in the second row, and not in the first
+    assert (rows.store(made, format, np.full_like(codes, 3)).codes == [[3] * 32, codes[1].tolist()]).all()
+    assert not ggml.any_code(np.zeros((1, 32)), format).any() or format == "iq4_nl"
+
+
+def test_rows_that_are_changed_are_seen_in_formats_of_groups_too():
+    right = load("numpy").rows()
+
+    class Changes:
+        dequantize = right.dequantize
+
+        def quantize(self, rows, format):
+            stored = right.quantize(rows, format)
+            rows[:] = 0
+            return stored
+
+    implementation, ((_, checks),) = Restricted(families=(), formats=("q8_0",)), select("LAW-16", "rows").items()
+    implementation.rows = Changes
+    assert verdict_of(Judge(implementation).clause(checks)) == "failed"
+
+
+@pytest.mark.parametrize("format", [*MX, *NVFP4])
+def test_a_trace_has_scales_that_are_codes_as_codes(format):
+    stored = get_format(format).quantize(rows.adversarial(np.random.default_rng(0), 32, format)[:5])
+    codes, scale, zero = Rows().quantize(rows.adversarial(np.random.default_rng(0), 32, format)[:5], format).wire()["ok"]
+    assert scale.dtype == np.uint8 and (scale == stored.scale).all() and (codes == stored.codes).all() and zero is None
