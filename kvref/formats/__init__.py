@@ -24,6 +24,8 @@ _ALL: tuple[Format, ...] = (
     *GGML_TYPES, *MICROSCALED, *GROUPS,
 )  # fmt: skip
 FORMATS = {each.name: each for each in _ALL}
+_OF_GROUPS = {each.name for each in GROUPS}
+GROUP_NAMES = "{int,uint}{8,4,2}_g{32,64,128}_{float32,float16,bfloat16}"  # how they are called
 PLAIN_DTYPES = tuple(name for name, each in FORMATS.items() if each.granularity == "element")
 ROW_FORMATS = tuple(name for name, each in FORMATS.items() if each.granularity in ("head", "group"))
 SCALED_FORMATS = tuple(name for name, each in FORMATS.items() if each.granularity in ("head", "token"))
@@ -32,7 +34,9 @@ SCALED_FORMATS = tuple(name for name, each in FORMATS.items() if each.granularit
 def get_format(name: str, among: Iterable[str] = tuple(FORMATS)) -> Format:
     """The format called `name`. Raises ConfigError, naming the known ones (LAW-12)."""
     if not isinstance(name, str) or name not in among:
-        raise ConfigError(f"format: expected one of {', '.join(among)}, got {name!r}")
+        named = [each for each in among if each not in _OF_GROUPS]
+        spelled = [*named, GROUP_NAMES] if len(named) < len(tuple(among)) else named
+        raise ConfigError(f"format: expected one of {', '.join(spelled)}, got {name!r}")
     return FORMATS[name]
 
 

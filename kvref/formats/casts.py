@@ -47,7 +47,7 @@ class Cast(OneScale):
 
     def dequantize(self, stored: Quantized, width: int) -> Array:
         xp = array_namespace(stored.codes)
-        if self.small_float is None or hasattr(xp, self.name):
+        if self.small_float is None or not xp.isdtype(stored.codes.dtype, "unsigned integer"):
             return xp.astype(stored.codes, xp.float32, copy=False)
         return self.small_float.decode(stored.codes)
 

@@ -14,7 +14,7 @@ from kvref_conformance.conversation.handle import Handle
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families import all_families
 from kvref_conformance.oracle.elements import round_to
-from kvref_conformance.oracle.formats import GROUPS, PLAIN, has
+from kvref_conformance.oracle.formats import GROUPS, PLAIN, either, has
 from kvref_conformance.oracle.witness import MADE
 from kvref_conformance.outcome import Broken, NotOffered
 
@@ -75,7 +75,7 @@ def formats_of(subject: Subject, name: str, *wanted: str) -> list[str]:
         raise NotOffered(f"{name} {' or '.join(wanted)}, where its limits say {limit}")
     if found := [each for each in wanted if takes(subject, name, each)]:
         return found
-    raise NotOffered(f"format {' or '.join(wanted)}")
+    raise NotOffered(either(wanted))
 
 
 def few(subject: Subject, formats: list[str]) -> list[str]:

@@ -20,7 +20,7 @@ from kvref_conformance.families import all_families, names
 from kvref_conformance.interface import Implementation, Level
 from kvref_conformance.limits import Limits
 from kvref_conformance.oracle.elements import round_to
-from kvref_conformance.oracle.formats import PLAIN
+from kvref_conformance.oracle.formats import PLAIN, either
 from kvref_conformance.outcome import Declined, NotOffered
 
 
@@ -52,7 +52,7 @@ class Subject(Calls):
         allowed = PLAIN if self._encodes else self.limits.dtypes(self.family)
         found = [name for name in wanted if name in self.implementation.formats and (name in allowed or name not in PLAIN)]
         if not found:
-            raise NotOffered(f"format {' or '.join(wanted)}")
+            raise NotOffered(either(wanted))
         return found
 
     def size(self, name: str, wanted: int) -> int:

@@ -20,7 +20,7 @@ class Conclusion:
     """judged: how many clauses have a verdict, of those with a check for a family that is offered. least: per cent, to be enough.
 
     whole: whether every clause there is was asked for, or only some (--clause, --family, -k). What takes --slow or --real, and
-    was not run, counts for neither.
+    was not run, counts for neither, nor what is about formats alone that an implementation does not have.
     """
 
     verdict: Verdict
@@ -49,9 +49,16 @@ def conclude(results: Iterable[dict[str, Any]], least: float = LEAST_JUDGED, int
     A failure is a failure however little was judged; that nothing failed says something only where enough was, and all is there.
     """
     results = list(results)
-    counted = [each["verdict"] for each in results if each["offered"] and each["verdict"] != "not run"]
+    counted = [
+        each["verdict"] for each in results if each["offered"] and each["verdict"] != "not run" and not _of_other_formats(each)
+    ]
     judged = sum(verdict != "not offered" for verdict in counted)
     whole = {each["clause"] for each in results} >= set(all_clauses())
     verdict: Verdict = "not conformant, as expected" if "xfailed" in counted else "conformant"
     found = Conclusion("not conformant" if "failed" in counted else verdict, judged, len(counted), least, whole)
     return found if "failed" in counted or (found.enough and not interrupted) else replace(found, verdict="not judged")
+
+
+def _of_other_formats(result: dict[str, Any]) -> bool:
+    """Whether a clause is about formats that are not had, which are as little asked of anybody as a family is."""
+    return result["verdict"] == "not offered" and all(reason.startswith("format ") for reason in result["missing"])

@@ -18,6 +18,13 @@ PACKED = "packed"  # latents as FP8 codes and scales, and beside them numbers th
 MADE_OF = {PACKED: ("float8_e4m3fn", "bfloat16")}  # no format of its own: who has all of these may have it
 
 
+def either(names: Collection[str]) -> str:
+    """Formats in words, of which any will do: not all of the many."""
+    listed = list(names)
+    shown = listed if len(listed) <= 8 else [*listed[:3], f"{len(listed) - 3} others"]
+    return "format " + " or ".join(shown)
+
+
 def has(formats: Collection[str], name: str) -> bool:
     """Whether somebody who has these formats has one that is called so, or all that it is made of."""
     return all(each in formats for each in MADE_OF.get(name, (name,)))
