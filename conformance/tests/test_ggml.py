@@ -9,6 +9,7 @@ from kvref_conformance.families.rows.model import Rows
 from kvref_conformance.implementations import load
 from kvref_conformance.judging.judge import Judge, select, verdict_of
 from kvref_conformance.oracle import ggml, rows
+from kvref_conformance.oracle.adversarial import adversarial
 from kvref_conformance.oracle.formats import GGML, MX, NVFP4
 
 TYPES = [name for name in GGML if name != "iq4_nl"]  # what gguf has a quantizer of
@@ -16,7 +17,7 @@ TYPES = [name for name in GGML if name != "iq4_nl"]  # what gguf has a quantizer
 
 def written(seed, format):
     """Rows that find mistakes, and what the reference stores of them."""
-    made = rows.adversarial(np.random.default_rng(seed), 128, format)
+    made = adversarial(np.random.default_rng(seed), 128, format)
     assert not ggml.any_code(made, format).any()
     return made, get_format(format).quantize(made).codes
 
@@ -84,6 +85,6 @@ def test_rows_that_are_changed_are_seen_in_formats_of_groups_too():
 
 @pytest.mark.parametrize("format", [*MX, *NVFP4])
 def test_a_trace_has_scales_that_are_codes_as_codes(format):
-    stored = get_format(format).quantize(rows.adversarial(np.random.default_rng(0), 32, format)[:5])
-    codes, scale, zero = Rows().quantize(rows.adversarial(np.random.default_rng(0), 32, format)[:5], format).wire()["ok"]
+    stored = get_format(format).quantize(adversarial(np.random.default_rng(0), 32, format)[:5])
+    codes, scale, zero = Rows().quantize(adversarial(np.random.default_rng(0), 32, format)[:5], format).wire()["ok"]
     assert scale.dtype == np.uint8 and (scale == stored.scale).all() and (codes == stored.codes).all() and zero is None

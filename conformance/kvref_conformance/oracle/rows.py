@@ -159,7 +159,7 @@ def _may_admit(x: NDArray, want: Stored, format: str) -> NDArray:
     """Where the quotient lies near a tie, by float64: the others need no fractions."""
     quotient = quotients(x, want, format)
     if format in elements.MAX or format in (*MX, *NVFP4) or format == "iq4_nl":
-        worth = ggml.TABLE if format == "iq4_nl" else np.sort(_worth(format))
+        worth = ggml.TABLE if format == "iq4_nl" else np.sort(worth_of(format))
         ties = (worth[1:] + worth[:-1]) / 2
         after = np.clip(np.searchsorted(ties, quotient), 1, len(ties) - 1)
         off = np.minimum(np.abs(ties[after] - quotient), np.abs(ties[after - 1] - quotient))
@@ -169,7 +169,7 @@ def _may_admit(x: NDArray, want: Stored, format: str) -> NDArray:
     return near
 
 
-def _worth(format: str) -> NDArray:
+def worth_of(format: str) -> NDArray:
     """What the codes of small floats are worth, the finite ones."""
     worth = elements.decoded(format).astype(np.float64) if format in elements.MAX else mx.numbers(format)
     return np.asarray(worth[np.isfinite(worth)])
@@ -265,66 +265,3 @@ def ulp_of_scales(scale: NDArray, format: str) -> NDArray:
         return np.abs(np.spacing(np.asarray(scale).astype(np.float16))).astype(np.float64)
     spacing = np.spacing(np.asarray(scale, np.float32)).astype(np.float64)
     return np.asarray(spacing * (2.0**16 if dtype == "bfloat16" else 1.0))
-
-
-def adversarial(rng: np.random.Generator, width: int, format: str, count: int = 24) -> NDArray:
-    """Rows that find rounding mistakes, float32 [n, width]: see each line. Nothing overflows when read back."""
-    if format in IN_GROUPS:
-        return _adversarial_groups(rng, width, format, count)
-    limit = LIMIT.get(format, 1.0)
-    gaussian = rng.normal(size=(count, width)) * 2.0 ** rng.integers(-20, 20, size=(count, 1))
-    halves = rng.integers(-126, 126, size=(count, width)) + 0.5  # every quotient a tie once the maximum is 127
-    halves[:, 0] = 127
-    above_limit = rng.normal(size=(count, width))
-    above_limit[:, 0] = float.fromhex("0x1.00000cp+0") * 2.0 ** rng.integers(-8, 8, size=count)  # m / s an ulp past the limit
-    below_half = np.full((2, width), 0.49999997)
-    below_half[:, 0] = [127, -127]
-    offset = 1000 + rng.normal(size=(count, width)) * 1e-3  # a large offset with a tiny range
-    plain = np.array([[0.0] * width, [-0.0] * width, [3.25] * width, [-1e-30] * width, [1e-40] * width, [3e38] * width])
-    if format in STEPS:
-        plain[-1] = 1e38
-    if format.startswith("float8"):
-        tied = rng.choice(elements.midpoints(format)[:-1], size=(count, width))
-        tied[:, 0] = limit
-        halves = tied
-    half_max = rng.normal(size=(4, width))
-    half_max[:, 0], half_max[:, -1] = 2.0, 1.0 if width > 1 else 2.0  # an element at m / 2: 63.5
-    half_max = np.clip(half_max, -2, 2)
-    parts = [gaussian, halves, above_limit, below_half, offset, plain, half_max]
-    return np.concatenate(parts).astype(np.float32)
-
-
-def _adversarial_groups(rng: np.random.Generator, width: int, format: str, count: int) -> NDArray:
-    """Groups that find mistakes, each beside others that are nothing like it: float32 [n, width], a multiple of the group."""
-    group = group_of(format)
-    affine = format in ("q4_1", "q5_1") or (format in GROUPS and groups.is_affine(format))
-    halves = format in GGML or groups.scale_dtype(format) == "float16"
-    parts = np.concatenate([_ties(rng, group, format, count), adversarial(rng, group, "q4" if affine else "int8", count // 4)])
-    if format in GGML:
-        parts = parts[~ggml.any_code(parts.astype(np.float32), format)[:, 0]]
-    most = 3e4 if halves else 1e38  # what a scale or a zero of float16 holds
-    parts = np.clip(parts, -most, most)[rng.permutation(len(parts))]
-    each = width // group
-    rows: NDArray = np.resize(parts, (-(-len(parts) // each) * each, group)).reshape(-1, width)
-    return rows
-
-
-def _ties(rng: np.random.Generator, group: int, format: str, count: int) -> NDArray:
-    """Groups of scale 1, or another power of two, of numbers halfway between what two codes are worth, or an ulp beside it."""
-    ends: tuple[float, float]
-    if format in GROUPS:
-        ends = (groups.top_of(format), 0) if groups.is_affine(format) else (groups.top_of(format),) * 2
-        worth = np.arange(0 if groups.is_affine(format) else -ends[0], ends[0] + 1).astype(np.float64)
-    elif format in GGML:
-        ends = {"q8_0": (127, -127), "iq4_nl": (-127, 113), "q4_1": (0, 15), "q5_1": (0, 31), "q4_0": (-8, 7)}.get(
-            format, (-16, 15)
-        )
-        worth = ggml.TABLE if format == "iq4_nl" else np.arange(min(ends), max(ends) + 1).astype(np.float64)
-    else:
-        ends = mx.largest(format), -mx.largest(format)
-        worth = np.sort(_worth(format))
-    ties = rng.choice((worth[1:] + worth[:-1]) / 2, size=(count, group)).astype(np.float32)
-    beside = np.nextafter(ties, rng.choice(np.array([-np.inf, np.inf], np.float32), size=ties.shape))
-    ties = np.where(rng.integers(2, size=ties.shape), ties, beside)
-    ties[:, 0], ties[:, -1] = ends
-    return ties * (2.0 ** rng.integers(-6, 6, size=(count, 1))).astype(np.float32)

@@ -14,6 +14,7 @@ from kvref_conformance.checking.expect import same
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.conversation.trace.within import takes_float32
 from kvref_conformance.oracle import elements, rows
+from kvref_conformance.oracle.adversarial import adversarial
 from kvref_conformance.oracle.formats import GGML, IN_GROUPS, MX, NVFP4
 from kvref_conformance.outcome import NotOffered
 
@@ -50,7 +51,7 @@ def _rows(name: str) -> Tensors:
     tensors: Tensors = {}
     rng, format = np.random.default_rng(0), get_format(name)
     for width in WIDE if name in IN_GROUPS else WIDTHS:
-        x = rows.adversarial(rng, width, name)
+        x = adversarial(rng, width, name)
         stored = kvref.reference.quantize(x, format)
         part = {"input": x, **stored._asdict(), "values": kvref.reference.dequantize(stored, width, format)}
         want = rows.store(x, name)

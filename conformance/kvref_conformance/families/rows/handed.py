@@ -7,7 +7,7 @@ import numpy as np
 from kvref_conformance.arrays import NDArray
 from kvref_conformance.checking.setup import few, held
 from kvref_conformance.conversation.subject import Subject, narrow
-from kvref_conformance.oracle import rows as oracle
+from kvref_conformance.oracle import adversarial as oracle
 from kvref_conformance.oracle.elements import MAX
 from kvref_conformance.oracle.formats import group_of
 from kvref_conformance.outcome import NotOffered
