@@ -124,6 +124,17 @@ def test_a_block_is_shared_from_its_second_reference_on():
     assert pool.shared([0, 1, 2, 3]).tolist() == [False, True, True, False]
 
 
+def test_what_is_released_comes_back_the_last_entrys_first():
+    tables = BlockTables(2, 4)
+    table = tables.open()
+    tables.extend({table: 4}, np.array([0, 1, 2, 3, 4, 5, 6, 7]))
+    assert tables.release(table, 2).tolist() == [1, 5, 0, 4]
+    assert tables.release(table, np.array([3, 1])).tolist() == [2]
+    assert tables.release(table, np.array([3, 4])).tolist() == [7, 6]
+    assert (tables.blocks(table, 0), tables.blocks(table, 1)) == ([-1, -1, -1, 3], [-1, -1, -1, -1])
+    assert tables.first(table).tolist() == [12, 16]
+
+
 def test_empty_tables_are_int32_and_have_no_columns():
     tables = BlockTables(2, BLOCK_SIZE)
     numbers = np.array([tables.open() for _ in range(3)], np.int64)
