@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from kvref import BlockPool, BlockTables, PagedCache, PagedConfig, PrefixCache
+from kvref.errors import NotTruncatable
 
 LAYERS, BLOCK_SIZE = 8, 16
 ENTRY = 4 * LAYERS  # bytes: a block id in each layer
@@ -180,6 +181,18 @@ def test_a_sequence_is_cut_to_what_was_released_and_no_further(cache):
     assert (cache.length(1, 0), cache.block_table(1, 0)) == (4, [-1, -1])
     cache.write(1, 0, 4, *2 * [np.ones((1, 1, 2), np.float32)])
     assert cache.gather(1, 0)[0].tolist() == [[[1.0, 1.0]]]
+
+
+def test_of_what_was_released_in_part_all_or_nothing_is_forgotten(cache):
+    for length in (1, 3):
+        with pytest.raises(NotTruncatable, match="length: expected at least 4, before which blocks were released, got "):
+            cache.truncate(1, length)
+    cache.truncate(1, 0)
+    assert (cache.length(1, 0), cache.block_table(1, 0)) == (0, [])
+
+
+def test_sequences_are_counted_up_however_they_come(cache):
+    assert [cache.fork(0), cache.create(), cache.fork(2), cache.create()] == [2, 3, 4, 5]
 
 
 def test_room_is_made_without_copying_what_is_shared(cache):
