@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from kvref import BlockPool, BlockTables, PagedCache, PagedConfig, PrefixCache
+from kvref.errors import NotTruncatable
 
 LAYERS, BLOCK_SIZE = 8, 16
 ENTRY = 4 * LAYERS  # bytes: a block id in each layer
@@ -124,6 +125,17 @@ def test_a_block_is_shared_from_its_second_reference_on():
     assert pool.shared([0, 1, 2, 3]).tolist() == [False, True, True, False]
 
 
+def test_what_is_released_comes_back_the_last_entrys_first():
+    tables = BlockTables(2, 4)
+    table = tables.open()
+    tables.extend({table: 4}, np.array([0, 1, 2, 3, 4, 5, 6, 7]))
+    assert tables.release(table, 2).tolist() == [1, 5, 0, 4]
+    assert tables.release(table, np.array([3, 1])).tolist() == [2]
+    assert tables.release(table, np.array([3, 4])).tolist() == [7, 6]
+    assert (tables.blocks(table, 0), tables.blocks(table, 1)) == ([-1, -1, -1, 3], [-1, -1, -1, -1])
+    assert tables.first(table).tolist() == [12, 16]
+
+
 def test_empty_tables_are_int32_and_have_no_columns():
     tables = BlockTables(2, BLOCK_SIZE)
     numbers = np.array([tables.open() for _ in range(3)], np.int64)
@@ -169,6 +181,18 @@ def test_a_sequence_is_cut_to_what_was_released_and_no_further(cache):
     assert (cache.length(1, 0), cache.block_table(1, 0)) == (4, [-1, -1])
     cache.write(1, 0, 4, *2 * [np.ones((1, 1, 2), np.float32)])
     assert cache.gather(1, 0)[0].tolist() == [[[1.0, 1.0]]]
+
+
+def test_of_what_was_released_in_part_all_or_nothing_is_forgotten(cache):
+    for length in (1, 3):
+        with pytest.raises(NotTruncatable, match="length: expected at least 4, before which blocks were released, got "):
+            cache.truncate(1, length)
+    cache.truncate(1, 0)
+    assert (cache.length(1, 0), cache.block_table(1, 0)) == (0, [])
+
+
+def test_sequences_are_counted_up_however_they_come(cache):
+    assert [cache.fork(0), cache.create(), cache.fork(2), cache.create()] == [2, 3, 4, 5]
 
 
 def test_room_is_made_without_copying_what_is_shared(cache):

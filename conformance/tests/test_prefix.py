@@ -172,3 +172,15 @@ def test_a_block_that_is_part_of_two_stays_as_it_is_when_one_of_them_is_lost(wri
     assert written_over.block_table(0, 1) != table
     again = written_over.begin([1, 3, 0])
     assert np.array_equal(written_over.gather(again, 1)[0], keys)
+
+
+@pytest.mark.parametrize("count", range(4))
+def test_of_a_copy_that_is_lost_no_more_blocks_are_taken_than_asked_for(count):
+    cache = kvref.PrefixCache(kvref.PagedConfig(num_blocks=3, num_layers=3, num_kv_heads=1, head_dim=2, block_size=2))
+    sequence = cache.begin([1, 2])
+    for layer in range(3):
+        cache.write(sequence, layer, 0, rows(2), rows(2))
+    cache.commit(sequence, [1, 2])
+    cache.drop(sequence)
+    taken = cache.pool.allocate_many(count)
+    assert (len(set(taken.tolist())), len(taken), cache.num_free_blocks) == (count, count, 3 - count)
