@@ -29,7 +29,7 @@ def bits(format: Format) -> float:
 
 @cache
 def error(name: str, outliers: bool) -> float:
-    """The root of the mean square of what was read less what was written, in parts of that of the channels without outliers."""
+    """The root of the mean square of what was read less what was written, in channels without outliers, whose own is 1."""
     rows = np.random.default_rng(5).normal(size=(ROWS, WIDTH))
     if outliers:
         for channel, centre in OUTLIERS.items():

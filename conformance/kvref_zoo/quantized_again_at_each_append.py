@@ -22,7 +22,7 @@ class Implementation(Right):
     clause = "QUANT-05"
     also = (
         "EDIT-03", "LAW-01", "LAW-02", "LAW-04", "LAW-05", "LAW-06", "LAW-08", "LAW-15", "QUANT-01", "QUANT-02", "QUANT-03",
-        "QUANT-06", "QUANT-08",
+        "QUANT-06", "QUANT-08", "QUANT-10",
     )  # fmt: skip
 
     def quantized(self, **config: Any) -> Cache:

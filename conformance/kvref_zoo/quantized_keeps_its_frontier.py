@@ -40,7 +40,12 @@ class Cache(kvref.QuantizedCache):
 
 class Implementation(Right):
     clause = "EDIT-03"
-    also = ("LAW-04",)
+    also = (
+        "LAW-04",
+        "QUANT-01",
+        "QUANT-02",
+        "QUANT-10",
+    )
     bug = "rajveer43/VeloxQuant-MLX#369"
 
     def quantized(self, **config: Any) -> Cache:

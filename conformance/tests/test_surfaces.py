@@ -26,8 +26,8 @@ RELEASE = {"WIN-09"}
 # What the operations of each cannot show, of all clauses that have a check in its family.
 NOT_JUDGED = {
     Paged: {"PAGED-06", "PAGED-16", "PAGED-17", "ATTN-10"} | SHARING | EDITS | RELEASE,
-    Int8: {"LAW-06", "LAW-13", "QUANT-04", "QUANT-08", "EDIT-01", "EDIT-02", "EDIT-03", "ATTN-10"},
-    Fp8: {"LAW-06", "LAW-13", "QUANT-04", "EDIT-01", "EDIT-02", "EDIT-03", "ATTN-10"},
+    Int8: {"LAW-06", "LAW-13", "QUANT-04", "QUANT-08", "EDIT-01", "EDIT-02", "EDIT-03", "ATTN-10", "QUANT-10"},
+    Fp8: {"LAW-06", "LAW-13", "QUANT-04", "EDIT-01", "EDIT-02", "EDIT-03", "ATTN-10", "QUANT-10"},
     KernelAttention: {"WIN-01", "WIN-05", "WIN-07", "WIN-08"},
     KernelPaged: SHARING | EDITS | RELEASE,
     AppendOnly: {"LAW-06", "PAGED-04", "PAGED-06", "PAGED-10", "PAGED-11", "PAGED-15", "PAGED-17", "ATTN-10"}

@@ -5,7 +5,7 @@ over all heads of a token; `group` formats share them over 16 to 128 neighbours 
 says what each does, to the bit.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from kvref.errors import ConfigError
 from kvref.formats.affine import q4, q8
@@ -31,11 +31,11 @@ ROW_FORMATS = tuple(name for name, each in FORMATS.items() if each.granularity i
 SCALED_FORMATS = tuple(name for name, each in FORMATS.items() if each.granularity in ("head", "token"))
 
 
-def get_format(name: str, among: Iterable[str] = tuple(FORMATS)) -> Format:
+def get_format(name: str, among: Collection[str] = tuple(FORMATS)) -> Format:
     """The format called `name`. Raises ConfigError, naming the known ones (LAW-12)."""
     if not isinstance(name, str) or name not in among:
         named = [each for each in among if each not in _OF_GROUPS]
-        spelled = [*named, GROUP_NAMES] if len(named) < len(tuple(among)) else named
+        spelled = [*named, GROUP_NAMES] if len(named) < len(among) else named
         raise ConfigError(f"format: expected one of {', '.join(spelled)}, got {name!r}")
     return FORMATS[name]
 

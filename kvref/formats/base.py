@@ -57,7 +57,9 @@ class Format(Protocol):
         """The dtype of scales and zeros in the array namespace `xp`."""
 
     def quantize(self, rows: Array) -> Quantized:
-        """Raises DtypeMismatch for anything but float32, float16 and bfloat16; NonFinite where a scale is shared."""
+        """Raises DtypeMismatch for anything but float32, float16 and bfloat16; where a scale is shared, ShapeMismatch for a lone
+        number and NonFinite; ConfigError for a width that is no multiple of the group.
+        """
 
     def dequantize(self, stored: Quantized, width: int) -> Array:
         """The float32 rows [..., width] that `stored` reads back as."""
@@ -104,9 +106,7 @@ def check_read_back(name: str, largest: Array) -> None:
     """Raise NonFinite where `largest`, what the largest code of each row reads back as, is not finite (FMT-LEVEL-05)."""
     xp = array_namespace(largest)
     if not bool(xp.all(xp.isfinite(largest))):
-        raise NonFinite(
-            f"{name} rows: expected rows that read back finite, got one whose scale or largest value overflows float32"
-        )
+        raise NonFinite(f"{name} rows: expected rows that read back finite, got one whose scale, zero or largest value overflows")
 
 
 def widen(values: Array, name: str = "rows") -> Array:

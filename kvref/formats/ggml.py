@@ -20,7 +20,7 @@ from kvref.formats.rounding import round_half_away
 from kvref.formats.small_float import FLOAT16
 
 GROUP = 32
-LEAST_INVERTIBLE = 2.0**-127  # below it 1 / scale overflows float32; what ggml's codes are then, C does not say
+LEAST_INVERTIBLE = 2.0**-127  # below it 1 / scale may overflow float32; what ggml's codes are then, C does not say
 # What the sixteen codes of IQ4_NL are worth, times the scale: closer together near zero.
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 IQ4_EPSILON = 1e-15  # a block whose largest magnitude is below it is stored as zeros
@@ -88,7 +88,7 @@ class GGML:
         """uint8 codes [..., blocks, 32], and float32 [..., blocks]: the scale, and the least value where affine."""
         xp = array_namespace(x)
         if self.affine:
-            least = xp.min(x, axis=-1)
+            least = xp.take_along_axis(x, xp.argmin(x, axis=-1, keepdims=True), axis=-1)[..., 0]  # of 0 and -0 the first
             scale = _over(xp.max(x, axis=-1) - least, 2**self.bits - 1)
             quotient = (x - least[..., None]) * _inverse(scale)[..., None]
             return _truncated(quotient + 0.5, self.bits), scale, least

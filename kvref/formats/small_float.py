@@ -16,9 +16,9 @@ from kvref.array import Array, Namespace
 class SmallFloat:
     """One binary float format of `1 + exponent_bits + mantissa_bits` bits.
 
-    largest: code of the largest finite value. nan: the canonical NaN code, or None for a format in which every code is a number.
-    infinity: code of +infinity, or None for a format without one, where finite overflow saturates to `largest` and an infinity
-    becomes NaN (LAW-14).
+    largest: code of the largest finite value. nan: the canonical NaN code, or None for a format in which every code is a number,
+    and of a NaN it makes 0. infinity: code of +infinity, or None for a format without one, where what is beyond saturates to
+    `largest`, and an infinity becomes NaN where there is one (LAW-14).
     """
 
     name: str

@@ -72,7 +72,7 @@ def formats_of(subject: Subject, name: str, *wanted: str) -> list[str]:
     """Those of some formats that a size of the check's family may have. Raises NotOffered where there is none."""
     limit = subject.limits.of(subject.family, name)
     if not any(limit.allows(each) for each in wanted):
-        raise NotOffered(f"{name} {' or '.join(wanted)}, where its limits say {limit}")
+        raise NotOffered(f"{either(wanted).replace('format', name, 1)}, where its limits say {limit}")
     if found := [each for each in wanted if takes(subject, name, each)]:
         return found
     raise NotOffered(either(wanted))

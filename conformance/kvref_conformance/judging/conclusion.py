@@ -60,5 +60,11 @@ def conclude(results: Iterable[dict[str, Any]], least: float = LEAST_JUDGED, int
 
 
 def _of_other_formats(result: dict[str, Any]) -> bool:
-    """Whether a clause is about formats that are not had, which are as little asked of anybody as a family is."""
-    return result["verdict"] == "not offered" and all(reason.startswith("format ") for reason in result["missing"])
+    """Whether a clause is about formats that are not had, which are as little asked of anybody as a family is.
+
+    What holds for every format is asked of everybody who offers rows; and what limits leave out of formats that are had, counts.
+    """
+    if result["verdict"] != "not offered" or result["clause"].startswith("FMT-LEVEL-"):
+        return False
+    reasons = result["missing"]
+    return bool(reasons) and all(each.startswith("format ") and " limits " not in each for each in reasons)

@@ -4,7 +4,7 @@ import numpy as np
 
 from kvref_conformance.arrays import NDArray
 from kvref_conformance.oracle import elements, ggml, groups, mx
-from kvref_conformance.oracle.formats import GGML, GROUPS, IN_GROUPS, group_of
+from kvref_conformance.oracle.formats import GGML, GROUPS, IN_GROUPS, NVFP4, group_of
 from kvref_conformance.oracle.rows import LIMIT, STEPS, worth_of
 
 
@@ -67,4 +67,7 @@ def _ties(rng: np.random.Generator, group: int, format: str, count: int) -> NDAr
     beside = np.nextafter(ties, rng.choice(np.array([-np.inf, np.inf], np.float32), size=ties.shape))
     ties = np.where(rng.integers(2, size=ties.shape), ties, beside)
     ties[:, 0], ties[:, -1] = ends
-    return ties * (2.0 ** rng.integers(-6, 6, size=(count, 1))).astype(np.float32)
+    scale = 2.0 ** rng.integers(-6, 6, size=(count, 1))
+    if format in NVFP4:
+        scale *= rng.integers(8, 16, size=(count, 1)) / 8  # all the digits that a scale has
+    return ties * scale.astype(np.float32)

@@ -98,7 +98,8 @@ def any_code(rows: NDArray, format: str) -> NDArray:
 def store(rows: NDArray, format: str, chosen: NDArray | None = None) -> Stored:
     """Stored.scale and .zero are what is stored in float16, as float32; `write` makes bytes of all of it."""
     x = cut(rows)
-    least = x.min(axis=2) if format in ("q4_1", "q5_1") else np.zeros(x.shape[:2])
+    first = np.take_along_axis(x, x.argmin(axis=2, keepdims=True), axis=2)[:, :, 0]  # of 0 and -0, too
+    least = first if format in ("q4_1", "q5_1") else np.zeros(x.shape[:2])
     d = fl(fl(x.max(axis=2) - least) / TOP[format]) if format in ("q4_1", "q5_1") else fl(first_scale(rows, format))
     inverse = np.where(np.abs(d) >= 2.0**-127, fl(1 / d), 0)[:, :, None]
     if format == "iq4_nl":

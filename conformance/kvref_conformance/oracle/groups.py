@@ -35,7 +35,7 @@ def cut(rows: NDArray, format: str) -> NDArray:
 @np.errstate(over="ignore", invalid="ignore")
 def store(rows: NDArray, format: str) -> Stored:
     x, top, dtype = cut(rows, format), top_of(format), scale_dtype(format)
-    zero = _held(x.min(axis=2), dtype) if is_affine(format) else np.zeros(x.shape[:2])
+    zero = _held(x.min(axis=2) + 0.0, dtype) if is_affine(format) else np.zeros(x.shape[:2])
     reach = fl(x.max(axis=2) - zero) if is_affine(format) else np.abs(x).max(axis=2)
     scale = _held(np.maximum(fl(reach / top), LEAST[dtype]), dtype)
     s, z = scale[:, :, None], zero[:, :, None]

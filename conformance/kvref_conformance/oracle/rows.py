@@ -70,7 +70,10 @@ def bounds(rows: NDArray, want: Stored, format: str) -> tuple[NDArray, NDArray]:
     That is 4u more for the code, and what a scale one unit in the last place off moves a value.
     """
     exact, x = bound(rows, want, format), np.asarray(rows, dtype=np.float64)
-    return exact, exact * (1 + 4 * U) + 4 * U * np.abs(x) + 4 * U * np.abs(want.values)
+    tolerant = exact * (1 + 4 * U) + 4 * U * np.abs(x) + 4 * U * np.abs(want.values)
+    if format in GROUPS and groups.scale_dtype(format) != "float32":  # of 16 bits, a unit in the last place is more
+        tolerant = tolerant + np.abs(want.codes) * each_of(ulp_of_scales(want.scale, format), np.shape(rows)[1])
+    return exact, tolerant
 
 
 @np.errstate(over="ignore", invalid="ignore")  # of rows that are to be refused
@@ -110,7 +113,9 @@ def as_made(rows: NDArray, made: Stored, format: str) -> Stored:
     """The codes of FMT-GROUP-02 for the scales and zeros that somebody stored; the defined ones where they are no scales."""
     want = store(rows, format)
     sound = np.isfinite(made.scale) & (made.scale != 0)
-    want = want._replace(scale=np.where(sound, made.scale, want.scale), zero=made.zero)
+    want = want._replace(
+        scale=np.where(sound, made.scale, want.scale), zero=np.where(np.isfinite(made.zero), made.zero, want.zero)
+    )
     least, top = 0 if groups.is_affine(format) else -groups.top_of(format), groups.top_of(format)
     return want._replace(codes=np.clip(np.rint(quotients(rows, want, format)), least, top).astype(np.int64))
 
@@ -262,6 +267,7 @@ def ulp_of_scales(scale: NDArray, format: str) -> NDArray:
         return np.asarray(np.ldexp(1.0, np.frexp(np.asarray(scale, np.float64))[1] - 4))
     dtype = "float16" if format in GGML else groups.scale_dtype(format) if format in GROUPS else "float32"
     if dtype == "float16":
-        return np.abs(np.spacing(np.asarray(scale).astype(np.float16))).astype(np.float64)
+        held = np.minimum(np.abs(np.asarray(scale, np.float32)), 65504).astype(np.float16)
+        return np.spacing(np.where(held == 65504, np.float16(32768), held)).astype(np.float64)  # as below it: beyond is no number
     spacing = np.spacing(np.asarray(scale, np.float32)).astype(np.float64)
     return np.asarray(spacing * (2.0**16 if dtype == "bfloat16" else 1.0))

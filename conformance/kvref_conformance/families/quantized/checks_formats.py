@@ -3,7 +3,7 @@
 from kvref_conformance.arrays import NDArray
 from kvref_conformance.checking.expect import equal, raises
 from kvref_conformance.checking.registry import check
-from kvref_conformance.checking.setup import few, formats_of, new, pair_of_tokens, takes
+from kvref_conformance.checking.setup import at_least, few, formats_of, new, pair_of_tokens, takes
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families.quantized.checks import reads_back
 from kvref_conformance.families.quantized.stream import QuantizedStream
@@ -15,6 +15,7 @@ from kvref_conformance.outcome import NotOffered
 def four_tokens(subject: Subject, format: str) -> tuple[QuantizedStream, NDArray, NDArray]:
     """A cache of two groups a row, and what it was given."""
     stream = QuantizedStream(subject, num_layers=1, format=format, head_dim=2 * group_of(format))
+    at_least(stream.cache, capacity=4)
     keys, values = pair_of_tokens(subject, 4, stream.config["num_kv_heads"], stream.config["head_dim"])
     stream.give(keys, values)
     return stream, keys, values

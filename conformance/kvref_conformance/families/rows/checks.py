@@ -130,7 +130,7 @@ def a_later_larger_row_is_not_clipped_to_an_earlier_scale(subject: Subject) -> N
 @check("FMT-LEVEL-05", "rows")
 def finite_rows_never_read_back_infinite(subject: Subject) -> None:
     most = largest(subject)
-    ends = [[most, 0.0], [-most, 1.0], [most, NEAR[0] * most], [most, NEAR[1] * most], [-1.0, most]]
+    ends = [[most, most], [1e5, 1e5], [most, 0.0], [-most, 1.0], [most, NEAR[0] * most], [most, NEAR[1] * most], [-1.0, most]]
     near = toward_zero(subject, np.array([most])) * np.linspace(1, 0.999, 20, dtype=np.float32)
     for row in np.concatenate([np.array(ends), np.stack([near, near / 3], axis=1)])[:, None]:
         for name in formats_of_rows(subject, *EVERY):

@@ -75,6 +75,18 @@ class InGroups(Expected):
         if not (np.abs(worth.astype(np.float64) - want.scale) <= ulp).all():
             clause = "FMT-GROUP-01" if self.format in GROUPS else self.clause
             raise Broken(f"scale of {op}", show(want.scale), show(worth.astype(np.float32)), clause)
+        least = (
+            ggml.read(codes, self.format).least
+            if self.format in GGML
+            else None
+            if zero is None
+            else rows.scale_worth(zero, self.format)
+        )
+        has_zero = self.format in ("q4_1", "q5_1") or (self.format in GROUPS and groups.is_affine(self.format))
+        ulp = rows.ulp_of_scales(want.zero, self.format) if self.format in GGML and not exact else np.zeros(want.zero.shape)
+        if has_zero and not (least is not None and (np.abs(least.astype(np.float64) - want.zero) <= ulp).all()):
+            shown = "none" if least is None else show(least.astype(np.float32))
+            raise Broken(f"zero of {op}", show(want.zero), shown, self.clause if self.format in GGML else "FMT-GROUP-01")
         made, want = None, rows.store(self.rows, self.format, plain)
         if self.format in GROUPS:
             made = want._replace(scale=worth, zero=want.zero if zero is None else rows.scale_worth(zero, self.format))
