@@ -259,6 +259,7 @@ def row_bytes(width: int, format: str) -> int:
     return width * bits_of(format) // 8 + scales
 
 
+@np.errstate(over="ignore", invalid="ignore")  # of scales that are no numbers
 def ulp_of_scales(scale: NDArray, format: str) -> NDArray:
     """float64: one unit in the last place of the dtype that scales are stored in; 0 of powers of two."""
     if format in MX:
