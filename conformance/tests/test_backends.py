@@ -84,7 +84,7 @@ def test_many_pieces_are_the_same_as_one_and_go_where_they_are_told(name, format
     out = kvref.Quantized(*(None if part is None else backend.xp.zeros_like(part) for part in fresh))
     for stored in (fresh, backend.quantize(mine, format, out)):
         for part, right in zip(stored, want, strict=True):
-            if part is not None and format.name != "bfloat16":
+            if part is not None and "bfloat16" not in f"{part.dtype} {format.name.partition('_g')[0]}":  # NumPy has none
                 assert same_bits(backend.to_numpy(part), right)
         values = backend.zeros(rows.shape, "float32")
         assert backend.dequantize(stored, WIDTH, format, values) is values
