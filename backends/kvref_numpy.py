@@ -7,6 +7,8 @@ stays in the processor's second-level cache; what limits them then is the number
   with infinity and then NaN above all of them; so it also tells whether the row is finite;
 - INT8 is rounded as magnitudes, and gets its signs as bytes;
 - FP8 codes come from a table of 2^14, by the upper 14 bits of the float32 pattern.
+
+Formats of groups are the exception: they are the reference's code, with temporaries.
 """
 
 import threading

@@ -2,7 +2,7 @@
 
 Each format is one function over rows [n, width] that writes its codes and scales into arrays it is given. On a CPU it is applied
 to some thousand values at a time, so that what it computes on the way stays in the cache; elsewhere to all rows at once. With
-`compile=True` torch.compile makes one loop of it.
+`compile=True` torch.compile makes one loop of it. Formats of groups are the reference's code, on this library's tensors.
 
 A tensor is never divided by a Python number: on CUDA that multiplies by the reciprocal. Native float8 casts are used where they
 equal the specification: within the range of the format, for what they do beyond it differs between versions of PyTorch.

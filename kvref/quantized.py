@@ -133,7 +133,10 @@ class QuantizedCache:
 
 
 def mean_absolute_error(rows: Array, format: str | Format, backend: Backend = reference) -> float:
-    """The mean of |x - value| over rows [n, width]: what quantizing them costs, 0.0 for no elements (QUANT-09)."""
+    """The mean of |x - value| over rows [n, width]: what quantizing them costs, 0.0 for no elements (QUANT-09).
+
+    Raises ConfigError for a format that there is not, or a width that its groups do not go into.
+    """
     format = get_format(format) if isinstance(format, str) else format
     rows = accept("rows", rows, ("n", "width"), backend)
     if 0 in rows.shape:

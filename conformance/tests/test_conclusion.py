@@ -1,6 +1,7 @@
 """What a run comes to: how much of what is offered was judged, and that nothing is green for want of questions."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -45,6 +46,15 @@ class OnlyKernels(_Mine):
 
 class OnlyElements(_Mine):
     formats = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+    def elements(self): return OnBackend(kvref.reference).elements()
+
+class OnlyInt8Rows(_Mine):
+    formats = ("int8",)
+    def rows(self): return OnBackend(kvref.reference).rows()
+
+class RowsOfNoFormat(_Mine):
+    """Offers rows, and has no format of any."""
+    def rows(self): return OnBackend(kvref.reference).rows()
     def elements(self): return OnBackend(kvref.reference).elements()
 
 class NoStats(OnBackend):
@@ -179,6 +189,18 @@ def test_all_of_one_family_is_conformant(mine, name):
     concluded = conclude(found)
     assert (concluded.verdict, concluded.judged) == ("conformant", concluded.of)
     assert concluded.of >= 6
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("OnlyInt8Rows", r"conformant; (\d+) of \1 clauses judged, all passed"),
+        ("RowsOfNoFormat", r"not judged: 1 of \d+ clauses"),
+    ],
+)
+def test_formats_that_are_not_had_are_not_asked_for_but_rows_without_any_are(kvref, mine, name, said):
+    done = kvref("check", f"{mine}:{name}")
+    assert re.search(said, " ".join(done.stdout.split())), done.stdout
 
 
 def test_updating_expected_failures_does_not_make_too_little_enough(kvref, mine, tmp_path):

@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 
 import kvref
+from kvref_conformance.families.rows.model import Rows as Model
 from kvref_conformance.implementations.backends import OnBackend, Rows
 from kvref_conformance.judging.asked import Effort
 from kvref_conformance.judging.judge import Judge, select, verdict_of
 from kvref_conformance.oracle import rows as oracle
 from kvref_conformance.oracle.groups import is_affine
+from kvref_conformance.outcome import Broken
 
 FORMATS = ("int4_g32_bfloat16", "uint4_g32_float32", "uint2_g64_float16")
 
@@ -129,3 +131,15 @@ def test_codes_go_by_the_scale_that_is_stored_where_it_is_an_ulp_off():
     beside = made._replace(codes=made.codes + (made.codes == 60) + (made.codes == 127))
     assert len(oracle.inadmissible(rows, want.codes, name, made)) > 0
     assert {beside.codes[at] for at in oracle.inadmissible(rows, beside.codes, name, made)} <= {61, 128}
+
+
+@pytest.mark.parametrize("level", ["exact", "tolerant"])
+@pytest.mark.parametrize("zero", [1000.0, np.nan, None])
+@pytest.mark.parametrize("name", ["uint4_g32_float32", "uint8_g32_float16"])
+def test_a_wrong_zero_is_seen_in_a_conversation(level, zero, name):
+    rows = np.linspace(1, 2, 32, dtype=np.float32)[None]
+    codes, scale, right = kvref.get_format(name).quantize(rows)
+    expected = Model().quantize(rows, name)
+    expected.look((codes, scale, right), "rows.quantize", level)
+    with pytest.raises(Broken, match=r"zero of rows\.quantize"):
+        expected.look((codes, scale, None if zero is None else np.full_like(right, zero)), "rows.quantize", level)

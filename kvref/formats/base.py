@@ -51,7 +51,7 @@ class Format(Protocol):
         """The dtype of the codes in the array namespace `xp`."""
 
     def scale_shape(self, width: int) -> Shape:
-        """How many scales a row of `width` values has: () for one, or (width / group,)."""
+        """How many scales of a row of `width` values lie beside its codes: () for one, or (width / group,)."""
 
     def scale_dtype(self, xp: object) -> str:
         """The dtype of scales and zeros in the array namespace `xp`."""
@@ -78,6 +78,19 @@ class OneScale:
 
     def scale_dtype(self, xp: object) -> str:
         return "float32"
+
+
+class ScaleAGroup:
+    """Of formats whose groups have a scale each beside their codes, which are packed."""
+
+    def code_width(self: Format, width: int) -> int:
+        return groups(self.name, width, self.group or 1) * (self.group or 1) * self.bits // 8
+
+    def code_dtype(self, xp: object) -> str:
+        return "uint8"
+
+    def scale_shape(self: Format, width: int) -> Shape:
+        return (groups(self.name, width, self.group or 1),)
 
 
 def stored_as(format: Format, rows: Shape, xp: Namespace) -> list[tuple[Shape, str]]:

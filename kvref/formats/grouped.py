@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from array_api_compat import array_namespace
 
-from kvref.array import Array, Shape
+from kvref.array import Array
 from kvref.formats import bounds
-from kvref.formats.base import Granularity, Quantized, check_read_back, finite_rows, groups, in_groups
+from kvref.formats.base import Granularity, Quantized, ScaleAGroup, check_read_back, finite_rows, in_groups
 from kvref.formats.casts import Cast, bfloat16, float16, float32
 from kvref.formats.packing import pack, unpack
 from kvref.formats.rounding import round_half_away
@@ -21,7 +21,7 @@ LEAST = {float32.name: 2.0**-23, bfloat16.name: 2.0**-23, float16.name: 2.0**-14
 
 
 @dataclass(frozen=True)
-class Groups:
+class Groups(ScaleAGroup):
     """value = code * scale + zero, or code * scale.
 
     Affine: codes of 0..2^bits - 1, zero = min x, scale = (max x - zero) / (2^bits - 1). Symmetric: codes of two's complement in
@@ -50,15 +50,6 @@ class Groups:
     @property
     def scale_arrays(self) -> int:
         return 2 if self.affine else 1
-
-    def code_width(self, width: int) -> int:
-        return groups(self.name, width, self.group) * self.group * self.bits // 8
-
-    def code_dtype(self, xp: object) -> str:
-        return "uint8"
-
-    def scale_shape(self, width: int) -> Shape:
-        return (groups(self.name, width, self.group),)
 
     def scale_dtype(self, xp: object) -> str:
         return self.scale.code_dtype(xp)

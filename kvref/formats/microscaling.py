@@ -6,14 +6,15 @@ twice of it, saturates: that is the price of a scale without digits.
 Source: OCP Microscaling Formats (MX) Specification 1.0, sections 5 and 6.3; NVFP4 as in NVIDIA's description of Blackwell.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
 from array_api_compat import array_namespace, device
 
-from kvref.array import Array, Shape
+from kvref.array import Array
 from kvref.formats import bounds
-from kvref.formats.base import Granularity, Quantized, finite_rows, groups, in_groups
+from kvref.formats.base import Granularity, Quantized, ScaleAGroup, finite_rows, in_groups
 from kvref.formats.packing import pack, unpack
 from kvref.formats.small_float import E2M1, E2M3, E3M2, E4M3FN, E5M2, SmallFloat, times_power
 
@@ -39,7 +40,7 @@ class Int8Element:
 
 
 @dataclass(frozen=True)
-class Microscaled:
+class Microscaled(ScaleAGroup, ABC):
     """value = element * scale: what the two formats share."""
 
     name: str
@@ -55,15 +56,6 @@ class Microscaled:
     @property
     def element(self) -> str:
         return self.small.name
-
-    def code_width(self, width: int) -> int:
-        return groups(self.name, width, self.group) * self.group * self.bits // 8
-
-    def code_dtype(self, xp: object) -> str:
-        return "uint8"
-
-    def scale_shape(self, width: int) -> Shape:
-        return (groups(self.name, width, self.group),)
 
     def scale_dtype(self, xp: object) -> str:
         return "uint8"
@@ -89,16 +81,17 @@ class Microscaled:
             return xp.reshape(bounds.int8_element_bound(x, one), rows.shape)
         return xp.reshape(bounds.small_element_bound(x, one, self.small), rows.shape)
 
+    @abstractmethod
     def scale_codes(self, largest: Array) -> Array:
         """uint8 codes of the scales of groups whose largest magnitudes are these."""
-        raise NotImplementedError
 
+    @abstractmethod
     def divided(self, x: Array, scale: Array) -> Array:
         """x [..., groups, group] by the scales of these codes [..., groups]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def multiplied(self, elements: Array, scale: Array | None) -> Array:
-        raise NotImplementedError
+        """elements [..., groups, group] times the scales of these codes [..., groups]."""
 
 
 class MX(Microscaled):

@@ -41,6 +41,9 @@ def _groups(rng: np.random.Generator, width: int, format: str, count: int) -> ND
     affine = format in ("q4_1", "q5_1") or (format in GROUPS and groups.is_affine(format))
     halves = format in GGML or groups.scale_dtype(format) == "float16"
     parts = np.concatenate([_ties(rng, group, format, count), adversarial(rng, group, "q4" if affine else "int8", count // 4)])
+    if affine:  # the least value is a zero of either sign, and both are there
+        zeros = np.tile([0.0, -0.0, 1.0, -0.0], group // 4)
+        parts = np.concatenate([parts, np.array([zeros, np.roll(zeros, -1)], np.float32)])
     if format in GGML:
         parts = parts[~ggml.any_code(parts.astype(np.float32), format)[:, 0]]
     most = 3e4 if halves else 1e38  # what a scale or a zero of float16 holds

@@ -61,7 +61,10 @@ def read_as(rows: NDArray, format: str) -> Reads:
     flat = rows.reshape(-1, rows.shape[-1])
     want = store(flat, format)
     exact, tolerant = bounds(flat, want, format)  # one may be as far from what was written, and the other
-    return Reads(want.values.reshape(rows.shape), (exact + tolerant).reshape(rows.shape))
+    slack = exact + tolerant
+    if format in GROUPS and groups.scale_dtype(format) != "float32":  # a unit in the last place of 16 bits, which nobody sees
+        slack = slack + np.abs(want.codes) * each_of(ulp_of_scales(want.scale, format), flat.shape[1])
+    return Reads(want.values.reshape(rows.shape), slack.reshape(rows.shape))
 
 
 def bounds(rows: NDArray, want: Stored, format: str) -> tuple[NDArray, NDArray]:
@@ -70,10 +73,7 @@ def bounds(rows: NDArray, want: Stored, format: str) -> tuple[NDArray, NDArray]:
     That is 4u more for the code, and what a scale one unit in the last place off moves a value.
     """
     exact, x = bound(rows, want, format), np.asarray(rows, dtype=np.float64)
-    tolerant = exact * (1 + 4 * U) + 4 * U * np.abs(x) + 4 * U * np.abs(want.values)
-    if format in GROUPS and groups.scale_dtype(format) != "float32":  # of 16 bits, a unit in the last place is more
-        tolerant = tolerant + np.abs(want.codes) * each_of(ulp_of_scales(want.scale, format), np.shape(rows)[1])
-    return exact, tolerant
+    return exact, exact * (1 + 4 * U) + 4 * U * np.abs(x) + 4 * U * np.abs(want.values)
 
 
 @np.errstate(over="ignore", invalid="ignore")  # of rows that are to be refused
@@ -107,6 +107,17 @@ def inadmissible(rows: NDArray, codes: NDArray, format: str, made: Stored | None
     want = store(rows, format, codes) if made is None else as_made(rows, made, format)
     clear = np.asarray(codes) == want.codes if made is None else groups.clearly(codes, quotients(rows, want, format), format)
     return [(int(n), int(i)) for n, i in np.argwhere(~clear) if not _may_be(rows, codes, want, n, i, format)]
+
+
+def with_scales(rows: NDArray, made: Stored, format: str) -> Stored:
+    """What rows are to be stored as, with the scales that somebody stored where FMT-LEVEL-02 allows them."""
+    want = store(rows, format)
+    if format not in GROUPS:
+        return want
+    near = np.abs(made.scale.astype(np.float64) - want.scale) <= ulp_of_scales(want.scale, format)
+    near &= made.zero == want.zero
+    mine = as_made(rows, made._replace(scale=np.where(near, made.scale, want.scale), zero=want.zero), format)
+    return mine._replace(values=want.values)
 
 
 def as_made(rows: NDArray, made: Stored, format: str) -> Stored:
@@ -211,6 +222,18 @@ def unpacked(stored: NDArray, width: int, format: str) -> NDArray:
         codes = each.reshape(len(each), width, bits).astype(np.int64) @ (1 << np.arange(bits))
     signed = format in GROUPS and not groups.is_affine(format)
     return np.where(codes >= 2 ** (bits - 1), codes - 2**bits, codes) if signed else codes
+
+
+def as_read(codes: NDArray, scale: NDArray | None, zero: NDArray | None, width: int, format: str, values: NDArray) -> Stored:
+    """Rows as somebody stores them, codes unpacked and scales as float32; NaN for a zero that is missing where one has to be."""
+    if format in GGML:
+        got = ggml.read(np.asarray(codes, np.uint8), format)
+        return Stored(got.codes, got.scale.astype(np.float32), got.least.astype(np.float32), values)
+    assert scale is not None
+    worth = scale_worth(scale, format)
+    needed = format in STEPS or (format in GROUPS and groups.is_affine(format))
+    zeros = np.full_like(worth, np.nan if needed else 0) if zero is None else scale_worth(zero, format)
+    return Stored(unpacked(codes, width, format), worth, zeros, values)
 
 
 def said(codes: NDArray, scale: NDArray, zero: NDArray | None, width: int, format: str) -> NDArray:

@@ -191,3 +191,29 @@ def codes_depend_on_the_range(patch):
         return Quantized(np.where((scale % 2 == 1).any(axis=-1, keepdims=True), codes, codes ^ 1), scale)
 
     patch.setattr(microscaling.Microscaled, "quantize", odd)
+
+
+@bug("FMT-LEVEL-05")
+def a_least_value_beyond_float16_is_stored(patch):
+    in_source(patch, "kvref.formats.ggml.GGML.quantize", "for each in halves:", "for each in halves[:1]:")
+
+
+@bug("FMT-GGML-04")
+def a_least_value_of_zero_has_no_sign(patch):
+    in_source(
+        patch, "kvref.formats.ggml.GGML._coded", "keepdims=True), axis=-1)[..., 0]", "keepdims=True), axis=-1)[..., 0] + 0.0"
+    )
+
+
+@bug("FMT-GROUP-01")
+def a_zero_keeps_its_sign(patch):
+    in_source(patch, "kvref.formats.grouped.Groups.quantize", "xp.min(x, axis=-1) + 0.0", "-xp.max(-x, axis=-1)")
+
+
+@bug("FMT-MX-06")
+def quotients_are_products_with_a_reciprocal(patch):
+    in_source(
+        patch, "kvref.formats.microscaling.NVFP4.divided",
+        "x / array_namespace(x).broadcast_to(E4M3FN.decode(scale)[..., None], x.shape)",
+        "x * (np.float32(1) / E4M3FN.decode(scale))[..., None]",
+    )  # fmt: skip

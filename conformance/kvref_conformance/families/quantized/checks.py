@@ -13,7 +13,8 @@ from kvref_conformance.checking.streams import Stream, filled
 from kvref_conformance.conversation.handle import Handle
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families.quantized.stream import QuantizedStream
-from kvref_conformance.oracle.formats import AFFINE, SYMMETRIC
+from kvref_conformance.families.rows.handed import formats_of_rows, widths
+from kvref_conformance.oracle.formats import AFFINE, IN_GROUPS, SYMMETRIC
 from kvref_conformance.oracle.rows import read_as
 from kvref_conformance.outcome import NotOffered
 
@@ -193,14 +194,14 @@ def clear_empties_every_layer(subject: Subject) -> None:
 @check("QUANT-09", "rows")
 def the_mean_absolute_error_is_one(subject: Subject) -> None:
     family = subject.new("rows")
-    for name in subject.formats(*SYMMETRIC, *AFFINE):
-        for count, width in ((1, 1), (3, 7), (40, 16)):
-            rows = held(subject, subject.rng.normal(size=(count, subject.size("width", width))))
+    for name in formats_of_rows(subject, *SYMMETRIC, *AFFINE, *IN_GROUPS):
+        for count, wanted in ((1, 1), (3, 7), (40, 16)):
+            rows = held(subject, subject.rng.normal(size=(count, *widths(subject, wanted, format=name))))
             read = read_as(rows, name)
             want = np.abs(rows.astype(np.float64) - read.values).mean()
             # float32 differences and their sum in any order: each term rounds at most size + 2 times.
             bound = want * (rows.size + 2) * 2.0**-23
             bound += read.slack.mean() if subject.level == "tolerant" else 0
             within(family.mean_absolute_error(rows, name), want, bound, f"error of {name} rows")
-        none = np.zeros((0, subject.size("width", 4)), np.float32)
+        none = np.zeros((0, *widths(subject, 4, format=name)), np.float32)
         same(family.mean_absolute_error(none, name), np.float32(0), f"error of no {name} rows")

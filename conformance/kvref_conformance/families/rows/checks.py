@@ -34,13 +34,11 @@ def quantized(subject: Subject, rows: NDArray, format: str) -> Stored:
     codes, scale, zero = family.quantize(rows, format)
     values = family.dequantize(codes, scale, zero, width, format)
     if format in GGML:
-        got = read_bytes(codes, width, format)
-        return Stored(got.codes, got.scale.astype(np.float32), got.least.astype(np.float32), values)
-    if scale is None:
+        per_row = width // 32 * ggml.LAYOUT[format].itemsize
+        codes = shaped(codes, (len(codes), per_row), f"{format} bytes of rows of {width}")
+    elif scale is None:
         raise NotOffered("a scale beside the codes")
-    scale = oracle.scale_worth(scale, format)
-    zero = np.zeros_like(scale) if zero is None else oracle.scale_worth(zero, format)
-    return Stored(oracle.unpacked(codes, width, format), scale, zero, values)
+    return oracle.as_read(codes, scale, zero, width, format, values)
 
 
 def read_back(subject: Subject, rows: NDArray | Own, width: int, format: str) -> NDArray:
@@ -48,12 +46,6 @@ def read_back(subject: Subject, rows: NDArray | Own, width: int, format: str) ->
     family = subject.new("rows")
     values: NDArray = family.dequantize(*family.quantize(rows, format), width, format)
     return values
-
-
-def read_bytes(codes: NDArray, width: int, format: str) -> ggml.Read:
-    """Blocks of ggml as what they say. Raises Broken where they are no blocks."""
-    per_row = width // 32 * ggml.LAYOUT[format].itemsize
-    return ggml.read(shaped(codes, (len(codes), per_row), f"{format} bytes of rows of {width}").astype(np.uint8), format)
 
 
 def same_scale(subject: Subject, got: NDArray, want: NDArray, what: str, format: str = "") -> None:
@@ -107,9 +99,14 @@ def within_bound(subject: Subject, *formats: str) -> None:
     for name in formats_of_rows(subject, *formats):
         for width in widths(subject, 1, 5, 64, format=name):
             rows = adversarial(subject, width, name)
-            got, want = read_back(subject, rows, width, name), oracle.store(rows, name)
-            exact, tolerant = oracle.bounds(rows, want, name)  # not by a scale of its own choosing
-            within(got, rows, tolerant if subject.level == "tolerant" else exact, f"{name} values of rows of {width}")
+            family = subject.new("rows")
+            codes, scale, zero = family.quantize(rows, name)
+            values = family.dequantize(codes, scale, zero, width, name)
+            want = oracle.store(rows, name)  # not by a scale of its own choosing,
+            if subject.level == "tolerant" and scale is not None:  # but by one that it may have
+                want = oracle.with_scales(rows, oracle.as_read(codes, scale, zero, width, name, values), name)
+            exact, tolerant = oracle.bounds(rows, want, name)
+            within(values, rows, tolerant if subject.level == "tolerant" else exact, f"{name} values of rows of {width}")
 
 
 @check("FMT-LEVEL-03", "rows")

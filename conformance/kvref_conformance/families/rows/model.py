@@ -57,44 +57,30 @@ class InGroups(Expected):
     format: str = ""
 
     def look(self, ok: Any, op: str, level: Level) -> None:
-        want, (codes, scale, zero) = rows.store(self.rows, self.format), ok
+        (codes, scale, zero), width, exact = ok, self.rows.shape[1], level == "exact"
         if scale is None and self.format not in GGML:
             return  # bytes of its own, of which what they read back as is judged
-        unpacked = rows.a_byte_each(codes, self.rows.shape[1], self.format) and len(codes) == len(self.rows)
-        if not unpacked and np.shape(codes) != rows.packed(want, self.format).shape:
-            raise Broken(
-                f"codes of {op}",
-                f"shape {list(rows.packed(want, self.format).shape)}",
-                f"shape {list(np.shape(codes))}",
-                self.clause,
-            )
-        plain = rows.unpacked(codes, self.rows.shape[1], self.format)
-        worth = ggml.read(codes, self.format).scale if self.format in GGML else rows.scale_worth(scale, self.format)
-        exact = level == "exact"
-        ulp = np.zeros(want.scale.shape) if exact else rows.ulp_of_scales(want.scale, self.format)
-        if not (np.abs(worth.astype(np.float64) - want.scale) <= ulp).all():
-            clause = "FMT-GROUP-01" if self.format in GROUPS else self.clause
-            raise Broken(f"scale of {op}", show(want.scale), show(worth.astype(np.float32)), clause)
-        least = (
-            ggml.read(codes, self.format).least
-            if self.format in GGML
-            else None
-            if zero is None
-            else rows.scale_worth(zero, self.format)
+        unpacked = rows.a_byte_each(codes, width, self.format)
+        shape = self.rows.shape if unpacked else rows.packed(rows.store(self.rows, self.format), self.format).shape
+        if np.shape(codes) != shape:
+            raise Broken(f"codes of {op}", f"shape {list(shape)}", f"shape {list(np.shape(codes))}", self.clause)
+        got = rows.as_read(codes, scale, zero, width, self.format, self.rows)
+        want, of_groups = rows.store(self.rows, self.format, got.codes), self.format in GROUPS
+        for name, part, wanted in (("scale", got.scale, want.scale), ("zero", got.zero, want.zero)):
+            least = exact or (name == "zero" and of_groups)  # a zero is one of the row's numbers, rounded
+            ulp = 0 if least else rows.ulp_of_scales(wanted, self.format)
+            if not (np.abs(part.astype(np.float64) - wanted) <= ulp).all():
+                raise Broken(
+                    f"{name} of {op}", show(wanted), show(part), "FMT-GROUP-01" if self.format in GROUPS else self.clause
+                )
+        made = got if of_groups and not exact else None
+        want = want if made is None else rows.as_made(self.rows, made, self.format)
+        wrong = (
+            np.argwhere(got.codes != want.codes).tolist() if exact else rows.inadmissible(self.rows, got.codes, self.format, made)
         )
-        has_zero = self.format in ("q4_1", "q5_1") or (self.format in GROUPS and groups.is_affine(self.format))
-        ulp = rows.ulp_of_scales(want.zero, self.format) if self.format in GGML and not exact else np.zeros(want.zero.shape)
-        if has_zero and not (least is not None and (np.abs(least.astype(np.float64) - want.zero) <= ulp).all()):
-            shown = "none" if least is None else show(least.astype(np.float32))
-            raise Broken(f"zero of {op}", show(want.zero), shown, self.clause if self.format in GGML else "FMT-GROUP-01")
-        made, want = None, rows.store(self.rows, self.format, plain)
-        if self.format in GROUPS:
-            made = want._replace(scale=worth, zero=want.zero if zero is None else rows.scale_worth(zero, self.format))
-            want = want if exact else rows.as_made(self.rows, made, self.format)
-        wrong = np.argwhere(plain != want.codes).tolist() if exact else rows.inadmissible(self.rows, plain, self.format, made)
         if wrong:
             n, i = wrong[0]
-            raise Broken(f"code {i} of row {n} of {op}", str(want.codes[n, i]), str(plain[n, i]), self.clause)
+            raise Broken(f"code {i} of row {n} of {op}", str(want.codes[n, i]), str(got.codes[n, i]), self.clause)
 
     def wire(self) -> dict[str, Any]:
         if self.format in GGML and ggml.any_code(self.rows, self.format).any():
