@@ -74,11 +74,18 @@ class TokenStore:
         self.values = SlotStore(backend, format, num_slots, num_kv_heads, head_dim)
         self.format = format
 
+    def quantized(self, keys: Array, values: Array) -> tuple[Quantized, Quantized]:
+        """Float32 keys and values [n, num_kv_heads, head_dim] as the slots hold them. Raises NonFinite."""
+        return self.keys.quantized(keys), self.values.quantized(values)
+
+    def put(self, slots: Slots, new: tuple[Quantized, Quantized]) -> None:
+        """Scatter what `quantized` gave into n slots."""
+        self.keys.put(slots, new[0])
+        self.values.put(slots, new[1])
+
     def write(self, slots: Slots, keys: Array, values: Array) -> None:
-        """Quantize float32 keys and values [n, num_kv_heads, head_dim] into n slots. Raises NonFinite, with nothing written."""
-        new_keys, new_values = self.keys.quantized(keys), self.values.quantized(values)  # both may raise, so both come first
-        self.keys.put(slots, new_keys)
-        self.values.put(slots, new_values)
+        """Quantize keys and values [n, num_kv_heads, head_dim] into n slots. Raises NonFinite, with nothing written."""
+        self.put(slots, self.quantized(keys, values))  # both are quantized before either is put anywhere
 
     def copy(self, sources: Slots, targets: Slots, block_size: int = 1) -> None:
         """Let blocks of slots hold what others hold now, bit for bit."""
