@@ -108,6 +108,9 @@ class Limit:
         return ", ".join(parts) or "any"
 
 
+ANY = Limit()
+
+
 @cache
 def known() -> frozenset[str]:
     """The names that may be limited: the sizes of any family, and ARGUMENTS."""
@@ -145,7 +148,7 @@ class Limits:
 
     def of(self, family: str, name: str) -> Limit:
         """Of one size or argument of a family; one that allows everything where nothing is said."""
-        return self._of_family.get(family, {}).get(name) or self._of_all.get(name) or Limit()
+        return self._of_family.get(family, {}).get(name) or self._of_all.get(name) or ANY
 
     def nearest(self, family: str, name: str, wanted: Any) -> Any:
         return self.of(family, name).nearest(wanted)

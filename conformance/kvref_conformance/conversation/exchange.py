@@ -59,7 +59,7 @@ class Request:
     @property
     def given(self) -> tuple[str, ...]:
         """The arguments that are passed by position, in order; the others go by name."""
-        return tuple(name for name in _parameters(self.op) if name in self.args)
+        return _given(self.op, tuple(self.args))
 
     @property
     def family(self) -> str:
@@ -71,9 +71,10 @@ class Request:
 
 
 @cache
-def _parameters(op: str) -> tuple[str, ...]:
+def _given(op: str, named: tuple[str, ...]) -> tuple[str, ...]:
     family, _, operation = op.partition(".")
-    return () if operation == "new" else operations(family)[operation].parameters
+    parameters = () if operation == "new" else operations(family)[operation].parameters
+    return tuple(name for name in parameters if name in named)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Small floats by their definition: every code's exact value, and nearest-even by looking among those values."""
+"""Small floats by their definition: every code's exact value, and nearest-even by counting the steps between those values."""
 
 from fractions import Fraction
 from functools import cache
@@ -79,11 +79,12 @@ def midpoints(format: str) -> NDArray:
 def encode(x: NDArray, format: str) -> NDArray:
     """Codes of float32 values: nearest, ties to even. NaN and overflow as the specification says; only numbers where all are."""
     x = np.asarray(x, dtype=np.float32)
-    last, has_infinity = len(magnitudes(format)) - 1, _SHAPES[format][2] == "infinity"
+    exponent_bits, mantissa_bits, has = _SHAPES[format]
+    last, has_infinity, bias = len(magnitudes(format)) - 1, has == "infinity", 2 ** (exponent_bits - 1) - 1
     magnitude = np.abs(np.where(np.isfinite(x), x, 0)).astype(np.float64)
-    below = np.searchsorted(midpoints(format), magnitude)  # a tie goes down,
-    tie = midpoints(format).take(below, mode="clip") == magnitude
-    code = below + (tie & (below % 2 == 1))  # or up, to whichever is even
+    exponent = np.frexp(np.maximum(magnitude, 2.0 ** (1 - bias)))[1] - 1  # the smallest numbers lie as far apart as those above
+    steps = np.rint(np.ldexp(magnitude, mantissa_bits - exponent)).astype(np.int64)  # exact but for rint, which ties to even
+    code = steps + (exponent + bias - 1) * 2**mantissa_bits  # even where steps are
     infinite_or_nan = last + 1  # the next code: infinity in E5M2, NaN in E4M3FN
     finite = np.minimum(code, infinite_or_nan if has_infinity else last)  # overflow: infinity, or saturation
     code = np.where(np.isinf(x), infinite_or_nan, finite)

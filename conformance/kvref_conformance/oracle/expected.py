@@ -303,8 +303,8 @@ def not_in_range(value: Any, stop: int | None, kind: str, clause: str = "LAW-11"
 
 
 def float32(array: Any) -> NDArray:
-    return np.asarray(array).astype(np.float32)
+    return np.asarray(array).astype(np.float32)  # of its own, for what is handed in may be written to afterwards
 
 
 def finite(*arrays: NDArray) -> bool:
-    return all(bool(np.isfinite(array.astype(np.float32)).all()) for array in arrays)
+    return all(bool(np.isfinite(array.astype(np.float32, copy=False)).all()) for array in arrays)

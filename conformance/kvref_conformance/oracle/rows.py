@@ -175,7 +175,7 @@ def _may_admit(x: NDArray, want: Stored, format: str) -> NDArray:
     """Where the quotient lies near a tie, by float64: the others need no fractions."""
     quotient = quotients(x, want, format)
     if format in elements.MAX or format in (*MX, *NVFP4) or format == "iq4_nl":
-        worth = ggml.TABLE if format == "iq4_nl" else np.sort(worth_of(format))
+        worth = ggml.TABLE if format == "iq4_nl" else np.unique(worth_of(format))  # zero once: between its signs is no tie
         ties = (worth[1:] + worth[:-1]) / 2
         after = np.clip(np.searchsorted(ties, quotient), 1, len(ties) - 1)
         off = np.minimum(np.abs(ties[after] - quotient), np.abs(ties[after - 1] - quotient))

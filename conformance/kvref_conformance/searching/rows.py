@@ -1,5 +1,7 @@
 """Rows to put in: each token tells itself from every other, and some are hard to hold."""
 
+from math import prod
+
 import numpy as np
 from hypothesis import strategies as st
 
@@ -36,7 +38,7 @@ class Source:
 
     def rows(self, shape: tuple[int, ...], kind: str) -> NDArray:
         """float32 of any shape."""
-        size, start = int(np.prod(shape)), self.made
+        size, start = prod(shape), self.made
         self.made += size
         if kind == "counting":
             values = np.arange(start + 1, start + size + 1, dtype=np.float64)

@@ -8,6 +8,7 @@ are several ways that things may be, each a Held, until what is seen leaves one.
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 Place = tuple[int, int, int]  # sequence, layer, entry
@@ -34,14 +35,14 @@ class Held:
 
     def references(self) -> Counter[int]:
         """How often each block is listed."""
-        return Counter(name for table in self.tables.values() for entry in table for name in entry)
+        return Counter(chain.from_iterable(chain.from_iterable(self.tables.values())))
 
     def used(self) -> int:
         return len(self.references())
 
-    def others(self, name: int, references: int) -> int:
-        """How many have to find a block as it is, besides one that holds it."""
-        return references - 1
+    def others(self, listed: dict[int, int]) -> dict[int, int]:
+        """How many have to find each of some blocks as it is, besides one that holds it. listed: how often each is."""
+        return {name: times - 1 for name, times in listed.items()}
 
     def new_name(self) -> int:
         self.named += 1
@@ -52,15 +53,15 @@ class Held:
         for sequence, count in more.items():
             self.tables[sequence] += [[self.new_name() for _ in range(self.layers)] for _ in range(count)]
 
-    def to_copy(self, places: Iterable[Place]) -> dict[int, list[Place]]:
-        """By block that others have to find as it is: the places, of some that are written to, that list it."""
-        listed = self.references()
+    def to_copy(self, places: Iterable[Place]) -> dict[int, tuple[list[Place], int]]:
+        """By block that others have to find as it is: the places, of some that are written to, that list it; how many others."""
         writers: dict[int, list[Place]] = {}
         for place in dict.fromkeys(places):
-            name = self.at(place)
-            if name is not None and self.others(name, listed[name]) > 0:
+            if (name := self.at(place)) is not None:
                 writers.setdefault(name, []).append(place)
-        return writers
+        listed = self.references() if writers else {}
+        others = self.others({name: listed[name] for name in writers})
+        return {name: (writers[name], count) for name, count in others.items() if count > 0}
 
     def at(self, place: Place) -> int | None:
         """What an entry lists; None past the end."""
@@ -70,12 +71,11 @@ class Held:
 
     def copies(self, places: Iterable[Place]) -> int:
         """How many blocks have to be copied, so that each of those places may be written to (SHARE-05)."""
-        listed = self.references()
-        return sum(min(len(places), self.others(name, listed[name])) for name, places in self.to_copy(places).items())
+        return sum(min(len(places), others) for places, others in self.to_copy(places).values())
 
     def part(self, places: Iterable[Place]) -> None:
         """Let those places list blocks of their own. Where all who list a block write to it, one of them keeps it: any one."""
-        for writers in self.to_copy(places).values():
+        for writers, _ in self.to_copy(places).values():
             for sequence, layer, entry in writers:
                 self.tables[sequence][entry][layer] = self.new_name()
         self.forget()

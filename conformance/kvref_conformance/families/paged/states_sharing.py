@@ -34,7 +34,7 @@ def places(call: Call) -> list[Place]:
 
 
 def copied(call: Call) -> dict[int, list[Place]]:
-    return held(call).to_copy(places(call))
+    return {name: writers for name, (writers, _) in held(call).to_copy(places(call)).items()}
 
 
 def youngest(call: Call, writers: list[Place]) -> bool:

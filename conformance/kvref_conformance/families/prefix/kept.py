@@ -53,8 +53,9 @@ class Kept(Held):
                     found.setdefault(name, []).append(key)
         return found
 
-    def others(self, name: int, references: int) -> int:
-        return references - (name not in self.parts())  # what can be found is never written to
+    def others(self, listed: dict[int, int]) -> dict[int, int]:
+        parts = self.parts()  # what can be found is never written to
+        return {name: times - (name not in parts) for name, times in listed.items()}
 
     def forget(self) -> None:
         """Blocks that no table lists are free: those that are part of a copy wait, and the others are no one's."""
