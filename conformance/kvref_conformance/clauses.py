@@ -14,7 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 
 CHAPTERS = (
-    "laws", "formats", "contiguous", "blocks", "paged", "sharing", "prefixes", "windows", "groups", "quantized", "tiered",
+    "laws", "formats", "contiguous", "blocks", "paged", "sharing", "prefixes", "windows", "groups", "quantized", "channels", "tiered",
     "edits", "buffers", "pooled", "latents", "attention", "kernels", "engines",
 )  # fmt: skip
 
