@@ -1,6 +1,6 @@
 """KIVI-08, EDIT-01 to EDIT-03: the cache goes back as far as it holds in full, and says so where it cannot."""
 
-from kvref_conformance.checking.expect import equal, may_raise, pair, raises
+from kvref_conformance.checking.expect import equal, may_raise, raises
 from kvref_conformance.checking.registry import check
 from kvref_conformance.checking.setup import held
 from kvref_conformance.conversation.subject import Subject
@@ -19,7 +19,7 @@ def refilled(run: Run, length: int, count: int) -> None:
     """What is left after so many tokens more, which are louder, is what a cache holds that never had those that went."""
     keys, values = run.tokens(count)
     run.give(held(run.subject, keys * LOUD), values)
-    run.holds(f"after truncate({length}) and {count} more")
+    run.as_if_new(f"after truncate({length}) and {count} more")
 
 
 @check("EDIT-01", "channels")
@@ -29,8 +29,7 @@ def the_first_tokens_stay(subject: Subject) -> None:
     for length in (run.residual - 2, 3, 0):
         before = run.cache.read(list(range(length)))
         run.truncate(length)
-        run.holds(f"after truncate({length})")
-        pair(run.cache.read(list(range(length))), before, f"{length} tokens after truncate({length}), against before")
+        run.is_still(before, f"after truncate({length})")
         for position in (length, run.residual - 2):
             with raises("PositionOutOfRange"):
                 run.cache.read([position])
@@ -40,12 +39,13 @@ def the_first_tokens_stay(subject: Subject) -> None:
 def no_more_tokens_stay_than_there_are(subject: Subject) -> None:
     run = Run(subject, one(subject))
     run.append(run.residual + 2)
+    before = run.read()
     for length in subject.integers(len(run) + 1, run.config["max_tokens"] + 1, -1, -len(run)):
         with raises("PositionOutOfRange"):
             run.cache.truncate(length)
-        run.holds(f"after truncate({length}) was refused")
+        run.is_still(before, f"after truncate({length}) was refused")
     run.truncate(len(run))
-    run.holds("after a truncate to all of them")
+    run.is_still(before, "after a truncate to all of them")
 
 
 @check("KIVI-08", "channels")
@@ -71,7 +71,7 @@ def a_draft_goes_back(subject: Subject) -> None:
         for target in (residual - 1, residual, residual + 1, residual + draft, 2 * residual, 2 * residual + 1):
             run.append(target - len(run) + draft)
             run.truncate(target)
-            run.holds(f"after a draft of {draft} that was taken back")
+            run.as_if_new(f"after a draft of {draft} that was taken back")
         refilled(run, len(run), residual)
 
 
@@ -81,10 +81,11 @@ def what_cannot_go_back_says_so(subject: Subject) -> None:
         run = Run(subject, name)
         run.append(2 * run.residual + 3)
         for length in (2 * run.residual + 1, 2 * run.residual, run.residual + 1, run.residual, 1):
+            before = run.read()
             if length < len(run) and goes_back(run, length):
                 refilled(run, length, 2)
             else:
-                run.holds(f"after truncate({length}) was refused")
+                run.is_still(before, f"after truncate({length}) was refused")
         run.truncate(0)
         refilled(run, 0, run.residual + 1)
 

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 
 from kvref_conformance.arrays import NDArray
-from kvref_conformance.checking.expect import equal, reads
-from kvref_conformance.checking.setup import at_least, formats_of, held, new, pair_of_tokens, takes
+from kvref_conformance.checking.expect import equal, pair, reads
+from kvref_conformance.checking.setup import at_least, formats_of, held, made, new, pair_of_tokens, takes
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.oracle.channels import FORMATS, counts
 from kvref_conformance.oracle.channels import reads as read_as
@@ -55,6 +55,23 @@ class Run:
         want = read_as(self.keys, self.values, self.residual, self.config["format"], self.config["dtype"])
         what = f"{len(self)} {self.config['format']} tokens {when}"
         reads(self.subject, self.cache.read(list(range(len(self)))), want, what)
+
+    def read(self) -> tuple[NDArray, NDArray]:
+        keys, values = self.cache.read(list(range(len(self))))
+        return keys, values
+
+    def is_still(self, before: tuple[NDArray, NDArray], when: str) -> None:
+        """Raise Broken unless it holds what it did before, and no more."""
+        equal(self.cache.length, len(before[0]), f"length {when}")
+        pair(self.cache.read(list(range(len(before[0])))), before, f"{len(before[0])} tokens {when}, against before")
+
+    def as_if_new(self, when: str) -> None:
+        """Raise Broken unless it holds what another cache of its sizes does that is given its tokens, and no others."""
+        never = made(self.subject, "channels", **self.config)
+        never.append(self.keys, self.values)
+        equal(self.cache.length, len(self), f"length {when}")
+        want = never.read(list(range(len(self))))
+        pair(self.read(), want, f"{len(self)} tokens {when}, against a cache that had no others")
 
     def full(self) -> tuple[int, int]:
         """The first positions whose keys, and whose values, are held in full."""

@@ -49,7 +49,8 @@ class Channels(Model):
         self.keys, self.values = none, none  # as they are held in full
         self.quantized = exactly(none), exactly(none)  # what they read as since
         self.most = 0  # tokens that there ever were
-        self.came = 0  # with the last append
+        self.came = self.older = 0  # tokens of the last append, and those that were quantized before, keys and values
+        self.went_back = False  # some tokens went, and not all
         self.unknown = False  # something was taken that might have been refused: what it reads as is no clause's business
 
     def __len__(self) -> int:
@@ -100,6 +101,7 @@ class Channels(Model):
         self.keys, self.values = np.concatenate([self.keys, keys]), np.concatenate([self.values, values])
         self.came, self.most = len(keys), max(self.most, len(self))
         old_keys, old_values = (len(part.values) for part in self.quantized)
+        self.older = min(old_keys, old_values)
         new_keys, new_values = counts(len(self), self.residual)
         more = key_groups(self.keys[old_keys:new_keys], self.format), read_as(self.values[old_values:new_values], self.format)
         self.quantized = joined(self.quantized[0], more[0]), joined(self.quantized[1], more[1])
@@ -117,11 +119,11 @@ class Channels(Model):
             position = chosen[index[0]]
             if self.last != "append":
                 return self.blame("read")
-            if position >= len(self) - self.came:
-                return "LAW-04"
-            if got.shape == parts[0].values.shape and position >= len(self) - self.residual:
-                return "KIVI-02"
-            return "KIVI-03"
+            if self.went_back:
+                return "KIVI-08"
+            if position >= max(counts(len(self), self.residual)):
+                return "LAW-04" if position >= len(self) - self.came else "KIVI-02"
+            return "KIVI-03" if position < self.older else "KIVI-01"
 
         return Arrays("KIVI-01", names=("keys", "values"), parts=(parts[0], parts[1]), clause_at=clause_at)
 
@@ -146,7 +148,7 @@ class Channels(Model):
                 Reads(part.values[:count], part.slack[:count]) for part, count in zip(self.quantized, quantized, strict=True)
             )
             self.quantized = keys, values
-            self.most = self.most if length else 0
+            self.most, self.went_back = (self.most, True) if length else (0, False)
             self.unknown = self.unknown and length > 0
 
         then = self.did("truncate", change)
@@ -158,6 +160,6 @@ class Channels(Model):
         def change(ok: Any) -> None:
             none = np.zeros((0, *self.row), np.float32)
             self.keys, self.values, self.quantized = none, none, (exactly(none), exactly(none))
-            self.most, self.unknown = 0, False
+            self.most, self.went_back, self.unknown = 0, False, False
 
         return Expected("LAW-05", self.did("clear", change))

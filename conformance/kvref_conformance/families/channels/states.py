@@ -17,7 +17,7 @@ def past(call: Call) -> int:
 
 @state("channels", "append", raising="CapacityExceeded")
 def tokens_that_do_not_fit_would_fill_a_residual(call: Call) -> bool:
-    return 0 < past(call) < call.model.residual <= past(call) + call.tokens
+    return bool(0 < past(call) < call.model.residual <= past(call) + call.tokens)
 
 
 @state("channels", "append")
@@ -37,7 +37,7 @@ def several_residuals_come_at_once(call: Call) -> bool:
 
 @state("channels", "append")
 def a_group_is_of_what_was_held_and_what_comes(call: Call) -> bool:
-    return bool(0 < past(call) and call.model.residual < past(call) + call.tokens)
+    return bool(past(call) > 0 and call.model.residual < past(call) + call.tokens)
 
 
 @state("channels", "append")
