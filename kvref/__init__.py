@@ -1,7 +1,8 @@
 """kvref: the executable specification of LLM KV caches.
 
-Read it from the formats up: `kvref.formats` (how a row is stored), `kvref.backend` (the kernels), the nine caches
-(`contiguous`, `paged`, `prefix`, `windowed`, `grouped`, `quantized`, `tiered`, `pooled`, `latent`), `attention` and `rotary`.
+Read it from the formats up: `kvref.formats` (how a row is stored), `kvref.backend` (the kernels), the ten caches
+(`contiguous`, `paged`, `prefix`, `windowed`, `grouped`, `quantized`, `channels`, `tiered`,
+`pooled`, `latent`), `attention` and `rotary`.
 The clauses that they carry out are in `kvref/spec`.
 """
 
@@ -9,6 +10,7 @@ from kvref.attention import Sight, attention
 from kvref.backend import Backend, ReferenceBackend, backend, reference
 from kvref.blocks import BlockPool, BlockTables
 from kvref.buffers import Buffer, BufferPool
+from kvref.channels import ChannelCache, ChannelConfig
 from kvref.contiguous import ContiguousCache, ContiguousConfig
 from kvref.formats import FORMATS, Format, Quantized, get_format
 from kvref.grouped import GroupedCache, GroupedConfig
@@ -30,6 +32,8 @@ __all__ = [
     "BlockTables",
     "Buffer",
     "BufferPool",
+    "ChannelCache",
+    "ChannelConfig",
     "ContiguousCache",
     "ContiguousConfig",
     "Format",

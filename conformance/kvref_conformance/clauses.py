@@ -14,8 +14,8 @@ from importlib.resources import files
 from pathlib import Path
 
 CHAPTERS = (
-    "laws", "formats", "contiguous", "blocks", "paged", "sharing", "prefixes", "windows", "groups", "quantized", "tiered",
-    "edits", "buffers", "pooled", "latents", "attention", "kernels", "engines",
+    "laws", "formats", "contiguous", "blocks", "paged", "sharing", "prefixes", "windows", "groups", "quantized", "channels",
+    "tiered", "edits", "buffers", "pooled", "latents", "attention", "kernels", "engines",
 )  # fmt: skip
 
 _CHAPTER = re.compile(r"# (?P<title>.+) \((?P<code>[A-Z]+)\)")

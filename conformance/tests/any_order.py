@@ -201,6 +201,14 @@ class Latent(Picky, kvref.LatentCache):
         super().append(latent, rope)
 
 
+class Channels(Picky, kvref.ChannelCache):
+    def append(self, keys: Any, values: Any) -> None:
+        shape = None, self.config.num_kv_heads, self.config.head_dim
+        too_many = self.length + count_of(shape, keys, values) > self.config.max_tokens
+        self.refuse(when(too_many, errors.CapacityExceeded), of_arrays(shape, keys, values))
+        super().append(keys, values)
+
+
 class Grouped(Picky, kvref.GroupedCache):
     def of_place(self, sequence: int, layer: int = 0) -> Wrong:
         known = when(sequence not in self._table_of, errors.SequenceNotFound)
@@ -244,6 +252,9 @@ class Implementation(OnBackend):
 
     def windowed(self, **config: Any) -> Any:
         return self._made(Windowed(kvref.WindowedConfig(**config)))
+
+    def channels(self, **config: Any) -> Any:
+        return self._made(Channels(kvref.ChannelConfig(**config)))
 
     def latent(self, **config: Any) -> Any:
         return self._made(Latent(kvref.LatentConfig(**config)))

@@ -32,11 +32,14 @@ ABSENT = {
     **{(family, "derived"): PLAIN for family in (*FUNCTIONS, "buffers")},
 }  # fmt: skip
 
-CACHES = ("contiguous", "paged", "prefix", "windowed", "grouped", "quantized", "tiered", "pooled", "latent")
+CACHES = ("contiguous", "paged", "prefix", "windowed", "grouped", "quantized", "channels", "tiered", "pooled", "latent")
 EMPTY = {
     "small": (FUNCTIONS, STATELESS),
     "speaks_for": (FUNCTIONS, STATELESS),
-    "gives": ((*FUNCTIONS, "contiguous", "windowed", "quantized", "tiered", "pooled", "latent"), "no later call refers to it"),
+    "gives": (
+        (*FUNCTIONS, "contiguous", "windowed", "quantized", "channels", "tiered", "pooled", "latent"),
+        "no later call refers to it",
+    ),
     "several": ((*FUNCTIONS, *CACHES, "blocks", "buffers"), "no argument is a list of what it gave"),
     "formats": ((*FUNCTIONS, "blocks", "buffers", "pooled", "engine"), "none of its sizes is a format"),
     "may_be_zero": ((*FUNCTIONS, "quantized", "buffers", "pooled", "latent"), "with a size of zero it would be nothing"),

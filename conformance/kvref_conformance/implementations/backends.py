@@ -73,6 +73,9 @@ class OnBackend:
     def quantized(self, **config: Any) -> kvref.QuantizedCache:
         return kvref.QuantizedCache(kvref.QuantizedConfig(**config), self.backend)
 
+    def channels(self, **config: Any) -> kvref.ChannelCache:
+        return kvref.ChannelCache(kvref.ChannelConfig(**config), self.backend)
+
     def tiered(self, **config: Any) -> kvref.TieredCache:
         return kvref.TieredCache(kvref.TieredConfig(**config), self.backend)
 

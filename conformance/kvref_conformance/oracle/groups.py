@@ -29,7 +29,7 @@ def top_of(format: str) -> int:
 def cut(rows: NDArray, format: str) -> NDArray:
     """Rows [n, width] as groups [n, groups, group], float64."""
     x = np.asarray(rows, dtype=np.float32).astype(np.float64)
-    return x.reshape(len(x), -1, group_of(format))
+    return x.reshape(len(x), x.shape[1] // group_of(format), group_of(format))
 
 
 @np.errstate(over="ignore", invalid="ignore")

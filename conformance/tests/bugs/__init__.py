@@ -17,6 +17,7 @@ CHAPTERS = (
     "windows",
     "layers",
     "quantized",
+    "channels",
     "tiered",
     "edits",
     "buffers",

@@ -1,0 +1,232 @@
+"""KIVI-01 to KIVI-07 and KIVI-09: which numbers share a scale, when, and how many are quantized."""
+
+from itertools import cycle
+
+import numpy as np
+
+from kvref_conformance.checking.expect import equal, may_raise, pair, raises, same
+from kvref_conformance.checking.registry import check
+from kvref_conformance.checking.setup import formats_of, held, made, takes
+from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.families.channels.known import LOUD, QUIET, Run, one, some
+from kvref_conformance.oracle.channels import FORMATS, cache_bytes, counts
+from kvref_conformance.oracle.elements import MAX, round_to
+from kvref_conformance.oracle.formats import PLAIN, group_of
+from kvref_conformance.oracle.groups import scale_dtype
+from kvref_conformance.outcome import Broken, NotOffered
+
+SIZES = ("residual", "format", "dtype")
+LARGEST = MAX | {"float32": float(np.finfo(np.float32).max)}
+
+
+@check("KIVI-01", "channels")
+def keys_share_a_scale_along_tokens_and_values_along_head_dim(subject: Subject) -> None:
+    for name in some(subject):
+        run = Run(subject, name)
+        run.append(2 * run.residual + 3)
+        run.holds("at once")
+
+
+@check("KIVI-01", "channels")
+def a_group_is_as_long_as_its_format_says(subject: Subject) -> None:
+    for group in (64, 128):
+        names = [name for name in formats_of(subject, "format", *FORMATS) if group_of(name) == group]
+        if names and takes(subject, "head_dim", group):
+            run = Run(subject, str(subject.rng.choice(names)))
+            run.append(run.residual + run.group + 1)
+            run.holds("at once")
+
+
+@check("KIVI-01", "channels")
+def a_loud_channel_and_a_loud_group_of_tokens_are_alone(subject: Subject) -> None:
+    for name in some(subject):
+        run = Run(subject, name, residuals=2, head_dim=2 * group_of(name))
+        keys, values = run.tokens(run.residual + run.group)
+        keys[: run.group] *= LOUD
+        values[:, :, run.group :] *= QUIET
+        run.give(held(subject, keys), held(subject, values))
+        run.holds("of which a channel, a group of tokens and a half of each value have magnitudes of their own")
+
+
+@check("KIVI-01", "channels")
+def heads_and_keys_and_values_have_scales_of_their_own(subject: Subject) -> None:
+    for name in some(subject):
+        run = Run(subject, name)
+        keys, values = run.tokens(2 * run.residual)
+        keys[:, -1] = held(subject, keys[:, -1] * QUIET)
+        run.give(keys, held(subject, values * QUIET))
+        run.holds("with a quiet head, and quiet values")
+
+
+@check("KIVI-02", "channels")
+def what_is_quantized_follows_from_how_many_there_are(subject: Subject) -> None:
+    run = Run(subject, one(subject), residuals=2)
+    for edge in (run.residual, run.residual + run.group, 2 * run.residual):
+        for target in (edge - 1, edge, edge + 1):
+            run.append(target - len(run))
+            want = counts(len(run), run.residual)
+            got = run.cache.quantized_keys, run.cache.quantized_values
+            equal(got, (want.keys, want.values), f"quantized keys and values of {len(run)}, with a residual of {run.residual}")
+
+
+@check("KIVI-02", "channels")
+def the_newest_tokens_are_in_full(subject: Subject) -> None:
+    for dtype in formats_of(subject, "dtype", *PLAIN):
+        run = Run(subject, one(subject), residuals=2, dtype=dtype)
+        for target in (run.residual - 1, run.residual, run.residual + 1, 2 * run.residual - 1, 2 * run.residual):
+            run.append(target - len(run))
+            for name, got, given, start in zip(("keys", "values"), run.read(), (run.keys, run.values), run.full(), strict=True):
+                same(got[start:], round_to(given[start:], dtype), f"{name} from {start} on of {len(run)} tokens in {dtype}")
+
+
+@check("KIVI-02", "channels")
+def what_is_older_is_quantized(subject: Subject) -> None:
+    """By which no token stays what it was."""
+    run = Run(subject, one(subject), residuals=2)
+    for target in (run.residual - 1, run.residual, run.residual + 1, 2 * run.residual):
+        run.append(target - len(run))
+        for name, got, given, count in zip(("keys", "values"), run.read(), (run.keys, run.values), run.full(), strict=True):
+            as_it_came = int((got[:count] == given[:count]).all(axis=(1, 2)).sum())
+            equal(as_it_came, 0, f"{name} of {target} tokens that are to be quantized and read as they came")
+
+
+@check("KIVI-03", "channels")
+def a_group_reads_the_same_whatever_comes(subject: Subject) -> None:
+    for name in some(subject):
+        run = Run(subject, name)
+        run.append(run.residual + 1)
+        older = run.residual, 1  # quantized keys and values
+        first = run.cache.read(list(range(run.residual)))
+        for count in (1, run.residual - 1, 1, run.residual):
+            keys, values = run.tokens(count)
+            run.give(held(subject, keys * LOUD), held(subject, values * LOUD))
+            got = run.cache.read(list(range(run.residual)))
+            for which, part in enumerate(("keys", "values")):
+                what = f"quantized {part}, read again with {len(run)} {name} tokens"
+                same(got[which][: older[which]], first[which][: older[which]], what)
+
+
+@check("KIVI-03", "channels")
+def groups_are_made_of_what_was_held_in_full(subject: Subject) -> None:
+    for dtype in formats_of(subject, "dtype", *PLAIN):
+        for in_pieces in (False, True):
+            run = Run(subject, one(subject), dtype=dtype)
+            run.append(2 * run.residual + 2, *(run.residual - 1, 1, 1) if in_pieces else ())
+            run.holds(f"that were held in {dtype}")
+
+
+@check("KIVI-04", "channels")
+def a_prompt_leaves_what_its_tokens_leave(subject: Subject) -> None:
+    subject.need(tokens=2)
+    dtypes = cycle(formats_of(subject, "dtype", "bfloat16", "float16", "float32"))
+    for name, dtype in zip(some(subject), dtypes, strict=False):
+        whole = Run(subject, name, residuals=2, dtype=dtype)
+        residual, keys_values = whole.residual, whole.tokens(2 * whole.residual + 3)
+        whole.give(*keys_values)
+        count = len(whole)
+        for pieces in ((residual - 1, 2), (1, residual, residual), (5,) * (count // 5), (residual, 1, 1)):
+            other = Run(subject, name, residuals=2, dtype=dtype)
+            other.give(*keys_values, *pieces)
+            pair(other.read(), whole.read(), f"{count} {name} tokens in pieces of {pieces}, against all at once")
+
+
+@check("KIVI-05", "channels")
+def counts_follow_from_the_length(subject: Subject) -> None:
+    for name in some(subject):
+        for dtype in formats_of(subject, "dtype", *PLAIN)[-2:]:
+            run = Run(subject, name, dtype=dtype)
+            for count in (0, 3, run.residual - 3, 1, run.residual):
+                run.append(count)
+                config = (*run.row, *(run.config[each] for each in SIZES))
+                equal(run.cache.length, len(run), "length")
+                equal(run.cache.memory_bytes, cache_bytes(len(run), *config), f"memory_bytes of {len(run)} {name} tokens")
+
+
+@check("KIVI-06", "channels")
+def what_is_not_finite_in_full_is_refused_when_it_comes(subject: Subject) -> None:
+    for dtype in formats_of(subject, "dtype", *PLAIN):
+        bad = [np.nan, np.inf, -np.inf]
+        bad += [7e4] if dtype == "float16" and subject.dtype != "float16" else []  # which scales may hold, and tokens not
+        name = next((each for each in some(subject) if scale_dtype(each) != "float16"), one(subject))
+        run = Run(subject, name, dtype=dtype)
+        run.append(run.residual - 1)
+        before = run.read()
+        for number in bad:
+            for which in (0, 1):
+                given = run.tokens(1)
+                given[which][0, -1, -1] = number
+                with raises("NonFinite"):
+                    run.cache.append(*given)
+                run.is_still(before, f"after {number} was refused by what holds {dtype}")
+        run.append(2)
+        run.as_if_new("after numbers that were refused")
+
+
+@check("KIVI-06", "channels")
+def what_was_taken_makes_no_later_append_fail(subject: Subject) -> None:
+    for name in some(subject):
+        for large in dict.fromkeys(min(LARGEST[subject.dtype], each) for each in (np.inf, 2.0**125, 1e5)):
+            run = Run(subject, name, dtype=_widest(subject))
+            keys, values = (held(subject, np.full(part.shape, large)) for part in run.tokens(1))
+            keys[..., ::2] *= -1
+            values[..., ::2] *= -1
+            try:
+                with may_raise("NonFinite"):
+                    run.give(keys, values)
+            finally:
+                taken = run.cache.length
+            equal(taken, len(run), f"length after a token of {large:g} came")
+            for count in (run.residual - 2, 1, 1, run.residual):
+                quiet = [held(subject, part * QUIET) for part in run.tokens(count)]
+                try:
+                    run.give(quiet[0], quiet[1])
+                except NotOffered:
+                    raise
+                except Broken:
+                    raise
+                except Exception as error:
+                    what = f"an append behind {taken} tokens of {large:g} that were taken"
+                    raise Broken(what, "no error", f"{type(error).__name__}: {error}") from error
+                for part in run.read():
+                    equal(bool(np.isfinite(part).all()), True, f"whether {name} tokens that were taken read back finite")
+
+
+def _widest(subject: Subject) -> str:
+    return formats_of(subject, "dtype", "float32", "bfloat16", "float16")[0]
+
+
+@check("KIVI-07", "channels")
+def it_is_filled_to_the_last_token_and_no_further(subject: Subject) -> None:
+    run = Run(subject, one(subject))
+    run.append(run.config["max_tokens"] - 1)
+    before = run.read()
+    for count in (2, run.residual + 1):
+        with raises("CapacityExceeded"):
+            run.cache.append(*(np.repeat(part[:1], count, axis=0) for part in (run.keys, run.values)))
+        run.is_still(before, "after more were refused than there is room for")
+    run.append(1)
+    equal(run.cache.length, run.config["max_tokens"], "length of a cache that is full")
+
+
+@check("KIVI-09", "channels")
+def sizes_that_no_group_goes_into_are_refused(subject: Subject) -> None:
+    run, tried = Run(subject, one(subject)), 0
+    with raises("ConfigError"):
+        subject.new("channels", **run.config | {"format": run.config["format"].removeprefix("u")})
+    for name in ("residual", "head_dim"):
+        for size in (run.config[name] + 1, run.config[name] // 2 + 1, run.config[name] + run.group // 2):
+            if takes(subject, name, size):
+                with raises("ConfigError"):
+                    subject.new("channels", **run.config | {name: size})
+                tried += 1
+    if not tried:
+        raise NotOffered("sizes that no group goes into")
+
+
+@check("KIVI-09", "channels")
+def sizes_that_groups_go_into_are_taken(subject: Subject) -> None:
+    run = Run(subject, one(subject))
+    for name in ("residual", "head_dim"):
+        for times in (2, 3):
+            if takes(subject, name, times * run.config[name]):
+                made(subject, "channels", **run.config | {name: times * run.config[name]})

@@ -1,0 +1,37 @@
+"""The cache that quantizes keys by channel."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from kvref_conformance.interface import Query, Tokens
+
+# The errors that each operation may have to answer with; what `new` has to refuse is always a ConfigError.
+ERRORS: dict[str, str] = {
+    "append": "ShapeMismatch DtypeMismatch NonFinite CapacityExceeded",
+    "read": "PositionOutOfRange",
+    "attend": "ShapeMismatch DtypeMismatch",
+    "truncate": "PositionOutOfRange NotTruncatable",
+}
+
+
+class Channels(Protocol):
+    """format: an affine one of groups. dtype: of what is held in full. quantized_keys, quantized_values: how many tokens'."""
+
+    length: int
+    quantized_keys: int
+    quantized_values: int
+    memory_bytes: int
+
+    def append(self, keys: Tokens, values: Tokens) -> None: ...
+    def read(self, positions: Sequence[int]) -> tuple[Tokens, Tokens]: ...
+    def attend(self, query: Query, scale: float) -> Query: ...
+    def truncate(self, length: int) -> None: ...
+    def clear(self) -> None: ...
+
+
+class Factory(Protocol):
+    """What makes one: it is given every size by name."""
+
+    def __call__(
+        self, *, num_kv_heads: int, head_dim: int, max_tokens: int, residual: int, format: str, dtype: str, rollback: int
+    ) -> Channels: ...

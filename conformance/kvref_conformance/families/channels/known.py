@@ -1,0 +1,90 @@
+"""What checks of this family begin with: a cache, and every token that came to it."""
+
+from typing import Any
+
+import numpy as np
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.checking.expect import equal, pair, reads
+from kvref_conformance.checking.setup import at_least, formats_of, held, made, new, pair_of_tokens, takes
+from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.oracle.channels import FORMATS, counts
+from kvref_conformance.oracle.channels import reads as read_as
+from kvref_conformance.oracle.formats import bits_of, group_of
+
+LOUD, QUIET = np.float32(2.0**4), np.float32(2.0**-4)  # factors
+
+
+class Run:
+    """sizes: of the cache, of which head_dim and residual are made multiples of the format's group."""
+
+    def __init__(self, subject: Subject, format: str, residuals: int = 1, **sizes: Any) -> None:
+        group = group_of(format)
+        least = {"num_kv_heads": 2 if group == 32 else 1, "head_dim": group, "residual": residuals * group, "format": format}
+        self.subject, self.cache = subject, new(subject, "channels", **least | {"max_tokens": 5 * group} | sizes)
+        self.config, self.group = self.cache.config, group
+        self.residual, self.row = self.config["residual"], (self.config["num_kv_heads"], self.config["head_dim"])
+        self.keys, self.values = pair_of_tokens(subject, 0, *self.row)
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def tokens(self, count: int) -> tuple[NDArray, NDArray]:
+        """Keys of which one channel in five is loud, and values. Raises NotOffered where there is no room for them."""
+        at_least(self.cache, max_tokens=len(self) + count)
+        keys, values = pair_of_tokens(self.subject, count, *self.row)
+        keys[:, :, ::5] *= LOUD
+        return held(self.subject, keys), values
+
+    def append(self, count: int, *pieces: int) -> None:
+        """So many tokens, at once or in pieces of these sizes and what is left."""
+        self.give(*self.tokens(count), *pieces)
+
+    def give(self, keys: NDArray, values: NDArray, *pieces: int) -> None:
+        for start, stop in zip((0, *np.cumsum(pieces)), (*np.cumsum(pieces), len(keys)), strict=True):
+            self.cache.append(keys[start:stop], values[start:stop])
+        self.keys, self.values = np.concatenate([self.keys, keys]), np.concatenate([self.values, values])
+
+    def truncate(self, length: int) -> None:
+        self.cache.truncate(length)
+        self.keys, self.values = self.keys[:length], self.values[:length]
+
+    def holds(self, when: str) -> None:
+        """Raise Broken unless it has these tokens and reads as they must read."""
+        equal(self.cache.length, len(self), f"length {when}")
+        want = read_as(self.keys, self.values, self.residual, self.config["format"], self.config["dtype"])
+        what = f"{len(self)} {self.config['format']} tokens {when}"
+        reads(self.subject, self.cache.read(list(range(len(self)))), want, what)
+
+    def read(self) -> tuple[NDArray, NDArray]:
+        keys, values = self.cache.read(list(range(len(self))))
+        return keys, values
+
+    def is_still(self, before: tuple[NDArray, NDArray], when: str) -> None:
+        """Raise Broken unless it holds what it did before, and no more."""
+        equal(self.cache.length, len(before[0]), f"length {when}")
+        pair(self.cache.read(list(range(len(before[0])))), before, f"{len(before[0])} tokens {when}, against before")
+
+    def as_if_new(self, when: str) -> None:
+        """Raise Broken unless it holds what another cache of its sizes does that is given its tokens, and no others."""
+        never = made(self.subject, "channels", **self.config)
+        never.append(self.keys, self.values)
+        equal(self.cache.length, len(self), f"length {when}")
+        want = never.read(list(range(len(self))))
+        pair(self.read(), want, f"{len(self)} tokens {when}, against a cache that had no others")
+
+    def full(self) -> tuple[int, int]:
+        """The first positions whose keys, and whose values, are held in full."""
+        return counts(len(self), self.residual)
+
+
+def some(subject: Subject) -> list[str]:
+    """A format of each number of bits, other ones for each check; those with large groups are for checks of their own."""
+    offered = formats_of(subject, "format", *FORMATS)
+    small = [name for name in offered if group_of(name) == 32 and takes(subject, "head_dim", 32)] or offered
+    found = [[name for name in small if bits_of(name) == bits] for bits in (8, 4, 2)]
+    return [str(subject.rng.choice(each)) for each in found if each]
+
+
+def one(subject: Subject) -> str:
+    return some(subject)[-1]

@@ -1,0 +1,165 @@
+"""The cache that quantizes keys by channel, as a list of tokens and of the groups that were made of them, each once."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.oracle.attention import attended, wrong_query
+from kvref_conformance.oracle.channels import cache_bytes, counts, joined, key_groups
+from kvref_conformance.oracle.elements import round_to
+from kvref_conformance.oracle.expected import (
+    Arrays,
+    Expected,
+    TakenOrRefused,
+    Unjudged,
+    Value,
+    Wrong,
+    exactly,
+    finite,
+    float32,
+    not_finite,
+    not_in_range,
+    tokens_of,
+    wrong_arrays,
+)  # fmt: skip
+from kvref_conformance.oracle.groups import scale_dtype
+from kvref_conformance.oracle.model import Look, Model
+from kvref_conformance.oracle.rows import Reads, read_as
+
+LARGE = {"float32": 2.0**126, "bfloat16": 2.0**126, "float16": 65520.0}  # from here on a group may not hold it
+
+
+class Channels(Model):
+    family = "channels"
+    blamed: ClassVar = {
+        **{("clear", seen): "LAW-05" for seen in ("length", "read", "quantized_keys", "quantized_values")},
+        **{("truncate", seen): "KIVI-08" for seen in ("length", "read", "quantized_keys", "quantized_values")},
+        "length": "KIVI-05", "quantized_keys": "KIVI-02", "quantized_values": "KIVI-02", "memory_bytes": "KIVI-05",
+    }  # fmt: skip
+
+    def __init__(
+        self, *, num_kv_heads: int, head_dim: int, max_tokens: int, residual: int, format: str, dtype: str, rollback: int
+    ) -> None:
+        super().__init__()
+        self.row, self.room, self.residual = (num_kv_heads, head_dim), max_tokens, residual
+        self.format, self.dtype, self.rollback = format, dtype, rollback
+        none = np.zeros((0, *self.row), np.float32)
+        self.keys, self.values = none, none  # as they are held in full
+        self.quantized = exactly(none), exactly(none)  # what they read as since
+        self.most = 0  # tokens that there ever were
+        self.came = self.older = 0  # tokens of the last append, and those that were quantized before, keys and values
+        self.went_back = False  # some tokens went, and not all
+        self.unknown = False  # something was taken that might have been refused: what it reads as is no clause's business
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def looks(self) -> list[Look]:
+        names = ("length", "quantized_keys", "quantized_values", "memory_bytes")
+        return [*((name, {}) for name in names), ("read", {"positions": list(range(len(self)))})]
+
+    def length(self) -> Expected:
+        return Value(self.blame("length"), value=len(self))
+
+    def quantized_keys(self) -> Expected:
+        return Value(self.blame("quantized_keys"), value=len(self.quantized[0].values))
+
+    def quantized_values(self) -> Expected:
+        return Value(self.blame("quantized_values"), value=len(self.quantized[1].values))
+
+    def memory_bytes(self) -> Expected:
+        return Value("KIVI-05", value=cache_bytes(len(self), *self.row, self.residual, self.format, self.dtype))
+
+    def append(self, keys: Any, values: Any) -> Expected:
+        given = (keys, (None, *self.row)), (values, (None, *self.row))
+        held = [round_to(float32(part), self.dtype) for part in (keys, values)]
+        too_many = [("CapacityExceeded", "KIVI-07")] if len(self) + tokens_of(*given) > self.room else []
+        if wrong := wrong_arrays(*given) + too_many:
+            return self.refuse(wrong + self._unstorable(held))
+
+        def change(ok: Any) -> None:
+            self._take(held[0], held[1])
+
+        def taken(ok: Any) -> None:
+            self.unknown = True
+            self._take(*(np.zeros_like(part) for part in held))
+
+        if not finite(*held):
+            return self.refuse([("NonFinite", "KIVI-06")])
+        if self._unstorable(held):
+            return TakenOrRefused("KIVI-06", self.did("append", taken), refused=lambda: self.did("refused")(None))
+        return Expected("KIVI-06" if self.unknown else "KIVI-07", self.did("append", change))
+
+    def _unstorable(self, held: Sequence[NDArray]) -> Wrong:
+        """What may be said of numbers as they are held, besides what is wrong with the call."""
+        large = any(np.abs(part).max(initial=0) >= LARGE[scale_dtype(self.format)] for part in held)
+        return [("NonFinite", "KIVI-06")] if large else not_finite(*held)
+
+    def _take(self, keys: NDArray, values: NDArray) -> None:
+        self.keys, self.values = np.concatenate([self.keys, keys]), np.concatenate([self.values, values])
+        self.came, self.most = len(keys), max(self.most, len(self))
+        old_keys, old_values = (len(part.values) for part in self.quantized)
+        self.older = min(old_keys, old_values)
+        new_keys, new_values = counts(len(self), self.residual)
+        more = key_groups(self.keys[old_keys:new_keys], self.format), read_as(self.values[old_values:new_values], self.format)
+        self.quantized = joined(self.quantized[0], more[0]), joined(self.quantized[1], more[1])
+
+    def read(self, positions: Sequence[int]) -> Expected:
+        wrong = [each for p in positions for each in not_in_range(p, len(self), "PositionOutOfRange", "LAW-05")]
+        if wrong:
+            return self.refuse(wrong)
+        if self.unknown:
+            return Unjudged("LAW-14")
+        chosen = list(positions)
+        parts = [Reads(part.values[chosen], part.slack[chosen]) for part in self._reads()]
+
+        def clause_at(index: tuple[int, ...], got: NDArray) -> str:
+            position = chosen[index[0]]
+            if self.last != "append":
+                return self.blame("read")
+            if self.went_back:
+                return "KIVI-08"
+            if position >= max(counts(len(self), self.residual)):
+                return "LAW-04" if position >= len(self) - self.came else "KIVI-02"
+            return "KIVI-03" if position < self.older else "KIVI-01"
+
+        return Arrays("KIVI-01", names=("keys", "values"), parts=(parts[0], parts[1]), clause_at=clause_at)
+
+    def _reads(self) -> tuple[Reads, Reads]:
+        keys, values = self.quantized
+        full = exactly(self.keys[len(keys.values) :]), exactly(self.values[len(values.values) :])
+        return joined(keys, full[0]), joined(values, full[1])
+
+    def attend(self, query: Any, scale: float) -> Expected:
+        if wrong := wrong_query(query, *self.row):
+            return self.refuse(wrong)
+        return Unjudged("ATTN-10") if self.unknown else attended("ATTN-10", query, *self._reads(), scale)
+
+    def truncate(self, length: Any) -> Expected:
+        if wrong := not_in_range(length, len(self) + 1, "PositionOutOfRange", "EDIT-02"):
+            return self.refuse(wrong)
+
+        def change(ok: Any) -> None:
+            quantized = counts(length, self.residual)
+            self.keys, self.values = self.keys[:length], self.values[:length]
+            keys, values = (
+                Reads(part.values[:count], part.slack[:count]) for part, count in zip(self.quantized, quantized, strict=True)
+            )
+            self.quantized = keys, values
+            self.most, self.went_back = (self.most, True) if length else (0, False)
+            self.unknown = self.unknown and length > 0
+
+        then = self.did("truncate", change)
+        if length in (0, len(self)) or self.most < self.residual or length >= self.most - self.rollback:
+            return Expected("EDIT-02" if length == len(self) else "KIVI-08", then)
+        return TakenOrRefused("KIVI-08", then, kinds=("NotTruncatable",), refused=lambda: self.did("refused")(None))
+
+    def clear(self) -> Expected:
+        def change(ok: Any) -> None:
+            none = np.zeros((0, *self.row), np.float32)
+            self.keys, self.values, self.quantized = none, none, (exactly(none), exactly(none))
+            self.most, self.went_back, self.unknown = 0, False, False
+
+        return Expected("LAW-05", self.did("clear", change))

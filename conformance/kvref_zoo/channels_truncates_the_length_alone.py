@@ -1,0 +1,20 @@
+"""Truncating sets the length back, whatever was quantized since: what is in full again is what lies in the ring, other tokens."""
+
+from typing import Any
+
+import kvref
+from kvref.errors import PositionOutOfRange, in_range
+from kvref_zoo.right import Right
+
+
+class Cache(kvref.ChannelCache):
+    def truncate(self, length: int) -> None:
+        self.length = in_range(length, self.length + 1, PositionOutOfRange, "length")
+
+
+class Implementation(Right):
+    clause = "KIVI-08"
+    bug = "rajveer43/VeloxQuant-MLX#369"
+
+    def channels(self, **config: Any) -> Cache:
+        return Cache(kvref.ChannelConfig(**config))
