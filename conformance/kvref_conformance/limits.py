@@ -12,16 +12,17 @@ Checks ask for the sizes they like and get the nearest allowed ones. What a clau
 that reason. Within its limits an implementation has to refuse nothing (LAW-12).
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
+from itertools import product
 from math import gcd
 from numbers import Integral
 from typing import Any
 
 from kvref_conformance.families import Family, all_families
-from kvref_conformance.oracle.formats import PLAIN
+from kvref_conformance.oracle.formats import PLAIN, has
 
 # What is no size of a family, but limits its arguments.
 ARGUMENTS = {
@@ -43,6 +44,7 @@ SWITCHES = {
     "tables_alone": False,
 }  # and what they are unless it is said
 RANGE = ("least", "most", "multiple_of")
+WIDEST = 512  # how far is looked for a size that some format goes into
 ONE_AT_LEAST = ("tokens", "sequences")  # who cannot take one alone cannot take what is left of a whole in pieces
 
 
@@ -118,12 +120,17 @@ def known() -> frozenset[str]:
 
 
 class Limits:
-    """The limits of one implementation. Raises LimitsError for what says nothing, or contradicts itself."""
+    """The limits of one implementation. Raises LimitsError for what says nothing, or contradicts itself.
 
-    def __init__(self, declared: Any = None) -> None:
+    formats: that it has, where that is known: sizes are sought that one of them goes into.
+    """
+
+    def __init__(self, declared: Any = None, formats: Collection[str] | None = None) -> None:
         if declared is not None and not isinstance(declared, Mapping):
             raise LimitsError(f"limits: expected names and what each may be, got {declared!r}")
         self.declared: dict[str, Any] = dict(declared or {})
+        self.formats = formats
+        self._formats: dict[str, tuple[tuple[str, ...], ...]] = {}  # by family, what each format among its sizes may be
         self._of_all: dict[str, Limit] = {}
         self._of_family: dict[str, dict[str, Limit]] = {}
         for name, value in self.declared.items():
@@ -150,8 +157,21 @@ class Limits:
         """Of one size or argument of a family; one that allows everything where nothing is said."""
         return self._of_family.get(family, {}).get(name) or self._of_all.get(name) or ANY
 
+    def takes(self, family: str, name: str, format: str) -> bool:
+        """Whether one of the formats among a family's sizes may be this: offered, and allowed."""
+        offered = self.formats is None or has(self.formats, format)
+        plain = format not in PLAIN or format in self.dtypes(family)
+        return offered and plain and self.of(family, name).allows(format)
+
     def nearest(self, family: str, name: str, wanted: Any) -> Any:
-        return self.of(family, name).nearest(wanted)
+        """The allowed value nearest to the one that is wanted, and that some format it has goes into, if there is one."""
+        record, limit = all_families().get(family), self.of(family, name)
+        if record is None or not record.formats or name not in record.small or name in record.formats:
+            return limit.nearest(wanted)
+        if family not in self._formats:
+            of_each = record.formats.items()
+            self._formats[family] = tuple(tuple(each for each in of if self.takes(family, size, each)) for size, of in of_each)
+        return _fitting(family, name, limit, wanted, self._formats[family])
 
     def sizes(self, family: Family, wanted: Mapping[str, Any]) -> dict[str, Any]:
         """Those of some sizes of a family that are numbers: each as near as is allowed, and large enough for what it holds."""
@@ -187,6 +207,25 @@ class Limits:
         """Those that arrays may be handed in as: the first is what they are made as."""
         limit = self.of(family, "dtype")
         return tuple(name for name in PLAIN if name in limit.among) or PLAIN  # a cache of codes alone takes any
+
+
+@cache
+def _fitting(family: str, name: str, limit: Limit, wanted: Any, among: tuple[tuple[str, ...], ...]) -> Any:
+    """The allowed value of a size that is nearest; where none of its formats goes into that, the nearest that most go into.
+
+    among: what each format among the family's sizes may be.
+    """
+    record, found = all_families()[family], limit.nearest(wanted)
+
+    def fits(value: int) -> Iterator[bool]:
+        each_way = (dict(zip(record.formats, formats, strict=True)) for formats in product(*among))
+        return (record.fits({**record.small, **formats, name: value}) for formats in each_way)
+
+    if any(fits(found)):
+        return found
+    values = limit.among or dict.fromkeys(map(limit.nearest, range(found, WIDEST + 1)))
+    fitting = {value: many for value in values if (many := sum(fits(value)))}
+    return min(fitting, key=lambda value: (-fitting[value], abs(value - wanted)), default=found)
 
 
 def _limit(at: str, name: str, value: Any) -> Limit:

@@ -21,7 +21,7 @@ class Unpacked(Rows):
     def quantize(self, rows, format):
         codes, *scales = super().quantize(rows, format)
         unpacked = oracle.unpacked(codes, rows.shape[1], format)
-        return unpacked.astype(np.uint8 if is_affine(format) else np.int8), *scales
+        return unpacked.astype(np.int8 if format.startswith("int") else np.uint8), *scales
 
     def dequantize(self, codes, scale, zero, width, format):
         packed = oracle.packed(oracle.Stored(codes.astype(np.int64), scale, zero, codes), format)
@@ -75,13 +75,28 @@ def swapped(codes):
     return (codes << 4) | (codes >> 4)
 
 
-def verdicts(kind, level="tolerant", formats=FORMATS):
+class OneUnpacked(Unpacked):
+    """MXFP4 a byte each, and the others packed the other way around."""
+
+    def quantize(self, rows, format):
+        return (Unpacked if format == "mxfp4" else Swapped).quantize(self, rows, format)
+
+    def dequantize(self, codes, scale, zero, width, format):
+        return (Unpacked if format == "mxfp4" else Swapped).dequantize(self, codes, scale, zero, width, format)
+
+
+class Flushed(Unpacked):
+    """The least element is read as nothing."""
+
+    def dequantize(self, codes, scale, zero, width, format):
+        return super().dequantize(np.where(codes & 7 == 1, codes & 8, codes), scale, zero, width, format)
+
+
+def verdicts(kind, level="tolerant", formats=FORMATS, clauses="FMT-GROUP-*,FMT-LEVEL-*,FMT-SMALL-*"):
     made = OnBackend(kvref.reference)
     made.level, made.formats, made.rows = level, formats, lambda: kind(kvref.reference)
     judge = Judge(made, Effort(examples=1))
-    return {
-        clause.id: verdict_of(judge.clause(checks)) for clause, checks in select("FMT-GROUP-*,FMT-LEVEL-*,FMT-SMALL-*").items()
-    }
+    return {clause.id: verdict_of(judge.clause(checks)) for clause, checks in select(clauses).items()}
 
 
 @pytest.mark.parametrize("level", ["exact", "tolerant"])
@@ -90,6 +105,18 @@ def test_codes_may_have_a_byte_each(level):
     assert found.pop("FMT-SMALL-01") == "not offered"
     assert found.pop("FMT-LEVEL-01") == ("passed" if level == "exact" else "not offered")
     assert set(found.values()) == {"passed"}
+
+
+def test_elements_may_have_a_byte_each():
+    of_elements = ("mxfp4", "mxfp6_e2m3", "nvfp4", "mxfp8_e4m3")
+    assert set(verdicts(Unpacked, "exact", of_elements, "FMT-MX-*").values()) == {"passed"}
+    assert verdicts(Flushed, "exact", ("mxfp4", "nvfp4"), "FMT-MX-01") == {"FMT-MX-01": "failed"}
+    assert verdicts(Opaque, "exact", of_elements, "FMT-MX-01") == {"FMT-MX-01": "not offered"}
+
+
+def test_one_format_of_a_byte_a_code_does_not_hide_the_packing_of_others():
+    assert verdicts(OneUnpacked, "exact", ("mxfp4",), "FMT-SMALL-01") == {"FMT-SMALL-01": "not offered"}
+    assert verdicts(OneUnpacked, "exact", ("mxfp4", "nvfp4"), "FMT-SMALL-01") == {"FMT-SMALL-01": "failed"}
 
 
 def test_of_bytes_of_its_own_what_they_read_back_as_is_judged():

@@ -79,7 +79,7 @@ BUGS = {
 PASSES = {
     "javascript": ("CONTIG-0[1-7]", "CONTIG-09", "CONTIG-1[1-3]", "WIN-0[1-7]", "BUF-0[1345679]", "LAW-0[124567]"),
     "cpp": ("BLOCK-*", "PAGED-*", "LAW-0[1-7]", "ATTN-10"),
-    "rust": ("QUANT-0[1-8]", "FMT-INT8-*", "FMT-FP8-*", "FMT-LEVEL-*", "LAW-0[124567]"),
+    "rust": ("QUANT-0[1-8]", "QUANT-10", "FMT-[IFL]*", "FMT-SMALL-*", "FMT-GGML-*", "FMT-MX-*", "LAW-0[124567]"),
 }
 
 

@@ -12,6 +12,7 @@ from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.implementations import load
 from kvref_conformance.judging.asked import Effort
 from kvref_conformance.judging.judge import Failure, Judge, select, verdict_of
+from kvref_conformance.limits import Limits
 
 WHOLE = {"FMT-GROUP-03"}  # no width that a group does not go into
 NONE = {each.id for each in all_clauses().values() if re.match("FMT-(GROUP|GGML|MX|SMALL)", each.id)}  # no group goes into it
@@ -82,6 +83,59 @@ def test_the_contiguous_cache_is_judged_in_the_sizes_it_has(name):
     found = verdicts(Restricted(limits, families=("contiguous",)), "contiguous")
     assert but("passed", found) == not_offered
     assert "failed" not in found.values()
+
+
+ONLY_GROUPS = {
+    "of 32": ({"format": ["q8_0", "int4_g32_float16"]}, None, {"QUANT-07"}),
+    "one that it has": ({}, ("q8_0",), {"QUANT-07"}),
+    "some too wide": ({"format": ["int4_g128_float16", "nvfp4"], "head_dim": [64]}, None, {"QUANT-07"}),
+    "far apart": ({"format": ["int4_g128_bfloat16", "q4_1"], "head_dim": {"least": 33}}, None, {"QUANT-07"}),
+}
+
+
+@pytest.mark.parametrize("name", ONLY_GROUPS)
+def test_a_quantized_cache_of_groups_alone_is_judged_in_rows_that_they_go_into(name):
+    limits, formats, not_offered = ONLY_GROUPS[name]
+    found = verdicts(Restricted(limits, families=("quantized",), formats=formats), "quantized")
+    assert but("passed", found) == not_offered == {clause for clause, said in found.items() if said == "not offered"}
+    assert len(found) - len(not_offered) >= 33
+
+
+def test_a_latent_cache_of_packed_latents_alone_is_judged_in_whole_tiles():
+    found = verdicts(Restricted({"dtype": ["packed"]}, families=("latent",)), "latent")
+    assert but("passed", found) == set()
+
+
+def test_sizes_are_sought_that_formats_go_into():
+    def nearest(declared, *formats):
+        return Limits(declared, formats).nearest("quantized", "head_dim", 5)
+
+    assert nearest({}, "q8_0") == 32
+    assert nearest({}, "nvfp4") == 16
+    assert nearest({}, "nvfp4", "q8_0", "uint2_g128_float32") == 128  # all of them
+    assert nearest({}, "q8_0", "int8") == 5  # which has no groups
+    assert nearest({"head_dim": [16, 48, 64, 96]}, "nvfp4", "q8_0") == 16  # where one is enough to begin with
+    assert nearest({"head_dim": [40, 96, 64]}, "q8_0", "int4_g64_float16") == 64
+    assert nearest({"head_dim": [40, 80]}, "q8_0") == 40  # none
+    assert nearest({"format": ["q8_0"]}, "q8_0", "int8") == 32
+
+
+def test_a_cache_of_groups_alone_that_errs_is_found():
+    limits = {"format": ["q4_0"]}
+
+    class Errs:
+        def __init__(self, **config):
+            self._cache = kvref.QuantizedCache(kvref.QuantizedConfig(**config))
+
+        def __getattr__(self, name):
+            return getattr(self._cache, name)
+
+        def append(self, layer, keys, values):
+            self._cache.append(layer, values, keys)
+
+    implementation = Restricted(limits, families=())
+    implementation.quantized = Errs
+    assert {"QUANT-01", "QUANT-03", "QUANT-06", "QUANT-10", "LAW-04"} <= but("passed", verdicts(implementation, "quantized"))
 
 
 def quantized(**changes):

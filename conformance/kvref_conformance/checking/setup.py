@@ -14,7 +14,7 @@ from kvref_conformance.conversation.handle import Handle
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families import all_families
 from kvref_conformance.oracle.elements import round_to
-from kvref_conformance.oracle.formats import GROUPS, PLAIN, either, has
+from kvref_conformance.oracle.formats import GROUPS, either
 from kvref_conformance.oracle.witness import MADE
 from kvref_conformance.outcome import Broken, NotOffered
 
@@ -34,7 +34,8 @@ def fitted(subject: Subject, family: str, **changes: Any) -> dict[str, Any]:
     config |= subject.limits.sizes(record, config)
     for name, among in record.formats.items():
         wanted = (changes[name],) if name in changes else dict.fromkeys((record.small[name], *among))
-        config[name] = formats_of(subject, name, *wanted)[0]
+        taken = formats_of(subject, name, *wanted)
+        config[name] = next((each for each in taken if record.together(config | {name: each})), taken[0])
     if not record.together(config):
         raise NotOffered(f"{family} of sizes that its limits allow and that fit together")
     return config
@@ -63,9 +64,7 @@ def takes(subject: Subject, name: str, value: Any) -> bool:
     """Whether a size or format of the check's family may be this: offered, and within its limits."""
     if not isinstance(value, str):
         return subject.limits.of(subject.family, name).allows(value)
-    plain = subject.limits.dtypes(subject.family)
-    offered = has(subject.implementation.formats, value) and (value not in PLAIN or value in plain)
-    return offered and subject.limits.of(subject.family, name).allows(value)
+    return subject.limits.takes(subject.family, name, value)
 
 
 def formats_of(subject: Subject, name: str, *wanted: str) -> list[str]:

@@ -39,7 +39,7 @@ class Subject(Calls):
         super().__init__(implementation, patience)
         self.rng = rng
         self.family, self.clause = family, clause
-        self.limits = Limits(getattr(implementation, "limits", None))
+        self.limits = Limits(getattr(implementation, "limits", None), implementation.formats)
         self.through: dict[str, str] = {}  # operations that were made of others, and how
         self._deriving: list[str] = []
 

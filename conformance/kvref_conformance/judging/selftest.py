@@ -20,7 +20,6 @@ from kvref_conformance.families import all_families
 from kvref_conformance.interface import offers
 from kvref_conformance.judging.offered import row_width, steps_of, was_asked
 from kvref_conformance.limits import Limits
-from kvref_conformance.oracle.formats import has
 from kvref_conformance.outcome import Broken, Hung, NotOffered
 
 SMALL_ROWS, LARGE_ROWS = 5, 4096  # numbers a row; the large ones make lines of a hundred kilobytes and more
@@ -138,16 +137,18 @@ def _outcome(program: OverStdio, timeout: float, op: str, on: int | None, args: 
 
 def _width(program: Any, family: str, dim: int) -> int:
     """Numbers a row, as near as its limits allow."""
-    found: int = _configuration(program, family, dim).get("head_dim") or row_width(Limits(program.limits), family, dim)
+    found: int = _configuration(program, family, dim).get("head_dim") or row_width(
+        Limits(program.limits, program.formats), family, dim
+    )
     return found
 
 
 def _configuration(program: Any, family: str, dim: int) -> dict[str, Any]:
     """Small sizes within its limits, in formats that it has; rows of `dim` numbers, where these make sense."""
-    record, limits = all_families()[family], Limits(program.limits)
+    record, limits = all_families()[family], Limits(program.limits, program.formats)
     config = dict(record.small)
     for name, among in record.formats.items():
-        taken = [each for each in (config[name], *among) if has(program.formats, each) and limits.of(family, name).allows(each)]
+        taken = [each for each in (config[name], *among) if limits.takes(family, name, each)]
         config[name] = next(iter(taken), config[name])
     wide = config | ({"head_dim": dim} if "head_dim" in config else {})
     config = wide if record.together(wide) else config

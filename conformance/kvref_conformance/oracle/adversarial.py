@@ -44,6 +44,8 @@ def _groups(rng: np.random.Generator, width: int, format: str, count: int) -> ND
     if affine:  # the least value is a zero of either sign, and both are there
         zeros = np.tile([0.0, -0.0, 1.0, -0.0], group // 4)
         parts = np.concatenate([parts, np.array([zeros, np.roll(zeros, -1)], np.float32)])
+    if format == "iq4_nl":
+        parts = np.concatenate([parts, _between_scales(rng, group, 2 * count)])
     if format in GGML:
         parts = parts[~ggml.any_code(parts.astype(np.float32), format)[:, 0]]
     most = 3e4 if halves else 1e38  # what a scale or a zero of float16 holds
@@ -74,3 +76,12 @@ def _ties(rng: np.random.Generator, group: int, format: str, count: int) -> NDAr
     if format in NVFP4:
         scale *= rng.integers(8, 16, size=(count, 1)) / 8  # all the digits that a scale has
     return ties * scale.astype(np.float32)
+
+
+def _between_scales(rng: np.random.Generator, group: int, count: int) -> NDArray:
+    """Blocks of IQ4_NL whose scale is about halfway between two of float16: a third of them have the other by another order."""
+    blocks = rng.normal(size=(count, group)).astype(np.float32)
+    scale = ggml.fitted_scale(blocks)
+    below = scale.astype(np.float16)
+    halfway = (below.astype(np.float64) + np.nextafter(below, np.float16(np.inf))) / 2
+    return (blocks * (halfway / scale)).astype(np.float32)

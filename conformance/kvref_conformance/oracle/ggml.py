@@ -135,6 +135,12 @@ def _iq4(x: NDArray, d: NDArray, inverse: NDArray) -> tuple[NDArray, NDArray]:
     return codes, np.where(none, 0.0, fl(upper / lower))
 
 
+def fitted_scale(rows: NDArray) -> NDArray:
+    """float64 [n, blocks]: the scale of IQ4_NL as it is before it is stored in float16, of blocks that are not near zero."""
+    x, d = cut(rows), fl(first_scale(rows, "iq4_nl"))
+    return _iq4(x, d, fl(1 / d)[:, :, None])[1]
+
+
 def quotients(rows: NDArray, format: str) -> NDArray:
     """What codes stand for, float64 [n, width]: x / d, or (x - min) / d; 0 where d has no reciprocal."""
     x, d = cut(rows), first_scale(rows, format)[:, :, None]

@@ -110,6 +110,16 @@ def the_lower_of_two_as_near_is_taken(patch):
     in_source(patch, "kvref.formats.ggml.IQ4NL._coded", "float(below) >= float(above)", "float(below) > float(above)")
 
 
+@bug("FMT-GGML-05")
+def sums_are_taken_in_halves(patch):
+    def halved(x):
+        while x.shape[-1] > 1:
+            x = x[..., : x.shape[-1] // 2] + x[..., x.shape[-1] // 2 :]
+        return x[..., 0]
+
+    patch.setattr(ggml, "_sum_in_order", halved)
+
+
 @bug("FMT-GGML-06")
 def the_far_end_wraps(patch):
     patch.setattr(

@@ -1,6 +1,7 @@
 //! Arrays as they travel, {"dtype", "shape", "base64"} in little-endian C order, and the errors of a cache.
 
 use crate::json::{object, Json};
+use crate::small_float::from_float16;
 
 /// What a cache refuses with: `kind` is one of the names the specification gives to errors.
 #[derive(Debug)]
@@ -83,7 +84,7 @@ pub fn floats(name: &str, array: &Json, wanted: &[Option<usize>]) -> Result<(Vec
     }
     let numbers = match dtype.as_str() {
         "float32" => bytes.chunks_exact(4).map(|four| f32::from_le_bytes(four.try_into().unwrap())).collect(),
-        "float16" => bytes.chunks_exact(2).map(|two| float16(u16::from_le_bytes(two.try_into().unwrap()))).collect(),
+        "float16" => bytes.chunks_exact(2).map(|two| from_float16(u16::from_le_bytes(two.try_into().unwrap()))).collect(),
         "bfloat16" => bytes
             .chunks_exact(2)
             .map(|two| f32::from_bits(u32::from(u16::from_le_bytes(two.try_into().unwrap())) << 16))
@@ -93,23 +94,8 @@ pub fn floats(name: &str, array: &Json, wanted: &[Option<usize>]) -> Result<(Vec
     Ok((numbers, shape))
 }
 
-fn float16(code: u16) -> f32 {
-    let sign = if code & 0x8000 > 0 { -1.0 } else { 1.0 };
-    let mantissa = f32::from(code & 1023);
-    match code >> 10 & 31 {
-        0 => sign * mantissa * 2f32.powi(-24),
-        31 => {
-            if mantissa == 0.0 {
-                sign * f32::INFINITY
-            } else {
-                f32::NAN
-            }
-        }
-        exponent => sign * (1.0 + mantissa / 1024.0) * 2f32.powi(i32::from(exponent) - 15),
-    }
-}
-
-fn sent(bytes: &[u8], dtype: &str, shape: &[usize]) -> Json {
+/// Bytes of a dtype, in its little-endian order.
+pub fn sent(bytes: &[u8], dtype: &str, shape: &[usize]) -> Json {
     let shape = shape.iter().map(|axis| Json::from(*axis as i64)).collect();
     object([("dtype", dtype.into()), ("shape", Json::List(shape)), ("base64", Json::String(to_base64(bytes)))])
 }
@@ -117,9 +103,4 @@ fn sent(bytes: &[u8], dtype: &str, shape: &[usize]) -> Json {
 pub fn sent_floats(numbers: &[f32], shape: &[usize]) -> Json {
     let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
     sent(&bytes, "float32", shape)
-}
-
-/// Codes: int8 or uint8.
-pub fn sent_codes(codes: &[u8], dtype: &str, shape: &[usize]) -> Json {
-    sent(codes, dtype, shape)
 }

@@ -1,116 +1,110 @@
-//! INT8 and FP8: how a number becomes a code, and a row of numbers codes with a scale.
+//! How a row of numbers is stored: bytes of codes, and bytes of scales where these lie beside the codes.
 
 use crate::arrays::{refuse, Result};
+use crate::ggml::{self, Ggml};
+use crate::mx::{self, Mx};
+use crate::symmetric::{self, Symmetric};
 
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Format {
-    Int8,
-    E4m3,
-    E5m2,
+    Symmetric(Symmetric), // a float32 scale a row
+    Ggml(Ggml),           // scales among the codes
+    Mx(Mx),               // a byte a group
 }
 
-pub const NAMES: [&str; 3] = ["int8", "float8_e4m3fn", "float8_e5m2"];
+pub fn names() -> Vec<&'static str> {
+    symmetric::NAMES.into_iter().chain(ggml::NAMES).chain(mx::NAMES).collect()
+}
 
 impl Format {
     pub fn named(name: &str) -> Result<Format> {
-        match name {
-            "int8" => Ok(Format::Int8),
-            "float8_e4m3fn" => Ok(Format::E4m3),
-            "float8_e5m2" => Ok(Format::E5m2),
-            _ => refuse("ConfigError", format!("format: expected one of {NAMES:?}, got {name:?}")),
+        let found = Symmetric::named(name).map(Format::Symmetric).or_else(|| Ggml::named(name).map(Format::Ggml));
+        match found.or_else(|| Mx::named(name).map(Format::Mx)) {
+            Some(format) => Ok(format),
+            None => refuse("ConfigError", format!("format: expected one of {:?}, got {name:?}", names())),
         }
     }
 
     /// The dtype in which codes travel.
     pub fn code_dtype(self) -> &'static str {
-        if self == Format::Int8 {
-            "int8"
-        } else {
-            "uint8"
-        }
-    }
-
-    /// The largest magnitude a code stands for.
-    fn limit(self) -> f32 {
         match self {
-            Format::Int8 => 127.0,
-            Format::E4m3 => 448.0,
-            Format::E5m2 => 57344.0,
+            Format::Symmetric(Symmetric::Int8) => "int8",
+            _ => "uint8",
         }
     }
 
-    /// Bits of the mantissa, and the exponent of the subnormals.
-    fn layout(self) -> (i32, i32) {
-        if self == Format::E4m3 {
-            (3, -6)
-        } else {
-            (2, -14)
+    /// The dtype of the scales that lie beside the codes, and how many of them a row of some width has.
+    pub fn scales(self, width: usize) -> Option<(&'static str, Option<usize>)> {
+        match self {
+            Format::Symmetric(_) => Some(("float32", None)), // one a row
+            Format::Ggml(_) => None,
+            Format::Mx(format) => Some(("uint8", Some(width / format.group()))),
         }
     }
 
-    /// The code of a number: to nearest, ties to even (FP8) or away from zero (INT8).
-    pub fn encode(self, x: f32) -> u8 {
-        if self == Format::Int8 {
-            return x.round().clamp(-127.0, 127.0) as i8 as u8;
-        }
-        let sign = (x.to_bits() >> 31 << 7) as u8;
-        let (mantissa_bits, least) = self.layout();
-        let past_the_largest = if self == Format::E4m3 { 0x7F } else { 0x7C }; // NaN, or infinity
-        if x.is_nan() {
-            return 0x7F;
-        }
-        if x.is_infinite() {
-            return sign | past_the_largest;
-        }
-        let exponent = ((x.to_bits() >> 23 & 255) as i32 - 127).max(least);
-        let steps = (f64::from(x.abs()) / 2f64.powi(exponent - mantissa_bits)).round_ties_even(); // exact before it is rounded
-        let code = (exponent - least) << mantissa_bits; // a carry out of the mantissa moves on to the next exponent
-        let most = if self == Format::E4m3 { 0x7E } else { 0x7C }; // E4M3 saturates, E5M2 goes to infinity
-        sign | (code + steps as i32).min(most) as u8
-    }
-
-    /// The number a code stands for.
-    pub fn decode(self, code: u8) -> f32 {
-        if self == Format::Int8 {
-            return f32::from(code as i8);
-        }
-        let sign = if code & 0x80 > 0 { -1.0 } else { 1.0 };
-        let (mantissa_bits, least) = self.layout();
-        let magnitude = i32::from(code & 0x7F);
-        let (exponent, mantissa) = (magnitude >> mantissa_bits, magnitude & ((1 << mantissa_bits) - 1));
-        match (self, magnitude) {
-            (Format::E4m3, 0x7F) | (Format::E5m2, 0x7D..) => f32::NAN,
-            (Format::E5m2, 0x7C) => sign * f32::INFINITY,
-            _ if exponent == 0 => sign * mantissa as f32 * 2f32.powi(least - mantissa_bits),
-            _ => sign * (mantissa + (1 << mantissa_bits)) as f32 * 2f32.powi(exponent - 1 + least - mantissa_bits),
+    /// The bytes of codes, and of scales, of a row of some width.
+    pub fn bytes(self, width: usize) -> (usize, usize) {
+        match self {
+            Format::Symmetric(_) => (width, 4),
+            Format::Ggml(format) => (width / ggml::BLOCK * format.size(), 0),
+            Format::Mx(format) => (width * format.bits() / 8, width / format.group()),
         }
     }
 
-    /// max(fl(max|x| / limit), 2^-23): the floor keeps a row of zeros from dividing by zero.
-    pub fn scale(self, row: &[f32]) -> f32 {
-        let largest = row.iter().fold(0f32, |largest, x| largest.max(x.abs()));
-        (largest / self.limit()).max(2f32.powi(-23))
+    /// Refuses with ConfigError a width that no group goes into (FMT-GROUP-03).
+    pub fn must_fit(self, width: usize) -> Result<()> {
+        let group = match self {
+            Format::Symmetric(_) => 1,
+            Format::Ggml(_) => ggml::BLOCK,
+            Format::Mx(format) => format.group(),
+        };
+        if width % group == 0 {
+            return Ok(());
+        }
+        refuse("ConfigError", format!("rows: expected a width that is a multiple of {group}, got {width}"))
     }
 
-    /// Codes of a row. The division is a division: a product with the reciprocal gets a few codes a million wrong.
-    pub fn quantize(self, row: &[f32], scale: f32, codes: &mut [u8]) {
-        for (x, code) in row.iter().zip(codes) {
-            *code = self.encode((x / scale).clamp(-self.limit(), self.limit()));
+    /// Refuses with NonFinite rows that would not read back finite: a NaN would become a plausible number.
+    pub fn must_read_back(self, name: &str, rows: &[f32], width: usize) -> Result<()> {
+        let reads_back = |row: &[f32]| match self {
+            Format::Symmetric(format) => format.reads_back(row),
+            Format::Ggml(format) => row.chunks_exact(ggml::BLOCK).all(|x| format.store(x, &mut vec![0; format.size()])),
+            Format::Mx(_) => true, // no element times its scale is larger than the number
+        };
+        if rows.iter().all(|x| x.is_finite()) && rows.chunks_exact(width.max(1)).all(reads_back) {
+            return Ok(());
+        }
+        refuse("NonFinite", format!("{name}: expected rows that read back finite, got one that does not"))
+    }
+
+    /// Codes and scales of a row that reads back finite.
+    pub fn store(self, row: &[f32], codes: &mut [u8], scales: &mut [u8]) {
+        match self {
+            Format::Symmetric(format) => {
+                let scale = format.scale(row);
+                format.quantize(row, scale, codes);
+                scales.copy_from_slice(&scale.to_le_bytes());
+            }
+            Format::Ggml(format) => {
+                for (x, block) in row.chunks_exact(ggml::BLOCK).zip(codes.chunks_exact_mut(format.size())) {
+                    format.store(x, block);
+                }
+            }
+            Format::Mx(format) => format.store(row, codes, scales),
         }
     }
 
-    pub fn dequantize(self, codes: &[u8], scale: f32, row: &mut [f32]) {
-        for (code, x) in codes.iter().zip(row) {
-            *x = self.decode(*code) * scale;
-        }
-    }
-
-    /// Refuses with NonFinite what would not read back finite: a NaN would become a plausible number, and where x is the largest of
-    /// its row, its scale times the largest code may pass the end of float32.
-    pub fn must_read_back(self, name: &str, numbers: &[f32]) -> Result<()> {
-        match numbers.iter().find(|x| !(x.abs() / self.limit() * self.limit()).is_finite()) {
-            Some(x) => refuse("NonFinite", format!("{name}: expected numbers that read back finite, got {x}")),
-            None => Ok(()),
+    pub fn read(self, codes: &[u8], scales: &[u8], row: &mut [f32]) {
+        match self {
+            Format::Symmetric(format) => {
+                format.dequantize(codes, f32::from_le_bytes(scales.try_into().expect("a scale of four bytes")), row)
+            }
+            Format::Ggml(format) => {
+                for (block, x) in codes.chunks_exact(format.size()).zip(row.chunks_exact_mut(ggml::BLOCK)) {
+                    format.read(block, x);
+                }
+            }
+            Format::Mx(format) => format.read(codes, scales, row),
         }
     }
 }

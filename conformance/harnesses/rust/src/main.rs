@@ -7,16 +7,21 @@
 
 mod arrays;
 mod formats;
+mod ggml;
 mod json;
+mod mx;
 mod quantized;
+mod small_float;
+mod symmetric;
 
 use std::collections::HashMap;
 use std::io::{self, BufRead, Write};
 
-use arrays::{floats, in_range, received, refuse, sent_codes, sent_floats, KvError, Result};
+use arrays::{floats, in_range, received, refuse, sent, sent_floats, KvError, Result};
 use formats::Format;
 use json::{object, Json};
 use quantized::{Config, QuantizedCache};
+use symmetric::Symmetric;
 
 enum Object {
     Elements,
@@ -56,7 +61,7 @@ fn about() -> Json {
         ("version", "1.0".into()),
         ("language", "rust".into()),
         ("level", "exact".into()),
-        ("formats", texts(&formats::NAMES)),
+        ("formats", texts(&formats::names())),
         ("families", texts(&["elements", "rows", "quantized"])),
     ])
 }
@@ -97,23 +102,28 @@ fn configuration(args: &Json) -> Result<Config> {
         Some(size) if size >= 1 => Ok(size as usize),
         _ => refuse("ConfigError", format!("{name}: expected an integer of at least 1, got {}", args.get(name))),
     };
-    Ok(Config {
+    let config = Config {
         num_layers: size("num_layers")?,
         capacity: size("capacity")?,
         num_kv_heads: size("num_kv_heads")?,
         head_dim: size("head_dim")?,
         format: Format::named(args.get("format").text())?,
-    })
+    };
+    config.format.must_fit(config.head_dim)?;
+    Ok(config)
 }
 
 /// Single values, without a scale: FP8 only.
 fn on_elements(name: &str, args: &Json) -> Result<Json> {
-    let format = Format::named(args.get("format").text())?;
+    let name_of_format = args.get("format").text();
+    let Some(format) = Symmetric::named(name_of_format) else {
+        return refuse("ConfigError", format!("format: expected one of {:?}, got {name_of_format:?}", symmetric::NAMES));
+    };
     match name {
         "encode" => {
             let (values, shape) = floats("values", args.get("values"), &[None])?;
             let codes: Vec<u8> = values.iter().map(|x| format.encode(*x)).collect();
-            Ok(sent_codes(&codes, "uint8", &shape))
+            Ok(sent(&codes, "uint8", &shape))
         }
         "decode" => {
             let codes = received(args.get("codes"));
@@ -124,30 +134,47 @@ fn on_elements(name: &str, args: &Json) -> Result<Json> {
     }
 }
 
-/// Rows [n, width] with a scale each.
+/// Rows [n, width], each with the scales that its format has.
 fn on_rows(name: &str, args: &Json) -> Result<Json> {
     let format = Format::named(args.get("format").text())?;
     match name {
         "quantize" => {
             let (rows, shape) = floats("rows", args.get("rows"), &[None, None])?;
-            format.must_read_back("rows", &rows)?;
-            let width = shape[1].max(1);
-            let scales: Vec<f32> = rows.chunks_exact(width).map(|row| format.scale(row)).collect();
-            let mut codes = vec![0; rows.len()];
-            for ((row, scale), codes) in rows.chunks_exact(width).zip(&scales).zip(codes.chunks_exact_mut(width)) {
-                format.quantize(row, *scale, codes);
+            let (count, width) = (shape[0], shape[1]);
+            format.must_fit(width)?;
+            format.must_read_back("rows", &rows, width)?;
+            let (code_bytes, scale_bytes) = format.bytes(width);
+            let (mut codes, mut scales) = (vec![0; count * code_bytes], vec![0; count * scale_bytes]);
+            for i in 0..count {
+                let scales = &mut scales[i * scale_bytes..][..scale_bytes];
+                format.store(&rows[i * width..][..width], &mut codes[i * code_bytes..][..code_bytes], scales);
             }
-            Ok(Json::List(vec![sent_codes(&codes, format.code_dtype(), &shape), sent_floats(&scales, &shape[..1]), Json::Null]))
+            let scales = match format.scales(width) {
+                Some((dtype, groups)) => sent(&scales, dtype, &[Some(count), groups].into_iter().flatten().collect::<Vec<_>>()),
+                None => Json::Null,
+            };
+            Ok(Json::List(vec![sent(&codes, format.code_dtype(), &[count, code_bytes]), scales, Json::Null]))
         }
         "dequantize" => {
-            let codes = received(args.get("codes"));
-            let (scales, _) = floats("scale", args.get("scale"), &[Some(codes.shape[0])])?;
-            let width = codes.shape[1].max(1);
-            let mut rows = vec![0f32; codes.bytes.len()];
-            for ((codes, scale), row) in codes.bytes.chunks_exact(width).zip(&scales).zip(rows.chunks_exact_mut(width)) {
-                format.dequantize(codes, *scale, row);
+            let Some(width) = args.get("width").integer().filter(|width| *width >= 0).map(|width| width as usize) else {
+                return refuse("ConfigError", format!("width: expected an integer of at least 0, got {}", args.get("width")));
+            };
+            format.must_fit(width)?;
+            let (codes, scales) = (received(args.get("codes")), received(args.get("scale")));
+            let (code_bytes, scale_bytes) = format.bytes(width);
+            let count = codes.shape.first().copied().unwrap_or(0);
+            if codes.bytes.len() != count * code_bytes || scales.bytes.len() != count * scale_bytes {
+                return refuse(
+                    "ShapeMismatch",
+                    format!("codes: expected rows of {code_bytes} bytes and {scale_bytes} of scales"),
+                );
             }
-            Ok(sent_floats(&rows, &codes.shape))
+            let mut rows = vec![0f32; count * width];
+            for i in 0..count {
+                let scales = &scales.bytes[i * scale_bytes..][..scale_bytes];
+                format.read(&codes.bytes[i * code_bytes..][..code_bytes], scales, &mut rows[i * width..][..width]);
+            }
+            Ok(sent_floats(&rows, &[count, width]))
         }
         _ => refuse("NotOffered", format!("rows.{name}")),
     }
@@ -190,6 +217,11 @@ fn on_cache(cache: &mut QuantizedCache, name: &str, args: &Json) -> Result<Json>
             pair(cache.read(layer, &positions), &[positions.len(), heads, dim])
         }
         "length" => Ok(Json::from(cache.length(layer()?) as i64)),
+        "truncate" => {
+            let length = in_range(args.get("length"), cache.shortest() + 1, "PositionOutOfRange", "length")?;
+            cache.truncate(length);
+            Ok(Json::Null)
+        }
         "clear" => {
             cache.clear();
             Ok(Json::Null)

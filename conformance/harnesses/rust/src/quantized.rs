@@ -11,10 +11,10 @@ pub struct Config {
     pub format: Format,
 }
 
-/// Keys or values of one layer: codes [capacity, num_kv_heads, head_dim], a scale for each row of a head.
+/// Keys or values of one layer: the bytes of codes, and of scales, of each row of a head, [capacity, num_kv_heads].
 struct Store {
     codes: Vec<u8>,
-    scales: Vec<f32>,
+    scales: Vec<u8>,
 }
 
 struct Layer {
@@ -30,10 +30,11 @@ pub struct QuantizedCache {
 }
 
 impl QuantizedCache {
-    /// shares_scales: the bug. All heads of a token use the scale of the first.
+    /// shares_scales: the bug. All heads of a token use the scale of the first, where a row has one.
     pub fn new(config: Config, shares_scales: bool) -> QuantizedCache {
         let rows = config.capacity * config.num_kv_heads;
-        let store = || Store { codes: vec![0; rows * config.head_dim], scales: vec![0.0; rows] };
+        let (codes, scales) = config.format.bytes(config.head_dim);
+        let store = || Store { codes: vec![0; rows * codes], scales: vec![0; rows * scales] };
         let layers = (0..config.num_layers).map(|_| Layer { keys: store(), values: store(), length: 0 }).collect();
         QuantizedCache { config, layers, shares_scales }
     }
@@ -43,14 +44,24 @@ impl QuantizedCache {
     }
 
     pub fn clear(&mut self) {
-        self.layers.iter_mut().for_each(|layer| layer.length = 0);
+        self.truncate(0);
+    }
+
+    /// Forgets what lies behind `length` tokens of each layer, which has as many.
+    pub fn truncate(&mut self, length: usize) {
+        self.layers.iter_mut().for_each(|layer| layer.length = length);
+    }
+
+    /// The tokens of the layer that has the fewest.
+    pub fn shortest(&self) -> usize {
+        self.layers.iter().map(|layer| layer.length).min().unwrap_or(0)
     }
 
     /// Token i to layers[i], keys and values [layers, num_kv_heads, head_dim]: all of them or none.
     pub fn append(&mut self, layers: &[usize], keys: &[f32], values: &[f32]) -> Result<()> {
         let Config { capacity, num_kv_heads, head_dim, format, .. } = self.config;
-        format.must_read_back("keys", keys)?;
-        format.must_read_back("values", values)?;
+        format.must_read_back("keys", keys, head_dim)?;
+        format.must_read_back("values", values, head_dim)?;
         for (number, layer) in self.layers.iter().enumerate() {
             let needed = layer.length + layers.iter().filter(|each| **each == number).count();
             if needed > capacity {
@@ -61,16 +72,21 @@ impl QuantizedCache {
             }
         }
         let token = num_kv_heads * head_dim;
+        let (code_bytes, scale_bytes) = format.bytes(head_dim);
         for (i, number) in layers.iter().enumerate() {
             let layer = &mut self.layers[*number];
             for (store, rows) in [(&mut layer.keys, &keys[i * token..]), (&mut layer.values, &values[i * token..])] {
-                let mut shared = None;
                 for (head, row) in rows[..token].chunks_exact(head_dim).enumerate() {
-                    let own = format.scale(row);
-                    let scale = if self.shares_scales { *shared.get_or_insert(own) } else { own };
                     let at = layer.length * num_kv_heads + head;
-                    store.scales[at] = scale;
-                    format.quantize(row, scale, &mut store.codes[at * head_dim..][..head_dim]);
+                    let codes = &mut store.codes[at * code_bytes..][..code_bytes];
+                    match format {
+                        Format::Symmetric(symmetric) if self.shares_scales => {
+                            let scale = symmetric.scale(&rows[..head_dim]);
+                            symmetric.quantize(row, scale, codes);
+                            store.scales[at * 4..][..4].copy_from_slice(&scale.to_le_bytes());
+                        }
+                        _ => format.store(row, codes, &mut store.scales[at * scale_bytes..][..scale_bytes]),
+                    }
                 }
             }
             layer.length += 1;
@@ -81,21 +97,23 @@ impl QuantizedCache {
     /// Keys and values of the tokens at some positions, [positions, num_kv_heads, head_dim].
     pub fn read(&self, layer: usize, positions: &[usize]) -> (Vec<f32>, Vec<f32>) {
         let Config { num_kv_heads, head_dim, format, .. } = self.config;
+        let (codes, scales) = format.bytes(head_dim);
         let from = |store: &Store| {
             let mut numbers = vec![0f32; positions.len() * num_kv_heads * head_dim];
             for (i, row) in numbers.chunks_exact_mut(head_dim).enumerate() {
                 let at = positions[i / num_kv_heads] * num_kv_heads + i % num_kv_heads;
-                format.dequantize(&store.codes[at * head_dim..][..head_dim], store.scales[at], row);
+                format.read(&store.codes[at * codes..][..codes], &store.scales[at * scales..][..scales], row);
             }
             numbers
         };
         (from(&self.layers[layer].keys), from(&self.layers[layer].values))
     }
 
-    /// Codes, and four bytes a scale, over the whole capacity.
+    /// Codes and scales, over the whole capacity.
     pub fn memory_bytes(&self) -> usize {
         let rows = 2 * self.config.num_layers * self.config.capacity * self.config.num_kv_heads;
-        rows * (self.config.head_dim + 4)
+        let (codes, scales) = self.config.format.bytes(self.config.head_dim);
+        rows * (codes + scales)
     }
 
     pub fn fp32_bytes(&self) -> usize {

@@ -12,7 +12,7 @@ from kvref_conformance.checking.setup import at_least, formats_of, held, new, pa
 from kvref_conformance.checking.streams import Stream, filled
 from kvref_conformance.conversation.handle import Handle
 from kvref_conformance.conversation.subject import Subject
-from kvref_conformance.families.quantized.stream import QuantizedStream
+from kvref_conformance.families.quantized.stream import QuantizedStream, formats_of_tokens
 from kvref_conformance.families.rows.handed import formats_of_rows, widths
 from kvref_conformance.oracle.formats import AFFINE, IN_GROUPS, SYMMETRIC
 from kvref_conformance.oracle.rows import read_as
@@ -41,7 +41,7 @@ def layer_is(subject: Subject, cache: Handle, layer: int, steps: Sequence[Pair],
 @check("QUANT-01", "quantized")
 def an_append_goes_to_one_layer(subject: Subject) -> None:
     subject.need(num_layers=2)
-    for name in formats_of(subject, "format", *SYMMETRIC):
+    for name in formats_of_tokens(subject):
         stream, keys, values = filled(QuantizedStream(subject, format=name), 3)
         equal(lengths(stream.cache)[:2], [3, 0], "lengths after 3 tokens for layer 0")
         reads_back(stream, keys, values, f"3 {name} tokens")
@@ -49,7 +49,7 @@ def an_append_goes_to_one_layer(subject: Subject) -> None:
 
 @check("QUANT-01", "quantized")
 def tokens_that_do_not_all_fit_are_not_appended(subject: Subject) -> None:
-    for name in formats_of(subject, "format", *SYMMETRIC):
+    for name in formats_of_tokens(subject):
         stream, keys, values = filled(QuantizedStream(subject, format=name), 3)
         before = lengths(stream.cache)
         with raises("CapacityExceeded"):
@@ -86,7 +86,7 @@ def a_full_layer_raises(subject: Subject) -> None:
 @check("QUANT-03", "quantized")
 def heads_have_scales_of_their_own(subject: Subject) -> None:
     subject.need(num_kv_heads=2)
-    for name in formats_of(subject, "format", *SYMMETRIC):
+    for name in formats_of_tokens(subject):
         stream, (keys, values) = QuantizedStream(subject, format=name), pair_of_tokens(subject, 3)
         keys[:, 0] *= LOUD
         values[:, 1] = held(subject, values[:, 1] * QUIET)
@@ -97,7 +97,7 @@ def heads_have_scales_of_their_own(subject: Subject) -> None:
 @check("QUANT-04", "quantized")
 def every_way_of_reading_agrees(subject: Subject) -> None:
     positions = [4, 0, 2]
-    for name in formats_of(subject, "format", *SYMMETRIC):
+    for name in formats_of_tokens(subject):
         stream, _, _ = filled(QuantizedStream(subject, format=name), 5)
         seen = {}
         for way in (many_tokens, each_token, each_head):
@@ -132,7 +132,7 @@ def _stacked(pairs: Sequence[Pair]) -> Pair:
 
 @check("QUANT-05", "quantized")
 def a_token_is_quantized_once(subject: Subject) -> None:
-    for name in formats_of(subject, "format", *SYMMETRIC):
+    for name in formats_of_tokens(subject):
         stream, keys, values = filled(QuantizedStream(subject, format=name), 2)
         first = stream.cache.read_tokens(0, [0, 1])
         for _ in range(6):
@@ -143,7 +143,7 @@ def a_token_is_quantized_once(subject: Subject) -> None:
 
 @check("QUANT-06", "quantized")
 def keys_and_values_have_scales_of_their_own(subject: Subject) -> None:
-    for name in formats_of(subject, "format", *SYMMETRIC):
+    for name in formats_of_tokens(subject):
         stream, (keys, values) = QuantizedStream(subject, format=name), pair_of_tokens(subject, 3)
         keys, values = keys * LOUD, held(subject, values * QUIET)
         stream.append(keys, values)

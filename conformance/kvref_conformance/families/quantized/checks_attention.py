@@ -5,11 +5,12 @@ from kvref_conformance.checking.expect import within
 from kvref_conformance.checking.registry import check
 from kvref_conformance.checking.setup import at_least, new, pair_of_tokens
 from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.families.quantized.stream import formats_of_tokens
 
 
 @check("ATTN-10", "quantized")
 def attention_over_codes_is_over_what_they_read_as(subject: Subject) -> None:
-    for name in subject.formats("int8", "float8_e4m3fn", "float8_e5m2"):
+    for name in formats_of_tokens(subject):
         cache = new(subject, "quantized", format=name)
         at_least(cache, capacity=7)
         layers = cache.config["num_layers"]

@@ -2,11 +2,11 @@
 
 from kvref_conformance.checking.expect import equal, pair, raises
 from kvref_conformance.checking.registry import check
-from kvref_conformance.checking.setup import at_least, formats_of, held, made, new, pair_of_tokens
+from kvref_conformance.checking.setup import at_least, held, made, new, pair_of_tokens
 from kvref_conformance.conversation.handle import Handle
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families.quantized.checks import LOUD, QUIET, Pair, lengths
-from kvref_conformance.oracle.formats import SYMMETRIC
+from kvref_conformance.families.quantized.stream import formats_of_tokens
 
 
 def step(subject: Subject, layers: int, loud: float = 1.0) -> Pair:
@@ -43,7 +43,7 @@ def holds(cache: Handle, want: list[Pair], count: int, when: str) -> None:
 
 @check("EDIT-01", "quantized")
 def the_first_tokens_of_every_layer_stay(subject: Subject) -> None:
-    for name in formats_of(subject, "format", *SYMMETRIC):
+    for name in formats_of_tokens(subject):
         cache, _ = stepped(subject, 7, format=name)
         for length in (6, 3, 0):
             before = held_by(cache, length)
@@ -102,7 +102,7 @@ def the_shortest_layer_says_how_many_may_stay(subject: Subject) -> None:
 @check("EDIT-03", "quantized")
 def what_follows_is_as_if_nothing_had_gone(subject: Subject) -> None:
     """Whatever the tokens that went were: louder than all others, or quieter."""
-    for name in formats_of(subject, "format", *SYMMETRIC):
+    for name in formats_of_tokens(subject):
         for loud in (float(LOUD), float(QUIET)):
             cache, steps = stepped(subject, 4, format=name)
             at_least(cache, capacity=8)

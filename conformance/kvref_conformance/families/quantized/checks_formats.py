@@ -3,11 +3,11 @@
 from kvref_conformance.arrays import NDArray
 from kvref_conformance.checking.expect import equal, raises
 from kvref_conformance.checking.registry import check
-from kvref_conformance.checking.setup import at_least, few, formats_of, new, pair_of_tokens, takes
+from kvref_conformance.checking.setup import at_least, new, pair_of_tokens, takes
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families.quantized.checks import reads_back
-from kvref_conformance.families.quantized.stream import QuantizedStream
-from kvref_conformance.oracle.formats import IN_GROUPS, group_of
+from kvref_conformance.families.quantized.stream import QuantizedStream, formats_in_groups
+from kvref_conformance.oracle.formats import group_of
 from kvref_conformance.oracle.rows import row_bytes
 from kvref_conformance.outcome import NotOffered
 
@@ -23,14 +23,14 @@ def four_tokens(subject: Subject, format: str) -> tuple[QuantizedStream, NDArray
 
 @check("QUANT-10", "quantized")
 def tokens_read_back_as_their_format_says(subject: Subject) -> None:
-    for name in few(subject, formats_of(subject, "format", *IN_GROUPS)):
+    for name in formats_in_groups(subject):
         stream, keys, values = four_tokens(subject, name)
         reads_back(stream, keys, values, f"4 {name} tokens")
 
 
 @check("QUANT-10", "quantized")
 def codes_and_scales_go_and_come_together(subject: Subject) -> None:
-    for name in few(subject, formats_of(subject, "format", *IN_GROUPS)):
+    for name in formats_in_groups(subject):
         stream, keys, values = four_tokens(subject, name)
         stream.cache.truncate(2)
         keys[2:], values[2:] = pair_of_tokens(subject, 2, *keys.shape[1:])  # of other magnitudes
@@ -43,7 +43,7 @@ def codes_and_scales_go_and_come_together(subject: Subject) -> None:
 
 @check("QUANT-10", "quantized")
 def memory_is_what_the_format_stores(subject: Subject) -> None:
-    for name in few(subject, formats_of(subject, "format", *IN_GROUPS)):
+    for name in formats_in_groups(subject):
         cache = new(subject, "quantized", format=name, head_dim=2 * group_of(name))
         rows = 2 * cache.config["num_layers"] * cache.config["capacity"] * cache.config["num_kv_heads"]
         equal(cache.memory_bytes, rows * row_bytes(cache.config["head_dim"], name), f"memory_bytes in {name}")
@@ -53,7 +53,7 @@ def memory_is_what_the_format_stores(subject: Subject) -> None:
 def a_head_dim_that_no_group_goes_into_is_refused(subject: Subject) -> None:
     tried = [
         (name, dim)
-        for name in few(subject, formats_of(subject, "format", *IN_GROUPS))
+        for name in formats_in_groups(subject)
         for dim in (group_of(name) + 1, group_of(name) // 2)
         if takes(subject, "head_dim", dim)
     ]

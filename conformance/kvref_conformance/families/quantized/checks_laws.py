@@ -5,12 +5,11 @@ from collections.abc import Iterator
 from kvref_conformance.checking.expect import equal, pair, raises, reads
 from kvref_conformance.checking.integers import Seen, Typed, the_same_in_any_type
 from kvref_conformance.checking.registry import check
-from kvref_conformance.checking.setup import at_least, formats_of, new, pair_of_tokens
+from kvref_conformance.checking.setup import at_least, new, pair_of_tokens
 from kvref_conformance.checking.streams import MANY, filled
 from kvref_conformance.conversation.handle import Handle
 from kvref_conformance.conversation.subject import Subject
-from kvref_conformance.families.quantized.stream import QuantizedStream
-from kvref_conformance.oracle.formats import SYMMETRIC
+from kvref_conformance.families.quantized.stream import QuantizedStream, formats_of_tokens
 
 
 def stepped(subject: Subject, steps: int, **config: str) -> Handle:
@@ -86,7 +85,7 @@ def tokens_are_appended_whatever_the_layer_is_named_in(subject: Subject) -> None
 
 @check("LAW-05", "quantized")
 def a_token_never_appended_cannot_be_read(subject: Subject) -> None:
-    for name in formats_of(subject, "format", *SYMMETRIC):
+    for name in formats_of_tokens(subject):
         cache = stepped(subject, 3, format=name)
         for layer in range(cache.config["num_layers"]):
             with raises("PositionOutOfRange"):
@@ -95,7 +94,7 @@ def a_token_never_appended_cannot_be_read(subject: Subject) -> None:
 
 @check("LAW-05", "quantized")
 def a_token_that_was_cleared_cannot_be_read(subject: Subject) -> None:
-    for name in formats_of(subject, "format", *SYMMETRIC):
+    for name in formats_of_tokens(subject):
         cache = stepped(subject, 3, format=name)
         cache.clear()
         for layer in range(cache.config["num_layers"]):

@@ -6,13 +6,32 @@ from typing import Any
 
 from kvref_conformance.arrays import NDArray
 from kvref_conformance.checking.counts import MANY, NEGATIVE, Counter
-from kvref_conformance.checking.setup import formats_of, new, other, pair_of_tokens, tokens
+from kvref_conformance.checking.setup import few, formats_of, new, other, pair_of_tokens, tokens
 from kvref_conformance.checking.streams import Bad, Stream, wrong_queries
 from kvref_conformance.conversation.calls import Own
 from kvref_conformance.conversation.subject import Subject
-from kvref_conformance.oracle.formats import SYMMETRIC
+from kvref_conformance.oracle.formats import IN_GROUPS, SYMMETRIC, group_of
 from kvref_conformance.oracle.rows import Reads, read_as
 from kvref_conformance.outcome import NotOffered
+
+
+def formats_of_tokens(subject: Subject) -> list[str]:
+    """INT8 and FP8; of a cache that has neither, formats of groups that rows of checks hold (QUANT-10). Raises NotOffered."""
+    try:
+        return formats_of(subject, "format", *SYMMETRIC)
+    except NotOffered as lacking:
+        with suppress(NotOffered):
+            if fitting := [name for name in formats_in_groups(subject) if subject.dim % group_of(name) == 0]:
+                return fitting
+        raise lacking
+
+
+def formats_in_groups(subject: Subject) -> list[str]:
+    """Some of the formats of groups, which go into some head_dim that it takes. Raises NotOffered."""
+    offered = formats_of(subject, "format", *IN_GROUPS)
+    if going := [name for name in offered if subject.size("head_dim", 2 * group_of(name)) % group_of(name) == 0]:
+        return few(subject, going)
+    raise NotOffered(f"a head_dim that is a multiple of {min(map(group_of, offered))}")
 
 
 class QuantizedStream(Stream):
@@ -49,7 +68,7 @@ class QuantizedStream(Stream):
             return none, none
 
     def quantizing(self) -> Iterator[Stream]:
-        for name in formats_of(self.subject, "format", *SYMMETRIC):
+        for name in formats_of_tokens(self.subject):
             yield self.fresh(format=name)
 
     def read_as_is(self) -> Any:

@@ -99,14 +99,18 @@ def a_group_is_stored_as_if_it_were_alone(subject: Subject) -> None:
 
 @check("FMT-SMALL-01", "rows")
 def codes_lie_low_bits_first(subject: Subject) -> None:
+    lacking, judged = "", False
     for name in formats_of_rows(subject, *SMALL):
         (width,) = widths(subject, 128, format=name)
         family, rows = subject.new("rows"), telling(subject, name, width)
         codes, scale, zero = family.quantize(rows, name)
         if scale is None:
-            raise NotOffered("a scale beside the codes")
+            lacking = "a scale beside the codes"
+            continue
         if oracle.a_byte_each(codes, width, name):
-            raise NotOffered("codes that are packed: each has a byte of its own")
+            lacking = "codes that are packed: each has a byte of its own"
+            continue
+        judged = True
         want, values = oracle.store(rows, name), family.dequantize(codes, scale, zero, width, name)
         if subject.level == "exact":
             same(codes, oracle.packed(want, name), f"bytes of {name} rows of {width}")
@@ -114,6 +118,8 @@ def codes_lie_low_bits_first(subject: Subject) -> None:
         else:  # its scale may be another: that is FMT-GROUP-01's, FMT-MX-02's and FMT-MX-06's to say
             said = oracle.said(codes, scale, zero, width, name)
             within(values, said, 2.0**-7 * np.abs(said).max(), f"{name} values of {width}, against its bytes, low bits first")
+    if not judged:
+        raise NotOffered(lacking)
 
 
 def telling(subject: Subject, format: str, width: int) -> NDArray:

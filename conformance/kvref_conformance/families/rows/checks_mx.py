@@ -12,6 +12,7 @@ from kvref_conformance.oracle import mx
 from kvref_conformance.oracle import rows as oracle
 from kvref_conformance.oracle.formats import MX, NVFP4, group_of
 from kvref_conformance.oracle.stored import Stored
+from kvref_conformance.outcome import NotOffered
 
 
 @check("FMT-MX-01", "rows")
@@ -21,14 +22,27 @@ def every_element_with_every_scale_reads_as_their_product(subject: Subject) -> N
         codes = np.resize(np.arange(len(worth)), (-(-len(worth) // group), group)).astype(np.int64)
         scales = np.arange(256 if name in MX else 127, dtype=np.uint8)  # of NVFP4 the positive ones
         (width,) = widths(subject, group, format=name)
+        a_byte_each = holds_a_byte_each(subject, width, name)
         for part in codes:
             every = np.tile(part, (len(scales), width // group))
             of_each = np.repeat(scales[:, None], width // group, axis=1)
             stored = Stored(every, mx.scales(of_each, name).astype(np.float32), np.zeros(of_each.shape, np.float32), every)
-            got = subject.new("rows").dequantize(oracle.packed(stored, name), of_each, None, width, name)
+            given = every.astype(np.uint8) if a_byte_each else oracle.packed(stored, name)
+            got = subject.new("rows").dequantize(given, of_each, None, width, name)
             with np.errstate(over="ignore", invalid="ignore"):
                 want = (worth[every] * np.repeat(mx.scales(of_each, name), group, axis=1)).astype(np.float32)
             same(got, want, f"{name} values of codes {part[0]} to {part[-1]} with every scale")
+
+
+def holds_a_byte_each(subject: Subject, width: int, format: str) -> bool:
+    """Whether it gives each code a byte of its own, as far as it shows. Raises NotOffered where its bytes are of another kind."""
+    try:
+        codes, scale, _ = subject.new("rows").quantize(np.zeros((1, width), np.float32), format)
+    except NotOffered:
+        return False
+    if scale is None:
+        raise NotOffered("a scale beside the codes")
+    return oracle.a_byte_each(codes, width, format)
 
 
 @check("FMT-MX-02", "rows")

@@ -1,0 +1,51 @@
+//! Floats of a few bits: sign, exponent and mantissa side by side, subnormals below the least exponent.
+
+/// What lies above the largest number (infinity, NaN, nothing) is the business of who asks.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct SmallFloat {
+    pub mantissa_bits: i32,
+    pub least: i32, // the exponent of the subnormals
+}
+
+pub const E4M3: SmallFloat = SmallFloat { mantissa_bits: 3, least: -6 };
+pub const E5M2: SmallFloat = SmallFloat { mantissa_bits: 2, least: -14 };
+pub const E3M2: SmallFloat = SmallFloat { mantissa_bits: 2, least: -2 };
+pub const E2M3: SmallFloat = SmallFloat { mantissa_bits: 3, least: 0 };
+pub const E2M1: SmallFloat = SmallFloat { mantissa_bits: 1, least: 0 };
+pub const FLOAT16: SmallFloat = SmallFloat { mantissa_bits: 10, least: -14 };
+
+impl SmallFloat {
+    /// The code of a finite magnitude, nearest, ties to even; of exponents that the format may not have. NaN is 0.
+    pub fn code(self, magnitude: f32) -> i32 {
+        let exponent = ((magnitude.to_bits() >> 23 & 255) as i32 - 127).max(self.least);
+        let steps = f64::from(magnitude) / 2f64.powi(exponent - self.mantissa_bits); // exact before it is rounded
+                                                                                     // A carry out of the mantissa moves on to the next exponent.
+        ((exponent - self.least) << self.mantissa_bits) + steps.round_ties_even() as i32
+    }
+
+    /// The magnitude that a code without its sign stands for.
+    pub fn magnitude(self, code: i32) -> f32 {
+        let (field, mantissa) = (code >> self.mantissa_bits, code & ((1 << self.mantissa_bits) - 1));
+        let units = if field == 0 { mantissa } else { mantissa + (1 << self.mantissa_bits) };
+        units as f32 * 2f32.powi(field.max(1) - 1 + self.least - self.mantissa_bits)
+    }
+}
+
+/// float16, nearest, ties to even; what is beyond it is infinite.
+pub fn to_float16(x: f32) -> u16 {
+    let sign = (x.to_bits() >> 31 << 15) as u16;
+    match x {
+        _ if x.is_nan() => 0x7E00,
+        _ if x.is_infinite() => sign | 0x7C00,
+        _ => sign | FLOAT16.code(x.abs()).min(0x7C00) as u16,
+    }
+}
+
+pub fn from_float16(code: u16) -> f32 {
+    let sign = if code & 0x8000 > 0 { -1.0 } else { 1.0 };
+    match code & 0x7FFF {
+        0x7C00 => sign * f32::INFINITY,
+        0x7C01.. => f32::NAN,
+        magnitude => sign * FLOAT16.magnitude(i32::from(magnitude)),
+    }
+}
