@@ -8,7 +8,8 @@ from traceback import walk_tb
 from types import CodeType
 from typing import Any
 
-OURS = {"kvref", "kvref_conformance", "kvref_numpy", "kvref_numpy_attention", "kvref_torch", "kvref_cupy"}
+OURS = {"kvref", "kvref_conformance", "kvref_torch", "kvref_cupy", "kvref_numpy"}
+OURS |= {f"kvref_numpy_{each}" for each in ("attention", "formats", "ggml", "groups")}
 
 
 def raised_at(error: BaseException) -> str:
