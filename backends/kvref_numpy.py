@@ -26,7 +26,9 @@ from kvref.formats import Format, Quantized, SmallFloat
 from kvref.formats.affine import LEAST_SCALE as LEAST_AFFINE_SCALE
 from kvref.formats.affine import AffineRow
 from kvref.formats.base import check_read_back, stored_as, widen
+from kvref.formats.rotated import Rotated, hadamard
 from kvref.formats.small_float import BFLOAT16, ELEMENTS, FLOAT16
+from kvref.formats.static import StaticFloat8
 from kvref.formats.symmetric import LEAST_SCALE, SymmetricRow
 from kvref_numpy_attention import all_finite, grouped_attention
 
@@ -88,6 +90,10 @@ class NumPyBackend:
             rows = widen(rows)
         if format.granularity == "element":
             return Quantized(self._cast(rows, format.name, out and out.codes))
+        if isinstance(format, Rotated):
+            return self.quantize(format.turned(rows), format.inner, out)
+        if isinstance(format, StaticFloat8):
+            return Quantized(self.encode(format.quotient(rows), format.small, out and out.codes))
         if not isinstance(format, AffineRow | SymmetricRow) or rows.ndim == 0 or rows.size == 0:
             return reference.quantize(rows, format, out)
         if out is None:
@@ -106,6 +112,14 @@ class NumPyBackend:
         codes = stored.codes
         if format.name == "float32" and out is None:
             return codes
+        if isinstance(format, Rotated):
+            values = self.dequantize(stored, width, format.inner, out)
+            values[...] = hadamard(values)
+            return values
+        if isinstance(format, StaticFloat8):
+            values = self.decode(codes, format.small, out)
+            values *= format.scale
+            return values
         if format.granularity == "group" or (format.granularity != "element" and codes.size == 0):
             return reference.dequantize(stored, width, format, out)
         if out is None:
