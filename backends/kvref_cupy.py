@@ -21,7 +21,9 @@ from kvref.formats import Format, Quantized, SmallFloat
 from kvref.formats.affine import LEAST_SCALE as LEAST_AFFINE_SCALE
 from kvref.formats.affine import AffineRow
 from kvref.formats.base import stored_as, widen
+from kvref.formats.rotated import Rotated, hadamard
 from kvref.formats.small_float import ELEMENTS
+from kvref.formats.static import StaticFloat8
 from kvref.formats.symmetric import LEAST_SCALE, SymmetricRow
 from kvref_numpy_attention import grouped_attention
 
@@ -77,6 +79,10 @@ class CuPyBackend:
         rows = widen(rows)
         if format.granularity == "element":
             return Quantized(self._cast(rows, format, out and out.codes))
+        if isinstance(format, Rotated):
+            return self.quantize(format.turned(rows), format.inner, out)
+        if isinstance(format, StaticFloat8):
+            return Quantized(self.encode(format.quotient(rows), format.small, out and out.codes))
         if not isinstance(format, AffineRow | SymmetricRow) or rows.ndim == 0 or rows.size == 0:
             return reference.quantize(rows, format, out)
         width = rows.shape[-1]
@@ -101,6 +107,14 @@ class CuPyBackend:
             if codes.dtype.kind == "f":
                 return codes.astype(np.float32, copy=False) if out is None else _filled(out, codes)
             return self.decode(codes, ELEMENTS[format.name], out)
+        if isinstance(format, Rotated):
+            values = self.dequantize(stored, width, format.inner, out)
+            values[...] = hadamard(values)
+            return values
+        if isinstance(format, StaticFloat8):
+            values = self.decode(codes, format.small, out)
+            values *= format.scale
+            return values
         if format.granularity == "group" or codes.size == 0:
             return reference.dequantize(stored, width, format, out)
         out = cupy.empty((*codes.shape[:-1], width), np.float32) if out is None else out

@@ -22,7 +22,9 @@ from kvref.formats.base import stored_as, widen
 from kvref.formats.ggml import GGML, IQ4NL
 from kvref.formats.grouped import Groups
 from kvref.formats.microscaling import MX, NVFP4
+from kvref.formats.rotated import Rotated, hadamard
 from kvref.formats.small_float import BFLOAT16, FLOAT16
+from kvref.formats.static import StaticFloat8
 from kvref.formats.symmetric import SymmetricRow
 from kvref_numpy_attention import grouped_attention
 from kvref_numpy_formats import BLOCK, F32, decode, dequantize_row, encode, encode_bfloat16, quantize_affine, quantize_symmetric
@@ -91,6 +93,10 @@ class NumPyBackend:
             rows = widen(rows)
         if format.granularity == "element":
             return Quantized(self._cast(rows, format.name, out and out.codes))
+        if isinstance(format, Rotated):
+            return self.quantize(format.turned(rows), format.inner, out)
+        if isinstance(format, StaticFloat8):
+            return Quantized(self.encode(format.quotient(rows), format.small, out and out.codes))
         kernel = KERNELS.get(type(format))
         if kernel is None or rows.ndim == 0 or rows.size == 0 or rows.shape[-1] % (format.group or 1):
             return reference.quantize(rows, format, out)
@@ -107,6 +113,14 @@ class NumPyBackend:
         codes = stored.codes
         if format.name == "float32" and out is None:
             return codes
+        if isinstance(format, Rotated):
+            values = self.dequantize(stored, width, format.inner, out)
+            values[...] = hadamard(values)
+            return values
+        if isinstance(format, StaticFloat8):
+            values = self.decode(codes, format.small, out)
+            values *= format.scale
+            return values
         kernel = KERNELS.get(type(format))
         if format.granularity != "element" and (kernel is None or codes.size == 0 or width % (format.group or 1)):
             return reference.dequantize(stored, width, format, out)

@@ -28,7 +28,9 @@ from kvref.formats import Format, Quantized, SmallFloat
 from kvref.formats.affine import LEAST_SCALE as LEAST_AFFINE_SCALE
 from kvref.formats.affine import AffineRow
 from kvref.formats.base import stored_as, widen
+from kvref.formats.rotated import Rotated, hadamard
 from kvref.formats.small_float import BFLOAT16, E4M3FN, E5M2, ELEMENTS, FLOAT16
+from kvref.formats.static import StaticFloat8
 from kvref.formats.symmetric import LEAST_SCALE, SymmetricRow
 
 BLOCK = 2**16  # values at a time on a CPU: 256 KiB of float32
@@ -113,6 +115,10 @@ class TorchBackend:
             if out is None:
                 return Quantized(rows.to(getattr(torch, format.name)))
             return Quantized(out.codes.copy_(rows))
+        if isinstance(format, Rotated):
+            return self.quantize(format.turned(rows), format.inner, out)
+        if isinstance(format, StaticFloat8):
+            return Quantized(self.encode(format.quotient(rows), format.small, out and out.codes))
         if not isinstance(format, AffineRow | SymmetricRow) or rows.ndim == 0 or rows.numel() == 0:
             return reference.quantize(rows, format, out)
         if out is None:
@@ -141,6 +147,14 @@ class TorchBackend:
         codes = stored.codes
         if format.granularity == "element":
             return codes.to(torch.float32) if out is None else out.copy_(codes)
+        if isinstance(format, Rotated):
+            values = self.dequantize(stored, width, format.inner, out)
+            values[...] = hadamard(values)
+            return values
+        if isinstance(format, StaticFloat8):
+            values = self.decode(codes, format.small, out)
+            values *= format.scale
+            return values
         if format.granularity == "group" or codes.numel() == 0:
             return reference.dequantize(stored, width, format, out)
         if out is None:

@@ -25,17 +25,30 @@ from kvref.slots import TokenStore
 
 @dataclass(frozen=True)
 class QuantizedConfig:
-    """capacity: tokens a layer. format: int8, float8_e4m3fn, float8_e5m2, or one of groups, which go into head_dim (QUANT-10)."""
+    """capacity: tokens a layer. format: int8, float8_e4m3fn, float8_e5m2, or one of groups, which go into head_dim (QUANT-10).
+
+    key_scale, value_scale: what all keys, and all values, are divided by in formats whose scale is given (FMT-STATIC), 1.0 where
+    nothing is said; in others there must be none.
+    """
 
     num_layers: int
     capacity: int
     num_kv_heads: int
     head_dim: int
     format: str = "int8"
+    key_scale: float | None = None
+    value_scale: float | None = None
 
     def __post_init__(self) -> None:
         whole_fields(self, "num_layers", "capacity", "num_kv_heads", "head_dim")
-        get_format(self.format, among=ROW_FORMATS).code_width(self.head_dim)  # which says whether it has groups of whole width
+        for format in self.formats:
+            format.code_width(self.head_dim)  # which says whether it has groups of whole width
+
+    @property
+    def formats(self) -> tuple[Format, Format]:
+        """Of keys, and of values: the same but for a scale that is given. Raises ConfigError."""
+        keys, values = (get_format(self.format, ROW_FORMATS, scale) for scale in (self.key_scale, self.value_scale))
+        return keys, values
 
 
 class QuantizedCache:
@@ -43,7 +56,8 @@ class QuantizedCache:
         self.config = config
         self._backend = backend
         slots = config.num_layers * config.capacity  # token p of layer l lies in slot l * capacity + p
-        self._store = TokenStore(backend, get_format(config.format), slots, config.num_kv_heads, config.head_dim)
+        of_keys, of_values = config.formats
+        self._store = TokenStore(backend, of_keys, slots, config.num_kv_heads, config.head_dim, of_values)
         self._lengths = [0] * config.num_layers
 
     def append(self, layer: int, keys: Array, values: Array) -> None:

@@ -69,9 +69,18 @@ class SlotStore:
 class TokenStore:
     """Keys and values side by side, each with scales of its own (QUANT-06, FMT-AFF-03)."""
 
-    def __init__(self, backend: Backend, format: Format, num_slots: int, num_kv_heads: int, head_dim: int) -> None:
+    def __init__(
+        self,
+        backend: Backend,
+        format: Format,
+        num_slots: int,
+        num_kv_heads: int,
+        head_dim: int,
+        value_format: Format | None = None,
+    ) -> None:
+        """value_format: where values are not in `format`, as keys are: their scale may be given, and another (FMT-STATIC-06)."""
         self.keys = SlotStore(backend, format, num_slots, num_kv_heads, head_dim)
-        self.values = SlotStore(backend, format, num_slots, num_kv_heads, head_dim)
+        self.values = SlotStore(backend, value_format or format, num_slots, num_kv_heads, head_dim)
         self.format = format
 
     def quantized(self, keys: Array, values: Array) -> tuple[Quantized, Quantized]:

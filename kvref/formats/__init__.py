@@ -1,8 +1,8 @@
 """How a row of numbers is stored: one small object a format, looked up by name.
 
 `element` formats cast each number; `head` formats share a scale over one head's row; `token` formats share a scale and a zero
-over all heads of a token; `group` formats share them over 16 to 128 neighbours of a head's row. Chapter FMT of the specification
-says what each does, to the bit.
+over all heads of a token; `group` formats share them over 16 to 128 neighbours of a head's row; `given` formats are told their
+scale. What ends with `_hadamard` is rotated first. Chapter FMT of the specification says what each does, to the bit.
 """
 
 from collections.abc import Collection
@@ -14,30 +14,42 @@ from kvref.formats.casts import bfloat16, float16, float32
 from kvref.formats.ggml import GGML_TYPES
 from kvref.formats.grouped import GROUPS
 from kvref.formats.microscaling import MICROSCALED
+from kvref.formats.rotated import Rotated
 from kvref.formats.small_float import ELEMENTS, SmallFloat
+from kvref.formats.static import STATIC, StaticFloat8
 from kvref.formats.symmetric import float8_e4m3fn, float8_e5m2, int8
 
 __all__ = ["FORMATS", "Format", "Quantized", "SmallFloat", "element_format", "get_format"]
 
-_ALL: tuple[Format, ...] = (
+_PLAIN: tuple[Format, ...] = (
     float32, float16, bfloat16, int8, float8_e4m3fn, float8_e5m2, q8, q4,
-    *GGML_TYPES, *MICROSCALED, *GROUPS,
+    *GGML_TYPES, *MICROSCALED, *GROUPS, *STATIC,
 )  # fmt: skip
-FORMATS = {each.name: each for each in _ALL}
+_BY_NAME = {each.name: each for each in _PLAIN}
+ROTATED = tuple(Rotated(_BY_NAME[name]) for name in ("int8", "float8_e4m3fn", "q8_0", "q4_0", "int4_g32_float16"))
+FORMATS: dict[str, Format] = _BY_NAME | {each.name: each for each in ROTATED}
 _OF_GROUPS = {each.name for each in GROUPS}
 GROUP_NAMES = "{int,uint}{8,4,2}_g{32,64,128}_{float32,float16,bfloat16}"  # how they are called
 PLAIN_DTYPES = tuple(name for name, each in FORMATS.items() if each.granularity == "element")
-ROW_FORMATS = tuple(name for name, each in FORMATS.items() if each.granularity in ("head", "group"))
+ROW_FORMATS = tuple(name for name, each in FORMATS.items() if each.granularity in ("head", "group", "given"))
 SCALED_FORMATS = tuple(name for name, each in FORMATS.items() if each.granularity in ("head", "token"))
 
 
-def get_format(name: str, among: Collection[str] = tuple(FORMATS)) -> Format:
-    """The format called `name`. Raises ConfigError, naming the known ones (LAW-12)."""
+def get_format(name: str, among: Collection[str] = tuple(FORMATS), scale: float | None = None) -> Format:
+    """The format called `name`, with the scale that it is given, 1.0 unless it is said.
+
+    Raises ConfigError, naming the known ones (LAW-12), and for a scale that is none, or given to what makes its own.
+    """
     if not isinstance(name, str) or name not in among:
         named = [each for each in among if each not in _OF_GROUPS]
         spelled = [*named, GROUP_NAMES] if len(named) < len(among) else named
         raise ConfigError(f"format: expected one of {', '.join(spelled)}, got {name!r}")
-    return FORMATS[name]
+    format = FORMATS[name]
+    if scale is None:
+        return format
+    if not isinstance(format, StaticFloat8):
+        raise ConfigError(f"scale: expected none for {name}, which makes its own or has none, got {scale!r}")
+    return format.with_scale(scale)
 
 
 def element_format(name: str) -> SmallFloat:

@@ -8,8 +8,8 @@ from kvref.array import Array, Namespace, Shape, dtype_name
 from kvref.errors import ConfigError, DtypeMismatch, NonFinite, ShapeMismatch
 
 # "element": no scale. "head": one scale a (token, head) row of head_dim. "token": one scale and zero a token, over all heads.
-# "group": a scale for so many neighbours along head_dim.
-Granularity = Literal["element", "head", "token", "group"]
+# "group": a scale for so many neighbours along head_dim. "given": one scale for all that is stored, and not stored itself.
+Granularity = Literal["element", "head", "token", "group", "given"]
 
 
 class Quantized(NamedTuple):

@@ -41,6 +41,41 @@ def float8_bound(x: Array, decoded: Array, scale: Array, element: SmallFloat) ->
     return rounding * (1 + 2 * U) + U * xp.abs(x) + U * xp.abs(decoded) * scale
 
 
+def static_float8_bound(x: Array, decoded: Array, scale: float, element: SmallFloat) -> Array:
+    """max(float8_bound, |x| - MAX s + u MAX s) + 2^-149, with MAX the largest number of the element.
+
+    As float8_bound while |x| / s is at most MAX. Beyond that the code is MAX, |x| - MAX s away, and fl(MAX s) is rounded. A scale
+    that is given may be so small that the product underflows: half of 2^-149.
+    """
+    (magnitude,) = _float64(array_namespace(x).abs(x))
+    xp = array_namespace(magnitude)
+    beyond = magnitude - element.max * scale * (1 - U)
+    return xp.maximum(float8_bound(x, decoded, xp.full_like(magnitude, scale), element), beyond) + 2.0**-149
+
+
+def rotated_bound(x: Array, read: Array, off: Array, block: int) -> Array:
+    """|off|_1 / sqrt(n) + g (|x|_2 + |read|_2) + sqrt(n) 2^-149 of each block of n = 2^k, g = (1 + u)^(k + 2) - 1.
+
+    x is the row, `read` what its rotated numbers y were read as, `off` how far each of those may lie from y. With Q the rotation,
+    orthogonal and its own inverse, and F what float32 makes of it, the value is F(read), and
+    F(read) - x = (F(read) - Q read) + Q (read - F(x)) + Q (F(x) - Q x).
+
+    - Entries of Q are 1 / sqrt(n) in magnitude, so that no element of Q e is more than |e|_1 / sqrt(n): the middle term.
+    - A stage of the butterfly, over sqrt(2), is orthogonal, and its sums are rounded once: what it adds is at most u times the
+      l2 norm of what it gives. So k stages give (1 + u)^k - 1 of |x|_2 in that norm, and the product with fl(1 / sqrt(n)) two
+      factors of 1 + u more: |F(x) - Q x|_2 <= g |x|_2. No element of a vector is more than its l2 norm, and Q leaves that alone.
+    - Sums of float32 do not underflow; the product may, by 2^-150 each element: sqrt(n) 2^-150 in the l2 norm, twice.
+    """
+    x, read, off = _float64(x, read, off)
+    xp = array_namespace(x)
+    x, read, off = (xp.reshape(each, (*each.shape[:-1], each.shape[-1] // block, block)) for each in (x, read, off))
+    stages, root = block.bit_length() - 1, block**0.5
+    norms = xp.sqrt(xp.sum(x * x, axis=-1, keepdims=True)) + xp.sqrt(xp.sum(read * read, axis=-1, keepdims=True))
+    g = (1 + U) ** (stages + 2) - 1
+    bound = xp.sum(off, axis=-1, keepdims=True) / root + g * norms + root * 2.0**-149
+    return xp.reshape(xp.broadcast_to(bound, x.shape), (*x.shape[:-2], -1))
+
+
 def affine_bound(x: Array, code: Array, scale: Array, zero: Array) -> Array:
     """s/2 + (2u + u^2)|x - z| + u q s + u (1 + 2u)|value| + 2^-149.
 

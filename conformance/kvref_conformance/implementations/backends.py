@@ -12,6 +12,7 @@ from kvref.engine import Engine
 from kvref.formats import FORMATS, element_format, get_format
 from kvref.inputs import accept
 from kvref_conformance.interface import Level
+from kvref_conformance.oracle.formats import STATIC
 
 
 class OnBackend:
@@ -43,8 +44,8 @@ class OnBackend:
     def elements(self) -> "Elements":
         return Elements(self.backend)
 
-    def rows(self) -> "Rows":
-        return Rows(self.backend)
+    def rows(self, given_scale: float | None = None) -> "Rows":
+        return Rows(self.backend, given_scale)
 
     def kernels(self) -> kvref.Backend:
         return self.backend
@@ -105,19 +106,23 @@ class Elements:
 
 
 class Rows:
-    def __init__(self, backend: kvref.Backend) -> None:
+    def __init__(self, backend: kvref.Backend, given_scale: float | None = None) -> None:
         self._backend = backend
+        self._static = {name: get_format(name, scale=given_scale) for name in STATIC}
 
     def quantize(self, rows: Array, format: str) -> tuple[Array, Array | None, Array | None]:
         rows = accept("rows", rows, ("n", "width"), self._backend)
-        codes, scale, zero = self._backend.quantize(rows, get_format(format))
+        codes, scale, zero = self._backend.quantize(rows, self._format(format))
         return codes, scale, zero
 
     def dequantize(self, codes: Array, scale: Array | None, zero: Array | None, width: int, format: str) -> Array:
-        return self._backend.dequantize(kvref.Quantized(codes, scale, zero), width, get_format(format))
+        return self._backend.dequantize(kvref.Quantized(codes, scale, zero), width, self._format(format))
 
     def mean_absolute_error(self, rows: Array, format: str) -> float:
-        return kvref.mean_absolute_error(rows, format, self._backend)
+        return kvref.mean_absolute_error(rows, self._format(format), self._backend)
+
+    def _format(self, name: str) -> kvref.Format:
+        return self._static.get(name) or get_format(name)
 
 
 class Attention:

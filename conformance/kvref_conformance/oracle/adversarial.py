@@ -3,13 +3,15 @@
 import numpy as np
 
 from kvref_conformance.arrays import NDArray
-from kvref_conformance.oracle import elements, ggml, groups, mx
-from kvref_conformance.oracle.formats import GGML, GROUPS, IN_GROUPS, NVFP4, group_of
+from kvref_conformance.oracle import elements, ggml, groups, mx, rotated
+from kvref_conformance.oracle.formats import GGML, GROUPS, IN_GROUPS, NVFP4, ROTATED, element_of, group_of, inner_of
 from kvref_conformance.oracle.rows import LIMIT, STEPS, worth_of
 
 
 def adversarial(rng: np.random.Generator, width: int, format: str, count: int = 24) -> NDArray:
     """Rows that find rounding mistakes, float32 [n, width]: see each line. Nothing overflows when read back."""
+    if format in ROTATED:
+        return _rotated(rng, width, inner_of(format), count)
     if format in IN_GROUPS:
         return _groups(rng, width, format, count)
     limit = LIMIT.get(format, 1.0)
@@ -33,6 +35,25 @@ def adversarial(rng: np.random.Generator, width: int, format: str, count: int = 
     half_max = np.clip(half_max, -2, 2)
     parts = [gaussian, halves, above_limit, below_half, offset, plain, half_max]
     return np.concatenate(parts).astype(np.float32)
+
+
+def _rotated(rng: np.random.Generator, width: int, inner: str, count: int) -> NDArray:
+    """Rows that find mistakes, and rows that are such rows once they are rotated."""
+    rows = adversarial(rng, width, inner, count)
+    most = 3e4 / width**0.5 if inner in IN_GROUPS else 8e37 / width**1.5
+    rows = np.clip(rows, -most, most)
+    return np.concatenate([rows, rotated.turned(rows)])
+
+
+def given(rng: np.random.Generator, width: int, format: str, scale: float) -> NDArray:
+    """Rows for a scale that is given: ties between codes and the numbers beside them, the largest and what lies beyond."""
+    element, s = element_of(format), np.float32(scale)
+    ties = (elements.ties_and_neighbours(element) * s).astype(np.float32)
+    end = np.float32(elements.MAX[element]) * s
+    ends = end * np.array([1, 1 + 2**-20, 1.07, 1.4, 3, 1000, 0.99], np.float32)
+    rest = rng.normal(size=400).astype(np.float32) * np.float32(2.0) ** rng.integers(-9, 9, size=400).astype(np.float32) * s
+    numbers = np.concatenate([ties, ends, -ends, rest, np.array([0.0, -0.0, 1e-40], np.float32)])
+    return rng.permutation(np.resize(numbers, (-(-len(numbers) // width), width)).reshape(-1)).reshape(-1, width)
 
 
 def _groups(rng: np.random.Generator, width: int, format: str, count: int) -> NDArray:

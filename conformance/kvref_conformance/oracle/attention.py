@@ -31,12 +31,14 @@ def seen(query: int, window: int | None = None, sinks: int = 0, chunk: int = 0) 
 
 def attention(
     query: NDArray, keys: NDArray, values: NDArray, *, scale: float, causal: bool = False, views: Sequence[NDArray] | None = None,
-    logit_sink: NDArray | None = None,
+    logit_sink: NDArray | None = None, rotated: bool = False,
 ) -> tuple[NDArray, NDArray]:  # fmt: skip
     """The output and its bound, float64 [nq, query heads, D]: query [nq, Hq, D], keys and values [n, Hkv, D].
 
     Every rounding is counted once: D + 1 in a score, the subtraction of the largest, exp, 2n + 3 in the weighted mean. views: for
-    each query the tokens that it sees. logit_sink: [Hq], a score without a value, in the sum as a token is.
+    each query the tokens that it sees. logit_sink: [Hq], a score without a value, in the sum as a token is. rotated: it may
+    be over rotated keys and values, with a rotated query, and the output rotated back (FMT-ROT-07): no rotation changes an l2
+    norm, which stands for magnitudes therefore; both of the two in a score, and the output, may be off by D + 2 roundings.
     """
     query, keys, values = (np.asarray(each, dtype=np.float64) for each in (query, keys, values))
     num_queries, num_heads, dim = query.shape
@@ -50,6 +52,8 @@ def attention(
             k, v, q = keys[view, head // group], values[view, head // group], query[i, head]
             score = scale * (k @ q)
             score_error = _gamma(dim + 1) * abs(scale) * (np.abs(k) @ np.abs(q))
+            if rotated:
+                score_error = 3 * _gamma(dim + 2) * abs(scale) * np.linalg.norm(k, axis=1) * np.linalg.norm(q)
             if logit_sink is not None and logit_sink[head] > -np.inf:
                 score, score_error = np.append(score, np.float64(logit_sink[head])), np.append(score_error, 0.0)
                 v = np.vstack([v, np.zeros(v.shape[1])])
@@ -57,10 +61,13 @@ def attention(
             weight /= weight.sum()
             reach = (np.abs(score) + score_error).max()
             log_error = score_error.max() + 2 * U * reach + EXP_ERROR / (1 - EXP_ERROR)
+            magnitude, back = np.abs(v), 0.0
+            if rotated:
+                magnitude, back = np.linalg.norm(v, axis=1, keepdims=True), _gamma(dim + 2)
             relative = math.exp(min(2 * log_error, 500)) * (1 + _gamma(2 * len(v) + 3)) - 1
             out[i, head] = weight @ v
             tiny = 2 * len(v) * 2.0**-126 * np.abs(v).max(axis=0) + len(v) * 2.0**-126
-            bound[i, head] = relative * (weight @ np.abs(v)) + tiny
+            bound[i, head] = (relative + back) * (weight @ magnitude) + tiny
     return out, bound
 
 

@@ -214,14 +214,16 @@ class Arrays(Expected):
 
 @dataclass(frozen=True)
 class Leading(Arrays):
-    """Arrays of which only the first are judged: the zero of a symmetric format is nobody's business."""
+    """Arrays of three of which only the first are judged: the zero of a symmetric format is nobody's business."""
 
     def look(self, ok: Any, op: str, level: Any) -> None:
         super().look(ok[: len(self.parts)], op, level)
 
     def wire(self) -> dict[str, Any]:
         said = super().wire()
-        if len(self.parts) == 2:
+        if len(self.parts) == 1:
+            said["ok"] = [said["ok"], None, None]
+        elif len(self.parts) == 2:
             said = {name: [*parts, None] for name, parts in said.items()}
         return said
 

@@ -13,6 +13,8 @@ GGML = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl")
 MX = ("mxfp8_e4m3", "mxfp8_e5m2", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp4", "mxint8")
 NVFP4 = ("nvfp4",)
 IN_GROUPS = (*GGML, *MX, *NVFP4, *GROUPS)
+STATIC = ("float8_e4m3fn_static", "float8_e5m2_static")
+ROTATED = tuple(f"{inner}_hadamard" for inner in ("int8", "float8_e4m3fn", "q8_0", "q4_0", "int4_g32_float16"))
 
 PACKED = "packed"  # latents as FP8 codes and scales, and beside them numbers that are rotated
 MADE_OF = {PACKED: ("float8_e4m3fn", "bfloat16")}  # no format of its own: who has all of these may have it
@@ -30,8 +32,19 @@ def has(formats: Collection[str], name: str) -> bool:
     return all(each in formats for each in MADE_OF.get(name, (name,)))
 
 
+def inner_of(format: str) -> str:
+    """What rotated rows are stored in; the format itself where nothing is rotated."""
+    return format.removesuffix("_hadamard")
+
+
+def element_of(format: str) -> str:
+    """The float that codes of a format whose scale is given are."""
+    return format.removesuffix("_static")
+
+
 def group_of(format: str) -> int:
     """How many neighbours share a scale, which a row's width is a multiple of; 1 in formats without groups."""
+    format = inner_of(format)
     if format in GROUPS:
         return int(format.split("_g")[1].split("_")[0])
     return 16 if format in NVFP4 else 32 if format in IN_GROUPS else 1
@@ -39,6 +52,7 @@ def group_of(format: str) -> int:
 
 def bits_of(format: str) -> int:
     """Of a code."""
+    format = inner_of(format)
     if format in GROUPS:
         return int(format.partition("_")[0].removeprefix("u").removeprefix("int"))
     known = {"q4": 4, "mxfp6_e2m3": 6, "mxfp6_e3m2": 6, "mxfp4": 4, "nvfp4": 4}

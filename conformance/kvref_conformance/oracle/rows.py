@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 
 from kvref_conformance.arrays import NDArray
-from kvref_conformance.oracle import elements, ggml, groups, mx
-from kvref_conformance.oracle.formats import GGML, GROUPS, IN_GROUPS, MX, NVFP4, bits_of, group_of
+from kvref_conformance.oracle import elements, ggml, groups, mx, rotated, static
+from kvref_conformance.oracle.formats import GGML, GROUPS, IN_GROUPS, MX, NVFP4, ROTATED, STATIC, bits_of, group_of, inner_of
 from kvref_conformance.oracle.stored import Stored, U, fl, half_away
 
 LIMIT = {"int8": 127.0, "float8_e4m3fn": 448.0, "float8_e5m2": 57344.0}
@@ -19,14 +19,27 @@ STEPS = {"q8": 255, "q4": 15}
 
 
 @np.errstate(invalid="ignore")
-def store(rows: NDArray, format: str, chosen: NDArray | None = None) -> Stored:
-    """What is not finite in `values` is to be refused, NonFinite (FMT-LEVEL-05). chosen: codes, for where any will do."""
+def store(rows: NDArray, format: str, chosen: NDArray | None = None, scale: float | None = None) -> Stored:
+    """What is not finite in `values` is to be refused, NonFinite (FMT-LEVEL-05). chosen: codes, for where any will do.
+
+    scale: where it is given (FMT-STATIC), 1.0 otherwise.
+    """
+    if format in STATIC:
+        return static.store(rows, format, 1.0 if scale is None else scale)
+    if format in ROTATED:
+        inner = store(rotated.turned(rows), inner_of(format), chosen)
+        values = rotated.turned(inner.values)
+        return inner._replace(values=np.where(rotated.refused(np.asarray(rows))[:, None], np.float32(np.inf), values))
     if format in GGML:
         return ggml.store(rows, format, chosen)
     if format in IN_GROUPS:
         stored: Stored = (groups if format in GROUPS else mx).store(rows, format)
         return stored
-    x = np.asarray(rows, dtype=np.float32).astype(np.float64)
+    return _of_rows(np.asarray(rows, dtype=np.float32).astype(np.float64), format)
+
+
+def _of_rows(x: NDArray, format: str) -> Stored:
+    """With a scale each, and a zero each in formats that have one."""
     if format in STEPS:
         zero = x.min(axis=-1)
         scale = np.maximum(fl(fl(x.max(axis=-1) - zero) / STEPS[format]), np.float32(1e-8))
@@ -53,13 +66,13 @@ class Reads(NamedTuple):
     slack: NDArray
 
 
-def read_as(rows: NDArray, format: str) -> Reads:
+def read_as(rows: NDArray, format: str, scale: float | None = None) -> Reads:
     """Rows [n, ...], each row's last axis with a scale of its own; plain dtypes are cast, and leave no slack."""
     rows = np.asarray(rows, dtype=np.float32)
-    if format not in LIMIT and format not in STEPS and format not in IN_GROUPS:
+    if format not in (*LIMIT, *STEPS, *IN_GROUPS, *STATIC, *ROTATED):
         return Reads(elements.round_to(rows, format), np.zeros(rows.shape))
     flat = rows.reshape(-1, rows.shape[-1])
-    want = store(flat, format)
+    want = store(flat, format, scale=scale)
     exact, tolerant = bounds(flat, want, format)  # one may be as far from what was written, and the other
     slack = exact + tolerant
     if format in GROUPS and groups.scale_dtype(format) != "float32":  # a unit in the last place of 16 bits, which nobody sees
@@ -72,6 +85,11 @@ def bounds(rows: NDArray, want: Stored, format: str) -> tuple[NDArray, NDArray]:
 
     That is 4u more for the code, and what a scale one unit in the last place off moves a value.
     """
+    if format in ROTATED:
+        turned, inner = rotated.turned(rows), inner_of(format)
+        between = store(turned, inner, want.codes)
+        off = bounds(turned, between, inner)
+        return rotated.bound(rows, between.values, off[0]), rotated.tolerant(rows, between.values, off[1], format)
     exact, x = bound(rows, want, format), np.asarray(rows, dtype=np.float64)
     return exact, exact * (1 + 4 * U) + 4 * U * np.abs(x) + 4 * U * np.abs(want.values)
 
@@ -80,6 +98,8 @@ def bounds(rows: NDArray, want: Stored, format: str) -> tuple[NDArray, NDArray]:
 def bound(rows: NDArray, stored: Stored, format: str) -> NDArray:
     """The largest |x - value| there may be, float64 [n, width]."""
     codes, scale, zero, _ = stored
+    if format in STATIC:
+        return static.bound(rows, stored, format)
     if format in GGML:
         return ggml.bound(rows, stored, format)
     if format in GROUPS:
@@ -272,6 +292,9 @@ def scale_worth(stored: NDArray, format: str) -> NDArray:
 
 def row_bytes(width: int, format: str) -> int:
     """What a row takes, scales and zeros included, where it has scales of its own."""
+    if format in STATIC:
+        return width
+    format = inner_of(format)
     if format in GGML:
         return width // 32 * ggml.LAYOUT[format].itemsize
     if format not in IN_GROUPS:

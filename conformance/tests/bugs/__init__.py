@@ -8,6 +8,7 @@ CHAPTERS = (
     "laws",
     "formats",
     "group_formats",
+    "given_formats",
     "contiguous",
     "paged",
     "sharing",

@@ -1,15 +1,27 @@
 """The cache that quantizes tokens as they are appended."""
 
+from collections.abc import Mapping
+from math import isfinite
+from typing import Any
+
 from kvref_conformance.families import Family
 from kvref_conformance.families.laws.spoken import OF_CACHES
-from kvref_conformance.oracle.formats import IN_GROUPS, SYMMETRIC, group_of
+from kvref_conformance.oracle.formats import IN_GROUPS, ROTATED, STATIC, SYMMETRIC, group_of
+
+
+def fits(config: Mapping[str, Any]) -> bool:
+    """Whether groups go into heads, and scales are given to what takes them, that are some."""
+    given = [config[name] for name in ("key_scale", "value_scale") if config.get(name) is not None]
+    scales = not given or (config["format"] in STATIC and all(isfinite(each) and each > 0 for each in given))
+    return config["head_dim"] % group_of(config["format"]) == 0 and scales
+
 
 FAMILY = Family(
     name="quantized",
     chapter="quantized",
     small={"num_layers": 2, "capacity": 20, "num_kv_heads": 2, "head_dim": 5, "format": "int8"},
     speaks_for=(*OF_CACHES, "ATTN-10", *(f"QUANT-{n:02}" for n in (1, 2, 4, 5, 7, 8)), "EDIT-01", "EDIT-02"),
-    formats={"format": (*SYMMETRIC, *IN_GROUPS)},
-    fits=lambda config: config["head_dim"] % group_of(config["format"]) == 0,
+    formats={"format": (*SYMMETRIC, *IN_GROUPS, *STATIC, *ROTATED)},
+    fits=fits,
     appending={"append": ("keys", "values")},
 )

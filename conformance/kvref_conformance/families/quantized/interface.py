@@ -36,6 +36,16 @@ class Quantized(Protocol):
 
 
 class Factory(Protocol):
-    """What makes one: it is given every size by name."""
+    """What makes one: it is given every size by name, and the scales in the formats of FMT-STATIC alone."""
 
-    def __call__(self, *, num_layers: int, capacity: int, num_kv_heads: int, head_dim: int, format: str) -> Quantized: ...
+    def __call__(
+        self,
+        *,
+        num_layers: int,
+        capacity: int,
+        num_kv_heads: int,
+        head_dim: int,
+        format: str,
+        key_scale: float | None = None,
+        value_scale: float | None = None,
+    ) -> Quantized: ...

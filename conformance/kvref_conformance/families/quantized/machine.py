@@ -5,13 +5,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 from kvref_conformance.families.quantized.model import Quantized
-from kvref_conformance.oracle.formats import SYMMETRIC, group_of
+from kvref_conformance.oracle.formats import STATIC, SYMMETRIC, group_of
 from kvref_conformance.searching.machine import ANY, BACK, COUNT, LAST, Machine, pair, within
 from kvref_conformance.searching.rows import HUGE, kinds
 
 POSITION = st.sampled_from((0, 1, 2, 3, 1, LAST))
 SIZE = st.integers(1, 3)
 SOME_GROUPS = ("q8_0", "q4_1", "mxfp4", "nvfp4", "int4_g32_float16", "uint8_g32_bfloat16")
+SOME_ROTATED = ("int8_hadamard", "q8_0_hadamard")
+GIVEN = st.sampled_from((1.0, 0.25, 0.037, 3.0))  # scales
 
 
 class QuantizedMachine(Machine):
@@ -19,11 +21,13 @@ class QuantizedMachine(Machine):
 
     @initialize(
         layers=st.sampled_from((1, 2, 2)), capacity=st.sampled_from((2, 5, 8, 1)), heads=SIZE, dim=SIZE,
-        format=st.sampled_from((*SYMMETRIC, *SYMMETRIC, *SOME_GROUPS)),
+        format=st.sampled_from((*SYMMETRIC, *SOME_GROUPS, *STATIC, *SOME_ROTATED)), key_scale=GIVEN, value_scale=GIVEN,
     )  # fmt: skip
-    def new(self, layers: int, capacity: int, heads: int, dim: int, format: str) -> None:
-        group = group_of(self.format_for(self.family, "format", format) or "")
-        self.make(num_layers=layers, capacity=capacity, num_kv_heads=heads, head_dim=dim * group, format=format)
+    def new(self, layers: int, capacity: int, heads: int, dim: int, format: str, key_scale: float, value_scale: float) -> None:
+        found = self.format_for(self.family, "format", format) or ""
+        given = {"key_scale": key_scale, "value_scale": value_scale} if found in STATIC else {}
+        dim *= group_of(found)
+        self.make(num_layers=layers, capacity=capacity, num_kv_heads=heads, head_dim=dim, format=format, **given)
 
     @property
     def shape(self) -> tuple[int, int]:

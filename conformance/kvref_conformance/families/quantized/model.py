@@ -20,7 +20,7 @@ from kvref_conformance.oracle.expected import (
     tokens_of,
     wrong_arrays,
 )  # fmt: skip
-from kvref_conformance.oracle.formats import IN_GROUPS, group_of
+from kvref_conformance.oracle.formats import IN_GROUPS, STATIC, group_of, inner_of
 from kvref_conformance.oracle.model import Look, Model
 from kvref_conformance.oracle.rows import Reads, read_as, row_bytes
 
@@ -32,9 +32,13 @@ class Quantized(Model):
         ("truncate", "read"): "EDIT-01", "length": "QUANT-01", "bytes": "QUANT-07",
     }  # fmt: skip
 
-    def __init__(self, *, num_layers: int, capacity: int, num_kv_heads: int, head_dim: int, format: str) -> None:
+    def __init__(
+        self, *, num_layers: int, capacity: int, num_kv_heads: int, head_dim: int, format: str,
+        key_scale: float | None = None, value_scale: float | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.num_layers, self.room, self.row, self.format = num_layers, capacity, (num_kv_heads, head_dim), format
+        self.scales = key_scale, value_scale  # that are given
         self.tokens: list[list[tuple[Reads, Reads]]] = [[] for _ in range(num_layers)]
         self.written: set[tuple[int, int]] = set()  # layer and position of what was appended last
         self.unknown = False  # something not finite was taken: what it was quantized to is no clause's business
@@ -56,7 +60,9 @@ class Quantized(Model):
 
     @property
     def _counted(self) -> str:
-        return "QUANT-10" if self.format in IN_GROUPS else "QUANT-07"
+        if self.format in STATIC:
+            return "FMT-STATIC-08"
+        return "QUANT-10" if inner_of(self.format) in IN_GROUPS else "QUANT-07"
 
     def length(self, layer: Any) -> Expected:
         if wrong := not_in_range(layer, self.num_layers, "LayerOutOfRange"):
@@ -84,6 +90,9 @@ class Quantized(Model):
         rows = [part for part in parts if part.size and part.shape[-1] % group == 0]
         return not_finite(*parts, *(read_as(part, self.format).values for part in rows))
 
+    def _stored(self, rows: Any, scale: float | None) -> Reads:
+        return read_as(np.where(np.isfinite(float32(rows)), float32(rows), 0), self.format, scale)
+
     def _too_many(self, tokens: int) -> Wrong:
         return [("CapacityExceeded", "QUANT-02")] if tokens > self.room else []
 
@@ -94,7 +103,7 @@ class Quantized(Model):
             self.written = set()
             for key, value, layer in zip(keys, values, layers, strict=True):
                 self.written.add((layer, len(self.tokens[layer])))
-                self.tokens[layer].append((_stored(key, self.format), _stored(value, self.format)))
+                self.tokens[layer].append((self._stored(key, self.scales[0]), self._stored(value, self.scales[1])))
 
         def taken(ok: Any) -> None:
             self.unknown = True
@@ -159,10 +168,6 @@ class Quantized(Model):
             return Unjudged("ATTN-10")
         keys, values = (_stacked([token[which] for token in self.tokens[layer]], self.row, (...,)) for which in (0, 1))
         return attended("ATTN-10", query, keys, values, scale)
-
-
-def _stored(rows: Any, format: str) -> Reads:
-    return read_as(np.where(np.isfinite(float32(rows)), float32(rows), 0), format)
 
 
 def _stacked(tokens: list[Reads], row: tuple[int, ...], index: tuple[Any, ...]) -> Reads:

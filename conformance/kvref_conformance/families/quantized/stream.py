@@ -80,7 +80,8 @@ class QuantizedStream(Stream):
         raise NotOffered("reading tokens")
 
     def expected(self, keys: NDArray, values: NDArray) -> tuple[Reads, Reads]:
-        return read_as(keys, self.config["format"]), read_as(values, self.config["format"])
+        format, scales = self.config["format"], (self.config.get("key_scale"), self.config.get("value_scale"))
+        return read_as(keys, format, scales[0]), read_as(values, format, scales[1])
 
     def numbers(self) -> Iterable[tuple[str, Any]]:
         yield from self.attributes("memory_bytes")

@@ -1,9 +1,12 @@
 """Rows of numbers that share a scale: quantized, and read back."""
 
+from math import isfinite
+
 from kvref_conformance.families import Family
 
 FAMILY = Family(
     name="rows",
     chapter="formats",
+    fits=lambda config: config.get("given_scale") is None or (isfinite(config["given_scale"]) and config["given_scale"] > 0),
     encodes=True,
 )

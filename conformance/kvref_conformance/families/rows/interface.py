@@ -24,6 +24,6 @@ class Rows(Protocol):
 
 
 class Factory(Protocol):
-    """What makes one: it is given every size by name."""
+    """What makes one. given_scale: by which it stores the formats of FMT-STATIC, 1.0 where it is left out, and no others."""
 
-    def __call__(self) -> Rows: ...
+    def __call__(self, *, given_scale: float | None = None) -> Rows: ...

@@ -8,7 +8,7 @@ import numpy as np
 from kvref_conformance.arrays import NDArray
 from kvref_conformance.conversation.exchange import show
 from kvref_conformance.interface import Level
-from kvref_conformance.oracle import ggml, groups, mx, rows
+from kvref_conformance.oracle import ggml, groups, mx, rotated, rows, static
 from kvref_conformance.oracle.expected import (
     Arrays,
     Expected,
@@ -22,7 +22,7 @@ from kvref_conformance.oracle.expected import (
     refuse,
     wrong_arrays,
 )  # fmt: skip
-from kvref_conformance.oracle.formats import AFFINE, GGML, GROUPS, IN_GROUPS, MX, NVFP4, group_of
+from kvref_conformance.oracle.formats import AFFINE, GGML, GROUPS, IN_GROUPS, MX, NVFP4, ROTATED, STATIC, group_of, inner_of
 from kvref_conformance.oracle.model import Function
 from kvref_conformance.oracle.rows import Reads
 from kvref_conformance.outcome import Broken
@@ -30,6 +30,10 @@ from kvref_conformance.outcome import Broken
 
 class Rows(Function):
     family = "rows"
+
+    def __init__(self, given_scale: float | None = None) -> None:
+        super().__init__()
+        self.scale = 1.0 if given_scale is None else given_scale
 
     def quantize(self, rows: NDArray, format: str) -> Expected:
         if np.ndim(rows) != 2:
@@ -39,9 +43,30 @@ class Rows(Function):
         x = float32(rows)
         if not finite(x):
             return TakenOrRefused("LAW-14")
+        if format in STATIC:
+            codes, other = static.store(x, format, self.scale).codes, static.admissible_too(x, format, self.scale)
+            return Leading("FMT-STATIC-01", names=("codes",), parts=(Reads(codes, other.astype(np.float64)),))
+        if format in ROTATED and not rotated.refused(x).any():
+            inner = _quantized(rotated.turned(x), inner_of(format))
+            return inner if isinstance(inner, Refused) else OfRotated("FMT-ROT-02", inner=inner)
         return _quantized(x, format)
 
-    def dequantize(self, codes: NDArray, scale: NDArray, zero: NDArray | None, width: int, format: str) -> Expected:
+    def dequantize(
+        self,
+        codes: NDArray,
+        scale: NDArray | None,
+        zero: NDArray | None,
+        width: int,
+        format: str,
+    ) -> Expected:
+        if format in STATIC:
+            values = static.said(np.asarray(codes), format, self.scale)
+            return Arrays("FMT-STATIC-03", parts=(exactly(values),))
+        if format in ROTATED:
+            inner = self.dequantize(codes, scale, zero, width, inner_of(format))
+            assert isinstance(inner, Arrays)
+            (read,) = inner.parts
+            return Arrays("FMT-ROT-03", parts=(Reads(rotated.turned(read.values), rotated.any_order(read.values)),))
         if format in GGML:
             return Arrays("FMT-GGML-01", parts=(exactly(ggml.read(np.asarray(codes, np.uint8), format).values),))
         if scale is None:
@@ -92,6 +117,25 @@ class InGroups(Expected):
         slack = [255, of_scale, 0][: 1 + (scale is not None) + (zero is not None)]  # of bytes that several codes share: any
         ok = [rows.packed(want, self.format), scale, zero]
         return {"ok": ok, "tolerant": slack if len(slack) > 1 else slack[0]}
+
+
+@dataclass(frozen=True)
+class OfRotated(Expected):
+    """What rotated rows are stored as. In another order the sums are other numbers: at level tolerant only values are judged."""
+
+    inner: Expected = field(default_factory=lambda: Expected(""))
+
+    def look(self, ok: Any, op: str, level: Level) -> None:
+        if level == "exact":
+            try:
+                self.inner.look(ok, op, level)
+            except Broken as broken:
+                broken.clause = self.clause
+                raise
+
+    def wire(self) -> dict[str, Any]:
+        said = self.inner.wire()
+        return said | ({"tolerant": [255, 3e38]} if "ok" in said else {})
 
 
 def _clause(format: str, of: str) -> str:

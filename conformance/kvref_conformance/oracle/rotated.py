@@ -1,0 +1,105 @@
+"""The Walsh-Hadamard transform by its matrix, and by its sums one after another (FMT-ROT).
+
+The matrix is what a rotation means: entry (i, j) is (-1)^popcount(i & j), over the square root of n. The sums are what its bits
+are: value i is that of i with one bit flipped, plus or minus itself, a bit after another from the lowest, each sum rounded.
+"""
+
+from fractions import Fraction
+from functools import cache
+from math import isqrt
+
+import numpy as np
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.oracle.formats import IN_GROUPS, inner_of
+from kvref_conformance.oracle.stored import U, fl
+
+REACH = 2.0**126
+
+
+def block_of(width: int) -> int:
+    """The largest power of two that the width is a multiple of."""
+    block = 1
+    while width and width % (2 * block) == 0:
+        block *= 2
+    return block
+
+
+@cache
+def root(block: int) -> float:
+    """The float32 nearest to 1 / sqrt(block), by whole numbers."""
+    bits = block.bit_length() - 1
+    if bits % 2 == 0:
+        return float(2.0 ** -(bits // 2))
+    digits = isqrt(2 << 46)  # of sqrt(2): 24 of them,
+    digits += (2 * digits + 1) ** 2 < 8 << 46  # the last one rounded
+    return float(digits * 2.0 ** (-23 - (bits + 1) // 2))
+
+
+def turned(rows: NDArray) -> NDArray:
+    """float32 [n, width], in blocks, sum by sum."""
+    x = np.asarray(rows, np.float32).astype(np.float64)
+    block, at = block_of(x.shape[-1]), np.arange(x.shape[-1])
+    bit = 1
+    while bit < block:
+        with np.errstate(invalid="ignore"):
+            x = fl(x[..., at ^ bit] + np.where(at & bit, -1.0, 1.0) * x)
+        bit *= 2
+    return (fl(x * root(block)) if block > 1 else x).astype(np.float32)
+
+
+def exactly_turned(row: NDArray) -> list[Fraction]:
+    """One row [width] by the matrix, without its division by the square root of the block: exact."""
+    block, x = block_of(len(row)), [Fraction(float(each)) for each in row]
+    signs = [1 - 2 * (bits.bit_count() % 2) for bits in range(block)]
+    return [
+        sum((signs[i & j] * x[start + j] for j in range(block)), Fraction(0))
+        for start in range(0, len(x), block)
+        for i in range(block)
+    ]
+
+
+def refused(rows: NDArray) -> NDArray:
+    """bool [n]: rows whose sums might overflow (FMT-ROT-06)."""
+    block, most = block_of(rows.shape[-1]), np.abs(np.asarray(rows, np.float64)).max(axis=-1, initial=0)
+    return np.asarray((most * block > REACH) & (block > 1))
+
+
+def of_blocks(x: NDArray, norm: int) -> NDArray:
+    """float64, the shape of x: the l1 or l2 norm of the block that each number is in."""
+    block = block_of(x.shape[-1])
+    cut = np.asarray(x, np.float64).reshape(*x.shape[:-1], x.shape[-1] // block, block)
+    return np.repeat(np.linalg.norm(cut, norm, axis=-1), block, axis=-1)
+
+
+def bound(rows: NDArray, read: NDArray, off: NDArray) -> NDArray:
+    """How far from `rows` what is rotated back may lie: read, off are the numbers in between, and how far those may be off."""
+    block = block_of(rows.shape[-1])
+    if block == 1:
+        return off
+    rounding = (1 + U) ** (block.bit_length() + 1) - 1
+    norms = of_blocks(rows, 2) + of_blocks(read, 2)
+    return np.asarray(of_blocks(off, 1) / block**0.5 + rounding * norms + block**0.5 * 2.0**-149)
+
+
+def any_order(x: NDArray) -> NDArray:
+    """How far what x [n, width] is turned into may lie from `turned` where sums are in another order: n + 2 roundings each."""
+    block = block_of(x.shape[-1])
+    roundings = (block + 2) * U * (block > 1)
+    return np.asarray(roundings / (1 - roundings) * of_blocks(x, 2) + block**0.5 * 2.0**-149 * (block > 1))
+
+
+def tolerant(rows: NDArray, read: NDArray, off: NDArray, format: str) -> NDArray:
+    """The same of sums in any order, such as those of a product with the matrix: n + 2 roundings each.
+
+    They move what is quantized, and so its scale: in groups a value in between may be rounded to the other side, or another one
+    cut off, so that the worst of the block counts for all, twice.
+    """
+    block = block_of(rows.shape[-1])
+    if block == 1:
+        return off
+    moved = 2 * any_order(rows)  # from what the definition gives, which is off as well
+    if inner_of(format) in IN_GROUPS:
+        cut = off.reshape(*off.shape[:-1], off.shape[-1] // block, block)
+        off = np.repeat(2 * cut.max(axis=-1), block, axis=-1)
+    return np.asarray(of_blocks(off + moved, 1) / block**0.5 + moved + 2 * any_order(np.abs(read) + off))

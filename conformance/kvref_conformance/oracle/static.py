@@ -1,0 +1,57 @@
+"""FP8 with a scale that is given, by its definition (FMT-STATIC): what it is divided by is no business of the rows."""
+
+from fractions import Fraction
+
+import numpy as np
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.oracle import elements
+from kvref_conformance.oracle.formats import element_of
+from kvref_conformance.oracle.stored import Stored, U, fl
+
+
+def store(rows: NDArray, format: str, scale: float) -> Stored:
+    x, element, s = np.asarray(rows, np.float32).astype(np.float64), element_of(format), float(np.float32(scale))
+    most = elements.MAX[element]
+    codes = elements.encode(np.clip(fl(x / s), -most, most), element)
+    values = fl(elements.decoded(element)[codes].astype(np.float64) * s)
+    return Stored(codes.astype(np.int64), np.full(len(x), s, np.float32), np.zeros(len(x), np.float32), values.astype(np.float32))
+
+
+def said(codes: NDArray, format: str, scale: float) -> NDArray:
+    """float32: what codes read back as."""
+    return fl(elements.decoded(element_of(format))[codes].astype(np.float64) * float(np.float32(scale))).astype(np.float32)
+
+
+def bound(rows: NDArray, stored: Stored, format: str) -> NDArray:
+    """Half a unit of the code as in FMT-FP8-09; beyond the largest number what is clipped, and the rounding of that."""
+    x, s = np.abs(np.asarray(rows, np.float64)), stored.scale.astype(np.float64)[:, None]
+    relative, absolute = (1 / 17, 2.0**-10) if element_of(format) == "float8_e4m3fn" else (1 / 9, 2.0**-17)
+    decoded = np.abs(elements.decoded(element_of(format))[stored.codes].astype(np.float64))
+    near = np.maximum(relative * x, absolute * s) * (1 + 2 * U) + U * x + U * decoded * s
+    beyond = x - elements.MAX[element_of(format)] * s * (1 - U)
+    return np.asarray(np.maximum(near, beyond) + 2.0**-149)
+
+
+def inadmissible(rows: NDArray, codes: NDArray, format: str, scale: float) -> list[tuple[int, int]]:
+    """Where a code is further from x / s, clipped, than the defined one and 8u|x / s|, in exact arithmetic (FMT-LEVEL-02)."""
+    want, element, s = store(rows, format, scale), element_of(format), Fraction(float(np.float32(scale)))
+    most, wrong = Fraction(elements.MAX[element]), []
+    for n, i in np.argwhere(np.asarray(codes) != want.codes):
+        quotient = Fraction(float(rows[n, i])) / s
+        clipped = min(max(quotient, -most), most)
+        got, right = (elements.exact_value(int(each[n, i]), element) for each in (codes, want.codes))
+        assert isinstance(right, Fraction)
+        if not isinstance(got, Fraction) or abs(clipped - got) > abs(clipped - right) + Fraction(8, 2**24) * abs(clipped):
+            wrong.append((int(n), int(i)))
+    return wrong
+
+
+def admissible_too(rows: NDArray, format: str, scale: float) -> NDArray:
+    """How far another admissible code lies from the one of the definition: 1 where there is one, else 0."""
+    want = store(rows, format, scale)
+    found = np.ones(want.codes.shape, np.int64)
+    for step in (1, -1):
+        wrong = inadmissible(rows, want.codes + step, format, scale)
+        found[tuple(np.array(wrong, np.int64).reshape(-1, 2).T)] += 1
+    return np.asarray(found <= 2).astype(np.int64)

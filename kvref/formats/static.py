@@ -1,0 +1,83 @@
+"""FP8 with one scale that is given: nothing is looked for in the data, and nothing lies beside the codes (FMT-STATIC).
+
+An engine that has measured its keys and values before has one number for all keys of a layer, and one for all values: vLLM's
+`k_scale` and `v_scale`, 1.0 where a checkpoint has none. What lies beyond the range that it gives is clipped.
+
+Source: csrc/cache_kernels.cu and quantization/w8a8/fp8/*/quant_utils.cuh of vLLM, scaled_convert: x / scale to FP8, and back.
+"""
+
+from dataclasses import dataclass, replace
+from numbers import Real
+
+import numpy as np
+from array_api_compat import array_namespace
+
+from kvref.array import Array
+from kvref.errors import ConfigError
+from kvref.formats import bounds
+from kvref.formats.base import Granularity, OneScale, Quantized, finite_rows
+from kvref.formats.small_float import E4M3FN, E5M2, SmallFloat
+
+
+@dataclass(frozen=True)
+class StaticFloat8(OneScale):
+    """value = decode(code) * scale, with code = encode(clip(x / scale)) and a scale that is a float32 above 0."""
+
+    small: SmallFloat
+    scale: float = 1.0
+    granularity: Granularity = "given"
+    scale_arrays: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.small.name}_static"
+
+    @property
+    def bits(self) -> int:
+        return self.small.bits
+
+    @property
+    def element(self) -> str:
+        return self.small.name
+
+    def with_scale(self, scale: float) -> "StaticFloat8":
+        """The same format with another scale, rounded to float32. Raises ConfigError (FMT-STATIC-05)."""
+        wanted = f"scale of {self.name}: expected a finite number above 0"
+        if not isinstance(scale, Real) or isinstance(scale, bool):
+            raise ConfigError(f"{wanted}, got {scale!r}")
+        with np.errstate(over="ignore", under="ignore"):
+            held = np.float32(scale)
+            largest = held * np.float32(self.small.max)
+        if not (held > 0 and np.isfinite(held)):
+            raise ConfigError(f"{wanted}, got {scale!r}")
+        if not np.isfinite(largest):  # a row that is clipped would read back infinite (FMT-LEVEL-05)
+            raise ConfigError(f"{wanted} whose product with {self.small.max:g} is finite, got {scale!r}")
+        return replace(self, scale=float(held))
+
+    def code_width(self, width: int) -> int:
+        return width
+
+    def code_dtype(self, xp: object) -> str:
+        return self.small.code_dtype
+
+    def quantize(self, rows: Array) -> Quantized:
+        return Quantized(self.small.encode(self.quotient(rows)))
+
+    def quotient(self, rows: Array) -> Array:
+        """What is to be encoded of rows: x / scale, clipped to the element's range. Raises NonFinite."""
+        rows = finite_rows(rows)
+        xp = array_namespace(rows)
+        with np.errstate(over="ignore"):  # a quotient that overflows is clipped as any other
+            quotient = rows / xp.full_like(rows, self.scale)  # the divisor is an array, as in every format
+        most = xp.full_like(quotient, self.small.max)
+        return xp.minimum(xp.maximum(quotient, -most), most)
+
+    def dequantize(self, stored: Quantized, width: int) -> Array:
+        values = self.small.decode(stored.codes)
+        return values * array_namespace(values).full_like(values, self.scale)
+
+    def bound(self, rows: Array, stored: Quantized) -> Array:
+        return bounds.static_float8_bound(rows, self.small.decode(stored.codes), self.scale, self.small)
+
+
+STATIC = (StaticFloat8(E4M3FN), StaticFloat8(E5M2))
