@@ -18,6 +18,7 @@ CHAPTERS = (
     "layers",
     "quantized",
     "tiered",
+    "any_format",
     "edits",
     "buffers",
     "pooled",
