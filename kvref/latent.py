@@ -2,6 +2,8 @@
 
     row = [ latent: rank numbers | rope: rope_dim numbers ]
 
+A row is stored as one piece in the cache's format (MLA-06); a packed one in two, whose formats differ (MLA-04).
+
 A head's key is its nope part, made of the latent by a matrix of the head's own, with the rope part behind it, which is rotated
 before it comes here; its value is made of the latent by another. Nothing is expanded to attend: the matrix of the keys goes into
 the query, that of the values behind the weighted mean of latents, and between the two the row itself is the key and its first
@@ -15,7 +17,7 @@ import numpy as np
 from array_api_compat import array_namespace
 
 from kvref.array import UNIT_ROUNDOFF as U
-from kvref.array import Array
+from kvref.array import Array, dtype_name
 from kvref.attention import EXP_ERROR, attention
 from kvref.backend import Backend, reference
 from kvref.errors import (
@@ -26,18 +28,21 @@ from kvref.errors import (
     in_range,
     whole_fields,
 )
-from kvref.formats import FORMATS, PLAIN_DTYPES, element_format
+from kvref.formats import FORMATS, element_format, get_format
+from kvref.formats.base import stored_as
 from kvref.inputs import accept
 from kvref.slots import SlotStore
 
 PACKED = "packed"  # FP8 latents with a scale each TILE numbers, and the rope part in bfloat16 (MLA-04)
-DTYPES = (*PLAIN_DTYPES, PACKED)
+DTYPES = (*FORMATS, PACKED)
 TILE = 128
+# How numbers of a dtype lie in a record.
+BYTES = {"float32": "<f4", "float16": "<u2", "bfloat16": "<u2", "uint16": "<u2", "uint8": "u1", "int8": "i1"}
 
 
 @dataclass(frozen=True)
 class LatentConfig:
-    """dtype: of a row, float32, float16 or bfloat16, or PACKED, for which rank is a multiple of TILE."""
+    """dtype: of a row, any format whose groups go into rank and rope_dim, or PACKED, for which rank is a multiple of TILE."""
 
     rank: int = 512
     rope_dim: int = 64
@@ -46,10 +51,12 @@ class LatentConfig:
 
     def __post_init__(self) -> None:
         whole_fields(self, "rank", "rope_dim", "max_tokens")
-        if self.dtype not in DTYPES:
-            raise ConfigError(f"dtype: expected one of {', '.join(DTYPES)}, got {self.dtype!r}")
-        if self.dtype == PACKED and self.rank % TILE:
-            raise ConfigError(f"rank: expected a multiple of {TILE} for {PACKED} rows, got {self.rank}")
+        if self.dtype == PACKED:
+            if self.rank % TILE:
+                raise ConfigError(f"rank: expected a multiple of {TILE} for {PACKED} rows, got {self.rank}")
+            return
+        for width in (self.rank, self.rope_dim):  # that no group lies in both (MLA-06)
+            get_format(self.dtype, among=DTYPES).code_width(width)
 
 
 class LatentCache:
@@ -67,7 +74,7 @@ class LatentCache:
     def append(self, latent: Array, rope: Array) -> None:
         """Append n tokens, latent [n, rank] and rope [n, rope_dim]: all or none (MLA-05).
 
-        Raises ShapeMismatch, DtypeMismatch, NonFinite for a latent that packed rows cannot hold, or CapacityExceeded.
+        Raises ShapeMismatch, DtypeMismatch, NonFinite for what the format cannot hold, or CapacityExceeded.
         """
         xp = self._backend.xp
         latent = accept("latent", latent, ("n", self.config.rank), self._backend)
@@ -95,18 +102,22 @@ class LatentCache:
         return parts[0] if len(parts) == 1 else self._backend.xp.concat(parts, axis=1)
 
     def records(self) -> Array:
-        """The rows as they are handed on, byte by byte, uint8 [length, bytes a row] (MLA-04)."""
-        backend, slots, fields = self._backend, range(self._length), dict[str, Array]()
-        if self.config.dtype == PACKED:
-            stored = self._stores[0].stored(slots)
-            fields = {"codes": backend.xp.reshape(stored.codes, (self._length, self.config.rank)), "scales": stored.scale}
-        numbers = self._stores[-1].read(slots)[:, 0, :]  # rounded already, so that encoding them is exact
-        plain = self._stores[-1].format.name
-        fields["numbers"] = numbers if plain == "float32" else backend.encode(numbers, element_format(plain))
-        rows = np.zeros(self._length, record_of(self.config))  # NumPy's: the standard has no bytes of a number
-        for name, field in fields.items():
-            rows[name] = backend.to_numpy(field)
-        return backend.asarray(rows.view(np.uint8).reshape(self._length, rows.itemsize))
+        """The rows as they are handed on, byte by byte, uint8 [length, bytes a row]: of each piece the codes, the scales and the
+        zeros that there are, little endian (MLA-04, MLA-06).
+        """
+        parts = [part for store in self._stores for part in store.stored(range(self._length)) if part is not None]
+        record = record_of(self.config)
+        rows = np.zeros(self._length, record)  # NumPy's: the standard has no bytes of a number
+        for name, part in zip(record.names or (), parts, strict=True):
+            rows[name] = np.reshape(self._on_host(part), rows[name].shape)
+        return self._backend.asarray(rows.view(np.uint8).reshape(self._length, rows.itemsize))
+
+    def _on_host(self, part: Array) -> Array:
+        """The part in NumPy, numbers of 16 bits as their codes: NumPy has no bfloat16."""
+        xp, dtype = self._backend.xp, dtype_name(part, self._backend.xp).rpartition(".")[2]
+        if dtype in ("float16", "bfloat16"):  # rounded already, so that encoding them is exact
+            part = self._backend.encode(xp.astype(part, xp.float32), element_format(dtype))
+        return self._backend.to_numpy(part)
 
     @property
     def num_bytes(self) -> int:
@@ -140,11 +151,14 @@ class LatentCache:
 
 
 def record_of(config: LatentConfig) -> np.dtype[np.void]:
-    """What a row is, byte by byte, little endian (MLA-04)."""
+    """What a row is, byte by byte, little endian: its fields in order (MLA-04, MLA-06)."""
     rank, rope_dim = config.rank, config.rope_dim
     if config.dtype == PACKED:
         return np.dtype([("codes", "u1", (rank,)), ("scales", "<f4", (rank // TILE,)), ("numbers", "<u2", (rope_dim,))])
-    return np.dtype([("numbers", "<f4" if config.dtype == "float32" else "<u2", (rank + rope_dim,))])
+    format = FORMATS[config.dtype]
+    names = ("codes", "scales", "zeros") if format.granularity != "element" else ("numbers",)
+    parts = stored_as(format, (rank + rope_dim,), np)
+    return np.dtype([(name, BYTES[dtype], shape) for name, (shape, dtype) in zip(names, parts, strict=False)])
 
 
 def expanded(

@@ -50,13 +50,10 @@ class SlotStore:
 
     def read(self, slots: Slots) -> Array:
         """float32 [n, num_kv_heads, head_dim]: what n slots read back as."""
-        return self._tokens(self.stored(slots))
+        return self.dequantized(self.stored(slots))
 
-    def read_back(self, tokens: Array) -> Array:
-        """What float32 [n, num_kv_heads, head_dim] would read back as, were they stored. Raises NonFinite."""
-        return self._tokens(self.quantized(tokens))
-
-    def _tokens(self, stored: Quantized) -> Array:
+    def dequantized(self, stored: Quantized) -> Array:
+        """float32 [n, num_kv_heads, head_dim]: what `quantized` or `stored` gave reads as, in slots or not."""
         rows = self._backend.dequantize(stored, self._rows[-1], self.format)
         return self._backend.xp.reshape(rows, (rows.shape[0], *self.token_shape))
 
@@ -104,9 +101,9 @@ class TokenStore:
     def read(self, slots: Slots) -> tuple[Array, Array]:
         return self.keys.read(slots), self.values.read(slots)
 
-    def read_back(self, keys: Array, values: Array) -> tuple[Array, Array]:
-        """What keys and values would read back as, were they stored. Raises NonFinite."""
-        return self.keys.read_back(keys), self.values.read_back(values)
+    def dequantized(self, stored: tuple[Quantized, Quantized]) -> tuple[Array, Array]:
+        """What `quantized` gave reads as, float32 [n, num_kv_heads, head_dim] each: the same bits as from the slots later."""
+        return self.keys.dequantized(stored[0]), self.values.dequantized(stored[1])
 
     @property
     def token_bytes(self) -> int:

@@ -7,8 +7,6 @@ if there is one and from there into the store, each time quantized from what the
 oldest are evicted. Positions are absolute: eviction never renumbers.
 """
 
-from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from threading import RLock
 
@@ -17,9 +15,10 @@ from kvref.attention import attention
 from kvref.backend import Backend, reference
 from kvref.buffers import VALUE_BYTES, Buffer, BufferPool
 from kvref.errors import ConfigError, NonFinite, NotTruncatable, PositionOutOfRange, in_range, whole_fields
-from kvref.formats import FORMATS, PLAIN_DTYPES, SCALED_FORMATS, Format, get_format
+from kvref.formats import FORMATS, PLAIN_DTYPES, SCALED_FORMATS, get_format
 from kvref.inputs import accept_pair
 from kvref.slots import TokenStore
+from kvref.tiers import Run, Tier, check_way
 
 MAGNITUDES_BELOW = 2.0**126  # of what is taken: no tier's rounding then takes a value, or a range, past float32 (TIER-13)
 POLICY = ("tail_length", "tail_dtype", "warm_length", "warm_format", "store_format")
@@ -28,6 +27,8 @@ POLICY = ("tail_length", "tail_dtype", "warm_length", "warm_format", "store_form
 @dataclass(frozen=True)
 class TieredConfig:
     """Lengths in tokens. The five policy fields (POLICY) can change later, by update_policy.
+
+    tail_dtype: float32, float16 or bfloat16. warm_format, store_format: any with a scale whose groups go into head_dim (TIER-17).
 
     The policy has three forms (TIER-15): tail_length = max_tokens keeps everything in the tail, and nothing is quantized;
     tail_length = 0 has no tail, and tokens are quantized as they come; anything between is the hybrid.
@@ -50,73 +51,8 @@ class TieredConfig:
             room = f"tail_length {self.tail_length} + warm_length {self.warm_length}"
             raise ConfigError(f"expected tail and warm tier within max_tokens {self.max_tokens}, got {room}")
         get_format(self.tail_dtype, among=PLAIN_DTYPES)
-        get_format(self.warm_format, among=SCALED_FORMATS)
-        get_format(self.store_format, among=SCALED_FORMATS)
-
-
-class _Run:
-    """Consecutive tokens in one format: position p lies in slot p % capacity."""
-
-    def __init__(self, capacity: int, start: int, store: TokenStore) -> None:
-        self.capacity, self.start, self.stop, self.store = capacity, start, start, store
-
-    def slots(self, start: int, stop: int) -> list[int]:
-        return [position % self.capacity for position in range(start, stop)]
-
-
-class _Tier:
-    """A queue of tokens: written at the new end, read and let go at the old end.
-
-    A change of policy opens a new run, and the old one drains: a token is never stored again where it already is (TIER-10).
-    """
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.room = 0  # tokens it may keep; one batch more lies here while they move on
-        self.runs: deque[_Run] = deque()
-
-    def __len__(self) -> int:
-        return sum(run.stop - run.start for run in self.runs)
-
-    def write(self, keys: Array, values: Array) -> None:
-        run = self.runs[-1]
-        stop = run.stop + keys.shape[0]
-        run.store.write(run.slots(run.stop, stop), keys, values)
-        run.stop = stop
-
-    def oldest(self, count: int) -> Iterator[tuple[Array, Array]]:
-        """What the oldest `count` tokens read as, a run at a time."""
-        for run in self.runs:
-            taken = min(count, run.stop - run.start)
-            count -= taken
-            if taken:
-                yield run.store.read(run.slots(run.start, run.start + taken))
-
-    def let_go(self, count: int) -> None:
-        while count:
-            run = self.runs[0]
-            taken = min(count, run.stop - run.start)
-            run.start += taken
-            count -= taken
-            if run.start == run.stop and len(self.runs) > 1:
-                self.runs.popleft()
-
-    def take_back(self, count: int) -> int:
-        """Forget the newest `count` tokens: how many those are."""
-        left = count
-        for run in reversed(self.runs):
-            taken = min(left, run.stop - run.start)
-            run.stop -= taken
-            left -= taken
-        return count
-
-    def drop_drained(self) -> None:
-        """Give back the memory of runs that hold no token and take none (TIER-16)."""
-        self.runs = deque(run for run in self.runs if run.start < run.stop or (self.room and run is self.runs[-1]))
-
-    @property
-    def bytes(self) -> int:
-        return sum((run.stop - run.start) * run.store.token_bytes for run in self.runs)
+        for name in (self.warm_format, self.store_format):
+            get_format(name, among=SCALED_FORMATS).code_width(self.head_dim)  # which says whether it has groups of whole width
 
 
 @dataclass(frozen=True)
@@ -137,7 +73,7 @@ class TieredCache:
     def __init__(self, config: TieredConfig, backend: Backend = reference) -> None:
         self._backend = backend
         self._lock = RLock()
-        self._tiers = [_Tier("tail"), _Tier("warm"), _Tier("store")]
+        self._tiers = [Tier("tail"), Tier("warm"), Tier("store")]
         self._next = 0  # the position of the next token appended
         self._moved_at = 0  # what that was when tokens last moved on, or were evicted
         self._adopt(config)
@@ -145,13 +81,14 @@ class TieredCache:
     def append(self, keys: Array, values: Array) -> None:
         """Append n tokens, keys and values [n, num_kv_heads, head_dim].
 
-        Raises ShapeMismatch, DtypeMismatch, or NonFinite for a value that a tier it may reach cannot hold (TIER-13).
+        Raises ShapeMismatch, DtypeMismatch, or NonFinite for a value that some tier of the policy cannot hold (TIER-13, TIER-18).
         """
         shape = ("n", self.config.num_kv_heads, self.config.head_dim)
         keys, values = accept_pair(keys, values, shape, self._backend)
         with self._lock:
             self._check_storable("keys", keys)
             self._check_storable("values", values)
+            check_way(keys, values, [tier.runs[-1].store for tier in self._tiers if tier.room])
             count, room, batch = keys.shape[0], self.config.max_tokens, self.config.migration_batch
             if (past := self.total_tokens + count - room) > 0:
                 self._evict(past)
@@ -222,7 +159,8 @@ class TieredCache:
     def update_policy(self, **changes: int | str) -> None:
         """Change policy fields; the new policy holds at once (TIER-10).
 
-        Tokens a shorter tail has no room for migrate now; a new format is for tokens that enter a tier later. Raises ConfigError.
+        Tokens a shorter tail has no room for migrate now; a new format is for tokens that enter a tier later. Raises ConfigError,
+        and NonFinite where a token that is held could not move on (TIER-18), with nothing changed.
         """
         for name in changes:
             if name not in POLICY:
@@ -276,20 +214,30 @@ class TieredCache:
             count -= taken
 
     def _adopt(self, config: TieredConfig) -> None:
-        """Let the tiers take new tokens as the policy says. Memory comes first: where it runs out, nothing has changed."""
+        """Let the tiers take new tokens as the policy says.
+
+        Memory comes first, and whether what is held can move on: where it runs out, or raises NonFinite, nothing has changed.
+        """
         policy = (
             (config.tail_length, FORMATS[config.tail_dtype]),
             (config.warm_length, FORMATS[config.warm_format]),
             (config.max_tokens, FORMATS[config.store_format]),
         )
-        opened: list[_Run | None] = []
+        opened: list[Run | None] = []
         for tier, (room, format) in zip(self._tiers, policy, strict=True):
             capacity = min(room + config.migration_batch, config.max_tokens)
             run = None
-            if room and not (tier.runs and _takes(tier.runs[-1], capacity, format)):
+            if room and not (tier.runs and tier.runs[-1].takes(capacity, format)):
                 store = TokenStore(self._backend, format, capacity, config.num_kv_heads, config.head_dim)
-                run = _Run(capacity, 0, store)
+                run = Run(capacity, 0, store)
             opened.append(run)
+        newest = [
+            run or (tier.runs[-1] if room else None) for tier, (room, _), run in zip(self._tiers, policy, opened, strict=True)
+        ]
+        for index, tier in enumerate(self._tiers):
+            way = [run.store for run in newest[index + 1 :] if run]
+            for keys, values in tier.oldest(len(tier) if way else 0):
+                check_way(keys, values, way)
         self.config = config
         for tier, (room, _), run in zip(self._tiers, policy, opened, strict=True):
             tier.room = room
@@ -306,7 +254,3 @@ class TieredCache:
             held = f" as a {tail.name} tail holds them"
         if not float(largest[0]) < MAGNITUDES_BELOW:  # nor is NaN
             raise NonFinite(f"{name}: expected magnitudes below {MAGNITUDES_BELOW:.3g}{held}, got {float(largest[0]):.3g}")
-
-
-def _takes(run: _Run, capacity: int, format: Format) -> bool:
-    return run.capacity == capacity and run.store.format is format

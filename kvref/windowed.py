@@ -17,7 +17,7 @@ from kvref.array import Array
 from kvref.attention import Sight, accept_query, attended
 from kvref.backend import Backend, reference
 from kvref.errors import NotTruncatable, PositionOutOfRange, in_range, whole_fields
-from kvref.formats import PLAIN_DTYPES, get_format
+from kvref.formats import Quantized, get_format
 from kvref.inputs import accept_pair
 from kvref.slots import TokenStore
 
@@ -26,7 +26,8 @@ from kvref.slots import TokenStore
 class WindowedConfig:
     """Sizes in tokens, heads and elements. window, sinks, chunk: what a query sees, as in `kvref.attention.Sight`; no chunk: 0.
 
-    rollback: tokens that `truncate` can always take back, such as a draft that was rejected. dtype: how values are stored.
+    rollback: tokens that `truncate` can always take back, such as a draft that was rejected. dtype: how values are stored, in any
+    format whose groups go into head_dim (WIN-10).
     """
 
     num_kv_heads: int
@@ -40,7 +41,7 @@ class WindowedConfig:
     def __post_init__(self) -> None:
         whole_fields(self, "num_kv_heads", "head_dim", "window")
         whole_fields(self, "sinks", "chunk", "rollback", minimum=0)
-        get_format(self.dtype, among=PLAIN_DTYPES)
+        get_format(self.dtype).code_width(self.head_dim)  # which says whether it has groups of whole width
 
 
 class WindowedCache:
@@ -61,7 +62,8 @@ class WindowedCache:
 
     def append(self, keys: Array, values: Array) -> None:
         """Append n tokens, keys and values [n, num_kv_heads, head_dim]. Raises ShapeMismatch, DtypeMismatch or NonFinite."""
-        self._write(*self._accepted(keys, values))
+        keys, values = self._accepted(keys, values)
+        self._write(self._store.quantized(keys, values), keys.shape[0])
 
     def step(self, query: Array, keys: Array, values: Array, scale: float | None = None) -> Array:
         """Append n tokens, and what the query of each sees: float32 [n, num_query_heads, head_dim] (WIN-02).
@@ -71,13 +73,12 @@ class WindowedCache:
         """
         keys, values = self._accepted(keys, values)
         query = accept_query(query, keys.shape[0], self.config.num_kv_heads, self.config.head_dim, self._backend)
+        stored = self._store.quantized(keys, values)  # once: what is attended to is what is put into the slots (WIN-10)
         held, new = self._positions(), np.arange(self.length, self.length + keys.shape[0])
-        before = self._store.read(self._slots(held))
-        every_key, every_value = (
-            self._backend.xp.concat(both, axis=0) for both in zip(before, self._store.read_back(keys, values), strict=True)
-        )
+        before, coming = self._store.read(self._slots(held)), self._store.dequantized(stored)
+        every_key, every_value = (self._backend.xp.concat(both, axis=0) for both in zip(before, coming, strict=True))
         out = self._attended(query, new, every_key, every_value, np.concatenate([held, new]), scale)
-        self._write(keys, values)
+        self._write(stored, keys.shape[0])
         return out
 
     def attend(self, query: Array, scale: float | None = None) -> Array:
@@ -128,12 +129,12 @@ class WindowedCache:
         sinks = self.config.sinks
         return np.where(positions < sinks, positions, sinks + (positions - sinks) % self._ring)
 
-    def _write(self, keys: Array, values: Array) -> None:
-        end = self.length + keys.shape[0]
+    def _write(self, stored: tuple[Quantized, Quantized], count: int) -> None:
+        end = self.length + count
         new = np.arange(self.length, end)
         stays = (new < self.config.sinks) | (new >= end - self._ring)  # of more than a ring the last
         slots = np.where(stays, self._slots(new), -1)  # a negative one is skipped (KERN-02)
-        self._store.write(slots, keys, values)
+        self._store.put(slots, stored)
         self.length, self._first = end, max(self._first, end - self._ring)
 
     def _attended(

@@ -32,7 +32,7 @@ _OF_GROUPS = {each.name for each in GROUPS}
 GROUP_NAMES = "{int,uint}{8,4,2}_g{32,64,128}_{float32,float16,bfloat16}"  # how they are called
 PLAIN_DTYPES = tuple(name for name, each in FORMATS.items() if each.granularity == "element")
 ROW_FORMATS = tuple(name for name, each in FORMATS.items() if each.granularity in ("head", "group", "given"))
-SCALED_FORMATS = tuple(name for name, each in FORMATS.items() if each.granularity in ("head", "token"))
+SCALED_FORMATS = tuple(name for name, each in _BY_NAME.items() if each.granularity in ("head", "token", "group"))
 
 
 def get_format(name: str, among: Collection[str] = tuple(FORMATS), scale: float | None = None) -> Format:

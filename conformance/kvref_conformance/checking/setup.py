@@ -14,7 +14,7 @@ from kvref_conformance.conversation.handle import Handle
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families import all_families
 from kvref_conformance.oracle.elements import round_to
-from kvref_conformance.oracle.formats import GROUPS, either
+from kvref_conformance.oracle.formats import DRIFTING, GROUPS, KINDS, PLAIN, SCALED, either, has
 from kvref_conformance.oracle.witness import MADE
 from kvref_conformance.outcome import Broken, NotOffered
 
@@ -82,6 +82,16 @@ def few(subject: Subject, formats: list[str]) -> list[str]:
     many = [name for name in formats if name in GROUPS]
     kept = set(subject.rng.choice(many, FEW, replace=False).tolist()) if len(many) > FEW else set(many)
     return [name for name in formats if name not in many or name in kept]
+
+
+def one_of_each_kind(subject: Subject, name: str) -> list[str]:
+    """Formats with a scale that a size of the check's family may have, one of each of KINDS: other ones for each check.
+
+    And the one, where it is had, that shows whether a token is quantized twice.
+    """
+    had = formats_of(subject, name, *SCALED)
+    kinds = [[each for each in kind if each in had] for kind in (*KINDS, (DRIFTING,))]
+    return [str(subject.rng.choice(kind)) for kind in kinds if kind]
 
 
 def tokens(subject: Subject, count: int, heads: int | None = None, dim: int | None = None) -> NDArray:

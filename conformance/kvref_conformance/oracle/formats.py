@@ -15,6 +15,13 @@ NVFP4 = ("nvfp4",)
 IN_GROUPS = (*GGML, *MX, *NVFP4, *GROUPS)
 STATIC = ("float8_e4m3fn_static", "float8_e5m2_static")
 ROTATED = tuple(f"{inner}_hadamard" for inner in ("int8", "float8_e4m3fn", "q8_0", "q4_0", "int4_g32_float16"))
+SCALED = (*SYMMETRIC, *AFFINE, *IN_GROUPS)
+# One of each lies in memory as no other does: a scale a head, scale and zero a token, scales among the codes, and so on.
+KINDS = (
+    SYMMETRIC, AFFINE, GGML, MX, NVFP4,
+    *(tuple(name for name in GROUPS if name.startswith("uint") == affine) for affine in (False, True)),
+)  # fmt: skip
+DRIFTING = "uint8_g32_bfloat16"  # what it reads as is often not what that is read as once it is stored again; most are steady
 
 PACKED = "packed"  # latents as FP8 codes and scales, and beside them numbers that are rotated
 MADE_OF = {PACKED: ("float8_e4m3fn", "bfloat16")}  # no format of its own: who has all of these may have it

@@ -20,6 +20,7 @@ CHAPTERS = (
     "quantized",
     "channels",
     "tiered",
+    "any_format",
     "edits",
     "buffers",
     "pooled",

@@ -2,7 +2,7 @@
 
 from kvref_conformance.families import Family
 from kvref_conformance.families.laws.spoken import OF_CACHES
-from kvref_conformance.oracle.formats import AFFINE, PLAIN, SYMMETRIC
+from kvref_conformance.oracle.formats import PLAIN, SCALED, group_of
 
 SMALL = {
     "num_kv_heads": 2, "head_dim": 5, "max_tokens": 20, "tail_length": 4, "tail_dtype": "float16", "warm_length": 0,
@@ -14,8 +14,9 @@ FAMILY = Family(
     name="tiered",
     chapter="tiered",
     small=SMALL,
-    speaks_for=(*OF_CACHES, "ATTN-10", *(f"TIER-{n:02}" for n in (1, 2, 3, 5, 6, 7, 8, 10, 13, 14)), *EDITS),
-    formats={"tail_dtype": PLAIN, "warm_format": SYMMETRIC + AFFINE, "store_format": SYMMETRIC + AFFINE},
+    speaks_for=(*OF_CACHES, "ATTN-10", *(f"TIER-{n:02}" for n in (1, 2, 3, 5, 6, 7, 8, 10, 13, 14, 17, 18)), *EDITS),
+    formats={"tail_dtype": PLAIN, "warm_format": SCALED, "store_format": SCALED},
+    fits=lambda config: all(config["head_dim"] % group_of(config[name]) == 0 for name in ("warm_format", "store_format")),
     may_be_zero=("tail_length", "warm_length"),
     holds={"max_tokens": ("tail_length", "warm_length")},
     appending={"append": ("keys", "values")},

@@ -9,7 +9,7 @@ _TOKENS = "ShapeMismatch DtypeMismatch NonFinite"
 ERRORS: dict[str, str] = {
     "append": _TOKENS,
     "tier_of": "PositionOutOfRange",
-    "update_policy": "ConfigError",
+    "update_policy": "ConfigError NonFinite",
     "attend": "ShapeMismatch DtypeMismatch",
     "truncate": "PositionOutOfRange NotTruncatable",
 }

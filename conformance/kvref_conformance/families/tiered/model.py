@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from kvref_conformance.arrays import NDArray
-from kvref_conformance.families.tiered.tiers import Tiers
+from kvref_conformance.families.tiered.tiers import Tiers, all_reached, can_go, way
 from kvref_conformance.oracle.attention import attended
 from kvref_conformance.oracle.elements import round_to
 from kvref_conformance.oracle.expected import (
@@ -21,15 +21,15 @@ from kvref_conformance.oracle.expected import (
     not_in_range,
     wrong_arrays,
 )  # fmt: skip
-from kvref_conformance.oracle.formats import AFFINE, PLAIN, SYMMETRIC
+from kvref_conformance.oracle.formats import IN_GROUPS, PLAIN, SCALED, group_of
 from kvref_conformance.oracle.model import Look, Model
 from kvref_conformance.oracle.rows import Reads
+from kvref_conformance.oracle.tokens import token_bytes
 
-BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "q8": 1}
 STATISTICS = {"total_tokens": "TIER-06", "tail_tokens": "TIER-01", "warm_tokens": "TIER-14", "store_tokens": "TIER-02"}
 TIERS = ("tail", "warm", "store")
 WENT_BACK = {"truncate": "EDIT-01", "truncate, which it might have refused": "EDIT-06"}  # and whose clause it then is
-ALLOWED = {"tail_dtype": PLAIN, "warm_format": SYMMETRIC + AFFINE, "store_format": SYMMETRIC + AFFINE}
+ALLOWED = {"tail_dtype": PLAIN, "warm_format": SCALED, "store_format": SCALED}
 
 
 class Tiered(Model):
@@ -75,7 +75,16 @@ class Tiered(Model):
             return self.refuse([("NonFinite", "TIER-13")])
         if not finite(*rows) or any(np.abs(part).max(initial=0) >= 2.0**126 for part in held):
             return TakenOrRefused("TIER-13", self.did("append", taken), refused=lambda: self.did("refused")(None))
+        if not (goes := self._goes(*rows)):
+            if goes is False:
+                return self.refuse([("NonFinite", "TIER-18")])
+            return TakenOrRefused("TIER-18", self.did("append", taken), refused=lambda: self.did("refused")(None))
         return Expected("LAW-04", self.did("append", change))
+
+    def _goes(self, keys: NDArray, values: NDArray) -> bool | None:
+        """Whether tokens can go through every tier of the policy; None where either will do."""
+        found = {can_go(part, way(self.policy)) for part in (keys, values)}
+        return True if found == {True} else False if False in found and all_reached(self.policy) else None
 
     def read(self) -> Expected:
         if self.unknown:
@@ -87,7 +96,8 @@ class Tiered(Model):
                 return self.blame("read")
             if self._displaced(index[0], got):
                 return "TIER-05" if self.evicted else "TIER-03"
-            return "LAW-04" if self.tiers.tokens[index[0]].tier == "tail" else "TIER-02"
+            token = self.tiers.tokens[index[0]]
+            return "LAW-04" if token.tier == "tail" else "TIER-17" if token.format in IN_GROUPS else "TIER-02"
 
         clause = "TIER-05" if self.evicted else "TIER-03"
         return Arrays(clause, names=("keys", "values"), parts=parts, clause_at=clause_at)
@@ -117,21 +127,14 @@ class Tiered(Model):
         want: dict[str, Any] = {f"{tier}_tokens": self.tiers.count(tier) for tier in TIERS}
         want["total_tokens"] = len(self.tiers.tokens)
         for tier in TIERS:
-            want[f"{tier}_bytes"] = sum(self._token_bytes(token.format) for token in self.tiers.tokens if token.tier == tier)
+            held = [token.format for token in self.tiers.tokens if token.tier == tier]
+            want[f"{tier}_bytes"] = sum(2 * token_bytes(*self.row, format) for format in held)
         stored = sum(want[f"{tier}_bytes"] for tier in TIERS)
         plain = 8 * self.row[0] * self.row[1] * len(self.tiers.tokens)
         want["compression_ratio"] = plain / stored if stored else 1.0
         named = self.last == "policy" or self.last in WENT_BACK
         clauses = {name: self.blame("stats") if named else clause for name, clause in STATISTICS.items()}
         return Value(self.blame("stats"), value=want, clauses=clauses)
-
-    def _token_bytes(self, format: str) -> int:
-        """Keys and values of one token: codes, and 4 bytes for each scale and zero."""
-        heads, dim = self.row
-        if format == "q4":
-            return 2 * (-(-heads * dim // 2) + 8)
-        scales = 4 * heads if format in SYMMETRIC else 8 if format in AFFINE else 0
-        return 2 * (BYTES[format] * heads * dim + scales)
 
     def update_policy(self, **changes: Any) -> Expected:
         new = self.policy | changes
@@ -140,13 +143,21 @@ class Tiered(Model):
         )
         lengths = new["tail_length"], new["warm_length"]
         good = good and all(isinstance(each, int) and each >= 0 for each in lengths) and sum(lengths) <= new["max_tokens"]
-        if not good:
+        if not (good and all(self.row[1] % group_of(new[name]) == 0 for name in ("warm_format", "store_format"))):
             return self.refuse([("ConfigError", "LAW-12")])
 
         def change(ok: Any) -> None:
             self.policy = new
             self.tiers.update_policy(**changes)
 
+        def changed(ok: Any) -> None:
+            self.unknown = True
+            change(ok)
+
+        if self.unknown or (goes := self.tiers.can_become(**changes)) is None:
+            return TakenOrRefused("TIER-18", self.did("policy", changed), refused=lambda: self.did("refused")(None))
+        if not goes:
+            return self.refuse([("NonFinite", "TIER-18")])
         return Expected("TIER-10", self.did("policy", change))
 
     def truncate(self, length: Any) -> Expected:

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from kvref_conformance.arrays import NDArray
-from kvref_conformance.oracle.formats import AFFINE
-from kvref_conformance.oracle.rows import Reads, read_as
+from kvref_conformance.oracle.formats import IN_GROUPS
+from kvref_conformance.oracle.rows import Reads
+from kvref_conformance.oracle.tokens import storable, tokens_as
 
 POLICY = ("tail_length", "tail_dtype", "warm_length", "warm_format", "store_format", "max_tokens")
 
@@ -57,6 +58,12 @@ class Tiers:
                 again.append(*(part[: length - again.appended] for part in each))
         return again
 
+    def can_become(self, **changes: Any) -> bool | None:
+        """Whether all that is held could move on under another policy; None where that is close (TIER-18)."""
+        new = self.policy | changes
+        found = {can_go(part.values[None], way(new, token.tier)) for token in self.tokens for part in (token.key, token.value)}
+        return True if found <= {True} else False if False in found and all_reached(new) else None
+
     def read(self) -> tuple[Reads, Reads]:
         return stacked(token.key for token in self.tokens), stacked(token.value for token in self.tokens)
 
@@ -88,6 +95,22 @@ class Tiers:
                     break
 
 
+def way(policy: Mapping[str, Any], behind: str = "") -> list[str]:
+    """The formats that a token goes through from its tier on, or from the first."""
+    tiers = (
+        ("tail", "tail_length", "tail_dtype"),
+        ("warm", "warm_length", "warm_format"),
+        ("store", "max_tokens", "store_format"),
+    )
+    later = [name for name, _, _ in tiers].index(behind) + 1 if behind else 0
+    return [policy[format] for _, length, format in tiers[later:] if policy[length]]
+
+
+def all_reached(policy: Mapping[str, Any]) -> bool:
+    """Whether a token may come into every tier of a policy: none goes to the store where there is room for all before it."""
+    return bool(policy["tail_length"] + policy["warm_length"] < policy["max_tokens"])
+
+
 def given(token: NDArray) -> Reads:
     return Reads(token, np.zeros(token.shape))
 
@@ -98,14 +121,44 @@ def stacked(tokens: Iterable[Reads]) -> Reads:
 
 
 def through(token: Reads, format: str) -> Reads:
-    """What [num_kv_heads, head_dim] reads as once stored in a format: affine formats share a scale over the whole token.
+    """What [num_kv_heads, head_dim] reads as once stored in a format."""
+    values, slack = stored_again(token.values[None], token.slack[None], format)
+    return Reads(values[0], slack[0])
 
-    Slack d from an earlier tier moves the row by d and its scale by no more, which three times d covers.
+
+def stored_again(values: NDArray, slack: NDArray, format: str) -> Reads:
+    """What tokens [n, num_kv_heads, head_dim] read as once stored, of which an earlier tier leaves a slack.
+
+    Slack d moves a row by d and its scale by no more, which three times d covers. A scale of few digits may go on to the next,
+    twice as large, by any d at all: then the format's own slack is as much larger.
     """
-    rows = token.values.reshape(1, -1) if format in AFFINE else token.values
-    stored = read_as(rows, format)
-    shape = token.values.shape
-    return Reads(stored.values.reshape(shape), stored.slack.reshape(shape) + 3 * token.slack.max())
+    stored, before = tokens_as(values, format), slack.max(axis=(1, 2), keepdims=True, initial=0)
+    own = np.where((before > 0) & (format in IN_GROUPS), 2 * stored.slack, stored.slack)
+    return Reads(stored.values, own + 3 * before)
+
+
+def can_go(tokens: NDArray, formats: Iterable[str]) -> bool | None:
+    """Whether tokens can be stored in one format, and what they read as there in the next, and so on; None where it is close.
+
+    Close is where tokens a hundredth larger or smaller could not, or could: how a scale is rounded decides there. No scale or
+    zero is larger than the largest magnitude, and float16 has the least range of what they are stored in, 65504: half of that,
+    and what it reads as, is stored anywhere. A row with one scale of float32 takes whatever TIER-13 takes.
+    """
+    formats = list(formats)
+    if np.abs(tokens).max(initial=0) < 3e4 or not any(format in IN_GROUPS for format in formats):
+        return True
+    found = {_goes(tokens.astype(np.float64) * factor, formats) for factor in (0.99, 1.0, 1.01)}
+    return found.pop() if len(found) == 1 else None
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def _goes(tokens: NDArray, formats: list[str]) -> bool:
+    rows = tokens.astype(np.float32)
+    for format in formats if rows.size else ():
+        if not (np.isfinite(rows).all() and storable(rows, format)):
+            return False
+        rows = tokens_as(rows, format).values
+    return bool(np.isfinite(rows).all())
 
 
 def settled(rows: NDArray, policy: Mapping[str, Any]) -> Reads:
@@ -119,10 +172,7 @@ def settled(rows: NDArray, policy: Mapping[str, Any]) -> Reads:
     for tier, format in (("tail_length", "tail_dtype"), ("warm_length", "warm_format"), ("max_tokens", "store_format")):
         if policy[tier] and older:
             before = slice(older)
-            flat = values[before].reshape(older, -1) if policy[format] in AFFINE else values[before]
-            stored = read_as(flat, policy[format])
-            values[before] = stored.values.reshape(values[before].shape)
-            slack[before] = stored.slack.reshape(values[before].shape) + 3 * slack[before].max(axis=(1, 2), keepdims=True)
+            values[before], slack[before] = stored_again(values[before], slack[before], policy[format])
             older = max(0, older - policy[tier])
     kept = slice(max(0, len(rows) - policy["max_tokens"]), None)
     return Reads(values[kept], slack[kept])

@@ -6,9 +6,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 from kvref_conformance.families.windowed.model import Windowed
+from kvref_conformance.oracle.formats import group_of
 from kvref_conformance.searching.machine import BACK, COUNT, Machine, pair
 from kvref_conformance.searching.rows import kinds
 
+# Of those with scales one a head, among the codes, and one with a zero a group.
+DTYPES = ("float32", "float32", "float16", "bfloat16", "float32", "float16", "int8", "q8_0", "uint4_g32_float32")
 SIZE = st.integers(1, 2)
 GROUP = st.integers(1, 2)
 
@@ -19,14 +22,15 @@ class WindowedMachine(Machine):
     @initialize(
         heads=SIZE, dim=st.integers(1, 3), window=st.sampled_from((3, 1, 4, 7, 2)), sinks=st.sampled_from((0, 0, 2, 0, 1, 5)),
         chunk=st.sampled_from((0, 0, 0, 3, 4)), rollback=st.sampled_from((0, 2, 0, 3)),
-        both=st.sampled_from((False, False, True)), dtype=st.sampled_from(("float32", "float32", "float16", "bfloat16")),
+        both=st.sampled_from((False, False, True)), dtype=st.sampled_from(DTYPES),
     )  # fmt: skip
     def new(self, heads: int, dim: int, window: int, sinks: int, chunk: int, rollback: int, both: bool, dtype: str) -> None:
         """Mostly chunks go without sinks, and no window is shorter: so they are in models."""
         if chunk and not both:
             sinks, window = 0, max(window, chunk)
         sizes = {"window": window, "sinks": sinks, "chunk": chunk, "rollback": rollback}
-        self.make(num_kv_heads=heads, head_dim=dim, dtype=dtype, **sizes)
+        group = group_of(self.format_for(self.family, "dtype", dtype) or "")
+        self.make(num_kv_heads=heads, head_dim=dim if group == 1 else group, dtype=dtype, **sizes)
         if self.objects:
             self.shape = self.config["num_kv_heads"], self.config["head_dim"]
 

@@ -10,7 +10,6 @@ from kvref_conformance.arrays import NDArray
 from kvref_conformance.conversation.exchange import Reply
 from kvref_conformance.interface import Level
 from kvref_conformance.oracle.attention import attended, seen, wrong_query
-from kvref_conformance.oracle.elements import round_to
 from kvref_conformance.oracle.expected import (
     Arrays,
     Choice,
@@ -26,8 +25,12 @@ from kvref_conformance.oracle.expected import (
     not_in_range,
     wrong_arrays,
 )  # fmt: skip
+from kvref_conformance.oracle.formats import PLAIN
 from kvref_conformance.oracle.model import Look, Model
 from kvref_conformance.oracle.rows import Reads
+from kvref_conformance.oracle.tokens import storable, tokens_as
+
+Token = tuple[Reads, Reads]  # what its key and its value read as, [num_kv_heads, head_dim]
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,8 @@ class Windowed(Model):
         super().__init__()
         self.row, self.dtype = (num_kv_heads, head_dim), dtype
         self.window, self.sinks, self.chunk, self.rollback = window, sinks, chunk, rollback
-        self.tokens: list[tuple[NDArray, NDArray]] = []
+        self.tokens: list[Token] = []
+        self.unknown = False  # something was taken that the format cannot hold: what it reads as is no clause's business
         self.kept = 0  # from here on every token has to be there: whatever a query sees that may come next
         self.longest = 0  # of the steps
         self.came = 0  # tokens with the last append or step
@@ -92,7 +96,7 @@ class Windowed(Model):
         if wrong := wrong_arrays((keys, shape), (values, shape)):
             return self.refuse(wrong + not_finite(keys, values))
         then = self.did("append", lambda ok: self._take(keys, values))
-        return Expected("WIN-05", then) if finite(keys, values) else TakenOrRefused("WIN-05", then, refused=self._refused)
+        return Expected("WIN-05", then) if self._holds(keys, values) else TakenOrRefused("WIN-05", then, refused=self._refused)
 
     def step(self, query: Any, keys: Any, values: Any, scale: float) -> Expected:
         shape = (None, *self.row)
@@ -103,7 +107,7 @@ class Windowed(Model):
         if wrong:
             return self.refuse(wrong + not_finite(query, keys, values))
         then = self.did("step", lambda ok: self._take(keys, values))
-        if not finite(keys, values):
+        if not self._holds(keys, values):
             return TakenOrRefused(self._clause(len(keys)), then, refused=self._refused)
         at = range(len(self.tokens), len(self.tokens) + len(keys))
         tokens = [*self.tokens, *self._stored(keys, values)]
@@ -120,7 +124,7 @@ class Windowed(Model):
         return replace(found, kinds=found.kinds + gone) if isinstance(found, Refused) else TakenOrRefused("WIN-06", kinds=gone)
 
     def _attended(
-        self, clause: str, query: Any, tokens: list[tuple[NDArray, NDArray]], views: Sequence[NDArray], scale: float, then: Any
+        self, clause: str, query: Any, tokens: list[Token], views: Sequence[NDArray], scale: float, then: Any
     ) -> Expected:
         keys, values = self._parts(tokens)
         found = attended(clause, query, keys, values, scale, views)
@@ -132,6 +136,8 @@ class Windowed(Model):
             return "ATTN-07" if np.isnan(got[index]) and not quiet else clause
 
         if isinstance(found, Arrays):
+            if self.unknown:
+                return Unjudged(clause, then)
             return Arrays(clause, then, parts=found.parts, always_slack=True, clause_at=clause_at)
         return Unjudged(clause, then) if isinstance(found, Unjudged) else found
 
@@ -147,17 +153,29 @@ class Windowed(Model):
         for position in positions:
             if wrong := not_in_range(position, len(self.tokens), "PositionOutOfRange"):
                 return Refused(wrong[0][1], kinds=("PositionOutOfRange",))
+        if self.unknown:
+            return (
+                Unjudged("LAW-14")
+                if {*positions} <= {*self.needed()}
+                else TakenOrRefused("LAW-14", kinds=("PositionOutOfRange",))
+            )
         parts = self._parts([self.tokens[position] for position in positions])
         if not {*positions} <= {*self.needed()}:
             return ArraysOrRefused("WIN-03", names=("keys", "values"), parts=parts, kinds=("PositionOutOfRange",))
 
         def clause_at(index: tuple[int, ...], got: NDArray) -> str:
             position = positions[index[0]]
+            if self.dtype not in PLAIN and not self._another(got[index[0]]):
+                return "WIN-10"
             if self.last in ("append", "step") and position >= len(self.tokens) - self.came:
                 return "LAW-04"
             return "WIN-05" if position < self.sinks and self.last != "truncate" else self.blame("read")
 
         return Arrays(self.blame("read"), names=("keys", "values"), parts=parts, clause_at=clause_at)
+
+    def _another(self, got: NDArray) -> bool:
+        """Whether that is what some token reads as: it lies in the wrong place, and whole."""
+        return any(np.array_equal(got, part.values) for token in self.tokens for part in token)
 
     def truncate(self, length: Any) -> Expected:
         if wrong := not_in_range(length, len(self.tokens) + 1, "PositionOutOfRange", "EDIT-02"):
@@ -175,7 +193,7 @@ class Windowed(Model):
 
     def clear(self) -> Expected:
         def change(ok: Any) -> None:
-            self.tokens, self.kept, self.looked_back = [], 0, False
+            self.tokens, self.kept, self.looked_back, self.unknown = [], 0, False, False
 
         return Expected("LAW-05", self.did("clear", change))
 
@@ -183,18 +201,29 @@ class Windowed(Model):
         """The first position behind the sinks that a query sees."""
         return min((int(at) for at in self.seen(query) if at >= self.sinks), default=query)
 
+    def _holds(self, keys: Any, values: Any) -> bool:
+        """Whether every value is finite, and would be once it is read back."""
+        return finite(keys, values) and all(storable(float32(part), self.dtype) for part in (keys, values))
+
     def _take(self, keys: Any, values: Any) -> None:
+        self.unknown = self.unknown or not (self.dtype in PLAIN or self._holds(keys, values))
         self.tokens += self._stored(keys, values)
         self.came, self.longest = len(keys), max(self.longest, len(keys))
         self.kept = max(self.kept, self._first(max(0, len(self.tokens) - self.rollback)))
         self.looked_back = self.looked_back and not len(keys)
 
-    def _stored(self, keys: Any, values: Any) -> list[tuple[NDArray, NDArray]]:
-        return list(zip(*(round_to(float32(part), self.dtype) for part in (keys, values)), strict=True))
+    def _stored(self, keys: Any, values: Any) -> list[Token]:
+        stored = [tokens_as(float32(part), self.dtype) for part in (keys, values)]
+        return list(zip(*([Reads(*each) for each in zip(*part, strict=True)] for part in stored), strict=True))
 
-    def _parts(self, tokens: list[tuple[NDArray, NDArray]]) -> tuple[Reads, Reads]:
-        keys, values = (np.array([token[part] for token in tokens], np.float32).reshape(-1, *self.row) for part in (0, 1))
-        return exactly(keys), exactly(values)
+    def _parts(self, tokens: list[Token]) -> tuple[Reads, Reads]:
+        return self._stacked([token[0] for token in tokens]), self._stacked([token[1] for token in tokens])
+
+    def _stacked(self, parts: list[Reads]) -> Reads:
+        values = np.array([part.values for part in parts], np.float32).reshape(-1, *self.row)
+        if self.dtype in PLAIN:
+            return exactly(values)
+        return Reads(values, np.array([part.slack for part in parts], np.float64).reshape(-1, *self.row))
 
     def _refused(self) -> None:
         self.last = "refused"

@@ -5,9 +5,12 @@ from typing import Any
 
 from kvref_conformance.arrays import NDArray
 from kvref_conformance.checking.counts import MANY, NEGATIVE, Counter
-from kvref_conformance.checking.setup import pair_of_tokens, tokens
+from kvref_conformance.checking.setup import formats_of, pair_of_tokens, tokens
 from kvref_conformance.checking.streams import Bad, Stream, wrong_queries
 from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.oracle.formats import AFFINE, SYMMETRIC
+from kvref_conformance.oracle.rows import Reads
+from kvref_conformance.oracle.tokens import tokens_as
 
 
 class WindowedStream(Stream):
@@ -21,6 +24,13 @@ class WindowedStream(Stream):
 
     def read(self) -> tuple[NDArray, NDArray]:
         return tuple(self.cache.read(list(range(len(self)))))
+
+    def quantizing(self) -> Iterator[Stream]:
+        for name in formats_of(self.subject, "dtype", *SYMMETRIC, *AFFINE):
+            yield self.fresh(dtype=name)
+
+    def expected(self, keys: NDArray, values: NDArray) -> tuple[Reads, Reads]:
+        return tokens_as(keys, self.config["dtype"]), tokens_as(values, self.config["dtype"])
 
     def numbers(self) -> Iterable[tuple[str, Any]]:
         return ()

@@ -1,0 +1,179 @@
+"""TIER-17, TIER-18: warm tiers and stores in any format that has a scale."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.checking.expect import equal, raises
+from kvref_conformance.checking.registry import check
+from kvref_conformance.checking.setup import few, formats_of, held, one_of_each_kind, takes, tokens
+from kvref_conformance.conversation.handle import Handle
+from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.families.tiered.checks import agree, both, change, tail_of
+from kvref_conformance.families.tiered.tiers import Tiers, all_reached, can_go, way
+from kvref_conformance.oracle.formats import GGML, GROUPS, IN_GROUPS, SCALED, group_of
+from kvref_conformance.oracle.tokens import token_bytes
+from kvref_conformance.outcome import NotOffered
+
+LOUD = 2.0**6
+WIDE = 64  # numbers a row: a multiple of most groups
+REFUSED = 3e9  # what no scale of float16 can be, times its largest code
+
+
+def pairs(subject: Subject) -> Iterator[dict[str, Any]]:
+    """Warm tiers and stores of different kinds, in sizes that groups go into: every kind once, other ones together each time."""
+    names = subject.rng.permutation(one_of_each_kind(subject, "store_format")).tolist()
+    for then, first in zip(names[::2], names[1::2] + names[:1], strict=False):
+        if not takes(subject, "warm_format", first):
+            first = formats_of(subject, "warm_format", *SCALED)[0]
+        yield {"warm_format": first, "store_format": then, "head_dim": max(WIDE, group_of(first), group_of(then))}
+
+
+def come(subject: Subject, cache: Handle, tiers: Tiers, count: int, loud: float = 1.0) -> None:
+    """So many tokens more, for both."""
+    shape = cache.config["num_kv_heads"], cache.config["head_dim"]
+    keys, values = (held(subject, tokens(subject, count, *shape) * loud) for _ in range(2))
+    cache.append(keys, values)
+    tiers.append(keys, values)
+
+
+def fresh(subject: Subject, **policy: Any) -> tuple[Handle, Tiers]:
+    """A cache without tokens, and the oracle's list of them."""
+    cache, tiers = both(subject, **policy)
+    if tiers.tokens:
+        raise NotOffered("tiers as short as these, within its limits")
+    return cache, tiers
+
+
+@check("TIER-17", "tiered")
+def tokens_move_through_any_formats(subject: Subject) -> None:
+    """Loud ones behind quiet ones, in batches that end anywhere, until the first were evicted."""
+    for policy in pairs(subject):
+        cache, tiers = fresh(subject, tail_length=2, warm_length=3, max_tokens=9, **policy)
+        for count, loud in ((4, 1.0), (1, LOUD), (5, 1 / LOUD), (7, LOUD)):
+            come(subject, cache, tiers, subject.size("tokens", count), loud)
+            agree(subject, cache, tiers, f"with {policy}, after {tiers.appended} tokens")
+        stats, shape = cache.stats(), (cache.config["num_kv_heads"], cache.config["head_dim"])
+        for tier, got in (("warm", stats.warm_bytes), ("store", stats.store_bytes)):
+            want = 2 * tiers.count(tier) * token_bytes(*shape, cache.config[f"{tier}_format"])
+            equal(got, want, f"bytes of {tiers.count(tier)} tokens in the {tier} tier, with {policy}")
+
+
+@check("TIER-17", "tiered")
+def a_new_format_leaves_what_is_stored(subject: Subject) -> None:
+    for policy in pairs(subject):
+        cache, tiers = fresh(subject, tail_length=1, warm_length=2, max_tokens=8, **policy)
+        come(subject, cache, tiers, subject.size("tokens", 6))
+        change(cache, tiers, warm_format=policy["store_format"], store_format=policy["warm_format"])
+        agree(subject, cache, tiers, f"after the formats of {policy} were changed for each other")
+        come(subject, cache, tiers, subject.size("tokens", 4), LOUD)
+        agree(subject, cache, tiers, f"4 tokens after the formats of {policy} were changed for each other")
+        change(cache, tiers, store_format=policy["store_format"])
+        cache.clear()
+        tiers.tokens, tiers.appended = [], 0
+        come(subject, cache, tiers, subject.size("tokens", 5))
+        agree(subject, cache, tiers, f"in the place of all others, with {policy}")
+
+
+@check("TIER-17", "tiered")
+def newest_tokens_go_with_their_scales(subject: Subject) -> None:
+    """Where there is no tail, and none had to move on for them."""
+    for name in one_of_each_kind(subject, "store_format"):
+        policy = {"store_format": name, "head_dim": max(WIDE, group_of(name))}
+        cache, tiers = fresh(subject, tail_length=0, max_tokens=9, **policy)
+        come(subject, cache, tiers, subject.size("tokens", 4))
+        before = [*tiers.tokens]
+        come(subject, cache, tiers, subject.size("tokens", 2), LOUD)
+        cache.truncate(len(before))
+        tiers.tokens, tiers.appended = before, len(before)
+        agree(subject, cache, tiers, f"of a {name} store, after louder ones went")
+        come(subject, cache, tiers, subject.size("tokens", 2), 1 / LOUD)
+        agree(subject, cache, tiers, f"of a {name} store, in the place of louder ones")
+
+
+@check("TIER-17", "tiered")
+def a_head_dim_that_no_group_goes_into_is_refused(subject: Subject) -> None:
+    tried = 0
+    for tier in ("warm_format", "store_format"):
+        with suppress(NotOffered):
+            for name in formats_of(subject, tier, *IN_GROUPS)[::23]:
+                cache, _ = fresh(subject, **{tier: name, "head_dim": 2 * group_of(name)})
+                for dim in (group_of(name) + 1, group_of(name) // 2):
+                    if not takes(subject, "head_dim", dim):
+                        continue
+                    tried += 1
+                    with raises("ConfigError"):
+                        subject.new("tiered", **cache.config | {"head_dim": dim})
+                    narrow, tiers = fresh(subject, head_dim=dim)
+                    come(subject, narrow, tiers, 1)
+                    with raises("ConfigError"):
+                        narrow.update_policy(**{tier: name})
+                    agree(subject, narrow, tiers, f"after {name} was refused for rows of {dim}")
+    if not tried:
+        raise NotOffered("a head_dim that no group goes into")
+
+
+def loud_tokens(cache: Handle, magnitude: float, where: int = 0) -> tuple[NDArray, NDArray]:
+    """A token that is quiet but for one number, of its key or of its value."""
+    shape = (1, cache.config["num_kv_heads"], cache.config["head_dim"])
+    pair = np.ones(shape, np.float32), np.ones(shape, np.float32)
+    pair[where][0, -1, -1] = magnitude
+    return pair
+
+
+def wide_tail(subject: Subject) -> str:
+    """A dtype that holds what no scale of float16 does."""
+    if subject.dtype == "float16":
+        raise NotOffered("numbers beyond float16")
+    return tail_of(subject, "float32", "bfloat16")
+
+
+@check("TIER-18", "tiered")
+def what_a_tier_of_the_policy_could_not_hold_is_refused(subject: Subject) -> None:
+    """In one tier, or in the next, which quantizes what the first made of it; and taken is what both can."""
+    for which, policy in enumerate(pairs(subject)):
+        cache, tiers = fresh(subject, tail_length=2, warm_length=which % 2 * 2, tail_dtype=wide_tail(subject), **policy)
+        ways = way(tiers.policy)
+        for where, magnitude in enumerate((REFUSED, -1e20, -1e5, 1e8)):
+            pair = loud_tokens(cache, magnitude, where % 2)
+            goes = can_go(pair[where % 2], ways)
+            if goes is False and all_reached(tiers.policy):
+                with raises("NonFinite"):
+                    cache.append(*pair)
+            elif goes:
+                cache.append(*pair)
+                tiers.append(*pair)
+        agree(subject, cache, tiers, f"with {policy}, after what could be stored")
+        come(subject, cache, tiers, subject.size("tokens", 5))
+        agree(subject, cache, tiers, f"with {policy}, when all that was taken has moved on")
+
+
+@check("TIER-18", "tiered")
+def a_policy_that_would_lose_a_token_is_refused(subject: Subject) -> None:
+    wide = formats_of(subject, "store_format", *(name for name in SCALED if name not in IN_GROUPS))[0]
+    tried = 0
+    for name in few(subject, formats_of(subject, "store_format", *GGML[:2], *GROUPS))[::2]:
+        cache, tiers = fresh(
+            subject, tail_length=3, tail_dtype=wide_tail(subject), store_format=wide, head_dim=max(WIDE, group_of(name))
+        )  # fmt: skip
+        if can_go(loud_tokens(cache, REFUSED)[0], [name]) is not False or not all_reached(tiers.policy):
+            continue
+        tried += 1
+        come(subject, cache, tiers, 1)
+        pair = loud_tokens(cache, REFUSED)
+        cache.append(*pair)
+        tiers.append(*pair)
+        for policy in ({"store_format": name}, {"store_format": name, "tail_length": subject.size("tail_length", 1)}):
+            with raises("NonFinite"):
+                cache.update_policy(**policy)
+            agree(subject, cache, tiers, f"after the policy {policy} was refused, with {REFUSED} in the tail")
+        come(subject, cache, tiers, subject.size("tokens", 4))
+        agree(subject, cache, tiers, f"when {REFUSED} lies in a {wide} store")
+        change(cache, tiers, store_format=name)
+        come(subject, cache, tiers, subject.size("tokens", 3))
+        agree(subject, cache, tiers, f"with a {name} store, where {REFUSED} lies in {wide} already")
+    if not tried:
+        raise NotOffered("a format whose scales have less range than float32")

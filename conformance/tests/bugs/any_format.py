@@ -1,0 +1,186 @@
+"""Bugs where a cache meets a format: codes without their scales, twice quantized, or not at all."""
+
+from bugs.plant import bug, in_source
+from kvref.formats import Quantized
+from kvref.slots import SlotStore
+from kvref.tiered import TieredCache
+from kvref.windowed import WindowedCache
+
+STEP = "kvref.windowed.WindowedCache.step"
+SETTLE, ADOPT = "kvref.tiered.TieredCache._settle", "kvref.tiered.TieredCache._adopt"
+WRITE = "kvref.windowed.WindowedCache._write"
+
+
+def only_codes_are_put(patch, cache, operation, when):
+    """In an operation of the cache codes are put into slots, and scales stay as they are whenever `when` says so of the cache."""
+    put, work = SlotStore.put, getattr(cache, operation)
+    going: list[object] = []
+
+    def working(self, *args, **kwargs):
+        going.append(self)
+        try:
+            return work(self, *args, **kwargs)
+        finally:
+            going.pop()
+
+    def codes_only(self, slots, new):
+        before = [None if scale is None else scale.copy() for scale in self._stored[1:]]
+        put(self, slots, new)
+        if going and when(going[-1]):
+            self._stored = Quantized(self._stored.codes, *before)
+
+    patch.setattr(cache, operation, working)
+    patch.setattr(SlotStore, "put", codes_only)
+
+
+@bug("WIN-10")
+def a_ring_that_turned_over_keeps_its_scales(patch):
+    only_codes_are_put(patch, WindowedCache, "append", lambda cache: cache.length > cache.config.window)
+
+
+@bug("WIN-10")
+def the_scale_of_a_draft_stays(patch):
+    truncate = WindowedCache.truncate
+
+    def remembering(self, length):
+        self.went = self.length > length > 0
+        truncate(self, length)
+
+    patch.setattr(WindowedCache, "truncate", remembering)
+    patch.setattr(WindowedCache, "went", False, raising=False)
+    only_codes_are_put(patch, WindowedCache, "append", lambda cache: cache.went)
+
+
+@bug("WIN-10")
+def sinks_are_read_with_the_scales_of_the_ring(patch):
+    in_source(
+        patch, "kvref.windowed.WindowedCache.read", "return self._store.read(self._slots(wanted))",
+        """sinks = self.config.sinks
+    own, turned = self._slots(wanted), self._slots(wanted + sinks * (wanted < sinks))
+    return tuple(
+        store.dequantized(type(codes)(codes.codes, *scales[1:]))
+        for store in (self._store.keys, self._store.values)
+        for codes, scales in [(store.stored(own), store.stored(turned))]
+    )""",
+    )  # fmt: skip
+
+
+@bug("WIN-10")
+def a_step_attends_over_what_was_given(patch):
+    in_source(patch, STEP, "self._store.dequantized(stored)", "(keys, values)")
+
+
+@bug("WIN-10")
+def a_step_quantizes_what_it_has_read_back(patch):
+    in_source(patch, STEP, "self._write(stored,", "self._write(self._store.quantized(*coming),")
+
+
+@bug("WIN-10")
+def a_step_that_is_refused_counts_its_tokens(patch):
+    in_source(
+        patch, STEP, "stored = self._store.quantized(keys, values)",
+        "self.length += keys.shape[0]\n    stored = self._store.quantized(keys, values)\n    self.length -= keys.shape[0]",
+    )  # fmt: skip
+
+
+@bug("WIN-10")
+def keys_have_the_scales_of_values(patch):
+    in_source(
+        patch, WRITE, "self._store.put(slots, stored)",
+        "self._store.put(slots, (type(stored[0])(stored[0].codes, *stored[1][1:]), stored[1]))",
+    )  # fmt: skip
+
+
+@bug("TIER-17")
+def codes_move_on_without_their_scales(patch):
+    only_codes_are_put(patch, TieredCache, "_settle", lambda cache: cache.total_tokens > 6)
+
+
+@bug("TIER-17")
+def the_scales_of_what_was_evicted_stay(patch):
+    only_codes_are_put(patch, TieredCache, "append", lambda cache: cache._next > cache.config.max_tokens)
+
+
+@bug("TIER-17")
+def the_scales_of_what_went_stay(patch):
+    only_codes_are_put(patch, TieredCache, "append", lambda cache: cache._next < getattr(cache, "longest", 0))
+    truncate = TieredCache.truncate
+
+    def remembering(self, length):
+        self.longest = self._next
+        truncate(self, length)
+
+    patch.setattr(TieredCache, "truncate", remembering)
+
+
+@bug("TIER-17")
+def tokens_that_move_on_are_quantized_twice(patch):
+    in_source(
+        patch, SETTLE, "target.write(keys, values)",
+        "store = target.runs[-1].store\n            target.write(*store.dequantized(store.quantized(keys, values)))",
+    )  # fmt: skip
+
+
+@bug("TIER-17")
+def the_store_is_read_with_the_scales_of_values(patch):
+    """Of the first half of a batch that comes from two runs alone: elsewhere it would be seen at once."""
+    in_source(
+        patch, "kvref.tiers.Tier.oldest", "yield run.store.read(run.slots(run.start, run.start + taken))",
+        """slots = run.slots(run.start, run.start + taken)
+            keys, values = run.store.keys.stored(slots), run.store.values.stored(slots)
+            keys = type(keys)(keys.codes, *values[1:]) if len(self.runs) > 1 else keys
+            yield run.store.dequantized((keys, values))""",
+    )  # fmt: skip
+
+
+@bug("TIER-17")
+def a_new_format_is_for_what_is_stored_too(patch):
+    update = TieredCache.update_policy
+
+    def again(self, **changes):
+        store = self._tiers[-1]
+        held = list(store.oldest(len(store)))
+        update(self, **changes)
+        if "store_format" in changes and held:
+            store.let_go(sum(len(keys) for keys, _ in held))
+            for keys, values in held:
+                store.write(keys, values)
+
+    patch.setattr(TieredCache, "update_policy", again)
+
+
+@bug("TIER-17")
+def every_scale_is_counted_as_four_bytes(patch):
+    in_source(
+        patch,
+        "kvref.slots.SlotStore.token_bytes",
+        "ITEM_BYTES[dtype] * prod(shape)",
+        "max(ITEM_BYTES[dtype], 4 * (shape != self._parts[0][0])) * prod(shape)",
+    )
+
+
+@bug("TIER-18")
+def what_a_store_cannot_hold_is_found_at_migration(patch):
+    patch.setattr("kvref.tiered.check_way", lambda keys, values, stores: None)
+
+
+@bug("TIER-18")
+def the_first_tier_alone_is_looked_at(patch):
+    check_way = TieredCache.append.__globals__["check_way"]
+    patch.setattr("kvref.tiered.check_way", lambda keys, values, stores: check_way(keys, values, stores[:1]))
+
+
+@bug("TIER-18")
+def a_new_policy_is_not_held_against_what_is_there(patch):
+    in_source(patch, ADOPT, "check_way(keys, values, way)", "pass")
+
+
+@bug("TIER-18")
+def a_policy_that_is_refused_has_changed(patch):
+    in_source(patch, ADOPT, "newest = [", "self.config = config\n    newest = [")
+
+
+@bug("TIER-18")
+def whatever_float16_does_not_reach_is_refused(patch):
+    """Whose scales it is that have less range is not asked."""
+    in_source(patch, "kvref.tiered.TieredCache._check_storable", "< MAGNITUDES_BELOW:", "< 65504.0:")
