@@ -19,6 +19,7 @@ CHAPTERS = (
     "quantized",
     "tiered",
     "edits",
+    "moving",
     "buffers",
     "pooled",
     "latents",
