@@ -21,6 +21,7 @@ from kvref.prefix import PrefixCache
 from kvref.quantized import QuantizedCache, QuantizedConfig, mean_absolute_error
 from kvref.rotary import Rotary
 from kvref.tiered import TieredCache, TieredConfig
+from kvref.transfer import load, save
 from kvref.windowed import WindowedCache, WindowedConfig
 
 __version__ = "0.1.0"
@@ -60,6 +61,8 @@ __all__ = [
     "attention",
     "backend",
     "get_format",
+    "load",
     "mean_absolute_error",
     "reference",
+    "save",
 ]

@@ -101,6 +101,10 @@ class BufferReleased(KVRefError):
     """A buffer used after it was given back."""
 
 
+class FileDamaged(KVRefError):
+    """What is to be loaded is no whole file of a cache: bytes were changed or are missing, or it is something else."""
+
+
 class BackendNotFound(KVRefError):
     """No backend of that name is installed, or its library is missing."""
 

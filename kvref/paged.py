@@ -5,17 +5,22 @@ says which blocks hold which of its tokens; token p of a layer lies in entry p /
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvref import transfer
 from kvref.array import Array
 from kvref.attention import attention
 from kvref.backend import Backend, reference
-from kvref.errors import PositionOutOfRange, in_range, whole_fields
+from kvref.blocks import NO_BLOCK
+from kvref.contents import Contents, Saved, Stretch, both
+from kvref.errors import ConfigError, PositionOutOfRange, in_range, whole_fields
 from kvref.formats import PLAIN_DTYPES, get_format
 from kvref.inputs import accept_pair
+from kvref.parts import Arriving, Part, Span, Whole, read_part
 from kvref.rotary import Rotary
 from kvref.sequences import Sequences
 from kvref.slots import TokenStore
@@ -48,6 +53,11 @@ class PagedCache(Sequences):
         self.config = config
         slots = config.num_blocks * config.block_size
         self._store = TokenStore(backend, get_format(config.dtype), slots, config.num_kv_heads, config.head_dim)
+        self._arriving: dict[int, Arriving] = {}  # by sequence, what has come of one that is to take its place
+
+    def drop(self, sequence: int) -> None:
+        super().drop(sequence)
+        self._forget_parts(sequence)
 
     def remove(self, sequence: int, start: int, stop: int, theta: float | None = None, layout: str = "halves") -> None:
         """Forget tokens start .. stop of every layer; those behind them move up (EDIT-10).
@@ -153,6 +163,97 @@ class PagedCache(Sequences):
         """Attention of query [num_queries, num_query_heads, head_dim] over the sequence's tokens in the layer (ATTN-10)."""
         keys, values = self.gather(sequence, layer)
         return attention(query, keys, values, scale=scale, causal=causal, backend=self._backend)
+
+    def save(self, sequence: int, *, layers: Span = None, tokens: Span = None, heads: Span = None) -> Array:
+        """What a sequence holds, or a part of it, as a file's bytes, uint8 [n] (MOVE-01); `kvref.save` writes the file itself.
+
+        layers, tokens, heads: [start, stop], or all. Raises SequenceNotFound, LayerOutOfRange, PositionOutOfRange or
+        HeadOutOfRange, and ConfigError for some heads of tokens that have one scale for all.
+        """
+        return transfer.as_array(self.contents(sequence, layers=layers, tokens=tokens, heads=heads), self._backend)
+
+    def load(self, sequence: int, data: Array) -> None:
+        """Let a sequence hold what was saved, in place of what it holds, which goes once all parts have come (MOVE-05).
+
+        Raises SequenceNotFound, FileDamaged, ConfigError, or OutOfBlocks where there is no room beside what it holds.
+        """
+        self._table(sequence)
+        self.receive(transfer.opened(data, self._backend), sequence)
+
+    def contents(self, sequence: int, *, layers: Span = None, tokens: Span = None, heads: Span = None) -> Contents:
+        """What is saved of a sequence: nothing of the blocks that it lies in."""
+        table = self._table(sequence)
+        whole = Whole(int(self._tables.first(table).max()), tuple(self._tables.lengths[table].tolist()))
+        part = Part.of(whole, self.config.num_kv_heads, layers, tokens, heads)
+        state = {"first": whole.first, "lengths": list(whole.lengths), **part.said()}
+        return Contents("paged", self._moved_shape(), state, self._stretches(table, whole, part))
+
+    def receive(self, file: BinaryIO, sequence: int) -> None:
+        """`load` of a file that is open."""
+        self._table(sequence)
+        began = self._arriving.get(int(sequence))
+        came: list[tuple[Arriving, Part]] = []
+
+        def place(saved: Saved) -> list[Stretch]:
+            whole, part = read_part(saved, self.config.num_layers, self.config.num_kv_heads)
+            if began is None or Arriving(-1, whole, [part]).is_whole(self._everything(whole)):
+                came.append((Arriving(self._room_for(whole), whole), part))
+            else:
+                began.check(whole, part)
+                came.append((began, part))
+            return self._stretches(came[0][0].table, whole, part)
+
+        try:
+            transfer.read(file, "paged", self._moved_shape(), place, self._backend)
+        except BaseException:
+            if came and came[0][0] is not began:
+                self.pool.free_many(self._tables.close(came[0][0].table))
+            raise
+        arriving, part = came[0]
+        arriving.parts.append(part)
+        if not arriving.is_whole(self._everything(arriving.whole)):
+            self._arriving[int(sequence)] = arriving
+            return
+        if arriving is began:
+            del self._arriving[int(sequence)]
+        self._forget_parts(sequence)
+        before, self._table_of[int(sequence)] = self._table(sequence), arriving.table
+        self.pool.free_many(self._tables.close(before))
+
+    def _moved_shape(self) -> dict[str, int | str]:
+        return {name: size for name, size in asdict(self.config).items() if name not in ("num_blocks", "block_size")}
+
+    def _everything(self, whole: Whole) -> Part:
+        return Part.of(whole, self.config.num_kv_heads)
+
+    def _stretches(self, table: int, whole: Whole, part: Part) -> list[Stretch]:
+        heads, found = None if len(part.heads) == self.config.num_kv_heads else part.heads, list[Stretch]()
+        if heads is not None and self._store.format.granularity == "token":
+            raise ConfigError(f"heads: expected all, for a {self._store.format.name} token has one scale for all, got {heads}")
+        for layer in part.layers:
+            slots = self._tables.slots(table, layer, np.array(whole.tokens(part, layer), np.int64))
+            found += both(f"layers.{layer}", self._store, slots, heads)
+        return found
+
+    def _room_for(self, whole: Whole) -> int:
+        """A table for one that is to come, with its blocks. Raises OutOfBlocks, and ConfigError where it begins in a block."""
+        released, inside = divmod(whole.first, self.config.block_size)
+        if inside:
+            raise ConfigError(f"load: expected tokens from where a block of {self.config.block_size} begins, got {whole.first}")
+        table = self._tables.open()
+        try:
+            self._tables.append(table, np.full((released, self.config.num_layers), NO_BLOCK, np.int32))
+            self._tables.released[table] = released
+            self._prepare(self._missing(table, max(whole.lengths)), table, 0, np.arange(0))
+        except BaseException:
+            self._tables.close(table)
+            raise
+        self._tables.lengths[table] = whole.lengths
+        return table
+
+    def _forget_parts(self, sequence: int) -> None:
+        if arriving := self._arriving.pop(int(sequence), None):
+            self.pool.free_many(self._tables.close(arriving.table))
 
     def _copy(self, sources: list[int], targets: list[int]) -> None:
         self._store.copy(sources, targets, self.config.block_size)

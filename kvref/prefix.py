@@ -11,10 +11,12 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvref import transfer
 from kvref.array import Array
 from kvref.backend import Backend, reference
 from kvref.blocks import BlockPool, Blocks
@@ -256,6 +258,13 @@ class PrefixCache(Finder, PagedCache):
         super().remove(sequence, start, stop, theta, layout)
         if start < stop:
             self._told[int(sequence)].cut(int(start), self.config.block_size)
+
+    def receive(self, file: BinaryIO, sequence: int) -> None:
+        table = self._table(sequence)
+        transfer.verify(file)  # first, for the room that it takes may be what somebody finds
+        super().receive(file, sequence)
+        if self._table(sequence) != table:
+            self._told[int(sequence)].cut(0, self.config.block_size)  # the file does not say of which tokens it is
 
     def _keys(self, tokens: Tokens, salt: str, known: Sequence[bytes] = ()) -> Iterator[bytes]:
         return block_keys(tokens, self.config.block_size, salt, known)

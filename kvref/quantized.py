@@ -5,11 +5,16 @@ never again (QUANT-05).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import BinaryIO
 
+import numpy as np
+
+from kvref import transfer
 from kvref.array import Array
 from kvref.attention import attention
 from kvref.backend import Backend, reference
+from kvref.contents import Contents, Saved, Stretch, both
 from kvref.errors import (
     CapacityExceeded,
     HeadOutOfRange,
@@ -129,6 +134,38 @@ class QuantizedCache:
         """Attention of query [num_queries, num_query_heads, head_dim] over what the layer reads as (ATTN-10)."""
         keys, values = self.read_tokens(layer, range(self.length(layer)))
         return attention(query, keys, values, scale=scale, causal=causal, backend=self._backend)
+
+    def save(self) -> Array:
+        """What it holds, as a file's bytes, uint8 [n] (MOVE-01); `kvref.save` writes the file itself."""
+        return transfer.as_array(self.contents(), self._backend)
+
+    def load(self, data: Array) -> None:
+        """Hold what was saved, in place of what it holds. Raises FileDamaged, ConfigError or CapacityExceeded (MOVE-03)."""
+        self.receive(transfer.opened(data, self._backend))
+
+    def contents(self) -> Contents:
+        """What is saved: of any capacity, for that is no part of what it holds."""
+        shape = {name: size for name, size in asdict(self.config).items() if name != "capacity"}
+        return Contents("quantized", shape, {}, self._stretches())
+
+    def receive(self, file: BinaryIO) -> None:
+        """`load` of a file that is open."""
+        new = QuantizedCache(self.config, self._backend)  # which takes this one's place once the whole file was right
+        transfer.read(file, "quantized", self.contents().shape, new._make_room, self._backend)
+        self._store, self._lengths = new._store, new._lengths
+
+    def _make_room(self, saved: Saved) -> list[Stretch]:
+        self._lengths = [saved.count(f"layers.{layer}.keys") for layer in range(self.config.num_layers)]
+        if (longest := max(self._lengths)) > self.config.capacity:
+            raise CapacityExceeded(f"load: expected at most {self.config.capacity} tokens a layer, got {longest}")
+        return self._stretches()
+
+    def _stretches(self) -> list[Stretch]:
+        found: list[Stretch] = []
+        for layer, length in enumerate(self._lengths):
+            slots = layer * self.config.capacity + np.arange(length)
+            found += both(f"layers.{layer}", self._store, slots)
+        return found
 
     def _append(self, layers: Sequence[int], keys: Array, values: Array) -> None:
         """Append token i to layers[i], in one write that may raise; lengths follow once it went well."""

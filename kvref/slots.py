@@ -58,6 +58,29 @@ class SlotStore:
         return self._backend.xp.reshape(rows, (rows.shape[0], *self.token_shape))
 
     @property
+    def rows(self) -> Shape:
+        """Of what is quantized: [num_kv_heads, head_dim], or both in one where a scale spans all heads."""
+        return self._rows
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Of codes, scale and zero what a slot holds."""
+        return Quantized._fields[: len(self._parts)]
+
+    @property
+    def dtypes(self) -> dict[str, str]:
+        """Of each field."""
+        return {name: dtype for name, (_, dtype) in zip(self.fields, self._parts, strict=True)}
+
+    def field(self, name: str, slots: Slots) -> Array:
+        """One of the fields of n slots, bit for bit: `stored`, for what has no room for all of them at a time."""
+        return self._backend.gather(getattr(self._stored, name), slots)
+
+    def put_field(self, name: str, slots: Slots, new: Array) -> None:
+        """Scatter one of the fields of n slots."""
+        self._stored = self._stored._replace(**{name: self._backend.scatter(getattr(self._stored, name), slots, new)})
+
+    @property
     def token_bytes(self) -> int:
         """Bytes one token takes: its codes, scales and zeros."""
         return sum(ITEM_BYTES[dtype] * prod(shape) for shape, dtype in self._parts)

@@ -26,6 +26,7 @@ CodesOf = Annotated[Array, "[n, bytes a row]"]  # packed (FMT-SMALL-01), or [n, 
 Scales = Annotated[Array, "[n], or [n, groups]"]
 Store = Annotated[Array, "[num_slots, ...]"]
 Slotted = Annotated[Array, "[n, ...]"]
+Saved = Annotated[Array, "uint8 [n]"]  # the bytes of a file, in which a cache or a sequence is saved
 HeadNumbers = Annotated[Array, "[num_query_heads]"]
 HeadRow = Annotated[Array, "[head_dim]"]
 Token = Annotated[Array, "[num_kv_heads, head_dim]"]

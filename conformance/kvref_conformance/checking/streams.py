@@ -13,10 +13,11 @@ import numpy as np
 from kvref_conformance.arrays import NDArray
 from kvref_conformance.checking.counts import Counter
 from kvref_conformance.checking.expect import equal, same
-from kvref_conformance.checking.setup import new, other, pair_of_tokens, tokens
+from kvref_conformance.checking.setup import new, other, pair_of_tokens, takes, tokens
 from kvref_conformance.conversation.calls import Own
 from kvref_conformance.conversation.handle import Handle
 from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.families import all_families
 from kvref_conformance.oracle.expected import exactly
 from kvref_conformance.oracle.rows import Reads
 from kvref_conformance.outcome import NotOffered
@@ -24,6 +25,7 @@ from kvref_conformance.outcome import NotOffered
 Bad = tuple[str, str, tuple[Any, ...]]  # the error's kind, and the method and arguments that must raise it
 
 
+SHAPE = ("num_layers", "num_kv_heads", "head_dim", "rank", "rope_dim", "window", "sinks", "rollback")  # that files go by
 MANY = 11  # tokens: more than a block, a tail, an initial capacity
 
 
@@ -48,7 +50,7 @@ class Stream(ABC):
 
     def tokens(self, count: int) -> tuple[NDArray, NDArray]:
         """Keys and values [n, heads, dim] of so many tokens more: what two parts a token has is the family's business."""
-        return pair_of_tokens(self.subject, count)
+        return pair_of_tokens(self.subject, count, self.config.get("num_kv_heads"), self.config.get("head_dim"))
 
     def laid_out(self, tokens: NDArray) -> NDArray:
         """Tokens [n, heads, dim] as the cache takes them."""
@@ -151,6 +153,33 @@ class Stream(ABC):
     def quantizing(self) -> "Iterator[Stream]":
         """Fresh streams that quantize what is appended at once, one a format."""
         raise NotImplementedError
+
+    def saved(self) -> Any:
+        """What `save` gives of it, uint8 [n]."""
+        return np.array(self.subject.numpy(self.saved_as_is()))
+
+    def saved_as_is(self) -> Any:
+        """The same in the implementation's own memory."""
+        raise NotImplementedError
+
+    def load(self, data: Any) -> None:
+        """Let it hold what was saved."""
+        raise NotImplementedError
+
+    def elsewhere(self) -> "Stream":
+        """A fresh one that may load what this one saved, of other sizes where they do not matter (MOVE-02)."""
+        return self.fresh()
+
+    def unlike(self) -> "Iterator[Stream]":
+        """Fresh ones that may not: of one layer, head or number more, or of another format."""
+        record = all_families()[self.family]
+        sizes = [(name, self.config[name] + 1) for name in SHAPE if name in self.config]
+        formats = [(name, each) for name, among in record.formats.items() for each in among if each != self.config[name]]
+        for name in dict.fromkeys(name for name, _ in (*sizes, *formats)):
+            others = (self.config | {name: value} for each, value in (*sizes, *formats) if each == name)
+            fitting = (other for other in others if takes(self.subject, name, other[name]) and record.together(other))
+            if (config := next(fitting, None)) is not None:
+                yield self.fresh(**config)
 
     def read_as_is(self) -> Any:
         """Keys and values in the implementation's own memory, which nobody writes to later."""

@@ -135,7 +135,8 @@ def summarised(value: Any) -> Any:
     return Summary.of(value) if isinstance(value, np.ndarray) and value.size > SHOWN_VALUES else value
 
 
-Given = dict[tuple[str, int | None, int], int]  # by what it is called, the object and what that gave, the request's id
+# By what it is called, the object and the number that this gave, or the bytes that any did: the request's id.
+Given = dict[tuple[str, int | None, int | bytes], int]
 
 
 def note_given(exchange: Exchange, given: Given) -> None:
@@ -144,6 +145,8 @@ def note_given(exchange: Exchange, given: Given) -> None:
     chosen = exchange.reply.ok if exchange.reply and called else None
     if called and isinstance(chosen, int):
         given[called, exchange.request.on, chosen] = exchange.request.id
+    elif called and isinstance(chosen, np.ndarray):  # what was saved, which another object may load
+        given[called, None, chosen.tobytes()] = exchange.request.id
 
 
 def referring(request: Request, given: Given) -> Request:
@@ -156,6 +159,8 @@ def referring(request: Request, given: Given) -> Request:
     def reference(called: str, value: Any) -> Any:
         if isinstance(value, int) and not isinstance(value, bool) and (called, request.on, value) in given:
             return ReplyTo(given[called, request.on, value])
+        if isinstance(value, np.ndarray) and (called, None, value.tobytes()) in given:
+            return ReplyTo(given[called, None, value.tobytes()])
         return value
 
     for name in referable:

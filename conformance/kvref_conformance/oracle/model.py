@@ -21,6 +21,7 @@ class Model(ABC):
 
     def __init__(self) -> None:
         self.last = "new"
+        self.moved: dict[bytes, Any] = {}  # what was saved, here and elsewhere (see oracle.moved)
 
     def expect(self, name: str, args: dict[str, Any]) -> Expected:
         found: Expected = getattr(self, name)(**args)

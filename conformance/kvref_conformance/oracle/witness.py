@@ -36,6 +36,7 @@ class Witness:
         self.level, self.limits = level, limits or Limits()
         self.models: dict[int, Model] = {}
         self.replies: dict[int, Any] = {}
+        self.moved: dict[bytes, Any] = {}
 
     @classmethod
     def of(cls, implementation: Implementation) -> "Witness":
@@ -80,6 +81,7 @@ class Witness:
         if not sensible(family, args):
             return Refused("LAW-12", kinds=("ConfigError",))
         model: Model = family.model(**args)
+        model.moved = self.moved
         model.declared(partial(self.limits.switch, family.name))
         return Made("LAW-12", lambda ok: self.models.update({request.id: model}))
 

@@ -22,6 +22,7 @@ CHAPTERS = (
     "tiered",
     "any_format",
     "edits",
+    "moving",
     "buffers",
     "pooled",
     "latents",

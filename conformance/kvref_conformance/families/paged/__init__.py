@@ -22,7 +22,7 @@ FAMILY = Family(
         *(f"SHARE-{n:02}" for n in (3, 4, 5, 6, 7)),
         *(f"EDIT-{n:02}" for n in (1, 2, 4, 10)),
     ),
-    gives={"create": "sequence", "fork": "sequence"},
+    gives={"create": "sequence", "fork": "sequence", "save": "data"},
     several={"sequences": "sequence"},
     formats={"dtype": PLAIN},
     may_be_zero=("num_blocks",),

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from typing import Literal, Protocol
 
 from kvref.array import Array
-from kvref_conformance.interface import Batch, BatchStep, Offsets, Query, Tables, Tokens
+from kvref_conformance.interface import Batch, BatchStep, Offsets, Query, Saved, Tables, Tokens
 
+Span = Sequence[int] | None  # from a start to before a stop: [start, stop]; None is all
 Layout = Literal["halves", "pairs"]  # which numbers of a head turn together: see kvref.rotary
 
 _TOKENS = "ShapeMismatch DtypeMismatch NonFinite"
@@ -22,6 +23,8 @@ ERRORS: dict[str, str] = {
     "append": f"{_LAYER} {_TOKENS} OutOfBlocks",
     "append_step": f"SequenceNotFound {_TOKENS} OutOfBlocks",
     "read": f"{_LAYER} PositionOutOfRange",
+    "save": "SequenceNotFound LayerOutOfRange PositionOutOfRange HeadOutOfRange ConfigError",
+    "load": "SequenceNotFound FileDamaged ConfigError OutOfBlocks",
     "gather_batch": _LAYER,
     "lengths": _LAYER,
     "block_tables": _LAYER,
@@ -43,6 +46,8 @@ class Paged(Protocol):
     def truncate(self, sequence: int, length: int) -> None: ...
     def release_before(self, sequence: int, position: int) -> None: ...
     def remove(self, sequence: int, start: int, stop: int, theta: float | None = None, layout: Layout = "halves") -> None: ...
+    def save(self, sequence: int, *, layers: Span = None, tokens: Span = None, heads: Span = None) -> Saved: ...
+    def load(self, sequence: int, data: Saved) -> None: ...
     def ensure_capacity(self, sequence: int, num_tokens: int) -> None: ...
     def write(self, sequence: int, layer: int, start: int, keys: Tokens, values: Tokens) -> None: ...
     def append(self, sequences: Sequence[int], layer: int, keys: Batch, values: Batch) -> None: ...

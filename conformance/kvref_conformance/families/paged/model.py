@@ -17,6 +17,7 @@ from kvref_conformance.oracle.expected import (
     Arrays,
     Choice,
     Expected,
+    Refused,
     TakenOrRefused,
     exactly,
     finite,
@@ -27,10 +28,15 @@ from kvref_conformance.oracle.expected import (
     wrong_arrays,
 )  # fmt: skip
 from kvref_conformance.oracle.model import Look
+from kvref_conformance.oracle.moved import Movable
 from kvref_conformance.outcome import Broken
 
 # Whose demand it is what a sequence reads as, once this was done to it.
-TOKENS = {"fork": "SHARE-03", "copied": "SHARE-05", "truncate": "EDIT-01", "remove": "EDIT-10"}
+TOKENS = {
+    "fork": "SHARE-03", "copied": "SHARE-05", "truncate": "EDIT-01", "remove": "EDIT-10", "load": "MOVE-01",
+    "load of nothing": "MOVE-07",
+}  # fmt: skip
+ANY_TOKENS = {"refused": "LAW-01", "no copy": "SHARE-07", "save": "MOVE-04", "not loaded": "MOVE-03"}  # of any sequence
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,7 @@ class NewOrRefused(TakenOrRefused):
             raise Broken(op, self.says, show(ok), "PAGED-01")
 
 
-class Paged(Tables):
+class Paged(Tables, Movable):
     family = "paged"
 
     def looks(self) -> list[Look]:
@@ -148,6 +154,46 @@ class Paged(Tables):
             return TakenOrRefused("EDIT-10", then, kinds=("OutOfBlocks",), refused=self.none_left(found))
         return Expected("EDIT-10", then)
 
+    def shape(self) -> Any:
+        return self.layers, self.row, self.dtype
+
+    def save(self, sequence: Any, layers: Any = None, tokens: Any = None, heads: Any = None) -> Expected:
+        if wrong := self._unknown(sequence):
+            return self.refuse(wrong)
+        if (layers, tokens, heads) != (None, None, None):
+            raise ValueError("parts are for the checks to judge")
+        content = [list(layer.tokens) for layer in self.sequences[sequence]]
+        return self.saving(content, empty=not any(content))
+
+    def load(self, sequence: Any, data: Any) -> Expected:
+        wrong, found = self._unknown(sequence), self.moved.get(np.asarray(data).tobytes())
+        if wrong or found is None or found.shape != self.shape():
+            return self.loading(data, wrong, lambda content: None)
+        entries = -(-max(map(len, found.content)) // self.size)
+
+        def ways(held: Held) -> Iterable[Way]:
+            def change(after: Held) -> None:
+                after.tables[sequence] = []
+                after.extend({sequence: entries})
+
+            takes, without = self.layers * entries, held.copy()
+            without.tables[sequence] = []
+            yield Way(takes, change, least=max(0, takes - held.used() + without.used()))
+
+        after = outcome(self.ways, self.total, ways)
+        if not after.goes and not self.lost:
+            return Refused("MOVE-02", kinds=("OutOfBlocks",), refused=lambda: self.did("not loaded")(None))
+
+        def change(content: Any) -> None:
+            self.settle(after.after or self.ways)
+            self.sequences[sequence] = [Layer(list(tokens)) for tokens in content]
+            self.kin[sequence], self.written, self.touched = sequence, (sequence, -1, range(0)), {sequence}
+
+        loaded = self.loading(data, wrong, change)
+        if after.stays or self.lost:
+            return TakenOrRefused(loaded.clause, loaded.then, kinds=("OutOfBlocks",), refused=self.none_left(after))
+        return loaded
+
     def write(self, sequence: Any, layer: Any, start: Any, keys: Any, values: Any) -> Expected:
         given = (keys, (None, *self.row)), (values, (None, *self.row))
         wrong = self._unknown(sequence, layer) + wrong_arrays(*given)
@@ -225,8 +271,8 @@ class Paged(Tables):
         parts = [np.array([tokens[p][which] for p in positions], np.float32).reshape(-1, *self.row) for which in (0, 1)]
 
         def clause_at(index: tuple[int, ...], got: NDArray) -> str:
-            if self.last in ("refused", "no copy"):
-                return "LAW-01" if self.last == "refused" else "SHARE-07"
+            if self.last in ANY_TOKENS:
+                return ANY_TOKENS[self.last]
             if sequence not in self.touched and self._related(sequence):
                 return "SHARE-04"
             if sequence in self.touched and self.last in TOKENS:

@@ -30,6 +30,7 @@ def steps(sizes: Sizes) -> Steps:
             "block_tables": of(sequences=sequences, layer=0), "slot_mapping": of(**here, start=0, count=2),
             "num_free_blocks": of(), "utilization": of(), "attend": of(**here, query=query, scale=1.0),
             "fork": of(sequence=sequence), "release_before": of(sequence=sequence, position=0),
+            "save": of(sequence=sequence), "load": of(sequence=sequence, data=lambda got: got["paged.save"]),
             "remove": of(sequence=sequence, start=0, stop=0),
             "truncate": of(sequence=sequence, length=0), "drop": of(sequence=sequence),
         }),

@@ -15,6 +15,7 @@ from kvref_conformance.conversation.calls import Own
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.outcome import Declined, NotOffered
 
+MOVED = 14  # tokens of one that is loaded, or of one in whose place it comes, at most
 TWO = 36  # tokens that two streams have together, at most
 
 
@@ -50,6 +51,21 @@ class PagedStream(Stream):
 
     def overwrite(self, keys: NDArray, values: NDArray) -> None:
         self.cache.write(self.sequence, 0, 0, keys, values)
+
+    def saved_as_is(self) -> Any:
+        return self.cache.as_is("save", self.sequence)
+
+    def load(self, data: Any) -> None:
+        """Raises NotOffered where its limits leave no room beside what is there."""
+        entries = self.config["num_blocks"] // self.config["num_layers"]
+        if self.subject.limits.declared and entries < 2 * -(-MOVED // self.config["block_size"]):
+            raise NotOffered(f"room for two sequences of {MOVED} tokens, where its limits leave {self.room()}")
+        self.cache.load(self.sequence, data)
+
+    def elsewhere(self) -> Stream:
+        size = self.subject.size("block_size", self.config["block_size"] + 1)
+        blocks = -(-self.config["num_blocks"] * self.config["block_size"] // size) + self.config["num_layers"]
+        return self.fresh(**self.config | {"block_size": size, "num_blocks": blocks})
 
     def length(self) -> int:
         return int(self.cache.length(self.sequence, self.layer))

@@ -18,6 +18,7 @@ from kvref_conformance.oracle.expected import (
     not_in_range,
 )  # fmt: skip
 from kvref_conformance.oracle.model import Model
+from kvref_conformance.oracle.moved import BLAMED
 
 MOST_WAYS = 64  # there is one, as a rule: what blocks are in use is seen after each call
 
@@ -31,6 +32,7 @@ class Tables(Model):
     """ways: that the blocks may be held, one where nothing is open. sequences: by id, the tokens of each layer."""
 
     blamed: ClassVar = {
+        **BLAMED,
         ("new", "num_free_blocks"): "LAW-03", ("create", "num_free_blocks"): "PAGED-02",
         ("drop", "num_free_blocks"): "PAGED-07", ("ensured", "num_free_blocks"): "PAGED-04",
         ("short", "num_free_blocks"): "PAGED-05", ("short", "block_table"): "PAGED-05",

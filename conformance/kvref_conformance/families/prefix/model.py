@@ -59,6 +59,9 @@ class Prefix(Paged):
     def create(self) -> Expected:
         return self._then(super().create(), lambda new: self.told.update({new: ("", [])}))
 
+    def load(self, sequence: Any, data: Any) -> Expected:
+        raise ValueError("what is found after something was loaded is for the checks to judge")
+
     def begin(self, tokens: Sequence[Any], salt: str = "") -> Expected:
         if wrong := no_tokens(tokens):
             return self.refuse(wrong)

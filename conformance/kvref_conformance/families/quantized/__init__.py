@@ -21,6 +21,7 @@ FAMILY = Family(
     chapter="quantized",
     small={"num_layers": 2, "capacity": 20, "num_kv_heads": 2, "head_dim": 5, "format": "int8"},
     speaks_for=(*OF_CACHES, "ATTN-10", *(f"QUANT-{n:02}" for n in (1, 2, 4, 5, 7, 8)), "EDIT-01", "EDIT-02"),
+    gives={"save": "data"},
     formats={"format": (*SYMMETRIC, *IN_GROUPS, *STATIC, *ROTATED)},
     fits=fits,
     appending={"append": ("keys", "values")},

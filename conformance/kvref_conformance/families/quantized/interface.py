@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from kvref_conformance.interface import HeadRow, Query, Step, Token, Tokens
+from kvref_conformance.interface import HeadRow, Query, Saved, Step, Token, Tokens
 
 _TOKENS = "ShapeMismatch DtypeMismatch NonFinite"
 # The errors that each operation may have to answer with; what `new` has to refuse is always a ConfigError.
@@ -15,6 +15,7 @@ ERRORS: dict[str, str] = {
     "read_tokens": "LayerOutOfRange PositionOutOfRange",
     "length": "LayerOutOfRange",
     "truncate": "PositionOutOfRange",
+    "load": "FileDamaged ConfigError CapacityExceeded",
     "attend": "LayerOutOfRange ShapeMismatch DtypeMismatch",
 }
 
@@ -32,6 +33,8 @@ class Quantized(Protocol):
     def length(self, layer: int) -> int: ...
     def truncate(self, length: int) -> None: ...
     def clear(self) -> None: ...
+    def save(self) -> Saved: ...
+    def load(self, data: Saved) -> None: ...
     def attend(self, layer: int, query: Query, scale: float) -> Query: ...
 
 

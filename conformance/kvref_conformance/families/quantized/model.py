@@ -21,13 +21,14 @@ from kvref_conformance.oracle.expected import (
     wrong_arrays,
 )  # fmt: skip
 from kvref_conformance.oracle.formats import IN_GROUPS, STATIC, group_of, inner_of
-from kvref_conformance.oracle.model import Look, Model
+from kvref_conformance.oracle.model import Look
+from kvref_conformance.oracle.moved import BLAMED, Movable
 from kvref_conformance.oracle.rows import Reads, read_as, row_bytes
 
 
-class Quantized(Model):
+class Quantized(Movable):
     family = "quantized"
-    blamed: ClassVar = {
+    blamed: ClassVar = BLAMED | {
         ("clear", "length"): "QUANT-08", ("clear", "read"): "QUANT-08", ("truncate", "length"): "EDIT-01",
         ("truncate", "read"): "EDIT-01", "length": "QUANT-01", "bytes": "QUANT-07",
     }  # fmt: skip
@@ -137,7 +138,7 @@ class Quantized(Model):
         def clause_at(where: tuple[int, ...], got: NDArray) -> str:
             position = positions[where[0]] if index == (...,) else positions[0]
             written = (layer, position) in self.written
-            if self.last in ("refused", "truncate"):
+            if self.last in ("refused", "truncate") or (self.last, "read") in BLAMED:
                 return self.blame("read")
             return "LAW-04" if written else "QUANT-05"
 
@@ -160,6 +161,19 @@ class Quantized(Model):
             self.unknown = False
 
         return Expected("QUANT-08", self.did("clear", change))
+
+    def shape(self) -> Any:
+        return self.num_layers, self.row, self.format
+
+    def save(self) -> Expected:
+        content = [list(tokens) for tokens in self.tokens], self.unknown
+        return self.saving(content, empty=not any(self.tokens))
+
+    def load(self, data: Any) -> Expected:
+        def change(content: Any) -> None:
+            self.tokens, self.unknown, self.written = [list(tokens) for tokens in content[0]], content[1], set()
+
+        return self.loading(data, [], change, lambda content: self._too_many(max(map(len, content[0]))))
 
     def attend(self, layer: Any, query: Any, scale: float) -> Expected:
         if wrong := not_in_range(layer, self.num_layers, "LayerOutOfRange"):

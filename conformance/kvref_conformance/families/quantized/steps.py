@@ -13,6 +13,7 @@ def steps(sizes: Sizes) -> Steps:
             "length": of(layer=0), "read_head": of(layer=0, position=0, head=sizes.heads - 1),
             "read_token": of(layer=0, position=0),
             "read_tokens": of(layer=0, positions=[1, 0]), "memory_bytes": of(), "fp32_bytes": of(), "compression_ratio": of(),
-            "attend": of(layer=0, query=query, scale=1.0), "truncate": of(length=1), "clear": of(),
+            "attend": of(layer=0, query=query, scale=1.0), "save": of(),
+            "load": of(data=lambda got: got["quantized.save"]), "truncate": of(length=1), "clear": of(),
         }),
     }  # fmt: skip

@@ -67,6 +67,15 @@ class QuantizedStream(Stream):
             none = tokens(self.subject, 0)  # one by one there is nothing to read
             return none, none
 
+    def saved_as_is(self) -> Any:
+        return self.cache.as_is("save")
+
+    def load(self, data: Any) -> None:
+        self.cache.load(data)
+
+    def elsewhere(self) -> Stream:
+        return self.fresh(**self.config | {"capacity": self.config["capacity"] + 3})
+
     def quantizing(self) -> Iterator[Stream]:
         for name in formats_of_tokens(self.subject):
             yield self.fresh(format=name)

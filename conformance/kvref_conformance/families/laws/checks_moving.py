@@ -1,0 +1,155 @@
+"""MOVE: what is saved and loaded again, of every cache that does it, through one face."""
+
+from typing import Any
+
+import numpy as np
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.checking.expect import equal, pair, raises, same
+from kvref_conformance.checking.registry import law
+from kvref_conformance.checking.streams import MANY, Stream, filled, same_observables
+from kvref_conformance.conversation.calls import Own
+from kvref_conformance.outcome import NotOffered
+
+REFUSED = ("FileDamaged", "ConfigError")
+FLIPPED = 24  # bytes of a file, each in a load of its own
+TEXT = b"not a cache at all, but a text of some length, as a person would write it into a file"
+
+
+def seen(stream: Stream) -> dict[str, Any]:
+    """Everything that can be seen of what it holds, and nothing of how much room that takes."""
+    room = ("num_free_blocks", "utilization", "blocks of")
+    return {name: what for name, what in stream.observe().items() if not name.startswith(room)}
+
+
+def is_as(stream: Stream, other: Stream, when: str) -> None:
+    """Whether one holds what the other does, and goes on as it does."""
+    equal(len(stream), len(other), f"tokens {when}")
+    pair(stream.read(), other.read(), f"what is held {when}")
+
+
+@law("MOVE-01", "saved_as_is")
+def what_is_loaded_reads_as_what_was_saved(stream: Stream) -> None:
+    filled(stream)
+    loaded = stream.fresh()
+    loaded.load(stream.saved())
+    loaded.taken = stream.taken
+    same_observables(seen(loaded), seen(stream), "loaded in another cache")
+    more = stream.tokens(3)
+    for each in (stream, loaded):
+        each.append(*more)
+    is_as(loaded, stream, "loaded, and 3 more")
+
+
+@law("MOVE-01", "saved_as_is")
+def what_is_loaded_takes_the_place_of_what_was_there(stream: Stream) -> None:
+    filled(stream, 5)
+    loaded, _, _ = filled(stream.fresh())
+    loaded.load(stream.saved())
+    loaded.taken = stream.taken
+    is_as(loaded, stream, "loaded in the place of more")
+    for each in (stream, loaded):
+        each.forget()
+    is_as(loaded, stream, "loaded, and forgotten")
+
+
+@law("MOVE-01", "saved_as_is", "quantizing")
+def nothing_is_quantized_again(stream: Stream) -> None:
+    for each in stream.quantizing():
+        filled(each, 5)
+        loaded = each.fresh(**each.config)
+        loaded.load(each.saved())
+        is_as(loaded, each, "loaded in another cache")
+        same(loaded.saved(), each.saved(), "what a cache saves of what it loaded, against what was loaded")
+
+
+@law("MOVE-02", "saved_as_is")
+def it_is_loaded_where_other_sizes_do_not_matter(stream: Stream) -> None:
+    filled(stream)
+    other = stream.elsewhere()
+    other.need_room(MANY)
+    other.load(stream.saved())
+    is_as(other, stream, f"loaded in a cache of {other.config}, from one of {stream.config}")
+
+
+@law("MOVE-02", "saved_as_is")
+def another_shape_is_refused(stream: Stream) -> None:
+    filled(stream, 3)
+    data, tried = stream.saved(), 0
+    for other in stream.unlike():
+        tried += 1
+        other.append(*other.tokens(2))
+        before = other.observe()
+        with raises("ConfigError"):
+            other.load(data)
+        same_observables(other.observe(), before, f"of {other.config}, after a load of {stream.config} was refused")
+    if not tried:
+        raise NotOffered("a cache of another shape")
+
+
+@law("MOVE-03", "saved_as_is")
+def a_damaged_file_changes_nothing(stream: Stream) -> None:
+    filled(stream, 4)
+    data = stream.saved()
+    stream.append(*stream.tokens(2))
+    before = stream.observe()
+    places = np.unique(np.linspace(0, len(data) - 1, FLIPPED).astype(int))
+    for place in places.tolist():
+        changed = data.copy()
+        changed[place] ^= 1 << int(stream.subject.rng.integers(8))
+        refuses(stream, changed, before, f"of {len(data)} bytes, of which that at {place} was changed")
+
+
+@law("MOVE-03", "saved_as_is")
+def a_file_cut_short_changes_nothing(stream: Stream) -> None:
+    filled(stream, 4)
+    data = stream.saved()
+    stream.append(*stream.tokens(2))
+    before, end = stream.observe(), len(data)
+    for length in dict.fromkeys((0, 1, min(8, end - 1), end // 3, end * 2 // 3, end - 1)):
+        refuses(stream, data[:length], before, f"of {length} of {end} bytes")
+    refuses(stream, np.concatenate([data, data[-4:]]), before, "of 4 bytes more")
+    refuses(stream, np.zeros(end, np.uint8), before, f"of {end} zeros")
+    refuses(stream, np.frombuffer(TEXT, np.uint8).copy(), before, "of a text")
+    stream.load(data)
+    equal(len(stream), 4, "tokens once the whole file was loaded")
+
+
+def refuses(stream: Stream, data: NDArray, before: dict[str, Any], what: str) -> None:
+    with raises(*REFUSED):
+        stream.load(data)
+    same_observables(stream.observe(), before, f"after a load {what}")
+
+
+@law("MOVE-04", "saved_as_is")
+def saving_has_no_effect(stream: Stream) -> None:
+    filled(stream, 5)
+    before = stream.observe()
+    stream.saved()
+    same_observables(stream.observe(), before, "after it was saved")
+
+
+@law("MOVE-04", "saved_as_is")
+def later_writes_are_not_in_it(stream: Stream) -> None:
+    filled(stream, 5)
+    before, data = seen(stream), Own(stream.saved_as_is())
+    stream.append(*stream.tokens(3))
+    stream.forget()
+    stream.append(*stream.tokens(6))
+    stream.saved()  # which is none of the first one's business
+    stream.load(data)
+    stream.taken = 5
+    same_observables(seen(stream), before, "loaded after other tokens took their place")
+
+
+@law("MOVE-07", "saved_as_is")
+def nothing_is_loaded_as_nothing(stream: Stream) -> None:
+    nothing = stream.saved()
+    full, keys, values = filled(stream.fresh(), 5)
+    full.load(nothing)
+    full.taken = 0
+    equal(len(full), 0, "tokens once nothing was loaded")
+    is_as(full, stream, "loaded of what was saved empty")
+    for each in (full, stream):
+        each.append(keys, values)
+    is_as(full, stream, "after nothing was loaded")

@@ -1,0 +1,215 @@
+"""MOVE: sequences that are saved and loaded, whole and in parts."""
+
+import numpy as np
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.checking.expect import equal, pair, raises
+from kvref_conformance.checking.registry import check
+from kvref_conformance.checking.setup import at_least, new, pair_of_tokens
+from kvref_conformance.conversation.handle import Handle
+from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.outcome import NotOffered
+
+TOKENS = 7  # more than two blocks of 3
+Layers = list[tuple[NDArray, NDArray]]
+
+
+def roomy(subject: Subject, blocks: int = 8) -> Handle:
+    """A cache with room for so many blocks of 3 in every layer at least."""
+    layers, size = subject.size("num_layers", 2), subject.size("block_size", 3)
+    wanted = -(-blocks * 3 // size) * layers + layers
+    cache = new(subject, "paged", num_blocks=wanted)
+    at_least(cache, num_blocks=wanted)
+    return cache
+
+
+def written(subject: Subject, cache: Handle, *lengths: int) -> tuple[int, Layers]:
+    """A sequence with so many tokens in each layer, the last number in those that are left, and what it reads as."""
+    sequence, held = cache.create(), Layers()
+    for layer in range(cache.config["num_layers"]):
+        length = lengths[min(layer, len(lengths) - 1)]
+        cache.write(sequence, layer, 0, *pair_of_tokens(subject, length))
+        keys, values = cache.gather(sequence, layer)
+        held.append((np.array(keys), np.array(values)))
+    return sequence, held
+
+
+def holds(cache: Handle, sequence: int, held: Layers, when: str) -> None:
+    for layer, tokens in enumerate(held):
+        equal(cache.length(sequence, layer), len(tokens[0]), f"length of layer {layer} {when}")
+        pair(cache.gather(sequence, layer), tokens, f"layer {layer} {when}")
+
+
+def is_empty(cache: Handle, sequence: int, when: str) -> None:
+    """Nothing of it is to be read."""
+    for layer in range(cache.config["num_layers"]):
+        equal(cache.length(sequence, layer), 0, f"length of layer {layer} {when}")
+    with raises("PositionOutOfRange"):
+        cache.read(sequence, 0, [0])
+
+
+@check("MOVE-01", "paged")
+def every_layer_is_loaded_with_the_tokens_that_it_had(subject: Subject) -> None:
+    cache, other = roomy(subject), roomy(subject)
+    sequence, held = written(subject, cache, TOKENS, TOKENS - 3)
+    loaded = other.create()
+    other.load(loaded, cache.save(sequence))
+    holds(other, loaded, held, "loaded in another cache")
+    for layer, (keys, values) in enumerate(held):
+        more = pair_of_tokens(subject, 2)
+        other.write(loaded, layer, len(keys), *more)
+        whole = np.concatenate([keys, more[0]]), np.concatenate([values, more[1]])
+        pair(other.gather(loaded, layer), whole, f"layer {layer} loaded, and 2 tokens more")
+
+
+@check("MOVE-01", "paged")
+def a_load_changes_no_other_sequence(subject: Subject) -> None:
+    subject.need(sequences=3)
+    cache = roomy(subject, 16)
+    sequence, held = written(subject, cache, TOKENS)
+    data = cache.save(sequence)
+    one, others = written(subject, cache, 5)
+    child = cache.fork(one)
+    cache.load(child, data)
+    holds(cache, child, held, "loaded in the place of a fork")
+    holds(cache, one, others, "of which a fork was loaded into")
+    holds(cache, sequence, held, "that was saved")
+    free = cache.num_free_blocks
+    cache.drop(child)
+    equal(cache.num_free_blocks >= free, True, "whether dropping what was loaded gave blocks back")
+    holds(cache, one, others, "after its fork was dropped")
+
+
+@check("MOVE-02", "paged")
+def too_few_blocks_change_nothing(subject: Subject) -> None:
+    cache = roomy(subject)
+    sequence, _ = written(subject, cache, TOKENS)
+    layers, size = cache.config["num_layers"], cache.config["block_size"]
+    small = new(subject, "paged", **cache.config | {"num_blocks": layers})
+    if small.config["num_blocks"] // layers * size >= TOKENS:
+        raise NotOffered(f"blocks for less than {TOKENS} tokens, where its limits leave {small.config['num_blocks']}")
+    one = small.create()
+    small.write(one, 0, 0, *pair_of_tokens(subject, 1))
+    before, free = [np.array(part) for part in small.gather(one, 0)], small.num_free_blocks
+    with raises("OutOfBlocks"):
+        small.load(one, cache.save(sequence))
+    pair(small.gather(one, 0), (before[0], before[1]), "a sequence after a load for which blocks lacked")
+    equal(small.num_free_blocks, free, "num_free_blocks after a load for which blocks lacked")
+
+
+@check("MOVE-03", "paged")
+def a_sequence_that_is_not_there_is_not_loaded(subject: Subject) -> None:
+    cache = roomy(subject)
+    sequence, held = written(subject, cache, 3)
+    data = cache.save(sequence)
+    for name, args in (("save", ()), ("load", (data,))):
+        with raises("SequenceNotFound"):
+            getattr(cache, name)(sequence + 10**6, *args)
+    holds(cache, sequence, held, "after another was asked for")
+
+
+@check("MOVE-04", "paged")
+def copies_and_shifts_are_in_it(subject: Subject) -> None:
+    subject.need(sequences=2)
+    cache = roomy(subject, 16)
+    sequence, _ = written(subject, cache, TOKENS)
+    child = cache.fork(sequence)
+    cache.write(child, 0, 1, *pair_of_tokens(subject, 2))  # in a block that is shared
+    copied, want = cache.save(child), snapshot(cache, child)
+    cache.remove(child, 1, 3)
+    shifted, moved = cache.save(child), snapshot(cache, child)
+    cache.write(child, 0, 0, *pair_of_tokens(subject, 3))
+    cache.load(child, copied)
+    holds(cache, child, want, "saved after it was copied to be written to")
+    cache.load(child, shifted)
+    holds(cache, child, moved, "saved after tokens were removed")
+
+
+def snapshot(cache: Handle, sequence: int) -> Layers:
+    found = Layers()
+    for layer in range(cache.config["num_layers"]):
+        keys, values = cache.gather(sequence, layer)
+        found.append((np.array(keys), np.array(values)))
+    return found
+
+
+def come_together(subject: Subject, cut: str, *spans: list[int], lengths: tuple[int, ...] = (TOKENS, TOKENS - 2)) -> None:
+    """A sequence that is saved in these parts, and loaded with the last of them first."""
+    cache, other = roomy(subject), roomy(subject)
+    sequence, held = written(subject, cache, *lengths)
+    loaded = other.create()
+    parts = [cache.save(sequence, **{cut: span}) for span in spans]
+    cache.write(sequence, 0, 0, *pair_of_tokens(subject, 1))  # which is in none of them
+    for part in reversed(parts):
+        is_empty(other, loaded, f"before its {cut} had come together")
+        other.load(loaded, part)
+    holds(other, loaded, held, f"of which the {cut} had come together")
+    equal(other.num_free_blocks, fresh_free(subject, held), "num_free_blocks once the parts had come together")
+
+
+def fresh_free(subject: Subject, held: Layers) -> int:
+    """Of a cache that has such a sequence alone."""
+    cache = roomy(subject)
+    sequence = cache.create()
+    for layer, (keys, values) in enumerate(held):
+        cache.write(sequence, layer, 0, keys, values)
+    return int(cache.num_free_blocks)
+
+
+@check("MOVE-05", "paged")
+def ranges_of_tokens_come_together(subject: Subject) -> None:
+    come_together(subject, "tokens", [0, 2], [2, 4], [4, TOKENS])
+
+
+@check("MOVE-05", "paged")
+def layers_come_together(subject: Subject) -> None:
+    subject.need(num_layers=2)
+    layers = subject.size("num_layers", 2)
+    come_together(subject, "layers", [0, 1], [1, layers])
+
+
+@check("MOVE-05", "paged")
+def heads_come_together(subject: Subject) -> None:
+    subject.need(num_kv_heads=2)
+    come_together(subject, "heads", [0, 1], [1, subject.heads])
+
+
+@check("MOVE-05", "paged")
+def a_part_that_is_not_right_is_as_if_it_had_not_come(subject: Subject) -> None:
+    subject.need(sequences=2)
+    cache = roomy(subject, 16)
+    sequence, held = written(subject, cache, TOKENS)
+    another, _ = written(subject, cache, TOKENS - 1)
+    first, second = cache.save(sequence, tokens=[0, 3]), cache.save(sequence, tokens=[3, TOKENS])
+    of_another = cache.save(another, tokens=[3, TOKENS - 1])
+    cache.load(another, first)
+    damaged = np.array(second)
+    damaged[len(damaged) // 2] ^= 1
+    with raises("FileDamaged", "ConfigError"):
+        cache.load(another, damaged)
+    for wrong in (first, of_another):
+        with raises("ConfigError"):
+            cache.load(another, wrong)
+    equal(cache.length(another, 0), TOKENS - 1, "length of a sequence before all parts of another have come")
+    cache.load(another, second)
+    holds(cache, another, held, "of which all parts had come, and wrong ones")
+
+
+@check("MOVE-05", "paged")
+def room_of_parts_is_given_back(subject: Subject) -> None:
+    cache = roomy(subject)
+    sequence, held = written(subject, cache, TOKENS)
+    part, whole = cache.save(sequence, tokens=[0, 3]), cache.save(sequence)
+    cache.drop(sequence)
+    free = cache.num_free_blocks
+    for _ in range(3):
+        begun = cache.create()
+        cache.load(begun, part)
+        cache.drop(begun)
+        equal(cache.num_free_blocks, free, "num_free_blocks after a sequence was dropped of which a part had come")
+    begun = cache.create()
+    cache.load(begun, part)
+    cache.load(begun, whole)
+    holds(cache, begun, held, "loaded whole after a part of it")
+    cache.drop(begun)
+    equal(cache.num_free_blocks, free, "num_free_blocks after what came whole was dropped")

@@ -1,0 +1,220 @@
+"""Bugs in what is saved and loaded: what is left out, what is not looked at, and what is gone when it fails."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from bugs.plant import bug, in_source
+from kvref import PagedCache, QuantizedCache, contents, paged, quantized, transfer
+from kvref.parts import Arriving
+
+
+@bug("MOVE-01")
+def no_scale_is_saved(patch):
+    in_source(
+        patch, "kvref.contents.Stretch.fields", "zip(self.store.fields, parts, strict=True)",
+        "zip(self.store.fields[:1], parts[:1], strict=True)",
+    )  # fmt: skip
+
+
+@bug("MOVE-01")
+def what_is_loaded_is_quantized_again(patch):
+    receive = QuantizedCache.receive
+
+    def again(self, file):
+        receive(self, file)
+        for layer, length in enumerate(self._lengths):
+            if length:
+                slots = [layer * self.config.capacity + position for position in range(length)]
+                keys, values = self._store.read(slots)
+                self._store.write(slots, keys * np.float32(1.0001), values)
+
+    patch.setattr(QuantizedCache, "receive", again)
+
+
+@bug("MOVE-01")
+def values_are_loaded_as_keys(patch):
+    def from_keys(name, store, *args):
+        return [replace(each, store=store.keys) for each in contents.both(name, store, *args)]
+
+    for module in (paged, quantized):
+        patch.setattr(module, "both", from_keys)
+
+
+@bug("MOVE-01")
+def all_layers_are_as_long_as_the_first(patch):
+    in_source(patch, "kvref.paged.PagedCache._room_for", "= whole.lengths", "= max(whole.lengths)")
+
+
+@bug("MOVE-01", "MOVE-04")
+def a_sequence_is_saved_by_its_first_blocks_alone(patch):
+    in_source(
+        patch, "kvref.paged.PagedCache._stretches", "(table, layer, np.array(whole.tokens(part, layer), np.int64))",
+        "(table, layer, np.array(whole.tokens(part, layer), np.int64) % self.config.block_size)",
+    )  # fmt: skip
+
+
+@bug("MOVE-02")
+def a_file_goes_by_its_blocks(patch):
+    in_source(patch, "kvref.paged.PagedCache._moved_shape", '("num_blocks", "block_size")', '("num_blocks",)')
+
+
+@bug("MOVE-02")
+def a_file_goes_by_the_room_there_was(patch):
+    in_source(patch, "kvref.quantized.QuantizedCache.contents", 'if name != "capacity"', "if name")
+
+
+@bug("MOVE-02")
+def nobody_looks_at_the_shape(patch):
+    in_source(patch, "kvref.transfer.read", "if theirs != dict(shape):", "if False:")
+
+
+@bug("MOVE-02")
+def the_format_is_no_part_of_the_shape(patch):
+    in_source(patch, "kvref.quantized.QuantizedCache.contents", 'if name != "capacity"', 'if name not in ("capacity", "format")')
+
+
+@bug("MOVE-03")
+def nobody_looks_at_the_checksum(patch):
+    in_source(patch, "kvref.transfer.read", "if file.read() != wanted:", "if False:")
+
+
+@bug("MOVE-03")
+def the_checksum_is_of_the_tensors_alone(patch):
+    class Digest:
+        """Of all but the first two parts, which are the header."""
+
+        digest_size = 32
+
+        def __init__(self):
+            self.parts, self.inner = 0, sha256()
+
+        def update(self, part):
+            self.parts += 1
+            if self.parts > 2:
+                self.inner.update(part)
+
+        def digest(self):
+            return self.inner.digest()
+
+    sha256 = transfer.hashlib.sha256
+    patch.setattr(transfer.hashlib, "sha256", Digest)
+    in_source(patch, "kvref.transfer._header", "at + 8 + length != size or not entries", "not entries")
+    in_source(patch, "kvref.transfer.read", "file.read() != wanted", "file.read()[:32] != wanted")
+
+
+@bug("MOVE-03")
+def what_is_missing_is_zeros(patch):
+    in_source(patch, "kvref.transfer._header", "at + 8 + length != size or not entries", "not entries")
+    in_source(
+        patch, "kvref.transfer.read", "if file.readinto(part.data) != count:", "if file.readinto(part.data) < 0:",
+        "if file.read() != wanted:", "if file.read() not in (b'', wanted):",
+    )  # fmt: skip
+
+
+@bug("MOVE-03")
+def the_old_sequence_goes_first(patch):
+    receive = PagedCache.receive
+
+    def first(self, file, sequence):
+        self.truncate(sequence, 0)
+        receive(self, file, sequence)
+
+    patch.setattr(PagedCache, "receive", first)
+
+
+@bug("MOVE-03")
+def the_old_cache_goes_first(patch):
+    in_source(patch, "kvref.quantized.QuantizedCache.receive", "new = QuantizedCache", "self.clear(); new = QuantizedCache")
+
+
+@bug("MOVE-03")
+def a_failed_load_keeps_its_blocks(patch):
+    in_source(
+        patch, "kvref.paged.PagedCache.receive", "self.pool.free_many(self._tables.close(came[0][0].table))", "pass",
+    )  # fmt: skip
+
+
+@bug("MOVE-03")
+def it_is_written_over_what_is_there(patch):
+    in_source(
+        patch, "kvref.quantized.QuantizedCache.receive", "new = QuantizedCache(self.config, self._backend)", "new = self",
+    )  # fmt: skip
+
+
+@bug("MOVE-04")
+def every_save_is_in_the_same_memory(patch):
+    shared, as_array = np.zeros(2**16, np.uint8), transfer.as_array
+
+    def in_it(contents, backend):
+        data = as_array(contents, backend)
+        shared[: len(data)] = data
+        return shared[: len(data)]
+
+    patch.setattr(transfer, "as_array", in_it)
+
+
+@bug("MOVE-04")
+def saving_moves_out(patch):
+    save = QuantizedCache.save
+
+    def out(self):
+        data = save(self)
+        self.clear()
+        return data
+
+    patch.setattr(QuantizedCache, "save", out)
+
+
+@bug("MOVE-05")
+def the_first_part_is_all(patch):
+    patch.setattr(Arriving, "is_whole", lambda self, everything: True)
+
+
+@bug("MOVE-05")
+def any_part_will_do(patch):
+    patch.setattr(Arriving, "check", lambda self, whole, part: None)
+
+
+@bug("MOVE-05")
+def a_part_comes_twice(patch):
+    in_source(patch, "kvref.parts.Arriving.check", "any(part.meets(other) for other in self.parts)", "False")
+
+
+@bug("MOVE-05")
+def parts_are_never_given_back(patch):
+    patch.setattr(PagedCache, "_forget_parts", lambda self, sequence: self._arriving.pop(int(sequence), None))
+
+
+@bug("MOVE-05")
+def a_damaged_part_has_come(patch):
+    in_source(
+        patch, "kvref.paged.PagedCache.receive", "except BaseException:",
+        "except BaseException:\n        if came: came[0][0].parts.append(came[0][1])",
+    )  # fmt: skip
+
+
+@bug("MOVE-05")
+def some_heads_are_all_heads(patch):
+    in_source(
+        patch, "kvref.contents.Stretch.put", "whole[:, : heads.start, ...]", "0 * whole[:, : heads.start, ...]",
+        "whole[:, heads.stop :, ...]", "0 * whole[:, heads.stop :, ...]",
+    )  # fmt: skip
+
+
+@bug("MOVE-07")
+def nothing_changes_nothing(patch):
+    in_source(
+        patch, "kvref.quantized.QuantizedCache.receive", "self._store, self._lengths =",
+        "if any(new._lengths): self._store, self._lengths =",
+    )  # fmt: skip
+
+
+@bug("MOVE-07")
+def a_layer_without_tokens_is_left_out(patch):
+    in_source(
+        patch,
+        "kvref.transfer.as_array",
+        "out = io.BytesIO()",
+        "assert any(len(each.slots) for each in contents.stretches); out = io.BytesIO()",
+    )

@@ -1,0 +1,225 @@
+"""What a cache holds, as a file: written as it lies there, and read beside what is there, which goes once all of it is right.
+
+A file is one of safetensors', which anybody can open:
+
+    8 bytes: how long the header is | the header, JSON | a tensor for all that some slots hold, in order of tokens | the checksum
+
+Nothing is quantized again: codes, scales and zeros lie in it bit for bit as they lie in the slots, in dtypes that are the same on
+every backend. The header says in `__metadata__` what wrote it, in which version, which kind of cache, the sizes and formats that
+another has to have in common with it, and its counters. The last tensor is the SHA-256 of every byte before it (MOVE-03).
+"""
+
+import hashlib
+import io
+import json
+import os
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO, TypeAlias
+
+import numpy as np
+
+from kvref.array import ITEM_BYTES, Array
+from kvref.backend import Backend
+from kvref.contents import PIECE, Bits, Contents, Saved, Stretch, counter, from_bits, to_bits
+from kvref.errors import ConfigError, DtypeMismatch, FileDamaged, ShapeMismatch
+
+VERSION = 1  # of the file: a reader takes this one alone
+LONGEST_HEADER = 100_000_000  # bytes, as in safetensors
+CHECKSUM = "checksum"
+NAMES = {
+    "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int8": "I8", "uint8": "U8", "uint16": "U16", "int32": "I32",
+}  # fmt: skip
+Entries: TypeAlias = dict[str, dict[str, Any]]  # of a header: dtype, shape and data_offsets, by name
+
+
+def save(cache: Any, path: str | os.PathLike[str], *which: Any, **part: Any) -> None:
+    """Save a cache, or `which` of its sequences and what part of it, as a file. It has no effect on the cache (MOVE-04).
+
+    A file that is there is replaced once the new one is on the disk as a whole: whatever happens on the way leaves the old one.
+    Raises OSError, and what naming a sequence or a part may raise.
+    """
+    path, contents = Path(path), cache.contents(*which, **part)
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        with open(beside, "xb") as file:
+            write(contents, file, cache._backend)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except BaseException:
+        with suppress(OSError):
+            beside.unlink()
+        raise
+    _settle(path.parent)
+
+
+def load(cache: Any, path: str | os.PathLike[str], *which: Any) -> None:
+    """Load what was saved into a cache, or into `which` of its sequences: it takes the place of what was there.
+
+    Raises OSError, FileDamaged, ConfigError for a file of other sizes or formats, or of another version, and CapacityExceeded or
+    OutOfBlocks where there is no room for it beside what is there; then nothing has changed (MOVE-03).
+    """
+    with open(path, "rb") as file:
+        cache.receive(file, *which)
+
+
+def as_array(contents: Contents, backend: Backend) -> Array:
+    """What `save` writes as uint8 [n]."""
+    out = io.BytesIO()
+    write(contents, out, backend)
+    return backend.asarray(np.frombuffer(out.getvalue(), np.uint8).copy())
+
+
+def opened(data: Array, backend: Backend) -> BinaryIO:
+    """uint8 [n] as the file that it is. Raises ShapeMismatch or DtypeMismatch."""
+    if not isinstance(data, bytes | bytearray | memoryview):
+        ShapeMismatch.check("data", tuple(data.shape), ("n",))
+        data = data if isinstance(data, np.ndarray) else backend.to_numpy(data)
+        if data.dtype != np.uint8:
+            raise DtypeMismatch(f"data: expected uint8, got {data.dtype}")
+        data = np.ascontiguousarray(data).tobytes()
+    return io.BytesIO(data)
+
+
+def write(contents: Contents, file: BinaryIO, backend: Backend) -> None:
+    """Piece by piece: no more than PIECE bytes are held at a time."""
+    digest = hashlib.sha256()
+
+    def out(part: bytes | memoryview) -> None:
+        digest.update(part)
+        file.write(part)
+
+    said = {"format": "kvref", "version": str(VERSION), "kind": contents.kind}
+    said |= {"shape": _json(contents.shape), "state": _json(contents.state)}
+    header = _json({"__metadata__": said, **_entries(contents.stretches)}).encode()
+    header += b" " * (-len(header) % 8)
+    out(len(header).to_bytes(8, "little"))
+    out(header)
+    for stretch in contents.stretches:
+        for name, shape, dtype in stretch.fields():
+            for slots in stretch.pieces(ITEM_BYTES[dtype] * prod(shape)):
+                out(to_bits(stretch.take(name, slots), backend).data)
+    file.write(digest.digest())
+
+
+def read(
+    file: BinaryIO, kind: str, shape: Mapping[str, int | str], place: Callable[[Saved], Sequence[Stretch]], backend: Backend
+) -> None:
+    """Read a file of this kind and shape into where `place` says, which must be nowhere that anybody reads yet.
+
+    Raises FileDamaged or ConfigError, and what `place` does.
+    """
+    digest = hashlib.sha256()
+
+    def take(count: int) -> Bits:
+        part = np.empty(count, np.uint8)  # fresh memory: a library may keep it
+        if file.readinto(part.data) != count:  # type: ignore[attr-defined]  # every binary file has it
+            raise FileDamaged(f"file: expected {count} bytes more, got its end")
+        digest.update(part.data)
+        return part
+
+    size = file.seek(0, io.SEEK_END)
+    file.seek(0)
+    entries, said = _header(take, size)
+    if said["kind"] != kind:
+        raise ConfigError(f"file: expected one of a {kind} cache, got one of a {said['kind']} cache")
+    theirs, state = _object(said["shape"], "shape"), _object(said["state"], "state")
+    if theirs != dict(shape):
+        raise ConfigError(f"file: expected what was saved of {dict(shape)}, got {theirs}")
+    counts = {name: entry["shape"][0] for name, entry in entries.items()}
+    stretches = place(Saved(state, counts))
+    if _entries(stretches) != entries:
+        raise FileDamaged("file: expected tensors as its counters say, got others")
+    for stretch in stretches:
+        parts = stretch.store.dtypes
+        for name, token, dtype in stretch.fields():
+            token_bytes = ITEM_BYTES[dtype] * prod(token)
+            for slots in stretch.pieces(token_bytes):
+                bits = take(len(slots) * token_bytes)
+                stretch.put(name, slots, from_bits(bits, (len(slots), *token), parts[name], backend), backend)
+    wanted = digest.digest()
+    if file.read() != wanted:
+        raise FileDamaged("file: expected the checksum of what is in it, got another")
+
+
+def verify(file: BinaryIO) -> None:
+    """Read a file for its checksum alone. Raises FileDamaged."""
+    left, digest = file.seek(0, io.SEEK_END) - hashlib.sha256().digest_size, hashlib.sha256()
+    file.seek(0)
+    while left > 0 and (part := file.read(min(left, PIECE))):
+        digest.update(part)
+        left -= len(part)
+    if left or file.read() != digest.digest():
+        raise FileDamaged("file: expected the checksum of what is in it, got another")
+
+
+def _header(take: Callable[[int], Bits], size: int) -> tuple[Entries, dict[str, str]]:
+    """The tensors and the metadata of a file of `size` bytes, which fit each other. Raises FileDamaged or ConfigError."""
+    length = int.from_bytes(take(8).tobytes(), "little")
+    if length > min(size - 8, LONGEST_HEADER):
+        raise FileDamaged(f"file: expected a header that ends within its {size} bytes, got one of {length}")
+    entries = _object(take(length).tobytes().decode("utf-8", "replace"), "header")
+    said = entries.pop("__metadata__", None)
+    if not isinstance(said, dict) or said.get("format") != "kvref":
+        raise FileDamaged("file: expected one that kvref wrote, got another")
+    if (version := str(said.get("version"))) != str(VERSION):
+        raise ConfigError(f"file: expected version {VERSION}, got {version[:20]!r}")
+    if not all(isinstance(said.get(name), str) for name in ("kind", "shape", "state")):
+        raise FileDamaged("file: expected its kind, shape and state, got a header without them")
+    at, dtypes = 0, {short: ITEM_BYTES[name] for name, short in NAMES.items()}
+    for name, entry in entries.items():
+        shape = entry.get("shape") if isinstance(entry, dict) else None
+        if not isinstance(shape, list) or not shape or entry.get("dtype") not in dtypes:
+            raise FileDamaged(f"file: {name[:40]}: expected a tensor, got {str(entry)[:60]}")
+        end = at + dtypes[entry["dtype"]] * prod(counter(each, "shape") for each in shape)
+        if entry != {"dtype": entry["dtype"], "shape": shape, "data_offsets": [at, end]}:
+            raise FileDamaged(f"file: {name[:40]}: expected it at {[at, end]}, got {str(entry)[:60]}")
+        at = end
+    if at + 8 + length != size or not entries or list(entries)[-1] != CHECKSUM:
+        raise FileDamaged(f"file: expected {at + 8 + length} bytes that end with a checksum, got {size}")
+    return entries, said
+
+
+def _entries(stretches: Sequence[Stretch]) -> Entries:
+    """What a header says of the tensors, the checksum last."""
+    found, at = Entries(), 0
+
+    def add(name: str, dtype: str, shape: Sequence[int]) -> None:
+        nonlocal at
+        end = at + ITEM_BYTES[dtype] * prod(shape)
+        found[name] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [at, end]}
+        at = end
+
+    for stretch in stretches:
+        for name, token, dtype in stretch.fields():
+            add(f"{stretch.name}.{name}", dtype, (len(stretch.slots), *token))
+    add(CHECKSUM, "uint8", (hashlib.sha256().digest_size,))
+    return found
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, separators=(",", ":"), sort_keys=False)
+
+
+def _object(text: str, what: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        raise FileDamaged(f"file: expected a {what} in JSON, got {text[:40]!r}") from None
+    if not isinstance(found, dict):
+        raise FileDamaged(f"file: expected a {what} in JSON, got {text[:40]!r}")
+    return found
+
+
+def _settle(folder: Path) -> None:
+    """Let the name of a file be on the disk too, where folders can be opened."""
+    with suppress(OSError):
+        number = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
