@@ -96,7 +96,8 @@ class ChannelCache:
         stop = start + keys.shape[0]
         if stop > config.max_tokens:
             raise CapacityExceeded(f"append: expected at most {config.max_tokens} tokens, got {stop}")
-        new = self._full.read_back(keys, values)
+        full = self._full.quantized(keys, values)
+        new = self._full.dequantized(full)
         for name, part in zip(("keys", "values"), new, strict=True):
             self._check_storable(name, part)
         old_keys = config.quantized_keys(start), config.quantized_keys(stop)
@@ -108,7 +109,7 @@ class ChannelCache:
         self._values.put(range(*old_values), by_token)
         positions = np.arange(start, stop)
         slots = np.where(positions >= stop - self._ring, positions % self._ring, -1)  # of more than a ring the last (KERN-02)
-        self._full.write(slots, keys, values)
+        self._full.put(slots, full)
         self.length, self._first = stop, max(self._first, stop - self._ring)
 
     def read(self, positions: Sequence[int]) -> tuple[Array, Array]:
