@@ -18,6 +18,7 @@ SURFACES = {
         "create drop append gather",
     ),
     "quantized": ("append read_token length", "append_step read_head length memory_bytes fp32_bytes compression_ratio"),
+    "channels": ("append read length", "append attend length"),
     "tiered": ("append read clear", "append read clear stats"),
     "pooled": ("append read clear", "append read clear stats"),
     "windowed": ("append attend length", "step read length"),

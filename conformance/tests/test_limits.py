@@ -29,8 +29,20 @@ EXCEPTIONS = {  # clauses that a family cannot be judged by within a limit, and 
     ),
     **{
         ("one token at a time", family): TWO_TOKENS
-        for family in ("contiguous", "grouped", "latent", "paged", "pooled", "prefix", "quantized", "tiered", "windowed")
+        for family in (
+            "channels",
+            "contiguous",
+            "grouped",
+            "latent",
+            "paged",
+            "pooled",
+            "prefix",
+            "quantized",
+            "tiered",
+            "windowed",
+        )
     },
+    ("one token at a time", "channels"): TWO_TOKENS | {"KIVI-04": TWO_TOKENS["LAW-06"]},
     **{  # who takes packed rows says so, of the latent cache alone
         (f"{dtype} only", "latent"): {"FMT-LEVEL-05": f"dtype packed, where its limits say {dtype}"}
         for dtype in ("float16", "bfloat16")
@@ -93,6 +105,7 @@ SIZE = {
     "quantized": "capacity",
     "tiered": "max_tokens",
     "pooled": "max_tokens",
+    "channels": "max_tokens",
 }
 
 

@@ -43,7 +43,7 @@ def a_last_head_has_the_zeros_of_the_first(patch):
     then(patch, f"by_channel = by_channel._replace(zero={zeros})")
 
 
-@bug("KIVI-02", "KIVI-04")
+@bug("KIVI-03", "KIVI-04")
 def the_scale_of_the_last_group_is_used_again(patch):
     last = "self._keys.stored([old_keys[0] // config.groups.group - 1]).scale"
     then(patch, f"by_channel = by_channel._replace(scale=0 * by_channel.scale + {last}) if old_keys[0] else by_channel")
@@ -238,7 +238,7 @@ def after_a_clear_no_token_goes_back(patch):
     in_source(patch, TRUNCATE, "min(self._first, length)", "self._first")
 
 
-@hidden("channels", "KIVI-03")
+@hidden("channels", "KIVI-01")
 def a_residual_that_one_token_fills_has_lost_its_first(patch):
     in_source(patch, ORIGINALS, "[held, more]", "[held[:1] * (len(more) != 1 or which), held[1:], more]")
 

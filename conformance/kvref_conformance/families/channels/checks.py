@@ -6,7 +6,7 @@ import numpy as np
 
 from kvref_conformance.checking.expect import equal, may_raise, pair, raises, same
 from kvref_conformance.checking.registry import check
-from kvref_conformance.checking.setup import formats_of, held, made, takes
+from kvref_conformance.checking.setup import formats_of, held, made, pair_of_tokens, takes
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families.channels.known import LOUD, QUIET, Run, one, some
 from kvref_conformance.oracle.channels import FORMATS, cache_bytes, counts
@@ -23,7 +23,7 @@ LARGEST = MAX | {"float32": float(np.finfo(np.float32).max)}
 def keys_share_a_scale_along_tokens_and_values_along_head_dim(subject: Subject) -> None:
     for name in some(subject):
         run = Run(subject, name)
-        run.append(2 * run.residual + 3)
+        run.append(run.residual + 3)
         run.holds("at once")
 
 
@@ -135,7 +135,7 @@ def counts_follow_from_the_length(subject: Subject) -> None:
     for name in some(subject):
         for dtype in formats_of(subject, "dtype", *PLAIN)[-2:]:
             run = Run(subject, name, dtype=dtype)
-            for count in (0, 3, run.residual - 3, 1, run.residual):
+            for count in (0, 3, run.residual - 3, 1, 5):
                 run.append(count)
                 config = (*run.row, *(run.config[each] for each in SIZES))
                 equal(run.cache.length, len(run), "length")
@@ -198,12 +198,23 @@ def _widest(subject: Subject) -> str:
 @check("KIVI-07", "channels")
 def it_is_filled_to_the_last_token_and_no_further(subject: Subject) -> None:
     run = Run(subject, one(subject))
+    run.append(run.config["max_tokens"])
+    equal(run.cache.length, run.config["max_tokens"], "length of a cache that is full")
+    before = run.read()
+    with raises("CapacityExceeded"):
+        run.cache.append(*pair_of_tokens(subject, 1, *run.row))
+    run.is_still(before, "after one more was refused than there is room for")
+
+
+@check("KIVI-07", "channels")
+def tokens_that_do_not_all_fit_are_not_appended(subject: Subject) -> None:
+    run = Run(subject, one(subject))
     run.append(run.config["max_tokens"] - 1)
     before = run.read()
     for count in (2, run.residual + 1):
         with raises("CapacityExceeded"):
-            run.cache.append(*(np.repeat(part[:1], count, axis=0) for part in (run.keys, run.values)))
-        run.is_still(before, "after more were refused than there is room for")
+            run.cache.append(*pair_of_tokens(subject, count, *run.row))
+        run.is_still(before, f"after {count} tokens were refused, where there is room for one")
     run.append(1)
     equal(run.cache.length, run.config["max_tokens"], "length of a cache that is full")
 

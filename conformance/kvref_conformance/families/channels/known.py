@@ -20,8 +20,10 @@ class Run:
 
     def __init__(self, subject: Subject, format: str, residuals: int = 1, **sizes: Any) -> None:
         group = group_of(format)
-        least = {"num_kv_heads": 2 if group == 32 else 1, "head_dim": group, "residual": residuals * group, "format": format}
-        self.subject, self.cache = subject, new(subject, "channels", **least | {"max_tokens": 5 * group} | sizes)
+        residual = subject.size("residual", residuals * group)
+        heads = 2 if group == 32 else 1
+        least = {"num_kv_heads": heads, "head_dim": group, "residual": residual, "max_tokens": 3 * residual + 16}
+        self.subject, self.cache = subject, new(subject, "channels", **least | {"format": format} | sizes)
         self.config, self.group = self.cache.config, group
         self.residual, self.row = self.config["residual"], (self.config["num_kv_heads"], self.config["head_dim"])
         self.keys, self.values = pair_of_tokens(subject, 0, *self.row)
