@@ -105,8 +105,8 @@ def _comparisons(subject: Subject, name: str, tensors: Tensors) -> Iterator[tupl
                     if key == "codes":
                         yield f"rows_{width}.codes", got, part[key]
                     elif key in part:  # which may be of a dtype, or the bits of it
-                        scales = (rows.scale_worth(each, inner_of(name)) for each in (got, part[key]))
-                        yield (f"rows_{width}.{key}", *scales)
+                        mine, right = (rows.scale_worth(each, inner_of(name)) for each in (got, part[key]))
+                        yield f"rows_{width}.{key}", mine, right
     if hasattr(subject.implementation, "elements") and "encode.codes" in tensors:
         family = subject.new("elements")
         codes, values = tensors["encode.codes"], tensors["encode.values"]
