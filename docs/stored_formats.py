@@ -12,13 +12,15 @@ from kvref.formats.base import stored_as
 
 WIDTH, ROWS = 128, 2000
 OUTLIERS = {5: 9.0, 70: -7.0, 99: 12.0}  # channels that lie far from zero in every token, as keys of models have
-KINDS = {"element": "casts", "head": "a scale a row", "token": "a scale a token", "group": "a scale a group"}
-COLOURS = {"element": "#555555", "head": "#2c8a4b", "token": "#b3261e", "group": "#2f7fd1"}
+KINDS = {
+    "element": "casts", "head": "a scale a row", "token": "a scale a token", "group": "a scale a group", "given": "one scale",
+}  # fmt: skip
+COLOURS = {"element": "#555555", "head": "#2c8a4b", "token": "#b3261e", "group": "#2f7fd1", "given": "#8a5a00"}
 
 
 def listed() -> list[Format]:
-    """All but those of FMT-GROUP that differ from another in the dtype of their scales alone."""
-    return [each for name, each in FORMATS.items() if "_g" not in name or name.endswith("_float16")]
+    """All but those of FMT-GROUP that differ from another in the dtype of their scales alone. A scale that is given is 1.0."""
+    return [each for name, each in FORMATS.items() if "_g" not in name or name.endswith(("_float16", "_hadamard"))]
 
 
 def bits(format: Format) -> float:
@@ -48,7 +50,9 @@ def formats_table() -> str:
         "|---|---|---|---:|---:|---:|",
     ]
     for format in sorted(listed(), key=lambda each: (-bits(each), each.name)):
-        shared = {"element": "–", "head": "a row", "token": "a token", "group": f"{format.group} neighbours"}[format.granularity]
+        shared = {
+            "element": "–", "head": "a row", "token": "a token", "group": f"{format.group} neighbours", "given": "all, and given",
+        }[format.granularity]  # fmt: skip
         measured = " | ".join(_percent(error(format.name, outliers)) for outliers in (False, True))
         lines.append(f"| `{format.name}` | {shared} | {format.element} | {bits(format):g} | {measured} |")
     return "\n".join(lines) + "\n"

@@ -10,6 +10,7 @@ import pytest
 from host_cupy import module
 
 import kvref
+from kvref.formats.rotated import Rotated
 from kvref_conformance.families import names
 from kvref_conformance.implementations.backends import OnBackend
 from kvref_conformance.judging.asked import Effort
@@ -56,6 +57,8 @@ def test_it_breaks_no_clause(backend, family):
 def test_quantizing_gives_the_references_bits(backend, name):
     format = kvref.get_format(name)
     width, most = (128, 3e4) if format.granularity == "group" else (33, 1e38)  # some groups have scales of float16
+    width = 32 if name == "int8_hadamard" else width  # in which there is something to be rotated
+    most = min(most, 1e36) if isinstance(format, Rotated) else most  # whose sums are finite
     patterns = np.random.default_rng(0).integers(0, 2**32, size=(500, 4, width), dtype=np.uint32)
     rows = patterns.view(np.float32)
     rows[~np.isfinite(rows) | (np.abs(rows) > most)] = 1.5

@@ -16,7 +16,7 @@ from kvref_conformance.outcome import CannotRun, NotOffered
 TWO_TOKENS = {"LAW-06": "tokens 2, where its limits say at most 1"}
 NEGATIVE = "negative integers, which its types do not have"
 EXCEPTIONS = {  # clauses that a family cannot be judged by within a limit, and why
-    ("one kv head", "quantized"): {"QUANT-03": "num_kv_heads 2, where its limits say 1"},
+    ("one kv head", "quantized"): dict.fromkeys(("QUANT-03", "FMT-ROT-04"), "num_kv_heads 2, where its limits say 1"),
     ("one kv head", "tiered"): {"TIER-11": "num_kv_heads 2, where its limits say 1"},
     ("one sequence at a time", "paged"): {  # sharers are two at least
         **dict.fromkeys(

@@ -16,8 +16,10 @@ from kvref_conformance.limits import Limits
 
 WHOLE = {"FMT-GROUP-03"}  # no width that a group does not go into
 NONE = {each.id for each in all_clauses().values() if re.match("FMT-(GROUP|GGML|MX|SMALL)", each.id)}  # no group goes into it
+ROTATED = {each.id for each in all_clauses().values() if re.match("FMT-ROT-0[12356]", each.id)}  # nothing to be rotated
 TAKEN = [
-    ({"width": [64, 128]}, set()), ({"width": {"multiple_of": 32}}, set()), ({"width": 4}, NONE), ({"width": [5]}, NONE),
+    ({"width": [64, 128]}, set()), ({"width": {"multiple_of": 32}}, set()), ({"width": 4}, NONE),
+    ({"width": [5]}, NONE | ROTATED),
     ({"width": 64, "dtype": ["float16"]}, WHOLE), ({"dtype": ["float16", "bfloat16"]}, set()),
 ]  # fmt: skip
 CONTIGUOUS = {
