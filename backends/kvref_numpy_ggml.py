@@ -23,7 +23,7 @@ def quantize_ggml(x: F32, codes: U8, *, format: GGML) -> None:
     with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused
         if format.affine:
             least = np.take_along_axis(x, np.argmin(x, axis=-1, keepdims=True), axis=-1)  # of 0 and -0 the first
-            scale = (folded(np.maximum, x) - least) / np.full_like(least, top)
+            scale = (folded(np.maximum, x) - least + np.float32(0)) / np.full_like(least, top)
             np.subtract(x, least, out=quotient)
             _hold(block, "m", least, format)
         else:

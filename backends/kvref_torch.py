@@ -1,8 +1,8 @@
 """The kernels in PyTorch, on any of its devices: in place, bit for bit the reference's.
 
-Each format is one function over rows [n, width] that writes its codes and scales into arrays it is given. On a CPU it is applied
-to some thousand values at a time, so that what it computes on the way stays in the cache; elsewhere to all rows at once. With
-`compile=True` torch.compile makes one loop of it. Formats of groups are the reference's code, on this library's tensors.
+Each format is one function over rows, or groups, [n, width] that writes its codes and scales into arrays it is given. On a CPU it
+is applied to some thousand values at a time, so that what it computes on the way stays in the cache; elsewhere to all rows at
+once. With `compile=True` torch.compile makes one loop of it.
 
 A tensor is never divided by a Python number: on CUDA that multiplies by the reciprocal. Native float8 casts are used where they
 equal the specification: within the range of the format, for what they do beyond it differs between versions of PyTorch.
@@ -13,8 +13,6 @@ a value that is not finite must not reach the queries that do not see it (ATTN-0
 """
 
 from collections.abc import Callable
-from functools import cache
-from typing import Any
 
 import array_api_compat.torch as xp
 import numpy as np
@@ -25,18 +23,42 @@ from kvref.array import Array, Namespace, Shape
 from kvref.backend import Slots, blocks_to_copy, check_new, host_slots, last_writes, reference, slots_to_gather
 from kvref.errors import BackendNotFound, NonFinite
 from kvref.formats import Format, Quantized, SmallFloat
-from kvref.formats.affine import LEAST_SCALE as LEAST_AFFINE_SCALE
 from kvref.formats.affine import AffineRow
 from kvref.formats.base import stored_as, widen
+from kvref.formats.ggml import GGML, IQ4NL
+from kvref.formats.grouped import Groups
+from kvref.formats.microscaling import MX, NVFP4
 from kvref.formats.rotated import Rotated, hadamard
-from kvref.formats.small_float import BFLOAT16, E4M3FN, E5M2, ELEMENTS, FLOAT16
 from kvref.formats.static import StaticFloat8
-from kvref.formats.symmetric import LEAST_SCALE, SymmetricRow
+from kvref.formats.symmetric import SymmetricRow
+from kvref_torch_formats import (
+    NATIVE,
+    ROW_KERNELS,
+    Kernels,
+    dequantize_affine,
+    dequantize_symmetric,
+    from_float_by_table,
+    quantize_affine,
+    quantize_symmetric,
+)
+from kvref_torch_ggml import GGML_KERNELS, dequantize_ggml, quantize_ggml
+from kvref_torch_groups import GROUP_KERNELS, dequantize_groups, dequantize_microscaled, quantize_groups, quantize_microscaled
 
 BLOCK = 2**16  # values at a time on a CPU: 256 KiB of float32
-BELOW_HALF = float(np.float32(0.49999997))  # trunc(y + copysign(this, y)) rounds halves away from zero
-NATIVE = {E4M3FN: torch.float8_e4m3fn, E5M2: torch.float8_e5m2, FLOAT16: torch.float16, BFLOAT16: torch.bfloat16}
+# Of groups, whose codes lie unpacked in between; a call of what is compiled takes as long as some thousand.
+COMPILED_BLOCK = 2**20
 MOST_COMPILED = 64  # versions of one kernel: formats times head sizes, each for one row and for many
+
+# What quantizes and what reads back [n, width] of each kind of format, width being what has a scale.
+KERNELS: dict[type, tuple[Callable[..., Array], Callable[..., None]]] = {
+    SymmetricRow: (quantize_symmetric, dequantize_symmetric),
+    AffineRow: (quantize_affine, dequantize_affine),
+    Groups: (quantize_groups, dequantize_groups),
+    MX: (quantize_microscaled, dequantize_microscaled),
+    NVFP4: (quantize_microscaled, dequantize_microscaled),
+    GGML: (quantize_ggml, dequantize_ggml),
+    IQ4NL: (quantize_ggml, dequantize_ggml),
+}
 
 
 class TorchBackend:
@@ -53,15 +75,16 @@ class TorchBackend:
             said = (str(error).splitlines() or [""])[0]
             raise BackendNotFound(f"backend torch: expected a device that is here, got {device!r}: {said}") from None
         self.name = ("torch-compiled" if compile else "torch") + ("" if device == "cpu" else f":{device}")
-        self._in_pieces = self._device.type == "cpu" and not compile
+        on_host = self._device.type == "cpu"
+        self._block = BLOCK if on_host and not compile else None
         if compile:
             torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_COMPILED)
-        kernels = (_int8, _float8, _affine, _from_int8, _from_float, _from_affine)
-        self._kernels: dict[str, Callable[..., Any]] = {
-            kernel.__name__: torch.compile(kernel) if compile else kernel for kernel in kernels
-        }
-        if self._in_pieces:
-            self._kernels["_from_float"] = _from_float_by_table
+        self._group_block = COMPILED_BLOCK if on_host and compile else self._block
+        kernels = (*ROW_KERNELS, *GROUP_KERNELS, *GGML_KERNELS)
+        self._kernels = Kernels({kernel.__name__: torch.compile(kernel) if compile else kernel for kernel in kernels})
+        self._kernels.fused = compile
+        if self._block:
+            self._kernels["from_float"] = from_float_by_table
 
     def zeros(self, shape: Shape, dtype: str) -> Array:
         return torch.zeros(shape, dtype=getattr(torch, dtype), device=self._device)
@@ -119,26 +142,16 @@ class TorchBackend:
             return self.quantize(format.turned(rows), format.inner, out)
         if isinstance(format, StaticFloat8):
             return Quantized(self.encode(format.quotient(rows), format.small, out and out.codes))
-        if not isinstance(format, AffineRow | SymmetricRow) or rows.ndim == 0 or rows.numel() == 0:
+        kernel = KERNELS.get(type(format))
+        if kernel is None or rows.ndim == 0 or rows.numel() == 0 or rows.shape[-1] % (format.group or 1):
             return reference.quantize(rows, format, out)
         if out is None:
             parts = stored_as(format, tuple(rows.shape), xp)
             out = Quantized(*(rows.new_empty(shape, dtype=getattr(torch, dtype)) for shape, dtype in parts))
-        width, read_back = rows.shape[-1], list[Array]()
-        flat = [part.view(-1, part.shape[-1]) if part is out.codes else part.view(-1, 1) for part in out if part is not None]
-        for x, codes, scale, *zero in self._pieces(rows.reshape(-1, width), *flat):
-            if isinstance(format, AffineRow):
-                steps = torch.full_like(scale, 2.0**format.bits - 1)
-                least, most = self._kernels["_affine"](x, steps, format.bits, codes)
-                zero[0].copy_(least)
-                scale.copy_(_affine_scale(least, most, steps))
-                read_back.append(scale * steps + least)
-            else:
-                limit = torch.full_like(scale, format.limit)
-                kind = () if format.name == "int8" else (NATIVE[ELEMENTS[format.name]],)
-                largest = self._kernels["_float8" if kind else "_int8"](x, limit, codes, *kind)
-                scale.copy_(_symmetric_scale(largest, limit))
-                read_back.append(scale * limit)
+        width = format.group or rows.shape[-1]  # of what has a scale
+        flat = [out.codes.view(-1, format.code_width(width)), *(part.view(-1, 1) for part in out[1:] if part is not None)]
+        pieces = self._pieces(format, rows.reshape(-1, width), *flat)
+        read_back = [kernel[0](self._kernels, format, *each) for each in pieces]
         if not _all_finite(*read_back):  # what the largest code reads back as is finite only where the row and its range are
             raise NonFinite("rows: expected finite values that read back finite, got others")
         return out
@@ -155,25 +168,22 @@ class TorchBackend:
             values = self.decode(codes, format.small, out)
             values *= format.scale
             return values
-        if format.granularity == "group" or codes.numel() == 0:
+        kernel = KERNELS.get(type(format))
+        if kernel is None or codes.numel() == 0 or width % (format.group or 1):
             return reference.dequantize(stored, width, format, out)
         if out is None:
             out = codes.new_empty((*codes.shape[:-1], width), dtype=torch.float32)
+        width = format.group or width
         scales = [part.reshape(-1, 1) for part in stored[1:] if part is not None]
-        for y, part, *scale in self._pieces(out.view(-1, width), codes.reshape(-1, codes.shape[-1]), *scales):
-            if format.granularity == "token":
-                self._kernels["_from_affine"](part, format.bits, *scale, y)
-            elif format.name == "int8":
-                self._kernels["_from_int8"](part, *scale, y)
-            else:
-                self._kernels["_from_float"](part, NATIVE[ELEMENTS[format.name]], y, *scale)
+        for each in self._pieces(format, out.view(-1, width), codes.reshape(-1, format.code_width(width)), *scales):
+            kernel[1](self._kernels, format, *each)
         return out
 
     def encode(self, values: Array, element: SmallFloat, out: Array | None = None) -> Array:
         values = widen(values)
         if out is None:
             out = values.new_empty(values.shape, dtype=getattr(torch, element.code_dtype))
-        for x, part in self._pieces(values.reshape(-1, 1), out.view(-1, 1)):
+        for x, part in self._pieces(None, values.reshape(-1, 1), out.view(-1, 1)):
             saturates = element.infinity is None
             clipped = x.clamp(-element.max, element.max) if saturates else x  # casts beyond the range differ by version
             part.copy_(clipped.to(NATIVE[element]).view(part.dtype))
@@ -184,8 +194,8 @@ class TorchBackend:
     def decode(self, codes: Array, element: SmallFloat, out: Array | None = None) -> Array:
         if out is None:
             out = codes.new_empty(codes.shape, dtype=torch.float32)
-        for y, part in self._pieces(out.view(-1, 1), codes.reshape(-1, 1)):
-            self._kernels["_from_float"](part, NATIVE[element], y)
+        for y, part in self._pieces(None, out.view(-1, 1), codes.reshape(-1, 1)):
+            self._kernels["from_float"](part, NATIVE[element], y)
         return out
 
     def attend(
@@ -225,11 +235,12 @@ class TorchBackend:
     def _index(self, numbers: Array) -> Array:
         return torch.from_numpy(np.ascontiguousarray(numbers)).to(self._device, non_blocking=True)
 
-    def _pieces(self, *arrays: Array) -> list[tuple[Array, ...]]:
-        """Matching pieces of arrays with the same first axis, about BLOCK values of the first, [n, width]; or all at once."""
-        if not self._in_pieces:
+    def _pieces(self, format: Format | None, *arrays: Array) -> list[tuple[Array, ...]]:
+        """Matching pieces of arrays with the same first axis, as many values of the first, [n, width], as are best; or all."""
+        block = self._group_block if format and format.group else self._block
+        if block is None:
             return [arrays]
-        rows = max(1, BLOCK // max(1, arrays[0].shape[1]))
+        rows = max(1, block // max(1, arrays[0].shape[1]))
         return list(zip(*(each.split(rows) for each in arrays), strict=True))
 
 
@@ -248,72 +259,3 @@ def _bits(tensor: Array) -> Array:
 
 def _all_finite(*arrays: Array) -> bool:
     return all(bool(torch.isfinite(array).all()) for array in arrays)
-
-
-# Rows are [n, width], what goes with a row is [n, 1]. A kernel writes the codes and returns what the scale is made of: were it to
-# write the scale too, torch.compile would make three loops over the data of what is one.
-
-
-def _int8(rows: Array, limit: Array, codes: Array) -> Array:
-    largest = rows.abs().amax(dim=-1, keepdim=True)
-    quotient = rows / _symmetric_scale(largest, limit)
-    codes.copy_(quotient + torch.copysign(torch.full_like(quotient, BELOW_HALF), quotient))  # the cast truncates
-    return largest
-
-
-def _float8(rows: Array, limit: Array, codes: Array, dtype: torch.dtype) -> Array:
-    largest = rows.abs().amax(dim=-1, keepdim=True)
-    quotient = rows / _symmetric_scale(largest, limit)
-    quotient = torch.minimum(torch.maximum(quotient, -limit), limit)  # within the range, where casts agree
-    codes.copy_(quotient.to(dtype).view(torch.uint8))
-    return largest
-
-
-def _symmetric_scale(largest: Array, limit: Array) -> Array:
-    return (largest / limit).clamp_min(LEAST_SCALE)
-
-
-def _affine_scale(least: Array, most: Array, steps: Array) -> Array:
-    return ((most - least) / steps).clamp_min(LEAST_AFFINE_SCALE)
-
-
-def _affine(rows: Array, steps: Array, bits: int, codes: Array) -> tuple[Array, Array]:
-    least, most = torch.aminmax(rows, dim=-1, keepdim=True)
-    whole = torch.minimum((rows - least) / _affine_scale(least, most, steps) + BELOW_HALF, steps).to(torch.uint8)
-    if bits == 8:
-        codes.copy_(whole)
-    else:
-        padded = torch.nn.functional.pad(whole, (0, whole.shape[-1] % 2))
-        codes.copy_(padded[:, 0::2] | (padded[:, 1::2] << 4))
-    return least, most
-
-
-def _from_int8(codes: Array, scale: Array, out: Array) -> None:
-    out.copy_(codes.to(torch.float32) * scale)
-
-
-def _from_float(codes: Array, dtype: torch.dtype, out: Array, scale: Array | None = None) -> None:
-    values = codes.view(dtype).to(torch.float32)
-    out.copy_(values if scale is None else values * scale)
-
-
-def _from_float_by_table(codes: Array, dtype: torch.dtype, out: Array, scale: Array | None = None) -> None:
-    """For a CPU, where the cast from E4M3FN takes four times as long as looking its value up."""
-    if dtype.itemsize == 2:
-        _from_float(codes, dtype, out, scale)
-        return
-    torch.index_select(_values(dtype), 0, codes.to(torch.int32).view(-1), out=out.view(-1))
-    if scale is not None:
-        out.mul_(scale)
-
-
-@cache
-def _values(dtype: torch.dtype) -> Array:
-    """The value of every FP8 code. float32 [256]."""
-    return torch.arange(256, dtype=torch.uint8).view(dtype).to(torch.float32)
-
-
-def _from_affine(codes: Array, bits: int, scale: Array, zero: Array, out: Array) -> None:
-    whole = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(-2)[:, : out.shape[-1]] if bits == 4 else codes
-    product = whole.to(torch.float32) * scale
-    out.copy_(product + zero)  # a second rounding, never fused with the first (FMT-AFF-04)

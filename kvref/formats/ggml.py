@@ -89,7 +89,7 @@ class GGML:
         xp = array_namespace(x)
         if self.affine:
             least = xp.take_along_axis(x, xp.argmin(x, axis=-1, keepdims=True), axis=-1)[..., 0]  # of 0 and -0 the first
-            scale = _over(xp.max(x, axis=-1) - least, 2**self.bits - 1)
+            scale = _over(xp.max(x, axis=-1) - least + 0.0, 2**self.bits - 1)  # of zeros of both signs 0, whichever max takes
             quotient = (x - least[..., None]) * _inverse(scale)[..., None]
             return _truncated(quotient + 0.5, self.bits), scale, least
         if self.bits == 8:

@@ -100,7 +100,7 @@ def store(rows: NDArray, format: str, chosen: NDArray | None = None) -> Stored:
     x = cut(rows)
     first = np.take_along_axis(x, x.argmin(axis=2, keepdims=True), axis=2)[:, :, 0]  # of 0 and -0, too
     least = first if format in ("q4_1", "q5_1") else np.zeros(x.shape[:2])
-    d = fl(fl(x.max(axis=2) - least) / TOP[format]) if format in ("q4_1", "q5_1") else fl(first_scale(rows, format))
+    d = fl(fl(x.max(axis=2) - least + 0.0) / TOP[format]) if format in ("q4_1", "q5_1") else fl(first_scale(rows, format))
     inverse = np.where(np.abs(d) >= 2.0**-127, fl(1 / d), 0)[:, :, None]
     if format == "iq4_nl":
         codes, d = _iq4(x, d, inverse)

@@ -1,0 +1,123 @@
+"""The formats with a scale a row in PyTorch, and FP8: each one function over rows [n, width]."""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from kvref.array import Array
+from kvref.formats.affine import LEAST_SCALE as LEAST_AFFINE_SCALE
+from kvref.formats.affine import AffineRow
+from kvref.formats.small_float import BFLOAT16, E4M3FN, E5M2, ELEMENTS, FLOAT16
+from kvref.formats.symmetric import LEAST_SCALE, SymmetricRow
+
+BELOW_HALF = float(np.float32(0.49999997))  # trunc(y + copysign(this, y)) rounds halves away from zero
+NATIVE = {E4M3FN: torch.float8_e4m3fn, E5M2: torch.float8_e5m2, FLOAT16: torch.float16, BFLOAT16: torch.bfloat16}
+
+
+class Kernels(dict[str, Callable[..., Any]]):
+    """Kernels by name. fused: they are compiled, so that arithmetic costs less than looking up in a table."""
+
+    fused = False
+
+
+def quantize_symmetric(kernels: Kernels, format: SymmetricRow, x: Array, codes: Array, scale: Array) -> Array:
+    """Fills codes [n, width] and scale [n, 1] of x [n, width]. Returns what is finite unless they are to be refused."""
+    limit = torch.full_like(scale, format.limit)
+    kind = () if format.name == "int8" else (NATIVE[ELEMENTS[format.name]],)
+    largest = kernels["float8" if kind else "int8"](x, limit, codes, *kind)
+    scale.copy_(symmetric_scale(largest, limit))
+    return scale * limit
+
+
+def quantize_affine(kernels: Kernels, format: AffineRow, x: Array, codes: Array, scale: Array, zero: Array) -> Array:
+    steps = torch.full_like(scale, 2.0**format.bits - 1)
+    least, most = kernels["affine"](x, steps, format.bits, codes)
+    zero.copy_(least)
+    scale.copy_(affine_scale(least, most, steps))
+    return scale * steps + least
+
+
+def dequantize_symmetric(kernels: Kernels, format: SymmetricRow, y: Array, codes: Array, scale: Array) -> None:
+    if format.name == "int8":
+        kernels["from_int8"](codes, scale, y)
+    else:
+        kernels["from_float"](codes, NATIVE[ELEMENTS[format.name]], y, scale)
+
+
+def dequantize_affine(kernels: Kernels, format: AffineRow, y: Array, codes: Array, scale: Array, zero: Array) -> None:
+    kernels["from_affine"](codes, format.bits, scale, zero, y)
+
+
+# Rows are [n, width], what goes with a row is [n, 1]. A kernel writes the codes and returns what the scale is made of: were it to
+# write the scale too, torch.compile would make three loops over the data of what is one.
+
+
+def int8(rows: Array, limit: Array, codes: Array) -> Array:
+    largest = rows.abs().amax(dim=-1, keepdim=True)
+    quotient = rows / symmetric_scale(largest, limit)
+    codes.copy_(quotient + torch.copysign(torch.full_like(quotient, BELOW_HALF), quotient))  # the cast truncates
+    return largest
+
+
+def float8(rows: Array, limit: Array, codes: Array, dtype: torch.dtype) -> Array:
+    largest = rows.abs().amax(dim=-1, keepdim=True)
+    quotient = rows / symmetric_scale(largest, limit)
+    quotient = torch.minimum(torch.maximum(quotient, -limit), limit)  # within the range, where casts agree
+    codes.copy_(quotient.to(dtype).view(torch.uint8))
+    return largest
+
+
+def symmetric_scale(largest: Array, limit: Array) -> Array:
+    return (largest / limit).clamp_min(LEAST_SCALE)
+
+
+def affine_scale(least: Array, most: Array, steps: Array) -> Array:
+    return ((most - least) / steps).clamp_min(LEAST_AFFINE_SCALE)
+
+
+def affine(rows: Array, steps: Array, bits: int, codes: Array) -> tuple[Array, Array]:
+    least, most = torch.aminmax(rows, dim=-1, keepdim=True)
+    whole = torch.minimum((rows - least) / affine_scale(least, most, steps) + BELOW_HALF, steps).to(torch.uint8)
+    if bits == 8:
+        codes.copy_(whole)
+    else:
+        padded = torch.nn.functional.pad(whole, (0, whole.shape[-1] % 2))
+        codes.copy_(padded[:, 0::2] | (padded[:, 1::2] << 4))
+    return least, most
+
+
+def from_int8(codes: Array, scale: Array, out: Array) -> None:
+    out.copy_(codes.to(torch.float32) * scale)
+
+
+def from_float(codes: Array, dtype: torch.dtype, out: Array, scale: Array | None = None) -> None:
+    values = codes.view(dtype).to(torch.float32)
+    out.copy_(values if scale is None else values * scale)
+
+
+def from_float_by_table(codes: Array, dtype: torch.dtype, out: Array, scale: Array | None = None) -> None:
+    """For a CPU, where the cast from E4M3FN takes four times as long as looking its value up."""
+    if dtype.itemsize == 2:
+        from_float(codes, dtype, out, scale)
+        return
+    torch.index_select(_values(dtype), 0, codes.to(torch.int32).view(-1), out=out.view(-1))
+    if scale is not None:
+        out.mul_(scale)
+
+
+@cache
+def _values(dtype: torch.dtype) -> Array:
+    """The value of every FP8 code. float32 [256]."""
+    return torch.arange(256, dtype=torch.uint8).view(dtype).to(torch.float32)
+
+
+def from_affine(codes: Array, bits: int, scale: Array, zero: Array, out: Array) -> None:
+    whole = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(-2)[:, : out.shape[-1]] if bits == 4 else codes
+    product = whole.to(torch.float32) * scale
+    out.copy_(product + zero)  # a second rounding, never fused with the first (FMT-AFF-04)
+
+
+ROW_KERNELS = (int8, float8, affine, from_int8, from_float, from_affine)

@@ -1,0 +1,137 @@
+"""The blocks of ggml in PyTorch (FMT-GGML), of [n, 32] values at once: codes, a byte each, and then the bytes of the blocks."""
+
+from itertools import pairwise
+
+import torch
+
+from kvref.array import Array
+from kvref.formats.ggml import GGML, GROUP, IQ4_EPSILON, IQ4_VALUES, IQ4NL, LEAST_INVERTIBLE
+from kvref_torch_formats import BELOW_HALF, Kernels
+
+HALF = GROUP // 2
+
+
+def quantize_ggml(kernels: Kernels, format: GGML, x: Array, codes: Array) -> Array:
+    """Fills codes [n, bytes] of x [n, 32]. Returns what is finite unless they are to be refused."""
+    width, least = GROUP * format.bits // 8, list[Array]()
+    whole = codes[:, -width:] if format.bits == 8 else torch.empty(x.shape, dtype=torch.uint8, device=x.device)
+    if isinstance(format, IQ4NL):
+        empty, products, squares = kernels["blocks_of_a_table"](x, whole)
+        products, squares = (kernels["in_order"](each.t().contiguous())[:, None] for each in (products, squares))
+        scale = torch.where(empty, 0.0, products / torch.where(empty, 1.0, squares))
+    else:
+        divisor = 127 if format.bits == 8 else 2**format.bits - 1 if format.affine else -(2 ** (format.bits - 1))
+        kind = "blocks_of_bytes" if format.bits == 8 else "blocks_above_least" if format.affine else "blocks_around_zero"
+        scale, *least = kernels[kind](x, torch.full((len(x), 1), float(divisor), device=x.device), whole)
+    head = torch.cat([scale, *least], dim=1).to(torch.float16)
+    codes[:, : 2 * head.shape[1]] = head.view(torch.uint8)
+    if format.bits == 5:
+        codes[:, -HALF - 4 : -HALF] = kernels["fifth_bits"](whole.view(torch.int64))
+    if format.bits < 8:
+        kernels["pack_halves"](whole, codes[:, -HALF:])
+    return head
+
+
+def dequantize_ggml(kernels: Kernels, format: GGML, y: Array, codes: Array) -> None:
+    """Fills y [n, 32]."""
+    head = codes[:, : 4 if format.affine else 2].contiguous().view(torch.float16).to(torch.float32)
+    scale, least = head[:, :1], head[:, 1:] if format.affine else None
+    if format.bits == 8:
+        kernels["from_bytes"](codes[:, -GROUP:].view(torch.int8), scale, y)
+    elif isinstance(format, IQ4NL):
+        kernels["from_table"](codes[:, -HALF:], torch.tensor(IQ4_VALUES, dtype=torch.float32, device=y.device), scale, y)
+    else:
+        fifth = codes[:, -HALF - 4 : -HALF] if format.bits == 5 else None
+        kernels["from_halves"](codes[:, -HALF:], fifth, 0 if format.affine else 2 ** (format.bits - 1), scale, least, y)
+
+
+# Kernels: they write codes, a byte each, and return the scale, and the least value where there is one.
+
+
+def blocks_of_bytes(x: Array, divisor: Array, whole: Array) -> list[Array]:
+    scale = x.abs().amax(dim=-1, keepdim=True) / divisor
+    quotient = x * _inverse(scale)
+    rounded = (quotient + torch.copysign(torch.full_like(quotient, BELOW_HALF), quotient)).to(torch.int32)  # truncates
+    whole.copy_((rounded & 255).to(torch.uint8))
+    return [scale]
+
+
+def blocks_around_zero(x: Array, divisor: Array, whole: Array) -> list[Array]:
+    largest = x.gather(-1, x.abs().argmax(dim=-1, keepdim=True)) + 0.0  # the first of several; 0 of zeros of either sign
+    scale = largest / divisor
+    whole.copy_(torch.minimum(x * _inverse(scale) + (0.5 - divisor), -2 * divisor - 1).to(torch.uint8))
+    return [scale]
+
+
+def blocks_above_least(x: Array, divisor: Array, whole: Array) -> list[Array]:
+    least = x.gather(-1, x.argmin(dim=-1, keepdim=True))  # of 0 and -0 the first
+    scale = (x.amax(dim=-1, keepdim=True) - least + 0.0) / divisor  # 0 of zeros of both signs
+    product = (x - least) * _inverse(scale)
+    whole.copy_(torch.minimum(product + 0.5, divisor).to(torch.uint8))
+    return [scale, least]
+
+
+def blocks_of_a_table(x: Array, whole: Array) -> tuple[Array, Array, Array]:
+    """Also what the scale is fitted by: which blocks are empty, x^2 t x and x^2 t^2."""
+    largest = x.gather(-1, x.abs().argmax(dim=-1, keepdim=True))
+    empty = largest.abs() < IQ4_EPSILON
+    first = torch.where(empty, 1.0, largest) / torch.full_like(largest, IQ4_VALUES[0])
+    quotient = x * (torch.ones_like(first) / first)
+    code, worth = torch.zeros_like(x, dtype=torch.int32), torch.full_like(x, IQ4_VALUES[0])
+    for below, above in pairwise(IQ4_VALUES):  # the upper one of two as near
+        beyond = quotient >= (below + above) / 2
+        code, worth = code + beyond, worth + torch.where(beyond, float(above - below), 0.0)
+    whole.copy_(code.to(torch.uint8))
+    weighted = x * x * worth
+    return empty, weighted * x, weighted * worth
+
+
+def in_order(values: Array) -> Array:
+    """The sum of values [32, n], one after another: in float32 the order counts."""
+    total = values[0]
+    for i in range(1, GROUP):
+        total = total + values[i]
+    return total
+
+
+def _inverse(scale: Array) -> Array:
+    """1 / scale, and 0 where it has none (FMT-GGML-07)."""
+    has_one = scale.abs() >= LEAST_INVERTIBLE
+    return torch.where(has_one, torch.ones_like(scale) / torch.where(has_one, scale, 1.0), 0.0)
+
+
+def fifth_bits(eight: Array) -> Array:
+    """Of eight codes each the fifth bits, by a product that moves bit 8 i to bit 56 + i."""
+    return ((((eight >> 4) & 0x0101010101010101) * 0x0102040810204080 >> 56) & 255).to(torch.uint8)
+
+
+def pack_halves(whole: Array, out: Array) -> None:
+    out.copy_((whole[:, :HALF] & 15) | ((whole[:, HALF:] & 15) << 4))
+
+
+def from_bytes(codes: Array, scale: Array, out: Array) -> None:
+    out.copy_(codes.to(torch.float32) * scale)
+
+
+def from_table(nibbles: Array, table: Array, scale: Array, out: Array) -> None:
+    out[:, :HALF] = table[(nibbles & 15).to(torch.int32)] * scale
+    out[:, HALF:] = table[(nibbles >> 4).to(torch.int32)] * scale
+
+
+def from_halves(nibbles: Array, fifth: Array | None, zero: int, scale: Array, least: Array | None, out: Array) -> None:
+    if fifth is not None:
+        four = fifth.to(torch.int32)
+        bits = four[:, :1] | (four[:, 1:2] << 8) | (four[:, 2:3] << 16) | (four[:, 3:] << 24)
+        place = torch.arange(GROUP, dtype=torch.int32, device=out.device)
+    for side, half in enumerate((nibbles & 15, nibbles >> 4)):
+        code = half.to(torch.int32)
+        if fifth is not None:
+            code = code | (((bits >> place[side * HALF : (side + 1) * HALF]) & 1) << 4)
+        product = (code - zero).to(torch.float32) * scale
+        out[:, side * HALF : (side + 1) * HALF] = product if least is None else product + least  # rounded twice
+
+
+GGML_KERNELS = (
+    blocks_of_bytes, blocks_around_zero, blocks_above_least, blocks_of_a_table, in_order, fifth_bits, pack_halves, from_bytes,
+    from_table, from_halves,
+)  # fmt: skip

@@ -1,0 +1,275 @@
+"""Groups with a scale beside their codes in PyTorch (FMT-GROUP, FMT-MX), of [n, group] values at once.
+
+To quantize is two steps, so that torch.compile can make one loop of each: codes, a byte each, and then the bytes they are packed
+in, eight codes at a time as an integer of 64 bits. To read back is the same the other way around; not compiled, a table has the
+values of all codes of a byte side by side.
+"""
+
+from functools import cache
+
+import numpy as np
+import torch
+
+from kvref.array import Array
+from kvref.formats.grouped import LEAST, Groups
+from kvref.formats.microscaling import E8M0_BIAS, E8M0_NAN, NVFP4, Int8Element, Microscaled
+from kvref.formats.small_float import SmallFloat
+from kvref_torch_formats import BELOW_HALF, NATIVE, Kernels
+
+
+def quantize_groups(kernels: Kernels, format: Groups, x: Array, codes: Array, scale: Array, zero: Array | None = None) -> Array:
+    """Fills codes [n, bytes], and scale and zero [n, 1], of x [n, group]. Returns what is finite unless x is to be refused."""
+    dtype, least, whole = format.scale.name, LEAST[format.scale.name], _whole(x, codes, format.bits)
+    top = torch.full((len(x), 1), float(format.top), device=x.device)
+    if zero is None:
+        reach, low = kernels["group_symmetric"](x, top, least, dtype, 2**format.bits - 1, whole), 0.0
+    else:
+        low, high = kernels["group_affine"](x, top, least, dtype, whole)
+        low = zero.copy_(low + 0.0).to(torch.float32)
+        reach = high - low
+    read_back = scale.copy_((reach / top).clamp_min(least)).to(torch.float32) * top + low
+    _pack(kernels, whole, codes, format.bits)
+    return read_back
+
+
+def dequantize_groups(kernels: Kernels, format: Groups, y: Array, codes: Array, scale: Array, zero: Array | None = None) -> None:
+    signed = not format.affine
+    if format.bits < 8 and not kernels.fused:
+        _look_up(codes, y, _whole_numbers(format.bits, signed, y.device))
+        _scaled(y, scale, zero, y)
+        return
+    whole = _unpacked(kernels, codes, format.bits, y)
+    kernels["from_whole"](whole, 2 ** (format.bits - 1) if signed else 0, scale, zero, y)
+
+
+def quantize_microscaled(kernels: Kernels, format: Microscaled, x: Array, codes: Array, scale: Array) -> Array:
+    small, whole = format.small, _whole(x, codes, format.bits)
+    limit = torch.full((len(x), 1), small.max, device=x.device)
+    kind = "nvfp4" if isinstance(format, NVFP4) else "mx"
+    if isinstance(small, Int8Element):
+        largest = kernels["int8_elements"](x, limit, kind, whole)
+    elif small in NATIVE:
+        largest = kernels["float8_elements"](x, limit, kind, NATIVE[small], whole)
+    else:
+        largest = kernels["small_elements"](x, limit, kind, small.mantissa_bits, small.bias, small.bits, whole)
+    scale.copy_(_scale_codes(largest, limit, kind))
+    _pack(kernels, whole, codes, format.bits)
+    return largest
+
+
+def dequantize_microscaled(kernels: Kernels, format: Microscaled, y: Array, codes: Array, scale: Array) -> None:
+    small, kind = format.small, "nvfp4" if isinstance(format, NVFP4) else "mx"
+    if isinstance(small, Int8Element):
+        kernels["from_int8_elements"](codes, scale, kind, y)
+    elif small.bits < 8 and kernels.fused:
+        whole = _unpacked(kernels, codes, format.bits, y)
+        kernels["from_small_elements"](whole, small.mantissa_bits, small.bias, small.bits, scale, kind, y)
+    elif kernels.fused:
+        kernels["from_float8_elements"](codes, NATIVE[small], scale, kind, y)
+    else:
+        _look_up(codes, y, _elements(small, y.device))
+        torch.mul(y, _scales(scale, kind), out=y)
+
+
+def _whole(x: Array, codes: Array, bits: int) -> Array:
+    """Room for codes, a byte each."""
+    return codes if bits == 8 else torch.empty(x.shape, dtype=torch.uint8, device=x.device)
+
+
+# Kernels: they write codes, a byte each, and return what the scale is made of, as those of rows do.
+
+
+def group_symmetric(x: Array, top: Array, least: float, dtype: str, mask: int, whole: Array) -> Array:
+    largest = x.abs().amax(dim=-1, keepdim=True)
+    quotient = x / _held(largest, top, least, dtype)
+    away = torch.minimum(quotient.abs() + BELOW_HALF, top)  # the cast truncates
+    whole.copy_((torch.copysign(away, quotient).to(torch.int32) & mask).to(torch.uint8))
+    return largest
+
+
+def group_affine(x: Array, top: Array, least: float, dtype: str, whole: Array) -> tuple[Array, Array]:
+    low, high = x.amin(dim=-1, keepdim=True), x.amax(dim=-1, keepdim=True)
+    zero = _rounded(low + 0.0, dtype)
+    quotient = (x - zero) / _held(high - zero, top, least, dtype)
+    whole.copy_(torch.minimum((quotient + BELOW_HALF).clamp_min(0.0), top).to(torch.uint8))
+    return low, high
+
+
+def _held(reach: Array, top: Array, least: float, dtype: str) -> Array:
+    """The scale that is stored, as float32."""
+    return _rounded((reach / top).clamp_min(least), dtype)
+
+
+def _rounded(values: Array, dtype: str) -> Array:
+    """To what another dtype has of finite values, by their patterns: what is compiled leaves out a cast there and back."""
+    if dtype == "float32":
+        return values
+    shift = 16 if dtype == "bfloat16" else 13
+    pattern = values.view(torch.int32)
+    rounded = ((pattern + (2 ** (shift - 1) - 1) + ((pattern >> shift) & 1)) & -(2**shift)).view(torch.float32)
+    if dtype == "bfloat16":
+        return rounded
+    subnormal = torch.copysign((values.abs() + 0.5) - 0.5, values)  # 0.5 has the place of the least number of float16 as its last
+    return torch.where(values.abs() < 2.0**-14, subnormal, rounded)
+
+
+def from_whole(whole: Array, sign: int, scale: Array, zero: Array | None, out: Array) -> None:
+    """sign: the bit that counts as negative, of two's complement."""
+    values = whole.to(torch.int32)
+    _scaled(((values ^ sign) - sign).to(torch.float32), scale, zero, out)
+
+
+def _scaled(values: Array, scale: Array, zero: Array | None, out: Array) -> None:
+    product = values * scale.to(torch.float32)
+    out.copy_(product if zero is None else product + zero.to(torch.float32))  # a second rounding (FMT-GROUP-04)
+
+
+def int8_elements(x: Array, limit: Array, kind: str, whole: Array) -> Array:
+    largest, quotient = _divided(x, limit, kind)
+    whole.copy_((torch.round(quotient * 64.0).to(torch.int32) & 255).to(torch.uint8))
+    return largest
+
+
+def float8_elements(x: Array, limit: Array, kind: str, dtype: torch.dtype, whole: Array) -> Array:
+    largest, quotient = _divided(x, limit, kind)
+    whole.copy_(quotient.to(dtype).view(torch.uint8))
+    return largest
+
+
+def small_elements(x: Array, limit: Array, kind: str, mantissa: int, bias: int, bits: int, whole: Array) -> Array:
+    """Codes from float32's patterns: the upper bits of normal numbers, rounded; and below them those of what adding rounds."""
+    largest, quotient = _divided(x, limit, kind)
+    pattern, shift = quotient.abs().view(torch.int32), 23 - mantissa
+    normal = ((pattern + (2 ** (shift - 1) - 1) + ((pattern >> shift) & 1)) >> shift) - ((127 - bias) << mantissa)
+    unit = 2.0 ** (24 - mantissa - bias)  # whose last place is the least element
+    subnormal = (quotient.abs() + unit).view(torch.int32) - ((151 - mantissa - bias) << 23)
+    code = torch.where(pattern < ((128 - bias) << 23), subnormal, normal)
+    whole.copy_((code | ((quotient.view(torch.int32) < 0).to(torch.int32) << (bits - 1))).to(torch.uint8))
+    return largest
+
+
+def _divided(x: Array, limit: Array, kind: str) -> tuple[Array, Array]:
+    """The largest magnitude, and x over its scale, within what an element can be."""
+    largest = x.abs().amax(dim=-1, keepdim=True)
+    code = _scale_codes(largest, limit, kind)
+    quotient = x / _scales(code, kind) if kind == "nvfp4" else x * _power(2 * E8M0_BIAS - code.to(torch.int32))
+    return largest, torch.minimum(torch.maximum(quotient, -limit), limit)
+
+
+def _scale_codes(largest: Array, limit: Array, kind: str) -> Array:
+    if kind == "nvfp4":
+        return (largest / limit).clamp(2.0**-6, 448.0).to(torch.float8_e4m3fn).view(torch.uint8)
+    exponent = (largest.view(torch.int32) >> 23) - ((limit.view(torch.int32) >> 23) - E8M0_BIAS)
+    return exponent.clamp(0, E8M0_NAN - 1).to(torch.uint8)
+
+
+def _scales(code: Array, kind: str) -> Array:
+    if kind == "nvfp4":
+        return code.view(torch.float8_e4m3fn).to(torch.float32)
+    return torch.where(code == E8M0_NAN, torch.nan, _power(code.to(torch.int32)))
+
+
+def _power(code: Array) -> Array:
+    """2^(code - 127), exactly: 2^-127, too, which is subnormal."""
+    return torch.where(code == 0, 1 << 22, code << 23).to(torch.int32).view(torch.float32)
+
+
+def from_int8_elements(codes: Array, scale: Array, kind: str, out: Array) -> None:
+    out.copy_(codes.view(torch.int8).to(torch.float32) * 2.0**-6 * _scales(scale, kind))
+
+
+def from_float8_elements(codes: Array, dtype: torch.dtype, scale: Array, kind: str, out: Array) -> None:
+    out.copy_(codes.view(dtype).to(torch.float32) * _scales(scale, kind))
+
+
+def from_small_elements(whole: Array, mantissa: int, bias: int, bits: int, scale: Array, kind: str, out: Array) -> None:
+    """Their bits are the upper ones of float32's, whose exponents begin elsewhere."""
+    code = whole.to(torch.int32)
+    pattern = ((code & (2 ** (bits - 1) - 1)) << (23 - mantissa)) | ((code >> (bits - 1)) << 31)
+    out.copy_(pattern.view(torch.float32) * 2.0 ** (127 - bias) * _scales(scale, kind))
+
+
+def _pack(kernels: Kernels, whole: Array, codes: Array, bits: int) -> None:
+    """Codes [n, group], a byte each, to [n, group * bits / 8], low bits first (FMT-SMALL-01)."""
+    if bits == 8:
+        return
+    packed = kernels["pack"](whole.view(torch.int64), bits)
+    if bits == 6:
+        codes.view(-1, 3).copy_(packed.view(torch.uint8).view(-1, 4)[:, :3])
+    else:
+        codes.copy_(packed.view(torch.uint8).view(codes.shape))
+
+
+def pack(eight: Array, bits: int) -> Array:
+    """Pairs of codes, then pairs of pairs: of each 64 bits 32 (codes of 4 bits), or 16 (of 2); 24 of each 32 (of 6)."""
+    even = 0x0001000100010001 * (2**bits - 1)
+    eight = (eight & even) | ((eight >> (8 - bits)) & (even << bits))
+    if bits == 4:  # bytes 0, 2, 4 and 6
+        eight = (eight | (eight >> 8)) & 0x0000FFFF0000FFFF
+        return (eight | (eight >> 16)).to(torch.int32)
+    even = 0x0000000100000001 * (2 ** (2 * bits) - 1)
+    eight = (eight & even) | ((eight >> (16 - 2 * bits)) & (even << (2 * bits)))
+    return eight if bits == 6 else (eight | (eight >> 24)).to(torch.int16)
+
+
+def _unpacked(kernels: Kernels, codes: Array, bits: int, like: Array) -> Array:
+    if bits == 8:
+        return codes
+    if bits == 6:
+        three = codes.reshape(-1, 3).to(torch.int32)
+        four = three[:, 0] | (three[:, 1] << 8) | (three[:, 2] << 16)
+        each = [(four >> (6 * i)) & 63 for i in range(4)]
+        return torch.stack(each, dim=-1).to(torch.uint8).view(like.shape)
+    narrow = torch.int32 if bits == 4 else torch.int16
+    even = codes.contiguous().clone() if codes.storage_offset() % narrow.itemsize else codes.contiguous()
+    return kernels["unpack"](even.view(narrow), bits).view(torch.uint8).view(like.shape)
+
+
+def unpack(packed: Array, bits: int) -> Array:
+    """Eight codes of 4 or 2 bits, a byte each: halves are moved apart, then their halves."""
+    eight = packed.to(torch.int64)  # negative ones with ones in front
+    if bits == 4:
+        eight = ((eight & 0xFFFF) | (eight << 16)) & 0x0000FFFF0000FFFF
+        eight = (eight | (eight << 8)) & 0x00FF00FF00FF00FF
+        return (eight | (eight << 4)) & 0x0F0F0F0F0F0F0F0F
+    eight = ((eight & 0xFF) | (eight << 24)) & 0x000000FF000000FF
+    eight = (eight | (eight << 12)) & 0x000F000F000F000F
+    return (eight | (eight << 6)) & 0x0303030303030303
+
+
+def _look_up(codes: Array, y: Array, table: Array) -> None:
+    """The values of packed codes, one, two or four at a time."""
+    index = codes.reshape(-1).to(torch.int32)
+    if len(table) == 2**12:
+        low, middle, high = index[0::3], index[1::3], index[2::3]
+        index = torch.stack([low | ((middle & 15) << 8), (middle >> 4) | (high << 4)], dim=-1).view(-1)
+    target = y.view(-1)
+    if target.storage_offset() % (table.itemsize // 4):
+        target.copy_(torch.index_select(table, 0, index).view(torch.float32))
+    else:
+        torch.index_select(table, 0, index, out=target.view(table.dtype))
+
+
+@cache
+def _elements(small: SmallFloat, device: torch.device) -> Array:
+    return _table(torch.from_numpy(small.decode(np.arange(2**small.bits, dtype=np.uint8))).to(device), small.bits)
+
+
+@cache
+def _whole_numbers(bits: int, signed: bool, device: torch.device) -> Array:
+    codes = torch.arange(2**bits, device=device)
+    return _table(torch.where((codes >= 2 ** (bits - 1)) & signed, codes - 2**bits, codes).to(torch.float32), bits)
+
+
+def _table(values: Array, bits: int) -> Array:
+    """The values of the codes that lie in a byte, or in 12 bits, side by side."""
+    count = {8: 1, 6: 2, 4: 2, 2: 4}[bits]
+    place = torch.arange(count, device=values.device) * bits
+    each = (torch.arange(2 ** (bits * count), device=values.device)[:, None] >> place) & (2**bits - 1)
+    return values[each].view(-1).view({1: torch.float32, 2: torch.int64, 4: torch.complex128}[count])
+
+
+GROUP_KERNELS = (
+    group_symmetric, group_affine, from_whole, int8_elements, float8_elements, small_elements, from_int8_elements,
+    from_float8_elements, from_small_elements, pack, unpack,
+)  # fmt: skip
