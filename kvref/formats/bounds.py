@@ -147,7 +147,7 @@ def ggml_bound(
     x, worth, scale = _float64(x, worth, scale)
     xp = array_namespace(x)
     largest = xp.take_along_axis(x, xp.argmax(xp.abs(x), axis=-1, keepdims=True), axis=-1)
-    d = largest / divisor
+    d = (xp.abs(largest) if divisor > 0 else largest) / divisor  # of its sign but in Q8_0, whose codes have both
     held = xp.abs(d) >= least * (1 + 2 * U)  # d in float32 may be rounded up to it
     beyond = x / xp.where(held, d, xp.ones_like(d)) - most
     half = xp.abs(d) * xp.maximum(xp.full_like(x, widest / 2), beyond)

@@ -3,7 +3,7 @@
 An engine that has measured its keys and values before has one number for all keys of a layer, and one for all values: vLLM's
 `k_scale` and `v_scale`, 1.0 where a checkpoint has none. What lies beyond the range that it gives is clipped.
 
-Source: csrc/cache_kernels.cu and quantization/w8a8/fp8/*/quant_utils.cuh of vLLM, scaled_convert: x / scale to FP8, and back.
+Source: vllm/v1/attention/ops/triton_reshape_and_cache_flash.py of vLLM 0.33, for x / k_scale; its QuantFP8, for the clip.
 """
 
 from dataclasses import dataclass, replace

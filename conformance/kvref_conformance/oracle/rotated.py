@@ -53,7 +53,7 @@ def exactly_turned(row: NDArray) -> list[Fraction]:
     block, x = block_of(len(row)), [Fraction(float(each)) for each in row]
     signs = [1 - 2 * (bits.bit_count() % 2) for bits in range(block)]
     return [
-        sum((signs[i & j] * x[start + j] for j in range(block)), Fraction(0))
+        sum((signs[i & j] * x[start + j] for j in range(block) if x[start + j]), Fraction(0))
         for start in range(0, len(x), block)
         for i in range(block)
     ]
