@@ -9,6 +9,7 @@ from kvref import get_format
 from kvref.array import ITEM_BYTES
 from kvref.formats import FORMATS, Format
 from kvref.formats.base import stored_as
+from kvref.formats.grouped import Groups
 
 WIDTH, ROWS = 128, 2000
 OUTLIERS = {5: 9.0, 70: -7.0, 99: 12.0}  # channels that lie far from zero in every token, as keys of models have
@@ -20,7 +21,7 @@ COLOURS = {"element": "#555555", "head": "#2c8a4b", "token": "#b3261e", "group":
 
 def listed() -> list[Format]:
     """All but those of FMT-GROUP that differ from another in the dtype of their scales alone. A scale that is given is 1.0."""
-    return [each for name, each in FORMATS.items() if "_g" not in name or name.endswith(("_float16", "_hadamard"))]
+    return [each for each in FORMATS.values() if not isinstance(each, Groups) or each.scale.name == "float16"]
 
 
 def bits(format: Format) -> float:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvref_conformance.arrays import NDArray
-from kvref_conformance.oracle.stored import Stored, U, fl, half_away
+from kvref_conformance.oracle.stored import Stored, U, cut, fl, half_away
 
 BLOCK = 32
 _D, _M, _H, _Q = ("d", "<f2"), ("m", "<f2"), ("qh", "<u4"), ("qs", "u1", 16)
@@ -72,7 +72,7 @@ def _worth(codes: NDArray, format: str) -> NDArray:
 
 def first_scale(rows: NDArray, format: str) -> NDArray:
     """float64 [n, blocks]: the scale that codes are made with, exact."""
-    x = cut(rows)
+    x = cut(rows, BLOCK)
     if format in ("q4_1", "q5_1"):
         return np.asarray((x.max(axis=2) - x.min(axis=2)) / TOP[format])
     at = np.abs(x).argmax(axis=2)[:, :, None]
@@ -81,15 +81,10 @@ def first_scale(rows: NDArray, format: str) -> NDArray:
     return np.asarray((np.abs(signed) if format == "q8_0" else signed) / divisor)
 
 
-def cut(rows: NDArray) -> NDArray:
-    x = np.asarray(rows, dtype=np.float32).astype(np.float64)
-    return x.reshape(len(x), -1, BLOCK)
-
-
 def any_code(rows: NDArray, format: str) -> NDArray:
     """bool [n, width]: where all codes are worth the same, d being stored as 0, and ggml's own come as they come."""
     d = np.abs(fl(first_scale(rows, format)))
-    of_zeros = np.abs(cut(rows)).max(axis=2) < np.float32(1e-15)
+    of_zeros = np.abs(cut(rows, BLOCK)).max(axis=2) < np.float32(1e-15)
     free = of_zeros if format == "iq4_nl" else (d > 0) & (d < 2.0**-127)
     return np.repeat(free, BLOCK, axis=1)
 
@@ -97,7 +92,7 @@ def any_code(rows: NDArray, format: str) -> NDArray:
 @np.errstate(over="ignore", divide="ignore", invalid="ignore")
 def store(rows: NDArray, format: str, chosen: NDArray | None = None) -> Stored:
     """Stored.scale and .zero are what is stored in float16, as float32; `write` makes bytes of all of it."""
-    x = cut(rows)
+    x = cut(rows, BLOCK)
     first = np.take_along_axis(x, x.argmin(axis=2, keepdims=True), axis=2)[:, :, 0]  # of 0 and -0, too
     least = first if format in ("q4_1", "q5_1") else np.zeros(x.shape[:2])
     d = fl(fl(x.max(axis=2) - least + 0.0) / TOP[format]) if format in ("q4_1", "q5_1") else fl(first_scale(rows, format))
@@ -137,13 +132,13 @@ def _iq4(x: NDArray, d: NDArray, inverse: NDArray) -> tuple[NDArray, NDArray]:
 
 def fitted_scale(rows: NDArray) -> NDArray:
     """float64 [n, blocks]: the scale of IQ4_NL as it is before it is stored in float16, of blocks that are not near zero."""
-    x, d = cut(rows), fl(first_scale(rows, "iq4_nl"))
+    x, d = cut(rows, BLOCK), fl(first_scale(rows, "iq4_nl"))
     return _iq4(x, d, fl(1 / d)[:, :, None])[1]
 
 
 def quotients(rows: NDArray, format: str) -> NDArray:
     """What codes stand for, float64 [n, width]: x / d, or (x - min) / d; 0 where d has no reciprocal."""
-    x, d = cut(rows), first_scale(rows, format)[:, :, None]
+    x, d = cut(rows, BLOCK), first_scale(rows, format)[:, :, None]
     x = x - x.min(axis=2, keepdims=True) if format in ("q4_1", "q5_1") else x
     inverted = np.abs(d) >= (1e-15 / 127 if format == "iq4_nl" else 2.0**-127)
     return np.where(inverted, x / np.where(inverted, d, 1), 0).reshape(np.shape(rows))
@@ -151,7 +146,7 @@ def quotients(rows: NDArray, format: str) -> NDArray:
 
 def bound(rows: NDArray, want: Stored, format: str) -> NDArray:
     """Half the distance of neighbouring codes, what lies beyond the last one, and what the rounded scale moves (float64)."""
-    x, d = cut(rows), first_scale(rows, format)[:, :, None]
+    x, d = cut(rows, BLOCK), first_scale(rows, format)[:, :, None]
     worth = np.abs(_worth(want.codes, format).reshape(x.shape))
     s, m = (part[:, :, None].astype(np.float64) for part in (want.scale, want.zero))
     held = np.abs(d) * (127 if format == "iq4_nl" else 1) >= (1e-15 if format == "iq4_nl" else 2.0**-127) * (1 + 2 * U)

@@ -7,7 +7,7 @@ import numpy as np
 from kvref_conformance.arrays import NDArray
 from kvref_conformance.oracle import elements
 from kvref_conformance.oracle.formats import bits_of, group_of
-from kvref_conformance.oracle.stored import Stored, U, fl, half_away
+from kvref_conformance.oracle.stored import Stored, U, cut, fl, half_away
 
 LEAST = {"float32": 2.0**-23, "bfloat16": 2.0**-23, "float16": 2.0**-14}
 
@@ -26,15 +26,9 @@ def top_of(format: str) -> int:
     return int(2 ** (bits if is_affine(format) else bits - 1)) - 1
 
 
-def cut(rows: NDArray, format: str) -> NDArray:
-    """Rows [n, width] as groups [n, groups, group], float64."""
-    x = np.asarray(rows, dtype=np.float32).astype(np.float64)
-    return x.reshape(len(x), x.shape[1] // group_of(format), group_of(format))
-
-
 @np.errstate(over="ignore", invalid="ignore")
 def store(rows: NDArray, format: str) -> Stored:
-    x, top, dtype = cut(rows, format), top_of(format), scale_dtype(format)
+    x, top, dtype = cut(rows, group_of(format)), top_of(format), scale_dtype(format)
     zero = _held(x.min(axis=2) + 0.0, dtype) if is_affine(format) else np.zeros(x.shape[:2])
     reach = fl(x.max(axis=2) - zero) if is_affine(format) else np.abs(x).max(axis=2)
     scale = _held(np.maximum(fl(reach / top), LEAST[dtype]), dtype)
@@ -60,8 +54,8 @@ def _held(x: NDArray, dtype: str) -> NDArray:
 
 def bound(rows: NDArray, codes: NDArray, scale: NDArray, zero: NDArray, format: str) -> NDArray:
     """Half a step, or what is cut off at an end; and the roundings (float64 [n, width])."""
-    x, s, z = cut(rows, format), np.asarray(scale, np.float64)[:, :, None], np.asarray(zero, np.float64)[:, :, None]
-    offset, product = x - z, np.abs(cut(codes, format)) * s
+    x, s, z = cut(rows, group_of(format)), np.asarray(scale, np.float64)[:, :, None], np.asarray(zero, np.float64)[:, :, None]
+    offset, product = x - z, np.abs(cut(codes, group_of(format))) * s
     if not is_affine(format):
         half = np.maximum(s / 2, np.abs(x) - top_of(format) * s)
         return (half + U * np.abs(x) + U * product).reshape(np.shape(rows))

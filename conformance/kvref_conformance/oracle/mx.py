@@ -7,7 +7,7 @@ import numpy as np
 from kvref_conformance.arrays import NDArray
 from kvref_conformance.oracle import elements
 from kvref_conformance.oracle.formats import NVFP4, group_of
-from kvref_conformance.oracle.stored import Stored, U, fl
+from kvref_conformance.oracle.stored import Stored, U, cut, fl
 
 # The element of each format, and the exponent of its largest number.
 ELEMENT = {
@@ -29,14 +29,9 @@ def largest(format: str) -> float:
     return float(elements.magnitudes(ELEMENT[format][0])[-1]) if ELEMENT[format][0] else 127 / 64
 
 
-def cut(rows: NDArray, format: str) -> NDArray:
-    x = np.asarray(rows, dtype=np.float32).astype(np.float64)
-    return x.reshape(len(x), -1, group_of(format))
-
-
 def scale_codes(rows: NDArray, format: str) -> NDArray:
     """uint8 [n, groups]: E8M0, or E4M3FN in NVFP4."""
-    most = np.abs(cut(rows, format)).max(axis=2)
+    most = np.abs(cut(rows, group_of(format))).max(axis=2)
     if format in NVFP4:
         return elements.encode(np.clip(fl(most / 6), 2.0**-6, 448), "float8_e4m3fn").astype(np.uint8)
     exponent = np.frexp(most)[1] - 1  # floor(log2)
@@ -63,7 +58,7 @@ def encode(quotient: NDArray, format: str) -> NDArray:
 
 def store(rows: NDArray, format: str) -> Stored:
     """Stored.scale is what a scale is worth."""
-    x, held = cut(rows, format), scale_codes(rows, format)
+    x, held = cut(rows, group_of(format)), scale_codes(rows, format)
     scale = scales(held, format)
     s = scale[:, :, None]
     codes = encode(fl(x / s), format)
@@ -76,7 +71,7 @@ def store(rows: NDArray, format: str) -> Stored:
 
 def bound(rows: NDArray, scale: NDArray, format: str) -> NDArray:
     """Half the distance of the elements around it, or what lies beyond the largest; in NVFP4 the quotient's rounding, too."""
-    x, s = np.abs(cut(rows, format)), np.asarray(scale, np.float64)[:, :, None]
+    x, s = np.abs(cut(rows, group_of(format))), np.asarray(scale, np.float64)[:, :, None]
     worth = np.unique(np.abs(numbers(format)[np.isfinite(numbers(format))]))
     worth = worth[worth <= largest(format)]
     above = np.clip(np.searchsorted(worth, x / s), 1, len(worth) - 1)

@@ -16,6 +16,12 @@ class Stored(NamedTuple):
     values: NDArray  # float32, what it reads as
 
 
+def cut(rows: NDArray, group: int) -> NDArray:
+    """Rows [n, width] as groups [n, groups, group], float64."""
+    x = np.asarray(rows, dtype=np.float32).astype(np.float64)
+    return x.reshape(len(x), -1, group)
+
+
 @np.errstate(over="ignore")
 def fl(x: NDArray) -> NDArray:
     """Rounded to float32, as float64: what passes its end is infinite."""
