@@ -1,6 +1,6 @@
 """Each flush quantizes the whole history again, from what it reads as, with one scale a channel: old tokens lose at every flush.
 
-As the QuantizedLayer of transformers 5.23 does whenever its residual is full.
+The QuantizedLayer of transformers 5.23 quantizes its history again, too, whenever its residual is full, in groups of one length.
 """
 
 from typing import Any

@@ -13,7 +13,7 @@ from kvref_conformance.judging.judge import Judge, select, verdict_of
 from kvref_conformance.oracle.expected import Refused
 from kvref_conformance.oracle.witness import Witness
 
-FAMILIES = ("contiguous", "paged", "quantized", "tiered", "pooled", "windowed", "latent", "grouped")
+FAMILIES = ("contiguous", "paged", "quantized", "tiered", "pooled", "windowed", "latent", "grouped", "channels")
 PICKS = {"the first": lambda wrong: wrong[0], "the last": lambda wrong: wrong[-1], "any": random.Random(0).choice}
 
 
@@ -109,6 +109,16 @@ LATENT = [
     ("append", (ROWS[:, 0], ROW[0]), {SHAPE, FULL}),
     ("append", (np.full((2, 2), np.nan), np.ones((2, 1), np.float32)), {DTYPE, FINITE, FULL}),
 ]
+# Of a head of 32 numbers, 1 of the 33 tokens that there is room for.
+KEY = np.ones((1, 1, 32), np.float32)
+CHANNELS = [
+    ("append", (KEY, KEY[0]), {SHAPE}),
+    ("append", (KEY.repeat(33, axis=0),) * 2, {FULL}),
+    ("append", (KEY.repeat(33, axis=0), KEY), {SHAPE, FULL}),
+    ("append", (KEY * np.inf, KEY), {FINITE}),
+    ("append", (KEY * np.float32(7e4), KEY.astype(np.float64)), {DTYPE, FINITE}),  # more than a group may hold
+    ("read", ([0, 1],), {POS}),
+]
 # Of 2 layers in 2 groups over 8 blocks of 2 tokens; sequence 0 has 3 tokens.
 STEP = np.ones((2, 1, 1, 2), np.float32)
 GROUPED = [
@@ -135,6 +145,10 @@ NEW = {
     "pooled": {"num_kv_heads": 1, "head_dim": 70_000, "tokens_per_block": 1, "max_tokens": 4},
     "windowed": {"num_kv_heads": 1, "head_dim": 2, "window": 2, "sinks": 1, "chunk": 0, "rollback": 0, "dtype": "float32"},
     "latent": {"rank": 2, "rope_dim": 1, "max_tokens": 2, "dtype": "float32"},
+    "channels": {
+        "num_kv_heads": 1, "head_dim": 32, "max_tokens": 33, "residual": 32, "format": "uint4_g32_float16", "dtype": "float32",
+        "rollback": 0,
+    },
     "grouped": {
         "num_blocks": 8, "block_size": 2, "num_layers": 2, "num_groups": 2, "window": 2, "num_kv_heads": 1, "head_dim": 2,
         "dtype": "float32",
@@ -146,11 +160,12 @@ BEFORE = {
     "quantized": [("append", (0, ROW, ROW), None)],
     "windowed": [("append", (ROWS[:4], ROWS[:4]), None)],
     "latent": [("append", (ROW[0], ROW[0, :, :1]), None)],
+    "channels": [("append", (KEY, KEY), None)],
     "grouped": [("create", (), 0), ("step", (0, *[np.ones((2, 3, 1, 2), np.float32)] * 2), None)],
 }
 CALLS = {
     "paged": PAGED, "quantized": QUANTIZED, "contiguous": CONTIGUOUS, "tiered": TIERED, "pooled": POOLED, "windowed": WINDOWED,
-    "latent": LATENT, "grouped": GROUPED, "kernels": KERNELS,
+    "latent": LATENT, "channels": CHANNELS, "grouped": GROUPED, "kernels": KERNELS,
 }  # fmt: skip
 
 

@@ -66,6 +66,12 @@ def latent(backend):
     return [cache.read(), cache.records(), cache.attend(filled((1, 2, 5)), filled((2, 3, 4)), filled((2, 3, 4)))]
 
 
+def channels(backend):
+    cache = kvref.ChannelCache(kvref.ChannelConfig(1, 32, 40, residual=32), backend)
+    cache.append(filled((34, 1, 32)), filled((34, 1, 32)))
+    return [*cache.read([0, 33]), cache.attend(filled((1, 2, 32)))]
+
+
 def buffer(backend):
     held = kvref.BufferPool(backend=backend).acquire(64)
     held.extend(filled((3,)))
@@ -75,7 +81,7 @@ def buffer(backend):
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize(
     "reads",
-    [contiguous, paged, quantized, tiered, pooled, windowed, grouped, latent, buffer],
+    [contiguous, paged, quantized, tiered, pooled, windowed, grouped, latent, channels, buffer],
     ids=lambda reads: reads.__name__,
 )
 def test_what_is_read_belongs_to_no_graph(name, reads):

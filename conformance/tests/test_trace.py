@@ -193,6 +193,7 @@ SHRUNK = {
     "engine": ("zoo:engine-rolls-back-the-length-only", "ENG-09"),
     "windowed": ("zoo:windowed-one-too-long", "WIN-01"),
     "grouped": ("zoo:grouped-lists-what-it-gave-back", "GROUP-02"),
+    "channels": ("zoo:channels-scale-keys-by-token", "KIVI-01"),
     "latent": ("zoo:latent-value-is-the-end-of-the-row", "MLA-01"),
 }
 

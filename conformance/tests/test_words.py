@@ -55,6 +55,14 @@ def latent(**sizes):
     return cache
 
 
+def channels(count=64, **sizes):
+    cache = kvref.ChannelCache(
+        kvref.ChannelConfig(**{"num_kv_heads": 1, "head_dim": 32, "max_tokens": 64, "residual": 32} | sizes)
+    )
+    cache.append(*2 * [np.ones((count, 1, 32), np.float32)])
+    return cache
+
+
 def shared():
     """Two sequences of one token each that share a block, and one free block too few to write to it and go on."""
     cache = kvref.PagedCache(kvref.PagedConfig(num_blocks=2, block_size=2, num_layers=1, num_kv_heads=1, head_dim=2))
@@ -158,6 +166,29 @@ WORDS = [
         lambda: latent().attend(np.ones((1, 2, 5), np.float32), np.ones((2, 3, 5), np.float32), np.ones((2, 3, 4), np.float32)),
         errors.ShapeMismatch,
         "up_keys: expected shape [num_heads, nope_dim, 4], got [2, 3, 5]",
+    ),
+    (lambda: channels(65), errors.CapacityExceeded, "append: expected at most 64 tokens, got 65"),
+    (lambda: channels(residual=40), errors.ConfigError, "residual: expected a multiple of 32, got 40"),
+    (
+        lambda: channels(head_dim=48),
+        errors.ConfigError,
+        "uint2_g32_float16 rows: expected a width that is a multiple of 32, got 48",
+    ),
+    (lambda: channels().read([64]), errors.PositionOutOfRange, f"position: {NUMBER} [0, 64), got 64"),
+    (
+        lambda: channels().truncate(63),
+        errors.NotTruncatable,
+        "length: expected 0 or at least 64, for what is older is quantized, got 63",
+    ),
+    (
+        lambda: channels().attend(np.ones((1, 1, 31), np.float32)),
+        errors.ShapeMismatch,
+        "query: expected shape [num_queries, num_query_heads, 32], got [1, 1, 31]",
+    ),
+    (
+        lambda: channels(0).append(*2 * [np.full((1, 1, 32), 7e4, np.float32)]),
+        errors.NonFinite,
+        "keys: expected magnitudes below 65520 as float32 holds them, got 70000",
     ),
 ]
 
