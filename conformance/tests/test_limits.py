@@ -15,6 +15,8 @@ from kvref_conformance.outcome import CannotRun, NotOffered
 
 TWO_TOKENS = {"LAW-06": "tokens 2, where its limits say at most 1"}
 NEGATIVE = "negative integers, which its types do not have"
+ROWS = "int8 or float8_e4m3fn or float8_e5m2 or q8 or q4"
+ANY = "int8 or float8_e4m3fn or float8_e5m2 or 69 others"  # formats that have a scale
 EXCEPTIONS = {  # clauses that a family cannot be judged by within a limit, and why
     ("one kv head", "quantized"): dict.fromkeys(("QUANT-03", "FMT-ROT-04"), "num_kv_heads 2, where its limits say 1"),
     ("one kv head", "tiered"): {"TIER-11": "num_kv_heads 2, where its limits say 1"},
@@ -43,10 +45,15 @@ EXCEPTIONS = {  # clauses that a family cannot be judged by within a limit, and 
         )
     },
     ("one token at a time", "channels"): TWO_TOKENS | {"KIVI-04": TWO_TOKENS["LAW-06"]},
-    **{  # who takes packed rows says so, of the latent cache alone
-        (f"{dtype} only", "latent"): {"FMT-LEVEL-05": f"dtype packed, where its limits say {dtype}"}
+    **{  # who takes packed rows, or codes, says so, of the latent or the windowed cache alone
+        (f"{dtype} only", family): {
+            clause: f"dtype {wanted}, where its limits say {dtype}"
+            for clause, wanted in {"FMT-LEVEL-05": scaled, of_any: ANY}.items()
+        }
         for dtype in ("float16", "bfloat16")
+        for family, scaled, of_any in (("latent", "packed", "MLA-06"), ("windowed", ROWS, "WIN-10"))
     },
+    ("float16 only", "tiered"): {"TIER-18": "numbers beyond float16"},
     ("one batch row", "contiguous"): dict.fromkeys(("CONTIG-13", "EDIT-07", "EDIT-08"), "batch_size 2, where its limits say 1"),
     **{("no negative integers", family): {"LAW-11": NEGATIVE} for family in ("blocks", "buffers")},  # counts, which have no end
     ("no negative integers", "kernels"): {"KERN-02": "negative slots, which its types do not have"},

@@ -16,11 +16,11 @@ DOORS = {
     "even ropes": {"rope_dim": {"multiple_of": 2}, "rank": {"multiple_of": 128}},
 }
 LACKING = {
-    "packed rows of float16 arrays": {},
-    "packed rows alone": {},
+    "packed rows of float16 arrays": {"MLA-06": "dtype int8 or"},
+    "packed rows alone": {"MLA-06": "dtype int8 or"},
     "one head and one token at a time": {"LAW-06": "tokens 2"},
     "few tokens": {"LAW-04": "room for 14 tokens, where its limits leave 12"},
-    "odd sizes": {"FMT-LEVEL-05": "dtype packed"},
+    "odd sizes": {"FMT-LEVEL-05": "dtype packed", "MLA-06": "dtype int8 or"},
     "even ropes": {},
 }
 

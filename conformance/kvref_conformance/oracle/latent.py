@@ -5,14 +5,14 @@ import math
 import numpy as np
 
 from kvref_conformance.arrays import NDArray
-from kvref_conformance.oracle import elements
+from kvref_conformance.oracle import elements, records
 from kvref_conformance.oracle.attention import EXP_ERROR, U
-from kvref_conformance.oracle.formats import PACKED
+from kvref_conformance.oracle.formats import PACKED, PLAIN
 from kvref_conformance.oracle.rows import Reads, admissible_too, read_as, store
+from kvref_conformance.oracle.tokens import token_bytes, tokens_as
 
 TILE = 128  # numbers of a latent that share a scale
 TINY = 2.0**-126  # by how much a product that underflows is off, at most
-ITEM = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def attention(
@@ -62,13 +62,13 @@ def row_bytes(rank: int, rope_dim: int, dtype: str) -> int:
     """What one row takes."""
     if dtype == PACKED:
         return rank + 4 * (rank // TILE) + 2 * rope_dim
-    return ITEM[dtype] * (rank + rope_dim)
+    return token_bytes(1, rank + rope_dim, dtype)
 
 
 def row_as(latent: NDArray, rope: NDArray, dtype: str) -> Reads:
     """What rows [n, rank + rope_dim] read as."""
     if dtype != PACKED:
-        return read_as(np.concatenate([latent, rope], axis=1), dtype)
+        return tokens_as(np.concatenate([latent, rope], axis=1), dtype)
     tiles = read_as(latent.reshape(-1, TILE), "float8_e4m3fn")
     parts = Reads(*(part.reshape(latent.shape) for part in tiles)), read_as(rope, "bfloat16")
     return Reads(*(np.concatenate(each, axis=1) for each in zip(*parts, strict=True)))
@@ -78,6 +78,9 @@ def records_of(latent: NDArray, rope: NDArray, dtype: str = PACKED) -> Reads:
     """Rows byte by byte, uint8 [n, bytes], and how far each byte may be off at level tolerant: a scale's may be any."""
     if dtype != PACKED:
         row = np.concatenate([latent, rope], axis=1)
+        if dtype not in PLAIN:
+            packed = records.written(row, dtype) if len(row) else np.zeros((0, row_bytes(row.shape[1], 0, dtype)), np.uint8)
+            return Reads(packed, np.full(packed.shape, 255.0))  # several codes lie in a byte
         held = row.astype("<f4") if dtype == "float32" else elements.encode(row, dtype).astype("<u2")
         plain = held.view(np.uint8).reshape(len(row), row_bytes(latent.shape[1], rope.shape[1], dtype))
         return Reads(plain, np.zeros(plain.shape))
@@ -91,9 +94,9 @@ def records_of(latent: NDArray, rope: NDArray, dtype: str = PACKED) -> Reads:
     return Reads(np.concatenate([codes, scales, rotated], axis=1), np.concatenate(slack, axis=1).astype(np.float64))
 
 
-def read_records(records: NDArray, rank: int) -> NDArray:
-    """float32 [n, rank + rope_dim]: what records say."""
-    records, end = np.asarray(records, np.uint8), rank + 4 * (rank // TILE)
-    scales = records[:, rank:end].copy().view("<f4").repeat(TILE, axis=1)
-    rope = elements.decoded("bfloat16")[records[:, end:].copy().view("<u2")]
-    return np.concatenate([elements.decoded("float8_e4m3fn")[records[:, :rank]] * scales, rope], axis=1)
+def read_records(given: NDArray, rank: int) -> NDArray:
+    """float32 [n, rank + rope_dim]: what packed records say."""
+    given, end = np.asarray(given, np.uint8), rank + 4 * (rank // TILE)
+    scales = given[:, rank:end].copy().view("<f4").repeat(TILE, axis=1)
+    rope = elements.decoded("bfloat16")[given[:, end:].copy().view("<u2")]
+    return np.concatenate([elements.decoded("float8_e4m3fn")[given[:, :rank]] * scales, rope], axis=1)

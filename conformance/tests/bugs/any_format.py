@@ -2,6 +2,7 @@
 
 from bugs.plant import bug, in_source
 from kvref.formats import Quantized
+from kvref.latent import LatentCache
 from kvref.slots import SlotStore
 from kvref.tiered import TieredCache
 from kvref.windowed import WindowedCache
@@ -184,3 +185,48 @@ def a_policy_that_is_refused_has_changed(patch):
 def whatever_float16_does_not_reach_is_refused(patch):
     """Whose scales it is that have less range is not asked."""
     in_source(patch, "kvref.tiered.TieredCache._check_storable", "< MAGNITUDES_BELOW:", "< 65504.0:")
+
+
+@bug("MLA-06")
+def the_scales_of_rows_that_went_stay(patch):
+    only_codes_are_put(patch, LatentCache, "append", lambda cache: cache._length < getattr(cache, "longest", 0))
+    truncate = LatentCache.truncate
+
+    def remembering(self, length):
+        self.longest = self._length
+        truncate(self, length)
+
+    patch.setattr(LatentCache, "truncate", remembering)
+
+
+@bug("MLA-06")
+def the_rope_part_has_a_scale_of_its_own(patch):
+    in_source(
+        patch, "kvref.latent.LatentCache.__init__", "parts = [(config.dtype, 1, config.rank + config.rope_dim)]",
+        "parts = [(config.dtype, 1, config.rank), (config.dtype, 1, config.rope_dim)]",
+    )  # fmt: skip
+
+
+@bug("MLA-06")
+def groups_lie_across_the_edge(patch):
+    in_source(patch, "kvref.latent.LatentConfig.__post_init__", "(self.rank, self.rope_dim)", "(self.rank + self.rope_dim,)")
+
+
+@bug("MLA-06")
+def scales_lie_before_codes_in_a_record(patch):
+    in_source(
+        patch, "kvref.latent.LatentCache.records", "record = record_of(self.config)",
+        "record = record_of(self.config)\n    fields = [(name, record[name]) for name in record.names]\n"
+        "    parts, record = parts[::-1], np.dtype(fields[::-1])",
+    )  # fmt: skip
+
+
+@bug("MLA-06")
+def scales_of_16_bits_are_widened_in_a_record(patch):
+    patch.setitem(LatentCache.records.__globals__["BYTES"], "float16", "<f4")
+    patch.setitem(LatentCache.records.__globals__["BYTES"], "uint16", "<f4")
+
+
+@bug("MLA-06")
+def rows_are_counted_without_their_scales(patch):
+    in_source(patch, "kvref.latent.LatentCache.num_bytes", "store.token_bytes", "store._parts[0][0][-1]")

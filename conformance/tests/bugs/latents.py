@@ -165,7 +165,7 @@ def records_are_big_endian(patch):
 @bug("MLA-04")
 def any_rank_can_be_packed(patch):
     in_source(
-        patch, "kvref.latent.LatentConfig.__post_init__", "self.dtype == PACKED and self.rank % TILE", "False",
+        patch, "kvref.latent.LatentConfig.__post_init__", "if self.rank % TILE:", "if False:",
     )  # fmt: skip
 
 

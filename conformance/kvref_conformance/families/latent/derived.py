@@ -5,15 +5,20 @@ import numpy as np
 from kvref_conformance.arrays import NDArray
 from kvref_conformance.conversation.derived import Derived
 from kvref_conformance.conversation.handle import Handle
-from kvref_conformance.oracle.formats import PACKED
+from kvref_conformance.oracle import records
+from kvref_conformance.oracle.formats import PACKED, PLAIN
 from kvref_conformance.oracle.latent import read_records
 from kvref_conformance.outcome import NotOffered
 
 
 def rows_of_records(cache: Handle) -> NDArray:
-    if cache.config["dtype"] != PACKED:
+    config, dtype = cache.config, cache.config["dtype"]
+    if dtype in PLAIN:
         raise NotOffered("reading rows that have no records")
-    return read_records(np.asarray(cache.records()), cache.config["rank"])
+    held = np.asarray(cache.records())
+    return (
+        read_records(held, config["rank"]) if dtype == PACKED else records.read(held, config["rank"] + config["rope_dim"], dtype)
+    )
 
 
 DERIVED = (

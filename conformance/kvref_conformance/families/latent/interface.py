@@ -22,7 +22,7 @@ ERRORS: dict[str, str] = {
 
 
 class Latent(Protocol):
-    """dtype: float32, float16, bfloat16 or packed. records: the rows byte by byte."""
+    """dtype: any format, or packed. records: the rows byte by byte."""
 
     length: int
     num_bytes: int

@@ -5,12 +5,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 from kvref_conformance.families.latent.model import Latent
-from kvref_conformance.oracle.formats import PACKED
+from kvref_conformance.oracle.formats import PACKED, group_of
 from kvref_conformance.searching.machine import BACK, COUNT, Machine
 from kvref_conformance.searching.rows import HUGE, kinds
 
 SIZE = st.integers(1, 3)
-DTYPES = (PACKED, "float32", PACKED, "bfloat16", "float16")
+DTYPES = (PACKED, "float32", PACKED, "bfloat16", "float16", "q8_0", "uint4_g32_bfloat16")
 
 
 class LatentMachine(Machine):
@@ -21,7 +21,9 @@ class LatentMachine(Machine):
         dtype=st.sampled_from(DTYPES),
     )  # fmt: skip
     def new(self, rank: int, tiles: int, rope_dim: int, most: int, dtype: str) -> None:
-        self.make(rank=128 * tiles if dtype == PACKED else rank, rope_dim=rope_dim, max_tokens=most, dtype=dtype)
+        group = group_of(self.format_for(self.family, "dtype", dtype) or "")
+        rank = 128 * tiles if dtype == PACKED else rank if group == 1 else group * tiles
+        self.make(rank=rank, rope_dim=rope_dim if group == 1 else group, max_tokens=most, dtype=dtype)
 
     @property
     def model(self) -> Latent:

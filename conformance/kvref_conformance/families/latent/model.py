@@ -22,7 +22,7 @@ from kvref_conformance.oracle.expected import (
     wrong_arrays,
     wrong_dtype,
 )  # fmt: skip
-from kvref_conformance.oracle.formats import PACKED
+from kvref_conformance.oracle.formats import PACKED, PLAIN
 from kvref_conformance.oracle.latent import attention, records_of, row_as, row_bytes
 from kvref_conformance.oracle.model import Look, Model
 from kvref_conformance.oracle.rows import Reads
@@ -32,12 +32,13 @@ class Latent(Model):
     family = "latent"
     blamed: ClassVar = {
         ("clear", "length"): "MLA-05", ("clear", "read"): "LAW-05", ("truncate", "length"): "EDIT-01",
-        ("truncate", "read"): "EDIT-01", "length": "MLA-05", "num_bytes": "MLA-03", "records": "MLA-04",
+        ("truncate", "read"): "EDIT-01", "length": "MLA-05",
     }  # fmt: skip
 
     def __init__(self, *, rank: int, rope_dim: int, max_tokens: int, dtype: str) -> None:
         super().__init__()
         self.rank, self.rope_dim, self.room, self.dtype = rank, rope_dim, max_tokens, dtype
+        self.scaled = dtype not in (*PLAIN, PACKED)
         self.tokens: list[tuple[NDArray, NDArray]] = []  # latents and rope parts as they came
         self.unknown = False  # something not finite was taken: what bytes it has is no clause's business
 
@@ -48,7 +49,9 @@ class Latent(Model):
         return Value(self.blame("length"), value=len(self.tokens))
 
     def num_bytes(self) -> Expected:
-        return Value(self.blame("num_bytes"), value=len(self.tokens) * row_bytes(self.rank, self.rope_dim, self.dtype))
+        return Value(
+            "MLA-06" if self.scaled else "MLA-03", value=len(self.tokens) * row_bytes(self.rank, self.rope_dim, self.dtype)
+        )
 
     def append(self, latent: Any, rope: Any) -> Expected:
         given = (latent, (None, self.rank)), (rope, (None, self.rope_dim))
@@ -72,27 +75,29 @@ class Latent(Model):
     def _unstorable(self, given: Any) -> Wrong:
         """Whether numbers are not finite, or would not be once they are read back from a record."""
         arrays = [float32(array) for array, _ in given]
-        if not finite(*arrays) or self.dtype != PACKED or [each.ndim for each in arrays] != [2, 2]:
+        if not finite(*arrays) or self.dtype in PLAIN or [each.ndim for each in arrays] != [2, 2]:
             return not_finite(*arrays)
         latent, rope = arrays
-        if latent.shape[1] != self.rank or len(latent) != len(rope):
+        widths = latent.shape[1], rope.shape[1]
+        if widths != (self.rank, self.rope_dim) or len(latent) != len(rope):
             return []
         with np.errstate(over="ignore"):
-            return not_finite(row_as(latent, rope, PACKED).values[:, : self.rank])
+            return not_finite(row_as(latent, rope, self.dtype).values[:, : self.rank + self.rope_dim * self.scaled])
 
     def _rows(self) -> tuple[NDArray, NDArray]:
         latent, rope = (np.array([token[which] for token in self.tokens], np.float32) for which in (0, 1))
         return latent.reshape(-1, self.rank), rope.reshape(-1, self.rope_dim)
 
     def read(self) -> Expected:
-        if self.unknown and self.dtype == PACKED:
+        if self.unknown and self.dtype not in PLAIN:
             return Unjudged("LAW-14")
-        return Arrays(self.blame("read"), parts=(row_as(*self._rows(), self.dtype),))
+        clause = "MLA-06" if self.scaled and self.last != "truncate" else self.blame("read")
+        return Arrays(clause, parts=(row_as(*self._rows(), self.dtype),))
 
     def records(self) -> Expected:
         if self.unknown:
             return Unjudged("LAW-14")
-        return Arrays(self.blame("records"), parts=(records_of(*self._rows(), self.dtype),))
+        return Arrays("MLA-06" if self.scaled else "MLA-04", parts=(records_of(*self._rows(), self.dtype),))
 
     def truncate(self, length: Any) -> Expected:
         if wrong := not_in_range(length, len(self.tokens) + 1, "PositionOutOfRange", "EDIT-02"):

@@ -9,7 +9,7 @@ import numpy as np
 from kvref_conformance.arrays import NDArray
 from kvref_conformance.checking.expect import equal, raises
 from kvref_conformance.checking.registry import check
-from kvref_conformance.checking.setup import few, formats_of, held, one_of_each_kind, takes, tokens
+from kvref_conformance.checking.setup import at_least, few, formats_of, held, one_of_each_kind, takes, tokens
 from kvref_conformance.conversation.handle import Handle
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families.tiered.checks import agree, both, change, tail_of
@@ -84,6 +84,7 @@ def newest_tokens_go_with_their_scales(subject: Subject) -> None:
     for name in one_of_each_kind(subject, "store_format"):
         policy = {"store_format": name, "head_dim": max(WIDE, group_of(name))}
         cache, tiers = fresh(subject, tail_length=0, max_tokens=9, **policy)
+        at_least(cache, max_tokens=6)
         come(subject, cache, tiers, subject.size("tokens", 4))
         before = [*tiers.tokens]
         come(subject, cache, tiers, subject.size("tokens", 2), LOUD)
@@ -161,6 +162,7 @@ def a_policy_that_would_lose_a_token_is_refused(subject: Subject) -> None:
         )  # fmt: skip
         if can_go(loud_tokens(cache, REFUSED)[0], [name]) is not False or not all_reached(tiers.policy):
             continue
+        at_least(cache, max_tokens=tiers.policy["tail_length"] + 5)
         tried += 1
         come(subject, cache, tiers, 1)
         pair = loud_tokens(cache, REFUSED)
@@ -170,7 +172,8 @@ def a_policy_that_would_lose_a_token_is_refused(subject: Subject) -> None:
             with raises("NonFinite"):
                 cache.update_policy(**policy)
             agree(subject, cache, tiers, f"after the policy {policy} was refused, with {REFUSED} in the tail")
-        come(subject, cache, tiers, subject.size("tokens", 4))
+        for _ in range(tiers.policy["tail_length"] + 1):
+            come(subject, cache, tiers, 1)
         agree(subject, cache, tiers, f"when {REFUSED} lies in a {wide} store")
         change(cache, tiers, store_format=name)
         come(subject, cache, tiers, subject.size("tokens", 3))

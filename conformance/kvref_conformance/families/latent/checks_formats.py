@@ -1,0 +1,101 @@
+"""MLA-06: rows in any format that has a scale, as one piece."""
+
+from contextlib import suppress
+
+import numpy as np
+
+from kvref_conformance.checking.expect import equal, raises, read, same, shaped
+from kvref_conformance.checking.registry import check
+from kvref_conformance.checking.setup import formats_of, held, one_of_each_kind, takes
+from kvref_conformance.conversation.handle import Handle
+from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.families.latent.checks import Pair, filled, given, holds, joined
+from kvref_conformance.families.latent.known import attends, of_cache
+from kvref_conformance.oracle import records
+from kvref_conformance.oracle.formats import IN_GROUPS, group_of
+from kvref_conformance.oracle.latent import records_of, row_as, row_bytes
+from kvref_conformance.outcome import NotOffered
+
+LOUD = np.float32(2.0**6)
+
+
+def sizes_of(format: str) -> dict[str, int | str]:
+    """Sizes that the groups of a format go into; the small ones where it has none."""
+    group = group_of(format)
+    return {"dtype": format} | ({"rank": 2 * group, "rope_dim": group} if group > 1 else {})
+
+
+@check("MLA-06", "latent")
+def rows_read_back_as_their_format_says(subject: Subject) -> None:
+    """Latents and rope parts of other magnitudes, which one scale covers, or one a group."""
+    for name in one_of_each_kind(subject, "dtype"):
+        cache, pair = filled(subject, 3, **sizes_of(name))
+        for loud in ((LOUD, 1.0), (1.0, LOUD)):
+            more = given(subject, cache, 2)
+            more = held(subject, more[0] * loud[0]), held(subject, more[1] * loud[1])
+            cache.append(*more)
+            pair = joined(pair, more)
+        holds(subject, cache, pair, f"in {name}")
+        heads = of_cache(subject, cache)
+        attends(subject, cache, heads.query(subject, 2), heads, f"attention over {name} rows")
+
+
+@check("MLA-06", "latent")
+def codes_and_scales_go_and_come_together(subject: Subject) -> None:
+    for name in one_of_each_kind(subject, "dtype"):
+        cache, pair = filled(subject, 4, **sizes_of(name))
+        cache.truncate(2)
+        loud = given(subject, cache, 2)
+        loud = held(subject, loud[0] * LOUD), held(subject, loud[1] / LOUD)
+        cache.append(*loud)
+        holds(subject, cache, joined((pair[0][:2], pair[1][:2]), loud), f"in {name}, two of them in the place of others")
+        cache.clear()
+        cache.append(*loud)
+        holds(subject, cache, loud, f"in {name}, in the place of all others")
+
+
+def recorded(subject: Subject, cache: Handle, pair: Pair, when: str) -> None:
+    """Records that are these tokens byte by byte; at level tolerant, that say what is read."""
+    dtype, widths = cache.config["dtype"], (cache.config["rank"], cache.config["rope_dim"])
+    want = records_of(*pair, dtype).values
+    equal(cache.num_bytes, len(want) * row_bytes(*widths, dtype), f"num_bytes {when}")
+    got = shaped(cache.records(), want.shape, f"records {when}")
+    equal(got.dtype.kind, "u", f"kind of the numbers of records {when}")
+    if subject.level == "exact":
+        same(got.astype(np.uint8), want, f"records {when}")
+    same(cache.read(), records.read(got.astype(np.uint8), sum(widths), dtype), f"rows {when}, against what the records say")
+
+
+@check("MLA-06", "latent")
+def records_are_codes_scales_and_zeros(subject: Subject) -> None:
+    for name in one_of_each_kind(subject, "dtype"):
+        cache, pair = filled(subject, 3, **sizes_of(name))
+        recorded(subject, cache, pair, f"of {name} rows")
+
+
+@check("MLA-06", "latent")
+def what_a_format_cannot_hold_leaves_nothing_behind(subject: Subject) -> None:
+    for name in one_of_each_kind(subject, "dtype"):
+        cache, pair = filled(subject, 2, **sizes_of(name))
+        for part, bad in ((0, np.nan), (1, np.inf)):
+            wrong = given(subject, cache, 2)
+            wrong[part][1, -1] = bad
+            with raises("NonFinite"):
+                cache.append(*wrong)
+            equal(cache.length, 2, f"length after {bad} was refused in {name}")
+            read(subject, cache.read(), row_as(*pair, name), f"{name} rows after {bad} was refused")
+
+
+@check("MLA-06", "latent")
+def sizes_that_a_group_lies_across_are_refused(subject: Subject) -> None:
+    tried = 0
+    for name in formats_of(subject, "dtype", *IN_GROUPS)[::23]:
+        with suppress(NotOffered):
+            config, half = filled(subject, 1, **sizes_of(name))[0].config, group_of(name) // 2
+            for wrong in ({"rope_dim": half}, {"rank": half}, {"rank": config["rank"] + half, "rope_dim": half}):
+                if all(takes(subject, size, value) for size, value in wrong.items()):
+                    tried += 1
+                    with raises("ConfigError"):
+                        subject.new("latent", **config | wrong)
+    if not tried:
+        raise NotOffered("sizes that a group lies across")

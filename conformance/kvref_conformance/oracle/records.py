@@ -1,0 +1,44 @@
+"""Rows of a scaled format byte by byte: the codes, the scales and the zeros, little endian (MLA-06)."""
+
+import numpy as np
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.oracle import elements, ggml, groups, mx
+from kvref_conformance.oracle.formats import AFFINE, GGML, GROUPS, MX, NVFP4, SYMMETRIC, bits_of
+from kvref_conformance.oracle.rows import packed, said, store
+
+
+def scale_dtype(format: str) -> str:
+    """Of a record's scales and zeros: u1 codes, u2 the bits of 16-bit floats, f4."""
+    if format in (*MX, *NVFP4):
+        return "u1"
+    return "<u2" if format in GROUPS and groups.scale_dtype(format) != "float32" else "<f4"
+
+
+def written(rows: NDArray, format: str) -> NDArray:
+    """uint8 [n, bytes]: what rows [n, width] are stored as."""
+    want = store(rows, format)
+    if format in GGML:
+        return packed(want, format)
+    if format in (*MX, *NVFP4):
+        scales = [mx.scale_codes(rows, format)]
+    else:
+        affine = format in AFFINE or (format in GROUPS and groups.is_affine(format))
+        scales = [want.scale, want.zero] if affine else [want.scale]
+    if scale_dtype(format) == "<u2":
+        scales = [elements.encode(each, groups.scale_dtype(format)) for each in scales]
+    codes = want.codes & 255 if format in SYMMETRIC else packed(want, format)
+    held = [each.astype(scale_dtype(format)).reshape(len(rows), -1).view(np.uint8) for each in scales]
+    return np.concatenate([codes.astype(np.uint8), *held], axis=1)
+
+
+def read(records: NDArray, width: int, format: str) -> NDArray:
+    """float32 [n, width]: what records say."""
+    records = np.asarray(records, np.uint8)
+    if format in GGML:
+        return ggml.read(records, format).values
+    end = -(-width * bits_of(format) // 8)
+    codes, scales = records[:, :end], records[:, end:].copy().view(scale_dtype(format))
+    affine = format in AFFINE or (format in GROUPS and groups.is_affine(format))
+    scale, zero = np.split(scales, 2, axis=1) if affine else (scales, None)
+    return said(codes.view(np.int8) if format == "int8" else codes, scale, zero, width, format)
