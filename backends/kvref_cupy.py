@@ -165,8 +165,9 @@ def _of_groups(format: Format, stored: Quantized, reading: bool = False) -> tupl
         return "ggml", [stored.codes, _iq4_values()], [sizes[1], np.int32(format.affine), np.int32(tabled)]
     if isinstance(format, Groups):
         scales = [stored.scale, stored.scale if stored.zero is None else stored.zero]
+        dtype = str(scales[0].dtype).replace("uint16", "bfloat16")  # as it came: who reads may have a wider one
         least = [] if reading else [np.float32(LEAST[format.scale.name])]
-        return "groups", [stored.codes, *scales], [*sizes, np.int32(format.affine), *least, *_element(format.scale.name)]
+        return "groups", [stored.codes, *scales], [*sizes, np.int32(format.affine), *least, *_element(dtype)]
     assert isinstance(format, Microscaled)
     limit = [] if reading else [np.float32(format.small.max)]
     element = _element(format.small if isinstance(format.small, SmallFloat) else "int8")
