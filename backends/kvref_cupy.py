@@ -164,6 +164,7 @@ def _of_groups(format: Format, stored: Quantized, reading: bool = False) -> tupl
         tabled = isinstance(format, IQ4NL)
         return "ggml", [stored.codes, _iq4_values()], [sizes[1], np.int32(format.affine), np.int32(tabled)]
     if isinstance(format, Groups):
+        assert stored.scale is not None
         scales = [stored.scale, stored.scale if stored.zero is None else stored.zero]
         dtype = str(scales[0].dtype).replace("uint16", "bfloat16")  # as it came: who reads may have a wider one
         least = [] if reading else [np.float32(LEAST[format.scale.name])]
