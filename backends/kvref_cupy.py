@@ -21,6 +21,9 @@ from kvref.formats import Format, Quantized, SmallFloat
 from kvref.formats.affine import LEAST_SCALE as LEAST_AFFINE_SCALE
 from kvref.formats.affine import AffineRow
 from kvref.formats.base import stored_as, widen
+from kvref.formats.ggml import GGML, IQ4_VALUES, IQ4NL
+from kvref.formats.grouped import LEAST, Groups
+from kvref.formats.microscaling import NVFP4, Microscaled
 from kvref.formats.rotated import Rotated, hadamard
 from kvref.formats.small_float import ELEMENTS
 from kvref.formats.static import StaticFloat8
@@ -30,6 +33,7 @@ from kvref_numpy_attention import grouped_attention
 SOURCE = Path(__file__).with_suffix(".cu")
 WARP = 32
 THREADS = 256  # in a block
+KNOWN = SymmetricRow | AffineRow | Groups | GGML | Microscaled  # formats that have kernels
 NO_ELEMENT = (0, 0, 0, 0, 0, 0)
 
 
@@ -83,18 +87,21 @@ class CuPyBackend:
             return self.quantize(format.turned(rows), format.inner, out)
         if isinstance(format, StaticFloat8):
             return Quantized(self.encode(format.quotient(rows), format.small, out and out.codes))
-        if not isinstance(format, AffineRow | SymmetricRow) or rows.ndim == 0 or rows.size == 0:
+        if not isinstance(format, KNOWN) or rows.ndim == 0 or rows.size == 0 or rows.shape[-1] % (format.group or 1):
             return reference.quantize(rows, format, out)
-        width = rows.shape[-1]
+        width = format.group or rows.shape[-1]  # of what has a scale
         if out is None:
             out = Quantized(*(cupy.empty(shape, dtype) for shape, dtype in stored_as(format, rows.shape, xp)))
         refused = cupy.zeros(1, np.int32)
         rows = cupy.ascontiguousarray(rows)
         count = rows.size // width
         given = (rows, *(_own(part) for part in out if part is not None), refused, np.int64(count), np.int32(width))
-        if isinstance(format, AffineRow):
+        if format.granularity == "group":
+            name, arrays, how = _of_groups(format, Quantized(*(part if part is None else _own(part) for part in out)))
+            _launch(f"quantize_{name}", count * WARP, rows, *arrays, refused, np.int64(count), *how)
+        elif isinstance(format, AffineRow):
             _launch("quantize_affine", count * WARP, *given, np.int32(format.bits), np.float32(LEAST_AFFINE_SCALE))
-        else:
+        elif isinstance(format, SymmetricRow):
             limits = np.float32(format.limit), np.float32(LEAST_SCALE)
             _launch("quantize_symmetric", count * WARP, *given, *limits, *_element(format.name))
         if int(refused[0]):
@@ -115,9 +122,14 @@ class CuPyBackend:
             values = self.decode(codes, format.small, out)
             values *= format.scale
             return values
-        if format.granularity == "group" or codes.size == 0:
+        if not isinstance(format, KNOWN) or codes.size == 0 or width % (format.group or 1):
             return reference.dequantize(stored, width, format, out)
         out = cupy.empty((*codes.shape[:-1], width), np.float32) if out is None else out
+        if format.granularity == "group":
+            dense = Quantized(*(part if part is None else cupy.ascontiguousarray(part) for part in stored))
+            name, dense_arrays, how = _of_groups(format, dense, reading=True)
+            _launch(f"dequantize_{name}", out.size, *dense_arrays, _own(out), np.int64(out.size // (format.group or 1)), *how)
+            return out
         scale = cupy.ascontiguousarray(stored.scale)
         zero = scale if stored.zero is None else cupy.ascontiguousarray(stored.zero)
         affine_bits = format.bits if stored.zero is not None else 0
@@ -159,6 +171,29 @@ def backend() -> CuPyBackend:
     return CuPyBackend()
 
 
+def _of_groups(format: Format, stored: Quantized, reading: bool = False) -> tuple[str, list[Array], list[Any]]:
+    """The kernels of a format of groups: whose they are, what is stored, and what else they are told."""
+    sizes = [np.int32(format.group or 1), np.int32(format.bits)]
+    if isinstance(format, GGML):
+        tabled = isinstance(format, IQ4NL)
+        return "ggml", [stored.codes, _iq4_values()], [sizes[1], np.int32(format.affine), np.int32(tabled)]
+    if isinstance(format, Groups):
+        assert stored.scale is not None
+        scales = [stored.scale, stored.scale if stored.zero is None else stored.zero]
+        dtype = str(scales[0].dtype).replace("uint16", "bfloat16")  # as it came: who reads may have a wider one
+        least = [] if reading else [np.float32(LEAST[format.scale.name])]
+        return "groups", [stored.codes, *scales], [*sizes, np.int32(format.affine), *least, *_element(dtype)]
+    assert isinstance(format, Microscaled)
+    limit = [] if reading else [np.float32(format.small.max)]
+    element = _element(format.small if isinstance(format.small, SmallFloat) else "int8")
+    return "microscaled", [stored.codes, stored.scale], [*sizes, np.int32(isinstance(format, NVFP4)), *limit, *element]
+
+
+@cache
+def _iq4_values() -> Array:
+    return cupy.asarray(np.asarray(IQ4_VALUES, np.float32))
+
+
 def _launch(name: str, threads: int, *arguments: Any) -> None:
     if threads:
         _module().get_function(name)((-(-threads // THREADS),), (THREADS,), arguments)
@@ -169,11 +204,11 @@ def _module() -> Any:
     return cupy.RawModule(code=SOURCE.read_text(encoding="utf-8"), options=("-std=c++17",))
 
 
-def _element(name: str) -> tuple[Any, ...]:
-    """A format's float as the kernels take it; zeros for formats whose codes are whole numbers."""
-    if name not in ELEMENTS:
-        return tuple(map(np.int32, NO_ELEMENT))
-    f = ELEMENTS[name]
+def _element(of: str | SmallFloat) -> tuple[Any, ...]:
+    """A float, or that of a format, as the kernels take it; zeros for formats whose codes are whole numbers, and for float32."""
+    f = of if isinstance(of, SmallFloat) else ELEMENTS.get(of)
+    if f is None:
+        return (*map(np.int32, NO_ELEMENT[:3]), *map(np.uint32, NO_ELEMENT[3:]))
     signed = np.int32(f.bits), np.int32(f.mantissa_bits), np.int32(f.bias)
     return *signed, np.uint32(f.largest), np.uint32(f.nan or 0), np.uint32(f.infinity or 0)
 

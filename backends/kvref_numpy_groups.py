@@ -146,7 +146,7 @@ def _stored(values: F32, out: Array, dtype: str) -> F32:
 
 
 def _as_float32(stored: Array, dtype: str) -> F32:
-    if dtype == BFLOAT16.name:
+    if dtype == BFLOAT16.name and stored.dtype == np.uint16:
         return np.asarray((stored.astype(np.uint32) << 16).view(np.float32))
     return np.asarray(stored, np.float32)
 

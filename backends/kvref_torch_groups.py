@@ -61,10 +61,7 @@ def dequantize_microscaled(kernels: Kernels, format: Microscaled, y: Array, code
     small, kind = format.small, "nvfp4" if isinstance(format, NVFP4) else "mx"
     if isinstance(small, Int8Element):
         kernels["from_int8_elements"](codes, scale, kind, y)
-    elif small.bits < 8 and kernels.fused:
-        whole = _unpacked(kernels, codes, format.bits, y)
-        kernels["from_small_elements"](whole, small.mantissa_bits, small.bias, small.bits, scale, kind, y)
-    elif kernels.fused:
+    elif small in NATIVE and kernels.fused:
         kernels["from_float8_elements"](codes, NATIVE[small], scale, kind, y)
     else:
         _look_up(codes, y, _elements(small, y.device))
@@ -182,13 +179,6 @@ def from_float8_elements(codes: Array, dtype: torch.dtype, scale: Array, kind: s
     out.copy_(codes.view(dtype).to(torch.float32) * _scales(scale, kind))
 
 
-def from_small_elements(whole: Array, mantissa: int, bias: int, bits: int, scale: Array, kind: str, out: Array) -> None:
-    """Their bits are the upper ones of float32's, whose exponents begin elsewhere."""
-    code = whole.to(torch.int32)
-    pattern = ((code & (2 ** (bits - 1) - 1)) << (23 - mantissa)) | ((code >> (bits - 1)) << 31)
-    out.copy_(pattern.view(torch.float32) * 2.0 ** (127 - bias) * _scales(scale, kind))
-
-
 def _pack(kernels: Kernels, whole: Array, codes: Array, bits: int) -> None:
     """Codes [n, group], a byte each, to [n, group * bits / 8], low bits first (FMT-SMALL-01)."""
     if bits == 8:
@@ -271,5 +261,5 @@ def _table(values: Array, bits: int) -> Array:
 
 GROUP_KERNELS = (
     group_symmetric, group_affine, from_whole, int8_elements, float8_elements, small_elements, from_int8_elements,
-    from_float8_elements, from_small_elements, pack, unpack,
+    from_float8_elements, pack, unpack,
 )  # fmt: skip
