@@ -8,18 +8,24 @@ oldest are evicted. Positions are absolute: eviction never renumbers.
 """
 
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from threading import RLock
+from typing import BinaryIO
+
+import numpy as np
 
 from kvref.array import Array
 from kvref.attention import attention
 from kvref.backend import Backend, reference
 from kvref.buffers import VALUE_BYTES, Buffer, BufferPool
+from kvref.contents import Contents, Saved, Stretch, both
 from kvref.errors import ConfigError, NonFinite, NotTruncatable, PositionOutOfRange, in_range, whole_fields
 from kvref.formats import FORMATS, PLAIN_DTYPES, SCALED_FORMATS, Format, get_format
 from kvref.inputs import accept_pair
 from kvref.slots import TokenStore
+from kvref.tiers import Run, Tier, runs_said
+from kvref.transfer import Movable
 
 MAGNITUDES_BELOW = 2.0**126  # of what is taken: no tier's rounding then takes a value, or a range, past float32 (TIER-13)
 POLICY = ("tail_length", "tail_dtype", "warm_length", "warm_format", "store_format")
@@ -54,71 +60,6 @@ class TieredConfig:
         get_format(self.store_format, among=SCALED_FORMATS)
 
 
-class _Run:
-    """Consecutive tokens in one format: position p lies in slot p % capacity."""
-
-    def __init__(self, capacity: int, start: int, store: TokenStore) -> None:
-        self.capacity, self.start, self.stop, self.store = capacity, start, start, store
-
-    def slots(self, start: int, stop: int) -> list[int]:
-        return [position % self.capacity for position in range(start, stop)]
-
-
-class _Tier:
-    """A queue of tokens: written at the new end, read and let go at the old end.
-
-    A change of policy opens a new run, and the old one drains: a token is never stored again where it already is (TIER-10).
-    """
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.room = 0  # tokens it may keep; one batch more lies here while they move on
-        self.runs: deque[_Run] = deque()
-
-    def __len__(self) -> int:
-        return sum(run.stop - run.start for run in self.runs)
-
-    def write(self, keys: Array, values: Array) -> None:
-        run = self.runs[-1]
-        stop = run.stop + keys.shape[0]
-        run.store.write(run.slots(run.stop, stop), keys, values)
-        run.stop = stop
-
-    def oldest(self, count: int) -> Iterator[tuple[Array, Array]]:
-        """What the oldest `count` tokens read as, a run at a time."""
-        for run in self.runs:
-            taken = min(count, run.stop - run.start)
-            count -= taken
-            if taken:
-                yield run.store.read(run.slots(run.start, run.start + taken))
-
-    def let_go(self, count: int) -> None:
-        while count:
-            run = self.runs[0]
-            taken = min(count, run.stop - run.start)
-            run.start += taken
-            count -= taken
-            if run.start == run.stop and len(self.runs) > 1:
-                self.runs.popleft()
-
-    def take_back(self, count: int) -> int:
-        """Forget the newest `count` tokens: how many those are."""
-        left = count
-        for run in reversed(self.runs):
-            taken = min(left, run.stop - run.start)
-            run.stop -= taken
-            left -= taken
-        return count
-
-    def drop_drained(self) -> None:
-        """Give back the memory of runs that hold no token and take none (TIER-16)."""
-        self.runs = deque(run for run in self.runs if run.start < run.stop or (self.room and run is self.runs[-1]))
-
-    @property
-    def bytes(self) -> int:
-        return sum((run.stop - run.start) * run.store.token_bytes for run in self.runs)
-
-
 @dataclass(frozen=True)
 class TieredStats:
     """Tokens and bytes really stored, by tier; ratio: what float32 would take / that, 1.0 when empty (TIER-08)."""
@@ -133,11 +74,13 @@ class TieredStats:
     compression_ratio: float
 
 
-class TieredCache:
+class TieredCache(Movable):
+    _moved = ("_tiers", "_next", "_moved_at")
+
     def __init__(self, config: TieredConfig, backend: Backend = reference) -> None:
         self._backend = backend
         self._lock = RLock()
-        self._tiers = [_Tier("tail"), _Tier("warm"), _Tier("store")]
+        self._tiers = [Tier("tail"), Tier("warm"), Tier("store")]
         self._next = 0  # the position of the next token appended
         self._moved_at = 0  # what that was when tokens last moved on, or were evicted
         self._adopt(config)
@@ -254,6 +197,33 @@ class TieredCache:
             for tier in self._tiers:
                 tier.let_go(len(tier))
 
+    def contents(self) -> Contents:
+        """What is saved: every token in the tier and the format that it is in."""
+        with self._lock:
+            tiers = {tier.name: [run.said() for run in tier.runs] for tier in self._tiers}
+            state = {"next": self._next, "moved_at": self._moved_at, "tiers": tiers}
+            return Contents("tiered", asdict(self.config), state, self._stretches())
+
+    def receive(self, file: BinaryIO) -> None:
+        with self._lock:
+            super().receive(file)
+
+    def _another(self) -> "TieredCache":
+        return TieredCache(self.config, self._backend)
+
+    def _make_room(self, saved: Saved) -> Sequence[Stretch]:
+        self._next = saved.number("next")
+        self._moved_at = saved.number("moved_at", most=self._next)
+        tiers, config = saved.state.get("tiers"), self.config
+        for tier in self._tiers:
+            said = tiers.get(tier.name) if isinstance(tiers, dict) else None
+            tier.runs = deque(runs_said(said, config.max_tokens, config.num_kv_heads, config.head_dim, self._backend))
+        return self._stretches()
+
+    def _stretches(self) -> list[Stretch]:
+        runs = [(f"{tier.name}.{at}", run) for tier in self._tiers for at, run in enumerate(tier.runs)]
+        return [each for name, run in runs for each in both(name, run.store, np.array(run.slots(run.start, run.stop), np.int64))]
+
     def _settle(self) -> None:
         """Move tokens on, a batch at a time, until every tier is within its room.
 
@@ -282,13 +252,13 @@ class TieredCache:
             (config.warm_length, FORMATS[config.warm_format]),
             (config.max_tokens, FORMATS[config.store_format]),
         )
-        opened: list[_Run | None] = []
+        opened: list[Run | None] = []
         for tier, (room, format) in zip(self._tiers, policy, strict=True):
             capacity = min(room + config.migration_batch, config.max_tokens)
             run = None
             if room and not (tier.runs and _takes(tier.runs[-1], capacity, format)):
                 store = TokenStore(self._backend, format, capacity, config.num_kv_heads, config.head_dim)
-                run = _Run(capacity, 0, store)
+                run = Run(capacity, 0, store)
             opened.append(run)
         self.config = config
         for tier, (room, _), run in zip(self._tiers, policy, opened, strict=True):
@@ -308,5 +278,5 @@ class TieredCache:
             raise NonFinite(f"{name}: expected magnitudes below {MAGNITUDES_BELOW:.3g}{held}, got {float(largest[0]):.3g}")
 
 
-def _takes(run: _Run, capacity: int, format: Format) -> bool:
+def _takes(run: Run, capacity: int, format: Format) -> bool:
     return run.capacity == capacity and run.store.format is format

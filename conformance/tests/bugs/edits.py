@@ -6,7 +6,8 @@ from bugs.plant import bug, hidden, in_source
 from kvref.contiguous import ContiguousCache
 from kvref.quantized import QuantizedCache
 from kvref.slots import SlotStore
-from kvref.tiered import TieredCache, _Tier
+from kvref.tiered import TieredCache
+from kvref.tiers import Tier
 
 CONTIGUOUS = "kvref.contiguous.ContiguousCache"
 QUANTIZED = "kvref.quantized.QuantizedCache"
@@ -163,10 +164,10 @@ def a_token_takes_the_scale_of_the_one_that_went(patch):
 @bug("EDIT-01")
 def the_oldest_tokens_go_and_not_the_newest(patch):
     def take_back(self, count):
-        _Tier.let_go(self, count)
+        Tier.let_go(self, count)
         return count
 
-    patch.setattr(_Tier, "take_back", take_back)
+    patch.setattr(Tier, "take_back", take_back)
 
 
 @hidden("tiered", "EDIT-01")

@@ -8,7 +8,8 @@ from kvref.buffers import BufferPool
 from kvref.contiguous import ContiguousCache
 from kvref.pooled import PooledCache
 from kvref.quantized import QuantizedCache
-from kvref.tiered import TieredCache, _Run, _Tier
+from kvref.tiered import TieredCache
+from kvref.tiers import Run, Tier
 from kvref_conformance.implementations.backends import Attention
 
 
@@ -128,8 +129,8 @@ def going_back_rounds_to_sixteen_past_256_tokens(patch):
 
 @real("tiered")
 def no_more_than_64_tokens_go_at_once(patch):
-    take_back = _Tier.take_back
-    patch.setattr(_Tier, "take_back", lambda self, count: take_back(self, min(count, 64)))
+    take_back = Tier.take_back
+    patch.setattr(Tier, "take_back", lambda self, count: take_back(self, min(count, 64)))
 
 
 @real("tiered")
@@ -137,7 +138,7 @@ def a_ring_turns_at_128_tokens(patch):
     def slots(self, start, stop):
         return [position % min(self.capacity, 128) for position in range(start, stop)]
 
-    patch.setattr(_Run, "slots", slots)
+    patch.setattr(Run, "slots", slots)
 
 
 @real("tiered")

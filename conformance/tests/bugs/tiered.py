@@ -6,7 +6,8 @@ from contextlib import nullcontext
 import numpy as np
 
 from bugs.plant import bug, in_source
-from kvref.tiered import TieredCache, _Run
+from kvref.tiered import TieredCache
+from kvref.tiers import Run
 
 
 @bug("TIER-02")
@@ -126,15 +127,15 @@ def a_store_only_cache_rounds_by_the_tails_dtype(patch):
 @bug("TIER-12")
 def nothing_is_locked(patch):
     patch.setattr("kvref.tiered.RLock", nullcontext)
-    slots = _Run.slots
+    slots = Run.slots
 
     def slow(self, start, stop):
         time.sleep(0.0002)  # between finding the slot and counting it as taken: another thread's turn
         return slots(self, start, stop)
 
-    patch.setattr(_Run, "slots", slow)
+    patch.setattr(Run, "slots", slow)
 
 
 @bug("TIER-10")
 def the_oldest_run_is_drained_past_its_end(patch):
-    in_source(patch, "kvref.tiered._Tier.let_go", "min(count, run.stop - run.start)", "count")
+    in_source(patch, "kvref.tiers.Tier.let_go", "min(count, run.stop - run.start)", "count")

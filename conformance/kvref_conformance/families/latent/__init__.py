@@ -19,6 +19,7 @@ FAMILY = Family(
     chapter="latents",
     small={"rank": 6, "rope_dim": 4, "max_tokens": 20, "dtype": "float32"},
     speaks_for=(*(law for law in OF_CACHES if law != "LAW-11"), "MLA-02", "MLA-03", "MLA-04", "MLA-05", "EDIT-01", "EDIT-02"),
+    gives={"save": "data"},
     formats={"dtype": (*PLAIN, PACKED)},
     fits=fits,
     token_axis=-2,

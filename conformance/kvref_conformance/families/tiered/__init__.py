@@ -15,6 +15,7 @@ FAMILY = Family(
     chapter="tiered",
     small=SMALL,
     speaks_for=(*OF_CACHES, "ATTN-10", *(f"TIER-{n:02}" for n in (1, 2, 3, 5, 6, 7, 8, 10, 13, 14)), *EDITS),
+    gives={"save": "data"},
     formats={"tail_dtype": PLAIN, "warm_format": SYMMETRIC + AFFINE, "store_format": SYMMETRIC + AFFINE},
     may_be_zero=("tail_length", "warm_length"),
     holds={"max_tokens": ("tail_length", "warm_length")},

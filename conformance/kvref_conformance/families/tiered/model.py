@@ -22,7 +22,8 @@ from kvref_conformance.oracle.expected import (
     wrong_arrays,
 )  # fmt: skip
 from kvref_conformance.oracle.formats import AFFINE, PLAIN, SYMMETRIC
-from kvref_conformance.oracle.model import Look, Model
+from kvref_conformance.oracle.model import Look
+from kvref_conformance.oracle.moved import BLAMED, MovedWhole
 from kvref_conformance.oracle.rows import Reads
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "float8_e4m3fn": 1, "float8_e5m2": 1, "q8": 1}
@@ -32,9 +33,11 @@ WENT_BACK = {"truncate": "EDIT-01", "truncate, which it might have refused": "ED
 ALLOWED = {"tail_dtype": PLAIN, "warm_format": SYMMETRIC + AFFINE, "store_format": SYMMETRIC + AFFINE}
 
 
-class Tiered(Model):
+class Tiered(MovedWhole):
     family = "tiered"
+    held = ("tiers", "unknown")
     blamed: ClassVar = {
+        **BLAMED,
         ("append", "total_tokens"): "TIER-05", ("clear", "total_tokens"): "LAW-05", ("clear", "read"): "LAW-05",
         ("policy", "read"): "TIER-10", ("policy", "stats"): "TIER-10", ("policy", "tier_of"): "TIER-10",
         **{(op, seen): clause for op, clause in WENT_BACK.items() for seen in ("total_tokens", "stats", "read", "tier_of")},
@@ -43,7 +46,7 @@ class Tiered(Model):
 
     def __init__(self, *, num_kv_heads: int, head_dim: int, migration_batch: int, **policy: Any) -> None:
         super().__init__()
-        self.row, self.policy = (num_kv_heads, head_dim), policy
+        self.row, self.batch, self.policy = (num_kv_heads, head_dim), migration_batch, policy
         self.tiers = Tiers(**policy)
         self.evicted = False  # by the last append
         self.unknown = False
@@ -76,6 +79,12 @@ class Tiered(Model):
         if not finite(*rows) or any(np.abs(part).max(initial=0) >= 2.0**126 for part in held):
             return TakenOrRefused("TIER-13", self.did("append", taken), refused=lambda: self.did("refused")(None))
         return Expected("LAW-04", self.did("append", change))
+
+    def shape(self) -> Any:
+        return self.row, self.batch, self.policy
+
+    def is_empty(self) -> bool:
+        return not self.tiers.tokens
 
     def read(self) -> Expected:
         if self.unknown:

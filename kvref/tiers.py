@@ -1,0 +1,95 @@
+"""What the tiers of the tiered cache are made of: queues of tokens, in one format after another."""
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from kvref.array import Array
+from kvref.backend import Backend
+from kvref.contents import counter
+from kvref.errors import FileDamaged
+from kvref.formats import FORMATS
+from kvref.slots import TokenStore
+
+
+class Run:
+    """Consecutive tokens in one format: position p lies in slot p % capacity."""
+
+    def __init__(self, capacity: int, start: int, store: TokenStore) -> None:
+        self.capacity, self.start, self.stop, self.store = capacity, start, start, store
+
+    def said(self) -> list[int | str]:
+        """What a file says of it (MOVE-01)."""
+        return [self.store.format.name, self.capacity, self.start, self.stop]
+
+    def slots(self, start: int, stop: int) -> list[int]:
+        return [position % self.capacity for position in range(start, stop)]
+
+
+class Tier:
+    """A queue of tokens: written at the new end, read and let go at the old end.
+
+    A change of policy opens a new run, and the old one drains: a token is never stored again where it already is (TIER-10).
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.room = 0  # tokens it may keep; one batch more lies here while they move on
+        self.runs: deque[Run] = deque()
+
+    def __len__(self) -> int:
+        return sum(run.stop - run.start for run in self.runs)
+
+    def write(self, keys: Array, values: Array) -> None:
+        run = self.runs[-1]
+        stop = run.stop + keys.shape[0]
+        run.store.write(run.slots(run.stop, stop), keys, values)
+        run.stop = stop
+
+    def oldest(self, count: int) -> Iterator[tuple[Array, Array]]:
+        """What the oldest `count` tokens read as, a run at a time."""
+        for run in self.runs:
+            taken = min(count, run.stop - run.start)
+            count -= taken
+            if taken:
+                yield run.store.read(run.slots(run.start, run.start + taken))
+
+    def let_go(self, count: int) -> None:
+        while count:
+            run = self.runs[0]
+            taken = min(count, run.stop - run.start)
+            run.start += taken
+            count -= taken
+            if run.start == run.stop and len(self.runs) > 1:
+                self.runs.popleft()
+
+    def take_back(self, count: int) -> int:
+        """Forget the newest `count` tokens: how many those are."""
+        left = count
+        for run in reversed(self.runs):
+            taken = min(left, run.stop - run.start)
+            run.stop -= taken
+            left -= taken
+        return count
+
+    def drop_drained(self) -> None:
+        """Give back the memory of runs that hold no token and take none (TIER-16)."""
+        self.runs = deque(run for run in self.runs if run.start < run.stop or (self.room and run is self.runs[-1]))
+
+    @property
+    def bytes(self) -> int:
+        return sum((run.stop - run.start) * run.store.token_bytes for run in self.runs)
+
+
+def runs_said(said: Any, most: int, num_kv_heads: int, head_dim: int, backend: Backend) -> Iterator[Run]:
+    """Runs as a file says that there were some in a tier, with nothing in them. most: their capacity. Raises FileDamaged."""
+    if not isinstance(said, list) or not all(isinstance(run, list) and len(run) == 4 for run in said):
+        raise FileDamaged(f"file: expected the runs of a tier, got {str(said)[:60]}")
+    for name, capacity, first, end in said:
+        if not isinstance(name, str) or name not in FORMATS:
+            raise FileDamaged(f"file: format: expected one that there is, got {name!r}")
+        room, start = counter(capacity, "capacity", most), counter(first, "start")
+        run = Run(room, start, TokenStore(backend, FORMATS[name], room, num_kv_heads, head_dim))
+        run.stop = counter(end, "stop", start + room)
+        counter(run.stop - start, "tokens of a run")
+        yield run
