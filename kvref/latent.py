@@ -11,7 +11,8 @@ the query, that of the values behind the weighted mean of latents, and between t
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 
 import numpy as np
 from array_api_compat import array_namespace
@@ -20,6 +21,7 @@ from kvref.array import UNIT_ROUNDOFF as U
 from kvref.array import Array, dtype_name
 from kvref.attention import EXP_ERROR, attention
 from kvref.backend import Backend, reference
+from kvref.contents import Contents, Saved, Stretch
 from kvref.errors import (
     CapacityExceeded,
     ConfigError,
@@ -32,6 +34,7 @@ from kvref.formats import FORMATS, element_format, get_format
 from kvref.formats.base import stored_as
 from kvref.inputs import accept
 from kvref.slots import SlotStore
+from kvref.transfer import Movable
 
 PACKED = "packed"  # FP8 latents with a scale each TILE numbers, and the rope part in bfloat16 (MLA-04)
 DTYPES = (*FORMATS, PACKED)
@@ -59,7 +62,9 @@ class LatentConfig:
             get_format(self.dtype, among=DTYPES).code_width(width)
 
 
-class LatentCache:
+class LatentCache(Movable):
+    _moved = ("_stores", "_length")
+
     def __init__(self, config: LatentConfig, backend: Backend = reference) -> None:
         self.config = config
         self._backend = backend
@@ -131,6 +136,23 @@ class LatentCache:
     def clear(self) -> None:
         """Forget every token."""
         self._length = 0
+
+    def contents(self) -> Contents:
+        """What is saved: of any room, for that is no part of what it holds."""
+        shape = {name: size for name, size in asdict(self.config).items() if name != "max_tokens"}
+        return Contents("latent", shape, {}, self._stretches())
+
+    def _another(self) -> "LatentCache":
+        return LatentCache(self.config, self._backend)
+
+    def _make_room(self, saved: Saved) -> Sequence[Stretch]:
+        self._length = saved.count("rows.0")
+        if self._length > self.config.max_tokens:
+            raise CapacityExceeded(f"load: expected at most {self.config.max_tokens} tokens, got {self._length}")
+        return self._stretches()
+
+    def _stretches(self) -> list[Stretch]:
+        return [Stretch(f"rows.{at}", store, np.arange(self._length)) for at, store in enumerate(self._stores)]
 
     def attend(self, query: Array, up_keys: Array, up_values: Array, scale: float | None = None, causal: bool = False) -> Array:
         """Attention of each head over the keys and values that its matrices make of the rows, which are not made: float32

@@ -6,11 +6,9 @@ never again (QUANT-05).
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import BinaryIO
 
 import numpy as np
 
-from kvref import transfer
 from kvref.array import Array
 from kvref.attention import attention
 from kvref.backend import Backend, reference
@@ -26,6 +24,7 @@ from kvref.errors import (
 from kvref.formats import ROW_FORMATS, Format, get_format
 from kvref.inputs import accept, accept_pair
 from kvref.slots import TokenStore
+from kvref.transfer import Movable
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,9 @@ class QuantizedConfig:
         return keys, values
 
 
-class QuantizedCache:
+class QuantizedCache(Movable):
+    _moved = ("_store", "_lengths")
+
     def __init__(self, config: QuantizedConfig, backend: Backend = reference) -> None:
         self.config = config
         self._backend = backend
@@ -135,24 +136,13 @@ class QuantizedCache:
         keys, values = self.read_tokens(layer, range(self.length(layer)))
         return attention(query, keys, values, scale=scale, causal=causal, backend=self._backend)
 
-    def save(self) -> Array:
-        """What it holds, as a file's bytes, uint8 [n] (MOVE-01); `kvref.save` writes the file itself."""
-        return transfer.as_array(self.contents(), self._backend)
-
-    def load(self, data: Array) -> None:
-        """Hold what was saved, in place of what it holds. Raises FileDamaged, ConfigError or CapacityExceeded (MOVE-03)."""
-        self.receive(transfer.opened(data, self._backend))
-
     def contents(self) -> Contents:
         """What is saved: of any capacity, for that is no part of what it holds."""
         shape = {name: size for name, size in asdict(self.config).items() if name != "capacity"}
         return Contents("quantized", shape, {}, self._stretches())
 
-    def receive(self, file: BinaryIO) -> None:
-        """`load` of a file that is open."""
-        new = QuantizedCache(self.config, self._backend)  # which takes this one's place once the whole file was right
-        transfer.read(file, "quantized", self.contents().shape, new._make_room, self._backend)
-        self._store, self._lengths = new._store, new._lengths
+    def _another(self) -> "QuantizedCache":
+        return QuantizedCache(self.config, self._backend)
 
     def _make_room(self, saved: Saved) -> list[Stretch]:
         self._lengths = [saved.count(f"layers.{layer}.keys") for layer in range(self.config.num_layers)]

@@ -7,18 +7,24 @@ if there is one and from there into the store, each time quantized from what the
 oldest are evicted. Positions are absolute: eviction never renumbers.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from threading import RLock
+from typing import BinaryIO
+
+import numpy as np
 
 from kvref.array import Array
 from kvref.attention import attention
 from kvref.backend import Backend, reference
 from kvref.buffers import VALUE_BYTES, Buffer, BufferPool
+from kvref.contents import Contents, Saved, Stretch, both
 from kvref.errors import ConfigError, NonFinite, NotTruncatable, PositionOutOfRange, in_range, whole_fields
 from kvref.formats import FORMATS, PLAIN_DTYPES, SCALED_FORMATS, get_format
 from kvref.inputs import accept_pair
 from kvref.slots import TokenStore
-from kvref.tiers import Run, Tier, check_way
+from kvref.tiers import Run, Tier, check_way, runs_said
+from kvref.transfer import Movable
 
 MAGNITUDES_BELOW = 2.0**126  # of what is taken: no tier's rounding then takes a value, or a range, past float32 (TIER-13)
 POLICY = ("tail_length", "tail_dtype", "warm_length", "warm_format", "store_format")
@@ -69,7 +75,9 @@ class TieredStats:
     compression_ratio: float
 
 
-class TieredCache:
+class TieredCache(Movable):
+    _moved = ("_tiers", "_next", "_moved_at")
+
     def __init__(self, config: TieredConfig, backend: Backend = reference) -> None:
         self._backend = backend
         self._lock = RLock()
@@ -191,6 +199,33 @@ class TieredCache:
             self._next = self._moved_at = 0
             for tier in self._tiers:
                 tier.let_go(len(tier))
+
+    def contents(self) -> Contents:
+        """What is saved: every token in the tier and the format that it is in."""
+        with self._lock:
+            tiers = {tier.name: [run.said() for run in tier.runs] for tier in self._tiers}
+            state = {"next": self._next, "moved_at": self._moved_at, "tiers": tiers}
+            return Contents("tiered", asdict(self.config), state, self._stretches())
+
+    def receive(self, file: BinaryIO) -> None:
+        with self._lock:
+            super().receive(file)
+
+    def _another(self) -> "TieredCache":
+        return TieredCache(self.config, self._backend)
+
+    def _make_room(self, saved: Saved) -> Sequence[Stretch]:
+        self._next = saved.number("next")
+        self._moved_at = saved.number("moved_at", most=self._next)
+        tiers, config = saved.state.get("tiers"), self.config
+        for tier in self._tiers:
+            said = tiers.get(tier.name) if isinstance(tiers, dict) else None
+            tier.runs = deque(runs_said(said, config.max_tokens, config.num_kv_heads, config.head_dim, self._backend))
+        return self._stretches()
+
+    def _stretches(self) -> list[Stretch]:
+        runs = [(f"{tier.name}.{at}", run) for tier in self._tiers for at, run in enumerate(tier.runs)]
+        return [each for name, run in runs for each in both(name, run.store, np.array(run.slots(run.start, run.stop), np.int64))]
 
     def _settle(self) -> None:
         """Move tokens on, a batch at a time, until every tier is within its room.

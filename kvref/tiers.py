@@ -2,9 +2,13 @@
 
 from collections import deque
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from kvref.array import Array
-from kvref.formats import Format
+from kvref.backend import Backend
+from kvref.contents import counter
+from kvref.errors import FileDamaged
+from kvref.formats import FORMATS, Format
 from kvref.slots import TokenStore
 
 
@@ -13,6 +17,10 @@ class Run:
 
     def __init__(self, capacity: int, start: int, store: TokenStore) -> None:
         self.capacity, self.start, self.stop, self.store = capacity, start, start, store
+
+    def said(self) -> list[int | str]:
+        """What a file says of it (MOVE-01)."""
+        return [self.store.format.name, self.capacity, self.start, self.stop]
 
     def slots(self, start: int, stop: int) -> list[int]:
         return [position % self.capacity for position in range(start, stop)]
@@ -85,3 +93,17 @@ def check_way(keys: Array, values: Array, stores: Sequence[TokenStore]) -> None:
     """
     for store in stores if any(store.format.granularity == "group" for store in stores) else ():
         keys, values = store.dequantized(store.quantized(keys, values))
+
+
+def runs_said(said: Any, most: int, num_kv_heads: int, head_dim: int, backend: Backend) -> Iterator[Run]:
+    """Runs as a file says that there were some in a tier, with nothing in them. most: their capacity. Raises FileDamaged."""
+    if not isinstance(said, list) or not all(isinstance(run, list) and len(run) == 4 for run in said):
+        raise FileDamaged(f"file: expected the runs of a tier, got {str(said)[:60]}")
+    for name, capacity, first, end in said:
+        if not isinstance(name, str) or name not in FORMATS:
+            raise FileDamaged(f"file: format: expected one that there is, got {name!r}")
+        room, start = counter(capacity, "capacity", most), counter(first, "start")
+        run = Run(room, start, TokenStore(backend, FORMATS[name], room, num_kv_heads, head_dim))
+        run.stop = counter(end, "stop", start + room)
+        counter(run.stop - start, "tokens of a run")
+        yield run

@@ -14,11 +14,12 @@ import io
 import json
 import os
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, BinaryIO, ClassVar, Self, TypeAlias
 
 import numpy as np
 
@@ -34,6 +35,44 @@ NAMES = {
     "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int8": "I8", "uint8": "U8", "uint16": "U16", "int32": "I32",
 }  # fmt: skip
 Entries: TypeAlias = dict[str, dict[str, Any]]  # of a header: dtype, shape and data_offsets, by name
+
+
+class Movable(ABC):
+    """A cache that is saved and loaded as a whole."""
+
+    _backend: Backend
+    _moved: ClassVar[tuple[str, ...]]  # its attributes that hold what is moved
+
+    def save(self) -> Array:
+        """What it holds, as a file's bytes, uint8 [n] (MOVE-01); `kvref.save` writes the file itself."""
+        return as_array(self.contents(), self._backend)
+
+    def load(self, data: Array) -> None:
+        """Hold what was saved, uint8 [n], in place of what it holds.
+
+        Raises FileDamaged, ConfigError, or CapacityExceeded where there is no room for it; then nothing has changed (MOVE-03).
+        """
+        self.receive(opened(data, self._backend))
+
+    def receive(self, file: BinaryIO) -> None:
+        """`load` of a file that is open."""
+        new = self._another()  # which takes this one's place once the whole file was right
+        empty = new.contents()
+        read(file, empty.kind, empty.shape, new._make_room, self._backend)
+        for name in self._moved:
+            setattr(self, name, getattr(new, name))
+
+    @abstractmethod
+    def _another(self) -> Self:
+        """A new cache of the same configuration."""
+
+    @abstractmethod
+    def contents(self) -> Contents:
+        """What is saved."""
+
+    @abstractmethod
+    def _make_room(self, saved: Saved) -> Sequence[Stretch]:
+        """Of a new cache: count what was saved, and say where it goes. Raises FileDamaged or CapacityExceeded."""
 
 
 def save(cache: Any, path: str | os.PathLike[str], *which: Any, **part: Any) -> None:

@@ -8,7 +8,7 @@ attends first, over what was held and what comes, and writes afterwards.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 from kvref.array import Array
 from kvref.attention import Sight, accept_query, attended
 from kvref.backend import Backend, reference
-from kvref.errors import NotTruncatable, PositionOutOfRange, in_range, whole_fields
+from kvref.contents import Contents, Saved, Stretch, both
+from kvref.errors import FileDamaged, NotTruncatable, PositionOutOfRange, in_range, whole_fields
 from kvref.formats import Quantized, get_format
 from kvref.inputs import accept_pair
 from kvref.slots import TokenStore
+from kvref.transfer import Movable
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,9 @@ class WindowedConfig:
         get_format(self.dtype).code_width(self.head_dim)  # which says whether it has groups of whole width
 
 
-class WindowedCache:
+class WindowedCache(Movable):
+    _moved = ("_store", "length", "_first")
+
     def __init__(self, config: WindowedConfig, backend: Backend = reference) -> None:
         self.config = config
         self.length = 0  # tokens that ever came, less what was truncated: the position of the next
@@ -117,6 +121,21 @@ class WindowedCache:
     def clear(self) -> None:
         """Forget every token; the memory stays."""
         self.truncate(0)
+
+    def contents(self) -> Contents:
+        """What is saved: the tokens that are held, oldest first, and which they are."""
+        state = {"length": self.length, "first": self._first}
+        return Contents("windowed", asdict(self.config), state, both("tokens", self._store, self._slots(self._positions())))
+
+    def _another(self) -> "WindowedCache":
+        return WindowedCache(self.config, self._backend)
+
+    def _make_room(self, saved: Saved) -> Sequence[Stretch]:
+        self.length, self._first = saved.number("length"), saved.number("first")
+        end = max(self.config.sinks, self.length)
+        if not max(self.config.sinks, end - self._ring) <= self._first <= end:
+            raise FileDamaged(f"file: first: expected one of the last {self._ring} of {end} positions, got {self._first}")
+        return self.contents().stretches
 
     def _accepted(self, keys: Array, values: Array) -> tuple[Array, Array]:
         return accept_pair(keys, values, ("n", self.config.num_kv_heads, self.config.head_dim), self._backend)

@@ -36,7 +36,7 @@ CACHES = ("contiguous", "paged", "prefix", "windowed", "grouped", "quantized", "
 EMPTY = {
     "small": (FUNCTIONS, STATELESS),
     "speaks_for": (FUNCTIONS, STATELESS),
-    "gives": ((*FUNCTIONS, "contiguous", "windowed", "channels", "tiered", "pooled", "latent"), "no later call refers to it"),
+    "gives": ((*FUNCTIONS, "contiguous", "channels", "pooled"), "no later call refers to it"),
     "several": ((*FUNCTIONS, *CACHES, "blocks", "buffers"), "no argument is a list of what it gave"),
     "formats": ((*FUNCTIONS, "blocks", "buffers", "pooled", "engine"), "none of its sizes is a format"),
     "may_be_zero": ((*FUNCTIONS, "quantized", "buffers", "pooled", "latent"), "with a size of zero it would be nothing"),

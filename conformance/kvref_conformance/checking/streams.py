@@ -25,7 +25,7 @@ from kvref_conformance.outcome import NotOffered
 Bad = tuple[str, str, tuple[Any, ...]]  # the error's kind, and the method and arguments that must raise it
 
 
-SHAPE = ("num_layers", "num_kv_heads", "head_dim", "rank", "rope_dim", "window", "sinks", "rollback")  # that files go by
+SHAPE = ("num_layers", "num_kv_heads", "head_dim", "rank", "rope_dim", "window")  # what files go by
 MANY = 11  # tokens: more than a block, a tail, an initial capacity
 
 

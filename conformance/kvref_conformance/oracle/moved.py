@@ -2,8 +2,9 @@
 
 from abc import abstractmethod
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -11,11 +12,12 @@ from kvref_conformance.oracle.expected import Choice, Expected, Refused, Wrong
 from kvref_conformance.oracle.model import Model
 
 # Whose demand it is what is seen, once a cache was saved or loaded, or refused to be.
-BLAMED: dict[Any, str] = {
-    (did, seen): clause
-    for did, clause in (("save", "MOVE-04"), ("load", "MOVE-01"), ("load of nothing", "MOVE-07"), ("not loaded", "MOVE-03"))
-    for seen in ("length", "read", "num_free_blocks", "block_table", "stats", "tier_of", "total_tokens", "num_bytes", "records")
-}
+DID = {"save": "MOVE-04", "load": "MOVE-01", "load of nothing": "MOVE-07", "not loaded": "MOVE-03"}
+SEEN = (
+    "length", "read", "num_free_blocks", "block_table", "stats", "tier_of", "total_tokens", "stored_tokens", "num_bytes",
+    "records",
+)  # fmt: skip
+BLAMED: dict[Any, str] = {(did, seen): clause for did, clause in DID.items() for seen in SEEN}
 
 
 @dataclass(frozen=True)
@@ -57,3 +59,26 @@ class Movable(Model):
             return self.refuse(wrong)
         did = self.did("load of nothing" if found.empty else "load", lambda ok: change(found.content))
         return Expected("MOVE-01", did)
+
+
+class MovedWhole(Movable):
+    """Of a cache that is saved as a whole. held: the attributes that say what it holds."""
+
+    held: ClassVar[tuple[str, ...]]
+
+    @abstractmethod
+    def is_empty(self) -> bool: ...
+
+    def lacks(self, content: dict[str, Any]) -> Wrong:
+        """What there is no room for."""
+        return []
+
+    def save(self) -> Expected:
+        return self.saving({name: deepcopy(getattr(self, name)) for name in self.held}, self.is_empty())
+
+    def load(self, data: Any) -> Expected:
+        def change(content: dict[str, Any]) -> None:
+            for name, value in content.items():
+                setattr(self, name, deepcopy(value))
+
+        return self.loading(data, [], change, self.lacks)

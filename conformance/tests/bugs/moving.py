@@ -54,6 +54,40 @@ def a_sequence_is_saved_by_its_first_blocks_alone(patch):
     )  # fmt: skip
 
 
+@bug("MOVE-01")
+def positions_begin_at_zero(patch):
+    in_source(
+        patch, "kvref.windowed.WindowedCache._make_room", 'saved.number("length"), saved.number("first")',
+        'saved.count("tokens.keys"), self.config.sinks',
+    )  # fmt: skip
+
+
+@bug("MOVE-01")
+def tokens_that_were_evicted_are_not_counted(patch):
+    in_source(
+        patch, "kvref.tiered.TieredCache.contents", '"next": self._next, "moved_at": self._moved_at',
+        '"next": self.total_tokens, "moved_at": 0',
+    )  # fmt: skip
+
+
+@bug("MOVE-01")
+def what_moved_on_comes_back(patch):
+    in_source(patch, "kvref.tiered.TieredCache.contents", '"moved_at": self._moved_at', '"moved_at": 0')
+
+
+@bug("MOVE-01")
+def a_store_has_one_format(patch):
+    in_source(
+        patch, "kvref.tiered.runs_said", "Run(room, start, TokenStore(backend, FORMATS[name],",
+        "Run(room, start, TokenStore(backend, FORMATS[said[-1][0]],",
+    )  # fmt: skip
+
+
+@bug("MOVE-01")
+def rope_parts_are_not_saved(patch):
+    in_source(patch, "kvref.latent.LatentCache._stretches", "enumerate(self._stores)", "enumerate(self._stores[:1])")
+
+
 @bug("MOVE-02")
 def a_file_goes_by_its_blocks(patch):
     in_source(patch, "kvref.paged.PagedCache._moved_shape", '("num_blocks", "block_size")', '("num_blocks",)')
@@ -125,7 +159,13 @@ def the_old_sequence_goes_first(patch):
 
 @bug("MOVE-03")
 def the_old_cache_goes_first(patch):
-    in_source(patch, "kvref.quantized.QuantizedCache.receive", "new = QuantizedCache", "self.clear(); new = QuantizedCache")
+    receive = QuantizedCache.receive
+
+    def first(self, file):
+        self.clear()
+        receive(self, file)
+
+    patch.setattr(QuantizedCache, "receive", first)
 
 
 @bug("MOVE-03")
@@ -138,7 +178,7 @@ def a_failed_load_keeps_its_blocks(patch):
 @bug("MOVE-03")
 def it_is_written_over_what_is_there(patch):
     in_source(
-        patch, "kvref.quantized.QuantizedCache.receive", "new = QuantizedCache(self.config, self._backend)", "new = self",
+        patch, "kvref.transfer.Movable.receive", "new = self._another()", "new = self",
     )  # fmt: skip
 
 
@@ -204,10 +244,13 @@ def some_heads_are_all_heads(patch):
 
 @bug("MOVE-07")
 def nothing_changes_nothing(patch):
-    in_source(
-        patch, "kvref.quantized.QuantizedCache.receive", "self._store, self._lengths =",
-        "if any(new._lengths): self._store, self._lengths =",
-    )  # fmt: skip
+    load = QuantizedCache.load
+
+    def unless_empty(self, data):
+        if b"[0," not in bytes(data):
+            load(self, data)
+
+    patch.setattr(QuantizedCache, "load", unless_empty)
 
 
 @bug("MOVE-07")

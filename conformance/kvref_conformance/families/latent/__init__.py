@@ -30,6 +30,7 @@ FAMILY = Family(
         "EDIT-01",
         "EDIT-02",
     ),
+    gives={"save": "data"},
     formats={"dtype": (*PLAIN, PACKED, *SCALED)},
     fits=fits,
     token_axis=-2,

@@ -3,7 +3,7 @@
 from typing import Annotated, Protocol
 
 from kvref.array import Array
-from kvref_conformance.interface import Attended
+from kvref_conformance.interface import Attended, Saved
 
 Latents = Annotated[Array, "[n, rank]"]
 Ropes = Annotated[Array, "[n, rope_dim]"]
@@ -16,6 +16,7 @@ UpValues = Annotated[Array, "[num_query_heads, value_dim, rank]"]
 # The errors that each operation may have to answer with; what `new` has to refuse is always a ConfigError.
 ERRORS: dict[str, str] = {
     "append": "ShapeMismatch DtypeMismatch NonFinite CapacityExceeded",
+    "load": "FileDamaged ConfigError CapacityExceeded",
     "truncate": "PositionOutOfRange",
     "attend": "ShapeMismatch DtypeMismatch",
 }
@@ -32,6 +33,8 @@ class Latent(Protocol):
     def records(self) -> Records: ...
     def truncate(self, length: int) -> None: ...
     def clear(self) -> None: ...
+    def save(self) -> Saved: ...
+    def load(self, data: Saved) -> None: ...
     def attend(self, query: Queries, up_keys: UpKeys, up_values: UpValues, scale: float, causal: bool) -> Attended: ...
 
 

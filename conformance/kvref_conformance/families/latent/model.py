@@ -24,13 +24,16 @@ from kvref_conformance.oracle.expected import (
 )  # fmt: skip
 from kvref_conformance.oracle.formats import PACKED, PLAIN
 from kvref_conformance.oracle.latent import attention, records_of, row_as, row_bytes
-from kvref_conformance.oracle.model import Look, Model
+from kvref_conformance.oracle.model import Look
+from kvref_conformance.oracle.moved import BLAMED, MovedWhole
 from kvref_conformance.oracle.rows import Reads
 
 
-class Latent(Model):
+class Latent(MovedWhole):
     family = "latent"
+    held = ("tokens", "unknown")
     blamed: ClassVar = {
+        **BLAMED,
         ("clear", "length"): "MLA-05", ("clear", "read"): "LAW-05", ("truncate", "length"): "EDIT-01",
         ("truncate", "read"): "EDIT-01", "length": "MLA-05",
     }  # fmt: skip
@@ -113,6 +116,15 @@ class Latent(Model):
             self.tokens, self.unknown = [], False
 
         return Expected("MLA-05", self.did("clear", change))
+
+    def shape(self) -> Any:
+        return self.rank, self.rope_dim, self.dtype
+
+    def is_empty(self) -> bool:
+        return not self.tokens
+
+    def lacks(self, content: dict[str, Any]) -> Wrong:
+        return [("CapacityExceeded", "MOVE-02")] if len(content["tokens"]) > self.room else []
 
     def attend(self, query: Any, up_keys: Any, up_values: Any, scale: float, causal: bool) -> Expected:
         given = [float32(each) for each in (query, up_keys, up_values)]

@@ -10,6 +10,7 @@ def steps(sizes: Sizes) -> Steps:
         **owned("latent", {
             "append": of(latent=rows(2, rank), rope=rows(2, rope_dim)), "length": of(), "num_bytes": of(), "read": of(),
             "attend": of(query=query, up_keys=up, up_values=up, scale=1.0, causal=True), "truncate": of(length=1),
-            "records": of(), "clear": of(),
+            "records": of(), "save": of(),
+            "load": of(data=lambda got: got["latent.save"]), "clear": of(),
         }),
     }  # fmt: skip

@@ -28,6 +28,15 @@ class LatentStream(Stream):
     def laid_out(self, tokens: NDArray) -> NDArray:
         return tokens[:, 0, :]
 
+    def saved_as_is(self) -> Any:
+        return self.cache.as_is("save")
+
+    def load(self, data: Any) -> None:
+        self.cache.load(data)
+
+    def elsewhere(self) -> Stream:
+        return self.fresh(**self.config | {"max_tokens": self.config["max_tokens"] + 3})
+
     def length(self) -> int:
         return int(self.cache.length)
 

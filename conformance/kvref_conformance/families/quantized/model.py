@@ -22,12 +22,13 @@ from kvref_conformance.oracle.expected import (
 )  # fmt: skip
 from kvref_conformance.oracle.formats import IN_GROUPS, STATIC, group_of, inner_of
 from kvref_conformance.oracle.model import Look
-from kvref_conformance.oracle.moved import BLAMED, Movable
+from kvref_conformance.oracle.moved import BLAMED, MovedWhole
 from kvref_conformance.oracle.rows import Reads, read_as, row_bytes
 
 
-class Quantized(Movable):
+class Quantized(MovedWhole):
     family = "quantized"
+    held = ("tokens", "unknown")
     blamed: ClassVar = BLAMED | {
         ("clear", "length"): "QUANT-08", ("clear", "read"): "QUANT-08", ("truncate", "length"): "EDIT-01",
         ("truncate", "read"): "EDIT-01", "length": "QUANT-01", "bytes": "QUANT-07",
@@ -165,15 +166,11 @@ class Quantized(Movable):
     def shape(self) -> Any:
         return self.num_layers, self.row, self.format
 
-    def save(self) -> Expected:
-        content = [list(tokens) for tokens in self.tokens], self.unknown
-        return self.saving(content, empty=not any(self.tokens))
+    def is_empty(self) -> bool:
+        return not any(self.tokens)
 
-    def load(self, data: Any) -> Expected:
-        def change(content: Any) -> None:
-            self.tokens, self.unknown, self.written = [list(tokens) for tokens in content[0]], content[1], set()
-
-        return self.loading(data, [], change, lambda content: self._too_many(max(map(len, content[0]))))
+    def lacks(self, content: dict[str, Any]) -> Wrong:
+        return self._too_many(max(map(len, content["tokens"])))
 
     def attend(self, layer: Any, query: Any, scale: float) -> Expected:
         if wrong := not_in_range(layer, self.num_layers, "LayerOutOfRange"):

@@ -15,6 +15,7 @@ FAMILY = Family(
     chapter="tiered",
     small=SMALL,
     speaks_for=(*OF_CACHES, "ATTN-10", *(f"TIER-{n:02}" for n in (1, 2, 3, 5, 6, 7, 8, 10, 13, 14, 17, 18)), *EDITS),
+    gives={"save": "data"},
     formats={"tail_dtype": PLAIN, "warm_format": SCALED, "store_format": SCALED},
     fits=lambda config: all(config["head_dim"] % group_of(config[name]) == 0 for name in ("warm_format", "store_format")),
     may_be_zero=("tail_length", "warm_length"),

@@ -2,7 +2,7 @@
 
 from typing import Any, Protocol
 
-from kvref_conformance.interface import Query, Statistics, Tokens
+from kvref_conformance.interface import Query, Saved, Statistics, Tokens
 
 _TOKENS = "ShapeMismatch DtypeMismatch NonFinite"
 # The errors that each operation may have to answer with; what `new` has to refuse is always a ConfigError.
@@ -11,6 +11,7 @@ ERRORS: dict[str, str] = {
     "tier_of": "PositionOutOfRange",
     "update_policy": "ConfigError NonFinite",
     "attend": "ShapeMismatch DtypeMismatch",
+    "load": "FileDamaged ConfigError",
     "truncate": "PositionOutOfRange NotTruncatable",
 }
 
@@ -38,6 +39,8 @@ class Tiered(Protocol):
     def update_policy(self, **changes: Any) -> None: ...
     def truncate(self, length: int) -> None: ...
     def clear(self) -> None: ...
+    def save(self) -> Saved: ...
+    def load(self, data: Saved) -> None: ...
     def attend(self, query: Query, scale: float) -> Query: ...
 
 

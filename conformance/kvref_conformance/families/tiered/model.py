@@ -22,7 +22,8 @@ from kvref_conformance.oracle.expected import (
     wrong_arrays,
 )  # fmt: skip
 from kvref_conformance.oracle.formats import IN_GROUPS, PLAIN, SCALED, group_of
-from kvref_conformance.oracle.model import Look, Model
+from kvref_conformance.oracle.model import Look
+from kvref_conformance.oracle.moved import BLAMED, MovedWhole
 from kvref_conformance.oracle.rows import Reads
 from kvref_conformance.oracle.tokens import token_bytes
 
@@ -32,9 +33,11 @@ WENT_BACK = {"truncate": "EDIT-01", "truncate, which it might have refused": "ED
 ALLOWED = {"tail_dtype": PLAIN, "warm_format": SCALED, "store_format": SCALED}
 
 
-class Tiered(Model):
+class Tiered(MovedWhole):
     family = "tiered"
+    held = ("tiers", "unknown")
     blamed: ClassVar = {
+        **BLAMED,
         ("append", "total_tokens"): "TIER-05", ("clear", "total_tokens"): "LAW-05", ("clear", "read"): "LAW-05",
         ("policy", "read"): "TIER-10", ("policy", "stats"): "TIER-10", ("policy", "tier_of"): "TIER-10",
         **{(op, seen): clause for op, clause in WENT_BACK.items() for seen in ("total_tokens", "stats", "read", "tier_of")},
@@ -43,7 +46,7 @@ class Tiered(Model):
 
     def __init__(self, *, num_kv_heads: int, head_dim: int, migration_batch: int, **policy: Any) -> None:
         super().__init__()
-        self.row, self.policy = (num_kv_heads, head_dim), policy
+        self.row, self.batch, self.policy = (num_kv_heads, head_dim), migration_batch, policy
         self.tiers = Tiers(**policy)
         self.evicted = False  # by the last append
         self.unknown = False
@@ -85,6 +88,12 @@ class Tiered(Model):
         """Whether tokens can go through every tier of the policy; None where either will do."""
         found = {can_go(part, way(self.policy)) for part in (keys, values)}
         return True if found == {True} else False if False in found and all_reached(self.policy) else None
+
+    def shape(self) -> Any:
+        return self.row, self.batch, self.policy
+
+    def is_empty(self) -> bool:
+        return not self.tiers.tokens
 
     def read(self) -> Expected:
         if self.unknown:

@@ -10,6 +10,7 @@ def steps(sizes: Sizes) -> Steps:
         **owned("tiered", {
             "append": of(keys=tokens, values=tokens), "total_tokens": of(), "read": of(), "tier_of": of(position=0),
             "stats": of(), "attend": of(query=query, scale=1.0), "update_policy": of(tail_length=2),
-            "truncate": of(length=1), "clear": of(),
+            "truncate": of(length=1), "save": of(),
+            "load": of(data=lambda got: got["tiered.save"]), "clear": of(),
         }),
     }  # fmt: skip

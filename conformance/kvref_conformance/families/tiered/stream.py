@@ -15,6 +15,12 @@ from kvref_conformance.oracle.rows import Reads
 class TieredStream(Stream):
     family = "tiered"
 
+    def saved_as_is(self) -> Any:
+        return self.cache.as_is("save")
+
+    def load(self, data: Any) -> None:
+        self.cache.load(data)
+
     def length(self) -> int:
         return int(self.cache.total_tokens)
 

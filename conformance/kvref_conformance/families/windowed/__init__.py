@@ -11,6 +11,7 @@ FAMILY = Family(
     chapter="windows",
     small=SMALL,
     speaks_for=(*OF_CACHES, *(f"WIN-{n:02}" for n in range(1, 8)), "WIN-10", "EDIT-02", "ATTN-07"),
+    gives={"save": "data"},
     formats={"dtype": (*PLAIN, *SCALED)},
     fits=lambda config: config["head_dim"] % group_of(config["dtype"]) == 0,
     may_be_zero=("sinks", "chunk", "rollback"),

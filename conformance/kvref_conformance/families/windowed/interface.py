@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from kvref_conformance.interface import Query, Tokens
+from kvref_conformance.interface import Query, Saved, Tokens
 
 _TOKENS = "ShapeMismatch DtypeMismatch NonFinite"
 # The errors that each operation may have to answer with; what `new` has to refuse is always a ConfigError.
@@ -12,6 +12,7 @@ ERRORS: dict[str, str] = {
     "step": _TOKENS,
     "attend": "ShapeMismatch DtypeMismatch PositionOutOfRange",
     "read": "PositionOutOfRange",
+    "load": "FileDamaged ConfigError",
     "truncate": "PositionOutOfRange NotTruncatable",
 }
 
@@ -31,6 +32,8 @@ class Windowed(Protocol):
     def read(self, positions: Sequence[int]) -> tuple[Tokens, Tokens]: ...
     def truncate(self, length: int) -> None: ...
     def clear(self) -> None: ...
+    def save(self) -> Saved: ...
+    def load(self, data: Saved) -> None: ...
 
 
 class Factory(Protocol):

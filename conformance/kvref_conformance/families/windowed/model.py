@@ -26,7 +26,8 @@ from kvref_conformance.oracle.expected import (
     wrong_arrays,
 )  # fmt: skip
 from kvref_conformance.oracle.formats import PLAIN
-from kvref_conformance.oracle.model import Look, Model
+from kvref_conformance.oracle.model import Look
+from kvref_conformance.oracle.moved import BLAMED, MovedWhole
 from kvref_conformance.oracle.rows import Reads
 from kvref_conformance.oracle.tokens import storable, tokens_as
 
@@ -50,9 +51,11 @@ class ArraysOrRefused(Arrays):
         return {"error": {"kinds": list(self.kinds)}, "any": True}
 
 
-class Windowed(Model):
+class Windowed(MovedWhole):
     family = "windowed"
+    held = ("tokens", "kept", "longest", "looked_back")
     blamed: ClassVar = {
+        **BLAMED,
         ("clear", "length"): "LAW-05", ("clear", "read"): "LAW-05", ("clear", "stored_tokens"): "LAW-05",
         **{("truncate", seen): "WIN-06" for seen in ("length", "read", "stored_tokens")},
         "length": "WIN-03", "stored_tokens": "WIN-04", "read": "WIN-03",
@@ -112,6 +115,12 @@ class Windowed(Model):
         at = range(len(self.tokens), len(self.tokens) + len(keys))
         tokens = [*self.tokens, *self._stored(keys, values)]
         return self._attended(self._clause(len(keys)), query, tokens, [self.seen(each) for each in at], scale, then)
+
+    def shape(self) -> Any:
+        return self.row, self.dtype, self.window, self.sinks, self.chunk, self.rollback
+
+    def is_empty(self) -> bool:
+        return not self.tokens
 
     def attend(self, query: Any, scale: float) -> Expected:
         views = [self.seen(len(self.tokens) - 1)] * len(query)

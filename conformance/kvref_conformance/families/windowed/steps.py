@@ -10,6 +10,7 @@ def steps(sizes: Sizes) -> Steps:
         **owned("windowed", {
             "append": of(keys=tokens, values=tokens), "step": of(query=query, keys=tokens, values=tokens, scale=1.0),
             "length": of(), "stored_tokens": of(), "read": of(positions=[1]), "attend": of(query=query, scale=1.0),
-            "truncate": of(length=1), "clear": of(),
+            "truncate": of(length=1), "save": of(),
+            "load": of(data=lambda got: got["windowed.save"]), "clear": of(),
         }),
     }  # fmt: skip

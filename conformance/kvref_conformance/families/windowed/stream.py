@@ -19,6 +19,12 @@ class WindowedStream(Stream):
     def __init__(self, subject: Subject, **changes: Any) -> None:
         super().__init__(subject, **{"window": 40} | changes)
 
+    def saved_as_is(self) -> Any:
+        return self.cache.as_is("save")
+
+    def load(self, data: Any) -> None:
+        self.cache.load(data)
+
     def length(self) -> int:
         return int(self.cache.length)
 

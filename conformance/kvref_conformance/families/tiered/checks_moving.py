@@ -1,0 +1,85 @@
+"""MOVE: every token comes back in the tier and the format that it was in."""
+
+from contextlib import suppress
+
+from kvref_conformance.checking.expect import equal, pair, raises
+from kvref_conformance.checking.registry import check
+from kvref_conformance.checking.setup import made, pair_of_tokens, takes
+from kvref_conformance.conversation.exchange import error_of
+from kvref_conformance.conversation.handle import Handle
+from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.families.tiered.checks import append, both
+from kvref_conformance.outcome import Broken, NotOffered
+
+
+def is_as(loaded: Handle, cache: Handle, when: str) -> None:
+    total = cache.total_tokens
+    equal(loaded.total_tokens, total, f"total_tokens {when}")
+    with suppress(NotOffered):
+        equal(dict(loaded.stats()), dict(cache.stats()), f"stats {when}")
+    pair(loaded.read(), cache.read(), f"what is held {when}")
+
+
+def tiers_of(cache: Handle, first: int, stop: int) -> list[str]:
+    return [cache.tier_of(position) for position in range(first, stop)]
+
+
+def truncated(cache: Handle, length: int) -> str:
+    """What becomes of it."""
+    try:
+        cache.truncate(length)
+    except (NotOffered, Broken):
+        raise
+    except Exception as error:
+        return error_of(error).kind
+    return "truncated"
+
+
+def moved(subject: Subject, cache: Handle, count: int, when: str) -> None:
+    """Whether a cache that so many tokens came to is loaded as it is, and goes on as it does."""
+    loaded = made(subject, "tiered", **cache.config)
+    loaded.load(cache.save())
+    is_as(loaded, cache, when)
+    for more in (1, 4):
+        first = count - cache.total_tokens
+        equal(tiers_of(loaded, first, count), tiers_of(cache, first, count), f"tiers of positions from {first} {when}")
+        if first:
+            with raises("PositionOutOfRange"):
+                loaded.tier_of(first - 1)
+        keys, values = pair_of_tokens(subject, more)
+        for each in (cache, loaded):
+            each.append(keys, values)
+        count += more
+        is_as(loaded, cache, f"{when}, and {more} tokens more")
+        loaded = made(subject, "tiered", **cache.config)
+        loaded.load(cache.save())
+    for length in (count - 2, count):  # of tokens that pushed others on, and of none
+        with suppress(NotOffered):
+            equal(truncated(loaded, length), truncated(cache, length), f"truncate({length}) {when}")
+    is_as(loaded, cache, f"{when}, and truncated")
+
+
+@check("MOVE-01", "tiered")
+def tiers_and_positions_are_those_that_were_saved(subject: Subject) -> None:
+    for warm in dict.fromkeys(subject.size("warm_length", wanted) for wanted in (0, 3)):
+        cache, tiers = both(subject, warm_length=warm)
+        append(subject, cache, tiers, 7)
+        moved(subject, cache, tiers.appended, f"with a warm tier of {warm}")
+        cache, tiers = both(subject, warm_length=warm)
+        append(subject, cache, tiers, cache.config["max_tokens"] + 3)
+        moved(subject, cache, tiers.appended, f"with a warm tier of {warm}, of which the first were evicted")
+
+
+@check("MOVE-01", "tiered")
+def tokens_stay_in_the_format_that_they_came_in(subject: Subject) -> None:
+    cache, tiers = both(subject, warm_length=0)
+    others = [name for name in ("q8", "q4", "int8") if takes(subject, "store_format", name)]
+    others = [name for name in others if name != cache.config["store_format"]]
+    if not others:
+        raise NotOffered("a store of another format")
+    append(subject, cache, tiers, cache.config["tail_length"] + 3)
+    for name in (others[0], cache.config["store_format"]):  # and back to what it was made with
+        cache.update_policy(store_format=name)
+        tiers.update_policy(store_format=name)
+        append(subject, cache, tiers, 2)
+    moved(subject, cache, tiers.appended, "whose store was of another format for a while")

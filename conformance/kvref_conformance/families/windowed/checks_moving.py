@@ -1,0 +1,45 @@
+"""MOVE-01: a window that was saved goes on where it was, and not from the start."""
+
+import numpy as np
+
+from kvref_conformance.checking.attending import even, queries
+from kvref_conformance.checking.expect import equal, pair, raises, same
+from kvref_conformance.checking.registry import check
+from kvref_conformance.checking.setup import new, pair_of_tokens
+from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.oracle.attention import seen
+
+
+@check("MOVE-01", "windowed")
+def positions_go_on_where_they_were(subject: Subject) -> None:
+    for sinks in dict.fromkeys(subject.size("sinks", wanted) for wanted in (0, 2)):
+        cache = new(subject, "windowed", sinks=sinks)
+        sees = {name: cache.config[name] for name in ("window", "sinks", "chunk")}
+        count = 2 * sees["window"] + sinks + cache.config["rollback"] + 1  # tokens that left it, and a ring begun anew
+        cache.append(*pair_of_tokens(subject, count))
+        loaded = new(subject, "windowed", sinks=sinks)
+        loaded.append(*pair_of_tokens(subject, 3))
+        loaded.load(cache.save())
+        for more in (0, 1, 3):
+            keys, values = pair_of_tokens(subject, more)
+            for each in (cache, loaded):
+                each.append(keys, values)
+            count += more
+            when = f"of {count} tokens, with {sinks} sinks, {more} of them since it was loaded"
+            equal(loaded.length, count, f"length {when}")
+            held = [int(at) for at in seen(count, **sees) if at < count]
+            pair(loaded.read(held), cache.read(held), f"positions {held} {when}")
+            if sinks < count - sees["window"] - cache.config["rollback"] - 3:
+                with raises("PositionOutOfRange"):
+                    loaded.read([sinks])
+
+
+@check("MOVE-01", "windowed")
+def what_a_query_sees_is_what_it_would_have_seen(subject: Subject) -> None:
+    cache, loaded = new(subject, "windowed"), new(subject, "windowed")
+    cache.append(*pair_of_tokens(subject, 2 * cache.config["window"] + 1))
+    loaded.load(cache.save())
+    keys, values = pair_of_tokens(subject, 2)
+    query = queries(subject, 2)
+    steps = [np.array(each.step(query, keys, values, even(subject))) for each in (cache, loaded)]
+    same(steps[1], steps[0], "attention of a step after a load, against that of the cache that was saved")
