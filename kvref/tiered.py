@@ -7,6 +7,7 @@ if there is one and from there into the store, each time quantized from what the
 oldest are evicted. Positions are absolute: eviction never renumbers.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from threading import RLock
