@@ -13,6 +13,7 @@ GGML = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl")
 MX = ("mxfp8_e4m3", "mxfp8_e5m2", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp4", "mxint8")
 NVFP4 = ("nvfp4",)
 IN_GROUPS = (*GGML, *MX, *NVFP4, *GROUPS)
+SCALED = (*SYMMETRIC, *AFFINE, *IN_GROUPS)
 
 PACKED = "packed"  # latents as FP8 codes and scales, and beside them numbers that are rotated
 MADE_OF = {PACKED: ("float8_e4m3fn", "bfloat16")}  # no format of its own: who has all of these may have it

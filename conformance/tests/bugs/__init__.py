@@ -10,6 +10,7 @@ CHAPTERS = (
     "group_formats",
     "contiguous",
     "paged",
+    "page_formats",
     "sharing",
     "prefixes",
     "groups",

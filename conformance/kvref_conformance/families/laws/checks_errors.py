@@ -11,6 +11,7 @@ from kvref_conformance.checking.setup import new, refused, takes
 from kvref_conformance.checking.streams import Stream, filled, same_observables
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families import Family
+from kvref_conformance.oracle.formats import PACKED
 from kvref_conformance.outcome import NotOffered
 
 
@@ -77,7 +78,8 @@ def a_configuration_that_makes_no_sense_is_refused(subject: Subject, family: Fam
     new(subject, family.name)
     tried = 0
     for name, value in family.small.items():
-        wrong_kind = "int8" if "dtype" in name else "float16"  # a format, but not one for this
+        others = (each for each in ("int8", "float16", PACKED) if each not in family.formats.get(name, ()))
+        wrong_kind = next(others, "int7")  # a format, but not one for this
         sizes = BAD_SIZES[1:] if name in family.may_be_zero else BAD_SIZES
         bad_values = ("float7", "", None, wrong_kind) if isinstance(value, str) else sizes
         for bad in bad_values:
