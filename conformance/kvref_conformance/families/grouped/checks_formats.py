@@ -9,18 +9,18 @@ from kvref_conformance.checking.registry import check
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families.grouped.checks import reach
 from kvref_conformance.families.grouped.grown import Grown, One
-from kvref_conformance.families.paged.checks_formats import LARGEST, dim_of, of_each_kind
+from kvref_conformance.families.paged.checks_formats import LARGEST, PLACES, dim_of, of_each_kind
 from kvref_conformance.families.prefix.served import prompt
 from kvref_conformance.oracle.elements import MAX
-from kvref_conformance.oracle.formats import AFFINE, IN_GROUPS, SYMMETRIC
+from kvref_conformance.oracle.formats import SYMMETRIC
 from kvref_conformance.oracle.rows import read_tokens
 from kvref_conformance.outcome import NotOffered
 
 
 def in_formats(subject: Subject, tokens: int, sequences: int = 1, **sizes: int) -> Iterator[tuple[str, Grown]]:
     """Caches in a format with a scale a head, one with a scale a token, and one of groups; of each those that there are."""
-    for name in of_each_kind(subject, (SYMMETRIC, AFFINE, IN_GROUPS)):
-        yield name, Grown(subject, tokens, sequences, dtype=name, head_dim=dim_of(name), **sizes)
+    for name in of_each_kind(subject, PLACES):
+        yield name, Grown(subject, tokens, sequences, dtype=name, head_dim=dim_of(name, 1), **sizes)
 
 
 @check("GROUP-08", "grouped")

@@ -19,41 +19,43 @@ from kvref_conformance.oracle.rows import bounds, read_tokens, store
 from kvref_conformance.outcome import NotOffered
 
 LARGEST = float(np.finfo(np.float32).max)
-# Alike in where their scales lie: one a head, one a token, one a group, with the codes or beside them.
 KINDS = (SYMMETRIC, AFFINE, GGML, (*MX, *NVFP4), GROUPS)
+# A scale a head, one a token, one a group: of small groups, so that what is said of them is short.
+PLACES = (SYMMETRIC, AFFINE, tuple(name for name in IN_GROUPS if group_of(name) <= 32))
 
 
 def taken(subject: Subject, among: tuple[str, ...] = SCALED) -> list[str]:
     """Formats with scales that it stores, in rows that its limits allow. Raises NotOffered: for its format alone."""
-    fits = (name for name in among if subject.size("head_dim", dim_of(name)) % group_of(name) == 0)
-    found = [name for name in fits if takes(subject, "dtype", name)]
+    there = (name for name in among if takes(subject, "dtype", name))
+    dims = {name: [subject.size("head_dim", dim_of(name, groups)) for groups in (1, 2)] for name in there}
+    found = [name for name, each in dims.items() if not any(dim % group_of(name) for dim in each)]
     if not found:
         raise NotOffered(either(among))
     return found
 
 
-def dim_of(format: str) -> int:
-    """Two groups a row, where it has groups."""
-    return 2 * group_of(format) if format in IN_GROUPS else 5
+def dim_of(format: str, groups: int = 2) -> int:
+    """So many groups a row, where it has groups."""
+    return groups * group_of(format) if format in IN_GROUPS else 5
 
 
-def of_each_kind(subject: Subject, kinds: tuple[tuple[str, ...], ...], count: int = 1) -> list[str]:
-    """So many formats of each kind, other ones for each check."""
+def of_each_kind(subject: Subject, kinds: tuple[tuple[str, ...], ...] = KINDS, count: int = 1) -> list[str]:
+    """So many formats of each kind, other ones for each check; one at least."""
     there = taken(subject)
     among = [[name for name in there if name in kind] for kind in kinds]
     drawn = [subject.rng.permutation(len(each))[:count] for each in among]
-    return [names[at] for names, those in zip(among, drawn, strict=True) for at in those]
+    return [names[at] for names, those in zip(among, drawn, strict=True) for at in those] or there[:1]
 
 
-def pages(subject: Subject, entries: int = 8) -> Iterator[Known]:
-    """Caches in a format with a scale a head, one with a scale a token, and one of groups; of each those that there are."""
-    for name in of_each_kind(subject, (SYMMETRIC, AFFINE, IN_GROUPS)):
-        yield Known(subject, with_room(subject, entries, dtype=name, head_dim=dim_of(name), num_layers=1))
+def pages(subject: Subject) -> Iterator[Known]:
+    """Caches of one layer in formats that differ in where their scales lie; of these all that there are."""
+    for name in of_each_kind(subject, PLACES):
+        yield Known(subject, with_room(subject, 8, dtype=name, head_dim=dim_of(name, 1), num_layers=1))
 
 
 @check("PAGED-18", "paged")
 def tokens_in_pages_read_back_as_their_format_says(subject: Subject) -> None:
-    for name in of_each_kind(subject, KINDS, 2):
+    for name in of_each_kind(subject, count=2):
         cache = Known(subject, with_room(subject, 8, dtype=name, head_dim=dim_of(name), num_layers=1))
         sequences, half = [cache.create(1) for _ in range(subject.size("sequences", 2))], cache.size // 2 + 1
         for sequence in sequences:  # whose blocks lie between each other's
@@ -123,8 +125,8 @@ def scales_move_with_their_tokens(subject: Subject) -> None:
 
 @check("PAGED-18", "paged")
 def blocks_that_others_had_come_without_their_scales(subject: Subject) -> None:
-    for name in of_each_kind(subject, (SYMMETRIC, AFFINE, IN_GROUPS)):
-        cache = Known(subject, to_be_filled(subject, 2, dtype=name, head_dim=dim_of(name), num_layers=1))
+    for name in of_each_kind(subject, PLACES):
+        cache = Known(subject, to_be_filled(subject, 2, dtype=name, head_dim=dim_of(name, 1), num_layers=1))
         for _ in range(3):
             sequence = cache.create(room(cache.cache) * cache.size - 1)
             cache.look(f"in blocks that another had, in {name}")

@@ -3,18 +3,15 @@
 from kvref_conformance.checking.expect import equal, pair
 from kvref_conformance.checking.registry import check
 from kvref_conformance.conversation.subject import Subject
-from kvref_conformance.families.paged.checks_formats import dim_of, of_each_kind
+from kvref_conformance.families.paged.checks_formats import PLACES, dim_of, of_each_kind
 from kvref_conformance.families.prefix.served import Served, exactly, prompt
-from kvref_conformance.oracle.formats import AFFINE, IN_GROUPS, SYMMETRIC
-
-KINDS = (SYMMETRIC, AFFINE, IN_GROUPS)
 
 
 @check("PREFIX-16", "prefix")
 def a_hit_reads_the_bits_that_were_committed(subject: Subject) -> None:
     subject.need(sequences=2)
-    for name in of_each_kind(subject, KINDS):
-        served = Served(subject, dtype=name, head_dim=dim_of(name), num_layers=1)
+    for name in of_each_kind(subject, PLACES):
+        served = Served(subject, dtype=name, head_dim=dim_of(name, 1), num_layers=1)
         tokens, hit = prompt(2 * served.size + 1), 2 * served.size
         first = served.serve(tokens)
         before = [part[:hit] for part in served.cache.gather(first, 0)]
@@ -29,8 +26,8 @@ def a_hit_reads_the_bits_that_were_committed(subject: Subject) -> None:
 
 @check("PREFIX-16", "prefix")
 def what_was_evicted_comes_back_with_scales_of_its_own(subject: Subject) -> None:
-    for name in of_each_kind(subject, KINDS):
-        served = exactly(subject, 3, dtype=name, head_dim=dim_of(name), num_layers=1)
+    for name in of_each_kind(subject, PLACES):
+        served = exactly(subject, 3, dtype=name, head_dim=dim_of(name, 1), num_layers=1)
         one, other = prompt(2 * served.size + 1), prompt(3 * served.size, 2)
         for tokens in (one, other, one):  # of which each takes every block, or nearly
             sequence = served.serve(tokens)
