@@ -16,7 +16,7 @@ from kvref.attention import Sight, attention
 from kvref.backend import Backend, reference
 from kvref.blocks import NO_BLOCK
 from kvref.errors import ConfigError, LayerOutOfRange, NotTruncatable, OutOfBlocks, PositionOutOfRange, in_range, whole_fields
-from kvref.formats import PLAIN_DTYPES, get_format
+from kvref.formats import get_format
 from kvref.inputs import accept, accept_pair
 from kvref.prefix import FindablePool, Finder, Found, Tokens, Told, block_keys, token_numbers
 from kvref.slots import TokenStore
@@ -27,6 +27,7 @@ class GroupedConfig:
     """num_blocks counts blocks of one group: n tokens that are all held take num_groups * ceil(n / block_size) of them.
 
     Gemma 3, whose every sixth layer sees everything, has num_groups 6; gpt-oss has 2; 1 is a model whose layers are alike.
+    dtype: any format, as in PagedConfig.
     """
 
     num_blocks: int
@@ -43,7 +44,7 @@ class GroupedConfig:
         whole_fields(self, "num_layers", "num_groups", "window", "num_kv_heads", "head_dim", "block_size")
         if self.num_layers % self.num_groups:
             raise ConfigError(f"num_layers: expected a multiple of num_groups {self.num_groups}, got {self.num_layers}")
-        get_format(self.dtype, among=PLAIN_DTYPES)
+        get_format(self.dtype).code_width(self.head_dim)  # which says whether its groups go into it
 
 
 class GroupedCache(Finder):
@@ -108,6 +109,9 @@ class GroupedCache(Finder):
         length, count = self.length(sequence), keys.shape[1]
         if count == 0:
             return
+        rows = (config.num_layers * count, config.num_kv_heads, config.head_dim)
+        keys, values = (self._backend.xp.reshape(each, rows) for each in (keys, values))
+        new = self._store.quantized(keys, values)  # may raise, so that it comes before blocks go or are taken
         positions, unseen = np.arange(length, length + count), self._unseen(length)
         groups, more = np.arange(config.num_groups)[:, None], self._missing(table, length + count)
         free = self.pool.num_free + sum(self.pool.references(block) == 1 for block in self._tables.before(table, unseen))
@@ -116,9 +120,7 @@ class GroupedCache(Finder):
             raise OutOfBlocks(f"blocks: expected {needed} free ones, got {free}")
         self.pool.free_many(self._tables.release(table, unseen))
         self._prepare(more, table, groups, positions)
-        slots = self._slots(table, np.arange(config.num_layers)[:, None], positions).reshape(-1)
-        rows = (slots.size, config.num_kv_heads, config.head_dim)
-        self._store.write(slots, *(self._backend.xp.reshape(each, rows) for each in (keys, values)))
+        self._store.put(self._slots(table, np.arange(config.num_layers)[:, None], positions).reshape(-1), new)
         self._tables.lengths[table] = length + count
 
     def read(self, sequence: int, layer: int, positions: Sequence[int]) -> tuple[Array, Array]:

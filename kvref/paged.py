@@ -1,7 +1,8 @@
 """The paged cache: sequences of tokens in blocks from one pool, as in PagedAttention.
 
 Keys and values each lie in one store of num_blocks * block_size slots, shared by all layers and sequences. A sequence's table
-says which blocks hold which of its tokens; token p of a layer lies in entry p // block_size at offset p % block_size.
+says which blocks hold which of its tokens; token p of a layer lies in entry p // block_size at offset p % block_size. A token is
+quantized once, and its codes, scale and zero lie in its slot together (PAGED-18).
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from kvref.backend import Backend, reference
 from kvref.blocks import NO_BLOCK
 from kvref.contents import Contents, Saved, Stretch, both
 from kvref.errors import ConfigError, PositionOutOfRange, in_range, whole_fields
-from kvref.formats import PLAIN_DTYPES, get_format
+from kvref.formats import Quantized, get_format
 from kvref.inputs import accept_pair
 from kvref.parts import Arriving, Part, Span, Whole, read_part
 from kvref.rotary import Rotary
@@ -32,6 +33,8 @@ class PagedConfig:
 
     In vLLM a block id stands for a block in every layer (of a group, where layers differ), so that num_gpu_blocks ids there are
     num_layers * num_gpu_blocks blocks here. One id, the null block, vLLM keeps to itself.
+
+    dtype: any format, whose groups go into head_dim where it has some; engines call it the cache's type, or kv_cache_dtype.
     """
 
     num_blocks: int
@@ -44,7 +47,7 @@ class PagedConfig:
     def __post_init__(self) -> None:
         whole_fields(self, "num_blocks", minimum=0)
         whole_fields(self, "num_layers", "num_kv_heads", "head_dim", "block_size")
-        get_format(self.dtype, among=PLAIN_DTYPES)
+        get_format(self.dtype).code_width(self.head_dim)  # which says whether its groups go into it
 
 
 class PagedCache(Sequences):
@@ -62,11 +65,13 @@ class PagedCache(Sequences):
     def remove(self, sequence: int, start: int, stop: int, theta: float | None = None, layout: str = "halves") -> None:
         """Forget tokens start .. stop of every layer; those behind them move up (EDIT-10).
 
-        theta: where keys carry rotary positions of this base, those that move are turned back by stop - start positions.
-        layout: which numbers of a head turn together, "halves" or "pairs" (see `kvref.rotary`).
+        theta: where keys carry rotary positions of this base, those that move are turned back by stop - start positions, and
+        quantized again; all else moves bit for bit. layout: which numbers of a head turn together, "halves" or "pairs" (see
+        `kvref.rotary`).
 
         Raises PositionOutOfRange unless 0 <= start <= stop <= the length of every layer, ConfigError for a theta or a layout
-        that is none, and OutOfBlocks where what moves would have to be copied and there is no room; then nothing has changed.
+        that is none, NonFinite for turned keys that the format cannot hold, and OutOfBlocks where what moves would have to be
+        copied and there is no room; then nothing has changed.
         """
         table = self._table(sequence)
         stop = in_range(stop, int(self._tables.lengths[table].min()) + 1, PositionOutOfRange, "stop")
@@ -78,14 +83,13 @@ class PagedCache(Sequences):
         layers, positions = np.concatenate(
             [np.stack([np.full(length - start, layer), np.arange(start, length)]) for layer, length in enumerate(lengths)], axis=1
         )
+        behind = positions + stop - start
+        keys = None if rotary is None else self._turned(rotary, start - stop, self._tables.slots(table, layers, behind))
         self._prepare({}, table, layers, positions)
-        new = self._tables.slots(table, layers, positions)
-        old = self._tables.slots(table, layers, positions + stop - start)
-        if rotary is None:
-            self._store.copy(old, new)
-        else:
-            keys, values = self._store.read(old)
-            self._store.write(new, rotary.turned(keys, start - stop, self._backend), values)
+        old, new = (self._tables.slots(table, layers, each) for each in (behind, positions))
+        self._store.copy(old, new)
+        if keys is not None:
+            self._store.keys.put(new, keys)
         self._cut(table, lengths)
 
     def write(self, sequence: int, layer: int, start: int, keys: Array, values: Array) -> None:
@@ -100,9 +104,9 @@ class PagedCache(Sequences):
         keys, values = accept_pair(keys, values, shape, self._backend)
         end = start + keys.shape[0]
         positions = np.arange(start, end)
+        new = self._store.quantized(keys, values)  # may raise, so that it comes before a block is taken
         self._prepare(self._missing(table, end), table, layer, positions)
-        slots = self._tables.slots(table, layer, positions)
-        self._store.write(slots, keys, values)
+        self._store.put(self._tables.slots(table, layer, positions), new)
         self._tables.lengths[table, layer] = max(length, end)
 
     def append(self, sequences: Sequence[int], layer: int, keys: Array, values: Array) -> None:
@@ -113,9 +117,9 @@ class PagedCache(Sequences):
         tables, layer = self._tables_of(sequences), self._layer(layer)
         shape = (len(tables), self.config.num_kv_heads, self.config.head_dim)
         keys, values = accept_pair(keys, values, shape, self._backend)
-        positions = self._tables.lengths[tables, layer] + _times_before(sequences)
+        new, positions = self._store.quantized(keys, values), self._tables.lengths[tables, layer] + _times_before(sequences)
         self._prepare(self._missing_each(tables, positions + 1), tables, layer, positions)
-        self._store.write(self._tables.slots(tables, layer, positions), keys, values)
+        self._store.put(self._tables.slots(tables, layer, positions), new)
         self._tables.lengths[tables, layer] = positions + 1  # of a table named twice the last counts
 
     def append_step(self, sequences: Sequence[int], keys: Array, values: Array) -> None:
@@ -123,13 +127,12 @@ class PagedCache(Sequences):
         tables, config = self._tables_of(sequences), self.config
         shape = (config.num_layers, len(tables), config.num_kv_heads, config.head_dim)
         keys, values = accept_pair(keys, values, shape, self._backend)
+        tokens = (config.num_layers * len(tables), config.num_kv_heads, config.head_dim)
+        new = self._store.quantized(*(self._backend.xp.reshape(each, tokens) for each in (keys, values)))
         positions = self._tables.lengths[tables] + _times_before(sequences)[:, None]  # [B, num_layers]
         step = tables[:, None], np.arange(config.num_layers), positions
         self._prepare(self._missing_each(tables, positions.max(axis=1) + 1), *step)
-        slots = self._tables.slots(*step)
-        tokens = (slots.size, config.num_kv_heads, config.head_dim)
-        keys, values = (self._backend.xp.reshape(each, tokens) for each in (keys, values))
-        self._store.write(slots.T.reshape(-1), keys, values)
+        self._store.put(self._tables.slots(*step).T.reshape(-1), new)
         self._tables.lengths[tables] = positions + 1
 
     def read(self, sequence: int, layer: int, positions: Sequence[int]) -> tuple[Array, Array]:
@@ -254,6 +257,10 @@ class PagedCache(Sequences):
     def _forget_parts(self, sequence: int) -> None:
         if arriving := self._arriving.pop(int(sequence), None):
             self.pool.free_many(self._tables.close(arriving.table))
+
+    def _turned(self, rotary: Rotary, by: int, slots: NDArray[np.int64]) -> Quantized:
+        """What keys are stored as once they are turned. Raises NonFinite."""
+        return self._store.keys.quantized(rotary.turned(self._store.keys.read(slots), by, self._backend))
 
     def _copy(self, sources: list[int], targets: list[int]) -> None:
         self._store.copy(sources, targets, self.config.block_size)

@@ -10,6 +10,7 @@ from kvref_conformance.implementations import checked
 from kvref_conformance.judging.asked import Effort
 from kvref_conformance.judging.judge import Failure, Judge, select, verdict_of
 from kvref_conformance.limits import Limit, Limits, LimitsError
+from kvref_conformance.oracle.formats import SCALED, either
 from kvref_conformance.oracle.witness import MADE
 from kvref_conformance.outcome import CannotRun, NotOffered
 
@@ -54,6 +55,11 @@ EXCEPTIONS = {  # clauses that a family cannot be judged by within a limit, and 
         for family, scaled, of_any in (("latent", "packed", "MLA-06"), ("windowed", ROWS, "WIN-10"))
     },
     ("float16 only", "tiered"): {"TIER-18": "numbers beyond float16"},
+    **{  # pages that take one dtype alone take no format with scales
+        (f"{dtype} only", family): dict.fromkeys(clauses, either(SCALED))
+        for dtype in ("float16", "bfloat16")
+        for family, clauses in (("paged", ["PAGED-18"]), ("prefix", ["PAGED-18", "PREFIX-16"]), ("grouped", ["GROUP-08"]))
+    },
     ("one batch row", "contiguous"): dict.fromkeys(("CONTIG-13", "EDIT-07", "EDIT-08"), "batch_size 2, where its limits say 1"),
     **{("no negative integers", family): {"LAW-11": NEGATIVE} for family in ("blocks", "buffers")},  # counts, which have no end
     ("no negative integers", "kernels"): {"KERN-02": "negative slots, which its types do not have"},

@@ -11,6 +11,7 @@ from kvref_conformance.clauses import all_clauses
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.implementations import load
 from kvref_conformance.judging.asked import Effort
+from kvref_conformance.judging.conclusion import conclude
 from kvref_conformance.judging.judge import Failure, Judge, select, verdict_of
 from kvref_conformance.limits import Limits
 
@@ -183,6 +184,34 @@ def test_a_cache_of_steps_alone_is_judged_in_one_layer():
     assert "failed" not in found.values()
     for clause in ("QUANT-02", "QUANT-03", "QUANT-05", "QUANT-06", "LAW-04"):
         assert failing(quantized(**steps | {"append_step": quieter}), clause), clause
+
+
+PAGES = {"paged": "PAGED-18", "prefix": "PREFIX-16", "grouped": "GROUP-08"}
+
+
+@pytest.mark.parametrize(
+    ("limits", "formats"), [({"dtype": ["float16"]}, None), ({"dtype": ["float16"]}, ("float16",)), ({}, ("float32",))], ids=str
+)
+def test_formats_that_pages_do_not_take_count_in_no_share(limits, formats):
+    judge = Judge(Restricted(limits, families=tuple(PAGES), formats=formats))
+    for clause, checks in select(",".join(PAGES.values())).items():
+        written = [check for check in checks if check.run]
+        outcomes = judge.clause(written)
+        assert verdict_of(outcomes) == "not offered"
+        result = {"clause": clause.id, "verdict": "not offered", "offered": True, "missing": judge.missing(written, outcomes)}
+        assert conclude([result]).of == 0, result
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("limits", [{"dtype": ["int8"]}, {"dtype": ["q8_0", "q4"], "head_dim": [64, 128]}], ids=str)
+def test_pages_of_formats_with_scales_alone_are_judged_by_what_is_about_these(limits):
+    implementation = Restricted(limits, families=tuple(PAGES))
+    judge = Judge(implementation, Effort(examples=8))
+    for family, clause in PAGES.items():
+        found = verdicts(implementation, family)
+        assert "failed" not in found.values(), found
+        assert found[clause] == "passed"
+        assert judge.search(family).findings == {}
 
 
 def test_what_passes_the_end_of_a_narrow_float_is_kept_as_it_was_handed_in():

@@ -14,7 +14,7 @@ from kvref_conformance.conversation.handle import Handle
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families import all_families
 from kvref_conformance.oracle.elements import round_to
-from kvref_conformance.oracle.formats import DRIFTING, GROUPS, KINDS, SCALED, either
+from kvref_conformance.oracle.formats import DRIFTING, GROUPS, KINDS, PLAIN, SCALED, either
 from kvref_conformance.oracle.witness import MADE
 from kvref_conformance.outcome import Broken, NotOffered
 
@@ -33,6 +33,8 @@ def fitted(subject: Subject, family: str, **changes: Any) -> dict[str, Any]:
     config = record.small | changes
     config |= subject.limits.sizes(record, config)
     for name, among in record.formats.items():
+        if record.small[name] in PLAIN:  # then a check that names none compares with what it handed in
+            among = [each for each in among if each not in SCALED]
         wanted = (changes[name],) if name in changes else dict.fromkeys((record.small[name], *among))
         taken = formats_of(subject, name, *wanted)
         config[name] = next((each for each in taken if record.together(config | {name: each})), taken[0])

@@ -11,6 +11,7 @@ CHAPTERS = (
     "given_formats",
     "contiguous",
     "paged",
+    "page_formats",
     "sharing",
     "prefixes",
     "groups",

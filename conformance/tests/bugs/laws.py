@@ -23,7 +23,7 @@ def pages_are_kept_when_the_pool_runs_dry(patch):
 
 @bug("LAW-02", "QUANT-06", "FMT-AFF-03")
 def values_are_stored_as_keys(patch):
-    in_source(patch, "kvref.slots.TokenStore.write", "self.values.quantized(values)", "self.values.quantized(keys)")
+    in_source(patch, "kvref.slots.TokenStore.quantized", "self.values.quantized(values)", "self.values.quantized(keys)")
 
 
 @bug("LAW-03", "BLOCK-04", "PAGED-07")

@@ -125,8 +125,8 @@ def holes_are_allowed(patch):
 
 @bug("PAGED-11")
 def overwriting_spills_into_the_next_slot(patch):
-    spill = "start < length and self._store.write(slots[:1] + 1, keys[:1], values[:1])"
-    old = "self._store.write(slots"
+    spill = "start < length and self._store.write(self._tables.slots(table, layer, positions[:1]) + 1, keys[:1], values[:1])"
+    old = "self._store.put("
     in_source(patch, "kvref.paged.PagedCache.write", old, f"{spill}\n    {old}")
 
 

@@ -93,9 +93,9 @@ def forks_do_not_count_as_sequences(patch):
 
 @bug("EDIT-10")
 def the_last_layer_alone_is_turned(patch):
-    turned = "rotary.turned(keys, start - stop, self._backend)"
-    own = "np.where((layers == layers.max())[:, None, None], " + turned + ", keys)"
-    in_source(patch, REMOVE, turned, own)
+    put, last = "self._store.keys.put(new, keys)", "layers == layers.max()"
+    own = f"type(keys)(*(None if each is None else each[{last}] for each in keys))"
+    in_source(patch, REMOVE, put, f"self._store.keys.put(new[{last}], {own})")
 
 
 @bug("SHARE-05")

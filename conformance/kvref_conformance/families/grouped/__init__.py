@@ -2,7 +2,7 @@
 
 from kvref_conformance.families import Family
 from kvref_conformance.families.laws.spoken import OF_CACHES
-from kvref_conformance.oracle.formats import PLAIN
+from kvref_conformance.oracle.formats import PLAIN, SCALED, group_of
 
 SMALL = {
     "num_blocks": 26, "block_size": 3, "num_layers": 4, "num_groups": 2, "window": 7, "num_kv_heads": 2, "head_dim": 5,
@@ -20,7 +20,8 @@ FAMILY = Family(
         *("SHARE-03", "EDIT-01", "EDIT-02"),
     ),
     gives={"create": "sequence", "fork": "sequence", "begin": "sequence"},
-    formats={"dtype": PLAIN},
+    formats={"dtype": (*PLAIN, *SCALED)},
+    fits=lambda config: config["head_dim"] % group_of(config["dtype"]) == 0,
     may_be_zero=("num_blocks",),
     multiples={"num_layers": "num_groups"},
     appending={"step": ("keys", "values")},

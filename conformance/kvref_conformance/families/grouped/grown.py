@@ -9,10 +9,11 @@ import numpy as np
 from kvref_conformance.arrays import NDArray
 from kvref_conformance.checking.attending import normal
 from kvref_conformance.checking.content import pair_of_content
-from kvref_conformance.checking.expect import equal, pair, raises, within
+from kvref_conformance.checking.expect import equal, raises, within
 from kvref_conformance.checking.setup import blocks_of, fitted, made
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families.grouped.seen import window_attention
+from kvref_conformance.families.paged.known import read_back
 from kvref_conformance.families.prefix.served import streams
 from kvref_conformance.oracle.attention import rounding
 from kvref_conformance.outcome import NotOffered
@@ -154,7 +155,8 @@ class Grown:
             first = one.gone[layer % self.groups] * self.size
             positions = list(range(first, one.length))
             got = self.cache.read(sequence, layer, positions)
-            pair(got, self.computed(sequence, layer, positions), f"{what}, layer {layer}, from position {first} on")
+            what_layer = f"{what}, layer {layer}, from position {first} on"
+            read_back(self.subject, self.cache, got, self.computed(sequence, layer, positions), what_layer)
 
     def refuses(self, sequence: int) -> None:
         """What was given back, and what never came, is not read."""

@@ -3,9 +3,8 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from kvref_conformance.arrays import NDArray
+from kvref_conformance.families.paged.stored import Token
 
-Row = tuple[NDArray, NDArray]
 Key = tuple[int, str, tuple[int, ...]]  # the group, the salt, and the tokens of a block with all before them
 Entry = list[int | None]  # of each group the name of a block; None where it was given back
 
@@ -25,7 +24,7 @@ class Held:
     tables: dict[int, list[Entry]] = field(default_factory=dict)
     found: dict[Key, list[int]] = field(default_factory=dict)  # the first to be committed first
     waiting: list[int] = field(default_factory=list)  # what could be found and no one holds, the first to be taken first
-    rows: dict[int, dict[tuple[int, int], Row]] = field(default_factory=dict)  # of blocks, by layer and offset
+    rows: dict[int, dict[tuple[int, int], Token]] = field(default_factory=dict)  # of blocks, by layer and offset
     ids: dict[int, int] = field(default_factory=dict)  # what the implementation calls each, once it was seen
     named: int = 0
 

@@ -4,6 +4,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
 from kvref_conformance.families.grouped.model import Grouped
+from kvref_conformance.families.paged.machine import DTYPE, scaled_too
+from kvref_conformance.oracle.formats import group_of
 from kvref_conformance.searching.machine import ANY, BACK, LAST, Machine, one_of, pair, within
 from kvref_conformance.searching.rows import kinds
 
@@ -31,11 +33,12 @@ class GroupedMachine(Machine):
     @initialize(
         blocks=st.sampled_from((12, 9, 16, 7, 24, 5)), size=st.sampled_from((2, 1, 3, 2)), groups=st.sampled_from((2, 2, 3, 1)),
         each=st.sampled_from((1, 1, 2)), window=st.sampled_from((3, 1, 2, 4, 5, 7)), dim=st.sampled_from((1, 3)),
-        dtype=st.sampled_from(("float32", "float16", "bfloat16")),
+        dtype=DTYPE,
     )  # fmt: skip
     def new(self, blocks: int, size: int, groups: int, each: int, window: int, dim: int, dtype: str) -> None:
         self.plans: dict[int, list[int]] = {}  # of sequences, the tokens they are to have
-        self.fresh = FRESH
+        self.fresh, dtype = FRESH, scaled_too(self, dtype)
+        dim = max(dim, group_of(dtype))
         self.make(
             num_blocks=blocks, block_size=size, num_layers=groups * each, num_groups=groups, window=window, num_kv_heads=1,
             head_dim=dim, dtype=dtype,

@@ -9,8 +9,8 @@ import numpy as np
 from kvref_conformance.arrays import NDArray
 from kvref_conformance.families.grouped.held import Held
 from kvref_conformance.families.grouped.seen import window_attention
+from kvref_conformance.families.paged.stored import stacked, stored, unstorable
 from kvref_conformance.oracle.attention import U, overflows, wrong_query
-from kvref_conformance.oracle.elements import round_to
 from kvref_conformance.oracle.expected import (
     Arrays,
     Choice,
@@ -19,10 +19,7 @@ from kvref_conformance.oracle.expected import (
     Unjudged,
     Value,
     Wrong,
-    exactly,
     finite,
-    float32,
-    not_finite,
     not_in_range,
     wrong_arrays,
 )
@@ -150,26 +147,26 @@ class Grouped(Model):
         if short or (not known and self.groups * -(-count // self.size) > self.held.total):
             wrong.append(("OutOfBlocks", "GROUP-03"))
         if wrong:
-            refused = self.refuse(wrong + not_finite(keys, values))
+            refused = self.refuse(wrong + unstorable(keys, values, self.dtype))
             short = wrong[0][0] == "OutOfBlocks"
             return replace(refused, refused=lambda: self.did("no blocks")(None)) if short else refused
+        new = [stored(key, value, self.dtype) for key, value in zip(keys, values, strict=True)]
 
         def change(ok: Any) -> None:
             self.written = sequence
             if count == 0:
                 return
             self.held.step(sequence, length, count)
-            rounded = [round_to(float32(part), self.dtype) for part in (keys, values)]
-            for layer in range(self.layers):
-                for index in range(count):
+            for layer, (tokens, _) in enumerate(new):
+                for index, token in enumerate(tokens):
                     entry, offset = divmod(length + index, self.size)
                     name = self.held.tables[sequence][entry][layer % self.groups]
                     assert name is not None
-                    self.held.rows[name][layer, offset] = rounded[0][layer, index], rounded[1][layer, index]
+                    self.held.rows[name][layer, offset] = token
             self.lengths[sequence] = length + count
 
         then = self.did("step", change)
-        if finite(*(round_to(float32(part), self.dtype) for part in (keys, values))):
+        if not any(nan for _, nan in new) and finite(*(part.values for tokens, _ in new for token in tokens for part in token)):
             return Expected("GROUP-03", then)
         return TakenOrRefused("LAW-04", then, refused=lambda: self.did("refused")(None))
 
@@ -243,7 +240,8 @@ class Grouped(Model):
         if wrong:
             return self.refuse(wrong)
         clause = self.blame("read") if sequence == self.written or self.last != "step" else "GROUP-01"
-        return Arrays(clause, names=("keys", "values"), parts=self._parts(sequence, layer, positions))
+        parts, unsure = self._parts(sequence, layer, positions)
+        return Arrays(clause, names=("keys", "values"), parts=parts, unsure=unsure)
 
     def attend(self, sequence: Any, layer: Any, query: Any, scale: float) -> Expected:
         wrong = wrong_query(query, *self.row)
@@ -255,8 +253,10 @@ class Grouped(Model):
             wrong.append(("PositionOutOfRange", "GROUP-04"))
         if wrong:
             return self.refuse(wrong)
-        parts = self._parts(sequence, layer, range(self.held.first(group, start), length))
+        parts, unsure = self._parts(sequence, layer, range(self.held.first(group, start), length))
         keys, values = (part.values for part in parts)
+        if unsure is not None or any(part.slack.any() for part in parts):
+            return Unjudged("GROUP-04")  # what it reads as is not known to the bit
         if not finite(query, keys, values) or overflows(query, keys, values, scale):
             return Unjudged("GROUP-04")
         out, bound = window_attention(query, keys, values, self.held.windows[group], scale)
@@ -266,14 +266,13 @@ class Grouped(Model):
         """The first position that the layer's group holds."""
         return self.size * sum(entry[layer % self.groups] is None for entry in self.held.tables[sequence])
 
-    def _parts(self, sequence: int, layer: int, positions: Sequence[int]) -> tuple[Reads, Reads]:
-        rows = []
+    def _parts(self, sequence: int, layer: int, positions: Sequence[int]) -> tuple[tuple[Reads, Reads], NDArray | None]:
+        tokens = []
         for position in positions:
             name = self.held.tables[sequence][position // self.size][layer % self.groups]
             assert name is not None
-            rows.append(self.held.rows[name][layer, position % self.size])
-        parts: list[NDArray] = [np.array([row[which] for row in rows], np.float32).reshape(-1, *self.row) for which in (0, 1)]
-        return exactly(parts[0]), exactly(parts[1])
+            tokens.append(self.held.rows[name][layer, position % self.size])
+        return stacked(tokens, self.row, self.dtype)
 
     def _unknown(self, sequence: Any, layer: Any = 0) -> Wrong:
         known = isinstance(sequence, int) and not isinstance(sequence, bool) and sequence in self.lengths

@@ -7,11 +7,13 @@ import numpy as np
 
 from kvref_conformance.arrays import NDArray
 from kvref_conformance.checking.attending import exact, normal
-from kvref_conformance.checking.expect import equal, pair, within
+from kvref_conformance.checking.expect import equal, pair, reads, within
 from kvref_conformance.checking.setup import blocks_of, pair_of_tokens
 from kvref_conformance.conversation.handle import Handle
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families.paged.counting import layers_of
+from kvref_conformance.oracle.formats import SCALED
+from kvref_conformance.oracle.rows import read_tokens
 from kvref_conformance.outcome import Broken, NotOffered
 
 Pair = tuple[NDArray, NDArray]
@@ -24,12 +26,21 @@ def spliced(old: Pair, start: int, stop: int, new: Pair) -> Pair:
     return keys, values
 
 
+def read_back(subject: Subject, cache: Handle, got: Pair, wrote: Pair, what: str) -> None:
+    """Tokens [n, heads, dim] read as they were written, or where its format has scales as that says."""
+    if (format := cache.config["dtype"]) not in SCALED:
+        pair(got, wrote, what)
+    else:
+        reads(subject, got, (read_tokens(wrote[0], format), read_tokens(wrote[1], format)), what)
+
+
 class Known:
-    """tokens: of each sequence, for each layer."""
+    """tokens: of each sequence, for each layer, as they were put in."""
 
     def __init__(self, subject: Subject, cache: Handle) -> None:
         self.subject, self.cache = subject, cache
         self.size, self.layers = int(cache.config["block_size"]), layers_of(cache)
+        self.row = cache.config["num_kv_heads"], cache.config["head_dim"]
         self.tokens: dict[int, list[Pair]] = {}
         self.dropped: list[int] = []
 
@@ -41,21 +52,25 @@ class Known:
     def create(self, *lengths: int) -> int:
         """A sequence with so many tokens in each layer, the last number for the rest."""
         sequence: int = self.cache.create()
-        self.tokens[sequence] = [pair_of_tokens(self.subject, 0) for _ in self.layers]
+        self.tokens[sequence] = [self.given(0) for _ in self.layers]
         for layer in self.layers:
             self.write(sequence, layer, 0, lengths[min(layer, len(lengths) - 1)])
         return sequence
 
+    def given(self, count: int) -> Pair:
+        """So many tokens to be put in."""
+        return pair_of_tokens(self.subject, count, *self.row)
+
     def write(self, sequence: int, layer: int, start: int, count: int) -> None:
         if not count:
             return
-        rows = pair_of_tokens(self.subject, count)
+        rows = self.given(count)
         self.cache.write(sequence, layer, start, *rows)
         self.tokens[sequence][layer] = spliced(self.tokens[sequence][layer], start, start + count, rows)
 
     def step(self, sequences: list[int]) -> None:
         """A token for each sequence in every layer."""
-        rows = [pair_of_tokens(self.subject, len(sequences)) for _ in self.layers]
+        rows = [self.given(len(sequences)) for _ in self.layers]
         keys, values = (np.stack(part) for part in zip(*rows, strict=True))
         self.cache.append_step(sequences, keys, values)
         for layer in self.layers:
@@ -75,7 +90,7 @@ class Known:
 
     def remove(self, sequence: int, start: int, stop: int) -> None:
         self.cache.remove(sequence, start, stop)
-        nothing = pair_of_tokens(self.subject, 0)
+        nothing = self.given(0)
         self.tokens[sequence] = [spliced(each, start, stop, nothing) for each in self.tokens[sequence]]
 
     def drop(self, sequence: int) -> None:
@@ -91,7 +106,7 @@ class Known:
             for layer, wanted in enumerate(layers):
                 what = f"layer {layer} of sequence {at} {when}"
                 equal(self.cache.length(sequence, layer), len(wanted[0]), f"length in {what}")
-                pair(self.cache.gather(sequence, layer), wanted, what)
+                read_back(self.subject, self.cache, self.cache.gather(sequence, layer), wanted, what)
 
     def ways(self) -> list[Way]:
         """Other ways to see where tokens lie: those of them that are offered, and right as things are."""

@@ -3,7 +3,9 @@
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
 
+from kvref_conformance.checking.setup import takes
 from kvref_conformance.families.paged.model import Paged
+from kvref_conformance.oracle.formats import SCALED, group_of
 from kvref_conformance.searching.machine import ANY, COUNT, LAST, Machine, one_of, pair, within
 from kvref_conformance.searching.rows import kinds
 
@@ -15,6 +17,14 @@ BATCH = st.sampled_from((
 POSITIONS = st.sampled_from(((0,), (1, 0), (4, 2, 7), (2, 2), (5, 0), (8, 3, 1), (0, LAST), ()))
 NOWHERE = 9  # a write that starts at no position at all
 BACK = st.sampled_from((*(0,) * 9, *(1, 2, 3, 4) * 2, -1, NOWHERE))  # how far before the end a write starts
+DTYPE = st.sampled_from(("float32", "float16", "bfloat16", "int8", "float32", "q4", "float32", "int8_g32_float32"))
+
+
+def scaled_too(machine: Machine, wanted: str) -> str:
+    """A dtype that is wanted, or another with scales in the place of one with scales, if the implementation has any."""
+    among = (wanted, *SCALED) if wanted in SCALED else ()
+    found = next((each for each in among if takes(machine.subject, "dtype", each)), wanted)
+    return machine.format_for(machine.family, "dtype", found) or ""
 
 
 class PagedMachine(Machine):
@@ -23,9 +33,11 @@ class PagedMachine(Machine):
     @initialize(
         blocks=st.sampled_from((6, 7, 9, 12, 5, 24, 0)), size=st.sampled_from((1, 2, 3, 4, 2, 3)),
         layers=st.sampled_from((1, 2, 2)), heads=st.integers(1, 2), dim=st.sampled_from((1, 3)),
-        dtype=st.sampled_from(("float32", "float16", "bfloat16")), sequences=st.sampled_from((1, 2, 3, 2)),
+        dtype=DTYPE, sequences=st.sampled_from((1, 2, 3, 2)),
     )  # fmt: skip
     def new(self, blocks: int, size: int, layers: int, heads: int, dim: int, dtype: str, sequences: int) -> None:
+        dtype = scaled_too(self, dtype)
+        dim = max(dim, group_of(dtype))
         self.make(num_blocks=blocks, block_size=size, num_layers=layers, num_kv_heads=heads, head_dim=dim, dtype=dtype)
         if self.objects:
             self.shape = self.config["num_kv_heads"], self.config["head_dim"]

@@ -10,19 +10,17 @@ import numpy as np
 from kvref_conformance.arrays import NDArray
 from kvref_conformance.conversation.exchange import show
 from kvref_conformance.families.paged.held import Held, Place, Way, cutting, forking, outcome, removing
+from kvref_conformance.families.paged.stored import stacked, stored, unstorable
 from kvref_conformance.families.paged.tables import Layer, Tables
 from kvref_conformance.oracle.attention import attended, wrong_query
-from kvref_conformance.oracle.elements import round_to
 from kvref_conformance.oracle.expected import (
     Arrays,
     Choice,
     Expected,
     Refused,
     TakenOrRefused,
+    Unjudged,
     exactly,
-    finite,
-    float32,
-    not_finite,
     not_in_range,
     tokens_of,
     wrong_arrays,
@@ -200,32 +198,34 @@ class Paged(Tables, Movable):
         wrong += not_in_range(start, self._longest(sequence, layer) + 1, "PositionOutOfRange", "PAGED-10")
         if wrong:
             end = tokens_of(*given) + (max(0, start) if isinstance(start, int) else 0)
-            return self.refuse(wrong + self.may_be_short({sequence: -(-end // self.size)}) + not_finite(keys, values))
+            return self.refuse(wrong + self.may_be_short({sequence: -(-end // self.size)}) + unstorable(keys, values, self.dtype))
         tokens, end = self.sequences[sequence][layer].tokens, start + len(keys)
+        new, nan = stored(keys, values, self.dtype)
 
         def change() -> None:
-            rows = zip(*(round_to(float32(part), self.dtype) for part in (keys, values)), strict=True)
             self.overwrote = start < len(tokens)
-            tokens[start:end] = list(rows)
+            tokens[start:end] = new
             self.written, self.touched = (sequence, layer, range(start, end)), {sequence}
 
         places = [(sequence, layer, entry) for entry in range(start // self.size, -(-end // self.size))] if end > start else []
         needed = {sequence: -(-end // self.size)}
-        return self.taking("PAGED-03", needed, places, "taken", change, not finite(keys, values))
+        return self.taking("PAGED-03", needed, places, "taken", change, nan)
 
     def append(self, sequences: Sequence[Any], layer: Any, keys: Any, values: Any) -> Expected:
         shape = (len(sequences), *self.row)
         wrong = self._batch(sequences, layer)
         layers = [] if not_in_range(layer, self.layers, "LayerOutOfRange") else [layer]
         if wrong := wrong + wrong_arrays((keys, shape), (values, shape)):
-            return self.refuse(wrong + self.may_be_short(self._needed(sequences, layers)) + not_finite(keys, values))
+            short = self.may_be_short(self._needed(sequences, layers))
+            return self.refuse(wrong + short + unstorable(keys, values, self.dtype))
         return self._appending(sequences, layers, keys[None], values[None])
 
     def append_step(self, sequences: Sequence[Any], keys: Any, values: Any) -> Expected:
         shape = (self.layers, len(sequences), *self.row)
         layers, wrong = list(range(self.layers)), self._batch(sequences, 0)
         if wrong := wrong + wrong_arrays((keys, shape), (values, shape)):
-            return self.refuse(wrong + self.may_be_short(self._needed(sequences, layers)) + not_finite(keys, values))
+            short = self.may_be_short(self._needed(sequences, layers))
+            return self.refuse(wrong + short + unstorable(keys, values, self.dtype))
         return self._appending(sequences, layers, keys, values)
 
     def _needed(self, sequences: Sequence[Any], layers: list[int]) -> dict[int, int]:
@@ -240,6 +240,7 @@ class Paged(Tables, Movable):
     def _appending(self, sequences: Sequence[int], layers: list[int], keys: NDArray, values: NDArray) -> Expected:
         """keys, values: [layers, sequences, kv heads, head_dim], of known sequences."""
         counts, places = Counter(sequences), list[Place]()
+        new = [stored(key, value, self.dtype) for key, value in zip(keys, values, strict=True)]
         for sequence, layer in ((sequence, layer) for sequence in counts for layer in layers):
             length = len(self.sequences[sequence][layer].tokens)
             stop = -(-(length + counts[sequence]) // self.size)
@@ -247,13 +248,12 @@ class Paged(Tables, Movable):
 
         def change() -> None:
             self.overwrote = False
-            rounded = [round_to(float32(part), self.dtype) for part in (keys, values)]
-            for row, layer in enumerate(layers):
-                for column, sequence in enumerate(sequences):
-                    self.sequences[sequence][layer].tokens.append((rounded[0][row, column], rounded[1][row, column]))
+            for layer, (tokens, _) in zip(layers, new, strict=True):
+                for sequence, token in zip(sequences, tokens, strict=True):
+                    self.sequences[sequence][layer].tokens.append(token)
             self.written, self.touched = (-1, -1, range(0)), {*sequences}
 
-        needed, nan = self._needed(sequences, layers), not finite(keys, values)
+        needed, nan = self._needed(sequences, layers), any(nan for _, nan in new)
         return self.taking("PAGED-16", needed, places, "append", change, nan, short="PAGED-16")
 
     def gather(self, sequence: Any, layer: Any) -> Expected:
@@ -268,7 +268,7 @@ class Paged(Tables, Movable):
     def _tokens(self, sequence: int, layer: int, positions: list[int] | None) -> Expected:
         tokens = self.sequences[sequence][layer].tokens
         positions = list(range(len(tokens))) if positions is None else positions
-        parts = [np.array([tokens[p][which] for p in positions], np.float32).reshape(-1, *self.row) for which in (0, 1)]
+        parts, unsure = stacked([tokens[position] for position in positions], self.row, self.dtype)
 
         def clause_at(index: tuple[int, ...], got: NDArray) -> str:
             if self.last in ANY_TOKENS:
@@ -283,25 +283,23 @@ class Paged(Tables, Movable):
                 return "LAW-02"
             return "PAGED-11" if self.overwrote and positions[index[0]] not in self.written[2] else "LAW-04"
 
-        both = exactly(parts[0]), exactly(parts[1])
-        return Arrays("PAGED-12", names=("keys", "values"), parts=both, clause_at=clause_at)
+        return Arrays("PAGED-12", names=("keys", "values"), parts=parts, unsure=unsure, clause_at=clause_at)
 
     def gather_batch(self, sequences: Sequence[Any], layer: Any) -> Expected:
         if wrong := self._batch(sequences, layer):
             return self.refuse(wrong)
         each = [self.sequences[sequence][layer].tokens for sequence in sequences]
-        tokens = [token for part in each for token in part]
-        parts = [np.array([token[which] for token in tokens], np.float32).reshape(-1, *self.row) for which in (0, 1)]
-        offsets = np.cumsum([0, *map(len, each)])
-        both = exactly(parts[0]), exactly(parts[1]), exactly(offsets)
-        return Arrays("PAGED-17", names=("keys", "values", "offsets"), parts=both)
+        parts, unsure = stacked([token for part in each for token in part], self.row, self.dtype)
+        if unsure is not None:
+            return Unjudged("LAW-14")
+        offsets = exactly(np.cumsum([0, *map(len, each)]))
+        return Arrays("PAGED-17", names=("keys", "values", "offsets"), parts=(*parts, offsets))
 
     def attend(self, sequence: Any, layer: Any, query: Any, scale: float) -> Expected:
         if wrong := self._unknown(sequence, layer):
             return self.refuse(wrong + wrong_query(query, *self.row))
-        tokens = self.sequences[sequence][layer].tokens
-        parts = [np.array([token[which] for token in tokens], np.float32).reshape(-1, *self.row) for which in (0, 1)]
-        return attended("ATTN-10", query, exactly(parts[0]), exactly(parts[1]), scale)
+        parts, unsure = stacked(self.sequences[sequence][layer].tokens, self.row, self.dtype)
+        return attended("ATTN-10", query, *parts, scale) if unsure is None else Unjudged("ATTN-10")
 
     def _related(self, sequence: int) -> bool:
         """Whether the last call changed another sequence that comes from where this one does."""

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 from kvref_conformance.arrays import NDArray
 from kvref_conformance.conversation.exchange import show
 from kvref_conformance.families.paged.held import Held, Outcome, Place, Way, outcome, writing
+from kvref_conformance.families.paged.stored import Token
 from kvref_conformance.oracle.expected import (
     Choice,
     Expected,
@@ -25,7 +26,7 @@ MOST_WAYS = 64  # there is one, as a rule: what blocks are in use is seen after 
 
 @dataclass
 class Layer:
-    tokens: list[tuple[NDArray, NDArray]]
+    tokens: list[Token]
 
 
 class Tables(Model):

@@ -11,6 +11,7 @@ FAMILY = Family(
     gives={**PAGES.gives, "begin": "sequence"},
     several=PAGES.several,
     formats=PAGES.formats,
+    fits=PAGES.fits,
     may_be_zero=PAGES.may_be_zero,
     appending=PAGES.appending,
     counted_as=PAGES.counted_as,

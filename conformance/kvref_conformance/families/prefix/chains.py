@@ -6,15 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from kvref_conformance.arrays import NDArray
 from kvref_conformance.conversation.exchange import show
+from kvref_conformance.families.paged.stored import Token
 from kvref_conformance.families.prefix.kept import Key
 from kvref_conformance.oracle.expected import Choice, Wrong, not_in_range
 from kvref_conformance.outcome import Broken
 
 MOST_TOKEN = 2**63
-
-Row = tuple[NDArray, NDArray]
 
 
 @dataclass(frozen=True)
@@ -36,7 +34,9 @@ def no_tokens(tokens: Sequence[Any]) -> Wrong:
     return [wrong for token in tokens for wrong in not_in_range(token, MOST_TOKEN, "TokenOutOfRange", "PREFIX-15")]
 
 
-def same(one: list[list[Row]], other: list[list[Row]]) -> bool:
-    """The same bits in every layer."""
+def same(one: list[list[Token]], other: list[list[Token]]) -> bool:
+    """Whether tokens read back as the same bits in every layer."""
     pairs = (pair for a, b in zip(one, other, strict=True) for pair in zip(a, b, strict=True))
-    return all(np.array_equal(x.view(np.uint32), y.view(np.uint32)) for (a, b) in pairs for x, y in zip(a, b, strict=True))
+    return all(
+        np.array_equal(x.values.view(np.uint32), y.values.view(np.uint32)) for (a, b) in pairs for x, y in zip(a, b, strict=True)
+    )

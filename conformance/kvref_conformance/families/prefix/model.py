@@ -6,8 +6,9 @@ from typing import Any, ClassVar
 
 from kvref_conformance.families.paged.held import Held, Way, outcome
 from kvref_conformance.families.paged.model import NewOrRefused, Paged
+from kvref_conformance.families.paged.stored import Token
 from kvref_conformance.families.paged.tables import Layer
-from kvref_conformance.families.prefix.chains import MOST_TOKEN, Hit, Row, follows, no_tokens, same
+from kvref_conformance.families.prefix.chains import MOST_TOKEN, Hit, follows, no_tokens, same
 from kvref_conformance.families.prefix.kept import Kept, Key
 from kvref_conformance.oracle.expected import Choice, Expected, Refused, Wrong, not_in_range
 from kvref_conformance.oracle.model import Look
@@ -33,7 +34,7 @@ class Prefix(Paged):
         self.told: dict[int, tuple[str, list[int]]] = {}  # of each sequence its salt, and the tokens it is known to hold
         self.begun: dict[int, list[int]] = {}  # sequences whose hit was not seen yet, and their tokens
         self.asked: list[int] = []  # the tokens of the last
-        self.rows: dict[Key, list[list[Row]]] = {}  # what was committed since the last reset: of each layer
+        self.rows: dict[Key, list[list[Token]]] = {}  # what was committed since the last reset: of each layer
         self.forgotten: set[Key] = set()  # what was before
 
     def declared(self, switch: Callable[[str], bool]) -> None:
@@ -272,7 +273,7 @@ class Prefix(Paged):
         """Of each full block."""
         return [(salt, tuple(tokens[:stop])) for stop in range(self.size, len(tokens) + 1, self.size)]
 
-    def _rows(self, sequence: int, entry: int) -> list[list[Row]]:
+    def _rows(self, sequence: int, entry: int) -> list[list[Token]]:
         """What a block holds, in each layer."""
         return [layer.tokens[entry * self.size : (entry + 1) * self.size] for layer in self.sequences[sequence]]
 

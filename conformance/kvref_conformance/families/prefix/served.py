@@ -12,11 +12,12 @@ import numpy as np
 
 from kvref_conformance.arrays import NDArray
 from kvref_conformance.checking.content import pair_of_content
-from kvref_conformance.checking.expect import equal, pair
+from kvref_conformance.checking.expect import equal
 from kvref_conformance.checking.setup import blocks_of
 from kvref_conformance.conversation.handle import Handle
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families.paged.counting import layers_of, reserve, room, tables_alone, to_be_filled, with_room
+from kvref_conformance.families.paged.known import read_back
 from kvref_conformance.outcome import NotOffered
 
 Tokens = Sequence[int]
@@ -119,7 +120,7 @@ class Served:
                 equal(lies, self.streams(sequence, count), f"what would lie in the blocks of {what}, layer {layer}")
                 continue
             got = self.cache.gather(sequence, layer)
-            pair(got, self.computed(sequence, layer, range(count)), f"{what}, layer {layer}")
+            read_back(self.subject, self.cache, got, self.computed(sequence, layer, range(count)), f"{what}, layer {layer}")
 
     def finds(self, tokens: Tokens, count: int, what: str, salt: str = "") -> None:
         """So many leading tokens of a prompt are found, and read as they must."""

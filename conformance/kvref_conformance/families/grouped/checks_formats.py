@@ -1,0 +1,75 @@
+"""GROUP-08: groups in formats with scales."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from kvref_conformance.checking.expect import equal, raises
+from kvref_conformance.checking.registry import check
+from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.families.grouped.checks import reach
+from kvref_conformance.families.grouped.grown import Grown, One
+from kvref_conformance.families.paged.checks_formats import LARGEST, PLACES, dim_of, of_each_kind
+from kvref_conformance.families.prefix.served import prompt
+from kvref_conformance.oracle.elements import MAX
+from kvref_conformance.oracle.formats import SYMMETRIC
+from kvref_conformance.oracle.rows import read_tokens
+from kvref_conformance.outcome import NotOffered
+
+
+def in_formats(subject: Subject, tokens: int, sequences: int = 1, **sizes: int) -> Iterator[tuple[str, Grown]]:
+    """Caches in a format with a scale a head, one with a scale a token, and one of groups; of each those that there are."""
+    for name in of_each_kind(subject, PLACES):
+        yield name, Grown(subject, tokens, sequences, dtype=name, head_dim=dim_of(name, 1), **sizes)
+
+
+@check("GROUP-08", "grouped")
+def what_groups_hold_reads_back_as_its_format_says(subject: Subject) -> None:
+    length = reach(subject)
+    for name, grown in in_formats(subject, length):
+        for which in (1, 2):  # the second in blocks that the first had
+            sequence = grown.begin(prompt(length, which))
+            grown.up_to(sequence, length, by=grown.size + 1)
+            grown.look(sequence, f"a sequence of {length} tokens in {name}")
+            grown.drop(sequence)
+
+
+@check("GROUP-08", "grouped")
+def scales_are_found_and_copied_with_their_blocks(subject: Subject) -> None:
+    subject.need(sequences=2)
+    for name, grown in in_formats(subject, 3 * subject.size("block_size", 3), 2, num_layers=2):
+        tokens = [*prompt(grown.size + 1), *prompt(grown.size, 2)]
+        first = grown.begin(tokens)
+        grown.up_to(first, grown.size + 1, commit=True)
+        second = grown.begin(tokens)
+        grown.look(second, f"what was found in {name}")
+        grown.drop(second)
+        child, like = grown.cache.fork(first), grown.sequences[first]
+        grown.sequences[child] = One([*tokens[: grown.size + 1], *prompt(grown.size, 3)], like.salt, like.length, list(like.gone))
+        grown.step(child, 1)
+        grown.step(first, 1)
+        for sequence in (child, first):
+            grown.look(sequence, f"a sequence of which a block was copied, in {name}")
+
+
+@check("GROUP-08", "grouped")
+def a_step_that_a_format_cannot_hold_changes_nothing(subject: Subject) -> None:
+    tried = False
+    for name, grown in in_formats(subject, reach(subject), num_layers=2):
+        bad = np.full((len(grown.layers), 1, *grown.row), MAX.get(subject.dtype, LARGEST), np.float32)
+        bad[..., ::2] *= -1
+        held = np.isfinite(read_tokens(bad[0], name).values).all()
+        if held or (name in SYMMETRIC and subject.level == "tolerant"):  # not by a unit in the last place of its scale
+            continue
+        tried, sequence = True, grown.begin(prompt(reach(subject)))
+        grown.up_to(sequence, grown.window, by=grown.size)
+        like = grown.sequences[sequence]
+        while grown.unseen(like.length) == like.gone and like.length < reach(subject) - 1:
+            grown.step(sequence, 1)  # until the next one gives blocks back
+        free = grown.cache.num_free_blocks
+        with raises("NonFinite"):
+            grown.cache.step(sequence, bad, bad)
+        equal(grown.cache.num_free_blocks, free, f"free blocks after a step that {name} cannot hold")
+        grown.look(sequence, f"a sequence after a step that {name} cannot hold")
+    if not tried:
+        raise NotOffered("numbers that it takes and a format with scales cannot hold")

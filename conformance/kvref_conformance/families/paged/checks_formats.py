@@ -1,0 +1,216 @@
+"""PAGED-18: pages in formats with scales, through all that pages go through."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.checking.attending import exact, normal
+from kvref_conformance.checking.expect import equal, raises, same, within
+from kvref_conformance.checking.registry import check
+from kvref_conformance.checking.setup import few, new, takes
+from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.families.paged.checks_edits import turned
+from kvref_conformance.families.paged.counting import layers_of, room, to_be_filled, with_room
+from kvref_conformance.families.paged.known import Known, read_back
+from kvref_conformance.oracle.elements import MAX
+from kvref_conformance.oracle.formats import AFFINE, GGML, GROUPS, IN_GROUPS, MX, NVFP4, SCALED, SYMMETRIC, either, group_of
+from kvref_conformance.oracle.rows import bounds, read_tokens, store
+from kvref_conformance.outcome import NotOffered
+
+LARGEST = float(np.finfo(np.float32).max)
+KINDS = (SYMMETRIC, AFFINE, GGML, (*MX, *NVFP4), GROUPS)
+# A scale a head, one a token, one a group: of small groups, so that what is said of them is short.
+PLACES = (SYMMETRIC, AFFINE, tuple(name for name in IN_GROUPS if group_of(name) <= 32))
+
+
+def taken(subject: Subject, among: tuple[str, ...] = SCALED) -> list[str]:
+    """Formats with scales that it stores, in rows that its limits allow. Raises NotOffered: for its format alone."""
+    there = (name for name in among if takes(subject, "dtype", name))
+    dims = {name: [subject.size("head_dim", dim_of(name, groups)) for groups in (1, 2)] for name in there}
+    found = [name for name, each in dims.items() if not any(dim % group_of(name) for dim in each)]
+    if not found:
+        raise NotOffered(either(among))
+    return found
+
+
+def dim_of(format: str, groups: int = 2) -> int:
+    """So many groups a row, where it has groups."""
+    return groups * group_of(format) if format in IN_GROUPS else 5
+
+
+def of_each_kind(subject: Subject, kinds: tuple[tuple[str, ...], ...] = KINDS, count: int = 1) -> list[str]:
+    """So many formats of each kind, other ones for each check; one at least."""
+    there = taken(subject)
+    among = [[name for name in there if name in kind] for kind in kinds]
+    drawn = [subject.rng.permutation(len(each))[:count] for each in among]
+    return [names[at] for names, those in zip(among, drawn, strict=True) for at in those] or there[:1]
+
+
+def pages(subject: Subject) -> Iterator[Known]:
+    """Caches of one layer in formats that differ in where their scales lie; of these all that there are."""
+    for name in of_each_kind(subject, PLACES):
+        yield Known(subject, with_room(subject, 8, dtype=name, head_dim=dim_of(name, 1), num_layers=1))
+
+
+@check("PAGED-18", "paged")
+def tokens_in_pages_read_back_as_their_format_says(subject: Subject) -> None:
+    for name in of_each_kind(subject, count=2):
+        cache = Known(subject, with_room(subject, 8, dtype=name, head_dim=dim_of(name), num_layers=1))
+        sequences, half = [cache.create(1) for _ in range(subject.size("sequences", 2))], cache.size // 2 + 1
+        for sequence in sequences:  # whose blocks lie between each other's
+            cache.write(sequence, 0, 1, half)
+        for sequence in sequences:
+            cache.write(sequence, 0, 1 + half, cache.size)
+        cache.look(f"in {name}")
+        positions = [cache.size, 0, 2, 0]
+        keys, values = cache.tokens[sequences[0]][0]
+        got = cache.cache.read(sequences[0], 0, positions)
+        read_back(subject, cache.cache, got, (keys[positions], values[positions]), f"positions {positions} in {name}")
+
+
+@check("PAGED-18", "paged")
+def tokens_beside_one_that_is_overwritten_keep_their_scales(subject: Subject) -> None:
+    for cache in pages(subject):
+        sequence, size = cache.create(2 * subject.size("block_size", 3) + 1), cache.size
+        for start, count in ((1, 1), (size - 1, 2), (2 * size, size)):
+            cache.write(sequence, 0, start, count)
+            cache.look(f"after {count} from {start} were written")
+
+
+@check("PAGED-18", "paged")
+def a_batch_quantizes_each_token_by_itself(subject: Subject) -> None:
+    subject.need(sequences=2)
+    for cache in pages(subject):
+        sequences = [cache.create(cache.size), cache.create(cache.size - 1)]
+        for batch in (sequences, sequences[::-1], sequences[:1]):
+            cache.step(batch)
+            cache.look("after a batch")
+
+
+@check("PAGED-18", "paged")
+def scales_are_shared_and_copied_with_their_block(subject: Subject) -> None:
+    subject.need(sequences=2)
+    for cache in pages(subject):
+        size = cache.size
+        parent = cache.create(2 * size + 1)
+        child = cache.fork(parent)
+        cache.look("after a fork")
+        cache.write(child, 0, 2 * size, 1)
+        cache.look("after the child wrote")
+        cache.write(parent, 0, 1, size)
+        cache.look("after its parent wrote")
+        cache.drop(parent)
+        cache.look("after its parent was dropped")
+
+
+@check("PAGED-18", "paged")
+def scales_are_cut_with_their_tokens(subject: Subject) -> None:
+    for cache in pages(subject):
+        sequence = cache.create(2 * cache.size + 1)
+        cache.truncate(sequence, cache.size + 1)
+        cache.look("after it was cut")
+        cache.write(sequence, 0, cache.size + 1, cache.size)
+        cache.look("after it was cut and went on")
+
+
+@check("PAGED-18", "paged")
+def scales_move_with_their_tokens(subject: Subject) -> None:
+    for cache in pages(subject):
+        sequence = cache.create(3 * cache.size)
+        for start, stop in ((1, 2), (0, cache.size), (cache.size - 2, cache.size)):
+            cache.remove(sequence, max(start, 0), stop)
+            cache.look(f"after {start} .. {stop} were removed")
+
+
+@check("PAGED-18", "paged")
+def blocks_that_others_had_come_without_their_scales(subject: Subject) -> None:
+    for name in of_each_kind(subject, PLACES):
+        cache = Known(subject, to_be_filled(subject, 2, dtype=name, head_dim=dim_of(name, 1), num_layers=1))
+        for _ in range(3):
+            sequence = cache.create(room(cache.cache) * cache.size - 1)
+            cache.look(f"in blocks that another had, in {name}")
+            cache.drop(sequence)
+
+
+@check("PAGED-18", "paged")
+def what_a_format_cannot_hold_is_refused_before_anything_changes(subject: Subject) -> None:
+    tried = False
+    for cache in pages(subject):
+        name, size = cache.cache.config["dtype"], cache.size
+        good, bad = cache.given(size), np.full((size, *cache.row), MAX.get(subject.dtype, LARGEST), np.float32)
+        bad[:, :, ::2] *= -1
+        if np.isfinite(read_tokens(bad, name).values).all() or (name in SYMMETRIC and subject.level == "tolerant"):
+            continue  # held; or not by a unit in the last place of its scale
+        tried, sequence = True, cache.create(size)
+        before = cache.seen()
+        for start in (0, size):
+            with raises("NonFinite"):
+                cache.cache.write(sequence, 0, start, good[0], bad)
+            cache.look(f"after what {name} cannot hold was to be written from {start}")
+            equal(cache.seen(), before, f"blocks after what {name} cannot hold was to be written from {start}")
+    if not tried:
+        raise NotOffered("numbers that it takes and a format with scales cannot hold")
+
+
+@check("PAGED-18", "paged")
+def pages_that_no_group_goes_into_are_refused(subject: Subject) -> None:
+    tried = [
+        (name, dim)
+        for name in few(subject, taken(subject, IN_GROUPS))
+        for dim in (group_of(name) + 1, group_of(name) // 2)
+        if takes(subject, "head_dim", dim)
+    ]
+    if not tried:
+        raise NotOffered("a head_dim that no group goes into")
+    for name, dim in tried:
+        config = new(subject, subject.family, dtype=name, head_dim=group_of(name)).config
+        with raises("ConfigError"):
+            subject.new(subject.family, **config | {"head_dim": dim})
+
+
+@check("ATTN-10", "paged")
+def attention_over_pages_with_scales_is_over_what_they_read_as(subject: Subject) -> None:
+    for cache in pages(subject):
+        sequence, heads = cache.create(cache.size + 1), cache.row[0] * subject.size("group_size", 2)
+        query, scale = normal(subject, 2, heads, cache.row[1]), 2.5 / cache.row[1]
+        want, bound = exact(subject, query, *cache.cache.gather(sequence, 0), scale=scale)
+        got = cache.cache.attend(sequence, 0, query, scale)
+        within(got, want, bound, f"attention over pages in {cache.cache.config['dtype']}")
+
+
+@check("EDIT-10", "paged")
+def keys_that_move_are_turned_and_quantized_again(subject: Subject) -> None:
+    """In formats whose bound grows with a row's magnitudes, as that of one scale a head does.
+
+    Turned in float32 a key is within b of the exact one, 3 * 2^-24 of each pair's length, and no number of it is larger than
+    |exact| + b: quantizing moves it by no more than the bound for a row of those.
+    """
+    subject.need(sequences=2)
+    for name in taken(subject, SYMMETRIC):
+        cache = with_room(subject, 8, dtype=name, head_dim=6)
+        heads, dim, size = cache.config["num_kv_heads"], cache.config["head_dim"], cache.config["block_size"]
+        if dim % 2:
+            raise NotOffered(f"numbers that turn in pairs, where its limits say head_dim {dim}")
+        known, parent, layers = Known(subject, cache), cache.create(), layers_of(cache)
+        for layer in layers:
+            cache.write(parent, layer, 0, *known.given(size + 2))
+        before = [[np.asarray(part, np.float32) for part in cache.gather(parent, layer)] for layer in layers]
+        child = cache.fork(parent)
+        cache.remove(child, 1, 3, 10_000.0)
+        for layer, (keys, values) in zip(layers, before, strict=True):
+            got_keys, got_values = cache.gather(child, layer)
+            what = f"layer {layer} after tokens were removed, in {name}"
+            same(got_values, np.delete(values, range(1, 3), axis=0), f"values of {what}")
+            same(got_keys[:1], keys[:1], f"keys before those that were removed, of {what}")
+            want, length = turned(keys[3:], -2, 10_000.0, "halves")
+            off = 3.01 * 2.0**-24 * length
+            within(got_keys[1:], want, off + _quantized(abs(want) + off, heads, dim, name), f"keys that moved, of {what}")
+            same(cache.gather(parent, layer)[0], keys, f"the parent's keys of {what}")
+
+
+def _quantized(most: NDArray, heads: int, dim: int, format: str) -> NDArray:
+    """How far numbers of no larger magnitude may be from what they read back as, also at level tolerant."""
+    rows = np.nextafter(most.astype(np.float32), np.float32(np.inf)).reshape(-1, dim)
+    exact, tolerant = bounds(rows, store(rows, format), format)
+    return (exact + tolerant).reshape(-1, heads, dim)

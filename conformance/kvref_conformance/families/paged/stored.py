@@ -1,0 +1,55 @@
+"""What tokens read back as in the format of a paged cache."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.oracle.elements import round_to
+from kvref_conformance.oracle.expected import Wrong, exactly, finite, float32, not_finite
+from kvref_conformance.oracle.formats import PLAIN, group_of
+from kvref_conformance.oracle.rows import Reads, read_tokens
+
+Token = tuple[Reads, Reads]  # key and value, [heads, dim] each; of infinite slack where what it reads back as is not known
+
+
+def stored(keys: NDArray, values: NDArray, format: str) -> tuple[list[Token], bool]:
+    """Of tokens [n, heads, dim], and whether they may be refused: not finite, or not once they are read back (FMT-LEVEL-05).
+
+    What a scale makes of such a token, where it is taken, is not known.
+    """
+    rows = [float32(part) for part in (keys, values)]
+    if format in PLAIN:
+        both = [round_to(part, format) for part in rows]
+        return [(exactly(key), exactly(value)) for key, value in zip(*both, strict=True)], not finite(*rows)
+    read = [read_tokens(np.where(np.isfinite(part), part, 0), format) for part in rows]
+    finite_in = [np.isfinite(part).all(axis=(1, 2)) for part in (*rows, *(each.values for each in read))]
+    known: NDArray = np.logical_and.reduce(finite_in)
+    for part in read:
+        part.slack[~known] = np.inf
+    keys_of, values_of = ([Reads(*token) for token in zip(*part, strict=True)] for part in read)
+    return list(zip(keys_of, values_of, strict=True)), not known.all()
+
+
+def stacked(tokens: Sequence[Token], row: tuple[int, int], format: str) -> tuple[tuple[Reads, Reads], NDArray | None]:
+    """Keys and values [n, heads, dim] of tokens, and where they are not known; None where they all are."""
+    parts = [[token[which] for token in tokens] for which in (0, 1)]
+    values = [np.array([part.values for part in each], np.float32).reshape(-1, *row) for each in parts]
+    if format in PLAIN:
+        return (exactly(values[0]), exactly(values[1])), None
+    slack = [np.array([part.slack for part in each], np.float64).reshape(-1, *row) for each in parts]
+    unsure = np.isinf(slack[0])
+    both = [Reads(value, np.where(unsure, 0, each)) for value, each in zip(values, slack, strict=True)]
+    return (both[0], both[1]), unsure if unsure.any() else None
+
+
+def unstorable(keys: Any, values: Any, format: str) -> Wrong:
+    """What may be said besides of a call that is wrong: whether tokens [..., heads, dim], of any shape, may be refused."""
+    given = [np.asarray(part) for part in (keys, values)]
+    if format in PLAIN or not finite(*given):
+        return not_finite(*given)
+    group = group_of(format)  # what no group goes into is wrong in its shape, and is never read
+    whole = [part for part in given if part.size and part.ndim > 2 and part.shape[-1] % group == 0]
+    rows = [float32(part).reshape(-1, *part.shape[-2:]) for part in whole]
+    return not_finite(*(read_tokens(part, format).values for part in rows))

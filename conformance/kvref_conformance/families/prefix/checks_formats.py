@@ -1,0 +1,35 @@
+"""PREFIX-16: what is found in pages of formats with scales."""
+
+from kvref_conformance.checking.expect import equal, pair
+from kvref_conformance.checking.registry import check
+from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.families.paged.checks_formats import PLACES, dim_of, of_each_kind
+from kvref_conformance.families.prefix.served import Served, exactly, prompt
+
+
+@check("PREFIX-16", "prefix")
+def a_hit_reads_the_bits_that_were_committed(subject: Subject) -> None:
+    subject.need(sequences=2)
+    for name in of_each_kind(subject, PLACES):
+        served = Served(subject, dtype=name, head_dim=dim_of(name, 1), num_layers=1)
+        tokens, hit = prompt(2 * served.size + 1), 2 * served.size
+        first = served.serve(tokens)
+        before = [part[:hit] for part in served.cache.gather(first, 0)]
+        if not subject.limits.switch(subject.family, "other_eviction_order"):  # then it may be found without a holder
+            served.cache.drop(first)
+            served.seen(prompt(served.size + 1, 2))
+        again, found = served.begin([*tokens, 1])
+        equal(found, hit, f"length of a sequence begun with what was committed in {name}")
+        pair(served.cache.gather(again, 0), (before[0], before[1]), f"what was found in {name}, and what was committed")
+        served.look(again, hit, f"what was found in {name}")
+
+
+@check("PREFIX-16", "prefix")
+def what_was_evicted_comes_back_with_scales_of_its_own(subject: Subject) -> None:
+    for name in of_each_kind(subject, PLACES):
+        served = exactly(subject, 3, dtype=name, head_dim=dim_of(name, 1), num_layers=1)
+        one, other = prompt(2 * served.size + 1), prompt(3 * served.size, 2)
+        for tokens in (one, other, one):  # of which each takes every block, or nearly
+            sequence = served.serve(tokens)
+            served.look(sequence, len(tokens), f"what was computed in blocks that another had, in {name}")
+            served.cache.drop(sequence)
