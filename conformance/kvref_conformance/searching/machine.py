@@ -118,6 +118,19 @@ COUNT = st.sampled_from((1, 2, 3, 4, 5, 1, 2, 3, 8, 0))  # tokens that come at o
 BACK = st.sampled_from((1, 2, 3, 1, 2, 5, 0, -1))  # tokens that a truncate takes away; -1: to one more than there are
 
 
+DAMAGE = st.sampled_from((0, 0, 0, 1, 2, 3, 4))  # of what is loaded: none; a bit in its header, its tensors, its end; its end
+
+
+def damaged(data: NDArray, damage: int) -> NDArray:
+    """What was saved, as a machine loads it."""
+    if damage == 4:
+        return data[:-1]
+    changed = data.copy()
+    if damage and len(data):
+        changed[(9, len(data) * 2 // 3, len(data) - 1)[damage - 1] % len(data)] ^= 1
+    return changed
+
+
 def within(index: int, stop: int) -> int:
     """An index in [0, stop); for LAST, one past the end, and where there is none, -1."""
     return stop if index == LAST else index % stop if stop else -1

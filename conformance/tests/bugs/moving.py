@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from bugs.plant import bug, in_source
+from bugs.plant import bug, hidden, in_source
 from kvref import PagedCache, QuantizedCache, contents, paged, quantized, transfer
+from kvref.errors import FileDamaged
 from kvref.parts import Arriving
 
 
@@ -261,3 +262,37 @@ def a_layer_without_tokens_is_left_out(patch):
         "out = io.BytesIO()",
         "assert any(len(each.slots) for each in contents.stretches); out = io.BytesIO()",
     )
+
+
+@hidden("paged", "MOVE-03")
+def a_sequence_with_tokens_is_cut_where_a_file_was_damaged(patch):
+    receive = PagedCache.receive
+
+    def losing(self, file, sequence):
+        try:
+            receive(self, file, sequence)
+        except FileDamaged:
+            self._tables.lengths[self._table(sequence)] = 0
+            raise
+
+    patch.setattr(PagedCache, "receive", losing)
+
+
+@hidden("paged", "MOVE-01")
+def only_the_first_block_comes(patch):
+    in_source(
+        patch, "kvref.paged.PagedCache._room_for", "= whole.lengths",
+        "= [min(each, self.config.block_size) for each in whole.lengths]",
+    )  # fmt: skip
+
+
+@hidden("quantized", "MOVE-01")
+def a_full_layer_is_loaded_one_short(patch):
+    make_room = QuantizedCache._make_room
+
+    def short(self, saved):
+        stretches = make_room(self, saved)
+        self._lengths = [each - (each == self.config.capacity) for each in self._lengths]
+        return stretches
+
+    patch.setattr(QuantizedCache, "_make_room", short)

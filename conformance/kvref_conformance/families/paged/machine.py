@@ -6,7 +6,7 @@ from hypothesis.stateful import initialize, precondition, rule
 from kvref_conformance.checking.setup import takes
 from kvref_conformance.families.paged.model import Paged
 from kvref_conformance.oracle.formats import SCALED, group_of
-from kvref_conformance.searching.machine import ANY, COUNT, LAST, Machine, one_of, pair, within
+from kvref_conformance.searching.machine import ANY, COUNT, DAMAGE, LAST, Machine, damaged, one_of, pair, within
 from kvref_conformance.searching.rows import kinds
 
 GONE = 8  # an index that stands for a sequence that was dropped
@@ -181,6 +181,23 @@ class PagedMachine(Machine):
     @rule(which=SEQUENCE, back=st.sampled_from((1, 2, 3, 5, 0, -1)), count=st.sampled_from((1, 2, 3, 4, 0)), remove=st.booleans())
     def edit(self, which: int, back: int, count: int, remove: bool) -> None:
         self.cut(self.chosen(which, full=True), back, count, remove)
+
+    @precondition(lambda self: self.objects and self.family == "paged")
+    @rule(which=SEQUENCE, into=SEQUENCE, layer=ANY, between=st.sampled_from((0, 1, 2, 3)), damage=DAMAGE, kind=kinds())
+    def move(self, which: int, into: int, layer: int, between: int, damage: int, kind: str) -> None:
+        """Save a sequence, write over it, cut it or drop it, and load what was saved into it or another."""
+        sequence, layer = self.chosen(which), within(layer, self.layers)
+        data = self.call("save", self.objects[0], sequence=sequence)
+        if data is None:
+            return
+        if between == 1:
+            self.put_into(sequence, layer, 0, self.stride, kind)
+        elif between == 2:
+            self.cut(sequence, 1, 1, remove=False)
+        elif between == 3:
+            self.call("drop", self.objects[0], sequence=sequence)
+            self.create()
+        self.call("load", self.objects[0], sequence=self.sequence(into), data=damaged(data, damage))
 
     def cut(self, sequence: int, back: int, count: int, remove: bool) -> None:
         """Truncate a sequence so far before its end, or remove so many tokens from there on; past its end too."""

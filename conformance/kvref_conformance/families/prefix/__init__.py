@@ -7,7 +7,10 @@ FAMILY = Family(
     name="prefix",
     chapter="prefixes",
     small=PAGES.small,
-    speaks_for=(*PAGES.speaks_for, *(f"PREFIX-{n:02}" for n in range(1, 16))),
+    speaks_for=(
+        *(clause for clause in PAGES.speaks_for if not clause.startswith("MOVE")),  # what is found then is for the checks
+        *(f"PREFIX-{n:02}" for n in range(1, 16)),
+    ),
     gives={**PAGES.gives, "begin": "sequence"},
     several=PAGES.several,
     formats=PAGES.formats,

@@ -6,7 +6,7 @@ from hypothesis.stateful import initialize, precondition, rule
 
 from kvref_conformance.families.quantized.model import Quantized
 from kvref_conformance.oracle.formats import STATIC, SYMMETRIC, group_of
-from kvref_conformance.searching.machine import ANY, BACK, COUNT, LAST, Machine, pair, within
+from kvref_conformance.searching.machine import ANY, BACK, COUNT, DAMAGE, LAST, Machine, damaged, pair, within
 from kvref_conformance.searching.rows import HUGE, kinds
 
 POSITION = st.sampled_from((0, 1, 2, 3, 1, LAST))
@@ -77,6 +77,19 @@ class QuantizedMachine(Machine):
         assert isinstance(model, Quantized)
         self.call("truncate", self.objects[0], length=min(map(len, model.tokens)) - back)
         self.append(layer, count, kind, loud)
+
+    @precondition(lambda self: self.objects)
+    @rule(between=st.sampled_from((0, 1, 2)), layer=ANY, count=COUNT, damage=DAMAGE, kind=kinds())
+    def move(self, between: int, layer: int, count: int, damage: int, kind: str) -> None:
+        """Save it, append more or clear it, and load what was saved."""
+        data = self.call("save", self.objects[0])
+        if data is None:
+            return
+        if between == 2:
+            self.call("clear", self.objects[0])
+        if between:
+            self.append(layer, count, kind, 1.0)
+        self.call("load", self.objects[0], data=damaged(data, damage))
 
     @precondition(lambda self: self.objects)
     @rule(kind=kinds())
