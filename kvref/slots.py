@@ -72,7 +72,7 @@ class TokenStore:
     def __init__(self, backend: Backend, format: Format, num_slots: int, num_kv_heads: int, head_dim: int) -> None:
         self.keys = SlotStore(backend, format, num_slots, num_kv_heads, head_dim)
         self.values = SlotStore(backend, format, num_slots, num_kv_heads, head_dim)
-        self.format = format
+        self.format, self.num_slots = format, num_slots
 
     def quantized(self, keys: Array, values: Array) -> tuple[Quantized, Quantized]:
         """Float32 keys and values [n, num_kv_heads, head_dim] as the slots hold them. Raises NonFinite."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 CHAPTERS = (
     "laws", "formats", "contiguous", "blocks", "paged", "sharing", "prefixes", "windows", "groups", "quantized", "tiered",
-    "edits", "buffers", "pooled", "latents", "attention", "kernels", "engines",
+    "edits", "buffers", "pooled", "latents", "attention", "kernels", "moving", "engines",
 )  # fmt: skip
 
 _CHAPTER = re.compile(r"# (?P<title>.+) \((?P<code>[A-Z]+)\)")

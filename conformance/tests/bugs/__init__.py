@@ -24,6 +24,7 @@ CHAPTERS = (
     "latents",
     "attention",
     "kernels",
+    "moving_offload",
     "engines",
     "hidden",
     "real",
