@@ -37,7 +37,7 @@ def every_block_has_a_place_of_its_own(subject: Subject) -> None:
 def free_places_are_those_without_a_block(subject: Subject) -> None:
     store = new(subject, "offload", capacity=4)
     total = store.config["capacity"]
-    equal((store.capacity, store.num_free), (total, total), "capacity and free places of a new store")
+    equal(store.num_free, total, "free places of a new store")
     for number in range(total):
         store.prepare_store([number])
         equal(store.num_free, total - number - 1, f"free places with {number + 1} keys, one being stored")
@@ -46,6 +46,12 @@ def free_places_are_those_without_a_block(subject: Subject) -> None:
     for number in range(total, 2 * total):
         stored(store, [number])
         equal(store.num_free, 0, "free places of a store that is full")
+
+
+@check("MOVE-10", "offload")
+def the_capacity_is_as_asked(subject: Subject) -> None:
+    store = new(subject, "offload")
+    equal(store.capacity, store.config["capacity"], "capacity")
 
 
 @check("MOVE-10", "offload")

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from kvref_conformance.conversation.exchange import show
@@ -51,6 +51,7 @@ class Offload(Model):
         self.used: list[int] = []  # what is there or coming, the one used longest ago first
         self.place: dict[int, int] = {}  # as far as it was seen
         self.seen: dict[int, None] = {}  # every key that was ever named
+        self.unsure: set[int] = set()  # named by a store that was refused, which may have been a use
         self.any_order = False
 
     def declared(self, switch: Callable[[str], bool]) -> None:
@@ -100,7 +101,13 @@ class Offload(Model):
         may_go = [key for key in self.used if key in self.ready and not self.loads[key] and key not in keys]
         if count > len(may_go):
             held = sum(key not in keys for key in self.used)
-            return self.refuse([("OutOfBlocks", "MOVE-09" if count <= held else "MOVE-10")])
+            refused = self.refuse([("OutOfBlocks", "MOVE-09" if count <= held else "MOVE-10")])
+
+            def note() -> None:
+                refused.refused()
+                self.unsure |= set(keys) & set(self.used)
+
+            return replace(refused, refused=note)
 
         def change(ok: Any) -> None:
             for key in ok[1]:
@@ -109,9 +116,10 @@ class Offload(Model):
             self.used += new
             self._use(keys)
 
+        any_order = self.any_order or not self.unsure.isdisjoint(may_go)
         then, says = self.did("prepare_store", change), f"{new} to be stored, {count} of {may_go} evicted"
         return Prepared(
-            "MOVE-10", then, says=says, new=tuple(new), count=count, may_go=tuple(may_go), any_order=self.any_order
+            "MOVE-10", then, says=says, new=tuple(new), count=count, may_go=tuple(may_go), any_order=any_order
         )  # fmt: skip
 
     def complete_store(self, keys: Sequence[int], success: bool = True) -> Expected:
@@ -143,7 +151,8 @@ class Offload(Model):
     def complete_load(self, keys: Sequence[int]) -> Expected:
         if any(self.loads[key] < count for key, count in Counter(keys).items()):
             return self.refuse([("KeyNotFound", "MOVE-09")])
-        return Expected("MOVE-09", self.did("complete_load", lambda ok: self.loads.subtract(keys)))
+        clause = "LAW-01" if self.last == "refused" else "MOVE-09"  # that one gave some back
+        return Expected(clause, self.did("complete_load", lambda ok: self.loads.subtract(keys)))
 
     def touch(self, keys: Sequence[int]) -> Expected:
         return Expected("MOVE-11", self.did("touch", lambda ok: self._use(keys)))
@@ -153,8 +162,10 @@ class Offload(Model):
             if key in self.used:
                 self.used.remove(key)
                 self.used.append(key)
+                self.unsure.discard(key)
 
     def _forget(self, key: int) -> None:
         self.used.remove(key)
         self.ready.discard(key)
+        self.unsure.discard(key)
         self.place.pop(key, None)
