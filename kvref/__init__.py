@@ -15,6 +15,7 @@ from kvref.contiguous import ContiguousCache, ContiguousConfig
 from kvref.formats import FORMATS, Format, Quantized, get_format
 from kvref.grouped import GroupedCache, GroupedConfig
 from kvref.latent import LatentCache, LatentConfig
+from kvref.offload import HostBlocks, HostStore
 from kvref.paged import PagedCache, PagedConfig
 from kvref.pooled import PooledBlock, PooledCache, PooledConfig
 from kvref.prefix import PrefixCache
@@ -40,6 +41,8 @@ __all__ = [
     "Format",
     "GroupedCache",
     "GroupedConfig",
+    "HostBlocks",
+    "HostStore",
     "LatentCache",
     "LatentConfig",
     "PagedCache",

@@ -93,6 +93,10 @@ class SlotOutOfRange(KVRefError):
     """A slot past the end of the store."""
 
 
+class KeyNotFound(KVRefError):
+    """A key whose block a host store does not hold in the state that the call needs: stored, being stored, or being loaded."""
+
+
 class BufferTooLarge(KVRefError):
     """A buffer larger than the largest size class."""
 

@@ -101,7 +101,7 @@ class TokenStore:
         """value_format: where values are not in `format`, as keys are: their scale may be given, and another (FMT-STATIC-06)."""
         self.keys = SlotStore(backend, format, num_slots, num_kv_heads, head_dim)
         self.values = SlotStore(backend, value_format or format, num_slots, num_kv_heads, head_dim)
-        self.format = format
+        self.format, self.num_slots = format, num_slots
 
     def quantized(self, keys: Array, values: Array) -> tuple[Quantized, Quantized]:
         """Float32 keys and values [n, num_kv_heads, head_dim] as the slots hold them. Raises NonFinite."""

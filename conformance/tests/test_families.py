@@ -22,30 +22,32 @@ TWO_WIDTHS = "a workload is of keys and values of one width, and a row's two par
 SHOWN = "what came says whose it is by itself"
 PLAIN = "nothing that it does could be made of others"
 FUNCTIONS = ("elements", "rows", "kernels", "attention")
+MOVED = ("hosted", "offload")
 ABSENT = {
     **{(family, part): STATELESS for family in FUNCTIONS for part in ("machine", "states", "stream")},
-    ("blocks", "stream"): NO_TOKENS, ("buffers", "stream"): NO_TOKENS,
+    **{(family, "stream"): NO_TOKENS for family in ("blocks", "buffers", "offload")},
+    ("hosted", "stream"): "blocks are written whole, and nothing comes behind what is there",
     ("engine", "stream"): "its tokens are words, which no one reads back as keys and values",
     **{(family, "serving"): ONE_BY_ONE for family in names() if family not in ("paged", "prefix")},
     ("latent", "serving"): TWO_WIDTHS,
     **{(family, "cause"): SHOWN for family in names() if family != "engine"},
-    **{(family, "derived"): PLAIN for family in (*FUNCTIONS, "buffers")},
+    **{(family, "derived"): PLAIN for family in (*FUNCTIONS, "buffers", *MOVED)},
 }  # fmt: skip
 
 CACHES = ("contiguous", "paged", "prefix", "windowed", "grouped", "quantized", "channels", "tiered", "pooled", "latent")
 EMPTY = {
     "small": (FUNCTIONS, STATELESS),
     "speaks_for": (FUNCTIONS, STATELESS),
-    "gives": ((*FUNCTIONS, "contiguous", "channels", "pooled"), "no later call refers to it"),
-    "several": ((*FUNCTIONS, *CACHES, "blocks", "buffers"), "no argument is a list of what it gave"),
-    "formats": ((*FUNCTIONS, "blocks", "buffers", "pooled", "engine"), "none of its sizes is a format"),
+    "gives": ((*FUNCTIONS, "contiguous", "channels", "pooled", *MOVED), "no later call refers to it"),
+    "several": ((*FUNCTIONS, *CACHES, "blocks", "buffers", *MOVED), "no argument is a list of what it gave"),
+    "formats": ((*FUNCTIONS, "blocks", "buffers", "pooled", "engine", "offload"), "none of its sizes is a format"),
     "may_be_zero": ((*FUNCTIONS, "quantized", "buffers", "pooled", "latent"), "with a size of zero it would be nothing"),
     "holds": (
-        (*FUNCTIONS, *(each for each in CACHES if each not in ("tiered", "pooled")), "blocks", "buffers", "engine"),
+        (*FUNCTIONS, *(each for each in CACHES if each not in ("tiered", "pooled")), "blocks", "buffers", "engine", *MOVED),
         "no size is a part of another",
     ),
     "multiples": (tuple(name for name in names() if name != "grouped"), "no size is a multiple of another"),
-    "appending": ((*FUNCTIONS, "blocks", "buffers", "engine"), "no arrays of tokens are appended"),
+    "appending": ((*FUNCTIONS, "blocks", "buffers", "engine", *MOVED), "no arrays of tokens are appended"),
     "whole": (tuple(name for name in names() if name != "grouped"), "several calls leave what one does"),
     "counted_as": (tuple(names()), "its counts are the specification's, whatever the limits say"),
     "token_axis": (tuple(names()), "tokens come before heads and head_dim"),

@@ -1,5 +1,6 @@
 """kvref's own caches on any backend, as an implementation: the shortest example of an adapter."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,10 @@ from kvref.array import Array
 from kvref.attention import attention
 from kvref.canary import sized
 from kvref.engine import Engine
+from kvref.errors import SlotOutOfRange, in_range, whole
 from kvref.formats import FORMATS, element_format, get_format
-from kvref.inputs import accept
+from kvref.inputs import accept, accept_pair
+from kvref.slots import TokenStore
 from kvref_conformance.interface import Level
 from kvref_conformance.oracle.formats import STATIC
 
@@ -89,6 +92,12 @@ class OnBackend:
     def latent(self, **config: Any) -> kvref.LatentCache:
         return kvref.LatentCache(kvref.LatentConfig(**config), self.backend)
 
+    def offload(self, capacity: int) -> kvref.HostStore:
+        return kvref.HostStore(capacity)
+
+    def hosted(self, **config: Any) -> "Hosted":
+        return Hosted(self.backend, **config)
+
     def engine(self, cache_tokens: int, **sizes: int) -> Engine:
         return Engine(sized(**sizes), cache_tokens, backend=self.backend)
 
@@ -137,3 +146,33 @@ class Attention:
 
     def sink_attention(self, query: Array, keys: Array, values: Array, **options: Any) -> Array:
         return attention(query, keys, values, **options, backend=self._backend)
+
+
+class Hosted:
+    """A store of blocks, and memory on the host for them."""
+
+    def __init__(
+        self, backend: kvref.Backend, *, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, format: str,
+        capacity: int,
+    ) -> None:  # fmt: skip
+        self._backend, self._num_blocks = backend, whole("num_blocks", num_blocks, minimum=0)
+        self._shape = whole("block_size", block_size), whole("num_kv_heads", num_kv_heads), whole("head_dim", head_dim)
+        self._store = TokenStore(backend, get_format(format), self._num_blocks * self._shape[0], *self._shape[1:])
+        self._host = kvref.HostBlocks(self._store, self._shape[0], capacity, backend)
+
+    def write(self, block: int, keys: Array, values: Array) -> None:
+        slots = self._slots(block)
+        self._store.write(slots, *accept_pair(keys, values, self._shape, self._backend))
+
+    def read(self, block: int) -> tuple[Array, Array]:
+        return self._store.read(self._slots(block))
+
+    def to_host(self, blocks: Sequence[int], places: Sequence[int]) -> None:
+        self._host.to_host(blocks, places)
+
+    def to_device(self, places: Sequence[int], blocks: Sequence[int]) -> None:
+        self._host.to_device(places, blocks)
+
+    def _slots(self, block: int) -> range:
+        first = in_range(block, self._num_blocks, SlotOutOfRange, "block") * self._shape[0]
+        return range(first, first + self._shape[0])

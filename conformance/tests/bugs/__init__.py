@@ -29,6 +29,7 @@ CHAPTERS = (
     "latents",
     "attention",
     "kernels",
+    "moving_offload",
     "engines",
     "hidden",
     "real",

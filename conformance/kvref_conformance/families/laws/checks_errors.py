@@ -77,12 +77,9 @@ def a_configuration_that_makes_no_sense_is_refused(subject: Subject, family: Fam
     new(subject, family.name)
     tried = 0
     for name, value in family.small.items():
-        wrong_kind = [
-            each for each in ("int8", "float16") if each not in family.formats.get(name, ())
-        ]  # a format, not one for this
         sizes = BAD_SIZES[1:] if name in family.may_be_zero else BAD_SIZES
-        bad_values = ("float7", "", None, *wrong_kind) if isinstance(value, str) else sizes
-        for bad in bad_values:
+        bad_values = ("float7", "", None, "int8", "float16") if isinstance(value, str) else sizes
+        for bad in (bad for bad in bad_values if bad not in family.formats.get(name, ())):
             with suppress(NotOffered):
                 refused(subject, family.name, **{name: bad})
                 tried += 1

@@ -1,0 +1,26 @@
+"""LAW-20: what the laws say of this family alone."""
+
+from collections.abc import Iterator
+
+from kvref_conformance.checking.integers import Seen, Typed, the_same_in_any_type
+from kvref_conformance.checking.registry import check
+from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.families.hosted.checks import block_of_tokens
+
+
+@check("LAW-20", "hosted")
+def blocks_and_places_are_numbers_of_any_type(subject: Subject) -> None:
+    """Slots are more than eight bits hold."""
+    tokens = list[tuple[object, object]]()
+
+    def script(typed: Typed) -> Iterator[Seen]:
+        store = typed.new("hosted", num_blocks=100, capacity=100)
+        last = min(store.config["num_blocks"], store.config["capacity"]) - 1
+        if not tokens:
+            tokens.append(block_of_tokens(subject, store))
+        yield "writing a block", typed.call(store, "write", last, *tokens[0])
+        yield "copying it to the host", typed.call(store, "to_host", [last], [last])
+        yield "copying it back", typed.call(store, "to_device", [last], [0])
+        yield "what it reads as", typed.call(store, "read", 0)
+
+    the_same_in_any_type(subject, script)

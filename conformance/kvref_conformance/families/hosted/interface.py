@@ -1,0 +1,32 @@
+"""The blocks of a store, and places on the host: what is copied between them."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from kvref_conformance.interface import Tokens
+
+_BLOCKS = "ShapeMismatch SlotOutOfRange"
+# The errors that each operation may have to answer with; what `new` has to refuse is always a ConfigError.
+ERRORS: dict[str, str] = {
+    "write": "ShapeMismatch DtypeMismatch NonFinite SlotOutOfRange",
+    "read": "SlotOutOfRange",
+    "to_host": _BLOCKS,
+    "to_device": _BLOCKS,
+}
+
+
+class Hosted(Protocol):
+    """`write` quantizes block_size tokens of keys and values into a block, `read` gives what a block reads back as."""
+
+    def write(self, block: int, keys: Tokens, values: Tokens) -> None: ...
+    def read(self, block: int) -> tuple[Tokens, Tokens]: ...
+    def to_host(self, blocks: Sequence[int], places: Sequence[int]) -> None: ...
+    def to_device(self, places: Sequence[int], blocks: Sequence[int]) -> None: ...
+
+
+class Factory(Protocol):
+    """What makes one: it is given every size by name."""
+
+    def __call__(
+        self, *, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, format: str, capacity: int
+    ) -> Hosted: ...

@@ -1,0 +1,73 @@
+"""MOVE-13: a host store in several threads."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from kvref_conformance.checking.expect import equal
+from kvref_conformance.checking.registry import check
+from kvref_conformance.checking.setup import new
+from kvref_conformance.checking.threads import in_threads
+from kvref_conformance.conversation.exchange import kinds_of
+from kvref_conformance.conversation.handle import Handle
+from kvref_conformance.conversation.subject import Subject
+
+KEYS, AT_ONCE = 12, 3  # of which a thread loads so many
+
+
+@check("MOVE-13", "offload")
+def threads_may_share_a_host_store(subject: Subject) -> None:
+    store = new(subject, "offload", capacity=8)
+
+    def work(thread: int, rng: np.random.Generator) -> None:
+        for number in range(60):
+            _store(store, int(rng.integers(KEYS)), arrives=number % 4 != 0)
+
+    in_threads(subject, work)
+    there = [key for key in range(KEYS) if store.lookup([key])]
+    equal(store.num_free + len(there), store.config["capacity"], "free places and keys found, of all places")
+    equal(len(set(store.places(there))), len(there), "different places of keys that are found")
+
+
+@check("MOVE-13", "offload")
+def what_a_thread_loads_is_not_evicted_by_another(subject: Subject) -> None:
+    store = new(subject, "offload", capacity=8)
+
+    def work(thread: int, rng: np.random.Generator) -> None:
+        held = dict[int, list[int]]()  # what is being loaded, and where it lies
+        for _ in range(60):
+            key = int(rng.integers(KEYS))
+            if thread % 2:
+                _store(store, key)
+                continue
+            if key not in held and _went("KeyNotFound", store.prepare_load, [key]):
+                held[key] = list(store.places([key]))
+            equal([store.lookup([each]) for each in held], [1] * len(held), "whether each is found that is being loaded")
+            equal({each: list(store.places([each])) for each in held}, held, "where each lies that is being loaded")
+            if len(held) == AT_ONCE:
+                store.complete_load([held.popitem()[0] for _ in range(AT_ONCE)])
+        store.complete_load(list(held))
+
+    in_threads(subject, work)
+    more = [KEYS + number for number in range(store.config["capacity"])]
+    store.prepare_store(more)  # nothing is under way any more
+    equal(store.num_free, 0, "free places of a store that was filled with other keys")
+
+
+def _went(kind: str, call: Callable[..., Any], *args: Any) -> bool:
+    """Whether a call went well; or was refused in this way, as it may be in others' presence."""
+    try:
+        call(*args)
+    except Exception as error:
+        if kind not in kinds_of(error):
+            raise
+        return False
+    return True
+
+
+def _store(store: Handle, key: int, arrives: bool = True) -> None:
+    """Store a key, unless it is there, or there is no room."""
+    new = list[int]()
+    if _went("OutOfBlocks", lambda: new.extend(store.prepare_store([key])[0])) and new:
+        store.complete_store(new, success=arrives)

@@ -1,0 +1,38 @@
+"""The books of a host store: blocks by key, each stored and loaded in two calls, between which it is copied."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from kvref.array import Array
+
+# The errors that each operation may have to answer with; what `new` has to refuse is always a ConfigError.
+ERRORS: dict[str, str] = {
+    "places": "KeyNotFound",
+    "prepare_store": "OutOfBlocks",
+    "complete_store": "KeyNotFound",
+    "prepare_load": "KeyNotFound",
+    "complete_load": "KeyNotFound",
+}
+
+
+class Offload(Protocol):
+    """A key is an integer of 64 bits, as a hash is. `prepare_store` gives the keys that are to be stored and those that were
+    evicted for them, `places` where blocks lie, in [0, capacity), or will lie.
+    """
+
+    capacity: int
+    num_free: int
+
+    def lookup(self, keys: Sequence[int]) -> int: ...
+    def places(self, keys: Sequence[int]) -> Sequence[int] | Array: ...
+    def prepare_store(self, keys: Sequence[int]) -> tuple[Sequence[int] | Array, Sequence[int] | Array]: ...
+    def complete_store(self, keys: Sequence[int], success: bool = True) -> None: ...
+    def prepare_load(self, keys: Sequence[int]) -> None: ...
+    def complete_load(self, keys: Sequence[int]) -> None: ...
+    def touch(self, keys: Sequence[int]) -> None: ...
+
+
+class Factory(Protocol):
+    """What makes one: it is given every size by name."""
+
+    def __call__(self, *, capacity: int) -> Offload: ...

@@ -1,0 +1,127 @@
+"""Any sequence of calls of the family `offload`."""
+
+from hypothesis import strategies as st
+from hypothesis.stateful import initialize, precondition, rule
+
+from kvref_conformance.families.offload.model import Offload
+from kvref_conformance.searching.machine import Machine
+
+FIRST = 10**12  # keys from here on, past what 32 bits hold
+START, COUNT, WHICH = st.integers(0, 6), st.sampled_from((1, 2, 1, 3, 2, 4, 0)), st.integers(0, 5)
+SUCCESS = st.sampled_from((True, True, False))
+
+
+def run_of(start: int, count: int) -> list[int]:
+    """Keys that follow one another, as those of a prompt do."""
+    return [FIRST + number for number in range(start, start + count)]
+
+
+class OffloadMachine(Machine):
+    family = "offload"
+
+    @initialize(capacity=st.sampled_from((3, 2, 4, 3, 1, 5, 0)))
+    def new(self, capacity: int) -> None:
+        self.make(capacity=capacity)
+
+    @property
+    def known(self) -> Offload:
+        found = self.witness.models[self.objects[0]]
+        assert isinstance(found, Offload)
+        return found
+
+    def some(self, among: list[int], which: int) -> list[int]:
+        """One key, or all from one on; none where there is none."""
+        at = which // 2 % len(among) if among else 0
+        return among[at:] if which % 2 else among[at : at + 1]
+
+    @precondition(lambda self: self.objects)
+    @rule(start=START, count=COUNT, arrives=st.sampled_from((True, True, True, False)))
+    def store(self, start: int, count: int, arrives: bool) -> None:
+        """At once; or it does not arrive yet."""
+        prepared = self.call("prepare_store", self.objects[0], keys=run_of(start, count))
+        if prepared is not None and prepared[0] and arrives:
+            self.call("complete_store", self.objects[0], keys=list(prepared[0]))
+
+    store_more = store
+
+    @precondition(lambda self: self.objects)
+    @rule(start=START, count=COUNT, again=st.booleans())
+    def fail(self, start: int, count: int, again: bool) -> None:
+        prepared = self.call("prepare_store", self.objects[0], keys=run_of(start, count))
+        if prepared is not None and prepared[0]:
+            self.call("complete_store", self.objects[0], keys=list(prepared[0]), success=False)
+            if again:
+                self.store(start, count, True)
+
+    @precondition(lambda self: self.objects)
+    @rule(start=START, other=START)
+    def store_one_that_is_named_twice(self, start: int, other: int) -> None:
+        self.call("prepare_store", self.objects[0], keys=[*run_of(start, 1), *run_of(other, 1), *run_of(start, 1)])
+
+    @precondition(lambda self: self.objects)
+    @rule(which=WHICH, success=SUCCESS)
+    def complete_store(self, which: int, success: bool) -> None:
+        if keys := self.some(sorted(self.known.coming), which):
+            self.call("complete_store", self.objects[0], keys=keys, success=success)
+
+    @precondition(lambda self: self.objects)
+    @rule(which=WHICH, success=SUCCESS)
+    def complete_what_is_not_being_stored(self, which: int, success: bool) -> None:
+        if keys := self.some([key for key in self.known.seen if key not in self.known.coming], which):
+            self.call("complete_store", self.objects[0], keys=keys, success=success)
+
+    @precondition(lambda self: self.objects)
+    @rule(which=WHICH, twice=st.sampled_from((False, False, True)))
+    def load(self, which: int, twice: bool) -> None:
+        if keys := self.some(sorted(self.known.ready), which):
+            self.ask("lookup", self.objects[0], keys=keys)
+            self.call("prepare_load", self.objects[0], keys=keys)
+            if twice:
+                self.call("prepare_load", self.objects[0], keys=keys[-1:])
+
+    load_more = load
+
+    @precondition(lambda self: self.objects)
+    @rule(start=START, last=st.booleans())
+    def load_what_is_not_there(self, start: int, last: bool) -> None:
+        """Together with what is there, before it or behind it."""
+        keys, ready = run_of(start, 1), sorted(self.known.ready - set(run_of(start, 1)))
+        self.call("prepare_load", self.objects[0], keys=[*ready, *keys] if last else [*keys, *ready])
+
+    @precondition(lambda self: self.objects)
+    @rule(over=st.sampled_from((False, False, True)))
+    def load_and_store_another(self, over: bool) -> None:
+        """What was used longest ago is being loaded while room is needed, or was until then."""
+        missing = [key for key in run_of(0, 20) if key not in self.known.used]
+        fills, another = missing[: self.known.free], missing[self.known.free :][:1]
+        if self.call("prepare_store", self.objects[0], keys=fills) is not None and fills:
+            self.call("complete_store", self.objects[0], keys=fills)
+        if oldest := [key for key in self.known.used if key in self.known.ready][:1]:
+            self.call("prepare_load", self.objects[0], keys=oldest)
+            self.call("touch", self.objects[0], keys=[key for key in reversed(self.known.used) if key not in oldest])
+            if over:
+                self.call("complete_load", self.objects[0], keys=oldest)
+            self.call("prepare_store", self.objects[0], keys=another)
+
+    @precondition(lambda self: self.objects)
+    @rule(which=WHICH)
+    def complete_load(self, which: int) -> None:
+        if keys := self.some(sorted(key for key, count in self.known.loads.items() if count), which):
+            self.call("complete_load", self.objects[0], keys=keys)
+
+    complete_more = complete_load
+
+    @precondition(lambda self: self.objects)
+    @rule(start=START, count=COUNT)
+    def complete_any_load(self, start: int, count: int) -> None:
+        self.call("complete_load", self.objects[0], keys=run_of(start, count))
+
+    @precondition(lambda self: self.objects)
+    @rule(start=START, count=COUNT)
+    def touch(self, start: int, count: int) -> None:
+        self.call("touch", self.objects[0], keys=run_of(start, count))
+
+    @precondition(lambda self: self.objects)
+    @rule(start=START)
+    def ask_where_it_lies(self, start: int) -> None:
+        self.ask("places", self.objects[0], keys=run_of(start, 1))

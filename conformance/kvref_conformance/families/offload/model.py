@@ -1,0 +1,171 @@
+"""The books of a host store as a dict of what is there, and a list of the keys in the order of their last use."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from kvref_conformance.conversation.exchange import show
+from kvref_conformance.interface import Level
+from kvref_conformance.oracle.expected import Choice, Expected, TakenOrRefused, Value
+from kvref_conformance.oracle.model import Look, Model
+from kvref_conformance.outcome import Broken
+
+
+@dataclass(frozen=True)
+class Prepared(Choice):
+    """New keys, in the order in which they came, and as many evicted ones as there have to be, in any order."""
+
+    new: tuple[int, ...] = ()
+    count: int = 0  # of those that have to go
+    may_go: tuple[int, ...] = ()  # the one used longest ago first
+    any_order: bool = False
+
+    def look(self, ok: Any, op: str, level: Level) -> None:
+        new, evicted = map(list, ok)
+        if new != list(self.new):
+            raise Broken(f"keys to be stored, of {op}", show(list(self.new)), show(new), "MOVE-10")
+        if kept := [key for key in evicted if key not in self.may_go]:
+            raise Broken(f"keys evicted by {op}", f"some of {show(list(self.may_go))}", show(kept), "MOVE-09")
+        if len(set(evicted)) != len(evicted) or len(evicted) != self.count:
+            raise Broken(f"keys evicted by {op}", f"{self.count} of them", f"{len(evicted)}: {show(evicted)}", "MOVE-10")
+        oldest = list(self.may_go[: self.count])
+        if not self.any_order and set(evicted) != set(oldest):
+            raise Broken(f"keys evicted by {op}", f"those used longest ago, {show(oldest)}", show(evicted), "MOVE-11")
+
+
+class Offload(Model):
+    family = "offload"
+    blamed: ClassVar = {
+        ("complete_store", "lookup"): "MOVE-06", ("failed", "lookup"): "MOVE-08", ("failed", "num_free"): "MOVE-08",
+        ("prepare_load", "lookup"): "MOVE-09", ("complete_load", "lookup"): "MOVE-09", "lookup": "MOVE-10",
+        "num_free": "MOVE-10", "places": "MOVE-10",
+    }  # fmt: skip
+
+    def __init__(self, *, capacity: int) -> None:
+        super().__init__()
+        self.total = capacity
+        self.ready: set[int] = set()
+        self.coming: set[int] = set()  # being stored
+        self.loads: Counter[int] = Counter()
+        self.used: list[int] = []  # what is there or coming, the one used longest ago first
+        self.place: dict[int, int] = {}  # as far as it was seen
+        self.seen: dict[int, None] = {}  # every key that was ever named
+        self.unsure: set[int] = set()  # named by a store that was refused, which may have been a use
+        self.any_order = False
+
+    def declared(self, switch: Callable[[str], bool]) -> None:
+        self.any_order = switch("other_eviction_order")
+
+    def looks(self) -> list[Look]:
+        here: list[Look] = [("places", {"keys": list(self.used)})] if self.used else []
+        return [("num_free", {}), *(("lookup", {"keys": [key]}) for key in self.seen), *here]
+
+    @property
+    def free(self) -> int:
+        return self.total - len(self.used)
+
+    def capacity(self) -> Expected:
+        return Value("MOVE-10", value=self.total)
+
+    def num_free(self) -> Expected:
+        return Value(self.blame("num_free"), value=self.free)
+
+    def lookup(self, keys: Sequence[int]) -> Expected:
+        found = next((count for count, key in enumerate(keys) if key not in self.ready), len(keys))
+        half = found < len(keys) and keys[found] in self.coming
+        return Value("MOVE-06" if half else self.blame("lookup"), value=found)
+
+    def places(self, keys: Sequence[int]) -> Expected:
+        if any(key not in self.used for key in keys):
+            return self.refuse([("KeyNotFound", "MOVE-10")])
+        taken = {place for key, place in self.place.items() if key not in keys}
+
+        def accepts(places: Sequence[int]) -> bool:
+            named = dict(zip(keys, places, strict=True))
+            kept = all(self.place.get(key, place) == place for key, place in zip(keys, places, strict=True))
+            apart = len(set(named.values())) == len(named) and not taken & set(named.values())
+            return kept and apart and all(0 <= place < self.total for place in places)
+
+        says = f"places in [0, {self.total}), one a key"
+        known = {key: self.place[key] for key in keys if key in self.place}
+        return Choice(
+            self.blame("places"), lambda places: self.place.update(zip(keys, places, strict=True)), says=says,
+            seen=lambda: f", where they were: {known}" if known else "", accepts=accepts, length=(len(keys), "MOVE-10"),
+        )  # fmt: skip
+
+    def prepare_store(self, keys: Sequence[int]) -> Expected:
+        self.seen |= dict.fromkeys(keys)
+        new = [key for key in dict.fromkeys(keys) if key not in self.used]
+        count = max(0, len(new) - self.free)
+        may_go = [key for key in self.used if key in self.ready and not self.loads[key] and key not in keys]
+        if count > len(may_go):
+            held = sum(key not in keys for key in self.used)
+            refused = self.refuse([("OutOfBlocks", "MOVE-09" if count <= held else "MOVE-10")])
+
+            def note() -> None:
+                refused.refused()
+                self.unsure |= set(keys) & set(self.used)
+
+            return replace(refused, refused=note)
+
+        def change(ok: Any) -> None:
+            for key in ok[1]:
+                self._forget(key)
+            self.coming |= set(new)
+            self.used += new
+            self._use(keys)
+
+        any_order = self.any_order or not self.unsure.isdisjoint(may_go)
+        then, says = self.did("prepare_store", change), f"{new} to be stored, {count} of {may_go} evicted"
+        return Prepared(
+            "MOVE-10", then, says=says, new=tuple(new), count=count, may_go=tuple(may_go), any_order=any_order
+        )  # fmt: skip
+
+    def complete_store(self, keys: Sequence[int], success: bool = True) -> Expected:
+        coming = [key for key in keys if key in self.coming]
+
+        def change(ok: Any) -> None:
+            self.coming -= set(coming)
+            if success:
+                self.ready |= set(coming)
+            else:
+                for key in coming:
+                    self._forget(key)
+
+        then, clause = self.did("complete_store" if success else "failed", change), "MOVE-06" if success else "MOVE-08"
+        if len(coming) == len(keys):
+            return Expected(clause, then)
+        return TakenOrRefused("MOVE-08", then, kinds=("KeyNotFound",), refused=lambda: self.did("refused")(None))
+
+    def prepare_load(self, keys: Sequence[int]) -> Expected:
+        if any(key not in self.ready for key in keys):
+            return self.refuse([("KeyNotFound", "MOVE-06")])
+
+        def change(ok: Any) -> None:
+            self.loads.update(keys)
+            self._use(keys)
+
+        return Expected("MOVE-09", self.did("prepare_load", change))
+
+    def complete_load(self, keys: Sequence[int]) -> Expected:
+        if any(self.loads[key] < count for key, count in Counter(keys).items()):
+            return self.refuse([("KeyNotFound", "MOVE-09")])
+        clause = "LAW-01" if self.last == "refused" else "MOVE-09"  # that one gave some back
+        return Expected(clause, self.did("complete_load", lambda ok: self.loads.subtract(keys)))
+
+    def touch(self, keys: Sequence[int]) -> Expected:
+        return Expected("MOVE-11", self.did("touch", lambda ok: self._use(keys)))
+
+    def _use(self, keys: Sequence[int]) -> None:
+        for key in reversed(keys):
+            if key in self.used:
+                self.used.remove(key)
+                self.used.append(key)
+                self.unsure.discard(key)
+
+    def _forget(self, key: int) -> None:
+        self.used.remove(key)
+        self.ready.discard(key)
+        self.unsure.discard(key)
+        self.place.pop(key, None)

@@ -1,0 +1,28 @@
+"""The block that was used longest ago goes, also while it is read: its place is written over under the copy."""
+
+from typing import Any
+
+import kvref
+from kvref.offload import Keys
+from kvref_zoo.right import Right
+
+
+class Store(kvref.HostStore):
+    def _to_evict(self, count: int, kept: Keys) -> list[Any]:
+        loads = {key: block.loads for key, block in self._blocks.items()}
+        for block in self._blocks.values():
+            block.loads = 0
+        try:
+            return super()._to_evict(count, kept)
+        finally:
+            for key, block in self._blocks.items():
+                block.loads = loads[key]
+
+
+class Implementation(Right):
+    clause = "MOVE-09"
+    also = ("MOVE-13",)
+    bug = "sgl-project/sglang#31427"
+
+    def offload(self, capacity: int) -> Store:
+        return Store(capacity)

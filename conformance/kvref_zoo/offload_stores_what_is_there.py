@@ -1,0 +1,24 @@
+"""What is there already is stored again, in a place of its own: the one before is lost, and so is its room."""
+
+import kvref
+from kvref.offload import Keys
+from kvref_zoo.right import Right
+
+
+class Store(kvref.HostStore):
+    def prepare_store(self, keys: Keys) -> tuple[Keys, Keys]:  # type: ignore[override]
+        lost = {key: self._blocks.pop(key) for key in keys if key in self._blocks}
+        try:
+            return super().prepare_store(keys)
+        except Exception:
+            self._blocks.update(lost)
+            raise
+
+
+class Implementation(Right):
+    clause = "MOVE-10"
+    also = ("MOVE-06", "MOVE-08", "MOVE-09", "MOVE-11", "MOVE-13", "LAW-01")
+    bug = "vllm-project/vllm#53532"
+
+    def offload(self, capacity: int) -> Store:
+        return Store(capacity)
