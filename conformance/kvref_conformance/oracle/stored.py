@@ -19,7 +19,7 @@ class Stored(NamedTuple):
 def cut(rows: NDArray, group: int) -> NDArray:
     """Rows [n, width] as groups [n, groups, group], float64."""
     x = np.asarray(rows, dtype=np.float32).astype(np.float64)
-    return x.reshape(len(x), -1, group)
+    return x.reshape(len(x), x.shape[1] // group, group)
 
 
 @np.errstate(over="ignore")
