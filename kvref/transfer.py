@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from math import prod
 from pathlib import Path
+from threading import Thread
 from typing import Any, BinaryIO, ClassVar, Self, TypeAlias
 
 import numpy as np
@@ -31,6 +32,8 @@ from kvref.errors import ConfigError, DtypeMismatch, FileDamaged, ShapeMismatch
 VERSION = 1  # of the file: a reader takes this one alone
 LONGEST_HEADER = 100_000_000  # bytes, as in safetensors
 CHECKSUM = "checksum"
+LARGE = 2**18  # bytes of a part that a thread hashes
+DIGEST_BYTES = hashlib.sha256().digest_size
 NAMES = {
     "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int8": "I8", "uint8": "U8", "uint16": "U16", "int32": "I32",
 }  # fmt: skip
@@ -125,8 +128,8 @@ def opened(data: Array, backend: Backend) -> BinaryIO:
 
 
 def write(contents: Contents, file: BinaryIO, backend: Backend) -> None:
-    """Piece by piece: no more than PIECE bytes are held at a time."""
-    digest = hashlib.sha256()
+    """Piece by piece: no more than two times PIECE bytes are held at a time."""
+    digest = Digest()
 
     def out(part: bytes | memoryview) -> None:
         digest.update(part)
@@ -152,7 +155,7 @@ def read(
 
     Raises FileDamaged or ConfigError, and what `place` does.
     """
-    digest = hashlib.sha256()
+    digest = Digest()
 
     def take(count: int) -> Bits:
         part = np.empty(count, np.uint8)  # fresh memory: a library may keep it
@@ -187,13 +190,37 @@ def read(
 
 def verify(file: BinaryIO) -> None:
     """Read a file for its checksum alone. Raises FileDamaged."""
-    left, digest = file.seek(0, io.SEEK_END) - hashlib.sha256().digest_size, hashlib.sha256()
+    left, digest = file.seek(0, io.SEEK_END) - DIGEST_BYTES, Digest()
     file.seek(0)
     while left > 0 and (part := file.read(min(left, PIECE))):
         digest.update(part)
         left -= len(part)
     if left or file.read() != digest.digest():
         raise FileDamaged("file: expected the checksum of what is in it, got another")
+
+
+class Digest:
+    """SHA-256 of one part after the other, the large ones beside what goes on: it takes as long as the disk does."""
+
+    def __init__(self) -> None:
+        self._hash, self._thread = hashlib.sha256(), Thread()
+
+    def update(self, part: bytes | memoryview) -> None:
+        """`part` must not change until the next call."""
+        self._wait()
+        if len(part) < LARGE:  # done before a thread were there
+            self._hash.update(part)
+        else:
+            self._thread = Thread(target=self._hash.update, args=(part,))
+            self._thread.start()
+
+    def digest(self) -> bytes:
+        self._wait()
+        return self._hash.digest()
+
+    def _wait(self) -> None:
+        if self._thread.ident is not None:
+            self._thread.join()
 
 
 def _header(take: Callable[[int], Bits], size: int) -> tuple[Entries, dict[str, str]]:
@@ -236,7 +263,7 @@ def _entries(stretches: Sequence[Stretch]) -> Entries:
     for stretch in stretches:
         for name, token, dtype in stretch.fields():
             add(f"{stretch.name}.{name}", dtype, (len(stretch.slots), *token))
-    add(CHECKSUM, "uint8", (hashlib.sha256().digest_size,))
+    add(CHECKSUM, "uint8", (DIGEST_BYTES,))
     return found
 
 
