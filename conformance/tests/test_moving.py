@@ -15,7 +15,8 @@ from kvref.errors import ConfigError, FileDamaged
 
 READ = """
 import sys, numpy as np, kvref
-cache = kvref.PagedCache(kvref.PagedConfig(num_blocks=9, num_layers=2, num_kv_heads=2, head_dim=32, block_size=7, dtype=sys.argv[2]))
+config = kvref.PagedConfig(9, num_layers=2, num_kv_heads=2, head_dim=32, block_size=7, dtype=sys.argv[2])
+cache = kvref.PagedCache(config)
 sequence = cache.create()
 kvref.load(cache, sys.argv[1], sequence)
 for layer in range(2):

@@ -80,15 +80,6 @@ def read_as(rows: NDArray, format: str, scale: float | None = None) -> Reads:
     return Reads(want.values.reshape(rows.shape), slack.reshape(rows.shape))
 
 
-def read_tokens(tokens: NDArray, format: str) -> Reads:
-    """Tokens [n, heads, dim], of which one has a scale and a zero over all heads in formats that share them so."""
-    tokens = np.asarray(tokens, dtype=np.float32)
-    if not tokens.size:
-        return Reads(tokens, np.zeros(tokens.shape))
-    found = read_as(tokens.reshape(len(tokens), -1) if format in STEPS else tokens, format)
-    return Reads(*(part.reshape(tokens.shape) for part in found))
-
-
 def bounds(rows: NDArray, want: Stored, format: str) -> tuple[NDArray, NDArray]:
     """The bound of what is stored as it must be, and that at level tolerant.
 

@@ -30,6 +30,7 @@ CHAPTERS = (
     "attention",
     "kernels",
     "moving_offload",
+    "moving_deep",
     "engines",
     "hidden",
     "real",

@@ -13,7 +13,7 @@ from kvref_conformance.families.paged.checks_formats import LARGEST, PLACES, dim
 from kvref_conformance.families.prefix.served import prompt
 from kvref_conformance.oracle.elements import MAX
 from kvref_conformance.oracle.formats import SYMMETRIC
-from kvref_conformance.oracle.rows import read_tokens
+from kvref_conformance.oracle.tokens import tokens_as
 from kvref_conformance.outcome import NotOffered
 
 
@@ -58,7 +58,7 @@ def a_step_that_a_format_cannot_hold_changes_nothing(subject: Subject) -> None:
     for name, grown in in_formats(subject, reach(subject), num_layers=2):
         bad = np.full((len(grown.layers), 1, *grown.row), MAX.get(subject.dtype, LARGEST), np.float32)
         bad[..., ::2] *= -1
-        held = np.isfinite(read_tokens(bad[0], name).values).all()
+        held = np.isfinite(tokens_as(bad[0], name).values).all()
         if held or (name in SYMMETRIC and subject.level == "tolerant"):  # not by a unit in the last place of its scale
             continue
         tried, sequence = True, grown.begin(prompt(reach(subject)))

@@ -15,7 +15,8 @@ from kvref_conformance.families.paged.counting import layers_of, room, to_be_fil
 from kvref_conformance.families.paged.known import Known, read_back
 from kvref_conformance.oracle.elements import MAX
 from kvref_conformance.oracle.formats import AFFINE, GGML, GROUPS, IN_GROUPS, MX, NVFP4, SCALED, SYMMETRIC, either, group_of
-from kvref_conformance.oracle.rows import bounds, read_tokens, store
+from kvref_conformance.oracle.rows import bounds, store
+from kvref_conformance.oracle.tokens import tokens_as
 from kvref_conformance.outcome import NotOffered
 
 LARGEST = float(np.finfo(np.float32).max)
@@ -140,7 +141,7 @@ def what_a_format_cannot_hold_is_refused_before_anything_changes(subject: Subjec
         name, size = cache.cache.config["dtype"], cache.size
         good, bad = cache.given(size), np.full((size, *cache.row), MAX.get(subject.dtype, LARGEST), np.float32)
         bad[:, :, ::2] *= -1
-        if np.isfinite(read_tokens(bad, name).values).all() or (name in SYMMETRIC and subject.level == "tolerant"):
+        if np.isfinite(tokens_as(bad, name).values).all() or (name in SYMMETRIC and subject.level == "tolerant"):
             continue  # held; or not by a unit in the last place of its scale
         tried, sequence = True, cache.create(size)
         before = cache.seen()

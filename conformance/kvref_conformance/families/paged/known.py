@@ -13,7 +13,7 @@ from kvref_conformance.conversation.handle import Handle
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families.paged.counting import layers_of
 from kvref_conformance.oracle.formats import SCALED
-from kvref_conformance.oracle.rows import read_tokens
+from kvref_conformance.oracle.tokens import tokens_as
 from kvref_conformance.outcome import Broken, NotOffered
 
 Pair = tuple[NDArray, NDArray]
@@ -31,7 +31,7 @@ def read_back(subject: Subject, cache: Handle, got: Pair, wrote: Pair, what: str
     if (format := cache.config["dtype"]) not in SCALED:
         pair(got, wrote, what)
     else:
-        reads(subject, got, (read_tokens(wrote[0], format), read_tokens(wrote[1], format)), what)
+        reads(subject, got, (tokens_as(wrote[0], format), tokens_as(wrote[1], format)), what)
 
 
 class Known:

@@ -9,7 +9,8 @@ from kvref_conformance.arrays import NDArray
 from kvref_conformance.oracle.elements import round_to
 from kvref_conformance.oracle.expected import Wrong, exactly, finite, float32, not_finite
 from kvref_conformance.oracle.formats import PLAIN, group_of
-from kvref_conformance.oracle.rows import Reads, read_tokens
+from kvref_conformance.oracle.rows import Reads
+from kvref_conformance.oracle.tokens import tokens_as
 
 Token = tuple[Reads, Reads]  # key and value, [heads, dim] each; of infinite slack where what it reads back as is not known
 
@@ -23,7 +24,7 @@ def stored(keys: NDArray, values: NDArray, format: str) -> tuple[list[Token], bo
     if format in PLAIN:
         both = [round_to(part, format) for part in rows]
         return [(exactly(key), exactly(value)) for key, value in zip(*both, strict=True)], not finite(*rows)
-    read = [read_tokens(np.where(np.isfinite(part), part, 0), format) for part in rows]
+    read = [tokens_as(np.where(np.isfinite(part), part, 0), format) for part in rows]
     finite_in = [np.isfinite(part).all(axis=(1, 2)) for part in (*rows, *(each.values for each in read))]
     known: NDArray = np.logical_and.reduce(finite_in)
     for part in read:
@@ -52,4 +53,4 @@ def unstorable(keys: Any, values: Any, format: str) -> Wrong:
     group = group_of(format)  # what no group goes into is wrong in its shape, and is never read
     whole = [part for part in given if part.size and part.ndim > 2 and part.shape[-1] % group == 0]
     rows = [float32(part).reshape(-1, *part.shape[-2:]) for part in whole]
-    return not_finite(*(read_tokens(part, format).values for part in rows))
+    return not_finite(*(tokens_as(part, format).values for part in rows))
