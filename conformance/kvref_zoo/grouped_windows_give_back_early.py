@@ -16,7 +16,7 @@ class Cache(kvref.GroupedCache):
 
 class Implementation(Right):
     clause = "GROUP-02"
-    also = ("GROUP-03", "GROUP-04", "GROUP-05", "GROUP-06", "GROUP-07", "LAW-04", "SHARE-03")
+    also = ("GROUP-03", "GROUP-04", "GROUP-05", "GROUP-06", "GROUP-07", "GROUP-08", "LAW-04", "SHARE-03")
 
     def grouped(self, **config: Any) -> Cache:
         return Cache(kvref.GroupedConfig(**config))

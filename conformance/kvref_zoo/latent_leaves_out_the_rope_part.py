@@ -18,7 +18,7 @@ class Cache(kvref.LatentCache):
 
 class Implementation(Right):
     clause = "MLA-01"
-    also = ("MLA-02",)
+    also = ("MLA-02", "MLA-06")
 
     def latent(self, **config: Any) -> Cache:
         return Cache(kvref.LatentConfig(**config))

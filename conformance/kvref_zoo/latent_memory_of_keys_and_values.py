@@ -14,6 +14,7 @@ class Cache(kvref.LatentCache):
 
 class Implementation(Right):
     clause = "MLA-03"
+    also = ("MLA-06",)
     bug = "ggml-org/llama.cpp#19067"
 
     def latent(self, **config: Any) -> Cache:

@@ -14,7 +14,7 @@ class Cache(kvref.LatentCache):
 
 class Implementation(Right):
     clause = "MLA-02"
-    also = ("MLA-01",)
+    also = ("MLA-01", "MLA-06")
 
     def latent(self, **config: Any) -> Cache:
         return Cache(kvref.LatentConfig(**config))

@@ -19,7 +19,7 @@ class Cache(kvref.LatentCache):
 
 class Implementation(Right):
     clause = "MLA-01"
-    also = ("MLA-02", "LAW-10")
+    also = ("LAW-10", "MLA-02", "MLA-06")
     bug = "sgl-project/sglang#38666"
 
     def latent(self, **config: Any) -> Cache:

@@ -15,7 +15,7 @@ class Cache(kvref.PagedCache):
 
 class Implementation(Right):
     clause = "LAW-11"
-    also = ("LAW-01", "LAW-10", "FMT-LEVEL-04")
+    also = ("FMT-LEVEL-04", "LAW-01", "LAW-10", "PAGED-18")
 
     def paged(self, **config: Any) -> Cache:
         return Cache(kvref.PagedConfig(**config))

@@ -14,7 +14,7 @@ class Cache(kvref.PagedCache):
 
 class Implementation(Right):
     clause = "SHARE-05"
-    also = ("EDIT-05", "EDIT-10", "SHARE-04", "SHARE-06", "SHARE-07", "SHARE-08", "SHARE-09")
+    also = ("EDIT-05", "EDIT-10", "PAGED-18", "SHARE-04", "SHARE-06", "SHARE-07", "SHARE-08", "SHARE-09")
 
     def paged(self, **config: Any) -> Cache:
         return Cache(kvref.PagedConfig(**config))

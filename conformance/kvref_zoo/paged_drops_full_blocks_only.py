@@ -21,7 +21,10 @@ class Cache(kvref.PagedCache):
 
 class Implementation(Right):
     clause = "PAGED-07"
-    also = ("EDIT-04", "EDIT-05", "EDIT-10", "LAW-03", "PAGED-15", "SHARE-04", "SHARE-06", "SHARE-08", "SHARE-09", "WIN-09")
+    also = (
+        "EDIT-04", "EDIT-05", "EDIT-10", "LAW-03", "MOVE-03", "MOVE-05", "PAGED-15", "PAGED-18", "SHARE-04", "SHARE-06",
+        "SHARE-08", "SHARE-09", "WIN-09",
+    )  # fmt: skip
 
     def paged(self, **config: Any) -> Cache:
         return Cache(kvref.PagedConfig(**config))

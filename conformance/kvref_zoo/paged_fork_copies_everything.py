@@ -18,7 +18,7 @@ class Cache(kvref.PagedCache):
 
 class Implementation(Right):
     clause = "SHARE-03"
-    also = ("EDIT-10", "SHARE-05", "SHARE-07")
+    also = ("EDIT-10", "MOVE-03", "SHARE-05", "SHARE-07")
 
     def paged(self, **config: Any) -> Cache:
         return Cache(kvref.PagedConfig(**config))

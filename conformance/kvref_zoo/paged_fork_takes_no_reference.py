@@ -22,7 +22,10 @@ class Cache(kvref.PagedCache):
 
 class Implementation(Right):
     clause = "SHARE-06"
-    also = ("EDIT-04", "EDIT-05", "EDIT-10", "PAGED-08", "SHARE-04", "SHARE-05", "SHARE-07", "SHARE-08", "SHARE-09")
+    also = (
+        "EDIT-04", "EDIT-05", "EDIT-10", "MOVE-05", "PAGED-08", "PAGED-18", "SHARE-04", "SHARE-05", "SHARE-07",
+        "SHARE-08", "SHARE-09",
+    )  # fmt: skip
 
     def paged(self, **config: Any) -> Cache:
         return Cache(kvref.PagedConfig(**config))

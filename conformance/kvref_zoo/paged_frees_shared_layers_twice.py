@@ -20,8 +20,8 @@ class Cache(kvref.PagedCache):
 class Implementation(Right):
     clause = "PAGED-07"
     also = (
-        "EDIT-03", "EDIT-04", "EDIT-05", "EDIT-10", "LAW-03", "LAW-19", "PAGED-12", "PAGED-13", "PAGED-15", "SHARE-04",
-        "SHARE-06", "SHARE-08", "SHARE-09", "WIN-09",
+        "EDIT-03", "EDIT-04", "EDIT-05", "EDIT-10", "LAW-03", "LAW-19", "MOVE-05", "PAGED-12", "PAGED-13", "PAGED-15",
+        "SHARE-04", "SHARE-06", "SHARE-08", "SHARE-09", "WIN-09",
     )  # fmt: skip
     bug = "vllm-project/vllm#42571"
 

@@ -14,7 +14,7 @@ class Cache(kvref.PagedCache):
 
 class Implementation(Right):
     clause = "PAGED-01"
-    also = ("LAW-03", "SHARE-03", "SHARE-09")
+    also = ("LAW-03", "MOVE-03", "SHARE-03", "SHARE-09")
 
     def paged(self, **config: Any) -> Cache:
         return Cache(kvref.PagedConfig(**config))

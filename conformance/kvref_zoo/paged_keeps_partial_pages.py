@@ -19,7 +19,7 @@ class Cache(kvref.PagedCache):
 
 class Implementation(Right):
     clause = "PAGED-05"
-    also = ("LAW-01", "LAW-11", "SHARE-07")
+    also = ("LAW-01", "LAW-11", "MOVE-03", "SHARE-07")
 
     def paged(self, **config: Any) -> Cache:
         return Cache(kvref.PagedConfig(**config))

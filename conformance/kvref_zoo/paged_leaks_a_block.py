@@ -16,8 +16,8 @@ class Cache(kvref.PagedCache):
 class Implementation(Right):
     clause = "PAGED-07"
     also = (
-        "EDIT-04", "EDIT-05", "EDIT-10", "LAW-03", "PAGED-12", "PAGED-15", "SHARE-04", "SHARE-06", "SHARE-08", "SHARE-09",
-        "WIN-09",
+        "EDIT-04", "EDIT-05", "EDIT-10", "LAW-03", "MOVE-05", "PAGED-12", "PAGED-15", "PAGED-18", "SHARE-04",
+        "SHARE-06", "SHARE-08", "SHARE-09", "WIN-09",
     )  # fmt: skip
     bug = "kekzl/imp#1115"
 

@@ -15,7 +15,7 @@ class Cache(kvref.PagedCache):
 
 class Implementation(Right):
     clause = "PAGED-09"
-    also = ("EDIT-10", "LAW-02", "PAGED-11", "SHARE-04", "SHARE-05", "SHARE-07", "SHARE-08")
+    also = ("EDIT-10", "LAW-02", "PAGED-11", "PAGED-18", "SHARE-04", "SHARE-05", "SHARE-07", "SHARE-08")
     bug = "Pushkinist/rMLX#391"
 
     def paged(self, **config: Any) -> Cache:

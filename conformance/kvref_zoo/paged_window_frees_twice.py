@@ -21,7 +21,7 @@ class Cache(kvref.PagedCache):
 
 class Implementation(Right):
     clause = "WIN-09"
-    also = ("LAW-11",)
+    also = ("LAW-11", "MOVE-03")
     bug = "vllm-project/vllm#42571"
 
     def paged(self, **config: Any) -> Cache:

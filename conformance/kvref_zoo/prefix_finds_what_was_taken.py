@@ -20,7 +20,7 @@ class Cache(kvref.PrefixCache):
 
 class Implementation(Right):
     clause = "PREFIX-07"
-    also = ("PREFIX-05", "PREFIX-06", "PREFIX-08", "PREFIX-09", "PREFIX-13")
+    also = ("PREFIX-05", "PREFIX-06", "PREFIX-08", "PREFIX-09", "PREFIX-13", "PREFIX-16")
 
     def prefix(self, **config: Any) -> Cache:
         return Cache(kvref.PagedConfig(**config))

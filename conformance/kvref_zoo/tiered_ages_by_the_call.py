@@ -18,8 +18,8 @@ class Cache(kvref.TieredCache):
 class Implementation(Right):
     clause = "LAW-06"
     also = (
-        "ATTN-10", "LAW-01", "LAW-04", "LAW-16", "LAW-17", "TIER-01", "TIER-02", "TIER-03", "TIER-04", "TIER-05", "TIER-06",
-        "TIER-07", "TIER-09", "TIER-10", "TIER-13", "TIER-14",
+        "ATTN-10", "LAW-01", "LAW-04", "LAW-16", "LAW-17", "MOVE-01", "TIER-01", "TIER-02", "TIER-03", "TIER-04",
+        "TIER-05", "TIER-06", "TIER-07", "TIER-09", "TIER-10", "TIER-13", "TIER-14", "TIER-17", "TIER-18",
     )  # fmt: skip
     bug = "rajveer43/VeloxQuant-MLX#86"
 

@@ -13,7 +13,7 @@ class Cache(kvref.TieredCache):
 
 class Implementation(Right):
     clause = "LAW-05"
-    also = ("TIER-01", "TIER-09")
+    also = ("TIER-01", "TIER-09", "TIER-17")
     bug = "huggingface/transformers#45510"
 
     def tiered(self, **config: Any) -> Cache:

@@ -13,7 +13,7 @@ class Cache(kvref.TieredCache):
 
 class Implementation(Right):
     clause = "TIER-05"
-    also = ("EDIT-03", "LAW-04", "TIER-03", "TIER-07", "TIER-09", "TIER-10", "TIER-14", "TIER-15")
+    also = ("EDIT-03", "LAW-04", "TIER-03", "TIER-07", "TIER-09", "TIER-10", "TIER-14", "TIER-15", "TIER-17")
     bug = "ml-explore/mlx-lm#1914"
 
     def tiered(self, **config: Any) -> Cache:

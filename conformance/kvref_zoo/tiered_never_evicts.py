@@ -28,8 +28,9 @@ class Cache(kvref.TieredCache):
 
 class Implementation(Right):
     clause = "TIER-05"
-    also = (  # it takes no lock
-        "EDIT-01", "EDIT-03", "EDIT-06", "TIER-03", "TIER-06", "TIER-09", "TIER-10", "TIER-12", "TIER-14", "TIER-15",
+    also = (
+        "EDIT-01", "EDIT-03", "EDIT-06", "MOVE-01", "MOVE-04", "MOVE-07", "TIER-03", "TIER-06", "TIER-09", "TIER-10",
+        "TIER-12", "TIER-14", "TIER-15", "TIER-17",
     )  # fmt: skip
     bug = "rajveer43/VeloxQuant-MLX#274"
 

@@ -14,7 +14,7 @@ class Cache(kvref.TieredCache):
 
 class Implementation(Right):
     clause = "TIER-10"
-    also = ("EDIT-06", "LAW-12", "TIER-01", "TIER-02", "TIER-08", "TIER-09", "TIER-14", "TIER-15")
+    also = ("EDIT-06", "LAW-12", "TIER-01", "TIER-02", "TIER-08", "TIER-09", "TIER-14", "TIER-15", "TIER-17", "TIER-18")
 
     def tiered(self, **config: Any) -> Cache:
         return Cache(kvref.TieredConfig(**config))

@@ -20,7 +20,7 @@ class Implementation(Right):
     clause = "TIER-01"
     also = (
         "LAW-01", "LAW-02", "LAW-04", "LAW-06", "LAW-08", "LAW-15", "TIER-03", "TIER-04", "TIER-05", "TIER-07",
-        "TIER-08", "TIER-09", "TIER-10", "TIER-13", "TIER-14",
+        "TIER-08", "TIER-09", "TIER-10", "TIER-13", "TIER-14", "TIER-17", "TIER-18",
     )  # fmt: skip
     bug = "huggingface/transformers#34189"
 

@@ -28,8 +28,8 @@ def clipping(write: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
 class Implementation(Right):
     clause = "FMT-AFF-03"
     also = (
-        "LAW-01", "LAW-02", "LAW-04", "LAW-08", "LAW-15", "TIER-01", "TIER-02", "TIER-03", "TIER-04", "TIER-05",
-        "TIER-09", "TIER-10", "TIER-13", "TIER-14", "TIER-15",
+        "LAW-01", "LAW-02", "LAW-04", "LAW-08", "LAW-15", "MOVE-01", "MOVE-07", "TIER-01", "TIER-02", "TIER-03",
+        "TIER-04", "TIER-05", "TIER-09", "TIER-10", "TIER-13", "TIER-14", "TIER-15", "TIER-17", "TIER-18",
     )  # fmt: skip
 
     def tiered(self, **config: Any) -> Cache:

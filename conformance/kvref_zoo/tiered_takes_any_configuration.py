@@ -13,7 +13,7 @@ class Config(kvref.TieredConfig):
 
 class Implementation(Right):
     clause = "LAW-12"
-    also = ("TIER-09",)
+    also = ("TIER-09", "TIER-17")
     bug = "Blaizzy/mlx-vlm#2061"
 
     def tiered(self, **config: Any) -> kvref.TieredCache:

@@ -16,7 +16,7 @@ class Cache(kvref.TieredCache):
 
 class Implementation(Right):
     clause = "EDIT-01"
-    also = ("EDIT-03", "EDIT-06")
+    also = ("EDIT-03", "EDIT-06", "TIER-17")
 
     def tiered(self, **config: Any) -> Cache:
         return Cache(kvref.TieredConfig(**config))

@@ -17,8 +17,9 @@ class Cache(kvref.TieredCache):
 class Implementation(Right):
     clause = "TIER-03"
     also = (
-        "LAW-01", "LAW-02", "LAW-04", "LAW-06", "LAW-08", "LAW-15", "TIER-01", "TIER-02", "TIER-04", "TIER-05",
-        "TIER-09", "TIER-10", "TIER-12", "TIER-13", "TIER-14", "TIER-15",
+        "LAW-01", "LAW-02", "LAW-04", "LAW-06", "LAW-08", "LAW-15", "MOVE-01", "MOVE-07", "TIER-01", "TIER-02",
+        "TIER-04", "TIER-05", "TIER-09", "TIER-10", "TIER-12", "TIER-13", "TIER-14", "TIER-15", "TIER-16", "TIER-17",
+        "TIER-18",
     )  # fmt: skip
     bug = "huggingface/transformers#47708"
 

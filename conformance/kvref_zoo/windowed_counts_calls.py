@@ -22,6 +22,7 @@ class Cache(kvref.WindowedCache):
 
 class Implementation(Right):
     clause = "WIN-04"
+    also = ("MOVE-01",)
 
     def windowed(self, **config: Any) -> Cache:
         return Cache(kvref.WindowedConfig(**config))

@@ -15,7 +15,7 @@ class Cache(kvref.WindowedCache):
 
 class Implementation(Right):
     clause = "WIN-05"
-    also = ("LAW-04", "LAW-05", "WIN-03", "WIN-06", "WIN-07")
+    also = ("LAW-04", "LAW-05", "MOVE-01", "WIN-03", "WIN-06", "WIN-07", "WIN-10")
 
     def windowed(self, **config: Any) -> Cache:
         return Cache(kvref.WindowedConfig(**config))

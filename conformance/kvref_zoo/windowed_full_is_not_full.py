@@ -17,7 +17,7 @@ class Cache(kvref.WindowedCache):
 
 class Implementation(Right):
     clause = "WIN-03"
-    also = ("EDIT-02", "LAW-04", "LAW-05", "WIN-01", "WIN-02", "WIN-05", "WIN-06", "WIN-07")
+    also = ("EDIT-02", "LAW-04", "LAW-05", "WIN-01", "WIN-02", "WIN-05", "WIN-06", "WIN-07", "WIN-10")
     bug = "huggingface/transformers#37574"
 
     def windowed(self, **config: Any) -> Cache:

@@ -18,7 +18,7 @@ class Cache(kvref.WindowedCache):
 
 class Implementation(Right):
     clause = "WIN-02"
-    also = ("LAW-05", "WIN-01", "WIN-05", "WIN-06", "WIN-07")
+    also = ("LAW-05", "WIN-01", "WIN-05", "WIN-06", "WIN-07", "WIN-10")
     bug = "pytorch/executorch#20346"
 
     def windowed(self, **config: Any) -> Cache:

@@ -15,7 +15,7 @@ class Cache(kvref.WindowedCache):
 
 class Implementation(Right):
     clause = "WIN-01"
-    also = ("EDIT-02", "LAW-05", "WIN-02", "WIN-03", "WIN-04", "WIN-05", "WIN-06", "WIN-07")
+    also = ("EDIT-02", "LAW-05", "MOVE-01", "WIN-02", "WIN-03", "WIN-04", "WIN-05", "WIN-06", "WIN-07", "WIN-10")
 
     def windowed(self, **config: Any) -> Cache:
         return Cache(kvref.WindowedConfig(**config))

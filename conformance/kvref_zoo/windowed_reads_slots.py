@@ -16,7 +16,7 @@ class Cache(kvref.WindowedCache):
 
 class Implementation(Right):
     clause = "WIN-03"
-    also = ("LAW-04", "LAW-05", "WIN-05", "WIN-06")
+    also = ("LAW-04", "LAW-05", "WIN-05", "WIN-06", "WIN-10")
 
     def windowed(self, **config: Any) -> Cache:
         return Cache(kvref.WindowedConfig(**config))

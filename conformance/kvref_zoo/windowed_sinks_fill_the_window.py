@@ -17,7 +17,7 @@ class Cache(kvref.WindowedCache):
 
 class Implementation(Right):
     clause = "WIN-05"
-    also = ("LAW-04",)
+    also = ("LAW-04", "WIN-02", "WIN-06")
 
     def windowed(self, **config: Any) -> Cache:
         return Cache(kvref.WindowedConfig(**config))
