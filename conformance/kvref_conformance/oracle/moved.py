@@ -17,6 +17,7 @@ SEEN = (
     "length", "read", "num_free_blocks", "block_table", "stats", "tier_of", "total_tokens", "stored_tokens", "num_bytes",
     "records",
 )  # fmt: skip
+NO_ROOM = ("OutOfBlocks", "CapacityExceeded")  # which there may not be either, for what is refused for more than that
 BLAMED: dict[Any, str] = {(did, seen): clause for did, clause in DID.items() for seen in SEEN}
 
 
@@ -51,10 +52,10 @@ class Movable(Model):
         """change: to a content. room: what there is none for. wrong: with the call, whatever is loaded."""
         found, refused = self.moved.get(np.asarray(data).tobytes()), self.did("not loaded")
         if found is None:
-            kinds = ("FileDamaged", "ConfigError", *(kind for kind, _ in wrong))
+            kinds = ("FileDamaged", "ConfigError", *NO_ROOM, *(kind for kind, _ in wrong))
             return Refused("MOVE-03", kinds=kinds, refused=lambda: refused(None))
         if (found.family, found.shape) != (self.family, self.shape()):
-            return Refused("MOVE-02", kinds=("ConfigError", *(kind for kind, _ in wrong)), refused=lambda: refused(None))
+            return Refused("MOVE-02", kinds=("ConfigError", *NO_ROOM, *(kind for kind, _ in wrong)), refused=lambda: refused(None))
         if wrong := wrong + room(found.content):
             return self.refuse(wrong)
         did = self.did("load of nothing" if found.empty else "load", lambda ok: change(found.content))

@@ -97,7 +97,7 @@ def slots_are_decoded_with_another_block_size(patch):
 
 @bug("PAGED-07")
 def only_the_first_layer_is_given_back(patch):
-    in_source(patch, "kvref.paged.PagedCache.drop", "(self._table(sequence)))", "(self._table(sequence))[:1])")
+    in_source(patch, "kvref.sequences.Holders.drop", "(self._table(sequence)))", "(self._table(sequence))[:1])")
 
 
 @bug("PAGED-08")

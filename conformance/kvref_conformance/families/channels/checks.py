@@ -61,7 +61,7 @@ def heads_and_keys_and_values_have_scales_of_their_own(subject: Subject) -> None
 @check("KIVI-02", "channels")
 def what_is_quantized_follows_from_how_many_there_are(subject: Subject) -> None:
     run = Run(subject, one(subject), residuals=2)
-    for edge in (run.residual, run.residual + run.group, 2 * run.residual):
+    for edge in sorted({run.residual, run.residual + run.group, 2 * run.residual}):
         for target in (edge - 1, edge, edge + 1):
             run.append(target - len(run))
             want = counts(len(run), run.residual)

@@ -45,11 +45,13 @@ class ChannelsMachine(Machine):
         self.call("append", self.objects[0], keys=keys, values=values)
 
     @precondition(lambda self: self.objects)
-    @rule(beyond=st.sampled_from((0, 1, -1, 5)), loud=LOUD)
+    @rule(beyond=st.sampled_from((-1, 0, 1, 5)), loud=LOUD)
     def append_up_to_a_residual(self, beyond: int, loud: float) -> None:
         """To where the next keys are quantized, and to around it."""
         count = self.model.residual - len(self.model) % self.model.residual + beyond
         self.append(count, "uneven", loud)
+        if beyond == -1:
+            self.append(1, "uneven", loud)
 
     @precondition(lambda self: self.objects)
     @rule(wrong=st.integers(0, 5), side=st.integers(0, 2))

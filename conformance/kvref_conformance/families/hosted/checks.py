@@ -50,6 +50,7 @@ def blocks_come_back_bit_for_bit(subject: Subject) -> None:
         pair(store.read(1), before[0], f"block 1 in {format}, after block 0 was copied")
 
 
+@check("LAW-04", "hosted")
 @check("MOVE-12", "hosted")
 def what_comes_back_is_what_was_written(subject: Subject) -> None:
     for format in formats(subject):
@@ -92,6 +93,7 @@ def several_blocks_go_to_several_places(subject: Subject) -> None:
         pair(store.read(block), want, f"block {block}, from place {places[turned.index(block)]}")
 
 
+@check("LAW-01", "hosted")
 @check("MOVE-12", "hosted")
 def a_copy_that_is_wrong_copies_nothing(subject: Subject) -> None:
     store = new(subject, "hosted")

@@ -145,8 +145,6 @@ class PagedMachine(Machine):
         self.create()
         self.put(len(self.model.sequences) - 1, within(layer, self.layers), 0, count * self.stride, kind)
 
-    drop_another = drop
-
     @precondition(lambda self: self.objects and self.model.sequences)
     @rule(
         which=SEQUENCE,
@@ -182,7 +180,7 @@ class PagedMachine(Machine):
     def edit(self, which: int, back: int, count: int, remove: bool) -> None:
         self.cut(self.chosen(which, full=True), back, count, remove)
 
-    @precondition(lambda self: self.objects and self.family == "paged")
+    @precondition(lambda self: self.objects)
     @rule(which=SEQUENCE, into=SEQUENCE, layer=ANY, between=st.sampled_from((0, 1, 2, 3)), damage=DAMAGE, kind=kinds())
     def move(self, which: int, into: int, layer: int, between: int, damage: int, kind: str) -> None:
         """Save a sequence, write over it, cut it or drop it, and load what was saved into it or another."""

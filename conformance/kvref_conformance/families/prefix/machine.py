@@ -31,6 +31,7 @@ class PrefixMachine(PagedMachine):
     """
 
     family = "prefix"
+    move = None  # type: ignore[assignment]  # what is saved and loaded of a sequence is the paged machine's
 
     @initialize(
         blocks=st.sampled_from((8, 6, 10, 5, 12, 7, 24)), size=st.sampled_from((2, 1, 3, 2)), layers=st.sampled_from((1, 2, 1)),

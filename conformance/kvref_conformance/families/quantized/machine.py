@@ -78,6 +78,8 @@ class QuantizedMachine(Machine):
         self.call("truncate", self.objects[0], length=min(map(len, model.tokens)) - back)
         self.append(layer, count, kind, loud)
 
+    truncate_again = truncate
+
     @precondition(lambda self: self.objects)
     @rule(between=st.sampled_from((0, 1, 2)), layer=ANY, count=COUNT, damage=DAMAGE, kind=kinds())
     def move(self, between: int, layer: int, count: int, damage: int, kind: str) -> None:

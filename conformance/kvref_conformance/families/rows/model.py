@@ -135,7 +135,11 @@ class OfRotated(Expected):
 
     def wire(self) -> dict[str, Any]:
         said = self.inner.wire()
-        return said | ({"tolerant": [255, 3e38]} if "ok" in said else {})
+        if "ok" not in said:
+            return said
+        parts = [part for part in said["ok"] if part is not None]
+        slack = [np.full(part.shape, most) for part, most in zip(parts, (255.0, *[3e38] * 2), strict=False)]
+        return said | {"tolerant": slack if len(slack) > 1 else slack[0]}
 
 
 def _clause(format: str, of: str) -> str:
