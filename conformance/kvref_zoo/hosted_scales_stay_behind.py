@@ -22,6 +22,7 @@ class Blocks(Hosted):
 
 class Implementation(Right):
     clause = "MOVE-12"
+    also = ("LAW-04",)
     bug = "kekzl/imp#1189"
 
     def hosted(self, **config: Any) -> Blocks:

@@ -15,7 +15,7 @@ class Cache(kvref.PagedCache):
 
 class Implementation(Right):
     clause = "SHARE-04"
-    also = ("EDIT-05", "EDIT-10", "PAGED-18", "SHARE-05", "SHARE-07", "SHARE-08")
+    also = ("EDIT-04", "EDIT-05", "EDIT-10", "PAGED-18", "SHARE-05", "SHARE-07", "SHARE-08")
 
     def paged(self, **config: Any) -> Cache:
         return Cache(kvref.PagedConfig(**config))

@@ -14,7 +14,7 @@ class Cache(kvref.PrefixCache):
 
 class Implementation(Right):
     clause = "PREFIX-01"
-    also = ("PREFIX-05", "PREFIX-07")
+    also = ("PREFIX-05", "PREFIX-07", "PREFIX-13")
 
     def prefix(self, **config: Any) -> Cache:
         return Cache(kvref.PagedConfig(**config))

@@ -15,7 +15,7 @@ class Cache(kvref.PrefixCache):
 
 class Implementation(Right):
     clause = "PREFIX-03"
-    also = ("PREFIX-04", "PREFIX-13")
+    also = ("PREFIX-01", "PREFIX-04", "PREFIX-07", "PREFIX-11", "PREFIX-13")
 
     def prefix(self, **config: Any) -> Cache:
         return Cache(kvref.PagedConfig(**config))

@@ -13,7 +13,7 @@ class Cache(kvref.PrefixCache):
 
 class Implementation(Right):
     clause = "PREFIX-14"
-    also = ("PREFIX-02", "PREFIX-09", "SHARE-05", "SHARE-07")
+    also = ("EDIT-04", "PREFIX-02", "PREFIX-09", "SHARE-05", "SHARE-07")
 
     def prefix(self, **config: Any) -> Cache:
         return Cache(kvref.PagedConfig(**config))

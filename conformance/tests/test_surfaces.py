@@ -23,13 +23,16 @@ EXAMPLES = 8  # sequences of calls a machine tries
 SHARING = {"SHARE-03", "SHARE-04", "SHARE-05", "SHARE-06", "SHARE-07", "SHARE-08", "SHARE-09"}
 EDITS = {"EDIT-01", "EDIT-02", "EDIT-03", "EDIT-04", "EDIT-05", "EDIT-06", "EDIT-10"}
 RELEASE = {"WIN-09"}
-SCALES = {"PAGED-18"}  # of those that take plain dtypes
+MOVING = {"MOVE-01", "MOVE-02", "MOVE-03", "MOVE-04", "MOVE-07"}
+SCALES = {"PAGED-18", "MOVE-05", *MOVING}  # of those that take plain dtypes, and do not move
 # What the operations of each cannot show, of all clauses that have a check in its family.
 OF_FORMATS = {"FMT-STATIC-05", "FMT-STATIC-06", "FMT-STATIC-08", "FMT-ROT-04", "FMT-ROT-07"}  # of caches in those
 NOT_JUDGED = {
     Paged: {"PAGED-06", "PAGED-16", "PAGED-17", "ATTN-10"} | SCALES | SHARING | EDITS | RELEASE,
-    Int8: {"LAW-06", "LAW-13", "QUANT-04", "QUANT-08", "EDIT-01", "EDIT-02", "EDIT-03", "ATTN-10", "QUANT-10"} | OF_FORMATS,
-    Fp8: {"LAW-06", "LAW-13", "QUANT-04", "EDIT-01", "EDIT-02", "EDIT-03", "ATTN-10", "QUANT-10"} | OF_FORMATS,
+    Int8: {"LAW-06", "LAW-13", "QUANT-04", "QUANT-08", "EDIT-01", "EDIT-02", "EDIT-03", "ATTN-10", "QUANT-10"}
+    | OF_FORMATS
+    | MOVING,
+    Fp8: {"LAW-06", "LAW-13", "QUANT-04", "EDIT-01", "EDIT-02", "EDIT-03", "ATTN-10", "QUANT-10"} | OF_FORMATS | MOVING,
     KernelAttention: {"WIN-01", "WIN-05", "WIN-07", "WIN-08"},
     KernelPaged: SCALES | SHARING | EDITS | RELEASE,
     AppendOnly: {"LAW-06", "PAGED-04", "PAGED-06", "PAGED-10", "PAGED-11", "PAGED-15", "PAGED-17", "ATTN-10"}

@@ -55,7 +55,9 @@ class Movable(Model):
             kinds = ("FileDamaged", "ConfigError", *NO_ROOM, *(kind for kind, _ in wrong))
             return Refused("MOVE-03", kinds=kinds, refused=lambda: refused(None))
         if (found.family, found.shape) != (self.family, self.shape()):
-            return Refused("MOVE-02", kinds=("ConfigError", *NO_ROOM, *(kind for kind, _ in wrong)), refused=lambda: refused(None))
+            return Refused(
+                "MOVE-02", kinds=("ConfigError", *NO_ROOM, *(kind for kind, _ in wrong)), refused=lambda: refused(None)
+            )
         if wrong := wrong + room(found.content):
             return self.refuse(wrong)
         did = self.did("load of nothing" if found.empty else "load", lambda ok: change(found.content))
