@@ -17,7 +17,6 @@ SEEN = (
     "length", "read", "num_free_blocks", "block_table", "stats", "tier_of", "total_tokens", "stored_tokens", "num_bytes",
     "records",
 )  # fmt: skip
-NO_ROOM = ("OutOfBlocks", "CapacityExceeded")  # which there may not be either, for what is refused for more than that
 BLAMED: dict[Any, str] = {(did, seen): clause for did, clause in DID.items() for seen in SEEN}
 
 
@@ -32,7 +31,12 @@ class Moved:
 
 
 class Movable(Model):
-    """`moved`, by the bytes, is one for all objects of a conversation."""
+    """`moved`, by the bytes, is one for all objects of a conversation.
+
+    no_room: what is raised where there is none, which may be so of what is refused for more than that.
+    """
+
+    no_room: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def shape(self) -> Any: ...
@@ -52,11 +56,11 @@ class Movable(Model):
         """change: to a content. room: what there is none for. wrong: with the call, whatever is loaded."""
         found, refused = self.moved.get(np.asarray(data).tobytes()), self.did("not loaded")
         if found is None:
-            kinds = ("FileDamaged", "ConfigError", *NO_ROOM, *(kind for kind, _ in wrong))
+            kinds = ("FileDamaged", "ConfigError", *self.no_room, *(kind for kind, _ in wrong))
             return Refused("MOVE-03", kinds=kinds, refused=lambda: refused(None))
         if (found.family, found.shape) != (self.family, self.shape()):
             return Refused(
-                "MOVE-02", kinds=("ConfigError", *NO_ROOM, *(kind for kind, _ in wrong)), refused=lambda: refused(None)
+                "MOVE-02", kinds=("ConfigError", *self.no_room, *(kind for kind, _ in wrong)), refused=lambda: refused(None)
             )
         if wrong := wrong + room(found.content):
             return self.refuse(wrong)

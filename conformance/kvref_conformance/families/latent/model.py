@@ -31,6 +31,7 @@ from kvref_conformance.oracle.rows import Reads
 
 class Latent(MovedWhole):
     family = "latent"
+    no_room = ("CapacityExceeded",)
     held = ("tokens", "unknown")
     blamed: ClassVar = {
         **BLAMED,

@@ -51,6 +51,7 @@ class NewOrRefused(TakenOrRefused):
 
 class Paged(Tables, Movable):
     family = "paged"
+    no_room = ("OutOfBlocks",)
 
     def looks(self) -> list[Look]:
         found: list[Look] = [("num_free_blocks", {}), ("utilization", {})]

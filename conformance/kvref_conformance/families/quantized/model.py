@@ -28,6 +28,7 @@ from kvref_conformance.oracle.rows import Reads, read_as, row_bytes
 
 class Quantized(MovedWhole):
     family = "quantized"
+    no_room = ("CapacityExceeded",)
     held = ("tokens", "unknown")
     blamed: ClassVar = BLAMED | {
         ("clear", "length"): "QUANT-08", ("clear", "read"): "QUANT-08", ("truncate", "length"): "EDIT-01",

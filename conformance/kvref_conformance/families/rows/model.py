@@ -138,7 +138,7 @@ class OfRotated(Expected):
         if "ok" not in said:
             return said
         parts = [part for part in said["ok"] if part is not None]
-        slack = [np.full(part.shape, most) for part, most in zip(parts, (255.0, *[3e38] * 2), strict=False)]
+        slack = [np.full(part.shape, most, np.float32) for part, most in zip(parts, (255.0, *[3e38] * 2), strict=False)]
         return said | {"tolerant": slack if len(slack) > 1 else slack[0]}
 
 
