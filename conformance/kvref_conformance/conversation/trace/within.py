@@ -8,8 +8,11 @@ import numpy as np
 from kvref_conformance.conversation.exchange import Request
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families import all_families
+from kvref_conformance.oracle.formats import STATIC, either
 from kvref_conformance.oracle.witness import sensible
 from kvref_conformance.outcome import NotOffered
+
+GIVEN = ("given_scale", "key_scale", "value_scale")  # what formats of FMT-STATIC are made with
 
 
 def takes_float32(subject: Subject) -> None:
@@ -19,7 +22,11 @@ def takes_float32(subject: Subject) -> None:
 
 
 def within_limits(subject: Subject, request: Request, args: dict[str, Any]) -> None:
-    """Raises NotOffered for sizes, or a sequence more, that make sense and that the limits do not allow."""
+    """Raises NotOffered for sizes, or a sequence more, that make sense and that the limits do not allow, and for a scale that is
+    given to who has no format that takes one.
+    """
+    if any(args.get(name) is not None for name in GIVEN) and not {*STATIC} & {*subject.implementation.formats}:
+        raise NotOffered(either(STATIC))
     family, limits = all_families().get(request.family), subject.limits
     if not limits.declared or family is None:
         return
