@@ -137,9 +137,9 @@ class OfRotated(Expected):
         said = self.inner.wire()
         if "ok" not in said:
             return said
-        parts = [part for part in said["ok"] if part is not None]
-        slack = [np.full(part.shape, most, np.float32) for part, most in zip(parts, (255.0, *[3e38] * 2), strict=False)]
-        return said | {"tolerant": slack if len(slack) > 1 else slack[0]}
+        within = zip(said["ok"], (255.0, 3e38, 3e38), strict=True)
+        slack = [None if part is None else np.full(part.shape, most, np.float32) for part, most in within]
+        return said | {"tolerant": slack if slack[1] is not None else slack[0]}
 
 
 def _clause(format: str, of: str) -> str:
