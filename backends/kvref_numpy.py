@@ -16,15 +16,14 @@ import numpy as np
 
 from kvref.array import Array, Namespace, Shape
 from kvref.backend import Slots, blocks_to_copy, check_new, host_slots, reference, slots_to_gather
+from kvref.composed import dequantize_composed, quantize_composed
 from kvref.formats import Format, Quantized, SmallFloat
 from kvref.formats.affine import AffineRow
 from kvref.formats.base import stored_as, widen
 from kvref.formats.ggml import GGML, IQ4NL
 from kvref.formats.grouped import Groups
 from kvref.formats.microscaling import MX, NVFP4
-from kvref.formats.rotated import Rotated, hadamard
 from kvref.formats.small_float import BFLOAT16, FLOAT16
-from kvref.formats.static import StaticFloat8
 from kvref.formats.symmetric import SymmetricRow
 from kvref_numpy_attention import grouped_attention
 from kvref_numpy_formats import BLOCK, F32, decode, dequantize_row, encode, encode_bfloat16, quantize_affine, quantize_symmetric
@@ -93,10 +92,8 @@ class NumPyBackend:
             rows = widen(rows)
         if format.granularity == "element":
             return Quantized(self._cast(rows, format.name, out and out.codes))
-        if isinstance(format, Rotated):
-            return self.quantize(format.turned(rows), format.inner, out)
-        if isinstance(format, StaticFloat8):
-            return Quantized(self.encode(format.quotient(rows), format.small, out and out.codes))
+        if (made := quantize_composed(self, rows, format, out)) is not None:
+            return made
         kernel = KERNELS.get(type(format))
         if kernel is None or rows.ndim == 0 or rows.size == 0 or rows.shape[-1] % (format.group or 1):
             return reference.quantize(rows, format, out)
@@ -113,13 +110,7 @@ class NumPyBackend:
         codes = stored.codes
         if format.name == "float32" and out is None:
             return codes
-        if isinstance(format, Rotated):
-            values = self.dequantize(stored, width, format.inner, out)
-            values[...] = hadamard(values)
-            return values
-        if isinstance(format, StaticFloat8):
-            values = self.decode(codes, format.small, out)
-            values *= format.scale
+        if (values := dequantize_composed(self, stored, width, format, out)) is not None:
             return values
         kernel = KERNELS.get(type(format))
         if format.granularity != "element" and (kernel is None or codes.size == 0 or width % (format.group or 1)):

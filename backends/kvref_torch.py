@@ -21,6 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from kvref.array import Array, Namespace, Shape
 from kvref.backend import Slots, blocks_to_copy, check_new, host_slots, last_writes, reference, slots_to_gather
+from kvref.composed import dequantize_composed, quantize_composed
 from kvref.errors import BackendNotFound, NonFinite
 from kvref.formats import Format, Quantized, SmallFloat
 from kvref.formats.affine import AffineRow
@@ -28,8 +29,6 @@ from kvref.formats.base import stored_as, widen
 from kvref.formats.ggml import GGML, IQ4NL
 from kvref.formats.grouped import Groups
 from kvref.formats.microscaling import MX, NVFP4
-from kvref.formats.rotated import Rotated, hadamard
-from kvref.formats.static import StaticFloat8
 from kvref.formats.symmetric import SymmetricRow
 from kvref_torch_formats import (
     NATIVE,
@@ -138,10 +137,8 @@ class TorchBackend:
             if out is None:
                 return Quantized(rows.to(getattr(torch, format.name)))
             return Quantized(out.codes.copy_(rows))
-        if isinstance(format, Rotated):
-            return self.quantize(format.turned(rows), format.inner, out)
-        if isinstance(format, StaticFloat8):
-            return Quantized(self.encode(format.quotient(rows), format.small, out and out.codes))
+        if (made := quantize_composed(self, rows, format, out)) is not None:
+            return made
         kernel = KERNELS.get(type(format))
         if kernel is None or rows.ndim == 0 or rows.numel() == 0 or rows.shape[-1] % (format.group or 1):
             return reference.quantize(rows, format, out)
@@ -160,13 +157,7 @@ class TorchBackend:
         codes = stored.codes
         if format.granularity == "element":
             return codes.to(torch.float32) if out is None else out.copy_(codes)
-        if isinstance(format, Rotated):
-            values = self.dequantize(stored, width, format.inner, out)
-            values[...] = hadamard(values)
-            return values
-        if isinstance(format, StaticFloat8):
-            values = self.decode(codes, format.small, out)
-            values *= format.scale
+        if (values := dequantize_composed(self, stored, width, format, out)) is not None:
             return values
         kernel = KERNELS.get(type(format))
         if kernel is None or codes.numel() == 0 or width % (format.group or 1):

@@ -205,11 +205,6 @@ def pack(eight: Array, bits: int) -> Array:
 def _unpacked(kernels: Kernels, codes: Array, bits: int, like: Array) -> Array:
     if bits == 8:
         return codes
-    if bits == 6:
-        three = codes.reshape(-1, 3).to(torch.int32)
-        four = three[:, 0] | (three[:, 1] << 8) | (three[:, 2] << 16)
-        each = [(four >> (6 * i)) & 63 for i in range(4)]
-        return torch.stack(each, dim=-1).to(torch.uint8).view(like.shape)
     narrow = torch.int32 if bits == 4 else torch.int16
     even = codes.contiguous().clone() if codes.storage_offset() % narrow.itemsize else codes.contiguous()
     return kernels["unpack"](even.view(narrow), bits).view(torch.uint8).view(like.shape)

@@ -1,12 +1,12 @@
 """A key is a hit as soon as its store begins: who loads it meanwhile reads what lay there before."""
 
 import kvref
-from kvref.offload import Keys
+from kvref.offload import Key, Keys
 from kvref_zoo.right import Right
 
 
 class Store(kvref.HostStore):
-    def prepare_store(self, keys: Keys) -> tuple[Keys, Keys]:  # type: ignore[override]
+    def prepare_store(self, keys: Keys) -> tuple[list[Key], list[Key]]:
         new, evicted = super().prepare_store(keys)
         super().complete_store(new)
         return new, evicted

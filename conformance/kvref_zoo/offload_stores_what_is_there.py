@@ -1,12 +1,12 @@
 """What is there already is stored again, in a place of its own: the one before is lost, and so is its room."""
 
 import kvref
-from kvref.offload import Keys
+from kvref.offload import Key, Keys
 from kvref_zoo.right import Right
 
 
 class Store(kvref.HostStore):
-    def prepare_store(self, keys: Keys) -> tuple[Keys, Keys]:  # type: ignore[override]
+    def prepare_store(self, keys: Keys) -> tuple[list[Key], list[Key]]:
         lost = {key: self._blocks.pop(key) for key in keys if key in self._blocks}
         try:
             return super().prepare_store(keys)

@@ -101,3 +101,13 @@ def test_no_second_copy_is_held(tmp_path):
         _, held = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert held < most
+
+
+@pytest.mark.parametrize("place", [0.3, 0.9])
+def test_a_large_file_is_hashed_as_a_small_one_is(place):
+    sizes = {"capacity": 1024, "num_kv_heads": 8, "head_dim": 128, "format": "int8"}  # pieces that a thread hashes
+    file, other = np.asarray(quantized(1024, **sizes).save()), quantized(1, **sizes)
+    file[int(place * len(file))] ^= 1
+    with pytest.raises(FileDamaged):
+        other.load(file)
+    assert other.length(0) == 1

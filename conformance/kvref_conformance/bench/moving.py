@@ -7,6 +7,7 @@ both, of which the system keeps nothing in memory (posix_fadvise). How much memo
 import argparse
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -67,6 +68,10 @@ def seconds(run: Callable[[], object]) -> float:
     return perf_counter() - start
 
 
+def timed(into: list[float], run: Callable[[], object]) -> None:
+    into.append(seconds(run))
+
+
 def memory(run: Callable[[], object]) -> int | None:
     """Bytes that the process held more at the most while it ran than before; None where nothing says so."""
     status, reset = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -100,7 +105,7 @@ def measured(backend: kvref.Backend, dtype: str, size: int, folder: Path) -> lis
             forgotten(path)
         times["read"].append(seconds(lambda: read_plainly(plain)))
         begun = other.create()
-        extra = memory(lambda begun=begun: times["load"].append(seconds(lambda: kvref.load(other, saved, begun))))  # type: ignore[misc]
+        extra = memory(partial(timed, times["load"], partial(kvref.load, other, saved, begun)))
         loaded = extra if loaded is None or extra is None else max(loaded, extra)
         other.drop(begun)
         for path in (plain, saved):  # the next round writes new ones too

@@ -4,10 +4,12 @@ Affine formats share a scale over all heads of a token, the others over a head's
 """
 
 from math import prod
+from typing import Any
 
 import numpy as np
 
 from kvref_conformance.arrays import NDArray
+from kvref_conformance.oracle.expected import Wrong, finite, float32, not_finite
 from kvref_conformance.oracle.formats import AFFINE, PLAIN, group_of
 from kvref_conformance.oracle.rows import Reads, read_as, row_bytes
 
@@ -39,3 +41,13 @@ def storable(tokens: NDArray, format: str) -> bool:
     if format in PLAIN or tokens.shape[-1] % group_of(format):  # what no group goes into is wrong in its shape, and is never read
         return True
     return bool(np.isfinite(tokens_as(tokens, format).values).all())
+
+
+def unstorable(keys: Any, values: Any, format: str) -> Wrong:
+    """What may be said besides of a call that is wrong: whether tokens [..., heads, dim], of any shape, may be refused."""
+    given = [np.asarray(part) for part in (keys, values)]
+    if format in PLAIN or not finite(*given):
+        return not_finite(*given)
+    group = group_of(format)  # what no group goes into is wrong in its shape, and is never read
+    whole = [float32(part) for part in given if part.size and part.ndim > 1 and part.shape[-1] % group == 0]
+    return not_finite(*(tokens_as(part.reshape(-1, *part.shape[-2:]), format).values for part in whole))

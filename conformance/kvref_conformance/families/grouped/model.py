@@ -9,7 +9,7 @@ import numpy as np
 from kvref_conformance.arrays import NDArray
 from kvref_conformance.families.grouped.held import Held
 from kvref_conformance.families.grouped.seen import window_attention
-from kvref_conformance.families.paged.stored import stacked, stored, unstorable
+from kvref_conformance.families.paged.stored import stacked, stored
 from kvref_conformance.oracle.attention import U, overflows, wrong_query
 from kvref_conformance.oracle.expected import (
     Arrays,
@@ -25,6 +25,7 @@ from kvref_conformance.oracle.expected import (
 )
 from kvref_conformance.oracle.model import Look, Model
 from kvref_conformance.oracle.rows import Reads
+from kvref_conformance.oracle.tokens import unstorable
 
 MOST_TOKEN = 2**63
 UNSEEN = 2**40  # a token that ends a prompt of which all may be found

@@ -11,14 +11,12 @@ from kvref_conformance.oracle.expected import (
     Expected,
     Unjudged,
     Wrong,
-    float32,
-    not_finite,
     not_in_range,
     wrong_arrays,
 )  # fmt: skip
-from kvref_conformance.oracle.formats import group_of
 from kvref_conformance.oracle.model import Look, Model
 from kvref_conformance.oracle.rows import Reads, read_as
+from kvref_conformance.oracle.tokens import unstorable
 
 Block = tuple[Reads, Reads]  # keys and values
 
@@ -39,17 +37,11 @@ class Hosted(Model):
     def write(self, block: Any, keys: Any, values: Any) -> Expected:
         wrong = not_in_range(block, len(self.blocks), "SlotOutOfRange")
         if wrong := wrong + wrong_arrays((keys, self.shape), (values, self.shape)):
-            return self.refuse(wrong + self._unstorable(keys, values))
-        if self._unstorable(keys, values):
+            return self.refuse(wrong + unstorable(keys, values, self.format))
+        if unstorable(keys, values, self.format):
             raise ValueError("numbers that a format may refuse")
         held = _read_as(keys, self.format), _read_as(values, self.format)
         return Expected("LAW-04", self.did("write", lambda ok: self._set(self.blocks, [block], [held])))
-
-    def _unstorable(self, *given: Any) -> Wrong:
-        """Whether numbers are not finite, or would not be once read back."""
-        parts = [float32(part) for part in given]
-        rows = [part for part in parts if part.size and part.shape[-1] % group_of(self.format) == 0]
-        return not_finite(*parts, *(read_as(part, self.format).values for part in rows))
 
     def read(self, block: Any) -> Expected:
         if wrong := not_in_range(block, len(self.blocks), "SlotOutOfRange"):

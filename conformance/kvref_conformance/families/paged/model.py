@@ -10,7 +10,7 @@ import numpy as np
 from kvref_conformance.arrays import NDArray
 from kvref_conformance.conversation.exchange import show
 from kvref_conformance.families.paged.held import Held, Place, Way, cutting, forking, outcome, removing
-from kvref_conformance.families.paged.stored import stacked, stored, unstorable
+from kvref_conformance.families.paged.stored import stacked, stored
 from kvref_conformance.families.paged.tables import Layer, Tables
 from kvref_conformance.oracle.attention import attended, wrong_query
 from kvref_conformance.oracle.expected import (
@@ -27,6 +27,7 @@ from kvref_conformance.oracle.expected import (
 )  # fmt: skip
 from kvref_conformance.oracle.model import Look
 from kvref_conformance.oracle.moved import Movable
+from kvref_conformance.oracle.tokens import unstorable
 from kvref_conformance.outcome import Broken
 
 # Whose demand it is what a sequence reads as, once this was done to it.

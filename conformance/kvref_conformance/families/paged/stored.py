@@ -1,14 +1,13 @@
 """What tokens read back as in the format of a paged cache."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from kvref_conformance.arrays import NDArray
 from kvref_conformance.oracle.elements import round_to
-from kvref_conformance.oracle.expected import Wrong, exactly, finite, float32, not_finite
-from kvref_conformance.oracle.formats import PLAIN, group_of
+from kvref_conformance.oracle.expected import exactly, finite, float32
+from kvref_conformance.oracle.formats import PLAIN
 from kvref_conformance.oracle.rows import Reads
 from kvref_conformance.oracle.tokens import tokens_as
 
@@ -43,14 +42,3 @@ def stacked(tokens: Sequence[Token], row: tuple[int, int], format: str) -> tuple
     unsure = np.isinf(slack[0])
     both = [Reads(value, np.where(unsure, 0, each)) for value, each in zip(values, slack, strict=True)]
     return (both[0], both[1]), unsure if unsure.any() else None
-
-
-def unstorable(keys: Any, values: Any, format: str) -> Wrong:
-    """What may be said besides of a call that is wrong: whether tokens [..., heads, dim], of any shape, may be refused."""
-    given = [np.asarray(part) for part in (keys, values)]
-    if format in PLAIN or not finite(*given):
-        return not_finite(*given)
-    group = group_of(format)  # what no group goes into is wrong in its shape, and is never read
-    whole = [part for part in given if part.size and part.ndim > 2 and part.shape[-1] % group == 0]
-    rows = [float32(part).reshape(-1, *part.shape[-2:]) for part in whole]
-    return not_finite(*(tokens_as(part, format).values for part in rows))

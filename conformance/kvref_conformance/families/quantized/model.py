@@ -15,15 +15,15 @@ from kvref_conformance.oracle.expected import (
     Value,
     Wrong,
     float32,
-    not_finite,
     not_in_range,
     tokens_of,
     wrong_arrays,
 )  # fmt: skip
-from kvref_conformance.oracle.formats import IN_GROUPS, STATIC, group_of, inner_of
+from kvref_conformance.oracle.formats import IN_GROUPS, STATIC, inner_of
 from kvref_conformance.oracle.model import Look
 from kvref_conformance.oracle.moved import BLAMED, MovedWhole
 from kvref_conformance.oracle.rows import Reads, read_as, row_bytes
+from kvref_conformance.oracle.tokens import unstorable
 
 
 class Quantized(MovedWhole):
@@ -77,21 +77,14 @@ class Quantized(MovedWhole):
         wrong, count = not_in_range(layer, self.num_layers, "LayerOutOfRange"), tokens_of(*given)
         too_many = self._too_many(min(map(len, self.tokens if wrong else [self.tokens[layer]])) + count)  # in any layer
         if wrong := wrong + wrong_arrays(*given) + too_many:
-            return self.refuse(wrong + self._unstorable(keys, values))
+            return self.refuse(wrong + unstorable(keys, values, self.format))
         return self._append([layer] * count, keys, values)
 
     def append_step(self, keys: Any, values: Any) -> Expected:
         shape = (self.num_layers, *self.row)
         if wrong := wrong_arrays((keys, shape), (values, shape)) + self._too_many(1 + max(map(len, self.tokens))):
-            return self.refuse(wrong + self._unstorable(keys, values))
+            return self.refuse(wrong + unstorable(keys, values, self.format))
         return self._append(list(range(self.num_layers)), keys, values)
-
-    def _unstorable(self, *given: Any) -> Wrong:
-        """Whether numbers are not finite, or would not be once read back."""
-        parts = [float32(part) for part in given]
-        group = group_of(self.format)  # what no group goes into is wrong in its shape, and is never read
-        rows = [part for part in parts if part.size and part.shape[-1] % group == 0]
-        return not_finite(*parts, *(read_as(part, self.format).values for part in rows))
 
     def _stored(self, rows: Any, scale: float | None) -> Reads:
         return read_as(np.where(np.isfinite(float32(rows)), float32(rows), 0), self.format, scale)
@@ -112,7 +105,7 @@ class Quantized(MovedWhole):
             self.unknown = True
             change(ok)
 
-        if self._unstorable(keys, values):
+        if unstorable(keys, values, self.format):
             return TakenOrRefused("QUANT-01", self.did("append", taken), refused=lambda: self.did("refused")(None))
         return Expected("QUANT-01", self.did("append", change))
 
