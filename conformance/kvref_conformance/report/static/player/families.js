@@ -14,6 +14,13 @@
   const fill = (count, value) => counted(count, () => structuredClone(value));
   const range = (start, stop) => counted(stop - start, (index) => start + index);
 
+  // What was saved is known by the request that asked for it, not by its bytes: of other files there is no picture, nor of parts.
+  const keep = ({ world, id }, content) => world.saved.set(id, structuredClone(content));
+  function kept({ world, file }) {
+    if (!world.saved.has(file)) throw new TypeError("what is in a file that this trace did not save as a whole is not known");
+    return structuredClone(world.saved.get(file));
+  }
+
   const blocks = {
     new: ({ num_blocks }) => ({ blocks: fill(num_blocks, { held: 0, times: 0 }) }), // held: how many references there are
     allocate(pool, _, { reply, touch }) {
@@ -72,6 +79,11 @@
     append_step: (cache, _, context) => cache.lengths.forEach((__, layer) => quantized.put(cache, layer, 1, context)),
     clear: (cache) => cache.lengths.fill(0),
     truncate: (cache, { length }) => cache.lengths.fill(length),
+    save: ({ lengths }, _, context) => keep(context, lengths),
+    load(cache, _, context) {
+      quantized.clear(cache);
+      kept(context).forEach((length, layer) => quantized.put(cache, layer, length, context));
+    },
     read_token: (cache, { layer, position }, { touch }) => touch("read", cache.id, layer, position),
     read_head: (cache, args, context) => quantized.read_token(cache, args, context),
     read_tokens(cache, { layer, positions }, { touch }) {
@@ -106,6 +118,11 @@
     clear: (cache) => Object.assign(cache, { next: 0, tokens: [] }),
     truncate(cache, { length }) { // it went back only if nothing had moved on since (EDIT-06)
       Object.assign(cache, { next: length, tokens: cache.tokens.filter(({ position }) => position < length) });
+    },
+    save: ({ next, tokens: told }, _, context) => keep(context, { next, tokens: told }),
+    load(cache, _, context) {
+      Object.assign(cache, kept(context));
+      cache.tokens.forEach(({ position }) => context.touch("written", cache.id, position));
     },
     read: (cache, _, { touch }) => cache.tokens.forEach(({ position }) => touch("read", cache.id, position)),
     attend: (cache, args, context) => tiered.read(cache, args, context),
@@ -253,5 +270,5 @@
   };
 
   const FAMILIES = { engine, blocks, contiguous, quantized, tiered, buffers, buffer, pooled };
-  Object.assign(window.kvref, { FAMILIES, SIZE_CLASSES, counted, fill, range, tokens });
+  Object.assign(window.kvref, { FAMILIES, SIZE_CLASSES, counted, fill, keep, kept, range, tokens });
 })();

@@ -4,7 +4,7 @@
 "use strict";
 
 (() => {
-  const { FAMILIES, counted, fill, isArray, numbers, range, tokens } = window.kvref;
+  const { FAMILIES, counted, fill, isArray, keep, kept, numbers, range, tokens } = window.kvref;
   const NONE = -1; // in place of a block that was released (WIN-09)
 
   const paged = {
@@ -82,6 +82,25 @@
 
     append_step(cache, { sequences }, context) {
       for (const layer of range(0, cache.config.num_layers)) paged.append(cache, { sequences, layer }, context);
+    },
+
+    save(cache, { sequence, layers, tokens: some, heads }, context) {
+      const { lengths, tables } = find(cache, sequence) ?? {};
+      const first = cache.config.block_size * tables?.[0].filter((block) => block === NONE).length;
+      if (lengths && !layers && !some && !heads) keep(context, { lengths, first });
+    },
+
+    load(cache, { sequence }, context) { // beside what it held, which goes then
+      const found = find(cache, sequence), { lengths, first } = kept(context);
+      if (!found) return;
+      cut(cache, found, 0);
+      forget(cache, found, 0);
+      found.lengths = lengths;
+      found.tables.forEach((table) => table.push(...fill(entryOf(cache, first), NONE)));
+      ensure(cache, found, entries(cache, Math.max(...lengths)), context);
+      lengths.forEach((length, layer) => {
+        for (const position of range(first, length)) set(cache, found, layer, position, "written", context);
+      });
     },
 
     read: (cache, { sequence, layer, positions }, context) => look(cache, sequence, layer, positions, context),

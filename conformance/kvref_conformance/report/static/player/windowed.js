@@ -3,7 +3,7 @@
 "use strict";
 
 (() => {
-  const { FAMILIES, PICTURES, box, cell, element, hue, listed, many, mark, range, row, span, tokens } = window.kvref;
+  const { FAMILIES, PICTURES, box, cell, element, hue, keep, kept, listed, many, mark, range, row, span, tokens } = window.kvref;
   const SEEN = 0, SPARE = 1, SINK = 2; // hues of tokens: the next query sees them, they are held to go back to, they stay for ever
 
   const ringOf = ({ window, rollback }) => window + rollback;
@@ -48,6 +48,14 @@
     read: (cache, { positions }, { touch }) => positions.forEach((each) => touch("read", cache.id, slotOf(cache, each))),
     truncate(cache, { length }) {
       Object.assign(cache, { length, first: Math.min(cache.first, Math.max(cache.config.sinks, length)) });
+    },
+    save: ({ length, first }, _, context) => keep(context, { length, first }),
+    load(cache, _, context) {
+      Object.assign(cache, kept(context));
+      for (const position of runs(cache).flatMap(([start, stop]) => range(start, stop))) {
+        cache.slots[slotOf(cache, position)] = position;
+        context.touch("written", cache.id, slotOf(cache, position));
+      }
     },
     clear: (cache) => FAMILIES.windowed.truncate(cache, { length: 0 }),
   };

@@ -43,7 +43,7 @@
       if (!done(reply) || !(family in FAMILIES)) return;
       const args = Object.fromEntries(Object.entries(request.args).map(([key, value]) => [key, this.value(value)]));
       const touch = (kind, ...place) => world.touched.set(place.join("/"), kind);
-      const context = { world, reply, args, touch, same, id: request.id, on: request.on, answer: answer(reply),
+      const context = { world, reply, args, touch, same, id: request.id, file: request.args.data?.reply, on: request.on, answer: answer(reply),
         block: (...place) => block([request.id, ...place].join("/")) };
       if (name === "new") {
         world.objects.set(request.id, { id: request.id, family, ...FAMILIES[family].new(args) });
@@ -79,7 +79,7 @@
   }
 
   const TABLED = ["paged", "prefix"];
-  const start = () => ({ objects: new Map(), touched: new Map(), last: null });
+  const start = () => ({ objects: new Map(), touched: new Map(), saved: new Map(), last: null });
 
   function answer({ ok, got, failed }) { // integers that an implementation gave, where nothing is wrong with them
     if (got || failed) return undefined;
