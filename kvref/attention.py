@@ -1,8 +1,10 @@
 """Attention over what a cache reads as: softmax(scale q k') v, per query head, with grouped key-value heads (GQA)."""
 
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
+from typing import Any, TypeAlias
 
 import numpy as np
 from array_api_compat import array_namespace
@@ -13,10 +15,15 @@ from kvref.array import Array
 from kvref.backend import Backend, reference
 from kvref.errors import PositionOutOfRange, ShapeMismatch, in_range, whole_fields
 from kvref.inputs import accept
+from kvref.pieces import merged, partial
 
 EXP_ERROR = 8 * U  # the premise about a library's float32 exp: within 4 units in the last place
 LONGEST = 2**62  # tokens that any sequence may have: sums of two such numbers are int64
+TOKENS = 512  # that are read at once: as float32 they take some megabytes, and what they are made of stays as it is
 PIECE = 256  # queries whose mask is there at once, [PIECE, tokens that any of them sees]: however long a prompt is, a small one
+
+# Keys and values of the tokens [start, stop): float32 [stop - start, num_kv_heads, head_dim], and as wide as values are.
+Read: TypeAlias = Callable[[int, int], tuple[Array, Array]]
 
 
 @dataclass(frozen=True)
@@ -85,9 +92,41 @@ def attention(
         logit_sink = accept("logit_sink", logit_sink, (query.shape[1],), backend)
     length = num_tokens if length is None else length
     length = in_range(length, num_tokens + 1, PositionOutOfRange, "length")
-    scale = 1 / math.sqrt(head_dim) if scale is None else scale
-    at = np.arange(length - query.shape[0], length) if causal else np.full(query.shape[0], length - 1)
-    return attended(query, at, keys, values, np.arange(length), scale, sight, backend, logit_sink)
+
+    def read(start: int, stop: int) -> tuple[Array, Array]:
+        return keys[start:stop, ...], values[start:stop, ...]
+
+    at = _standing(query.shape[0], length, causal)
+    return attended(query, at, read, np.arange(length), _scale(scale, head_dim), sight, backend, logit_sink, max(1, length))
+
+
+def attention_as_read(
+    query: Array,
+    read: Read,
+    num_tokens: int,
+    row: tuple[int, int],
+    *,
+    scale: float | None = None,
+    causal: bool = False,
+    sight: Sight = Sight(),
+    backend: Backend = reference,
+) -> Array:
+    """`attention` over tokens whose keys are row = [num_kv_heads, head_dim], read some at a time.
+
+    Raises ShapeMismatch or DtypeMismatch for the query.
+    """
+    query = accept_query(query, "num_queries", *row, backend)
+    at = _standing(query.shape[0], num_tokens, causal)
+    return attended(query, at, read, np.arange(num_tokens), _scale(scale, row[1]), sight, backend)
+
+
+def _standing(num_queries: int, num_tokens: int, causal: bool) -> NDArray[np.int64]:
+    """Where queries stand: at the last tokens, or all where the last one does."""
+    return np.arange(num_tokens - num_queries, num_tokens) if causal else np.full(num_queries, num_tokens - 1)
+
+
+def _scale(scale: float | None, head_dim: int) -> float:
+    return 1 / math.sqrt(head_dim) if scale is None else scale
 
 
 def accept_query(query: Array, num_queries: int | str, num_kv_heads: int, head_dim: int, backend: Backend) -> Array:
@@ -101,28 +140,44 @@ def accept_query(query: Array, num_queries: int | str, num_kv_heads: int, head_d
 def attended(
     query: Array,
     at: NDArray[np.int64],
-    keys: Array,
-    values: Array,
+    read: Read,
     positions: NDArray[np.int64],
     scale: float,
     sight: Sight,
     backend: Backend,
     logit_sink: Array | None = None,
+    at_once: int | None = None,
 ) -> Array:
-    """`attention` of queries that stand at positions `at` [num_queries] over tokens that lie at `positions` [n], the first n.
+    """`attention` of queries that stand at positions `at` [num_queries] over tokens that lie at `positions` [n].
 
-    Both ascend, and the arrays were accepted. Goes over the queries in pieces, each beside those tokens that any of it sees.
+    Both ascend, and the query was accepted. No more than `at_once` tokens are read at a time, TOKENS unless given, and none but
+    those that some query of a piece sees: what a cache holds is never there as float32 as a whole.
     """
-    out, xp = [], backend.xp
+    out, xp, at_once = [], backend.xp, TOKENS if at_once is None else at_once
     for start in range(0, max(1, len(at)), PIECE):
         piece = at[start : start + PIECE]
-        seen = _seen_by_any(piece, positions, sight)
-        parts = [(keys[each, ...], values[each, ...]) for each in seen]
-        some_keys, some_values = parts[0] if len(parts) == 1 else (xp.concat(both, axis=0) for both in zip(*parts, strict=True))
-        mask = sight.sees(piece[:, None], np.concatenate([positions[each] for each in seen]))
         some = query[start : start + len(piece), ...]
-        out.append(backend.attend(some, some_keys, some_values, scale, backend.asarray(mask), logit_sink))
+        seen = _seen_by_any(piece, positions, sight)
+
+        def mask(*each: slice, piece: NDArray[np.int64] = piece) -> Array:
+            return backend.asarray(sight.sees(piece[:, None], np.concatenate([positions[one] for one in each])))
+
+        if sum(each.stop - each.start for each in seen) <= at_once:
+            parts = [read(each.start, each.stop) for each in seen]
+            keys, values = parts[0] if len(parts) == 1 else (xp.concat(both, axis=0) for both in zip(*parts, strict=True))
+            out.append(backend.attend(some, keys, values, scale, mask(*seen), logit_sink))
+        else:
+            cut = (each for stretch in seen for each in _cut(stretch, at_once))
+            pieces = (partial(some, *read(each.start, each.stop), scale, mask(each), xp) for each in cut)
+            out.append(merged(pieces, logit_sink, xp))
     return out[0] if len(out) == 1 else xp.concat(out, axis=0)
+
+
+def _cut(stretch: slice, at_once: int) -> Iterator[slice]:
+    """Pieces of a stretch, as long as each other and no longer than `at_once`."""
+    count = -(-(stretch.stop - stretch.start) // at_once)
+    ends = np.linspace(stretch.start, stretch.stop, count + 1).astype(np.int64).tolist()
+    yield from (slice(start, stop) for start, stop in pairwise(ends))
 
 
 def _seen_by_any(at: NDArray[np.int64], positions: NDArray[np.int64], sight: Sight) -> list[slice]:
@@ -143,21 +198,24 @@ def attention_bound(query: Array, keys: Array, values: Array, scale: float) -> A
 
     - a score carries D + 1 roundings: |s^ - s| <= g(D + 1) |scale| sum|q k|, g(k) = k u / (1 - k u);
     - subtracting the largest rounds once more, by at most u R, R = 2 (max|s| + that error); exp errs by EXP_ERROR;
-    - so each weight is right to a factor e^(+-l), l = score error + u R + EXP_ERROR / (1 - EXP_ERROR), and the normalised
-      weight to e^(+-2l); the sum of weights, the division, the products and the sum of values add 2n + 3 roundings.
+    - so each weight is right to a factor e^(+-l), l = score error + 2 u R + EXP_ERROR / (1 - EXP_ERROR), and the normalised
+      weight to e^(+-2l); the sum of weights, the division, the products and the sum of values add 2n + 3 roundings;
+    - the second u R is for pieces (kvref.pieces): what the largest so far rises by is rounded too, R in all. With each of P
+      pieces one of two factors is an exp, and a product and a sum are rounded, above and below the line: 20 (P - 1) roundings,
+      which are at most n for pieces of 20 tokens or more.
 
-    Hence |out^ - out| <= (e^(2l) (1 + g(2n + 3)) - 1) sum p|v|, and 2^-126 a weight where exp underflows.
+    Hence |out^ - out| <= (e^(2l) (1 + g(3n + 3)) - 1) sum p|v|, and 2^-126 a weight where exp underflows, in a piece or of one.
     """
     xp = array_namespace(query)
     n, head_dim = keys.shape
     scores = query @ keys.mT * scale
     score_error = _gamma(head_dim + 1) * abs(scale) * (xp.abs(query) @ xp.abs(keys).mT)
     reach = xp.max(xp.abs(scores) + score_error, axis=-1, keepdims=True)
-    log_error = xp.max(score_error, axis=-1, keepdims=True) + 2 * U * reach + EXP_ERROR / (1 - EXP_ERROR)
+    log_error = xp.max(score_error, axis=-1, keepdims=True) + 4 * U * reach + EXP_ERROR / (1 - EXP_ERROR)
     weights = xp.exp(scores - xp.max(scores, axis=-1, keepdims=True))
     weights = weights / xp.sum(weights, axis=-1, keepdims=True)
-    relative = xp.exp(2 * log_error) * (1 + _gamma(2 * n + 3)) - 1
-    underflow = 2 * n * 2.0**-126 * xp.max(xp.abs(values), axis=0, keepdims=True) + n * 2.0**-126
+    relative = xp.exp(2 * log_error) * (1 + _gamma(3 * n + 3)) - 1
+    underflow = 4 * n * 2.0**-126 * xp.max(xp.abs(values), axis=0, keepdims=True) + n * 2.0**-126
     return relative * (weights @ xp.abs(values)) + underflow
 
 

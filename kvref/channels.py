@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvref.array import Array
-from kvref.attention import attention
+from kvref.attention import attention_as_read
 from kvref.backend import Backend, reference
 from kvref.errors import (
     CapacityExceeded,
@@ -115,12 +115,13 @@ class ChannelCache:
     def read(self, positions: Sequence[int]) -> tuple[Array, Array]:
         """Keys and values at `positions`, float32 [n, num_kv_heads, head_dim]. Raises PositionOutOfRange."""
         wanted = np.array([in_range(each, self.length, PositionOutOfRange, "position") for each in positions], np.int64)
-        keys, values = self._all()
+        keys, values = self._read(0, self.length)
         return self._backend.gather(keys, wanted), self._backend.gather(values, wanted)
 
     def attend(self, query: Array, scale: float | None = None, causal: bool = False) -> Array:
         """Attention of query [num_queries, num_query_heads, head_dim] over what the cache reads as (ATTN-10)."""
-        return attention(query, *self._all(), scale=scale, causal=causal, backend=self._backend)
+        row = self.config.num_kv_heads, self.config.head_dim
+        return attention_as_read(query, self._read, self.length, row, scale=scale, causal=causal, backend=self._backend)
 
     def truncate(self, length: int) -> None:
         """Forget all but the first `length` tokens, as if the others had never come (EDIT-03).
@@ -170,14 +171,17 @@ class ChannelCache:
     def _from_ring(self, which: int, start: int, stop: int) -> Array:
         return (self._full.keys, self._full.values)[which].read(np.arange(start, stop) % self._ring)
 
-    def _all(self) -> tuple[Array, Array]:
-        """Every token, float32 [length, num_kv_heads, head_dim]."""
-        xp, keys, values = self._backend.xp, self.quantized_keys, self.quantized_values
-        by_channel = self._by_token(self._keys.read(range(keys // self.config.groups.group)))
-        by_token = self._values.read(range(values))
+    def _read(self, start: int, stop: int) -> tuple[Array, Array]:
+        """Tokens [start, stop), float32 [stop - start, num_kv_heads, head_dim]."""
+        xp, group = self._backend.xp, self.config.groups.group
+        keys, values = (min(max(start, each), stop) for each in (self.quantized_keys, self.quantized_values))
+        first, last = start // group, -(-keys // group) if start < keys else start // group
+        groups = self._by_token(self._keys.read(range(first, last)))  # whole ones, though not all of their tokens are wanted
+        by_channel = groups[start - first * group :, ...][: keys - start, ...]
+        by_token = self._values.read(range(start, values))
         return (
-            xp.concat([by_channel, self._from_ring(0, keys, self.length)], axis=0),
-            xp.concat([by_token, self._from_ring(1, values, self.length)], axis=0),
+            xp.concat([by_channel, self._from_ring(0, keys, stop)], axis=0),
+            xp.concat([by_token, self._from_ring(1, values, stop)], axis=0),
         )
 
     def _by_channel(self, tokens: Array) -> Array:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvref.array import Array
-from kvref.attention import Sight, attention
+from kvref.attention import Sight, attention_as_read
 from kvref.backend import Backend, reference
 from kvref.blocks import NO_BLOCK
 from kvref.errors import ConfigError, LayerOutOfRange, NotTruncatable, OutOfBlocks, PositionOutOfRange, in_range, whole_fields
@@ -137,13 +137,17 @@ class GroupedCache(Finder):
         Raises PositionOutOfRange where one sees what is no longer held: there are as many as the last step had tokens, or fewer.
         """
         table, layer, length = self._table(sequence), self._layer(layer), self.length(sequence)
-        query = accept("query", query, ("num_queries", "num_query_heads", self.config.head_dim), self._backend)
+        row = self.config.num_kv_heads, self.config.head_dim
+        query = accept("query", query, ("num_queries", "num_query_heads", row[1]), self._backend)
         in_range(query.shape[0], length + 1, PositionOutOfRange, "queries")
         sight = self._sights[layer % self.config.num_groups]
         self._look_held(table, layer, max(0, int(sight.first(length - query.shape[0]))), "the first position that a query sees")
         first = self._first(table, layer)
-        keys, values = self._store.read(self._slots(table, layer, np.arange(first, length)))
-        return attention(query, keys, values, scale=scale, causal=True, sight=sight, backend=self._backend)
+
+        def read(start: int, stop: int) -> tuple[Array, Array]:
+            return self._store.read(self._slots(table, layer, np.arange(first + start, first + stop)))
+
+        return attention_as_read(query, read, length - first, row, scale=scale, causal=True, sight=sight, backend=self._backend)
 
     def length(self, sequence: int) -> int:
         """Tokens of every layer."""

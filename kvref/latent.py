@@ -19,7 +19,7 @@ from array_api_compat import array_namespace
 
 from kvref.array import UNIT_ROUNDOFF as U
 from kvref.array import Array, dtype_name
-from kvref.attention import EXP_ERROR, attention
+from kvref.attention import EXP_ERROR, attention, attention_as_read
 from kvref.backend import Backend, reference
 from kvref.contents import Contents, Saved, Stretch
 from kvref.errors import (
@@ -102,8 +102,12 @@ class LatentCache(Movable):
 
     def read(self) -> Array:
         """What the rows read as, float32 [length, rank + rope_dim]."""
-        slots = range(self._length)
-        parts = [self._backend.xp.reshape(store.read(slots), (self._length, _width(store))) for store in self._stores]
+        return self._read(0, self._length)
+
+    def _read(self, start: int, stop: int) -> Array:
+        """Rows [start, stop)."""
+        slots = range(start, stop)
+        parts = [self._backend.xp.reshape(store.read(slots), (len(slots), _width(store))) for store in self._stores]
         return parts[0] if len(parts) == 1 else self._backend.xp.concat(parts, axis=1)
 
     def records(self) -> Array:
@@ -162,13 +166,19 @@ class LatentCache(Movable):
         rank]; up_values [num_heads, value_dim, rank]. scale: 1 / sqrt(nope_dim + rope_dim) unless given. causal: as in
         `attention`. Raises ShapeMismatch or DtypeMismatch.
         """
-        xp, rows = self._backend.xp, self.read()
-        query, up_keys, up_values = _accepted(query, up_keys, up_values, rows, self.config.rank, self._backend)
+        xp, rope_dim = self._backend.xp, self.config.rope_dim
+        query, up_keys, up_values = _accepted(query, up_keys, up_values, self.config.rank, rope_dim, self._backend)
         nope_dim, rank = up_keys.shape[1:]
         scale = 1 / math.sqrt(query.shape[2]) if scale is None else scale
         absorbed = xp.concat([_by_head(query[:, :, :nope_dim], up_keys), query[:, :, nope_dim:]], axis=2)
-        row = rows[:, None, :]  # of one kv head, which all query heads read
-        latents = attention(absorbed, row, row[:, :, :rank], scale=scale, causal=causal, backend=self._backend)
+
+        def read(start: int, stop: int) -> tuple[Array, Array]:
+            row = self._read(start, stop)[:, None, :]  # of one kv head, which all query heads read
+            return row, row[:, :, :rank]
+
+        latents = attention_as_read(
+            absorbed, read, self._length, (1, rank + rope_dim), scale=scale, causal=causal, backend=self._backend
+        )
         return _by_head(latents, xp.matrix_transpose(up_values))
 
 
@@ -202,8 +212,9 @@ def expanded(
     rank = up_keys.shape[2]
     if rank > rows.shape[1]:
         raise ShapeMismatch(f"up_keys: expected a rank of at most {rows.shape[1]}, a row's numbers, got {rank}")
-    query, up_keys, up_values = _accepted(query, up_keys, up_values, rows, rank, backend)
-    heads, rope_dim = up_keys.shape[0], rows.shape[1] - rank
+    rope_dim = rows.shape[1] - rank
+    query, up_keys, up_values = _accepted(query, up_keys, up_values, rank, rope_dim, backend)
+    heads = up_keys.shape[0]
     latent = xp.broadcast_to(rows[:, None, :rank], (rows.shape[0], heads, rank))
     rope = xp.broadcast_to(rows[:, None, rank:], (rows.shape[0], heads, rope_dim))  # one for all heads
     keys = xp.concat([_by_head(latent, xp.matrix_transpose(up_keys)), rope], axis=2)
@@ -222,9 +233,9 @@ def latent_bound(query: Array, rows: Array, up_keys: Array, up_values: Array, sc
       nope + rope; with the scale, a score carries nope + rank + rope + 1 roundings at most in both:
       |s^ - s| <= g(nope + rank + rope + 1) |scale| (sum |q| |A| |c| + sum |q r|);
     - weights follow from scores as they do there, to e^(+-2l); over one token the weight is 1 whatever its score, so l is 0;
-    - the weighted mean adds 2n + 3 roundings and the product with B, before it or behind it, rank more.
+    - the weighted mean adds 3n + 3 roundings and the product with B, before it or behind it, rank more.
 
-    Hence |out^ - out| <= (e^(2l) (1 + g(2n + 3 + rank)) - 1) sum p |B| |c|. A product that underflows is off by 2^-126, and what
+    Hence |out^ - out| <= (e^(2l) (1 + g(3n + 3 + rank)) - 1) sum p |B| |c|. A product that underflows is off by 2^-126, and what
     it is multiplied with later carries that on: |c| or |q| in a score, |B| in an output.
     """
     xp = array_namespace(query)
@@ -236,13 +247,13 @@ def latent_bound(query: Array, rows: Array, up_keys: Array, up_values: Array, sc
     carried = nope * xp.sum(xp.abs(latent), axis=1)[None, :] + rank * xp.sum(xp.abs(q), axis=1)[:, None]
     score_error = abs(scale) * (_gamma(nope + rank + rope + 1) * roundings + tiny * (carried + nope + rank + rope))
     reach = xp.max(xp.abs(scores) + score_error, axis=-1, keepdims=True)
-    log_error = xp.max(score_error, axis=-1, keepdims=True) + 2 * U * reach + EXP_ERROR / (1 - EXP_ERROR)
+    log_error = xp.max(score_error, axis=-1, keepdims=True) + 4 * U * reach + EXP_ERROR / (1 - EXP_ERROR)
     weights = xp.exp(scores - xp.max(scores, axis=-1, keepdims=True))
     weights = weights / xp.sum(weights, axis=-1, keepdims=True)
-    relative = xp.exp(2 * log_error if n > 1 else 0 * log_error) * (1 + _gamma(2 * n + 3 + rank)) - 1
+    relative = xp.exp(2 * log_error if n > 1 else 0 * log_error) * (1 + _gamma(3 * n + 3 + rank)) - 1
     magnitude = xp.abs(latent) @ xp.abs(up_values).mT  # of each token's value, [n, value_dim]
     carried = xp.sum(xp.abs(up_values), axis=1)[None, :]
-    underflow = tiny * (2 * n * xp.max(magnitude, axis=0, keepdims=True) + n * carried + rank + n)
+    underflow = tiny * (4 * n * xp.max(magnitude, axis=0, keepdims=True) + n * carried + rank + n)
     return relative * (weights @ magnitude) + underflow
 
 
@@ -252,7 +263,7 @@ def _width(store: SlotStore) -> int:
 
 
 def _accepted(
-    query: Array, up_keys: Array, up_values: Array, rows: Array, rank: int, backend: Backend
+    query: Array, up_keys: Array, up_values: Array, rank: int, rope_dim: int, backend: Backend
 ) -> tuple[Array, Array, Array]:
     """A query and the matrices of its heads, which fit each other and the rows. Raises ShapeMismatch or DtypeMismatch."""
     up_keys = accept("up_keys", up_keys, ("num_heads", "nope_dim", rank), backend)
@@ -261,8 +272,7 @@ def _accepted(
     if 0 in (heads, nope_dim, up_values.shape[1]):
         shapes = f"{list(up_keys.shape)} and {list(up_values.shape)}"
         raise ShapeMismatch(f"up_keys, up_values: expected a num_heads, nope_dim and value_dim of at least 1, got {shapes}")
-    width = nope_dim + rows.shape[1] - rank
-    return accept("query", query, ("num_queries", heads, width), backend), up_keys, up_values
+    return accept("query", query, ("num_queries", heads, nope_dim + rope_dim), backend), up_keys, up_values
 
 
 def _by_head(rows: Array, matrices: Array) -> Array:

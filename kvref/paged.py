@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from kvref import transfer
 from kvref.array import Array
-from kvref.attention import attention
+from kvref.attention import attention_as_read
 from kvref.backend import Backend, reference
 from kvref.blocks import NO_BLOCK
 from kvref.contents import Contents, Saved, Stretch, both
@@ -144,8 +144,7 @@ class PagedCache(Sequences):
 
     def gather(self, sequence: int, layer: int) -> tuple[Array, Array]:
         """Every token of the layer that is held, in order (PAGED-12)."""
-        table, layer = self._table(sequence), self._layer(layer)
-        positions = np.arange(self._tables.first(table)[layer], self._tables.lengths[table, layer])
+        table, layer, positions = self._everywhere(sequence, layer)
         return self._store.read(self._tables.slots(table, layer, positions))
 
     def gather_batch(self, sequences: Sequence[int], layer: int) -> tuple[Array, Array, Array]:
@@ -164,8 +163,13 @@ class PagedCache(Sequences):
 
     def attend(self, sequence: int, layer: int, query: Array, scale: float | None = None, causal: bool = False) -> Array:
         """Attention of query [num_queries, num_query_heads, head_dim] over the sequence's tokens in the layer (ATTN-10)."""
-        keys, values = self.gather(sequence, layer)
-        return attention(query, keys, values, scale=scale, causal=causal, backend=self._backend)
+        table, layer, positions = self._everywhere(sequence, layer)
+
+        def read(start: int, stop: int) -> tuple[Array, Array]:
+            return self._store.read(self._tables.slots(table, layer, positions[start:stop]))
+
+        row = self.config.num_kv_heads, self.config.head_dim
+        return attention_as_read(query, read, len(positions), row, scale=scale, causal=causal, backend=self._backend)
 
     def save(self, sequence: int, *, layers: Span = None, tokens: Span = None, heads: Span = None) -> Array:
         """What a sequence holds, or a part of it, as a file's bytes, uint8 [n] (MOVE-01); `kvref.save` writes the file itself.
@@ -222,6 +226,11 @@ class PagedCache(Sequences):
         self._forget_parts(sequence)
         before, self._table_of[int(sequence)] = self._table(sequence), arriving.table
         self.pool.free_many(self._tables.close(before))
+
+    def _everywhere(self, sequence: int, layer: int) -> tuple[int, int, NDArray[np.int64]]:
+        """A sequence's table, the layer, and the positions of the tokens held there."""
+        table, layer = self._table(sequence), self._layer(layer)
+        return table, layer, np.arange(self._tables.first(table)[layer], self._tables.lengths[table, layer])
 
     def _moved_shape(self) -> dict[str, int | str]:
         return {name: size for name, size in asdict(self.config).items() if name not in ("num_blocks", "block_size")}

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from kvref.array import Array
-from kvref.attention import attention
+from kvref.attention import attention_as_read
 from kvref.backend import Backend, reference
 from kvref.contents import Contents, Saved, Stretch, both
 from kvref.errors import (
@@ -133,8 +133,13 @@ class QuantizedCache(Movable):
 
     def attend(self, layer: int, query: Array, scale: float | None = None, causal: bool = False) -> Array:
         """Attention of query [num_queries, num_query_heads, head_dim] over what the layer reads as (ATTN-10)."""
-        keys, values = self.read_tokens(layer, range(self.length(layer)))
-        return attention(query, keys, values, scale=scale, causal=causal, backend=self._backend)
+        layer = self._layer(layer)
+
+        def read(start: int, stop: int) -> tuple[Array, Array]:
+            return self._store.read(layer * self.config.capacity + np.arange(start, stop))
+
+        row = self.config.num_kv_heads, self.config.head_dim
+        return attention_as_read(query, read, self._lengths[layer], row, scale=scale, causal=causal, backend=self._backend)
 
     def contents(self) -> Contents:
         """What is saved: of any capacity, for that is no part of what it holds."""

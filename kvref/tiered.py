@@ -16,7 +16,7 @@ from typing import BinaryIO
 import numpy as np
 
 from kvref.array import Array
-from kvref.attention import attention
+from kvref.attention import attention_as_read
 from kvref.backend import Backend, reference
 from kvref.buffers import VALUE_BYTES, Buffer, BufferPool
 from kvref.contents import Contents, Saved, Stretch, both
@@ -114,12 +114,17 @@ class TieredCache(Movable):
     def read(self) -> tuple[Array, Array]:
         """Every token, store first and oldest first, float32 [total, num_kv_heads, head_dim] (TIER-03)."""
         with self._lock:
-            empty = self._backend.zeros((0, self.config.num_kv_heads, self.config.head_dim), "float32")
-            parts = [(empty, empty)]
-            for tier in reversed(self._tiers):
-                parts += tier.oldest(len(tier))
-            keys, values = (self._backend.xp.concat(list(each), axis=0) for each in zip(*parts, strict=True))
-            return keys, values
+            return self._read(0, self.total_tokens)
+
+    def _read(self, start: int, stop: int) -> tuple[Array, Array]:
+        """Tokens counted from the oldest one."""
+        empty = self._backend.zeros((0, self.config.num_kv_heads, self.config.head_dim), "float32")
+        parts = [(empty, empty)]
+        for tier in reversed(self._tiers):
+            parts += tier.read(start, stop)
+            start, stop = start - len(tier), stop - len(tier)
+        keys, values = (self._backend.xp.concat(list(each), axis=0) for each in zip(*parts, strict=True))
+        return keys, values
 
     def read_into(self, pool: BufferPool) -> tuple[Buffer, Buffer]:
         """What `read` gives, flat, in two buffers of the pool. The caller releases them. Raises BufferTooLarge."""
@@ -136,8 +141,9 @@ class TieredCache(Movable):
 
     def attend(self, query: Array, scale: float | None = None, causal: bool = False) -> Array:
         """Attention of query [num_queries, num_query_heads, head_dim] over what the cache reads as, a head at a time."""
-        keys, values = self.read()
-        return attention(query, keys, values, scale=scale, causal=causal, backend=self._backend)
+        row = self.config.num_kv_heads, self.config.head_dim
+        with self._lock:
+            return attention_as_read(query, self._read, self.total_tokens, row, scale=scale, causal=causal, backend=self._backend)
 
     def tier_of(self, position: int) -> str:
         """ "tail", "warm" or "store". Raises PositionOutOfRange for a token evicted or not yet appended (TIER-07)."""
@@ -237,7 +243,7 @@ class TieredCache(Movable):
             tier, later = self._tiers[past[-1]], self._tiers[past[-1] + 1 :]
             count = min(len(tier) - tier.room, self.config.migration_batch)
             target = next(each for each in later if each.room)
-            for keys, values in tier.oldest(count):
+            for keys, values in tier.read(0, count):
                 target.write(keys, values)
             tier.let_go(count)
             self._moved_at = self._next
@@ -272,7 +278,7 @@ class TieredCache(Movable):
         ]
         for index, tier in enumerate(self._tiers):
             way = [run.store for run in newest[index + 1 :] if run]
-            for keys, values in tier.oldest(len(tier) if way else 0):
+            for keys, values in tier.read(0, len(tier) if way else 0):
                 check_way(keys, values, way)
         self.config = config
         for tier, (room, _), run in zip(self._tiers, policy, opened, strict=True):

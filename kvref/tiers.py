@@ -50,13 +50,13 @@ class Tier:
         run.store.write(run.slots(run.stop, stop), keys, values)
         run.stop = stop
 
-    def oldest(self, count: int) -> Iterator[tuple[Array, Array]]:
-        """What the oldest `count` tokens read as, a run at a time."""
+    def read(self, start: int, stop: int) -> Iterator[tuple[Array, Array]]:
+        """What tokens read as, counted from the oldest one, a run at a time."""
         for run in self.runs:
-            taken = min(count, run.stop - run.start)
-            count -= taken
-            if taken:
-                yield run.store.read(run.slots(run.start, run.start + taken))
+            first, last = (min(max(run.start + each, run.start), run.stop) for each in (start, stop))
+            if first < last:
+                yield run.store.read(run.slots(first, last))
+            start, stop = (each - (run.stop - run.start) for each in (start, stop))
 
     def let_go(self, count: int) -> None:
         while count:

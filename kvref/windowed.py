@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvref.array import Array
-from kvref.attention import Sight, accept_query, attended
+from kvref.attention import Read, Sight, accept_query, attended
 from kvref.backend import Backend, reference
 from kvref.contents import Contents, Saved, Stretch, both
 from kvref.errors import FileDamaged, NotTruncatable, PositionOutOfRange, in_range, whole_fields
@@ -79,9 +79,15 @@ class WindowedCache(Movable):
         query = accept_query(query, keys.shape[0], self.config.num_kv_heads, self.config.head_dim, self._backend)
         stored = self._store.quantized(keys, values)  # once: what is attended to is what is put into the slots (WIN-10)
         held, new = self._positions(), np.arange(self.length, self.length + keys.shape[0])
-        before, coming = self._store.read(self._slots(held)), self._store.dequantized(stored)
-        every_key, every_value = (self._backend.xp.concat(both, axis=0) for both in zip(before, coming, strict=True))
-        out = self._attended(query, new, every_key, every_value, np.concatenate([held, new]), scale)
+        coming, count = self._store.dequantized(stored), len(held)
+
+        def read(start: int, stop: int) -> tuple[Array, Array]:
+            before = self._store.read(self._slots(held[start:stop]))
+            there = (part[max(start - count, 0) : max(stop - count, 0), ...] for part in coming)
+            keys, values = (self._backend.xp.concat(both, axis=0) for both in zip(before, there, strict=True))
+            return keys, values
+
+        out = self._attended(query, new, read, np.concatenate([held, new]), scale)
         self._write(stored, keys.shape[0])
         return out
 
@@ -95,7 +101,11 @@ class WindowedCache(Movable):
         if max(first, self.config.sinks) < self._first and first < self.length:
             raise PositionOutOfRange(f"attend: expected tokens from {first} on to be held, got those from {self._first} on")
         at = np.full(query.shape[0], self.length - 1)
-        return self._attended(query, at, *self._store.read(self._slots(held)), held, scale)
+
+        def read(start: int, stop: int) -> tuple[Array, Array]:
+            return self._store.read(self._slots(held[start:stop]))
+
+        return self._attended(query, at, read, held, scale)
 
     def read(self, positions: Sequence[int]) -> tuple[Array, Array]:
         """Keys and values at `positions`, counted from the first token that ever came: float32 [n, num_kv_heads, head_dim].
@@ -157,7 +167,7 @@ class WindowedCache(Movable):
         self.length, self._first = end, max(self._first, end - self._ring)
 
     def _attended(
-        self, query: Array, at: NDArray[np.int64], keys: Array, values: Array, positions: NDArray[np.int64], scale: float | None
+        self, query: Array, at: NDArray[np.int64], read: Read, positions: NDArray[np.int64], scale: float | None
     ) -> Array:
         scale = 1 / math.sqrt(self.config.head_dim) if scale is None else scale
-        return attended(query, at, keys, values, positions, scale, self._sight, self._backend)
+        return attended(query, at, read, positions, scale, self._sight, self._backend)

@@ -14,11 +14,11 @@ from kvref_zoo.right import Right
 class Cache(kvref.ChannelCache):
     def append(self, keys: Any, values: Any) -> None:
         flushed = self.quantized_keys
-        before = self._all()[0][:flushed]
+        before = self._read(0, flushed)[0]
         super().append(keys, values)
         count = self.quantized_keys
         if 0 < flushed < count:
-            history = np.concatenate([before, self._all()[0][flushed:count]])
+            history = np.concatenate([before, self._read(flushed, count)[0]])
             least, largest = history.min(axis=0), history.max(axis=0)
             scale = np.maximum((largest - least) / np.float32(self.config.groups.top), np.float32(2.0**-23))
             again = np.rint((history - least) / scale) * scale + least

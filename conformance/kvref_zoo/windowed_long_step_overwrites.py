@@ -5,15 +5,17 @@ from typing import Any
 import numpy as np
 
 import kvref
+from kvref.attention import Read
 from kvref_zoo.right import Right
 
 
 class Cache(kvref.WindowedCache):
-    def _attended(self, query: Any, at: Any, keys: Any, values: Any, positions: Any, scale: float | None) -> Any:
+    def _attended(self, query: Any, at: Any, read: Read, positions: Any, scale: float | None) -> Any:
         if not len(at):
-            return super()._attended(query, at, keys, values, positions, scale)
+            return super()._attended(query, at, read, positions, scale)
         left = np.flatnonzero((positions < self.config.sinks) | (positions > at[-1] - self._ring))
-        return super()._attended(query, at, keys[left], values[left], positions[left], scale)
+        keys, values = (part[left] for part in read(0, len(positions)))
+        return super()._attended(query, at, lambda start, stop: (keys[start:stop], values[start:stop]), positions[left], scale)
 
 
 class Implementation(Right):

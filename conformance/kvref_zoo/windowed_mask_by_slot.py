@@ -5,17 +5,19 @@ from typing import Any
 import numpy as np
 
 import kvref
+from kvref.attention import Read
 from kvref_zoo.right import Right
 
 
 class Cache(kvref.WindowedCache):
-    def _attended(self, query: Any, at: Any, keys: Any, values: Any, positions: Any, scale: float | None) -> Any:
+    def _attended(self, query: Any, at: Any, read: Read, positions: Any, scale: float | None) -> Any:
         if self.config.chunk or len(at) != 1:
-            return super()._attended(query, at, keys, values, positions, scale)
+            return super()._attended(query, at, read, positions, scale)
         slots = self._slots(positions)
         order = np.argsort(slots)
         last = np.full(1, slots.max(initial=-1))
-        return super()._attended(query, last, keys[order], values[order], slots[order], scale)
+        keys, values = (part[order] for part in read(0, len(positions)))
+        return super()._attended(query, last, lambda start, stop: (keys[start:stop], values[start:stop]), slots[order], scale)
 
 
 class Implementation(Right):

@@ -5,12 +5,13 @@ from typing import Any
 import numpy as np
 
 import kvref
+from kvref.attention import Read
 from kvref_zoo.right import Right
 
 
 class Cache(kvref.WindowedCache):
-    def _attended(self, query: Any, at: Any, keys: Any, values: Any, positions: Any, scale: float | None) -> Any:
-        return super()._attended(query, np.full(len(at), positions.max(initial=-1)), keys, values, positions, scale)
+    def _attended(self, query: Any, at: Any, read: Read, positions: Any, scale: float | None) -> Any:
+        return super()._attended(query, np.full(len(at), positions.max(initial=-1)), read, positions, scale)
 
 
 class Implementation(Right):

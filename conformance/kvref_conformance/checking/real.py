@@ -54,7 +54,7 @@ class Filled:
         """So many tokens more, or as many as there is room for."""
         count = min(count, self.room - self.count)
         if self.count not in self._next or self.count + count > self._next.stop:
-            self._next = range(self.count, self.count + max(count, AT_ONCE))
+            self._next = range(self.count, self.count + max(count, min(AT_ONCE, self.room - self.count)))
             self._content = self._worked_out(self._next)
         at = self.count - self._next.start
         keys, values = (part[at : at + count] for part in self._content)

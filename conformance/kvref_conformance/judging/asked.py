@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from kvref_conformance.conversation.drivers.guard import TIMEOUT
 
-EXAMPLES = 100
+EXAMPLES = 60
 
 
 @dataclass(frozen=True)

@@ -108,8 +108,7 @@ class Judge:
             return Outcome(check.name, "not run", missing=check.option)
         if self.elsewhere:
             return self.elsewhere(check)
-        with time_limit(BOUNDLESS):
-            return self._searched(check) if check.run is None else self.checked(check)
+        return self._searched(check) if check.run is None else self.checked(check)
 
     def begin(self, check: Check | None = None) -> Subject:
         """A fresh start with the implementation."""
@@ -134,7 +133,7 @@ class Judge:
         subject = self.begin(check)
         assert check.run is not None
         try:
-            with memory_limit(SLOW_MEMORY if check.slow else MEMORY):
+            with time_limit(BOUNDLESS), memory_limit(SLOW_MEMORY if check.slow else MEMORY):
                 check.run(subject)
         except NotOffered as missing:
             return Outcome(check.name, "not offered", missing=" ".join(str(missing).split()) or "no reason given")
@@ -160,7 +159,7 @@ class Judge:
             of = self.effort.sequences
             search = Search(self.implementation, self.patience, watchers=self.watchers)
             search.tell = lambda begun: self.progress(family, min(begun - 1, of), of)
-            with memory_limit():
+            with time_limit(BOUNDLESS), memory_limit():
                 run_machine(family, search, self.effort.seed, of, self.effort.steps)
             self.progress(family, of, of)
             strays = set(search.findings) - set(all_families()[family].speaks_for)

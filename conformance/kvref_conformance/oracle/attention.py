@@ -35,10 +35,11 @@ def attention(
 ) -> tuple[NDArray, NDArray]:  # fmt: skip
     """The output and its bound, float64 [nq, query heads, D]: query [nq, Hq, D], keys and values [n, Hkv, D].
 
-    Every rounding is counted once: D + 1 in a score, the subtraction of the largest, exp, 2n + 3 in the weighted mean. views: for
-    each query the tokens that it sees. logit_sink: [Hq], a score without a value, in the sum as a token is. rotated: it may
-    be over rotated keys and values, with a rotated query, and the output rotated back (FMT-ROT-07): no rotation changes an l2
-    norm, which stands for magnitudes therefore; both of the two in a score, and the output, may be off by D + 2 roundings.
+    Every rounding is counted once: D + 1 in a score, the subtraction of the largest, exp, 2n + 3 in the weighted mean; and for
+    who merges pieces of 20 tokens or more that subtraction once more, and n. views: for each query the tokens that it sees.
+    logit_sink: [Hq], a score without a value, in the sum as a token is. rotated: it may be over rotated keys and values, with a
+    rotated query, and the output rotated back (FMT-ROT-07): no rotation changes an l2 norm, which stands for magnitudes
+    therefore; both of the two in a score, and the output, may be off by D + 2 roundings.
     """
     query, keys, values = (np.asarray(each, dtype=np.float64) for each in (query, keys, values))
     num_queries, num_heads, dim = query.shape
@@ -60,13 +61,13 @@ def attention(
             weight = np.exp(score - score.max())
             weight /= weight.sum()
             reach = (np.abs(score) + score_error).max()
-            log_error = score_error.max() + 2 * U * reach + EXP_ERROR / (1 - EXP_ERROR)
+            log_error = score_error.max() + 4 * U * reach + EXP_ERROR / (1 - EXP_ERROR)
             magnitude, back = np.abs(v), 0.0
             if rotated:
                 magnitude, back = np.linalg.norm(v, axis=1, keepdims=True), _gamma(dim + 2)
-            relative = math.exp(min(2 * log_error, 500)) * (1 + _gamma(2 * len(v) + 3)) - 1
+            relative = math.exp(min(2 * log_error, 500)) * (1 + _gamma(3 * len(v) + 3)) - 1
             out[i, head] = weight @ v
-            tiny = 2 * len(v) * 2.0**-126 * np.abs(v).max(axis=0) + len(v) * 2.0**-126
+            tiny = 4 * len(v) * 2.0**-126 * np.abs(v).max(axis=0) + len(v) * 2.0**-126
             bound[i, head] = (relative + back) * (weight @ magnitude) + tiny
     return out, bound
 

@@ -22,7 +22,7 @@ def attention(
 
     The bound holds whether a head's matrices meet the query and the weighted latents or every row: the same products of three
     are added up, and each carries a rounding for every number that is added to it on its way, nope + rank + rope + 1 in a score,
-    2n + 3 + rank in an output. Over one token the weight is 1, whatever its score.
+    3n + 3 + rank in an output (`oracle.attention`). Over one token the weight is 1, whatever its score.
     """
     query, rows, up_keys, up_values = (np.asarray(each, dtype=np.float64) for each in (query, rows, up_keys, up_values))
     num_queries, (heads, nope, rank) = len(query), up_keys.shape
@@ -43,12 +43,12 @@ def attention(
             products = large[:seen] @ np.concatenate([np.abs(q) @ large_a, np.abs(q_rope)])
             carried = nope * sums[:seen] + rank * np.abs(q).sum() + nope + rows.shape[1]
             score_error = abs(scale) * (_gamma(nope + rows.shape[1] + 1) * products + TINY * carried)
-            log_error = score_error.max() + 2 * U * (np.abs(score) + score_error).max() + EXP_ERROR / (1 - EXP_ERROR)
+            log_error = score_error.max() + 4 * U * (np.abs(score) + score_error).max() + EXP_ERROR / (1 - EXP_ERROR)
             weight = np.exp(score - score.max())
             weight /= weight.sum()
             doubt = math.exp(min(2 * log_error, 500)) if seen > 1 else 1.0
-            relative = doubt * (1 + _gamma(2 * seen + 3 + rank)) - 1
-            tiny = 2 * seen * made[:seen].max(axis=0) + seen * large_b.sum(axis=1) + rank + seen
+            relative = doubt * (1 + _gamma(3 * seen + 3 + rank)) - 1
+            tiny = 4 * seen * made[:seen].max(axis=0) + seen * large_b.sum(axis=1) + rank + seen
             out[i, head] = b @ (weight @ latent[:seen])
             bound[i, head] = relative * (weight @ made[:seen]) + TINY * tiny
     return out, bound

@@ -140,7 +140,7 @@ def a_new_format_is_for_what_is_stored_too(patch):
 
     def again(self, **changes):
         store = self._tiers[-1]
-        held = list(store.oldest(len(store)))
+        held = list(store.read(0, len(store)))
         update(self, **changes)
         if "store_format" in changes and held:
             store.let_go(sum(len(keys) for keys, _ in held))

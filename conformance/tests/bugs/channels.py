@@ -228,7 +228,7 @@ def attention_is_over_what_is_quantized(patch):
         count = self.quantized_keys or self.length
         from kvref.attention import attention
 
-        return attention(query, *(part[:count] for part in self._all()), scale=scale, causal=causal, backend=self._backend)
+        return attention(query, *self._read(0, count), scale=scale, causal=causal, backend=self._backend)
 
     patch.setattr(ChannelCache, "attend", attend)
 

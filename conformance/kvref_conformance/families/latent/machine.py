@@ -62,6 +62,8 @@ class LatentMachine(Machine):
         up_keys, up_values = (self.source.rows((heads, each, rank), "uneven") for each in (nope, value))
         self.call("attend", self.objects[0], query=query, up_keys=up_keys, up_values=up_values, scale=0.5, causal=causal)
 
+    attend_more = attend
+
     @precondition(lambda self: self.objects)
     @rule(heads=SIZE, less=st.integers(0, 3))
     def attend_wrongly(self, heads: int, less: int) -> None:
