@@ -19,7 +19,7 @@ class Cache(kvref.LatentCache):
 
 class Implementation(Right):
     clause = "MLA-04"
-    also = ("LAW-04", "MLA-01", "MLA-05", "EDIT-01", "EDIT-03")
+    also = ("LAW-04", "MLA-01", "MLA-02", "MLA-05", "EDIT-01", "EDIT-03")
 
     def latent(self, **config: Any) -> Cache:
         return Cache(kvref.LatentConfig(**config))

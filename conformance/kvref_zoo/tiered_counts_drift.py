@@ -18,7 +18,7 @@ class Cache(kvref.TieredCache):
 
 class Implementation(Right):
     clause = "TIER-06"
-    also = ("EDIT-01", "LAW-04", "LAW-05", "MOVE-01", "TIER-05", "TIER-07", "TIER-09", "TIER-13")
+    also = ("ATTN-10", "EDIT-01", "LAW-04", "LAW-05", "MOVE-01", "TIER-05", "TIER-07", "TIER-09", "TIER-13")
     bug = "NVIDIA/TensorRT-LLM#12834"
 
     def tiered(self, **config: Any) -> Cache:

@@ -126,8 +126,8 @@ def tokens_that_move_on_are_quantized_twice(patch):
 def the_store_is_read_with_the_scales_of_values(patch):
     """Of the first half of a batch that comes from two runs alone: elsewhere it would be seen at once."""
     in_source(
-        patch, "kvref.tiers.Tier.oldest", "yield run.store.read(run.slots(run.start, run.start + taken))",
-        """slots = run.slots(run.start, run.start + taken)
+        patch, "kvref.tiers.Tier.read", "yield run.store.read(run.slots(first, last))",
+        """slots = run.slots(first, last)
             keys, values = run.store.keys.stored(slots), run.store.values.stored(slots)
             keys = type(keys)(keys.codes, *values[1:]) if len(self.runs) > 1 else keys
             yield run.store.dequantized((keys, values))""",

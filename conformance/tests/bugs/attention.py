@@ -94,8 +94,8 @@ def no_tokens_give_nan(patch):
 def the_causal_mask_is_off_by_one(patch):
     in_source(
         patch, ATTENTION,
-        "np.arange(length - query.shape[0], length)", "np.arange(length - query.shape[0] + 1, length + 1)",
-        "np.arange(length), scale", "np.arange(num_tokens), scale",
+        "_standing(query.shape[0], length, causal)", "_standing(query.shape[0], length, causal) + causal",
+        "np.arange(length), _scale", "np.arange(num_tokens), _scale", "max(1, length))", "max(1, num_tokens))",
     )  # fmt: skip
 
 

@@ -12,8 +12,14 @@ SEEN = "(np.arange(len(rows)) <= (np.arange(len(query)) + len(rows) - len(query)
 
 def looked_at(patch, mask):
     """Attend with another mask, [num_queries, num_tokens], than the right one, which is SEEN."""
-    right = "attention(absorbed, row, row[:, :, :rank], scale=scale, causal=causal, backend=self._backend)"
-    in_source(patch, ATTEND, right, f"self._backend.attend(absorbed, row, row[:, :, :rank], scale, {mask})")
+    in_source(
+        patch, ATTEND, "    latents = attention_as_read(",
+        f"""    def looking(query, read, count, row, *, scale, causal, backend):
+        rows = self._read(0, count)
+        return backend.attend(query, *read(0, count), scale, {mask})
+
+    latents = looking(""",
+    )  # fmt: skip
 
 
 @bug("MLA-01")

@@ -22,7 +22,7 @@ def the_store_quantizes_what_was_given(patch):
 
 @bug("TIER-03")
 def the_tail_is_read_first(patch):
-    in_source(patch, "kvref.tiered.TieredCache.read", "reversed(self._tiers)", "self._tiers")
+    in_source(patch, "kvref.tiered.TieredCache._read", "reversed(self._tiers)", "self._tiers")
 
 
 @bug("TIER-04", "TIER-01", "LAW-06")
