@@ -27,7 +27,7 @@ class GroupedConfig:
     """num_blocks counts blocks of one group: n tokens that are all held take num_groups * ceil(n / block_size) of them.
 
     Gemma 3, whose every sixth layer sees everything, has num_groups 6; gpt-oss has 2; 1 is a model whose layers are alike.
-    dtype: any format, as in PagedConfig.
+    dtype: any format, as in PagedConfig; a scale that would be given is 1.0.
     """
 
     num_blocks: int

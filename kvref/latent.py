@@ -45,7 +45,9 @@ BYTES = {"float32": "<f4", "float16": "<u2", "bfloat16": "<u2", "uint16": "<u2",
 
 @dataclass(frozen=True)
 class LatentConfig:
-    """dtype: of a row, any format whose groups go into rank and rope_dim, or PACKED, for which rank is a multiple of TILE."""
+    """dtype: of a row, any format whose groups go into rank and rope_dim, or PACKED, for which rank is a multiple of TILE; a scale
+    that would be given is 1.0.
+    """
 
     rank: int = 512
     rope_dim: int = 64

@@ -19,7 +19,7 @@ from kvref.backend import Backend, reference
 from kvref.blocks import NO_BLOCK
 from kvref.contents import Contents, Saved, Stretch, both
 from kvref.errors import ConfigError, PositionOutOfRange, in_range, whole_fields
-from kvref.formats import Quantized, get_format
+from kvref.formats import Format, Quantized, of_keys_and_values
 from kvref.inputs import accept_pair
 from kvref.parts import Arriving, Part, Span, Whole, read_part
 from kvref.rotary import Rotary
@@ -35,6 +35,8 @@ class PagedConfig:
     num_layers * num_gpu_blocks blocks here. One id, the null block, vLLM keeps to itself.
 
     dtype: any format, whose groups go into head_dim where it has some; engines call it the cache's type, or kv_cache_dtype.
+    key_scale, value_scale: what all keys, and all values, are divided by in formats whose scale is given (FMT-STATIC), 1.0 where
+    nothing is said; in others there must be none.
     """
 
     num_blocks: int
@@ -43,11 +45,19 @@ class PagedConfig:
     head_dim: int
     block_size: int = 16
     dtype: str = "float32"
+    key_scale: float | None = None
+    value_scale: float | None = None
 
     def __post_init__(self) -> None:
         whole_fields(self, "num_blocks", minimum=0)
         whole_fields(self, "num_layers", "num_kv_heads", "head_dim", "block_size")
-        get_format(self.dtype).code_width(self.head_dim)  # which says whether its groups go into it
+        for format in self.formats:
+            format.code_width(self.head_dim)  # which says whether its groups go into it
+
+    @property
+    def formats(self) -> tuple[Format, Format]:
+        """Of keys, and of values."""
+        return of_keys_and_values(self.dtype, self.key_scale, self.value_scale)
 
 
 class PagedCache(Sequences):
@@ -55,7 +65,8 @@ class PagedCache(Sequences):
         super().__init__(config.num_blocks, config.num_layers, config.block_size, backend)
         self.config = config
         slots = config.num_blocks * config.block_size
-        self._store = TokenStore(backend, get_format(config.dtype), slots, config.num_kv_heads, config.head_dim)
+        of_keys, of_values = config.formats
+        self._store = TokenStore(backend, of_keys, slots, config.num_kv_heads, config.head_dim, of_values)
         self._arriving: dict[int, Arriving] = {}  # by sequence, what has come of one that is to take its place
 
     def drop(self, sequence: int) -> None:

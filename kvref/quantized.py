@@ -21,7 +21,7 @@ from kvref.errors import (
     in_range,
     whole_fields,
 )
-from kvref.formats import ROW_FORMATS, Format, get_format
+from kvref.formats import ROW_FORMATS, Format, get_format, of_keys_and_values
 from kvref.inputs import accept, accept_pair
 from kvref.slots import TokenStore
 from kvref.transfer import Movable
@@ -51,8 +51,7 @@ class QuantizedConfig:
     @property
     def formats(self) -> tuple[Format, Format]:
         """Of keys, and of values: the same but for a scale that is given. Raises ConfigError."""
-        keys, values = (get_format(self.format, ROW_FORMATS, scale) for scale in (self.key_scale, self.value_scale))
-        return keys, values
+        return of_keys_and_values(self.format, self.key_scale, self.value_scale, ROW_FORMATS)
 
 
 class QuantizedCache(Movable):

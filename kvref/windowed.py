@@ -29,7 +29,7 @@ class WindowedConfig:
     """Sizes in tokens, heads and elements. window, sinks, chunk: what a query sees, as in `kvref.attention.Sight`; no chunk: 0.
 
     rollback: tokens that `truncate` can always take back, such as a draft that was rejected. dtype: how values are stored, in any
-    format whose groups go into head_dim (WIN-10).
+    format whose groups go into head_dim (WIN-10); a scale that would be given is 1.0.
     """
 
     num_kv_heads: int

@@ -20,7 +20,7 @@ class Right:
     version = kvref.__version__
     language = "python"
     level: Level = "exact"
-    formats = tuple(name for name in FORMATS if name not in (*STATIC, *ROTATED))  # no member is about those two
+    formats = tuple(name for name in FORMATS if name not in (*STATIC, *ROTATED))  # few members are about those two
 
     name: str
 

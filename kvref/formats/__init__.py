@@ -19,7 +19,7 @@ from kvref.formats.small_float import ELEMENTS, SmallFloat
 from kvref.formats.static import STATIC, StaticFloat8
 from kvref.formats.symmetric import float8_e4m3fn, float8_e5m2, int8
 
-__all__ = ["FORMATS", "Format", "Quantized", "SmallFloat", "element_format", "get_format"]
+__all__ = ["FORMATS", "Format", "Quantized", "SmallFloat", "element_format", "get_format", "of_keys_and_values"]
 
 _PLAIN: tuple[Format, ...] = (
     float32, float16, bfloat16, int8, float8_e4m3fn, float8_e5m2, q8, q4,
@@ -32,7 +32,7 @@ _OF_GROUPS = {each.name for each in GROUPS}
 GROUP_NAMES = "{int,uint}{8,4,2}_g{32,64,128}_{float32,float16,bfloat16}"  # how they are called
 PLAIN_DTYPES = tuple(name for name, each in FORMATS.items() if each.granularity == "element")
 ROW_FORMATS = tuple(name for name, each in FORMATS.items() if each.granularity in ("head", "group", "given"))
-SCALED_FORMATS = tuple(name for name, each in _BY_NAME.items() if each.granularity in ("head", "token", "group"))
+SCALED_FORMATS = tuple(name for name, each in FORMATS.items() if each.granularity != "element")
 
 
 def get_format(name: str, among: Collection[str] = tuple(FORMATS), scale: float | None = None) -> Format:
@@ -50,6 +50,13 @@ def get_format(name: str, among: Collection[str] = tuple(FORMATS), scale: float 
     if not isinstance(format, StaticFloat8):
         raise ConfigError(f"scale: expected none for {name}, which makes its own or has none, got {scale!r}")
     return format.with_scale(scale)
+
+
+def of_keys_and_values(
+    name: str, key_scale: float | None, value_scale: float | None, among: Collection[str] = tuple(FORMATS)
+) -> tuple[Format, Format]:
+    """The formats of keys and of values: the same but for a scale that is given (FMT-STATIC-06). Raises ConfigError."""
+    return get_format(name, among, key_scale), get_format(name, among, value_scale)
 
 
 def element_format(name: str) -> SmallFloat:

@@ -1,7 +1,9 @@
 """The formats by what they can do, as the oracle knows them."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from itertools import product
+from math import isfinite
+from typing import Any
 
 PLAIN = ("float32", "float16", "bfloat16")
 SYMMETRIC = ("int8", "float8_e4m3fn", "float8_e5m2")
@@ -15,11 +17,11 @@ NVFP4 = ("nvfp4",)
 IN_GROUPS = (*GGML, *MX, *NVFP4, *GROUPS)
 STATIC = ("float8_e4m3fn_static", "float8_e5m2_static")
 ROTATED = tuple(f"{inner}_hadamard" for inner in ("int8", "float8_e4m3fn", "q8_0", "q4_0", "int4_g32_float16"))
-SCALED = (*SYMMETRIC, *AFFINE, *IN_GROUPS)
+SCALED = (*SYMMETRIC, *AFFINE, *IN_GROUPS, *ROTATED, *STATIC)
 # One of each lies in memory as no other does: a scale a head, scale and zero a token, scales among the codes, and so on.
 KINDS = (
     SYMMETRIC, AFFINE, GGML, MX, NVFP4,
-    *(tuple(name for name in GROUPS if name.startswith("uint") == affine) for affine in (False, True)),
+    *(tuple(name for name in GROUPS if name.startswith("uint") == affine) for affine in (False, True)), ROTATED, STATIC,
 )  # fmt: skip
 DRIFTING = "uint8_g32_bfloat16"  # what it reads as is often not what that is read as once it is stored again; most are steady
 
@@ -55,6 +57,17 @@ def group_of(format: str) -> int:
     if format in GROUPS:
         return int(format.split("_g")[1].split("_")[0])
     return 16 if format in NVFP4 else 32 if format in IN_GROUPS else 1
+
+
+def scales_fit(config: Mapping[str, Any], name: str) -> bool:
+    """Whether scales are given to a format, which the config calls so, that takes some; and are some (FMT-STATIC-05)."""
+    given = [config[each] for each in ("key_scale", "value_scale") if config.get(each) is not None]
+    return not given or (config[name] in STATIC and all(isfinite(each) and each > 0 for each in given))
+
+
+def dim_of(format: str, groups: int = 2) -> int:
+    """A small head_dim for a format: so many groups, or one in which something is rotated, or an odd one."""
+    return groups * group_of(format) if group_of(format) > 1 else 4 * groups if format in ROTATED else 5
 
 
 def bits_of(format: str) -> int:

@@ -3,8 +3,8 @@
 import numpy as np
 
 from kvref_conformance.arrays import NDArray
-from kvref_conformance.oracle import elements, ggml, groups, mx
-from kvref_conformance.oracle.formats import AFFINE, GGML, GROUPS, MX, NVFP4, SYMMETRIC, bits_of
+from kvref_conformance.oracle import elements, ggml, groups, mx, rotated, static
+from kvref_conformance.oracle.formats import AFFINE, GGML, GROUPS, MX, NVFP4, ROTATED, STATIC, SYMMETRIC, bits_of, inner_of
 from kvref_conformance.oracle.rows import packed, said, store
 
 
@@ -17,9 +17,13 @@ def scale_dtype(format: str) -> str:
 
 def written(rows: NDArray, format: str) -> NDArray:
     """uint8 [n, bytes]: what rows [n, width] are stored as."""
+    if format in ROTATED:
+        return written(rotated.turned(rows), inner_of(format))
     want = store(rows, format)
     if format in GGML:
         return packed(want, format)
+    if format in STATIC:
+        return want.codes.astype(np.uint8)
     if format in (*MX, *NVFP4):
         scales = [mx.scale_codes(rows, format)]
     else:
@@ -35,8 +39,12 @@ def written(rows: NDArray, format: str) -> NDArray:
 def read(records: NDArray, width: int, format: str) -> NDArray:
     """float32 [n, width]: what records say."""
     records = np.asarray(records, np.uint8)
+    if format in ROTATED:
+        return rotated.turned(read(records, width, inner_of(format)))
     if format in GGML:
         return ggml.read(records, format).values
+    if format in STATIC:
+        return static.said(records, format, 1.0)
     end = -(-width * bits_of(format) // 8)
     codes, scales = records[:, :end], records[:, end:].copy().view(scale_dtype(format))
     affine = format in AFFINE or (format in GROUPS and groups.is_affine(format))

@@ -16,15 +16,18 @@ from kvref_conformance.oracle.rows import Reads, read_as, row_bytes
 ITEM = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
-def tokens_as(tokens: NDArray, format: str) -> Reads:
-    """What tokens read as once they are stored, and how far from it an implementation of level tolerant may be."""
+def tokens_as(tokens: NDArray, format: str, scale: float | None = None) -> Reads:
+    """What tokens read as once they are stored, and how far from it an implementation of level tolerant may be.
+
+    scale: where it is given (FMT-STATIC), 1.0 otherwise.
+    """
     rows = np.asarray(tokens, np.float32)
     if not rows.size:
         return Reads(rows, np.zeros(rows.shape))
     if format in AFFINE:
         stored = read_as(rows.reshape(len(rows), prod(rows.shape[1:])), format)
         return Reads(*(part.reshape(rows.shape) for part in stored))
-    return read_as(rows, format)
+    return read_as(rows, format, scale)
 
 
 def token_bytes(heads: int, dim: int, format: str) -> int:

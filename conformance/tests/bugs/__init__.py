@@ -22,6 +22,7 @@ CHAPTERS = (
     "channels",
     "tiered",
     "any_format",
+    "given_in_caches",
     "edits",
     "moving",
     "buffers",

@@ -87,8 +87,8 @@ def values_have_the_scale_of_keys(patch):
 @bug("FMT-STATIC-06")
 def one_scale_that_is_given_is_both(patch):
     in_source(
-        patch, "kvref.quantized.QuantizedConfig.formats", "(self.key_scale, self.value_scale)",
-        "(self.key_scale or self.value_scale, self.value_scale or self.key_scale)",
+        patch, "kvref.quantized.QuantizedConfig.formats", "self.key_scale, self.value_scale",
+        "self.key_scale or self.value_scale, self.value_scale or self.key_scale",
     )  # fmt: skip
 
 

@@ -4,15 +4,16 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from kvref_conformance.checking.expect import equal, raises
+from kvref_conformance.checking.attending import exact
+from kvref_conformance.checking.expect import equal, raises, within
 from kvref_conformance.checking.registry import check
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families.grouped.checks import reach
 from kvref_conformance.families.grouped.grown import Grown, One
-from kvref_conformance.families.paged.checks_formats import LARGEST, PLACES, dim_of, of_each_kind
+from kvref_conformance.families.paged.checks_formats import LARGEST, PLACES, of_each_kind
 from kvref_conformance.families.prefix.served import prompt
 from kvref_conformance.oracle.elements import MAX
-from kvref_conformance.oracle.formats import SYMMETRIC
+from kvref_conformance.oracle.formats import ROTATED, SYMMETRIC, dim_of
 from kvref_conformance.oracle.tokens import tokens_as
 from kvref_conformance.outcome import NotOffered
 
@@ -53,13 +54,26 @@ def scales_are_found_and_copied_with_their_blocks(subject: Subject) -> None:
 
 
 @check("GROUP-08", "grouped")
+def attention_over_groups_with_scales_is_over_what_they_read_as(subject: Subject) -> None:
+    length = reach(subject)
+    for name, grown in in_formats(subject, length):
+        sequence, query, scale = grown.begin(prompt(length)), grown.queries(1), 2.5 / grown.row[1]
+        grown.up_to(sequence, length, by=grown.size + 1)
+        for layer in grown.layers:
+            first = max(0, length - grown.window) if grown.is_windowed(layer) else 0
+            keys, values = grown.cache.read(sequence, layer, list(range(first, length)))
+            want, bound = exact(subject, query, keys, values, scale=scale, rotated=name in ROTATED)
+            within(grown.cache.attend(sequence, layer, query, scale), want, bound, f"attention over {name} tokens, layer {layer}")
+
+
+@check("GROUP-08", "grouped")
 def a_step_that_a_format_cannot_hold_changes_nothing(subject: Subject) -> None:
     tried = False
     for name, grown in in_formats(subject, reach(subject), num_layers=2):
         bad = np.full((len(grown.layers), 1, *grown.row), MAX.get(subject.dtype, LARGEST), np.float32)
         bad[..., ::2] *= -1
         held = np.isfinite(tokens_as(bad[0], name).values).all()
-        if held or (name in SYMMETRIC and subject.level == "tolerant"):  # not by a unit in the last place of its scale
+        if held or (name in (*SYMMETRIC, *ROTATED) and subject.level == "tolerant"):  # not by what its scale or sums may be off
             continue
         tried, sequence = True, grown.begin(prompt(reach(subject)))
         grown.up_to(sequence, grown.window, by=grown.size)

@@ -167,6 +167,10 @@ class Grown:
                 with raises("PositionOutOfRange"):
                     self.cache.read(sequence, layer, [position])
 
+    def is_windowed(self, layer: int) -> bool:
+        """The last layer of each round of the groups sees everything."""
+        return layer % self.groups != self.groups - 1
+
     def queries(self, count: int) -> NDArray:
         """float32 [count, query heads, dim]: two query heads a kv head, where that may be."""
         return normal(self.subject, count, self.row[0] * self.subject.size("group_size", 2), self.row[1])
@@ -175,7 +179,7 @@ class Grown:
         """The last so many queries, in each layer."""
         one, query, scale = self.sequences[sequence], self.queries(count), 2.5 / self.row[1]
         for layer in self.layers if layers is None else layers:
-            window = None if layer % self.groups == self.groups - 1 else self.window
+            window = self.window if self.is_windowed(layer) else None
             first = 0 if window is None else max(0, one.length - count - window + 1)
             keys, values = self.computed(sequence, layer, range(first, one.length))
             want, bound = window_attention(query, keys, values, window, scale)

@@ -3,7 +3,7 @@
 from kvref_conformance.families import Family
 from kvref_conformance.families.laws.spoken import OF_CACHES
 from kvref_conformance.families.paged.one_table import OneTable
-from kvref_conformance.oracle.formats import PLAIN, SCALED, group_of
+from kvref_conformance.oracle.formats import PLAIN, SCALED, group_of, scales_fit
 
 SMALL = {
     "num_blocks": 24, "block_size": 3, "num_layers": 2, "num_kv_heads": 2, "head_dim": 5, "dtype": "float32",
@@ -26,7 +26,7 @@ FAMILY = Family(
     gives={"create": "sequence", "fork": "sequence", "save": "data"},
     several={"sequences": "sequence"},
     formats={"dtype": (*PLAIN, *SCALED)},
-    fits=lambda config: config["head_dim"] % group_of(config["dtype"]) == 0,
+    fits=lambda config: config["head_dim"] % group_of(config["dtype"]) == 0 and scales_fit(config, "dtype"),
     may_be_zero=("num_blocks",),
     appending={"write": ("keys", "values")},
     counted_as={"one_block_table": OneTable},

@@ -1,6 +1,7 @@
 """PAGED-18: pages in formats with scales, through all that pages go through."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -14,15 +15,30 @@ from kvref_conformance.families.paged.checks_edits import turned
 from kvref_conformance.families.paged.counting import layers_of, room, to_be_filled, with_room
 from kvref_conformance.families.paged.known import Known, read_back
 from kvref_conformance.oracle.elements import MAX
-from kvref_conformance.oracle.formats import AFFINE, GGML, GROUPS, IN_GROUPS, MX, NVFP4, SCALED, SYMMETRIC, either, group_of
+from kvref_conformance.oracle.formats import (
+    AFFINE,
+    GGML,
+    GROUPS,
+    IN_GROUPS,
+    MX,
+    NVFP4,
+    ROTATED,
+    SCALED,
+    STATIC,
+    SYMMETRIC,
+    dim_of,
+    either,
+    group_of,
+)
 from kvref_conformance.oracle.rows import bounds, store
 from kvref_conformance.oracle.tokens import tokens_as
 from kvref_conformance.outcome import NotOffered
 
+KEY_SCALE, VALUE_SCALE = 0.5, 0.037  # what is given to formats that take one
 LARGEST = float(np.finfo(np.float32).max)
-KINDS = (SYMMETRIC, AFFINE, GGML, (*MX, *NVFP4), GROUPS)
-# A scale a head, one a token, one a group: of small groups, so that what is said of them is short.
-PLACES = (SYMMETRIC, AFFINE, tuple(name for name in IN_GROUPS if group_of(name) <= 32))
+KINDS = (SYMMETRIC, AFFINE, GGML, (*MX, *NVFP4), GROUPS, ROTATED, STATIC)
+# A scale a head, a token, one that is given, one of what is rotated, one a group: of small ones, so that what is said is short.
+PLACES = (SYMMETRIC, AFFINE, STATIC, ROTATED, tuple(name for name in IN_GROUPS if group_of(name) <= 32))
 
 
 def taken(subject: Subject, among: tuple[str, ...] = SCALED) -> list[str]:
@@ -35,11 +51,6 @@ def taken(subject: Subject, among: tuple[str, ...] = SCALED) -> list[str]:
     return found
 
 
-def dim_of(format: str, groups: int = 2) -> int:
-    """So many groups a row, where it has groups."""
-    return groups * group_of(format) if format in IN_GROUPS else 5
-
-
 def of_each_kind(subject: Subject, kinds: tuple[tuple[str, ...], ...] = KINDS, count: int = 1) -> list[str]:
     """So many formats of each kind, other ones for each check; one at least."""
     there = taken(subject)
@@ -48,16 +59,22 @@ def of_each_kind(subject: Subject, kinds: tuple[tuple[str, ...], ...] = KINDS, c
     return [names[at] for names, those in zip(among, drawn, strict=True) for at in those] or there[:1]
 
 
+def of_format(name: str, groups: int = 1) -> dict[str, Any]:
+    """Sizes of a cache of one layer in a format, whose scales are given where it takes some."""
+    given = {"key_scale": KEY_SCALE, "value_scale": VALUE_SCALE} if name in STATIC else {}
+    return {"dtype": name, "head_dim": dim_of(name, groups), "num_layers": 1} | given
+
+
 def pages(subject: Subject) -> Iterator[Known]:
     """Caches of one layer in formats that differ in where their scales lie; of these all that there are."""
     for name in of_each_kind(subject, PLACES):
-        yield Known(subject, with_room(subject, 8, dtype=name, head_dim=dim_of(name, 1), num_layers=1))
+        yield Known(subject, with_room(subject, 8, **of_format(name)))
 
 
 @check("PAGED-18", "paged")
 def tokens_in_pages_read_back_as_their_format_says(subject: Subject) -> None:
     for name in of_each_kind(subject, count=2):
-        cache = Known(subject, with_room(subject, 8, dtype=name, head_dim=dim_of(name), num_layers=1))
+        cache = Known(subject, with_room(subject, 8, **of_format(name, 2)))
         sequences, half = [cache.create(1) for _ in range(subject.size("sequences", 2))], cache.size // 2 + 1
         for sequence in sequences:  # whose blocks lie between each other's
             cache.write(sequence, 0, 1, half)
@@ -127,7 +144,7 @@ def scales_move_with_their_tokens(subject: Subject) -> None:
 @check("PAGED-18", "paged")
 def blocks_that_others_had_come_without_their_scales(subject: Subject) -> None:
     for name in of_each_kind(subject, PLACES):
-        cache = Known(subject, to_be_filled(subject, 2, dtype=name, head_dim=dim_of(name, 1), num_layers=1))
+        cache = Known(subject, to_be_filled(subject, 2, **of_format(name)))
         for _ in range(3):
             sequence = cache.create(room(cache.cache) * cache.size - 1)
             cache.look(f"in blocks that another had, in {name}")
@@ -141,8 +158,8 @@ def what_a_format_cannot_hold_is_refused_before_anything_changes(subject: Subjec
         name, size = cache.cache.config["dtype"], cache.size
         good, bad = cache.given(size), np.full((size, *cache.row), MAX.get(subject.dtype, LARGEST), np.float32)
         bad[:, :, ::2] *= -1
-        if np.isfinite(tokens_as(bad, name).values).all() or (name in SYMMETRIC and subject.level == "tolerant"):
-            continue  # held; or not by a unit in the last place of its scale
+        if np.isfinite(tokens_as(bad, name).values).all() or (name in (*SYMMETRIC, *ROTATED) and subject.level == "tolerant"):
+            continue  # held; or not by a unit in the last place of its scale or its sums
         tried, sequence = True, cache.create(size)
         before = cache.seen()
         for start in (0, size):
@@ -175,7 +192,9 @@ def attention_over_pages_with_scales_is_over_what_they_read_as(subject: Subject)
     for cache in pages(subject):
         sequence, heads = cache.create(cache.size + 1), cache.row[0] * subject.size("group_size", 2)
         query, scale = normal(subject, 2, heads, cache.row[1]), 2.5 / cache.row[1]
-        want, bound = exact(subject, query, *cache.cache.gather(sequence, 0), scale=scale)
+        want, bound = exact(
+            subject, query, *cache.cache.gather(sequence, 0), scale=scale, rotated=cache.cache.config["dtype"] in ROTATED
+        )
         got = cache.cache.attend(sequence, 0, query, scale)
         within(got, want, bound, f"attention over pages in {cache.cache.config['dtype']}")
 

@@ -64,8 +64,17 @@ class Paged(Protocol):
 
 
 class Factory(Protocol):
-    """What makes one: it is given every size by name."""
+    """What makes one: it is given every size by name, and the scales in the formats of FMT-STATIC alone."""
 
     def __call__(
-        self, *, num_blocks: int, block_size: int, num_layers: int, num_kv_heads: int, head_dim: int, dtype: str
+        self,
+        *,
+        num_blocks: int,
+        block_size: int,
+        num_layers: int,
+        num_kv_heads: int,
+        head_dim: int,
+        dtype: str,
+        key_scale: float | None = None,
+        value_scale: float | None = None,
     ) -> Paged: ...

@@ -31,7 +31,9 @@ def read_back(subject: Subject, cache: Handle, got: Pair, wrote: Pair, what: str
     if (format := cache.config["dtype"]) not in SCALED:
         pair(got, wrote, what)
     else:
-        reads(subject, got, (tokens_as(wrote[0], format), tokens_as(wrote[1], format)), what)
+        scales = cache.config.get("key_scale"), cache.config.get("value_scale")
+        keys, values = (tokens_as(part, format, scale) for part, scale in zip(wrote, scales, strict=True))
+        reads(subject, got, (keys, values), what)
 
 
 class Known:

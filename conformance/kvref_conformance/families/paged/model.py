@@ -155,7 +155,7 @@ class Paged(Tables, Movable):
         return Expected("EDIT-10", then)
 
     def shape(self) -> Any:
-        return self.layers, self.row, self.dtype
+        return self.layers, self.row, self.dtype, self.scales
 
     def save(self, sequence: Any, layers: Any = None, tokens: Any = None, heads: Any = None) -> Expected:
         if wrong := self._unknown(sequence):
@@ -202,7 +202,7 @@ class Paged(Tables, Movable):
             end = tokens_of(*given) + (max(0, start) if isinstance(start, int) else 0)
             return self.refuse(wrong + self.may_be_short({sequence: -(-end // self.size)}) + unstorable(keys, values, self.dtype))
         tokens, end = self.sequences[sequence][layer].tokens, start + len(keys)
-        new, nan = stored(keys, values, self.dtype)
+        new, nan = stored(keys, values, self.dtype, self.scales)
 
         def change() -> None:
             self.overwrote = start < len(tokens)
@@ -242,7 +242,7 @@ class Paged(Tables, Movable):
     def _appending(self, sequences: Sequence[int], layers: list[int], keys: NDArray, values: NDArray) -> Expected:
         """keys, values: [layers, sequences, kv heads, head_dim], of known sequences."""
         counts, places = Counter(sequences), list[Place]()
-        new = [stored(key, value, self.dtype) for key, value in zip(keys, values, strict=True)]
+        new = [stored(key, value, self.dtype, self.scales) for key, value in zip(keys, values, strict=True)]
         for sequence, layer in ((sequence, layer) for sequence in counts for layer in layers):
             length = len(self.sequences[sequence][layer].tokens)
             stop = -(-(length + counts[sequence]) // self.size)

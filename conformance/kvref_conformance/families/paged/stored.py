@@ -14,7 +14,10 @@ from kvref_conformance.oracle.tokens import tokens_as
 Token = tuple[Reads, Reads]  # key and value, [heads, dim] each; of infinite slack where what it reads back as is not known
 
 
-def stored(keys: NDArray, values: NDArray, format: str) -> tuple[list[Token], bool]:
+Scales = tuple[float | None, float | None]  # of keys and of values, where they are given (FMT-STATIC)
+
+
+def stored(keys: NDArray, values: NDArray, format: str, scales: Scales = (None, None)) -> tuple[list[Token], bool]:
     """Of tokens [n, heads, dim], and whether they may be refused: not finite, or not once they are read back (FMT-LEVEL-05).
 
     What a scale makes of such a token, where it is taken, is not known.
@@ -23,7 +26,7 @@ def stored(keys: NDArray, values: NDArray, format: str) -> tuple[list[Token], bo
     if format in PLAIN:
         both = [round_to(part, format) for part in rows]
         return [(exactly(key), exactly(value)) for key, value in zip(*both, strict=True)], not finite(*rows)
-    read = [tokens_as(np.where(np.isfinite(part), part, 0), format) for part in rows]
+    read = [tokens_as(np.where(np.isfinite(part), part, 0), format, scale) for part, scale in zip(rows, scales, strict=True)]
     finite_in = [np.isfinite(part).all(axis=(1, 2)) for part in (*rows, *(each.values for each in read))]
     known: NDArray = np.logical_and.reduce(finite_in)
     for part in read:

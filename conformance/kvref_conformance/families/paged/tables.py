@@ -50,11 +50,12 @@ class Tables(Model):
     }  # fmt: skip
 
     def __init__(
-        self, *, num_blocks: int, block_size: int, num_layers: int, num_kv_heads: int, head_dim: int, dtype: str
-    ) -> None:
+        self, *, num_blocks: int, block_size: int, num_layers: int, num_kv_heads: int, head_dim: int, dtype: str,
+        key_scale: float | None = None, value_scale: float | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.total, self.size, self.layers, self.dtype = num_blocks, block_size, num_layers, dtype
-        self.row = num_kv_heads, head_dim
+        self.row, self.scales = (num_kv_heads, head_dim), (key_scale, value_scale)
         self.ways = [Held(num_layers)]
         self.lost = False  # whether there were more ways than could be followed
         self.kin: dict[int, int] = {}  # of each sequence, the one that it comes from by forks

@@ -3,7 +3,7 @@
 from kvref_conformance.checking.expect import equal, pair
 from kvref_conformance.checking.registry import check
 from kvref_conformance.conversation.subject import Subject
-from kvref_conformance.families.paged.checks_formats import PLACES, dim_of, of_each_kind
+from kvref_conformance.families.paged.checks_formats import PLACES, of_each_kind, of_format
 from kvref_conformance.families.prefix.served import Served, exactly, prompt
 
 
@@ -11,7 +11,7 @@ from kvref_conformance.families.prefix.served import Served, exactly, prompt
 def a_hit_reads_the_bits_that_were_committed(subject: Subject) -> None:
     subject.need(sequences=2)
     for name in of_each_kind(subject, PLACES):
-        served = Served(subject, dtype=name, head_dim=dim_of(name, 1), num_layers=1)
+        served = Served(subject, **of_format(name))
         tokens, hit = prompt(2 * served.size + 1), 2 * served.size
         first = served.serve(tokens)
         before = [part[:hit] for part in served.cache.gather(first, 0)]
@@ -27,7 +27,7 @@ def a_hit_reads_the_bits_that_were_committed(subject: Subject) -> None:
 @check("PREFIX-16", "prefix")
 def what_was_evicted_comes_back_with_scales_of_its_own(subject: Subject) -> None:
     for name in of_each_kind(subject, PLACES):
-        served = exactly(subject, 3, dtype=name, head_dim=dim_of(name, 1), num_layers=1)
+        served = exactly(subject, 3, **of_format(name))
         one, other = prompt(2 * served.size + 1), prompt(3 * served.size, 2)
         for tokens in (one, other, one):  # of which each takes every block, or nearly
             sequence = served.serve(tokens)

@@ -10,7 +10,7 @@ from kvref_conformance.checking.content import pair_of_content
 from kvref_conformance.families.paged.machine import DTYPE, SEQUENCE, PagedMachine
 from kvref_conformance.families.paged.stored import stored
 from kvref_conformance.families.prefix.model import Prefix
-from kvref_conformance.searching.machine import one_of, pair
+from kvref_conformance.searching.machine import GIVEN, one_of, pair
 from kvref_conformance.searching.rows import kinds
 
 LONG = 10  # tokens of a prompt
@@ -35,7 +35,8 @@ class PrefixMachine(PagedMachine):
 
     @initialize(
         blocks=st.sampled_from((8, 6, 10, 5, 12, 7, 24)), size=st.sampled_from((2, 1, 3, 2)), layers=st.sampled_from((1, 2, 1)),
-        heads=st.integers(1, 2), dim=st.sampled_from((1, 3)), dtype=DTYPE, sequences=st.sampled_from((0, 0, 1)),
+        heads=st.integers(1, 2), dim=st.sampled_from((1, 3)), dtype=DTYPE,
+        key_scale=GIVEN, value_scale=GIVEN, sequences=st.sampled_from((0, 0, 1)),
     )  # fmt: skip
     def new(self, **sizes: Any) -> None:
         self.plans: dict[int, list[int]] = {}  # of sequences, what they were begun with
@@ -66,7 +67,9 @@ class PrefixMachine(PagedMachine):
             return False
         for layer, here in enumerate(self.known.sequences[sequence]):
             if position < len(here.tokens):
-                ((wanted,), _) = stored(*self.computed(plan, layer, range(position, position + 1)), self.known.dtype)
+                ((wanted,), _) = stored(
+                    *self.computed(plan, layer, range(position, position + 1)), self.known.dtype, self.known.scales
+                )
                 if any((part.values != held.values).any() for part, held in zip(wanted, here.tokens[position], strict=True)):
                     return False
         return True

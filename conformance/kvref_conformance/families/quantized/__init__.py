@@ -1,19 +1,16 @@
 """The cache that quantizes tokens as they are appended."""
 
 from collections.abc import Mapping
-from math import isfinite
 from typing import Any
 
 from kvref_conformance.families import Family
 from kvref_conformance.families.laws.spoken import OF_CACHES
-from kvref_conformance.oracle.formats import IN_GROUPS, ROTATED, STATIC, SYMMETRIC, group_of
+from kvref_conformance.oracle.formats import IN_GROUPS, ROTATED, STATIC, SYMMETRIC, group_of, scales_fit
 
 
 def fits(config: Mapping[str, Any]) -> bool:
     """Whether groups go into heads, and scales are given to what takes them, that are some."""
-    given = [config[name] for name in ("key_scale", "value_scale") if config.get(name) is not None]
-    scales = not given or (config["format"] in STATIC and all(isfinite(each) and each > 0 for each in given))
-    return config["head_dim"] % group_of(config["format"]) == 0 and scales
+    return config["head_dim"] % group_of(config["format"]) == 0 and scales_fit(config, "format")
 
 
 FAMILY = Family(

@@ -7,17 +7,19 @@ from hypothesis.stateful import initialize, precondition, rule
 
 from kvref_conformance.checking.setup import takes
 from kvref_conformance.families.tiered.model import Tiered
-from kvref_conformance.oracle.formats import IN_GROUPS, group_of
+from kvref_conformance.oracle.formats import group_of
 from kvref_conformance.searching.machine import BACK, COUNT, Machine, pair
 from kvref_conformance.searching.rows import kinds
 
 SIZE = st.integers(1, 3)
+WARM = ("q8", "int8", "q8_0", "int8_hadamard")
+STORE = ("q8", "q4", "int8", "float8_e5m2", "uint4_g32_float16", "q8_0_hadamard", "float8_e4m3fn_static")
 POLICIES = {
     "tail_length": st.integers(0, 4),
     "warm_length": st.integers(0, 2),
     "tail_dtype": st.sampled_from(("float32", "float16", "bfloat16", "int8")),
     "warm_format": st.sampled_from(("q8", "int8", "float16", "mxfp4")),
-    "store_format": st.sampled_from(("q4", "q8", "float8_e4m3fn", "float32", "q4_1")),
+    "store_format": st.sampled_from(("q4", "q8", "float8_e4m3fn", "float32", "q4_1", "q4_0_hadamard")),
 }
 
 
@@ -27,8 +29,8 @@ class TieredMachine(Machine):
     @initialize(
         heads=SIZE, dim=SIZE, most=st.sampled_from((3, 7, 9, 5, 1)), tail=st.sampled_from((1, 2, 3, 0, 9, 0)),
         warm=st.sampled_from((0, 1, 2, 0, 3)),
-        tail_dtype=st.sampled_from(("float32", "float16", "bfloat16")), warm_format=st.sampled_from(("q8", "int8", "q8_0")),
-        store_format=st.sampled_from(("q8", "q4", "int8", "float8_e5m2", "uint4_g32_float16")),
+        tail_dtype=st.sampled_from(("float32", "float16", "bfloat16")), warm_format=st.sampled_from(WARM),
+        store_format=st.sampled_from(STORE),
         batch=st.sampled_from((1, 3, 100)),
     )  # fmt: skip
     def new(
@@ -40,7 +42,7 @@ class TieredMachine(Machine):
             self.format_for(self.family, name, each)
             for name, each in (("warm_format", warm_format), ("store_format", store_format))
         ]
-        dim = max(group_of(each or "") for each in formats) if any(each in IN_GROUPS for each in formats) else dim
+        dim = max(dim, *(group_of(each or "") for each in formats))
         self.make(
             num_kv_heads=heads, head_dim=dim, max_tokens=most, tail_length=tail, tail_dtype=tail_dtype,
             warm_length=min(warm, most - tail), warm_format=warm_format, store_format=store_format, migration_batch=batch,

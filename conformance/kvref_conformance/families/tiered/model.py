@@ -21,7 +21,7 @@ from kvref_conformance.oracle.expected import (
     not_in_range,
     wrong_arrays,
 )  # fmt: skip
-from kvref_conformance.oracle.formats import IN_GROUPS, PLAIN, SCALED, group_of
+from kvref_conformance.oracle.formats import AFFINE, PLAIN, SCALED, SYMMETRIC, group_of
 from kvref_conformance.oracle.model import Look
 from kvref_conformance.oracle.moved import BLAMED, MovedWhole
 from kvref_conformance.oracle.rows import Reads
@@ -106,7 +106,7 @@ class Tiered(MovedWhole):
             if self._displaced(index[0], got):
                 return "TIER-05" if self.evicted else "TIER-03"
             token = self.tiers.tokens[index[0]]
-            return "LAW-04" if token.tier == "tail" else "TIER-17" if token.format in IN_GROUPS else "TIER-02"
+            return "LAW-04" if token.tier == "tail" else "TIER-17" if token.format not in (*SYMMETRIC, *AFFINE) else "TIER-02"
 
         clause = "TIER-05" if self.evicted else "TIER-03"
         return Arrays(clause, names=("keys", "values"), parts=parts, clause_at=clause_at)

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from kvref_conformance.arrays import NDArray
-from kvref_conformance.oracle.formats import IN_GROUPS
+from kvref_conformance.oracle.formats import IN_GROUPS, ROTATED, group_of
+from kvref_conformance.oracle.rotated import block_of
 from kvref_conformance.oracle.rows import Reads
 from kvref_conformance.oracle.tokens import storable, tokens_as
 
@@ -130,11 +131,13 @@ def stored_again(values: NDArray, slack: NDArray, format: str) -> Reads:
     """What tokens [n, num_kv_heads, head_dim] read as once stored, of which an earlier tier leaves a slack.
 
     Slack d moves a row by d and its scale by no more, which three times d covers. A scale of few digits may go on to the next,
-    twice as large, by any d at all: then the format's own slack is as much larger.
+    twice as large, by any d at all: then the format's own slack is as much larger. Rotated, a number may move by all that n
+    numbers do over the square root of n, and once more when it is rotated back: by n d.
     """
     stored, before = tokens_as(values, format), slack.max(axis=(1, 2), keepdims=True, initial=0)
-    own = np.where((before > 0) & (format in IN_GROUPS), 2 * stored.slack, stored.slack)
-    return Reads(stored.values, own + 3 * before)
+    own = np.where((before > 0) & (group_of(format) > 1), 2 * stored.slack, stored.slack)
+    spread = block_of(values.shape[-1]) if format in ROTATED else 1
+    return Reads(stored.values, own + 3 * spread * before)
 
 
 def can_go(tokens: NDArray, formats: Iterable[str]) -> bool | None:
@@ -145,7 +148,7 @@ def can_go(tokens: NDArray, formats: Iterable[str]) -> bool | None:
     and what it reads as, is stored anywhere. A row with one scale of float32 takes whatever TIER-13 takes.
     """
     formats = list(formats)
-    if np.abs(tokens).max(initial=0) < 3e4 or not any(format in IN_GROUPS for format in formats):
+    if np.abs(tokens).max(initial=0) < 3e4 or not any(format in (*IN_GROUPS, *ROTATED) for format in formats):
         return True
     found = {_goes(tokens.astype(np.float64) * factor, formats) for factor in (0.99, 1.0, 1.01)}
     return found.pop() if len(found) == 1 else None

@@ -11,7 +11,7 @@ from kvref_conformance.checking.registry import check
 from kvref_conformance.checking.setup import formats_of, held, new, one_of_each_kind, takes, tokens
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.oracle.attention import seen
-from kvref_conformance.oracle.formats import IN_GROUPS, group_of
+from kvref_conformance.oracle.formats import IN_GROUPS, ROTATED, dim_of, group_of
 from kvref_conformance.oracle.rows import Reads
 from kvref_conformance.oracle.tokens import tokens_as
 from kvref_conformance.outcome import NotOffered
@@ -23,8 +23,10 @@ class Ring:
     """A cache of one format, and what every token that ever came has to read as."""
 
     def __init__(self, subject: Subject, format: str, **sizes: int) -> None:
-        wide = {"head_dim": 2 * group_of(format)} if format in IN_GROUPS else {}
-        self.subject, self.cache = subject, new(subject, "windowed", dtype=format, **wide, **{"window": 5} | sizes)
+        self.subject, self.cache = (
+            subject,
+            new(subject, "windowed", dtype=format, head_dim=dim_of(format), **{"window": 5} | sizes),
+        )
         self.config, self.format = self.cache.config, format
         self.shape = self.config["num_kv_heads"], self.config["head_dim"]
         self.stored = tokens_as(np.zeros((0, *self.shape)), format), tokens_as(np.zeros((0, *self.shape)), format)
@@ -113,7 +115,7 @@ def a_step_sees_what_is_read_afterwards(subject: Subject) -> None:
             new_ones = ring.cache.read([*range(begin, begin + count)])
             keys, values = (np.concatenate(both) for both in zip(before, new_ones, strict=True))
             views = [np.array([known.index(each) for each in ring.seen(position)]) for position in range(begin, begin + count)]
-            want, bound = exact(subject, query, keys, values, scale=scale, views=views)
+            want, bound = exact(subject, query, keys, values, scale=scale, views=views, rotated=name in ROTATED)
             within(got, want, bound, f"attention of {count} {name} tokens after {begin}, over what is read afterwards")
 
 

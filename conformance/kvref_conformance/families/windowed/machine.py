@@ -10,8 +10,11 @@ from kvref_conformance.oracle.formats import group_of
 from kvref_conformance.searching.machine import BACK, COUNT, Machine, pair
 from kvref_conformance.searching.rows import kinds
 
-# Of those with scales one a head, among the codes, and one with a zero a group.
-DTYPES = ("float32", "float32", "float16", "bfloat16", "float32", "float16", "int8", "q8_0", "uint4_g32_float32")
+# Of those with scales one a head, among the codes, one with a zero a group, one that is given, and one of what is rotated.
+DTYPES = (
+    "float32", "float32", "float16", "bfloat16", "float32", "float16", "int8", "q8_0", "uint4_g32_float32",
+    "float8_e4m3fn_static", "q8_0_hadamard",
+)  # fmt: skip
 SIZE = st.integers(1, 2)
 GROUP = st.integers(1, 2)
 
