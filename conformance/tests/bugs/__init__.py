@@ -27,6 +27,7 @@ CHAPTERS = (
     "buffers",
     "pooled",
     "latents",
+    "sharded",
     "attention",
     "kernels",
     "moving_offload",
