@@ -1,8 +1,8 @@
 """kvref: the executable specification of LLM KV caches.
 
-Read it from the formats up: `kvref.formats` (how a row is stored), `kvref.backend` (the kernels), the ten caches
+Read it from the formats up: `kvref.formats` (how a row is stored), `kvref.backend` (the kernels), the eleven caches
 (`contiguous`, `paged`, `prefix`, `windowed`, `grouped`, `quantized`, `channels`, `tiered`,
-`pooled`, `latent`), `attention` and `rotary`.
+`pooled`, `latent`, `sharded`), `attention` and `rotary`.
 The clauses that they carry out are in `kvref/spec`.
 """
 
@@ -21,6 +21,7 @@ from kvref.pooled import PooledBlock, PooledCache, PooledConfig
 from kvref.prefix import PrefixCache
 from kvref.quantized import QuantizedCache, QuantizedConfig, mean_absolute_error
 from kvref.rotary import Rotary
+from kvref.sharded import ShardedCache, ShardedConfig
 from kvref.tiered import TieredCache, TieredConfig
 from kvref.transfer import load, save
 from kvref.windowed import WindowedCache, WindowedConfig
@@ -56,6 +57,8 @@ __all__ = [
     "QuantizedConfig",
     "ReferenceBackend",
     "Rotary",
+    "ShardedCache",
+    "ShardedConfig",
     "Sight",
     "TieredCache",
     "TieredConfig",

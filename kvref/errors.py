@@ -69,6 +69,14 @@ class HeadOutOfRange(KVRefError):
     """A key-value head the cache does not have."""
 
 
+class RankOutOfRange(KVRefError):
+    """A rank that the cache does not have."""
+
+
+class RankLost(KVRefError):
+    """A rank that the call needs is gone, with what it held."""
+
+
 class RowOutOfRange(KVRefError):
     """A row that the batch does not have."""
 

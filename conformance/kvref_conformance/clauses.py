@@ -15,7 +15,7 @@ from pathlib import Path
 
 CHAPTERS = (
     "laws", "formats", "contiguous", "blocks", "paged", "sharing", "prefixes", "windows", "groups", "quantized", "channels",
-    "tiered", "edits", "moving", "buffers", "pooled", "latents", "attention", "kernels", "engines",
+    "tiered", "edits", "moving", "buffers", "pooled", "latents", "sharded", "attention", "kernels", "engines",
 )  # fmt: skip
 
 _CHAPTER = re.compile(r"# (?P<title>.+) \((?P<code>[A-Z]+)\)")

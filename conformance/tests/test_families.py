@@ -34,14 +34,18 @@ ABSENT = {
     **{(family, "derived"): PLAIN for family in (*FUNCTIONS, "buffers", *MOVED)},
 }  # fmt: skip
 
-CACHES = ("contiguous", "paged", "prefix", "windowed", "grouped", "quantized", "channels", "tiered", "pooled", "latent")
+CACHES = (
+    "contiguous", "paged", "prefix", "windowed", "grouped", "quantized", "channels", "tiered", "pooled", "latent", "sharded",
+)  # fmt: skip
 EMPTY = {
     "small": (FUNCTIONS, STATELESS),
     "speaks_for": (FUNCTIONS, STATELESS),
-    "gives": ((*FUNCTIONS, "contiguous", "channels", "pooled", *MOVED), "no later call refers to it"),
+    "gives": ((*FUNCTIONS, "contiguous", "channels", "pooled", "sharded", *MOVED), "no later call refers to it"),
     "several": ((*FUNCTIONS, *CACHES, "blocks", "buffers", *MOVED), "no argument is a list of what it gave"),
     "formats": ((*FUNCTIONS, "blocks", "buffers", "pooled", "engine", "offload"), "none of its sizes is a format"),
-    "may_be_zero": ((*FUNCTIONS, "quantized", "buffers", "pooled", "latent"), "with a size of zero it would be nothing"),
+    "may_be_zero": (
+        (*FUNCTIONS, "quantized", "buffers", "pooled", "latent", "sharded"), "with a size of zero it would be nothing",
+    ),
     "holds": (
         (*FUNCTIONS, *(each for each in CACHES if each not in ("tiered", "pooled")), "blocks", "buffers", "engine", *MOVED),
         "no size is a part of another",

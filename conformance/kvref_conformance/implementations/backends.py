@@ -92,6 +92,9 @@ class OnBackend:
     def latent(self, **config: Any) -> kvref.LatentCache:
         return kvref.LatentCache(kvref.LatentConfig(**config), self.backend)
 
+    def sharded(self, **config: Any) -> kvref.ShardedCache:
+        return kvref.ShardedCache(kvref.ShardedConfig(**config), self.backend)
+
     def offload(self, capacity: int) -> kvref.HostStore:
         return kvref.HostStore(capacity)
 

@@ -31,7 +31,7 @@ def seen(query: int, window: int | None = None, sinks: int = 0, chunk: int = 0) 
 
 def attention(
     query: NDArray, keys: NDArray, values: NDArray, *, scale: float, causal: bool = False, views: Sequence[NDArray] | None = None,
-    logit_sink: NDArray | None = None, rotated: bool = False,
+    logit_sink: NDArray | None = None, rotated: bool = False, ranks: int = 1,
 ) -> tuple[NDArray, NDArray]:  # fmt: skip
     """The output and its bound, float64 [nq, query heads, D]: query [nq, Hq, D], keys and values [n, Hkv, D].
 
@@ -39,7 +39,8 @@ def attention(
     who merges pieces of 20 tokens or more that subtraction once more, and n. views: for each query the tokens that it sees.
     logit_sink: [Hq], a score without a value, in the sum as a token is. rotated: it may be over rotated keys and values, with a
     rotated query, and the output rotated back (FMT-ROT-07): no rotation changes an l2 norm, which stands for magnitudes
-    therefore; both of the two in a score, and the output, may be off by D + 2 roundings.
+    therefore; both of the two in a score, and the output, may be off by D + 2 roundings. ranks: that each found what it has, and
+    are merged then, however few tokens one has: 20 roundings more for each but the first (SHARD-02).
     """
     query, keys, values = (np.asarray(each, dtype=np.float64) for each in (query, keys, values))
     num_queries, num_heads, dim = query.shape
@@ -65,7 +66,7 @@ def attention(
             magnitude, back = np.abs(v), 0.0
             if rotated:
                 magnitude, back = np.linalg.norm(v, axis=1, keepdims=True), _gamma(dim + 2)
-            relative = math.exp(min(2 * log_error, 500)) * (1 + _gamma(3 * len(v) + 3)) - 1
+            relative = math.exp(min(2 * log_error, 500)) * (1 + _gamma(3 * len(v) + 3 + 20 * (ranks - 1))) - 1
             out[i, head] = weight @ v
             tiny = 4 * len(v) * 2.0**-126 * np.abs(v).max(axis=0) + len(v) * 2.0**-126
             bound[i, head] = (relative + back) * (weight @ magnitude) + tiny
@@ -103,9 +104,12 @@ def wrong_query(query: NDArray, heads: int, dim: int) -> Wrong:
 
 
 def attended(
-    clause: str, query: NDArray, keys: Reads, values: Reads, scale: float, views: Sequence[NDArray] | None = None
+    clause: str, query: NDArray, keys: Reads, values: Reads, scale: float, views: Sequence[NDArray] | None = None, ranks: int = 1
 ) -> Expected:
-    """What a cache's attention must be over what it reads as; views: of those tokens, for each query, the ones that it sees."""
+    """What a cache's attention must be over what it reads as, on so many ranks that are merged.
+
+    views: of those tokens, for each query, the ones that it sees.
+    """
     heads, dim = keys.values.shape[1:]
     if wrong := wrong_query(query, heads, dim):
         return refuse(wrong, lambda: None)
@@ -114,5 +118,5 @@ def attended(
         return Unjudged(clause)  # what the cache reads as is not known to the bit
     if overflows(query, keys.values[some], values.values[some], scale):
         return Unjudged(clause)
-    out, bound = attention(query, keys.values, values.values, scale=scale, views=views)
+    out, bound = attention(query, keys.values, values.values, scale=scale, views=views, ranks=ranks)
     return Arrays(clause, parts=(Reads(out.astype(np.float32), bound + U * np.abs(out)),), always_slack=True)

@@ -28,6 +28,7 @@ CHAPTERS = (
     "buffers",
     "pooled",
     "latents",
+    "sharded",
     "attention",
     "kernels",
     "moving_offload",

@@ -1,0 +1,161 @@
+"""SHARD-01 to 03: what each rank holds, and in which blocks."""
+
+import numpy as np
+
+from kvref_conformance.checking.expect import equal, raises
+from kvref_conformance.checking.registry import check
+from kvref_conformance.checking.setup import formats_of, refused
+from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.families.sharded.known import NUMBER_BYTES, Known, grids, heads_and_rows
+from kvref_conformance.oracle.formats import PLAIN
+from kvref_conformance.outcome import NotOffered
+
+PIECES = (1, 2, 5, 1, 3, 1, 4)  # tokens of appends, in turn
+
+
+@check("SHARD-01", "sharded")
+def each_row_holds_its_share_or_a_copy(subject: Subject) -> None:
+    tried = 0
+    for config in heads_and_rows(subject):
+        known = Known(subject, **config)
+        for count in PIECES:
+            known.append(count)
+        what = f"of {known.row[0]} heads on {known.rows} rows"
+        for rank in known.ranks:
+            equal([int(head) for head in known.cache.heads(rank)], known.heads(rank), f"heads of rank {rank} {what}")
+        known.look(f"{what}, with {len(known)} tokens")
+        tried += 1
+    if not tried:
+        raise NotOffered("heads and rows of ranks that go together, where its limits say others")
+
+
+@check("SHARD-01", "sharded")
+def put_together_it_is_the_cache_that_is_not_sharded(subject: Subject) -> None:
+    for config in grids(subject):
+        known = Known(subject, **config)
+        for count in PIECES:
+            known.append(count)
+            known.look(f"after {count} tokens more, {len(known)} on {known.rows} x {known.columns} ranks")
+
+
+@check("SHARD-01", "sharded")
+def numbers_are_rounded_as_they_would_be_on_one(subject: Subject) -> None:
+    for dtype in formats_of(subject, "dtype", *PLAIN):
+        known = Known(subject, **next(grids(subject, (4, 3), dtype=dtype)))
+        known.append(9)
+        known.append(2)
+        known.look(f"in {dtype}")
+
+
+@check("SHARD-01", "sharded")
+def heads_that_no_share_comes_of_are_refused(subject: Subject) -> None:
+    tried = 0
+    for heads, rows in ((2, 3), (3, 2), (4, 6), (6, 4), (3, 5)):
+        if subject.size("num_kv_heads", heads) == heads and subject.size("head_ranks", rows) == rows:
+            refused(subject, "sharded", num_kv_heads=heads, head_ranks=rows)
+            tried += 1
+    if not tried:
+        raise NotOffered("heads and rows of ranks that do not go together, where its limits say others")
+
+
+@check("SHARD-02", "sharded")
+def each_token_lies_in_one_column(subject: Subject) -> None:
+    for size in dict.fromkeys(subject.size("block_size", wanted) for wanted in (1, 2, 3, 5)):
+        for config in grids(subject, (2, 3), (1, 2), (4, 4), block_size=size):
+            known = Known(subject, **config)
+            known.append(size * known.columns * 2 + size + 1)
+            said = [[int(each) for each in known.cache.positions(rank)] for rank in known.ranks]
+            what = f"in blocks of {size} on {known.columns} columns"
+            for first in known.ranks[:: known.columns]:
+                together = sorted(position for columns in said[first : first + known.columns] for position in columns)
+                equal(together, list(range(len(known))), f"positions of one row's columns, {what}")
+            known.look(f"of {len(known)} tokens {what}")
+
+
+@check("SHARD-02", "sharded")
+def pieces_go_where_the_whole_goes(subject: Subject) -> None:
+    """Whichever column a piece begins or ends in, and wherever in a block."""
+    for config in grids(subject, (2, 3), (1, 4), block_size=subject.size("block_size", 3)):
+        turn = config["block_size"] * config["token_ranks"]
+        for first in range(1, turn + 1):
+            known = Known(subject, **config)
+            for count in (first, turn - 1, 1):
+                known.append(count)
+            known.look(f"of {first}, {turn - 1} and 1 tokens in turns of {turn}")
+
+
+@check("SHARD-03", "sharded")
+def every_rank_lists_the_same_blocks(subject: Subject) -> None:
+    for config in grids(subject):
+        known = Known(subject, **config)
+        turn = known.size * known.columns
+        known.tables(known.ranks, "of a new cache")
+        for count, left in ((1, 1), (turn, turn), (turn - 1, turn - 1), (2 * turn + 1, 0), (turn + 1, turn), (turn, turn + 1)):
+            known.append(count)
+            known.tables(known.ranks, f"at {len(known)} tokens in turns of {turn}")
+            known.truncate(min(left, len(known)))
+            known.tables(known.ranks, f"after all but {len(known)} tokens went")
+        known.look(f"of {len(known)} tokens that came and went in turns of {turn}")
+        known.cache.clear()
+        known.keys, known.values = known.tokens(0)
+        known.tables(known.ranks, "after a clear")
+
+
+@check("SHARD-03", "sharded")
+def blocks_that_hold_tokens_stay_where_they_are(subject: Subject) -> None:
+    for config in grids(subject, (4, 3), (1, 2)):
+        known = Known(subject, **config)
+        turn, before = known.size * known.columns, list[int]()
+        while len(known) < known.room:
+            known.append(turn // 2 + 1)
+            table = known.tables(known.ranks, f"at {len(known)} tokens")
+            equal(table[: len(before)], before, f"the blocks that held tokens before, at {len(known)} tokens")
+            before = table
+
+
+@check("SHARD-03", "sharded")
+def bytes_are_those_of_the_blocks(subject: Subject) -> None:
+    for dtype in formats_of(subject, "dtype", *PLAIN):
+        for config in grids(subject, (4, 3), (1, 3), (2, 1), dtype=dtype):
+            known = Known(subject, **config)
+            for count in (0, 1, known.size, known.size * known.columns):
+                known.append(count)
+                for rank in known.ranks:
+                    numbers = 2 * known.blocks() * known.size * len(known.heads(rank)) * known.row[1]
+                    want = numbers * NUMBER_BYTES[dtype]
+                    equal(known.cache.num_bytes(rank), want, f"bytes of rank {rank} at {len(known)} tokens in {dtype}")
+
+
+@check("SHARD-03", "sharded")
+def what_does_not_fit_is_written_on_no_rank(subject: Subject) -> None:
+    for config in grids(subject, (2, 3), (4, 1), (1, 2)):
+        known = Known(subject, **config)
+        for short in (1, 2, known.size + 1):  # tokens that there is room for, when more come
+            known.append(known.room - short - len(known))
+            table = known.tables(known.ranks, f"with room for {short} more")
+            over = known.tokens(short + 1)
+            with raises("CapacityExceeded"):
+                known.cache.append(*over)
+            when = f"after {short + 1} tokens came where {short} had room"
+            known.look(when)
+            equal(known.tables(known.ranks, when), table, f"the table {when}")
+            known.append(short)
+            known.look("that is full")
+            with raises("CapacityExceeded"):
+                known.cache.append(*(part[:1] for part in over))
+            known.look("that is full, after one token more")
+            known.truncate(known.room // 2)
+
+
+@check("SHARD-03", "sharded")
+def room_that_came_back_is_room(subject: Subject) -> None:
+    """Many times, so that a block that one rank did not give back is missed."""
+    for config in grids(subject, (2, 3), (4, 1)):
+        known = Known(subject, **config)
+        for left in (0, 1, known.size, 0, known.room // 2, known.room - 1, 0):
+            known.append(known.room)
+            known.tables(known.ranks, f"when it was filled again from {left} tokens")
+            known.truncate(left)
+        known.append(known.room)
+        known.look("that is full once more")
+        equal(np.unique(known.tables(known.ranks, "of a full one")).tolist(), list(range(config["num_blocks"])), "its blocks")

@@ -1,0 +1,135 @@
+"""SHARD-04: a rank is lost, and the others hold what they held."""
+
+from kvref_conformance.checking.attending import even, normal
+from kvref_conformance.checking.expect import equal, raises
+from kvref_conformance.checking.registry import check
+from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.families.sharded.known import Known, grids
+from kvref_conformance.outcome import NotOffered
+
+OF_A_RANK = ("read_rank", "heads", "positions", "block_table", "num_bytes", "lose", "lose_in_append")
+SEVERAL = ((2, 2), (4, 3), (1, 3), (2, 1))
+
+
+def held(known: Known, living: list[int], table: list[int], when: str) -> None:
+    """Those that are left hold what they held, in the blocks that they had."""
+    equal(int(known.cache.length), len(known), f"length {when}")
+    known.look_at(living, when)
+    equal(known.tables(living, when), table, f"the table {when}")
+
+
+def refuses(known: Known, lost: int, when: str) -> None:
+    """Whatever needs all ranks, or this one."""
+    keys, values = known.tokens(1)
+    query = normal(known.subject, min(1, len(known)), known.row[0], known.row[1])
+    calls = [
+        ("append", (keys, values)),
+        ("read", ()),
+        ("attend", (query, even(known.subject))),
+        ("truncate", (0,)),
+        ("clear", ()),
+    ]
+    calls += [(name, (lost,)) for name in OF_A_RANK]
+    tried = 0
+    for name, args in calls:
+        try:
+            with raises("RankLost"):
+                getattr(known.cache, name)(*args)
+            tried += 1
+        except NotOffered:
+            continue
+    if not tried:
+        raise NotOffered(f"calls that need a rank {when}")
+
+
+@check("SHARD-04", "sharded")
+def a_rank_that_is_lost_is_said_to_be(subject: Subject) -> None:
+    for config in grids(subject, *SEVERAL):
+        for lost in dict.fromkeys((0, 1, config["head_ranks"] * config["token_ranks"] - 1)):
+            known = Known(subject, **config)
+            if lost not in known.ranks or len(known.ranks) == 1:
+                continue
+            known.append(2 * known.size + 1)
+            living = [rank for rank in known.ranks if rank != lost]
+            table = known.tables(known.ranks, "before any was lost")
+            known.cache.lose(lost)
+            when = f"after rank {lost} of {len(known.ranks)} was lost"
+            held(known, living, table, when)
+            for _ in range(2):  # what was refused once is refused again
+                refuses(known, lost, when)
+                held(known, living, table, f"{when}, and calls that need it were refused")
+
+
+@check("SHARD-04", "sharded")
+def an_append_in_which_a_rank_is_lost_is_written_nowhere(subject: Subject) -> None:
+    """Whichever rank it is, and however many tokens: for the columns before it, for those behind it, for all."""
+    for config in grids(subject, *SEVERAL):
+        turn, ranks = config["block_size"] * config["token_ranks"], config["head_ranks"] * config["token_ranks"]
+        for lost in dict.fromkeys((0, 1, ranks // 2, ranks - 1)) if ranks > 1 else ():
+            for before, count in ((0, 1), (1, turn), (turn - 1, 2), (turn, 1)):
+                known = Known(subject, **config)
+                known.append(before)
+                table = known.tables(known.ranks, "before any was lost")
+                known.cache.lose_in_append(lost)
+                known.look("while a rank is about to be lost")
+                with raises("RankLost"):
+                    known.cache.append(*known.tokens(count))
+                when = f"after rank {lost} of {ranks} was lost in an append of {count} tokens to {before}"
+                held(known, [rank for rank in known.ranks if rank != lost], table, when)
+                refuses(known, lost, when)
+
+
+@check("SHARD-04", "sharded")
+def several_ranks_are_lost_in_one_append(subject: Subject) -> None:
+    known = Known(subject, **next(grids(subject, (2, 2), (1, 3), (4, 3))))
+    if len(known.ranks) < 3:
+        raise NotOffered("three ranks")
+    known.append(known.size + 1)
+    table = known.tables(known.ranks, "before any was lost")
+    lost = [0, len(known.ranks) - 1]
+    for rank in lost:
+        known.cache.lose_in_append(rank)
+    with raises("RankLost"):
+        known.cache.append(*known.tokens(3))
+    for rank in lost:
+        refuses(known, rank, "after two ranks were lost in an append")
+    held(known, list(known.ranks[1:-1]), table, "after two ranks were lost in an append")
+
+
+@check("SHARD-04", "sharded")
+def no_rank_is_lost_in_an_append_that_is_refused(subject: Subject) -> None:
+    known = Known(subject, **next(grids(subject, (2, 2), (2, 1), (1, 3))))
+    if len(known.ranks) == 1:
+        raise NotOffered("two ranks")
+    known.append(3)
+    table = known.tables(known.ranks, "before any was lost")
+    known.cache.lose_in_append(1)
+    keys, values = known.tokens(1)
+    with raises("ShapeMismatch"):
+        known.cache.append(keys[:, :, 1:], values[:, :, 1:])
+    with raises("CapacityExceeded"):
+        known.cache.append(*known.tokens(known.room - len(known) + 1))
+    if not subject.size("tokens", 0):
+        known.cache.append(*known.tokens(0))
+    known.look("after appends that were refused, or of no tokens")
+    with raises("RankLost"):
+        known.cache.append(keys, values)
+    held(known, [rank for rank in known.ranks if rank != 1], table, "after the append in which it was lost")
+
+
+@check("SHARD-04", "sharded")
+def a_rank_that_there_is_not_is_refused(subject: Subject) -> None:
+    for config in grids(subject, *SEVERAL):
+        known, tried = Known(subject, **config), 0
+        known.append(known.size + 1)
+        for name in OF_A_RANK:
+            for rank in subject.integers(-1, len(known.ranks)):
+                try:
+                    with raises("RankOutOfRange"):
+                        getattr(known.cache, name)(rank)
+                    tried += 1
+                except NotOffered:
+                    continue
+        if not tried:
+            raise NotOffered("calls that name a rank")
+        known.look("after ranks that there are not were refused")

@@ -1,0 +1,30 @@
+"""Operations made of others."""
+
+import numpy as np
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.conversation.derived import Derived
+from kvref_conformance.conversation.handle import Handle
+
+
+def put_together(cache: Handle) -> tuple[NDArray, NDArray]:
+    """What all ranks hold, of copies the first."""
+    config = cache.config
+    shape = int(cache.length), config["num_kv_heads"], config["head_dim"]
+    whole = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
+    for rank in reversed(range(config["head_ranks"] * config["token_ranks"])):
+        for part, share in zip(whole, cache.read_rank(rank), strict=True):
+            part[np.ix_(cache.positions(rank), cache.heads(rank))] = share
+    return whole
+
+
+def counted(cache: Handle) -> int:
+    """The tokens of a row's columns."""
+    return sum(len(cache.positions(rank)) for rank in range(cache.config["token_ranks"]))
+
+
+DERIVED = (
+    Derived("read", "SHARD-01", ("length", "positions", "heads", "read_rank"), put_together),
+    Derived("length", "SHARD-02", ("positions",), counted),
+    Derived("clear", "EDIT-01", ("truncate",), lambda cache: cache.truncate(0)),
+)

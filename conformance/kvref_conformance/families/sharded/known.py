@@ -1,0 +1,136 @@
+"""A sharded cache beside what was appended to it, and where each token of that must lie: worked out token by token."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.checking.attending import even, exact, normal
+from kvref_conformance.checking.expect import equal, pair, within
+from kvref_conformance.checking.setup import fitted, made, pair_of_tokens, takes
+from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.oracle.elements import round_to
+from kvref_conformance.outcome import NotOffered
+
+GRIDS = ((4, 3), (1, 3), (2, 1), (2, 2), (4, 1), (1, 4), (1, 1))  # rows and columns of ranks; of two heads, 4 rows are copies
+HEADS = ((4, 2), (4, 4), (3, 1), (3, 3), (1, 2), (1, 3), (3, 6))  # kv heads and rows
+NUMBER_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+def grids(subject: Subject, *wanted: tuple[int, int], **sizes: Any) -> Iterator[dict[str, Any]]:
+    """Sizes of rows and columns, GRIDS unless given, those that the limits allow or are next to them, each once.
+
+    Raises NotOffered where they allow none.
+    """
+    tried = list[dict[str, Any]]()
+    for rows, columns in wanted or GRIDS:
+        try:
+            config = fitted(subject, "sharded", **{"head_ranks": rows, "token_ranks": columns} | sizes)
+        except NotOffered:
+            continue
+        if config not in tried:
+            tried.append(config)
+            yield config
+    if not tried:
+        raise NotOffered("a grid of ranks that its limits allow, and that its heads go into")
+
+
+def heads_and_rows(subject: Subject) -> Iterator[dict[str, Any]]:
+    """Sizes of heads and rows that go together, those that the limits allow: heads in shares, and in copies."""
+    for heads, rows in HEADS:
+        if takes(subject, "num_kv_heads", heads) and takes(subject, "head_ranks", rows):
+            yield fitted(subject, "sharded", num_kv_heads=heads, head_ranks=rows)
+
+
+class Known:
+    """`cache`, and the keys and values that it must hold, [n, num_kv_heads, head_dim]."""
+
+    def __init__(self, subject: Subject, **config: Any) -> None:
+        """config: sizes that its limits allow, as `grids` and `fitted` give them."""
+        self.subject, self.config = subject, config
+        self.cache = made(subject, "sharded", **config)
+        self.rows, self.columns, self.size = (config[name] for name in ("head_ranks", "token_ranks", "block_size"))
+        self.row = config["num_kv_heads"], config["head_dim"]
+        self.keys, self.values = self.tokens(0)
+
+    @property
+    def ranks(self) -> range:
+        return range(self.rows * self.columns)
+
+    @property
+    def room(self) -> int:
+        return int(self.config["num_blocks"] * self.size * self.columns)
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def tokens(self, count: int) -> tuple[NDArray, NDArray]:
+        return pair_of_tokens(self.subject, count, *self.row)
+
+    def append(self, count: int) -> None:
+        """So many tokens more, or as many as there is room for."""
+        self.give(*self.tokens(min(count, self.room - len(self))))
+
+    def give(self, keys: NDArray, values: NDArray) -> None:
+        self.cache.append(keys, values)
+        self.keys, self.values = np.concatenate([self.keys, keys]), np.concatenate([self.values, values])
+
+    def truncate(self, length: int) -> None:
+        self.cache.truncate(length)
+        self.keys, self.values = self.keys[:length], self.values[:length]
+
+    def heads(self, rank: int) -> list[int]:
+        """That a rank must hold: heads dealt out to rows, or rows to heads."""
+        row, heads = rank // self.columns, np.arange(self.row[0])
+        dealt = np.split(heads, self.rows) if self.row[0] >= self.rows else np.repeat(heads, self.rows // self.row[0])[:, None]
+        return [int(head) for head in dealt[row]]
+
+    def positions(self, rank: int) -> list[int]:
+        """Whose tokens a rank must hold: blocks dealt out to columns, one after the other."""
+        blocks = [range(first, min(first + self.size, len(self))) for first in range(0, len(self), self.size)]
+        return [position for block in blocks[rank % self.columns :: self.columns] for position in block]
+
+    def blocks(self) -> int:
+        """That every rank must use: one for each turn of the columns that has begun."""
+        return len(range(0, len(self), self.size * self.columns))
+
+    def share(self, rank: int) -> tuple[NDArray, NDArray]:
+        """Keys and values that a rank must hold."""
+        at = np.ix_(self.positions(rank), self.heads(rank))
+        dtype = self.config["dtype"]
+        return round_to(self.keys[at], dtype), round_to(self.values[at], dtype)
+
+    def look_at(self, ranks: Sequence[int], when: str) -> None:
+        """Each of these holds what it must, where it must, and nothing else."""
+        for rank in ranks:
+            equal([int(each) for each in self.cache.positions(rank)], self.positions(rank), f"positions of rank {rank} {when}")
+            pair(self.cache.read_rank(rank), self.share(rank), f"rank {rank} {when}")
+
+    def look(self, when: str) -> None:
+        """All ranks hold what they must, and together all there is."""
+        equal(int(self.cache.length), len(self), f"length {when}")
+        self.look_at(self.ranks, when)
+        dtype = self.config["dtype"]
+        pair(self.cache.read(), (round_to(self.keys, dtype), round_to(self.values, dtype)), f"all ranks {when}")
+
+    def tables(self, ranks: Sequence[int], when: str) -> list[int]:
+        """The table of these ranks, which must be one, of as many blocks as it takes."""
+        said = [[int(block) for block in self.cache.block_table(rank)] for rank in ranks]
+        for rank, table in zip(ranks, said, strict=True):
+            equal(table, said[0], f"the table of rank {rank} {when}, against that of rank {ranks[0]}")
+        equal(len(set(said[0])), self.blocks(), f"different blocks of {said[0]} {when}")
+        outside = [block for block in said[0] if not 0 <= block < self.config["num_blocks"]]
+        equal((len(said[0]), outside), (self.blocks(), []), f"blocks {when}, and those that there are not")
+        return said[0]
+
+    def attends(self, count: int, when: str, group: int = 2) -> None:
+        """The last so many tokens' queries."""
+        query = normal(self.subject, count, self.row[0] * self.subject.size("group_size", group), self.row[1])
+        self.attends_to(query, even(self.subject), f"of {count} queries {when}")
+
+    def attends_to(self, query: NDArray, scale: float, what: str) -> None:
+        dtype = self.config["dtype"]
+        keys, values = round_to(self.keys, dtype), round_to(self.values, dtype)
+        want, bound = exact(self.subject, query, keys, values, scale=scale, causal=True, ranks=self.columns)
+        within(self.cache.attend(query, scale), want, bound, f"attention {what}, on {self.rows} x {self.columns} ranks")

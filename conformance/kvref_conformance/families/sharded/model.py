@@ -1,0 +1,199 @@
+"""The sharded cache as a list of tokens, and of each rank where it stands."""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from kvref_conformance.arrays import NDArray
+from kvref_conformance.oracle.attention import attended, wrong_query
+from kvref_conformance.oracle.elements import round_to
+from kvref_conformance.oracle.expected import (
+    Arrays,
+    Choice,
+    Expected,
+    Refused,
+    TakenOrRefused,
+    Value,
+    Wrong,
+    exactly,
+    finite,
+    float32,
+    not_finite,
+    not_in_range,
+    refuse,
+    tokens_of,
+    wrong_arrays,
+)  # fmt: skip
+from kvref_conformance.oracle.model import Look, Model
+
+SEEN = ("length", "read", "read_rank", "positions", "block_table", "num_bytes")
+NUMBER_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+LOST = ("RankLost", "SHARD-04")
+
+
+class Sharded(Model):
+    family = "sharded"
+    blamed: ClassVar = {
+        **{("truncate", seen): "EDIT-01" for seen in SEEN}, **{("lost", seen): "SHARD-04" for seen in SEEN},
+        ("clear", "read"): "LAW-05", ("clear", "read_rank"): "LAW-05",
+        "length": "SHARD-03", "read": "SHARD-01", "read_rank": "SHARD-01", "heads": "SHARD-01", "positions": "SHARD-02",
+        "block_table": "SHARD-03", "num_bytes": "SHARD-03",
+    }  # fmt: skip
+
+    def __init__(
+        self, *, num_kv_heads: int, head_dim: int, head_ranks: int, token_ranks: int, block_size: int, num_blocks: int, dtype: str
+    ) -> None:
+        super().__init__()
+        self.row, self.rows, self.columns = (num_kv_heads, head_dim), head_ranks, token_ranks
+        self.size, self.blocks, self.dtype = block_size, num_blocks, dtype
+        self.tokens: list[tuple[NDArray, NDArray]] = []  # [num_kv_heads, head_dim] each, as they are stored
+        self.lost: set[int] = set()
+        self.failing: set[int] = set()  # that are to be lost in the next append
+        self.table: list[int] | None = None  # of every rank, once one has said it
+
+    @property
+    def ranks(self) -> range:
+        return range(self.rows * self.columns)
+
+    @property
+    def entries(self) -> int:
+        """Blocks that every rank uses."""
+        return -(-len(self.tokens) // (self.size * self.columns))
+
+    def heads_of(self, rank: int) -> list[int]:
+        """One by one: a head is in a row where either comes round to the other first."""
+        row, heads = rank // self.columns, self.row[0]
+        return [head for head in range(heads) if head * self.rows // heads == row or row * heads // self.rows == head]
+
+    def positions_of(self, rank: int) -> list[int]:
+        return [at for at in range(len(self.tokens)) if at // self.size % self.columns == rank % self.columns]
+
+    def blame(self, seen: str) -> str:
+        """What a call left that was refused because a rank is lost is SHARD-04's business."""
+        return "SHARD-04" if self.last == "refused" and self.lost else super().blame(seen)
+
+    def looks(self) -> list[Look]:
+        of_a_rank = ("positions", "num_bytes", "block_table", "read_rank", *(["heads"] if self.last == "new" else []))
+        return [("length", {}), ("read", {}), *((name, {"rank": rank}) for rank in self.ranks for name in of_a_rank)]
+
+    def length(self) -> Expected:
+        return Value(self.blame("length"), value=len(self.tokens))
+
+    def append(self, keys: Any, values: Any) -> Expected:
+        given = (keys, (None, *self.row)), (values, (None, *self.row))
+        count = tokens_of(*given)
+        too_many = len(self.tokens) + count > self.blocks * self.size * self.columns
+        wrong = wrong_arrays(*given) + ([("CapacityExceeded", "SHARD-03")] if too_many else []) + self._needing(*self.ranks)
+        if wrong:
+            return self.refuse(wrong + not_finite(keys, values))
+        if self.failing and count:
+            if not finite(keys, values):
+                raise ValueError("numbers that may be refused, in an append in which a rank is to be lost")
+            return Refused("SHARD-04", kinds=("RankLost",), refused=self._losing)
+
+        def change(ok: Any) -> None:
+            stored = [round_to(float32(part), self.dtype) for part in (keys, values)]
+            self.tokens += list(zip(*stored, strict=True))
+            self.table = None
+
+        then = self.did("append", change)
+        return Expected("SHARD-03", then) if finite(keys, values) else TakenOrRefused("SHARD-03", then)
+
+    def _losing(self) -> None:
+        self.lost, self.failing = self.lost | self.failing, set()
+        self.last = "lost"
+
+    def _needing(self, *ranks: int) -> Wrong:
+        return [LOST] if self.lost.intersection(ranks) else []
+
+    def _stored(self, positions: Sequence[int], heads: Sequence[int]) -> tuple[NDArray, NDArray]:
+        chosen = [self.tokens[at] for at in positions]
+        keys, values = (np.array([token[part] for token in chosen], np.float32).reshape(-1, *self.row) for part in (0, 1))
+        return keys[:, heads], values[:, heads]
+
+    def read(self) -> Expected:
+        if wrong := self._needing(*self.ranks):
+            return refuse(wrong, lambda: None)
+        return self._arrays("read", range(len(self.tokens)), range(self.row[0]))
+
+    def read_rank(self, rank: Any) -> Expected:
+        if wrong := self._not_there(rank):
+            return refuse(wrong, lambda: None)
+        return self._arrays("read_rank", self.positions_of(rank), self.heads_of(rank))
+
+    def _arrays(self, name: str, positions: Sequence[int], heads: Sequence[int]) -> Expected:
+        keys, values = self._stored(positions, heads)
+        return Arrays(self.blame(name), names=("keys", "values"), parts=(exactly(keys), exactly(values)))
+
+    def _not_there(self, rank: Any) -> Wrong:
+        return not_in_range(rank, len(self.ranks), "RankOutOfRange", "SHARD-04") or self._needing(rank)
+
+    def heads(self, rank: Any) -> Expected:
+        wrong = self._not_there(rank)
+        return refuse(wrong, lambda: None) if wrong else Value(self.blame("heads"), value=self.heads_of(rank))
+
+    def positions(self, rank: Any) -> Expected:
+        wrong = self._not_there(rank)
+        return refuse(wrong, lambda: None) if wrong else Value(self.blame("positions"), value=self.positions_of(rank))
+
+    def num_bytes(self, rank: Any) -> Expected:
+        if wrong := self._not_there(rank):
+            return refuse(wrong, lambda: None)
+        numbers = self.entries * self.size * len(self.heads_of(rank)) * self.row[1]
+        return Value(self.blame("num_bytes"), value=2 * NUMBER_BYTES[self.dtype] * numbers)
+
+    def block_table(self, rank: Any) -> Expected:
+        if wrong := self._not_there(rank):
+            return refuse(wrong, lambda: None)
+
+        def accepts(got: Any) -> bool:
+            blocks = [int(block) for block in got]
+            right = len(blocks) == len(set(blocks)) == self.entries and all(0 <= block < self.blocks for block in blocks)
+            return right and self.table in (None, blocks)
+
+        def note(ok: Any) -> None:
+            self.table = [int(block) for block in ok]
+
+        says = f"{self.entries} different blocks in [0, {self.blocks}), the same on every rank"
+        return Choice(self.blame("block_table"), note, says=says, accepts=accepts)
+
+    def attend(self, query: Any, scale: float) -> Expected:
+        count = len(query) if np.ndim(query) == 3 else 0
+        wrong = wrong_query(query, *self.row) + self._needing(*self.ranks)
+        if count > len(self.tokens):
+            wrong.append(("PositionOutOfRange", "SHARD-02"))
+        if wrong:
+            return refuse(wrong + not_finite(query), lambda: None)
+        keys, values = map(exactly, self._stored(range(len(self.tokens)), range(self.row[0])))
+        views = [np.arange(len(self.tokens) - count + number + 1) for number in range(count)]
+        return attended("SHARD-02", query, keys, values, scale, views, self.columns)
+
+    def truncate(self, length: Any) -> Expected:
+        wrong = not_in_range(length, len(self.tokens) + 1, "PositionOutOfRange", "EDIT-02") + self._needing(*self.ranks)
+        if wrong:
+            return self.refuse(wrong)
+
+        def change(ok: Any) -> None:
+            self.tokens, self.table = self.tokens[:length], None
+
+        return Expected("EDIT-02" if length == len(self.tokens) else "EDIT-01", self.did("truncate", change))
+
+    def clear(self) -> Expected:
+        if wrong := self._needing(*self.ranks):
+            return self.refuse(wrong)
+
+        def change(ok: Any) -> None:
+            self.tokens, self.table = [], None
+
+        return Expected("LAW-05", self.did("clear", change))
+
+    def lose(self, rank: Any) -> Expected:
+        return self._going(rank, self.lost)
+
+    def lose_in_append(self, rank: Any) -> Expected:
+        return self._going(rank, self.failing)
+
+    def _going(self, rank: Any, where: set[int]) -> Expected:
+        wrong = self._not_there(rank)
+        return self.refuse(wrong) if wrong else Expected("SHARD-04", self.did("lost", lambda ok: where.add(rank)))
