@@ -228,6 +228,27 @@ def parts_are_never_given_back(patch):
 
 
 @bug("MOVE-05")
+def a_write_gives_up_the_parts(patch):
+    in_source(
+        patch, "kvref.paged.PagedCache.write", "new = self._store.quantized(keys, values)",
+        "self._forget_parts(sequence)\n    new = self._store.quantized(keys, values)",
+    )  # fmt: skip
+
+
+@bug("MOVE-05")
+def a_fork_takes_the_parts_along(patch):
+    fork = PagedCache.fork
+
+    def along(self, sequence):
+        child = fork(self, sequence)
+        if sequence in self._arriving:
+            self._arriving[child] = self._arriving.pop(sequence)
+        return child
+
+    patch.setattr(PagedCache, "fork", along)
+
+
+@bug("MOVE-05")
 def a_damaged_part_has_come(patch):
     in_source(
         patch, "kvref.paged.PagedCache.receive", "except BaseException:",

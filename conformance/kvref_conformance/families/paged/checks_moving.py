@@ -1,5 +1,7 @@
 """MOVE: sequences that are saved and loaded, whole and in parts."""
 
+from contextlib import suppress
+
 import numpy as np
 
 from kvref_conformance.arrays import NDArray
@@ -193,6 +195,43 @@ def a_part_that_is_not_right_is_as_if_it_had_not_come(subject: Subject) -> None:
     equal(cache.length(another, 0), TOKENS - 1, "length of a sequence before all parts of another have come")
     cache.load(another, second)
     holds(cache, another, held, "of which all parts had come, and wrong ones")
+
+
+@check("MOVE-05", "paged")
+def parts_wait_while_the_sequence_goes_on(subject: Subject) -> None:
+    cache, other = roomy(subject), roomy(subject, 16)
+    sequence, held = written(subject, cache, TOKENS)
+    first, second = (cache.save(sequence, tokens=span) for span in ([0, 4], [4, TOKENS]))
+    loaded, own = written(subject, other, 5)
+    other.load(loaded, first)
+    more = pair_of_tokens(subject, 2)
+    for layer, tokens in enumerate(own):
+        other.write(loaded, layer, 5, *more)
+        own[layer] = np.concatenate([tokens[0], more[0]]), np.concatenate([tokens[1], more[1]])
+    holds(other, loaded, own, "written to before all parts of another had come")
+    with suppress(NotOffered):
+        other.truncate(loaded, 2)
+        holds(other, loaded, [(keys[:2], values[:2]) for keys, values in own], "cut before all parts of another had come")
+    other.load(loaded, second)
+    holds(other, loaded, held, "whose parts had come before and after it was written to and cut")
+
+
+@check("MOVE-05", "paged")
+def parts_are_nobody_elses(subject: Subject) -> None:
+    subject.need(sequences=3)
+    cache, other = roomy(subject), roomy(subject, 32)
+    sequence, held = written(subject, cache, TOKENS)
+    first, second = (cache.save(sequence, tokens=span) for span in ([0, 4], [4, TOKENS]))
+    loaded, own = written(subject, other, 5)
+    other.load(loaded, first)
+    children = [other.create()]
+    other.load(children[0], other.save(loaded))
+    with suppress(NotOffered):
+        children.append(other.fork(loaded))
+    other.load(loaded, second)
+    holds(other, loaded, held, "whose parts had come before and after it was saved and forked")
+    for child in children:
+        holds(other, child, own, "saved, or forked, before all parts of another had come")
 
 
 @check("MOVE-05", "paged")
