@@ -97,10 +97,10 @@ def _searched(options: argparse.Namespace, corpus: Corpus, steering: Steering, w
         known.trace = _save(corpus, known, failed, name)
         shown.failed(failed, _trace(known) if known.trace else None)
 
-    def mended(known: Known, came: Again) -> None:
-        for path in (_trace(known), corpus.folder / "failures" / known.trace):
+    def of_before(known: Known, came: Again) -> None:
+        for path in (_trace(known), corpus.folder / "failures" / known.trace) if came.still != "broken" else ():
             path.unlink(missing_ok=True)
-        shown.mended(known, came)
+        shown.of_before(known, came)
 
     def write(exploring: Exploring) -> None:
         corpus.write()
@@ -108,7 +108,7 @@ def _searched(options: argparse.Namespace, corpus: Corpus, steering: Steering, w
 
     run = Run(datetime.now(UTC).isoformat(" ", "minutes"), options.seed, workers.count)
     corpus.runs.append(run)
-    exploring = Exploring(workers, corpus, steering, run, Listener(shown.tell, failed, mended, write))
+    exploring = Exploring(workers, corpus, steering, run, Listener(shown.tell, failed, of_before, write))
     interrupted = False
     try:
         with interrupts.wait(), shown.bar(seconds):

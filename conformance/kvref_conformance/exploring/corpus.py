@@ -1,11 +1,12 @@
 """The folder that a search keeps and the next one starts from.
 
 `corpus.json` has the seeds that met something new, the failures, how far the numbers of seeds have come, and what each run came
-to; `failures/` has the traces. It is written while the search runs, each time as a whole, and never left half written.
+to; `runs/` has the figures of each run over time, and `failures/` the traces. All is written while the search runs, each file as a
+whole, and never left half written.
 """
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -79,12 +80,18 @@ class Corpus:
 
     def write(self) -> None:
         """Raises OSError."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        said = {"corpus": VERSION, "kvref": kvref.__version__, **asdict(self)}
-        del said["folder"]
-        beside = self.path.with_suffix(".new")
-        beside.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
-        beside.replace(self.path)
+        failures, ends = map(asdict, self.failures), [asdict(replace(run, points=run.points[-1:])) for run in self.runs]
+        said = {"corpus": VERSION, "kvref": kvref.__version__, "name": self.name, "seeds": self.seeds, "failures": list(failures)}
+        _write(self.path, {**said, "handed": self.handed, "runs": ends})
+        if self.runs:
+            _write(self.folder / "runs" / f"{len(self.runs):04}.json", asdict(self.runs[-1]))
+
+
+def _write(path: Path, said: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(".new")
+    beside.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+    beside.replace(path)
 
 
 def folder_of(name: str) -> Path:

@@ -55,11 +55,12 @@ class Failures:
             self.known.append(new)
         return new
 
-    def go_on(self, clause: str, family: str) -> None:
-        """None of this clause and family is being made short any more: those that waited are looked at."""
+    def go_on(self, clause: str, family: str, over: bool) -> None:
+        """None of this clause and family is being made short any more: those that waited are looked at, unless time is over."""
         self._shrinking.pop((clause, family), None)
         for each in self._waiting.pop((clause, family), []):
-            self.met(each)
+            if not over:
+                self.met(each)
 
     def unfinished(self) -> list[Known]:
         """Those that no time was left for: known by their units alone, which the next run asks first."""

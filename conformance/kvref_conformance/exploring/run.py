@@ -1,5 +1,6 @@
 """The search itself: units are handed out until the time is over, and what comes back is new or known."""
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,8 +15,8 @@ from kvref_conformance.exploring.units import Unit
 from kvref_conformance.exploring.work import Again, again, shrunk, units
 
 LOOK = 0.25  # seconds until somebody who waits is told how far it has come
-SAVE = 5.0  # seconds between two times that everything is written
-POINTS = 120  # of a run, at most: of more every second one goes
+SAVE = 2.0  # seconds between two times that everything is written
+POINTS = 120  # of a run, over its time
 
 
 class Lost(Exception):
@@ -39,7 +40,7 @@ class Listener:
 
     tell: Callable[["Exploring"], None] = lambda exploring: None
     failed: Callable[[Known, Failed], None] = lambda known, failed: None
-    mended: Callable[[Known, Again], None] = lambda known, again: None
+    of_before: Callable[[Known, Again], None] = lambda known, again: None
     write: Callable[["Exploring"], None] = lambda exploring: None
 
 
@@ -61,7 +62,7 @@ class Exploring:
         self._of_before = list(self.corpus.failures)
         self._old = dict.fromkeys(each for each in self.corpus.seeds if each.family in self.steering.met)
         self.steering.first = list(self._old)
-        self._written = self._pointed = -SAVE
+        self._written, self._limit = -math.inf, 0.0
 
     @property
     def seconds(self) -> float:
@@ -77,6 +78,7 @@ class Exploring:
 
     def go(self, seconds: float) -> None:
         """For so long, and until the last failure is short. Raises CannotRun and KeyboardInterrupt; what was found is kept."""
+        self._limit = seconds
         try:
             while self.seconds < seconds or self.failures.busy:
                 while self.team.idle and self._hand_out(over=self.seconds >= seconds):
@@ -84,13 +86,10 @@ class Exploring:
                 if (done := self.team.next(LOOK)) is not None:
                     self._take(*done)
                 self.listener.tell(self)
-                if self.seconds - self._pointed > seconds / POINTS:
-                    self._point()
                 if self.seconds - self._written > SAVE:
                     self._write()
         finally:
             self.corpus.failures += self.failures.unfinished()
-            self._point()
             self._write()
 
     def _hand_out(self, over: bool) -> bool:
@@ -140,29 +139,34 @@ class Exploring:
             self.run.lost += 1
         else:
             self._new(came)
-        self.failures.go_on(seen.found.clause, seen.unit.family)
+        self.failures.go_on(seen.found.clause, seen.unit.family, over=self.seconds >= self._limit)
 
     def _new(self, failed: Failed) -> None:
         if (known := self.failures.short(failed)) is not None:
             self.listener.failed(known, failed)
-            self._written = -SAVE
+            self._written = -math.inf
 
     def _still(self, known: Known, came: Again | Lost) -> None:
-        if isinstance(came, Again) and came.still != "broken":
+        if isinstance(came, Lost):
+            return
+        if came.still != "broken":
             self.corpus.failures.remove(known)
             self.run.mended += [known.clause] if came.still == "mended" else []
-            self.listener.mended(known, came)
+        self.listener.of_before(known, came)
 
     def _point(self) -> None:
-        self._pointed = self.seconds
+        """Put down how far it has come; over the last point, where that is too close to the one before to be kept."""
         families = {name: [len(met.states), len(met.transitions)] for name, met in self.steering.met.items()}
-        count = len(self.corpus.failures)
-        self.run.points.append(
-            Point(round(self.seconds, 1), self.units, self.calls, self.states, self.transitions, count, families)
-        )
+        came = self.units, self.calls, self.states, self.transitions, len(self.corpus.failures)
+        point, points = Point(round(self.seconds, 2), *came, families), self.run.points
+        if len(points) > 1 and point.seconds - points[-2].seconds < self._limit / POINTS:
+            points[-1] = point
+        else:
+            points.append(point)
 
     def _write(self) -> None:
         self._written = self.seconds
+        self._point()
         kept = [each.unit for met in self.steering.met.values() for each in met.kept]
         self.corpus.seeds = list(dict.fromkeys([*kept, *self._old]))
         self.corpus.handed = self.steering.handed

@@ -44,12 +44,12 @@ class Shown:
         with self._out_of_the_way():
             print_broken(self._out, failed.clause, failed.outcome, self._name, trace, [("met by", str(failed.unit))])
 
-    def mended(self, known: Known, came: Again) -> None:
-        said = (
-            f"mended: {titled(known.clause)}" if came.still == "mended" else f"not offered any more: {known.clause}, {came.why}"
-        )
+    def of_before(self, known: Known, came: Again) -> None:
+        """A failure of an earlier run."""
+        said = {"mended": "mended", "broken": "still broken", "not offered": f"not offered any more, {came.why}"}[came.still]
+        style = {"mended": "green", "broken": "bold red", "not offered": "dim"}[came.still]
         with self._out_of_the_way():
-            self._out.print(Text(said, style="green" if came.still == "mended" else "dim"), soft_wrap=True)
+            self._out.print(Text(f"{said}: {titled(known.clause)}", style=style), soft_wrap=True)
 
     @contextmanager
     def _out_of_the_way(self) -> Iterator[None]:

@@ -68,9 +68,12 @@ class Steering:
             return turn
         self._turns += 1
         for kind, every in (("soak", SOAK_EVERY), ("real", REAL_EVERY)):
-            if (self._turns % every == 0 or not self.met) and (turn := self._other(kind)):
+            if self.met and self._turns % every == 0 and (turn := self._other(kind)):
                 return turn
-        return self._calls() if self.met else self._other("soak")
+        if self.met:
+            return self._calls()
+        one, other = ("real", "soak") if self._turns % 2 else ("soak", "real")
+        return self._other(one) or self._other(other)
 
     def _other(self, kind: str) -> list[Unit]:
         """One unit of the families in turn."""

@@ -44,6 +44,15 @@ def at_work(name: str, timeout: float, work: Callable[..., T], *about: Any) -> T
     return work(_own.judge, *about)
 
 
+def ready(judge: IsolatedJudge) -> None:
+    """Import what takes a while."""
+    judge.run(_imported)
+
+
+def _imported(judge: Judge) -> None:
+    from kvref_conformance.searching import met, run  # noqa: F401
+
+
 def units(judge: IsolatedJudge, asked: Sequence[Unit]) -> list[Seen]:
     return [unit(judge, each) for each in asked]
 

@@ -18,12 +18,13 @@ from distributed.comm import get_address_host_port
 
 from kvref_conformance.conversation import interrupts
 from kvref_conformance.exploring.run import Lost
-from kvref_conformance.exploring.work import at_work
+from kvref_conformance.exploring.work import at_work, ready
 from kvref_conformance.outcome import CannotRun
 
 CONNECTING = 10.0  # seconds until a scheduler has answered
 STARTING = 120.0  # seconds until there is a worker
 ASKING = 5.0  # seconds between two looks at how many workers there are
+ANY_PORT = "127.0.0.1:0"  # Dask always serves a page, which nobody else is to see
 QUIET = {"distributed": "critical", "distributed.nanny": "critical", "distributed.worker": "critical", "bokeh": "critical"}
 
 
@@ -43,12 +44,9 @@ class Workers:
             if address is None:
                 with _ctrl_c_is_ours():
                     self._cluster = LocalCluster(
-                        n_workers=here,
-                        threads_per_worker=1,
-                        dashboard_address=None,
-                        memory_limit=0,
-                        silence_logs=logging.CRITICAL,
-                    )
+                        n_workers=here, threads_per_worker=1, memory_limit=0, silence_logs=logging.CRITICAL,
+                        dashboard_address=ANY_PORT, worker_dashboard_address=ANY_PORT,
+                    )  # fmt: skip
             else:
                 get_address_host_port(address, strict=True)  # who is no address is a mistake of the user's, and no time out
             self._client = Client(self._cluster or address, timeout=CONNECTING, set_as_default=False)
@@ -59,6 +57,7 @@ class Workers:
             raise CannotRun(f"{where}: no workers: {type(error).__name__}: {' '.join(str(error).split())}") from None
         self.count = self._counted()
         self._counted_at = time.monotonic()
+        self._load()
 
     def ask(self, about: Any, work: Callable[..., Any], *arguments: Any) -> None:
         """Have work(judge, *arguments) done; `next` says of it what it was about."""
@@ -92,6 +91,19 @@ class Workers:
             return about, Lost("cancelled")
         error = task.exception()
         return about, Lost(str(error)) if type(error).__name__ == "KilledWorker" else error
+
+    def _load(self) -> None:
+        """Have every worker load the implementation, before time counts. Raises CannotRun, and what a worker may lack."""
+        begun = [
+            self._client.submit(at_work, self._name, self._timeout, ready, workers=[address], pure=False)
+            for address in self._client.nthreads()
+        ]
+        try:
+            with interrupts.prompt():
+                self._client.gather(begun)
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """End what is under way, and the workers of this machine."""
