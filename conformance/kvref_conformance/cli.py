@@ -1,4 +1,4 @@
-"""The `kvref` command: check, soak, replay, harness, vectors, report, zoo, bench, canary, list, explain.
+"""The `kvref` command: check, soak, search, replay, harness, vectors, report, zoo, bench, canary, list, explain.
 
 Exit codes: 0 conformant, 1 not conformant, 2 not judged, or could not run, 130 interrupted. A user's own mistake costs one clear
 line, never a traceback; nor does Ctrl-C, which is why next to nothing is imported before `main` has seen to it.
@@ -108,6 +108,25 @@ def _parser() -> argparse.ArgumentParser:
     soak.add_argument("--timeout", type=float, metavar="S", help=patience)
     soak.add_argument("--json", metavar="FILE", help="write the figures as JSON")
     soak.add_argument("--plot", metavar="FILE.svg", help="with --server: draw them over time")
+    search = commands.add_parser(
+        "search",
+        help="search an implementation for failures until the time is over, by all processors",
+        description="Search an implementation for failures until the time is over: sequences of calls, checks at real sizes and "
+        "short soaks, by many processes. What meets a new state of the model is gone on from. Each failure is told once, as "
+        "short as it can be, with a trace like those of `kvref check`; the next search begins with what this one kept.",
+        epilog="exit status: 0 nothing was found, 1 a clause is broken, 2 nothing could be judged, 130 Ctrl-C, which keeps "
+        "everything. It takes Dask: pip install 'kvref[search]'",
+    )
+    search.add_argument("name", metavar="NAME", nargs="?", help="the implementation (kvref check --help)")
+    search.add_argument("--exec", metavar="COMMAND", help="a program in any language instead")
+    _server(search)
+    search.add_argument("--hours", type=float, metavar="N", help="how long")
+    search.add_argument("--minutes", type=float, metavar="N", help="the same in minutes; with --hours, so many more")
+    search.add_argument("--workers", type=int, metavar="N", help="processes on this machine (default: as many as processors)")
+    search.add_argument("--cluster", metavar="ADDRESS", help="of a Dask scheduler, whose workers work instead: tcp://host:8786")
+    search.add_argument("--corpus", metavar="DIR", help="the folder to begin with and to keep (default .kvref/search/NAME)")
+    search.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the search (default %(default)s)")
+    search.add_argument("--timeout", type=float, metavar="S", help=patience)
     replay = commands.add_parser(
         "replay",
         help="hold a conversation again, and say where it parts from what it must be",

@@ -10,6 +10,7 @@ _WHERE = {
     "bench": "bench:bench",
     "canary": "canary:make",
     "soak": "soak:soak_implementation",
+    "search": "search:search",
     "replay": "replay:replay_trace",
     "harness": "harness:harness",
     "vectors": "vectors:vectors",

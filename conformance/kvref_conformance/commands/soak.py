@@ -3,6 +3,7 @@
 import argparse
 import json
 import math
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,7 +13,6 @@ from rich.text import Text
 from kvref_conformance.checking.registry import Check
 from kvref_conformance.commands.soak_server import soak_server
 from kvref_conformance.conversation import interrupts
-from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.conversation.trace.store import save_failure
 from kvref_conformance.implementations import existing_folder, named, patience
 from kvref_conformance.interface import offers
@@ -21,7 +21,7 @@ from kvref_conformance.judging.judge import Ended, Failure, Judge
 from kvref_conformance.judging.start import start
 from kvref_conformance.outcome import CannotRun, Outcome
 from kvref_conformance.server.address import PREFIX
-from kvref_conformance.soak.run import Figures, soak
+from kvref_conformance.soak.run import Figures, a_serving_workload, soak
 from kvref_conformance.soak.servers import served
 from kvref_conformance.soak.show import bar, print_broken, print_figures
 
@@ -69,7 +69,8 @@ def _soak(options: argparse.Namespace, judge: Judge) -> int:
             if failure is not None:
                 broken[family] = judge.shown(failure)
                 saved = save_failure([broken[family]], FAILURES, f"LAW-18-{family}", options.name)
-                print_broken(console, broken[family], options.name, _again(options, family), _replayable(saved))
+                again = shlex.join(_again(options, family))
+                print_broken(console, "LAW-18", broken[family], options.name, _replayable(saved), [("again", again)])
         except KeyboardInterrupt:
             interrupted = True
             break
@@ -92,10 +93,6 @@ def _of_family(
     if soaked.held is None or soaked.held.broken is None:
         return None
     return Failure(check, soaked.held.conversation, soaked.held.broken)
-
-
-def a_serving_workload(subject: Subject) -> None:
-    """What failures of a soak are called by."""
 
 
 def _replayable(saved: tuple[Outcome, Path] | None) -> Path | None:

@@ -1,7 +1,10 @@
 """The child of an `IsolatedJudge`: judges as it is asked, and writes down each request first."""
 
+import os
 import signal
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Sequence
 from typing import Any
@@ -19,12 +22,14 @@ from kvref_conformance.judging.judge import Judge
 from kvref_conformance.oracle.witness import Unknown
 from kvref_conformance.outcome import CannotRun, NotOffered, Outcome
 
+LOOK = 0.5  # seconds between two looks at whether there still is a parent
 ANSWERS = (CannotRun, NotOffered, Unknown)  # exceptions that say something of the implementation
 
 
 def main() -> None:
     """Started with the descriptors of the channel and of the journal as the last two arguments."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     channel, journal = Channel(int(sys.argv[2])), int(sys.argv[3])
     name: str
     effort: Effort
@@ -54,6 +59,13 @@ def main() -> None:
         except Exception:  # the judge's own, and not for the implementation to answer for
             answer = "raised", RuntimeError(traceback.format_exc())
         channel.send(answer)
+
+
+def _end_with(parent: int) -> None:
+    """Where the parent was killed nobody ends what runs here, and all that it started: a call that hangs would do so for good."""
+    while os.getppid() == parent:
+        time.sleep(LOOK)
+    os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 def checked(judge: Judge, index: int) -> Outcome | tuple[Held, Sequence[str]]:

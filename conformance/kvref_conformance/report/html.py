@@ -52,10 +52,10 @@ def write_site(folder: Path, runs: list[Run], findings: Findings | None = None) 
         for at, run in enumerate(runs)
     ]
     there = {cell.verdict for row in rows for cell in row.cells}
-    environment = _environment()
+    made = environment()
 
     def page(path: str, template: str, **what: object) -> None:
-        (folder / path).write_text(environment.get_template(template).render(**what), encoding="utf-8")
+        (folder / path).write_text(made.get_template(template).render(**what), encoding="utf-8")
 
     about = [run.document["implementation"] for run in runs]
     page(
@@ -101,17 +101,18 @@ def badge(run: Run) -> str:
     """An SVG for a README: what the implementation was found to be."""
     label = f"kvref {run.document['kvref']}"
     widths = [CHARACTER * len(words) + 12 for words in (label, run.said)]
-    return _environment().get_template("badge.svg").render(run=run, label=label, colour=COLOURS[run.colour], widths=widths)
+    return environment().get_template("badge.svg").render(run=run, label=label, colour=COLOURS[run.colour], widths=widths)
 
 
-def _environment() -> Environment:
+def environment() -> Environment:
+    """Of the templates, which escape everything."""
     loader = PackageLoader("kvref_conformance.report")
-    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["markdown"] = _markdown
-    environment.filters["sentence"] = conclusion_text
-    environment.filters["player"] = lambda trace: Markup(player.element(trace))
+    made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    made.filters["markdown"] = _markdown
+    made.filters["sentence"] = conclusion_text
+    made.filters["player"] = lambda trace: Markup(player.element(trace))
     style = (files("kvref_conformance.report") / "templates" / "style.css").read_text(encoding="utf-8")
-    environment.globals |= {
+    made.globals |= {
         "style": Markup(style),
         "version": kvref.__version__,
         "generator": Markup(GENERATOR),
@@ -119,7 +120,7 @@ def _environment() -> Environment:
         "player_scripts": player.SCRIPTS,
         "player_styles": player.STYLES,
     }
-    return environment
+    return made
 
 
 def _markdown(text: str) -> Markup:

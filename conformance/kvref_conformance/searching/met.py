@@ -24,26 +24,41 @@ for family in searched():
     all_families()[family].part("states")  # registers its states
 
 
+Transition = tuple[str, str, str]  # the state that was met last, the call, and "ok" or what it raised
+BEGUN = "nothing was met"
+
+
 def met(family: str, conversation: Iterable[Exchange], level: Level = "exact") -> set[str]:
     """The states that a conversation went through, in which every reply is as it must be."""
-    witness, past = Witness(level), Past()
+    return way_of(family, conversation, Witness(level))[0]
+
+
+def way_of(family: str, conversation: Iterable[Exchange], witness: Witness) -> tuple[set[str], set[Transition]]:
+    """The states that such a conversation went through, and the transitions; `witness` has seen nothing yet.
+
+    A call that only looks is no transition: it is made everywhere.
+    """
+    past, transitions, at = Past(), set[Transition](), BEGUN
     for exchange in conversation:
         request, reply = exchange.request, exchange.reply
         expected = witness.expect(request)
         assert reply is not None
+        raised = reply.error.kind if reply.error else ""
+        if not exchange.quiet:
+            transitions.add((at, request.op, raised or "ok"))
         if request.name == "new":
             past.made[request.id] = request.args
         else:
             args = {name: resolved(value, witness.replies) for name, value in request.args.items()}
-            raised = reply.error.kind if reply.error else ""
             call = Call(request.id, request.op, request.on or 0, args, reply.ok, raised, witness.models, past)
             for name, watched in STATES[family].items():
                 if watched.raising == raised and (not watched.ops or request.op in watched.ops) and watched.holds(call):
                     past.met.add(name)
+                    at = name
             if family in NOTES:
                 NOTES[family](call)
         witness.judge(exchange, expected)
-    return past.met
+    return past.met, transitions
 
 
 def count_met(implementation: Implementation, family: str, seed: int = 0, examples: int = 100) -> tuple[Counter[str], int]:

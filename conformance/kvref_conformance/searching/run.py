@@ -1,7 +1,8 @@
 """Runs a family's machine over an implementation."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from hypothesis import HealthCheck, Phase, Verbosity, seed, settings
 from hypothesis.errors import Flaky
 from hypothesis.internal.conjecture.engine import ConjectureRunner
 from hypothesis.internal.conjecture.providers import HypothesisProvider
-from hypothesis.stateful import run_state_machine_as_test
+from hypothesis.stateful import get_state_machine_test, run_state_machine_as_test
 
 from kvref_conformance.families import all_families
 from kvref_conformance.searching.found import Search
@@ -42,6 +43,33 @@ def run_machine(family: str, search: Search, number: int, examples: int, steps: 
     except ExceptionGroup as several:
         if several.split(Violation)[1]:
             raise
+
+
+def run_bytes(family: str, search: Search, drawn: bytes, steps: int) -> int | None:
+    """One sequence of so many calls at most, chosen by the bytes: the same calls for the same bytes, and for the same first bytes
+    the same first calls. Returns how many bytes it took, or None where it ended before its time, as with a failure.
+    """
+    machine, fuzz = _by_bytes(family, steps)
+    machine.search = search
+    try:
+        with np.errstate(all="ignore"):
+            taken = fuzz(drawn)
+    except Violation:
+        return None  # the search has noted what there is
+    return None if taken is None else len(taken)
+
+
+@cache
+def _by_bytes(family: str, steps: int) -> tuple[type[Machine], Callable[[bytes], bytes | None]]:
+    """A machine, of which one runs at a time, and what runs it: made once, for that takes as long as some sequences."""
+    own: type[Machine] = all_families()[family].machine
+    machine = type(own.__name__, (own,), {})
+    quiet = settings(
+        stateful_step_count=steps, deadline=None, database=None, verbosity=Verbosity.quiet, print_blob=False,
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    test: Any = get_state_machine_test(machine, settings=quiet)
+    return machine, test.hypothesis.fuzz_one_input
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Holds a workload against one family, and makes what breaks as short as it can."""
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -11,6 +12,7 @@ import numpy as np
 from kvref_conformance.conversation.drivers.guard import SLOW_MEMORY, memory_limit
 from kvref_conformance.conversation.exchange import Exchange, error_of
 from kvref_conformance.conversation.place import raised_at
+from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.conversation.trace.shrink import SECONDS, Held
 from kvref_conformance.judging.judge import Judge
 from kvref_conformance.outcome import Broken, NotOffered
@@ -55,8 +57,12 @@ class Soaked:
     held: Held | None = None  # what broke
 
 
-def soak(judge: Judge, family: str, seed: int, seconds: float) -> Soaked:
-    """Run a workload for so long, or until something breaks. `judge.progress` is told the figures, as text."""
+def a_serving_workload(subject: Subject) -> None:
+    """What failures of a soak are called by."""
+
+
+def soak(judge: Judge, family: str, seed: int, seconds: float, most: float = math.inf) -> Soaked:
+    """Run a workload for so long, or so many events, or until something breaks. `judge.progress` is told the figures, as text."""
     figures, events = Figures(family), list[Event]()
     began = told = time.monotonic()
     broken: Broken | None = None
@@ -73,7 +79,8 @@ def soak(judge: Judge, family: str, seed: int, seconds: float) -> Soaked:
                     told, figures.seconds = now, now - began
                     figures.memory.append((round(now - began, 1), resident()))
                     judge.progress(figures.text(), int(1000 * (now - began)), int(1000 * seconds))
-                if broken or now - began > seconds:
+                if broken or now - began > seconds or figures.events >= most:
+                    figures.seconds = now - began
                     break
         except NotOffered as missing:
             figures.not_offered = str(missing)

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -59,12 +59,14 @@ def print_figures(console: Console, figures: list[Figures], broken: dict[str, Ou
             console.print(Text(f"not offered: {each.family}, {each.not_offered}", style="dim"), soft_wrap=True)
 
 
-def print_broken(console: Console, outcome: Outcome, name: str, again: list[str], trace: Path | None) -> None:
-    """As `kvref check` shows one."""
-    console.print(Text(f"LAW-18 · {outcome.check}   ({name})", style="bold red"), soft_wrap=True)
+def print_broken(
+    console: Console, clause: str, outcome: Outcome, name: str, trace: Path | None, more: Sequence[tuple[str, str]]
+) -> None:
+    """As `kvref check` shows one. more: what else there is to be said, each with a word for it."""
+    console.print(Text(f"{clause} · {outcome.check}   ({name})", style="bold red"), soft_wrap=True)
     lines = [*(f"  {call}" for call in outcome.calls), f"    {outcome.what}"]
     lines += [f"    expected {outcome.expected}", f"    got      {outcome.got}"]
     lines += [f"    at       {outcome.where}"] if outcome.where else []
     lines += [f"  replay   kvref replay {shlex.quote(str(trace))} {shlex.quote(name)}"] if trace else []
-    lines += [f"  again    {shlex.join(again)}"]
+    lines += [f"  {word:8} {said}" for word, said in more]
     console.print(Text("\n".join([*lines, ""])), soft_wrap=True)

@@ -1,0 +1,152 @@
+"""`kvref search`: machines, real sizes and short soaks of one implementation, by many processes, until the time is over."""
+
+import argparse
+import hashlib
+import math
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from kvref_conformance.conversation import interrupts
+from kvref_conformance.conversation.trace.store import save_failure
+from kvref_conformance.exploring.corpus import Corpus, Known, Run, folder_of, open_corpus
+from kvref_conformance.exploring.page import write_page
+from kvref_conformance.exploring.run import Exploring, Listener, Team
+from kvref_conformance.exploring.seen import Failed
+from kvref_conformance.exploring.show import Shown, print_summary
+from kvref_conformance.exploring.steering import Steering
+from kvref_conformance.exploring.work import Again, real_checks
+from kvref_conformance.families import all_families
+from kvref_conformance.implementations import named, patience
+from kvref_conformance.interface import offers
+from kvref_conformance.judging.asked import Effort
+from kvref_conformance.judging.isolated import IsolatedJudge
+from kvref_conformance.outcome import CannotRun
+from kvref_conformance.report.text import counted
+from kvref_conformance.soak.servers import served
+
+FAILURES = Path(".kvref/failures")
+
+
+def search(options: argparse.Namespace) -> int:
+    options.name = named(options)
+    if options.name is None:
+        raise CannotRun(
+            "expected a NAME or --exec COMMAND or --server URL: what is to be judged (kvref list shows what there is)"
+        )
+    seconds = _seconds(options)
+    if options.seed < 0:
+        raise CannotRun(f"--seed: expected an integer of at least 0, got {options.seed}")
+    if options.workers is not None and (options.workers < 1 or options.cluster):
+        beside = "no --cluster beside it, which has its own" if options.cluster else f"at least 1, got {options.workers}"
+        raise CannotRun(f"--workers: expected {beside}")
+    try:
+        from kvref_conformance.exploring.workers import Workers
+    except ImportError as error:
+        raise CannotRun(f"search needs {error.name} (pip install 'kvref[search]')") from None
+    folder = Path(options.corpus) if options.corpus else folder_of(options.name)
+    corpus = open_corpus(folder, options.name)
+    timeout = patience(options, options.name)
+    steering = _steering(options, corpus, timeout)
+    workers = Workers(options.name, timeout, options.workers or _processors(), options.cluster)
+    try:
+        return _searched(options, corpus, steering, workers, seconds)
+    finally:
+        workers.close()
+
+
+def _seconds(options: argparse.Namespace) -> float:
+    """How long it is to go on: so many hours and so many minutes. Raises CannotRun."""
+    if options.hours is None and options.minutes is None:
+        raise CannotRun("expected --hours N or --minutes N: how long to search")
+    for option in ("hours", "minutes"):
+        value = getattr(options, option)
+        if value is not None and not 0 < value < math.inf:
+            raise CannotRun(f"--{option}: expected a finite number above 0, got {value:g}")
+    return 3600 * (options.hours or 0.0) + 60 * (options.minutes or 0.0)
+
+
+def _processors() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _steering(options: argparse.Namespace, corpus: Corpus, timeout: float) -> Steering:
+    """Over the families that it offers, going on where the corpus stands. Raises CannotRun where it cannot be loaded."""
+    judge = IsolatedJudge(options.name, Effort(timeout=timeout))
+    judge.close()
+    families = [family for family in all_families() if offers(judge.implementation, family)]
+    machines = [family for family in families if all_families()[family].machine]
+    steering = Steering(machines, [family for family in families if real_checks(family)], _both(served(), families), options.seed)
+    steering.handed = dict(corpus.handed)
+    return steering
+
+
+def _both(some: list[str], others: list[str]) -> list[str]:
+    return [each for each in some if each in others]
+
+
+def _searched(options: argparse.Namespace, corpus: Corpus, steering: Steering, workers: Team, seconds: float) -> int:
+    console, name = Console(highlight=False), options.name
+    shown = Shown(console, Console(stderr=True), name)
+
+    def failed(known: Known, failed: Failed) -> None:
+        known.trace = _save(corpus, known, failed, name)
+        shown.failed(failed, _trace(known) if known.trace else None)
+
+    def of_before(known: Known, came: Again) -> None:
+        for path in (_trace(known), corpus.folder / "failures" / known.trace) if came.still != "broken" else ():
+            path.unlink(missing_ok=True)
+        shown.of_before(known, came)
+
+    def write(exploring: Exploring) -> None:
+        corpus.write()
+        write_page(exploring, corpus.folder / "report.html")
+
+    run = Run(datetime.now(UTC).isoformat(" ", "minutes"), options.seed, workers.count)
+    corpus.runs.append(run)
+    exploring = Exploring(workers, corpus, steering, run, Listener(shown.tell, failed, of_before, write))
+    interrupted = False
+    try:
+        with interrupts.wait(), shown.bar(seconds):
+            exploring.go(seconds)
+    except KeyboardInterrupt:
+        interrupted = True
+    print_summary(console, exploring, corpus.folder)
+    return _concluded(console, exploring, interrupted)
+
+
+def _save(corpus: Corpus, known: Known, failed: Failed, name: str) -> str:
+    """Write the trace where `kvref check` writes its own, and into the corpus, which may be carried elsewhere; its name there."""
+    for folder in (FAILURES, corpus.folder / "failures"):
+        saved = save_failure([failed.outcome], folder, _file(known), name)
+    return saved[1].name if saved else ""
+
+
+def _file(known: Known) -> str:
+    """The clause, and a number that tells its failures apart: several shapes break it."""
+    return f"{known.clause}-{hashlib.sha256(' '.join(known.shape).encode()).hexdigest()[:8]}"
+
+
+def _trace(known: Known) -> Path:
+    return FAILURES / known.trace
+
+
+def _concluded(console: Console, exploring: Exploring, interrupted: bool) -> int:
+    failures = exploring.corpus.failures
+    if failures:
+        clauses = ", ".join(dict.fromkeys(each.clause for each in failures))
+        console.print(Text(f"not conformant: breaks {clauses} ({counted(len(failures), 'failure')})", style="bold red"))
+    if interrupted:
+        console.print(Text("interrupted: this is what was found until then", style="bold yellow"))
+        return interrupts.EXIT_INTERRUPTED
+    if failures:
+        return 1
+    if not exploring.calls:
+        console.print(Text("not judged: no call was made", style="bold yellow"))
+        return 2
+    console.print(Text(f"nothing found in {exploring.calls:,} calls", style="bold green"))
+    return 0

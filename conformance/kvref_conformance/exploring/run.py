@@ -1,0 +1,173 @@
+"""The search itself: units are handed out until the time is over, and what comes back is new or known."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
+
+from kvref_conformance.exploring.corpus import Corpus, Known, Point, Run
+from kvref_conformance.exploring.failures import Failures
+from kvref_conformance.exploring.seen import Failed, Seen
+from kvref_conformance.exploring.steering import Steering
+from kvref_conformance.exploring.units import Unit
+from kvref_conformance.exploring.work import Again, again, shrunk, units
+
+LOOK = 0.25  # seconds until somebody who waits is told how far it has come
+SAVE = 2.0  # seconds between two times that everything is written
+POINTS = 120  # of a run, over its time
+
+
+class Lost(Exception):
+    """A task that no worker lived to do."""
+
+
+class Team(Protocol):
+    """Who does the work: `workers.Workers`."""
+
+    count: int
+
+    @property
+    def idle(self) -> int: ...
+    def ask(self, about: Any, work: Callable[..., Any], *arguments: Any) -> None: ...
+    def next(self, seconds: float) -> tuple[Any, Any] | None: ...
+
+
+@dataclass
+class Listener:
+    """Who is told: now and then of the run; of a failure that is new; of one of before; and where everything is to be written."""
+
+    tell: Callable[["Exploring"], None] = lambda exploring: None
+    failed: Callable[[Known, Failed], None] = lambda known, failed: None
+    of_before: Callable[[Known, Again], None] = lambda known, again: None
+    write: Callable[["Exploring"], None] = lambda exploring: None
+
+
+@dataclass
+class Exploring:
+    """A run of a search over what a corpus has from the runs before."""
+
+    team: Team
+    corpus: Corpus
+    steering: Steering
+    run: Run
+    listener: Listener = field(default_factory=Listener)
+    began: float = field(default_factory=time.monotonic)
+    units: int = 0
+    calls: int = 0
+
+    def __post_init__(self) -> None:
+        self.failures = Failures(self.corpus)
+        self._of_before = list(self.corpus.failures)
+        self._old = dict.fromkeys(each for each in self.corpus.seeds if each.family in self.steering.met)
+        self.steering.first = list(self._old)
+        self._written, self._limit = -math.inf, 0.0
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.began
+
+    @property
+    def states(self) -> int:
+        return sum(len(met.states) for met in self.steering.met.values())
+
+    @property
+    def transitions(self) -> int:
+        return sum(len(met.transitions) for met in self.steering.met.values())
+
+    def go(self, seconds: float) -> None:
+        """For so long, and until the last failure is short. Raises CannotRun and KeyboardInterrupt; what was found is kept."""
+        self._limit = seconds
+        try:
+            while self.seconds < seconds or self.failures.busy:
+                while self.team.idle and self._hand_out(over=self.seconds >= seconds):
+                    pass
+                if (done := self.team.next(LOOK)) is not None:
+                    self._take(*done)
+                self.listener.tell(self)
+                if self.seconds - self._written > SAVE:
+                    self._write()
+        finally:
+            self.corpus.failures += self.failures.unfinished()
+            self._write()
+
+    def _hand_out(self, over: bool) -> bool:
+        """Ask somebody for something; False where there is nothing to be asked. over: only what is needed to come to an end."""
+        if (seen := self.failures.next()) is not None:
+            self.team.ask(partial(self._short, seen), shrunk, seen)
+        elif over:
+            return False
+        elif self._of_before:
+            self._ask_again(self._of_before.pop(0))
+        elif turn := self.steering.next():
+            self.team.ask(partial(self._seen, turn), units, turn)
+        else:
+            return False
+        return True
+
+    def _ask_again(self, known: Known) -> None:
+        if trace := self.corpus.trace(known):
+            self.team.ask(partial(self._still, known), again, known.clause, known.unit, trace)
+        else:  # it could not be made short in time, and is met anew, if it is still there
+            self.corpus.failures.remove(known)
+            self.team.ask(partial(self._seen, [known.unit]), units, [known.unit])
+
+    def _take(self, what: Callable[[Any], None], came: Any) -> None:
+        if isinstance(came, Exception) and not isinstance(came, Lost):
+            raise came
+        what(came)
+
+    def _seen(self, turn: Sequence[Unit], came: list[Seen] | Lost) -> None:
+        if isinstance(came, Lost):
+            self.run.lost += len(turn)
+            return
+        for seen in came:
+            self.units, self.calls = self.units + 1, self.calls + seen.calls
+            self._old.pop(seen.unit, None)
+            if seen.unit.kind == "calls":
+                self.steering.met[seen.unit.family].add(seen)
+            if seen.found:
+                self.failures.met(seen)
+            if seen.failed:
+                self.steering.left_out.add((seen.unit.family, seen.unit.kind))
+                self._new(seen.failed)
+
+    def _short(self, seen: Seen, came: Failed | Lost) -> None:
+        assert seen.found
+        if isinstance(came, Lost):
+            self.run.lost += 1
+        else:
+            self._new(came)
+        self.failures.go_on(seen.found.clause, seen.unit.family, over=self.seconds >= self._limit)
+
+    def _new(self, failed: Failed) -> None:
+        if (known := self.failures.short(failed)) is not None:
+            self.listener.failed(known, failed)
+            self._written = -math.inf
+
+    def _still(self, known: Known, came: Again | Lost) -> None:
+        if isinstance(came, Lost):
+            return
+        if came.still != "broken":
+            self.corpus.failures.remove(known)
+            self.run.mended += [known.clause] if came.still == "mended" else []
+        self.listener.of_before(known, came)
+
+    def _point(self) -> None:
+        """Put down how far it has come; over the last point, where that is too close to the one before to be kept."""
+        families = {name: [len(met.states), len(met.transitions)] for name, met in self.steering.met.items()}
+        came = self.units, self.calls, self.states, self.transitions, len(self.corpus.failures)
+        point, points = Point(round(self.seconds, 2), *came, families), self.run.points
+        if len(points) > 1 and point.seconds - points[-2].seconds < self._limit / POINTS:
+            points[-1] = point
+        else:
+            points.append(point)
+
+    def _write(self) -> None:
+        self._written = self.seconds
+        self._point()
+        kept = [each.unit for met in self.steering.met.values() for each in met.kept]
+        self.corpus.seeds = list(dict.fromkeys([*kept, *self._old]))
+        self.corpus.handed = self.steering.handed
+        self.listener.write(self)

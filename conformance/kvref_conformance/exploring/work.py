@@ -1,0 +1,179 @@
+"""What a worker does: each function takes the judge, and what it gives is sent back to who asked.
+
+A worker has its implementation in a process of its own (`judging.isolated`), with one end of a pipe: where that process dies or
+hangs the worker says so, and where the worker is killed the process finds its pipe closed and ends too.
+"""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from kvref_conformance.checking.registry import Check, all_checks
+from kvref_conformance.conversation.drivers.guard import BOUNDLESS, memory_limit, time_limit
+from kvref_conformance.conversation.exchange import Exchange
+from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.conversation.trace.file import parsed
+from kvref_conformance.conversation.trace.shrink import Held
+from kvref_conformance.exploring.seen import Failed, Seen, shape_of
+from kvref_conformance.exploring.units import Unit, drawn
+from kvref_conformance.judging.asked import Effort
+from kvref_conformance.judging.isolated import IsolatedJudge
+from kvref_conformance.judging.isolated_child import checked
+from kvref_conformance.judging.judge import Ended, Failure, Judge
+from kvref_conformance.judging.replay import replay
+from kvref_conformance.oracle.witness import Unknown, Witness
+from kvref_conformance.outcome import NotOffered, Outcome
+from kvref_conformance.searching.found import Finding, Search
+from kvref_conformance.soak.run import a_serving_workload, soak
+
+STEPS = 60  # calls of a machine in a sequence, at most
+EVENTS, SECONDS = 1000, 60.0  # of a soak: as many, and no longer, whichever is first
+T = TypeVar("T")
+_own = threading.local()  # of each thread of a worker, its judge
+
+
+def at_work(name: str, timeout: float, work: Callable[..., T], *about: Any) -> T:
+    """work(judge, *about) by this worker's judge of an implementation. Raises CannotRun."""
+    asked = name, timeout
+    if getattr(_own, "asked", None) != asked:
+        if hasattr(_own, "judge"):
+            _own.judge.close()
+        _own.judge, _own.asked = IsolatedJudge(name, Effort(timeout=timeout, real=True), beside_others=True), asked
+    return work(_own.judge, *about)
+
+
+def ready(judge: IsolatedJudge) -> None:
+    """Import what takes a while."""
+    judge.run(_imported)
+
+
+def _imported(judge: Judge) -> None:
+    from kvref_conformance.searching import met, run  # noqa: F401
+
+
+def units(judge: IsolatedJudge, asked: Sequence[Unit]) -> list[Seen]:
+    return [unit(judge, each) for each in asked]
+
+
+def unit(judge: IsolatedJudge, asked: Unit) -> Seen:
+    return {"calls": _calls, "real": _real, "soak": _soak}[asked.kind](judge, asked)
+
+
+def shrunk(judge: IsolatedJudge, seen: Seen) -> Failed:
+    """What a machine found, made as short as it can be."""
+    assert seen.found
+    check = Check(seen.found.clause, seen.unit.family, None)
+    failure = Failure(check, seen.found.conversation, seen.found.broken, seen.through)
+    outcome = judge.shown(failure)
+    by_model = '"judge": "model"' in outcome.trace[0]
+    # What cannot be shown again by itself is known by its last call alone, or no other would ever be the same.
+    return Failed(seen.unit, check.clause, shape_of(outcome.trace) if by_model else shape_of(outcome.trace)[-1:], outcome)
+
+
+@dataclass(frozen=True)
+class Again:
+    """Whether a failure of an earlier run is still there: `why` says what is not offered any more."""
+
+    still: Literal["broken", "mended", "not offered"]
+    why: str = ""
+
+
+def again(judge: IsolatedJudge, clause: str, asked: Unit, trace: Sequence[str]) -> Again:
+    """Hold a failure's trace again; of one that only its unit can show, or that has none, ask for the unit."""
+    try:
+        if trace and (read := parsed(Path("trace"), list(trace))).header.judge == "model":
+            return Again("mended" if replay(read, judge).parted_at is None else "broken")
+        seen = unit(judge, asked)
+    except (NotOffered, Unknown) as lacking:
+        return Again("not offered", str(lacking))
+    clauses = {each.clause for each in (seen.found, seen.failed) if each}
+    return Again("broken" if clause in clauses else "mended")
+
+
+def _calls(judge: IsolatedJudge, asked: Unit) -> Seen:
+    try:
+        return judge.run(_explored, asked)
+    except Ended as ended:
+        found = Finding(ended.broken.clause or "LAW-01", ended.conversation, ended.broken)
+        return Seen(asked, len(ended.conversation), found=found)
+
+
+def _explored(judge: Judge, asked: Unit) -> Seen:
+    """Where the implementation is: one sequence of calls, and what it met."""
+    from kvref_conformance.searching.met import way_of  # slow to import, for they take Hypothesis
+    from kvref_conformance.searching.run import run_bytes
+
+    search = Search(judge.implementation, judge.patience, watchers=judge.watchers)
+    with time_limit(BOUNDLESS), memory_limit():
+        taken = run_bytes(asked.family, search, drawn(asked.seed), STEPS)
+    found = next(iter(search.findings.values()), None)
+    right = found.conversation[:-1] if found else search.longest
+    states, transitions = way_of(asked.family, right, Witness.of(judge.implementation))
+    calls = len(right) + (found is not None)
+    return Seen(asked, calls, taken, frozenset(states), frozenset(transitions), found, search.through)
+
+
+def real_checks(family: str) -> list[int]:
+    """The checks of a family at real sizes, by their places among all."""
+    return [
+        place
+        for place, check in enumerate(all_checks())
+        if check.clause == "LAW-18" and check.family == family and check.run and not check.slow
+    ]
+
+
+def _real(judge: IsolatedJudge, asked: Unit) -> Seen:
+    """The check that a number stands for: one after the other, and then all of them with other random numbers."""
+    places = real_checks(asked.family)
+    seed, place = divmod(int(asked.seed), len(places))
+    check = all_checks()[places[place]]
+    judge.effort = replace(judge.effort, seed=seed)
+    try:
+        said, calls = judge.run(_checked, places[place], seed)
+    except Ended as ended:
+        return _failed(judge, asked, Failure(check, ended.conversation, ended.broken), len(ended.conversation))
+    if isinstance(said, Outcome):
+        return Seen(asked, calls)
+    held, through = said
+    assert held.broken
+    return _failed(judge, asked, Failure(check, held.conversation, held.broken, through), calls)
+
+
+def _checked(judge: Judge, place: int, seed: int) -> tuple[Outcome | tuple[Held, Sequence[str]], int]:
+    judge.effort = replace(judge.effort, seed=seed)
+    return _counting(judge, checked, place)
+
+
+def _soak(judge: IsolatedJudge, asked: Unit) -> Seen:
+    check = Check("LAW-18", asked.family, a_serving_workload)
+    try:
+        soaked, calls = judge.run(_counting, soak, asked.family, int(asked.seed), SECONDS, EVENTS)
+    except Ended as ended:  # the last call is all that is left of the conversation
+        return _failed(judge, asked, Failure(check, ended.conversation, ended.broken), len(ended.conversation))
+    held = soaked.held
+    if held is None or held.broken is None:
+        return Seen(asked, calls)
+    return _failed(judge, asked, Failure(check, held.conversation, held.broken), calls)
+
+
+def _failed(judge: IsolatedJudge, asked: Unit, failure: Failure, calls: int) -> Seen:
+    """A failure of what is no machine is known by what failed: the same check, the same soak."""
+    outcome = judge.shown(failure)
+    return Seen(asked, calls, failed=Failed(asked, failure.check.clause, (failure.check.name,), outcome))
+
+
+def _counting(judge: Judge, work: Callable[..., T], *about: Any) -> tuple[T, int]:
+    """work(judge, *about), and how many calls it made."""
+    calls = 0
+
+    def count(subject: Subject, exchange: Exchange) -> None:
+        nonlocal calls
+        calls += 1
+
+    judge.watchers.append(count)
+    try:
+        return work(judge, *about), calls
+    finally:
+        judge.watchers.remove(count)

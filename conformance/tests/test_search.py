@@ -1,0 +1,242 @@
+"""kvref search: short searches of right caches and wrong ones, what is kept of them, and what they get over."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from html.parser import HTMLParser
+
+import pytest
+from commandline import kvref
+
+psutil = pytest.importorskip("psutil")  # which comes with Dask
+pytest.importorskip("distributed", reason="pip install -e '.[search]'")
+
+__all__ = ["kvref"]
+
+MENDS = """
+import kvref
+from kvref_conformance.implementations.backends import OnBackend
+
+class Cache(OnBackend):
+    name = "mends"
+    tiered = pooled = prefix = grouped = windowed = latent = channels = quantized = rows = elements = attention = None
+    contiguous = engine = hosted = offload = blocks = buffers = kernels = None
+    def __init__(self):
+        super().__init__(kvref.backend("numpy"))
+    def paged(self, **config):
+        cache = super().paged(**config)
+        wrong(cache)
+        return cache
+"""
+WRONG = """
+def wrong(cache):
+    drop = cache.drop
+    def dropped(sequence):
+        drop(sequence)
+        HOW
+    cache.drop = dropped
+"""
+RAISES = WRONG.replace("HOW", "raise RuntimeError('gone already')")
+DIES = WRONG.replace("HOW", "import os; os._exit(3)")
+RIGHT = "def wrong(cache): pass\n"
+
+
+@pytest.mark.parametrize(
+    ("member", "clause"),
+    [
+        ("blocks-freed-twice", "BLOCK-05"),
+        ("paged-batch-goes-by-row", "PAGED-16"),
+        ("contiguous-truncate-clamps", "EDIT-02"),
+        ("buffers-released-twice", "BUF-05"),
+    ],
+)
+def test_what_is_wrong_is_found_from_nothing_in_seconds(kvref, tmp_path, member, clause):
+    done = kvref("search", f"zoo:{member}", "--minutes", "0.15", "--workers", "2")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert f"{clause} · any sequence of calls" in done.stdout and "not conformant: breaks" in done.stdout
+    traces = list((tmp_path / ".kvref/failures").glob(f"{clause}-*-zoo+{member}.jsonl"))
+    assert traces and f"kvref replay {traces[0].relative_to(tmp_path)} zoo:{member}" in done.stdout
+    again = kvref("replay", str(traces[0]))
+    assert again.returncode == 1 and "they part" in again.stdout
+
+
+class Page(HTMLParser):
+    """What a page of a search says: headings, and how many plots have a name."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.plots = [], 0
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.plots += tag == "svg" and dict(attrs)["role"] == "img" and "over time" in dict(attrs)["aria-label"]
+
+
+def test_a_right_cache_is_not_blamed_and_what_was_met_is_kept(kvref, tmp_path):
+    done = kvref("search", "numpy", "--minutes", "0.25", "--workers", "2", "--corpus", "kept")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "nothing found in" in done.stdout and not done.stderr
+    assert all(len(line) <= 80 for line in done.stdout.splitlines())
+    said = json.loads((tmp_path / "kept/corpus.json").read_text())
+    families = {family for family, kind, seed in said["seeds"]}
+    assert len(families) > 12 and not said["failures"] and not (tmp_path / ".kvref").exists()
+    last = said["runs"][0]["points"][-1]
+    assert last["calls"] > 5000 and last["states"] > 150 and last["transitions"] > 300
+    page = Page((tmp_path / "kept/report.html").read_text())
+    assert page.tags.count("h1") == 1 and page.plots == page.tags.count("svg") == 4 + 2 * len(last["families"])
+    assert "script" not in page.tags
+
+
+def test_the_next_search_begins_with_what_was_kept(kvref, tmp_path):
+    searched = "search", "mends:Cache", "--minutes", "0.1", "--workers", "1"
+    (tmp_path / "mends.py").write_text(RAISES + MENDS)
+    first = kvref(*searched)
+    assert first.returncode == 1 and "got      RuntimeError: gone already" in first.stdout, first.stdout + first.stderr
+    assert first.stdout.count(" · any sequence of calls") == 1  # and it was met by nearly every sequence
+    corpus = tmp_path / ".kvref/search/mends+Cache/corpus.json"
+    (failure,) = json.loads(corpus.read_text())["failures"]
+    assert failure["shape"] == ["paged.new", "paged.create", "paged.drop!"] and failure["times"] > 5
+    traces = [tmp_path / ".kvref/failures" / failure["trace"], corpus.parent / "failures" / failure["trace"]]
+    assert traces[0].read_text() == traces[1].read_text()
+
+    second = kvref(*searched)
+    assert second.returncode == 1 and "still broken: " in second.stdout
+    assert "any sequence of calls" not in second.stdout  # it is known
+    (again,) = json.loads(corpus.read_text())["failures"]
+    assert again["times"] > failure["times"]
+
+    (tmp_path / "mends.py").write_text(RIGHT + MENDS)
+    third = kvref(*searched)
+    assert third.returncode == 0 and "mended: " in third.stdout, third.stdout + third.stderr
+    said = json.loads(corpus.read_text())
+    assert not said["failures"] and len(said["runs"]) == 3 and len(said["runs"][2]["mended"]) == 1
+    assert not any(trace.exists() for trace in traces)
+    assert len({int(seed.partition("+")[0]) for _, kind, seed in said["seeds"] if kind == "calls"}) > 3
+
+
+def test_one_that_ends_its_process_is_a_failure_and_costs_no_worker(kvref, tmp_path):
+    (tmp_path / "mends.py").write_text(DIES + MENDS)
+    done = kvref("search", "mends:Cache", "--minutes", "0.1", "--workers", "1")
+    assert done.returncode == 1 and "the process ended with exit code 3" in done.stdout, done.stdout + done.stderr
+    assert "lost with a worker" not in done.stdout
+
+
+class Running:
+    """A search under way in a session of its own, as of a terminal, from the moment that its first units are done."""
+
+    def __init__(self, folder, minutes):
+        self.folder = folder
+        command = [sys.executable, "-m", "kvref_conformance.cli", "search", "numpy", "--minutes", minutes, "--workers", "2"]
+        self.process = subprocess.Popen(
+            [*command, "--corpus", "kept"],
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.until(lambda: self.calls() > 0)
+        self.family = psutil.Process(self.process.pid).children(recursive=True)
+
+    def calls(self):
+        path = self.folder / "kept/corpus.json"
+        return json.loads(path.read_text())["runs"][-1]["points"][-1]["calls"] if path.exists() else 0
+
+    def workers(self):
+        return [each for each in self.family if "spawn_main" in " ".join(each.cmdline())]
+
+    def until(self, what, seconds=60):
+        end = time.monotonic() + seconds
+        while not what():
+            assert time.monotonic() < end and self.process.poll() is None, self.process.communicate()
+            time.sleep(0.2)
+
+    def left(self):
+        """Who of them is still there, some seconds later."""
+        _, left = psutil.wait_procs(self.family, timeout=10)
+        return [each for each in left if each.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_a_worker_that_is_killed_costs_nothing(tmp_path):
+    running = Running(tmp_path, "0.6")
+    killed, *_ = running.workers()
+    (own,) = [each for each in killed.children() if "isolated_child" in " ".join(each.cmdline())]
+    before = running.calls()
+    killed.kill()
+    psutil.wait_procs([own], timeout=10)
+    assert not own.is_running() or own.status() == psutil.STATUS_ZOMBIE
+    out, err = running.process.communicate(timeout=100)
+    assert running.process.returncode == 0, out + err
+    assert running.calls() > before and "lost" not in out and not err
+    assert not running.left()
+
+
+def test_ctrl_c_ends_all_and_keeps_everything(tmp_path):
+    running = Running(tmp_path, "30")
+    os.killpg(running.process.pid, signal.SIGINT)
+    out, err = running.process.communicate(timeout=60)
+    assert running.process.returncode == 130
+    assert "interrupted: this is what was found until then" in out and "units, " in out and not err, out + err
+    assert json.loads((tmp_path / "kept/corpus.json").read_text())["seeds"] and (tmp_path / "kept/report.html").exists()
+    assert not running.left()
+
+
+CLUSTER = """
+from distributed import LocalCluster
+if __name__ == "__main__":
+    with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster:
+        print(cluster.scheduler_address, flush=True)
+        input()
+"""
+
+
+def test_the_workers_of_a_cluster_work(kvref, tmp_path):
+    (tmp_path / "cluster.py").write_text(CLUSTER)
+    command = [sys.executable, "cluster.py"]
+    with subprocess.Popen(command, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as cluster:
+        try:
+            address = cluster.stdout.readline().strip()
+            done = kvref("search", "zoo:blocks-freed-twice", "--minutes", "0.1", "--cluster", address)
+            assert done.returncode == 1 and "BLOCK-05" in done.stdout and "by 1 worker\n" in done.stdout, (
+                done.stdout + done.stderr
+            )
+            assert cluster.poll() is None
+        finally:
+            cluster.communicate("\n", timeout=30)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "expected a NAME or --exec COMMAND or --server URL"),
+        (("numpy",), "expected --hours N or --minutes N: how long to search"),
+        (("numpy", "--hours", "-1"), "--hours: expected a finite number above 0, got -1"),
+        (("numpy", "--hours", "1", "--minutes", "0"), "--minutes: expected a finite number above 0, got 0"),
+        (("numpy", "--hours", "nan"), "--hours: expected a finite number above 0, got nan"),
+        (("numpy", "--minutes", "1", "--seed", "-1"), "--seed: expected an integer of at least 0, got -1"),
+        (("numpy", "--minutes", "1", "--workers", "0"), "--workers: expected at least 1, got 0"),
+        (("numpy", "--minutes", "1", "--workers", "1", "--cluster", "tcp://a:1"), "--workers: expected no --cluster beside it"),
+        (("numpy", "--minutes", "1", "--cluster", "nonsense"), "--cluster: nonsense: no workers"),
+        (("nunpy", "--minutes", "1"), "no implementation 'nunpy': did you mean 'numpy'?"),
+        (("numpy", "--minutes", "1", "--corpus", "mine.py"), "--corpus: expected a folder, got the file mine.py"),
+        (("numpy", "--minutes", "1", "--corpus", "spoiled"), "spoiled/corpus.json cannot be read: JSONDecodeError"),
+    ],
+)  # fmt: skip
+def test_nonsense_is_one_line(kvref, tmp_path, arguments, said):
+    (tmp_path / "spoiled").mkdir()
+    (tmp_path / "spoiled/corpus.json").write_text("{")
+    done = kvref("search", *arguments)
+    assert done.returncode == 2
+    assert said in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    assert not done.stdout and not (tmp_path / ".kvref").exists()
+
+
+def test_without_dask_it_says_what_to_install(kvref, tmp_path):
+    (tmp_path / "distributed.py").write_text("raise ModuleNotFoundError(name='distributed')\n")  # found before the real one
+    done = kvref("search", "numpy", "--minutes", "1")
+    assert done.returncode == 2
+    assert done.stderr == "kvref: search needs distributed (pip install 'kvref[search]')\n"
