@@ -1,0 +1,139 @@
+"""Ranks: what they hold moves to other numbers of them; and over torch.distributed, where they are late, or are killed."""
+
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import kvref
+from kvref.errors import RankLost
+from kvref_conformance.judging.asked import Effort
+from kvref_conformance.judging.judge import Judge, select, verdict_of
+
+HEADS, DIM, TOKENS = 4, 3, 16
+SIZES = {"num_kv_heads": HEADS, "head_dim": DIM, "num_blocks": 4, "dtype": "float32"}
+
+
+def tokens(count=TOKENS, seed=0):
+    keys, values = np.random.default_rng(seed).normal(size=(2, count, HEADS, DIM)).astype(np.float32)
+    return keys, values
+
+
+def paged():
+    cache = kvref.PagedCache(kvref.PagedConfig(num_blocks=8, block_size=4, num_layers=1, num_kv_heads=HEADS, head_dim=DIM))
+    return cache, cache.create()
+
+
+def of_one_rank(sharded, rank, path):
+    """Save what a rank holds: of a paged cache that has nothing else, its heads and its tokens, which are one range here."""
+    heads, positions = sharded.heads(rank), sharded.positions(rank)
+    rows = np.full((2, TOKENS, HEADS, DIM), 77, np.float32)
+    rows[np.ix_((0, 1), positions, heads)] = np.stack(sharded.read_rank(rank))
+    cache, sequence = paged()
+    cache.write(sequence, 0, 0, *rows)
+    span = {"heads": [heads[0], heads[-1] + 1], "tokens": [positions[0], positions[-1] + 1]}
+    kvref.save(cache, path, sequence, **span)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(4, 1), (1, 4), (2, 2)])
+@pytest.mark.parametrize(("fewer_rows", "fewer_columns"), [(2, 1), (1, 2)])
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 1, 0, 2)])
+def test_what_four_ranks_saved_two_load(tmp_path, rows, columns, fewer_rows, fewer_columns, order):
+    """By heads, by tokens, and by both: nothing is there before the last part has come, and then all of it."""
+    four = kvref.ShardedCache(kvref.ShardedConfig(**SIZES, head_ranks=rows, token_ranks=columns, block_size=TOKENS // columns))
+    keys, values = tokens()
+    four.append(keys, values)
+    whole, sequence = paged()
+    for rank in order:
+        assert whole.length(sequence, 0) == 0
+        of_one_rank(four, rank, tmp_path / f"{rank}.safetensors")
+        kvref.load(whole, tmp_path / f"{rank}.safetensors", sequence)
+    assert whole.length(sequence, 0) == TOKENS
+    two = kvref.ShardedCache(kvref.ShardedConfig(**SIZES, head_ranks=fewer_rows, token_ranks=fewer_columns, block_size=4))
+    two.append(*whole.gather(sequence, 0))
+    for rank in range(2):
+        at = np.ix_(two.positions(rank), two.heads(rank))
+        for part, given in zip(two.read_rank(rank), (keys, values), strict=True):
+            np.testing.assert_array_equal(part, given[at])
+
+
+def made(kind="Grid", delays=None, **changes):
+    from kvref_conformance.implementations.caches import torch_distributed
+
+    sizes = {"head_ranks": 2, "token_ranks": 2, "block_size": 2} | changes
+    implementation = getattr(torch_distributed, kind)(delays)
+    return implementation, implementation.sharded(**SIZES, **sizes)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("kind", ["Grid", "Heads", "Tokens"])
+def test_two_to_four_processes_are_one_cache(kind):
+    implementation, _ = made(kind, **{"Grid": {}, "Heads": {"token_ranks": 1}, "Tokens": {"head_ranks": 1}}[kind])
+    judge = Judge(implementation, Effort(examples=3))
+    found = {
+        clause.id: verdict_of(judge.clause([check for check in checks if check.family == "sharded" and not check.real]))
+        for clause, checks in select(family="sharded").items()
+        if clause.id != "LAW-18"
+    }
+    assert {clause for clause, verdict in found.items() if verdict == "failed"} == set()
+    assert {f"SHARD-0{number}" for number in range(1, 5)} <= {clause for clause, verdict in found.items() if verdict == "passed"}
+
+
+@pytest.mark.torch
+def test_a_rank_that_is_late_changes_nothing():
+    keys, values = tokens(7)
+    query = np.random.default_rng(1).normal(size=(2, 2 * HEADS, DIM)).astype(np.float32)
+    seen = []
+    for delays in ({}, {2: 0.05}):
+        implementation, cache = made(delays=delays)
+        for part in (slice(0, 3), slice(3, 7)):
+            cache.append(implementation.asarray(keys[part]), implementation.asarray(values[part]))
+        ranks = [[cache.positions(rank), cache.block_table(rank), *map(implementation.to_numpy, cache.read_rank(rank))]
+                 for rank in range(4)]  # fmt: skip
+        seen.append((ranks, implementation.to_numpy(cache.attend(implementation.asarray(query), 0.5))))
+    np.testing.assert_array_equal(seen[0][1], seen[1][1])
+    for once, late in zip(seen[0][0], seen[1][0], strict=True):
+        for one, other in zip(once, late, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def killing(cache, rank, after):
+    """A timer that ends a rank's process, from outside."""
+    timer = threading.Timer(after, os.kill, (cache._world.processes[rank].pid, signal.SIGKILL))
+    timer.start()
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("call", ["append", "attend"])
+def test_a_process_that_is_killed_while_others_wait_for_it_is_a_rank_lost(call):
+    """In the middle of the call: no hang, and who is left holds what it held."""
+    implementation, cache = made(delays={3: 1.0})
+    keys, values = map(implementation.asarray, tokens(5))
+    cache.append(keys, values)
+    held = [cache.positions(rank) for rank in range(3)]
+    begun = time.monotonic()
+    killing(cache, 3, after=0.3)
+    waiting = {"append": lambda: cache.append(keys, values), "attend": lambda: cache.attend(keys[:2], 0.5)}[call]
+    with pytest.raises(RankLost):
+        waiting()
+    assert time.monotonic() - begun < 8
+    assert cache.length == 5
+    assert [cache.positions(rank) for rank in range(3)] == held
+    with pytest.raises(RankLost):
+        cache.read()
+
+
+@pytest.mark.torch
+def test_a_truncate_is_done_by_who_is_left():
+    implementation, cache = made(delays={3: 1.0})
+    cache.append(*map(implementation.asarray, tokens(5)))
+    killing(cache, 3, after=0.3)
+    cache.truncate(3)
+    assert cache.length == 3
+    assert [cache.positions(rank) for rank in range(3)] == [[0, 1], [2], [0, 1]]
+    with pytest.raises(RankLost):
+        cache.truncate(1)
+    assert [cache.positions(rank) for rank in range(3)] == [[0, 1], [2], [0, 1]]
