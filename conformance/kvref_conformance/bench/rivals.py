@@ -1,4 +1,4 @@
-"""What a user would pick instead, of what is installed: plain NumPy and PyTorch, ml_dtypes, torchao, quanto, transformers,
+"""What a user would pick instead, of what is installed: plain NumPy and PyTorch, ml_dtypes, other quantizers, transformers,
 mlx-lm."""
 
 import copy
@@ -13,8 +13,22 @@ from typing import Any
 import numpy as np
 
 from kvref_conformance.bench.contest import Entry
+from kvref_conformance.implementations import load
 
 BLOCK_SIZE = 16
+QUANTIZERS = {  # of rows, by the names that the judge has for them, and what each comes with
+    "torchao": "torchao",
+    "torchao-groups": "torchao",
+    "torchao-mx": "torchao",
+    "optimum-quanto": "optimum.quanto",
+    "optimum-quanto-groups": "optimum.quanto",
+    "compressed-tensors": "compressed_tensors",
+    "compressed-tensors-groups": "compressed_tensors",
+    "hqq-nearest": "hqq",
+    "mlx-quantize": "mlx.core",
+    "gguf": "gguf",
+    "llama.cpp-rows": "xllamacpp",
+}
 
 
 def here(*packages: str) -> bool:
@@ -41,6 +55,8 @@ def of_kernel(title: str, rows: Any, how: Any) -> list[Entry]:
     found = list(_plain(title, rows, how))
     if title == "quantize int8":
         found += _int8(rows)
+    if title.startswith(("quantize", "dequantize")):
+        found += _quantizers(title, rows, how.name)
     if title.startswith(("encode", "decode")):
         found += _float8(title, rows, how)
     return found
@@ -90,25 +106,28 @@ def _int8(rows: Any) -> Iterator[Entry]:
         return torch.trunc(quotient + torch.copysign(torch.full_like(quotient, 0.49999997), quotient)).to(torch.int8), scale
 
     yield Entry("the same, in eager torch", in_torch)
-    if here("torchao"):
+
+
+def _quantizers(title: str, rows: Any, format: str) -> Iterator[Entry]:
+    """Each by the few lines that the judge drives it by."""
+    for name, package in QUANTIZERS.items():
+        if not here(package):
+            continue
         with quiet():
-            from torchao.quantization.quant_primitives import MappingType, choose_qparams_affine, quantize_affine
+            quantizer: Any = load(name)
+            if format not in quantizer.formats:
+                continue
+            given = quantizer.asarray(rows)
+            stored = quantizer.quantize(given, format)
+        if title.startswith("quantize"):
+            yield Entry(name, partial(quantizer.quantize, given, format))
+        else:
+            yield Entry(name, partial(_read, quantizer, stored, rows.shape[-1], format))
 
-        def in_torchao() -> object:
-            block = (1, tensor.shape[-1])
-            scale, zero = choose_qparams_affine(tensor, MappingType.SYMMETRIC, block, torch.int8)
-            return quantize_affine(tensor, block, scale, zero, torch.int8), scale
 
-        yield Entry("torchao", in_torchao)
-    if here("optimum.quanto"):
-        with quiet():
-            from optimum.quanto import AbsmaxOptimizer, qint8, quantize_weight
-
-        def in_quanto() -> object:
-            scale = AbsmaxOptimizer()(tensor, qtype=qint8, axis=0)
-            return quantize_weight(tensor, qint8, axis=0, scale=scale)
-
-        yield Entry("optimum-quanto", in_quanto)
+def _read(quantizer: Any, stored: Any, width: int, format: str) -> None:
+    """As NumPy's, for MLX does nothing until somebody asks for what came of it."""
+    quantizer.to_numpy(quantizer.dequantize(*stored, width, format))
 
 
 def _float8(title: str, values: Any, name: str) -> Iterator[Entry]:
