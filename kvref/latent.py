@@ -45,8 +45,8 @@ BYTES = {"float32": "<f4", "float16": "<u2", "bfloat16": "<u2", "uint16": "<u2",
 
 @dataclass(frozen=True)
 class LatentConfig:
-    """dtype: of a row, any format whose groups go into rank and rope_dim, or PACKED, for which rank is a multiple of TILE; a scale
-    that would be given is 1.0.
+    """dtype: of a row, any format whose groups go into rank and rope_dim, or PACKED, for which rank is a multiple of TILE. A
+    scale that would be given is 1.0.
     """
 
     rank: int = 512

@@ -35,8 +35,8 @@ POLICY = ("tail_length", "tail_dtype", "warm_length", "warm_format", "store_form
 class TieredConfig:
     """Lengths in tokens. The five policy fields (POLICY) can change later, by update_policy.
 
-    tail_dtype: float32, float16 or bfloat16. warm_format, store_format: any with a scale whose groups go into head_dim (TIER-17); one
-    that would be given is 1.0.
+    tail_dtype: float32, float16 or bfloat16. warm_format, store_format: any with a scale whose groups go into head_dim (TIER-17);
+    one that would be given is 1.0.
 
     The policy has three forms (TIER-15): tail_length = max_tokens keeps everything in the tail, and nothing is quantized;
     tail_length = 0 has no tail, and tokens are quantized as they come; anything between is the hybrid.
