@@ -1,8 +1,8 @@
 """The folder that a search keeps and the next one starts from.
 
 `corpus.json` has the seeds that met something new, the failures, how far the numbers of seeds have come, and what each run came
-to; `runs/` has the figures of each run over time, and `failures/` the traces. All is written while the search runs, each file as a
-whole, and never left half written.
+to; `runs/` has the figures of each run over time, and `failures/` the traces. All is written while the search runs, each file as
+a whole, and never left half written.
 """
 
 import json
