@@ -41,7 +41,7 @@ JUDGED = {"numpy": ("reference", "numpy"), "numpy-oldest": ("reference", "numpy"
 QUICK = ("--examples", "25")  # for all but the first: what differs on the others is not found by more sequences
 MUTATED = (
     "formats", "blocks", "buffers", "contiguous", "paged", "prefix", "rotary", "quantized", "tiered", "pooled", "rows",
-    "attention", "inputs", "sequences", "windowed", "grouped", "latent", "channels",
+    "attention", "inputs", "sequences", "windowed", "grouped", "latent", "channels", "sharded",
 )  # fmt: skip
 THEIRS = (
     "transformers-dynamic", "transformers-static", "transformers-paged", "transformers-generate", "llama.cpp", "ml_dtypes",

@@ -23,7 +23,7 @@ PARTS = {
         "spec": "the clauses, in Markdown", "contiguous.py": "one growing buffer", "paged.py": "blocks of one pool",
         "prefix.py": "blocks found by their tokens",
         "quantized.py": "a scale a row", "tiered.py": "recent tokens exact, old ones small",
-        "pooled.py": "blocks from a buffer pool",
+        "pooled.py": "blocks from a buffer pool", "sharded.py": "heads and tokens over ranks",
         "blocks.py": "the pool and the tables", "buffers.py": "memory in five sizes", "attention.py": "softmax(scale q k') v",
         "canary": "a model that tells on its cache", "engine.py": "an engine in little",
         "rotary.py": "keys turned to their place", "formats": "how a row is stored",

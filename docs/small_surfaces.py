@@ -24,6 +24,7 @@ SURFACES = {
     "windowed": ("append attend length", "step read length"),
     "grouped": ("create drop step read length",),
     "latent": ("append attend read length",),
+    "sharded": ("append read attend length", "append read_rank heads positions"),
 }
 BRING = 3  # operations that are named, of those that would bring more
 

@@ -227,6 +227,27 @@ class Grouped(Picky, kvref.GroupedCache):
         return super().read(sequence, layer, positions)
 
 
+class Sharded(Picky, kvref.ShardedCache):
+    def lost(self) -> Wrong:
+        return when(None in self._ranks, errors.RankLost)
+
+    def append(self, keys: Any, values: Any) -> None:
+        shape = None, self.config.num_kv_heads, self.config.head_dim
+        too_many = self.length + count_of(shape, keys, values) > self.config.max_tokens
+        self.refuse(self.lost(), when(too_many, errors.CapacityExceeded), of_arrays(shape, keys, values))
+        super().append(keys, values)
+
+    def attend(self, query: Any, scale: float) -> Any:
+        misshapen = query.ndim != 3 or query.shape[2] != self.config.head_dim or query.shape[1] % self.config.num_kv_heads
+        too_many = query.ndim == 3 and len(query) > self.length
+        self.refuse(self.lost(), when(too_many, errors.PositionOutOfRange), when(misshapen, errors.ShapeMismatch))
+        return super().attend(query, scale)
+
+    def truncate(self, length: int) -> None:
+        self.refuse(self.lost(), when(not 0 <= length <= self.length, errors.PositionOutOfRange))
+        super().truncate(length)
+
+
 class Implementation(OnBackend):
     """pick: which of several things wrong with one call to raise."""
 
@@ -261,6 +282,9 @@ class Implementation(OnBackend):
 
     def grouped(self, **config: Any) -> Any:
         return self._made(Grouped(kvref.GroupedConfig(**config)))
+
+    def sharded(self, **config: Any) -> Any:
+        return self._made(Sharded(kvref.ShardedConfig(**config)))
 
     def pooled(self, pool: Any = None, **config: Any) -> Any:
         return self._made(Pooled(kvref.PooledConfig(**config), pool, self.backend))

@@ -13,7 +13,7 @@ from kvref_conformance.judging.judge import Judge, select, verdict_of
 from kvref_conformance.oracle.expected import Refused
 from kvref_conformance.oracle.witness import Witness
 
-FAMILIES = ("contiguous", "paged", "quantized", "tiered", "pooled", "windowed", "latent", "grouped", "channels")
+FAMILIES = ("contiguous", "paged", "quantized", "tiered", "pooled", "windowed", "latent", "grouped", "channels", "sharded")
 PICKS = {"the first": lambda wrong: wrong[0], "the last": lambda wrong: wrong[-1], "any": random.Random(0).choice}
 
 

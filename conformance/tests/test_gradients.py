@@ -72,6 +72,12 @@ def channels(backend):
     return [*cache.read([0, 33]), cache.attend(filled((1, 2, 32)))]
 
 
+def sharded(backend):
+    cache = kvref.ShardedCache(kvref.ShardedConfig(2, 4, 2, 2, head_ranks=2, token_ranks=2), backend)
+    cache.append(filled((3, 2, 4)), filled((3, 2, 4)))
+    return [*cache.read(), *cache.read_rank(3), cache.attend(filled((1, 2, 4)), 1.0)]
+
+
 def buffer(backend):
     held = kvref.BufferPool(backend=backend).acquire(64)
     held.extend(filled((3,)))
@@ -81,7 +87,7 @@ def buffer(backend):
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize(
     "reads",
-    [contiguous, paged, quantized, tiered, pooled, windowed, grouped, latent, channels, buffer],
+    [contiguous, paged, quantized, tiered, pooled, windowed, grouped, latent, channels, sharded, buffer],
     ids=lambda reads: reads.__name__,
 )
 def test_what_is_read_belongs_to_no_graph(name, reads):

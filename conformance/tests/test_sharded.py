@@ -1,7 +1,10 @@
 """Ranks: what they hold moves to other numbers of them; and over torch.distributed, where they are late, or are killed."""
 
 import os
+import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -137,3 +140,12 @@ def test_a_truncate_is_done_by_who_is_left():
     with pytest.raises(RankLost):
         cache.truncate(1)
     assert [cache.positions(rank) for rank in range(3)] == [[0, 1], [2], [0, 1]]
+
+
+@pytest.mark.jax
+def test_a_mesh_of_devices_is_one_cache():
+    """In a process of its own, for JAX has to be told of four devices before it begins."""
+    command = [sys.executable, "-m", "kvref_conformance.cli", "check", "jax-sharded", "--family", "sharded"]
+    done = subprocess.run([*command, "--examples", "3", "--timeout", "60"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert re.search(r"SHARD Many devices +4 +· +·", done.stdout), done.stdout

@@ -49,6 +49,15 @@ def grouped():
     return cache
 
 
+def sharded(lost=None):
+    """Five tokens on two rows and two columns, one rank of which may be lost."""
+    cache = kvref.ShardedCache(kvref.ShardedConfig(2, 1, block_size=2, num_blocks=4, head_ranks=2, token_ranks=2))
+    cache.append(*2 * [np.ones((5, 2, 1), np.float32)])
+    if lost is not None:
+        cache.lose(lost)
+    return cache
+
+
 def latent(**sizes):
     cache = kvref.LatentCache(kvref.LatentConfig(**{"rank": 4, "rope_dim": 2, "max_tokens": 2} | sizes))
     cache.append(np.ones((1, 4), np.float32), np.ones((1, 2), np.float32))
@@ -166,6 +175,25 @@ WORDS = [
         lambda: latent().attend(np.ones((1, 2, 5), np.float32), np.ones((2, 3, 5), np.float32), np.ones((2, 3, 4), np.float32)),
         errors.ShapeMismatch,
         "up_keys: expected shape [num_heads, nope_dim, 4], got [2, 3, 5]",
+    ),
+    (
+        lambda: sharded().append(*2 * [np.ones((12, 2, 1), np.float32)]),
+        errors.CapacityExceeded,
+        "append: expected at most 16 tokens, got 17",
+    ),
+    (lambda: sharded().truncate(6), errors.PositionOutOfRange, f"length: {NUMBER} [0, 6), got 6"),
+    (
+        lambda: sharded().attend(np.ones((6, 2, 1), np.float32), 1.0),
+        errors.PositionOutOfRange,
+        f"queries: {NUMBER} [0, 6), got 6",
+    ),
+    (lambda: sharded().heads(4), errors.RankOutOfRange, f"rank: {NUMBER} [0, 4), got 4"),
+    (lambda: sharded(lost=1).positions(1), errors.RankLost, "rank: expected one that is there, got 1, which is lost"),
+    (lambda: sharded(lost=1).read(), errors.RankLost, "read: expected all 4 ranks, got none of [1], which are lost"),
+    (
+        lambda: kvref.ShardedConfig(4, 1, 2, 2, head_ranks=6),
+        errors.ConfigError,
+        "head_ranks: expected a divisor or a multiple of 4, got 6",
     ),
     (lambda: channels(65), errors.CapacityExceeded, "append: expected at most 64 tokens, got 65"),
     (lambda: channels(residual=40), errors.ConfigError, "residual: expected a multiple of 32, got 40"),
