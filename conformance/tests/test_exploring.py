@@ -163,7 +163,7 @@ def test_a_family_that_still_meets_what_is_new_has_more_turns_and_seeds_that_met
     rich, poor = Steering(["paged"], [], [], 0), seen("900", states=["s"])
     rich.met["paged"].add(poor)
     rich.met["paged"].add(seen("901", states=[f"s{number}" for number in range(50)]))
-    begun = [each.seed.partition("+")[0] for turn in turns(rich, 20) for each in turn if "+" in each.seed]
+    begun = [each.seed.partition("+")[0] for turn in turns(rich, 80 // TURN * 2) for each in turn if "+" in each.seed]
     assert begun.count("901") > 4 * begun.count("900") > 4 * 4  # and those that had many have fewer
 
 
