@@ -163,8 +163,8 @@ def test_a_family_that_still_meets_what_is_new_has_more_turns_and_seeds_that_met
     rich, poor = Steering(["paged"], [], [], 0), seen("900", states=["s"])
     rich.met["paged"].add(poor)
     rich.met["paged"].add(seen("901", states=[f"s{number}" for number in range(50)]))
-    begun = [each.seed.partition("+")[0] for turn in turns(rich, 20) for each in turn if "+" in each.seed]
-    assert begun.count("901") > 4 * begun.count("900")
+    begun = [each.seed.partition("+")[0] for turn in turns(rich, 80 // TURN * 2) for each in turn if "+" in each.seed]
+    assert begun.count("901") > 4 * begun.count("900") > 4 * 4  # and those that had many have fewer
 
 
 def test_what_failed_at_real_sizes_or_in_a_soak_is_not_asked_again():
@@ -272,7 +272,7 @@ def test_points_over_time_are_no_more_than_are_drawn(tmp_path):
         exploring.units = second
         exploring._point()
     points = exploring.run.points
-    assert 60 < len(points) <= POINTS + 2 and points[-1].units == 999 and points[0].seconds == 0.0
+    assert POINTS / 2 < len(points) < 1.1 * POINTS and points[-1].units == 999 and points[0].seconds == 0.0
     assert all(one.seconds < other.seconds for one, other in pairwise(points))
 
 
@@ -341,6 +341,14 @@ def test_seeds_of_before_that_were_not_run_again_are_kept(tmp_path):
     corpus = Corpus(tmp_path, "numpy", [Unit("paged", "calls", str(number)) for number in range(3 * TURN)])
     explored(Here(1, answer=lambda work, turn: [seen(each.seed) for each in turn]), corpus, ["paged"])
     assert corpus.seeds == [Unit("paged", "calls", str(number)) for number in range(TURN, 3 * TURN)]
+
+
+def test_a_failure_that_was_not_made_short_in_time_is_kept_by_its_unit(tmp_path):
+    def answer(work, turn):
+        return [seen(each.seed, "a", "x") for each in turn]
+
+    corpus = explored(Here(1, answer=answer), Corpus(tmp_path, ""), ["paged"]).corpus
+    assert [(known.clause, known.shape, known.trace) for known in corpus.failures] == [("PAGED-07", (), "")]
 
 
 def test_a_lost_turn_is_counted_and_another_exception_is_not_swallowed(tmp_path):

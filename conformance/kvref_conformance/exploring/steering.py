@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from kvref_conformance.exploring.seen import Seen, Transition
 from kvref_conformance.exploring.units import USUAL, Unit, neighbour
 
-TURN = 8  # sequences handed out at once, which take about a second
+TURN = 4  # sequences handed out at once, which take about half a second
 FIRST = 2  # of each family, before any has more
 REAL_EVERY, SOAK_EVERY = 8, 24  # turns
 LEAST = 0.2  # of what a family is worth that no longer meets anything new
