@@ -44,7 +44,7 @@ def test_writing_them_again_changes_nothing(tmp_path):
     new = {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert sorted(map(str, old)) == sorted(map(str, new))
     assert [str(name) for name in old if old[name] != new[name]] == [], "kvref vectors -o conformance/vectors writes them"
-    assert sum(map(len, new.values())) < 16_000_000
+    assert sum(map(len, new.values())) < 17_500_000
 
 
 @pytest.mark.parametrize("name", ["numpy", pytest.param("torch", marks=pytest.mark.torch)])

@@ -121,7 +121,7 @@ def _samples(judge: Judge, family: str) -> Iterator[list[str]]:
     found = 0
     for number in count():
         search = Search(judge.implementation)
-        run_machine(family, search, number, EXAMPLES, STEPS)
+        run_machine(family, search, number, EXAMPLES, max(1, STEPS - number // SAMPLES))  # fewer, where they say too much
         lines, why = _lines(judge, search.longest, "any", f"any sequence of calls ({family})", SAMPLE)
         if not why:
             yield lines
