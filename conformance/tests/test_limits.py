@@ -17,7 +17,10 @@ from kvref_conformance.outcome import CannotRun, NotOffered
 TWO_TOKENS = {"LAW-06": "tokens 2, where its limits say at most 1"}
 NEGATIVE = "negative integers, which its types do not have"
 ROWS = "int8 or float8_e4m3fn or float8_e5m2 or q8 or q4"
-ANY = "int8 or float8_e4m3fn or float8_e5m2 or 69 others"  # formats that have a scale
+OF_BFLOAT16 = "format packed"  # a part of which is in bfloat16
+STATIC_PAGES = ["FMT-STATIC-05", "FMT-STATIC-06"]
+GIVEN = "dtype float8_e4m3fn_static or float8_e5m2_static, where its limits say {}"
+ANY = "int8 or float8_e4m3fn or float8_e5m2 or 76 others"  # formats that have a scale
 EXCEPTIONS = {  # clauses that a family cannot be judged by within a limit, and why
     ("one kv head", "quantized"): dict.fromkeys(("QUANT-03", "FMT-ROT-04"), "num_kv_heads 2, where its limits say 1"),
     ("one kv head", "tiered"): {"TIER-11": "num_kv_heads 2, where its limits say 1"},
@@ -48,7 +51,7 @@ EXCEPTIONS = {  # clauses that a family cannot be judged by within a limit, and 
     ("one token at a time", "channels"): TWO_TOKENS | {"KIVI-04": TWO_TOKENS["LAW-06"]},
     **{  # who takes packed rows, or codes, says so, of the latent or the windowed cache alone
         (f"{dtype} only", family): {
-            clause: f"dtype {wanted}, where its limits say {dtype}"
+            clause: OF_BFLOAT16 if (dtype, wanted) == ("float16", "packed") else f"dtype {wanted}, where its limits say {dtype}"
             for clause, wanted in {"FMT-LEVEL-05": scaled, of_any: ANY}.items()
         }
         for dtype in ("float16", "bfloat16")
@@ -56,9 +59,13 @@ EXCEPTIONS = {  # clauses that a family cannot be judged by within a limit, and 
     },
     ("float16 only", "tiered"): {"TIER-18": "numbers beyond float16"},
     **{  # pages that take one dtype alone take no format with scales
-        (f"{dtype} only", family): dict.fromkeys(clauses, either(SCALED))
+        (f"{dtype} only", family): dict.fromkeys(clauses, either(SCALED)) | dict.fromkeys(given, GIVEN.format(dtype))
         for dtype in ("float16", "bfloat16")
-        for family, clauses in (("paged", ["PAGED-18"]), ("prefix", ["PAGED-18", "PREFIX-16"]), ("grouped", ["GROUP-08"]))
+        for family, clauses, given in (
+            ("paged", ["PAGED-18"], STATIC_PAGES),
+            ("prefix", ["PAGED-18", "PREFIX-16"], STATIC_PAGES),
+            ("grouped", ["GROUP-08"], []),
+        )
     },
     ("one batch row", "contiguous"): dict.fromkeys(("CONTIG-13", "EDIT-07", "EDIT-08"), "batch_size 2, where its limits say 1"),
     **{("no negative integers", family): {"LAW-11": NEGATIVE} for family in ("blocks", "buffers")},  # counts, which have no end

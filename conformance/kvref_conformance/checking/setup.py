@@ -14,7 +14,7 @@ from kvref_conformance.conversation.handle import Handle
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families import all_families
 from kvref_conformance.oracle.elements import round_to
-from kvref_conformance.oracle.formats import DRIFTING, GROUPS, KINDS, PLAIN, SCALED, either
+from kvref_conformance.oracle.formats import DRIFTING, GROUPS, KINDS, PLAIN, SCALED, either, has
 from kvref_conformance.oracle.witness import MADE
 from kvref_conformance.outcome import Broken, NotOffered
 
@@ -71,8 +71,8 @@ def takes(subject: Subject, name: str, value: Any) -> bool:
 
 def formats_of(subject: Subject, name: str, *wanted: str) -> list[str]:
     """Those of some formats that a size of the check's family may have. Raises NotOffered where there is none."""
-    limit = subject.limits.of(subject.family, name)
-    if not any(limit.allows(each) for each in wanted):
+    limit, had = subject.limits.of(subject.family, name), [each for each in wanted if has(subject.implementation.formats, each)]
+    if had and not any(limit.allows(each) for each in had):
         raise NotOffered(f"{either(wanted).replace('format', name, 1)}, where its limits say {limit}")
     if found := [each for each in wanted if takes(subject, name, each)]:
         return found
