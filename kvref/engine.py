@@ -141,9 +141,10 @@ class Engine:
 
     def sample(self, session: int, n: int, count: int) -> list[int]:
         """`n` times what `generate` would say, one behind the other; the session is as before. Raises as `generate` does."""
+        times = in_range(n, None, PositionOutOfRange, "n")
         self._speaks(session, count)
         said = list[int]()
-        for _ in range(in_range(n, None, PositionOutOfRange, "n")):
+        for _ in range(times):
             child = self.fork(session)
             try:
                 said += self.generate(child, count)

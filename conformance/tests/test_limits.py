@@ -44,6 +44,7 @@ EXCEPTIONS = {  # clauses that a family cannot be judged by within a limit, and 
             "pooled",
             "prefix",
             "quantized",
+            "sharded",
             "tiered",
             "windowed",
         )

@@ -158,8 +158,10 @@ class Engine(Model):
         return self._says(told.clause, self.did("generate", change), session, 1, count, [])
 
     def sample(self, session: Any, n: Any, count: Any) -> Expected:
-        if wrong := [*self._cannot_speak(session, count), *not_in_range(n, None, "PositionOutOfRange")]:
-            return self.refuse(wrong)
+        wrong, times = self._cannot_speak(session, count), not_in_range(n, None, "PositionOutOfRange")
+        if wrong or times:  # whether there is room may be looked at before
+            full = [] if wrong else [(kind, "ENG-06") for kind in self._in_the_way(session, count, [])]
+            return self.refuse([*wrong, *times, *full])
         told = self.sessions[session]
         copies = [len(told.tokens) + count] * n
         return self._says("ENG-08", self.did("sample", lambda ok: told.blame("ENG-08")), session, n, count, copies)

@@ -36,7 +36,7 @@ class PagedMachine(Machine):
     @initialize(
         blocks=st.sampled_from((6, 7, 9, 12, 5, 24, 0)), size=st.sampled_from((1, 2, 3, 4, 2, 3)),
         layers=st.sampled_from((1, 2, 2)), heads=st.integers(1, 2), dim=st.sampled_from((1, 3)),
-        dtype=DTYPE, key_scale=GIVEN, value_scale=GIVEN, sequences=st.sampled_from((1, 2, 3, 2)),
+        dtype=DTYPE, sequences=st.sampled_from((1, 2, 3, 2)), value_scale=GIVEN, key_scale=GIVEN,
     )  # fmt: skip
     def new(
         self, blocks: int, size: int, layers: int, heads: int, dim: int, dtype: str, key_scale: float, value_scale: float,
@@ -182,10 +182,14 @@ class PagedMachine(Machine):
             length = len(self.model.sequences[sequence][layer].tokens)
             self.put_into(one, layer, max(0, length - back * self.stride), count * self.stride, kind)
 
+    fork_again = fork
+
     @precondition(lambda self: self.objects)
     @rule(which=SEQUENCE, back=st.sampled_from((1, 2, 3, 5, 0, -1)), count=st.sampled_from((1, 2, 3, 4, 0)), remove=st.booleans())
     def edit(self, which: int, back: int, count: int, remove: bool) -> None:
         self.cut(self.chosen(which, full=True), back, count, remove)
+
+    edit_again = edit
 
     @precondition(lambda self: self.objects)
     @rule(which=SEQUENCE, into=SEQUENCE, layer=ANY, between=st.sampled_from((0, 1, 2, 3)), damage=DAMAGE, kind=kinds())
