@@ -244,7 +244,8 @@ class PagedCache(Sequences):
         return table, layer, np.arange(self._tables.first(table)[layer], self._tables.lengths[table, layer])
 
     def _moved_shape(self) -> dict[str, int | str]:
-        return {name: size for name, size in asdict(self.config).items() if name not in ("num_blocks", "block_size")}
+        shape = {name: size for name, size in asdict(self.config).items() if name not in ("num_blocks", "block_size")}
+        return {name: size for name, size in shape.items() if size is not None}  # a scale that is not given is no part of it
 
     def _everything(self, whole: Whole) -> Part:
         return Part.of(whole, self.config.num_kv_heads)

@@ -21,7 +21,7 @@ class Cache(kvref.PagedCache):
 class Implementation(Right):
     clause = "LAW-04"
     also = (
-        "EDIT-03", "EDIT-05", "EDIT-10", "LAW-01", "LAW-02", "LAW-06", "PAGED-03", "PAGED-11", "PAGED-12", "PAGED-14",
+        "EDIT-03", "EDIT-05", "EDIT-10", "LAW-01", "LAW-02", "LAW-06", "MOVE-05", "PAGED-03", "PAGED-11", "PAGED-12", "PAGED-14",
         "PAGED-18", "SHARE-04", "SHARE-05", "SHARE-06", "SHARE-08", "SHARE-09", "WIN-09",
     )  # fmt: skip
     bug = "vllm-project/vllm#50749"

@@ -24,7 +24,7 @@ class Cache(kvref.PrefixCache):
 
 class Implementation(Right):
     clause = "PREFIX-04"
-    also = ("PAGED-13",)
+    also = ("PAGED-13", "PAGED-16")
 
     def prefix(self, **config: Any) -> Cache:
         return Cache(kvref.PagedConfig(**config))

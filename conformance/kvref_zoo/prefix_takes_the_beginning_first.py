@@ -23,7 +23,7 @@ class Cache(kvref.PrefixCache):
 
 class Implementation(Right):
     clause = "PREFIX-08"
-    also = ("PAGED-13", "PAGED-16", "PREFIX-09")
+    also = ("PAGED-13", "PAGED-16", "PREFIX-01", "PREFIX-09", "SHARE-05")
 
     def prefix(self, **config: Any) -> Cache:
         return Cache(kvref.PagedConfig(**config))

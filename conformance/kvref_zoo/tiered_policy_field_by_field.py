@@ -14,7 +14,7 @@ class Cache(kvref.TieredCache):
 
 class Implementation(Right):
     clause = "TIER-10"
-    also = ("LAW-04", "TIER-08")
+    also = ("LAW-04", "TIER-01", "TIER-02", "TIER-08", "TIER-14")
 
     def tiered(self, **config: Any) -> Cache:
         return Cache(kvref.TieredConfig(**config))

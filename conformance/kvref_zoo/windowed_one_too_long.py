@@ -19,7 +19,7 @@ class Cache(kvref.WindowedCache):
 
 class Implementation(Right):
     clause = "WIN-01"
-    also = ("LAW-05", "WIN-02", "WIN-05", "WIN-06", "WIN-10")
+    also = ("ATTN-07", "LAW-05", "WIN-02", "WIN-05", "WIN-06", "WIN-10")
 
     def windowed(self, **config: Any) -> Cache:
         return Cache(kvref.WindowedConfig(**config))

@@ -153,7 +153,7 @@ def test_what_is_not_offered_is_not_passed(kvref):
     said = " ".join(done.stdout.split())  # lines end at 80 columns
     assert (
         "no family of: FMT, CONTIG, BLOCK, PAGED, SHARE, PREFIX, WIN, GROUP, QUANT, KIVI, TIER, EDIT, MOVE, BUF, POOL, MLA, "
-        "ATTN, ENG not run" in said
+        "SHARD, ATTN, ENG not run" in said
     )
     assert "Paged cache" not in done.stdout
 

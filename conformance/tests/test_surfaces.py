@@ -27,20 +27,28 @@ MOVING = {"MOVE-01", "MOVE-02", "MOVE-03", "MOVE-04", "MOVE-07"}
 SCALES = {"PAGED-18", "MOVE-05", *MOVING}  # of those that take plain dtypes, and do not move
 # What the operations of each cannot show, of all clauses that have a check in its family.
 OF_FORMATS = {"FMT-STATIC-05", "FMT-STATIC-06", "FMT-STATIC-08", "FMT-ROT-04", "FMT-ROT-07"}  # of caches in those
+GIVEN = {"FMT-STATIC-05", "FMT-STATIC-06"}  # scales
+WITHOUT = SCALES | GIVEN | SHARING | EDITS | RELEASE
 NOT_JUDGED = {
-    Paged: {"PAGED-06", "PAGED-16", "PAGED-17", "ATTN-10"} | SCALES | SHARING | EDITS | RELEASE,
+    Paged: {"PAGED-06", "PAGED-16", "PAGED-17", "ATTN-10"} | SCALES | GIVEN | SHARING | EDITS | RELEASE,
     Int8: {"LAW-06", "LAW-13", "QUANT-04", "QUANT-08", "EDIT-01", "EDIT-02", "EDIT-03", "ATTN-10", "QUANT-10"}
     | OF_FORMATS
     | MOVING,
     Fp8: {"LAW-06", "LAW-13", "QUANT-04", "EDIT-01", "EDIT-02", "EDIT-03", "ATTN-10", "QUANT-10"} | OF_FORMATS | MOVING,
     KernelAttention: {"WIN-01", "WIN-05", "WIN-07", "WIN-08"},
-    KernelPaged: SCALES | SHARING | EDITS | RELEASE,
+    KernelPaged: SCALES | GIVEN | SHARING | EDITS | RELEASE,
     AppendOnly: {"LAW-06", "PAGED-04", "PAGED-06", "PAGED-10", "PAGED-11", "PAGED-15", "PAGED-17", "ATTN-10"}
     | SCALES
+    | GIVEN
     | SHARING
     | EDITS
     | RELEASE,
-    OneTable: {"PAGED-04", "PAGED-06", "PAGED-15", "PAGED-16", "PAGED-17", "ATTN-10"} | SCALES | SHARING | EDITS | RELEASE,
+    OneTable: {"PAGED-04", "PAGED-06", "PAGED-15", "PAGED-16", "PAGED-17", "ATTN-10"}
+    | SCALES
+    | GIVEN
+    | SHARING
+    | EDITS
+    | RELEASE,
 }
 JUDGED = {
     (Paged, "PAGED"): 14, (Int8, "QUANT"): 6, (Fp8, "QUANT"): 7, (KernelAttention, "ATTN"): 9, (KernelPaged, "PAGED"): 17,

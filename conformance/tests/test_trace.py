@@ -195,6 +195,7 @@ SHRUNK = {
     "grouped": ("zoo:grouped-lists-what-it-gave-back", "GROUP-02"),
     "channels": ("zoo:channels-scale-keys-by-token", "KIVI-01"),
     "latent": ("zoo:latent-value-is-the-end-of-the-row", "MLA-01"),
+    "sharded": ("zoo:sharded-half-written", "SHARD-04"),
     "hosted": ("zoo:hosted-scales-stay-behind", "MOVE-12"),
     "offload": ("zoo:offload-found-before-complete", "MOVE-06"),
 }

@@ -68,8 +68,8 @@ def any_scale_is_taken(patch):
 @bug("FMT-STATIC-05")
 def scales_for_other_formats_are_dropped(patch):
     in_source(
-        patch, "kvref.quantized.QuantizedConfig.formats", "get_format(self.format, ROW_FORMATS, scale)",
-        "get_format(self.format, ROW_FORMATS, scale if 'static' in self.format else None)",
+        patch, "kvref.quantized.QuantizedConfig.formats", "self.key_scale, self.value_scale",
+        "*((self.key_scale, self.value_scale) if 'static' in self.format else (None, None))",
     )  # fmt: skip
 
 
@@ -81,7 +81,9 @@ def without_a_scale_it_is_another(patch):
 
 @bug("FMT-STATIC-06")
 def values_have_the_scale_of_keys(patch):
-    in_source(patch, "kvref.quantized.QuantizedConfig.formats", "(self.key_scale, self.value_scale)", "[self.key_scale] * 2")
+    in_source(
+        patch, "kvref.quantized.QuantizedConfig.formats", "self.key_scale, self.value_scale", "self.key_scale, self.key_scale"
+    )
 
 
 @bug("FMT-STATIC-06")

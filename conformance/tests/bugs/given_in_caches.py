@@ -95,7 +95,6 @@ def the_scale_of_keys_is_for_values_too(patch):
 
 
 @bug("PAGED-18")
-@hidden("paged", "PAGED-16")
 def a_batch_is_quantized_by_one_scale(patch):
     batch = TokenStore.quantized
 

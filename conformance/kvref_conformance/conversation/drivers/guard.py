@@ -113,6 +113,7 @@ class time_limit:
 _NOT_IN = {each.__code__ for each in (time_limit.__enter__, time_limit.__exit__, time_limit.arm, time_limit._leave)}
 _WEAK: tuple[Any, ...] = (weakref.WeakSet(), weakref.WeakKeyDictionary(), weakref.WeakValueDictionary())
 _NOT_IN |= {each._remove.__code__ for each in _WEAK}
+_NOT_IN.add(weakref.finalize.__call__.__code__)  # which runs wherever Python happens to collect
 _NOT_CALLED = ("gc_callback", "__del__")
 
 

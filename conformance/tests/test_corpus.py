@@ -1,0 +1,145 @@
+"""What a search keeps: its corpus, failures of before, figures over time."""
+
+import json
+import time
+from dataclasses import replace
+from itertools import pairwise
+from types import SimpleNamespace
+
+import pytest
+from explored import Here, explored, seen
+
+from kvref_conformance.exploring.corpus import Corpus, Known, Point, Run, open_corpus
+from kvref_conformance.exploring.page import plot, write_page
+from kvref_conformance.exploring.run import POINTS, Exploring, Lost
+from kvref_conformance.exploring.steering import TURN, Steering
+from kvref_conformance.exploring.units import Unit
+from kvref_conformance.exploring.work import Again
+from kvref_conformance.outcome import CannotRun
+
+
+def test_a_corpus_is_what_was_written(tmp_path):
+    corpus = Corpus(tmp_path / "new" / "corpus", "numpy", [Unit("paged", "calls", "3+4:5")], handed={"calls": 9})
+    corpus.failures.append(Known("PAGED-07", ("paged.new", "paged.gather!"), Unit("paged", "real", "2"), 3, ""))
+    points = [Point(float(number), number, 3, 4, 5, 6, {"paged": [4, 5]}) for number in range(3)]
+    corpus.runs.append(Run("now", 3, 2, points, lost=1, mended=["PAGED-01"]))
+    corpus.write()
+    again = open_corpus(corpus.folder, "numpy")
+    assert again.runs.pop() == replace(corpus.runs[0], points=points[-1:])  # the others have a file of their own
+    assert again == replace(corpus, runs=[])
+    assert {str(each.relative_to(corpus.folder)) for each in corpus.folder.rglob("*.*")} == {"corpus.json", "runs/0001.json"}
+    assert len(json.loads((corpus.folder / "runs/0001.json").read_text())["points"]) == 3
+
+
+def test_points_over_time_are_no_more_than_are_drawn(tmp_path):
+    exploring = Exploring(Here(0), Corpus(tmp_path, ""), Steering([], [], [], 0), Run("", 0, 1))
+    exploring._limit = 1000.0
+    for second in range(1000):
+        exploring.began = time.monotonic() - second
+        exploring.units = second
+        exploring._point()
+    points = exploring.run.points
+    assert POINTS / 2 < len(points) < 1.1 * POINTS and points[-1].units == 999 and points[0].seconds == 0.0
+    assert all(one.seconds < other.seconds for one, other in pairwise(points))
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ("not JSON", "JSONDecodeError"),
+        ({"corpus": 2}, "expected version 1, got 2"),
+        ({"seeds": [["paged", "calls", "x"]]}, "ValueError"),
+        ({"seeds": [["paged", "walks", "1"]]}, "expected one of calls, real, soak, got 'walks'"),
+        ({"failures": [{"clause": "A"}]}, "KeyError"),
+        ({"runs": [{"nonsense": 1, "points": []}]}, "TypeError"),
+        ({"failures": [{"clause": "A", "shape": [], "unit": ["paged", "calls", "1"], "times": 1, "trace": "../../x"}]}, "a file"),
+        ([], "TypeError"),
+    ],
+)
+def test_a_corpus_that_cannot_be_read_says_why(tmp_path, changed, said):
+    corpus = Corpus(tmp_path, "numpy")
+    corpus.write()
+    text = corpus.path.read_text()
+    whole = (
+        changed if isinstance(changed, str) else json.dumps(json.loads(text) | changed if isinstance(changed, dict) else changed)
+    )
+    corpus.path.write_text(whole)
+    with pytest.raises(CannotRun, match=r"^--corpus: .*corpus\.json cannot be read: ") as caught:
+        open_corpus(tmp_path, "numpy")
+    assert said in str(caught.value)
+
+
+def test_a_folder_of_something_else_is_no_corpus(tmp_path):
+    Corpus(tmp_path / "one", "numpy").write()
+    with pytest.raises(CannotRun, match="is of numpy, expected one of mine:Cache"):
+        open_corpus(tmp_path / "one", "mine:Cache")
+    (tmp_path / "two").mkdir()
+    (tmp_path / "two/notes.txt").write_text("")
+    with pytest.raises(CannotRun, match=r"which has no corpus\.json"):
+        open_corpus(tmp_path / "two", "numpy")
+    with pytest.raises(CannotRun, match="expected a folder, got the file"):
+        open_corpus(tmp_path / "two/notes.txt", "numpy")
+
+
+def test_failures_of_before_come_first_and_those_that_are_mended_go(tmp_path):
+    corpus = Corpus(tmp_path, "numpy", [Unit("paged", "calls", "7"), Unit("gone", "calls", "8")])
+    for clause in ("PAGED-01", "PAGED-02", "PAGED-03"):
+        corpus.failures.append(Known(clause, ("paged.new",), Unit("paged", "calls", "1"), 1, f"{clause}.jsonl"))
+        (tmp_path / "failures").mkdir(exist_ok=True)
+        (tmp_path / f"failures/{clause}.jsonl").write_text("line\n")
+    unfinished = Known("PAGED-04", (), Unit("paged", "calls", "5"))
+    corpus.failures.append(unfinished)
+    said = {"PAGED-01": Again("broken"), "PAGED-02": Again("mended"), "PAGED-03": Again("not offered", "paged.new")}
+
+    def answer(work, *about):
+        return said[about[0]] if work.__name__ == "again" else [seen(each.seed) for each in about[0]]
+
+    heard = []
+    exploring = explored(
+        Here(6, answer=answer), corpus, ["paged"], of_before=lambda known, came: heard.append((known.clause, came))
+    )
+    assert [each[0] for each in exploring.team.asked[:3]] == ["again"] * 3
+    assert exploring.team.asked[3:5] == [("units", [unfinished.unit]), ("units", [Unit("paged", "calls", "7")])]
+    assert heard == list(said.items())
+    assert [known.clause for known in corpus.failures] == ["PAGED-01"] and exploring.run.mended == ["PAGED-02"]
+
+
+def test_seeds_of_before_that_were_not_run_again_are_kept(tmp_path):
+    corpus = Corpus(tmp_path, "numpy", [Unit("paged", "calls", str(number)) for number in range(3 * TURN)])
+    explored(Here(1, answer=lambda work, turn: [seen(each.seed) for each in turn]), corpus, ["paged"])
+    assert corpus.seeds == [Unit("paged", "calls", str(number)) for number in range(TURN, 3 * TURN)]
+
+
+def test_a_failure_that_was_not_made_short_in_time_is_kept_by_its_unit(tmp_path):
+    def answer(work, turn):
+        return [seen(each.seed, "a", "x") for each in turn]
+
+    corpus = explored(Here(1, answer=answer), Corpus(tmp_path, ""), ["paged"]).corpus
+    assert [(known.clause, known.shape, known.trace) for known in corpus.failures] == [("PAGED-07", (), "")]
+
+
+def test_a_lost_turn_is_counted_and_another_exception_is_not_swallowed(tmp_path):
+    exploring = explored(Here(4, answer=lambda work, turn: Lost("killed")), Corpus(tmp_path, ""), ["paged"])
+    assert exploring.run.lost == 2 + 2 * 0 + TURN * 2 + TURN and exploring.units == 0
+    broken = Exploring(
+        Here(4, answer=lambda *_: RuntimeError("ours")), Corpus(tmp_path, ""), Steering(["paged"], [], [], 0), Run("", 0, 1)
+    )
+    with pytest.raises(RuntimeError, match="ours"):
+        broken.go(1000.0)
+
+
+def test_figures_over_time_are_drawn_and_names_are_escaped(tmp_path):
+    points = [SimpleNamespace(seconds=0.0), SimpleNamespace(seconds=5.0), SimpleNamespace(seconds=10.0)]
+    drawn = plot("states", points, [0, 5, 20])
+    assert drawn.line == "0.0,90.0 160.0,67.5 320.0,0.0" and (drawn.first, drawn.last) == (0, 20)
+    corpus = Corpus(tmp_path, "<script>alert(1)</script>")
+    exploring = explored(
+        Here(3, answer=lambda work, turn: [seen(each.seed, states=["some"]) for each in turn]), corpus, ["paged"]
+    )
+    corpus.failures.append(Known("PAGED-07", ("<b>",), Unit("paged", "calls", "1"), 3, "a b.jsonl"))
+    corpus.runs.append(exploring.run)
+    write_page(exploring, tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    assert "<script>alert" not in page and "&lt;script&gt;" in page and "<b>" not in page
+    assert page.count("<polyline") == page.count("aria-label=") - 1 == 6
+    assert "met</dt><dd>3 times, first by paged calls 1" in page and 'href="failures/a%20b.jsonl"' in page
