@@ -35,19 +35,7 @@ EXCEPTIONS = {  # clauses that a family cannot be judged by within a limit, and 
     ),
     **{
         ("one token at a time", family): TWO_TOKENS
-        for family in (
-            "channels",
-            "contiguous",
-            "grouped",
-            "latent",
-            "paged",
-            "pooled",
-            "prefix",
-            "quantized",
-            "sharded",
-            "tiered",
-            "windowed",
-        )
+        for family in "channels contiguous grouped latent paged pooled prefix quantized sharded tiered windowed".split()
     },
     ("one token at a time", "channels"): TWO_TOKENS | {"KIVI-04": TWO_TOKENS["LAW-06"]},
     **{  # who takes packed rows, or codes, says so, of the latent or the windowed cache alone
