@@ -17,6 +17,9 @@ from kvref_conformance.outcome import CannotRun, NotOffered
 TWO_TOKENS = {"LAW-06": "tokens 2, where its limits say at most 1"}
 NEGATIVE = "negative integers, which its types do not have"
 ROWS = "int8 or float8_e4m3fn or float8_e5m2 or q8 or q4"
+TOKEN_BY_TOKEN = (
+    "channels", "contiguous", "grouped", "latent", "paged", "pooled", "prefix", "quantized", "sharded", "tiered", "windowed",
+)  # fmt: skip
 OF_BFLOAT16 = "format packed"  # a part of which is in bfloat16
 STATIC_PAGES = ["FMT-STATIC-05", "FMT-STATIC-06"]
 GIVEN = "dtype float8_e4m3fn_static or float8_e5m2_static, where its limits say {}"
@@ -33,10 +36,7 @@ EXCEPTIONS = {  # clauses that a family cannot be judged by within a limit, and 
     ("one sequence at a time", "grouped"): dict.fromkeys(
         ("LAW-07", "SHARE-03", "PREFIX-03"), "sequences 2, where its limits say at most 1"
     ),
-    **{
-        ("one token at a time", family): TWO_TOKENS
-        for family in "channels contiguous grouped latent paged pooled prefix quantized sharded tiered windowed".split()
-    },
+    **{("one token at a time", family): TWO_TOKENS for family in TOKEN_BY_TOKEN},
     ("one token at a time", "channels"): TWO_TOKENS | {"KIVI-04": TWO_TOKENS["LAW-06"]},
     **{  # who takes packed rows, or codes, says so, of the latent or the windowed cache alone
         (f"{dtype} only", family): {
