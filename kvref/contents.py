@@ -1,7 +1,7 @@
 """What is saved of a cache, before it is a file and once it is one: names, counts, and where the tokens lie."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from types import SimpleNamespace
 from typing import Any, TypeAlias, cast
 
@@ -64,6 +64,11 @@ class Contents:
     shape: Mapping[str, int | str]
     state: Mapping[str, Any]
     stretches: Sequence[Stretch]
+
+
+def shape_of(config: Any, *room: str) -> dict[str, int | str]:
+    """Of a cache's config what another has to have in common with it: all but `room`, and a scale that is not given."""
+    return {name: size for name, size in asdict(config).items() if name not in room and size is not None}
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ the query, that of the values behind the weighted mean of latents, and between t
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 from array_api_compat import array_namespace
@@ -21,7 +21,7 @@ from kvref.array import UNIT_ROUNDOFF as U
 from kvref.array import Array, dtype_name
 from kvref.attention import EXP_ERROR, attention, attention_as_read
 from kvref.backend import Backend, reference
-from kvref.contents import Contents, Saved, Stretch
+from kvref.contents import Contents, Saved, Stretch, shape_of
 from kvref.errors import (
     CapacityExceeded,
     ConfigError,
@@ -145,8 +145,7 @@ class LatentCache(Movable):
 
     def contents(self) -> Contents:
         """What is saved: of any room, for that is no part of what it holds."""
-        shape = {name: size for name, size in asdict(self.config).items() if name != "max_tokens"}
-        return Contents("latent", shape, {}, self._stretches())
+        return Contents("latent", shape_of(self.config, "max_tokens"), {}, self._stretches())
 
     def _another(self) -> "LatentCache":
         return LatentCache(self.config, self._backend)

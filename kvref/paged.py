@@ -6,7 +6,7 @@ quantized once, and its codes, scale and zero lie in its slot together (PAGED-18
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import BinaryIO
 
 import numpy as np
@@ -17,7 +17,7 @@ from kvref.array import Array
 from kvref.attention import attention_as_read
 from kvref.backend import Backend, reference
 from kvref.blocks import NO_BLOCK
-from kvref.contents import Contents, Saved, Stretch, both
+from kvref.contents import Contents, Saved, Stretch, both, shape_of
 from kvref.errors import ConfigError, PositionOutOfRange, in_range, whole_fields
 from kvref.formats import Format, Quantized, of_keys_and_values
 from kvref.inputs import accept_pair
@@ -244,8 +244,7 @@ class PagedCache(Sequences):
         return table, layer, np.arange(self._tables.first(table)[layer], self._tables.lengths[table, layer])
 
     def _moved_shape(self) -> dict[str, int | str]:
-        shape = {name: size for name, size in asdict(self.config).items() if name not in ("num_blocks", "block_size")}
-        return {name: size for name, size in shape.items() if size is not None}  # a scale that is not given is no part of it
+        return shape_of(self.config, "num_blocks", "block_size")
 
     def _everything(self, whole: Whole) -> Part:
         return Part.of(whole, self.config.num_kv_heads)

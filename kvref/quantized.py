@@ -5,14 +5,14 @@ never again (QUANT-05).
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
 from kvref.array import Array
 from kvref.attention import attention_as_read
 from kvref.backend import Backend, reference
-from kvref.contents import Contents, Saved, Stretch, both
+from kvref.contents import Contents, Saved, Stretch, both, shape_of
 from kvref.errors import (
     CapacityExceeded,
     HeadOutOfRange,
@@ -142,8 +142,7 @@ class QuantizedCache(Movable):
 
     def contents(self) -> Contents:
         """What is saved: of any capacity, for that is no part of what it holds."""
-        shape = {name: size for name, size in asdict(self.config).items() if name != "capacity"}
-        return Contents("quantized", shape, {}, self._stretches())
+        return Contents("quantized", shape_of(self.config, "capacity"), {}, self._stretches())
 
     def _another(self) -> "QuantizedCache":
         return QuantizedCache(self.config, self._backend)

@@ -9,7 +9,7 @@ oldest are evicted. Positions are absolute: eviction never renumbers.
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from threading import RLock
 from typing import BinaryIO
 
@@ -19,7 +19,7 @@ from kvref.array import Array
 from kvref.attention import attention_as_read
 from kvref.backend import Backend, reference
 from kvref.buffers import VALUE_BYTES, Buffer, BufferPool
-from kvref.contents import Contents, Saved, Stretch, both
+from kvref.contents import Contents, Saved, Stretch, both, shape_of
 from kvref.errors import ConfigError, NonFinite, NotTruncatable, PositionOutOfRange, in_range, whole_fields
 from kvref.formats import FORMATS, PLAIN_DTYPES, SCALED_FORMATS, get_format
 from kvref.inputs import accept_pair
@@ -213,7 +213,7 @@ class TieredCache(Movable):
         with self._lock:
             tiers = {tier.name: [run.said() for run in tier.runs] for tier in self._tiers}
             state = {"next": self._next, "moved_at": self._moved_at, "tiers": tiers}
-            return Contents("tiered", asdict(self.config), state, self._stretches())
+            return Contents("tiered", shape_of(self.config), state, self._stretches())
 
     def receive(self, file: BinaryIO) -> None:
         with self._lock:

@@ -8,7 +8,7 @@ attends first, over what was held and what comes, and writes afterwards.
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from kvref.array import Array
 from kvref.attention import Read, Sight, accept_query, attended
 from kvref.backend import Backend, reference
-from kvref.contents import Contents, Saved, Stretch, both
+from kvref.contents import Contents, Saved, Stretch, both, shape_of
 from kvref.errors import FileDamaged, NotTruncatable, PositionOutOfRange, in_range, whole_fields
 from kvref.formats import Quantized, get_format
 from kvref.inputs import accept_pair
@@ -135,7 +135,7 @@ class WindowedCache(Movable):
     def contents(self) -> Contents:
         """What is saved: the tokens that are held, oldest first, and which they are."""
         state = {"length": self.length, "first": self._first}
-        return Contents("windowed", asdict(self.config), state, both("tokens", self._store, self._slots(self._positions())))
+        return Contents("windowed", shape_of(self.config), state, both("tokens", self._store, self._slots(self._positions())))
 
     def _another(self) -> "WindowedCache":
         return WindowedCache(self.config, self._backend)

@@ -6,7 +6,7 @@ import pytest
 
 from kvref.canary import FIRST_WORD, Canary
 from kvref.engine import Engine
-from kvref.errors import OutOfBlocks
+from kvref.errors import OutOfBlocks, PositionOutOfRange
 
 CANARY = Canary(offsets=(3, 4), context=96, num_kv_heads=1, num_query_heads=2, head_dim=32)
 BLOCK_SIZE = 4
@@ -41,6 +41,16 @@ def test_a_fork_takes_no_block_and_goes_on_by_itself():
     on.extend(child, words(1, 50))
     assert on.generate(child, 9) == anew([*words(18), *words(1, 50)], 9)
     assert on.generate(parent, 9) == anew(words(18), 9)
+
+
+def test_a_number_of_samples_is_looked_at_before_there_is_room():
+    on = engine(blocks=5)
+    child = on.fork(told(on, words(18)))
+    on.truncate(child, 16)  # whose last token is in a block of both
+    with pytest.raises(OutOfBlocks):
+        on.sample(child, 1, 0)
+    with pytest.raises(PositionOutOfRange):
+        on.sample(child, -1, 0)
 
 
 def test_what_was_seen_is_found():

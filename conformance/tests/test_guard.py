@@ -144,6 +144,24 @@ def test_an_alarm_is_not_lost_where_python_ignores_exceptions(alarms, monkeypatc
     assert not ignored and len(weak) == 0
 
 
+def test_an_alarm_within_a_finalizer_comes_behind_it(alarms, monkeypatch):
+    ignored, ran = [], []
+    monkeypatch.setattr(sys, "unraisablehook", ignored.append)
+
+    def slowly():
+        end = time.monotonic() + 0.1
+        while time.monotonic() < end:
+            pass
+        ran.append(True)
+
+    def drop():
+        weakref.finalize(item := Plain(), slowly)
+        del item  # whose finalizer runs here
+
+    stopped_after(0.03, first=drop)
+    assert ran and not ignored
+
+
 def test_a_handler_that_is_not_pythons_is_left_alone(monkeypatch):
     monkeypatch.setattr(signal, "getsignal", lambda number: None)
     with time_limit(100):

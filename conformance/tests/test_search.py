@@ -99,7 +99,7 @@ def by_shape(corpus):
 
 
 def test_the_next_search_begins_with_what_was_kept(kvref, tmp_path):
-    searched = "search", "mends:Cache", "--minutes", "0.1", "--workers", "1"
+    searched = "search", "mends:Cache", "--minutes", "0.2", "--workers", "1"
     (tmp_path / "mends.py").write_text(RAISES + MENDS)
     first = kvref(*searched)
     assert first.returncode == 1 and "got      RuntimeError: gone already" in first.stdout, first.stdout + first.stderr

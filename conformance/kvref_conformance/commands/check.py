@@ -15,7 +15,7 @@ from kvref_conformance.commands.listing import list_checks, list_reach
 from kvref_conformance.conversation import interrupts
 from kvref_conformance.conversation.drivers.guard import collect_rarely
 from kvref_conformance.families import names as families
-from kvref_conformance.implementations import existing_folder, named, patience
+from kvref_conformance.implementations import existing_folder, named, needed, patience
 from kvref_conformance.interface import offers
 from kvref_conformance.judging import xfails
 from kvref_conformance.judging.ahead import side_by_side, usual_jobs
@@ -30,11 +30,7 @@ from kvref_conformance.report.text import Result, print_conclusion, print_derive
 
 
 def check(options: argparse.Namespace) -> int:
-    options.name = named(options)
-    if options.name is None and not options.list:
-        raise CannotRun(
-            "expected a NAME or --exec COMMAND or --server URL: what is to be judged (kvref list shows what there is)"
-        )
+    options.name = named(options) if options.list else needed(options)
     options.timeout = patience(options, options.name or "")
     _refuse_nonsense(options)
     expected = _expected_failures(options)

@@ -20,7 +20,7 @@ from kvref_conformance.exploring.show import Shown, print_summary
 from kvref_conformance.exploring.steering import Steering
 from kvref_conformance.exploring.work import Again, real_checks
 from kvref_conformance.families import all_families
-from kvref_conformance.implementations import named, patience
+from kvref_conformance.implementations import needed, patience
 from kvref_conformance.interface import offers
 from kvref_conformance.judging.asked import Effort
 from kvref_conformance.judging.isolated import IsolatedJudge
@@ -32,11 +32,7 @@ FAILURES = Path(".kvref/failures")
 
 
 def search(options: argparse.Namespace) -> int:
-    options.name = named(options)
-    if options.name is None:
-        raise CannotRun(
-            "expected a NAME or --exec COMMAND or --server URL: what is to be judged (kvref list shows what there is)"
-        )
+    options.name = needed(options)
     seconds = _seconds(options)
     if options.seed < 0:
         raise CannotRun(f"--seed: expected an integer of at least 0, got {options.seed}")

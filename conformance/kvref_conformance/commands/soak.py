@@ -14,7 +14,7 @@ from kvref_conformance.checking.registry import Check
 from kvref_conformance.commands.soak_server import soak_server
 from kvref_conformance.conversation import interrupts
 from kvref_conformance.conversation.trace.store import save_failure
-from kvref_conformance.implementations import existing_folder, named, patience
+from kvref_conformance.implementations import existing_folder, needed, patience
 from kvref_conformance.interface import offers
 from kvref_conformance.judging.asked import Asked, Effort
 from kvref_conformance.judging.judge import Ended, Failure, Judge
@@ -29,11 +29,7 @@ FAILURES = Path(".kvref/failures")
 
 
 def soak_implementation(options: argparse.Namespace) -> int:
-    options.name = named(options)
-    if options.name is None:
-        raise CannotRun(
-            "expected a NAME or --exec COMMAND or --server URL: what is to be judged (kvref list shows what there is)"
-        )
+    options.name = needed(options)
     if not 0 < options.minutes < math.inf:
         raise CannotRun(f"--minutes: expected a finite number above 0, got {options.minutes:g}")
     if options.seed < 0:

@@ -50,7 +50,7 @@ def ready(judge: IsolatedJudge) -> None:
 
 
 def _imported(judge: Judge) -> None:
-    from kvref_conformance.searching import met, run  # noqa: F401
+    from kvref_conformance.searching import met, run  # noqa: F401 - for whoever asks next
 
 
 def units(judge: IsolatedJudge, asked: Sequence[Unit]) -> list[Seen]:

@@ -15,6 +15,7 @@ from typing import Any
 import dask
 from distributed import Client, Future, LocalCluster
 from distributed.comm import get_address_host_port
+from distributed.scheduler import KilledWorker
 
 from kvref_conformance.conversation import interrupts
 from kvref_conformance.exploring.run import Lost
@@ -90,7 +91,7 @@ class Workers:
         if task.status == "cancelled":
             return about, Lost("cancelled")
         error = task.exception()
-        return about, Lost(str(error)) if type(error).__name__ == "KilledWorker" else error
+        return about, Lost(str(error)) if isinstance(error, KilledWorker) else error
 
     def _load(self) -> None:
         """Have every worker load the implementation, before time counts. Raises CannotRun, and what a worker may lack."""

@@ -59,6 +59,15 @@ def named(options: argparse.Namespace) -> str | None:
     return next(iter(asked.values()), None)
 
 
+def needed(options: argparse.Namespace) -> str:
+    """The same, where there has to be one. Raises CannotRun."""
+    if (name := named(options)) is None:
+        raise CannotRun(
+            "expected a NAME or --exec COMMAND or --server URL: what is to be judged (kvref list shows what there is)"
+        )
+    return name
+
+
 def patience(options: argparse.Namespace, name: str) -> float:
     """Seconds that a call may take: as the command line says, or more for a server, which may have others to serve."""
     if options.timeout is not None:

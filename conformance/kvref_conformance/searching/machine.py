@@ -116,7 +116,8 @@ LAST = 9  # an index that stands for one there is not
 ANY = st.sampled_from((*(0, 1, 2) * 6, LAST))  # rarely: a call that is wrong leaves nothing to be seen
 COUNT = st.sampled_from((1, 2, 3, 4, 5, 1, 2, 3, 8, 0))  # tokens that come at once
 BACK = st.sampled_from((1, 2, 3, 1, 2, 5, 0, -1))  # tokens that a truncate takes away; -1: to one more than there are
-GIVEN = st.sampled_from((1.0, 0.25, 0.037, 3.0))  # scales, to formats that take one (FMT-STATIC)
+
+
 DAMAGE = st.sampled_from((0, 0, 0, 1, 2, 3, 4))  # of what is loaded: none; a bit in its header, its tensors, its end; its end
 
 

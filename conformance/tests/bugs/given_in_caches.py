@@ -73,15 +73,23 @@ def latent_and_rope_part_are_rotated_each_by_itself(patch):
         made(self, config, *args, **kwargs)
         latent.append((self._stores[0], config.rank))
 
-    def turned_by_halves(store, values):
+    def of_halves(store):
+        """What rotates both by themselves, where that is asked of this store."""
         rank = next((rank for each, rank in latent if each is store), None)
         if rank is None or not isinstance(store.format, Rotated):
-            return values
-        return hadamard(np.concatenate([hadamard(values[..., :rank]), hadamard(values[..., rank:])], axis=-1))
+            return None
+        return lambda rows: np.concatenate([hadamard(rows[..., :rank]), hadamard(rows[..., rank:])], axis=-1)
+
+    def writing(self, rows):  # what rotates the whole is undone before
+        return quantized(self, hadamard(turn(rows)) if (turn := of_halves(self)) else rows)
+
+    def reading(self, stored):
+        values = dequantized(self, stored)
+        return turn(hadamard(values)) if (turn := of_halves(self)) else values
 
     patch.setattr(LatentCache, "__init__", making)
-    patch.setattr(SlotStore, "quantized", lambda self, rows: quantized(self, turned_by_halves(self, rows)))
-    patch.setattr(SlotStore, "dequantized", lambda self, stored: dequantized(self, stored))
+    patch.setattr(SlotStore, "quantized", writing)
+    patch.setattr(SlotStore, "dequantized", reading)
 
 
 @bug("FMT-STATIC-06")

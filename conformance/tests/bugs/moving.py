@@ -91,12 +91,12 @@ def rope_parts_are_not_saved(patch):
 
 @bug("MOVE-02")
 def a_file_goes_by_its_blocks(patch):
-    in_source(patch, "kvref.paged.PagedCache._moved_shape", '("num_blocks", "block_size")', '("num_blocks",)')
+    in_source(patch, "kvref.paged.PagedCache._moved_shape", '"num_blocks", "block_size"', '"num_blocks"')
 
 
 @bug("MOVE-02")
 def a_file_goes_by_the_room_there_was(patch):
-    in_source(patch, "kvref.quantized.QuantizedCache.contents", 'if name != "capacity"', "if name")
+    in_source(patch, "kvref.quantized.QuantizedCache.contents", 'self.config, "capacity"', "self.config")
 
 
 @bug("MOVE-02")
@@ -106,7 +106,7 @@ def nobody_looks_at_the_shape(patch):
 
 @bug("MOVE-02")
 def the_format_is_no_part_of_the_shape(patch):
-    in_source(patch, "kvref.quantized.QuantizedCache.contents", 'if name != "capacity"', 'if name not in ("capacity", "format")')
+    in_source(patch, "kvref.quantized.QuantizedCache.contents", '"capacity"', '"capacity", "format"')
 
 
 @bug("MOVE-03")

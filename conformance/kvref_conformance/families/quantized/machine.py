@@ -6,13 +6,14 @@ from hypothesis.stateful import initialize, precondition, rule
 
 from kvref_conformance.families.quantized.model import Quantized
 from kvref_conformance.oracle.formats import STATIC, SYMMETRIC, group_of
-from kvref_conformance.searching.machine import ANY, BACK, COUNT, DAMAGE, GIVEN, LAST, Machine, damaged, pair, within
+from kvref_conformance.searching.machine import ANY, BACK, COUNT, DAMAGE, LAST, Machine, damaged, pair, within
 from kvref_conformance.searching.rows import HUGE, kinds
 
 POSITION = st.sampled_from((0, 1, 2, 3, 1, LAST))
 SIZE = st.integers(1, 3)
 SOME_GROUPS = ("q8_0", "q4_1", "mxfp4", "nvfp4", "int4_g32_float16", "uint8_g32_bfloat16")
 SOME_ROTATED = ("int8_hadamard", "q8_0_hadamard")
+GIVEN = st.sampled_from((1.0, 0.25, 0.037, 3.0))  # scales
 
 
 class QuantizedMachine(Machine):
