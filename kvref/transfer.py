@@ -6,14 +6,14 @@ A file is one of safetensors', which anybody can open:
 
 Nothing is quantized again: codes, scales and zeros lie in it bit for bit as they lie in the slots, in dtypes that are the same on
 every backend. The header says in `__metadata__` what wrote it, in which version, which kind of cache, the sizes and formats that
-another has to have in common with it, and its counters. The last tensor is the SHA-256 of every byte before it (MOVE-03).
+another has to have in common with it, and its counters. The last tensor is the CRC-32 of every byte before it (MOVE-03).
 """
 
-import hashlib
 import io
 import json
 import os
 import secrets
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -32,8 +32,8 @@ from kvref.errors import ConfigError, DtypeMismatch, FileDamaged, ShapeMismatch
 VERSION = 1  # of the file: a reader takes this one alone
 LONGEST_HEADER = 100_000_000  # bytes, as in safetensors
 CHECKSUM = "checksum"
-LARGE = 2**18  # bytes of a part that a thread hashes
-DIGEST_BYTES = hashlib.sha256().digest_size
+LARGE = 2**18  # bytes of a part that a thread sums
+CRC_BYTES = 4
 NAMES = {
     "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int8": "I8", "uint8": "U8", "uint16": "U16", "int32": "I32",
 }  # fmt: skip
@@ -129,10 +129,10 @@ def opened(data: Array, backend: Backend) -> BinaryIO:
 
 def write(contents: Contents, file: BinaryIO, backend: Backend) -> None:
     """Piece by piece: no more than two times PIECE bytes are held at a time."""
-    digest = Digest()
+    checksum = Checksum()
 
     def out(part: bytes | memoryview) -> None:
-        digest.update(part)
+        checksum.update(part)
         file.write(part)
 
     said = {"format": "kvref", "version": str(VERSION), "kind": contents.kind}
@@ -145,7 +145,7 @@ def write(contents: Contents, file: BinaryIO, backend: Backend) -> None:
         for name, shape, dtype in stretch.fields():
             for slots in stretch.pieces(ITEM_BYTES[dtype] * prod(shape)):
                 out(to_bits(stretch.take(name, slots), backend).data)
-    file.write(digest.digest())
+    file.write(checksum.digest())
 
 
 def read(
@@ -155,13 +155,13 @@ def read(
 
     Raises FileDamaged or ConfigError, and what `place` does.
     """
-    digest = Digest()
+    checksum = Checksum()
 
     def take(count: int) -> Bits:
         part = np.empty(count, np.uint8)  # fresh memory: a library may keep it
         if file.readinto(part.data) != count:  # type: ignore[attr-defined]  # every binary file has it
             raise FileDamaged(f"file: expected {count} bytes more, got its end")
-        digest.update(part.data)
+        checksum.update(part.data)
         return part
 
     size = file.seek(0, io.SEEK_END)
@@ -183,40 +183,47 @@ def read(
             for slots in stretch.pieces(token_bytes):
                 bits = take(len(slots) * token_bytes)
                 stretch.put(name, slots, from_bits(bits, (len(slots), *token), parts[name], backend), backend)
-    wanted = digest.digest()
+    wanted = checksum.digest()
     if file.read() != wanted:
         raise FileDamaged("file: expected the checksum of what is in it, got another")
 
 
 def verify(file: BinaryIO) -> None:
     """Read a file for its checksum alone. Raises FileDamaged."""
-    left, digest = file.seek(0, io.SEEK_END) - DIGEST_BYTES, Digest()
+    left, checksum = file.seek(0, io.SEEK_END) - CRC_BYTES, Checksum()
     file.seek(0)
     while left > 0 and (part := file.read(min(left, PIECE))):
-        digest.update(part)
+        checksum.update(part)
         left -= len(part)
-    if left or file.read() != digest.digest():
+    if left or file.read() != checksum.digest():
         raise FileDamaged("file: expected the checksum of what is in it, got another")
 
 
-class Digest:
-    """SHA-256 of one part after the other, the large ones beside what goes on: it takes as long as the disk does."""
+class Checksum:
+    """CRC-32 of one part after the other, as gzip has it, the large ones beside what goes on: it takes as long as the disk does.
+
+    It is there for what disks and networks do to a file, and keeps up with them on one core where a cryptographic hash may not.
+    """
 
     def __init__(self) -> None:
-        self._hash, self._thread = hashlib.sha256(), Thread()
+        self._sum, self._thread = 0, Thread()
 
     def update(self, part: bytes | memoryview) -> None:
         """`part` must not change until the next call."""
         self._wait()
         if len(part) < LARGE:  # done before a thread were there
-            self._hash.update(part)
+            self._add(part)
         else:
-            self._thread = Thread(target=self._hash.update, args=(part,))
+            self._thread = Thread(target=self._add, args=(part,))
             self._thread.start()
 
     def digest(self) -> bytes:
+        """Little-endian."""
         self._wait()
-        return self._hash.digest()
+        return self._sum.to_bytes(CRC_BYTES, "little")
+
+    def _add(self, part: bytes | memoryview) -> None:
+        self._sum = zlib.crc32(part, self._sum)
 
     def _wait(self) -> None:
         if self._thread.ident is not None:
@@ -263,7 +270,7 @@ def _entries(stretches: Sequence[Stretch]) -> Entries:
     for stretch in stretches:
         for name, token, dtype in stretch.fields():
             add(f"{stretch.name}.{name}", dtype, (len(stretch.slots), *token))
-    add(CHECKSUM, "uint8", (DIGEST_BYTES,))
+    add(CHECKSUM, "uint8", (CRC_BYTES,))
     return found
 
 

@@ -111,9 +111,10 @@ def _parser() -> argparse.ArgumentParser:
     search = commands.add_parser(
         "search",
         help="search an implementation for failures until the time is over, by all processors",
-        description="Search an implementation for failures until the time is over: sequences of calls, checks at real sizes and "
-        "short soaks, by many processes. What meets a new state of the model is gone on from. Each failure is told once, as "
-        "short as it can be, with a trace like those of `kvref check`; the next search begins with what this one kept.",
+        description="Search an implementation for failures until the time is over: sequences of calls, the checks of "
+        "`kvref check` with other random numbers, those at real sizes too, and short soaks, by many processes. What meets a "
+        "new state of the model is gone on from. Each failure is told once, as short as it can be, with a trace like those of "
+        "`kvref check`; the next search begins with what this one kept.",
         epilog="exit status: 0 nothing was found, 1 a clause is broken, 2 nothing could be judged, 130 Ctrl-C, which keeps "
         "everything. It takes Dask: pip install 'kvref[search]'",
     )

@@ -20,7 +20,7 @@ from kvref_conformance.outcome import CannotRun
 
 def test_a_corpus_is_what_was_written(tmp_path):
     corpus = Corpus(tmp_path / "new" / "corpus", "numpy", [Unit("paged", "calls", "3+4:5")], handed={"calls": 9})
-    corpus.failures.append(Known("PAGED-07", ("paged.new", "paged.gather!"), Unit("paged", "real", "2"), 3, ""))
+    corpus.failures.append(Known("PAGED-07", ("paged.new", "paged.gather!"), Unit("paged", "check", "2"), 3, ""))
     points = [Point(float(number), number, 3, 4, 5, 6, {"paged": [4, 5]}) for number in range(3)]
     corpus.runs.append(Run("now", 3, 2, points, lost=1, mended=["PAGED-01"]))
     corpus.write()
@@ -49,7 +49,7 @@ def test_points_over_time_are_no_more_than_are_drawn(tmp_path):
         ("not JSON", "JSONDecodeError"),
         ({"corpus": 2}, "expected version 1, got 2"),
         ({"seeds": [["paged", "calls", "x"]]}, "ValueError"),
-        ({"seeds": [["paged", "walks", "1"]]}, "expected one of calls, real, soak, got 'walks'"),
+        ({"seeds": [["paged", "walks", "1"]]}, "expected one of calls, check, soak, got 'walks'"),
         ({"failures": [{"clause": "A"}]}, "KeyError"),
         ({"runs": [{"nonsense": 1, "points": []}]}, "TypeError"),
         ({"failures": [{"clause": "A", "shape": [], "unit": ["paged", "calls", "1"], "times": 1, "trace": "../../x"}]}, "a file"),

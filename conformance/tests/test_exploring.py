@@ -9,7 +9,7 @@ from kvref_conformance.conversation.exchange import Exchange, Request
 from kvref_conformance.exploring.corpus import Corpus, Known
 from kvref_conformance.exploring.failures import SHAPES, Failures
 from kvref_conformance.exploring.seen import shape_as_met, shape_of, within
-from kvref_conformance.exploring.steering import FIRST, REAL_EVERY, SOAK_EVERY, TURN, Steering
+from kvref_conformance.exploring.steering import CHECK_EVERY, FIRST, SOAK_EVERY, TURN, Steering
 from kvref_conformance.exploring.units import LENGTH, Unit, drawn, neighbour
 from kvref_conformance.exploring.work import unit
 from kvref_conformance.judging.asked import Effort
@@ -101,26 +101,28 @@ def turns(steering, count):
 
 
 def test_every_family_has_its_first_turn_and_the_other_kinds_theirs():
-    steering = Steering(["paged", "blocks"], ["rows", "paged"], ["tiered"], 0)
+    steering = Steering(["paged", "blocks"], {"rows": 5, "paged": 2}, ["tiered"], 0)
     got = turns(steering, 3 * SOAK_EVERY)
     assert [(turn[0].family, len(turn)) for turn in got[:2]] == [("paged", FIRST), ("blocks", FIRST)]
     assert all(len(turn) == TURN for turn in got[2:] if turn[0].kind == "calls")
-    others = [turn[0] for turn in got if turn[0].kind != "calls"]
-    assert others.count(Unit("tiered", "soak", "0")) == 1 and Unit("tiered", "soak", "2") in others
-    assert others[:2] == [Unit("rows", "real", "0"), Unit("paged", "real", "0")]
-    assert sum(each.kind == "real" for each in others) == 3 * SOAK_EVERY // REAL_EVERY - 3
+    others = [turn for turn in got if turn[0].kind != "calls"]
+    assert others.count([Unit("tiered", "soak", "0")]) == 1 and [Unit("tiered", "soak", "2")] in others
+    rows = [Unit("rows", "check", str(number)) for number in range(TURN)]
+    assert others[:2] == [rows, [Unit("paged", "check", "0"), Unit("paged", "check", "1")]]
+    assert others[2][:2] == [Unit("rows", "check", "4"), Unit("rows", "check", "5")]  # the last, and the first with other numbers
+    assert sum(turn[0].kind == "check" for turn in others) == 3 * SOAK_EVERY // CHECK_EVERY - 3
 
 
 def test_seeds_are_new_each_time_and_other_searches_have_others():
-    steering = Steering(["blocks"], [], [], 0)
+    steering = Steering(["blocks"], {}, [], 0)
     seeds = [each.seed for turn in turns(steering, 20) for each in turn]
     assert len(set(seeds)) == len(seeds)
-    others = {each.seed for turn in turns(Steering(["blocks"], [], [], 1), 20) for each in turn}
+    others = {each.seed for turn in turns(Steering(["blocks"], {}, [], 1), 20) for each in turn}
     assert not others & set(seeds)
 
 
 def test_a_family_that_still_meets_what_is_new_has_more_turns_and_seeds_that_met_it_more_neighbours():
-    steering = Steering(["paged", "blocks"], [], [], 0)
+    steering = Steering(["paged", "blocks"], {}, [], 0)
     count, asked = dict.fromkeys(steering.met, 0), []
     for number in range(300):
         for each in steering.next():
@@ -129,24 +131,32 @@ def test_a_family_that_still_meets_what_is_new_has_more_turns_and_seeds_that_met
             new = [f"state {number} {each.seed}"] if each.family == "paged" else []
             steering.met[each.family].add(seen(each.seed, family=each.family, states=new))
     assert count["paged"] > 3 * count["blocks"] > 0
-    rich, poor = Steering(["paged"], [], [], 0), seen("900", states=["s"])
+    rich, poor = Steering(["paged"], {}, [], 0), seen("900", states=["s"])
     rich.met["paged"].add(poor)
     rich.met["paged"].add(seen("901", states=[f"s{number}" for number in range(50)]))
     begun = [each.seed.partition("+")[0] for turn in turns(rich, 80 // TURN * 2) for each in turn if "+" in each.seed]
     assert begun.count("901") > 4 * begun.count("900") > 4 * 4  # and those that had many have fewer
 
 
-def test_what_failed_at_real_sizes_or_in_a_soak_is_not_asked_again():
-    steering = Steering([], ["rows"], ["paged"], 0)
-    assert [turn[0].kind for turn in turns(steering, 4)] == ["real", "soak"] * 2
-    steering.left_out.add(("rows", "real"))
-    assert {turn[0].kind for turn in turns(steering, 4)} == {"soak"}
-    steering.left_out.add(("paged", "soak"))
-    assert turns(steering, 1) == [[]]
+def test_a_check_or_a_soak_that_failed_is_not_asked_again():
+    steering = Steering([], {"rows": 2, "paged": 3}, ["paged"], 0)
+    assert {each.kind for turn in turns(steering, SOAK_EVERY) for each in turn} == {"check", "soak"}
+    steering.leave_out(Unit("rows", "check", "7"))
+    steering.leave_out(Unit("paged", "check", "3"))
+    steering.leave_out(Unit("paged", "soak", "0"))
+    left = {
+        (each.family, each.kind, int(each.seed) % {"rows": 2, "paged": 3}[each.family])
+        for turn in turns(steering, 50)
+        for each in turn
+    }
+    assert left == {("rows", "check", 0), ("paged", "check", 1), ("paged", "check", 2)}
+    for last in (Unit("rows", "check", "0"), Unit("paged", "check", "1"), Unit("paged", "check", "2")):
+        steering.leave_out(last)
+    assert turns(steering, SOAK_EVERY) == [[]] * SOAK_EVERY
 
 
 def test_what_a_turn_brought_is_counted_once():
-    met = Steering(["paged"], [], [], 0).met["paged"]
+    met = Steering(["paged"], {}, [], 0).met["paged"]
     assert met.add(seen("1", states=["s"], transitions=[("s", "paged.write", "ok")])) == 2
     assert met.add(seen("2", states=["s"], transitions=[("s", "paged.write", "OutOfBlocks")])) == 1
     assert met.add(seen("3", states=["s"])) == 0

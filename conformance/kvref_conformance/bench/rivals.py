@@ -25,7 +25,7 @@ QUANTIZERS = {  # of rows, by the names that the judge has for them, and what ea
     "compressed-tensors": "compressed_tensors",
     "compressed-tensors-groups": "compressed_tensors",
     "hqq-nearest": "hqq",
-    "mlx-quantize": "mlx.core",
+    "mlx-quantize": "mlx_lm",
     "gguf": "gguf",
     "llama.cpp-rows": "xllamacpp",
 }

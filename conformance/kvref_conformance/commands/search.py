@@ -1,4 +1,4 @@
-"""`kvref search`: machines, real sizes and short soaks of one implementation, by many processes, until the time is over."""
+"""`kvref search`: machines, checks and short soaks of one implementation, by many processes, until the time is over."""
 
 import argparse
 import hashlib
@@ -18,7 +18,7 @@ from kvref_conformance.exploring.run import Exploring, Listener, Team
 from kvref_conformance.exploring.seen import Failed
 from kvref_conformance.exploring.show import Shown, print_summary
 from kvref_conformance.exploring.steering import Steering
-from kvref_conformance.exploring.work import Again, real_checks
+from kvref_conformance.exploring.work import Again, checks_of
 from kvref_conformance.families import all_families
 from kvref_conformance.implementations import needed, patience
 from kvref_conformance.interface import offers
@@ -76,7 +76,8 @@ def _steering(options: argparse.Namespace, corpus: Corpus, timeout: float) -> St
     judge.close()
     families = [family for family in all_families() if offers(judge.implementation, family)]
     machines = [family for family in families if all_families()[family].machine]
-    steering = Steering(machines, [family for family in families if real_checks(family)], _both(served(), families), options.seed)
+    checks = {family: len(places) for family in families if (places := checks_of(family))}
+    steering = Steering(machines, checks, _both(served(), families), options.seed)
     steering.handed = dict(corpus.handed)
     return steering
 

@@ -1,1 +1,1 @@
-"""`kvref search`: the machines, real sizes and short soaks of one implementation, by many processes, until the time is over."""
+"""`kvref search`: the machines, checks and short soaks of one implementation, by many processes, until the time is over."""

@@ -24,11 +24,12 @@ class Failures:
         return bool(self._shrinking)
 
     def met(self, seen: Seen) -> None:
-        """A machine found something, as long as it is."""
+        """A machine or a check found something, as long as it is. A check of a clause that is known to be broken is counted."""
         assert seen.found
         key, shape = (seen.found.clause, seen.unit.family), shape_as_met(seen.found.conversation)
         alike = [each for each in self.known if (each.clause, each.unit.family) == key]
-        same = next((each for each in alike if each.trace and within(each.shape, shape)), None)
+        known = (each for each in alike if each.trace and (seen.unit.kind == "check" or within(each.shape, shape)))
+        same = next(known, None)
         if same is None and len(alike) >= SHAPES:
             same = alike[0]
         if same is not None:

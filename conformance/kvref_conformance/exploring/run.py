@@ -130,8 +130,9 @@ class Exploring:
             if seen.found:
                 self.failures.met(seen)
             if seen.failed:
-                self.steering.left_out.add((seen.unit.family, seen.unit.kind))
                 self._new(seen.failed)
+            if seen.unit.kind != "calls" and (seen.found or seen.failed):
+                self.steering.leave_out(seen.unit)
 
     def _short(self, seen: Seen, came: Failed | Lost) -> None:
         assert seen.found

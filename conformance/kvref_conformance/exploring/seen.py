@@ -25,9 +25,9 @@ class Failed:
 
 @dataclass(frozen=True)
 class Seen:
-    """calls: made of the implementation. taken: bytes of the seed, None where that is not known. found: by a machine, as met.
+    """calls: made of the implementation. taken: bytes of the seed, None where that is not known.
 
-    failed: what needs not be made shorter any more.
+    found: by a machine or a check, as met. failed: what needs not be made shorter any more.
     """
 
     unit: Unit

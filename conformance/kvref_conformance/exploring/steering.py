@@ -4,15 +4,15 @@ No clock is asked: the same seed and the same answers in the same order lead to 
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvref_conformance.exploring.seen import Seen, Transition
-from kvref_conformance.exploring.units import USUAL, Unit, neighbour
+from kvref_conformance.exploring.units import USUAL, Kind, Unit, neighbour
 
 TURN = 4  # sequences handed out at once, which take about half a second
 FIRST = 2  # of each family, before any has more
-REAL_EVERY, SOAK_EVERY = 8, 24  # turns
+CHECK_EVERY, SOAK_EVERY = 4, 24  # turns
 LEAST = 0.2  # of what a family is worth that no longer meets anything new
 FADING = 0.98  # of what it was worth, with each of its sequences
 NEAR = 0.5  # of the seeds: neighbours of those that met something new
@@ -49,17 +49,17 @@ class Met:
 
 
 class Steering:
-    def __init__(self, machines: Sequence[str], real: Sequence[str], soaks: Sequence[str], seed: int) -> None:
-        """The families that have a machine, checks at real sizes, a workload. Numbers of seeds begin where `seed` says."""
+    def __init__(self, machines: Sequence[str], checks: Mapping[str, int], soaks: Sequence[str], seed: int) -> None:
+        """The families that have a machine, checks (and how many), a workload. Numbers of seeds begin where `seed` says."""
         self.met = {family: Met() for family in machines}
         self.first: list[Unit] = []  # to be handed out before all else
-        self.left_out: set[tuple[str, str]] = set()  # families, and kinds that would only fail again
+        self._left_out: set[tuple[str, str, int]] = set()
         self.handed: dict[str, int] = {}  # units by kind, "calls" in all and the others a family
         self._rng = random.Random(seed)
         self._base = seed << 32
         self._turns = 0
         self._unknown = list(self.met)  # families that no turn went to yet
-        self._others = {"real": list(real), "soak": list(soaks)}
+        self._others: dict[Kind, dict[str, int]] = {"check": dict(checks), "soak": dict.fromkeys(soaks, 1)}
 
     def next(self) -> list[Unit]:
         """The units of a turn; none where there is nothing to be done."""
@@ -67,23 +67,31 @@ class Steering:
             turn, self.first = self.first[:TURN], self.first[TURN:]
             return turn
         self._turns += 1
-        for kind, every in (("soak", SOAK_EVERY), ("real", REAL_EVERY)):
-            if self.met and self._turns % every == 0 and (turn := self._other(kind)):
-                return turn
-        if self.met:
-            return self._calls()
-        one, other = ("real", "soak") if self._turns % 2 else ("soak", "real")
-        return self._other(one) or self._other(other)
+        if self._turns % SOAK_EVERY == 0 and (turn := self._other("soak", 1)):
+            return turn
+        if (self._turns % CHECK_EVERY == 0 or not self.met) and (turn := self._other("check", TURN)):
+            return turn
+        return self._calls() if self.met else self._other("soak", 1)
 
-    def _other(self, kind: str) -> list[Unit]:
-        """One unit of the families in turn."""
+    def leave_out(self, unit: Unit) -> None:
+        """A check or a soak that would only fail again."""
+        self._left_out.add((unit.family, unit.kind, int(unit.seed) % self._others[unit.kind][unit.family]))
+
+    def _other(self, kind: Kind, count: int) -> list[Unit]:
+        """As many units of a family, of the families in turn."""
         among = self._others[kind]
-        for _ in range(len(among)):
-            among.append(family := among.pop(0))
-            if (family, kind) not in self.left_out:
-                key = f"{kind} {family}"
-                self.handed[key] = self.handed.get(key, 0) + 1
-                return [Unit(family, "real" if kind == "real" else "soak", str(self.handed[key] - 1))]
+        for family, kinds in list(among.items()):
+            among[family] = among.pop(family)
+            turn = list[Unit]()
+            for _ in range(kinds):
+                number = self.handed.get(f"{kind} {family}", 0)
+                self.handed[f"{kind} {family}"] = number + 1
+                if (family, kind, number % kinds) not in self._left_out:
+                    turn.append(Unit(family, kind, str(number)))
+                if len(turn) == min(count, kinds):
+                    break
+            if turn:
+                return turn
         return []
 
     def _calls(self) -> list[Unit]:

@@ -3,14 +3,14 @@
 import random
 from typing import Literal, NamedTuple
 
-Kind = Literal["calls", "real", "soak"]
-KINDS: tuple[Kind, ...] = "calls", "real", "soak"
+Kind = Literal["calls", "check", "soak"]
+KINDS: tuple[Kind, ...] = "calls", "check", "soak"
 LENGTH = 4096  # bytes that choose the calls of a sequence: some hundreds are used
 USUAL = 300  # bytes that a sequence takes of which it is not known
 
 
 class Unit(NamedTuple):
-    """kind: "calls", one sequence of a machine's; "real", a check at real sizes; "soak", a short one.
+    """kind: "calls", one sequence of a machine's; "check", one of `kvref check`; "soak", a short one.
 
     seed: of the other kinds a number. Of calls "17", or "17+40:5" for what begins as 17 does and from byte 40 on is chosen as 5
     is from its beginning; and so on, "17+40:5+96:8", each part behind the one before.

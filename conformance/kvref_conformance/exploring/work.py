@@ -16,7 +16,7 @@ from kvref_conformance.conversation.exchange import Exchange
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.conversation.trace.file import parsed
 from kvref_conformance.conversation.trace.shrink import Held
-from kvref_conformance.exploring.seen import Failed, Seen, shape_of
+from kvref_conformance.exploring.seen import Failed, Seen, Shape, shape_of
 from kvref_conformance.exploring.units import Unit, drawn
 from kvref_conformance.judging.asked import Effort
 from kvref_conformance.judging.isolated import IsolatedJudge
@@ -58,18 +58,22 @@ def units(judge: IsolatedJudge, asked: Sequence[Unit]) -> list[Seen]:
 
 
 def unit(judge: IsolatedJudge, asked: Unit) -> Seen:
-    return {"calls": _calls, "real": _real, "soak": _soak}[asked.kind](judge, asked)
+    return {"calls": _calls, "check": _check, "soak": _soak}[asked.kind](judge, asked)
 
 
 def shrunk(judge: IsolatedJudge, seen: Seen) -> Failed:
-    """What a machine found, made as short as it can be."""
+    """What was found, made as short as it can be."""
     assert seen.found
-    check = Check(seen.found.clause, seen.unit.family, None)
-    failure = Failure(check, seen.found.conversation, seen.found.broken, seen.through)
-    outcome = judge.shown(failure)
-    by_model = '"judge": "model"' in outcome.trace[0]
-    # What cannot be shown again by itself is known by its last call alone, or no other would ever be the same.
-    return Failed(seen.unit, check.clause, shape_of(outcome.trace) if by_model else shape_of(outcome.trace)[-1:], outcome)
+    machine = seen.unit.kind == "calls"
+    check = Check(seen.found.clause, seen.unit.family, None) if machine else all_checks()[_asked(seen.unit)[0]]
+    outcome = judge.shown(Failure(check, seen.found.conversation, seen.found.broken, seen.through))
+    if not machine:
+        shape: Shape = (check.name,)
+    elif '"judge": "model"' in outcome.trace[0]:
+        shape = shape_of(outcome.trace)
+    else:  # it cannot be shown again by itself, and is known by its last call alone, or no other would ever be the same
+        shape = shape_of(outcome.trace)[-1:]
+    return Failed(seen.unit, check.clause, shape, outcome)
 
 
 @dataclass(frozen=True)
@@ -115,30 +119,35 @@ def _explored(judge: Judge, asked: Unit) -> Seen:
     return Seen(asked, calls, taken, frozenset(states), frozenset(transitions), found, search.through)
 
 
-def real_checks(family: str) -> list[int]:
-    """The checks of a family at real sizes, by their places among all."""
-    return [
-        place
-        for place, check in enumerate(all_checks())
-        if check.clause == "LAW-18" and check.family == family and check.run and not check.slow
-    ]
+def checks_of(family: str) -> list[int]:
+    """The checks of a family, those at real sizes among them, by their places among all."""
+    return [place for place, check in enumerate(all_checks()) if check.family == family and check.run and not check.slow]
 
 
-def _real(judge: IsolatedJudge, asked: Unit) -> Seen:
-    """The check that a number stands for: one after the other, and then all of them with other random numbers."""
-    places = real_checks(asked.family)
-    seed, place = divmod(int(asked.seed), len(places))
-    check = all_checks()[places[place]]
+def _asked(asked: Unit) -> tuple[int, int]:
+    """The check that a number stands for, by its place, and a seed: one after the other, then all of them with other numbers."""
+    places = checks_of(asked.family)
+    seed, at = divmod(int(asked.seed), len(places))
+    return places[at], seed
+
+
+def _check(judge: IsolatedJudge, asked: Unit) -> Seen:
+    place, seed = _asked(asked)
+    check = all_checks()[place]
     judge.effort = replace(judge.effort, seed=seed)
+    through: Sequence[str] = ()
     try:
-        said, calls = judge.run(_checked, places[place], seed)
+        said, calls = judge.run(_checked, place, seed)
     except Ended as ended:
-        return _failed(judge, asked, Failure(check, ended.conversation, ended.broken), len(ended.conversation))
-    if isinstance(said, Outcome):
-        return Seen(asked, calls)
-    held, through = said
+        held, calls = Held(ended.conversation, ended.broken), len(ended.conversation)
+    else:
+        if isinstance(said, Outcome):
+            return Seen(asked, calls)
+        held, through = said
     assert held.broken
-    return _failed(judge, asked, Failure(check, held.conversation, held.broken, through), calls)
+    if check.clause == "LAW-18":  # arrays of real sizes stay where they are
+        return _failed(judge, asked, Failure(check, held.conversation, held.broken, through), calls)
+    return Seen(asked, calls, found=Finding(check.clause, held.conversation, held.broken), through=through)
 
 
 def _checked(judge: Judge, place: int, seed: int) -> tuple[Outcome | tuple[Held, Sequence[str]], int]:

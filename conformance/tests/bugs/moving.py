@@ -116,26 +116,21 @@ def nobody_looks_at_the_checksum(patch):
 
 @bug("MOVE-03")
 def the_checksum_is_of_the_tensors_alone(patch):
-    class Digest:
+    class Checksum(transfer.Checksum):
         """Of all but the first two parts, which are the header."""
 
-        digest_size = 32
-
         def __init__(self):
-            self.parts, self.inner = 0, sha256()
+            super().__init__()
+            self.parts = 0
 
         def update(self, part):
             self.parts += 1
             if self.parts > 2:
-                self.inner.update(part)
+                super().update(part)
 
-        def digest(self):
-            return self.inner.digest()
-
-    sha256 = transfer.hashlib.sha256
-    patch.setattr(transfer.hashlib, "sha256", Digest)
+    patch.setattr(transfer, "Checksum", Checksum)
     in_source(patch, "kvref.transfer._header", "at + 8 + length != size or not entries", "not entries")
-    in_source(patch, "kvref.transfer.read", "file.read() != wanted", "file.read()[:32] != wanted")
+    in_source(patch, "kvref.transfer.read", "file.read() != wanted", "file.read()[:4] != wanted")
 
 
 @bug("MOVE-03")
