@@ -7,6 +7,7 @@ from kvref_conformance.exploring.corpus import Point
 from kvref_conformance.exploring.run import Exploring
 from kvref_conformance.exploring.show import titled
 from kvref_conformance.report.html import environment
+from kvref_conformance.report.text import counted
 
 WIDE, HIGH = 320, 90  # of a plot, in its own units
 
@@ -47,7 +48,7 @@ def write_page(exploring: Exploring, path: Path) -> None:
     page = environment().get_template("search.html").render(
         name=exploring.corpus.name, run=exploring.run, exploring=exploring, wholes=wholes, by_family=by_family,
         failures=[(each, titled(each.clause)) for each in exploring.corpus.failures], runs=exploring.corpus.runs,
-        wide=WIDE, high=HIGH,
+        wide=WIDE, high=HIGH, counted=counted,
     )  # fmt: skip
     beside = path.with_suffix(".new")
     beside.write_text(page, encoding="utf-8")

@@ -194,6 +194,14 @@ def turned_keys_keep_the_scales_they_had(patch):
 
 
 @bug("EDIT-10")
+def turned_keys_end_where_numbers_do(patch):
+    in_source(
+        patch, "kvref.paged.PagedCache._turned", "rotary.turned(self._store.keys.read(slots), by, self._backend)",
+        "np.nan_to_num(rotary.turned(self._store.keys.read(slots), by, self._backend))",
+    )  # fmt: skip
+
+
+@bug("EDIT-10")
 def values_are_quantized_again_where_keys_are_turned(patch):
     in_source(
         patch, "kvref.paged.PagedCache.remove", "self._store.keys.put(new, keys)",

@@ -229,6 +229,28 @@ def keys_that_move_are_turned_and_quantized_again(subject: Subject) -> None:
             same(cache.gather(parent, layer)[0], keys, f"the parent's keys of {what}")
 
 
+@check("EDIT-10", "paged")
+def turned_keys_that_a_format_cannot_hold_are_refused(subject: Subject) -> None:
+    """Pairs of two large numbers, of which one becomes 1.38 times as large: finite numbers end before."""
+    subject.need(sequences=1)
+    for name in taken(subject, (*SYMMETRIC, *AFFINE)):
+        cache = with_room(subject, 4, dtype=name, head_dim=6)
+        heads, dim = cache.config["num_kv_heads"], cache.config["head_dim"]
+        if dim % 2:
+            raise NotOffered(f"numbers that turn in pairs, where its limits say head_dim {dim}")
+        rows = np.ones((3, heads, dim), np.float32)
+        rows[2] = 0.9 * LARGEST
+        sequence = cache.create()
+        for layer in layers_of(cache):
+            cache.write(sequence, layer, 0, rows, rows)
+        before = [[np.asarray(part, np.float32) for part in cache.gather(sequence, layer)] for layer in layers_of(cache)]
+        with raises("NonFinite"):
+            cache.remove(sequence, 0, 1, 10_000.0)
+        for layer, pair in zip(layers_of(cache), before, strict=True):
+            for what, got, want in zip(("keys", "values"), cache.gather(sequence, layer), pair, strict=True):
+                same(got, want, f"{what} of layer {layer} after turning them was refused, in {name}")
+
+
 def _quantized(most: NDArray, heads: int, dim: int, format: str) -> NDArray:
     """How far numbers of no larger magnitude may be from what they read back as, also at level tolerant."""
     rows = np.nextafter(most.astype(np.float32), np.float32(np.inf)).reshape(-1, dim)
