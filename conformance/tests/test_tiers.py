@@ -1,4 +1,4 @@
-"""The room that an earlier tier's slack is given: what was stored a little otherwise there may read as far from it as is said here."""
+"""The room that an earlier tier's slack is given: what was stored a little otherwise there reads no farther from it than that."""
 
 import numpy as np
 import pytest
