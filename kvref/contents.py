@@ -11,11 +11,14 @@ from numpy.typing import NDArray
 from kvref.array import Array, Namespace, Shape
 from kvref.backend import Backend
 from kvref.errors import FileDamaged, integer
+from kvref.formats import Format
 from kvref.formats.base import stored_as
+from kvref.formats.static import StaticFloat8
 from kvref.slots import SlotStore, TokenStore
 
 PIECE = 2**22  # bytes that are held at a time on their way
 EVERY_DTYPE = cast(Namespace, SimpleNamespace(**dict.fromkeys(("float32", "float16", "bfloat16"))))  # of a file's
+SCALES = ("key_scale", "value_scale")  # in a config
 Bits: TypeAlias = NDArray[np.uint8]
 
 
@@ -61,14 +64,18 @@ class Contents:
     """What goes into a file. shape: sizes and formats that must be the same where it is loaded. state: what is counted."""
 
     kind: str
-    shape: Mapping[str, int | str]
+    shape: Mapping[str, int | float | str]
     state: Mapping[str, Any]
     stretches: Sequence[Stretch]
 
 
-def shape_of(config: Any, *room: str) -> dict[str, int | str]:
-    """Of a cache's config what another has to have in common with it: all but `room`, and a scale that is not given."""
-    return {name: size for name, size in asdict(config).items() if name not in room and size is not None}
+def shape_of(config: Any, *room: str, formats: Sequence[Format] = ()) -> dict[str, int | float | str]:
+    """Of a cache's config what another has to have in common with it: all but `room`.
+
+    formats: of keys and of values, whose scales, where they are given, count as they are held: in float32, and 1.0 by default.
+    """
+    found = {name: size for name, size in asdict(config).items() if name not in (*room, *SCALES)}
+    return found | {name: format.scale for name, format in zip(SCALES, formats, strict=False) if isinstance(format, StaticFloat8)}
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,8 @@ class HostStore:
     @property
     def num_free(self) -> int:
         """Places that hold nothing, and are kept for nothing."""
-        return len(self._free)
+        with self._lock:  # for others are half way through a call
+            return len(self._free)
 
     def lookup(self, keys: Keys) -> int:
         """How many keys, from the first on, can be loaded now. Changes nothing (MOVE-06)."""
@@ -74,6 +75,7 @@ class HostStore:
         Raises OutOfBlocks, with nothing changed, where there is no room for all of them: what is being stored or loaded, and what
         these keys name themselves, is not evicted (MOVE-09, MOVE-10).
         """
+        keys = list(keys)
         with self._lock:
             new = [key for key in dict.fromkeys(keys) if key not in self._blocks]
             evicted = self._to_evict(len(new) - len(self._free), keys)

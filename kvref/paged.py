@@ -243,8 +243,8 @@ class PagedCache(Sequences):
         table, layer = self._table(sequence), self._layer(layer)
         return table, layer, np.arange(self._tables.first(table)[layer], self._tables.lengths[table, layer])
 
-    def _moved_shape(self) -> dict[str, int | str]:
-        return shape_of(self.config, "num_blocks", "block_size")
+    def _moved_shape(self) -> dict[str, int | float | str]:
+        return shape_of(self.config, "num_blocks", "block_size", formats=self.config.formats)
 
     def _everything(self, whole: Whole) -> Part:
         return Part.of(whole, self.config.num_kv_heads)

@@ -7,6 +7,7 @@ from kvref.contents import Saved, counter
 from kvref.errors import ConfigError, FileDamaged, HeadOutOfRange, KVRefError, LayerOutOfRange, PositionOutOfRange, in_range
 
 Span = Sequence[int] | None  # [start, stop], or all
+FURTHEST = 2**31  # where the tokens of a file begin, at most: there is a place in a table for every block before
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,7 @@ class Arriving:
 
 def read_part(saved: Saved, num_layers: int, num_heads: int) -> tuple[Whole, Part]:
     """What a file has, and of what. Raises FileDamaged."""
-    whole = Whole(saved.number("first"), tuple(saved.numbers("lengths", num_layers)))
+    whole = Whole(saved.number("first", FURTHEST), tuple(saved.numbers("lengths", num_layers)))
     spans = {name: saved.numbers(name, 2) for name in ("layers", "tokens", "heads")}
     try:
         part = Part.of(whole, num_heads, **spans)
@@ -85,7 +86,7 @@ def read_part(saved: Saved, num_layers: int, num_heads: int) -> tuple[Whole, Par
 def _span(name: str, given: Span, stop: int, error: type[KVRefError]) -> range:
     if given is None:
         return range(stop)
-    if len(given) != 2:
+    if not hasattr(given, "__len__") or len(given) != 2:
         raise error(f"{name}: expected [start, stop], got {given!r}")
     end = in_range(given[1], stop + 1, error, f"{name}, stop")
     return range(in_range(given[0], end + 1, error, f"{name}, start"), end)

@@ -142,7 +142,7 @@ class QuantizedCache(Movable):
 
     def contents(self) -> Contents:
         """What is saved: of any capacity, for that is no part of what it holds."""
-        return Contents("quantized", shape_of(self.config, "capacity"), {}, self._stretches())
+        return Contents("quantized", shape_of(self.config, "capacity", formats=self.config.formats), {}, self._stretches())
 
     def _another(self) -> "QuantizedCache":
         return QuantizedCache(self.config, self._backend)

@@ -103,6 +103,8 @@ def runs_said(said: Any, most: int, num_kv_heads: int, head_dim: int, backend: B
         if not isinstance(name, str) or name not in FORMATS:
             raise FileDamaged(f"file: format: expected one that there is, got {name!r}")
         room, start = counter(capacity, "capacity", most), counter(first, "start")
+        if not room:
+            raise FileDamaged("file: capacity: expected at least 1 of a run, got 0")
         run = Run(room, start, TokenStore(backend, FORMATS[name], room, num_kv_heads, head_dim))
         run.stop = counter(end, "stop", start + room)
         counter(run.stop - start, "tokens of a run")

@@ -85,7 +85,7 @@ def save(cache: Any, path: str | os.PathLike[str], *which: Any, **part: Any) -> 
     Raises OSError, and what naming a sequence or a part may raise.
     """
     path, contents = Path(path), cache.contents(*which, **part)
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    beside = path.with_name(f".kvref-{secrets.token_hex(8)}")
     try:
         with open(beside, "xb") as file:
             write(contents, file, cache._backend)
@@ -119,6 +119,8 @@ def as_array(contents: Contents, backend: Backend) -> Array:
 def opened(data: Array, backend: Backend) -> BinaryIO:
     """uint8 [n] as the file that it is. Raises ShapeMismatch or DtypeMismatch."""
     if not isinstance(data, bytes | bytearray | memoryview):
+        if not hasattr(data, "shape"):
+            raise DtypeMismatch(f"data: expected an array of uint8, got {type(data).__name__}")
         ShapeMismatch.check("data", tuple(data.shape), ("n",))
         data = data if isinstance(data, np.ndarray) else backend.to_numpy(data)
         if data.dtype != np.uint8:
@@ -149,7 +151,11 @@ def write(contents: Contents, file: BinaryIO, backend: Backend) -> None:
 
 
 def read(
-    file: BinaryIO, kind: str, shape: Mapping[str, int | str], place: Callable[[Saved], Sequence[Stretch]], backend: Backend
+    file: BinaryIO,
+    kind: str,
+    shape: Mapping[str, int | float | str],
+    place: Callable[[Saved], Sequence[Stretch]],
+    backend: Backend,
 ) -> None:
     """Read a file of this kind and shape into where `place` says, which must be nowhere that anybody reads yet.
 

@@ -91,7 +91,8 @@ def one_of_each_kind(subject: Subject, name: str) -> list[str]:
 
     And the one, where it is had, that shows whether a token is quantized twice.
     """
-    had = formats_of(subject, name, *SCALED)
+    among = all_families()[subject.family].formats[name]
+    had = formats_of(subject, name, *(each for each in SCALED if each in among))
     kinds = [[each for each in kind if each in had] for kind in (*KINDS, (DRIFTING,))]
     return [str(subject.rng.choice(kind)) for kind in kinds if kind]
 

@@ -154,6 +154,10 @@ class Stream(ABC):
         """Fresh streams that quantize what is appended at once, one a format."""
         raise NotImplementedError
 
+    def in_formats(self) -> "Iterator[Stream]":
+        """Fresh streams of formats with scales, one of each kind that it stores, in sizes that its groups go into."""
+        raise NotImplementedError
+
     def saved(self) -> Any:
         """What `save` gives of it, uint8 [n]."""
         return np.array(self.subject.numpy(self.saved_as_is()))

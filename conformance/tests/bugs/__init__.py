@@ -25,6 +25,8 @@ CHAPTERS = (
     "given_in_caches",
     "edits",
     "moving",
+    "moving_formats",
+    "moving_parts",
     "buffers",
     "pooled",
     "latents",

@@ -7,7 +7,6 @@ import numpy as np
 from bugs.plant import bug, hidden, in_source
 from kvref import PagedCache, QuantizedCache, contents, paged, quantized, transfer
 from kvref.errors import FileDamaged
-from kvref.parts import Arriving
 
 
 @bug("MOVE-01")
@@ -200,63 +199,6 @@ def saving_moves_out(patch):
         return data
 
     patch.setattr(QuantizedCache, "save", out)
-
-
-@bug("MOVE-05")
-def the_first_part_is_all(patch):
-    patch.setattr(Arriving, "is_whole", lambda self, everything: True)
-
-
-@bug("MOVE-05")
-def any_part_will_do(patch):
-    patch.setattr(Arriving, "check", lambda self, whole, part: None)
-
-
-@bug("MOVE-05")
-def a_part_comes_twice(patch):
-    in_source(patch, "kvref.parts.Arriving.check", "any(part.meets(other) for other in self.parts)", "False")
-
-
-@bug("MOVE-05")
-def parts_are_never_given_back(patch):
-    patch.setattr(PagedCache, "_forget_parts", lambda self, sequence: self._arriving.pop(int(sequence), None))
-
-
-@bug("MOVE-05")
-def a_write_gives_up_the_parts(patch):
-    in_source(
-        patch, "kvref.paged.PagedCache.write", "new = self._store.quantized(keys, values)",
-        "self._forget_parts(sequence)\n    new = self._store.quantized(keys, values)",
-    )  # fmt: skip
-
-
-@bug("MOVE-05")
-def a_fork_takes_the_parts_along(patch):
-    fork = PagedCache.fork
-
-    def along(self, sequence):
-        child = fork(self, sequence)
-        if sequence in self._arriving:
-            self._arriving[child] = self._arriving.pop(sequence)
-        return child
-
-    patch.setattr(PagedCache, "fork", along)
-
-
-@bug("MOVE-05")
-def a_damaged_part_has_come(patch):
-    in_source(
-        patch, "kvref.paged.PagedCache.receive", "except BaseException:",
-        "except BaseException:\n        if came: came[0][0].parts.append(came[0][1])",
-    )  # fmt: skip
-
-
-@bug("MOVE-05")
-def some_heads_are_all_heads(patch):
-    in_source(
-        patch, "kvref.contents.Stretch.put", "whole[:, : heads.start, ...]", "0 * whole[:, : heads.start, ...]",
-        "whole[:, heads.stop :, ...]", "0 * whole[:, heads.stop :, ...]",
-    )  # fmt: skip
 
 
 @bug("MOVE-07")

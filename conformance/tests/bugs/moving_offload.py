@@ -87,6 +87,11 @@ def the_first_load_that_ends_ends_all(patch):
 
 
 @bug("MOVE-09")
+def a_key_that_is_named_twice_is_over_once(patch):
+    in_source(patch, f"{STORE}.complete_load", "for key in keys:", "for key in dict.fromkeys(keys):")
+
+
+@bug("MOVE-09")
 def a_load_is_given_back_twice(patch):
     in_source(patch, f"{STORE}.complete_load", ".loads < count", ".loads < -9")
 

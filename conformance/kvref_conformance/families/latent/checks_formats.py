@@ -10,19 +10,13 @@ from kvref_conformance.checking.setup import formats_of, held, one_of_each_kind,
 from kvref_conformance.conversation.handle import Handle
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families.latent.checks import Pair, filled, given, holds, joined
-from kvref_conformance.families.latent.known import attends, of_cache
+from kvref_conformance.families.latent.known import attends, of_cache, sizes_of
 from kvref_conformance.oracle import records
 from kvref_conformance.oracle.formats import IN_GROUPS, group_of
 from kvref_conformance.oracle.latent import records_of, row_as, row_bytes
 from kvref_conformance.outcome import NotOffered
 
 LOUD = np.float32(2.0**6)
-
-
-def sizes_of(format: str) -> dict[str, int | str]:
-    """Sizes that the groups of a format go into; the small ones where it has none."""
-    group = group_of(format)
-    return {"dtype": format} | ({"rank": 2 * group, "rope_dim": group} if group > 1 else {})
 
 
 @check("MLA-06", "latent")

@@ -12,9 +12,16 @@ from kvref_conformance.checking.setup import held
 from kvref_conformance.conversation.handle import Handle
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.oracle.attention import rounding
+from kvref_conformance.oracle.formats import group_of
 from kvref_conformance.oracle.latent import attention
 
 SPREAD = 2.5  # of scores: no token outweighs all others
+
+
+def sizes_of(format: str) -> dict[str, int | str]:
+    """Sizes that the groups of a format go into; the small ones where it has none."""
+    group = group_of(format)
+    return {"dtype": format} | ({"rank": 2 * group, "rope_dim": group} if group > 1 else {})
 
 
 @dataclass(frozen=True)

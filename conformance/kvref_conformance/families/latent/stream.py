@@ -7,9 +7,9 @@ import numpy as np
 
 from kvref_conformance.arrays import NDArray
 from kvref_conformance.checking.counts import MANY, NEGATIVE, Counter
-from kvref_conformance.checking.setup import other, tokens
+from kvref_conformance.checking.setup import one_of_each_kind, other, tokens
 from kvref_conformance.checking.streams import Bad, Stream
-from kvref_conformance.families.latent.known import heads_of
+from kvref_conformance.families.latent.known import heads_of, sizes_of
 from kvref_conformance.oracle.latent import row_as, row_bytes
 from kvref_conformance.oracle.rows import Reads
 
@@ -27,6 +27,10 @@ class LatentStream(Stream):
 
     def laid_out(self, tokens: NDArray) -> NDArray:
         return tokens[:, 0, :]
+
+    def in_formats(self) -> Iterator[Stream]:
+        for name in one_of_each_kind(self.subject, "dtype"):
+            yield self.fresh(**sizes_of(name))
 
     def saved_as_is(self) -> Any:
         return self.cache.as_is("save")

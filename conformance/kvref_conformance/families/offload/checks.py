@@ -172,6 +172,22 @@ def a_block_is_kept_as_often_as_it_is_loaded(subject: Subject) -> None:
 
 
 @check("MOVE-09", "offload")
+def a_key_that_a_call_names_twice_counts_twice(subject: Subject) -> None:
+    store, keys = full(subject, capacity=1)
+    twice, more = keys[:1] * 2, [FIRST - number for number in range(1, len(keys) + 1)]
+    store.prepare_load(twice)
+    store.complete_load(keys[:1])
+    with raises("KeyNotFound"):
+        store.complete_load(twice)  # of which one is left
+    with raises("OutOfBlocks"):
+        store.prepare_store(more)
+    store.complete_load(keys[:1])
+    store.prepare_load(twice)
+    store.complete_load(twice)
+    equal(gone(store, more), keys, "keys evicted once every load was over that a call named twice")
+
+
+@check("MOVE-09", "offload")
 def a_load_is_not_given_back_twice(subject: Subject) -> None:
     store, keys = full(subject, capacity=1)
     with raises("KeyNotFound"):

@@ -31,6 +31,25 @@ def threads_may_share_a_host_store(subject: Subject) -> None:
 
 
 @check("MOVE-13", "offload")
+def a_store_that_stays_full_is_never_seen_with_room(subject: Subject) -> None:
+    store = new(subject, "offload", capacity=8)
+    count = store.config["capacity"]
+    store.prepare_store(list(range(count)))
+    store.complete_store(list(range(count)))
+
+    def work(thread: int, rng: np.random.Generator) -> None:
+        for number in range(1, 60):
+            if thread:
+                equal(store.num_free, 0, "free places, where others evict as many as they store")
+                continue
+            keys = [number * count + each for each in range(count)]
+            store.prepare_store(keys)
+            store.complete_store(keys)
+
+    in_threads(subject, work)
+
+
+@check("MOVE-13", "offload")
 def what_a_thread_loads_is_not_evicted_by_another(subject: Subject) -> None:
     store = new(subject, "offload", capacity=8)
 

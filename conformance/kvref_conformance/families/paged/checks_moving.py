@@ -1,26 +1,28 @@
 """MOVE: sequences that are saved and loaded, whole and in parts."""
 
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 
 from kvref_conformance.arrays import NDArray
 from kvref_conformance.checking.expect import equal, pair, raises
 from kvref_conformance.checking.registry import check
-from kvref_conformance.checking.setup import at_least, new, pair_of_tokens
+from kvref_conformance.checking.setup import at_least, formats_of, new, one_of_each_kind, pair_of_tokens
 from kvref_conformance.conversation.handle import Handle
 from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.oracle.formats import AFFINE, STATIC, dim_of, inner_of
 from kvref_conformance.outcome import NotOffered
 
 TOKENS = 7  # more than two blocks of 3
 Layers = list[tuple[NDArray, NDArray]]
 
 
-def roomy(subject: Subject, blocks: int = 8) -> Handle:
+def roomy(subject: Subject, blocks: int = 8, **sizes: Any) -> Handle:
     """A cache with room for so many blocks of 3 in every layer at least."""
     layers, size = subject.size("num_layers", 2), subject.size("block_size", 3)
     wanted = -(-blocks * 3 // size) * layers + layers
-    cache = new(subject, "paged", num_blocks=wanted)
+    cache = new(subject, "paged", num_blocks=wanted, **sizes)
     at_least(cache, num_blocks=wanted)
     return cache
 
@@ -30,7 +32,7 @@ def written(subject: Subject, cache: Handle, *lengths: int) -> tuple[int, Layers
     sequence, held = cache.create(), Layers()
     for layer in range(cache.config["num_layers"]):
         length = lengths[min(layer, len(lengths) - 1)]
-        cache.write(sequence, layer, 0, *pair_of_tokens(subject, length))
+        cache.write(sequence, layer, 0, *pair_of_tokens(subject, length, dim=cache.config["head_dim"]))
         keys, values = cache.gather(sequence, layer)
         held.append((np.array(keys), np.array(values)))
     return sequence, held
@@ -99,6 +101,32 @@ def too_few_blocks_change_nothing(subject: Subject) -> None:
     equal(small.num_free_blocks, free, "num_free_blocks after a load for which blocks lacked")
 
 
+@check("MOVE-02", "paged")
+def another_given_scale_is_another_format(subject: Subject) -> None:
+    for name in formats_of(subject, "dtype", *STATIC):
+        cache = roomy(subject, dtype=name, key_scale=0.5, value_scale=0.1)
+        sequence, held = written(subject, cache, TOKENS)
+        data = cache.save(sequence)
+        others: tuple[dict[str, Any], ...] = (
+            {"key_scale": 0.25, "value_scale": 0.1},
+            {"key_scale": 0.5, "value_scale": 0.2},
+            {"key_scale": 0.5},
+        )
+        for scales in others:
+            other = roomy(subject, dtype=name, **scales)
+            with raises("ConfigError"):
+                other.load(other.create(), data)
+        same_scales = roomy(subject, dtype=name, key_scale=0.5, value_scale=float(np.float32(0.1)))  # as it is held
+        loaded = same_scales.create()
+        same_scales.load(loaded, data)
+        holds(same_scales, loaded, held, f"loaded where the scales are the same, in {name}")
+        plain, ones = roomy(subject, dtype=name), roomy(subject, dtype=name, key_scale=1.0, value_scale=1.0)
+        sequence, held = written(subject, plain, TOKENS)
+        loaded = ones.create()
+        ones.load(loaded, plain.save(sequence))
+        holds(ones, loaded, held, f"saved without a scale, and loaded where it is said to be 1, in {name}")
+
+
 @check("MOVE-03", "paged")
 def a_sequence_that_is_not_there_is_not_loaded(subject: Subject) -> None:
     cache = roomy(subject)
@@ -135,23 +163,23 @@ def snapshot(cache: Handle, sequence: int) -> Layers:
     return found
 
 
-def come_together(subject: Subject, cut: str, *spans: list[int], lengths: tuple[int, ...] = (TOKENS, TOKENS - 2)) -> None:
+def come_together(subject: Subject, cut: str, *spans: list[int], **sizes: Any) -> None:
     """A sequence that is saved in these parts, and loaded with the last of them first."""
-    cache, other = roomy(subject), roomy(subject)
-    sequence, held = written(subject, cache, *lengths)
+    cache, other = roomy(subject, **sizes), roomy(subject, **sizes)
+    sequence, held = written(subject, cache, TOKENS, TOKENS - 2)
     loaded = other.create()
     parts = [cache.save(sequence, **{cut: span}) for span in spans]
-    cache.write(sequence, 0, 0, *pair_of_tokens(subject, 1))  # which is in none of them
+    cache.write(sequence, 0, 0, *pair_of_tokens(subject, 1, dim=cache.config["head_dim"]))  # which is in none of them
     for part in reversed(parts):
         is_empty(other, loaded, f"before its {cut} had come together")
         other.load(loaded, part)
-    holds(other, loaded, held, f"of which the {cut} had come together")
-    equal(other.num_free_blocks, fresh_free(subject, held), "num_free_blocks once the parts had come together")
+    holds(other, loaded, held, f"of which the {cut} had come together, in {cache.config['dtype']}")
+    equal(other.num_free_blocks, fresh_free(subject, held, **sizes), "num_free_blocks once the parts had come together")
 
 
-def fresh_free(subject: Subject, held: Layers) -> int:
+def fresh_free(subject: Subject, held: Layers, **sizes: Any) -> int:
     """Of a cache that has such a sequence alone."""
-    cache = roomy(subject)
+    cache = roomy(subject, **sizes)
     sequence = cache.create()
     for layer, (keys, values) in enumerate(held):
         cache.write(sequence, layer, 0, keys, values)
@@ -177,19 +205,33 @@ def heads_come_together(subject: Subject) -> None:
 
 
 @check("MOVE-05", "paged")
+def parts_have_their_codes_scales_and_zeros(subject: Subject) -> None:
+    subject.need(num_kv_heads=2)
+    for name in one_of_each_kind(subject, "dtype"):
+        sizes = {"dtype": name, "head_dim": dim_of(name)}
+        come_together(subject, "tokens", [0, 2], [2, TOKENS], **sizes)
+        if inner_of(name) not in AFFINE:  # whose scale is that of all heads
+            come_together(subject, "heads", [0, 1], [1, subject.heads], **sizes)
+
+
+@check("MOVE-05", "paged")
 def a_part_that_is_not_right_is_as_if_it_had_not_come(subject: Subject) -> None:
     subject.need(sequences=2)
-    cache = roomy(subject, 16)
+    cache = roomy(subject, 24)
     sequence, held = written(subject, cache, TOKENS)
     another, _ = written(subject, cache, TOKENS - 1)
     first, second = cache.save(sequence, tokens=[0, 3]), cache.save(sequence, tokens=[3, TOKENS])
     of_another = cache.save(another, tokens=[3, TOKENS - 1])
+    uneven, _ = written(subject, cache, *[TOKENS] * (len(held) - 1), TOKENS - 1)
+    of_uneven = cache.save(uneven, tokens=[3, TOKENS - 1])
+    cache.drop(uneven)
     cache.load(another, first)
     damaged = np.array(second)
     damaged[len(damaged) // 2] ^= 1
     with raises("FileDamaged", "ConfigError"):
         cache.load(another, damaged)
-    for wrong in (first, of_another):
+    one_head = cache.save(sequence, tokens=[2, 4], heads=[0, 1])  # of a token that has come, and of one that has not
+    for wrong in (first, of_another, of_uneven, one_head):
         with raises("ConfigError"):
             cache.load(another, wrong)
     equal(cache.length(another, 0), TOKENS - 1, "length of a sequence before all parts of another have come")
@@ -250,5 +292,6 @@ def room_of_parts_is_given_back(subject: Subject) -> None:
     cache.load(begun, part)
     cache.load(begun, whole)
     holds(cache, begun, held, "loaded whole after a part of it")
+    equal(cache.num_free_blocks, fresh_free(subject, held), "num_free_blocks after what came whole, and a part before it")
     cache.drop(begun)
     equal(cache.num_free_blocks, free, "num_free_blocks after what came whole was dropped")

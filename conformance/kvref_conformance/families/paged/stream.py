@@ -9,10 +9,11 @@ import numpy as np
 
 from kvref_conformance.arrays import NDArray
 from kvref_conformance.checking.counts import MANY, NEGATIVE, Counter
-from kvref_conformance.checking.setup import blocks_of, other, pair_of_tokens, tokens
+from kvref_conformance.checking.setup import blocks_of, one_of_each_kind, other, pair_of_tokens, tokens
 from kvref_conformance.checking.streams import Bad, Stream, wrong_pairs, wrong_queries
 from kvref_conformance.conversation.calls import Own
 from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.oracle.formats import dim_of
 from kvref_conformance.outcome import Declined, NotOffered
 
 MOVED = 14  # tokens of one that is loaded, or of one in whose place it comes, at most
@@ -51,6 +52,10 @@ class PagedStream(Stream):
 
     def overwrite(self, keys: NDArray, values: NDArray) -> None:
         self.cache.write(self.sequence, 0, 0, keys, values)
+
+    def in_formats(self) -> Iterator[Stream]:
+        for name in one_of_each_kind(self.subject, "dtype"):
+            yield self.fresh(dtype=name, head_dim=dim_of(name))
 
     def saved_as_is(self) -> Any:
         return self.cache.as_is("save", self.sequence)

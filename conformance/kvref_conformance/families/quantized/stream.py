@@ -6,11 +6,11 @@ from typing import Any
 
 from kvref_conformance.arrays import NDArray
 from kvref_conformance.checking.counts import MANY, NEGATIVE, Counter
-from kvref_conformance.checking.setup import few, formats_of, new, other, pair_of_tokens, tokens
+from kvref_conformance.checking.setup import few, formats_of, new, one_of_each_kind, other, pair_of_tokens, tokens
 from kvref_conformance.checking.streams import Bad, Stream, wrong_queries
 from kvref_conformance.conversation.calls import Own
 from kvref_conformance.conversation.subject import Subject
-from kvref_conformance.oracle.formats import IN_GROUPS, SYMMETRIC, group_of
+from kvref_conformance.oracle.formats import IN_GROUPS, SYMMETRIC, dim_of, group_of
 from kvref_conformance.oracle.rows import Reads, read_as
 from kvref_conformance.outcome import NotOffered
 
@@ -79,6 +79,10 @@ class QuantizedStream(Stream):
     def quantizing(self) -> Iterator[Stream]:
         for name in formats_of_tokens(self.subject):
             yield self.fresh(format=name)
+
+    def in_formats(self) -> Iterator[Stream]:
+        for name in one_of_each_kind(self.subject, "format"):
+            yield self.fresh(format=name, head_dim=dim_of(name))
 
     def read_as_is(self) -> Any:
         """Of the first two tokens what there is a way to read."""

@@ -5,10 +5,10 @@ from typing import Any
 
 from kvref_conformance.arrays import NDArray
 from kvref_conformance.checking.counts import MANY, NEGATIVE, Counter
-from kvref_conformance.checking.setup import formats_of, pair_of_tokens
+from kvref_conformance.checking.setup import formats_of, one_of_each_kind, pair_of_tokens
 from kvref_conformance.checking.streams import Bad, Stream, wrong_queries
 from kvref_conformance.families.tiered.tiers import POLICY, settled
-from kvref_conformance.oracle.formats import AFFINE
+from kvref_conformance.oracle.formats import AFFINE, dim_of
 from kvref_conformance.oracle.rows import Reads
 
 
@@ -27,6 +27,10 @@ class TieredStream(Stream):
     def quantizing(self) -> Iterator[Stream]:
         for name in formats_of(self.subject, "store_format", *AFFINE):
             yield self.fresh(tail_length=0, store_format=name)
+
+    def in_formats(self) -> Iterator[Stream]:
+        for name in one_of_each_kind(self.subject, "store_format"):
+            yield self.fresh(tail_length=1, store_format=name, head_dim=dim_of(name))
 
     def read_as_is(self) -> Any:
         return self.cache.as_is("read")

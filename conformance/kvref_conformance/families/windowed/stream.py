@@ -5,10 +5,10 @@ from typing import Any
 
 from kvref_conformance.arrays import NDArray
 from kvref_conformance.checking.counts import MANY, NEGATIVE, Counter
-from kvref_conformance.checking.setup import formats_of, pair_of_tokens, tokens
+from kvref_conformance.checking.setup import formats_of, one_of_each_kind, pair_of_tokens, tokens
 from kvref_conformance.checking.streams import Bad, Stream, wrong_queries
 from kvref_conformance.conversation.subject import Subject
-from kvref_conformance.oracle.formats import AFFINE, SYMMETRIC
+from kvref_conformance.oracle.formats import AFFINE, SYMMETRIC, dim_of
 from kvref_conformance.oracle.rows import Reads
 from kvref_conformance.oracle.tokens import tokens_as
 
@@ -34,6 +34,10 @@ class WindowedStream(Stream):
     def quantizing(self) -> Iterator[Stream]:
         for name in formats_of(self.subject, "dtype", *SYMMETRIC, *AFFINE):
             yield self.fresh(dtype=name)
+
+    def in_formats(self) -> Iterator[Stream]:
+        for name in one_of_each_kind(self.subject, "dtype"):
+            yield self.fresh(dtype=name, head_dim=dim_of(name))
 
     def expected(self, keys: NDArray, values: NDArray) -> tuple[Reads, Reads]:
         return tokens_as(keys, self.config["dtype"]), tokens_as(values, self.config["dtype"])
