@@ -13,6 +13,8 @@ import pytest
 
 import kvref
 from kvref.errors import RankLost
+from kvref_conformance.checking.registry import all_checks
+from kvref_conformance.implementations.backends import OnBackend
 from kvref_conformance.judging.asked import Effort
 from kvref_conformance.judging.judge import Judge, select, verdict_of
 
@@ -61,6 +63,15 @@ def test_what_four_ranks_saved_two_load(tmp_path, rows, columns, fewer_rows, few
         at = np.ix_(two.positions(rank), two.heads(rank))
         for part, given in zip(two.read_rank(rank), (keys, values), strict=True):
             np.testing.assert_array_equal(part, given[at])
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_every_check_of_its_own_is_asked_of_who_has_everything():
+    """None goes unasked because the sizes that it wants are made others, as those of an odd number of heads once were."""
+    judge = Judge(OnBackend(kvref.backend("numpy")), Effort())
+    checks = [check for check in all_checks() if check.family == "sharded" and check.run and check.clause.startswith("SHARD")]
+    outcomes = {check.name: judge.ask_about(check) for check in checks}
+    assert {name: type(outcome).__name__ for name, outcome in outcomes.items() if outcome.verdict != "passed"} == {}
 
 
 def made(kind="Grid", delays=None, **changes):

@@ -17,6 +17,29 @@ def copies_are_dealt_out_in_turn(patch):
 
 
 @bug("SHARD-01")
+def rows_of_three_heads_or_more_stand_in_the_wrong_order(patch):
+    """Each holds its share, and says so: of the heads that are another row's."""
+    heads = ShardedConfig.heads
+
+    def swapped(self, row):
+        return heads(self, self.head_ranks - 1 - row if self.num_kv_heads // self.head_ranks >= 3 else row)
+
+    patch.setattr(ShardedConfig, "heads", swapped)
+
+
+@bug("SHARD-01")
+def a_rank_of_three_heads_or_more_names_those_of_the_next_row(patch):
+    """What it holds is right: what it says of it is not."""
+    heads = ShardedCache.heads
+
+    def next_row(self, rank):
+        shared = self.config.num_kv_heads // self.config.head_ranks >= 3
+        return heads(self, (rank + self.config.token_ranks) % self.config.num_ranks if shared else rank)
+
+    patch.setattr(ShardedCache, "heads", next_row)
+
+
+@bug("SHARD-01")
 def the_second_copy_of_a_head_is_written_once(patch):
     keep = _Rank.keep
 

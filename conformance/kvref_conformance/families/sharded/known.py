@@ -14,7 +14,7 @@ from kvref_conformance.oracle.elements import round_to
 from kvref_conformance.outcome import NotOffered
 
 GRIDS = ((4, 3), (1, 3), (2, 1), (2, 2), (4, 1), (1, 4), (1, 1))  # rows and columns of ranks; of two heads, 4 rows are copies
-HEADS = ((4, 2), (4, 4), (3, 1), (3, 3), (1, 2), (1, 3), (3, 6))  # kv heads and rows
+HEADS = ((4, 2), (4, 4), (3, 1), (3, 3), (1, 2), (1, 3), (3, 6), (6, 2), (9, 3), (8, 2))  # kv heads and rows
 NUMBER_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
