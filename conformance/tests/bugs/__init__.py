@@ -29,6 +29,7 @@ CHAPTERS = (
     "pooled",
     "latents",
     "sharded",
+    "sharded_deep",
     "attention",
     "kernels",
     "moving_offload",

@@ -95,6 +95,11 @@ class Known:
         """That every rank must use: one for each turn of the columns that has begun."""
         return len(range(0, len(self), self.size * self.columns))
 
+    def num_bytes(self, rank: int) -> int:
+        """Of the blocks that a rank must use."""
+        numbers = 2 * self.blocks() * self.size * len(self.heads(rank)) * self.row[1]
+        return int(numbers * NUMBER_BYTES[self.config["dtype"]])
+
     def share(self, rank: int) -> tuple[NDArray, NDArray]:
         """Keys and values that a rank must hold."""
         at = np.ix_(self.positions(rank), self.heads(rank))
