@@ -141,6 +141,30 @@ def test_a_process_that_is_killed_while_others_wait_for_it_is_a_rank_lost(call):
 
 
 @pytest.mark.torch
+def test_an_append_that_all_were_ready_for_has_happened():
+    """A rank that is killed once all have said that they are ready, and before any has written (SHARD-04)."""
+    implementation, cache = made()
+    keys, values = map(implementation.asarray, tokens(5))
+    cache.append(keys, values)
+    decided = cache._decided
+
+    def killed_before(name):
+        os.kill(cache._world.processes[3].pid, signal.SIGKILL)
+        cache._world.processes[3].join()
+        decided(name)
+
+    cache._decided = killed_before
+    cache.append(keys, values)
+    assert cache.length == 10
+    assert [cache.positions(rank) for rank in range(3)] == [[0, 1, 4, 5, 8, 9], [2, 3, 6, 7], [0, 1, 4, 5, 8, 9]]
+    for part, given in zip(cache.read_rank(0), (keys, values), strict=True):
+        np.testing.assert_array_equal(part, np.concatenate([given, given])[np.ix_(cache.positions(0), cache.heads(0))])
+    with pytest.raises(RankLost):
+        cache.append(keys, values)
+    assert cache.length == 10
+
+
+@pytest.mark.torch
 def test_a_truncate_is_done_by_who_is_left():
     implementation, cache = made(delays={3: 1.0})
     cache.append(*map(implementation.asarray, tokens(5)))
