@@ -13,6 +13,8 @@ import pytest
 
 import kvref
 from kvref.errors import RankLost
+from kvref_conformance.checking.registry import all_checks
+from kvref_conformance.implementations.backends import OnBackend
 from kvref_conformance.judging.asked import Effort
 from kvref_conformance.judging.judge import Judge, select, verdict_of
 
@@ -61,6 +63,15 @@ def test_what_four_ranks_saved_two_load(tmp_path, rows, columns, fewer_rows, few
         at = np.ix_(two.positions(rank), two.heads(rank))
         for part, given in zip(two.read_rank(rank), (keys, values), strict=True):
             np.testing.assert_array_equal(part, given[at])
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_every_check_of_its_own_is_asked_of_who_has_everything():
+    """None goes unasked because the sizes that it wants are made others, as those of an odd number of heads once were."""
+    judge = Judge(OnBackend(kvref.backend("numpy")), Effort())
+    checks = [check for check in all_checks() if check.family == "sharded" and check.run and check.clause.startswith("SHARD")]
+    asked = {check.name: judge.ask_about(check) for check in checks}
+    assert {name: outcome for name, outcome in asked.items() if getattr(outcome, "verdict", "failed") != "passed"} == {}
 
 
 def made(kind="Grid", delays=None, **changes):
@@ -127,6 +138,30 @@ def test_a_process_that_is_killed_while_others_wait_for_it_is_a_rank_lost(call):
     assert [cache.positions(rank) for rank in range(3)] == held
     with pytest.raises(RankLost):
         cache.read()
+
+
+@pytest.mark.torch
+def test_an_append_that_all_were_ready_for_has_happened():
+    """A rank that is killed once all have said that they are ready, and before any has written (SHARD-04)."""
+    implementation, cache = made()
+    keys, values = map(implementation.asarray, tokens(5))
+    cache.append(keys, values)
+    decided = cache._decided
+
+    def killed_before(name):
+        os.kill(cache._world.processes[3].pid, signal.SIGKILL)
+        cache._world.processes[3].join()
+        decided(name)
+
+    cache._decided = killed_before
+    cache.append(keys, values)
+    assert cache.length == 10
+    assert [cache.positions(rank) for rank in range(3)] == [[0, 1, 4, 5, 8, 9], [2, 3, 6, 7], [0, 1, 4, 5, 8, 9]]
+    for part, given in zip(cache.read_rank(0), (keys, values), strict=True):
+        np.testing.assert_array_equal(part, np.concatenate([given, given])[np.ix_(cache.positions(0), cache.heads(0))])
+    with pytest.raises(RankLost):
+        cache.append(keys, values)
+    assert cache.length == 10
 
 
 @pytest.mark.torch

@@ -37,11 +37,13 @@ class Family:
     another shows. speaks_for: the clauses that the model can name, and the machine therefore judges. gives: what a person calls
     the result of an operation, which later calls refer to; several: arguments that are lists of such, and what one is called.
     formats: what each format among the sizes may be. may_be_zero: sizes that may. holds: sizes that are no less than others
-    together, multiples: that are multiples of another, fits: whether all of them make sense together (LAW-12). token_axis: of
-    the arrays that are appended, where the tokens lie, from the end. appending: the operations that take any number of tokens,
-    and their arrays; whole: those of them that leave more in one call than in several. counted_as: by a switch among the limits,
-    what makes an object that counts as the specification does, of what makes the object. encodes: formats are what numbers are
-    encoded to, and say nothing of what they are handed in as.
+    together, multiples: that are multiples of another, fits: whether all of them make sense together (LAW-12), one by one too: a
+    size that does not go with the small ones and any format is made one that does; goes: the same, of those alone that are asked
+    for, where sizes depend on each other and not on a format. token_axis: of the arrays that are appended, where the tokens lie,
+    from the end. appending: the operations that take any number of tokens, and their arrays; whole: those of them that leave more
+    in one call than in several. counted_as: by a switch among the limits, what makes an object that counts as the specification
+    does, of what makes the object. encodes: formats are what numbers are encoded to, and say nothing of what they are handed in
+    as.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Family:
     holds: Mapping[str, Sequence[str]] = field(default_factory=dict)
     multiples: Mapping[str, str] = field(default_factory=dict)
     fits: Callable[[Mapping[str, Any]], bool] = lambda config: True
+    goes: Callable[[Mapping[str, Any]], bool] = lambda config: True
     token_axis: int = -3
     appending: Mapping[str, Sequence[str]] = field(default_factory=dict)
     whole: Sequence[str] = ()
@@ -65,7 +68,7 @@ class Family:
         """Whether sizes that each make sense alone do so together."""
         enough = all(config[whole] >= sum(config[part] for part in parts) for whole, parts in self.holds.items())
         even = all(config[whole] % config[part] == 0 for whole, part in self.multiples.items())
-        return enough and even and self.fits(config)
+        return enough and even and self.fits(config) and self.goes(config)
 
     def part(self, name: str) -> ModuleType | None:
         """One of PARTS, or None where the family has no such file."""

@@ -31,6 +31,7 @@ CHAPTERS = (
     "pooled",
     "latents",
     "sharded",
+    "sharded_deep",
     "attention",
     "kernels",
     "moving_offload",

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from bugs.plant import bug, hidden, in_source, real
+from bugs.plant import bug, in_source
 from kvref.errors import RankLost
 from kvref.pieces import partial
 from kvref.sharded import ShardedCache, ShardedConfig, _Rank
@@ -14,6 +14,29 @@ POSITIONS, BE, APPEND, ATTEND = f"{RANK}.positions", f"{RANK}.be", f"{CACHE}.app
 @bug("SHARD-01")
 def copies_are_dealt_out_in_turn(patch):
     in_source(patch, f"{CONFIG}.heads", "row // self.copies * each", "row % self.num_kv_heads * each")
+
+
+@bug("SHARD-01")
+def rows_of_three_heads_or_more_stand_in_the_wrong_order(patch):
+    """Each holds its share, and says so: of the heads that are another row's."""
+    heads = ShardedConfig.heads
+
+    def swapped(self, row):
+        return heads(self, self.head_ranks - 1 - row if self.num_kv_heads // self.head_ranks >= 3 else row)
+
+    patch.setattr(ShardedConfig, "heads", swapped)
+
+
+@bug("SHARD-01")
+def a_rank_of_three_heads_or_more_names_those_of_the_next_row(patch):
+    """What it holds is right: what it says of it is not."""
+    heads = ShardedCache.heads
+
+    def next_row(self, rank):
+        shared = self.config.num_kv_heads // self.config.head_ranks >= 3
+        return heads(self, (rank + self.config.token_ranks) % self.config.num_ranks if shared else rank)
+
+    patch.setattr(ShardedCache, "heads", next_row)
 
 
 @bug("SHARD-01")
@@ -114,6 +137,20 @@ def copies_answer_for_each_others_query_heads(patch):
 
 
 @bug("SHARD-02")
+def copies_answer_four_query_heads_of_a_group_at_most(patch):
+    attend = ShardedCache.attend
+
+    def up_to_four(self, query, scale):
+        out = attend(self, query, scale)
+        group = query.shape[1] // self.config.num_kv_heads
+        if self.config.copies > 1:
+            out[:, np.arange(query.shape[1]) % max(1, group) > 3] = 0
+        return out
+
+    patch.setattr(ShardedCache, "attend", up_to_four)
+
+
+@bug("SHARD-02")
 def more_queries_than_tokens_are_answered(patch):
     bounded = 'in_range(count, self.length + 1, PositionOutOfRange, "queries")'
     in_source(patch, ATTEND, bounded, "pass", "num_heads == 0:", "num_heads == 0 or self.length == 0:")
@@ -148,18 +185,56 @@ def bytes_are_those_of_all_heads(patch):
 
 
 @bug("SHARD-03")
+def bytes_are_those_of_four_columns_at_most(patch):
+    """As where each rank's are worked out from those of all, with too small a number of columns."""
+    in_source(patch, f"{RANK}.num_bytes", "len(self.table) *",
+              "len(self.table) * self._config.token_ranks // min(4, self._config.token_ranks) *")  # fmt: skip
+
+
+@bug("SHARD-03")
+def blocks_are_taken_anew_for_every_append(patch):
+    """What a rank holds is copied to other blocks, alike on every rank."""
+    moved_by(patch, lambda cache, called: called == "append")
+
+
+@bug("SHARD-03")
+def what_a_truncate_leaves_is_copied_together(patch):
+    moved_by(patch, lambda cache, called: called == "truncate" and cache.length > 0)
+
+
+def moved_by(patch, moves):
+    """All blocks have other numbers after each call of which `moves` is true."""
+    for name in ("append", "truncate"):
+        patch.setattr(ShardedCache, name, moving(getattr(ShardedCache, name), name, moves))
+    table = ShardedCache.block_table
+
+    def turned(self, rank):
+        return [(block + getattr(self, "turns", 0)) % self.config.num_blocks for block in table(self, rank)]
+
+    patch.setattr(ShardedCache, "block_table", turned)
+
+
+def moving(method, name, moves):
+    def called(self, *args):
+        method(self, *args)
+        self.turns = getattr(self, "turns", 0) + moves(self, name)
+
+    return called
+
+
+@bug("SHARD-03")
 def room_is_counted_on_one_rank(patch):
     in_source(patch, f"{CONFIG}.max_tokens", " * self.token_ranks", "")
 
 
 @bug("SHARD-04")
 def ranks_before_the_one_that_is_lost_have_written(patch):
-    half_written(patch, lambda rank, failing: rank < min(failing))
+    half_written(patch, lambda rank, failing, keys: rank < min(failing))
 
 
 @bug("SHARD-04")
 def ranks_behind_the_one_that_is_lost_have_written(patch):
-    half_written(patch, lambda rank, failing: rank > max(failing))
+    half_written(patch, lambda rank, failing, keys: rank > max(failing))
 
 
 def half_written(patch, writes):
@@ -172,11 +247,16 @@ def half_written(patch, writes):
             append(self, keys, values)
         except RankLost:
             for number, rank in enumerate(self._ranks):
-                if failing and rank is not None and writes(number, failing) and len(keys):
+                if failing and rank is not None and writes(number, failing, keys) and len(keys):
                     rank.keep(len(keys), rank.prepared(keys, values))
             raise
 
     patch.setattr(ShardedCache, "append", torn)
+
+
+@bug("SHARD-04")
+def the_first_rank_writes_what_is_not_finite_before_others_are_ready(patch):
+    half_written(patch, lambda rank, failing, keys: rank == 0 and not np.isfinite(np.asarray(keys, np.float32)).all())
 
 
 @bug("SHARD-04")
@@ -205,84 +285,3 @@ def a_negative_rank_counts_from_the_end(patch):
 @bug("EDIT-01")
 def the_last_column_keeps_its_tokens(patch):
     in_source(patch, f"{CACHE}.truncate", 'for rank in self._every("truncate"):', 'for rank in self._every("truncate")[:-1]:')
-
-
-@hidden("sharded", "SHARD-01")
-def a_copy_in_the_second_column_misses_what_follows_a_truncate(patch):
-    numbered(patch)
-    be, keep = _Rank.be, _Rank.keep
-
-    def noting(self, length):
-        self.cut = length < self.length
-        be(self, length)
-
-    def missing(self, count, share):
-        copy = self._config.copies > 1 and self._config.token_ranks > 1 and self.number == self._config.num_ranks - 1
-        keep(self, count, type(share)(part._replace(codes=part.codes * 0) for part in share)
-             if copy and getattr(self, "cut", False) else share)  # fmt: skip
-
-    patch.setattr(_Rank, "be", noting)
-    patch.setattr(_Rank, "keep", missing)
-
-
-@hidden("sharded", "SHARD-03")
-def a_block_is_taken_twice_after_it_was_full(patch):
-    """Once a rank but the first was full, its free list is another."""
-    numbered(patch)
-    be = _Rank.be
-
-    def other(self, length):
-        if len(self.table) == self._config.num_blocks > 1 and self.number == 1 and length == 0:
-            self.table.reverse()
-        be(self, length)
-
-    patch.setattr(_Rank, "be", other)
-
-
-@hidden("sharded", "SHARD-04")
-def a_rank_in_which_no_token_would_lie_is_not_missed(patch):
-    writing = "any(shares[number][0].codes.shape[0] for number in self._failing)"
-    in_source(patch, APPEND, "if count and self._failing:", f"if {writing}:")
-
-
-@hidden("sharded", "SHARD-04")
-def an_append_that_is_lost_takes_its_block(patch):
-    append = ShardedCache.append
-
-    def taking(self, keys, values):
-        try:
-            append(self, keys, values)
-        except RankLost:
-            for rank in self._ranks:
-                turn = self.config.block_size * self.config.token_ranks
-                if rank is not None and self.length and self.length % turn == 0 and len(rank.table) < self.config.num_blocks:
-                    rank.be(self.length + 1)
-                    rank.length = self.length
-            raise
-
-    patch.setattr(ShardedCache, "append", taking)
-
-
-@hidden("sharded", "SHARD-02")
-def several_queries_at_the_end_of_a_turn_see_a_token_too_few(patch):
-    ends = "np.arange(self.length - count, self.length)"
-    whole = "count > 1 and config.token_ranks > 1 and self.length % (config.block_size * config.token_ranks) == 0"
-    in_source(patch, ATTEND, ends, f"{ends} - (np.arange(count) == 0) * ({whole})")
-
-
-@real("sharded")
-def a_column_past_the_fourth_is_taken_for_the_first(patch):
-    in_source(patch, f"{RANK}.partials", "for start in range(0, len(positions), TOKENS):",
-              "for start in range(0, len(positions) if self._column < 4 else 0, TOKENS):")  # fmt: skip
-
-
-@real("sharded")
-def blocks_past_the_fortieth_are_read_as_the_one_before(patch):
-    slots = _Rank._slots
-
-    def torn(self, positions):
-        found = slots(self, positions)
-        late = positions // (self._config.block_size * self._config.token_ranks) > 40
-        return np.where(late, slots(self, positions - late * self._config.block_size * self._config.token_ranks), found)
-
-    patch.setattr(_Rank, "_slots", torn)

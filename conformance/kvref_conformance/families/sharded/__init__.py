@@ -7,7 +7,7 @@ from kvref_conformance.families.laws.spoken import OF_CACHES
 from kvref_conformance.oracle.formats import PLAIN
 
 
-def fits(config: Any) -> bool:
+def goes(config: Any) -> bool:
     """Each row of ranks has some of the heads, or each head some rows (SHARD-01)."""
     heads, rows = config["num_kv_heads"], config["head_ranks"]
     return bool(heads % rows == 0 or rows % heads == 0)
@@ -21,6 +21,6 @@ FAMILY = Family(
     },
     speaks_for=(*OF_CACHES, *(f"SHARD-{n:02}" for n in range(1, 5)), "EDIT-01", "EDIT-02"),
     formats={"dtype": PLAIN},
-    fits=fits,
+    goes=goes,
     appending={"append": ("keys", "values")},
 )  # fmt: skip

@@ -6,7 +6,7 @@ from kvref_conformance.checking.expect import equal, raises
 from kvref_conformance.checking.registry import check
 from kvref_conformance.checking.setup import formats_of, refused
 from kvref_conformance.conversation.subject import Subject
-from kvref_conformance.families.sharded.known import NUMBER_BYTES, Known, grids, heads_and_rows
+from kvref_conformance.families.sharded.known import Known, grids, heads_and_rows
 from kvref_conformance.oracle.formats import PLAIN
 from kvref_conformance.outcome import NotOffered
 
@@ -111,19 +111,25 @@ def blocks_that_hold_tokens_stay_where_they_are(subject: Subject) -> None:
             table = known.tables(known.ranks, f"at {len(known)} tokens")
             equal(table[: len(before)], before, f"the blocks that held tokens before, at {len(known)} tokens")
             before = table
+        for left in (known.room - 1, known.room - turn - 1, turn + 1, turn, 1):
+            known.truncate(min(left, len(known)))
+            table = known.tables(known.ranks, f"after all but {len(known)} tokens went")
+            equal(table, before[: len(table)], f"the blocks that still hold tokens, after all but {len(known)} went")
 
 
 @check("SHARD-03", "sharded")
 def bytes_are_those_of_the_blocks(subject: Subject) -> None:
     for dtype in formats_of(subject, "dtype", *PLAIN):
-        for config in grids(subject, (4, 3), (1, 3), (2, 1), dtype=dtype):
+        for config in grids(subject, (4, 3), (1, 3), (2, 1), (1, 6), dtype=dtype):
             known = Known(subject, **config)
             for count in (0, 1, known.size, known.size * known.columns):
                 known.append(count)
                 for rank in known.ranks:
-                    numbers = 2 * known.blocks() * known.size * len(known.heads(rank)) * known.row[1]
-                    want = numbers * NUMBER_BYTES[dtype]
-                    equal(known.cache.num_bytes(rank), want, f"bytes of rank {rank} at {len(known)} tokens in {dtype}")
+                    equal(
+                        known.cache.num_bytes(rank),
+                        known.num_bytes(rank),
+                        f"bytes of rank {rank} at {len(known)} tokens in {dtype}",
+                    )
 
 
 @check("SHARD-03", "sharded")

@@ -26,10 +26,11 @@ def attention_is_that_of_all_tokens(subject: Subject) -> None:
 
 @check("SHARD-02", "sharded")
 def each_query_head_reads_its_own_kv_head(subject: Subject) -> None:
+    """In groups as models have them: of four and eight (Llama), and of seven (Qwen), which copies do not divide evenly."""
     for config in heads_and_rows(subject):
         known = Known(subject, **config)
         known.append(7)
-        for group in dict.fromkeys(subject.size("group_size", wanted) for wanted in (1, 2, 3, 4)):
+        for group in dict.fromkeys(subject.size("group_size", wanted) for wanted in (1, 2, 3, 4, 7, 8)):
             known.attends(2, f"of {known.row[0]} heads on {known.rows} rows, {group} query heads each", group)
 
 

@@ -2,6 +2,8 @@
 
 from contextlib import suppress
 
+import numpy as np
+
 from kvref_conformance.checking.attending import even, normal
 from kvref_conformance.checking.expect import equal, raises
 from kvref_conformance.checking.registry import check
@@ -96,6 +98,27 @@ def several_ranks_are_lost_in_one_append(subject: Subject) -> None:
     for rank in lost:
         refuses(known, rank, "after two ranks were lost in an append")
     held(known, list(known.ranks[1:-1]), table, "after two ranks were lost in an append")
+
+
+@check("SHARD-04", "sharded")
+def no_number_that_is_not_finite_is_written_where_a_rank_is_lost(subject: Subject) -> None:
+    """Which of two errors comes is open, and so whether the rank is lost yet; that nothing is written is not."""
+    for config in grids(subject, *SEVERAL):
+        ranks = config["head_ranks"] * config["token_ranks"]
+        for number in (np.nan, np.inf) if ranks > 1 else ():
+            known = Known(subject, **config)
+            known.append(known.size + 1)
+            table = known.tables(known.ranks, "before any was lost")
+            known.cache.lose_in_append(ranks - 1)
+            keys, values = known.tokens(known.size)
+            keys[-1], values[-1] = number, number
+            with raises("RankLost", "NonFinite"):
+                known.cache.append(keys, values)
+            living = list(known.ranks[:-1])
+            held(known, living, table, f"after tokens of {number} came in an append in which a rank was to be lost")
+            with raises("RankLost"):
+                known.cache.append(*known.tokens(1))
+            held(known, living, table, f"after one more, and tokens of {number}")
 
 
 @check("SHARD-04", "sharded")

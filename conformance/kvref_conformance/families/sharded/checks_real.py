@@ -66,6 +66,18 @@ def copies_of_heads_are_all_written(subject: Subject) -> None:
 
 
 @check("LAW-18", "sharded")
+def what_each_of_many_ranks_says_that_it_has(subject: Subject) -> None:
+    """Which heads, and how many bytes: in shares and copies of a model's heads, and where columns are many."""
+    for rows, columns, heads in ((8, 1, 8), (2, 1, 8), (16, 1, 8), (4, 8, 8), (1, 16, 1)):
+        known = grown(subject, affordable(subject, 300, 5), rows, columns, 16, heads, 64)
+        up_to(known, known.room)
+        for rank in known.ranks:
+            when = f"of rank {rank} on {known.rows} x {known.columns} ranks, at {len(known)} tokens"
+            equal([int(head) for head in known.cache.heads(rank)], known.heads(rank), f"heads {when}")
+            equal(known.cache.num_bytes(rank), known.num_bytes(rank), f"bytes {when}")
+
+
+@check("LAW-18", "sharded")
 def a_long_sequence_is_attended_to_on_many_ranks(subject: Subject) -> None:
     length = affordable(subject, LONG)
     known = grown(subject, length, 2, 8, 16, 2, 64)

@@ -14,7 +14,7 @@ from kvref_conformance.oracle.elements import round_to
 from kvref_conformance.outcome import NotOffered
 
 GRIDS = ((4, 3), (1, 3), (2, 1), (2, 2), (4, 1), (1, 4), (1, 1))  # rows and columns of ranks; of two heads, 4 rows are copies
-HEADS = ((4, 2), (4, 4), (3, 1), (3, 3), (1, 2), (1, 3), (3, 6))  # kv heads and rows
+HEADS = ((4, 2), (4, 4), (3, 1), (3, 3), (1, 2), (1, 3), (3, 6), (6, 2), (9, 3), (8, 2))  # kv heads and rows
 NUMBER_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -94,6 +94,11 @@ class Known:
     def blocks(self) -> int:
         """That every rank must use: one for each turn of the columns that has begun."""
         return len(range(0, len(self), self.size * self.columns))
+
+    def num_bytes(self, rank: int) -> int:
+        """Of the blocks that a rank must use."""
+        numbers = 2 * self.blocks() * self.size * len(self.heads(rank)) * self.row[1]
+        return int(numbers * NUMBER_BYTES[self.config["dtype"]])
 
     def share(self, rank: int) -> tuple[NDArray, NDArray]:
         """Keys and values that a rank must hold."""

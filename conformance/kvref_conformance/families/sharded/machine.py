@@ -8,7 +8,7 @@ from kvref_conformance.searching.machine import ANY, BACK, COUNT, LAST, Machine,
 from kvref_conformance.searching.rows import kinds
 
 # Heads, rows and columns: shares, copies, both with columns.
-GRID = st.sampled_from(((2, 2, 2), (1, 1, 3), (2, 4, 1), (2, 1, 2), (1, 2, 2), (3, 3, 1), (2, 1, 1), (4, 2, 2)))
+GRID = st.sampled_from(((2, 2, 2), (1, 1, 3), (2, 4, 1), (2, 1, 2), (1, 2, 2), (3, 3, 1), (2, 1, 1), (4, 2, 2), (6, 2, 1)))
 RANK = st.sampled_from((*range(8), LAST))
 QUERIES = st.sampled_from((1, 3, 99, 2, 3, 0))  # 99: one for each token
 

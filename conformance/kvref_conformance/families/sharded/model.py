@@ -50,7 +50,7 @@ class Sharded(Model):
         self.tokens: list[tuple[NDArray, NDArray]] = []  # [num_kv_heads, head_dim] each, as they are stored
         self.lost: set[int] = set()
         self.failing: set[int] = set()  # that are to be lost in the next append
-        self.table: list[int] | None = None  # of every rank, once one has said it
+        self.table: list[int] = []  # of every rank, as much of it as one has said: what holds tokens stays
 
     @property
     def ranks(self) -> range:
@@ -95,7 +95,6 @@ class Sharded(Model):
         def change(ok: Any) -> None:
             stored = [round_to(float32(part), self.dtype) for part in (keys, values)]
             self.tokens += list(zip(*stored, strict=True))
-            self.table = None
 
         then = self.did("append", change)
         return Expected("SHARD-03", then) if finite(keys, values) else TakenOrRefused("SHARD-03", then)
@@ -150,12 +149,12 @@ class Sharded(Model):
         def accepts(got: Any) -> bool:
             blocks = [int(block) for block in got]
             right = len(blocks) == len(set(blocks)) == self.entries and all(0 <= block < self.blocks for block in blocks)
-            return right and self.table in (None, blocks)
+            return right and blocks[: len(self.table)] == self.table
 
         def note(ok: Any) -> None:
             self.table = [int(block) for block in ok]
 
-        says = f"{self.entries} different blocks in [0, {self.blocks}), the same on every rank"
+        says = f"{self.entries} different blocks in [0, {self.blocks}), the same on every rank, and first those that it had"
         return Choice(self.blame("block_table"), note, says=says, accepts=accepts)
 
     def attend(self, query: Any, scale: float) -> Expected:
@@ -175,7 +174,8 @@ class Sharded(Model):
             return self.refuse(wrong)
 
         def change(ok: Any) -> None:
-            self.tokens, self.table = self.tokens[:length], None
+            self.tokens = self.tokens[:length]
+            self.table = self.table[: self.entries]
 
         return Expected("EDIT-02" if length == len(self.tokens) else "EDIT-01", self.did("truncate", change))
 
@@ -184,7 +184,7 @@ class Sharded(Model):
             return self.refuse(wrong)
 
         def change(ok: Any) -> None:
-            self.tokens, self.table = [], None
+            self.tokens, self.table = [], []
 
         return Expected("LAW-05", self.did("clear", change))
 

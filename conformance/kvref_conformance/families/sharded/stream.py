@@ -17,9 +17,10 @@ OF_A_RANK = ("read_rank", "heads", "positions", "block_table", "num_bytes", "los
 
 
 def rows_for(subject: Subject, heads: int) -> int:
-    """As many rows of ranks as are asked for first, or the next fewer that go with so many heads."""
+    """As many rows of ranks as are asked for first, or the next fewer that its limits allow and that go with so many heads."""
     wanted = subject.size("head_ranks", 4)
-    return next(rows for rows in range(wanted, 0, -1) if heads % rows == 0 or rows % heads == 0)
+    allowed = (rows for rows in range(wanted, 0, -1) if subject.limits.of("sharded", "head_ranks").allows(rows))
+    return next((rows for rows in allowed if heads % rows == 0 or rows % heads == 0), wanted)
 
 
 class ShardedStream(Stream):
