@@ -4,18 +4,21 @@ import json
 import time
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from explored import Here, explored, seen
+from explored import Here, explored, seen, short
 
+from kvref_conformance.conversation.trace.file import Header
+from kvref_conformance.conversation.trace.store import save_failure
 from kvref_conformance.exploring.corpus import Corpus, Known, Point, Run, open_corpus
 from kvref_conformance.exploring.page import plot, write_page
 from kvref_conformance.exploring.run import POINTS, Exploring, Lost
 from kvref_conformance.exploring.steering import TURN, Steering
 from kvref_conformance.exploring.units import Unit
 from kvref_conformance.exploring.work import Again
-from kvref_conformance.outcome import CannotRun
+from kvref_conformance.outcome import CannotRun, Outcome
 
 
 def test_a_corpus_is_what_was_written(tmp_path):
@@ -85,8 +88,7 @@ def test_failures_of_before_come_first_and_those_that_are_mended_go(tmp_path):
     corpus = Corpus(tmp_path, "numpy", [Unit("paged", "calls", "7"), Unit("gone", "calls", "8")])
     for clause in ("PAGED-01", "PAGED-02", "PAGED-03"):
         corpus.failures.append(Known(clause, ("paged.new",), Unit("paged", "calls", "1"), 1, f"{clause}.jsonl"))
-        (tmp_path / "failures").mkdir(exist_ok=True)
-        (tmp_path / f"failures/{clause}.jsonl").write_text("line\n")
+        trace_of(corpus, corpus.failures[-1])
     unfinished = Known("PAGED-04", (), Unit("paged", "calls", "5"))
     corpus.failures.append(unfinished)
     said = {"PAGED-01": Again("broken"), "PAGED-02": Again("mended"), "PAGED-03": Again("not offered", "paged.new")}
@@ -100,8 +102,68 @@ def test_failures_of_before_come_first_and_those_that_are_mended_go(tmp_path):
     )
     assert [each[0] for each in exploring.team.asked[:3]] == ["again"] * 3
     assert exploring.team.asked[3:5] == [("units", [unfinished.unit]), ("units", [Unit("paged", "calls", "7")])]
-    assert heard == list(said.items())
-    assert [known.clause for known in corpus.failures] == ["PAGED-01"] and exploring.run.mended == ["PAGED-02"]
+    assert heard == [*said.items(), ("PAGED-04", Again("mended"))]
+    assert [known.clause for known in corpus.failures] == ["PAGED-01"] and exploring.run.mended == ["PAGED-02", "PAGED-04"]
+
+
+def trace_of(corpus, known, *lines):
+    """A file of its own: these lines, or a trace that needs no call."""
+    path = corpus.folder / "failures" / f"{known.clause}.jsonl"
+    path.parent.mkdir(exist_ok=True)
+    who = dict.fromkeys(("name", "version", "language", "load"), "x") | {"level": "exact"}
+    header = Header(known.clause, "any", "check", who).line()
+    path.write_text("".join(f"{line}\n" for line in lines or (header,)))
+    known.trace = path.name
+    return path
+
+
+def test_a_failure_without_a_trace_stays_until_its_unit_has_answered(tmp_path):
+    unfinished = Known("PAGED-04", (), Unit("paged", "calls", "5"))
+    corpus = Corpus(tmp_path, "numpy", failures=[unfinished])
+    explored(Here(0, answer=lambda *_: []), corpus, ["paged"])  # it is asked, and the run ends
+    assert corpus.failures == [unfinished]
+    explored(Here(1, answer=lambda *_: Lost("killed")), corpus, ["paged"])
+    assert corpus.failures == [unfinished]
+    came = {"units": lambda turn: [seen(turn[0].seed, "a", "x", clause="PAGED-04")], "shrunk": lambda _: Lost("killed")}
+    explored(Here(2, answer=lambda work, about: came[work.__name__](about)), corpus, ["paged"])
+    assert corpus.failures == [unfinished]
+
+
+@pytest.mark.parametrize("kind", ["calls", "check", "soak"])
+@pytest.mark.parametrize("trace", [False, True])
+def test_a_failure_of_a_family_that_is_not_offered_any_more_stays(tmp_path, kind, trace):
+    known = Known("PAGED-04", (), Unit("paged", kind, "5"))
+    corpus, heard = Corpus(tmp_path, "numpy", failures=[known]), []
+    if trace:
+        trace_of(corpus, known)
+    answer = Here(2, answer=lambda work, turn: [seen(each.seed, family=each.family) for each in turn])
+    exploring = explored(answer, corpus, ["blocks"], of_before=lambda known, came: heard.append(came))
+    assert heard == [Again("not offered", f"paged {kind}")] and corpus.failures == [known] and exploring.units > 1
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (None, "FileNotFoundError"),
+        (['{"trace": 1'], "not JSON"),
+        (["hello"], "not JSON"),
+        ([], "it ends before anything breaks"),
+    ],
+)
+def test_where_a_trace_is_spoiled_its_unit_is_asked(tmp_path, lines, said):
+    known = Known("PAGED-04", ("a", "x"), Unit("paged", "calls", "5"), 3)
+    corpus, heard = Corpus(tmp_path, "numpy", failures=[known]), []
+    path = trace_of(corpus, known, *(lines or ()))
+    if lines is None:
+        path.unlink()
+    if lines == []:
+        path.write_text(path.read_text().replace('"judge": "check"', '"judge": "model"'))
+    answer = {"units": lambda turn: [seen(turn[0].seed, "a", "x", clause="PAGED-04")], "shrunk": lambda _: short("5", "a", "x")}
+    team = Here(2, answer=lambda work, about: answer[work.__name__](about))
+    explored(team, corpus, ["paged"], spoiled=lambda known, why: heard.append((known.clause, why)))
+    assert team.asked[0] == ("units", [known.unit])
+    ((clause, why),) = heard
+    assert clause == "PAGED-04" and said in why and str(path) in why
 
 
 def test_seeds_of_before_that_were_not_run_again_are_kept(tmp_path):
@@ -143,3 +205,16 @@ def test_figures_over_time_are_drawn_and_names_are_escaped(tmp_path):
     assert "<script>alert" not in page and "&lt;script&gt;" in page and "<b>" not in page
     assert page.count("<polyline") == page.count("aria-label=") - 1 == 6
     assert "met</dt><dd>3 times, first by paged calls 1" in page and 'href="failures/a%20b.jsonl"' in page
+
+
+def test_a_trace_is_written_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
+    save_failure([failed := Outcome("any", "failed", trace=["before"])], tmp_path, "PAGED-07", "numpy")
+
+    def full(path, *_, **__):
+        path.touch()
+        raise OSError("no room")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="no room"):
+        save_failure([replace(failed, trace=["after"])], tmp_path, "PAGED-07", "numpy")
+    assert (tmp_path / "PAGED-07-numpy.jsonl").read_text() == "before\n"

@@ -95,8 +95,9 @@ def _searched(options: argparse.Namespace, corpus: Corpus, steering: Steering, w
         shown.failed(failed, _trace(known) if known.trace else None)
 
     def of_before(known: Known, came: Again) -> None:
-        for path in (_trace(known), corpus.folder / "failures" / known.trace) if came.still != "broken" else ():
-            path.unlink(missing_ok=True)
+        if known.trace and known not in corpus.failures:
+            for path in (_trace(known), corpus.folder / "failures" / known.trace):
+                path.unlink(missing_ok=True)
         shown.of_before(known, came)
 
     def write(exploring: Exploring) -> None:
@@ -105,7 +106,7 @@ def _searched(options: argparse.Namespace, corpus: Corpus, steering: Steering, w
 
     run = Run(datetime.now(UTC).isoformat(" ", "minutes"), options.seed, workers.count)
     corpus.runs.append(run)
-    exploring = Exploring(workers, corpus, steering, run, Listener(shown.tell, failed, of_before, write))
+    exploring = Exploring(workers, corpus, steering, run, Listener(shown.tell, failed, of_before, shown.spoiled, write))
     interrupted = False
     try:
         with interrupts.wait(), shown.bar(seconds):

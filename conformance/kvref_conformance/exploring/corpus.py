@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import kvref
+from kvref_conformance.conversation.trace.file import TraceError, parsed
 from kvref_conformance.conversation.trace.store import name_in_a_path
 from kvref_conformance.exploring.seen import Shape
 from kvref_conformance.exploring.units import KINDS, Unit, drawn
@@ -70,13 +71,18 @@ class Corpus:
         return self.folder / "corpus.json"
 
     def trace(self, known: Known) -> list[str]:
-        """The lines of its trace; none where there is none. Raises CannotRun where it cannot be read."""
+        """The lines of its trace; none where there is none. Raises TraceError where it cannot be read, or was cut short."""
         if not known.trace:
             return []
+        path = self.folder / "failures" / known.trace
         try:
-            return (self.folder / "failures" / known.trace).read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise CannotRun(f"--corpus: {self.folder / 'failures' / known.trace}: {_said(error)}") from None
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, ValueError) as error:
+            raise TraceError(f"{path}: {_said(error)}") from None
+        read = parsed(path, lines)
+        if read.header.judge == "model" and not any("got" in reply for reply in read.replies):
+            raise TraceError(f"{path}: it ends before anything breaks")
+        return lines
 
     def write(self) -> None:
         """Raises OSError."""
