@@ -1,6 +1,8 @@
 """What a search keeps: its corpus, failures of before, figures over time."""
 
 import json
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from itertools import pairwise
@@ -12,7 +14,7 @@ from explored import Here, explored, seen, short
 
 from kvref_conformance.conversation.trace.file import Header
 from kvref_conformance.conversation.trace.store import save_failure
-from kvref_conformance.exploring.corpus import Corpus, Known, Point, Run, open_corpus
+from kvref_conformance.exploring.corpus import Corpus, Known, Point, Run, alone, open_corpus
 from kvref_conformance.exploring.page import plot, write_page
 from kvref_conformance.exploring.run import POINTS, Exploring, Lost
 from kvref_conformance.exploring.steering import TURN, Steering
@@ -46,6 +48,10 @@ def test_points_over_time_are_no_more_than_are_drawn(tmp_path):
     assert all(one.seconds < other.seconds for one, other in pairwise(points))
 
 
+RUN = {"began": "now", "seed": 0, "workers": 1, "lost": 0, "mended": []}
+POINT = {"seconds": 1, "units": 1, "calls": 1, "states": 1, "transitions": 1, "failures": 0, "families": {}}
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
@@ -54,8 +60,21 @@ def test_points_over_time_are_no_more_than_are_drawn(tmp_path):
         ({"seeds": [["paged", "calls", "x"]]}, "ValueError"),
         ({"seeds": [["paged", "walks", "1"]]}, "expected one of calls, check, soak, got 'walks'"),
         ({"failures": [{"clause": "A"}]}, "KeyError"),
-        ({"runs": [{"nonsense": 1, "points": []}]}, "TypeError"),
+        ({"runs": [{"nonsense": 1, "points": []}]}, "KeyError"),
+        ({"runs": [{**RUN, "points": []}]}, "expected points of a run, got none"),
+        ({"runs": [{**RUN, "points": [{**POINT, "seconds": "x"}]}]}, "expected seconds, got 'x'"),
+        ({"runs": [{**RUN, "points": [{**POINT, "calls": 1.5}]}]}, "expected a number of things, got 1.5"),
+        ({"seeds": [["paged", "check", "1+2:3"]]}, "expected a number, got '1+2:3'"),
+        ({"seeds": [["paged", "soak", "-5"]]}, "expected a number, got '-5'"),
+        ({"seeds": [["paged", "calls", "9" * 5000]]}, "ValueError"),
+        ({"seeds": [[["paged"], "calls", "3"]]}, "expected text, got ['paged']"),
+        ({"seeds": [["\ud800", "calls", "3"]]}, "UnicodeEncodeError"),
+        ({"seeds": 5}, "expected a list, got 5"),
+        ({"handed": {"calls": float("inf")}}, "expected a number of things, got inf"),
+        ({"handed": {"calls": -1}}, "expected a number of things, got -1"),
+        ("[" * 200000, "RecursionError"),
         ({"failures": [{"clause": "A", "shape": [], "unit": ["paged", "calls", "1"], "times": 1, "trace": "../../x"}]}, "a file"),
+        ({"failures": [{"clause": "A", "shape": [], "unit": ["paged", "calls", "1"], "times": 1, "trace": ".."}]}, "a file"),
         ([], "TypeError"),
     ],
 )
@@ -80,8 +99,31 @@ def test_a_folder_of_something_else_is_no_corpus(tmp_path):
     (tmp_path / "two/notes.txt").write_text("")
     with pytest.raises(CannotRun, match=r"which has no corpus\.json"):
         open_corpus(tmp_path / "two", "numpy")
-    with pytest.raises(CannotRun, match="expected a folder, got the file"):
-        open_corpus(tmp_path / "two/notes.txt", "numpy")
+    with pytest.raises(CannotRun, match="expected a folder, got the file"), alone(tmp_path / "two/notes.txt"):
+        pass
+    (tmp_path / "three").mkdir()
+    (tmp_path / "three/corpus.new").write_text("{")  # of a search that was killed as it began
+    assert open_corpus(tmp_path / "three", "numpy") == Corpus(tmp_path / "three", "numpy")
+
+
+def test_one_search_at_a_time_has_a_corpus(tmp_path):
+    folder = tmp_path / "new/corpus"
+    with alone(folder):
+        assert not open_corpus(folder, "numpy").runs  # with the lock in it, it is as good as empty
+        with pytest.raises(CannotRun, match=r"^--corpus: .*corpus: another search is under way there"), alone(folder):
+            pass
+    assert not folder.parent.exists()  # nothing was written
+    with alone(folder):
+        Corpus(folder, "numpy").write()
+    holding = "import sys; from pathlib import Path; from kvref_conformance.exploring.corpus import alone\n"
+    holding += "with alone(Path(sys.argv[1])): print('has it', flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", holding, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline()
+        with pytest.raises(CannotRun, match="another search is under way there"), alone(folder):
+            pass
+        other.kill()
+    with alone(folder):
+        assert open_corpus(folder, "numpy") == Corpus(folder, "numpy")
 
 
 def test_failures_of_before_come_first_and_those_that_are_mended_go(tmp_path):

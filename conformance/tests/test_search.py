@@ -246,3 +246,13 @@ def test_without_dask_it_says_what_to_install(kvref, tmp_path):
     done = kvref("search", "numpy", "--minutes", "1")
     assert done.returncode == 2
     assert done.stderr == "kvref: search needs distributed (pip install 'kvref[search]')\n"
+
+
+def test_two_searches_at_once_do_not_share_a_corpus(kvref, tmp_path):
+    running = Running(tmp_path, "30")
+    second = kvref("search", "numpy", "--minutes", "0.1", "--corpus", "kept")
+    assert second.returncode == 2 and second.stderr == "kvref: --corpus: kept: another search is under way there\n"
+    assert running.process.poll() is None
+    running.process.terminate()
+    running.process.communicate(timeout=60)
+    assert not running.left()
