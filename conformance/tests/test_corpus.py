@@ -16,7 +16,7 @@ from kvref_conformance.conversation.trace.file import Header
 from kvref_conformance.conversation.trace.store import save_failure
 from kvref_conformance.exploring.corpus import Corpus, Known, Point, Run, alone, open_corpus
 from kvref_conformance.exploring.page import plot, write_page
-from kvref_conformance.exploring.run import POINTS, Exploring, Lost
+from kvref_conformance.exploring.run import POINTS, Exploring, Listener, Lost
 from kvref_conformance.exploring.steering import TURN, Steering
 from kvref_conformance.exploring.units import Unit
 from kvref_conformance.exploring.work import Again
@@ -220,6 +220,19 @@ def test_a_failure_that_was_not_made_short_in_time_is_kept_by_its_unit(tmp_path)
 
     corpus = explored(Here(1, answer=answer), Corpus(tmp_path, ""), ["paged"]).corpus
     assert [(known.clause, known.shape, known.trace) for known in corpus.failures] == [("PAGED-07", (), "")]
+
+
+def test_what_is_under_way_when_time_ends_is_told(tmp_path):
+    answer = {"units": lambda turn: [seen(each.seed, "a", "x") for each in turn], "shrunk": lambda _: short("0", "a", "x")}
+    team, corpus, told = Here(100, answer=lambda work, about: answer[work.__name__](about)), Corpus(tmp_path, ""), []
+    listener = Listener(failed=lambda known, failed: told.append(failed.clause))
+    exploring = Exploring(team, corpus, Steering(["paged"], {}, [], 0), Run("", 0, 1), listener)
+    exploring._hand_out(over=False)
+    exploring.go(0.0)
+    assert told == ["PAGED-07"] and [each[0] for each in team.asked] == ["units", "shrunk"]
+    gone = Here(100)
+    gone.count, gone.waiting = 0, [None]
+    Exploring(gone, corpus, Steering(["paged"], {}, [], 0), Run("", 0, 1)).go(0.0)  # nobody is left who would answer
 
 
 def test_a_lost_turn_is_counted_and_another_exception_is_not_swallowed(tmp_path):

@@ -224,6 +224,7 @@ def test_the_workers_of_a_cluster_work(kvref, tmp_path):
         (("numpy", "--hours", "1", "--minutes", "0"), "--minutes: expected a finite number above 0, got 0"),
         (("numpy", "--hours", "nan"), "--hours: expected a finite number above 0, got nan"),
         (("numpy", "--minutes", "1", "--seed", "-1"), "--seed: expected an integer of at least 0, got -1"),
+        (("numpy", "--minutes", "1", "--timeout", "nan"), "--timeout: expected at least 0.01, got nan"),
         (("numpy", "--minutes", "1", "--workers", "0"), "--workers: expected at least 1, got 0"),
         (("numpy", "--minutes", "1", "--workers", "1", "--cluster", "tcp://a:1"), "--workers: expected no --cluster beside it"),
         (("numpy", "--minutes", "1", "--cluster", "nonsense"), "--cluster: nonsense: no workers"),

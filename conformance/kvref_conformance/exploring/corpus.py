@@ -27,10 +27,7 @@ except ImportError:  # on Windows
 
 VERSION = 1
 FOLDER = Path(".kvref/search")
-OURS = (
-    "corpus.lock",
-    "corpus.new",
-)  # in a folder that is as good as empty: a search begins with the one, and writes the other first
+OURS = "corpus.lock", "corpus.new"  # a folder with nothing else is as good as empty
 LONGEST = 200  # characters of what is wrong with a file
 
 

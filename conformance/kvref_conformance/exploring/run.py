@@ -31,6 +31,8 @@ class Team(Protocol):
 
     @property
     def idle(self) -> int: ...
+    @property
+    def under_way(self) -> int: ...
     def ask(self, about: Any, work: Callable[..., Any], *arguments: Any) -> None: ...
     def next(self, seconds: float) -> tuple[Any, Any] | None: ...
 
@@ -79,10 +81,13 @@ class Exploring:
         return sum(len(met.transitions) for met in self.steering.met.values())
 
     def go(self, seconds: float) -> None:
-        """For so long, and until the last failure is short. Raises CannotRun and KeyboardInterrupt; what was found is kept."""
+        """For so long, until all that was asked is answered and the last failure is short, if there is anybody left to do it.
+
+        Raises CannotRun and KeyboardInterrupt; what was found is kept.
+        """
         self._limit = seconds
         try:
-            while self.seconds < seconds or self.failures.busy:
+            while self.seconds < seconds or (self.team.count and (self.team.under_way or self.failures.busy)):
                 while self.team.idle and self._hand_out(over=self.seconds >= seconds):
                     pass
                 if (done := self.team.next(LOOK)) is not None:
