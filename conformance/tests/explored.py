@@ -49,6 +49,10 @@ class Here:
     def idle(self):
         return 1 - len(self.waiting)
 
+    @property
+    def under_way(self):
+        return len(self.waiting)
+
     def ask(self, about, work, *arguments):
         self.asked.append((work.__name__, *arguments))
         self.waiting.append((about, work, arguments))

@@ -1,5 +1,6 @@
 """Implementations that misbehave in every way the judge has to survive: `kvref check misbehaving:Hangs` and so on."""
 
+import atexit
 import contextlib
 import ctypes
 import itertools
@@ -7,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import numpy as np
@@ -278,3 +280,17 @@ def leaves_when_made():
 def writes_when_made():
     write_everywhere(None)
     return Prints()
+
+
+class TidiesUp(Well):
+    """Has a folder, which is its version, too, and removes it when its process ends; where SLOW is set that takes for ever."""
+
+    def __init__(self):
+        super().__init__()
+        self._folder = tempfile.TemporaryDirectory()
+        self.version = self._folder.name
+        atexit.register(self.tidy)
+
+    def tidy(self):
+        time.sleep(1000 if "SLOW" in os.environ else 0.2)
+        self._folder.cleanup()

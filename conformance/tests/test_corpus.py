@@ -1,21 +1,26 @@
 """What a search keeps: its corpus, failures of before, figures over time."""
 
 import json
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from explored import Here, explored, seen
+from explored import Here, explored, seen, short
 
-from kvref_conformance.exploring.corpus import Corpus, Known, Point, Run, open_corpus
+from kvref_conformance.conversation.trace.file import Header
+from kvref_conformance.conversation.trace.store import save_failure
+from kvref_conformance.exploring.corpus import Corpus, Known, Point, Run, alone, open_corpus
 from kvref_conformance.exploring.page import plot, write_page
-from kvref_conformance.exploring.run import POINTS, Exploring, Lost
+from kvref_conformance.exploring.run import POINTS, Exploring, Listener, Lost
 from kvref_conformance.exploring.steering import TURN, Steering
 from kvref_conformance.exploring.units import Unit
 from kvref_conformance.exploring.work import Again
-from kvref_conformance.outcome import CannotRun
+from kvref_conformance.outcome import CannotRun, Outcome
 
 
 def test_a_corpus_is_what_was_written(tmp_path):
@@ -43,6 +48,10 @@ def test_points_over_time_are_no_more_than_are_drawn(tmp_path):
     assert all(one.seconds < other.seconds for one, other in pairwise(points))
 
 
+RUN = {"began": "now", "seed": 0, "workers": 1, "lost": 0, "mended": []}
+POINT = {"seconds": 1, "units": 1, "calls": 1, "states": 1, "transitions": 1, "failures": 0, "families": {}}
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
@@ -51,8 +60,21 @@ def test_points_over_time_are_no_more_than_are_drawn(tmp_path):
         ({"seeds": [["paged", "calls", "x"]]}, "ValueError"),
         ({"seeds": [["paged", "walks", "1"]]}, "expected one of calls, check, soak, got 'walks'"),
         ({"failures": [{"clause": "A"}]}, "KeyError"),
-        ({"runs": [{"nonsense": 1, "points": []}]}, "TypeError"),
+        ({"runs": [{"nonsense": 1, "points": []}]}, "KeyError"),
+        ({"runs": [{**RUN, "points": []}]}, "expected points of a run, got none"),
+        ({"runs": [{**RUN, "points": [{**POINT, "seconds": "x"}]}]}, "expected seconds, got 'x'"),
+        ({"runs": [{**RUN, "points": [{**POINT, "calls": 1.5}]}]}, "expected a number of things, got 1.5"),
+        ({"seeds": [["paged", "check", "1+2:3"]]}, "expected a number, got '1+2:3'"),
+        ({"seeds": [["paged", "soak", "-5"]]}, "expected a number, got '-5'"),
+        ({"seeds": [["paged", "calls", "9" * 5000]]}, "ValueError"),
+        ({"seeds": [[["paged"], "calls", "3"]]}, "expected text, got ['paged']"),
+        ({"seeds": [["\ud800", "calls", "3"]]}, "UnicodeEncodeError"),
+        ({"seeds": 5}, "expected a list, got 5"),
+        ({"handed": {"calls": float("inf")}}, "expected a number of things, got inf"),
+        ({"handed": {"calls": -1}}, "expected a number of things, got -1"),
+        ("[" * 200000, "RecursionError"),
         ({"failures": [{"clause": "A", "shape": [], "unit": ["paged", "calls", "1"], "times": 1, "trace": "../../x"}]}, "a file"),
+        ({"failures": [{"clause": "A", "shape": [], "unit": ["paged", "calls", "1"], "times": 1, "trace": ".."}]}, "a file"),
         ([], "TypeError"),
     ],
 )
@@ -77,16 +99,38 @@ def test_a_folder_of_something_else_is_no_corpus(tmp_path):
     (tmp_path / "two/notes.txt").write_text("")
     with pytest.raises(CannotRun, match=r"which has no corpus\.json"):
         open_corpus(tmp_path / "two", "numpy")
-    with pytest.raises(CannotRun, match="expected a folder, got the file"):
-        open_corpus(tmp_path / "two/notes.txt", "numpy")
+    with pytest.raises(CannotRun, match="expected a folder, got the file"), alone(tmp_path / "two/notes.txt"):
+        pass
+    (tmp_path / "three").mkdir()
+    (tmp_path / "three/corpus.new").write_text("{")  # of a search that was killed as it began
+    assert open_corpus(tmp_path / "three", "numpy") == Corpus(tmp_path / "three", "numpy")
+
+
+def test_one_search_at_a_time_has_a_corpus(tmp_path):
+    folder = tmp_path / "new/corpus"
+    with alone(folder):
+        assert not open_corpus(folder, "numpy").runs  # with the lock in it, it is as good as empty
+        with pytest.raises(CannotRun, match=r"^--corpus: .*corpus: another search is under way there"), alone(folder):
+            pass
+    assert not folder.parent.exists()  # nothing was written
+    with alone(folder):
+        Corpus(folder, "numpy").write()
+    holding = "import sys; from pathlib import Path; from kvref_conformance.exploring.corpus import alone\n"
+    holding += "with alone(Path(sys.argv[1])): print('has it', flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", holding, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline()
+        with pytest.raises(CannotRun, match="another search is under way there"), alone(folder):
+            pass
+        other.kill()
+    with alone(folder):
+        assert open_corpus(folder, "numpy") == Corpus(folder, "numpy")
 
 
 def test_failures_of_before_come_first_and_those_that_are_mended_go(tmp_path):
     corpus = Corpus(tmp_path, "numpy", [Unit("paged", "calls", "7"), Unit("gone", "calls", "8")])
     for clause in ("PAGED-01", "PAGED-02", "PAGED-03"):
         corpus.failures.append(Known(clause, ("paged.new",), Unit("paged", "calls", "1"), 1, f"{clause}.jsonl"))
-        (tmp_path / "failures").mkdir(exist_ok=True)
-        (tmp_path / f"failures/{clause}.jsonl").write_text("line\n")
+        trace_of(corpus, corpus.failures[-1])
     unfinished = Known("PAGED-04", (), Unit("paged", "calls", "5"))
     corpus.failures.append(unfinished)
     said = {"PAGED-01": Again("broken"), "PAGED-02": Again("mended"), "PAGED-03": Again("not offered", "paged.new")}
@@ -100,8 +144,68 @@ def test_failures_of_before_come_first_and_those_that_are_mended_go(tmp_path):
     )
     assert [each[0] for each in exploring.team.asked[:3]] == ["again"] * 3
     assert exploring.team.asked[3:5] == [("units", [unfinished.unit]), ("units", [Unit("paged", "calls", "7")])]
-    assert heard == list(said.items())
-    assert [known.clause for known in corpus.failures] == ["PAGED-01"] and exploring.run.mended == ["PAGED-02"]
+    assert heard == [*said.items(), ("PAGED-04", Again("mended"))]
+    assert [known.clause for known in corpus.failures] == ["PAGED-01"] and exploring.run.mended == ["PAGED-02", "PAGED-04"]
+
+
+def trace_of(corpus, known, *lines):
+    """A file of its own: these lines, or a trace that needs no call."""
+    path = corpus.folder / "failures" / f"{known.clause}.jsonl"
+    path.parent.mkdir(exist_ok=True)
+    who = dict.fromkeys(("name", "version", "language", "load"), "x") | {"level": "exact"}
+    header = Header(known.clause, "any", "check", who).line()
+    path.write_text("".join(f"{line}\n" for line in lines or (header,)))
+    known.trace = path.name
+    return path
+
+
+def test_a_failure_without_a_trace_stays_until_its_unit_has_answered(tmp_path):
+    unfinished = Known("PAGED-04", (), Unit("paged", "calls", "5"))
+    corpus = Corpus(tmp_path, "numpy", failures=[unfinished])
+    explored(Here(0, answer=lambda *_: []), corpus, ["paged"])  # it is asked, and the run ends
+    assert corpus.failures == [unfinished]
+    explored(Here(1, answer=lambda *_: Lost("killed")), corpus, ["paged"])
+    assert corpus.failures == [unfinished]
+    came = {"units": lambda turn: [seen(turn[0].seed, "a", "x", clause="PAGED-04")], "shrunk": lambda _: Lost("killed")}
+    explored(Here(2, answer=lambda work, about: came[work.__name__](about)), corpus, ["paged"])
+    assert corpus.failures == [unfinished]
+
+
+@pytest.mark.parametrize("kind", ["calls", "check", "soak"])
+@pytest.mark.parametrize("trace", [False, True])
+def test_a_failure_of_a_family_that_is_not_offered_any_more_stays(tmp_path, kind, trace):
+    known = Known("PAGED-04", (), Unit("paged", kind, "5"))
+    corpus, heard = Corpus(tmp_path, "numpy", failures=[known]), []
+    if trace:
+        trace_of(corpus, known)
+    answer = Here(2, answer=lambda work, turn: [seen(each.seed, family=each.family) for each in turn])
+    exploring = explored(answer, corpus, ["blocks"], of_before=lambda known, came: heard.append(came))
+    assert heard == [Again("not offered", f"paged {kind}")] and corpus.failures == [known] and exploring.units > 1
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (None, "FileNotFoundError"),
+        (['{"trace": 1'], "not JSON"),
+        (["hello"], "not JSON"),
+        ([], "it ends before anything breaks"),
+    ],
+)
+def test_where_a_trace_is_spoiled_its_unit_is_asked(tmp_path, lines, said):
+    known = Known("PAGED-04", ("a", "x"), Unit("paged", "calls", "5"), 3)
+    corpus, heard = Corpus(tmp_path, "numpy", failures=[known]), []
+    path = trace_of(corpus, known, *(lines or ()))
+    if lines is None:
+        path.unlink()
+    if lines == []:
+        path.write_text(path.read_text().replace('"judge": "check"', '"judge": "model"'))
+    answer = {"units": lambda turn: [seen(turn[0].seed, "a", "x", clause="PAGED-04")], "shrunk": lambda _: short("5", "a", "x")}
+    team = Here(2, answer=lambda work, about: answer[work.__name__](about))
+    explored(team, corpus, ["paged"], spoiled=lambda known, why: heard.append((known.clause, why)))
+    assert team.asked[0] == ("units", [known.unit])
+    ((clause, why),) = heard
+    assert clause == "PAGED-04" and said in why and str(path) in why
 
 
 def test_seeds_of_before_that_were_not_run_again_are_kept(tmp_path):
@@ -116,6 +220,19 @@ def test_a_failure_that_was_not_made_short_in_time_is_kept_by_its_unit(tmp_path)
 
     corpus = explored(Here(1, answer=answer), Corpus(tmp_path, ""), ["paged"]).corpus
     assert [(known.clause, known.shape, known.trace) for known in corpus.failures] == [("PAGED-07", (), "")]
+
+
+def test_what_is_under_way_when_time_ends_is_told(tmp_path):
+    answer = {"units": lambda turn: [seen(each.seed, "a", "x") for each in turn], "shrunk": lambda _: short("0", "a", "x")}
+    team, corpus, told = Here(100, answer=lambda work, about: answer[work.__name__](about)), Corpus(tmp_path, ""), []
+    listener = Listener(failed=lambda known, failed: told.append(failed.clause))
+    exploring = Exploring(team, corpus, Steering(["paged"], {}, [], 0), Run("", 0, 1), listener)
+    exploring._hand_out(over=False)
+    exploring.go(0.0)
+    assert told == ["PAGED-07"] and [each[0] for each in team.asked] == ["units", "shrunk"]
+    gone = Here(100)
+    gone.count, gone.waiting = 0, [None]
+    Exploring(gone, corpus, Steering(["paged"], {}, [], 0), Run("", 0, 1)).go(0.0)  # nobody is left who would answer
 
 
 def test_a_lost_turn_is_counted_and_another_exception_is_not_swallowed(tmp_path):
@@ -143,3 +260,16 @@ def test_figures_over_time_are_drawn_and_names_are_escaped(tmp_path):
     assert "<script>alert" not in page and "&lt;script&gt;" in page and "<b>" not in page
     assert page.count("<polyline") == page.count("aria-label=") - 1 == 6
     assert "met</dt><dd>3 times, first by paged calls 1" in page and 'href="failures/a%20b.jsonl"' in page
+
+
+def test_a_trace_is_written_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
+    save_failure([failed := Outcome("any", "failed", trace=["before"])], tmp_path, "PAGED-07", "numpy")
+
+    def full(path, *_, **__):
+        path.touch()
+        raise OSError("no room")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError, match="no room"):
+        save_failure([replace(failed, trace=["after"])], tmp_path, "PAGED-07", "numpy")
+    assert (tmp_path / "PAGED-07-numpy.jsonl").read_text() == "before\n"

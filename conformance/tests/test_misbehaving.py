@@ -2,8 +2,10 @@
 
 import contextlib
 import re
+import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -273,3 +275,17 @@ def test_nothing_is_left_behind(beside):
     judge.close()
     assert len(sessions) >= 2  # one died, another took its place
     assert not any(running_in(session) for session in sessions)
+
+
+def test_a_child_that_is_not_needed_any_more_puts_in_order_what_it_has(beside, monkeypatch):
+    judge = IsolatedJudge("misbehaving:TidiesUp", Effort())
+    folder = Path(judge.implementation.version)
+    assert folder.exists()
+    judge.close()
+    assert not folder.exists()
+    monkeypatch.setenv("SLOW", "yes")
+    judge = IsolatedJudge("misbehaving:TidiesUp", Effort())
+    session, began = judge._session.process.pid, time.monotonic()
+    judge.close()
+    assert not running_in(session) and time.monotonic() - began < 20
+    shutil.rmtree(judge.implementation.version)

@@ -224,6 +224,7 @@ def test_the_workers_of_a_cluster_work(kvref, tmp_path):
         (("numpy", "--hours", "1", "--minutes", "0"), "--minutes: expected a finite number above 0, got 0"),
         (("numpy", "--hours", "nan"), "--hours: expected a finite number above 0, got nan"),
         (("numpy", "--minutes", "1", "--seed", "-1"), "--seed: expected an integer of at least 0, got -1"),
+        (("numpy", "--minutes", "1", "--timeout", "nan"), "--timeout: expected at least 0.01, got nan"),
         (("numpy", "--minutes", "1", "--workers", "0"), "--workers: expected at least 1, got 0"),
         (("numpy", "--minutes", "1", "--workers", "1", "--cluster", "tcp://a:1"), "--workers: expected no --cluster beside it"),
         (("numpy", "--minutes", "1", "--cluster", "nonsense"), "--cluster: nonsense: no workers"),
@@ -246,3 +247,13 @@ def test_without_dask_it_says_what_to_install(kvref, tmp_path):
     done = kvref("search", "numpy", "--minutes", "1")
     assert done.returncode == 2
     assert done.stderr == "kvref: search needs distributed (pip install 'kvref[search]')\n"
+
+
+def test_two_searches_at_once_do_not_share_a_corpus(kvref, tmp_path):
+    running = Running(tmp_path, "30")
+    second = kvref("search", "numpy", "--minutes", "0.1", "--corpus", "kept")
+    assert second.returncode == 2 and second.stderr == "kvref: --corpus: kept: another search is under way there\n"
+    assert running.process.poll() is None
+    running.process.terminate()
+    running.process.communicate(timeout=60)
+    assert not running.left()

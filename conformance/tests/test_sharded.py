@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -184,3 +185,24 @@ def test_a_mesh_of_devices_is_one_cache():
     done = subprocess.run([*command, "--examples", "3", "--timeout", "60"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
     assert re.search(r"SHARD Many devices +4 +· +·", done.stdout), done.stdout
+
+
+@pytest.mark.torch
+def test_who_is_killed_between_two_calls_keeps_nobody_waiting():
+    implementation, cache = made()
+    keys, values = map(implementation.asarray, tokens(5))
+    process = cache._world.processes[1]
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    begun = time.monotonic()
+    with pytest.raises(RankLost):
+        cache.append(keys, values)
+    assert time.monotonic() - begun < 4  # and not the 5 s after which a rank gives up waiting for another
+    assert cache.length == 0
+
+
+@pytest.mark.torch
+def test_the_file_by_which_processes_meet_is_gone_once_they_have_met():
+    _, cache = made()
+    assert not Path(cache._world.folder.name).exists()
+    assert len(cache.positions(3)) == 0

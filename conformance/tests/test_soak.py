@@ -78,6 +78,8 @@ def test_one_that_ends_its_process_is_a_failure(kvref, tmp_path):
         (("numpy", "--minutes", "0"), "--minutes: expected a finite number above 0, got 0"),
         (("numpy", "--minutes", "inf"), "--minutes: expected a finite number above 0, got inf"),
         (("numpy", "--minutes", "nan"), "--minutes: expected a finite number above 0, got nan"),
+        (("numpy", "--timeout", "0"), "--timeout: expected at least 0.01, got 0"),
+        (("numpy", "--timeout", "nan"), "--timeout: expected at least 0.01, got nan"),
         (("numpy", "--seed", "-1"), "--seed: expected an integer of at least 0, got -1"),
         (("numpy", "--family", "rows"), f"--family: expected one of {', '.join(served())}, got 'rows'"),
         (("mine:OnlyKernels",), f"nothing to soak, it does not offer {' or '.join(served())}"),

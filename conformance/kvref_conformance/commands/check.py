@@ -79,12 +79,10 @@ def _refuse_nonsense(options: argparse.Namespace) -> None:
         raise CannotRun(f"--family: expected one of {', '.join(families())}, got {options.family!r}")
     if not 0 <= options.least_judged <= 100:
         raise CannotRun(f"--least-judged: expected a percentage, 0 to 100, got {options.least_judged:g}")
-    for option, least in (("seed", 0), ("examples", 1), ("jobs", 1), ("timeout", 0.01)):
+    for option, least in (("seed", 0), ("examples", 1), ("jobs", 1)):
         value = getattr(options, option)
-        if value is not None and not least <= value < float("inf"):
-            raise CannotRun(
-                f"--{option}: expected {'an integer of ' if option != 'timeout' else ''}at least {least}, got {value}"
-            )
+        if value is not None and value < least:
+            raise CannotRun(f"--{option}: expected an integer of at least {least}, got {value}")
     for option in ("json", "junit", "xfails"):
         existing_folder(option, getattr(options, option))
     if options.traces and Path(options.traces).exists() and not Path(options.traces).is_dir():

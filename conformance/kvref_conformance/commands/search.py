@@ -12,7 +12,7 @@ from rich.text import Text
 
 from kvref_conformance.conversation import interrupts
 from kvref_conformance.conversation.trace.store import save_failure
-from kvref_conformance.exploring.corpus import Corpus, Known, Run, folder_of, open_corpus
+from kvref_conformance.exploring.corpus import Corpus, Known, Run, alone, folder_of, open_corpus
 from kvref_conformance.exploring.page import write_page
 from kvref_conformance.exploring.run import Exploring, Listener, Team
 from kvref_conformance.exploring.seen import Failed
@@ -44,14 +44,15 @@ def search(options: argparse.Namespace) -> int:
     except ImportError as error:
         raise CannotRun(f"search needs {error.name} (pip install 'kvref[search]')") from None
     folder = Path(options.corpus) if options.corpus else folder_of(options.name)
-    corpus = open_corpus(folder, options.name)
     timeout = patience(options, options.name)
-    steering = _steering(options, corpus, timeout)
-    workers = Workers(options.name, timeout, options.workers or _processors(), options.cluster)
-    try:
-        return _searched(options, corpus, steering, workers, seconds)
-    finally:
-        workers.close()
+    with alone(folder):
+        corpus = open_corpus(folder, options.name)
+        steering = _steering(options, corpus, timeout)
+        workers = Workers(options.name, timeout, options.workers or _processors(), options.cluster)
+        try:
+            return _searched(options, corpus, steering, workers, seconds)
+        finally:
+            workers.close()
 
 
 def _seconds(options: argparse.Namespace) -> float:
@@ -95,8 +96,9 @@ def _searched(options: argparse.Namespace, corpus: Corpus, steering: Steering, w
         shown.failed(failed, _trace(known) if known.trace else None)
 
     def of_before(known: Known, came: Again) -> None:
-        for path in (_trace(known), corpus.folder / "failures" / known.trace) if came.still != "broken" else ():
-            path.unlink(missing_ok=True)
+        if known.trace and known not in corpus.failures:
+            for path in (_trace(known), corpus.folder / "failures" / known.trace):
+                path.unlink(missing_ok=True)
         shown.of_before(known, came)
 
     def write(exploring: Exploring) -> None:
@@ -105,7 +107,7 @@ def _searched(options: argparse.Namespace, corpus: Corpus, steering: Steering, w
 
     run = Run(datetime.now(UTC).isoformat(" ", "minutes"), options.seed, workers.count)
     corpus.runs.append(run)
-    exploring = Exploring(workers, corpus, steering, run, Listener(shown.tell, failed, of_before, write))
+    exploring = Exploring(workers, corpus, steering, run, Listener(shown.tell, failed, of_before, shown.spoiled, write))
     interrupted = False
     try:
         with interrupts.wait(), shown.bar(seconds):

@@ -27,8 +27,6 @@ def soak_server(options: argparse.Namespace) -> int:
     if not 1 <= concurrency <= MOST:
         raise CannotRun(f"--concurrency: expected 1 to {MOST}, got {concurrency}")
     silence = patience(options, options.name)
-    if silence < 0.01:
-        raise CannotRun(f"--timeout: expected at least 0.01, got {silence:g}")
     existing_folder("plot", options.plot)
     served = Served(address(options.name), silence)
     try:

@@ -6,18 +6,29 @@ a whole, and never left half written.
 """
 
 import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import kvref
+from kvref_conformance.conversation.trace.file import TraceError, parsed
 from kvref_conformance.conversation.trace.store import name_in_a_path
 from kvref_conformance.exploring.seen import Shape
-from kvref_conformance.exploring.units import KINDS, Unit, drawn
+from kvref_conformance.exploring.units import KINDS, Kind, Unit, drawn
 from kvref_conformance.outcome import CannotRun
+
+try:
+    import fcntl
+except ImportError:  # on Windows
+    fcntl = None  # type: ignore[assignment]
 
 VERSION = 1
 FOLDER = Path(".kvref/search")
+OURS = "corpus.lock", "corpus.new"  # a folder with nothing else is as good as empty
+LONGEST = 200  # characters of what is wrong with a file
 
 
 @dataclass
@@ -70,13 +81,18 @@ class Corpus:
         return self.folder / "corpus.json"
 
     def trace(self, known: Known) -> list[str]:
-        """The lines of its trace; none where there is none. Raises CannotRun where it cannot be read."""
+        """The lines of its trace; none where there is none. Raises TraceError where it cannot be read, or was cut short."""
         if not known.trace:
             return []
+        path = self.folder / "failures" / known.trace
         try:
-            return (self.folder / "failures" / known.trace).read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise CannotRun(f"--corpus: {self.folder / 'failures' / known.trace}: {_said(error)}") from None
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except (OSError, ValueError) as error:
+            raise TraceError(f"{path}: {_said(error)}") from None
+        read = parsed(path, lines)
+        if read.header.judge == "model" and not any("got" in reply for reply in read.replies):
+            raise TraceError(f"{path}: it ends before anything breaks")
+        return lines
 
     def write(self) -> None:
         """Raises OSError."""
@@ -94,49 +110,116 @@ def _write(path: Path, said: dict[str, Any]) -> None:
     beside.replace(path)
 
 
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Inside the block no other search has the folder. Raises CannotRun where one has, or where it is none.
+
+    The lock is the system's and ends with the process, however that ends; where a system has no such lock, nobody is kept out.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise CannotRun(f"--corpus: expected a folder, got the file {folder}")
+    made = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "corpus.lock").open("a") as lock:
+        if fcntl is not None:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise CannotRun(f"--corpus: {folder}: another search is under way there") from None
+            except OSError:
+                pass  # of some networks' file systems
+        try:
+            yield
+        finally:
+            if not (folder / "corpus.json").exists():  # nothing came of it, and nothing stays
+                (folder / "corpus.lock").unlink(missing_ok=True)
+                with suppress(OSError):
+                    for each in made:
+                        each.rmdir()
+
+
 def folder_of(name: str) -> Path:
     return FOLDER / name_in_a_path(name)
 
 
 def open_corpus(folder: Path, name: str) -> Corpus:
-    """What lies in a folder, or nothing yet. Raises CannotRun where it is no corpus, or another implementation's."""
+    """What lies in a folder (`alone`), or nothing yet. Raises CannotRun where it is no corpus, or another implementation's."""
     found = Corpus(folder, name)
-    if folder.exists() and not folder.is_dir():
-        raise CannotRun(f"--corpus: expected a folder, got the file {folder}")
     if not found.path.exists():
-        if folder.exists() and any(folder.iterdir()):
+        if folder.exists() and any(each.name not in OURS for each in folder.iterdir()):
             raise CannotRun(f"--corpus: expected a new folder, an empty one or a corpus, got {folder}, which has no corpus.json")
         return found
     try:
         said = json.loads(found.path.read_text(encoding="utf-8"))
         if said["corpus"] != VERSION:
             raise ValueError(f"expected version {VERSION}, got {said['corpus']!r}")
-        found.seeds = [_unit(each) for each in said["seeds"]]
-        found.failures = [_known(each) for each in said["failures"]]
-        found.handed = {str(kind): int(count) for kind, count in said["handed"].items()}
-        found.runs = [Run(**each | {"points": [Point(**point) for point in each["points"]]}) for each in said["runs"]]
-        whose = said["name"]
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        found.seeds = [*map(_unit, _list(said["seeds"]))]
+        found.failures = [*map(_known, _list(said["failures"]))]
+        found.handed = {_text(kind): _count(count) for kind, count in said["handed"].items()}
+        found.runs = [*map(_run, _list(said["runs"]))]
+        whose = _text(said["name"])
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise CannotRun(f"--corpus: {found.path} cannot be read: {_said(error)}") from None
     if whose != name:
         raise CannotRun(f"--corpus: {folder} is of {whose}, expected one of {name}")
     return found
 
 
-def _known(said: dict[str, Any]) -> Known:
-    trace = str(said["trace"])
-    if Path(trace).name != trace:
+def _known(said: Any) -> Known:
+    trace = _text(said["trace"])
+    if trace != Path(trace).name or trace == ".." or "\0" in trace:
         raise ValueError(f"expected the name of a file, got {trace!r}")
-    return Known(str(said["clause"]), tuple(map(str, said["shape"])), _unit(said["unit"]), int(said["times"]), trace)
+    shape = tuple(map(_text, _list(said["shape"])))
+    return Known(_text(said["clause"]), shape, _unit(said["unit"]), _count(said["times"]), trace)
 
 
-def _unit(said: list[str]) -> Unit:
-    family, kind, seed = said
-    if kind not in KINDS:
+def _run(said: Any) -> Run:
+    """With its last point alone."""
+    numbers = {name: _count(said[name]) for name in ("seed", "workers", "lost")}
+    points = [_point(each) for each in _list(said["points"])]
+    if not points:
+        raise ValueError("expected points of a run, got none")
+    return Run(_text(said["began"]), points=points, mended=[*map(_text, _list(said["mended"]))], **numbers)
+
+
+def _point(said: Any) -> Point:
+    seconds = said["seconds"]
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
+        raise ValueError(f"expected seconds, got {seconds!r}")
+    numbers = {name: _count(said[name]) for name in ("units", "calls", "states", "transitions", "failures")}
+    families = {_text(name): [*map(_count, _list(met))] for name, met in said["families"].items()}
+    return Point(float(seconds), families=families, **numbers)
+
+
+def _unit(said: Any) -> Unit:
+    family, kind, seed = map(_text, _list(said))
+    if kind == "calls":
+        drawn(seed)  # which raises ValueError
+    elif kind not in KINDS:
         raise ValueError(f"expected one of {', '.join(KINDS)}, got {kind!r}")
-    drawn(seed)  # which raises ValueError
-    return Unit(family, kind, seed)
+    elif not (seed.isascii() and seed.isdigit() and int(seed) >= 0):
+        raise ValueError(f"expected a number, got {seed!r}")
+    return Unit(family, cast(Kind, kind), seed)
+
+
+def _list(said: Any) -> list[Any]:
+    if not isinstance(said, list):
+        raise ValueError(f"expected a list, got {said!r}")
+    return said
+
+
+def _text(said: Any) -> str:
+    if not isinstance(said, str):
+        raise ValueError(f"expected text, got {said!r}")
+    said.encode()  # which raises ValueError for half a character
+    return said
+
+
+def _count(said: Any) -> int:
+    if isinstance(said, bool) or not isinstance(said, int) or said < 0:
+        raise ValueError(f"expected a number of things, got {said!r}")
+    return said
 
 
 def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:LONGEST]}"

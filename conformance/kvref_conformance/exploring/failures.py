@@ -63,6 +63,13 @@ class Failures:
             if not over:
                 self.met(each)
 
-    def unfinished(self) -> list[Known]:
-        """Those that no time was left for: known by their units alone, which the next run asks first."""
-        return [Known(clause, (), seen.unit) for (clause, _), seen in self._shrinking.items()]
+    def keep(self, seen: Seen) -> None:
+        """One that nobody lived, or had the time, to make short: known by its unit alone, which the next run asks first."""
+        assert seen.found
+        known = Known(seen.found.clause, (), seen.unit)
+        if known not in self.known:
+            self.known.append(known)
+
+    def keep_unfinished(self) -> None:
+        for seen in self._shrinking.values():
+            self.keep(seen)

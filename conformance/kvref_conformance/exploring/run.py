@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
+from kvref_conformance.conversation.trace.file import TraceError
 from kvref_conformance.exploring.corpus import Corpus, Known, Point, Run
 from kvref_conformance.exploring.failures import Failures
 from kvref_conformance.exploring.seen import Failed, Seen
@@ -30,17 +31,20 @@ class Team(Protocol):
 
     @property
     def idle(self) -> int: ...
+    @property
+    def under_way(self) -> int: ...
     def ask(self, about: Any, work: Callable[..., Any], *arguments: Any) -> None: ...
     def next(self, seconds: float) -> tuple[Any, Any] | None: ...
 
 
 @dataclass
 class Listener:
-    """Who is told: now and then of the run; of a failure that is new; of one of before; and where everything is to be written."""
+    """Who is told: now and then of the run; of a new failure; of one of before, and of a spoiled trace of one; when to write."""
 
     tell: Callable[["Exploring"], None] = lambda exploring: None
     failed: Callable[[Known, Failed], None] = lambda known, failed: None
     of_before: Callable[[Known, Again], None] = lambda known, again: None
+    spoiled: Callable[[Known, str], None] = lambda known, why: None
     write: Callable[["Exploring"], None] = lambda exploring: None
 
 
@@ -60,7 +64,7 @@ class Exploring:
     def __post_init__(self) -> None:
         self.failures = Failures(self.corpus)
         self._of_before = list(self.corpus.failures)
-        self._old = dict.fromkeys(each for each in self.corpus.seeds if each.family in self.steering.met)
+        self._old = dict.fromkeys(each for each in self.corpus.seeds if self.steering.has(each))
         self.steering.first = list(self._old)
         self._written, self._limit = -math.inf, 0.0
 
@@ -77,10 +81,13 @@ class Exploring:
         return sum(len(met.transitions) for met in self.steering.met.values())
 
     def go(self, seconds: float) -> None:
-        """For so long, and until the last failure is short. Raises CannotRun and KeyboardInterrupt; what was found is kept."""
+        """For so long, until all that was asked is answered and the last failure is short, if there is anybody left to do it.
+
+        Raises CannotRun and KeyboardInterrupt; what was found is kept.
+        """
         self._limit = seconds
         try:
-            while self.seconds < seconds or self.failures.busy:
+            while self.seconds < seconds or (self.team.count and (self.team.under_way or self.failures.busy)):
                 while self.team.idle and self._hand_out(over=self.seconds >= seconds):
                     pass
                 if (done := self.team.next(LOOK)) is not None:
@@ -89,7 +96,7 @@ class Exploring:
                 if self.seconds - self._written > SAVE:
                     self._write()
         finally:
-            self.corpus.failures += self.failures.unfinished()
+            self.failures.keep_unfinished()
             self._write()
 
     def _hand_out(self, over: bool) -> bool:
@@ -107,11 +114,18 @@ class Exploring:
         return True
 
     def _ask_again(self, known: Known) -> None:
-        if trace := self.corpus.trace(known):
+        if not self.steering.has(known.unit):  # and it stays, until it can be asked for again
+            self.listener.of_before(known, Again("not offered", f"{known.unit.family} {known.unit.kind}"))
+            return
+        trace: list[str] = []
+        try:
+            trace = self.corpus.trace(known)
+        except TraceError as error:
+            self.listener.spoiled(known, str(error))
+        if trace:
             self.team.ask(partial(self._still, known), again, known.clause, known.unit, trace)
-        else:  # it could not be made short in time, and is met anew, if it is still there
-            self.corpus.failures.remove(known)
-            self.team.ask(partial(self._seen, [known.unit]), units, [known.unit])
+        else:  # it could not be made short in time, or its trace is spoiled: it is met anew, if it is still there
+            self.team.ask(partial(self._met_again, known), units, [known.unit])
 
     def _take(self, what: Callable[[Any], None], came: Any) -> None:
         if isinstance(came, Exception) and not isinstance(came, Lost):
@@ -138,6 +152,7 @@ class Exploring:
         assert seen.found
         if isinstance(came, Lost):
             self.run.lost += 1
+            self.failures.keep(seen)
         else:
             self._new(came)
         self.failures.go_on(seen.found.clause, seen.unit.family, over=self.seconds >= self._limit)
@@ -151,8 +166,23 @@ class Exploring:
         if isinstance(came, Lost):
             return
         if came.still != "broken":
-            self.corpus.failures.remove(known)
-            self.run.mended += [known.clause] if came.still == "mended" else []
+            self._gone(known, came)
+        else:
+            self.listener.of_before(known, came)
+
+    def _met_again(self, known: Known, came: list[Seen] | Lost) -> None:
+        """What the unit of a failure says that has no trace. What it meets is a failure like any other."""
+        if not isinstance(came, Lost):
+            clauses = {each.clause for seen in came for each in (seen.found, seen.failed) if each}
+            if known.clause in clauses:
+                self.corpus.failures.remove(known)
+            else:
+                self._gone(known, Again("mended"))
+        self._seen([known.unit], came)
+
+    def _gone(self, known: Known, came: Again) -> None:
+        self.corpus.failures.remove(known)
+        self.run.mended += [known.clause] if came.still == "mended" else []
         self.listener.of_before(known, came)
 
     def _point(self) -> None:

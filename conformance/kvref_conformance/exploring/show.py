@@ -51,6 +51,12 @@ class Shown:
         with self._out_of_the_way():
             self._out.print(Text(f"{said}: {titled(known.clause)}", style=style), soft_wrap=True)
 
+    def spoiled(self, known: Known, why: str) -> None:
+        """What was kept of a failure cannot be used."""
+        with self._out_of_the_way():
+            said = f"no trace of {titled(known.clause)}: {known.unit} is asked instead ({why})"
+            self._out.print(Text(said, style="yellow"), soft_wrap=True)
+
     @contextmanager
     def _out_of_the_way(self) -> Iterator[None]:
         """The bar, which may be on the same terminal."""

@@ -73,6 +73,10 @@ class Steering:
             return turn
         return self._calls() if self.met else self._other("soak", 1)
 
+    def has(self, unit: Unit) -> bool:
+        """Whether the unit can be asked for: the implementation may offer less than it did."""
+        return unit.family in (self.met if unit.kind == "calls" else self._others[unit.kind])
+
     def leave_out(self, unit: Unit) -> None:
         """A check or a soak that would only fail again."""
         self._left_out.add((unit.family, unit.kind, int(unit.seed) % self._others[unit.kind][unit.family]))

@@ -71,7 +71,12 @@ class Workers:
         """How many tasks more there are workers for."""
         if time.monotonic() - self._counted_at > ASKING:
             self.count, self._counted_at = self._counted(), time.monotonic()
-        return max(0, self.count - len(self._under_way))
+        return max(0, self.count - self.under_way)
+
+    @property
+    def under_way(self) -> int:
+        """How many tasks nothing came of yet."""
+        return len(self._under_way)
 
     def next(self, seconds: float) -> tuple[Any, Any] | None:
         """What the next task was about that is done, and what came of it: a result, or an exception; None where none is in time.

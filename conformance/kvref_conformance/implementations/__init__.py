@@ -69,9 +69,14 @@ def needed(options: argparse.Namespace) -> str:
 
 
 def patience(options: argparse.Namespace, name: str) -> float:
-    """Seconds that a call may take: as the command line says, or more for a server, which may have others to serve."""
+    """Seconds that a call may take: as the command line says, or more for a server, which may have others to serve.
+
+    Raises CannotRun for what is no such number.
+    """
     if options.timeout is not None:
         seconds: float = options.timeout
+        if not 0.01 <= seconds < float("inf"):
+            raise CannotRun(f"--timeout: expected at least 0.01, got {seconds}")
         return seconds
     return SERVED_WITHIN if name.startswith(address.PREFIX) else TIMEOUT
 

@@ -82,6 +82,8 @@ class Ahead:
             for judge in self._judges:
                 judge.interrupt()
             time.sleep(LOOK)
+        for judge in self._judges:  # all at once
+            judge.hang_up()
         for judge in self._judges:
             judge.close()
 

@@ -33,6 +33,7 @@ from kvref_conformance.searching.found import Finding, Search
 POSSIBLE = os.name == "posix"  # elsewhere a process is not handed what it is to talk through
 STARTING = 120.0  # seconds until a child has loaded the implementation
 GRACE = 3.0  # seconds beyond a call's limit, in which the child may stop the call itself
+ENDING = 1.0  # seconds in which a child that has nothing to do ends by itself
 LOOK = 0.1  # seconds between two looks at whether it still writes
 STRAY = "something had written to a file descriptor that is not its own"
 T = TypeVar("T")
@@ -81,14 +82,28 @@ class IsolatedJudge(Judge):
         except (EOFError, ConnectionError):
             said = "cannot run", f"{name}: loading it ended the process: {self._how_it_ended()}"
         except BaseException:
-            self.close()
+            self._kill()
             raise
         if said[0] == "cannot run":
-            self.close()
+            self._kill()
             raise CannotRun(said[1])
         return SimpleNamespace(**said[1])
 
+    def hang_up(self) -> None:
+        """Tell the child that nothing more comes: it ends by itself, and `close` need not wait for it as long."""
+        if self._session is not None:
+            self._channel.hang_up()
+
     def close(self) -> None:
+        """End the child, which may put in order what it has, and all that it started."""
+        try:
+            self.hang_up()
+            if self._session is not None:
+                self._channel.wait_for_the_end(ENDING)
+        finally:
+            self._kill()
+
+    def _kill(self) -> None:
         """End the child and all that it started, whatever they are doing."""
         if self._session is not None:
             self._session.end()
@@ -141,7 +156,7 @@ class IsolatedJudge(Judge):
         except (EOFError, ConnectionError):
             raise self._ended(Died, "an answer", f"none: {self._how_it_ended()}") from None
         except BaseException:
-            self.close()  # who knows what it would answer to
+            self._kill()  # who knows what it would answer to
             raise
         if said == "raised":
             raise answer
@@ -171,7 +186,7 @@ class IsolatedJudge(Judge):
     def _ended(self, kind: type[Hung], expected: str, got: str) -> Ended:
         conversation = self._journal.read()
         self._hung |= kind is Hung
-        self.close()
+        self._kill()
         what = conversation[-1].request.op if conversation else "the check"
         return Ended(conversation, kind(what, expected, got, _clause(conversation, Witness.of(self.implementation).limits)))
 

@@ -23,6 +23,7 @@ from kvref_conformance.oracle.witness import Unknown
 from kvref_conformance.outcome import CannotRun, NotOffered, Outcome
 
 LOOK = 0.5  # seconds between two looks at whether there still is a parent
+ENDING = 1.0  # seconds from then on
 ANSWERS = (CannotRun, NotOffered, Unknown)  # exceptions that say something of the implementation
 
 
@@ -31,6 +32,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     channel, journal = Channel(int(sys.argv[2])), int(sys.argv[3])
+    os.dup(int(sys.argv[2]))  # and the parent hears when this process ends, which is not when `channel` does
     name: str
     effort: Effort
     name, effort = channel.receive()
@@ -65,6 +67,7 @@ def _end_with(parent: int) -> None:
     """Where the parent was killed nobody ends what runs here, and all that it started: a call that hangs would do so for good."""
     while os.getppid() == parent:
         time.sleep(LOOK)
+    time.sleep(ENDING)  # it may be ending by itself, in good order: its channel has ended, too
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 

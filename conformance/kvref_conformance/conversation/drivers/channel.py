@@ -9,6 +9,7 @@ import socket
 import struct
 import time
 import zlib
+from contextlib import suppress
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -29,6 +30,18 @@ class Channel:
 
     def close(self) -> None:
         self._socket.close()
+
+    def hang_up(self) -> None:
+        """Have the other end read that nothing more comes."""
+        with suppress(OSError):  # it is gone already
+            self._socket.shutdown(socket.SHUT_WR)
+
+    def wait_for_the_end(self, within: float) -> None:
+        """Until nobody is at the other end any more, so many seconds at most. What still comes is not heard."""
+        until = time.monotonic() + within
+        with suppress(OSError):
+            while (left := until - time.monotonic()) > 0 and self.speaks(left) and self._socket.recv(CHUNK):
+                pass
 
     def send(self, message: Any) -> None:
         """Raises ConnectionError where nobody is at the other end."""

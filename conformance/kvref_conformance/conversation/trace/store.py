@@ -1,6 +1,7 @@
 """Where traces lie: one file a failing clause and implementation, and one a check where all are kept."""
 
 import hashlib
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,4 +54,6 @@ def check_in_a_path(words: str) -> str:
 
 def _write(path: Path, lines: list[str]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    beside = path.with_name(f"{path.name}.{os.getpid()}.new")  # a trace that is there is whole, whatever ends this process
+    beside.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    beside.replace(path)

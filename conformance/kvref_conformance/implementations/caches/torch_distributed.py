@@ -50,6 +50,7 @@ class World:
         self.numbers, self.forgotten = itertools.count(), list[int]()  # of caches
         weakref.finalize(self, _ended, self.processes, self.folder)
         self._answers(range(size))
+        self.folder.cleanup()  # all have met, and made every group that they need
 
     def ask(self, ranks: Iterable[int], name: str, cache: int, *args: Any) -> list[Any]:
         """What these ranks answer. Raises RankLost, once all that are left have answered."""
@@ -63,6 +64,8 @@ class World:
                 self.pipes[rank].send((name, cache, own))
             except OSError:
                 self.lost.add(rank)
+        if self.lost.intersection(args):
+            self._stop(set(args) - self.lost)  # behind what they are asked: before that it would be passed over
         return self._answers(args)
 
     def _answers(self, ranks: Iterable[int]) -> list[Any]:
