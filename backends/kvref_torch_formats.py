@@ -121,7 +121,8 @@ def largest(rows: Array) -> Array:
 
 
 def extremes(rows: Array) -> tuple[Array, Array]:
-    return torch.aminmax(rows, dim=-1, keepdim=True)
+    least, most = torch.aminmax(rows, dim=-1, keepdim=True)
+    return least, most
 
 
 def from_int8(codes: Array, scale: Array, out: Array) -> None:
