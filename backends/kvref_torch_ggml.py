@@ -33,7 +33,7 @@ def quantize_ggml(kernels: Kernels, format: GGML, x: Array, codes: Array) -> Arr
             kernels["blocks_of_bytes"](x, inverse, whole)
         else:
             kernels["blocks_around_zero"](x, inverse, divisor, whole)
-    head = torch.cat([scale, *least], dim=1).to(torch.float16)
+    head = (torch.cat([scale, *least], dim=1) if least else scale).to(torch.float16)
     if codes.storage_offset() % 2:
         codes[:, : 2 * head.shape[1]] = head.view(torch.uint8)
     else:  # two bytes at a time
@@ -63,10 +63,9 @@ def _of_largest_magnitude(kernels: Kernels, x: Array) -> Array:
 
     Extremes are found several times faster than places. A place is looked for where they are of the same magnitude.
     """
-    low, high = kernels["extremes"](x)
-    most = torch.where(-low > high, low, high) + 0.0
-    even = ((-low == high) & (high > 0)).nonzero()[:, 0]
-    if len(even):
+    most, even = kernels["largest_and_even"](x)
+    if bool(even.any()):
+        even = even.nonzero()[:, 0]
         blocks = x[even]
         most[even] = blocks.gather(-1, blocks.abs().argmax(dim=-1, keepdim=True))
     return most
@@ -82,6 +81,12 @@ def _first_zero(x: Array, low: Array) -> Array:
 
 
 # Kernels: of what is a number a block, and then of the codes, a byte each.
+
+
+def largest_and_even(x: Array) -> tuple[Array, Array]:
+    """The value of the largest magnitude, and whether the least and the largest have the same, which is not 0."""
+    low, high = torch.aminmax(x, dim=-1, keepdim=True)
+    return torch.where(-low > high, low, high) + 0.0, (-low == high) & (high > 0)
 
 
 def scale_and_inverse(reach: Array, divisor: Array) -> tuple[Array, Array]:
@@ -158,6 +163,6 @@ def from_halves(nibbles: Array, fifth: Array | None, zero: int, scale: Array, le
 
 
 GGML_KERNELS = (
-    scale_and_inverse, blocks_of_bytes, blocks_around_zero, blocks_above_least, blocks_of_a_table, in_order, fifth_bits, pack_halves,
-    from_bytes, from_table, from_halves,
+    largest_and_even, scale_and_inverse, blocks_of_bytes, blocks_around_zero, blocks_above_least, blocks_of_a_table, in_order,
+    fifth_bits, pack_halves, from_bytes, from_table, from_halves,
 )  # fmt: skip
