@@ -14,7 +14,7 @@ from kvref.array import Array
 from kvref.formats.grouped import LEAST, Groups
 from kvref.formats.microscaling import E8M0_BIAS, E8M0_NAN, NVFP4, Int8Element, Microscaled
 from kvref.formats.small_float import SmallFloat
-from kvref_torch_formats import BELOW_HALF, NATIVE, Kernels, small_codes
+from kvref_torch_formats import BELOW_HALF, NATIVE, SMALL, Kernels, small_codes
 
 
 def quantize_groups(kernels: Kernels, format: Groups, x: Array, codes: Array, scale: Array, zero: Array | None = None) -> Array:
@@ -68,6 +68,9 @@ def dequantize_microscaled(kernels: Kernels, format: Microscaled, y: Array, code
         kernels["from_int8_elements"](codes, scale, kind, y)
     elif small in NATIVE and kernels.fused:
         kernels["from_float8_elements"](codes, NATIVE[small], scale, kind, y)
+    elif kernels.fused:
+        whole = _unpacked(kernels, codes, format.bits, y)
+        kernels["from_small_elements"](whole, small.name, kernels["microscale_values"](scale, kind), y)
     else:
         _look_up(codes, y, _elements(small, y.device))
         torch.mul(y, _scales(scale, kind), out=y)
@@ -157,6 +160,20 @@ def from_float8_elements(codes: Array, dtype: torch.dtype, scale: Array, kind: s
     out.copy_(codes.view(dtype).to(torch.float32) * _scales(scale, kind))
 
 
+def microscale_values(scale: Array, kind: str) -> Array:
+    return _scales(scale, kind)
+
+
+def from_small_elements(whole: Array, name: str, scale: Array, out: Array) -> None:
+    """Of elements that are all numbers. A code's bits are the upper ones of a normal number in float32, and count below those."""
+    small, code = SMALL[name], whole.to(torch.int32)
+    size = code & (2 ** (small.bits - 1) - 1)
+    normal = ((size << (23 - small.mantissa_bits)) + ((127 - small.bias) << 23)).view(torch.float32)
+    subnormal = size.to(torch.float32) * 2.0 ** (1 - small.bias - small.mantissa_bits)
+    value = torch.where(size < 2**small.mantissa_bits, subnormal, normal)
+    out.copy_(torch.where(code > size, -value, value) * scale)
+
+
 def _pack(kernels: Kernels, whole: Array, codes: Array, bits: int) -> None:
     """Codes [n, group], a byte each, to [n, group * bits / 8], low bits first (FMT-SMALL-01)."""
     if bits == 8:
@@ -183,13 +200,19 @@ def pack(eight: Array, bits: int) -> Array:
 def _unpacked(kernels: Kernels, codes: Array, bits: int, like: Array) -> Array:
     if bits == 8:
         return codes
+    if bits == 6:
+        four = codes.new_zeros((codes.numel() // 3, 4))
+        four[:, :3] = codes.reshape(-1, 3)
+        return kernels["unpack"](four.view(torch.int32), bits).view(torch.uint8).view(like.shape)
     narrow = torch.int32 if bits == 4 else torch.int16
     even = codes.contiguous().clone() if codes.storage_offset() % narrow.itemsize else codes.contiguous()
     return kernels["unpack"](even.view(narrow), bits).view(torch.uint8).view(like.shape)
 
 
 def unpack(packed: Array, bits: int) -> Array:
-    """Eight codes of 4 or 2 bits, a byte each: halves are moved apart, then their halves."""
+    """Eight codes of 4 or 2 bits, a byte each: halves are moved apart, then their halves. Or four of 6 bits, each moved."""
+    if bits == 6:
+        return (packed & 63) | ((packed << 2) & (63 << 8)) | ((packed << 4) & (63 << 16)) | ((packed << 6) & (63 << 24))
     eight = packed.to(torch.int64)  # negative ones with ones in front
     if bits == 4:
         eight = ((eight & 0xFFFF) | (eight << 16)) & 0x0000FFFF0000FFFF
@@ -234,5 +257,5 @@ def _table(values: Array, bits: int) -> Array:
 
 GROUP_KERNELS = (
     group_symmetric, group_affine, from_whole, microscales, int8_elements, float8_elements, small_elements, from_int8_elements,
-    from_float8_elements, pack, unpack,
+    from_float8_elements, microscale_values, from_small_elements, pack, unpack,
 )  # fmt: skip
