@@ -10,11 +10,14 @@ import torch
 from kvref.array import Array
 from kvref.formats.affine import LEAST_SCALE as LEAST_AFFINE_SCALE
 from kvref.formats.affine import AffineRow
-from kvref.formats.small_float import BFLOAT16, E4M3FN, E5M2, ELEMENTS, FLOAT16
+from kvref.formats.small_float import BFLOAT16, E2M1, E2M3, E3M2, E4M3FN, E5M2, ELEMENTS, FLOAT16
 from kvref.formats.symmetric import LEAST_SCALE, SymmetricRow
 
 BELOW_HALF = float(np.float32(0.49999997))  # trunc(y + copysign(this, y)) rounds halves away from zero
 NATIVE = {E4M3FN: torch.float8_e4m3fn, E5M2: torch.float8_e5m2, FLOAT16: torch.float16, BFLOAT16: torch.bfloat16}
+SMALL = {
+    element.name: element for element in (E4M3FN, E5M2, E2M1, E2M3, E3M2)
+}  # by name: what is compiled is told apart by strings
 
 
 class Kernels(dict[str, Callable[..., Any]]):
@@ -26,8 +29,12 @@ class Kernels(dict[str, Callable[..., Any]]):
 def quantize_symmetric(kernels: Kernels, format: SymmetricRow, x: Array, codes: Array, scale: Array) -> Array:
     """Fills codes [n, width] and scale [n, 1] of x [n, width]. Returns what is finite unless they are to be refused."""
     limit = torch.full_like(scale, format.limit)
-    kind = () if format.name == "int8" else (NATIVE[ELEMENTS[format.name]],)
-    largest = kernels["float8" if kind else "int8"](x, limit, codes, *kind)
+    if format.name == "int8":
+        largest = kernels["int8"](x, limit, codes)
+    elif kernels.fused:
+        largest = kernels["small_float"](x, x.view(torch.int32), limit, codes, format.name)
+    else:
+        largest = kernels["float8"](x, limit, codes, NATIVE[ELEMENTS[format.name]])
     scale.copy_(symmetric_scale(largest, limit))
     return scale * limit
 
@@ -70,6 +77,26 @@ def float8(rows: Array, limit: Array, codes: Array, dtype: torch.dtype) -> Array
     return largest
 
 
+def small_float(rows: Array, patterns: Array, limit: Array, codes: Array, name: str) -> Array:
+    """As float8, without PyTorch's cast, which takes twice as long in what is compiled for a CPU."""
+    largest = rows.abs().amax(dim=-1, keepdim=True)
+    codes.copy_(small_codes(rows / symmetric_scale(largest, limit), patterns, limit, name))
+    return largest
+
+
+def small_codes(quotient: Array, patterns: Array, limit: Array, name: str) -> Array:
+    """Codes of quotients up to limit, the largest element; patterns are of float32 numbers with their signs.
+
+    The upper bits of a normal number, rounded, and below those the number of least elements; each stops where the other begins.
+    """
+    small = SMALL[name]
+    size, least, shift = torch.minimum(quotient.abs(), limit), 2.0 ** (1 - small.bias), 23 - small.mantissa_bits
+    pattern = size.clamp_min(least).view(torch.int32)
+    normal = (pattern + ((pattern >> shift) & 1) + (2 ** (shift - 1) - 1 - ((128 - small.bias) << 23))) >> shift
+    subnormal = torch.round(size.clamp_max(least) * (2.0**small.mantissa_bits / least)).to(torch.int32)
+    return ((normal + subnormal) | ((patterns >> (32 - small.bits)) & (1 << (small.bits - 1)))).to(torch.uint8)
+
+
 def symmetric_scale(largest: Array, limit: Array) -> Array:
     return (largest / limit).clamp_min(LEAST_SCALE)
 
@@ -86,6 +113,15 @@ def affine(rows: Array, steps: Array, bits: int, codes: Array) -> tuple[Array, A
     else:
         padded = torch.nn.functional.pad(whole, (0, whole.shape[-1] % 2))
         codes.copy_(padded[:, 0::2] | (padded[:, 1::2] << 4))
+    return least, most
+
+
+def largest(rows: Array) -> Array:
+    return rows.abs().amax(dim=-1, keepdim=True)
+
+
+def extremes(rows: Array) -> tuple[Array, Array]:
+    least, most = torch.aminmax(rows, dim=-1, keepdim=True)
     return least, most
 
 
@@ -120,4 +156,4 @@ def from_affine(codes: Array, bits: int, scale: Array, zero: Array, out: Array) 
     out.copy_(product + zero)  # a second rounding, never fused with the first (FMT-AFF-04)
 
 
-ROW_KERNELS = (int8, float8, affine, from_int8, from_float, from_affine)
+ROW_KERNELS = (int8, float8, small_float, affine, largest, extremes, from_int8, from_float, from_affine)

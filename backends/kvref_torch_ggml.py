@@ -16,15 +16,28 @@ def quantize_ggml(kernels: Kernels, format: GGML, x: Array, codes: Array) -> Arr
     width, least = GROUP * format.bits // 8, list[Array]()
     whole = codes[:, -width:] if format.bits == 8 else torch.empty(x.shape, dtype=torch.uint8, device=x.device)
     if isinstance(format, IQ4NL):
-        empty, products, squares = kernels["blocks_of_a_table"](x, whole)
+        empty, products, squares = kernels["blocks_of_a_table"](x, _of_largest_magnitude(kernels, x), whole)
         products, squares = (kernels["in_order"](each.t().contiguous())[:, None] for each in (products, squares))
         scale = torch.where(empty, 0.0, products / torch.where(empty, 1.0, squares))
+    elif format.affine:
+        low, high = kernels["extremes"](x)
+        top = torch.full_like(low, 2.0**format.bits - 1)
+        scale, inverse = kernels["scale_and_inverse"](high - low + 0.0, top)  # 0 of zeros of both signs
+        kernels["blocks_above_least"](x, low, inverse, top, whole)
+        least = [_first_zero(x, low)]
     else:
-        divisor = 127 if format.bits == 8 else 2**format.bits - 1 if format.affine else -(2 ** (format.bits - 1))
-        kind = "blocks_of_bytes" if format.bits == 8 else "blocks_above_least" if format.affine else "blocks_around_zero"
-        scale, *least = kernels[kind](x, torch.full((len(x), 1), float(divisor), device=x.device), whole)
-    head = torch.cat([scale, *least], dim=1).to(torch.float16)
-    codes[:, : 2 * head.shape[1]] = head.view(torch.uint8)
+        reach = kernels["largest"](x) if format.bits == 8 else _of_largest_magnitude(kernels, x)
+        divisor = torch.full_like(reach, 127.0 if format.bits == 8 else -(2.0 ** (format.bits - 1)))
+        scale, inverse = kernels["scale_and_inverse"](reach, divisor)
+        if format.bits == 8:
+            kernels["blocks_of_bytes"](x, inverse, whole)
+        else:
+            kernels["blocks_around_zero"](x, inverse, divisor, whole)
+    head = (torch.cat([scale, *least], dim=1) if least else scale).to(torch.float16)
+    if codes.storage_offset() % 2:
+        codes[:, : 2 * head.shape[1]] = head.view(torch.uint8)
+    else:  # two bytes at a time
+        codes[:, : 2 * head.shape[1]].view(torch.float16).copy_(head)
     if format.bits == 5:
         codes[:, -HALF - 4 : -HALF] = kernels["fifth_bits"](whole.view(torch.int64))
     if format.bits < 8:
@@ -45,35 +58,59 @@ def dequantize_ggml(kernels: Kernels, format: GGML, y: Array, codes: Array) -> N
         kernels["from_halves"](codes[:, -HALF:], fifth, 0 if format.affine else 2 ** (format.bits - 1), scale, least, y)
 
 
-# Kernels: they write codes, a byte each, and return the scale, and the least value where there is one.
+def _of_largest_magnitude(kernels: Kernels, x: Array) -> Array:
+    """Of each block the value whose magnitude is largest, the first of several; 0 of zeros of either sign.
+
+    Extremes are found several times faster than places. A place is looked for where they are of the same magnitude.
+    """
+    most, even = kernels["largest_and_even"](x)
+    if bool(even.any()):
+        even = even.nonzero()[:, 0]
+        blocks = x[even]
+        most[even] = blocks.gather(-1, blocks.abs().argmax(dim=-1, keepdim=True))
+    return most
 
 
-def blocks_of_bytes(x: Array, divisor: Array, whole: Array) -> list[Array]:
-    scale = x.abs().amax(dim=-1, keepdim=True) / divisor
-    quotient = x * _inverse(scale)
+def _first_zero(x: Array, low: Array) -> Array:
+    """low, the least values, with the sign of the first of 0 and -0 where that is what is least."""
+    zero = (low == 0).nonzero()[:, 0]
+    if len(zero):
+        blocks = x[zero]
+        low[zero] = blocks.gather(-1, blocks.argmin(dim=-1, keepdim=True))
+    return low
+
+
+# Kernels: of what is a number a block, and then of the codes, a byte each.
+
+
+def largest_and_even(x: Array) -> tuple[Array, Array]:
+    """The value of the largest magnitude, and whether the least and the largest have the same, which is not 0."""
+    low, high = torch.aminmax(x, dim=-1, keepdim=True)
+    return torch.where(-low > high, low, high) + 0.0, (-low == high) & (high > 0)
+
+
+def scale_and_inverse(reach: Array, divisor: Array) -> tuple[Array, Array]:
+    scale = reach / divisor
+    has_one = scale.abs() >= LEAST_INVERTIBLE  # else the inverse is 0 (FMT-GGML-07)
+    return scale, torch.where(has_one, torch.ones_like(scale) / torch.where(has_one, scale, 1.0), 0.0)
+
+
+def blocks_of_bytes(x: Array, inverse: Array, whole: Array) -> None:
+    quotient = x * inverse
     rounded = (quotient + torch.copysign(torch.full_like(quotient, BELOW_HALF), quotient)).to(torch.int32)  # truncates
     whole.copy_((rounded & 255).to(torch.uint8))
-    return [scale]
 
 
-def blocks_around_zero(x: Array, divisor: Array, whole: Array) -> list[Array]:
-    largest = x.gather(-1, x.abs().argmax(dim=-1, keepdim=True)) + 0.0  # the first of several; 0 of zeros of either sign
-    scale = largest / divisor
-    whole.copy_(torch.minimum(x * _inverse(scale) + (0.5 - divisor), -2 * divisor - 1).to(torch.uint8))
-    return [scale]
+def blocks_around_zero(x: Array, inverse: Array, divisor: Array, whole: Array) -> None:
+    whole.copy_(torch.minimum(x * inverse + (0.5 - divisor), -2 * divisor - 1).to(torch.uint8))
 
 
-def blocks_above_least(x: Array, divisor: Array, whole: Array) -> list[Array]:
-    least = x.gather(-1, x.argmin(dim=-1, keepdim=True))  # of 0 and -0 the first
-    scale = (x.amax(dim=-1, keepdim=True) - least + 0.0) / divisor  # 0 of zeros of both signs
-    product = (x - least) * _inverse(scale)
-    whole.copy_(torch.minimum(product + 0.5, divisor).to(torch.uint8))
-    return [scale, least]
+def blocks_above_least(x: Array, least: Array, inverse: Array, top: Array, whole: Array) -> None:
+    whole.copy_(torch.minimum((x - least) * inverse + 0.5, top).to(torch.uint8))
 
 
-def blocks_of_a_table(x: Array, whole: Array) -> tuple[Array, Array, Array]:
+def blocks_of_a_table(x: Array, largest: Array, whole: Array) -> tuple[Array, Array, Array]:
     """Also what the scale is fitted by: which blocks are empty, x^2 t x and x^2 t^2."""
-    largest = x.gather(-1, x.abs().argmax(dim=-1, keepdim=True))
     empty = largest.abs() < IQ4_EPSILON
     first = torch.where(empty, 1.0, largest) / torch.full_like(largest, IQ4_VALUES[0])
     quotient = x * (torch.ones_like(first) / first)
@@ -92,12 +129,6 @@ def in_order(values: Array) -> Array:
     for i in range(1, GROUP):
         total = total + values[i]
     return total
-
-
-def _inverse(scale: Array) -> Array:
-    """1 / scale, and 0 where it has none (FMT-GGML-07)."""
-    has_one = scale.abs() >= LEAST_INVERTIBLE
-    return torch.where(has_one, torch.ones_like(scale) / torch.where(has_one, scale, 1.0), 0.0)
 
 
 def fifth_bits(eight: Array) -> Array:
@@ -132,6 +163,6 @@ def from_halves(nibbles: Array, fifth: Array | None, zero: int, scale: Array, le
 
 
 GGML_KERNELS = (
-    blocks_of_bytes, blocks_around_zero, blocks_above_least, blocks_of_a_table, in_order, fifth_bits, pack_halves, from_bytes,
-    from_table, from_halves,
+    largest_and_even, scale_and_inverse, blocks_of_bytes, blocks_around_zero, blocks_above_least, blocks_of_a_table, in_order,
+    fifth_bits, pack_halves, from_bytes, from_table, from_halves,
 )  # fmt: skip

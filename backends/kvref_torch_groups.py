@@ -14,22 +14,26 @@ from kvref.array import Array
 from kvref.formats.grouped import LEAST, Groups
 from kvref.formats.microscaling import E8M0_BIAS, E8M0_NAN, NVFP4, Int8Element, Microscaled
 from kvref.formats.small_float import SmallFloat
-from kvref_torch_formats import BELOW_HALF, NATIVE, Kernels
+from kvref_torch_formats import BELOW_HALF, NATIVE, SMALL, Kernels, small_codes
 
 
 def quantize_groups(kernels: Kernels, format: Groups, x: Array, codes: Array, scale: Array, zero: Array | None = None) -> Array:
     """Fills codes [n, bytes], and scale and zero [n, 1], of x [n, group]. Returns what is finite unless x is to be refused."""
-    dtype, least, whole = format.scale.name, LEAST[format.scale.name], _whole(x, codes, format.bits)
+    whole = _whole(x, codes, format.bits)
     top = torch.full((len(x), 1), float(format.top), device=x.device)
     if zero is None:
-        reach, low = kernels["group_symmetric"](x, top, least, dtype, 2**format.bits - 1, whole), 0.0
+        reach, low = kernels["largest"](x), torch.zeros_like(top)
     else:
-        low, high = kernels["group_affine"](x, top, least, dtype, whole)
+        low, high = kernels["extremes"](x)
         low = zero.copy_(low + 0.0).to(torch.float32)
         reach = high - low
-    read_back = scale.copy_((reach / top).clamp_min(least)).to(torch.float32) * top + low
+    held = scale.copy_((reach / top).clamp_min(LEAST[format.scale.name])).to(torch.float32)
+    if zero is None:
+        kernels["group_symmetric"](x, held, top, 2**format.bits - 1, whole)
+    else:
+        kernels["group_affine"](x, low, held, top, whole)
     _pack(kernels, whole, codes, format.bits)
-    return read_back
+    return held * top + low
 
 
 def dequantize_groups(kernels: Kernels, format: Groups, y: Array, codes: Array, scale: Array, zero: Array | None = None) -> None:
@@ -46,13 +50,14 @@ def quantize_microscaled(kernels: Kernels, format: Microscaled, x: Array, codes:
     small, whole = format.small, _whole(x, codes, format.bits)
     limit = torch.full((len(x), 1), small.max, device=x.device)
     kind = "nvfp4" if isinstance(format, NVFP4) else "mx"
+    largest = kernels["largest"](x)
+    held = kernels["microscales"](largest, limit, kind, scale)
     if isinstance(small, Int8Element):
-        largest = kernels["int8_elements"](x, limit, kind, whole)
-    elif small in NATIVE:
-        largest = kernels["float8_elements"](x, limit, kind, NATIVE[small], whole)
+        kernels["int8_elements"](x, held, limit, kind, whole)
+    elif small in NATIVE and not kernels.fused:
+        kernels["float8_elements"](x, held, limit, kind, NATIVE[small], whole)
     else:
-        largest = kernels["small_elements"](x, limit, kind, small.mantissa_bits, small.bias, small.bits, whole)
-    scale.copy_(_scale_codes(largest, limit, kind))
+        kernels["small_elements"](x, x.view(torch.int32), held, limit, kind, small.name, whole)
     _pack(kernels, whole, codes, format.bits)
     return largest
 
@@ -63,6 +68,9 @@ def dequantize_microscaled(kernels: Kernels, format: Microscaled, y: Array, code
         kernels["from_int8_elements"](codes, scale, kind, y)
     elif small in NATIVE and kernels.fused:
         kernels["from_float8_elements"](codes, NATIVE[small], scale, kind, y)
+    elif kernels.fused:
+        whole = _unpacked(kernels, codes, format.bits, y)
+        kernels["from_small_elements"](whole, small.name, kernels["microscale_values"](scale, kind), y)
     else:
         _look_up(codes, y, _elements(small, y.device))
         torch.mul(y, _scales(scale, kind), out=y)
@@ -73,41 +81,19 @@ def _whole(x: Array, codes: Array, bits: int) -> Array:
     return codes if bits == 8 else torch.empty(x.shape, dtype=torch.uint8, device=x.device)
 
 
-# Kernels: they write codes, a byte each, and return what the scale is made of, as those of rows do.
+# Kernels. What is made of a group's scale is one of its own, between that which finds the extremes and that which writes codes, a
+# byte each: in one loop of all it would be done a group at a time, and in float32.
 
 
-def group_symmetric(x: Array, top: Array, least: float, dtype: str, mask: int, whole: Array) -> Array:
-    largest = x.abs().amax(dim=-1, keepdim=True)
-    quotient = x / _held(largest, top, least, dtype)
+def group_symmetric(x: Array, held: Array, top: Array, mask: int, whole: Array) -> None:
+    quotient = x / held
     away = torch.minimum(quotient.abs() + BELOW_HALF, top)  # the cast truncates
     whole.copy_((torch.copysign(away, quotient).to(torch.int32) & mask).to(torch.uint8))
-    return largest
 
 
-def group_affine(x: Array, top: Array, least: float, dtype: str, whole: Array) -> tuple[Array, Array]:
-    low, high = x.amin(dim=-1, keepdim=True), x.amax(dim=-1, keepdim=True)
-    zero = _rounded(low + 0.0, dtype)
-    quotient = (x - zero) / _held(high - zero, top, least, dtype)
+def group_affine(x: Array, zero: Array, held: Array, top: Array, whole: Array) -> None:
+    quotient = (x - zero) / held
     whole.copy_(torch.minimum((quotient + BELOW_HALF).clamp_min(0.0), top).to(torch.uint8))
-    return low, high
-
-
-def _held(reach: Array, top: Array, least: float, dtype: str) -> Array:
-    """The scale that is stored, as float32."""
-    return _rounded((reach / top).clamp_min(least), dtype)
-
-
-def _rounded(values: Array, dtype: str) -> Array:
-    """To what another dtype has of finite values, by their patterns: what is compiled leaves out a cast there and back."""
-    if dtype == "float32":
-        return values
-    shift = 16 if dtype == "bfloat16" else 13
-    pattern = values.view(torch.int32)
-    rounded = ((pattern + (2 ** (shift - 1) - 1) + ((pattern >> shift) & 1)) & -(2**shift)).view(torch.float32)
-    if dtype == "bfloat16":
-        return rounded
-    subnormal = torch.copysign((values.abs() + 0.5) - 0.5, values)  # 0.5 has the place of the least number of float16 as its last
-    return torch.where(values.abs() < 2.0**-14, subnormal, rounded)
 
 
 def from_whole(whole: Array, sign: int, scale: Array, zero: Array | None, out: Array) -> None:
@@ -121,36 +107,31 @@ def _scaled(values: Array, scale: Array, zero: Array | None, out: Array) -> None
     out.copy_(product if zero is None else product + zero.to(torch.float32))  # a second rounding (FMT-GROUP-04)
 
 
-def int8_elements(x: Array, limit: Array, kind: str, whole: Array) -> Array:
-    largest, quotient = _divided(x, limit, kind)
-    whole.copy_((torch.round(quotient * 64.0).to(torch.int32) & 255).to(torch.uint8))
-    return largest
-
-
-def float8_elements(x: Array, limit: Array, kind: str, dtype: torch.dtype, whole: Array) -> Array:
-    largest, quotient = _divided(x, limit, kind)
-    whole.copy_(quotient.to(dtype).view(torch.uint8))
-    return largest
-
-
-def small_elements(x: Array, limit: Array, kind: str, mantissa: int, bias: int, bits: int, whole: Array) -> Array:
-    """Codes from float32's patterns: the upper bits of normal numbers, rounded; and below them those of what adding rounds."""
-    largest, quotient = _divided(x, limit, kind)
-    pattern, shift = quotient.abs().view(torch.int32), 23 - mantissa
-    normal = ((pattern + (2 ** (shift - 1) - 1) + ((pattern >> shift) & 1)) >> shift) - ((127 - bias) << mantissa)
-    unit = 2.0 ** (24 - mantissa - bias)  # whose last place is the least element
-    subnormal = (quotient.abs() + unit).view(torch.int32) - ((151 - mantissa - bias) << 23)
-    code = torch.where(pattern < ((128 - bias) << 23), subnormal, normal)
-    whole.copy_((code | ((quotient.view(torch.int32) < 0).to(torch.int32) << (bits - 1))).to(torch.uint8))
-    return largest
-
-
-def _divided(x: Array, limit: Array, kind: str) -> tuple[Array, Array]:
-    """The largest magnitude, and x over its scale, within what an element can be."""
-    largest = x.abs().amax(dim=-1, keepdim=True)
+def microscales(largest: Array, limit: Array, kind: str, scale: Array) -> Array:
+    """Writes the codes of scales. Returns what values are divided by, or multiplied with if they are powers of two."""
     code = _scale_codes(largest, limit, kind)
-    quotient = x / _scales(code, kind) if kind == "nvfp4" else x * _power(2 * E8M0_BIAS - code.to(torch.int32))
-    return largest, torch.minimum(torch.maximum(quotient, -limit), limit)
+    scale.copy_(code)
+    return _scales(code, kind) if kind == "nvfp4" else _power(2 * E8M0_BIAS - code.to(torch.int32))
+
+
+def int8_elements(x: Array, held: Array, limit: Array, kind: str, whole: Array) -> None:
+    whole.copy_((torch.round(_clamped(x, held, limit, kind) * 64.0).to(torch.int32) & 255).to(torch.uint8))
+
+
+def float8_elements(x: Array, held: Array, limit: Array, kind: str, dtype: torch.dtype, whole: Array) -> None:
+    whole.copy_(_clamped(x, held, limit, kind).to(dtype).view(torch.uint8))
+
+
+def small_elements(x: Array, patterns: Array, held: Array, limit: Array, kind: str, name: str, whole: Array) -> None:
+    whole.copy_(small_codes(_quotient(x, held, kind), patterns, limit, name))
+
+
+def _clamped(x: Array, held: Array, limit: Array, kind: str) -> Array:
+    return torch.minimum(torch.maximum(_quotient(x, held, kind), -limit), limit)
+
+
+def _quotient(x: Array, held: Array, kind: str) -> Array:
+    return x / held if kind == "nvfp4" else x * held
 
 
 def _scale_codes(largest: Array, limit: Array, kind: str) -> Array:
@@ -179,6 +160,20 @@ def from_float8_elements(codes: Array, dtype: torch.dtype, scale: Array, kind: s
     out.copy_(codes.view(dtype).to(torch.float32) * _scales(scale, kind))
 
 
+def microscale_values(scale: Array, kind: str) -> Array:
+    return _scales(scale, kind)
+
+
+def from_small_elements(whole: Array, name: str, scale: Array, out: Array) -> None:
+    """Of elements that are all numbers. A code's bits are the upper ones of a normal number in float32, and count below those."""
+    small, code = SMALL[name], whole.to(torch.int32)
+    size = code & (2 ** (small.bits - 1) - 1)
+    normal = ((size << (23 - small.mantissa_bits)) + ((127 - small.bias) << 23)).view(torch.float32)
+    subnormal = size.to(torch.float32) * 2.0 ** (1 - small.bias - small.mantissa_bits)
+    value = torch.where(size < 2**small.mantissa_bits, subnormal, normal)
+    out.copy_(torch.where(code > size, -value, value) * scale)
+
+
 def _pack(kernels: Kernels, whole: Array, codes: Array, bits: int) -> None:
     """Codes [n, group], a byte each, to [n, group * bits / 8], low bits first (FMT-SMALL-01)."""
     if bits == 8:
@@ -205,13 +200,19 @@ def pack(eight: Array, bits: int) -> Array:
 def _unpacked(kernels: Kernels, codes: Array, bits: int, like: Array) -> Array:
     if bits == 8:
         return codes
+    if bits == 6:
+        four = codes.new_zeros((codes.numel() // 3, 4))
+        four[:, :3] = codes.reshape(-1, 3)
+        return kernels["unpack"](four.view(torch.int32), bits).view(torch.uint8).view(like.shape)
     narrow = torch.int32 if bits == 4 else torch.int16
     even = codes.contiguous().clone() if codes.storage_offset() % narrow.itemsize else codes.contiguous()
     return kernels["unpack"](even.view(narrow), bits).view(torch.uint8).view(like.shape)
 
 
 def unpack(packed: Array, bits: int) -> Array:
-    """Eight codes of 4 or 2 bits, a byte each: halves are moved apart, then their halves."""
+    """Eight codes of 4 or 2 bits, a byte each: halves are moved apart, then their halves. Or four of 6 bits, each moved."""
+    if bits == 6:
+        return (packed & 63) | ((packed << 2) & (63 << 8)) | ((packed << 4) & (63 << 16)) | ((packed << 6) & (63 << 24))
     eight = packed.to(torch.int64)  # negative ones with ones in front
     if bits == 4:
         eight = ((eight & 0xFFFF) | (eight << 16)) & 0x0000FFFF0000FFFF
@@ -255,6 +256,6 @@ def _table(values: Array, bits: int) -> Array:
 
 
 GROUP_KERNELS = (
-    group_symmetric, group_affine, from_whole, int8_elements, float8_elements, small_elements, from_int8_elements,
-    from_float8_elements, pack, unpack,
+    group_symmetric, group_affine, from_whole, microscales, int8_elements, float8_elements, small_elements, from_int8_elements,
+    from_float8_elements, microscale_values, from_small_elements, pack, unpack,
 )  # fmt: skip
