@@ -50,13 +50,15 @@ def turned(rows: NDArray) -> NDArray:
 
 def exactly_turned(row: NDArray) -> list[Fraction]:
     """One row [width] by the matrix, without its division by the square root of the block: exact."""
-    block, x = block_of(len(row)), [Fraction(float(each)) for each in row]
-    signs = [1 - 2 * (bits.bit_count() % 2) for bits in range(block)]
-    return [
-        sum((signs[i & j] * x[start + j] for j in range(block) if x[start + j]), Fraction(0))
-        for start in range(0, len(x), block)
-        for i in range(block)
-    ]
+    signs = signs_of(block_of(len(row)))
+    x = np.array([int(Fraction(float(each)) * 2**149) for each in row], object)  # the least float32 goes into all of them
+    return [Fraction(int(each), 2**149) for block in x.reshape(-1, len(signs)) for each in signs @ block]
+
+
+@cache
+def signs_of(block: int) -> NDArray:
+    """Whole numbers of Python [block, block]: the matrix without its division."""
+    return np.array([[1 - 2 * ((i & j).bit_count() % 2) for j in range(block)] for i in range(block)], object)
 
 
 def refused(rows: NDArray) -> NDArray:

@@ -122,6 +122,37 @@ def blocks_are_sixteen_at_most(patch):
 
 
 @bug("FMT-ROT-01")
+def blocks_are_sixty_four_at_most(patch):
+    """As those of llama.cpp's values are."""
+    block_of = rotated.block_of
+    patch.setattr(rotated, "block_of", lambda width: min(64, block_of(width)))
+
+
+def in_blocks_of(block, change):
+    """Rows that are rotated in such blocks, changed; others as they are."""
+    return lambda x: change(x) if rotated.block_of(x.shape[-1]) == block else x
+
+
+def last_sign(x):
+    return np.concatenate([x[..., :-1], -x[..., -1:]], axis=-1)
+
+
+@bug("FMT-ROT-01", "FMT-ROT-02")
+def a_row_of_the_smallest_matrix_has_another_sign(patch):
+    both_ways(patch, in_blocks_of(2, last_sign), in_blocks_of(2, last_sign))
+
+
+@bug("FMT-ROT-01", "FMT-ROT-02")
+def a_row_of_the_matrix_for_heads_of_128_has_another_sign(patch):
+    both_ways(patch, in_blocks_of(128, last_sign), in_blocks_of(128, last_sign))
+
+
+@bug("FMT-ROT-03")
+def blocks_of_256_are_rotated_back_with_another_sign(patch):
+    both_ways(patch, lambda x: x, in_blocks_of(256, last_sign))
+
+
+@bug("FMT-ROT-01")
 def a_width_that_is_no_power_of_two_is_not_rotated(patch):
     block_of = rotated.block_of
     patch.setattr(rotated, "block_of", lambda width: width if block_of(width) == width else 1)

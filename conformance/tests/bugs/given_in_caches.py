@@ -9,6 +9,7 @@ from kvref.grouped import GroupedCache
 from kvref.latent import LatentCache
 from kvref.paged import PagedCache
 from kvref.prefix import PrefixCache
+from kvref.quantized import QuantizedCache
 from kvref.slots import SlotStore, TokenStore
 from kvref.tiered import TieredCache
 from kvref.windowed import WindowedCache
@@ -100,6 +101,43 @@ def the_scales_of_pages_are_taken_for_each_other(patch):
 @bug("FMT-STATIC-06")
 def the_scale_of_keys_is_for_values_too(patch):
     in_source(patch, MADE, "of_keys, of_values = config.formats", "of_keys = of_values = config.formats[0]")
+
+
+def by_the_scale_of_keys(patch, cache, operation):
+    """An operation of the cache reads values by the scale of keys, where one is given."""
+    work = getattr(cache, operation)
+
+    def working(self, *args, **kwargs):
+        values = self._store.values
+        right = values.format
+        if isinstance(right, StaticFloat8):
+            values.format = self._store.keys.format
+        try:
+            return work(self, *args, **kwargs)
+        finally:
+            values.format = right
+
+    patch.setattr(cache, operation, working)
+
+
+@bug("ATTN-10")
+def values_are_attended_to_by_the_scale_of_keys(patch):
+    by_the_scale_of_keys(patch, QuantizedCache, "attend")
+
+
+@bug("ATTN-10")
+def values_of_pages_are_attended_to_by_the_scale_of_keys(patch):
+    by_the_scale_of_keys(patch, PagedCache, "attend")
+
+
+@bug("PAGED-17")
+def values_of_a_batch_are_gathered_by_the_scale_of_keys(patch):
+    by_the_scale_of_keys(patch, PagedCache, "gather_batch")
+
+
+@bug("PAGED-17")
+def a_batch_of_pages_is_gathered_as_it_lies(patch):
+    during(patch, PagedCache, "gather_batch", "dequantized", as_it_lies)
 
 
 @bug("PAGED-18")

@@ -199,6 +199,17 @@ def attention_over_pages_with_scales_is_over_what_they_read_as(subject: Subject)
         within(got, want, bound, f"attention over pages in {cache.cache.config['dtype']}")
 
 
+@check("PAGED-17", "paged")
+def a_batch_of_pages_with_scales_is_gathered_as_each_of_them_reads(subject: Subject) -> None:
+    for cache in pages(subject):
+        sequences = [cache.create(count) for count in (1, cache.size + 1, 2)[-subject.size("sequences", 3) :]]
+        for order in (sequences, sequences[::-1]):
+            keys, values, _ = cache.cache.gather_batch(order, 0)
+            wrote = [np.concatenate(part) for part in zip(*(cache.tokens[sequence][0] for sequence in order), strict=True)]
+            what = f"{len(order)} sequences in {cache.cache.config['dtype']}"
+            read_back(subject, cache.cache, (keys, values), (wrote[0], wrote[1]), what)
+
+
 @check("EDIT-10", "paged")
 def keys_that_move_are_turned_and_quantized_again(subject: Subject) -> None:
     """In formats whose bound grows with a row's magnitudes, as that of one scale a head does.

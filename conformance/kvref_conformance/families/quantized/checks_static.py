@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from kvref_conformance.checking.expect import equal, raises
+from kvref_conformance.checking.attending import even, exact, queries
+from kvref_conformance.checking.expect import equal, raises, within
 from kvref_conformance.checking.registry import check
 from kvref_conformance.checking.setup import at_least, formats_of, held, new, pair_of_tokens, refused, takes
 from kvref_conformance.conversation.subject import Subject
@@ -43,6 +44,15 @@ def a_scale_that_is_not_given_is_one(subject: Subject) -> None:
             keys, values = pair_of_tokens(subject, 3)
             stream.give(keys, values)
             reads_back(stream, keys, values, f"{stream.config['format']} tokens, given {given or 'no scale'}")
+
+
+@check("ATTN-10", "quantized")
+def attention_is_over_keys_and_values_by_the_scale_that_is_theirs(subject: Subject) -> None:
+    for stream in each(subject, key_scale=KEY_SCALE, value_scale=VALUE_SCALE):
+        stream.give(*pair_of_tokens(subject, 4))
+        query = queries(subject, 1)
+        want, bound = exact(subject, query, *stream.read(), scale=even(subject))
+        within(stream.cache.attend(0, query, even(subject)), want, bound, f"attention over {stream.config['format']} tokens")
 
 
 @check("FMT-STATIC-05", "quantized")

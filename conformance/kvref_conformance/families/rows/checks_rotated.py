@@ -16,6 +16,8 @@ from kvref_conformance.oracle.formats import GGML, GROUPS, ROTATED, group_of, in
 from kvref_conformance.oracle.stored import Stored, fl
 from kvref_conformance.outcome import NotOffered
 
+BLOCKS = (2, 4, 8, 16, 32, 64, 128, 256, 512)
+
 
 def each(subject: Subject, *wanted: int) -> Iterator[tuple[str, int]]:
     """Formats, each in the allowed widths nearest to these. Raises NotOffered where in none of them anything is rotated."""
@@ -24,6 +26,19 @@ def each(subject: Subject, *wanted: int) -> Iterator[tuple[str, int]]:
     if not turning:
         raise NotOffered("rows of an even width")
     yield from turning
+
+
+def telling(subject: Subject, width: int) -> NDArray:
+    """A few rows that tell one matrix from another: one of any numbers, and four of its columns."""
+    rows = np.concatenate([held(subject, subject.rng.normal(size=(1, width))), np.zeros((4, width), np.float32)])
+    rows[np.arange(1, 5), subject.rng.choice(width, 4, replace=width < 4)] = 3
+    return rows
+
+
+def in_blocks(subject: Subject, *wanted: int) -> Iterator[tuple[str, int, NDArray]]:
+    """The oracle's rows in the widths nearest to these, and in every block a few."""
+    yield from ((name, width, adversarial(subject, width, name)) for name, width in each(subject, *wanted))
+    yield from ((name, width, telling(subject, width)) for name, width in each(subject, *BLOCKS))
 
 
 def quantized(subject: Subject, rows: NDArray, format: str) -> Stored:
@@ -48,10 +63,8 @@ def in_between(stored: Stored, format: str) -> NDArray:
 @check("FMT-ROT-01", "rows")
 def what_is_stored_is_the_row_times_the_matrix(subject: Subject) -> None:
     """In exact arithmetic, and whatever order the sums are in: rows of one number, which are its columns, and any."""
-    for name, width in each(subject, 96):
-        block, few = rotated.block_of(width), subject.rng.choice(width, 4, replace=False)
-        rows = np.concatenate([held(subject, subject.rng.normal(size=(1, width))), np.zeros((4, width), np.float32)])
-        rows[np.arange(1, 5), few] = 3
+    for name, width in each(subject, *BLOCKS, 96):
+        block, rows = rotated.block_of(width), telling(subject, width)
         got, inner = in_between(quantized(subject, rows, name), name), inner_of(name)
         want = np.array([[float(each) for each in rotated.exactly_turned(row)] for row in rows]) / block**0.5
         off = oracle.bounds(rotated.turned(rows), oracle.store(rotated.turned(rows), inner), inner)[1]
@@ -64,9 +77,8 @@ def what_is_stored_is_the_row_times_the_matrix(subject: Subject) -> None:
 def codes_and_scales_are_those_of_the_rotated_row(subject: Subject) -> None:
     if subject.level != "exact":
         raise NotOffered("level exact")
-    for name, width in each(subject, 64, 12):
-        rows, inner = adversarial(subject, width, name), inner_of(name)
-        got = quantized(subject, rows, name)
+    for name, width, rows in in_blocks(subject, 64, 12):
+        inner, got = inner_of(name), quantized(subject, rows, name)
         want = oracle.store(rotated.turned(rows), inner, got.codes)
         same(got.scale, want.scale, f"{name} scales of rows of {width}")
         equal(np.argwhere(got.codes != want.codes)[:3].tolist(), [], f"{name} codes of rows of {width} that are others")
@@ -74,8 +86,7 @@ def codes_and_scales_are_those_of_the_rotated_row(subject: Subject) -> None:
 
 @check("FMT-ROT-03", "rows")
 def what_is_read_is_rotated_back(subject: Subject) -> None:
-    for name, width in each(subject, 64, 96):
-        rows = adversarial(subject, width, name)
+    for name, width, rows in in_blocks(subject, 64, 96):
         stored = quantized(subject, rows, name)
         between = in_between(stored, name)
         if subject.level == "exact":
