@@ -93,7 +93,9 @@ def test_what_no_time_was_left_for_is_known_by_its_unit():
     failures = Failures(Corpus(None, ""))
     failures.met(seen("1+5:2", "a", "x"))
     failures.next()
-    assert failures.unfinished() == [Known("PAGED-07", (), Unit("paged", "calls", "1+5:2"))]
+    failures.keep_unfinished()
+    failures.keep_unfinished()  # once is enough
+    assert failures.known == [Known("PAGED-07", (), Unit("paged", "calls", "1+5:2"))]
 
 
 def turns(steering, count):

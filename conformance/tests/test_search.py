@@ -181,14 +181,50 @@ def test_a_worker_that_is_killed_costs_nothing(tmp_path):
     assert not running.left()
 
 
-def test_ctrl_c_ends_all_and_keeps_everything(tmp_path):
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    """Where a search has its temporary files."""
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    return tmp_path / "temporary"
+
+
+def test_ctrl_c_ends_all_and_keeps_everything(tmp_path, temporary):
     running = Running(tmp_path, "30")
     os.killpg(running.process.pid, signal.SIGINT)
     out, err = running.process.communicate(timeout=60)
     assert running.process.returncode == 130
     assert "interrupted: this is what was found until then" in out and "units, " in out and not err, out + err
     assert json.loads((tmp_path / "kept/corpus.json").read_text())["seeds"] and (tmp_path / "kept/report.html").exists()
-    assert not running.left()
+    assert not running.left() and not list(temporary.iterdir())
+
+
+@pytest.mark.parametrize("line", ["_load", "__init__"])
+def test_ctrl_c_while_workers_start_is_one_line(tmp_path, temporary, line):
+    interrupted = tmp_path / "interrupted.py"
+    interrupted.write_text(INTERRUPTED.replace("LINE", line))
+    command = [sys.executable, interrupted.name, "search", "numpy", "--minutes", "1", "--workers", "1"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "kvref: interrupted\n")
+    assert not list(temporary.iterdir())
+
+
+INTERRUPTED = """
+import os, signal, sys, threading, time
+from distributed import Client
+from kvref_conformance import cli
+from kvref_conformance.exploring import workers
+
+if __name__ == "__main__":
+    where = {"_load": (Client, "submit"), "__init__": (Client, "wait_for_workers")}["LINE"]
+    begin = getattr(*where)
+    def soon(*args, **options):
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        time.sleep(3 if "LINE" == "__init__" else 0)
+        return begin(*args, **options)
+    setattr(*where, soon)
+    sys.exit(cli.main())
+"""
 
 
 CLUSTER = """
@@ -249,11 +285,11 @@ def test_without_dask_it_says_what_to_install(kvref, tmp_path):
     assert done.stderr == "kvref: search needs distributed (pip install 'kvref[search]')\n"
 
 
-def test_two_searches_at_once_do_not_share_a_corpus(kvref, tmp_path):
+def test_two_searches_at_once_do_not_share_a_corpus(kvref, tmp_path, temporary):
     running = Running(tmp_path, "30")
     second = kvref("search", "numpy", "--minutes", "0.1", "--corpus", "kept")
     assert second.returncode == 2 and second.stderr == "kvref: --corpus: kept: another search is under way there\n"
     assert running.process.poll() is None
     running.process.terminate()
     running.process.communicate(timeout=60)
-    assert not running.left()
+    assert not running.left() and not list(temporary.iterdir())  # and it leaves nothing, though it was terminated

@@ -4,7 +4,9 @@ Dask is who hands out work, notices that a worker died, starts another, and asks
 """
 
 import logging
+import multiprocessing
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,8 +39,12 @@ class Workers:
         self._name, self._timeout = name, timeout
         self._done: Queue[tuple[Future, Any]] = Queue()
         self._under_way: dict[Future, Any] = {}
-        self._cluster = None
-        dask.config.set({"logging": QUIET, "distributed.comm.timeouts.connect": f"{CONNECTING}s"})
+        self._cluster: LocalCluster | None = None
+        self._folder = tempfile.TemporaryDirectory(prefix="kvref-search-", ignore_cleanup_errors=True)  # of Dask's
+        interrupts.at_once.append(self._end_at_once)
+        dask.config.set(
+            {"logging": QUIET, "temporary-directory": self._folder.name, "distributed.comm.timeouts.connect": f"{CONNECTING}s"}
+        )
         for logger in QUIET:
             logging.getLogger(logger).setLevel(logging.CRITICAL)
         try:
@@ -56,13 +62,20 @@ class Workers:
             self._close_cluster()
             where = "on this machine" if address is None else f"--cluster: {address}"
             raise CannotRun(f"{where}: no workers: {type(error).__name__}: {' '.join(str(error).split())}") from None
+        except BaseException:
+            self._close_cluster()
+            raise
         self.count = self._counted()
         self._counted_at = time.monotonic()
         self._load()
 
     def ask(self, about: Any, work: Callable[..., Any], *arguments: Any) -> None:
         """Have work(judge, *arguments) done; `next` says of it what it was about."""
-        task = self._client.submit(at_work, self._name, self._timeout, work, *arguments, pure=False)
+        self._ask(about, None, work, *arguments)
+
+    def _ask(self, about: Any, workers: list[str] | None, work: Callable[..., Any], *arguments: Any) -> None:
+        """workers: who may do it; None stands for all."""
+        task = self._client.submit(at_work, self._name, self._timeout, work, *arguments, workers=workers, pure=False)
         self._under_way[task] = about
         task.add_done_callback(lambda done: self._done.put((done, about)))
 
@@ -100,13 +113,15 @@ class Workers:
 
     def _load(self) -> None:
         """Have every worker load the implementation, before time counts. Raises CannotRun, and what a worker may lack."""
-        begun = [
-            self._client.submit(at_work, self._name, self._timeout, ready, workers=[address], pure=False)
-            for address in self._client.nthreads()
-        ]
         try:
-            with interrupts.prompt():
-                self._client.gather(begun)
+            for address in self._client.nthreads():
+                self._ask(address, [address], ready)
+            while self._under_way:
+                _, came = self.next(ASKING) or ("", None)
+                if isinstance(came, Lost):
+                    raise CannotRun(f"{self._name}: a worker ended as it was to load it: {came}")
+                if isinstance(came, Exception):
+                    raise came
         except BaseException:
             self.close()
             raise
@@ -120,6 +135,15 @@ class Workers:
     def _close_cluster(self) -> None:
         if self._cluster is not None:
             self._cluster.close(timeout=5)
+        interrupts.at_once.remove(self._end_at_once)
+        self._folder.cleanup()
+
+    def _end_at_once(self) -> None:
+        """End the workers of this machine, without ceremony, and remove what they wrote."""
+        for worker in multiprocessing.active_children():
+            worker.kill()
+            worker.join()
+        self._folder.cleanup()
 
     def _counted(self) -> int:
         return sum(self._client.nthreads().values())
