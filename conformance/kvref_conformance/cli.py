@@ -116,7 +116,7 @@ def _parser() -> argparse.ArgumentParser:
         "new state of the model is gone on from. Each failure is told once, as short as it can be, with a trace like those of "
         "`kvref check`; the next search begins with what this one kept.",
         epilog="exit status: 0 nothing was found, 1 a clause is broken, 2 nothing could be judged, 130 Ctrl-C, which keeps "
-        "everything. It takes Dask: pip install 'kvref[search]'",
+        "everything. It takes Dask: in a clone pip install '.[search]'",
     )
     search.add_argument("name", metavar="NAME", nargs="?", help="the implementation (kvref check --help)")
     search.add_argument("--exec", metavar="COMMAND", help="a program in any language instead")
@@ -264,7 +264,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
         run = command(options.command)
     except ImportError as error:
-        return _cannot_run(f"{options.command} needs {error.name} (pip install 'kvref[conformance]')")
+        return _cannot_run(f"{options.command} needs {error.name} (in a clone: pip install '.[conformance]')")
     from kvref_conformance.checking.registry import CheckError
     from kvref_conformance.clauses import SpecError
     from kvref_conformance.conversation.trace.file import TraceError

@@ -28,7 +28,8 @@ class FixedPoint(Rotary):
         cos, sin = ((np.round(part(angles) * 2**24) / 2**24).astype(np.float32) for part in (np.cos, np.sin))
         paired = self.layout == "pairs"
         first, second = (keys[..., 0::2], keys[..., 1::2]) if paired else (keys[..., :half], keys[..., half:])
-        new = first * cos - second * sin, second * cos + first * sin
+        with np.errstate(over="ignore"):  # what is too large is refused where it is stored
+            new = first * cos - second * sin, second * cos + first * sin
         return np.stack(new, axis=-1).reshape(keys.shape) if paired else np.concatenate(new, axis=-1)
 
 

@@ -282,7 +282,7 @@ def test_without_dask_it_says_what_to_install(kvref, tmp_path):
     (tmp_path / "distributed.py").write_text("raise ModuleNotFoundError(name='distributed')\n")  # found before the real one
     done = kvref("search", "numpy", "--minutes", "1")
     assert done.returncode == 2
-    assert done.stderr == "kvref: search needs distributed (pip install 'kvref[search]')\n"
+    assert done.stderr == "kvref: search needs distributed (in a clone: pip install '.[search]')\n"
 
 
 def test_two_searches_at_once_do_not_share_a_corpus(kvref, tmp_path, temporary):

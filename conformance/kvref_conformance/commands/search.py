@@ -42,7 +42,7 @@ def search(options: argparse.Namespace) -> int:
     try:
         from kvref_conformance.exploring.workers import Workers
     except ImportError as error:
-        raise CannotRun(f"search needs {error.name} (pip install 'kvref[search]')") from None
+        raise CannotRun(f"search needs {error.name} (in a clone: pip install '.[search]')") from None
     folder = Path(options.corpus) if options.corpus else folder_of(options.name)
     timeout = patience(options, options.name)
     with alone(folder):

@@ -126,7 +126,7 @@ async def _met(asked: Address, canary: Canary, silence: float) -> "tuple[Asker, 
         from kvref_conformance.server.client import Client
         from kvref_conformance.server.contact import contact, room
     except ModuleNotFoundError as error:
-        raise CannotRun(f"--server needs {error.name} (pip install 'kvref[conformance]')") from None
+        raise CannotRun(f"--server needs {error.name} (in a clone: pip install '.[conformance]')") from None
     client = Client(asked.url, silence)
     try:
         asker = await contact(client, canary, asked.model)

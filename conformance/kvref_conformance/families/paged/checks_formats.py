@@ -123,6 +123,20 @@ def scales_are_shared_and_copied_with_their_block(subject: Subject) -> None:
 
 
 @check("PAGED-18", "paged")
+def scales_are_copied_where_sharers_go_on(subject: Subject) -> None:
+    """As above, of a cache in which nothing is written but at the end."""
+    subject.need(sequences=2)
+    for cache in pages(subject):
+        parent = cache.create(2 * cache.size + 1)
+        child = cache.fork(parent)
+        for sequence in (child, parent):
+            cache.write(sequence, 0, 2 * cache.size + 1, 1)
+            cache.look("after a fork, and one token more of one or both")
+        cache.drop(parent)
+        cache.look("after both went on, and the parent was dropped")
+
+
+@check("PAGED-18", "paged")
 def scales_are_cut_with_their_tokens(subject: Subject) -> None:
     for cache in pages(subject):
         sequence = cache.create(2 * cache.size + 1)
