@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from kvref_conformance.arrays import NDArray
+from kvref_conformance.oracle import ggml, groups
 from kvref_conformance.oracle.expected import Wrong, finite, float32, not_finite
-from kvref_conformance.oracle.formats import AFFINE, PLAIN, ROTATED, group_of
+from kvref_conformance.oracle.formats import AFFINE, GGML, GROUPS, IN_GROUPS, PLAIN, ROTATED, STATIC, bits_of, group_of, inner_of
 from kvref_conformance.oracle.rotated import block_of
-from kvref_conformance.oracle.rows import Reads, bounds, read_as, row_bytes, store
+from kvref_conformance.oracle.rows import Reads, bounds, read_as, store
 
 ITEM = {"float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -65,6 +66,21 @@ def token_bytes(heads: int, dim: int, format: str) -> int:
     if format in AFFINE:
         return (heads * dim if format == "q8" else -(-heads * dim // 2)) + 8
     return heads * row_bytes(dim, format)
+
+
+def row_bytes(width: int, format: str) -> int:
+    """What a row takes, scales and zeros included, where it has scales of its own."""
+    if format in STATIC:
+        return width
+    format = inner_of(format)
+    if format in GGML:
+        return width // 32 * ggml.LAYOUT[format].itemsize
+    if format not in IN_GROUPS:
+        return width + 4
+    scales = width // group_of(format)
+    if format in GROUPS:
+        scales *= (4 if groups.scale_dtype(format) == "float32" else 2) * (2 if groups.is_affine(format) else 1)
+    return width * bits_of(format) // 8 + scales
 
 
 def storable(tokens: NDArray, format: str) -> bool:
