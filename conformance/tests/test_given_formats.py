@@ -54,7 +54,45 @@ def test_a_product_with_the_matrix_is_within_what_is_tolerated(name):
     signs = np.array([[1 - 2 * ((i & j).bit_count() % 2) for j in index.tolist()] for i in index.tolist()])
     matrix = (signs / block**0.5).astype(np.float32)
     values = inner.dequantize(inner.quantize(x @ matrix), width) @ matrix
-    assert (np.abs(values.astype(np.float64) - x) <= rows.bounds(x, rows.store(x, name), name)[1]).all()
+    bound = rows.bounds(x, rows.store(x, name), name)[1]
+    assert (lengths_of(values.astype(np.float64) - x, width) <= bound[:, 0]).all()
+
+
+def matrix_of(width):
+    index = range(width)
+    return np.array([[1 - 2 * ((i & j).bit_count() % 2) for j in index] for i in index]) / width**0.5
+
+
+def stored_as_it_may_be(x, width, off, rounding):
+    """Q4_0 of rows times the matrix, all in float64: the scale so many units of float16 off, halves rounded as one likes."""
+    y = (x.astype(np.float64) @ matrix_of(width)).reshape(len(x), -1, 32)
+    d = np.take_along_axis(y, np.abs(y).argmax(axis=2)[:, :, None], axis=2) / -8
+    held = d.astype(np.float16)
+    held = (held + off * np.spacing(held)).astype(np.float64)
+    codes = np.clip(rounding(np.divide(y, d, out=np.zeros_like(y), where=d != 0)), -8, 7)
+    return (codes * held).reshape(len(x), width) @ matrix_of(width)
+
+
+def lengths_of(x, width):
+    return np.linalg.norm(np.reshape(x, (-1, width)), axis=1)
+
+
+@pytest.mark.parametrize("width", [32, 64, 128, 256])
+def test_the_length_of_what_is_off_tells_half_the_size_from_another_rounding(width):
+    """Rows of one number, too, of which all rotated numbers are the largest: either sign may be what they are scaled by."""
+    rng = np.random.default_rng(width)
+    x = np.concatenate([rng.normal(size=(50, width)), np.eye(width)[:8] * 3, some_rows(width)]).astype(np.float32)
+    bound = rows.bounds(x, rows.store(x, "q4_0_hadamard"), "q4_0_hadamard")[1]
+    assert (bound == bound[:, :1]).all()
+    for off in (-1, 0, 1):
+        for rounding in (np.rint, lambda q: np.floor(q + 0.5), lambda q: np.ceil(q - 0.5)):
+            far = lengths_of(stored_as_it_may_be(x, width, off, rounding) - x, width)
+            assert (far <= bound[:, 0]).all()
+            assert (far[:50] >= bound[:50, 0] / 4).all()  # and that it is not many times as much as is used
+    right = stored_as_it_may_be(x[:50], width, 0, np.rint)
+    for smaller in (0.0, 0.5, 0.8):
+        assert (lengths_of(right * smaller - x[:50], width) > bound[:50, 0]).all() or smaller == 0.8
+    assert (lengths_of(right * 0.5 - right, width) > rows.read_as(x[:50], "q4_0_hadamard").slack[:, 0]).all()
 
 
 @pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e5m2"])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvref.backend import ReferenceBackend
-from kvref.formats import FORMATS, Quantized, affine, ggml, grouped, symmetric
+from kvref.formats import FORMATS, Quantized, affine, ggml, grouped, rotated, symmetric
 from kvref.formats.base import finite_rows
 from kvref_conformance.implementations.backends import OnBackend
 from kvref_conformance.judging.asked import Effort
@@ -80,3 +80,32 @@ def test_another_limit_is_not_tolerant(monkeypatch):
     made = OnBackend(ReferenceBackend())
     made.level = "tolerant"
     assert "FMT-INT8-01" in failed(made, "FMT-*")
+
+
+ROTATED = "FMT-ROT-*,QUANT-10,PAGED-18,EDIT-10"
+
+
+def rotated_by(monkeypatch, worth):
+    """Rotations as a product with the matrix, and what is read times a number."""
+
+    def product(x):
+        block = rotated.block_of(x.shape[-1])
+        signs = np.array([[1 - 2 * ((i & j).bit_count() % 2) for j in range(block)] for i in range(block)])
+        return (np.reshape(x, (-1, block)) @ (signs / block**0.5).astype(np.float32)).reshape(x.shape)
+
+    monkeypatch.setattr(
+        rotated, "hadamard", lambda x: product(np.asarray(x)) if x.size and rotated.block_of(x.shape[-1]) > 1 else x
+    )
+    read = rotated.Rotated.dequantize
+    monkeypatch.setattr(rotated.Rotated, "dequantize", lambda self, *of: read(self, *of) * np.float32(worth(self.name)))
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # keys that are turned overflow, and are refused
+def test_a_rotation_with_other_sums_is_tolerant(implementation, monkeypatch):
+    rotated_by(monkeypatch, lambda name: 1)
+    assert failed(implementation("tolerant"), ROTATED) == set()
+
+
+def test_half_the_size_is_not_tolerant(implementation, monkeypatch):
+    rotated_by(monkeypatch, lambda name: 0.5 if name == "q4_0_hadamard" else 1)
+    assert {"FMT-ROT-05", "PAGED-18"} <= failed(implementation("tolerant"), "FMT-ROT-05,PAGED-18")

@@ -14,6 +14,8 @@ from kvref_conformance.arrays import NDArray
 from kvref_conformance.conversation.derived import refused_whole
 from kvref_conformance.conversation.exchange import error_of, kinds_of, show
 from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.oracle.formats import ROTATED
+from kvref_conformance.oracle.rotated import block_of
 from kvref_conformance.oracle.rows import Reads
 from kvref_conformance.outcome import Broken, NotOffered
 
@@ -68,18 +70,28 @@ def pair(got: Any, want: tuple[NDArray, NDArray], what: str) -> None:
     same(got[1], want[1], f"values of {what}")
 
 
-def reads(subject: Subject, got: Any, want: tuple[Reads, Reads], what: str) -> None:
-    """Keys and values as the oracle says they read."""
+def reads(subject: Subject, got: Any, want: tuple[Reads, Reads], what: str, format: str = "") -> None:
+    """Keys and values as the oracle says they read; of a rotated format whole blocks, too."""
     for name, part, wanted in zip(("keys", "values"), got, want, strict=True):
-        read(subject, part, wanted, f"{name} of {what}")
+        read(subject, part, wanted, f"{name} of {what}", format)
 
 
-def read(subject: Subject, got: Any, want: Reads, what: str) -> None:
+def read(subject: Subject, got: Any, want: Reads, what: str, format: str = "") -> None:
     """The same to the bit as the oracle says, or within the slack of level tolerant."""
     if subject.level == "exact":
         same(got, want.values, what)
     else:
         within(got, want.values, want.slack, what)
+        if format in ROTATED and want.values.size:
+            within_lengths(got, want.values, want.slack, what)
+
+
+def within_lengths(got: Any, want: NDArray, bound: NDArray, what: str) -> None:
+    """Of each rotated block what it is off is no longer, as l2 norm, than the bound that all its values have (FMT-ROT-05)."""
+    block = block_of(want.shape[-1])
+    length = np.linalg.norm((np.asarray(got).astype(np.float64) - want).reshape(-1, block), axis=1)
+    most = np.asarray(bound, np.float64).reshape(-1, block).max(axis=1)
+    _raise_at(~(length <= most), length, np.zeros(length.shape), f"how long blocks are off of {what}", " within {}", most)
 
 
 @contextmanager

@@ -7,7 +7,8 @@ import numpy as np
 from kvref_conformance.arrays import NDArray
 from kvref_conformance.oracle.elements import round_to
 from kvref_conformance.oracle.formats import GROUPS, group_of
-from kvref_conformance.oracle.rows import Reads, read_as, row_bytes
+from kvref_conformance.oracle.rows import Reads, read_as
+from kvref_conformance.oracle.tokens import row_bytes
 
 FORMATS = tuple(name for name in GROUPS if name.startswith("u"))  # affine ones
 ITEM = {"float32": 4, "float16": 2, "bfloat16": 2}

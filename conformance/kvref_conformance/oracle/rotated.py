@@ -11,10 +11,11 @@ from math import isqrt
 import numpy as np
 
 from kvref_conformance.arrays import NDArray
-from kvref_conformance.oracle.formats import IN_GROUPS, inner_of
-from kvref_conformance.oracle.stored import U, fl
+from kvref_conformance.oracle.formats import group_of, inner_of
+from kvref_conformance.oracle.stored import Stored, U, fl
 
 REACH = 2.0**126
+LAST = {"q8_0": 127, "q4_0": 7, "int4_g32_float16": 7}  # codes: on the side of fewer; all with a float16 scale a group
 
 
 def block_of(width: int) -> int:
@@ -91,17 +92,35 @@ def any_order(x: NDArray) -> NDArray:
     return np.asarray(roundings / (1 - roundings) * of_blocks(x, 2) + block**0.5 * 2.0**-149 * (block > 1))
 
 
-def tolerant(rows: NDArray, read: NDArray, off: NDArray, format: str) -> NDArray:
-    """The same of sums in any order, such as those of a product with the matrix: n + 2 roundings each.
+def in_between(rows: NDArray, between: Stored, off: NDArray, format: str) -> NDArray:
+    """How far what is stored at level tolerant may be worth from the rotated rows, float64 [n, width], of which `off` is said.
 
-    They move what is quantized, and so its scale: in groups a value in between may be rounded to the other side, or another one
-    cut off, so that the worst of the block counts for all, twice.
+    Sums in another order move what is quantized by d, which is twice `any_order`: from what the definition gives, which is off as
+    well. Its scale moves by no more than d, and what it is worth by no more than three times that. In groups the scale may
+    besides be rounded to the float16 on the other side, a unit further: the code, `last` + 1 at most, counts as many of these,
+    and one more where it is the next. And where two numbers of other signs are the largest by less than d, either may be what
+    Q4_0 is scaled by, of whose codes -8 is the last on the one side, and 7 on the other: which end is cut off is open.
+    """
+    moved = 2 * any_order(rows)
+    if (inner := inner_of(format)) in LAST:
+        scale = np.repeat(np.abs(between.scale.astype(np.float64)), group_of(format), axis=1)
+        cut_off = np.abs(turned(rows).astype(np.float64)) - LAST[inner] * scale
+        off = np.maximum(off, cut_off) + (LAST[inner] + 2) * np.maximum(scale * 2.0**-10, 2.0**-24)
+    return np.asarray(off + 3 * moved)
+
+
+def tolerant(rows: NDArray, between: Stored, off: NDArray, format: str) -> NDArray:
+    """How long what is off in each block may be, as l2 norm, with sums in any order, such as those of a product with the matrix.
+
+    What is stored is off by e, |e_i| <= t_i (`in_between`), and so is its length, |e|_2 <= |t|_2. A matrix that is orthogonal
+    keeps lengths: rotated back, e is as long, whatever its signs. Each value alone may be off by |t|_1 / sqrt(n), which is no
+    more than that; but not all of them at once. Rotating back, each value is off by `any_order` of what is stored, which is no
+    longer than |y|_2 + |t|_2, y being what the definition stores (twice, for the definition is off as well): n values by sqrt(n)
+    times as much. A block's length is never less than one of its values, so that the bound is one for these, too.
     """
     block = block_of(rows.shape[-1])
     if block == 1:
         return off
-    moved = 2 * any_order(rows)  # from what the definition gives, which is off as well
-    if inner_of(format) in IN_GROUPS:
-        cut = off.reshape(*off.shape[:-1], off.shape[-1] // block, block)
-        off = np.repeat(2 * cut.max(axis=-1), block, axis=-1)
-    return np.asarray(of_blocks(off + moved, 1) / block**0.5 + moved + 2 * any_order(np.abs(read) + off))
+    reach = in_between(rows, between, off, format)
+    rounding = 2 * any_order(rows) + 2 * any_order(np.abs(between.values) + reach)
+    return np.asarray(of_blocks(reach, 2) + block**0.5 * rounding)

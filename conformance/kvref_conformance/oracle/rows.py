@@ -60,7 +60,10 @@ def _of_rows(x: NDArray, format: str) -> Stored:
 
 
 class Reads(NamedTuple):
-    """What rows read back as, float32, and how far from it an implementation of level tolerant may be, float64."""
+    """What rows read back as, float32, and how far from it an implementation of level tolerant may be, float64.
+
+    Of rotated rows that is as much for the length, an l2 norm, of what all values of a block are off (FMT-ROT-05).
+    """
 
     values: NDArray
     slack: NDArray
@@ -74,6 +77,8 @@ def read_as(rows: NDArray, format: str, scale: float | None = None) -> Reads:
     flat = rows.reshape(-1, rows.shape[-1])
     want = store(flat, format, scale=scale)
     exact, tolerant = bounds(flat, want, format)  # one may be as far from what was written, and the other
+    if format in ROTATED:  # whose bound of a block's length is the other's as well
+        return Reads(want.values.reshape(rows.shape), 2 * tolerant.reshape(rows.shape))
     slack = exact + tolerant
     if format in GROUPS and groups.scale_dtype(format) != "float32":  # a unit in the last place of 16 bits, which nobody sees
         slack = slack + np.abs(want.codes) * each_of(ulp_of_scales(want.scale, format), flat.shape[1])
@@ -83,13 +88,14 @@ def read_as(rows: NDArray, format: str, scale: float | None = None) -> Reads:
 def bounds(rows: NDArray, want: Stored, format: str) -> tuple[NDArray, NDArray]:
     """The bound of what is stored as it must be, and that at level tolerant.
 
-    That is 4u more for the code, and what a scale one unit in the last place off moves a value.
+    That is 4u more for the code, and what a scale one unit in the last place off moves a value. Rotated, it is the l2 norm of a
+    block that is bounded at level tolerant.
     """
     if format in ROTATED:
         turned, inner = rotated.turned(rows), inner_of(format)
         between = store(turned, inner, want.codes)
         off = bounds(turned, between, inner)
-        return rotated.bound(rows, between.values, off[0]), rotated.tolerant(rows, between.values, off[1], format)
+        return rotated.bound(rows, between.values, off[0]), rotated.tolerant(rows, between, off[1], format)
     exact, x = bound(rows, want, format), np.asarray(rows, dtype=np.float64)
     return exact, exact * (1 + 4 * U) + 4 * U * np.abs(x) + 4 * U * np.abs(want.values)
 
@@ -288,21 +294,6 @@ def scale_worth(stored: NDArray, format: str) -> NDArray:
     if stored.dtype == np.uint16:
         return np.asarray(elements.decoded(groups.scale_dtype(format))[stored])
     return stored.astype(np.float32)
-
-
-def row_bytes(width: int, format: str) -> int:
-    """What a row takes, scales and zeros included, where it has scales of its own."""
-    if format in STATIC:
-        return width
-    format = inner_of(format)
-    if format in GGML:
-        return width // 32 * ggml.LAYOUT[format].itemsize
-    if format not in IN_GROUPS:
-        return width + 4
-    scales = width // group_of(format)
-    if format in GROUPS:
-        scales *= (4 if groups.scale_dtype(format) == "float32" else 2) * (2 if groups.is_affine(format) else 1)
-    return width * bits_of(format) // 8 + scales
 
 
 @np.errstate(over="ignore", invalid="ignore")  # of scales that are no numbers

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 from kvref_conformance.arrays import NDArray
+from kvref_conformance.oracle import ggml, groups
 from kvref_conformance.oracle.expected import Wrong, finite, float32, not_finite
-from kvref_conformance.oracle.formats import AFFINE, PLAIN, group_of
-from kvref_conformance.oracle.rows import Reads, read_as, row_bytes
+from kvref_conformance.oracle.formats import AFFINE, GGML, GROUPS, IN_GROUPS, PLAIN, ROTATED, STATIC, bits_of, group_of, inner_of
+from kvref_conformance.oracle.rotated import block_of
+from kvref_conformance.oracle.rows import Reads, bounds, read_as, store
 
 ITEM = {"float32": 4, "float16": 2, "bfloat16": 2}
 
@@ -30,6 +32,33 @@ def tokens_as(tokens: NDArray, format: str, scale: float | None = None) -> Reads
     return read_as(rows, format, scale)
 
 
+def stored_again(values: NDArray, slack: NDArray, format: str) -> Reads:
+    """What tokens [n, num_kv_heads, head_dim] read as once stored, of which what went before leaves a slack."""
+    stored = tokens_as(values, format)
+    return Reads(stored.values, _moved(stored.slack, slack, format))
+
+
+def stored_from(near: NDArray, slack: NDArray, format: str, scale: float | None, level: str) -> NDArray:
+    """How far from tokens `near` may be what others, no further from them than the slack, are stored as: float64."""
+    rows = np.asarray(near, np.float32)
+    if level != "exact":
+        return _moved(tokens_as(rows, format, scale).slack, slack, format)
+    flat = rows.reshape(len(rows) if format in AFFINE else -1, prod(rows.shape[1 if format in AFFINE else 2 :]))
+    return _moved(bounds(flat, store(flat, format, scale=scale), format)[0].reshape(rows.shape), slack, format)
+
+
+def _moved(own: NDArray, slack: NDArray, format: str) -> NDArray:
+    """A format's own bound for tokens, and what it is for those that lie no further from them than a slack.
+
+    Slack d moves a row by d and its scale by no more, which three times d covers. A scale of few digits may go on to the next,
+    twice as large, by any d at all: then the format's own bound is as much larger. Rotated, a number may move by all that n
+    numbers do over the square root of n, and once more when it is rotated back: by n d.
+    """
+    before = slack.max(axis=(1, 2), keepdims=True, initial=0)
+    spread = block_of(own.shape[-1]) if format in ROTATED else 1
+    return np.asarray(np.where((before > 0) & (group_of(format) > 1), 2 * own, own) + 3 * spread * before)
+
+
 def token_bytes(heads: int, dim: int, format: str) -> int:
     """What a token's keys, or its values, take: codes, scales and zeros."""
     if format in PLAIN:
@@ -37,6 +66,21 @@ def token_bytes(heads: int, dim: int, format: str) -> int:
     if format in AFFINE:
         return (heads * dim if format == "q8" else -(-heads * dim // 2)) + 8
     return heads * row_bytes(dim, format)
+
+
+def row_bytes(width: int, format: str) -> int:
+    """What a row takes, scales and zeros included, where it has scales of its own."""
+    if format in STATIC:
+        return width
+    format = inner_of(format)
+    if format in GGML:
+        return width // 32 * ggml.LAYOUT[format].itemsize
+    if format not in IN_GROUPS:
+        return width + 4
+    scales = width // group_of(format)
+    if format in GROUPS:
+        scales *= (4 if groups.scale_dtype(format) == "float32" else 2) * (2 if groups.is_affine(format) else 1)
+    return width * bits_of(format) // 8 + scales
 
 
 def storable(tokens: NDArray, format: str) -> bool:

@@ -8,6 +8,7 @@ from kvref.formats import Quantized
 from kvref.paged import PagedCache
 from kvref.prefix import PrefixCache
 from kvref.slots import SlotStore, TokenStore
+from kvref_conformance.oracle.formats import SCALED, SYMMETRIC
 
 PUT = "self._store.put(self._tables.slots(table, layer, positions), new)"
 
@@ -191,6 +192,54 @@ def turned_keys_keep_the_scales_they_had(patch):
         return found if found.scale is None else found._replace(scale=self._store.keys.stored(slots).scale)
 
     patch.setattr(PagedCache, "_turned", kept)
+
+
+@bug("EDIT-10")
+def turned_keys_of_groups_keep_the_scales_they_had(patch):
+    turned = PagedCache._turned
+
+    def kept(self, rotary, by, slots):
+        found, keys = turned(self, rotary, by, slots), self._store.keys
+        in_groups = keys.format.granularity == "group" and found.scale is not None
+        return found._replace(scale=keys.stored(slots).scale) if in_groups else found
+
+    patch.setattr(PagedCache, "_turned", kept)
+
+
+@bug("EDIT-10")
+def keys_are_turned_where_heads_have_a_scale_alone(patch):
+    turned = PagedCache._turned
+
+    def some(self, rotary, by, slots):
+        keys = self._store.keys
+        left = keys.format.name in SCALED and keys.format.name not in SYMMETRIC
+        return keys.stored(slots) if left else turned(self, rotary, by, slots)
+
+    patch.setattr(PagedCache, "_turned", some)
+
+
+@bug("EDIT-10")
+def turned_keys_are_stored_by_the_scale_of_values(patch):
+    in_source(
+        patch, "kvref.paged.PagedCache._turned", "self._store.keys.quantized(",
+        "(self._store.values if self.config.key_scale else self._store.keys).quantized(",
+    )  # fmt: skip
+
+
+@bug("EDIT-10")
+def keys_are_turned_as_they_lie(patch):
+    """Rotated still."""
+    turned = PagedCache._turned
+
+    def lying(self, rotary, by, slots):
+        keys, right = self._store.keys, self._store.keys.format
+        keys.format = getattr(right, "inner", right)
+        try:
+            return turned(self, rotary, by, slots)
+        finally:
+            keys.format = right
+
+    patch.setattr(PagedCache, "_turned", lying)
 
 
 @bug("EDIT-10")

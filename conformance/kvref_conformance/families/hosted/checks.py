@@ -61,7 +61,7 @@ def what_comes_back_is_what_was_written(subject: Subject) -> None:
         store.to_device([1], [1])
         wanted = read_as(keys, format), read_as(values, format)
         for block in (0, 1):
-            reads(subject, store.read(block), wanted, f"block {block} in {format}")
+            reads(subject, store.read(block), wanted, f"block {block} in {format}", format)
 
 
 @check("MOVE-12", "hosted")

@@ -49,7 +49,7 @@ def joined(first: Pair, second: Pair) -> Pair:
 def holds(subject: Subject, cache: Handle, pair: Pair, when: str) -> None:
     """These tokens, and nothing else."""
     equal(cache.length, len(pair[0]), f"length {when}")
-    read(subject, cache.read(), row_as(*pair, cache.config["dtype"]), f"rows {when}")
+    read(subject, cache.read(), row_as(*pair, cache.config["dtype"]), f"rows {when}", cache.config["dtype"])
 
 
 @check("MLA-01", "latent")

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from kvref_conformance.arrays import NDArray
 from kvref_conformance.checking.attending import exact, normal
 from kvref_conformance.checking.expect import equal, raises, same, within
 from kvref_conformance.checking.registry import check
@@ -30,8 +29,7 @@ from kvref_conformance.oracle.formats import (
     either,
     group_of,
 )
-from kvref_conformance.oracle.rows import bounds, store
-from kvref_conformance.oracle.tokens import tokens_as
+from kvref_conformance.oracle.tokens import stored_from, tokens_as
 from kvref_conformance.outcome import NotOffered
 
 KEY_SCALE, VALUE_SCALE = 0.5, 0.037  # what is given to formats that take one
@@ -226,20 +224,21 @@ def a_batch_of_pages_with_scales_is_gathered_as_each_of_them_reads(subject: Subj
 
 @check("EDIT-10", "paged")
 def keys_that_move_are_turned_and_quantized_again(subject: Subject) -> None:
-    """In formats whose bound grows with a row's magnitudes, as that of one scale a head does.
+    """Turned in float32 a key is within 3 * 2^-24 of each pair's length of the exact one, and of the nearest float32 within 4.
 
-    Turned in float32 a key is within b of the exact one, 3 * 2^-24 of each pair's length, and no number of it is larger than
-    |exact| + b: quantizing moves it by no more than the bound for a row of those.
+    Every other token is loud in a number whose pair lies in another group, and that turns into the other: scales have to change.
     """
     subject.need(sequences=2)
-    for name in taken(subject, SYMMETRIC):
-        cache = with_room(subject, 8, dtype=name, head_dim=6)
-        heads, dim, size = cache.config["num_kv_heads"], cache.config["head_dim"], cache.config["block_size"]
-        if dim % 2:
-            raise NotOffered(f"numbers that turn in pairs, where its limits say head_dim {dim}")
+    for name in of_each_kind(subject, count=2):
+        dim = dim_of(name, 2) + dim_of(name, 2) % 2
+        cache = with_room(subject, 8, **of_format(name) | {"head_dim": dim, "num_layers": 2})
+        if cache.config["head_dim"] % 2:
+            raise NotOffered(f"numbers that turn in pairs, where its limits say head_dim {cache.config['head_dim']}")
         known, parent, layers = Known(subject, cache), cache.create(), layers_of(cache)
         for layer in layers:
-            cache.write(parent, layer, 0, *known.given(size + 2))
+            keys, values = known.given(known.size + 4)
+            keys[::2, :, 0] = 4 * np.abs(keys[::2]).max(axis=2)
+            cache.write(parent, layer, 0, keys, values)
         before = [[np.asarray(part, np.float32) for part in cache.gather(parent, layer)] for layer in layers]
         child = cache.fork(parent)
         cache.remove(child, 1, 3, 10_000.0)
@@ -249,8 +248,8 @@ def keys_that_move_are_turned_and_quantized_again(subject: Subject) -> None:
             same(got_values, np.delete(values, range(1, 3), axis=0), f"values of {what}")
             same(got_keys[:1], keys[:1], f"keys before those that were removed, of {what}")
             want, length = turned(keys[3:], -2, 10_000.0, "halves")
-            off = 3.01 * 2.0**-24 * length
-            within(got_keys[1:], want, off + _quantized(abs(want) + off, heads, dim, name), f"keys that moved, of {what}")
+            off = stored_from(want, 4.01 * 2.0**-24 * length, name, cache.config.get("key_scale"), subject.level)
+            within(got_keys[1:], want, off, f"keys that moved, of {what}")
             same(cache.gather(parent, layer)[0], keys, f"the parent's keys of {what}")
 
 
@@ -274,10 +273,3 @@ def turned_keys_that_a_format_cannot_hold_are_refused(subject: Subject) -> None:
         for layer, pair in zip(layers_of(cache), before, strict=True):
             for what, got, want in zip(("keys", "values"), cache.gather(sequence, layer), pair, strict=True):
                 same(got, want, f"{what} of layer {layer} after turning them was refused, in {name}")
-
-
-def _quantized(most: NDArray, heads: int, dim: int, format: str) -> NDArray:
-    """How far numbers of no larger magnitude may be from what they read back as, also at level tolerant."""
-    rows = np.nextafter(most.astype(np.float32), np.float32(np.inf)).reshape(-1, dim)
-    exact, tolerant = bounds(rows, store(rows, format), format)
-    return (exact + tolerant).reshape(-1, heads, dim)

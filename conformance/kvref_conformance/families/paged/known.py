@@ -33,7 +33,7 @@ def read_back(subject: Subject, cache: Handle, got: Pair, wrote: Pair, what: str
     else:
         scales = cache.config.get("key_scale"), cache.config.get("value_scale")
         keys, values = (tokens_as(part, format, scale) for part, scale in zip(wrote, scales, strict=True))
-        reads(subject, got, (keys, values), what)
+        reads(subject, got, (keys, values), what, format)
 
 
 class Known:

@@ -23,7 +23,7 @@ LOUD, QUIET = np.float32(2.0**8), np.float32(2.0**-8)  # factors
 
 
 def reads_back(stream: Stream, keys: NDArray, values: NDArray, what: str) -> None:
-    reads(stream.subject, stream.read(), stream.expected(keys, values), what)
+    reads(stream.subject, stream.read(), stream.expected(keys, values), what, stream.config["format"])
 
 
 def lengths(cache: Handle) -> list[int]:

@@ -8,7 +8,7 @@ from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families.quantized.checks import reads_back
 from kvref_conformance.families.quantized.stream import QuantizedStream, formats_in_groups
 from kvref_conformance.oracle.formats import group_of
-from kvref_conformance.oracle.rows import row_bytes
+from kvref_conformance.oracle.tokens import row_bytes
 from kvref_conformance.outcome import NotOffered
 
 

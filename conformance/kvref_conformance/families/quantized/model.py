@@ -22,8 +22,8 @@ from kvref_conformance.oracle.expected import (
 from kvref_conformance.oracle.formats import IN_GROUPS, STATIC, inner_of
 from kvref_conformance.oracle.model import Look
 from kvref_conformance.oracle.moved import BLAMED, MovedWhole
-from kvref_conformance.oracle.rows import Reads, read_as, row_bytes
-from kvref_conformance.oracle.tokens import unstorable
+from kvref_conformance.oracle.rows import Reads, read_as
+from kvref_conformance.oracle.tokens import row_bytes, unstorable
 
 
 class Quantized(MovedWhole):

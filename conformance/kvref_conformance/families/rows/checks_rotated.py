@@ -5,14 +5,14 @@ from collections.abc import Iterator
 import numpy as np
 
 from kvref_conformance.arrays import NDArray
-from kvref_conformance.checking.expect import equal, may_raise, raises, same, true, within
+from kvref_conformance.checking.expect import equal, may_raise, raises, same, true, within, within_lengths
 from kvref_conformance.checking.registry import check
 from kvref_conformance.checking.setup import held
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families.rows.handed import adversarial, formats_of_rows, largest, taken, widths
 from kvref_conformance.oracle import elements, ggml, rotated
 from kvref_conformance.oracle import rows as oracle
-from kvref_conformance.oracle.formats import GGML, GROUPS, ROTATED, group_of, inner_of
+from kvref_conformance.oracle.formats import GGML, ROTATED, group_of, inner_of
 from kvref_conformance.oracle.stored import Stored, fl
 from kvref_conformance.outcome import NotOffered
 
@@ -67,10 +67,9 @@ def what_is_stored_is_the_row_times_the_matrix(subject: Subject) -> None:
         block, rows = rotated.block_of(width), telling(subject, width)
         got, inner = in_between(quantized(subject, rows, name), name), inner_of(name)
         want = np.array([[float(each) for each in rotated.exactly_turned(row)] for row in rows]) / block**0.5
-        off = oracle.bounds(rotated.turned(rows), oracle.store(rotated.turned(rows), inner), inner)[1]
-        if inner in GROUPS or inner in GGML:  # a scale that is rounded to the other side, or the other end cut off
-            off = np.repeat(2 * off.reshape(len(rows), -1, block).max(axis=2), block, axis=1)
-        within(got, want, off + 2 * rotated.any_order(rows), f"{name} numbers stored of rows of {width}")
+        between = oracle.store(rotated.turned(rows), inner)
+        off = rotated.in_between(rows, between, oracle.bounds(rotated.turned(rows), between, inner)[1], name)
+        within(got, want, off, f"{name} numbers stored of rows of {width}")
 
 
 @check("FMT-ROT-02", "rows")
@@ -102,7 +101,9 @@ def rotated_values_are_within_the_bound(subject: Subject) -> None:
         family = subject.new("rows")
         values = family.dequantize(*family.quantize(rows, name), width, name)
         exact, tolerant = oracle.bounds(rows, oracle.store(rows, name), name)
-        within(values, rows, tolerant if subject.level == "tolerant" else exact, f"{name} values of rows of {width}")
+        what = f"{name} values of rows of {width}"
+        within(values, rows, tolerant if subject.level == "tolerant" else exact, what)
+        within_lengths(values, rows, tolerant, what)
 
 
 @check("FMT-ROT-06", "rows")

@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 
 from kvref_conformance.arrays import NDArray
-from kvref_conformance.oracle.formats import IN_GROUPS, ROTATED, group_of
-from kvref_conformance.oracle.rotated import block_of
+from kvref_conformance.oracle.formats import IN_GROUPS, ROTATED
 from kvref_conformance.oracle.rows import Reads
-from kvref_conformance.oracle.tokens import storable, tokens_as
+from kvref_conformance.oracle.tokens import storable, stored_again, tokens_as
 
 POLICY = ("tail_length", "tail_dtype", "warm_length", "warm_format", "store_format", "max_tokens")
 
@@ -125,19 +124,6 @@ def through(token: Reads, format: str) -> Reads:
     """What [num_kv_heads, head_dim] reads as once stored in a format."""
     values, slack = stored_again(token.values[None], token.slack[None], format)
     return Reads(values[0], slack[0])
-
-
-def stored_again(values: NDArray, slack: NDArray, format: str) -> Reads:
-    """What tokens [n, num_kv_heads, head_dim] read as once stored, of which an earlier tier leaves a slack.
-
-    Slack d moves a row by d and its scale by no more, which three times d covers. A scale of few digits may go on to the next,
-    twice as large, by any d at all: then the format's own slack is as much larger. Rotated, a number may move by all that n
-    numbers do over the square root of n, and once more when it is rotated back: by n d.
-    """
-    stored, before = tokens_as(values, format), slack.max(axis=(1, 2), keepdims=True, initial=0)
-    own = np.where((before > 0) & (group_of(format) > 1), 2 * stored.slack, stored.slack)
-    spread = block_of(values.shape[-1]) if format in ROTATED else 1
-    return Reads(stored.values, own + 3 * spread * before)
 
 
 def can_go(tokens: NDArray, formats: Iterable[str]) -> bool | None:

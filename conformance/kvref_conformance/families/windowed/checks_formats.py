@@ -54,7 +54,7 @@ class Ring:
         """What is read at every position that the next query sees. Raises Broken unless it is as it has to be."""
         needed = [position for position in self.seen(len(self)) if position < len(self)]
         got: tuple[NDArray, NDArray] = tuple(self.cache.read(needed))
-        reads(self.subject, got, at(self.stored, needed), f"{self.format} tokens {when}")
+        reads(self.subject, got, at(self.stored, needed), f"{self.format} tokens {when}", self.format)
         return got
 
 
