@@ -12,7 +12,7 @@ from kvref_conformance.exploring.units import USUAL, Kind, Unit, neighbour
 
 TURN = 4  # sequences handed out at once, which take about half a second
 FIRST = 2  # of each family, before any has more
-CHECK_EVERY, SOAK_EVERY = 2, 24  # turns
+CHECK_EVERY, SOAK_EVERY = 3, 24  # turns
 LEAST = 0.2  # of what a family is worth that no longer meets anything new
 FADING = 0.98  # of what it was worth, with each of its sequences
 NEAR = 0.5  # of the seeds: neighbours of those that met something new
