@@ -66,7 +66,8 @@ class Rotary:
         cos, sin = (backend.asarray(part.astype(np.float32)) for part in (np.cos(angles), np.sin(angles)))
         paired = self.layout == "pairs"
         first, second = (keys[..., 0::2], keys[..., 1::2]) if paired else (keys[..., :half], keys[..., half:])
-        new = first * cos - second * sin, second * cos + first * sin
+        with np.errstate(over="ignore"):  # what is too large is refused where it is stored
+            new = first * cos - second * sin, second * cos + first * sin
         if paired:
             return xp.reshape(xp.stack(new, axis=-1), keys.shape)
         return xp.concat(new, axis=-1)
