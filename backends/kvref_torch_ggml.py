@@ -6,7 +6,7 @@ import torch
 
 from kvref.array import Array
 from kvref.formats.ggml import GGML, GROUP, IQ4_EPSILON, IQ4_VALUES, IQ4NL, LEAST_INVERTIBLE
-from kvref_torch_formats import BELOW_HALF, Kernels
+from kvref_torch_formats import BELOW_HALF, Kernels, extremes
 
 HALF = GROUP // 2
 
@@ -85,7 +85,7 @@ def _first_zero(x: Array, low: Array) -> Array:
 
 def largest_and_even(x: Array) -> tuple[Array, Array]:
     """The value of the largest magnitude, and whether the least and the largest have the same, which is not 0."""
-    low, high = torch.aminmax(x, dim=-1, keepdim=True)
+    low, high = extremes(x)
     return torch.where(-low > high, low, high) + 0.0, (-low == high) & (high > 0)
 
 
