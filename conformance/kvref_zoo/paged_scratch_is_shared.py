@@ -20,7 +20,7 @@ class Cache(kvref.PagedCache):
 
 class Implementation(Right):
     clause = "LAW-17"
-    also = ("ATTN-10", "PAGED-12", "PAGED-18")
+    also = ("ATTN-10", "EDIT-10", "MOVE-01", "MOVE-05", "PAGED-12", "PAGED-18")
 
     def paged(self, **config: Any) -> Cache:
         return Cache(kvref.PagedConfig(**config))

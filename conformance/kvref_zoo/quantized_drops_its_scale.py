@@ -19,8 +19,8 @@ class Cache(kvref.QuantizedCache):
 class Implementation(Right):
     clause = "LAW-04"
     also = (
-        "ATTN-10", "LAW-01", "LAW-02", "LAW-05", "LAW-08", "LAW-15", "QUANT-01", "QUANT-02", "QUANT-03", "QUANT-04", "QUANT-05",
-        "QUANT-06", "QUANT-08", "QUANT-10",
+        "ATTN-10", "LAW-01", "LAW-02", "LAW-05", "LAW-08", "LAW-15", "MOVE-01", "QUANT-01", "QUANT-02", "QUANT-03", "QUANT-04",
+        "QUANT-05", "QUANT-06", "QUANT-08", "QUANT-10",
     )  # fmt: skip
     bug = "vllm-project/vllm#42580"
 

@@ -42,6 +42,7 @@ class Implementation(Right):
     clause = "EDIT-03"
     also = (
         "LAW-04",
+        "MOVE-01",
         "QUANT-01",
         "QUANT-02",
         "QUANT-10",

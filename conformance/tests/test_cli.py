@@ -228,7 +228,9 @@ def test_without_its_extra_the_command_says_what_to_install(arguments, needed):
     hidden = f"import sys; sys.modules[{needed!r}] = None; from kvref_conformance.cli import main; sys.exit(main({arguments}))"
     done = subprocess.run([sys.executable, "-c", hidden], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert re.fullmatch(rf"kvref: {arguments[0]} needs {needed}[a-z.]* \(pip install 'kvref\[conformance\]'\)\n", done.stderr)
+    assert re.fullmatch(
+        rf"kvref: {arguments[0]} needs {needed}[a-z.]* \(in a clone: pip install '.\[conformance\]'\)\n", done.stderr
+    )
 
 
 def test_help_fits_a_terminal(kvref, monkeypatch):

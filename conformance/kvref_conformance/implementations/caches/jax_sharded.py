@@ -188,7 +188,7 @@ def _padded(count: int) -> int:
 
 
 class Sharded(Functions):
-    name = "jax-sharded"
+    name, project = "jax-sharded", "kvref"
     formats = ("float32", "float16", "bfloat16")
     limits: ClassVar[Any] = {"sharded": {"head_ranks": [1, 2], "token_ranks": [1, 2]}}
 

@@ -212,7 +212,7 @@ class Distributed:
 
     version = torch.__version__
     language = "python"
-    project = "torch"
+    project = "kvref"  # its reference, in processes that torch puts together
     level: Level = "exact"
     formats: tuple[str, ...] = ("float32", "float16", "bfloat16")
 
