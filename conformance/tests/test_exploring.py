@@ -1,17 +1,19 @@
 """What a search is made of: seeds, shapes, where it goes next, what it keeps; and a run without Dask, unit by unit."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from explored import Here, exchange, explored, kept, seen, short
 
 from kvref_conformance.conversation.exchange import Exchange, Request
+from kvref_conformance.exploring import zoo
 from kvref_conformance.exploring.corpus import Corpus, Known
 from kvref_conformance.exploring.failures import SHAPES, Failures
 from kvref_conformance.exploring.seen import shape_as_met, shape_of, within
 from kvref_conformance.exploring.steering import CHECK_EVERY, FIRST, SOAK_EVERY, TURN, Steering
 from kvref_conformance.exploring.units import LENGTH, Unit, drawn, neighbour
-from kvref_conformance.exploring.work import unit
+from kvref_conformance.exploring.work import checks_of, shrunk, unit
 from kvref_conformance.judging.asked import Effort
 from kvref_conformance.judging.isolated import IsolatedJudge
 
@@ -64,6 +66,31 @@ def test_a_failure_is_made_short_once_and_others_like_it_are_counted():
     assert known.times == 2 and not failures.busy and failures.next() is None
     failures.met(seen("3", "a", "y", "y", "x"))
     assert known.times == 3 and failures.known == [known]
+
+
+def test_a_check_of_a_clause_that_is_known_to_be_broken_is_counted():
+    failures = Failures(Corpus(None, ""))
+    failures.met(seen("1", "a", "x"))
+    failures.next()
+    known = kept(failures, short("1", "a", "x"))
+    failures.go_on("PAGED-07", "paged", over=False)
+    failures.met(replace(seen("2", "other", "calls"), unit=Unit("paged", "check", "2")))
+    assert known.times == 2 and failures.next() is None
+    failures.met(other := replace(seen("3", "a", "x", clause="PAGED-08"), unit=Unit("paged", "check", "3")))
+    assert failures.next() is other
+
+
+def test_every_check_of_a_family_has_its_number_and_what_fails_is_known_by_its_name():
+    judge = IsolatedJudge("zoo:int8-truncates", Effort(timeout=20))
+    try:
+        count = len(checks_of("rows"))
+        found = [each for number in range(count) if (each := unit(judge, Unit("rows", "check", str(number)))).found]
+        assert "FMT-INT8-02" in {each.found.clause for each in found}
+        assert len({shrunk(judge, each).shape for each in found}) == len(found)
+        again = unit(judge, Unit("rows", "check", str(count + int(found[0].unit.seed))))  # with other numbers
+        assert again.found.clause == found[0].found.clause
+    finally:
+        judge.close()
 
 
 def test_a_failure_of_another_clause_or_shape_is_another():
@@ -196,3 +223,19 @@ def test_the_states_that_a_unit_meets_are_those_that_the_oracle_sees(numpy_judge
     assert {at for at, _, _ in transitions} - {"nothing was met"} <= states
     assert {"ok", "SequenceNotFound"} <= {outcome for _, _, outcome in transitions}
     assert not any(op == "paged.num_free_blocks" for _, op, _ in transitions)  # which is only looked at
+
+
+def test_members_of_the_zoo_go_on_in_longer_turns_until_something_is_found(monkeypatch, tmp_path):
+    asked = []
+
+    def turn(folder, seconds, name):
+        asked.append((name, seconds))
+        found = ["ATTN-07"] if seconds > zoo.FIRST_TURN or name.startswith("int8") else []
+        return {"found": found, "by": ["check"] * len(found), "calls": 5, "seconds": seconds}
+
+    monkeypatch.setattr(zoo, "turn", turn)
+    rows = zoo.searched(["int8-truncates", "attention-nan-past-the-end"], 3600, 2, tmp_path)
+    assert sorted(asked) == [("attention-nan-past-the-end", 10.0), ("attention-nan-past-the-end", 30.0), ("int8-truncates", 10.0)]
+    assert rows["attention-nan-past-the-end"]["seconds"] == 40 and rows["int8-truncates"]["calls"] == 5
+    asked.clear()
+    assert not zoo.searched(["int8-truncates"], 1, 2, tmp_path)["int8-truncates"]["found"] and not asked  # no time for a turn

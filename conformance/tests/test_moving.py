@@ -1,8 +1,12 @@
 """Files of caches, by what others read in them: the safetensors package, another process, and whoever finds them damaged."""
 
+import json
 import subprocess
 import sys
 import tracemalloc
+import zlib
+from fractions import Fraction
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -11,7 +15,7 @@ from safetensors.numpy import load_file
 import kvref
 from kvref import transfer
 from kvref.contents import PIECE
-from kvref.errors import ConfigError, FileDamaged
+from kvref.errors import ConfigError, DtypeMismatch, FileDamaged, PositionOutOfRange
 
 READ = """
 import sys, numpy as np, kvref
@@ -91,7 +95,7 @@ def test_a_save_that_fails_leaves_the_file_that_was_there(tmp_path, monkeypatch)
 def test_no_second_copy_is_held(tmp_path):
     sizes = {"capacity": 8192, "num_kv_heads": 8, "head_dim": 128, "format": "int8"}  # 16 MiB of codes
     cache, other = (quantized(tokens, kvref.backend("numpy"), **sizes) for tokens in (8192, 1))
-    pieces = 3 * PIECE  # one that is read or written, one that is hashed, one on its way to the slots
+    pieces = 3 * PIECE  # one that is read or written, one that is summed, one on its way to the slots
     for most, move in (
         (pieces, lambda: kvref.save(cache, tmp_path / "file")),
         (pieces + other.memory_bytes, lambda: kvref.load(other, tmp_path / "file")),  # what was there stays until all has come
@@ -104,10 +108,77 @@ def test_no_second_copy_is_held(tmp_path):
 
 
 @pytest.mark.parametrize("place", [0.3, 0.9])
-def test_a_large_file_is_hashed_as_a_small_one_is(place):
-    sizes = {"capacity": 1024, "num_kv_heads": 8, "head_dim": 128, "format": "int8"}  # pieces that a thread hashes
+def test_a_large_file_is_summed_as_a_small_one_is(place):
+    sizes = {"capacity": 1024, "num_kv_heads": 8, "head_dim": 128, "format": "int8"}  # pieces that a thread sums
     file, other = np.asarray(quantized(1024, **sizes).save()), quantized(1, **sizes)
     file[int(place * len(file))] ^= 1
     with pytest.raises(FileDamaged):
         other.load(file)
     assert other.length(0) == 1
+
+
+def made_by_hand(file, **state):
+    """A file whose header says other things of what it counts, with a checksum that is right."""
+    content = bytes(np.asarray(file))
+    end = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:end])
+    said = json.loads(header["__metadata__"]["state"]) | state
+    header["__metadata__"]["state"] = json.dumps(said)
+    text = json.dumps(header).encode()
+    content = len(text).to_bytes(8, "little") + text + content[end:-4]
+    return np.frombuffer(content + zlib.crc32(content).to_bytes(4, "little"), np.uint8)
+
+
+def test_the_checksum_is_gzips():
+    file, empty = quantized(3).save(), quantized(1)
+    empty.load(made_by_hand(file))  # of which the checksum was worked out here
+    assert empty.length() == 3
+
+
+def test_no_room_is_made_for_what_a_file_cannot_have():
+    cache, sequence = paged(tokens=0)
+    for far in (2**31 + 1, 2**40, 2**62):
+        with pytest.raises(FileDamaged, match="first: expected a count of at most"):
+            cache.load(sequence, made_by_hand(cache.save(sequence), first=far, lengths=[far] * 2, tokens=[0, far]))
+    tiered = kvref.TieredCache(kvref.TieredConfig(num_kv_heads=1, head_dim=2, max_tokens=8, tail_length=2))
+    tiers = {"tail": [["float16", 0, 0, 0]], "warm": [], "store": [["q4", 8, 0, 0]]}
+    with pytest.raises(FileDamaged, match="capacity: expected at least 1"):
+        tiered.load(made_by_hand(tiered.save(), tiers=tiers))
+
+
+@pytest.mark.parametrize("scale", [np.float32(0.1), Fraction(1, 10), 0.1])
+def test_any_number_may_be_a_scale_of_what_is_saved(scale):
+    sizes = {"num_layers": 1, "capacity": 4, "num_kv_heads": 1, "head_dim": 2, "format": "float8_e4m3fn_static"}
+    cache, other = (quantized(count, **sizes, key_scale=each) for count, each in ((3, scale), (1, 0.1)))
+    other.load(cache.save())
+    assert other.length() == 3
+    with pytest.raises(ConfigError, match=r"'key_scale': 1\.0"):
+        quantized(1, **sizes).load(cache.save())
+
+
+def test_what_is_no_span_and_no_file_is_said_to_be_none():
+    cache, sequence = paged()
+    for span in (3, slice(0, 1), [0]):
+        with pytest.raises(PositionOutOfRange, match=r"tokens: expected \[start, stop\], got "):
+            cache.save(sequence, tokens=span)
+    assert bytes(cache.save(sequence, tokens=np.array([0, 2]))) == bytes(cache.save(sequence, tokens=[0, 2]))
+    for data in (None, [1, 2]):
+        with pytest.raises(DtypeMismatch, match="data: expected an array of uint8, got "):
+            cache.load(sequence, data)
+
+
+def test_keys_may_come_one_by_one():
+    store = kvref.HostStore(2)
+    assert store.prepare_store(key for key in (1, 2)) == ([1, 2], [])
+    assert store.num_free == 0
+
+
+def test_free_places_are_counted_between_calls():
+    store, seen = kvref.HostStore(1), []
+    with store._lock:  # another thread is in the middle of a call
+        looking = Thread(target=lambda: seen.append(store.num_free))
+        looking.start()
+        looking.join(0.2)
+        assert not seen
+    looking.join()
+    assert seen == [1]
