@@ -33,10 +33,12 @@ from kvref.formats.symmetric import SymmetricRow
 from kvref_torch_formats import (
     NATIVE,
     ROW_KERNELS,
+    SMALL,
     Kernels,
     dequantize_affine,
     dequantize_symmetric,
     from_float_by_table,
+    from_small,
     quantize_affine,
     quantize_symmetric,
 )
@@ -44,11 +46,17 @@ from kvref_torch_ggml import GGML_KERNELS, dequantize_ggml, quantize_ggml
 from kvref_torch_groups import GROUP_KERNELS, dequantize_groups, dequantize_microscaled, quantize_groups, quantize_microscaled
 
 BLOCK = 2**16  # values at a time on a CPU: 256 KiB of float32
-# Of groups, whose codes lie unpacked in between; a call of what is compiled takes as long as some thousand.
+# What is compiled makes fewer arrays on the way, and a call of it takes as long as some thousand values.
 COMPILED_BLOCK = 2**20
 MOST_COMPILED = 64  # versions of one kernel: formats times head sizes, each for one row and for many
 # Over a group of 32 values a reduction folds one vector up in itself: half of AVX-512's takes half the time.
 REDUCTIONS = ("largest", "extremes", "largest_and_even")
+# What reads bytes and does little with them: the C++ compiler's own vectors, of what Inductor writes without any, take a third to
+# half of the time of Inductor's, which read bytes by way of the stack.
+PLAIN = (
+    "from_int8", "from_affine", "from_float", "as_floats", "from_whole", "from_int8_elements", "pack", "unpack", "pack_halves",
+    "from_bytes", "from_table", "from_halves",
+)  # fmt: skip
 
 # What quantizes and what reads back [n, width] of each kind of format, width being what has a scale.
 KERNELS: dict[type, tuple[Callable[..., Array], Callable[..., None]]] = {
@@ -77,14 +85,13 @@ class TorchBackend:
             raise BackendNotFound(f"backend torch: expected a device that is here, got {device!r}: {said}") from None
         self.name = ("torch-compiled" if compile else "torch") + ("" if device == "cpu" else f":{device}")
         on_host = self._device.type == "cpu"
-        self._block = BLOCK if on_host and not compile else None
+        self._block = (COMPILED_BLOCK if compile else BLOCK) if on_host else None
         if compile:
             torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_COMPILED)
-        self._group_block = COMPILED_BLOCK if on_host and compile else self._block
         kernels = (*ROW_KERNELS, *GROUP_KERNELS, *GGML_KERNELS)
         self._kernels = Kernels({kernel.__name__: self._compiled(kernel) if compile else kernel for kernel in kernels})
         self._kernels.fused = compile
-        if self._block:
+        if on_host and not compile:
             self._kernels["from_float"] = from_float_by_table
 
     def zeros(self, shape: Shape, dtype: str) -> Array:
@@ -149,7 +156,7 @@ class TorchBackend:
             out = Quantized(*(rows.new_empty(shape, dtype=getattr(torch, dtype)) for shape, dtype in parts))
         width = format.group or rows.shape[-1]  # of what has a scale
         flat = [out.codes.view(-1, format.code_width(width)), *(part.view(-1, 1) for part in out[1:] if part is not None)]
-        pieces = self._pieces(format, rows.reshape(-1, width), *flat)
+        pieces = self._pieces(rows.reshape(-1, width), *flat)
         read_back = [kernel[0](self._kernels, format, *each) for each in pieces]
         if not _all_finite(*read_back):  # what the largest code reads back as is finite only where the row and its range are
             raise NonFinite("rows: expected finite values that read back finite, got others")
@@ -169,7 +176,7 @@ class TorchBackend:
         width = format.group or width
         scales = [part.reshape(-1, 1) for part in stored[1:] if part is not None]
         scales = [part.view(torch.bfloat16) if part.dtype == torch.uint16 else part for part in scales]  # as others hold them
-        for each in self._pieces(format, out.view(-1, width), codes.reshape(-1, format.code_width(width)), *scales):
+        for each in self._pieces(out.view(-1, width), codes.reshape(-1, format.code_width(width)), *scales):
             kernel[1](self._kernels, format, *each)
         return out
 
@@ -177,8 +184,12 @@ class TorchBackend:
         values = widen(values)
         if out is None:
             out = values.new_empty(values.shape, dtype=getattr(torch, element.code_dtype))
-        for x, part in self._pieces(None, values.reshape(-1, 1), out.view(-1, 1)):
-            saturates = element.infinity is None
+        fused, saturates = self._kernels.fused and element.name in SMALL, element.infinity is None
+        for x, part in self._pieces(values.reshape(-1, 1), out.view(-1, 1)):
+            if fused:
+                limit = torch.full_like(x[:1, 0], element.max if saturates else 2.0 ** (1 + element.bias))
+                self._kernels["encode_small"](x[:, 0], limit, part[:, 0], element.name)
+                continue
             clipped = x.clamp(-element.max, element.max) if saturates else x  # casts beyond the range differ by version
             part.copy_(clipped.to(NATIVE[element]).view(part.dtype))
             if saturates and not bool(torch.isfinite(x.sum())):  # cheaper than to look at each, and never misses one
@@ -188,8 +199,8 @@ class TorchBackend:
     def decode(self, codes: Array, element: SmallFloat, out: Array | None = None) -> Array:
         if out is None:
             out = codes.new_empty(codes.shape, dtype=torch.float32)
-        for y, part in self._pieces(None, out.view(-1, 1), codes.reshape(-1, 1)):
-            self._kernels["from_float"](part, NATIVE[element], y)
+        for y, part in self._pieces(out.view(-1, 1), codes.reshape(-1, 1)):
+            from_small(self._kernels, element, part, y)
         return out
 
     def attend(
@@ -230,18 +241,19 @@ class TorchBackend:
         narrow = (
             self._device.type == "cpu" and kernel.__name__ in REDUCTIONS and torch.backends.cpu.get_cpu_capability() == "AVX512"
         )
-        compiled: Callable[..., Array] = torch.compile(kernel, options={"cpp.simdlen": 256} if narrow else None)
+        plain = self._device.type == "cpu" and kernel.__name__ in PLAIN
+        options = {"cpp.simdlen": 256 if narrow else 1} if narrow or plain else None
+        compiled: Callable[..., Array] = torch.compile(kernel, options=options)
         return compiled
 
     def _index(self, numbers: Array) -> Array:
         return torch.from_numpy(np.ascontiguousarray(numbers)).to(self._device, non_blocking=True)
 
-    def _pieces(self, format: Format | None, *arrays: Array) -> list[tuple[Array, ...]]:
+    def _pieces(self, *arrays: Array) -> list[tuple[Array, ...]]:
         """Matching pieces of arrays with the same first axis, as many values of the first, [n, width], as are best; or all."""
-        block = self._group_block if format and format.group else self._block
-        if block is None:
+        if self._block is None:
             return [arrays]
-        rows = max(1, block // max(1, arrays[0].shape[1]))
+        rows = max(1, self._block // max(1, arrays[0].shape[1]))
         return list(zip(*(each.split(rows) for each in arrays), strict=True))
 
 

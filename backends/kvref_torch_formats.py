@@ -10,7 +10,7 @@ import torch
 from kvref.array import Array
 from kvref.formats.affine import LEAST_SCALE as LEAST_AFFINE_SCALE
 from kvref.formats.affine import AffineRow
-from kvref.formats.small_float import BFLOAT16, E2M1, E2M3, E3M2, E4M3FN, E5M2, ELEMENTS, FLOAT16
+from kvref.formats.small_float import BFLOAT16, E2M1, E2M3, E3M2, E4M3FN, E5M2, ELEMENTS, FLOAT16, SmallFloat
 from kvref.formats.symmetric import LEAST_SCALE, SymmetricRow
 
 BELOW_HALF = float(np.float32(0.49999997))  # trunc(y + copysign(this, y)) rounds halves away from zero
@@ -32,7 +32,7 @@ def quantize_symmetric(kernels: Kernels, format: SymmetricRow, x: Array, codes: 
     if format.name == "int8":
         largest = kernels["int8"](x, limit, codes)
     elif kernels.fused:
-        largest = kernels["small_float"](x, x.view(torch.int32), limit, codes, format.name)
+        largest = kernels["small_float"](x, limit, codes, format.name)
     else:
         largest = kernels["float8"](x, limit, codes, NATIVE[ELEMENTS[format.name]])
     scale.copy_(symmetric_scale(largest, limit))
@@ -51,7 +51,16 @@ def dequantize_symmetric(kernels: Kernels, format: SymmetricRow, y: Array, codes
     if format.name == "int8":
         kernels["from_int8"](codes, scale, y)
     else:
-        kernels["from_float"](codes, NATIVE[ELEMENTS[format.name]], y, scale)
+        from_small(kernels, ELEMENTS[format.name], codes, y, scale)
+
+
+def from_small(kernels: Kernels, small: SmallFloat, codes: Array, y: Array, scale: Array | None = None) -> None:
+    """The values of codes, a byte each, times scale."""
+    if kernels.fused and small.infinity is None:
+        kernels["as_floats"](codes, y)
+        kernels["small_values"](y, small.name, scale)
+    else:
+        kernels["from_float"](codes, NATIVE[small], y, scale)
 
 
 def dequantize_affine(kernels: Kernels, format: AffineRow, y: Array, codes: Array, scale: Array, zero: Array) -> None:
@@ -77,24 +86,34 @@ def float8(rows: Array, limit: Array, codes: Array, dtype: torch.dtype) -> Array
     return largest
 
 
-def small_float(rows: Array, patterns: Array, limit: Array, codes: Array, name: str) -> Array:
+def small_float(rows: Array, limit: Array, codes: Array, name: str) -> Array:
     """As float8, without PyTorch's cast, which takes twice as long in what is compiled for a CPU."""
     largest = rows.abs().amax(dim=-1, keepdim=True)
-    codes.copy_(small_codes(rows / symmetric_scale(largest, limit), patterns, limit, name))
+    codes.copy_(small_codes(rows / symmetric_scale(largest, limit), limit, name))
     return largest
 
 
-def small_codes(quotient: Array, patterns: Array, limit: Array, name: str) -> Array:
-    """Codes of quotients up to limit, the largest element; patterns are of float32 numbers with their signs.
+def encode_small(values: Array, limit: Array, codes: Array, name: str) -> None:
+    """Codes of any values: beyond limit, which is the largest element, or what its infinity stands for, too."""
+    no_number = values.isnan() if SMALL[name].infinity is not None else ~values.isfinite()
+    codes.copy_(small_codes(values, limit, name, no_number))
 
-    The upper bits of a normal number, rounded, and below those the number of least elements; each stops where the other begins.
+
+def small_codes(quotient: Array, limit: Array, name: str, no_number: Array | None = None) -> Array:
+    """Codes of quotients up to limit; NaN's where there is no number.
+
+    A power of two, up to a quotient, has its exponent times 2^mantissa_bits for a code, less a constant, and above it codes count
+    what the quotient is of its steps. As numbers of float32, which are exact, for vectors of them become bytes soonest.
     """
     small = SMALL[name]
-    size, least, shift = torch.minimum(quotient.abs(), limit), 2.0 ** (1 - small.bias), 23 - small.mantissa_bits
-    pattern = size.clamp_min(least).view(torch.int32)
-    normal = (pattern + ((pattern >> shift) & 1) + (2 ** (shift - 1) - 1 - ((128 - small.bias) << 23))) >> shift
-    subnormal = torch.round(size.clamp_max(least) * (2.0**small.mantissa_bits / least)).to(torch.int32)
-    return ((normal + subnormal) | ((patterns >> (32 - small.bits)) & (1 << (small.bits - 1)))).to(torch.uint8)
+    bits, least, sign = small.mantissa_bits, 2.0 ** (1 - small.bias), 2.0 ** (small.bits - 2)
+    size = torch.minimum(quotient.abs(), limit)
+    power = size.clamp_min(least).view(torch.int32) & (255 << 23)  # the pattern of the power of two
+    count = torch.round(size * ((127 << 23) - (power - ((127 + bits) << 23))).view(torch.float32))
+    code = power.to(torch.float32) * 2.0 ** (bits - 23) + (count - (128 - small.bias) * 2.0**bits)
+    if no_number is not None:
+        code = torch.where(no_number, float(small.nan or 0), code)
+    return (code + (sign - torch.copysign(torch.full_like(quotient, sign), quotient))).to(torch.uint8)
 
 
 def symmetric_scale(largest: Array, limit: Array) -> Array:
@@ -156,4 +175,27 @@ def from_affine(codes: Array, bits: int, scale: Array, zero: Array, out: Array) 
     out.copy_(product + zero)  # a second rounding, never fused with the first (FMT-AFF-04)
 
 
-ROW_KERNELS = (int8, float8, small_float, affine, largest, extremes, from_int8, from_float, from_affine)
+def as_floats(codes: Array, out: Array) -> None:
+    out.copy_(codes.to(torch.float32))
+
+
+def small_values(codes: Array, name: str, scale: Array | None) -> None:
+    """Makes of codes, which are numbers of float32, the values of them. For elements without infinity.
+
+    A code's bits are the upper ones of a normal number in float32, and count below those.
+    """
+    small, code = SMALL[name], codes.to(torch.int32)
+    size = code & (2 ** (small.bits - 1) - 1)
+    normal = ((size << (23 - small.mantissa_bits)) + ((127 - small.bias) << 23)).view(torch.float32)
+    subnormal = size.to(torch.float32) * 2.0 ** (1 - small.bias - small.mantissa_bits)
+    value = torch.where(size < 2**small.mantissa_bits, subnormal, normal)
+    if small.nan is not None:
+        value = torch.where(size > small.largest, torch.nan, value)
+    value = torch.where(code > size, -value, value)
+    codes.copy_(value if scale is None else value * scale)
+
+
+ROW_KERNELS = (
+    int8, float8, small_float, encode_small, affine, largest, extremes, from_int8, from_float, from_affine, as_floats,
+    small_values,
+)  # fmt: skip

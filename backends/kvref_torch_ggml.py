@@ -30,7 +30,7 @@ def quantize_ggml(kernels: Kernels, format: GGML, x: Array, codes: Array) -> Arr
         divisor = torch.full_like(reach, 127.0 if format.bits == 8 else -(2.0 ** (format.bits - 1)))
         scale, inverse = kernels["scale_and_inverse"](reach, divisor)
         if format.bits == 8:
-            kernels["blocks_of_bytes"](x, inverse, whole)
+            kernels["blocks_of_bytes"](x, inverse, whole.view(torch.int8))
         else:
             kernels["blocks_around_zero"](x, inverse, divisor, whole)
     head = (torch.cat([scale, *least], dim=1) if least else scale).to(torch.float16)
@@ -97,8 +97,7 @@ def scale_and_inverse(reach: Array, divisor: Array) -> tuple[Array, Array]:
 
 def blocks_of_bytes(x: Array, inverse: Array, whole: Array) -> None:
     quotient = x * inverse
-    rounded = (quotient + torch.copysign(torch.full_like(quotient, BELOW_HALF), quotient)).to(torch.int32)  # truncates
-    whole.copy_((rounded & 255).to(torch.uint8))
+    whole.copy_(quotient + torch.copysign(torch.full_like(quotient, BELOW_HALF), quotient))  # the cast truncates
 
 
 def blocks_around_zero(x: Array, inverse: Array, divisor: Array, whole: Array) -> None:

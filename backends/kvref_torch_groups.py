@@ -14,7 +14,7 @@ from kvref.array import Array
 from kvref.formats.grouped import LEAST, Groups
 from kvref.formats.microscaling import E8M0_BIAS, E8M0_NAN, NVFP4, Int8Element, Microscaled
 from kvref.formats.small_float import SmallFloat
-from kvref_torch_formats import BELOW_HALF, NATIVE, SMALL, Kernels, small_codes
+from kvref_torch_formats import BELOW_HALF, NATIVE, Kernels, from_small, small_codes
 
 
 def quantize_groups(kernels: Kernels, format: Groups, x: Array, codes: Array, scale: Array, zero: Array | None = None) -> Array:
@@ -29,7 +29,7 @@ def quantize_groups(kernels: Kernels, format: Groups, x: Array, codes: Array, sc
         reach = high - low
     held = scale.copy_((reach / top).clamp_min(LEAST[format.scale.name])).to(torch.float32)
     if zero is None:
-        kernels["group_symmetric"](x, held, top, 2**format.bits - 1, whole)
+        kernels["group_symmetric"](x, held, top, whole.view(torch.int8))
     else:
         kernels["group_affine"](x, low, held, top, whole)
     _pack(kernels, whole, codes, format.bits)
@@ -53,11 +53,11 @@ def quantize_microscaled(kernels: Kernels, format: Microscaled, x: Array, codes:
     largest = kernels["largest"](x)
     held = kernels["microscales"](largest, limit, kind, scale)
     if isinstance(small, Int8Element):
-        kernels["int8_elements"](x, held, limit, kind, whole)
+        kernels["int8_elements"](x, held, limit, kind, whole.view(torch.int8))
     elif small in NATIVE and not kernels.fused:
         kernels["float8_elements"](x, held, limit, kind, NATIVE[small], whole)
     else:
-        kernels["small_elements"](x, x.view(torch.int32), held, limit, kind, small.name, whole)
+        kernels["small_elements"](x, held, limit, kind, small.name, whole)
     _pack(kernels, whole, codes, format.bits)
     return largest
 
@@ -66,11 +66,8 @@ def dequantize_microscaled(kernels: Kernels, format: Microscaled, y: Array, code
     small, kind = format.small, "nvfp4" if isinstance(format, NVFP4) else "mx"
     if isinstance(small, Int8Element):
         kernels["from_int8_elements"](codes, scale, kind, y)
-    elif small in NATIVE and kernels.fused:
-        kernels["from_float8_elements"](codes, NATIVE[small], scale, kind, y)
     elif kernels.fused:
-        whole = _unpacked(kernels, codes, format.bits, y)
-        kernels["from_small_elements"](whole, small.name, kernels["microscale_values"](scale, kind), y)
+        from_small(kernels, small, _unpacked(kernels, codes, format.bits, y), y, kernels["microscale_values"](scale, kind))
     else:
         _look_up(codes, y, _elements(small, y.device))
         torch.mul(y, _scales(scale, kind), out=y)
@@ -85,10 +82,10 @@ def _whole(x: Array, codes: Array, bits: int) -> Array:
 # byte each: in one loop of all it would be done a group at a time, and in float32.
 
 
-def group_symmetric(x: Array, held: Array, top: Array, mask: int, whole: Array) -> None:
+def group_symmetric(x: Array, held: Array, top: Array, whole: Array) -> None:
     quotient = x / held
     away = torch.minimum(quotient.abs() + BELOW_HALF, top)  # the cast truncates
-    whole.copy_((torch.copysign(away, quotient).to(torch.int32) & mask).to(torch.uint8))
+    whole.copy_(torch.copysign(away, quotient))  # to be packed, its lower bits are taken
 
 
 def group_affine(x: Array, zero: Array, held: Array, top: Array, whole: Array) -> None:
@@ -115,15 +112,15 @@ def microscales(largest: Array, limit: Array, kind: str, scale: Array) -> Array:
 
 
 def int8_elements(x: Array, held: Array, limit: Array, kind: str, whole: Array) -> None:
-    whole.copy_((torch.round(_clamped(x, held, limit, kind) * 64.0).to(torch.int32) & 255).to(torch.uint8))
+    whole.copy_(torch.round(_clamped(x, held, limit, kind) * 64.0))
 
 
 def float8_elements(x: Array, held: Array, limit: Array, kind: str, dtype: torch.dtype, whole: Array) -> None:
     whole.copy_(_clamped(x, held, limit, kind).to(dtype).view(torch.uint8))
 
 
-def small_elements(x: Array, patterns: Array, held: Array, limit: Array, kind: str, name: str, whole: Array) -> None:
-    whole.copy_(small_codes(_quotient(x, held, kind), patterns, limit, name))
+def small_elements(x: Array, held: Array, limit: Array, kind: str, name: str, whole: Array) -> None:
+    whole.copy_(small_codes(_quotient(x, held, kind), limit, name))
 
 
 def _clamped(x: Array, held: Array, limit: Array, kind: str) -> Array:
@@ -156,22 +153,8 @@ def from_int8_elements(codes: Array, scale: Array, kind: str, out: Array) -> Non
     out.copy_(codes.view(torch.int8).to(torch.float32) * 2.0**-6 * _scales(scale, kind))
 
 
-def from_float8_elements(codes: Array, dtype: torch.dtype, scale: Array, kind: str, out: Array) -> None:
-    out.copy_(codes.view(dtype).to(torch.float32) * _scales(scale, kind))
-
-
 def microscale_values(scale: Array, kind: str) -> Array:
     return _scales(scale, kind)
-
-
-def from_small_elements(whole: Array, name: str, scale: Array, out: Array) -> None:
-    """Of elements that are all numbers. A code's bits are the upper ones of a normal number in float32, and count below those."""
-    small, code = SMALL[name], whole.to(torch.int32)
-    size = code & (2 ** (small.bits - 1) - 1)
-    normal = ((size << (23 - small.mantissa_bits)) + ((127 - small.bias) << 23)).view(torch.float32)
-    subnormal = size.to(torch.float32) * 2.0 ** (1 - small.bias - small.mantissa_bits)
-    value = torch.where(size < 2**small.mantissa_bits, subnormal, normal)
-    out.copy_(torch.where(code > size, -value, value) * scale)
 
 
 def _pack(kernels: Kernels, whole: Array, codes: Array, bits: int) -> None:
@@ -257,5 +240,5 @@ def _table(values: Array, bits: int) -> Array:
 
 GROUP_KERNELS = (
     group_symmetric, group_affine, from_whole, microscales, int8_elements, float8_elements, small_elements, from_int8_elements,
-    from_float8_elements, microscale_values, from_small_elements, pack, unpack,
+    microscale_values, pack, unpack,
 )  # fmt: skip
