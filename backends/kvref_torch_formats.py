@@ -56,7 +56,8 @@ def dequantize_symmetric(kernels: Kernels, format: SymmetricRow, y: Array, codes
 
 def from_small(kernels: Kernels, small: SmallFloat, codes: Array, y: Array, scale: Array | None = None) -> None:
     """The values of codes, a byte each, times scale."""
-    if kernels.fused and small.infinity is None:
+    slowly_cast = small not in NATIVE or (small.infinity is None and codes.device.type == "cpu")
+    if kernels.fused and slowly_cast:
         kernels["as_floats"](codes, y)
         kernels["small_values"](y, small.name, scale)
     else:
