@@ -54,7 +54,7 @@ REDUCTIONS = ("largest", "extremes", "largest_and_even")
 # What reads bytes and does little with them: the C++ compiler's own vectors, of what Inductor writes without any, take a third to
 # half of the time of Inductor's, which read bytes by way of the stack.
 PLAIN = (
-    "from_int8", "from_affine", "from_float", "as_floats", "from_whole", "from_int8_elements", "pack", "unpack", "pack_halves",
+    "from_int8", "from_affine", "from_float", "as_floats", "from_whole", "pack", "unpack", "pack_halves",
     "from_bytes", "from_table", "from_halves",
 )  # fmt: skip
 

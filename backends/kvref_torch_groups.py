@@ -65,7 +65,7 @@ def quantize_microscaled(kernels: Kernels, format: Microscaled, x: Array, codes:
 def dequantize_microscaled(kernels: Kernels, format: Microscaled, y: Array, codes: Array, scale: Array) -> None:
     small, kind = format.small, "nvfp4" if isinstance(format, NVFP4) else "mx"
     if isinstance(small, Int8Element):
-        kernels["from_int8_elements"](codes, scale, kind, y)
+        kernels["from_int8"](codes.view(torch.int8), kernels["microscale_values"](scale, kind) * 2.0**-6, y)
     elif kernels.fused:
         from_small(kernels, small, _unpacked(kernels, codes, format.bits, y), y, kernels["microscale_values"](scale, kind))
     else:
@@ -147,10 +147,6 @@ def _scales(code: Array, kind: str) -> Array:
 def _power(code: Array) -> Array:
     """2^(code - 127), exactly: 2^-127, too, which is subnormal."""
     return torch.where(code == 0, 1 << 22, code << 23).to(torch.int32).view(torch.float32)
-
-
-def from_int8_elements(codes: Array, scale: Array, kind: str, out: Array) -> None:
-    out.copy_(codes.view(torch.int8).to(torch.float32) * 2.0**-6 * _scales(scale, kind))
 
 
 def microscale_values(scale: Array, kind: str) -> Array:
@@ -239,6 +235,6 @@ def _table(values: Array, bits: int) -> Array:
 
 
 GROUP_KERNELS = (
-    group_symmetric, group_affine, from_whole, microscales, int8_elements, float8_elements, small_elements, from_int8_elements,
+    group_symmetric, group_affine, from_whole, microscales, int8_elements, float8_elements, small_elements,
     microscale_values, pack, unpack,
 )  # fmt: skip
