@@ -95,7 +95,7 @@ def small_float(rows: Array, limit: Array, codes: Array, name: str) -> Array:
 
 
 def encode_small(values: Array, limit: Array, codes: Array, name: str) -> None:
-    """Codes of any values: beyond limit, which is the largest element, or what its infinity stands for, too."""
+    """Codes of any values. limit: the largest element, or, of one with infinity, the power of two whose code that is."""
     no_number = values != values if SMALL[name].infinity is not None else ~values.isfinite()
     codes.copy_(small_codes(values, limit, name, no_number))
 

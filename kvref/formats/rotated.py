@@ -35,7 +35,7 @@ def hadamard(x: Array) -> Array:
     xp, block = array_namespace(x), block_of(x.shape[-1])
     if block == 1 or 0 in x.shape:
         return x
-    # The values of one place side by side, for libraries add long rows fastest: flat in between, which is what moves them.
+    # [block, blocks]: libraries add long rows fastest. Made flat, for a transposed array alone would keep its order in memory.
     turned, span = xp.reshape(xp.reshape(x, (-1, block)).T, (-1,)), 1
     while span < block:  # pairs that are 1, 2, 4, ... apart
         pairs = xp.reshape(turned, (block // (2 * span), 2, span, -1))
