@@ -15,8 +15,10 @@ import os
 import secrets
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections import deque
+from collections.abc import Callable, Generator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, suppress
 from math import prod
 from pathlib import Path
 from threading import Thread
@@ -182,16 +184,31 @@ def read(
     stretches = place(Saved(state, counts))
     if _entries(stretches) != entries:
         raise FileDamaged("file: expected tensors as its counters say, got others")
-    for stretch in stretches:
-        parts = stretch.store.dtypes
-        for name, token, dtype in stretch.fields():
-            token_bytes = ITEM_BYTES[dtype] * prod(token)
-            for slots in stretch.pieces(token_bytes):
-                bits = take(len(slots) * token_bytes)
-                stretch.put(name, slots, from_bits(bits, (len(slots), *token), parts[name], backend), backend)
+    pieces = [
+        (stretch, name, slots, token, dtype)
+        for stretch in stretches
+        for name, token, dtype in stretch.fields()
+        for slots in stretch.pieces(ITEM_BYTES[dtype] * prod(token))
+    ]
+    sizes = [len(slots) * ITEM_BYTES[dtype] * prod(token) for _, _, slots, token, dtype in pieces]
+    with closing(ahead(take, sizes)) as coming:
+        for (stretch, name, slots, token, _), bits in zip(pieces, coming, strict=True):
+            stretch.put(name, slots, from_bits(bits, (len(slots), *token), stretch.store.dtypes[name], backend), backend)
     wanted = checksum.digest()
     if file.read() != wanted:
         raise FileDamaged("file: expected the checksum of what is in it, got another")
+
+
+def ahead(take: Callable[[int], Bits], counts: Sequence[int]) -> Generator[Bits, None, None]:
+    """take(count) of each, in a thread: the next is read beside what is done with the last."""
+    with ThreadPoolExecutor(1) as reader:
+        coming = deque[Future[Bits]]()
+        for count in counts:
+            coming.append(reader.submit(take, count))
+            if len(coming) > 1:
+                yield coming.popleft().result()
+        for last in coming:
+            yield last.result()
 
 
 def verify(file: BinaryIO) -> None:

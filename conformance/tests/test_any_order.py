@@ -14,12 +14,12 @@ from kvref_conformance.oracle.expected import Refused
 from kvref_conformance.oracle.witness import Witness
 
 FAMILIES = ("contiguous", "paged", "quantized", "tiered", "pooled", "windowed", "latent", "grouped", "channels", "sharded")
-PICKS = {"the first": lambda wrong: wrong[0], "the last": lambda wrong: wrong[-1], "any": random.Random(0).choice}
+PICKS = {"the last": lambda wrong: wrong[-1], "any": random.Random(0).choice}
 
 
 @pytest.mark.parametrize("pick", PICKS)
 def test_a_right_cache_may_look_in_any_order(pick):
-    judge = Judge(Implementation(PICKS[pick]), Effort(examples=30))
+    judge = Judge(Implementation(PICKS[pick]), Effort(examples=15))
     failed = {
         clause.id
         for clause, checks in select().items()

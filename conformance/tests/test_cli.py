@@ -13,8 +13,8 @@ from kvref_conformance.judging.judge import select
 
 
 def test_a_conformant_backend_exits_0_with_a_table_by_chapter(kvref):
-    count = len(all_clauses()) - 1
-    done = kvref("check", "numpy", "--examples", "10")
+    count = sum(clause.startswith(("PAGED-", "KERN-")) for clause in all_clauses()) - 1
+    done = kvref("check", "numpy", "--clause", "PAGED-*,KERN-*", "--examples", "10")
     assert (done.returncode, done.stderr) == (0, "")
     assert "numpy 0.1.0 (python, exact)" in done.stdout
     lines = [line.split() for line in done.stdout.splitlines()]

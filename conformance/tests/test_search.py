@@ -47,9 +47,7 @@ RIGHT = "def wrong(cache): pass\n"
 @pytest.mark.parametrize(
     ("member", "clause"),
     [
-        ("blocks-freed-twice", "BLOCK-05"),
         ("paged-batch-goes-by-row", "PAGED-16"),
-        ("contiguous-truncate-clamps", "EDIT-02"),
         ("buffers-released-twice", "BUF-05"),
     ],
 )

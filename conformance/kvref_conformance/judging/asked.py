@@ -13,6 +13,7 @@ class Effort:
     """How hard to look. examples: sequences of calls a machine tries; deep: many more and longer ones.
 
     slow: the checks that take gigabytes too; real: those of sizes as models have them that take seconds.
+    simpler: whether a machine that found something goes on, for others and for fewer calls, which takes most of its time.
     """
 
     seed: int = 0
@@ -22,6 +23,7 @@ class Effort:
     deep: bool = False
     timeout: float = TIMEOUT  # seconds a call may take
     keep: bool = False  # traces of what passes too
+    simpler: bool = True
 
     def runs(self, option: str) -> bool:
         """Whether checks run that take an option: Check.option."""

@@ -24,7 +24,7 @@ from kvref_conformance.interface import Implementation, offers
 from kvref_conformance.judging.asked import Effort
 from kvref_conformance.oracle.witness import Witness
 from kvref_conformance.outcome import Broken, CannotRun, Died, Hung, NotOffered, Outcome, Verdict
-from kvref_conformance.searching.found import Search, size
+from kvref_conformance.searching.found import SHRINKING, Search, size
 
 T = TypeVar("T")
 SHOWN_CALLS = 8  # lines of them before a failure
@@ -157,7 +157,8 @@ class Judge:
             from kvref_conformance.searching.run import run_machine  # slow to import, and many a process searches for nothing
 
             of = self.effort.sequences
-            search = Search(self.implementation, self.patience, watchers=self.watchers)
+            runs_after = SHRINKING if self.effort.simpler else 0
+            search = Search(self.implementation, self.patience, runs_after, watchers=self.watchers)
             search.tell = lambda begun: self.progress(family, min(begun - 1, of), of)
             with time_limit(BOUNDLESS), memory_limit():
                 run_machine(family, search, self.effort.seed, of, self.effort.steps)

@@ -29,6 +29,7 @@ class Search:
 
     implementation: Implementation
     patience: Patience = field(default_factory=Patience)
+    runs_after: int = SHRINKING  # the first failure
     findings: dict[str, Finding] = field(default_factory=dict)
     longest: list[Exchange] = field(default_factory=list)  # of the conversations without a failure
     runs_left: int | None = None  # counted down once something was found
@@ -49,7 +50,7 @@ class Search:
         if isinstance(broken, Hung):
             self.runs_left = 0  # each run more would take as long again
         elif self.runs_left is None:
-            self.runs_left = SHRINKING
+            self.runs_left = self.runs_after
         known = self.findings.get(broken.clause)
         if known is None or size(conversation) < size(known.conversation):
             self.findings[broken.clause] = Finding(broken.clause, list(conversation), broken)
