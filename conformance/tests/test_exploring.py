@@ -11,7 +11,7 @@ from kvref_conformance.exploring import zoo
 from kvref_conformance.exploring.corpus import Corpus, Known
 from kvref_conformance.exploring.failures import SHAPES, Failures
 from kvref_conformance.exploring.seen import shape_as_met, shape_of, within
-from kvref_conformance.exploring.steering import CHECK_EVERY, FIRST, SOAK_EVERY, TURN, Steering
+from kvref_conformance.exploring.steering import CHECK_EVERY, CHECKS, FIRST, SOAK_EVERY, TURN, Steering
 from kvref_conformance.exploring.units import LENGTH, Unit, drawn, neighbour
 from kvref_conformance.exploring.work import checks_of, shrunk, unit
 from kvref_conformance.judging.asked import Effort
@@ -130,15 +130,17 @@ def turns(steering, count):
 
 
 def test_every_family_has_its_first_turn_and_the_other_kinds_theirs():
-    steering = Steering(["paged", "blocks"], {"rows": 5, "paged": 2}, ["tiered"], 0)
+    steering = Steering(["paged", "blocks"], {"rows": CHECKS + 1, "paged": 2}, ["tiered"], 0)
     got = turns(steering, 3 * SOAK_EVERY)
     assert [(turn[0].family, len(turn)) for turn in got[:2]] == [("paged", FIRST), ("blocks", FIRST)]
     assert all(len(turn) == TURN for turn in got[2:] if turn[0].kind == "calls")
     others = [turn for turn in got if turn[0].kind != "calls"]
     assert others.count([Unit("tiered", "soak", "0")]) == 1 and [Unit("tiered", "soak", "2")] in others
-    rows = [Unit("rows", "check", str(number)) for number in range(TURN)]
-    assert others[:2] == [rows, [Unit("paged", "check", "0"), Unit("paged", "check", "1")]]
-    assert others[2][:2] == [Unit("rows", "check", "4"), Unit("rows", "check", "5")]  # the last, and the first with other numbers
+    rows = [Unit("rows", "check", str(number)) for number in range(CHECKS + 1 + TURN)]
+    paged = [Unit("paged", "check", str(number)) for number in range(2 * 2)]
+    of_checks = [turn for turn in others if turn[0].kind == "check"]
+    assert of_checks[:2] == [rows[:CHECKS], paged[:2]]
+    assert of_checks[2:5] == [rows[CHECKS:-TURN], paged[2:], rows[-TURN:]]  # the last; and the first with other numbers
     assert sum(turn[0].kind == "check" for turn in others) == 3 * SOAK_EVERY // CHECK_EVERY - 3
 
 

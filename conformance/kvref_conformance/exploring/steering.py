@@ -13,6 +13,7 @@ from kvref_conformance.exploring.units import USUAL, Kind, Unit, neighbour
 TURN = 4  # sequences handed out at once, which take about half a second
 FIRST = 2  # of each family, before any has more
 CHECK_EVERY, SOAK_EVERY = 3, 24  # turns
+CHECKS = 16  # in a turn, until all of a family were asked once; then as many as sequences
 LEAST = 0.2  # of what a family is worth that no longer meets anything new
 FADING = 0.98  # of what it was worth, with each of its sequences
 NEAR = 0.5  # of the seeds: neighbours of those that met something new
@@ -87,12 +88,14 @@ class Steering:
         for family, kinds in list(among.items()):
             among[family] = among.pop(family)
             turn = list[Unit]()
+            unasked = kinds - self.handed.get(f"{kind} {family}", 0)
+            most = min(CHECKS, unasked) if kind == "check" and unasked > 0 else count
             for _ in range(kinds):
                 number = self.handed.get(f"{kind} {family}", 0)
                 self.handed[f"{kind} {family}"] = number + 1
                 if (family, kind, number % kinds) not in self._left_out:
                     turn.append(Unit(family, kind, str(number)))
-                if len(turn) == min(count, kinds):
+                if len(turn) == min(most, kinds):
                     break
             if turn:
                 return turn
