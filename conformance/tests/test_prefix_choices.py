@@ -8,6 +8,7 @@ import pytest
 import kvref
 from kvref.blocks import BlockPool
 from kvref.prefix import FindablePool
+from kvref_conformance.conversation.exchange import Request
 from kvref_conformance.implementations.backends import OnBackend
 from kvref_conformance.judging.asked import Effort
 from kvref_conformance.judging.judge import Judge, select
@@ -142,3 +143,31 @@ def test_it_is_not_blamed(choice):
     for clause, checks in select("PREFIX-*,PAGED-*,LAW-03", "prefix").items():
         failed = [outcome for outcome in judge.clause(checks) if outcome.verdict == "failed"]
         assert not failed, (clause.id, failed)
+
+
+ROWS = np.ones((6, 1, 2), np.float32)
+KEPT = [1, 1, 1, 1, 1, 1], [9, 9]  # what is committed: one in three blocks, the other in one
+LOST_IN_THE_MIDDLE = [  # of a pool of 6 blocks of 2 tokens
+    ("begin", {"tokens": KEPT[0]}),
+    ("write", {"sequence": 0, "layer": 0, "start": 0, "keys": ROWS, "values": ROWS}),
+    ("commit", {"sequence": 0, "tokens": KEPT[0]}),
+    ("begin", {"tokens": KEPT[1]}),
+    ("write", {"sequence": 1, "layer": 0, "start": 0, "keys": ROWS[:2], "values": ROWS[:2]}),
+    ("commit", {"sequence": 1, "tokens": KEPT[1]}),
+    ("write", {"sequence": 0, "layer": 0, "start": 2, "keys": ROWS[:1], "values": ROWS[:1]}),  # to a copy: the second block waits
+    ("drop", {"sequence": 1}),
+    ("drop", {"sequence": 0}),
+    ("create", {}),
+    ("write", {"sequence": 2, "layer": 0, "start": 0, "keys": ROWS, "values": ROWS}),  # in which the second block is lost
+    ("write", {"sequence": 2, "layer": 0, "start": 6, "keys": ROWS[:2], "values": ROWS[:2]}),
+    ("match", {"tokens": [*KEPT[1], 0]}),
+]
+
+
+@pytest.mark.parametrize(("choice", "found"), [("merges", 0), ("a tree", 2)])
+def test_what_lies_behind_a_block_that_was_lost_may_be_kept_or_not(choice, found):
+    sizes = {"num_blocks": 6, "block_size": 2, "num_layers": 1, "num_kv_heads": 1, "head_dim": 2, "dtype": "float32"}
+    calls = [(None, "new", sizes), *((1, name, args) for name, args in LOST_IN_THE_MIDDLE)]
+    requests = [Request(number, f"prefix.{name}", on, args) for number, (on, name, args) in enumerate(calls, 1)]
+    held = judged(choice).hold(requests)
+    assert held.broken is None and held.conversation[-1].reply.ok == found

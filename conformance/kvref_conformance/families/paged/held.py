@@ -91,15 +91,17 @@ class Held:
 
     def form(self) -> Any:
         """The same for two in which the same tables share the same blocks, whatever the names."""
-        names: dict[int, int] = {}
+        renamed = self.renamed()
         tables = tuple(
-            (
-                sequence,
-                tuple(tuple((names.setdefault(name, len(names)), self.blocks.get(name)) for name in entry) for entry in table),
-            )
+            (sequence, tuple(tuple((renamed[name], self.blocks.get(name)) for name in entry) for entry in table))
             for sequence, table in sorted(self.tables.items())
         )
         return self.whole, tables
+
+    def renamed(self) -> dict[int, int]:
+        """Numbers for the names, in the order in which the tables list them."""
+        listed = (name for _, table in sorted(self.tables.items()) for entry in table for name in entry)
+        return {name: number for number, name in enumerate(dict.fromkeys(listed))}
 
     def outcomes(self) -> "Sequence[Held]":
         """How things may be after a call that this one is after."""

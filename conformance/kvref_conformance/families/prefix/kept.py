@@ -6,7 +6,8 @@ for tables; where it leaves the order of eviction open, free copies become unsur
 """
 
 from collections.abc import Sequence
-from itertools import product
+from itertools import chain, product
+from typing import Any
 
 from kvref_conformance.families.paged.held import Held
 
@@ -43,6 +44,23 @@ class Kept(Held):
         new.found = {key: list(copies) for key, copies in self.found.items()}
         new.released, new.unsure, new.hits = dict(self.released), set(self.unsure), dict(self.hits)
         return new
+
+    def form(self) -> Any:
+        """And the same can be found, and is taken in the same order."""
+        renamed = self.renamed()
+        found = tuple(
+            (key, tuple(tuple((renamed[name], self.blocks.get(name)) for name in names) for names in copies))
+            for key, copies in sorted(self.found.items())
+        )
+        order = tuple(sorted((when, renamed[name], name in self.unsure) for name, when in self.released.items()))
+        return super().form(), found, order, tuple(sorted(self.hits.items())), self.orphans
+
+    def renamed(self) -> dict[int, int]:
+        renamed = super().renamed()
+        for _, copies in sorted(self.found.items()):
+            for name in chain.from_iterable(copies):
+                renamed.setdefault(name, len(renamed))
+        return renamed
 
     def parts(self) -> dict[int, list[Key]]:
         """By block, what it is part of."""
