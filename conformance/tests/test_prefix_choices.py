@@ -9,6 +9,7 @@ import kvref
 from kvref.blocks import BlockPool
 from kvref.prefix import FindablePool
 from kvref_conformance.conversation.exchange import Request
+from kvref_conformance.families.prefix.kept import Kept
 from kvref_conformance.implementations.backends import OnBackend
 from kvref_conformance.judging.asked import Effort
 from kvref_conformance.judging.judge import Judge, select
@@ -164,10 +165,51 @@ LOST_IN_THE_MIDDLE = [  # of a pool of 6 blocks of 2 tokens
 ]
 
 
+def held(choice, calls, **sizes):
+    sizes = {"block_size": 2, "num_layers": 1, "num_kv_heads": 1, "head_dim": 2, "dtype": "float32"} | sizes
+    made = [(None, "new", sizes), *((1, name, args) for name, args in calls)]
+    return judged(choice).hold([Request(number, f"prefix.{name}", on, args) for number, (on, name, args) in enumerate(made, 1)])
+
+
 @pytest.mark.parametrize(("choice", "found"), [("merges", 0), ("a tree", 2)])
 def test_what_lies_behind_a_block_that_was_lost_may_be_kept_or_not(choice, found):
-    sizes = {"num_blocks": 6, "block_size": 2, "num_layers": 1, "num_kv_heads": 1, "head_dim": 2, "dtype": "float32"}
-    calls = [(None, "new", sizes), *((1, name, args) for name, args in LOST_IN_THE_MIDDLE)]
-    requests = [Request(number, f"prefix.{name}", on, args) for number, (on, name, args) in enumerate(calls, 1)]
-    held = judged(choice).hold(requests)
-    assert held.broken is None and held.conversation[-1].reply.ok == found
+    once = held(choice, LOST_IN_THE_MIDDLE, num_blocks=6)
+    assert once.broken is None and once.conversation[-1].reply.ok == found
+    again = [
+        (name, args | {"sequence": args["sequence"] + 3} if "sequence" in args else args) for name, args in LOST_IN_THE_MIDDLE
+    ]
+    twice = held(choice, [*LOST_IN_THE_MIDDLE[:-1], ("drop", {"sequence": 2}), ("reset", {}), *again], num_blocks=6)
+    assert twice.broken is None and twice.conversation[-1].reply.ok == found
+
+
+def test_where_there_are_too_many_ways_nobody_is_blamed():
+    """Each of several copies of the same tokens may have become one with any of those before it."""
+
+    def written(sequence, tokens):
+        rows = ROWS[:2] if tokens else np.ones((10, 1, 2), np.float32)
+        calls = [("create", {}), ("write", {"sequence": sequence, "layer": 0, "start": 0, "keys": rows, "values": rows})]
+        return [*calls, *([("commit", {"sequence": sequence, "tokens": tokens})] if tokens else [])]
+
+    same, first = range(1, 7), written(0, [9, 9])
+    calls = [*first, *(call for sequence in same for call in written(sequence, [1, 1])[:2])]
+    calls += [("commit", {"sequence": sequence, "tokens": [1, 1]}) for sequence in same]
+    calls += [("drop", {"sequence": sequence}) for sequence in range(7)]
+    assert held("merges", [*calls, *written(7, []), ("match", {"tokens": [9, 9, 0]})], num_blocks=8).broken is None
+
+
+def test_ways_differ_in_what_is_found_and_when_it_goes_whatever_the_names():
+    def kept(first=1, **changes):
+        made = Kept(1)
+        made.tables = {0: [[first]]}
+        made.found = {("", (token, token)): [(first + token,)] for token in range(3)}
+        made.released = {first + 1: (3, 0), first + 2: (4, 0)}
+        for name, value in changes.items():
+            setattr(made, name, value)
+        return made.form()
+
+    assert kept() == kept(5)
+    others = [
+        kept(orphans=True), kept(hits={0: 1}), kept(unsure={3}), kept(blocks={3: 7}), kept(whole=True),
+        kept(released={2: (4, 0), 3: (3, 0)}), kept(found={("", (1, 1)): [(1,)], ("", (2, 2)): [(2,), (3,)]}),
+    ]  # fmt: skip
+    assert len({kept(), *others}) == 1 + len(others)

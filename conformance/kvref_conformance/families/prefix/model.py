@@ -10,7 +10,7 @@ from kvref_conformance.families.paged.stored import Token
 from kvref_conformance.families.paged.tables import Layer
 from kvref_conformance.families.prefix.chains import MOST_TOKEN, Hit, follows, no_tokens, same
 from kvref_conformance.families.prefix.kept import Kept, Key
-from kvref_conformance.oracle.expected import Choice, Expected, Refused, Wrong, not_in_range
+from kvref_conformance.oracle.expected import Choice, Expected, Refused, Unjudged, Wrong, not_in_range
 from kvref_conformance.oracle.model import Look
 
 SHOWN = 3  # chains that are looked for after each call
@@ -141,7 +141,7 @@ class Prefix(Paged):
                 yield Way(0, change)
 
         def change(ok: Any) -> None:
-            self.ways = outcome(self.ways, self.total, ways).after if keys else self.ways
+            self.settle(outcome(self.ways, self.total, ways).after if keys else self.ways)
             self.told[sequence] = salt, told
             self.rows = {key: each for key, each in self.rows.items() if key not in rows} | rows
             self.written, self.touched = (sequence, -1, range(0)), {sequence}
@@ -151,6 +151,8 @@ class Prefix(Paged):
     def match(self, tokens: Sequence[Any], salt: str = "") -> Expected:
         if wrong := no_tokens(tokens):
             return self.refuse(wrong)
+        if self.lost:
+            return Unjudged("PREFIX-01")
         keys = self.chain(tokens[: max(0, len(tokens) - 1)], salt)
         hits = {len(path) for held in self.kept for path, _ in held.paths(keys)}
 
@@ -199,10 +201,11 @@ class Prefix(Paged):
 
         def change(ok: Any) -> None:
             self.forgotten |= self.rows.keys()
-            self.rows, self.ways = {}, self.ways[:1]
+            self.rows = {}
             for held in self.kept:
                 held.found = {}
                 held.forget()
+            self.settle(self.ways)
 
         return Expected("PREFIX-11", self.did("reset", change))
 
