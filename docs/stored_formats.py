@@ -121,7 +121,7 @@ def spent() -> plt.Figure:
     for granularity, label in KINDS.items():
         axes.plot([], [], "o", color=COLOURS[granularity], label=label)
     axes.plot([], [], "o", color="#333333", markerfacecolor="white", label="with outlier channels")
-    axes.legend(loc="upper right")
+    axes.legend(loc="lower left")
     beside.plot([], [], "o", color="#333333", label="quantize")
     beside.plot([], [], "o", color="#333333", markerfacecolor="white", label="dequantize")
     beside.legend(loc="upper right")
