@@ -15,9 +15,8 @@ import os
 import secrets
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from math import prod
 from pathlib import Path
 from threading import Thread
@@ -33,7 +32,7 @@ from kvref.errors import ConfigError, DtypeMismatch, FileDamaged, ShapeMismatch
 VERSION = 1  # of the file: a reader takes this one alone
 LONGEST_HEADER = 100_000_000  # bytes, as in safetensors
 CHECKSUM = "checksum"
-LARGE = 2**18  # bytes for which a thread is worth its while
+LARGE = 2**18  # bytes of a part that a thread sums
 CRC_BYTES = 4
 NAMES = {
     "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int8": "I8", "uint8": "U8", "uint16": "U16", "int32": "I32",
@@ -183,31 +182,16 @@ def read(
     stretches = place(Saved(state, counts))
     if _entries(stretches) != entries:
         raise FileDamaged("file: expected tensors as its counters say, got others")
-    pieces = [
-        (stretch, name, (len(slots), *token), slots, len(slots) * ITEM_BYTES[dtype] * prod(token))
-        for stretch in stretches
-        for name, token, dtype in stretch.fields()
-        for slots in stretch.pieces(ITEM_BYTES[dtype] * prod(token))
-    ]
-    with closing(ahead(take, [size for *_, size in pieces])) as coming:
-        for (stretch, name, rows, slots, _), bits in zip(pieces, coming, strict=True):
-            stretch.put(name, slots, from_bits(bits, rows, stretch.store.dtypes[name], backend), backend)
+    for stretch in stretches:
+        parts = stretch.store.dtypes
+        for name, token, dtype in stretch.fields():
+            token_bytes = ITEM_BYTES[dtype] * prod(token)
+            for slots in stretch.pieces(token_bytes):
+                bits = take(len(slots) * token_bytes)
+                stretch.put(name, slots, from_bits(bits, (len(slots), *token), parts[name], backend), backend)
     wanted = checksum.digest()
     if file.read() != wanted:
         raise FileDamaged("file: expected the checksum of what is in it, got another")
-
-
-def ahead(take: Callable[[int], Bits], counts: Sequence[int]) -> Generator[Bits, None, None]:
-    """take(count) of each, in a thread: the next is read beside what is done with the last, unless it is little in all."""
-    if sum(counts) < LARGE:
-        yield from map(take, counts)
-        return
-    with ThreadPoolExecutor(1) as reader:
-        coming = reader.submit(take, counts[0])
-        for count in counts[1:]:
-            now, coming = coming, reader.submit(take, count)
-            yield now.result()
-        yield coming.result()
 
 
 def verify(file: BinaryIO) -> None:
