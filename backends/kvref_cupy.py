@@ -16,7 +16,6 @@ import numpy as np
 
 from kvref.array import Array, Namespace, Shape
 from kvref.backend import Slots, blocks_to_copy, check_new, host_slots, last_writes, reference, slots_to_gather
-from kvref.composed import dequantize_composed, quantize_composed
 from kvref.errors import BackendNotFound, NonFinite
 from kvref.formats import Format, Quantized, SmallFloat
 from kvref.formats.affine import LEAST_SCALE as LEAST_AFFINE_SCALE
@@ -25,8 +24,11 @@ from kvref.formats.base import stored_as, widen
 from kvref.formats.ggml import GGML, IQ4_VALUES, IQ4NL
 from kvref.formats.grouped import LEAST, Groups
 from kvref.formats.microscaling import NVFP4, Microscaled
+from kvref.formats.rotated import Rotated
 from kvref.formats.small_float import ELEMENTS
+from kvref.formats.static import StaticFloat8
 from kvref.formats.symmetric import LEAST_SCALE, SymmetricRow
+from kvref.rotate import dequantize_rotated, quantize_rotated
 from kvref_numpy_attention import grouped_attention
 
 SOURCE = Path(__file__).with_suffix(".cu")
@@ -82,8 +84,10 @@ class CuPyBackend:
         rows = widen(rows)
         if format.granularity == "element":
             return Quantized(self._cast(rows, format, out and out.codes))
-        if (made := quantize_composed(self, rows, format, out)) is not None:
-            return made
+        if isinstance(format, Rotated):
+            return quantize_rotated(self, rows, format, out)
+        if isinstance(format, StaticFloat8):
+            return Quantized(self.encode(format.quotient(rows), format.small, out and out.codes))
         if not isinstance(format, KNOWN) or rows.ndim == 0 or rows.size == 0 or rows.shape[-1] % (format.group or 1):
             return reference.quantize(rows, format, out)
         width = format.group or rows.shape[-1]  # of what has a scale
@@ -111,7 +115,11 @@ class CuPyBackend:
             if codes.dtype.kind == "f":
                 return codes.astype(np.float32, copy=False) if out is None else _filled(out, codes)
             return self.decode(codes, ELEMENTS[format.name], out)
-        if (values := dequantize_composed(self, stored, width, format, out)) is not None:
+        if isinstance(format, Rotated):
+            return dequantize_rotated(self, stored, width, format, out)
+        if isinstance(format, StaticFloat8):
+            values = self.decode(codes, format.small, out)
+            values *= format.scale
             return values
         if not isinstance(format, KNOWN) or codes.size == 0 or width % (format.group or 1):
             return reference.dequantize(stored, width, format, out)

@@ -16,17 +16,30 @@ import numpy as np
 
 from kvref.array import Array, Namespace, Shape
 from kvref.backend import Slots, blocks_to_copy, check_new, host_slots, reference, slots_to_gather
-from kvref.composed import dequantize_composed, quantize_composed
 from kvref.formats import Format, Quantized, SmallFloat
 from kvref.formats.affine import AffineRow
 from kvref.formats.base import stored_as, widen
 from kvref.formats.ggml import GGML, IQ4NL
 from kvref.formats.grouped import Groups
 from kvref.formats.microscaling import MX, NVFP4
+from kvref.formats.rotated import Rotated
 from kvref.formats.small_float import BFLOAT16, FLOAT16
+from kvref.formats.static import StaticFloat8
 from kvref.formats.symmetric import SymmetricRow
+from kvref.rotate import dequantize_rotated, quantize_rotated
 from kvref_numpy_attention import grouped_attention
-from kvref_numpy_formats import BLOCK, F32, decode, dequantize_row, encode, encode_bfloat16, quantize_affine, quantize_symmetric
+from kvref_numpy_formats import (
+    BLOCK,
+    F32,
+    decode,
+    dequantize_row,
+    dequantize_static,
+    encode,
+    encode_bfloat16,
+    quantize_affine,
+    quantize_static,
+    quantize_symmetric,
+)
 from kvref_numpy_ggml import dequantize_ggml, quantize_ggml, quantize_iq4_nl
 from kvref_numpy_groups import dequantize_groups, dequantize_microscaled, quantize_groups, quantize_microscaled
 
@@ -35,6 +48,7 @@ ALIGNMENT = 64  # bytes: a cache line, and what vector instructions like best
 KERNELS: dict[type, tuple[Callable[..., None], Callable[..., None]]] = {
     SymmetricRow: (quantize_symmetric, dequantize_row),
     AffineRow: (quantize_affine, dequantize_row),
+    StaticFloat8: (quantize_static, dequantize_static),
     Groups: (quantize_groups, dequantize_groups),
     GGML: (quantize_ggml, dequantize_ggml),
     IQ4NL: (quantize_iq4_nl, dequantize_ggml),
@@ -92,8 +106,8 @@ class NumPyBackend:
             rows = widen(rows)
         if format.granularity == "element":
             return Quantized(self._cast(rows, format.name, out and out.codes))
-        if (made := quantize_composed(self, rows, format, out)) is not None:
-            return made
+        if isinstance(format, Rotated):
+            return quantize_rotated(self, rows, format, out)
         kernel = KERNELS.get(type(format))
         if kernel is None or rows.ndim == 0 or rows.size == 0 or rows.shape[-1] % (format.group or 1):
             return reference.quantize(rows, format, out)
@@ -110,8 +124,8 @@ class NumPyBackend:
         codes = stored.codes
         if format.name == "float32" and out is None:
             return codes
-        if (values := dequantize_composed(self, stored, width, format, out)) is not None:
-            return values
+        if isinstance(format, Rotated):
+            return dequantize_rotated(self, stored, width, format, out)
         kernel = KERNELS.get(type(format))
         if format.granularity != "element" and (kernel is None or codes.size == 0 or width % (format.group or 1)):
             return reference.dequantize(stored, width, format, out)

@@ -13,6 +13,7 @@ from kvref.formats.affine import LEAST_SCALE as LEAST_AFFINE_SCALE
 from kvref.formats.affine import AffineRow
 from kvref.formats.base import check_read_back
 from kvref.formats.small_float import ELEMENTS
+from kvref.formats.static import StaticFloat8
 from kvref.formats.symmetric import LEAST_SCALE, SymmetricRow
 from kvref_numpy_attention import all_finite
 
@@ -103,6 +104,21 @@ def quantize_affine(x: F32, codes: Array, scale: F32, zero: F32, format: AffineR
     np.copyto(whole, quotient, casting="unsafe")
     np.copyto(codes, whole[:, 0::2])
     codes[:, : x.shape[-1] // 2] |= whole[:, 1::2] << 4
+
+
+def quantize_static(x: F32, codes: Array, format: StaticFloat8) -> None:
+    quotient, most = scratch.like(x, np.float32), np.float32(format.small.max)
+    np.abs(x, out=quotient)
+    finite(quotient.view(np.int32))
+    with np.errstate(over="ignore"):  # a quotient that overflows is clipped as any other
+        np.divide(x, np.float32(format.scale), out=quotient)
+    np.clip(quotient, -most, most, out=quotient)
+    encode(quotient, codes, format.small)
+
+
+def dequantize_static(y: F32, codes: Array, format: StaticFloat8) -> None:
+    decode(codes, y, format.small)
+    np.multiply(y, np.float32(format.scale), out=y)
 
 
 def dequantize_row(y: F32, codes: Array, scale: F32, zero: F32 | None = None, *, format: AffineRow | SymmetricRow) -> None:

@@ -21,7 +21,6 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from kvref.array import Array, Namespace, Shape
 from kvref.backend import Slots, blocks_to_copy, check_new, host_slots, last_writes, reference, slots_to_gather
-from kvref.composed import dequantize_composed, quantize_composed
 from kvref.errors import BackendNotFound, NonFinite
 from kvref.formats import Format, Quantized, SmallFloat
 from kvref.formats.affine import AffineRow
@@ -29,17 +28,22 @@ from kvref.formats.base import stored_as, widen
 from kvref.formats.ggml import GGML, IQ4NL
 from kvref.formats.grouped import Groups
 from kvref.formats.microscaling import MX, NVFP4
+from kvref.formats.rotated import Rotated
+from kvref.formats.static import StaticFloat8
 from kvref.formats.symmetric import SymmetricRow
+from kvref.rotate import dequantize_rotated, quantize_rotated
 from kvref_torch_formats import (
     NATIVE,
     ROW_KERNELS,
     SMALL,
     Kernels,
     dequantize_affine,
+    dequantize_static,
     dequantize_symmetric,
     from_float_by_table,
     from_small,
     quantize_affine,
+    quantize_static,
     quantize_symmetric,
 )
 from kvref_torch_ggml import GGML_KERNELS, dequantize_ggml, quantize_ggml
@@ -62,6 +66,7 @@ PLAIN = (
 KERNELS: dict[type, tuple[Callable[..., Array], Callable[..., None]]] = {
     SymmetricRow: (quantize_symmetric, dequantize_symmetric),
     AffineRow: (quantize_affine, dequantize_affine),
+    StaticFloat8: (quantize_static, dequantize_static),
     Groups: (quantize_groups, dequantize_groups),
     MX: (quantize_microscaled, dequantize_microscaled),
     NVFP4: (quantize_microscaled, dequantize_microscaled),
@@ -146,8 +151,8 @@ class TorchBackend:
             if out is None:
                 return Quantized(rows.to(getattr(torch, format.name)))
             return Quantized(out.codes.copy_(rows))
-        if (made := quantize_composed(self, rows, format, out)) is not None:
-            return made
+        if isinstance(format, Rotated):
+            return quantize_rotated(self, rows, format, out)
         kernel = KERNELS.get(type(format))
         if kernel is None or rows.ndim == 0 or rows.numel() == 0 or rows.shape[-1] % (format.group or 1):
             return reference.quantize(rows, format, out)
@@ -166,8 +171,8 @@ class TorchBackend:
         codes = stored.codes
         if format.granularity == "element":
             return codes.to(torch.float32) if out is None else out.copy_(codes)
-        if (values := dequantize_composed(self, stored, width, format, out)) is not None:
-            return values
+        if isinstance(format, Rotated):
+            return dequantize_rotated(self, stored, width, format, out)
         kernel = KERNELS.get(type(format))
         if kernel is None or codes.numel() == 0 or width % (format.group or 1):
             return reference.dequantize(stored, width, format, out)

@@ -11,6 +11,7 @@ from kvref.array import Array
 from kvref.formats.affine import LEAST_SCALE as LEAST_AFFINE_SCALE
 from kvref.formats.affine import AffineRow
 from kvref.formats.small_float import BFLOAT16, E2M1, E2M3, E3M2, E4M3FN, E5M2, ELEMENTS, FLOAT16, SmallFloat
+from kvref.formats.static import StaticFloat8
 from kvref.formats.symmetric import LEAST_SCALE, SymmetricRow
 
 BELOW_HALF = float(np.float32(0.49999997))  # trunc(y + copysign(this, y)) rounds halves away from zero
@@ -45,6 +46,19 @@ def quantize_affine(kernels: Kernels, format: AffineRow, x: Array, codes: Array,
     zero.copy_(least)
     scale.copy_(affine_scale(least, most, steps))
     return scale * steps + least
+
+
+def quantize_static(kernels: Kernels, format: StaticFloat8, x: Array, codes: Array) -> Array:
+    scale, limit = (torch.full_like(x[:1, :1], each) for each in (format.scale, format.small.max))
+    if kernels.fused:
+        kernels["static_small_float"](x, scale, limit, codes, format.small.name)
+    else:
+        kernels["static_float8"](x, scale, limit, codes, NATIVE[format.small])
+    return kernels["largest"](x)
+
+
+def dequantize_static(kernels: Kernels, format: StaticFloat8, y: Array, codes: Array) -> None:
+    from_small(kernels, format.small, codes, y, torch.full_like(y[:1, :1], format.scale))
 
 
 def dequantize_symmetric(kernels: Kernels, format: SymmetricRow, y: Array, codes: Array, scale: Array) -> None:
@@ -82,8 +96,7 @@ def int8(rows: Array, limit: Array, codes: Array) -> Array:
 def float8(rows: Array, limit: Array, codes: Array, dtype: torch.dtype) -> Array:
     largest = rows.abs().amax(dim=-1, keepdim=True)
     quotient = rows / symmetric_scale(largest, limit)
-    quotient = torch.minimum(torch.maximum(quotient, -limit), limit)  # within the range, where casts agree
-    codes.copy_(quotient.to(dtype).view(torch.uint8))
+    _cast(quotient, limit, codes, dtype)
     return largest
 
 
@@ -92,6 +105,19 @@ def small_float(rows: Array, limit: Array, codes: Array, name: str) -> Array:
     largest = rows.abs().amax(dim=-1, keepdim=True)
     codes.copy_(small_codes(rows / symmetric_scale(largest, limit), limit, name))
     return largest
+
+
+def static_float8(rows: Array, scale: Array, limit: Array, codes: Array, dtype: torch.dtype) -> None:
+    _cast(rows / scale, limit, codes, dtype)
+
+
+def static_small_float(rows: Array, scale: Array, limit: Array, codes: Array, name: str) -> None:
+    codes.copy_(small_codes(rows / scale, limit, name))
+
+
+def _cast(quotient: Array, limit: Array, codes: Array, dtype: torch.dtype) -> None:
+    within = torch.minimum(torch.maximum(quotient, -limit), limit)  # the range, where casts agree
+    codes.copy_(within.to(dtype).view(torch.uint8))
 
 
 def encode_small(values: Array, limit: Array, codes: Array, name: str) -> None:
@@ -197,6 +223,6 @@ def small_values(codes: Array, name: str, scale: Array | None) -> None:
 
 
 ROW_KERNELS = (
-    int8, float8, small_float, encode_small, affine, largest, extremes, from_int8, from_float, from_affine, as_floats,
-    small_values,
+    int8, float8, small_float, static_float8, static_small_float, encode_small, affine, largest, extremes,
+    from_int8, from_float, from_affine, as_floats, small_values,
 )  # fmt: skip
