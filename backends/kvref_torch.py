@@ -48,6 +48,7 @@ from kvref_torch_formats import (
 )
 from kvref_torch_ggml import GGML_KERNELS, dequantize_ggml, quantize_ggml
 from kvref_torch_groups import GROUP_KERNELS, dequantize_groups, dequantize_microscaled, quantize_groups, quantize_microscaled
+from kvref_torch_packing import PACKING_KERNELS
 
 BLOCK = 2**16  # values at a time on a CPU: 256 KiB of float32
 # What is compiled makes fewer arrays on the way, and a call of it takes as long as some thousand values.
@@ -93,7 +94,7 @@ class TorchBackend:
         self._block = (COMPILED_BLOCK if compile else BLOCK) if on_host else None
         if compile:
             torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_COMPILED)
-        kernels = (*ROW_KERNELS, *GROUP_KERNELS, *GGML_KERNELS)
+        kernels = (*ROW_KERNELS, *GROUP_KERNELS, *GGML_KERNELS, *PACKING_KERNELS)
         self._kernels = Kernels({kernel.__name__: self._compiled(kernel) if compile else kernel for kernel in kernels})
         self._kernels.fused = compile
         if on_host and not compile:

@@ -13,6 +13,7 @@ from kvref.formats.affine import AffineRow
 from kvref.formats.small_float import BFLOAT16, E2M1, E2M3, E3M2, E4M3FN, E5M2, ELEMENTS, FLOAT16, SmallFloat
 from kvref.formats.static import StaticFloat8
 from kvref.formats.symmetric import LEAST_SCALE, SymmetricRow
+from kvref_torch_packing import look_up, unpacked, whole_numbers
 
 BELOW_HALF = float(np.float32(0.49999997))  # trunc(y + copysign(this, y)) rounds halves away from zero
 NATIVE = {E4M3FN: torch.float8_e4m3fn, E5M2: torch.float8_e5m2, FLOAT16: torch.float16, BFLOAT16: torch.bfloat16}
@@ -79,7 +80,13 @@ def from_small(kernels: Kernels, small: SmallFloat, codes: Array, y: Array, scal
 
 
 def dequantize_affine(kernels: Kernels, format: AffineRow, y: Array, codes: Array, scale: Array, zero: Array) -> None:
-    kernels["from_affine"](codes, format.bits, scale, zero, y)
+    if format.bits == 8 or y.shape[-1] % 8:
+        kernels["from_affine"](codes, format.bits, scale, zero, y)
+    elif kernels.fused:
+        kernels["from_affine"](unpacked(kernels, codes, 4, y), 8, scale, zero, y)
+    else:
+        look_up(codes, y, whole_numbers(4, False, y.device))
+        y.mul_(scale).add_(zero)
 
 
 # Rows are [n, width], what goes with a row is [n, 1]. A kernel writes the codes and returns what the scale is made of: were it to

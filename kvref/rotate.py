@@ -79,8 +79,8 @@ def _pieces(rows: Array) -> Iterator[slice]:
 
 
 def _rows_at_once(rows: Array) -> int:
-    on_host = str(device(rows)) == "cpu"
-    return min(rows.shape[0], max(1, PIECE // rows.shape[1])) if on_host else rows.shape[0]
+    count, width = rows.shape
+    return int(min(count, max(1, PIECE // width)) if str(device(rows)) == "cpu" else count)
 
 
 def _room(xp: Namespace, rows: Array) -> tuple[Array, Array]:

@@ -1,0 +1,108 @@
+"""Codes of less than a byte in PyTorch: packed eight at a time, as an integer of 64 bits, and read back the same way around.
+
+Not compiled, a table has the values of all codes of a byte side by side.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+
+from kvref.array import Array
+from kvref.formats.small_float import SmallFloat
+
+ByName: TypeAlias = Mapping[str, Callable[..., Any]]  # of kernels
+
+
+def room_for_codes(x: Array, codes: Array, bits: int) -> Array:
+    """A byte for each."""
+    return codes if bits == 8 else torch.empty(x.shape, dtype=torch.uint8, device=x.device)
+
+
+def pack_codes(kernels: ByName, whole: Array, codes: Array, bits: int) -> None:
+    """Codes [n, group], a byte each, to [n, group * bits / 8], low bits first (FMT-SMALL-01)."""
+    if bits == 8:
+        return
+    packed = kernels["pack"](whole.view(torch.int64), bits)
+    if bits == 6:
+        codes.view(-1, 3).copy_(packed.view(torch.uint8).view(-1, 4)[:, :3])
+    else:
+        codes.copy_(packed.view(torch.uint8).view(codes.shape))
+
+
+def pack(eight: Array, bits: int) -> Array:
+    """Pairs of codes, then pairs of pairs: of each 64 bits 32 (codes of 4 bits), or 16 (of 2); 24 of each 32 (of 6)."""
+    even = 0x0001000100010001 * (2**bits - 1)
+    eight = (eight & even) | ((eight >> (8 - bits)) & (even << bits))
+    if bits == 4:  # bytes 0, 2, 4 and 6
+        eight = (eight | (eight >> 8)) & 0x0000FFFF0000FFFF
+        return (eight | (eight >> 16)).to(torch.int32)
+    even = 0x0000000100000001 * (2 ** (2 * bits) - 1)
+    eight = (eight & even) | ((eight >> (16 - 2 * bits)) & (even << (2 * bits)))
+    return eight if bits == 6 else (eight | (eight >> 24)).to(torch.int16)
+
+
+def unpacked(kernels: ByName, codes: Array, bits: int, like: Array) -> Array:
+    """Codes, a byte each, of the shape of `like`."""
+    if bits == 8:
+        return codes
+    if bits == 6:
+        four = codes.new_zeros((codes.numel() // 3, 4))
+        four[:, :3] = codes.reshape(-1, 3)
+        return kernels["unpack"](four.view(torch.int32), bits).view(torch.uint8).view(like.shape)
+    narrow = torch.int32 if bits == 4 else torch.int16
+    even = codes.contiguous().clone() if codes.storage_offset() % narrow.itemsize else codes.contiguous()
+    return kernels["unpack"](even.view(narrow), bits).view(torch.uint8).view(like.shape)
+
+
+def unpack(packed: Array, bits: int) -> Array:
+    """Eight codes of 4 or 2 bits, a byte each: halves are moved apart, then their halves. Or four of 6 bits, each moved."""
+    if bits == 6:
+        return (packed & 63) | ((packed << 2) & (63 << 8)) | ((packed << 4) & (63 << 16)) | ((packed << 6) & (63 << 24))
+    eight = packed.to(torch.int64)  # negative ones with ones in front
+    if bits == 4:
+        eight = ((eight & 0xFFFF) | (eight << 16)) & 0x0000FFFF0000FFFF
+        eight = (eight | (eight << 8)) & 0x00FF00FF00FF00FF
+        return (eight | (eight << 4)) & 0x0F0F0F0F0F0F0F0F
+    eight = ((eight & 0xFF) | (eight << 24)) & 0x000000FF000000FF
+    eight = (eight | (eight << 12)) & 0x000F000F000F000F
+    return (eight | (eight << 6)) & 0x0303030303030303
+
+
+def look_up(codes: Array, y: Array, table: Array) -> None:
+    """The values of packed codes, one, two or four at a time."""
+    index = codes.reshape(-1).to(torch.int32)
+    if len(table) == 2**12:
+        low, middle, high = index[0::3], index[1::3], index[2::3]
+        index = torch.stack([low | ((middle & 15) << 8), (middle >> 4) | (high << 4)], dim=-1).view(-1)
+    target = y.view(-1)
+    if target.storage_offset() % (table.itemsize // 4):
+        target.copy_(torch.index_select(table, 0, index).view(torch.float32))
+    else:
+        torch.index_select(table, 0, index, out=target.view(table.dtype))
+
+
+@cache
+def elements(small: SmallFloat, device: torch.device) -> Array:
+    """A table of the values of `small`."""
+    return _table(torch.from_numpy(small.decode(np.arange(2**small.bits, dtype=np.uint8))).to(device), small.bits)
+
+
+@cache
+def whole_numbers(bits: int, signed: bool, device: torch.device) -> Array:
+    """A table of whole numbers, signed as two's complement is."""
+    codes = torch.arange(2**bits, device=device)
+    return _table(torch.where((codes >= 2 ** (bits - 1)) & signed, codes - 2**bits, codes).to(torch.float32), bits)
+
+
+def _table(values: Array, bits: int) -> Array:
+    """The values of the codes that lie in a byte, or in 12 bits, side by side."""
+    count = {8: 1, 6: 2, 4: 2, 2: 4}[bits]
+    place = torch.arange(count, device=values.device) * bits
+    each = (torch.arange(2 ** (bits * count), device=values.device)[:, None] >> place) & (2**bits - 1)
+    return values[each].view(-1).view({1: torch.float32, 2: torch.int64, 4: torch.complex128}[count])
+
+
+PACKING_KERNELS = (pack, unpack)
