@@ -55,7 +55,7 @@ BLOCK = 2**16  # values at a time on a CPU: 256 KiB of float32
 COMPILED_BLOCK = 2**20
 MOST_COMPILED = 64  # versions of one kernel: formats times head sizes, each for one row and for many
 # Over a group of 32 values a reduction folds one vector up in itself: half of AVX-512's takes half the time.
-REDUCTIONS = ("largest", "extremes", "largest_and_even")
+REDUCTIONS = ("largest", "extremes")
 # What reads bytes and does little with them: the C++ compiler's own vectors, of what Inductor writes without any, take a third to
 # half of the time of Inductor's, which read bytes by way of the stack.
 PLAIN = (

@@ -6,7 +6,7 @@ import torch
 
 from kvref.array import Array
 from kvref.formats.ggml import GGML, GROUP, IQ4_EPSILON, IQ4_VALUES, IQ4NL, LEAST_INVERTIBLE
-from kvref_torch_formats import BELOW_HALF, Kernels, extremes
+from kvref_torch_formats import BELOW_HALF, Kernels
 
 HALF = GROUP // 2
 
@@ -14,6 +14,7 @@ HALF = GROUP // 2
 def quantize_ggml(kernels: Kernels, format: GGML, x: Array, codes: Array) -> Array:
     """Fills codes [n, bytes] of x [n, 32]. Returns what is finite unless they are to be refused."""
     width, least = GROUP * format.bits // 8, list[Array]()
+    halves = codes[:, -HALF:]  # where the lower four bits go
     whole = codes[:, -width:] if format.bits == 8 else torch.empty(x.shape, dtype=torch.uint8, device=x.device)
     if isinstance(format, IQ4NL):
         empty, products, squares = kernels["blocks_of_a_table"](x, _of_largest_magnitude(kernels, x), whole)
@@ -23,7 +24,10 @@ def quantize_ggml(kernels: Kernels, format: GGML, x: Array, codes: Array) -> Arr
         low, high = kernels["extremes"](x)
         top = torch.full_like(low, 2.0**format.bits - 1)
         scale, inverse = kernels["scale_and_inverse"](high - low + 0.0, top)  # 0 of zeros of both signs
-        kernels["blocks_above_least"](x, low, inverse, top, whole)
+        if format.bits == 4:
+            kernels["nibbles_above_least"](x, low, inverse, top, halves)
+        else:
+            kernels["blocks_above_least"](x, low, inverse, top, whole)
         least = [_first_zero(x, low)]
     else:
         reach = kernels["largest"](x) if format.bits == 8 else _of_largest_magnitude(kernels, x)
@@ -31,6 +35,8 @@ def quantize_ggml(kernels: Kernels, format: GGML, x: Array, codes: Array) -> Arr
         scale, inverse = kernels["scale_and_inverse"](reach, divisor)
         if format.bits == 8:
             kernels["blocks_of_bytes"](x, inverse, whole.view(torch.int8))
+        elif format.bits == 4:
+            kernels["nibbles_around_zero"](x, inverse, divisor, halves)
         else:
             kernels["blocks_around_zero"](x, inverse, divisor, whole)
     head = (torch.cat([scale, *least], dim=1) if least else scale).to(torch.float16)
@@ -40,8 +46,8 @@ def quantize_ggml(kernels: Kernels, format: GGML, x: Array, codes: Array) -> Arr
         codes[:, : 2 * head.shape[1]].view(torch.float16).copy_(head)
     if format.bits == 5:
         codes[:, -HALF - 4 : -HALF] = kernels["fifth_bits"](whole.view(torch.int64))
-    if format.bits < 8:
-        kernels["pack_halves"](whole, codes[:, -HALF:])
+    if format.bits == 5 or isinstance(format, IQ4NL):
+        kernels["pack_halves"](whole, halves)
     return head
 
 
@@ -63,7 +69,7 @@ def _of_largest_magnitude(kernels: Kernels, x: Array) -> Array:
 
     Extremes are found several times faster than places. A place is looked for where they are of the same magnitude.
     """
-    most, even = kernels["largest_and_even"](x)
+    most, even = kernels["larger_and_even"](*kernels["extremes"](x))
     if bool(even.any()):
         even = even.nonzero()[:, 0]
         blocks = x[even]
@@ -83,10 +89,9 @@ def _first_zero(x: Array, low: Array) -> Array:
 # Kernels: of what is a number a block, and then of the codes, a byte each.
 
 
-def largest_and_even(x: Array) -> tuple[Array, Array]:
-    """The value of the largest magnitude, and whether the least and the largest have the same, which is not 0."""
-    low, high = extremes(x)
-    return torch.where(-low > high, low, high) + 0.0, (-low == high) & (high > 0)
+def larger_and_even(low: Array, high: Array) -> tuple[Array, Array]:
+    """The one of the larger magnitude; and that magnitude where both have it, else 0: a number is written sooner than a bool."""
+    return torch.where(-low > high, low, high) + 0.0, torch.where(low + high == 0.0, high, 0.0)
 
 
 def scale_and_inverse(reach: Array, divisor: Array) -> tuple[Array, Array]:
@@ -101,11 +106,34 @@ def blocks_of_bytes(x: Array, inverse: Array, whole: Array) -> None:
 
 
 def blocks_around_zero(x: Array, inverse: Array, divisor: Array, whole: Array) -> None:
-    whole.copy_(torch.minimum(x * inverse + (0.5 - divisor), -2 * divisor - 1).to(torch.uint8))
+    whole.copy_(_around_zero(x, inverse, divisor).to(torch.uint8))
+
+
+def nibbles_around_zero(x: Array, inverse: Array, divisor: Array, out: Array) -> None:
+    out.copy_(_halves(_around_zero(x, inverse, divisor)))
 
 
 def blocks_above_least(x: Array, least: Array, inverse: Array, top: Array, whole: Array) -> None:
-    whole.copy_(torch.minimum((x - least) * inverse + 0.5, top).to(torch.uint8))
+    whole.copy_(_above_least(x, least, inverse, top).to(torch.uint8))
+
+
+def nibbles_above_least(x: Array, least: Array, inverse: Array, top: Array, out: Array) -> None:
+    out.copy_(_halves(_above_least(x, least, inverse, top)))
+
+
+def _around_zero(x: Array, inverse: Array, divisor: Array) -> Array:
+    """Codes, once the cast has truncated them."""
+    return torch.minimum(x * inverse + (0.5 - divisor), -2 * divisor - 1)
+
+
+def _above_least(x: Array, least: Array, inverse: Array, top: Array) -> Array:
+    return torch.minimum((x - least) * inverse + 0.5, top)
+
+
+def _halves(codes: Array) -> Array:
+    """Two codes a byte, put together as numbers of float32, of which vectors become bytes soonest."""
+    whole = torch.trunc(codes)
+    return (whole[:, :HALF] + 16.0 * whole[:, HALF:]).to(torch.uint8)
 
 
 def blocks_of_a_table(x: Array, largest: Array, whole: Array) -> tuple[Array, Array, Array]:
@@ -162,6 +190,6 @@ def from_halves(nibbles: Array, fifth: Array | None, zero: int, scale: Array, le
 
 
 GGML_KERNELS = (
-    largest_and_even, scale_and_inverse, blocks_of_bytes, blocks_around_zero, blocks_above_least, blocks_of_a_table, in_order,
-    fifth_bits, pack_halves, from_bytes, from_table, from_halves,
+    larger_and_even, scale_and_inverse, blocks_of_bytes, blocks_around_zero, nibbles_around_zero, blocks_above_least,
+    nibbles_above_least, blocks_of_a_table, in_order, fifth_bits, pack_halves, from_bytes, from_table, from_halves,
 )  # fmt: skip

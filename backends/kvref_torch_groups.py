@@ -60,19 +60,19 @@ def quantize_microscaled(kernels: Kernels, format: Microscaled, x: Array, codes:
 
 
 def dequantize_microscaled(kernels: Kernels, format: Microscaled, y: Array, codes: Array, scale: Array) -> None:
-    small, kind = format.small, "nvfp4" if isinstance(format, NVFP4) else "mx"
+    small = format.small
+    if isinstance(format, NVFP4):
+        factor = torch.empty_like(scale, dtype=torch.float32)
+        look_up(scale, factor, elements(E4M3FN, y.device))
+    else:
+        factor = kernels["powers"](scale)
     if isinstance(small, Int8Element):
-        kernels["from_int8"](codes.view(torch.int8), kernels["microscale_values"](scale, kind) * 2.0**-6, y)
+        kernels["from_int8"](codes.view(torch.int8), factor * 2.0**-6, y)
     elif kernels.fused:
-        if kind == "nvfp4":
-            factor = torch.empty_like(scale, dtype=torch.float32)
-            from_small(kernels, E4M3FN, scale, factor)
-        else:
-            factor = kernels["microscale_values"](scale, kind)
         from_small(kernels, small, unpacked(kernels, codes, format.bits, y), y, factor)
     else:
         look_up(codes, y, elements(small, y.device))
-        torch.mul(y, _scales(scale, kind), out=y)
+        y.mul_(factor)
 
 
 # Kernels. What is made of a group's scale is one of its own, between that which finds the extremes and that which writes codes, a
@@ -134,22 +134,17 @@ def _quotient(x: Array, held: Array, kind: str) -> Array:
     return x / held if kind == "nvfp4" else x * held
 
 
-def _scales(code: Array, kind: str) -> Array:
-    if kind == "nvfp4":
-        return code.view(torch.float8_e4m3fn).to(torch.float32)
-    return torch.where(code == E8M0_NAN, torch.nan, _power(code.to(torch.int32)))
-
-
 def _power(code: Array) -> Array:
     """2^(code - 127), exactly: 2^-127, too, which is subnormal."""
     return torch.where(code == 0, 1 << 22, code << 23).to(torch.int32).view(torch.float32)
 
 
-def microscale_values(scale: Array, kind: str) -> Array:
-    return _scales(scale, kind)
+def powers(scale: Array) -> Array:
+    """What codes of E8M0 are worth."""
+    return torch.where(scale == E8M0_NAN, torch.nan, _power(scale.to(torch.int32)))
 
 
 GROUP_KERNELS = (
     group_symmetric, group_affine, from_whole, microscales, int8_elements, float8_elements, small_elements,
-    microscale_values,
+    powers,
 )  # fmt: skip
