@@ -96,13 +96,27 @@ def test_many_pieces_are_the_same_as_one_and_go_where_they_are_told(name, format
 
 
 @pytest.mark.parametrize("name", FAST)
-@pytest.mark.parametrize("format", ["int8", "float8_e5m2", "q8", "q4"])
+@pytest.mark.parametrize("format", ["int8", "float8_e5m2", "q8", "q4", "float8_e4m3fn_static", "int8_hadamard"])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_a_value_in_the_last_row_that_is_not_finite_is_refused(name, format, value):
-    backend, rows = kvref.backend(name), patterns(1200)
+    backend, rows = kvref.backend(name), patterns(1200, 1e35)
     rows[-1, 77] = value
     with pytest.raises(NonFinite):
         backend.quantize(backend.asarray(rows), kvref.get_format(format))
+
+
+@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize("most", [np.float32(2.0**126 / WIDTH), np.nextafter(np.float32(2.0**126 / WIDTH), np.float32(np.inf))])
+def test_rows_are_rotated_up_to_where_their_sums_may_overflow(name, most):
+    backend, rows, format = kvref.backend(name), patterns(1200, 1e35), kvref.get_format("int8_hadamard")
+    rows[-1, 77] = -most
+    if most <= 2.0**126 / WIDTH:
+        want = kvref.reference.quantize(rows, format)
+        got = backend.quantize(backend.asarray(rows), format)
+        assert all(same_bits(backend.to_numpy(mine), right) for mine, right in zip(got[:2], want[:2], strict=True))
+    else:
+        with pytest.raises(NonFinite, match="expected magnitudes of at most"):
+            backend.quantize(backend.asarray(rows), format)
 
 
 @pytest.mark.parametrize("name", FAST)
@@ -139,11 +153,16 @@ def test_threads_have_scratch_of_their_own():
             assert all(same_bits(*each) for each in zip(got[:2], kvref.reference.quantize(mine, int8)[:2], strict=True))
 
 
-def test_an_array_that_would_be_filled_in_a_copy_is_refused():
-    rows, int8 = patterns(4), kvref.get_format("int8")
-    stored = NUMPY.quantize(rows, int8)
-    with pytest.raises(ValueError, match="expected a C-contiguous array"):
-        NUMPY.dequantize(stored, WIDTH, int8, np.zeros((4, 2 * WIDTH), np.float32)[:, ::2])
+@pytest.mark.parametrize("name", ["int8", "float8_e5m2_static", "int8_hadamard"])
+def test_an_array_that_would_be_filled_in_a_copy_is_refused(name):
+    rows, format = patterns(6, 1e35).reshape(3, 2, WIDTH), kvref.get_format(name)
+    stored = NUMPY.quantize(rows, format)
+    values, codes = (np.zeros((2, 3, WIDTH), part.dtype).swapaxes(0, 1) for part in (rows, stored.codes))
+    with pytest.raises(ValueError, match=r"C-contiguous|creating a copy"):
+        NUMPY.dequantize(stored, WIDTH, format, values)
+    with pytest.raises(ValueError, match=r"C-contiguous|creating a copy"):
+        NUMPY.quantize(rows, format, stored._replace(codes=codes))
+    assert not values.any() and not codes.any()
 
 
 @given(st.data())
