@@ -171,7 +171,7 @@ exit status: 0 each is caught by the clause it names, 1 one gets through, 2 coul
         epilog="Ratios are of the same round; times on their own say little. The whole takes some minutes and 5 GB.",
     )
     bench.add_argument("backends", metavar="BACKEND", nargs="*", help="numpy, torch, torch-compiled, torch:cuda, ... (all here)")
-    bench.add_argument("--only", default="*", metavar="GLOB", help="only these contests: 'quantize*', 'append*'")
+    bench.add_argument("--only", default="*", metavar="GLOB", help="only these contests: 'quantize*', '* 8 x 128'")
     bench.add_argument("--size", type=int, default=64, metavar="MB", help="float32 a kernel is given (%(default)s)")
     bench.add_argument("--json", metavar="FILE", help="write the figures as JSON")
     bench.add_argument("--plot", metavar="FILE.svg", help="draw them")

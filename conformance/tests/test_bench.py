@@ -41,6 +41,13 @@ def test_it_shows_a_table_and_writes_figures_and_a_plot(bench, tmp_path):
     assert "decode float8_e5m2 (values)" in [each.text for each in drawn.iter("{http://www.w3.org/2000/svg}text")]
 
 
+def test_a_kernel_is_asked_for_in_one_shape_or_in_all(bench, tmp_path):
+    for only, shapes in (("quantize int8 2 x 64", ["2 x 64"]), ("quantize int8", ["8 x 128", "2 x 64", "1 x 576"])):
+        assert bench("numpy", "--only", only, "--size", "1", "--json", "b.json").returncode == 0
+        contests = json.loads((tmp_path / "b.json").read_text())["contests"]
+        assert [each["shape"] for each in contests] == shapes
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -40,19 +40,20 @@ def _copying(backend: kvref.Backend, size: int) -> Callable[[], object]:
 
 
 def contests(backends: list[kvref.Backend], megabytes: int, wanted: Callable[[str], bool]) -> Iterator[Contest]:
-    """For each shape those whose title is wanted, one at a time: each takes a few times its size of memory."""
+    """For each shape those that are wanted, by title or by title and shape, one at a time: each takes a few times its size."""
     for heads, dim in SHAPES:
         tokens = megabytes * 2**20 // (4 * heads * dim) // BLOCK_SIZE * BLOCK_SIZE
         rng = np.random.default_rng(0)
         rows = rng.standard_normal((tokens, heads, dim), np.float32)
         shape = f"{heads} x {dim}"
+        asked = partial(_asked, wanted, shape)
         blocks = rng.permutation(tokens // BLOCK_SIZE)
         slots = (blocks[:, None] * BLOCK_SIZE + np.arange(BLOCK_SIZE)).reshape(-1)
         moves: dict[str, Make] = {"gather 16-token blocks": _gather, "scatter 16-token blocks": _scatter}
         for title, make in moves.items():
-            if wanted(title):
+            if asked(title):
                 yield _contest(title, shape, 2 * rows.nbytes, rows, backends, make, slots)
-        if wanted(title := "copy 16-token blocks"):  # half of them over the other half
+        if asked(title := "copy 16-token blocks"):  # half of them over the other half
             yield _contest(title, shape, rows.nbytes, rows, backends, _copy, blocks[: len(blocks) // 2 * 2])
         for name, format in kvref.FORMATS.items():
             one_of_many = isinstance(format, Groups) and (format.group, format.scale.name) != (64, "float32")
@@ -65,7 +66,7 @@ def contests(backends: list[kvref.Backend], megabytes: int, wanted: Callable[[st
             flat = rows.reshape(each, width)
             both: dict[str, Make] = {f"quantize {name}": _quantize, f"dequantize {name}": _dequantize}
             for title, make in both.items():
-                if wanted(title):
+                if asked(title):
                     yield _contest(title, shape, rows.nbytes + stored, flat, backends, make, format)
     for name in ELEMENTS:
         values = rng.standard_normal(megabytes * 2**18, np.float32)
@@ -73,6 +74,10 @@ def contests(backends: list[kvref.Backend], megabytes: int, wanted: Callable[[st
         for title, make in singly.items():
             if wanted(title):
                 yield _contest(title, "values", values.nbytes + values.size, values, backends, make, name)
+
+
+def _asked(wanted: Callable[[str], bool], shape: str, title: str) -> bool:
+    return wanted(title) or wanted(f"{title} {shape}")
 
 
 def _contest(title: str, shape: str, moved: int, rows: Any, backends: list[kvref.Backend], make: Make, how: Any) -> Contest:
