@@ -18,6 +18,7 @@ from kvref_numpy_formats import BELOW_HALF, F32, U8, finite, folded, scratch
 
 
 def quantize_ggml(x: F32, codes: U8, *, format: GGML) -> None:
+    codes = codes if codes.strides[-1] == 1 else np.ascontiguousarray(codes)
     block, whole = codes.view(_layout(format))[:, 0], scratch.like(x, np.uint8, 1)
     quotient, top = scratch.like(x, np.float32), 2**format.bits - 1
     with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused
@@ -88,6 +89,7 @@ def quantize_iq4_nl(x: F32, codes: U8, *, format: IQ4NL) -> None:
 
 
 def dequantize_ggml(y: F32, codes: U8, *, format: GGML) -> None:
+    codes = codes if codes.strides[-1] == 1 else np.ascontiguousarray(codes)
     block, whole = codes.view(_layout(format))[:, 0], scratch.like(y, np.uint8, 1)
     eight, scale = whole.view(np.uint64), block["d"].astype(np.float32)[:, None]
     if format.bits == 8:

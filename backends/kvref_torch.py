@@ -152,6 +152,7 @@ class TorchBackend:
             if out is None:
                 return Quantized(rows.to(getattr(torch, format.name)))
             return Quantized(out.codes.copy_(rows))
+        rows = rows.detach()  # codes have no gradient
         if isinstance(format, Rotated):
             return quantize_rotated(self, rows, format, out)
         kernel = KERNELS.get(type(format))

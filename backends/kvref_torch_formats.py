@@ -80,7 +80,7 @@ def from_small(kernels: Kernels, small: SmallFloat, codes: Array, y: Array, scal
 
 
 def dequantize_affine(kernels: Kernels, format: AffineRow, y: Array, codes: Array, scale: Array, zero: Array) -> None:
-    if format.bits == 8 or y.shape[-1] % 8:
+    if format.bits == 8 or y.shape[-1] % 8:  # nibbles of a row that does not end with eight of them
         kernels["from_affine"](codes, format.bits, scale, zero, y)
     elif kernels.fused:
         kernels["from_affine"](unpacked(kernels, codes, 4, y), 8, scale, zero, y)

@@ -7,6 +7,7 @@ import torch
 from kvref.array import Array
 from kvref.formats.ggml import GGML, GROUP, IQ4_EPSILON, IQ4_VALUES, IQ4NL, LEAST_INVERTIBLE
 from kvref_torch_formats import BELOW_HALF, Kernels
+from kvref_torch_packing import aligned
 
 HALF = GROUP // 2
 
@@ -40,7 +41,7 @@ def quantize_ggml(kernels: Kernels, format: GGML, x: Array, codes: Array) -> Arr
         else:
             kernels["blocks_around_zero"](x, inverse, divisor, whole)
     head = (torch.cat([scale, *least], dim=1) if least else scale).to(torch.float16)
-    if codes.storage_offset() % 2:
+    if codes.data_ptr() % 2:
         codes[:, : 2 * head.shape[1]] = head.view(torch.uint8)
     else:  # two bytes at a time
         codes[:, : 2 * head.shape[1]].view(torch.float16).copy_(head)
@@ -53,7 +54,7 @@ def quantize_ggml(kernels: Kernels, format: GGML, x: Array, codes: Array) -> Arr
 
 def dequantize_ggml(kernels: Kernels, format: GGML, y: Array, codes: Array) -> None:
     """Fills y [n, 32]."""
-    head = codes[:, : 4 if format.affine else 2].contiguous().view(torch.float16).to(torch.float32)
+    head = aligned(codes[:, : 4 if format.affine else 2], 2).view(torch.float16).to(torch.float32)
     scale, least = head[:, :1], head[:, 1:] if format.affine else None
     if format.bits == 8:
         kernels["from_bytes"](codes[:, -GROUP:].view(torch.int8), scale, y)

@@ -145,6 +145,5 @@ def powers(scale: Array) -> Array:
 
 
 GROUP_KERNELS = (
-    group_symmetric, group_affine, from_whole, microscales, int8_elements, float8_elements, small_elements,
-    powers,
+    group_symmetric, group_affine, from_whole, microscales, int8_elements, float8_elements, small_elements, powers,
 )  # fmt: skip

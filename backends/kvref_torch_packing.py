@@ -1,6 +1,6 @@
 """Codes of less than a byte in PyTorch: packed eight at a time, as an integer of 64 bits, and read back the same way around.
 
-Not compiled, a table has the values of all codes of a byte side by side.
+Not compiled, a table has the values of all codes of a byte, or of 12 bits, side by side.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ import torch
 from kvref.array import Array
 from kvref.formats.small_float import SmallFloat
 
-ByName: TypeAlias = Mapping[str, Callable[..., Any]]  # of kernels
+ByName: TypeAlias = Mapping[str, Callable[..., Any]]  # kernels: what Kernels is, whose file takes this one in
 
 
 def room_for_codes(x: Array, codes: Array, bits: int) -> Array:
@@ -53,8 +53,8 @@ def unpacked(kernels: ByName, codes: Array, bits: int, like: Array) -> Array:
         four[:, :3] = codes.reshape(-1, 3)
         return kernels["unpack"](four.view(torch.int32), bits).view(torch.uint8).view(like.shape)
     narrow = torch.int32 if bits == 4 else torch.int16
-    even = codes.contiguous().clone() if codes.storage_offset() % narrow.itemsize else codes.contiguous()
-    return kernels["unpack"](even.view(narrow), bits).view(torch.uint8).view(like.shape)
+    codes = aligned(codes, narrow.itemsize)
+    return kernels["unpack"](codes.view(narrow), bits).view(torch.uint8).view(like.shape)
 
 
 def unpack(packed: Array, bits: int) -> Array:
@@ -71,17 +71,22 @@ def unpack(packed: Array, bits: int) -> Array:
     return (eight | (eight << 6)) & 0x0303030303030303
 
 
+def aligned(array: Array, itemsize: int) -> Array:
+    """An array, or a copy, that may be read as numbers of so many bytes. What NumPy made has no offset, and lies anywhere."""
+    fits = array.is_contiguous() and array.data_ptr() % itemsize == 0
+    return array if fits else array.clone(memory_format=torch.contiguous_format)
+
+
 def look_up(codes: Array, y: Array, table: Array) -> None:
     """The values of packed codes, one, two or four at a time."""
     index = codes.reshape(-1).to(torch.int32)
     if len(table) == 2**12:
         low, middle, high = index[0::3], index[1::3], index[2::3]
         index = torch.stack([low | ((middle & 15) << 8), (middle >> 4) | (high << 4)], dim=-1).view(-1)
-    target = y.view(-1)
-    if target.storage_offset() % (table.itemsize // 4):
-        target.copy_(torch.index_select(table, 0, index).view(torch.float32))
+    if y.is_contiguous() and y.data_ptr() % table.itemsize == 0:
+        torch.index_select(table, 0, index, out=y.view(-1).view(table.dtype))
     else:
-        torch.index_select(table, 0, index, out=target.view(table.dtype))
+        y.copy_(torch.index_select(table, 0, index).view(torch.float32).view(y.shape))
 
 
 @cache

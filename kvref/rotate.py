@@ -6,6 +6,7 @@ rows is made, and what there is of one stays in the processor's cache.
 
 from collections.abc import Iterator
 
+import numpy as np
 from array_api_compat import array_namespace, device
 
 from kvref.array import Array, Namespace
@@ -31,7 +32,7 @@ def quantize_rotated(backend: Backend, rows: Array, format: Rotated, out: Quanti
     for some in _pieces(rows):
         x = rows[some]
         if not bool(xp.max(xp.abs(x)) <= most):
-            format.turned(x)  # raises, and says why
+            format.turned(x)  # raises, and says why, unless rows are not rotated at all
         rotate(x, turned[: len(x)], room)
         backend.quantize(turned[: len(x)], format.inner, Quantized(*(part[some] for part in stored)))
     return out
@@ -49,8 +50,9 @@ def dequantize_rotated(backend: Backend, stored: Quantized, width: int, format: 
     turned, room = _room(xp, rows)
     for some in _pieces(rows):
         y = rows[some]
-        backend.dequantize(Quantized(*(part[some] for part in parts)), width, format.inner, turned[: len(y)])
-        rotate(turned[: len(y)], y, room)
+        with np.errstate(over="ignore", invalid="ignore"):  # as in the reference
+            backend.dequantize(Quantized(*(part[some] for part in parts)), width, format.inner, turned[: len(y)])
+            rotate(turned[: len(y)], y, room)
     return out
 
 

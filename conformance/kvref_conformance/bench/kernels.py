@@ -72,7 +72,7 @@ def contests(backends: list[kvref.Backend], megabytes: int, wanted: Callable[[st
         values = rng.standard_normal(megabytes * 2**18, np.float32)
         singly: dict[str, Make] = {f"encode {name}": _encode, f"decode {name}": _decode}
         for title, make in singly.items():
-            if wanted(title):
+            if _asked(wanted, "values", title):
                 yield _contest(title, "values", values.nbytes + values.size, values, backends, make, name)
 
 
