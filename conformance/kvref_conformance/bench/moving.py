@@ -1,7 +1,7 @@
 """What it costs to save and load a cache, beside writing and reading a file of as many bytes.
 
-`python -m kvref_conformance.bench.moving`. Each round writes a plain file to the disk (fsync) and saves the cache, then reads what
-was saved plainly and loads it, each time with nothing of it in the system's memory (posix_fadvise). It is read once before that,
+`python -m kvref_conformance.bench.moving`. Each round writes a plain file to the disk (fsync) and saves the cache, then reads
+plainly what was saved and loads it, each time with nothing of it in the system's memory (posix_fadvise). It is read once before,
 for the first to read what was just written waits the longer, whoever that is. How much memory it took is said on Linux alone.
 """
 
