@@ -19,6 +19,7 @@ from kvref_conformance.conversation.exchange import (
     SHOWN_VALUES,
     Exchange,
     Given,
+    Misfit,
     On,
     Reply,
     Request,
@@ -161,7 +162,7 @@ class Calls(ABC):
             exchange.reply = Reply(plain(self.implementation, result, hint, request.op))
             note_given(exchange, self._given)
         except Broken as malformed:
-            exchange.reply = Reply(malformed.got)
+            exchange.reply = Reply(Misfit(malformed.got))
             raise
         return result if as_is else exchange.reply.ok
 

@@ -86,6 +86,10 @@ class Error:
     where: str = field(default="", compare=False)
 
 
+class Misfit(str):
+    """What stands in a conversation for a result that is not of the kind that the interface says."""
+
+
 @dataclass(frozen=True)
 class Reply:
     ok: Any = None

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kvref_conformance.conversation.exchange import Exchange, On, Request, resolved
+from kvref_conformance.conversation.exchange import Exchange, Misfit, On, Request, resolved
 from kvref_conformance.families import Family, all_families
 from kvref_conformance.interface import Implementation, Level
 from kvref_conformance.limits import Limits
@@ -63,6 +63,8 @@ class Witness:
         """Raise Broken, with the clause, unless the reply is as expected; take note of it if it is."""
         if exchange.reply is None:
             raise Broken(exchange.request.op, "an answer", "none", expected.clause)
+        if isinstance(exchange.reply.ok, Misfit):
+            raise Broken(exchange.request.op, "a result as the interface has it", exchange.reply.ok, expected.clause)
         expected.judge(exchange.reply, exchange.request.op, self.level)
         self.replies[exchange.request.id] = exchange.reply.ok
 

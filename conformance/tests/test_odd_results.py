@@ -1,0 +1,42 @@
+"""What an operation gives that is not of the kind that the interface says: a failure with a trace, and the run goes on."""
+
+import json
+
+import numpy as np
+import pytest
+
+import kvref
+from kvref_conformance.implementations.backends import OnBackend
+from kvref_conformance.judging.asked import Effort
+from kvref_conformance.judging.judge import Judge, select
+
+
+class Odd(OnBackend):
+    """kvref's own, but for one operation, of which something else comes than the interface says."""
+
+    def __init__(self, family, operation, answer):
+        super().__init__(kvref.reference)
+        make = getattr(self, family)
+        self.name = f"odd-{family}-{operation}"
+
+        def odd(*sizes, **named):
+            made = make(*sizes, **named)
+            wrong = type("Odd", (type(made),), {operation: lambda self, *args, **rest: answer})
+            made.__class__ = wrong
+            return made
+
+        setattr(self, family, odd)
+
+
+@pytest.mark.parametrize("answer", [np.zeros((1, 18), np.uint8), [[1], [2]], "nothing"], ids=["array", "lists", "text"])
+@pytest.mark.parametrize(
+    ("family", "operation"),
+    [("rows", "quantize"), ("paged", "gather"), ("offload", "prepare_store"), ("sharded", "block_table"), ("blocks", "allocate")],
+)
+def test_a_result_of_another_kind_fails_and_is_written_down(family, operation, answer):
+    judge, failed = Judge(Odd(family, operation, answer), Effort(examples=3, simpler=False)), []
+    for clause, checks in select(family=family).items():
+        wanted = [each for each in checks if not each.slow and not each.real and clause.id != "LAW-18"]
+        failed += [each for each in judge.clause(wanted) if each.verdict == "failed"]
+    assert failed and all(json.loads(each.trace[0])["failed"] for each in failed if each.trace)
+    assert any(each.trace for each in failed)
