@@ -51,6 +51,14 @@ def test_the_ten_lines_are_judged_as_the_page_says(tmp_path):
     assert (done.returncode, done.stdout.endswith(f"\n{conformant}")) == (0, True), done.stdout
 
 
+def test_the_rows_quantizer_is_judged_as_the_page_says(tmp_path):
+    *_, code = fenced("test-your-cache.md", "python")
+    *_, said = fenced("test-your-cache.md", "text")
+    (tmp_path / "myrows.py").write_text(code)
+    done = kvref(tmp_path, "check", "myrows:MyRows", "--examples", "30")
+    assert (done.returncode, done.stdout.endswith(f"\n{said}")) == (0, True), done.stdout
+
+
 def test_what_refuses_passes_in_the_steps_for_ci(tmp_path):
     first, refusing, *_ = fenced("test-your-cache.md", "python")
     (known,) = (text for text in fenced("test-your-cache.md", "text") if "# known" in text)
