@@ -96,44 +96,6 @@ def test_many_pieces_are_the_same_as_one_and_go_where_they_are_told(name, format
         assert same_bits(backend.to_numpy(backend.dequantize(stored, WIDTH, format)), back)
 
 
-def beside(array, count):
-    """A copy that begins so many bytes after what memory is aligned to."""
-    room = np.zeros(array.nbytes + 64, np.uint8)
-    start = -room.ctypes.data % 64 + count
-    moved = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
-    moved[...] = array
-    return moved
-
-
-@pytest.mark.parametrize("name", FAST[:2])
-@pytest.mark.parametrize("format", [each for each in some_of_each() if each.granularity != "element"], ids=lambda each: each.name)
-@pytest.mark.parametrize("count", [1, 50])
-def test_where_memory_lies_changes_nothing(name, format, count):
-    backend, rows = kvref.backend(name), np.linspace(-1, 1, count * WIDTH, dtype=np.float32).reshape(count, WIDTH)
-    want = kvref.reference.quantize(rows, format)
-    back = kvref.reference.dequantize(want, WIDTH, format)
-    mine = backend.quantize(backend.asarray(beside(rows, 4)), format)
-    for offset in (1, 2, 3):
-        held = mine._replace(codes=backend.asarray(beside(want.codes, offset)))
-        out = backend.asarray(beside(np.zeros_like(rows), 4))
-        assert same_bits(backend.to_numpy(backend.dequantize(held, WIDTH, format, out)), back)
-        codes = backend.asarray(beside(np.zeros_like(want.codes), offset))
-        backend.quantize(backend.asarray(rows), format, mine._replace(codes=codes))
-        assert same_bits(backend.to_numpy(codes), want.codes)
-    apart = mine._replace(codes=backend.asarray(np.repeat(want.codes, 2, axis=-1))[..., ::2])
-    assert same_bits(backend.to_numpy(backend.dequantize(apart, WIDTH, format)), back)
-
-
-@pytest.mark.torch
-@pytest.mark.parametrize("format", [each for each in some_of_each() if each.granularity != "element"], ids=lambda each: each.name)
-def test_what_has_a_gradient_is_stored_without(format):
-    torch, rows = kvref.backend("torch"), patterns(3, 3e4)
-    want = torch.quantize(torch.asarray(rows), format)
-    got = torch.quantize(torch.asarray(rows).requires_grad_(), format)
-    for mine, right in zip(got, want, strict=True):
-        assert (mine is None and right is None) or (bool((mine == right).all()) and not mine.requires_grad)
-
-
 @pytest.mark.parametrize("name", FAST)
 @pytest.mark.parametrize("format", ["int8", "float8_e5m2", "q8", "q4", "float8_e4m3fn_static", "int8_hadamard"])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
@@ -190,18 +152,6 @@ def test_threads_have_scratch_of_their_own():
     with ThreadPoolExecutor(4) as pool:
         for got, mine in zip(pool.map(lambda each: NUMPY.quantize(each, int8), rows * 4), rows * 4, strict=True):
             assert all(same_bits(*each) for each in zip(got[:2], kvref.reference.quantize(mine, int8)[:2], strict=True))
-
-
-@pytest.mark.parametrize("name", ["int8", "float8_e5m2_static", "int8_hadamard"])
-def test_an_array_that_would_be_filled_in_a_copy_is_refused(name):
-    rows, format = patterns(6, 1e35).reshape(3, 2, WIDTH), kvref.get_format(name)
-    stored = NUMPY.quantize(rows, format)
-    values, codes = (np.zeros((2, 3, WIDTH), part.dtype).swapaxes(0, 1) for part in (rows, stored.codes))
-    with pytest.raises(ValueError, match=r"C-contiguous|creating a copy"):
-        NUMPY.dequantize(stored, WIDTH, format, values)
-    with pytest.raises(ValueError, match=r"C-contiguous|creating a copy"):
-        NUMPY.quantize(rows, format, stored._replace(codes=codes))
-    assert not values.any() and not codes.any()
 
 
 @given(st.data())
