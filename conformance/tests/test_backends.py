@@ -137,6 +137,18 @@ def test_every_upper_half_with_any_lower_half_is_encoded_right(name, element):
         assert np.array_equal(backend.to_numpy(read), kvref.reference.decode(np.asarray(out), element), equal_nan=True)
 
 
+@pytest.mark.parametrize("name", FAST)
+def test_a_scale_halfway_between_two_of_nvfp4_is_the_even_one(name):
+    backend, format = kvref.backend(name), kvref.get_format("nvfp4")
+    scales = kvref.reference.decode(np.arange(8, 127, dtype=np.uint8), kvref.formats.small_float.E4M3FN)  # the normal ones
+    halfway = (scales[1:] + scales[:-1]) / np.float32(2)
+    rows = np.zeros((3 * len(halfway), 16), np.float32)
+    rows[:, 5] = 6 * np.concatenate([halfway, np.nextafter(halfway, np.float32(0)), np.nextafter(halfway, np.float32(999))])
+    got, want = backend.quantize(backend.asarray(rows), format), kvref.reference.quantize(rows, format)
+    assert all(same_bits(backend.to_numpy(mine), right) for mine, right in zip(got[:2], want[:2], strict=True))
+    assert (want.scale[: len(halfway), 0] % 2 == 0).all()
+
+
 @pytest.mark.parametrize("name", FAST[:2])
 def test_rows_are_gathered_into_the_array_that_is_given(name):
     backend = kvref.backend(name)
