@@ -18,7 +18,6 @@ from kvref_numpy_formats import BELOW_HALF, F32, U8, finite, folded, scratch
 
 
 def quantize_ggml(x: F32, codes: U8, *, format: GGML) -> None:
-    codes = codes if codes.strides[-1] == 1 else np.ascontiguousarray(codes)
     block, whole = codes.view(_layout(format))[:, 0], scratch.like(x, np.uint8, 1)
     quotient, top = scratch.like(x, np.float32), 2**format.bits - 1
     with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused

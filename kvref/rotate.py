@@ -15,9 +15,8 @@ from kvref.formats import Quantized
 from kvref.formats.base import stored_as, widen
 from kvref.formats.rotated import REACH, Rotated, block_of
 
-PIECE = (
-    31 * 2**15
-)  # values at a time on a CPU. Were it a power of two, the columns of a piece would have the same lines of the cache
+# Values at a time on a CPU. Were it a power of two, the columns of a piece would fall on the same lines of the cache.
+PIECE = 31 * 2**15
 
 
 def quantize_rotated(backend: Backend, rows: Array, format: Rotated, out: Quantized | None) -> Quantized:
