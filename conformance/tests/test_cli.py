@@ -161,9 +161,10 @@ def test_what_is_not_offered_is_not_passed(kvref):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nump"], "no implementation 'nump': did you mean 'numpy'? one of yours is module:object; known are reference, "),
+        (["nump"], "no implementation 'nump': did you mean 'numpy'? one of yours is module:object; kvref list shows what there is"),
         (["mine.py:Cache"], "no implementation 'mine.py:Cache': expected a module and no file: mine:Cache"),
         (["mine:Missing"], "mine has no 'Missing'"),
+        (["mine:cash"], "mine has no 'cash': did you mean 'Cache'?"),
         (["mine:"], "expected module:object"),
         (["absent:X"], "absent cannot be imported: ModuleNotFoundError: No module named 'absent'"),
         (["syntax:X"], "syntax cannot be imported: SyntaxError: "),
@@ -172,7 +173,7 @@ def test_what_is_not_offered_is_not_passed(kvref):
         (["mine:Misspelt"], "attention, kernels, engine: did you mean paged?"),
         (["mine:Sloppy"], "level must be 'exact' or 'tolerant', got 'roughly'"),
         (["mine:Odd"], "formats must be of float32, "),
-        (["mine:Nameless"], "an implementation needs 'name'"),
+        (["mine:Nameless"], "an implementation needs name, version, language, level, "),
         (["mine:OnlyKernels", "--family", "paged"], "nothing to test, it does not offer the family paged"),
         (["mine:OnlyKernels", "--clause", "PAGED-*"], "nothing to test, it offers nothing these clauses are about"),
         (["reference:nolib"], "expected an installed Array API library, got 'nolib'"),

@@ -109,10 +109,9 @@ def load(name: str, show_stderr: bool = False) -> Implementation:
     if found is None and ":" in name:
         found = _object_at(name)
     if found is None:
-        known = list(_names())
-        near = get_close_matches(name, known, n=1)
+        near = [f"{name}:OBJECT"] if Path(f"{name}.py").exists() else get_close_matches(name, _names(), n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        raise CannotRun(f"no implementation {name!r}: {hint}one of yours is module:object; known are {', '.join(known)}")
+        raise CannotRun(f"no implementation {name!r}: {hint}one of yours is module:object; kvref list shows what there is")
     return checked(name, _made(name, found))
 
 
@@ -134,9 +133,9 @@ def is_program(name: str) -> bool:
 
 def checked(name: str, implementation: Any) -> Implementation:
     """The same object, if it has what the judge needs first. Raises CannotRun."""
-    for attribute in ("name", "version", "language", "level", "formats", "asarray", "to_numpy"):
-        if not hasattr(implementation, attribute):
-            raise CannotRun(f"{name}: an implementation needs {attribute!r} (see kvref_conformance.interface)")
+    needed = ("name", "version", "language", "level", "formats", "asarray", "to_numpy")
+    if lacking := [attribute for attribute in needed if not hasattr(implementation, attribute)]:
+        raise CannotRun(f"{name}: an implementation needs {', '.join(lacking)} (see kvref_conformance.interface)")
     for attribute in ("name", "version", "language", "project"):
         said = getattr(implementation, attribute, implementation.name)
         if not isinstance(said, str) or not said.isprintable() or not 0 < len(said) <= LONGEST:
@@ -255,7 +254,8 @@ def _object_at(name: str) -> Any:
         sys.path.remove(str(Path.cwd()))
     for part in path.split("."):
         if not hasattr(found, part):
-            raise CannotRun(f"{module_name} has no {path!r}")
+            near = get_close_matches(part, dir(found), n=1)
+            raise CannotRun(f"{module_name} has no {path!r}{f': did you mean {near[0]!r}?' if near else ''}")
         found = getattr(found, part)
     return found
 

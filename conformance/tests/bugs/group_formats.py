@@ -188,6 +188,11 @@ def the_scale_is_rounded_down(patch):
 
 
 @bug("FMT-MX-06")
+def a_scale_halfway_is_rounded_up(patch):
+    in_source(patch, "kvref.formats.microscaling.NVFP4.scale_codes", "E4M3FN.encode(", "E4M3FN.encode((1 + 2.0**-20) * ")
+
+
+@bug("FMT-MX-06")
 def the_least_scale_is_a_subnormal(patch):
     in_source(patch, "kvref.formats.microscaling.NVFP4.scale_codes", "2.0**-6", "2.0**-9")
 

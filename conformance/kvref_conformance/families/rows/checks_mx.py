@@ -79,7 +79,9 @@ def microscaled_values_are_within_the_bound(subject: Subject) -> None:
 @check("FMT-MX-06", "rows")
 def nvfp4_scales_are_the_largest_over_six_in_e4m3(subject: Subject) -> None:
     for name in formats_of_rows(subject, *NVFP4):
-        largest = np.concatenate([2.0 ** subject.rng.uniform(-12, 14, size=300), [0.0, 2688.0, 2689.0, 1e6, 6 * 2.0**-6]])
+        halfway = 6 * 2.0 ** np.arange(-9, 6)[:, None] * (np.arange(8, 16) + 0.5)  # between two scales, to the last beyond all
+        ends = [0.0, 2688.0, 2689.0, 1e6, 6 * 2.0**-6]
+        largest = np.concatenate([2.0 ** subject.rng.uniform(-12, 14, size=300), ends, halfway.ravel()])
         rows = spread(subject, taken(subject, largest[:, None] * np.array([[0.25, -1.0, 0.5]])), name)
         same_scale(subject, quantized(subject, rows, name).scale, oracle.store(rows, name).scale, "scales", name)
         rows = adversarial(subject, 64, name)
