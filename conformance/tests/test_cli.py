@@ -164,7 +164,7 @@ def test_what_is_not_offered_is_not_passed(kvref):
         (["nump"], "no implementation 'nump': did you mean 'numpy'? one of yours is module:object; kvref list shows what there is"),
         (["mine.py:Cache"], "no implementation 'mine.py:Cache': expected a module and no file: mine:Cache"),
         (["mine:Missing"], "mine has no 'Missing'"),
-        (["mine:cash"], "mine has no 'cash': did you mean 'Cache'?"),
+        (["mine:nameles"], "mine has no 'nameles': did you mean 'Nameless'?"),
         (["mine:"], "expected module:object"),
         (["absent:X"], "absent cannot be imported: ModuleNotFoundError: No module named 'absent'"),
         (["syntax:X"], "syntax cannot be imported: SyntaxError: "),
