@@ -51,17 +51,17 @@ from kvref_torch_groups import GROUP_KERNELS, dequantize_groups, dequantize_micr
 from kvref_torch_packing import PACKING_KERNELS
 
 BLOCK = 2**16  # values at a time on a CPU: 256 KiB of float32
-# What is compiled makes fewer arrays on the way, and a call of it takes as long as some thousand values.
-COMPILED_BLOCK = 2**20
+# What is compiled makes fewer arrays on the way, and a call takes as long as some thousand values: so many where values are gone
+# through once or twice, as quantizing does, and where arrays of their size are made, and gone through too, as reading back does.
+COMPILED_ONCE, COMPILED_OFTEN = 2**22, 2**20
 MOST_COMPILED = 64  # versions of one kernel: formats times head sizes, each for one row and for many
 # Over a group of 32 values a reduction folds one vector up in itself: half of AVX-512's takes half the time.
 REDUCTIONS = ("largest", "extremes")
-# What reads bytes and does little with them: the C++ compiler's own vectors, of what Inductor writes without any, take a third to
-# half of the time of Inductor's, which read bytes by way of the stack.
-PLAIN = (
-    "from_int8", "from_affine", "from_float", "as_floats", "from_whole", "pack", "unpack", "pack_halves",
-    "from_bytes", "from_table", "from_halves",
-)  # fmt: skip
+# What moves bits of bytes: the C++ compiler's own vectors, of what Inductor writes without any, take a third to half of the time
+# of Inductor's, which read bytes by way of the stack.
+PLAIN = ("pack", "unpack", "pack_halves", "from_table", "from_halves")
+# What makes numbers of bytes and multiplies them: PyTorch's own copy is eight times as fast as what either of these makes.
+COPIED = ("from_int8", "from_affine", "from_float", "from_whole")
 
 # What quantizes and what reads back [n, width] of each kind of format, width being what has a scale.
 KERNELS: dict[type, tuple[Callable[..., Array], Callable[..., None]]] = {
@@ -91,7 +91,8 @@ class TorchBackend:
             raise BackendNotFound(f"backend torch: expected a device that is here, got {device!r}: {said}") from None
         self.name = ("torch-compiled" if compile else "torch") + ("" if device == "cpu" else f":{device}")
         on_host = self._device.type == "cpu"
-        self._block = (COMPILED_BLOCK if compile else BLOCK) if on_host else None
+        self._once = (COMPILED_ONCE if compile else BLOCK) if on_host else None
+        self._often = (COMPILED_OFTEN if compile else BLOCK) if on_host else None
         if compile:
             torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_COMPILED)
         kernels = (*ROW_KERNELS, *GROUP_KERNELS, *GGML_KERNELS, *PACKING_KERNELS)
@@ -163,7 +164,8 @@ class TorchBackend:
             out = Quantized(*(rows.new_empty(shape, dtype=getattr(torch, dtype)) for shape, dtype in parts))
         width = format.group or rows.shape[-1]  # of what has a scale
         flat = [out.codes.view(-1, format.code_width(width)), *(part.view(-1, 1) for part in out[1:] if part is not None)]
-        pieces = self._pieces(rows.reshape(-1, width), *flat)
+        most = self._often if isinstance(format, IQ4NL) else self._once
+        pieces = _pieces(most, rows.reshape(-1, width), *flat)
         read_back = [kernel[0](self._kernels, format, *each) for each in pieces]
         if not _all_finite(*read_back):  # what the largest code reads back as is finite only where the row and its range are
             raise NonFinite("rows: expected finite values that read back finite, got others")
@@ -183,7 +185,7 @@ class TorchBackend:
         width = format.group or width
         scales = [part.reshape(-1, 1) for part in stored[1:] if part is not None]
         scales = [part.view(torch.bfloat16) if part.dtype == torch.uint16 else part for part in scales]  # as others hold them
-        for each in self._pieces(out.view(-1, width), codes.reshape(-1, format.code_width(width)), *scales):
+        for each in _pieces(self._often, out.view(-1, width), codes.reshape(-1, format.code_width(width)), *scales):
             kernel[1](self._kernels, format, *each)
         return out
 
@@ -192,10 +194,10 @@ class TorchBackend:
         if out is None:
             out = values.new_empty(values.shape, dtype=getattr(torch, element.code_dtype))
         fused, saturates = self._kernels.fused and element.name in SMALL, element.infinity is None
-        for x, part in self._pieces(values.reshape(-1, 1), out.view(-1, 1)):
+        for x, part in _pieces(self._once, values.reshape(-1, 1), out.view(-1, 1)):
             if fused:
                 limit = torch.full_like(x[:1, 0], element.max if saturates else 2.0 ** (1 + element.bias))
-                self._kernels["encode_small"](x[:, 0], limit, part[:, 0], element.name)
+                self._kernels["encode_small"](x[:, 0], limit, part[:, 0].view(torch.int8), element.name)
                 continue
             clipped = x.clamp(-element.max, element.max) if saturates else x  # casts beyond the range differ by version
             part.copy_(clipped.to(NATIVE[element]).view(part.dtype))
@@ -206,7 +208,7 @@ class TorchBackend:
     def decode(self, codes: Array, element: SmallFloat, out: Array | None = None) -> Array:
         if out is None:
             out = codes.new_empty(codes.shape, dtype=torch.float32)
-        for y, part in self._pieces(out.view(-1, 1), codes.reshape(-1, 1)):
+        for y, part in _pieces(self._often, out.view(-1, 1), codes.reshape(-1, 1)):
             from_small(self._kernels, element, part, y)
         return out
 
@@ -245,23 +247,19 @@ class TorchBackend:
         return out
 
     def _compiled(self, kernel: Callable[..., Array]) -> Callable[..., Array]:
-        narrow = (
-            self._device.type == "cpu" and kernel.__name__ in REDUCTIONS and torch.backends.cpu.get_cpu_capability() == "AVX512"
-        )
-        plain = self._device.type == "cpu" and kernel.__name__ in PLAIN
-        options = {"cpp.simdlen": 256 if narrow else 1} if narrow or plain else None
+        options = None
+        if self._device.type == "cpu":
+            if kernel.__name__ in COPIED:
+                return kernel
+            if kernel.__name__ in PLAIN:
+                options = {"cpp.simdlen": 1}
+            elif kernel.__name__ in REDUCTIONS and torch.backends.cpu.get_cpu_capability() == "AVX512":
+                options = {"cpp.simdlen": 256}
         compiled: Callable[..., Array] = torch.compile(kernel, options=options)
         return compiled
 
     def _index(self, numbers: Array) -> Array:
         return torch.from_numpy(np.ascontiguousarray(numbers)).to(self._device, non_blocking=True)
-
-    def _pieces(self, *arrays: Array) -> list[tuple[Array, ...]]:
-        """Matching pieces of arrays with the same first axis, as many values of the first, [n, width], as are best; or all."""
-        if self._block is None:
-            return [arrays]
-        rows = max(1, self._block // max(1, arrays[0].shape[1]))
-        return list(zip(*(each.split(rows) for each in arrays), strict=True))
 
 
 def backend(device: str = "cpu", compile: bool = False) -> TorchBackend:
@@ -272,10 +270,20 @@ def compiled(device: str = "cpu") -> TorchBackend:
     return TorchBackend(device, compile=True)
 
 
+def _pieces(most: int | None, *arrays: Array) -> list[tuple[Array, ...]]:
+    """Matching pieces of arrays with the same first axis, of at most so many values of the first, [n, width]; or all at once."""
+    if most is None:
+        return [arrays]
+    rows = max(1, most // max(1, arrays[0].shape[1]))
+    return list(zip(*(each.split(rows) for each in arrays), strict=True))
+
+
 def _bits(tensor: Array) -> Array:
     """The same memory as NumPy's, which has no bfloat16."""
     return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).detach().numpy()
 
 
 def _all_finite(*arrays: Array) -> bool:
-    return all(bool(torch.isfinite(array).all()) for array in arrays)
+    """By the extremes, which are NaN where anything is, and are found in a twentieth of the time of looking at each."""
+    ends = (end for array in arrays if array.numel() for end in (array.amin(), array.amax()))
+    return all(bool(torch.isfinite(end)) for end in ends)

@@ -13,9 +13,10 @@ from kvref.formats.affine import AffineRow
 from kvref.formats.small_float import BFLOAT16, E2M1, E2M3, E3M2, E4M3FN, E5M2, ELEMENTS, FLOAT16, SmallFloat
 from kvref.formats.static import StaticFloat8
 from kvref.formats.symmetric import LEAST_SCALE, SymmetricRow
-from kvref_torch_packing import look_up, unpacked, whole_numbers
+from kvref_torch_packing import look_up, pack_codes, room_for_codes, unpacked, whole_numbers
 
-BELOW_HALF = float(np.float32(0.49999997))  # trunc(y + copysign(this, y)) rounds halves away from zero
+BELOW_HALF = float(np.float32(0.49999997))  # trunc(y + this with y's sign) rounds halves away from zero
+PATTERN_BELOW_HALF = int(np.float32(BELOW_HALF).view(np.int32))
 NATIVE = {E4M3FN: torch.float8_e4m3fn, E5M2: torch.float8_e5m2, FLOAT16: torch.float16, BFLOAT16: torch.bfloat16}
 SMALL = {
     element.name: element for element in (E4M3FN, E5M2, E2M1, E2M3, E3M2)
@@ -34,7 +35,7 @@ def quantize_symmetric(kernels: Kernels, format: SymmetricRow, x: Array, codes: 
     if format.name == "int8":
         largest = kernels["int8"](x, limit, codes)
     elif kernels.fused:
-        largest = kernels["small_float"](x, limit, codes, format.name)
+        largest = kernels["small_float"](x, limit, codes.view(torch.int8), format.name)
     else:
         largest = kernels["float8"](x, limit, codes, NATIVE[ELEMENTS[format.name]])
     scale.copy_(symmetric_scale(largest, limit))
@@ -42,8 +43,13 @@ def quantize_symmetric(kernels: Kernels, format: SymmetricRow, x: Array, codes: 
 
 
 def quantize_affine(kernels: Kernels, format: AffineRow, x: Array, codes: Array, scale: Array, zero: Array) -> Array:
-    steps = torch.full_like(scale, 2.0**format.bits - 1)
-    least, most = kernels["affine"](x, steps, format.bits, codes)
+    steps, whole = torch.full_like(scale, 2.0**format.bits - 1), room_for_codes(x, codes, format.bits)
+    least, most = kernels["affine"](x, steps, whole)
+    if format.bits == 8 or x.shape[-1] % 8 == 0:
+        pack_codes(kernels, whole, codes, format.bits)
+    else:
+        padded = torch.nn.functional.pad(whole, (0, whole.shape[-1] % 2))
+        codes.copy_(padded[:, 0::2] | (padded[:, 1::2] << 4))
     zero.copy_(least)
     scale.copy_(affine_scale(least, most, steps))
     return scale * steps + least
@@ -52,10 +58,8 @@ def quantize_affine(kernels: Kernels, format: AffineRow, x: Array, codes: Array,
 def quantize_static(kernels: Kernels, format: StaticFloat8, x: Array, codes: Array) -> Array:
     scale, limit = (torch.full_like(x[:1, :1], each) for each in (format.scale, format.small.max))
     if kernels.fused:
-        kernels["static_small_float"](x, scale, limit, codes, format.small.name)
-    else:
-        kernels["static_float8"](x, scale, limit, codes, NATIVE[format.small])
-    return kernels["largest"](x)
+        return kernels["static_small_float"](x, scale, limit, codes.view(torch.int8), format.small.name)
+    return kernels["static_float8"](x, scale, limit, codes, NATIVE[format.small])
 
 
 def dequantize_static(kernels: Kernels, format: StaticFloat8, y: Array, codes: Array) -> None:
@@ -73,8 +77,7 @@ def from_small(kernels: Kernels, small: SmallFloat, codes: Array, y: Array, scal
     """The values of codes, a byte each, times scale."""
     slowly_cast = small not in NATIVE or (small.infinity is None and codes.device.type == "cpu")
     if kernels.fused and slowly_cast:
-        kernels["as_floats"](codes, y)
-        kernels["small_values"](y, small.name, scale)
+        kernels["small_values"](y.copy_(codes), small.name, scale)
     else:
         kernels["from_float"](codes, NATIVE[small], y, scale)
 
@@ -96,7 +99,7 @@ def dequantize_affine(kernels: Kernels, format: AffineRow, y: Array, codes: Arra
 def int8(rows: Array, limit: Array, codes: Array) -> Array:
     largest = rows.abs().amax(dim=-1, keepdim=True)
     quotient = rows / symmetric_scale(largest, limit)
-    codes.copy_(quotient + torch.copysign(torch.full_like(quotient, BELOW_HALF), quotient))  # the cast truncates
+    codes.copy_(rounded(quotient))
     return largest
 
 
@@ -108,18 +111,20 @@ def float8(rows: Array, limit: Array, codes: Array, dtype: torch.dtype) -> Array
 
 
 def small_float(rows: Array, limit: Array, codes: Array, name: str) -> Array:
-    """As float8, without PyTorch's cast, which takes twice as long in what is compiled for a CPU."""
+    """As float8, without PyTorch's cast, which takes three times as long in what is compiled for a CPU."""
     largest = rows.abs().amax(dim=-1, keepdim=True)
     codes.copy_(small_codes(rows / symmetric_scale(largest, limit), limit, name))
     return largest
 
 
-def static_float8(rows: Array, scale: Array, limit: Array, codes: Array, dtype: torch.dtype) -> None:
+def static_float8(rows: Array, scale: Array, limit: Array, codes: Array, dtype: torch.dtype) -> Array:
     _cast(rows / scale, limit, codes, dtype)
+    return largest(rows)
 
 
-def static_small_float(rows: Array, scale: Array, limit: Array, codes: Array, name: str) -> None:
+def static_small_float(rows: Array, scale: Array, limit: Array, codes: Array, name: str) -> Array:
     codes.copy_(small_codes(rows / scale, limit, name))
+    return largest(rows)
 
 
 def _cast(quotient: Array, limit: Array, codes: Array, dtype: torch.dtype) -> None:
@@ -134,10 +139,10 @@ def encode_small(values: Array, limit: Array, codes: Array, name: str) -> None:
 
 
 def small_codes(quotient: Array, limit: Array, name: str, no_number: Array | None = None) -> Array:
-    """Codes of quotients up to limit; NaN's where there is no number.
+    """Codes of quotients up to limit, as two's complement of the element's bits; NaN's where there is no number.
 
     A power of two, up to a quotient, has its exponent times 2^mantissa_bits for a code, less a constant, and above it codes count
-    what the quotient is of its steps. As numbers of float32, which are exact, for vectors of them become bytes soonest.
+    what the quotient is of its steps. As numbers of float32, which are exact, for vectors of them become int8 soonest.
     """
     small = SMALL[name]
     bits, least, sign = small.mantissa_bits, 2.0 ** (1 - small.bias), 2.0 ** (small.bits - 2)
@@ -147,7 +152,17 @@ def small_codes(quotient: Array, limit: Array, name: str, no_number: Array | Non
     code = power.to(torch.float32) * 2.0 ** (bits - 23) + (count - (128 - small.bias) * 2.0**bits)
     if no_number is not None:
         code = torch.where(no_number, float(small.nan or 0), code)
-    return (code + (sign - torch.copysign(torch.full_like(quotient, sign), quotient))).to(torch.uint8)
+    return code + (signed((125 + small.bits) << 23, quotient) - sign)
+
+
+def rounded(quotient: Array) -> Array:
+    """Halves away from zero, once the cast to whole numbers has truncated it."""
+    return quotient + signed(PATTERN_BELOW_HALF, quotient)
+
+
+def signed(pattern: int, like: Array) -> Array:
+    """The number whose bits are `pattern`, with the signs of `like`: compiled, torch.copysign takes as long as all around it."""
+    return ((like.view(torch.int32) & -(2**31)) | pattern).view(torch.float32)
 
 
 def symmetric_scale(largest: Array, limit: Array) -> Array:
@@ -158,14 +173,9 @@ def affine_scale(least: Array, most: Array, steps: Array) -> Array:
     return ((most - least) / steps).clamp_min(LEAST_AFFINE_SCALE)
 
 
-def affine(rows: Array, steps: Array, bits: int, codes: Array) -> tuple[Array, Array]:
+def affine(rows: Array, steps: Array, whole: Array) -> tuple[Array, Array]:
     least, most = extremes(rows)
-    whole = torch.minimum((rows - least) / affine_scale(least, most, steps) + BELOW_HALF, steps).to(torch.uint8)
-    if bits == 8:
-        codes.copy_(whole)
-    else:
-        padded = torch.nn.functional.pad(whole, (0, whole.shape[-1] % 2))
-        codes.copy_(padded[:, 0::2] | (padded[:, 1::2] << 4))
+    whole.copy_(torch.minimum((rows - least) / affine_scale(least, most, steps) + BELOW_HALF, steps).to(torch.uint8))
     return least, most
 
 
@@ -179,17 +189,20 @@ def extremes(rows: Array) -> tuple[Array, Array]:
 
 
 def from_int8(codes: Array, scale: Array, out: Array) -> None:
-    out.copy_(codes.to(torch.float32) * scale)
+    out.copy_(codes).mul_(scale)
 
 
 def from_float(codes: Array, dtype: torch.dtype, out: Array, scale: Array | None = None) -> None:
-    values = codes.view(dtype).to(torch.float32)
-    out.copy_(values if scale is None else values * scale)
+    if dtype == torch.float8_e5m2:  # the upper bytes of float16, which is read several times as fast
+        codes, dtype = codes.to(torch.int16).bitwise_left_shift_(8), torch.float16
+    out.copy_(codes.view(dtype))
+    if scale is not None:
+        out.mul_(scale)
 
 
 def from_float_by_table(codes: Array, dtype: torch.dtype, out: Array, scale: Array | None = None) -> None:
     """For a CPU, where the cast from E4M3FN takes four times as long as looking its value up."""
-    if dtype.itemsize == 2:
+    if dtype != torch.float8_e4m3fn:
         from_float(codes, dtype, out, scale)
         return
     torch.index_select(_values(dtype), 0, codes.to(torch.int32).view(-1), out=out.view(-1))
@@ -205,12 +218,7 @@ def _values(dtype: torch.dtype) -> Array:
 
 def from_affine(codes: Array, bits: int, scale: Array, zero: Array, out: Array) -> None:
     whole = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(-2)[:, : out.shape[-1]] if bits == 4 else codes
-    product = whole.to(torch.float32) * scale
-    out.copy_(product + zero)  # a second rounding, never fused with the first (FMT-AFF-04)
-
-
-def as_floats(codes: Array, out: Array) -> None:
-    out.copy_(codes.to(torch.float32))
+    out.copy_(whole).mul_(scale).add_(zero)  # a second rounding, never fused with the first (FMT-AFF-04)
 
 
 def small_values(codes: Array, name: str, scale: Array | None) -> None:
@@ -231,5 +239,5 @@ def small_values(codes: Array, name: str, scale: Array | None) -> None:
 
 ROW_KERNELS = (
     int8, float8, small_float, static_float8, static_small_float, encode_small, affine, largest, extremes,
-    from_int8, from_float, from_affine, as_floats, small_values,
+    from_int8, from_float, from_affine, small_values,
 )  # fmt: skip

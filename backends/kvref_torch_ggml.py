@@ -6,7 +6,7 @@ import torch
 
 from kvref.array import Array
 from kvref.formats.ggml import GGML, GROUP, IQ4_EPSILON, IQ4_VALUES, IQ4NL, LEAST_INVERTIBLE
-from kvref_torch_formats import BELOW_HALF, Kernels
+from kvref_torch_formats import Kernels, rounded
 from kvref_torch_packing import aligned
 
 HALF = GROUP // 2
@@ -18,8 +18,8 @@ def quantize_ggml(kernels: Kernels, format: GGML, x: Array, codes: Array) -> Arr
     halves = codes[:, -HALF:]  # where the lower four bits go
     whole = codes[:, -width:] if format.bits == 8 else torch.empty(x.shape, dtype=torch.uint8, device=x.device)
     if isinstance(format, IQ4NL):
-        empty, products, squares = kernels["blocks_of_a_table"](x, _of_largest_magnitude(kernels, x), whole)
-        products, squares = (kernels["in_order"](each.t().contiguous())[:, None] for each in (products, squares))
+        empty, *fitted = kernels["blocks_of_a_table"](x, _of_largest_magnitude(kernels, x), whole)
+        products, squares = (kernels["in_order"](kernels["transposed"](each))[:, None] for each in fitted)
         scale = torch.where(empty, 0.0, products / torch.where(empty, 1.0, squares))
     elif format.affine:
         low, high = kernels["extremes"](x)
@@ -57,7 +57,7 @@ def dequantize_ggml(kernels: Kernels, format: GGML, y: Array, codes: Array) -> N
     head = aligned(codes[:, : 4 if format.affine else 2], 2).view(torch.float16).to(torch.float32)
     scale, least = head[:, :1], head[:, 1:] if format.affine else None
     if format.bits == 8:
-        kernels["from_bytes"](codes[:, -GROUP:].view(torch.int8), scale, y)
+        kernels["from_int8"](codes[:, -GROUP:].view(torch.int8), scale, y)
     elif isinstance(format, IQ4NL):
         kernels["from_table"](codes[:, -HALF:], torch.tensor(IQ4_VALUES, dtype=torch.float32, device=y.device), scale, y)
     else:
@@ -103,7 +103,7 @@ def scale_and_inverse(reach: Array, divisor: Array) -> tuple[Array, Array]:
 
 def blocks_of_bytes(x: Array, inverse: Array, whole: Array) -> None:
     quotient = x * inverse
-    whole.copy_(quotient + torch.copysign(torch.full_like(quotient, BELOW_HALF), quotient))  # the cast truncates
+    whole.copy_(rounded(quotient))
 
 
 def blocks_around_zero(x: Array, inverse: Array, divisor: Array, whole: Array) -> None:
@@ -142,13 +142,18 @@ def blocks_of_a_table(x: Array, largest: Array, whole: Array) -> tuple[Array, Ar
     empty = largest.abs() < IQ4_EPSILON
     first = torch.where(empty, 1.0, largest) / torch.full_like(largest, IQ4_VALUES[0])
     quotient = x * (torch.ones_like(first) / first)
-    code, worth = torch.zeros_like(x, dtype=torch.int32), torch.full_like(x, IQ4_VALUES[0])
+    both = torch.zeros_like(x)  # of each value 256 times the code, and what that is above the least of the table
     for below, above in pairwise(IQ4_VALUES):  # the upper one of two as near
-        beyond = quotient >= (below + above) / 2
-        code, worth = code + beyond, worth + torch.where(beyond, float(above - below), 0.0)
+        both = both + torch.where(quotient >= (below + above) / 2, 256.0 + (above - below), 0.0)
+    code = torch.trunc(both * 2.0**-8)
     whole.copy_(code.to(torch.uint8))
+    worth = both - 256.0 * code + IQ4_VALUES[0]
     weighted = x * x * worth
     return empty, weighted * x, weighted * worth
+
+
+def transposed(values: Array) -> Array:
+    return values.t().contiguous()
 
 
 def in_order(values: Array) -> Array:
@@ -166,10 +171,6 @@ def fifth_bits(eight: Array) -> Array:
 
 def pack_halves(whole: Array, out: Array) -> None:
     out.copy_((whole[:, :HALF] & 15) | ((whole[:, HALF:] & 15) << 4))
-
-
-def from_bytes(codes: Array, scale: Array, out: Array) -> None:
-    out.copy_(codes.to(torch.float32) * scale)
 
 
 def from_table(nibbles: Array, table: Array, scale: Array, out: Array) -> None:
@@ -192,5 +193,5 @@ def from_halves(nibbles: Array, fifth: Array | None, zero: int, scale: Array, le
 
 GGML_KERNELS = (
     larger_and_even, scale_and_inverse, blocks_of_bytes, blocks_around_zero, nibbles_around_zero, blocks_above_least,
-    nibbles_above_least, blocks_of_a_table, in_order, fifth_bits, pack_halves, from_bytes, from_table, from_halves,
+    nibbles_above_least, blocks_of_a_table, transposed, in_order, fifth_bits, pack_halves, from_table, from_halves,
 )  # fmt: skip

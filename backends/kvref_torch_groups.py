@@ -4,6 +4,8 @@ To quantize is two steps, so that torch.compile can make one loop of each: codes
 in. To read back is the same the other way around.
 """
 
+from functools import cache
+
 import torch
 
 from kvref.array import Array
@@ -37,7 +39,7 @@ def dequantize_groups(kernels: Kernels, format: Groups, y: Array, codes: Array, 
     signed = not format.affine
     if format.bits < 8 and not kernels.fused:
         look_up(codes, y, whole_numbers(format.bits, signed, y.device))
-        _scaled(y, scale, zero, y)
+        _scale(y, scale, zero)
         return
     whole = unpacked(kernels, codes, format.bits, y)
     kernels["from_whole"](whole, 2 ** (format.bits - 1) if signed else 0, scale, zero, y)
@@ -54,18 +56,15 @@ def quantize_microscaled(kernels: Kernels, format: Microscaled, x: Array, codes:
     elif small in NATIVE and not kernels.fused:
         kernels["float8_elements"](x, held, limit, kind, NATIVE[small], whole)
     else:
-        kernels["small_elements"](x, held, limit, kind, small.name, whole)
+        kernels["small_elements"](x, held, limit, kind, small.name, whole.view(torch.int8))
     pack_codes(kernels, whole, codes, format.bits)
     return largest
 
 
 def dequantize_microscaled(kernels: Kernels, format: Microscaled, y: Array, codes: Array, scale: Array) -> None:
     small = format.small
-    if isinstance(format, NVFP4):
-        factor = torch.empty_like(scale, dtype=torch.float32)
-        look_up(scale, factor, elements(E4M3FN, y.device))
-    else:
-        factor = kernels["powers"](scale)
+    factor = torch.empty_like(scale, dtype=torch.float32)
+    look_up(scale, factor, elements(E4M3FN, y.device) if isinstance(format, NVFP4) else _powers(y.device))
     if isinstance(small, Int8Element):
         kernels["from_int8"](codes.view(torch.int8), factor * 2.0**-6, y)
     elif kernels.fused:
@@ -82,7 +81,7 @@ def dequantize_microscaled(kernels: Kernels, format: Microscaled, y: Array, code
 def group_symmetric(x: Array, held: Array, top: Array, whole: Array) -> None:
     quotient = x / held
     away = torch.minimum(quotient.abs() + BELOW_HALF, top)  # the cast truncates
-    whole.copy_(torch.copysign(away, quotient))  # to be packed, its lower bits are taken
+    whole.copy_(torch.where(quotient < 0.0, -away, away))  # to be packed, its lower bits are taken
 
 
 def group_affine(x: Array, zero: Array, held: Array, top: Array, whole: Array) -> None:
@@ -91,14 +90,15 @@ def group_affine(x: Array, zero: Array, held: Array, top: Array, whole: Array) -
 
 
 def from_whole(whole: Array, sign: int, scale: Array, zero: Array | None, out: Array) -> None:
-    """sign: the bit that counts as negative, of two's complement."""
-    values = whole.to(torch.int32)
-    _scaled(((values ^ sign) - sign).to(torch.float32), scale, zero, out)
+    """sign: the bit that counts as negative, of two's complement; or 0."""
+    out.copy_(((whole ^ sign) - sign).view(torch.int8) if sign else whole)
+    _scale(out, scale, zero)
 
 
-def _scaled(values: Array, scale: Array, zero: Array | None, out: Array) -> None:
-    product = values * scale.to(torch.float32)
-    out.copy_(product if zero is None else product + zero.to(torch.float32))  # a second rounding (FMT-GROUP-04)
+def _scale(y: Array, scale: Array, zero: Array | None) -> None:
+    y.mul_(scale.to(torch.float32))
+    if zero is not None:
+        y.add_(zero.to(torch.float32))  # a second rounding (FMT-GROUP-04)
 
 
 def microscales(largest: Array, limit: Array, kind: str, scale: Array) -> Array:
@@ -139,11 +139,13 @@ def _power(code: Array) -> Array:
     return torch.where(code == 0, 1 << 22, code << 23).to(torch.int32).view(torch.float32)
 
 
-def powers(scale: Array) -> Array:
-    """What codes of E8M0 are worth."""
-    return torch.where(scale == E8M0_NAN, torch.nan, _power(scale.to(torch.int32)))
+@cache
+def _powers(device: torch.device) -> Array:
+    """What codes of E8M0 are worth. float32 [256]."""
+    code = torch.arange(256, dtype=torch.int32, device=device)
+    return torch.where(code == E8M0_NAN, torch.nan, _power(code))
 
 
 GROUP_KERNELS = (
-    group_symmetric, group_affine, from_whole, microscales, int8_elements, float8_elements, small_elements, powers,
+    group_symmetric, group_affine, from_whole, microscales, int8_elements, float8_elements, small_elements,
 )  # fmt: skip
