@@ -23,7 +23,7 @@ from kvref_conformance.vectors import check as vectors
 
 HERE = Path(__file__).parent
 SOME = "BLOCK-0[1245]"  # of which BLOCK-04 frees a second block, where pools misbehave: each death costs the start of a child
-MADE = "an object, for these sizes make sense and its limits allow them (LAW-12)"
+MADE = "an object, for what is asked makes sense and its limits allow it (LAW-12)"
 
 
 @pytest.fixture

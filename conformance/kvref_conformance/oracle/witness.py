@@ -16,7 +16,7 @@ from kvref_conformance.oracle.model import Model
 from kvref_conformance.oracle.rows import Reads
 from kvref_conformance.outcome import Broken
 
-MADE = "an object, for these sizes make sense and its limits allow them (LAW-12)"
+MADE = "an object, for what is asked makes sense and its limits allow it (LAW-12)"
 
 
 class Made(Expected):
