@@ -51,8 +51,8 @@ from kvref_torch_groups import GROUP_KERNELS, dequantize_groups, dequantize_micr
 from kvref_torch_packing import PACKING_KERNELS
 
 BLOCK = 2**16  # values at a time on a CPU: 256 KiB of float32
-# What is compiled makes fewer arrays on the way, and a call takes as long as some thousand values: so many where values are gone
-# through once or twice, as quantizing does, and where arrays of their size are made, and gone through too, as reading back does.
+# What is compiled makes fewer arrays on the way, and a call of it takes as long as tens of thousands of values. Quantizing goes
+# through the values once or twice; reading back makes arrays of their size and goes through those, too.
 COMPILED_ONCE, COMPILED_OFTEN = 2**22, 2**20
 MOST_COMPILED = 64  # versions of one kernel: formats times head sizes, each for one row and for many
 # Over a group of 32 values a reduction folds one vector up in itself: half of AVX-512's takes half the time.
