@@ -183,7 +183,7 @@ class TorchBackend:
         if out is None:
             out = codes.new_empty((*codes.shape[:-1], width), dtype=torch.float32)
         width = format.group or width
-        scales = [part.reshape(-1, 1) for part in stored[1:] if part is not None]
+        scales = [part.detach().reshape(-1, 1) for part in stored[1:] if part is not None]
         scales = [part.view(torch.bfloat16) if part.dtype == torch.uint16 else part for part in scales]  # as others hold them
         for each in _pieces(self._often, out.view(-1, width), codes.reshape(-1, format.code_width(width)), *scales):
             kernel[1](self._kernels, format, *each)

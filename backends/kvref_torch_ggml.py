@@ -144,7 +144,7 @@ def blocks_of_a_table(x: Array, largest: Array, whole: Array) -> tuple[Array, Ar
     quotient = x * (torch.ones_like(first) / first)
     both = torch.zeros_like(x)  # of each value 256 times the code, and what that is above the least of the table
     for below, above in pairwise(IQ4_VALUES):  # the upper one of two as near
-        both = both + torch.where(quotient >= (below + above) / 2, 256.0 + (above - below), 0.0)
+        both = torch.where(quotient >= (below + above) / 2, both + (256.0 + (above - below)), both)
     code = torch.trunc(both * 2.0**-8)
     whole.copy_(code.to(torch.uint8))
     worth = both - 256.0 * code + IQ4_VALUES[0]

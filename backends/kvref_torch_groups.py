@@ -19,7 +19,7 @@ from kvref_torch_packing import elements, look_up, pack_codes, room_for_codes, u
 def quantize_groups(kernels: Kernels, format: Groups, x: Array, codes: Array, scale: Array, zero: Array | None = None) -> Array:
     """Fills codes [n, bytes], and scale and zero [n, 1], of x [n, group]. Returns what is finite unless x is to be refused."""
     whole = room_for_codes(x, codes, format.bits)
-    top = torch.full((len(x), 1), float(format.top), device=x.device)
+    top = torch.full((len(x), 1), float(format.top), dtype=torch.float32, device=x.device)
     if zero is None:
         reach, low = kernels["largest"](x), torch.zeros_like(top)
     else:
@@ -47,7 +47,7 @@ def dequantize_groups(kernels: Kernels, format: Groups, y: Array, codes: Array, 
 
 def quantize_microscaled(kernels: Kernels, format: Microscaled, x: Array, codes: Array, scale: Array) -> Array:
     small, whole = format.small, room_for_codes(x, codes, format.bits)
-    limit = torch.full((len(x), 1), small.max, device=x.device)
+    limit = torch.full((len(x), 1), small.max, dtype=torch.float32, device=x.device)
     kind = "nvfp4" if isinstance(format, NVFP4) else "mx"
     largest = kernels["largest"](x)
     held = kernels["microscales"](largest, limit, kind, scale)

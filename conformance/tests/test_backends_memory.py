@@ -45,6 +45,34 @@ def test_what_has_a_gradient_is_stored_without(format):
         assert (mine is None and right is None) or (bool((mine == right).all()) and not mine.requires_grad)
 
 
+@pytest.mark.torch
+@pytest.mark.parametrize("format", [each for each in some_of_each() if each.granularity != "element"], ids=lambda each: each.name)
+def test_what_is_read_by_scales_with_a_gradient_has_none(format):
+    torch, rows = kvref.backend("torch"), patterns(3, 3e4)
+    stored = torch.quantize(torch.asarray(rows), format)
+    learned = type(stored)(*(part.requires_grad_() if part is not None and part.is_floating_point() else part for part in stored))
+    values = torch.dequantize(learned, WIDTH, format)
+    assert not values.requires_grad and same_bits(torch.to_numpy(values), torch.to_numpy(torch.dequantize(stored, WIDTH, format)))
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("default", ["bfloat16", "float64"])
+@pytest.mark.parametrize(("name", "formats"), [("torch", some_of_each()), ("torch-compiled", [kvref.get_format("iq4_nl")])])
+def test_what_numbers_are_by_default_changes_nothing(name, formats, default):
+    torch, backend = pytest.importorskip("torch"), kvref.backend(name)
+    rows = patterns(3, 3e4)
+    torch.set_default_dtype(getattr(torch, default))  # as who loads a model in it does
+    try:
+        for format in formats:
+            if format.granularity != "element":
+                want, got = kvref.reference.quantize(rows, format), backend.quantize(backend.asarray(rows), format)
+                assert same_bits(backend.to_numpy(got.codes), want.codes), format.name
+                back = kvref.reference.dequantize(want, WIDTH, format)
+                assert same_bits(backend.to_numpy(backend.dequantize(got, WIDTH, format)), back), format.name
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 @pytest.mark.parametrize("name", ["int8", "float8_e5m2_static", "int8_hadamard"])
 def test_an_array_that_would_be_filled_in_a_copy_is_refused(name):
     rows, format = patterns(6, 1e35).reshape(3, 2, WIDTH), kvref.get_format(name)

@@ -161,9 +161,14 @@ def test_what_is_not_offered_is_not_passed(kvref):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nump"], "no implementation 'nump': did you mean 'numpy'? one of yours is module:object; kvref list shows what there is"),
+        (
+            ["nump"],
+            "no implementation 'nump': did you mean 'numpy'? one of yours is module:object; kvref list shows what there is",
+        ),
         (["mine.py:Cache"], "no implementation 'mine.py:Cache': expected a module and no file: mine:Cache"),
         (["mine:Missing"], "mine has no 'Missing'"),
+        (["mine"], "no implementation 'mine': did you mean 'mine:OBJECT'? "),
+        (["a" * 300], "one of yours is module:object; "),
         (["mine:nameles"], "mine has no 'nameles': did you mean 'Nameless'?"),
         (["mine:"], "expected module:object"),
         (["absent:X"], "absent cannot be imported: ModuleNotFoundError: No module named 'absent'"),

@@ -109,7 +109,8 @@ def load(name: str, show_stderr: bool = False) -> Implementation:
     if found is None and ":" in name:
         found = _object_at(name)
     if found is None:
-        near = [f"{name}:OBJECT"] if Path(f"{name}.py").exists() else get_close_matches(name, _names(), n=1)
+        here = {each.stem for each in Path().glob("*.py")}
+        near = [f"{name}:OBJECT"] if name in here else get_close_matches(name, _names(), n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise CannotRun(f"no implementation {name!r}: {hint}one of yours is module:object; kvref list shows what there is")
     return checked(name, _made(name, found))
