@@ -60,7 +60,7 @@ REDUCTIONS = ("largest", "extremes")
 # What moves bits of bytes: the C++ compiler's own vectors, of what Inductor writes without any, take a third to half of the time
 # of Inductor's, which read bytes by way of the stack.
 PLAIN = ("pack", "unpack", "pack_halves", "from_table", "from_halves")
-# What makes numbers of bytes and multiplies them: PyTorch's own copy is eight times as fast as what either of these makes.
+# What makes numbers of bytes and multiplies them: PyTorch's own copy is seven times as fast as what either of these makes.
 COPIED = ("from_int8", "from_affine", "from_float", "from_whole")
 
 # What quantizes and what reads back [n, width] of each kind of format, width being what has a scale.
@@ -164,7 +164,7 @@ class TorchBackend:
             out = Quantized(*(rows.new_empty(shape, dtype=getattr(torch, dtype)) for shape, dtype in parts))
         width = format.group or rows.shape[-1]  # of what has a scale
         flat = [out.codes.view(-1, format.code_width(width)), *(part.view(-1, 1) for part in out[1:] if part is not None)]
-        most = self._often if isinstance(format, IQ4NL) else self._once
+        most = self._often if isinstance(format, IQ4NL) else self._once  # its sums take several arrays of the values' size
         pieces = _pieces(most, rows.reshape(-1, width), *flat)
         read_back = [kernel[0](self._kernels, format, *each) for each in pieces]
         if not _all_finite(*read_back):  # what the largest code reads back as is finite only where the row and its range are
@@ -284,6 +284,6 @@ def _bits(tensor: Array) -> Array:
 
 
 def _all_finite(*arrays: Array) -> bool:
-    """By the extremes, which are NaN where anything is, and are found in a twentieth of the time of looking at each."""
+    """By the extremes, which are NaN where anything is, and are found sooner than each is looked at."""
     ends = (torch.stack([array.amin(), array.amax()]) for array in arrays if array.numel())
     return all(bool(torch.isfinite(each).all()) for each in ends)

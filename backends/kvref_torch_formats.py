@@ -111,7 +111,7 @@ def float8(rows: Array, limit: Array, codes: Array, dtype: torch.dtype) -> Array
 
 
 def small_float(rows: Array, limit: Array, codes: Array, name: str) -> Array:
-    """As float8, without PyTorch's cast, which takes three times as long in what is compiled for a CPU."""
+    """As float8, without PyTorch's cast, which takes longer in what is compiled for a CPU."""
     largest = rows.abs().amax(dim=-1, keepdim=True)
     codes.copy_(small_codes(rows / symmetric_scale(largest, limit), limit, name))
     return largest
