@@ -36,7 +36,6 @@ from kvref_torch_formats import (
     NATIVE,
     ROW_KERNELS,
     SMALL,
-    Kernels,
     dequantize_affine,
     dequantize_static,
     dequantize_symmetric,
@@ -48,7 +47,7 @@ from kvref_torch_formats import (
 )
 from kvref_torch_ggml import GGML_KERNELS, dequantize_ggml, quantize_ggml
 from kvref_torch_groups import GROUP_KERNELS, dequantize_groups, dequantize_microscaled, quantize_groups, quantize_microscaled
-from kvref_torch_packing import PACKING_KERNELS
+from kvref_torch_packing import PACKING_KERNELS, Kernels
 
 BLOCK = 2**16  # values at a time on a CPU: 256 KiB of float32
 # What is compiled makes fewer arrays on the way, and a call of it takes as long as tens of thousands of values. Quantizing goes

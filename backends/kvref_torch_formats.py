@@ -1,8 +1,6 @@
 """The formats with a scale a row in PyTorch, and FP8: each one function over rows [n, width]."""
 
-from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +11,7 @@ from kvref.formats.affine import AffineRow
 from kvref.formats.small_float import BFLOAT16, E2M1, E2M3, E3M2, E4M3FN, E5M2, ELEMENTS, FLOAT16, SmallFloat
 from kvref.formats.static import StaticFloat8
 from kvref.formats.symmetric import LEAST_SCALE, SymmetricRow
-from kvref_torch_packing import look_up, pack_codes, room_for_codes, unpacked, whole_numbers
+from kvref_torch_packing import Kernels, look_up, pack_codes, room_for_codes, unpacked, whole_numbers
 
 BELOW_HALF = float(np.float32(0.49999997))  # trunc(y + this with y's sign) rounds halves away from zero
 PATTERN_BELOW_HALF = int(np.float32(BELOW_HALF).view(np.int32))
@@ -21,12 +19,6 @@ NATIVE = {E4M3FN: torch.float8_e4m3fn, E5M2: torch.float8_e5m2, FLOAT16: torch.f
 SMALL = {
     element.name: element for element in (E4M3FN, E5M2, E2M1, E2M3, E3M2)
 }  # by name: what is compiled is told apart by strings
-
-
-class Kernels(dict[str, Callable[..., Any]]):
-    """Kernels by name. fused: they are compiled, so that arithmetic costs less than looking up in a table."""
-
-    fused = False
 
 
 def quantize_symmetric(kernels: Kernels, format: SymmetricRow, x: Array, codes: Array, scale: Array) -> Array:

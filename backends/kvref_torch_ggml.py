@@ -6,8 +6,8 @@ import torch
 
 from kvref.array import Array
 from kvref.formats.ggml import GGML, GROUP, IQ4_EPSILON, IQ4_VALUES, IQ4NL, LEAST_INVERTIBLE
-from kvref_torch_formats import Kernels, rounded
-from kvref_torch_packing import aligned
+from kvref_torch_formats import rounded
+from kvref_torch_packing import Kernels, aligned
 
 HALF = GROUP // 2
 

@@ -12,8 +12,8 @@ from kvref.array import Array
 from kvref.formats.grouped import LEAST, Groups
 from kvref.formats.microscaling import E8M0_BIAS, E8M0_NAN, NVFP4, Int8Element, Microscaled
 from kvref.formats.small_float import E4M3FN
-from kvref_torch_formats import BELOW_HALF, NATIVE, Kernels, from_small, small_codes
-from kvref_torch_packing import elements, look_up, pack_codes, room_for_codes, unpacked, whole_numbers
+from kvref_torch_formats import BELOW_HALF, NATIVE, from_small, small_codes
+from kvref_torch_packing import Kernels, elements, look_up, pack_codes, room_for_codes, unpacked, whole_numbers
 
 
 def quantize_groups(kernels: Kernels, format: Groups, x: Array, codes: Array, scale: Array, zero: Array | None = None) -> Array:

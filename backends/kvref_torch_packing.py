@@ -3,9 +3,9 @@
 Not compiled, a table has the values of all codes of a byte, or of 12 bits, side by side.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,7 +13,11 @@ import torch
 from kvref.array import Array
 from kvref.formats.small_float import SmallFloat
 
-ByName: TypeAlias = Mapping[str, Callable[..., Any]]  # kernels: what Kernels is, whose file takes this one in
+
+class Kernels(dict[str, Callable[..., Any]]):
+    """Kernels by name. fused: they are compiled, so that arithmetic costs less than looking up in a table."""
+
+    fused = False
 
 
 def room_for_codes(x: Array, codes: Array, bits: int) -> Array:
@@ -21,7 +25,7 @@ def room_for_codes(x: Array, codes: Array, bits: int) -> Array:
     return codes if bits == 8 else torch.empty(x.shape, dtype=torch.uint8, device=x.device)
 
 
-def pack_codes(kernels: ByName, whole: Array, codes: Array, bits: int) -> None:
+def pack_codes(kernels: Kernels, whole: Array, codes: Array, bits: int) -> None:
     """Codes [n, group], a byte each, to [n, group * bits / 8], low bits first (FMT-SMALL-01)."""
     if bits == 8:
         return
@@ -44,7 +48,7 @@ def pack(eight: Array, bits: int) -> Array:
     return eight if bits == 6 else (eight | (eight >> 24)).to(torch.int16)
 
 
-def unpacked(kernels: ByName, codes: Array, bits: int, like: Array) -> Array:
+def unpacked(kernels: Kernels, codes: Array, bits: int, like: Array) -> Array:
     """Codes, a byte each, of the shape of `like`."""
     if bits == 8:
         return codes

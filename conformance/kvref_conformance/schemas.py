@@ -11,20 +11,30 @@ def schema(package: str, name: str) -> Any:
     return json.loads((files(package) / name).read_text(encoding="utf-8"))
 
 
-@cache
-def _validator(package: str, name: str, part: str) -> Any:
-    import jsonschema  # slow to import, and rarely needed
-
+def _part(package: str, name: str, part: str) -> Any:
     whole = schema(package, name)
-    return jsonschema.Draft202012Validator({"$ref": f"#/$defs/{part}", "$defs": whole["$defs"]} if part else whole)
+    return {"$ref": f"#/$defs/{part}", "$defs": whole["$defs"]} if part else whole
+
+
+@cache
+def _quick(package: str, name: str, part: str) -> Any:
+    import jsonschema_rs
+
+    return jsonschema_rs.Draft202012Validator(_part(package, name, part))
 
 
 def mismatch(document: Any, package: str, name: str, part: str = "") -> str:
-    """What is wrong with a document and where in it; empty where it is as the schema says, or one of its $defs."""
-    import jsonschema
+    """What is wrong with a document and where in it; empty where it is as the schema says, or one of its $defs.
+
+    Whether it is, jsonschema-rs says soonest; what is wrong, jsonschema, which knows the best of several errors.
+    """
+    if _quick(package, name, part).is_valid(document):
+        return ""
+    import jsonschema  # slow to import, and rarely needed
 
     try:
-        wrong = jsonschema.exceptions.best_match(_validator(package, name, part).iter_errors(document))
+        errors = jsonschema.Draft202012Validator(_part(package, name, part)).iter_errors(document)
+        wrong = jsonschema.exceptions.best_match(errors)
     except RecursionError:
         return "nested too deeply to be read"
     where = "".join(f"[{part!r}]" for part in wrong.absolute_path)[:200] if wrong else ""

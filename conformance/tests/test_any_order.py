@@ -19,7 +19,7 @@ PICKS = {"the last": lambda wrong: wrong[-1], "any": random.Random(0).choice}
 
 @pytest.mark.parametrize("pick", PICKS)
 def test_a_right_cache_may_look_in_any_order(pick):
-    judge = Judge(Implementation(PICKS[pick]), Effort(examples=15))
+    judge = Judge(Implementation(PICKS[pick]), Effort(examples=8))
     failed = {
         clause.id
         for clause, checks in select().items()

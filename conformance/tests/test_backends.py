@@ -77,6 +77,9 @@ def patterns(count, most=1e38):
 @pytest.mark.parametrize("format", some_of_each(), ids=lambda each: each.name)
 def test_many_pieces_are_the_same_as_one_and_go_where_they_are_told(name, format, monkeypatch):
     monkeypatch.setattr("kvref.rotate.PIECE", 500 * WIDTH)
+    if name == "torch-compiled":  # whose pieces are larger
+        monkeypatch.setattr("kvref_torch.COMPILED_ONCE", 2**16)
+        monkeypatch.setattr("kvref_torch.COMPILED_OFTEN", 2**16)
     backend = kvref.backend(name)
     plain, most = (format.inner, 1e35) if isinstance(format, Rotated) else (format, 1e38)  # whose sums are finite
     halves = plain.name.endswith("_float16") or isinstance(plain, GGML)  # of numbers that float16 has

@@ -225,6 +225,7 @@ def test_explain_shows_text_why_bugs_and_checks(kvref):
     ("arguments", "needed"),
     [
         (["check", "numpy"], "pytest"), (["check", "numpy"], "hypothesis"), (["replay", "x"], "jsonschema"),
+        (["replay", "x"], "jsonschema_rs"),
         (["report", "x", "-o", "y"], "jinja2"), (["soak", "numpy"], "rich"), (["zoo"], "rich"), (["bench"], "rich"),
         (["harness", "--selftest", "x"], "rich"), (["vectors", "numpy"], "safetensors"), (["list"], "rich"),
         (["explain", "PAGED"], "rich"),

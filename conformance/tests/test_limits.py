@@ -80,8 +80,12 @@ def concerned(limit):
     ]
 
 
+EACH = [(limit, family) for limit in LIMITS for family in concerned(limit)]
+SOME = {*EXCEPTIONS, *EACH[::4]}
+
+
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize(("limit", "family"), [(limit, family) for limit in LIMITS for family in concerned(limit)])
+@pytest.mark.parametrize(("limit", "family"), [pytest.param(*each, marks=[pytest.mark.long][each in SOME :]) for each in EACH])
 def test_every_clause_is_judged_within_limits(limit, family):
     judge, lacking = Judge(Restricted(LIMITS[limit])), {}
     for clause, checks in select(family=family).items():

@@ -26,7 +26,7 @@ def command(name: str) -> Callable[[argparse.Namespace], int]:
 
     Only its own module is imported, for they take longer than many a command. Raises ImportError.
     """
-    for late in ("hypothesis", "jsonschema"):  # imported when they are used, which is no time to miss them
+    for late in ("hypothesis", "jsonschema", "jsonschema_rs"):  # imported when they are used, which is no time to miss them
         if find_spec(late) is None:
             raise ModuleNotFoundError(name=late)
     found: Callable[[argparse.Namespace], int] = pkgutil.resolve_name(f"{__name__}.{_WHERE[name]}")

@@ -43,12 +43,12 @@ def look_at(name: str, examples: int = 100) -> Seen:
     return Seen(member, [outcome for outcome in judge.clause(checks) if outcome.verdict == "failed"])
 
 
-def broken_by(name: str, examples: int = 100) -> set[str]:
-    """Every clause that a member fails, but for LAW-18: what is wrong at small sizes is wrong at real ones."""
+def broken_by(name: str, wanted: str = "*", examples: int = 100) -> set[str]:
+    """Every clause, of those wanted, that a member fails, but for LAW-18: what is wrong at small sizes is wrong at real ones."""
     member = kvref_zoo.member(name)
     judge = judge_of(member, examples, simpler=False)
     offered = {family for family in families() if offers(member, family)}
-    clauses = {clause: checks for clause, checks in select().items() if {check.family for check in checks} & offered}
+    clauses = {clause: checks for clause, checks in select(wanted).items() if {check.family for check in checks} & offered}
     return {
         clause.id
         for clause, checks in clauses.items()

@@ -5,6 +5,8 @@ from typing import Any
 import kvref
 from kvref_conformance.implementations.backends import OnBackend
 
+CHOOSING = ("blocks", "paged")  # the families that these choose otherwise in
+
 
 class _Pool(kvref.BlockPool):
     def __init__(self, num_blocks: int) -> None:

@@ -26,7 +26,7 @@ from kvref_conformance.outcome import NotOffered
 from kvref_conformance.searching.found import Search
 from kvref_conformance.searching.run import run_machine, searched
 from kvref_conformance.vectors import formats, recorded
-from kvref_conformance.vectors.contrary import Striding, Turned
+from kvref_conformance.vectors.contrary import CHOOSING, Striding, Turned
 
 VERSION = 1
 MANIFEST = "manifest.json"
@@ -104,14 +104,18 @@ def _from_check(vectors: Vectors, judge: Judge, check: Check) -> None:
 
 def _lines(judge: Judge, conversation: list[Exchange], clause: str, check: str, largest: int) -> tuple[list[str], str]:
     """The trace; or why there is none."""
+    larger = f"it is larger than {largest // 1000} kB"
+    if file.too_large(conversation, largest):
+        return [], larger
     if not conversation or not file.judged_by_model(conversation, Witness("exact")):
         return [], "only the check can tell"
     header = file.Header(clause, check, "model", file.who(judge.implementation, "reference"))
     lines = file.written(header, Witness("exact"), conversation)
     if sum(map(len, lines)) > largest:
-        return [], f"it is larger than {largest // 1000} kB"
+        return [], larger
     trace = file.parsed(Path(check), lines)
-    for contrary in (Turned(), Striding()):
+    chosen = any(exchange.request.family in CHOOSING for exchange in conversation)
+    for contrary in (Turned(), Striding()) if chosen else (Turned(),):
         if recorded.hold(Judge(contrary).begin(), trace):
             return [], "its arguments depend on what the reference chose"
     return lines, ""

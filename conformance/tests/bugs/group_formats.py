@@ -213,6 +213,12 @@ def a_least_value_beyond_float16_is_stored(patch):
     in_source(patch, "kvref.formats.ggml.GGML.quantize", "for each in halves:", "for each in halves[:1]:")
 
 
+@bug("FMT-LEVEL-05")
+def only_the_largest_of_the_scales_is_looked_at(patch):
+    look = ggml.check_read_back
+    patch.setattr(ggml, "check_read_back", lambda name, largest: look(name, np.max(largest, keepdims=True)))
+
+
 @bug("FMT-GGML-04")
 def a_least_value_of_zero_has_no_sign(patch):
     in_source(

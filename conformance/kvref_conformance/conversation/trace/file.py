@@ -91,8 +91,8 @@ def _request_to_wire(request: Request) -> dict[str, Any]:
     return {"id": request.id, "op": request.op, **on, "args": to_wire(request.args)}
 
 
-def too_large(conversation: Sequence[Exchange]) -> bool:
-    return sum(array.nbytes for exchange in conversation for array in _arrays(exchange)) > LARGEST
+def too_large(conversation: Sequence[Exchange], most: int = LARGEST) -> bool:
+    return sum(array.nbytes for exchange in conversation for array in _arrays(exchange)) > most
 
 
 def _arrays(exchange: Exchange) -> Iterator[NDArray]:
