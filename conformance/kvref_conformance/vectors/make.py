@@ -105,7 +105,7 @@ def _from_check(vectors: Vectors, judge: Judge, check: Check) -> None:
 def _lines(judge: Judge, conversation: list[Exchange], clause: str, check: str, largest: int) -> tuple[list[str], str]:
     """The trace; or why there is none."""
     larger = f"it is larger than {largest // 1000} kB"
-    if file.too_large(conversation, largest):
+    if file.bytes_of_arrays(conversation) > largest:
         return [], larger
     if not conversation or not file.judged_by_model(conversation, Witness("exact")):
         return [], "only the check can tell"

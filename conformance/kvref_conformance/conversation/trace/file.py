@@ -91,8 +91,12 @@ def _request_to_wire(request: Request) -> dict[str, Any]:
     return {"id": request.id, "op": request.op, **on, "args": to_wire(request.args)}
 
 
-def too_large(conversation: Sequence[Exchange], most: int = LARGEST) -> bool:
-    return sum(array.nbytes for exchange in conversation for array in _arrays(exchange)) > most
+def too_large(conversation: Sequence[Exchange]) -> bool:
+    return bytes_of_arrays(conversation) > LARGEST
+
+
+def bytes_of_arrays(conversation: Sequence[Exchange]) -> int:
+    return sum(array.nbytes for exchange in conversation for array in _arrays(exchange))
 
 
 def _arrays(exchange: Exchange) -> Iterator[NDArray]:
