@@ -65,7 +65,7 @@ def tests(session: nox.Session) -> None:
 
 @nox.session
 def long(session: nox.Session) -> None:
-    """The tests of whole products, of which the others hold a part. By hand, where checks or machines changed: 20 minutes."""
+    """The tests of whole products, of which the others hold a part. By hand, where checks or machines changed."""
     session.install(*PINNED, "-e", ".[dev]")
     session.run("pytest", "-m", "long", *session.posargs)
 
