@@ -18,7 +18,7 @@ import nox
 
 nox.options.default_venv_backend = "venv"
 # Sessions that keep one core busy, and write where no other does, say allow_parallel: `nox -j auto` runs those side by side.
-nox.options.sessions = ["tests", "lint", "types", "matrix", "theirs", "harnesses", "docs", "browser", "gpu", "table"]
+nox.options.sessions = ["tests", "extended", "lint", "types", "matrix", "theirs", "harnesses", "docs", "browser", "gpu", "table"]
 
 PYTHONS = ("3.11", "3.12", "3.13")
 
@@ -64,8 +64,15 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
+def extended(session: nox.Session) -> None:
+    """The tests that take longest, which the README's command leaves to CI."""
+    session.install(*PINNED, "-e", ".[dev]")
+    session.run("pytest", "-m", "extended and not torch and not long", *session.posargs)
+
+
+@nox.session
 def long(session: nox.Session) -> None:
-    """The tests of whole products, of which the others hold a part. By hand, where checks or machines changed."""
+    """The tests of whole products, of which the others cover a part. By hand, if checks or state machines changed."""
     session.install(*PINNED, "-e", ".[dev]")
     session.run("pytest", "-m", "long", *session.posargs)
 

@@ -11,6 +11,7 @@ Shapes stand beside the arrays: n tokens are [n, num_kv_heads, head_dim] (NHD), 
 num_kv_heads, n, head_dim]. Values are read back as float32, or as a narrower float with the same values.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Protocol
 
@@ -47,6 +48,13 @@ Memory = Annotated[Array, "[batch_size, num_kv_heads, capacity, head_dim]"]
 def offers(implementation: Any, family: str) -> bool:
     """Whether it has a factory for the family; None stands for none."""
     return getattr(implementation, family, None) is not None
+
+
+class Outside(ABC):
+    """Base of the implementations that run outside this process: a program or a server. `close` ends the connection."""
+
+    @abstractmethod
+    def close(self) -> Any: ...
 
 
 class Implementation(Protocol):

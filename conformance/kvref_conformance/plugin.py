@@ -30,6 +30,7 @@ FAMILIES = Path(__file__).parent / "families"
 JUDGES = pytest.StashKey[dict[str, Any]]()
 RESULTS = pytest.StashKey[dict[str, list[dict[str, Any]]]]()
 TOLD = pytest.StashKey[dict[str, Any]]()  # by the name of each
+CLAUSES = pytest.StashKey[dict[Path, list[Any]]]()  # the clauses that are asked for, with their checks, by the file of each
 
 
 class Failed(Exception):
@@ -67,7 +68,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     from kvref_conformance.outcome import CannotRun
 
     try:
-        _chosen(session.config)
+        _clauses_of_files(session.config)
         session.config.stash[JUDGES] = {name: start(_asked(session.config, name)) for name in names}
         if option("--kvref-xfails"):
             read(Path(option("--kvref-xfails")))
@@ -145,6 +146,15 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
     return None
 
 
+def _clauses_of_files(config: pytest.Config) -> dict[Path, list[tuple[Clause, list[Check]]]]:
+    """The clauses that are asked for, by the file in which the first check of each is written. Raises CannotRun."""
+    if CLAUSES not in config.stash:
+        found = config.stash[CLAUSES] = {}
+        for clause, checks in _chosen(config).items():
+            found.setdefault(Path(_written(clause, checks).source.rpartition(":")[0]), []).append((clause, checks))
+    return config.stash[CLAUSES]
+
+
 def _written(clause: Clause, checks: list[Check]) -> Check:
     """The first that is written out, of another family where a machine alone speaks for the clause in this."""
     from kvref_conformance.checking.registry import all_checks
@@ -164,15 +174,14 @@ class ClauseFile(pytest.File):
         called = Counter(judge.implementation.name for judge in judges.values())
         for name, judge in judges.items():
             own = judge.implementation.name
-            for clause, checks in _chosen(self.config).items():
-                if Path(_written(clause, checks).source.rpartition(":")[0]) == self.path:
-                    test = f"{clause.id}[{own if called[own] == 1 else name}]"
-                    item = ClauseItem.of(self, test, clause, checks, name, judge)
-                    if clause.id in expected:
-                        item.reason = expected[clause.id]
-                        # Not strict: the report says which passed, and --update-xfails takes them out of the file.
-                        item.add_marker(pytest.mark.xfail(reason=item.reason, raises=Failed, strict=False))
-                    yield item
+            for clause, checks in _clauses_of_files(self.config).get(self.path, []):
+                test = f"{clause.id}[{own if called[own] == 1 else name}]"
+                item = ClauseItem.of(self, test, clause, checks, name, judge)
+                if clause.id in expected:
+                    item.reason = expected[clause.id]
+                    # Not strict: the report says which passed, and --update-xfails takes them out of the file.
+                    item.add_marker(pytest.mark.xfail(reason=item.reason, raises=Failed, strict=False))
+                yield item
 
 
 class ClauseItem(pytest.Item):

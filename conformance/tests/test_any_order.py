@@ -17,6 +17,7 @@ FAMILIES = ("contiguous", "paged", "quantized", "tiered", "pooled", "windowed", 
 PICKS = {"the last": lambda wrong: wrong[-1], "any": random.Random(0).choice}
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("pick", PICKS)
 def test_a_right_cache_may_look_in_any_order(pick):
     judge = Judge(Implementation(PICKS[pick]), Effort(examples=8))

@@ -26,6 +26,7 @@ def test_the_clause_notices(plant, clause, monkeypatch):
     assert next(failing(judge, [check for check in checks if check.run]), None)
 
 
+@pytest.mark.extended
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize(("plant", "family", "clause"), HIDDEN)
 def test_a_machine_finds_it_alone(plant, family, clause, monkeypatch):
@@ -41,6 +42,7 @@ def test_a_machine_finds_it_alone(plant, family, clause, monkeypatch):
     assert clause in search.findings
 
 
+@pytest.mark.extended
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize(("plant", "family"), REAL)
 def test_real_sizes_show_it(plant, family, monkeypatch):

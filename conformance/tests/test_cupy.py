@@ -45,6 +45,7 @@ def backend(tmp_path_factory):
         sys.modules.pop("kvref_cupy")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("family", names())
 def test_it_breaks_no_clause(backend, family):
     judge = Judge(OnBackend(backend), Effort(examples=10))

@@ -118,6 +118,7 @@ def test_the_command_that_prints_where_the_interface_is_does(tmp_path):
     assert Path(done.stdout.strip()).is_file()
 
 
+@pytest.mark.extended
 def test_the_backend_of_one_kernel_at_a_time_passes(tmp_path):
     from kvref_conformance.clauses import all_clauses
 

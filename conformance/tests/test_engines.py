@@ -39,6 +39,7 @@ class Prompts(WholePrompts):
         return engine.generate(session, count)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("right", "missing"),
     [(OneCanary, {"ENG-13"}), (Whole, {"ENG-08", "ENG-09", "ENG-10", "ENG-11", "ENG-13"})],

@@ -47,6 +47,7 @@ def with_verdict(found, *verdicts):
     return {clause for clause, verdict in found.items() if verdict in verdicts}
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("family", names())
 def test_frozen_arrays_break_no_clause(family):
     found = verdicts(OnBackend(Frozen()), family)

@@ -84,6 +84,7 @@ EACH = [(limit, family) for limit in LIMITS for family in concerned(limit)]
 SOME = {*EXCEPTIONS, *EACH[::4]}
 
 
+@pytest.mark.extended
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize(
     ("limit", "family"), [pytest.param(*each, marks=() if each in SOME else pytest.mark.long) for each in EACH]
@@ -104,6 +105,7 @@ def test_every_clause_is_judged_within_limits(limit, family):
     assert all(reason in lacking[clause] for clause, reason in expected.items()), lacking
 
 
+@pytest.mark.extended
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("limit", LIMITS)
 def test_no_sequence_of_calls_is_a_false_alarm_within_limits(limit):

@@ -19,6 +19,7 @@ DOORS = {  # what it takes, and the clauses that it cannot be judged by
 }
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("door", DOORS)
 def test_what_is_judged_within_limits(door):
     limits, expected = DOORS[door]

@@ -18,6 +18,7 @@ VECTORS = HERE.parent / "vectors"
 SOME = ("float16 only", "head_dim of 64 or 128", "one sequence at a time", "one token at a time")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", SOME)
 def test_vectors_beyond_the_limits_are_not_offered(name):
     checked = list(check(VECTORS, Judge(Restricted(LIMITS[name]))))

@@ -25,6 +25,7 @@ LACKING = {
 }
 
 
+@pytest.mark.extended
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("door", DOORS)
 def test_every_clause_is_judged_within_the_limits_of_kernels(door):
@@ -47,6 +48,7 @@ def test_no_sequence_of_calls_is_a_false_alarm_within_the_limits_of_kernels(door
     assert judge.search("latent").findings == {}
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("door", ["packed rows of float16 arrays", "few tokens", "odd sizes"])
 def test_real_sizes_are_no_false_alarm_within_the_limits_of_kernels(door):
     ((_, checks),) = select("LAW-18", "latent").items()

@@ -13,6 +13,7 @@ from kvref_conformance.searching.states import STATES
 LEAST = 3  # of 100 sequences: a change to a machine that loses a state is noticed
 
 
+@pytest.mark.extended
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numbers at the edges
 @pytest.mark.parametrize("family", searched())
 def test_a_machine_meets_every_state_of_its_family(family):

@@ -138,6 +138,7 @@ def judged(choice):
     return Judge(chosen, Effort(examples=60))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("choice", CHOICES)
 def test_it_is_not_blamed(choice):
     judge = judged(choice)

@@ -74,6 +74,7 @@ class Page(HTMLParser):
         self.plots += tag == "svg" and dict(attrs)["role"] == "img" and "over time" in dict(attrs)["aria-label"]
 
 
+@pytest.mark.extended
 def test_a_right_cache_is_not_blamed_and_what_was_met_is_kept(kvref, tmp_path):
     done = kvref("search", "numpy", "--minutes", "0.25", "--workers", "2", "--corpus", "kept")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -97,6 +98,7 @@ def by_shape(corpus):
     return {tuple(each["shape"]): each for each in json.loads(corpus.read_text())["failures"]}
 
 
+@pytest.mark.extended
 def test_the_next_search_begins_with_what_was_kept(kvref, tmp_path):
     searched = "search", "mends:Cache", "--minutes", "0.2", "--workers", "1"
     (tmp_path / "mends.py").write_text(RAISES + MENDS)
@@ -123,6 +125,7 @@ def test_the_next_search_begins_with_what_was_kept(kvref, tmp_path):
     assert len({int(seed.partition("+")[0]) for _, kind, seed in said["seeds"] if kind == "calls"}) > 3
 
 
+@pytest.mark.extended
 def test_one_that_ends_its_process_is_a_failure_and_costs_no_worker(kvref, tmp_path):
     (tmp_path / "mends.py").write_text(DIES + MENDS)
     done = kvref("search", "mends:Cache", "--minutes", "0.1", "--workers", "1")
@@ -166,6 +169,7 @@ class Running:
         return [each for each in left if each.status() != psutil.STATUS_ZOMBIE]
 
 
+@pytest.mark.extended
 def test_a_worker_that_is_killed_costs_nothing(tmp_path):
     running = Running(tmp_path, "0.6")
     killed, *_ = running.workers()
@@ -198,6 +202,7 @@ def test_ctrl_c_ends_all_and_keeps_everything(tmp_path, temporary):
     assert not running.left() and not list(temporary.iterdir())
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("line", ["_load", "__init__"])
 def test_ctrl_c_while_workers_start_is_one_line(tmp_path, temporary, line):
     interrupted = tmp_path / "interrupted.py"
@@ -235,6 +240,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.extended
 def test_the_workers_of_a_cluster_work(kvref, tmp_path):
     (tmp_path / "cluster.py").write_text(CLUSTER)
     command = [sys.executable, "cluster.py"]
@@ -284,6 +290,7 @@ def test_without_dask_it_says_what_to_install(kvref, tmp_path):
     assert done.stderr == "kvref: search needs distributed (in a clone: pip install '.[search]')\n"
 
 
+@pytest.mark.extended
 def test_two_searches_at_once_do_not_share_a_corpus(kvref, tmp_path, temporary):
     running = Running(tmp_path, "30")
     second = kvref("search", "numpy", "--minutes", "0.1", "--corpus", "kept")

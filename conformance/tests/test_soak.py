@@ -55,7 +55,7 @@ def test_a_right_cache_keeps_every_token(kvref, tmp_path):
 
 def test_a_wrong_cache_is_named_and_kept(kvref, tmp_path):
     (tmp_path / "wrong.py").write_text(WRONG)
-    done = kvref("soak", "wrong:Wraps", "--minutes", "0.5")
+    done = kvref("soak", "wrong:Wraps", "--family", "paged", "--minutes", "0.1")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "which is keys[" in done.stdout or "which is values[" in done.stdout
     assert "not conformant: breaks LAW-18 (paged)" in done.stdout
@@ -67,7 +67,7 @@ def test_a_wrong_cache_is_named_and_kept(kvref, tmp_path):
 
 def test_one_that_ends_its_process_is_a_failure(kvref, tmp_path):
     (tmp_path / "wrong.py").write_text(WRONG)
-    done = kvref("soak", "wrong:Tires", "--minutes", "0.5")
+    done = kvref("soak", "wrong:Tires", "--family", "paged", "--minutes", "0.1")
     assert done.returncode == 1
     assert "the process ended with exit code 3" in done.stdout
 

@@ -128,6 +128,7 @@ def test_a_right_one_is_not_blamed():
     assert passed >= 18
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("tables", "clause"),
     [

@@ -21,17 +21,15 @@ import kvref_zoo
 from kvref.errors import BackendNotFound
 from kvref.formats import FORMATS
 from kvref_conformance.conversation.drivers.guard import SERVED_WITHIN, TIMEOUT
-from kvref_conformance.conversation.drivers.stdio import OverStdio
 from kvref_conformance.families import all_families
 from kvref_conformance.families import names as families
 from kvref_conformance.implementations.backends import OnBackend
 from kvref_conformance.implementations.configured import by_command, by_name, configured
-from kvref_conformance.interface import Implementation, offers
+from kvref_conformance.interface import Implementation, Outside, offers
 from kvref_conformance.limits import Limits, LimitsError
 from kvref_conformance.oracle.formats import PLAIN
 from kvref_conformance.outcome import CannotRun
 from kvref_conformance.server import address
-from kvref_conformance.server.served import Served
 
 LONGEST = 300  # characters of what an implementation calls itself
 LIBRARIES = ("numpy", "torch", "strict", "jax", "cupy")  # what the reference is offered on
@@ -92,6 +90,8 @@ class Listed:
 def load(name: str, show_stderr: bool = False) -> Implementation:
     """The implementation called `name`. show_stderr: let a program's standard error through. Raises CannotRun."""
     if name.startswith(address.PREFIX):
+        from kvref_conformance.server.served import Served  # slow to import: asyncio
+
         return checked(name, Served(address.address(name)))
     try:
         program = by_command(name[5:], show_stderr) if name.startswith("exec:") else by_name(name, show_stderr)
@@ -186,7 +186,7 @@ def names() -> list[Listed]:
 
 def end(implementation: Implementation) -> None:
     """Leave nothing of it behind: a program is ended, connections to a server are closed."""
-    if isinstance(implementation, OverStdio | Served):
+    if isinstance(implementation, Outside):
         implementation.close()
 
 

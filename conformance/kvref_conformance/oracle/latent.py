@@ -1,6 +1,6 @@
 """Latent rows by their definition: attention in float64, how far float32 may lie from it, and packed records byte by byte."""
 
-import math
+from typing import Any
 
 import numpy as np
 
@@ -30,31 +30,36 @@ def attention(
     bound = np.zeros_like(out)
     latent, rope, large = rows[:, :rank], rows[:, rank:], np.abs(rows)
     sums = large[:, :rank].sum(axis=1)
+    seen = len(rows) - num_queries + 1 + np.arange(num_queries) if causal else np.full(num_queries, len(rows))
+    attending = np.flatnonzero(seen > 0)
+    if not len(attending):
+        return out, bound
+    query, seen = query[attending], seen[attending]
+    visible = np.arange(len(rows)) < seen[:, None]
+    largest = np.array([large[:count, :rank].max(axis=0) for count in seen])  # of each number of the latents that are seen
     for head in range(heads):
         a, b = up_keys[head], up_values[head]
-        large_a, large_b = np.abs(a), np.abs(b)
-        made = large[:, :rank] @ large_b.T  # magnitudes of what each token's value is a sum of
-        for i in range(num_queries):
-            seen = len(rows) - num_queries + 1 + i if causal else len(rows)
-            if seen <= 0:
-                continue
-            q, q_rope = query[i, head, :nope], query[i, head, nope:]
-            score = scale * (latent[:seen] @ (q @ a) + rope[:seen] @ q_rope)
-            products = large[:seen] @ np.concatenate([np.abs(q) @ large_a, np.abs(q_rope)])
-            carried = nope * sums[:seen] + rank * np.abs(q).sum() + nope + rows.shape[1]
-            score_error = abs(scale) * (_gamma(nope + rows.shape[1] + 1) * products + TINY * carried)
-            log_error = score_error.max() + 4 * U * (np.abs(score) + score_error).max() + EXP_ERROR / (1 - EXP_ERROR)
-            weight = np.exp(score - score.max())
-            weight /= weight.sum()
-            doubt = math.exp(min(2 * log_error, 500)) if seen > 1 else 1.0
-            relative = doubt * (1 + _gamma(3 * seen + 3 + rank)) - 1
-            tiny = 4 * seen * made[:seen].max(axis=0) + seen * large_b.sum(axis=1) + rank + seen
-            out[i, head] = b @ (weight @ latent[:seen])
-            bound[i, head] = relative * (weight @ made[:seen]) + TINY * tiny
+        large_b, q, q_rope = np.abs(b), query[:, head, :nope], query[:, head, nope:]
+        score = scale * (q @ a @ latent.T + q_rope @ rope.T)
+        products = np.concatenate([np.abs(q) @ np.abs(a), np.abs(q_rope)], axis=1) @ large.T
+        carried = nope * sums + rank * np.abs(q).sum(axis=1, keepdims=True) + nope + rows.shape[1]
+        score_error = abs(scale) * (_gamma(nope + rows.shape[1] + 1) * products + TINY * carried)
+        most = np.where(visible, np.abs(score) + score_error, 0.0).max(axis=1)
+        log_error = np.where(visible, score_error, 0.0).max(axis=1) + 4 * U * most + EXP_ERROR / (1 - EXP_ERROR)
+        weight = np.where(visible, score, -np.inf)
+        weight = np.exp(weight - weight.max(axis=1, keepdims=True))
+        weight /= weight.sum(axis=1, keepdims=True)
+        doubt = np.where(seen > 1, np.exp(np.minimum(2 * log_error, 500)), 1.0)
+        relative = doubt * (1 + _gamma(3 * seen + 3 + rank)) - 1
+        # Magnitudes of what each output is a sum of, and the most that one token can bring to them.
+        made, most_made = (weight @ large[:, :rank]) @ large_b.T, largest @ large_b.T
+        tiny = 4 * seen[:, None] * most_made + seen[:, None] * large_b.sum(axis=1) + rank + seen[:, None]
+        out[attending, head] = (weight @ latent) @ b.T
+        bound[attending, head] = relative[:, None] * made + TINY * tiny
     return out, bound
 
 
-def _gamma(roundings: int) -> float:
+def _gamma(roundings: Any) -> Any:
     return roundings * U / (1 - roundings * U)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import kvref
+from kvref_conformance.clauses import all_clauses
 from kvref_conformance.families import names as families
 from kvref_conformance.interface import offers
 from kvref_conformance.judging.asked import Asked
@@ -17,7 +18,7 @@ from kvref_conformance.judging.start import isolated
 from kvref_conformance.report.text import Result
 from kvref_conformance.schemas import mismatch
 
-FORMAT = 1
+FORMAT = 2
 LARGEST = 2**26  # bytes of a file that is read: a run of every clause takes some hundred thousand
 SCHEMA = ("kvref_conformance.report", "results.schema.json")
 OPTIONS = ("seed", "examples", "deep", "slow", "real", "timeout")
@@ -59,14 +60,23 @@ def write_json(
         "asked": {"name": asked.name, **{name: getattr(asked.effort, name) for name in OPTIONS}, "isolate": isolated(asked)},
         "conclusion": vars(conclusion),
         **({"interrupted": True} if interrupted else {}),
-        "clauses": [_short(result) for result in results],
+        "not_offered": [result["clause"] for result in results if not result["offered"]],
+        "clauses": [_compact(result) for result in results if result["offered"]],
     }
-    path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    path.write_text(to_text(document), encoding="utf-8")
 
 
-def _short(result: Result) -> Result:
-    """Without what is empty: most of a run is checks of families that are not offered."""
-    checks = [{name: said for name, said in check.items() if name not in EMPTY or said} for check in result["checks"]]
+def to_text(document: dict[str, Any]) -> str:
+    """The document as JSON with one clause per line, so that a difference between two runs shows its clauses."""
+    head = json.dumps({**document, "clauses": []}, indent=1).removesuffix("[]\n}")
+    lines = ",\n".join(f"  {json.dumps(clause)}" for clause in document["clauses"])
+    return f"{head}[\n{lines}\n ]\n}}\n"
+
+
+def _compact(result: Result) -> Result:
+    """The result without empty fields and without the checks of families that the implementation does not offer."""
+    asked = [check for check in result["checks"] if not check["missing"].startswith("family ")]
+    checks = [{name: value for name, value in check.items() if name not in EMPTY or value} for check in asked]
     return {**result, "trace": result["trace"] and Path(result["trace"]).as_posix(), "checks": checks}
 
 
@@ -87,7 +97,18 @@ def read_json(path: Path) -> dict[str, Any]:
         raise ResultsError(f"{path}: not results of kvref check --json: {wrong}")
     for result in document["clauses"]:
         result["checks"] = [{**EMPTY, **check} for check in result["checks"]]
+    document["clauses"] += [_not_offered(clause) for clause in document.pop("not_offered")]
+    order = {clause: number for number, clause in enumerate(all_clauses())}
+    document["clauses"].sort(key=lambda result: order.get(result["clause"], len(order)))
     return document
+
+
+def _not_offered(id: str) -> Result:
+    """The result of a clause that has no check for a family that is offered."""
+    clause = all_clauses().get(id)
+    title, chapter = (clause.title, clause.chapter) if clause else ("", id.partition("-")[0])
+    result: Result = {"clause": id, "title": title, "chapter": chapter, "verdict": "not offered", "offered": False}
+    return result | {"missing": [], "through": [], "reason": None, "shown": None, "trace": None, "checks": []}
 
 
 def _no_number(name: str) -> float:
@@ -95,5 +116,5 @@ def _no_number(name: str) -> float:
 
 
 def _twice(document: dict[str, Any]) -> str:
-    counted = Counter(result["clause"] for result in document["clauses"])
+    counted = Counter([*(result["clause"] for result in document["clauses"]), *document["not_offered"]])
     return next((f"{clause} is in it {count} times" for clause, count in counted.items() if count > 1), "")

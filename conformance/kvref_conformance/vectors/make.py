@@ -30,7 +30,8 @@ from kvref_conformance.vectors.contrary import CHOOSING, Striding, Turned
 
 VERSION = 1
 MANIFEST = "manifest.json"
-LARGEST = 100_000  # characters of a trace
+LARGEST = 28_000  # characters of a trace, where its clause has another of that size
+LARGEST_OF_A_CLAUSE = 100_000  # where it has none
 SAMPLES = 5  # conversations of each machine
 SAMPLE = 30_000  # characters of one of them, at most
 EXAMPLES, STEPS = 3, 10  # of a machine's run, of which the longest conversation is taken
@@ -50,6 +51,9 @@ class Vectors:
         lists = {"traces": self.traces, "formats": self.formats, "left_out": self.left_out}
         return {"vectors": VERSION, **made, **lists}
 
+    def leave_out(self, check: Check, why: str) -> None:
+        self.left_out.append({"clause": check.clause, "check": check.name, "why": why})
+
     def write(self, folder: Path) -> None:
         """Traces of an earlier set go: a set is written whole."""
         for old in [*folder.glob("*/*.jsonl"), *folder.glob("*/*.safetensors")]:
@@ -63,12 +67,14 @@ def make() -> Vectors:
     vectors = Vectors()
     judge = Judge(load("reference"), Effort(), "reference")
     first: dict[Any, Check] = {}  # by what is run: one family is asked what another is
+    large: dict[str, list[Large]] = {}  # by clause
     for check in (check for checks in select().values() for check in checks if check.run):
         if first.setdefault(check.run, check) is check:
-            _from_check(vectors, judge, check)
+            _from_check(vectors, judge, check, large.setdefault(check.clause, []))
         else:
-            why = f"the same as {first[check.run].name}"
-            vectors.left_out.append({"clause": check.clause, "check": check.name, "why": why})
+            vectors.leave_out(check, f"the same as {first[check.run].name}")
+    for clause in large:
+        _from_large(vectors, clause, large[clause])
     for family in searched():
         for number, lines in enumerate(_samples(judge, family)):
             _add(vectors, f"machines/{family}-{number}.jsonl", family, lines)
@@ -79,12 +85,23 @@ def make() -> Vectors:
     return vectors
 
 
-def _from_check(vectors: Vectors, judge: Judge, check: Check) -> None:
+@dataclass
+class Large:
+    """A trace of more than LARGEST characters, which is wanted if its clause has no smaller one."""
+
+    check: Check
+    lines: list[str]
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.lines))
+
+
+def _from_check(vectors: Vectors, judge: Judge, check: Check, large: list[Large]) -> None:
     """A check's conversation, where the replies alone can tell whether it went well."""
     assert check.run
-    said = {"clause": check.clause, "check": check.name}
     if check.slow or check.clause == "LAW-18":
-        vectors.left_out.append(said | {"why": "it takes gigabytes" if check.slow else "its sizes are real"})
+        vectors.leave_out(check, "it takes gigabytes" if check.slow else "its sizes are real")
         return
     subject = judge.begin(check)
     subject.by_value = True
@@ -92,14 +109,30 @@ def _from_check(vectors: Vectors, judge: Judge, check: Check) -> None:
         with np.errstate(all="ignore"):
             check.run(subject)
     except NotOffered as missing:
-        vectors.left_out.append(said | {"why": str(missing)})
+        vectors.leave_out(check, str(missing))
         return
-    lines, why = _lines(judge, subject.conversation, check.clause, check.name, LARGEST)
-    path = f"checks/{check.clause}-{check_in_a_path(check.name)}.jsonl"
+    lines, why = _lines(judge, subject.conversation, check.clause, check.name, LARGEST_OF_A_CLAUSE)
+    found = Large(check, lines)
     if why:
-        vectors.left_out.append(said | {"why": why})
+        vectors.leave_out(check, why)
+    elif found.size > LARGEST:
+        large.append(found)
     else:
-        _add(vectors, path, check.family, lines)
+        _add(vectors, path_of(check), check.family, lines)
+
+
+def _from_large(vectors: Vectors, clause: str, large: list[Large]) -> None:
+    """The smallest of a clause's large traces, if the clause has no other vector."""
+    has_one = any(trace["clause"] == clause for trace in vectors.traces)
+    for number, each in enumerate(sorted(large, key=lambda each: each.size)):
+        if number == 0 and not has_one:
+            _add(vectors, path_of(each.check), each.check.family, each.lines)
+        else:
+            vectors.leave_out(each.check, f"it is larger than {LARGEST // 1000} kB, and its clause has a smaller one")
+
+
+def path_of(check: Check) -> str:
+    return f"checks/{check.clause}-{check_in_a_path(check.name)}.jsonl"
 
 
 def _lines(judge: Judge, conversation: list[Exchange], clause: str, check: str, largest: int) -> tuple[list[str], str]:
