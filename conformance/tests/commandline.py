@@ -1,9 +1,22 @@
-"""The `kvref` command in a folder of its own, which has a module of implementations."""
+"""The `kvref` command in a process and a folder of its own, which has a module of implementations.
 
+A new interpreter takes half a second to import what the command needs. A fork server imports it once per worker of the tests.
+Each command runs in a fork of that server: a process with an environment, a folder and streams of its own.
+"""
+
+import atexit
+import multiprocessing
+import os
 import subprocess
 import sys
+import tempfile
+from functools import cache
+from multiprocessing import forkserver
+from pathlib import Path
 
 import pytest
+
+TIMEOUT = 120  # seconds a command may take
 
 BROKEN = """
 from kvref_conformance.implementations.backends import OnBackend
@@ -59,6 +72,51 @@ class Nameless: pass
 """
 
 
+def run_kvref(*arguments, folder, environment=None, typed=""):
+    """`kvref ARGUMENTS` in a folder, as `subprocess.run` returns it."""
+    with tempfile.TemporaryDirectory() as streams:
+        files = [Path(streams, name) for name in ("stdin", "stdout", "stderr")]
+        files[0].write_text(typed)
+        where = str(folder), dict(os.environ if environment is None else environment), files
+        process = _forks().Process(target=_run, args=(arguments, *where))
+        process.start()
+        process.join(TIMEOUT)
+        if process.is_alive():
+            process.kill()
+            raise subprocess.TimeoutExpired(arguments, TIMEOUT)
+        return subprocess.CompletedProcess(arguments, process.exitcode, files[1].read_text(), files[2].read_text())
+
+
+@cache
+def _forks():
+    """The context of the fork server, which is started with this folder on its path."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["preloaded"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent))
+        forkserver.ensure_running()
+    return context
+
+
+def _run(arguments, folder, environment, files):
+    import preloaded
+
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    for number, file in enumerate(files):
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT)
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115 - to the end of the process
+    sys.path[:] = [folder, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)), *preloaded.PATH]
+    sys.argv = ["kvref", *arguments]
+    try:
+        sys.exit(preloaded.cli.main(arguments))
+    finally:
+        atexit._run_exitfuncs()  # which a process of multiprocessing leaves out
+
+
 @pytest.fixture
 def kvref(tmp_path):
     """Run the command in a folder that has a module `mine` with implementations."""
@@ -66,8 +124,7 @@ def kvref(tmp_path):
     (tmp_path / "syntax.py").write_text("def broken(:\n")
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")  # the user's own tests, not ours
 
-    def run(*arguments, typed=None):
-        command = [sys.executable, "-m", "kvref_conformance.cli", *arguments]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120, input=typed)
+    def run(*arguments, typed=""):
+        return run_kvref(*arguments, folder=tmp_path, typed=typed)
 
     return run

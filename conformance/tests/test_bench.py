@@ -1,11 +1,10 @@
 """The bench: what it shows and writes, and what it says of mistakes. How long things take is not tested."""
 
 import json
-import subprocess
-import sys
 from xml.etree import ElementTree
 
 import pytest
+from commandline import run_kvref
 
 from kvref_conformance.bench import contest, engines, prefixes, rivals
 
@@ -15,8 +14,7 @@ def bench(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
 
     def run(*arguments):
-        command = [sys.executable, "-m", "kvref_conformance.cli", "bench", *arguments]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
+        return run_kvref("bench", *arguments, folder=tmp_path)
 
     return run
 

@@ -56,7 +56,7 @@ def test_json_holds_the_verdicts(kvref, tmp_path):
     document = json.loads((tmp_path / "out.json").read_text())
     assert done.returncode == 1
     jsonschema.validate(document, schema(*SCHEMA))
-    assert (document["format"], document["asked"]["seed"], document["implementation"]["language"]) == (1, 5, "python")
+    assert (document["format"], document["asked"]["seed"], document["implementation"]["language"]) == (2, 5, "python")
     assert document["implementation"]["families"] == sorted(document["implementation"]["families"], key=names().index)
     verdicts = {clause["clause"]: clause["verdict"] for clause in document["clauses"]}
     assert verdicts == {f"BLOCK-0{n}": "failed" if n == 5 else "passed" for n in range(1, 8)}

@@ -2,10 +2,9 @@
 
 import json
 import re
-import subprocess
-import sys
 
 import pytest
+from commandline import run_kvref
 
 from kvref_conformance.clauses import all_clauses
 from kvref_conformance.implementations import load
@@ -80,8 +79,7 @@ def mine(tmp_path, monkeypatch):
 @pytest.fixture
 def kvref(tmp_path, mine):
     def run(*arguments):
-        command = [sys.executable, "-m", "kvref_conformance.cli", *arguments]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+        return run_kvref(*arguments, folder=tmp_path)
 
     return run
 

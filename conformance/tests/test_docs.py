@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from commandline import run_kvref
 
 import kvref
 
@@ -29,8 +30,7 @@ def fenced(page, language):
 
 
 def kvref(folder, *arguments):
-    command = [sys.executable, "-m", "kvref_conformance.cli", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return run_kvref(*arguments, folder=folder)
 
 
 def test_the_ten_lines_are_judged_as_the_page_says(tmp_path):

@@ -130,12 +130,6 @@ def test_imports_point_one_way(folder, forbidden):
             assert not f"{name}.".startswith(tuple(f"{word.rstrip('.')}." for word in forbidden)), f"{path} imports {name}"
 
 
-def test_files_stay_short():
-    for folder in ("kvref", "backends", "conformance"):
-        for path in (ROOT / folder).rglob("*.py"):
-            assert len(path.read_text(encoding="utf-8").splitlines()) <= 320, path
-
-
 class WithoutFree(kvref.BlockPool):
     """Its author wrote a property where a method was meant."""
 

@@ -3,13 +3,12 @@
 import contextlib
 import re
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from commandline import run_kvref
 from sessions import running_in
 
 from kvref_conformance import implementations
@@ -22,6 +21,7 @@ from kvref_conformance.outcome import Broken, NotOffered
 from kvref_conformance.vectors import check as vectors
 
 HERE = Path(__file__).parent
+ENVIRONMENT = {"PYTHONPATH": str(HERE), "PATH": "/usr/bin:/bin", "COLUMNS": "100"}
 SOME = "BLOCK-0[1245]"  # of which BLOCK-04 frees a second block, where pools misbehave: each death costs the start of a child
 MADE = "an object, for what is asked makes sense and its limits allow it (LAW-12)"
 
@@ -29,12 +29,8 @@ MADE = "an object, for what is asked makes sense and its limits allow it (LAW-12
 @pytest.fixture
 def check(tmp_path):
     def check(name, *arguments):
-        command = [sys.executable, "-m", "kvref_conformance.cli", "check", f"misbehaving:{name}", "--timeout", "0.5"]
-        environment = {"PYTHONPATH": str(HERE), "PATH": "/usr/bin:/bin", "COLUMNS": "100"}
-        done = subprocess.run(
-            [*command, "--examples", "8", *arguments], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120,
-            env=environment,
-        )  # fmt: skip
+        quick = "--timeout", "0.5", "--examples", "8"
+        done = run_kvref("check", f"misbehaving:{name}", *quick, *arguments, folder=tmp_path, environment=ENVIRONMENT)
         assert "Traceback" not in done.stdout + done.stderr
         return done
 
@@ -189,9 +185,7 @@ def test_an_entry_point_is_of_whoever_brought_it(monkeypatch, group):
 def test_a_replay_outlives_it_too(check, tmp_path):
     check("LeavesAsIfAllWereWell", "--clause", "BLOCK-04")
     (trace,) = (tmp_path / ".kvref" / "failures").iterdir()
-    command = [sys.executable, "-m", "kvref_conformance.cli", "replay", str(trace)]
-    environment = {"PYTHONPATH": str(HERE), "PATH": "/usr/bin:/bin"}
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, env=environment)
+    done = run_kvref("replay", str(trace), folder=tmp_path, environment=ENVIRONMENT)
     assert done.returncode == 1
     lines = trace.read_text().splitlines()
     assert done.stdout.splitlines()[-2:] == [

@@ -1,10 +1,9 @@
 """`kvref replay`: every call is shown, and where no call was made nothing is said to be right."""
 
 import json
-import subprocess
-import sys
 
 import pytest
+from commandline import run_kvref
 
 from kvref_conformance.judging.judge import SHOWN_CALLS, shown_calls
 
@@ -47,8 +46,7 @@ def kvref(tmp_path):
     (tmp_path / "mine.py").write_text(MINE)
 
     def run(*arguments):
-        command = [sys.executable, "-m", "kvref_conformance.cli", *arguments]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+        return run_kvref(*arguments, folder=tmp_path)
 
     return run
 

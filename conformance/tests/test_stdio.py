@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commandline import run_kvref
 from sessions import running_in
 
 import kvref_zoo
@@ -26,9 +27,7 @@ PROGRAM = f"{sys.executable} {HERE / 'program.py'}"
 @pytest.fixture
 def kvref(tmp_path):
     def run(*arguments):
-        command = [sys.executable, "-m", "kvref_conformance.cli", *arguments]
-        environment = {"PATH": "/usr/bin:/bin", "COLUMNS": "100"}
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120, env=environment)
+        done = run_kvref(*arguments, folder=tmp_path, environment={"PATH": "/usr/bin:/bin", "COLUMNS": "100"})
         assert "Traceback" not in done.stdout + done.stderr
         return done
 

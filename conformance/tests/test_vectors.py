@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +10,7 @@ from types import SimpleNamespace
 import hypothesis
 import numpy as np
 import pytest
+from commandline import run_kvref
 from safetensors.numpy import load_file
 
 import kvref as kvref_library
@@ -132,8 +132,7 @@ def test_the_formats_are_what_ml_dtypes_says(name):
 @pytest.fixture
 def kvref(tmp_path):
     def run(*arguments):
-        command = [sys.executable, "-m", "kvref_conformance.cli", "vectors", *arguments]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+        done = run_kvref("vectors", *arguments, folder=tmp_path)
         assert "Traceback" not in done.stderr
         return done
 

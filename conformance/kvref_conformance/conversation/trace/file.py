@@ -22,7 +22,7 @@ from kvref_conformance.outcome import Broken
 from kvref_conformance.schemas import mismatch
 
 VERSION = 1
-LARGEST = 2**17  # bytes of arrays in a trace; a larger one is written without them, and its replay runs the check again
+LARGEST = 2**24  # bytes of arrays in a trace; a larger one is written without them, and its replay runs the check again
 SCHEMA = ("kvref.spec", "trace.schema.json")
 
 
