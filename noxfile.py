@@ -140,7 +140,9 @@ def harnesses(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """The site, into docs/_build/html: warnings are errors."""
     session.install(*PINNED, "-e", ".[docs]")
-    session.run("sphinx-build", "-W", "-E", "--keep-going", "-q", "-b", "html", "docs", "docs/_build/html")
+    session.run(
+        "sphinx-build", "-W", "-E", "--keep-going", "-q", "-d", "docs/_build/doctrees", "-b", "html", "docs", "docs/_build/html"
+    )
 
 
 @nox.session(requires=["docs"])

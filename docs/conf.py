@@ -14,7 +14,7 @@ from kvref_conformance.report.player import SCRIPTS, STATIC, STYLES
 project, author, release = "kvref", "the kvref authors", kvref.__version__
 copyright = "the kvref authors, Apache-2.0"
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx_copybutton", "mathml", "accessible"]
-exclude_patterns = ["_build", "_matrix", "results", "spec/_*"]
+exclude_patterns = ["_build", "_matrix", "results", "spec/_*", ".kvref"]  # .kvref: the matrix has these traces, too
 
 html_theme = "furo"
 html_title = f"kvref {release}"

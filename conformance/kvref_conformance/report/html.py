@@ -9,7 +9,6 @@ HTML switched off.
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -27,6 +26,7 @@ from kvref_conformance.report.traces import find_trace
 
 COLOURS = {"good": "#1a7f37", "bad": "#b42318", "some": "#8a6100"}
 GENERATOR = '<meta name="generator" content="kvref report">'  # in each page, which says whose they are
+TEMPLATES = Path(__file__).parent / "templates"
 CHARACTER = 7  # pixels of a badge's width, at its font's size
 
 Findings = Mapping[tuple[str, str], Sequence[Finding]]  # by implementation and clause
@@ -44,6 +44,7 @@ def write_site(folder: Path, runs: list[Run], findings: Findings | None = None) 
     for each in ("clauses", "implementations", "traces", "badges"):
         (folder / each).mkdir(parents=True, exist_ok=True)
     shutil.copytree(player.STATIC, folder, dirs_exist_ok=True)
+    shutil.copy(TEMPLATES / "style.css", folder)
     chapters = [(chapter, [_row(clause, runs, findings or {}) for clause in chapter.clauses]) for chapter in spec()]
     chapters = [(chapter, rows) for chapter, rows in chapters if any(cell.result for row in rows for cell in row.cells)]
     rows = [row for _, rows in chapters for row in rows]
@@ -111,9 +112,8 @@ def environment() -> Environment:
     made.filters["markdown"] = _markdown
     made.filters["sentence"] = conclusion_text
     made.filters["player"] = lambda trace: Markup(player.element(trace))
-    style = (files("kvref_conformance.report") / "templates" / "style.css").read_text(encoding="utf-8")
     made.globals |= {
-        "style": Markup(style),
+        "style": Markup((TEMPLATES / "style.css").read_text(encoding="utf-8")),
         "version": kvref.__version__,
         "generator": Markup(GENERATOR),
         "signs": SIGNS,
