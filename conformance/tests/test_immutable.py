@@ -68,6 +68,7 @@ KEPT = [
 ]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("family", "path", "old", "new"), KEPT, ids=lambda value: str(value)[:40])
 def test_a_family_that_drops_what_a_kernel_returned_is_seen(family, path, old, new, monkeypatch):
     in_source(monkeypatch, path, old, new)

@@ -48,6 +48,7 @@ def but(verdict, found):
     return {clause for clause, said in found.items() if said != verdict}
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("limits", "missing"), TAKEN, ids=[str(limits) for limits, _ in TAKEN])
 def test_rows_and_values_are_judged_in_any_width_and_dtype(limits, missing):
     found = verdicts(Restricted(limits, families=("rows", "elements")), "rows", "elements")

@@ -112,7 +112,7 @@ def test_what_takes_the_process_down_costs_a_clause(check, name, got, tmp_path):
     ],
 )
 def test_what_it_answers_wrongly_is_said_plainly(check, name, clause, expected, got):
-    done = check(name, "--clause", clause)
+    done = check(name, "--clause", clause, "--no-isolate")
     assert done.returncode == 1, done.stderr
     assert re.search(f"expected {expected}", done.stdout)
     assert re.search(f"got      {got}", done.stdout)
@@ -194,6 +194,7 @@ def test_a_replay_outlives_it_too(check, tmp_path):
     ]
 
 
+@pytest.mark.extended
 def test_vectors_outlive_it_too(beside):
     judge = start(Asked("misbehaving:LeavesAsIfAllWereWell", Effort(timeout=1)))
     held = [each for each in vectors.check(HERE.parent / "vectors", judge) if each.group == "blocks"]
@@ -205,6 +206,7 @@ def test_vectors_outlive_it_too(beside):
     assert any(each.verdict == "passed" for each in held)
 
 
+@pytest.mark.extended
 def test_what_pytest_judges_cannot_end_pytest(pytester, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HERE))
     quick = ("-p", "no:cacheprovider", "--kvref-examples", "5", "--kvref-clause", SOME)

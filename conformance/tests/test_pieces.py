@@ -88,6 +88,7 @@ def test_what_a_query_does_not_see_has_no_effect(name):
     assert np.isnan(got[1]).all()
 
 
+@pytest.mark.extended
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_cache_attends_in_pieces_as_the_clauses_say(family, monkeypatch):

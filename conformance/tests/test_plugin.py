@@ -2,6 +2,8 @@
 
 import pytest
 
+WORKERS = pytest.param(("-n", "2"), marks=pytest.mark.extended)
+
 
 @pytest.fixture
 def run(pytester):
@@ -96,7 +98,7 @@ NAMESAKES = """
 """
 
 
-@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "workers"])
+@pytest.mark.parametrize("workers", [(), WORKERS], ids=["alone", "workers"])
 def test_namesakes_keep_to_themselves(run, pytester, workers):
     pytester.makepyfile(mine=NAMESAKES)
     both = ("--kvref", "mine:Wrong", "--kvref", "mine:Right", "--kvref", "mine:Wrong")  # once is enough
@@ -112,7 +114,7 @@ def test_namesakes_keep_to_themselves(run, pytester, workers):
     )
 
 
-@pytest.mark.parametrize("workers", [(), ("-n", "2")], ids=["alone", "workers"])
+@pytest.mark.parametrize("workers", [(), WORKERS], ids=["alone", "workers"])
 def test_too_little_judged_is_no_success(run, pytester, workers):
     pytester.makepyfile(mine=NAMESAKES)
     result = run("--kvref", "mine:Little", "--kvref-clause", "BLOCK-0[245]", *workers)

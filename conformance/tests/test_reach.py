@@ -109,6 +109,7 @@ def test_a_clause_is_judged_directly_through_others_in_part_or_not():
     assert "paged.create" not in gains
 
 
+@pytest.mark.extended
 def test_what_one_operation_more_brings_is_what_is_judged_with_it():
     _, gains = reached(SMALLEST, "contiguous")
     for op, gain in gains.items():

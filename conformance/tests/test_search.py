@@ -47,12 +47,12 @@ RIGHT = "def wrong(cache): pass\n"
 @pytest.mark.parametrize(
     ("member", "clause"),
     [
-        ("paged-batch-goes-by-row", "PAGED-16"),
+        pytest.param("paged-batch-goes-by-row", "PAGED-16", marks=pytest.mark.extended),
         ("buffers-released-twice", "BUF-05"),
     ],
 )
 def test_what_is_wrong_is_found_from_nothing_in_seconds(kvref, tmp_path, member, clause):
-    done = kvref("search", f"zoo:{member}", "--minutes", "0.15", "--workers", "2")
+    done = kvref("search", f"zoo:{member}", "--minutes", "0.1", "--workers", "2")
     assert done.returncode == 1, done.stdout + done.stderr
     assert f"{clause} · any sequence of calls" in done.stdout and "not conformant: breaks" in done.stdout
     traces = list((tmp_path / ".kvref/failures").glob(f"{clause}-*-zoo+{member}.jsonl"))

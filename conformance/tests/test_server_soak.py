@@ -50,7 +50,7 @@ def soaked(files, wrong, seconds=1.5):
 
 def test_a_right_server_keeps_every_token(kvref, files, tmp_path):
     with serving(CANARY) as fake:
-        arguments = ("--server", fake.url, "--canary", str(files), "--minutes", "0.08", "--concurrency", "5")
+        arguments = ("--server", fake.url, "--canary", str(files), "--minutes", "0.04", "--concurrency", "5")
         done = kvref("soak", *arguments, "--json", "out.json", "--plot", "out.svg")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[0] == "tiny-canary fake/1 (token ids over HTTP), 5 requests at a time"
@@ -63,6 +63,7 @@ def test_a_right_server_keeps_every_token(kvref, files, tmp_path):
     assert len(drawn.findall(".//{*}path")) >= 3
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("wrong", ["another's tokens", "prefix cache"])
 def test_wrong_tokens_are_counted_and_whose_they_were_is_said(files, wrong):
     figures = soaked(files, wrong, 6.0)  # so long that enough is asked under load, too

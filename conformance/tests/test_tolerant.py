@@ -52,6 +52,7 @@ def implementation(monkeypatch):
     return make
 
 
+@pytest.mark.extended
 def test_half_even_and_reciprocals_are_tolerant(implementation):
     assert failed(implementation("tolerant"), "FMT-*,QUANT-*,TIER-*,POOL-*,KERN-*,LAW-0*,LAW-14,LAW-17") == set()
 
@@ -65,6 +66,7 @@ def test_a_wrong_rounding_is_not_tolerant(implementation, rounding):
     assert {"FMT-LEVEL-02", "FMT-LEVEL-03", "FMT-INT8-02"} <= failed(implementation("tolerant", rounding), "FMT-*")
 
 
+@pytest.mark.extended
 def test_a_scale_rounded_to_half_precision_is_not_tolerant(monkeypatch):
     quantize = symmetric.SymmetricRow.quantize
 
@@ -79,6 +81,7 @@ def test_a_scale_rounded_to_half_precision_is_not_tolerant(monkeypatch):
     assert {"FMT-LEVEL-02", "FMT-INT8-01"} <= failed(made, "FMT-*")
 
 
+@pytest.mark.extended
 def test_another_limit_is_not_tolerant(monkeypatch):
     monkeypatch.setitem(FORMATS, "int8", dataclasses.replace(symmetric.int8, limit=128.0))
     made = OnBackend(ReferenceBackend())
@@ -105,6 +108,7 @@ def rotated_by(monkeypatch, worth):
     monkeypatch.setattr(rotated.Rotated, "dequantize", lambda self, *of: read(self, *of) * np.float32(worth(self.name)))
 
 
+@pytest.mark.extended
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # keys that are turned overflow, and are refused
 def test_a_rotation_with_other_sums_is_tolerant(implementation, monkeypatch):
     rotated_by(monkeypatch, lambda name: 1)
