@@ -134,6 +134,7 @@ def test_what_dies_while_it_is_loaded_cannot_be_judged(check, name, how):
     assert done.stderr == f"kvref: misbehaving:{name}: loading it ended the process: the process {how}\n"
 
 
+@pytest.mark.extended
 def test_what_writes_everywhere_is_told_with_the_calls_before(check):
     done = check("WritesEverywhere", "--clause", "BLOCK-04")
     assert "got      none: something had written to a file descriptor" in done.stdout
@@ -182,6 +183,7 @@ def test_an_entry_point_is_of_whoever_brought_it(monkeypatch, group):
     assert not implementations.is_foreign("theirs")
 
 
+@pytest.mark.extended
 def test_a_replay_outlives_it_too(check, tmp_path):
     check("LeavesAsIfAllWereWell", "--clause", "BLOCK-04")
     (trace,) = (tmp_path / ".kvref" / "failures").iterdir()
@@ -265,6 +267,7 @@ def test_an_array_that_cannot_be_made_is_a_reply(beside):
     assert broken.value.where.endswith("misbehaving.py:" + broken.value.where.rpartition(":")[2])
 
 
+@pytest.mark.extended
 def test_nothing_is_left_behind(beside):
     judge = IsolatedJudge("misbehaving:LeavesAChildBehind", Effort(examples=5, timeout=0.5))
     sessions = set()

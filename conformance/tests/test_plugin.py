@@ -67,6 +67,7 @@ def test_an_unknown_name_is_a_usage_error(run):
     assert "did you mean 'numpy'" in result.stderr.str() + result.stdout.str()
 
 
+@pytest.mark.extended
 def test_workers_carry_the_same_verdicts(run):
     result = run("--kvref", "numpy", "--kvref-clause", "BLOCK-*", "-n", "2")
     result.assert_outcomes(passed=7)

@@ -106,7 +106,12 @@ def test_a_server_that_dies_ends_the_run(files):
 
 @pytest.mark.parametrize(
     ("wrong", "refused", "failed"),
-    [("503", True, set()), ("not JSON", False, {"no JSON"}), ("stops early", False, {"another count"}), ("no n", False, set())],
+    [
+        ("503", True, set()),
+        ("stops early", False, {"another count"}),
+        pytest.param("not JSON", False, {"no JSON"}, marks=pytest.mark.extended),
+        pytest.param("no n", False, set(), marks=pytest.mark.extended),
+    ],
 )
 def test_what_is_no_answer_is_counted_by_kind(files, wrong, refused, failed):
     figures = soaked(files, wrong, 3.0)  # so long that each kind of request came, on a busy machine too

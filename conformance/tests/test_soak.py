@@ -43,7 +43,7 @@ class Tires(Wraps):
 
 
 def test_a_right_cache_keeps_every_token(kvref, tmp_path):
-    done = kvref("soak", "numpy", "--family", "paged", "--minutes", "0.1", "--json", "out.json")
+    done = kvref("soak", "numpy", "--family", "paged", "--minutes", "0.05", "--json", "out.json")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "every token was where it belongs" in done.stdout
     assert all(len(line) <= 80 for line in done.stdout.splitlines())

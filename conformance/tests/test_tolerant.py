@@ -61,7 +61,9 @@ def test_half_even_and_reciprocals_are_not_exact(implementation):
     assert {"FMT-LEVEL-01", "FMT-INT8-01", "FMT-INT8-02", "FMT-AFF-02"} <= failed(implementation("exact"), "FMT-*")
 
 
-@pytest.mark.parametrize("rounding", [np.floor, np.trunc, np.ceil])
+@pytest.mark.parametrize(
+    "rounding", [np.floor, *(pytest.param(each, marks=pytest.mark.extended) for each in (np.trunc, np.ceil))]
+)
 def test_a_wrong_rounding_is_not_tolerant(implementation, rounding):
     assert {"FMT-LEVEL-02", "FMT-LEVEL-03", "FMT-INT8-02"} <= failed(implementation("tolerant", rounding), "FMT-*")
 

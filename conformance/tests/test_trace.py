@@ -201,7 +201,12 @@ SHRUNK = {
 }
 
 
-@pytest.mark.parametrize("family", names())
+# Of the others the state machine takes long: nox -s extended.
+QUICK = ("contiguous", "blocks", "paged", "buffers", "pooled", "elements", "rows", "kernels", "attention")
+LONGER = [pytest.param(family, marks=pytest.mark.extended) for family in names() if family not in QUICK]
+
+
+@pytest.mark.parametrize("family", [*QUICK, *LONGER])
 def test_a_bug_in_each_family_shrinks_to_six_calls_and_replays(family, tmp_path):
     name, clause = SHRUNK[family]
     judge, failed, _ = failure(name, clause)
