@@ -76,7 +76,7 @@ class Page(HTMLParser):
 
 @pytest.mark.extended
 def test_a_right_cache_is_not_blamed_and_what_was_met_is_kept(kvref, tmp_path):
-    done = kvref("search", "numpy", "--minutes", "0.25", "--workers", "2", "--corpus", "kept")
+    done = kvref("search", "numpy", "--minutes", "0.15", "--workers", "2", "--corpus", "kept")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "nothing found in" in done.stdout and not done.stderr
     assert all(len(line) <= 80 for line in done.stdout.splitlines())
@@ -100,7 +100,7 @@ def by_shape(corpus):
 
 @pytest.mark.extended
 def test_the_next_search_begins_with_what_was_kept(kvref, tmp_path):
-    searched = "search", "mends:Cache", "--minutes", "0.2", "--workers", "1"
+    searched = "search", "mends:Cache", "--minutes", "0.08", "--workers", "1"
     (tmp_path / "mends.py").write_text(RAISES + MENDS)
     first = kvref(*searched)
     assert first.returncode == 1 and "got      RuntimeError: gone already" in first.stdout, first.stdout + first.stderr
@@ -171,7 +171,7 @@ class Running:
 
 @pytest.mark.extended
 def test_a_worker_that_is_killed_costs_nothing(tmp_path):
-    running = Running(tmp_path, "0.6")
+    running = Running(tmp_path, "0.2")
     killed, *_ = running.workers()
     (own,) = [each for each in killed.children() if "isolated_child" in " ".join(each.cmdline())]
     before = running.calls()
