@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ElementTree
 import jsonschema
 
 from kvref_conformance.families import names
-from kvref_conformance.report.json_file import SCHEMA
+from kvref_conformance.report.json_file import SCHEMA, read_json
 from kvref_conformance.schemas import schema
 
 
@@ -64,6 +64,20 @@ def test_json_holds_the_verdicts(kvref, tmp_path):
     assert failed["trace"] == ".kvref/failures/BLOCK-05-mine+FreesTwice.jsonl"
     assert document["conclusion"] == {"verdict": "not conformant", "judged": 7, "of": 7, "least": 50.0, "whole": False}
     assert document["environment"]["packages"]["numpy"]
+
+
+def test_json_names_once_what_is_not_offered(kvref, tmp_path):
+    kvref("check", "mine:OnlyKernels", "--clause", "KERN-01,KERN-08,LAW-01,LAW-18", "--json", "out.json")
+    text = (tmp_path / "out.json").read_text()
+    document = json.loads(text)
+    assert document["not_offered"] == ["LAW-01"]
+    listed = {clause["clause"]: clause for clause in document["clauses"]}
+    assert list(listed) == ["LAW-18", "KERN-01", "KERN-08"]
+    assert all(check["check"].endswith(" (kernels)") for check in listed["LAW-18"]["checks"])
+    assert [line.strip(" ,") for line in text.splitlines()[-5:-2]] == [json.dumps(clause) for clause in document["clauses"]]
+    read = read_json(tmp_path / "out.json")["clauses"]
+    assert [each["clause"] for each in read] == ["LAW-01", "LAW-18", "KERN-01", "KERN-08"]
+    assert (read[0]["verdict"], read[0]["offered"], read[0]["chapter"], read[0]["checks"]) == ("not offered", False, "LAW", [])
 
 
 def test_junit_holds_the_verdicts(kvref, tmp_path):

@@ -165,6 +165,26 @@ def test_what_may_end_its_process_has_one_of_its_own(noxfile, results):
     assert apart == set(noxfile.ISOLATED)
 
 
+def test_a_large_trace_is_published_without_its_arrays(noxfile):
+    array = {"dtype": "float32", "shape": [2, 30_000], "base64": "AAAA" * 80_000}
+    failed = {"what": "paged.gather", "expected": "1.0", "got": "0.0"}
+    header = {"trace": 1, "clause": "LAW-18", "check": "a check (paged)", "judge": "model", "seed": 3, "failed": failed}
+    calls = [
+        {"id": 1, "op": "paged.write", "on": 0, "args": {"start": 0, "keys": array}}, {"id": 1, "none": True, "clause": "LAW-18"},
+        {"id": 2, "op": "paged.gather", "on": 0, "args": {}},
+        {"id": 2, "ok": [array, array], "clause": "LAW-18", "within": array, "got": {"ok": [array]}},
+    ]  # fmt: skip
+    text = "".join(f"{json.dumps(line)}\n" for line in [header, *calls])
+    cut = [json.loads(line) for line in noxfile.without_arrays(text).splitlines()]
+    assert cut == [
+        header | {"judge": "check"},
+        {"id": 1, "op": "paged.write", "on": 0, "args": {"start": 0, "keys": "float32[2, 30000]"}}, {"id": 1, "none": True},
+        {"id": 2, "op": "paged.gather", "on": 0, "args": {}}, {"id": 2, "ok": ["float32[2, 30000]"], "failed": failed},
+    ]  # fmt: skip
+    small = f"{json.dumps(header)}\n"
+    assert noxfile.without_arrays(small) == small
+
+
 def test_traces_are_published_with_the_results_and_older_ones_go(noxfile, results, tmp_path):
     broken, mended = document()["clauses"][:2]
     traces, published = tmp_path / ".kvref/failures", results / ".kvref/failures"

@@ -229,3 +229,32 @@ def a_refused_length_has_cut_the_tail_already(patch):
         "if length < self._moved_at:",
         "if length < self._moved_at:\n            self._tiers[0].take_back(1)",
     )
+
+
+@bug("EDIT-04")
+def only_the_first_block_past_a_truncation_is_freed(patch):
+    in_source(patch, "kvref.sequences.Holders._cut", "self._tables.cut(table, entries)", "self._tables.cut(table, entries)[:1]")
+
+
+@bug("EDIT-05")
+def a_truncation_frees_blocks_that_others_share(patch):
+    in_source(
+        patch,
+        "kvref.sequences.Holders._cut",
+        "self.pool.free_many(self._tables.cut(table, entries))",
+        "for block in self._tables.cut(table, entries).tolist():\n"
+        "        for _ in range(self.pool.references(block)):\n            self.pool.free(block)",
+    )
+
+
+@bug("QUANT-10")
+def scales_of_groups_are_written_to_a_slot_once(patch):
+    put = SlotStore.put
+
+    def once(self, slots, new):
+        if new.scale is not None and new.scale.ndim == 3:  # [n, heads, groups]
+            before = self.stored(slots).scale
+            new = new._replace(scale=np.where(before != 0, before, new.scale))
+        put(self, slots, new)
+
+    patch.setattr(SlotStore, "put", once)
