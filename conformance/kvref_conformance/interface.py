@@ -50,7 +50,7 @@ def offers(implementation: Any, family: str) -> bool:
     return getattr(implementation, family, None) is not None
 
 
-class Outside(ABC):
+class ExternalImplementation(ABC):
     """Base of the implementations that run outside this process: a program or a server. `close` ends the connection."""
 
     @abstractmethod

@@ -25,7 +25,7 @@ from kvref_conformance.families import all_families
 from kvref_conformance.families import names as families
 from kvref_conformance.implementations.backends import OnBackend
 from kvref_conformance.implementations.configured import by_command, by_name, configured
-from kvref_conformance.interface import Implementation, Outside, offers
+from kvref_conformance.interface import ExternalImplementation, Implementation, offers
 from kvref_conformance.limits import Limits, LimitsError
 from kvref_conformance.oracle.formats import PLAIN
 from kvref_conformance.outcome import CannotRun
@@ -186,7 +186,7 @@ def names() -> list[Listed]:
 
 def end(implementation: Implementation) -> None:
     """Leave nothing of it behind: a program is ended, connections to a server are closed."""
-    if isinstance(implementation, Outside):
+    if isinstance(implementation, ExternalImplementation):
         implementation.close()
 
 

@@ -9,7 +9,7 @@ from kvref.canary import Canary, sized
 from kvref.errors import OutOfBlocks, PositionOutOfRange, in_range
 from kvref_conformance.canary import folder
 from kvref_conformance.families.engine.whole import WholePrompts
-from kvref_conformance.interface import Level, Outside
+from kvref_conformance.interface import ExternalImplementation, Level
 from kvref_conformance.outcome import CannotRun, NotOffered
 from kvref_conformance.server.address import Address
 from kvref_conformance.server.background import Background
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SILENCE = 600.0  # seconds without a byte; the judge's own limit of a call is shorter as a rule
 
 
-class Served(Outside):
+class Served(ExternalImplementation):
     """limits: the sizes of the canary that the server has loaded, and the context that it serves. Talks to it at once."""
 
     level: Level = "exact"

@@ -21,7 +21,7 @@ from kvref_conformance.conversation.exchange import KNOWN_KINDS, On
 from kvref_conformance.conversation.operations import made_by, operations
 from kvref_conformance.conversation.trace.wire import NotWire, from_wire, to_wire
 from kvref_conformance.families import names
-from kvref_conformance.interface import Level, Outside
+from kvref_conformance.interface import ExternalImplementation, Level
 from kvref_conformance.limits import Limits, LimitsError
 from kvref_conformance.outcome import Died, NotOffered
 
@@ -33,7 +33,7 @@ class HelloError(Exception):
     """The program did not say who it is: says what was expected and what came."""
 
 
-class OverStdio(Outside):
+class OverStdio(ExternalImplementation):
     """Says hello at once. Raises FileNotFoundError, HelloError."""
 
     formats: tuple[str, ...]
