@@ -18,7 +18,7 @@ PICKS = {"the last": lambda wrong: wrong[-1], "any": random.Random(0).choice}
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("pick", PICKS)
+@pytest.mark.parametrize("pick", [pytest.param("the last", marks=pytest.mark.long), "any"])
 def test_a_right_cache_may_look_in_any_order(pick):
     judge = Judge(Implementation(PICKS[pick]), Effort(examples=8))
     failed = {

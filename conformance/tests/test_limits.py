@@ -81,7 +81,7 @@ def concerned(limit):
 
 
 EACH = [(limit, family) for limit in LIMITS for family in concerned(limit)]
-SOME = {*EXCEPTIONS, *EACH[::8]}
+SOME = {*EXCEPTIONS, *EACH[::16]}
 
 
 @pytest.mark.extended

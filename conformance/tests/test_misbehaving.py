@@ -80,7 +80,7 @@ def test_what_python_can_stop_costs_a_clause_anywhere(check, name, expected, got
         ("IsKilled", "none: the process was killed by SIGSEGV"),
         ("WritesALittleAndHangs", "none: something had written to a file descriptor that is not its own"),
         extended("HangsInC", "none: it was still running"),
-        extended("Leaves", "none: the process ended with exit code 7"),
+        pytest.param("Leaves", "none: the process ended with exit code 7", marks=pytest.mark.long),
         extended("LeavesAsIfAllWereWell", "none: the process ended with exit code 0"),
         extended("LeavesToAChild", "none: the process ended with exit code 0"),
         extended("WritesEverywhere", "none: something had written to a file descriptor that is not its own"),

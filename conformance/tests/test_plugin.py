@@ -115,7 +115,7 @@ def test_namesakes_keep_to_themselves(run, pytester, workers):
     )
 
 
-@pytest.mark.parametrize("workers", [(), WORKERS], ids=["alone", "workers"])
+@pytest.mark.parametrize("workers", [(), pytest.param(("-n", "2"), marks=pytest.mark.long)], ids=["alone", "workers"])
 def test_too_little_judged_is_no_success(run, pytester, workers):
     pytester.makepyfile(mine=NAMESAKES)
     result = run("--kvref", "mine:Little", "--kvref-clause", "BLOCK-0[245]", *workers)

@@ -278,11 +278,16 @@ SEEN = [
     "fp8-rounds-twice", "kernels-write-padding", "attention-heads-interleaved", "contiguous-full-is-too-full",
     "blocks-freed-twice", "buffers-released-twice", "pooled-block-grows",
 ]  # fmt: skip
-SEEN_LATER = ["int8-reciprocal", "paged-reads-past-the-length", "quantized-drops-its-scale", "tiered-ratio-of-the-tail"]
+SEEN_LATER = [
+    pytest.param("int8-reciprocal", marks=pytest.mark.extended),
+    pytest.param("quantized-drops-its-scale", marks=pytest.mark.extended),
+    pytest.param("tiered-ratio-of-the-tail", marks=pytest.mark.extended),
+    pytest.param("paged-reads-past-the-length", marks=pytest.mark.long),
+]
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("member", [*SEEN, *(pytest.param(each, marks=pytest.mark.extended) for each in SEEN_LATER)])
+@pytest.mark.parametrize("member", [*SEEN, *SEEN_LATER])
 def test_the_judge_sees_through_a_pipe_what_it_sees_in_its_process(member):
     family = type(kvref_zoo.member(member)).clause.partition("-")[0]
     seen = {}
