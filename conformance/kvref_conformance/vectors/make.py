@@ -113,22 +113,25 @@ def _from_check(vectors: Vectors, judge: Judge, check: Check, large: list[Large]
         return
     lines, why = _lines(judge, subject.conversation, check.clause, check.name, LARGEST_OF_A_CLAUSE)
     found = Large(check, lines)
-    if why:
-        vectors.leave_out(check, why)
-    elif found.size > LARGEST:
+    if not why and found.size > LARGEST:
         large.append(found)
+    elif why := why or _depends(lines):
+        vectors.leave_out(check, why)
     else:
         _add(vectors, path_of(check), check.family, lines)
 
 
 def _from_large(vectors: Vectors, clause: str, large: list[Large]) -> None:
-    """The smallest of a clause's large traces, if the clause has no other vector."""
+    """The smallest of a clause's large traces that can be a vector, if the clause has no other."""
     has_one = any(trace["clause"] == clause for trace in vectors.traces)
-    for number, each in enumerate(sorted(large, key=lambda each: each.size)):
-        if number == 0 and not has_one:
-            _add(vectors, path_of(each.check), each.check.family, each.lines)
-        else:
+    for each in sorted(large, key=lambda each: each.size):
+        if has_one:
             vectors.leave_out(each.check, f"it is larger than {LARGEST // 1000} kB, and its clause has a smaller one")
+        elif why := _depends(each.lines):
+            vectors.leave_out(each.check, why)
+        else:
+            _add(vectors, path_of(each.check), each.check.family, each.lines)
+            has_one = True
 
 
 def path_of(check: Check) -> str:
@@ -146,12 +149,17 @@ def _lines(judge: Judge, conversation: list[Exchange], clause: str, check: str, 
     lines = file.written(header, Witness("exact"), conversation)
     if sum(map(len, lines)) > largest:
         return [], larger
-    trace = file.parsed(Path(check), lines)
-    chosen = any(exchange.request.family in CHOOSING for exchange in conversation)
+    return lines, ""
+
+
+def _depends(lines: list[str]) -> str:
+    """Why a trace is of the reference alone, if it is: others may choose otherwise where the clauses leave it to them."""
+    trace = file.parsed(Path("trace"), lines)
+    chosen = any(request.family in CHOOSING for request in trace.requests)
     for contrary in (Turned(), Striding()) if chosen else (Turned(),):
         if recorded.hold(Judge(contrary).begin(), trace):
-            return [], "its arguments depend on what the reference chose"
-    return lines, ""
+            return "its arguments depend on what the reference chose"
+    return ""
 
 
 def _samples(judge: Judge, family: str) -> Iterator[list[str]]:
@@ -160,7 +168,7 @@ def _samples(judge: Judge, family: str) -> Iterator[list[str]]:
         search = Search(judge.implementation)
         run_machine(family, search, number, EXAMPLES, max(1, STEPS - number // SAMPLES))  # fewer, where they say too much
         lines, why = _lines(judge, search.longest, "any", f"any sequence of calls ({family})", SAMPLE)
-        if not why:
+        if not (why or _depends(lines)):
             yield lines
             found += 1
         if found == SAMPLES:
