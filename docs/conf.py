@@ -14,7 +14,8 @@ from kvref_conformance.report.player import SCRIPTS, STATIC, STYLES
 project, author, release = "kvref", "the kvref authors", kvref.__version__
 copyright = "the kvref authors, Apache-2.0"
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx_copybutton", "mathml", "accessible"]
-exclude_patterns = ["_build", "_matrix", "results", "spec/_*", ".kvref"]  # .kvref: the matrix has these traces, too
+# The last two are in the pages of the matrix.
+exclude_patterns = ["_build", "_matrix", "results", "spec/_*", "**/checks", "**/.kvref"]
 
 html_theme = "furo"
 html_title = f"kvref {release}"
