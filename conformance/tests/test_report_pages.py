@@ -139,7 +139,7 @@ def test_a_share_leads_to_its_clauses_and_a_failure_to_its_trace_in_the_player(o
     assert page.url.endswith("implementations/two.html#BLOCK")
     page.locator("#BLOCK article").get_by_role("link", name="The calls, step by step").click()
     assert page.url.endswith("clauses/BLOCK-05.html#two")
-    page.locator("article#two summary").click()
+    page.locator("article#two summary").first.click()
     player = page.locator("article#two kv-player")
     assert player.locator(".kv-heading strong").text_content() == "BLOCK-05 · a check (blocks)"
     assert player.locator(".kv-count").text_content() == "1 / 1"
