@@ -107,10 +107,10 @@ def matrix(session: nox.Session, library: str) -> None:
         pinned = ("-c", str(constraints))
     session.install(*pinned, ".[conformance]", *(["array-api-strict"] if library == "strict" else []))
     names, at = JUDGED[library], HERE.index(session.python)
-    if library == "numpy" and at:  # each other Python judges one of the two: their code is the same, and so is the judge's
+    if library == "numpy" and at:  # each further Python judges one of the two: only the Python differs
         names = (names[at % len(names)],)
     for name in names:
-        whole = library == "numpy" and name == "reference" and not at  # the tests judge NumPy, all of it
+        whole = library == "numpy" and name == "reference" and not at  # `kvref check numpy` judges the other, whole
         _check(session, name, f"Python {session.python}", library, () if whole else OTHERWISE)
 
 

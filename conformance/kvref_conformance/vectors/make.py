@@ -118,7 +118,7 @@ def _from_check(vectors: Vectors, judge: Judge, check: Check, large: list[Large]
     elif why := why or _depends(lines):
         vectors.leave_out(check, why)
     else:
-        _add(vectors, path_of(check), check.family, lines)
+        _add(vectors, _path_of(check), check.family, lines)
 
 
 def _from_large(vectors: Vectors, clause: str, large: list[Large]) -> None:
@@ -130,11 +130,11 @@ def _from_large(vectors: Vectors, clause: str, large: list[Large]) -> None:
         elif why := _depends(each.lines):
             vectors.leave_out(each.check, why)
         else:
-            _add(vectors, path_of(each.check), each.check.family, each.lines)
+            _add(vectors, _path_of(each.check), each.check.family, each.lines)
             has_one = True
 
 
-def path_of(check: Check) -> str:
+def _path_of(check: Check) -> str:
     return f"checks/{check.clause}-{check_in_a_path(check.name)}.jsonl"
 
 
