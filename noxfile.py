@@ -16,7 +16,8 @@ from typing import Any
 
 import nox
 
-nox.options.default_venv_backend = "venv"
+nox.options.default_venv_backend = "uv|venv"
+WITH_PIP = "venv"  # where torch is installed: pip's own configuration may say which build of it, and uv does not read that
 # Sessions that keep one core busy, and write where no other does, say allow_parallel: `nox -j auto` runs those side by side.
 nox.options.sessions = ["tests", "extended", "lint", "types", "matrix", "theirs", "harnesses", "docs", "browser", "gpu", "table"]
 
@@ -114,7 +115,7 @@ def matrix(session: nox.Session, library: str) -> None:
         _check(session, name, f"Python {session.python}", library, () if whole else OTHERWISE)
 
 
-@nox.session
+@nox.session(venv_backend=WITH_PIP)
 def theirs(session: nox.Session) -> None:
     """What needs torch or llama.cpp: the tests, which judge what others wrote too, torch's backend and the reference on it."""
     session.install(*PINNED, "torch")  # first and by its exact pin: anything looser may bring gigabytes of CUDA
@@ -161,7 +162,7 @@ def browser(session: nox.Session) -> None:
     session.run("pytest", "-rs", "-m", "browser", *BROWSED, *session.posargs)
 
 
-@nox.session(reuse_venv=True)
+@nox.session(venv_backend=WITH_PIP, reuse_venv=True)
 @nox.parametrize("project", list(OTHERS))
 def others(session: nox.Session, project: str) -> None:
     """What other people wrote, a project an environment: the results go to docs/results, to be committed. By hand: gigabytes."""
@@ -236,7 +237,7 @@ def others_of(project: str) -> list[str]:
     return [name for name, projects in whose.items() if max(projects, key=len, default="") == project]
 
 
-@nox.session
+@nox.session(venv_backend=WITH_PIP)
 def gpu(session: nox.Session) -> None:
     """Every clause on the GPU, with CuPy and PyTorch, and a bench of both: the results go to docs/results, to be committed."""
     if not shutil.which("nvidia-smi"):
