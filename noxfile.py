@@ -144,6 +144,7 @@ def harnesses(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """The site, into docs/_build/html: warnings are errors."""
     session.install(*PINNED, "-e", ".[docs]")
+    session.run("python", "docs/generated_parts.py")
     session.run(
         "sphinx-build", "-W", "-E", "--keep-going", "-q", "-d", "docs/_build/doctrees", "-b", "html", "docs", "docs/_build/html"
     )

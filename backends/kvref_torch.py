@@ -167,7 +167,7 @@ class TorchBackend:
         pieces = _pieces(most, rows.reshape(-1, width), *flat)
         read_back = [kernel[0](self._kernels, format, *each) for each in pieces]
         if not _all_finite(*read_back):  # what the largest code reads back as is finite only where the row and its range are
-            raise NonFinite("rows: expected finite values that read back finite, got others")
+            raise NonFinite("rows: expected finite values whose dequantized values are finite, got others")
         return out
 
     def dequantize(self, stored: Quantized, width: int, format: Format, out: Array | None = None) -> Array:

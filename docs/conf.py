@@ -5,7 +5,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 import kvref
-import pictures
 import player
 import site_pages
 import stories
@@ -44,7 +43,6 @@ def setup(app):
     folder = Path(__file__).parent
     site_pages.write(folder)
     stories.write(folder / player.TRACES)
-    pictures.write(folder / "_static/pictures")
     app.add_directive("player", player.Player)
     app.connect("source-read", site_pages.point_to_the_site)
     app.connect("autodoc-process-docstring", site_pages.as_restructured_text)

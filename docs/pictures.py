@@ -1,7 +1,8 @@
 """The pictures of "How a KV cache works", measured on kvref's own caches and formats. Written to _static/pictures/*.svg."""
 
-from collections.abc import Callable
-from pathlib import Path
+import io
+import re
+from collections.abc import Callable, Iterator
 
 import matplotlib
 
@@ -39,13 +40,14 @@ STYLE = {"font.size": 11, "axes.spines.top": False, "axes.spines.right": False, 
     "legend.frameon": False, "svg.hashsalt": "kvref", "figure.dpi": 130}  # fmt: skip
 
 
-def write(folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+def drawn() -> Iterator[tuple[str, str]]:
+    """The name and SVG of each picture. Coordinates are rounded, so that machines whose sums differ in the last bit agree."""
     with plt.rc_context(STYLE):
         for name, draw in PICTURES.items():
-            figure = draw()
-            figure.savefig(folder / f"{name}.svg", bbox_inches="tight", facecolor="white", metadata={"Date": None})
+            figure, file = draw(), io.StringIO()
+            figure.savefig(file, format="svg", bbox_inches="tight", facecolor="white", metadata={"Date": None})
             plt.close(figure)
+            yield name, re.sub(r"(?<!scale\()\b\d+\.\d{3,}\b", lambda number: f"{float(number[0]):.2f}", file.getvalue())
 
 
 def without() -> plt.Figure:

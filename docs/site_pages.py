@@ -4,39 +4,39 @@
 """
 
 import re
+from functools import cache
 from pathlib import Path
 
 from architecture import diagram
-from findings_index import by_clause, by_cost, by_failure, page_of
+from findings_index import by_failure, page_of
 from kvref_conformance.checking.registry import all_checks
 from kvref_conformance.clauses import CHAPTERS, Chapter, Clause, all_clauses, spec
 from kvref_conformance.report.html import write_site
 from kvref_conformance.report.json_file import read_json
 from kvref_conformance.report.runs import Finding, Run
-from small_surfaces import derived_operations, small_surfaces
-from stored_formats import formats_table
 
+FOLDER = Path(__file__).parent
 SPEC = Path(__file__).parents[1] / "kvref/spec"
 OTHERS = ("protocol", "trace")  # chapters without clauses
 SIGNS = {"passed": "passes", "failed": "fails"}
 MARKS = {"passed": "✓", "failed": "**✗**", "not offered": "·"}
 
 
+@cache
+def runs() -> tuple[Run, ...]:
+    """The committed results, kvref's own first."""
+    found = [Run(path, read_json(path)) for path in sorted((FOLDER / "results/checks").glob("*.json"))]
+    return tuple(sorted(found, key=lambda run: (run.project != "kvref", run.project, run.name)))
+
+
 def write(folder: Path) -> None:
     """The chapters, into folder/spec; the matrix, clause by clause, into folder/_matrix; and the diagram."""
-    paths = sorted((folder / "results/checks").glob("*.json"))
-    runs = [Run(path, read_json(path)) for path in paths]
-    runs.sort(key=lambda run: (run.project != "kvref", run.project, run.name))  # kvref's own first
     told = {failure: [Finding(each.title, f"../{each.address}") for each in found] for failure, found in by_failure().items()}
-    write_site(folder / "_matrix/matrix", runs, told)
-    results = {run.name: {clause: result["verdict"] for clause, result in run.verdicts.items()} for run in runs}
+    write_site(folder / "_matrix/matrix", list(runs()), told)
+    results = {run.name: {clause: result["verdict"] for clause, result in run.verdicts.items()} for run in runs()}
     pages = {name: _chapter(chapter, results) for name, chapter in zip(CHAPTERS, spec(), strict=True)}
     pages |= {name: (SPEC / f"{name}.md").read_text(encoding="utf-8") for name in OTHERS}
-    engines = [run for run in runs if run.document["implementation"]["families"] == ["engine"]]
-    caches = [run for run in runs if run not in engines]
-    pages |= {"index": _index(results), "_coverage": _coverage(caches), "_engines": _engines(engines)}
-    pages |= {"_surfaces": small_surfaces(), "_derived": derived_operations(), "_formats": formats_table()}
-    pages |= {"_findings": by_cost(), "_findings_by_clause": by_clause()}
+    pages["index"] = _index()
     files = {f"spec/{name}.md": text for name, text in pages.items()} | {"_static/architecture.svg": diagram()}
     (folder / "spec").mkdir(exist_ok=True)
     for name, text in files.items():
@@ -45,63 +45,53 @@ def write(folder: Path) -> None:
             path.write_text(text, encoding="utf-8")
 
 
-def _index(results: dict[str, dict[str, str]]) -> str:
-    rows = [
-        f"| [{chapter.title}]({name}.md) | {chapter.code} | {len(chapter.clauses)} | {_tally(chapter, results)} |"
+def chapters() -> str:
+    """A table with a row per chapter."""
+    lines = ["| chapter | code | clauses |", "|---|---|---|"]
+    lines += [
+        f"| [{chapter.title}]({name}.md) | {chapter.code} | {len(chapter.clauses)} |"
         for name, chapter in zip(CHAPTERS, spec(), strict=True)
     ]
-    toc = "\n".join((*CHAPTERS, *OTHERS))
-    return f"""# The specification
-
-{sum(len(chapter.clauses) for chapter in spec())} clauses in {len(CHAPTERS)} chapters. Each has a number that stays, its text,
-a reason, an example that runs in the tests, the public bugs it would have caught, and the checks that look at it.
-
-| chapter | code | clauses | who breaks some of them |
-|---|---|---|---|
-{chr(10).join(rows)}
-
-Programs in other languages hear of all this through [the protocol](protocol.md); failures and vectors are [traces](trace.md).
-
-```{{toctree}}
-:hidden:
-
-{toc}
-```
-"""
+    return "\n".join([*lines, f"| all | | {len(all_clauses())} |"]) + "\n"
 
 
-def _coverage(runs: list[Run]) -> str:
-    """A row an implementation: how many clauses have a verdict, of those of the families it offers, and how they were reached."""
-    lines = ["| implementation | of | families | judged | of them through others | fails |", "|---|---|---|---|---|---|"]
-    for run in runs:
+def _index() -> str:
+    """The specification's README, with the chapters in the site's table of contents."""
+    return (SPEC / "README.md").read_text(encoding="utf-8") + "\n```{toctree}\n:hidden:\n\n" + "\n".join((*CHAPTERS, *OTHERS)) + "\n```\n"
+
+
+def coverage() -> str:
+    """A table with a row per implementation that is no engine: how many clauses have a verdict, and how they were reached."""
+    lines = ["| implementation | project | families | judged | of these, by derived operations | failed |", "|---|---|---|---|---|---|"]
+    for run in runs():
+        if _is_engine(run):
+            continue
         about, found = run.document["implementation"], run.conclusion
         derived = sum(bool(result.get("through")) for result in run.verdicts.values() if result["verdict"] in SIGNS)
         judged = f"{found.judged} of {found.of}" + (", **not judged**" if found.verdict == "not judged" else "")
         lines.append(
-            f'| <a href="matrix/implementations/{run.slug}.html">{run.name}</a> | '
-            f"{_found(run.name, run.project)} {about['version']}, "
+            f"| {run.name} | {_found(run.name, run.project)} {about['version']}, "
             f"{about['language']} | {', '.join(about['families'])} | {judged} | {derived or ''} | {run.broken or ''} |"
         )
     return "\n".join(lines) + "\n"
 
 
-def _engines(runs: list[Run]) -> str:
-    """A row an engine, a column a clause of ENG."""
+def engines() -> str:
+    """A table with a row per engine and a column per clause of ENG."""
     clauses = next(chapter for chapter in spec() if chapter.code == "ENG").clauses
     lines = [
         f"| engine | {' | '.join(f'[{clause.id[4:]}](#{clause.id})' for clause in clauses)} |",
         f"|---|{'---|' * len(clauses)}",
     ]
-    for run in sorted(runs, key=lambda run: run.name):
+    for run in sorted(filter(_is_engine, runs()), key=lambda run: run.name):
         about = run.document["implementation"]
         marks = [MARKS[run.verdicts[clause.id]["verdict"]] for clause in clauses]
         lines.append(f"| **{_found(run.name, run.name)}**<br>{about['version']}, {about['language']} | {' | '.join(marks)} |")
     return "\n".join(lines) + "\n"
 
 
-def _tally(chapter: Chapter, results: dict[str, dict[str, str]]) -> str:
-    broken = {name: sum(verdicts.get(clause.id) == "failed" for clause in chapter.clauses) for name, verdicts in results.items()}
-    return ", ".join(f"{name}: {count}" for name, count in broken.items() if count) or "-"
+def _is_engine(run: Run) -> bool:
+    return bool(run.document["implementation"]["families"] == ["engine"])
 
 
 def _chapter(chapter: Chapter, results: dict[str, dict[str, str]]) -> str:
@@ -148,11 +138,12 @@ def _clauses_linked(text: str) -> str:
 
 def point_to_the_site(app: object, docname: str, source: list[str]) -> None:
     """Links that hold in the repository, as they are on the site: chapters are pages here, and other files are named."""
-    text = _clauses_linked(source[0])
+    text = re.sub(r"\]\((?:\.\./)*kvref/spec/\w+\.md#([a-z0-9-]+-\d\d)--[^)]*\)", lambda link: f"](#{link[1].upper()})", source[0])
+    text = _clauses_linked(text)
+    text = re.sub(r"\]\((?:\.\./)+kvref/spec/(\w+)\.md", rf"]({'../' * docname.count('/')}spec/\1.md", text)
     if docname.startswith("how/"):
         source[0] = _linked(text)
         return
-    text = re.sub(r"\]\(\.\./kvref/spec/(\w+)\.md", r"](spec/\1.md", text)
     text = re.sub(r"\[([^\]]+)\]\(\.\./(?!\.)([^)]+)\)", _named, text)
     source[0] = re.sub(r"\[([^\]]+)\]\((\w+\.schema\.json)\)", r"`kvref/spec/\2`", text)
 

@@ -56,7 +56,7 @@ class BlockPool:
         """
         count = in_range(count, None, PositionOutOfRange, "count")
         if count > self.num_free:
-            raise OutOfBlocks(f"allocate: expected {count} free of {self.num_blocks} blocks, got {self.num_free}")
+            raise OutOfBlocks(f"out of blocks: {count} needed, {self.num_free} of {self.num_blocks} free")
         taken = self._take(count)
         self._references[taken] = 1
         return taken
@@ -96,7 +96,7 @@ class BlockPool:
     def _held(self, operation: str, block: int) -> int:
         number = integer(block)
         if number is None or not 0 <= number < self.num_blocks or not self._references[number]:
-            raise BlockNotAllocated(f"{operation}: expected a block that is held, got {block!r}")
+            raise BlockNotAllocated(f"{operation}: block {block!r} is not allocated")
         return number
 
     def _take(self, count: int) -> NDArray[np.int32]:

@@ -45,7 +45,7 @@ class Buffer:
         with self._lock:
             memory, end = self._held(), self.length + values.shape[0]
             if end > self.capacity:
-                raise CapacityExceeded(f"extend: expected at most {self.capacity} values, got {end}")
+                raise CapacityExceeded(f"buffer full: {end} values needed, capacity is {self.capacity}")
             self._memory = self._pool.backend.update(memory, values[None, None, :, None], self.length)
             self.length = end
 
@@ -84,7 +84,7 @@ class Buffer:
 
     def _held(self) -> Array:
         if self._memory is None:
-            raise BufferReleased("buffer: expected one that is held, got one that was released")
+            raise BufferReleased("the buffer was released")
         return self._memory
 
 

@@ -95,7 +95,7 @@ class ChannelCache:
         keys, values = accept_pair(keys, values, ("n", config.num_kv_heads, config.head_dim), self._backend)
         stop = start + keys.shape[0]
         if stop > config.max_tokens:
-            raise CapacityExceeded(f"append: expected at most {config.max_tokens} tokens, got {stop}")
+            raise CapacityExceeded(f"cache full: {stop} tokens needed, max_tokens is {config.max_tokens}")
         full = self._full.quantized(keys, values)
         new = self._full.dequantized(full)
         for name, part in zip(("keys", "values"), new, strict=True):
@@ -132,7 +132,7 @@ class ChannelCache:
         full = self.config.quantized_values(length)  # from here on, of so many tokens; keys from there or later
         if length and full < self._first:
             least = self._first + self.config.residual
-            raise NotTruncatable(f"length: expected 0 or at least {least}, for what is older is quantized, got {length}")
+            raise NotTruncatable(f"cannot truncate to {length}: keys before position {least} are quantized in groups (0 works)")
         self.length, self._first = length, min(self._first, length)
 
     def clear(self) -> None:

@@ -55,7 +55,7 @@ class ContiguousCache:
         keys, values = accept_pair(keys, values, shape, self._backend)
         needed = self.seq_len + keys.shape[2]
         if needed > config.max_seq_len:
-            raise CapacityExceeded(f"append: expected at most {config.max_seq_len} tokens, got {needed}")
+            raise CapacityExceeded(f"cache full: {needed} tokens needed, max_seq_len is {config.max_seq_len}")
         new_keys, new_values = self._cast(keys), self._cast(values)
         if needed > self.capacity:
             self._grow(needed)
@@ -91,7 +91,7 @@ class ContiguousCache:
         """
         count = in_range(count, None, PositionOutOfRange, "count")
         if self.seq_len + count > self.capacity:
-            raise CapacityExceeded(f"advance: expected at most {self.capacity} tokens, got {self.seq_len + count}")
+            raise CapacityExceeded(f"advance: {self.seq_len + count} tokens needed, capacity is {self.capacity}")
         self.seq_len += count
 
     def truncate(self, length: int) -> None:

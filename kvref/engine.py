@@ -121,7 +121,7 @@ class Engine:
         told = self._tokens[self._known(session)]
         given = [in_range(token, self.canary.vocabulary, TokenOutOfRange, "token") for token in tokens]
         if len(told) + len(given) > self.canary.context:
-            raise CapacityExceeded(f"tokens: expected at most {self.canary.context - len(told)} more, got {len(given)}")
+            raise CapacityExceeded(f"context full: {len(given)} tokens needed, {self.canary.context - len(told)} of {self.canary.context} left")
         if given:
             self._next[session] = self._computed(session, told + given)
             told += given
@@ -163,9 +163,9 @@ class Engine:
         """
         for session in sessions:
             if len(self._tokens[self._known(session)]) == self.canary.context:
-                raise CapacityExceeded(f"session {session}: expected less than {self.canary.context} tokens, got as many")
+                raise CapacityExceeded(f"context full: session {session} has all {self.canary.context} tokens")
         if any(self.length(session) == 0 for session in sessions):
-            raise PositionOutOfRange("step: expected sessions of at least one token, got one of none")
+            raise PositionOutOfRange("step: a session has no tokens, add one first")
         said = dict[int, int]()
         try:
             for session in sessions:
@@ -198,7 +198,7 @@ class Engine:
         """A new session as one was when it was saved. Raises OutOfBlocks, and SequenceNotFound where nothing was saved so."""
         number = integer(saved)
         if number is None or not 0 <= number < len(self._saved):
-            raise SequenceNotFound(f"saved: expected what `save` gave, got {saved!r}")
+            raise SequenceNotFound(f"saved: expected a value returned by `save`, got {saved!r}")
         kept, sequence = self._saved[number], self.cache.create()
         try:
             self.cache.ensure_capacity(sequence, len(kept.tokens))
@@ -235,7 +235,7 @@ class Engine:
         told = self._tokens[self._known(session)]
         count = min(in_range(count, None, PositionOutOfRange, "count"), self.canary.context - len(told))
         if not told:
-            raise PositionOutOfRange(f"session {session}: expected at least one token, behind which others come, got none")
+            raise PositionOutOfRange(f"session {session} has no tokens, add one first")
         if session not in self._next:
             self._next[session] = self._computed(session, told)
         return told, count
@@ -243,7 +243,7 @@ class Engine:
     def _known(self, session: int) -> int:
         number = integer(session)
         if number is None or number not in self._tokens:
-            raise SequenceNotFound(f"session: expected one that was opened and not closed, got {session!r}")
+            raise SequenceNotFound(f"unknown session {session!r} (never opened, or already closed)")
         return number
 
     def _computed(self, session: int, tokens: list[int]) -> int:

@@ -117,7 +117,7 @@ class GroupedCache(Finder):
         free = self.pool.num_free + sum(self.pool.references(block) == 1 for block in self._tables.before(table, unseen))
         copies = self._shared(table, groups, positions // config.block_size)
         if (needed := config.num_groups * more[table] + len(copies)) > free:
-            raise OutOfBlocks(f"blocks: expected {needed} free ones, got {free}")
+            raise OutOfBlocks(f"out of blocks: {needed} needed, {free} free")
         self.pool.free_many(self._tables.release(table, unseen))
         self._prepare(more, table, groups, positions)
         self._store.put(self._slots(table, np.arange(config.num_layers)[:, None], positions).reshape(-1), new)
@@ -167,7 +167,7 @@ class GroupedCache(Finder):
         table = self._table(sequence)
         length = in_range(length, self.length(sequence) + 1, PositionOutOfRange, "length")
         if length and (self._unseen(length) < self._tables.released[table]).any():
-            raise NotTruncatable(f"length: expected one whose window is still held, got {length}")
+            raise NotTruncatable(f"cannot truncate to {length}: blocks of its window were freed")
         super().truncate(sequence, length)
 
     def _layer(self, layer: int) -> int:
@@ -180,7 +180,7 @@ class GroupedCache(Finder):
     def _look_held(self, table: int, layer: int, position: int, what: str) -> None:
         first = self._first(table, layer)
         if position < first:
-            raise PositionOutOfRange(f"{what}: expected at least {first}, before which blocks were given back, got {position}")
+            raise PositionOutOfRange(f"{what}: {position} cannot be read, blocks before position {first} were freed")
 
     def _unseen(self, length: int) -> NDArray[np.int64]:
         """How many entries of each group lie wholly before what a query at `length` sees."""

@@ -88,7 +88,7 @@ class LatentCache(Movable):
         rope = accept("rope", rope, (latent.shape[0], self.config.rope_dim), self._backend)
         stop = self._length + latent.shape[0]
         if stop > self.config.max_tokens:
-            raise CapacityExceeded(f"append: expected at most {self.config.max_tokens} tokens, got {stop}")
+            raise CapacityExceeded(f"cache full: {stop} tokens needed, max_tokens is {self.config.max_tokens}")
         rows, at, new = xp.concat([latent, rope], axis=1), 0, []
         for store in self._stores:  # each may raise, so that all come before the first is put anywhere
             new.append(store.quantized(rows[:, at : at + _width(store)]))
@@ -153,7 +153,7 @@ class LatentCache(Movable):
     def _make_room(self, saved: Saved) -> Sequence[Stretch]:
         self._length = saved.count("rows.0")
         if self._length > self.config.max_tokens:
-            raise CapacityExceeded(f"load: expected at most {self.config.max_tokens} tokens, got {self._length}")
+            raise CapacityExceeded(f"cache full: {self._length} tokens needed, max_tokens is {self.config.max_tokens}")
         return self._stretches()
 
     def _stretches(self) -> list[Stretch]:

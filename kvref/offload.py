@@ -94,7 +94,7 @@ class HostStore:
         with self._lock:
             for key in keys:
                 if self._known("complete_store", key).ready:
-                    raise KeyNotFound(f"complete_store: expected keys that are being stored, got {key!r}, which is there")
+                    raise KeyNotFound(f"complete_store: key {key!r} is already stored")
             for key in dict.fromkeys(keys):
                 if success:
                     self._blocks[key].ready = True
@@ -106,7 +106,7 @@ class HostStore:
         with self._lock:
             for key in keys:
                 if not self._is_ready(key):
-                    raise KeyNotFound(f"prepare_load: expected keys that are stored, got {key!r}")
+                    raise KeyNotFound(f"prepare_load: key {key!r} is still being stored")
             for key in keys:
                 self._blocks[key].loads += 1
             self._use(keys)
@@ -116,7 +116,7 @@ class HostStore:
         with self._lock:
             for key, count in Counter(keys).items():
                 if self._known("complete_load", key).loads < count:
-                    raise KeyNotFound(f"complete_load: expected keys that are being loaded, got {key!r}")
+                    raise KeyNotFound(f"complete_load: key {key!r} is not being loaded")
             for key in keys:
                 self._blocks[key].loads -= 1
 
@@ -130,7 +130,7 @@ class HostStore:
 
     def _known(self, operation: str, key: Key) -> _Block:
         if key not in self._blocks:
-            raise KeyNotFound(f"{operation}: expected keys that are stored or being stored, got {key!r}")
+            raise KeyNotFound(f"{operation}: unknown key {key!r} (never stored, or evicted)")
         return self._blocks[key]
 
     def _to_evict(self, count: int, kept: Keys) -> list[Key]:
@@ -143,7 +143,7 @@ class HostStore:
                 found.append(key)
         if len(found) < count:
             raise OutOfBlocks(
-                f"prepare_store: expected room for {count} blocks more, got {len(found)} that may go, of {self.capacity}"
+                f"out of blocks: {count} must be evicted, {len(found)} of {self.capacity} can be"
             )
         return found
 

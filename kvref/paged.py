@@ -252,7 +252,7 @@ class PagedCache(Sequences):
     def _stretches(self, table: int, whole: Whole, part: Part) -> list[Stretch]:
         heads, found = None if len(part.heads) == self.config.num_kv_heads else part.heads, list[Stretch]()
         if heads is not None and self._store.format.granularity == "token":
-            raise ConfigError(f"heads: expected all, for a {self._store.format.name} token has one scale for all, got {heads}")
+            raise ConfigError(f"heads: expected all (a {self._store.format.name} token has one scale for all heads), got {heads}")
         for layer in part.layers:
             slots = self._tables.slots(table, layer, np.array(whole.tokens(part, layer), np.int64))
             found += both(f"layers.{layer}", self._store, slots, heads)
@@ -262,7 +262,7 @@ class PagedCache(Sequences):
         """A table for one that is to come, with its blocks. Raises OutOfBlocks, and ConfigError where it begins in a block."""
         released, inside = divmod(whole.first, self.config.block_size)
         if inside:
-            raise ConfigError(f"load: expected tokens from where a block of {self.config.block_size} begins, got {whole.first}")
+            raise ConfigError(f"load: expected a first position that is a multiple of block_size {self.config.block_size}, got {whole.first}")
         table = self._tables.open()
         try:
             self._tables.append(table, np.full((released, self.config.num_layers), NO_BLOCK, np.int32))

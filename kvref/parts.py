@@ -62,9 +62,9 @@ class Arriving:
     def check(self, whole: Whole, part: Part) -> None:
         """Raise ConfigError for a part of another sequence, or of what has come already."""
         if whole != self.whole:
-            raise ConfigError(f"load: expected a part of {self.whole}, others of which have come, got one of {whole}")
+            raise ConfigError(f"load: expected a part of {self.whole}, like the parts before it, got one of {whole}")
         if any(part.meets(other) for other in self.parts):
-            raise ConfigError(f"load: expected a part that has not come yet, got {part}")
+            raise ConfigError(f"load: part {part} was loaded already")
 
     def is_whole(self, everything: Part) -> bool:
         return sum(map(self.whole.size, self.parts)) == self.whole.size(everything)

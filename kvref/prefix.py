@@ -154,7 +154,7 @@ class Told:
         in_range(len(numbers), written + 1, PositionOutOfRange, "tokens committed")
         common = min(len(numbers), len(self.tokens))
         for at in np.flatnonzero(numbers[:common] != self.tokens[:common]):
-            raise TokenMismatch(f"token at position {at}: expected {self.tokens[at]}, committed before, got {numbers[at]}")
+            raise TokenMismatch(f"token at position {at}: {numbers[at]} differs from the committed token {self.tokens[at]}")
         self.tokens = numbers if len(numbers) > common else self.tokens
 
 
@@ -167,7 +167,7 @@ class Finder(Holders):
     def reset(self) -> None:
         """Forget everything. Raises InUse while there is a sequence (PREFIX-11)."""
         if self._told:
-            raise InUse(f"reset: expected no sequence, got {len(self._told)}")
+            raise InUse(f"cannot reset: live sequences: {len(self._told)}")
         self.pool.forget()
 
     def create(self) -> int:
@@ -220,7 +220,7 @@ class PrefixCache(Finder, PagedCache):
         more = self._tables.entries_for(len(numbers)) - len(found)
         needed = more * self.config.num_layers + self.pool.num_waiting(entries)
         if needed > self.pool.num_free:
-            raise OutOfBlocks(f"blocks: expected {needed} free ones, got {self.pool.num_free}")
+            raise OutOfBlocks(f"out of blocks: {needed} needed, {self.pool.num_free} free")
         sequence = self.create()
         table, hit = self._table(sequence), len(found) * self.config.block_size
         self.pool.share_many(entries.reshape(-1))

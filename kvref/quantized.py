@@ -150,7 +150,7 @@ class QuantizedCache(Movable):
     def _make_room(self, saved: Saved) -> list[Stretch]:
         self._lengths = [saved.count(f"layers.{layer}.keys") for layer in range(self.config.num_layers)]
         if (longest := max(self._lengths)) > self.config.capacity:
-            raise CapacityExceeded(f"load: expected at most {self.config.capacity} tokens a layer, got {longest}")
+            raise CapacityExceeded(f"cache full: {longest} tokens per layer needed, capacity is {self.config.capacity}")
         return self._stretches()
 
     def _stretches(self) -> list[Stretch]:
@@ -166,7 +166,7 @@ class QuantizedCache(Movable):
         for layer in layers:
             if lengths[layer] == capacity:
                 tokens = self._lengths[layer] + layers.count(layer)
-                raise CapacityExceeded(f"append: expected at most {capacity} tokens in layer {layer}, got {tokens}")
+                raise CapacityExceeded(f"layer {layer} full: {tokens} tokens needed, capacity is {capacity}")
             slots.append(layer * capacity + lengths[layer])
             lengths[layer] += 1
         self._store.write(slots, keys, values)

@@ -72,14 +72,14 @@ class Holders(ABC):
         table = self._table(sequence)
         length = in_range(length, int(self._tables.lengths[table].min()) + 1, PositionOutOfRange, "length")
         if 0 < length < (first := int(self._tables.first(table).max())):
-            raise NotTruncatable(f"length: expected at least {first}, before which blocks were released, got {length}")
+            raise NotTruncatable(f"cannot truncate to {length}: blocks before position {first} were released")
         self._cut(table, length)
 
     def _table(self, sequence: int) -> int:
         """The number of a sequence's block table."""
         number = integer(sequence)
         if number is None or number not in self._table_of:
-            raise SequenceNotFound(f"sequence: expected one that was created and not dropped, got {sequence!r}")
+            raise SequenceNotFound(f"unknown sequence {sequence!r} (never created, or already dropped)")
         return self._table_of[number]
 
     def _missing(self, table: int, num_tokens: int) -> dict[int, int]:
@@ -94,7 +94,7 @@ class Holders(ABC):
         places = self._shared(tables, layers, positions // self._tables.block_size)
         needed = self._tables.num_layers * sum(more.values())
         if needed + len(places) > self.pool.num_free:
-            raise OutOfBlocks(f"blocks: expected {needed + len(places)} free ones, got {self.pool.num_free}")
+            raise OutOfBlocks(f"out of blocks: {needed + len(places)} needed, {self.pool.num_free} free")
         if needed:
             self._tables.extend(more, self.pool.allocate_many(needed))
         if places:
@@ -197,7 +197,7 @@ class Sequences(Holders):
         """`position`, one in [0, stop) that was not released. Raises PositionOutOfRange."""
         position = in_range(position, stop, PositionOutOfRange, what)
         if position < (first := int(self._tables.first(table).max())):
-            raise PositionOutOfRange(f"{what}: expected at least {first}, before which blocks were released, got {position}")
+            raise PositionOutOfRange(f"{what}: {position} cannot be read, blocks before position {first} were released")
         return position
 
     def _missing_each(self, tables: NDArray[np.int64], num_tokens: NDArray[np.int64]) -> dict[int, int]:

@@ -155,7 +155,7 @@ class ShardedCache:
         keys, values = accept_pair(keys, values, ("n", config.num_kv_heads, config.head_dim), self._backend)
         count = keys.shape[0]
         if self.length + count > config.max_tokens:
-            raise CapacityExceeded(f"append: expected at most {config.max_tokens} tokens, got {self.length + count}")
+            raise CapacityExceeded(f"cache full: {self.length + count} tokens needed, max_tokens is {config.max_tokens}")
         ranks = self._every("append")
         shares = [rank.prepared(keys, values) for rank in ranks]
         if count and self._failing:  # some did not say that they are ready: nobody keeps what was prepared
@@ -246,14 +246,14 @@ class ShardedCache:
         living = [rank for rank in self._ranks if rank is not None]
         if len(living) < len(self._ranks):
             lost = [number for number, rank in enumerate(self._ranks) if rank is None]
-            raise RankLost(f"{operation}: expected all {len(self._ranks)} ranks, got none of {lost}, which are lost")
+            raise RankLost(f"{operation}: ranks {lost} of {len(self._ranks)} are lost")
         return living
 
     def _number(self, rank: int) -> int:
         """Of a rank that is there. Raises RankOutOfRange or RankLost."""
         number = in_range(rank, len(self._ranks), RankOutOfRange, "rank")
         if self._ranks[number] is None:
-            raise RankLost(f"rank: expected one that is there, got {number}, which is lost")
+            raise RankLost(f"rank {number} is lost")
         return number
 
     def _rank(self, rank: int) -> _Rank:

@@ -152,7 +152,7 @@ class TieredCache(Movable):
             first = self._next - self.total_tokens
             position = in_range(position, self._next, PositionOutOfRange, "position")
             if position < first:
-                raise PositionOutOfRange(f"position: expected one in [{first}, {self._next}), got {position}, evicted")
+                raise PositionOutOfRange(f"position {position} was evicted: positions [{first}, {self._next}) remain")
             age = self._next - 1 - position
             for tier in self._tiers[:-1]:
                 if age < len(tier):
@@ -196,7 +196,7 @@ class TieredCache(Movable):
         with self._lock:
             length = in_range(length, self._next + 1, PositionOutOfRange, "length")
             if length < self._moved_at:
-                raise NotTruncatable(f"length: expected at least {self._moved_at}, when tokens last moved on, got {length}")
+                raise NotTruncatable(f"cannot truncate to {length}: tokens last moved to another tier at length {self._moved_at}")
             count, self._next = self._next - length, length
             for tier in self._tiers:
                 count -= tier.take_back(min(count, len(tier)))

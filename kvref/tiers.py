@@ -98,13 +98,13 @@ def check_way(keys: Array, values: Array, stores: Sequence[TokenStore]) -> None:
 def runs_said(said: Any, most: int, num_kv_heads: int, head_dim: int, backend: Backend) -> Iterator[Run]:
     """Runs as a file says that there were some in a tier, with nothing in them. most: their capacity. Raises FileDamaged."""
     if not isinstance(said, list) or not all(isinstance(run, list) and len(run) == 4 for run in said):
-        raise FileDamaged(f"file: expected the runs of a tier, got {str(said)[:60]}")
+        raise FileDamaged(f"file: expected the token runs of a tier, got {str(said)[:60]}")
     for name, capacity, first, end in said:
         if not isinstance(name, str) or name not in FORMATS:
-            raise FileDamaged(f"file: format: expected one that there is, got {name!r}")
+            raise FileDamaged(f"file: unknown format {name!r}")
         room, start = counter(capacity, "capacity", most), counter(first, "start")
         if not room:
-            raise FileDamaged("file: capacity: expected at least 1 of a run, got 0")
+            raise FileDamaged("file: expected a run capacity of at least 1, got 0")
         run = Run(room, start, TokenStore(backend, FORMATS[name], room, num_kv_heads, head_dim))
         run.stop = counter(end, "stop", start + room)
         counter(run.stop - start, "tokens of a run")

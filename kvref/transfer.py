@@ -170,7 +170,7 @@ def read(
     def take(count: int) -> Bits:
         part = np.empty(count, np.uint8)  # fresh memory: a library may keep it
         if file.readinto(part.data) != count:  # type: ignore[attr-defined]  # every binary file has it
-            raise FileDamaged(f"file: expected {count} bytes more, got its end")
+            raise FileDamaged(f"file: expected {count} bytes more, got the end of the file")
         checksum.update(part.data)
         return part
 
@@ -185,7 +185,7 @@ def read(
     counts = {name: entry["shape"][0] for name, entry in entries.items()}
     stretches = place(Saved(state, counts))
     if _entries(stretches) != entries:
-        raise FileDamaged("file: expected tensors as its counters say, got others")
+        raise FileDamaged("file: its tensors do not match its counters")
     for stretch in stretches:
         parts = stretch.store.dtypes
         for name, token, dtype in stretch.fields():
@@ -195,7 +195,7 @@ def read(
                 stretch.put(name, slots, from_bits(bits, (len(slots), *token), parts[name], backend), backend)
     wanted = checksum.digest()
     if file.read() != wanted:
-        raise FileDamaged("file: expected the checksum of what is in it, got another")
+        raise FileDamaged("file: the checksum does not match the contents")
 
 
 def verify(file: BinaryIO) -> None:
@@ -206,7 +206,7 @@ def verify(file: BinaryIO) -> None:
         checksum.update(part)
         left -= len(part)
     if left or file.read() != checksum.digest():
-        raise FileDamaged("file: expected the checksum of what is in it, got another")
+        raise FileDamaged("file: the checksum does not match the contents")
 
 
 class Checksum:
@@ -248,11 +248,11 @@ def _header(take: Callable[[int], Bits], size: int) -> tuple[Entries, dict[str, 
     entries = _object(take(length).tobytes().decode("utf-8", "replace"), "header")
     said = entries.pop("__metadata__", None)
     if not isinstance(said, dict) or said.get("format") != "kvref":
-        raise FileDamaged("file: expected one that kvref wrote, got another")
+        raise FileDamaged("file: not written by kvref")
     if (version := str(said.get("version"))) != str(VERSION):
         raise ConfigError(f"file: expected version {VERSION}, got {version[:20]!r}")
     if not all(isinstance(said.get(name), str) for name in ("kind", "shape", "state")):
-        raise FileDamaged("file: expected its kind, shape and state, got a header without them")
+        raise FileDamaged("file: its header lacks the kind, shape or state")
     at, dtypes = 0, {short: ITEM_BYTES[name] for name, short in NAMES.items()}
     for name, entry in entries.items():
         shape = entry.get("shape") if isinstance(entry, dict) else None

@@ -99,7 +99,7 @@ class WindowedCache(Movable):
         query = accept_query(query, "num_queries", self.config.num_kv_heads, self.config.head_dim, self._backend)
         held, first = self._positions(), self._sight.first(self.length - 1)
         if max(first, self.config.sinks) < self._first and first < self.length:
-            raise PositionOutOfRange(f"attend: expected tokens from {first} on to be held, got those from {self._first} on")
+            raise PositionOutOfRange(f"attend: position {first} is needed, positions before {self._first} were evicted")
         at = np.full(query.shape[0], self.length - 1)
 
         def read(start: int, stop: int) -> tuple[Array, Array]:
@@ -114,7 +114,7 @@ class WindowedCache(Movable):
         """
         wanted = np.array([in_range(each, self.length, PositionOutOfRange, "position") for each in positions], np.int64)
         for gone in wanted[(wanted >= self.config.sinks) & (wanted < self._first)]:
-            raise PositionOutOfRange(f"position: expected one from {self._first} on, or a sink, got {gone}, which was dropped")
+            raise PositionOutOfRange(f"position {gone} was evicted: sinks and positions from {self._first} on remain")
         return self._store.read(self._slots(wanted))
 
     def truncate(self, length: int) -> None:
@@ -125,7 +125,7 @@ class WindowedCache(Movable):
         length, sinks = in_range(length, self.length + 1, PositionOutOfRange, "length"), self.config.sinks
         first = max(sinks, int(self._sight.first(length)))  # that a query at this position sees behind the sinks
         if first < min(self._first, length):
-            raise NotTruncatable(f"length: expected one before which tokens from {first} on are held, got {length}")
+            raise NotTruncatable(f"cannot truncate to {length}: its window starts at {first}, which was evicted")
         self.length, self._first = length, min(self._first, max(sinks, length))
 
     def clear(self) -> None:

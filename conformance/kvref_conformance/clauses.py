@@ -12,6 +12,7 @@ from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from string import ascii_lowercase
 
 CHAPTERS = (
     "laws", "formats", "contiguous", "blocks", "paged", "sharing", "prefixes", "windows", "groups", "quantized", "channels",
@@ -20,6 +21,7 @@ CHAPTERS = (
 
 _CHAPTER = re.compile(r"# (?P<title>.+) \((?P<code>[A-Z]+)\)")
 _CLAUSE = re.compile(r"## (?P<id>[A-Z]+(-[A-Z0-9]+)?-\d\d) · (?P<title>\S.*)")
+_LETTER = re.compile(r"^- \(([a-z])\) ", re.MULTILINE)
 _BUG = re.compile(r"[\w.-]+/[\w.-]+#\d+")
 
 
@@ -39,6 +41,11 @@ class Clause:
     caught: str  # what it would have caught, empty where no public bug is known
     path: Path
     line: int
+
+    @property
+    def letters(self) -> str:
+        """The letters of its requirements, where there are several: "abc" for a list of "- (a) ...", "- (b) ..."."""
+        return "".join(_LETTER.findall(self.text))
 
     @property
     def bugs(self) -> list[str]:
@@ -81,6 +88,9 @@ def _read_clause(path: Path, code: str, start: int, lines: list[str]) -> Clause:
     text = "\n\n".join(parts["text"]).strip()
     if not re.search(r"\b(MUST|SHOULD|MAY)\b", text):
         raise SpecError(f"{where}: {heading['id']} says neither MUST, SHOULD nor MAY")
+    letters = "".join(_LETTER.findall(text))
+    if letters != ascii_lowercase[: len(letters)] or len(letters) == 1:
+        raise SpecError(f"{where}: {heading['id']}: expected requirements (a), (b) and so on, got {', '.join(letters)}")
     if not parts["Why"]:
         raise SpecError(f"{where}: {heading['id']} has no '*Why.*' paragraph")
     if not any(">>>" in example for example in examples):

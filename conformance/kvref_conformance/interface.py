@@ -23,8 +23,8 @@ Numbers = Annotated[Array, "[n]"]
 Codes = Annotated[Array, "[n]"]
 Integers = Annotated[Array, "int64 [n]"]
 RowsOf = Annotated[Array, "[n, width]"]
-CodesOf = Annotated[Array, "[n, bytes a row]"]  # packed (FMT-SMALL-01), or [n, width]: a byte each
-Scales = Annotated[Array, "[n], or [n, groups]"]
+CodesOf = Annotated[Array, "[n, bytes per row]"]  # packed (FMT-SMALL-01), or [n, width]: a byte each
+Scales = Annotated[Array, "[n] or [n, groups]"]
 Store = Annotated[Array, "[num_slots, ...]"]
 Slotted = Annotated[Array, "[n, ...]"]
 Saved = Annotated[Array, "uint8 [n]"]  # the bytes of a file, in which a cache or a sequence is saved
@@ -36,7 +36,7 @@ Step = Annotated[Array, "[num_layers, num_kv_heads, head_dim]"]
 Batch = Annotated[Array, "[sequences, num_kv_heads, head_dim]"]
 BatchStep = Annotated[Array, "[num_layers, sequences, num_kv_heads, head_dim]"]
 Offsets = Annotated[Array, "[sequences + 1]"]
-Tables = Annotated[Array, "[sequences, most blocks]"]
+Tables = Annotated[Array, "[sequences, max blocks]"]
 Query = Annotated[Array, "[num_queries, num_query_heads, head_dim]"]
 Values = Annotated[Array, "[n, num_kv_heads, value_dim]"]
 Attended = Annotated[Array, "[num_queries, num_query_heads, value_dim]"]
@@ -67,7 +67,7 @@ class Implementation(Protocol):
 
     @property
     def formats(self) -> Sequence[str]:
-        """Of float32, float16, bfloat16, int8, float8_e4m3fn, float8_e5m2, q8, q4. A plain attribute will do."""
+        """Names of the formats that it supports, as kvref/spec/protocol.md lists them. A plain attribute is enough."""
 
     # project: what it is a part of, a string; its name, where it is left out.
     # limits: where it takes some sizes and formats only, which (see kvref_conformance.limits). May be left out.

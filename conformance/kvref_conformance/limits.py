@@ -24,18 +24,18 @@ from typing import Any
 from kvref_conformance.families import Family, all_families
 from kvref_conformance.oracle.formats import PLAIN, has
 
-# What is no size of a family, but limits its arguments.
+# Limits that are no size of a family, with what each limits (as kvref/spec/protocol.md lists them).
 ARGUMENTS = {
-    "tokens": "that one call appends or writes",
-    "sequences": "alive at a time",
-    "group_size": "query heads that share a kv head",
-    "width": "numbers in a row",
-    "nope_dim": "numbers of a head's key that are not rotated, where it has a latent",
-    "value_dim": "numbers of a head's value, where it has a latent",
-    "negative_integers": "false where its arguments are of a type that has none",
-    "one_block_table": "true where all layers share one block table",
-    "other_eviction_order": "true where free blocks are taken in another order than PREFIX-08 says",
-    "tables_alone": "true where blocks are kept the books of, and no tokens lie in them",
+    "tokens": "number of tokens per call of `append` or `write`; allows 1",
+    "sequences": "number of live sequences; allows 1",
+    "group_size": "number of query heads per kv head",
+    "width": "numbers per row",
+    "nope_dim": "for latents: numbers of a head's key that are not rotated",
+    "value_dim": "for latents: numbers of a head's value",
+    "negative_integers": "`false` if arguments have an unsigned type",
+    "one_block_table": "`true` if all layers share one block table",
+    "other_eviction_order": "`true` if blocks are evicted in another order than PREFIX-08 defines",
+    "tables_alone": "`true` if the cache has block tables but stores no tokens",
 }
 SWITCHES = {
     "negative_integers": True,

@@ -1,32 +1,36 @@
-"""The protocol's operations as tables and as a JSON Schema, read off the typed interface: `python -m kvref_conformance.protocol`.
+"""The generated parts of the protocol's chapter and schema: `python -m kvref_conformance.protocol` writes them.
 
-It rewrites the tables of kvref/spec/protocol.md and the whole of kvref/spec/protocol.schema.json; a test holds them to it.
+It derives the tables of operations from the typed interface, and the lists of formats and limits from the code that defines
+them. It rewrites the marked parts of kvref/spec/protocol.md and all of kvref/spec/protocol.schema.json; a test fails if they are
+stale.
 """
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import fill
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import kvref
 from kvref.array import Array
-from kvref.formats import FORMATS
+from kvref.formats import FORMATS, GROUP_NAMES
+from kvref.formats.grouped import GROUPS
 from kvref_conformance.conversation.drivers.stdio import PROTOCOL
 from kvref_conformance.conversation.operations import Operation, factory, made_by, operations, protocols
 from kvref_conformance.families import Family, all_families, names
 from kvref_conformance.interface import Statistics
-from kvref_conformance.limits import known
+from kvref_conformance.limits import ARGUMENTS, SWITCHES, known
 from kvref_conformance.schemas import schema
 
 SPEC = Path(kvref.__file__).parent / "spec"
-BEGIN, END = "<!-- operations: written by python -m kvref_conformance.protocol -->", "<!-- end of operations -->"
+BEGIN, END = "<!-- {}: written by python -m kvref_conformance.protocol -->", "<!-- end of {} -->"
+WIDTH = 140  # characters per line of a paragraph
 _REPLY = {"id": "id", "ok": "value", "error": "error"}
 
 
 def every_operation() -> Iterator[tuple[str, Operation]]:
-    """By the name that it has in a request, in the order of the families."""
+    """(its name in a request, operation), in the order of the families."""
     for family in protocols():
         if family in names():
             yield f"{family}.new", factory(family)
@@ -35,36 +39,67 @@ def every_operation() -> Iterator[tuple[str, Operation]]:
 
 
 def errors(op: str) -> list[str]:
-    """The kinds it may have to answer with."""
+    """The kinds of errors that an operation replies with."""
     family, _, name = op.partition(".")
     if name == "new":
         return ["ConfigError"] if factory(family).arguments else []
     owner = owner_of(family)
-    said: dict[str, str] = owner.interface.ERRORS
-    return said.get(name if owner.name == family else op, "").split()
+    kinds: dict[str, str] = owner.interface.ERRORS
+    return kinds.get(name if owner.name == family else op, "").split()
 
 
 def owner_of(family: str) -> Family:
-    """The family itself, or of what one hands out, the one that does."""
+    """The family of this name, or the family whose operations return objects of this name."""
     handing_out = (each for each in all_families().values() if family in getattr(each.interface, "HANDED_OUT", {}))
     return all_families().get(family) or next(handing_out)
 
 
 def tables() -> str:
-    """A table a family, in Markdown."""
+    """One table per family, in Markdown."""
     lines = []
     for family in protocols():
         about = " ".join((protocols()[family].__doc__ or "").split())
         chapter = owner_of(family).chapter
-        lines += ["", f"### {family}", "", f"What it means: [{chapter}.md]({chapter}.md). {about}".rstrip(), ""]
+        lines += ["", f"### {family}", "", _paragraph(f"Clauses: [{chapter}.md]({chapter}.md). {about}"), ""]
         lines += ["| operation | arguments | reply | errors |", "|---|---|---|---|"]
         for op, operation in every_operation():
             if op.partition(".")[0] == family:
-                arguments = ", ".join(f"`{name}` {_words(hint)}" for name, hint in operation.arguments.items())
-                arguments = "any of those of `new`" if op == "tiered.update_policy" else arguments
+                named = (f"`{name}` {_words(hint)}{_optional(operation, name)}" for name, hint in operation.arguments.items())
+                arguments = "any arguments of `new`" if op == "tiered.update_policy" else ", ".join(named)
                 reply = "an object" if op.endswith(".new") else _words(operation.says or operation.reply)
                 lines.append(f"| `{op}` | {arguments or '-'} | {reply} | {', '.join(errors(op)) or '-'} |")
-    return "\n".join([BEGIN, *lines, "", END])
+    return "\n".join(lines[1:])
+
+
+def _optional(operation: Operation, name: str) -> str:
+    return " (optional)" if name in operation.optional else ""
+
+
+def formats() -> str:
+    """The names of all formats, in Markdown; those of FMT-GROUP as one pattern."""
+    of_groups = {each.name for each in GROUPS}
+    others = _listed([name for name in FORMATS if name not in of_groups])
+    return _paragraph(f"The formats are {others}, and `{GROUP_NAMES}` in all combinations.")
+
+
+def _paragraph(text: str) -> str:
+    return fill(text, WIDTH, break_long_words=False, break_on_hyphens=False)
+
+
+def limits() -> str:
+    """The names of all limits, in Markdown: the sizes and formats of the families, and ARGUMENTS."""
+    every = [family.small for family in all_families().values()]
+    dtypes = sorted({name for small in every for name, value in small.items() if isinstance(value, str)})
+    sizes = sorted(known() - set(ARGUMENTS) - set(dtypes))
+    rows = [(_listed(sizes), "sizes that objects are created with", "numbers, or a range")]
+    rows += [(_listed(dtypes), "formats that objects are created with; `dtype` also of the arrays in requests", "names")]
+    rows += [(f"`{name}`", about, "boolean" if name in SWITCHES else "numbers, or a range") for name, about in ARGUMENTS.items()]
+    rows += [("a family", "limits of this family, which take precedence", "object")]
+    return "\n".join(["| name | limits | form |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _is_statistics(hint: Any) -> bool:
@@ -76,7 +111,7 @@ def _words(hint: Any) -> str:
         return f"array {get_args(hint)[1]}"
     if get_origin(hint) is tuple:
         parts = [_words(part) for part in get_args(hint)]
-        return "list of two: " + parts[0] if parts == parts[:1] * 2 else "list of " + ", ".join(parts)
+        return "list of two: " + parts[0] if parts == parts[:1] * 2 else f"list of {len(parts)}: " + "; ".join(parts)
     if get_origin(hint) is Literal:
         return " or ".join(f'`"{word}"`' for word in get_args(hint))
     if get_origin(hint) in (Union, UnionType):
@@ -91,7 +126,7 @@ def _words(hint: Any) -> str:
 
 
 def document() -> dict[str, Any]:
-    """The JSON Schema of a line either way, with one definition an operation for its arguments and its result."""
+    """The JSON Schema of a line in either direction, with a definition per operation for its arguments and for its result."""
     shared = schema("kvref.spec", "trace.schema.json")["$defs"]
     hello = {
         "type": "object",
@@ -114,8 +149,8 @@ def document() -> dict[str, Any]:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": f"https://kvref.dev/protocol/{PROTOCOL}",
         "title": f"kvref protocol, version {PROTOCOL}",
-        "description": "A line over the pipe: a request of the judge's, or a reply of the program's. Each operation has "
-        "request:OP, with right arguments (the judge sends wrong ones too), and result:OP, what `ok` has to be. See protocol.md.",
+        "description": "One line over the pipe: a request of the judge or a reply of the program. For each operation, request:OP "
+        "defines valid arguments (the judge also sends invalid ones), and result:OP defines `ok`. See protocol.md.",
         "oneOf": [{"$ref": "#/$defs/request"}, {"$ref": "#/$defs/reply"}],
         "$defs": {
             "request": {"oneOf": [{"$ref": f"#/$defs/request:{op}"} for op in asked]},
@@ -180,8 +215,17 @@ def _type(hint: Any) -> dict[str, Any]:
 
 
 def chapter(text: str) -> str:
-    """The chapter with its tables as they are to be."""
-    return re.sub(f"{re.escape(BEGIN)}.*{re.escape(END)}", lambda _: tables(), text, flags=re.DOTALL)
+    """The chapter with its generated parts rewritten. Raises ValueError if the markers of a part are missing."""
+    for name, part in PARTS.items():
+        begin, end = BEGIN.format(name), END.format(name)
+        if begin not in text or end not in text:
+            raise ValueError(f"protocol.md: expected {begin} and {end}")
+        before, after = text.split(begin)[0], text.split(end)[1]
+        text = f"{before}{begin}\n\n{part()}\n\n{end}{after}"
+    return text
+
+
+PARTS = {"formats": formats, "limits": limits, "operations": tables}
 
 
 def main() -> None:

@@ -107,8 +107,8 @@ def test_ctrl_c_ends_what_is_still_loading(kvref, tmp_path):
     ("options", "said"),
     [
         (("--jobs", "0"), "--jobs: expected an integer of at least 1, got 0"),
-        (("--jobs", "2", "--no-isolate"), "--jobs: expected no --no-isolate beside it"),
-        (("--jobs", "2", "--stderr"), "--jobs: expected no --stderr beside it"),
+        (("--jobs", "2", "--no-isolate"), "--jobs: expected no --no-isolate: "),
+        (("--jobs", "2", "--stderr"), "--jobs: expected no --stderr: "),
         (("--timeout", "nan"), "--timeout: expected at least 0.01, got nan"),
     ],
 )

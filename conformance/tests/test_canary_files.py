@@ -235,11 +235,11 @@ def test_the_command_writes_a_canary_and_says_how_to_try_it(kvref, tmp_path):
     assert canary == Canary()
     said = dict(line.split(": ", 1) for line in done.stdout.splitlines())
     assert said["period"] == "48 tokens"
-    assert said["caches in which no token may be wrong"] == "float32, float16, bfloat16, int8, q8"
-    assert said["caches that it only measures"] == "float8_e4m3fn, float8_e5m2, q4"
+    assert said["cache formats that must not change any token"] == "float32, float16, bfloat16, int8, q8"
+    assert said["cache formats that may change tokens"] == "float8_e4m3fn, float8_e5m2, q4"
     assert said["mine"] == said["mine.gguf"] == "1.3 MB"
     prompt = words.tokens(canary, said["prompt"])
-    assert words.tokens(canary, said["says"].removesuffix(" ...")) == repeated(prompt, canary.period, 12)
+    assert words.tokens(canary, said["expected"].removesuffix(" ...")) == repeated(prompt, canary.period, 12)
     before = {path: path.read_bytes() for path in tmp_path.glob("mine*/*")}
     assert kvref("canary", "make", "mine", "--gguf", "mine.gguf").stdout == done.stdout
     assert {path: path.read_bytes() for path in tmp_path.glob("mine*/*")} == before
@@ -254,7 +254,7 @@ def test_the_command_takes_sizes(kvref, tmp_path):
     canary = folder.load(tmp_path / "mine")
     assert canary == Canary(**RECALLS)
     said = dict(line.split(": ", 1) for line in done.stdout.splitlines())
-    prompt, says = (words.tokens(canary, said[name].removesuffix(" ...")) for name in ("prompt", "says"))
+    prompt, says = (words.tokens(canary, said[name].removesuffix(" ...")) for name in ("prompt", "expected"))
     place = prompt.index(prompt[-1])
     assert says == prompt[place + 1 :][: len(says)]
     assert len(says) == 12

@@ -21,7 +21,7 @@ def test_a_report_is_made_of_results(kvref, tmp_path):
     assert (done.returncode, done.stderr) == (
         2,
         "kvref: two results of frees[bold]twice: mine.json and mine.json; "
-        "name them: kvref report before=mine.json after=mine.json\n",
+        "give each a name: kvref report before=mine.json after=mine.json\n",
     )
     done = kvref("report", "before=mine.json", "after=mine.json", "-o", "site")  # over the report that is there
     assert (done.returncode, done.stdout) == (0, "site/index.html: 2 implementations\n")
@@ -33,7 +33,7 @@ def test_a_report_is_made_of_results(kvref, tmp_path):
     assert "No such file or directory: 'no.json'" in kvref("report", "x=no.json", "-o", "site").stderr
     (tmp_path / "other.json").write_text("{}")
     assert "other.json: not results of kvref check --json" in kvref("report", "other.json", "-o", "site").stderr
-    assert kvref("report", "mine.json", "-o", "mine.json").stderr == "kvref: --output: mine.json is a file\n"
+    assert "--output: expected a folder, got the file mine.json\n" in kvref("report", "mine.json", "-o", "mine.json").stderr
 
 
 def test_a_report_is_written_over_a_report_alone(kvref, tmp_path):
@@ -46,7 +46,7 @@ def test_a_report_is_written_over_a_report_alone(kvref, tmp_path):
     (tmp_path / "mine/index.html").write_text("<h1>my own site</h1>")
     done = kvref("report", "numpy.json", "-o", "mine")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert done.stderr.startswith("kvref: --output: mine has other things in it, and is no report of kvref's")
+    assert done.stderr.startswith("kvref: --output: mine is not empty and is not a kvref report")
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["index.html"]
     assert (tmp_path / "mine/index.html").read_text() == "<h1>my own site</h1>"
 

@@ -126,22 +126,19 @@ def test_what_follows_from_how_much(verdicts, least, said, judged, of):
 def test_a_part_is_not_taken_for_the_whole():
     counted = len(all_clauses())
     everything = results(*[("passed", True)] * counted)
-    said = f"conformant; {counted} of {counted} clauses judged, all passed (of the families it offers)"
+    said = f"conformant: {counted} of {counted} clauses of its families judged, all passed"
     assert conclusion_text(conclude(everything)) == said
     assert conclude(everything).whole
     one_less = conclude(everything[1:])
     assert (one_less.verdict, one_less.whole) == ("conformant", False)
-    assert (
-        conclusion_text(one_less)
-        == f"conformant as far as asked; {counted - 1} of {counted - 1} clauses judged, all passed (asked for)"
-    )
+    assert conclusion_text(one_less) == f"conformant for the selected clauses: {counted - 1} of {counted - 1} judged, all passed"
 
 
 @pytest.mark.parametrize(("verdict", "said"), [("passed", "not judged"), ("xfailed", "not judged"), ("failed", "not conformant")])
 def test_an_interrupted_run_proves_nothing_but_a_failure(verdict, said):
     found = conclude(results((verdict, True)), 0, interrupted=True)
     assert found.verdict == said
-    assert conclusion_text(found).startswith(f"{said}{': ' if said == 'not judged' else '; '}1 of 1 clauses")
+    assert conclusion_text(found).startswith(f"{said}{': ' if said == 'not judged' else '; '}1 of 1 selected clauses")
     assert "less than" not in conclusion_text(found)
 
 
@@ -153,12 +150,12 @@ def test_a_cache_that_is_hardly_asked_anything_is_not_judged(kvref, mine, tmp_pa
     concluded = json.loads((tmp_path / "out.json").read_text())["conclusion"]
     assert concluded["verdict"] == "not judged"
     assert 0 < concluded["judged"] < concluded["of"] / 2
-    share = f"{concluded['judged']} of {concluded['of']} clauses"
-    assert last == f"not judged: {share} of the families it offers, less than 50 % (--least-judged)"
+    share = f"{concluded['judged']} of {concluded['of']} clauses of its families"
+    assert last == f"not judged: {share} have a verdict, less than 50 % (--least-judged)"
     assert "not offered: paged.write" in done.stdout
     assert done.stderr == ""
     done = kvref(*check, "--least-judged", "1")
-    said = f"conformant; {share} judged, all passed (of the families it offers)"
+    said = f"conformant: {share} judged, all passed"
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, said)
 
 
@@ -192,7 +189,7 @@ def test_all_of_one_family_is_conformant(mine, name):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("OnlyInt8Rows", r"conformant; (\d+) of \1 clauses judged, all passed"),
+        ("OnlyInt8Rows", r"conformant: (\d+) of \1 clauses of its families judged, all passed"),
         ("RowsOfNoFormat", r"not judged: 1 of \d+ clauses"),
     ],
 )
@@ -206,7 +203,7 @@ def test_updating_expected_failures_does_not_make_too_little_enough(kvref, mine,
     done = kvref("check", f"{mine}:HardlyAsked", "--examples", "5", "--xfails", "known.txt", "--update-xfails")
     assert done.returncode == 2
     assert (tmp_path / "known.txt").read_text() == "PAGED-06  leaks\nPAGED-17\n"  # neither was judged
-    assert "known.txt: 2 expected, 2 before" in done.stdout
+    assert "known.txt: 2 expected failures, 2 before" in done.stdout
 
 
 def test_clauses_may_be_named_one_by_one_or_together():
@@ -237,7 +234,7 @@ def test_a_clause_that_cannot_be_judged_is_said(arguments, message):
 
 def test_the_command_takes_several_clauses(kvref):
     done = kvref("check", "numpy", "--clause", "BLOCK-01", "--clause", "buf-07,BUF-08", "--examples", "3")
-    assert done.stdout.splitlines()[-1] == "conformant as far as asked; 3 of 3 clauses judged, all passed (asked for)"
+    assert done.stdout.splitlines()[-1] == "conformant for the selected clauses: 3 of 3 judged, all passed"
     done = kvref("check", "numpy", "--family", "paged", "--clause", "TIER-01")
     assert (done.returncode, done.stderr) == (2, "kvref: --clause TIER-01: no check in family paged, only in tiered\n")
 

@@ -77,7 +77,7 @@ def test_what_was_found_is_kept(kvref, tmp_path, left_running, name, isolate):
     asked = len(select(SOME[1]))
     assert done.stdout.splitlines()[-2:] == [
         "not conformant: breaks BLOCK-06",
-        f"interrupted: {len(verdicts)} of {asked} clauses were looked at, {asked - len(verdicts)} were not",
+        f"interrupted: {len(verdicts)} of {asked} clauses ran, {asked - len(verdicts)} did not",
     ]
     assert left_running() == []
 
@@ -85,7 +85,7 @@ def test_what_was_found_is_kept(kvref, tmp_path, left_running, name, isolate):
 def test_what_ends_at_once_has_told_of_its_failures(kvref):
     done = kvref("check", "interrupting:SwallowsForGood", "--no-isolate", "--examples", "3", *SOME)
     assert done.returncode == 130
-    assert "BLOCK-06 · Utilization is used over total   (interrupting:SwallowsForGood)" in done.stdout
+    assert "BLOCK-06 · Utilization is used blocks over all blocks   (interrupting:SwallowsForGood)" in done.stdout
     assert "interrupted" not in done.stdout + done.stderr  # the second is not for talking
 
 

@@ -100,7 +100,7 @@ def test_what_cannot_be_made_is_told_once(live):
     ]:  # fmt: skip
         made.pytest_runtest_logreport(Report(failed(clause, what, where)))
     assert out.getvalue().count("    expected this") == 5
-    assert "BLOCK-02 · A title: fails as BLOCK-01\n" in out.getvalue()
+    assert "BLOCK-02 · A title: same failure as BLOCK-01\n" in out.getvalue()
 
 
 def test_nothing_moves_where_there_is_no_terminal(live):
@@ -117,7 +117,7 @@ def test_where_nobody_reads_the_run_ends(live, monkeypatch):
     monkeypatch.setattr(made._out.file, "write", lambda text: (_ for _ in ()).throw(BrokenPipeError))
     made.pytest_runtest_logreport(Report(failed("BLOCK-01")))
     made.pytest_sessionfinish()
-    assert (made.unread, made._session.shouldstop) == (True, "nobody reads")
+    assert (made.unread, made._session.shouldstop) == (True, "the output was closed")
 
 
 def test_a_child_tells_how_far_it_has_come():

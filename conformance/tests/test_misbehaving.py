@@ -192,7 +192,7 @@ def test_a_replay_outlives_it_too(check, tmp_path):
     lines = trace.read_text().splitlines()
     assert done.stdout.splitlines()[-2:] == [
         "    got      none: the process ended with exit code 0",
-        f"they part at line {len(lines)} of {trace}, as recorded",
+        f"first mismatch at line {len(lines)} of {trace}, as recorded",
     ]
 
 
@@ -240,7 +240,7 @@ def test_a_factory_that_makes_nothing_is_told_once_and_by_its_line(check, name, 
     file, line = re.search("    at       (.*):([0-9]+)\n", done.stdout).groups()
     assert Path(file).read_text().splitlines()[int(line) - 1].strip() == at
     (told,) = re.findall(r"^(\S+) · .*\(misbehaving:", done.stdout, re.MULTILINE)
-    assert len(re.findall(f"^\\S+ · .*: fails as {told}$", done.stdout, re.MULTILINE)) == failed - 1
+    assert len(re.findall(f"^\\S+ · .*: same failure as {told}$", done.stdout, re.MULTILINE)) == failed - 1
 
 
 @pytest.mark.parametrize("name", ["AsarrayDeclines", "ToNumpyDeclines"])

@@ -49,7 +49,7 @@ def test_a_fork_goes_on_with_the_salt_of_what_it_comes_from(cache, told):
 def test_no_tokens_are_removed_and_all_are_known_as_before(cache):
     sequence = begun(cache, [1, 2, 3, 4])
     cache.remove(sequence, 2, 2)
-    with pytest.raises(TokenMismatch, match="token at position 3: expected 4, committed before, got 5"):
+    with pytest.raises(TokenMismatch, match="token at position 3: 5 differs from the committed token 4"):
         cache.commit(sequence, [1, 2, 3, 5])
 
 
@@ -96,7 +96,7 @@ def test_keys_of_any_integer_type_are_those_of_pythons_own_and_no_salt_is_the_em
 def test_no_tokens_written_over_others_take_nothing_back(cache):
     sequence = begun(cache, [1, 2, 3])
     cache.write(sequence, 0, 1, rows(0), rows(0))
-    with pytest.raises(TokenMismatch, match="token at position 2: expected 3, committed before, got 4"):
+    with pytest.raises(TokenMismatch, match="token at position 2: 4 differs from the committed token 3"):
         cache.commit(sequence, [1, 2, 4])
 
 
@@ -136,7 +136,7 @@ def test_what_a_cache_gives_is_of_its_own_library(cache, kind):
 def test_fewer_tokens_committed_again_take_nothing_back(cache):
     sequence = begun(cache, [1, 2, 3])
     cache.commit(sequence, [1])
-    with pytest.raises(TokenMismatch, match="token at position 2: expected 3, committed before, got 4"):
+    with pytest.raises(TokenMismatch, match="token at position 2: 4 differs from the committed token 3"):
         cache.commit(sequence, [1, 2, 4])
 
 

@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import jsonschema
@@ -27,6 +28,20 @@ def test_the_chapter_and_the_schema_are_the_interfaces():
     assert json.loads((protocol.SPEC / "protocol.schema.json").read_text()) == protocol.document(), WRITE
     for op, _ in protocol.every_operation():
         assert f"| `{op}` |" in chapter
+
+
+def test_the_chapter_lists_every_format_and_limit_of_hello():
+    chapter = (protocol.SPEC / "protocol.md").read_text()
+    hello = json.loads((protocol.SPEC / "protocol.schema.json").read_text())["$defs"]["result:hello"]["properties"]
+    pattern = re.search(r"`({\S+})` in all combinations", chapter)[1]
+    parts = [re.findall(r"[^{},]+", part) for part in re.split(r"({[^}]*})", pattern) if part]
+    of_groups = {"".join(each) for each in product(*parts)}
+    formats, limits = set(hello["formats"]["items"]["enum"]), set(hello["limits"]["propertyNames"]["enum"])
+    assert of_groups < formats
+    assert all(f"`{name}`" in protocol.formats() for name in formats - of_groups)
+    assert all(f"`{name}`" in protocol.limits() for name in limits - set(names()))
+    with pytest.raises(ValueError, match="limits: written by"):
+        protocol.chapter(chapter.replace("limits: written by", "limits, written by"))
 
 
 def test_every_error_that_is_asked_for_is_in_the_chapter():
@@ -94,7 +109,7 @@ def test_a_program_that_works_is_told_so():
     assert (done.returncode, done.stderr) == (0, "")
     assert "  ✓ hello: pool 1 (python, exact), blocks\n" in done.stdout
     assert "  ✓ blocks.new with num_blocks -1: refused with ConfigError\n" in done.stdout
-    assert "the plumbing works: " in done.stdout
+    assert "the protocol works: " in done.stdout
 
 
 WAYS = [

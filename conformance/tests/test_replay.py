@@ -68,7 +68,7 @@ NUM_FREE = {"id": 4, "op": "blocks.num_free", "on": 1, "args": {}}
 def test_without_a_call_nothing_is_right(kvref, tmp_path):
     written(tmp_path / "empty.jsonl", [])
     done = kvref("replay", "empty.jsonl")
-    said = "kvref: empty.jsonl: no call was made, so nothing is said of mine:Mine\n"
+    said = "kvref: empty.jsonl: no call could be made, so mine:Mine is not judged\n"
     assert (done.returncode, done.stdout.count("as it must be"), done.stderr) == (2, 0, said)
     written(tmp_path / "made.jsonl", [NEW, ALLOCATE])
     done = kvref("replay", "made.jsonl", "mine:NotThisSize")
@@ -88,7 +88,7 @@ def test_what_is_left_out_on_the_way_is_said(kvref, tmp_path):
     written(tmp_path / "past_free.jsonl", [NEW, ALLOCATE, FREE, *again])
     done = kvref("replay", "past_free.jsonl", "mine:NoFree")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-2:] == ["not offered, and left out: blocks.free", "every reply is as it must be"]
+    assert done.stdout.splitlines()[-2:] == ["not offered, and skipped: blocks.free", "every reply is as expected"]
 
 
 def test_every_call_is_shown(kvref, tmp_path):
@@ -105,10 +105,10 @@ def test_every_call_of_a_check_is_shown_too(kvref, tmp_path):
     written(tmp_path / "check.jsonl", [], "check", "LAW-03", check)
     done = kvref("replay", "check.jsonl", "numpy")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "every reply is as it must be"
+    assert done.stdout.splitlines()[-1] == "every reply is as expected"
     assert done.stdout.count("blocks.free(") > SHOWN_CALLS
     done = kvref("replay", "check.jsonl", "mine:LosesTheTenth")
-    assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "they part at line 1 of check.jsonl")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (1, "first mismatch at line 1 of check.jsonl")
     assert done.stdout.count("blocks.free(") == 10
     assert "..." not in done.stdout
     written(tmp_path / "gone.jsonl", [], "check", "LAW-03", "a check of another kvref (blocks)")

@@ -182,15 +182,15 @@ def test_too_little_judged_is_not_green(saved, tmp_path):
     assert 'judged</span> <span class="pill xfailed">not judged</span>' in page
     assert '<span class="verdict xfailed">7</span>' in page  # without the sign of what passed
     own = (tmp_path / "site/implementations/little.html").read_text(encoding="utf-8")
-    assert f"<p>not judged: 7 of {few} clauses of the families it offers, less than 50 % (--least-judged)</p>" in own
+    assert f"<p>not judged: 7 of {few} clauses of its families have a verdict, less than 50 % (--least-judged)</p>" in own
 
 
 @pytest.mark.parametrize(
     ("broken", "interrupted", "said", "colour", "sentence"),
     [
-        (("BLOCK-05",), {}, "breaks 1 of 7", "bad", "not conformant; 7 of 7 clauses judged (of the families it offers)<"),
-        ((), {}, "7 clauses", "good", "conformant; 7 of 7 clauses judged, all passed (of the families it offers)<"),
-        ((), {"interrupted": True}, "not judged: 7 of 7", "some", "not judged: 7 of 7 clauses of the families it offers<"),
+        (("BLOCK-05",), {}, "breaks 1 of 7", "bad", "not conformant; 7 of 7 clauses of its families judged<"),
+        ((), {}, "7 clauses", "good", "conformant: 7 of 7 clauses of its families judged, all passed<"),
+        ((), {"interrupted": True}, "not judged: 7 of 7", "some", "have a verdict, but the run was interrupted<"),
     ],
 )
 def test_the_conclusion_is_the_clauses_not_the_files(tmp_path, broken, interrupted, said, colour, sentence):

@@ -110,13 +110,13 @@ def test_a_script_is_the_calls_of_the_library_alone(folder):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "expected --output DIR for a page, --since OLD for what changed, or --script TRACE"),
-        (["-o", "site"], "expected results of kvref check --json"),
+        ([], "expected --output DIR for a report, --since OLD for a list of changes, or --script TRACE for a script"),
+        (["-o", "site"], "expected RESULTS.json, one or more files that kvref check --json wrote"),
         (["--script", "trace.jsonl", "a", "b"], "--script: expected one NAME, got a, b"),
-        (["--script", "trace.jsonl", "-o", "site"], "expected --script TRACE alone, got --output beside it"),
+        (["--script", "trace.jsonl", "-o", "site"], "--script: expected no --output"),
         (["--script", "none.jsonl", "a"], "No such file"),
-        (["--script", "trace.jsonl", "exec:touch started"], "exec:touch started: a program's calls cannot be watched"),
-        (["--since", "empty", "now.json"], "--since: no results in empty"),
+        (["--script", "trace.jsonl", "exec:touch started"], "--script: expected an implementation in Python, got exec:"),
+        (["--since", "empty", "now.json"], "--since: no JSON file in empty"),
         (["--since", "none.json", "now.json"], "No such file"),
     ],
 )
@@ -162,7 +162,8 @@ def test_each_implementation_is_held_against_its_earlier_results(tmp_path, monke
     done = kvref("report", "same.json", "fresh.json", "--since", "old")
     assert done.returncode == 0
     assert done.stdout.splitlines() == [
-        "mine", "  BLOCK-05 failed -> passed", "fresh", "  new: breaks 1 of 7", "0 of 2 as before", "not among them now: gone",
+        "mine", "  BLOCK-05 failed -> passed", "fresh", "  new: breaks 1 of 7", "0 of 2 unchanged",
+        "only in the older results: gone",
     ]  # fmt: skip
 
 

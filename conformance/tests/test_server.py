@@ -276,7 +276,7 @@ def test_a_failure_on_the_command_line_is_replayed_by_its_trace_alone(kvref, fil
         assert "tiny-canary fake/1 (token ids over HTTP, exact)" in " ".join(done.stdout.split())
         (trace,) = (tmp_path / ".kvref/failures").iterdir()
         done = kvref("replay", str(trace))
-        assert done.returncode == 1 and "they part at line" in done.stdout
+        assert done.returncode == 1 and "first mismatch at line" in done.stdout
         fake.wrong = ""
         again = kvref("replay", str(trace), "--server", fake.url, "--canary", str(files))
-    assert again.returncode == 0 and again.stdout.splitlines()[-1] == "every reply is as it must be"
+    assert again.returncode == 0 and again.stdout.splitlines()[-1] == "every reply is as expected"

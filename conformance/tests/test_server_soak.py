@@ -54,7 +54,7 @@ def test_a_right_server_keeps_every_token(kvref, files, tmp_path):
         done = kvref("soak", *arguments, "--json", "out.json", "--plot", "out.svg")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[0] == "tiny-canary fake/1 (token ids over HTTP), 5 requests at a time"
-    assert "every token was right: " in done.stdout.splitlines()[-1] and "prefix hits: " in done.stdout
+    assert " checked tokens were right" in done.stdout.splitlines()[-1] and "prefix hits: " in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 80
     said = json.loads((tmp_path / "out.json").read_text())
     assert said["tokens_checked"] > 0 and said["wrong"] == [] and said["failed"] == {} and not said["interrupted"]
@@ -96,7 +96,8 @@ def test_a_server_that_is_mostly_full_is_not_judged(capsys, refused, verdict):
     figures = Figures(requests=Counter(new=10), tokens_checked=99, refused=refused)
     assert _concluded(Console(), figures, interrupted=False) == verdict
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last == ("not judged: 11 of 21 requests were refused for want of room" if verdict else "every token was right: 99")
+    rejected = "not judged: the server rejected 11 of 21 requests because it had no room"
+    assert last == (rejected if verdict else "passed: all 99 checked tokens were right")
 
 
 def test_a_server_that_dies_ends_the_run(files):
@@ -131,7 +132,7 @@ def test_ctrl_c_gives_what_was_found_until_then(files, tmp_path):
         run.send_signal(signal.SIGINT)
         out, err = run.communicate(timeout=20)
     assert (run.returncode, err) == (130, "")
-    assert " tokens checked in " in out and out.splitlines()[-1] == "interrupted: this is what was found until then"
+    assert " tokens checked in " in out and out.splitlines()[-1] == "interrupted: these are the results until the interruption"
 
 
 @pytest.mark.parametrize("canary", [CANARY, RECALLS], ids=["offsets", "recalls"])

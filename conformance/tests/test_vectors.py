@@ -157,10 +157,10 @@ def test_the_command_shows_where_they_part(kvref, small):
     done = kvref("--check", str(small), "zoo:blocks-freed-twice")
     assert (done.returncode, done.stderr) == (1, "")
     assert "BLOCK-05 · A block cannot be freed twice   (zoo:blocks-freed-twice)" in done.stdout
-    assert re.search(r"they part at line \d+ of \S+/checks/BLOCK-05-a-block-cannot-be-freed-twice-blocks.jsonl", done.stdout)
+    assert re.search(r"first mismatch at line \d+ of \S+/checks/BLOCK-05-a-block-cannot-be-freed-twice-blocks.jsonl", done.stdout)
     assert "expected BlockNotAllocated to be raised\n    got      no error" in done.stdout
     done = kvref("--check", str(small), "numpy")
-    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "every reply is as the vectors say")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "every reply matches the vectors")
 
 
 def test_a_conversation_goes_on_without_what_only_looks_and_stops_without_the_rest(small):
@@ -183,10 +183,10 @@ def test_what_is_wrong_with_a_set_costs_one_line(kvref, small, tmp_path):
 
     assert "no manifest.json there" in refused("--check", str(tmp_path), "numpy")
     assert "no implementation 'nmpy': did you mean 'numpy'?" in refused("--check", str(small), "nmpy")
-    assert "expected a NAME or --exec COMMAND too" in refused("--check", str(small))
+    assert "expected also a NAME or --exec COMMAND" in refused("--check", str(small))
     assert "expected -o DIR" in refused("numpy")
     assert "made from the reference alone" in refused("-o", "new", "numpy")
-    assert "has other things in it" in refused("-o", str(tmp_path))
+    assert "is not empty and has no manifest.json" in refused("-o", str(tmp_path))
     trace = next((small / "checks").iterdir())
     trace.write_text(trace.read_text() + "\n")
     assert "changed since the set was written" in refused("--check", str(small), "numpy")
@@ -205,7 +205,7 @@ def test_who_offers_nothing_they_are_about_is_told_so(kvref, small):
     done = kvref("--check", str(small), "zoo:int8-truncates")
     assert (done.returncode, done.stderr) == (
         2,
-        "kvref: zoo:int8-truncates: nothing to test, it offers nothing these vectors are about\n",
+        "kvref: zoo:int8-truncates: nothing to test, it offers no operation of these vectors\n",
     )
 
 

@@ -48,7 +48,7 @@ def get_format(name: str, among: Collection[str] = tuple(FORMATS), scale: float 
     if scale is None:
         return format
     if not isinstance(format, StaticFloat8):
-        raise ConfigError(f"scale: expected none for {name}, which makes its own or has none, got {scale!r}")
+        raise ConfigError(f"scale: expected none ({name} computes its own scales or has none), got {scale!r}")
     return format.with_scale(scale)
 
 

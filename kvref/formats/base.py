@@ -119,7 +119,7 @@ def check_read_back(name: str, largest: Array) -> None:
     """Raise NonFinite where `largest`, what the largest code of each row reads back as, is not finite (FMT-LEVEL-05)."""
     xp = array_namespace(largest)
     if not bool(xp.all(xp.isfinite(largest))):
-        raise NonFinite(f"{name} rows: expected rows that read back finite, got one whose scale, zero or largest value overflows")
+        raise NonFinite(f"{name} rows: expected values whose scale and dequantized values are finite, got larger ones")
 
 
 def widen(values: Array, name: str = "rows") -> Array:

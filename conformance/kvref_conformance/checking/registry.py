@@ -1,5 +1,6 @@
 """The checks, by clause: a check is a function of a Subject that raises Broken, and its name is a sentence."""
 
+import re
 import zlib
 from collections.abc import Callable, Container
 from dataclasses import dataclass
@@ -13,15 +14,17 @@ from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families import Family, all_families, check_modules, names
 
 LAWS = "kvref_conformance.families.laws."
+_CITATION = re.compile(r"(?P<clause>[A-Z0-9-]+-\d\d)(?P<letters>[a-z]*)")
 Run = Callable[[Subject], None]
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Check:
-    """clause: its id. family: what an implementation must have. slow, real: runs only when asked for, with --slow or --real.
+    """clause: the id of the clause it tests. letters: which of the clause's lettered requirements, "" if there are none.
 
-    run: the check itself; None stands for the family's state machine, which speaks for many clauses.
+    family: what an implementation must provide. slow, real: runs only with --slow or --real.
+    run: the check itself; None stands for the family's state machine, which tests many clauses.
     """
 
     clause: str
@@ -29,6 +32,7 @@ class Check:
     run: Run | None
     slow: bool = False
     real: bool = False
+    letters: str = ""
 
     @property
     def option(self) -> str:
@@ -54,19 +58,22 @@ class Check:
 
 
 class CheckError(Exception):
-    """A check that names no clause, or no family."""
+    """A check names no clause, no family or no requirement that there is, or a requirement has no check."""
 
 
 _REGISTERED: list[Check] = []
 
 
 def check(clause: str, family: str, slow: bool = False, real: bool = False) -> Callable[[Run], Run]:
-    """Register a function as a check of `clause`."""
+    """Register a function as a check of a clause, "PAGED-03", or of some of its lettered requirements, "PAGED-18bc"."""
 
     def register(run: Run) -> Run:
         if family not in names():
             raise CheckError(f"{run.__name__}: expected a family ({', '.join(names())}), got {family!r}")
-        _REGISTERED.append(Check(clause, family, run, slow, real))
+        named = _CITATION.fullmatch(clause)
+        if not named:
+            raise CheckError(f"{run.__name__}: expected a clause such as PAGED-03 or PAGED-18bc, got {clause!r}")
+        _REGISTERED.append(Check(named["clause"], family, run, slow, real, named["letters"]))
         return run
 
     return register
@@ -102,7 +109,7 @@ def asked_of(family: str, of: str, but: Container[str] = ()) -> None:
     list(check_modules(of))
     for each in [each for each in _REGISTERED if each.family == of and each.clause not in but]:
         if each.run is not None and not isinstance(each.run, partial):
-            check(each.clause, family, each.slow, each.real)(each.run)
+            check(each.clause + each.letters, family, each.slow, each.real)(each.run)
 
 
 def _second(run: Callable[[Subject, T], None], about: T, subject: Subject) -> None:
@@ -119,11 +126,19 @@ def _register(clause: str, family: str, run: Callable[..., None], of_family: Run
 
 
 def validate(checks: list[Check]) -> None:
-    """Raise CheckError for a check of no clause, or a clause without a check."""
+    """Raise CheckError unless each check names a clause, and each clause and lettered requirement has a check."""
     known = all_clauses()
+    cited: dict[str, set[str]] = {}
     for each in checks:
         if each.clause not in known:
             raise CheckError(f"check {each.name!r} names no clause of the specification: {each.clause}")
+        letters = known[each.clause].letters
+        if each.run and (not set(each.letters) <= set(letters) or bool(letters) != bool(each.letters)):
+            wanted = f"some of ({', '.join(letters)})" if letters else "no letter"
+            raise CheckError(f"check {each.name!r} of {each.clause}: expected {wanted}, got {each.letters!r}")
+        cited.setdefault(each.clause, set()).update(each.letters)
+    if untested := [f"{id} ({each})" for id, clause in known.items() for each in clause.letters if each not in cited.get(id, ())]:
+        raise CheckError(f"lettered requirements without a check: {', '.join(untested)}")
     unchecked = [clause for clause in known if clause not in {each.clause for each in checks if each.run}]
     if unchecked:
         raise CheckError(f"clauses without a check: {', '.join(unchecked)}")
@@ -138,6 +153,17 @@ def all_checks() -> tuple[Check, ...]:
     searches = [Check(clause, family.name, None) for family in all_families().values() for clause in family.speaks_for]
     validate(written + searches)
     return tuple(written + searches)
+
+
+@cache
+def _letters() -> dict[tuple[str, str], str]:
+    return {(each.clause, each.name): each.letters for each in all_checks()}
+
+
+def citation(clause: str, name: str) -> str:
+    """A clause with the letters of what the named check tests of it: "PAGED-18 (b)"."""
+    letters = _letters().get((clause, name), "")
+    return f"{clause} ({', '.join(letters)})" if letters else clause
 
 
 def _place(check: Check) -> tuple[int, str, int, int]:

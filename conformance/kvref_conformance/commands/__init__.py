@@ -1,4 +1,4 @@
-"""What the commands do, one module a command; `cli` reads the arguments."""
+"""The commands of `kvref`, one module per command. `cli` parses the arguments."""
 
 import argparse
 import pkgutil
@@ -22,11 +22,11 @@ _WHERE = {
 
 
 def command(name: str) -> Callable[[argparse.Namespace], int]:
-    """A command: it returns the exit code, and raises what the command line turns into one line: CannotRun and the like.
+    """The function of a command. It returns the exit status; `cli` prints the exceptions it raises (CannotRun, ...) as one line.
 
-    Only its own module is imported, for they take longer than many a command. Raises ImportError.
+    Only the module of this command is imported, because all imports together take longer than many commands. Raises ImportError.
     """
-    for late in ("hypothesis", "jsonschema", "jsonschema_rs"):  # imported when they are used, which is no time to miss them
+    for late in ("hypothesis", "jsonschema", "jsonschema_rs"):  # a run imports these late: find out now
         if find_spec(late) is None:
             raise ModuleNotFoundError(name=late)
     found: Callable[[argparse.Namespace], int] = pkgutil.resolve_name(f"{__name__}.{_WHERE[name]}")

@@ -1,4 +1,4 @@
-"""`kvref bench`: what kernels and caches cost, beside memcpy and beside what others offer."""
+"""`kvref bench`: compares the time of kernels and caches with a memcpy and with other libraries."""
 
 import argparse
 import itertools
@@ -23,17 +23,17 @@ BY_DEFAULT = ("numpy", "torch", "torch-compiled", "cupy")
 
 def bench(options: argparse.Namespace) -> int:
     if options.size < 1:
-        raise CannotRun(f"--size: expected at least 1 megabyte, got {options.size}")
+        raise CannotRun(f"--size: expected at least 1 MB, got {options.size}")
     for option in ("json", "plot"):
         existing_folder(option, getattr(options, option))
     backends = _backends(options.backends)
     _on_one_core()
     console, about = Console(highlight=False), machine()
-    console.print(Text(f"{about['processor']}, {about['cores']} cores, of which one is used; Python {about['python']}, "
+    console.print(Text(f"{about['processor']}, {about['cores']} cores, one of them used; Python {about['python']}, "
                        + ", ".join(f"{name} {version}" for name, version in about["packages"].items())))  # fmt: skip
     if missing := absent():
-        console.print(Text(f"not installed, hence left out: {', '.join(missing)}"))
-    console.print(Text("x memcpy: times as long as a memcpy that moves as many bytes; x data: as one of the float32 data"))
+        console.print(Text(f"left out, because they are not installed: {', '.join(missing)}"))
+    console.print(Text("x memcpy: time / memcpy of the bytes that have to move; x data: time / memcpy of the float32 data"))
     outcomes: list[Outcome] = []
 
     def wanted(title: str) -> bool:
@@ -47,7 +47,7 @@ def bench(options: argparse.Namespace) -> int:
             kernels.contests(backends, options.size, wanted),
             caches.contests(backends, wanted),
             windows.contests(backends, wanted),
-            prefixes.contests(backends, wanted),  # the last: behind what stands for SGLang's Triton torch compiles no more
+            prefixes.contests(backends, wanted),  # last: after the stand-in for SGLang's Triton, torch cannot compile any more
         )
         for contest in itertools.chain(*parts):
             live.update(task, description=f"{contest.title} ({contest.shape})")
@@ -63,7 +63,7 @@ def bench(options: argparse.Namespace) -> int:
 
 
 def _backends(names: list[str]) -> list[kvref.Backend]:
-    """Those asked for; or, where none was, those of ours that work here. Raises CannotRun."""
+    """The backends named on the command line; if there are none, all of kvref's that work here. Raises CannotRun."""
     found = []
     for name in names or BY_DEFAULT:
         try:
@@ -75,7 +75,7 @@ def _backends(names: list[str]) -> list[kvref.Backend]:
 
 
 def _on_one_core() -> None:
-    """Ratios would otherwise depend on how many cores a library takes; memcpy takes one."""
+    """Use one core: memcpy uses one, and ratios must not depend on how many a library uses."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     try:

@@ -1,4 +1,4 @@
-"""`kvref canary make`: a canary as files, and how to try it by hand."""
+"""`kvref canary make`: writes a canary as files, and prints a prompt to try it by hand."""
 
 import argparse
 import re
@@ -15,8 +15,8 @@ from kvref.errors import ConfigError
 from kvref_conformance.canary import folder, gguf, words
 from kvref_conformance.outcome import CannotRun
 
-RECALLING: dict[str, Any] = {"offsets": (1,), "theta": 1e6, "head_dim": 128}  # what a canary that recalls is made of unless told
-SHOWN = 12  # words of the continuation
+RECALLING: dict[str, Any] = {"offsets": (1,), "theta": 1e6, "head_dim": 128}  # defaults of a canary with --recalls
+SHOWN = 12  # number of words of the continuation
 
 
 def make(options: argparse.Namespace) -> int:
@@ -39,7 +39,7 @@ def make(options: argparse.Namespace) -> int:
 
 
 def _sizes(options: argparse.Namespace) -> dict[str, Any]:
-    """The fields of a Canary that were asked for."""
+    """The fields of a Canary that the options set."""
     asked = {
         "offsets": _numbers("--offsets", options.offsets), "recalls": options.recalls, "context": options.context,
         "num_kv_heads": options.kv_heads, "num_query_heads": options.query_heads, "head_dim": options.head_dim,
@@ -50,28 +50,28 @@ def _sizes(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _numbers(option: str, said: str | None, none: str | None = None) -> tuple[int | None, ...] | None:
-    """Numbers with commas between them, or the word that stands for None."""
+    """The numbers of a comma-separated list. none: the word that stands for None."""
     if said is None:
         return None
     parts = [part.strip() for part in said.split(",")]
     if not all(re.fullmatch("[0-9]{1,9}", part) or part == none for part in parts):
-        raise CannotRun(f"{option}: expected numbers{f' or {none}' if none else ''} with commas between them, got {said!r}")
+        raise CannotRun(f"{option}: expected numbers{f' or {none}' if none else ''} separated by commas, got {said!r}")
     return tuple(None if part == none else int(part) for part in parts)
 
 
 def _about(canary: Canary, options: argparse.Namespace) -> list[str]:
-    """The sizes, and what a cache must not do to it."""
+    """The sizes, and the cache formats that must not change any token."""
     seen = "" if not any(canary.windows) else f", windows {', '.join(str(each or 'none') for each in canary.windows)}"
-    layers = f"offsets {', '.join(map(str, canary.offsets))}{' and one that recalls' if canary.recalls else ''}{seen}"
+    layers = f"offsets {', '.join(map(str, canary.offsets))}{' and an induction head' if canary.recalls else ''}{seen}"
     must = [format for format in KEY_ERRORS if canary.survives(format, options.dtype)]
     measured = [format for format in KEY_ERRORS if format not in must]
     return [
         f"{options.architecture} in {options.dtype}; layers: {canary.num_layers} ({layers}); words: {canary.words}; "
         f"query heads: {canary.num_query_heads}, kv heads: {canary.num_kv_heads}, of {canary.head_dim}; "
         f"hidden size: {canary.hidden_size}; theta: {canary.theta:g}; context: {canary.context}",
-        f"period: {canary.period} tokens" if not canary.recalls else "period: none, it says what came behind a word before",
-        f"caches in which no token may be wrong: {', '.join(must) or 'none'}",
-        f"caches that it only measures: {', '.join(measured) or 'none'}",
+        f"period: {canary.period} tokens" if not canary.recalls else "period: none (induction head)",
+        f"cache formats that must not change any token: {', '.join(must) or 'none'}",
+        f"cache formats that may change tokens: {', '.join(measured) or 'none'}",
     ]
 
 
@@ -81,9 +81,9 @@ def _written(into: Path, files: folder.Files, single: Path | None, data: bytes) 
 
 
 def _try(canary: Canary, dtype: str) -> list[str]:
-    """A prompt and what comes next, to be told to an engine by hand: greedily, the prompt as text."""
+    """A prompt as text and its greedy continuation, to try an engine by hand."""
     rng = np.random.default_rng(0)
-    if canary.recalls:  # words that all differ, and one of them again, at which no layer looks back past the first
+    if canary.recalls:  # different words, then one of them again, so far back that no layer reads a position before the first
         first = 1 + len(canary.offsets) + sum(canary.offsets)
         told = [BOS, *(FIRST_WORD + rng.permutation(canary.words)[: first + SHOWN]).tolist()]
         told.append(told[first])
@@ -94,4 +94,4 @@ def _try(canary: Canary, dtype: str) -> list[str]:
     while len(says) < SHOWN and says[-1] is not None and oracle.length < canary.context:
         says += oracle.extend([says[-1]])
     said = [token for token in says if token is not None]
-    return [f"prompt: {words.text(canary, told[1:])}", f"says: {words.text(canary, said)} ..."]
+    return [f"prompt: {words.text(canary, told[1:])}", f"expected: {words.text(canary, said)} ..."]

@@ -1,4 +1,4 @@
-"""`kvref check`: a thin face over pytest: the same tests, another reporter."""
+"""`kvref check`: runs the checks as pytest tests, with a reporter of its own."""
 
 import argparse
 import os
@@ -63,14 +63,15 @@ def check(options: argparse.Namespace) -> int:
     if not conclusion.of:
         not_run = [result for result in results if result["verdict"] == "not run"]
         with_option = [f"{result['clause']} runs with {', '.join(result['missing'])}" for result in not_run]
-        why = ", ".join(with_option) or "it offers nothing these clauses are about"
+        why = ", ".join(with_option) or "it offers no family of the selected clauses"
         raise CannotRun(f"{options.name}: nothing to test, {why}")
     if options.update_xfails:
         xfails.update(Path(options.xfails), {result["clause"]: result["verdict"] for result in results})
-        console.print(Text(f"{options.xfails}: {len(xfails.read(Path(options.xfails)))} expected, {len(expected)} before"))
+        now = len(xfails.read(Path(options.xfails)))
+        console.print(Text(f"{options.xfails}: {now} expected failures, {len(expected)} before"))
     print_conclusion(console, results, conclusion)
     if options.update_xfails and conclusion.enough:
-        return 0  # what failed is expected from now on
+        return 0  # the failures of this run are expected failures from now on
     return EXIT_STATUS[conclusion.verdict]
 
 
@@ -86,14 +87,14 @@ def _refuse_nonsense(options: argparse.Namespace) -> None:
     for option in ("json", "junit", "xfails"):
         existing_folder(option, getattr(options, option))
     if options.traces and Path(options.traces).exists() and not Path(options.traces).is_dir():
-        raise CannotRun(f"--traces: {options.traces} is a file")
+        raise CannotRun(f"--traces: expected a folder, got the file {options.traces}")
     if options.stderr and options.isolate:
-        raise CannotRun("--stderr: expected no --isolate beside it: a program runs in a process of its own already")
+        raise CannotRun("--stderr: expected no --isolate: a program already runs in its own process")
     if (options.jobs or 1) > 1 and (options.isolate is False or options.stderr):
         beside = "--stderr" if options.stderr else "--no-isolate"
-        raise CannotRun(f"--jobs: expected no {beside} beside it: what is judged side by side is not in this process")
+        raise CannotRun(f"--jobs: expected no {beside}: several jobs run in processes of their own")
     if options.update_xfails and not options.xfails:
-        raise CannotRun("--update-xfails: expected --xfails FILE too, the file to write")
+        raise CannotRun("--update-xfails: expected also --xfails FILE, the file to write")
 
 
 def _expected_failures(options: argparse.Namespace) -> dict[str, str]:
@@ -125,8 +126,8 @@ def _judge(asked: Asked) -> Judge:
 def _results(
     options: argparse.Namespace, asked: Asked, judge: Judge, chosen: dict[Clause, list[Check]], width: int
 ) -> list[Result]:
-    """What pytest collects, in the order of the specification; fewer where it was interrupted. Raises CannotRun."""
-    # Streams of our own: pytest captures the two standard ones, where the implementation may print.
+    """The results of all selected clauses, in the order of the specification; fewer if interrupted. Raises CannotRun."""
+    # Copies of the standard streams: pytest captures the originals, because the implementation may print to them.
     with os.fdopen(os.dup(1), "w") as out, os.fdopen(os.dup(2), "w") as err, interrupts.wait():
         live = Live(Console(file=out, highlight=False, width=width), Console(file=err, width=width), asked, judge)
         arguments = ["--pyargs", "kvref_conformance.families", "-c", os.devnull, "--rootdir", str(Path(__file__).parents[1])]
@@ -136,7 +137,7 @@ def _results(
         arguments += [f"--kvref-traces={options.traces}"] if options.traces else []
         arguments += [f"--kvref-xfails={options.xfails}"] if options.xfails and Path(options.xfails).exists() else []
         arguments += [f"--junitxml={options.junit}"] if options.junit else []
-        # For a debugger: what the implementation prints is seen, and breakpoint() is Python's own.
+        # For a debugger: show what the implementation prints, and leave breakpoint() to Python.
         arguments += ["--capture=no", "-p", "no:debugging"] if asked.isolate is False else []
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")

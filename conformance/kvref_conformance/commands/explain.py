@@ -1,4 +1,4 @@
-"""`kvref list` and `kvref explain`: what there is to judge, and what a clause says."""
+"""`kvref list` and `kvref explain`: the implementations that have a name, and the text of a clause."""
 
 import argparse
 
@@ -17,7 +17,7 @@ def list_implementations(options: argparse.Namespace) -> int:
     console = Console(highlight=False)
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("implementation", no_wrap=True)
-    table.add_column("here")
+    table.add_column("status")
     for listed in names():
         table.add_row(listed.name, Text(listed.missing, style="yellow") if listed.missing else Text("ready", style="green"))
     console.print(table)
@@ -49,5 +49,5 @@ def _clause_markdown(clause: Clause) -> str:
     if clause.caught:
         parts.append(f"*Would have caught.* {clause.caught}")
     checks = [each for each in all_checks() if each.clause == clause.id]
-    parts.append("*Checks.*\n\n" + "\n".join(f"- {each.name}{f', with {each.option}' if each.option else ''}" for each in checks))
+    parts.append("*Checks.*\n\n" + "\n".join(f"- {each.name}{f' ({each.option})' if each.option else ''}" for each in checks))
     return "\n\n".join(parts)

@@ -1,4 +1,4 @@
-"""`kvref harness --selftest`: the plumbing of a program, before its cache is judged."""
+"""`kvref harness --selftest`: tests how a program speaks the protocol, before its cache is judged."""
 
 import argparse
 import shlex
@@ -22,7 +22,7 @@ def harness(options: argparse.Namespace) -> int:
     for said in selftest(command, Path.cwd(), options.stderr, options.timeout):
         if said.declined:
             declined.append(said.what)
-            console.print(Text(f"  - {said.what}: declined", style="dim"), soft_wrap=True)
+            console.print(Text(f"  - {said.what}: not offered", style="dim"), soft_wrap=True)
             continue
         done += 1
         wrong += bool(said.wrong)
@@ -30,8 +30,9 @@ def harness(options: argparse.Namespace) -> int:
         if said.wrong:
             console.print(Text(f"      {said.wrong}"), soft_wrap=True)
     if wrong:
-        console.print(Text(f"{wrong} of {done} are not as the protocol says", style="bold red"))
+        console.print(Text(f"the protocol is broken: {wrong} of {done} tests failed", style="bold red"))
         return 1
-    console.print(Text(f"the plumbing works: {done} of {done}, {len(declined)} operations declined", style="bold green"))
-    console.print(f"whether the cache is right: kvref check --exec {shlex.quote(options.selftest)}", soft_wrap=True)
+    conclusion = f"the protocol works: {done} of {done} tests passed, {len(declined)} operations not offered"
+    console.print(Text(conclusion, style="bold green"))
+    console.print(f"to judge the cache: kvref check --exec {shlex.quote(options.selftest)}", soft_wrap=True)
     return 0

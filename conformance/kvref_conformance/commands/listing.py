@@ -1,4 +1,4 @@
-"""`kvref check --list`: the checks there are; with a NAME, how far they go with what that implementation offers."""
+"""`kvref check --list`: the checks; with a NAME, which clauses can be judged with the operations of that implementation."""
 
 import argparse
 import json
@@ -29,7 +29,7 @@ def list_checks(console: Console, chosen: Chosen) -> None:
 
 
 def list_reach(console: Console, options: argparse.Namespace, judge: Judge, chosen: Chosen) -> None:
-    """Raises CannotRun where the implementation does not survive being asked for its operations."""
+    """Raises CannotRun if the implementation dies or hangs while the judge finds out which operations it has."""
     families = [family for family in names() if any(check.family == family for checks in chosen.values() for check in checks)]
     try:
         surface = judge.run(offered, families)
@@ -38,7 +38,7 @@ def list_reach(console: Console, options: argparse.Namespace, judge: Judge, chos
     except Hung as hung:
         raise CannotRun(f"{options.name}: {_ended(hung)}") from None
     if not surface:
-        raise CannotRun(f"{options.name}: nothing to list, it offers nothing these clauses are about")
+        raise CannotRun(f"{options.name}: nothing to list, it offers no family of the selected clauses")
     found = forecast(judge.implementation, surface, chosen)
     print_reach(console, surface, found)
     if options.json:

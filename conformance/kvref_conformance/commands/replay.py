@@ -1,4 +1,4 @@
-"""`kvref replay`: a conversation, held again."""
+"""`kvref replay`: makes the calls of a trace again, and reports the first reply that differs."""
 
 import argparse
 from pathlib import Path
@@ -26,7 +26,7 @@ def replay_trace(options: argparse.Namespace) -> int:
     except NotOffered as missing:
         raise CannotRun(f"{name} does not offer {missing}") from missing
     except Unknown as unknown:
-        raise CannotRun(f"{options.trace}: no model speaks for {unknown}") from unknown
+        raise CannotRun(f"{options.trace}: no model can predict the reply to {unknown}") from unknown
     finally:
         judge.close()
     console, clause = Console(highlight=False), all_clauses().get(trace.header.clause)
@@ -35,17 +35,17 @@ def replay_trace(options: argparse.Namespace) -> int:
     for call in held.calls:
         console.print(Text(f"  {call}"), soft_wrap=True)
     if not held.calls:
-        raise CannotRun(f"{options.trace}: no call was made, so nothing is said of {name}")
+        raise CannotRun(f"{options.trace}: no call could be made, so {name} is not judged")
     if held.missing:
-        console.print(Text(f"not offered, and left out: {', '.join(held.missing)}", style="dim"))
+        console.print(Text(f"not offered, and skipped: {', '.join(held.missing)}", style="dim"))
     if not held.parted_at:
-        console.print(Text("every reply is as it must be", style="bold green"))
+        console.print(Text("every reply is as expected", style="bold green"))
         return 0
     console.print(Text(f"    {held.what}\n    expected {held.expected}\n    got      {held.got}"), soft_wrap=True)
     recorded = trace.header.failed or {}
     as_recorded = recorded.get("got") == held.got
     if as_recorded and "cause" in recorded:
         console.print(Text(f"    cause    {recorded['cause']}"), soft_wrap=True)
-    where = f"they part at line {held.parted_at} of {options.trace}{', as recorded' if as_recorded else ''}"
+    where = f"first mismatch at line {held.parted_at} of {options.trace}{', as recorded' if as_recorded else ''}"
     console.print(Text(where, style="bold red"), soft_wrap=True)
     return 1

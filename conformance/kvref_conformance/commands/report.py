@@ -1,4 +1,4 @@
-"""`kvref report`: results of several runs as a page, what changed since others, and a failure as a script."""
+"""`kvref report`: an HTML report of several results, the changes since older results, and a failure as a script."""
 
 import argparse
 from collections.abc import Iterable
@@ -19,18 +19,18 @@ from kvref_conformance.report.runs import Run
 from kvref_conformance.report.script import script
 from kvref_conformance.report.since import changes
 
-LONGEST = 80  # characters of a label
+LONGEST = 80  # maximum length of a label
 
 
 def report(options: argparse.Namespace) -> int:
     if options.script:
         if options.output or options.since:
-            raise CannotRun(f"expected --script TRACE alone, got {'--output' if options.output else '--since'} beside it")
+            raise CannotRun(f"--script: expected no {'--output' if options.output else '--since'}")
         return _script(Path(options.script), options.results)
     if not (options.output or options.since):
-        raise CannotRun("expected --output DIR for a page, --since OLD for what changed, or --script TRACE")
+        raise CannotRun("expected --output DIR for a report, --since OLD for a list of changes, or --script TRACE for a script")
     if not options.results:
-        raise CannotRun("expected results of kvref check --json")
+        raise CannotRun("expected RESULTS.json, one or more files that kvref check --json wrote")
     if options.output:
         _is_free(Path(options.output))
     runs = _read(options.results)
@@ -44,12 +44,12 @@ def report(options: argparse.Namespace) -> int:
 
 
 def _is_free(folder: Path) -> None:
-    """Raise CannotRun where a report would lie among other things."""
+    """Raises CannotRun if the folder contains anything other than an older report."""
     if folder.exists() and not folder.is_dir():
-        raise CannotRun(f"--output: {folder} is a file")
+        raise CannotRun(f"--output: expected a folder, got the file {folder}")
     if folder.is_dir() and any(folder.iterdir()) and not is_report(folder):
         raise CannotRun(
-            f"--output: {folder} has other things in it, and is no report of kvref's: give an empty folder or a new one"
+            f"--output: {folder} is not empty and is not a kvref report: expected a new or empty folder, or an older report"
         )
 
 
@@ -62,58 +62,58 @@ def _read(results: Iterable[str]) -> dict[str, Run]:
         if run.name in runs:
             raise CannotRun(
                 f"two results of {run.name}: {runs[run.name].path} and {path}; "
-                f"name them: kvref report before={runs[run.name].path} after={path}"
+                f"give each a name: kvref report before={runs[run.name].path} after={path}"
             )
         runs[run.name] = run
     return runs
 
 
 def _files(path: Path) -> list[str]:
-    """The file, or those in a folder. Raises CannotRun."""
+    """The file itself, or the JSON files in a folder. Raises CannotRun."""
     found = sorted(str(each) for each in path.glob("*.json")) if path.is_dir() else [str(path)]
     if not found:
-        raise CannotRun(f"--since: no results in {path}")
+        raise CannotRun(f"--since: no JSON file in {path}")
     return found
 
 
 def _say_changes(before: dict[str, Run], now: dict[str, Run]) -> None:
-    """A paragraph for each implementation of which something changed, and a line for the others."""
+    """A paragraph per implementation with changes, and one line that counts the others."""
     console, same = Console(highlight=False), 0
     for name, run in now.items():
         lines = changes(before[name], run) if name in before else [f"new: {run.said}"]
         same += not lines
         if lines:
             console.print(Text("\n  ".join([name, *lines])), soft_wrap=True)
-    console.print(Text(f"{same} of {len(now)} as before"))
+    console.print(Text(f"{same} of {len(now)} unchanged"))
     if gone := [name for name in before if name not in now]:
-        console.print(Text(f"not among them now: {', '.join(gone)}"), soft_wrap=True)
+        console.print(Text(f"only in the older results: {', '.join(gone)}"), soft_wrap=True)
 
 
 def _script(path: Path, names: list[str]) -> int:
-    """In this process: it is the adapter's calls that are watched."""
+    """Runs in this process, because the calls that the adapter makes to the library are recorded."""
     if len(names) > 1:
         raise CannotRun(f"--script: expected one NAME, got {', '.join(names)}")
     trace = read(path)
     name = names[0] if names else trace.header.implementation.get("load", trace.header.implementation["name"])
     if is_program(name):
-        raise CannotRun(f"{name}: a program's calls cannot be watched")
+        raise CannotRun(f"--script: expected an implementation in Python, got {name}: kvref cannot record calls inside a program")
     judge = start(Asked(name, Effort(seed=trace.header.seed, slow=True, real=True), isolate=False))
     try:
         print(script(trace, judge), end="")
     except NotOffered as missing:
         raise CannotRun(f"{name} does not offer {missing}") from missing
     except Unknown as unknown:
-        raise CannotRun(f"{path}: no model speaks for {unknown}") from unknown
+        raise CannotRun(f"{path}: no model can predict the reply to {unknown}") from unknown
     finally:
         judge.close()
     return 0
 
 
 def _labelled(said: str) -> tuple[str, Path]:
-    """The label, which may be empty, and the file of FILE or NAME=FILE. Raises CannotRun."""
+    """The label (empty if there is none) and the path in FILE or NAME=FILE. Raises CannotRun."""
     label, equals, file = said.partition("=")
-    if not equals or Path(said).exists():  # a file may have such a name
+    if not equals or Path(said).exists():  # the name of an existing file may contain "="
         return "", Path(said)
     if not label or not file or not label.isprintable() or len(label) > LONGEST:
-        raise CannotRun(f"{said}: expected NAME=FILE, a name of at most {LONGEST} characters on one line, and a file")
+        raise CannotRun(f"expected NAME=FILE, where NAME is one line of 1 to {LONGEST} characters, got {said}")
     return label, Path(file)

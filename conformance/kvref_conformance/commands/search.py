@@ -1,4 +1,4 @@
-"""`kvref search`: machines, checks and short soaks of one implementation, by many processes, until the time is over."""
+"""`kvref search`: state machines, checks and short soaks of one implementation, in many processes, for a given time."""
 
 import argparse
 import hashlib
@@ -37,8 +37,8 @@ def search(options: argparse.Namespace) -> int:
     if options.seed < 0:
         raise CannotRun(f"--seed: expected an integer of at least 0, got {options.seed}")
     if options.workers is not None and (options.workers < 1 or options.cluster):
-        beside = "no --cluster beside it, which has its own" if options.cluster else f"at least 1, got {options.workers}"
-        raise CannotRun(f"--workers: expected {beside}")
+        wanted = "no --cluster, which has its own workers" if options.cluster else f"at least 1, got {options.workers}"
+        raise CannotRun(f"--workers: expected {wanted}")
     try:
         from kvref_conformance.exploring.workers import Workers
     except ImportError as error:
@@ -56,9 +56,9 @@ def search(options: argparse.Namespace) -> int:
 
 
 def _seconds(options: argparse.Namespace) -> float:
-    """How long it is to go on: so many hours and so many minutes. Raises CannotRun."""
+    """The duration of the search: --hours plus --minutes. Raises CannotRun."""
     if options.hours is None and options.minutes is None:
-        raise CannotRun("expected --hours N or --minutes N: how long to search")
+        raise CannotRun("expected --hours N or --minutes N, the duration of the search")
     for option in ("hours", "minutes"):
         value = getattr(options, option)
         if value is not None and not 0 < value < math.inf:
@@ -67,12 +67,12 @@ def _seconds(options: argparse.Namespace) -> float:
 
 
 def _processors() -> int:
-    """That this process may use."""
+    """The number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _steering(options: argparse.Namespace, corpus: Corpus, timeout: float) -> Steering:
-    """Over the families that it offers, going on where the corpus stands. Raises CannotRun where it cannot be loaded."""
+    """Covers the offered families and continues from the corpus. Raises CannotRun if the implementation cannot be loaded."""
     judge = IsolatedJudge(options.name, Effort(timeout=timeout))
     judge.close()
     families = [family for family in all_families() if offers(judge.implementation, family)]
@@ -119,14 +119,14 @@ def _searched(options: argparse.Namespace, corpus: Corpus, steering: Steering, w
 
 
 def _save(corpus: Corpus, known: Known, failed: Failed, name: str) -> str:
-    """Write the trace where `kvref check` writes its own, and into the corpus, which may be carried elsewhere; its name there."""
+    """Write the trace to the folder of `kvref check` and into the corpus, which can be copied elsewhere. Its file name there."""
     for folder in (FAILURES, corpus.folder / "failures"):
         saved = save_failure([failed.outcome], folder, _file(known), name)
     return saved[1].name if saved else ""
 
 
 def _file(known: Known) -> str:
-    """The clause, and a number that tells its failures apart: several shapes break it."""
+    """A file name of the clause and a hash: several sequences of operations can break one clause."""
     return f"{known.clause}-{hashlib.sha256(' '.join(known.shape).encode()).hexdigest()[:8]}"
 
 
@@ -140,12 +140,12 @@ def _concluded(console: Console, exploring: Exploring, interrupted: bool) -> int
         clauses = ", ".join(dict.fromkeys(each.clause for each in failures))
         console.print(Text(f"not conformant: breaks {clauses} ({counted(len(failures), 'failure')})", style="bold red"))
     if interrupted:
-        console.print(Text("interrupted: this is what was found until then", style="bold yellow"))
+        console.print(Text("interrupted: these are the failures found before the interruption", style="bold yellow"))
         return interrupts.EXIT_INTERRUPTED
     if failures:
         return 1
     if not exploring.calls:
         console.print(Text("not judged: no call was made", style="bold yellow"))
         return 2
-    console.print(Text(f"nothing found in {exploring.calls:,} calls", style="bold green"))
+    console.print(Text(f"no failure found in {exploring.calls:,} calls", style="bold green"))
     return 0

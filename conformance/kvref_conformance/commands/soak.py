@@ -1,4 +1,4 @@
-"""`kvref soak`: a serving workload against every family that has tokens to keep, or against a server."""
+"""`kvref soak`: runs a serving workload on every family that stores tokens, or on a server."""
 
 import argparse
 import json
@@ -41,7 +41,7 @@ def soak_implementation(options: argparse.Namespace) -> int:
         return soak_server(options)
     for option in ("concurrency", "plot"):
         if getattr(options, option) is not None:
-            raise CannotRun(f"--{option}: expected --server URL beside it, to which many requests go at once")
+            raise CannotRun(f"--{option}: expected also --server URL: only a server gets several requests at once")
     judge = start(
         Asked(options.name, Effort(seed=options.seed, timeout=patience(options, options.name)), isolate=options.isolate)
     )
@@ -83,7 +83,7 @@ def _of_family(
     check = Check("LAW-18", family, a_serving_workload)
     try:
         soaked = judge.run(soak, family, options.seed, seconds)
-    except Ended as ended:  # the last call is all that is left of the conversation
+    except Ended as ended:  # only the last call is known
         return Failure(check, ended.conversation, ended.broken)
     latest[family] = soaked.figures
     if soaked.held is None or soaked.held.broken is None:
@@ -92,7 +92,7 @@ def _of_family(
 
 
 def _replayable(saved: tuple[Outcome, Path] | None) -> Path | None:
-    """The trace, if it shows by itself what broke: of what was too large, or ended the process, only the soak can."""
+    """The trace, if a replay can show the failure. If the trace is too large or the process died, only the soak can show it."""
     return saved[1] if saved and json.loads(saved[0].trace[0])["judge"] == "model" else None
 
 
@@ -119,12 +119,13 @@ def _concluded(
     if broken:
         console.print(Text(f"not conformant: breaks LAW-18 ({', '.join(broken)})", style="bold red"))
     if interrupted:
-        console.print(Text("interrupted: this is what was found until then", style="bold yellow"))
+        console.print(Text("interrupted: these are the results until the interruption", style="bold yellow"))
         return interrupts.EXIT_INTERRUPTED
     if broken:
         return 1
     if not any(each.tokens_checked for each in figures):
-        console.print(Text("not judged: no token was looked at", style="bold yellow"))
+        console.print(Text("not judged: no token was checked", style="bold yellow"))
         return 2
-    console.print(Text(f"every token was where it belongs: {sum(each.tokens_checked for each in figures):,}", style="bold green"))
+    checked = sum(each.tokens_checked for each in figures)
+    console.print(Text(f"passed: all {checked:,} checked tokens were right", style="bold green"))
     return 0

@@ -1,4 +1,4 @@
-"""`kvref soak --server`: a server under load, every token looked at."""
+"""`kvref soak --server`: sends many requests to a server at once, and checks every generated token."""
 
 import argparse
 import json
@@ -16,13 +16,13 @@ from kvref_conformance.server.figures import Figures
 from kvref_conformance.server.served import Served
 
 CONCURRENCY = 8
-MOST = 1024  # requests at once: what a process may have of connections
+MOST = 1024  # requests at once: the usual limit of open files per process
 
 
 def soak_server(options: argparse.Namespace) -> int:
     for option in ("family", "isolate"):
         if getattr(options, option) is not None:
-            raise CannotRun(f"--{option}: expected none beside --server")
+            raise CannotRun(f"--{option}: expected no --{option} with --server")
     concurrency = CONCURRENCY if options.concurrency is None else options.concurrency
     if not 1 <= concurrency <= MOST:
         raise CannotRun(f"--concurrency: expected 1 to {MOST}, got {concurrency}")
@@ -36,7 +36,7 @@ def soak_server(options: argparse.Namespace) -> int:
 
 
 def _soak(options: argparse.Namespace, served: Served, concurrency: int) -> int:
-    from kvref_conformance.server import show  # they need what `Served` has looked for
+    from kvref_conformance.server import show  # they need packages whose presence `Served` has checked
     from kvref_conformance.server.soaking import Soak
 
     soak, seconds = Soak(served.asker, options.seed, concurrency), 60 * options.minutes
@@ -62,22 +62,22 @@ def _soak(options: argparse.Namespace, served: Served, concurrency: int) -> int:
 def _concluded(console: Console, figures: Figures, interrupted: bool) -> int:
     failed = figures.failed.total()
     if figures.wrong_tokens:
-        what = f"{figures.wrong_tokens:,} wrong tokens, in {figures.wrong_requests:,} answers"
+        what = f"{figures.wrong_tokens:,} wrong tokens in {figures.wrong_requests:,} answers"
         console.print(Text(f"not conformant: {what}", style="bold red"))
     if failed:
         console.print(Text(f"not conformant: {failed:,} requests failed", style="bold red"))
     if interrupted:
-        console.print(Text("interrupted: this is what was found until then", style="bold yellow"))
+        console.print(Text("interrupted: these are the results until the interruption", style="bold yellow"))
         return interrupts.EXIT_INTERRUPTED
     if figures.wrong_tokens or failed:
         return 1
     if not figures.tokens_checked:
-        console.print(Text("not judged: no token was looked at", style="bold yellow"))
+        console.print(Text("not judged: no token was checked", style="bold yellow"))
         return 2
     asked = figures.requests.total() + figures.refused
     if 2 * figures.refused > asked:
-        what = f"{figures.refused:,} of {asked:,} requests were refused for want of room"
+        what = f"the server rejected {figures.refused:,} of {asked:,} requests because it had no room"
         console.print(Text(f"not judged: {what}", style="bold yellow"))
         return 2
-    console.print(Text(f"every token was right: {figures.tokens_checked:,}", style="bold green"))
+    console.print(Text(f"passed: all {figures.tokens_checked:,} checked tokens were right", style="bold green"))
     return 0

@@ -1,4 +1,4 @@
-"""`kvref vectors`: a set of static test vectors, written or checked."""
+"""`kvref vectors`: writes static test vectors, or compares an implementation with them."""
 
 import argparse
 from collections import Counter
@@ -21,13 +21,13 @@ from kvref_conformance.vectors.make import MANIFEST, make
 def vectors(options: argparse.Namespace) -> int:
     name, console = named(options), Console(highlight=False)
     if (options.output is None) == (options.check is None):
-        raise CannotRun("expected -o DIR, to write a set of vectors, or --check DIR and a NAME, to hold one against it")
+        raise CannotRun("expected -o DIR to write test vectors, or --check DIR and a NAME to compare an implementation with them")
     if options.output is not None:
         if name is not None:
-            raise CannotRun(f"-o: a set is made from the reference alone, got also {name}")
+            raise CannotRun(f"-o: expected no NAME, got {name}: the vectors are always made from the reference")
         return _write(Path(options.output), console)
     if name is None:
-        raise CannotRun("--check: expected a NAME or --exec COMMAND too: what is to be held against the vectors")
+        raise CannotRun("--check: expected also a NAME or --exec COMMAND, the implementation to compare with the vectors")
     judge = start(Asked(name, Effort(timeout=options.timeout)))
     try:
         held = list(check(Path(options.check), judge))
@@ -38,22 +38,22 @@ def vectors(options: argparse.Namespace) -> int:
         _show(console, each, Path(options.check), name)
     console.print(_table(held))
     if all(each.verdict == "not offered" for each in held):
-        raise CannotRun(f"{name}: nothing to test, it offers nothing these vectors are about")
-    conclusion = f"{len(failed)} of the files part from it" if failed else "every reply is as the vectors say"
+        raise CannotRun(f"{name}: nothing to test, it offers no operation of these vectors")
+    conclusion = f"{len(failed)} of {len(held)} files do not match" if failed else "every reply matches the vectors"
     console.print(Text(conclusion, style="bold red" if failed else "bold green"))
     return 1 if failed else 0
 
 
 def _write(folder: Path, console: Console) -> int:
     if folder.exists() and not folder.is_dir():
-        raise CannotRun(f"-o: {folder} is a file")
+        raise CannotRun(f"-o: expected a folder, got the file {folder}")
     if folder.is_dir() and any(folder.iterdir()) and not (folder / MANIFEST).is_file():
-        raise CannotRun(f"-o: {folder} has other things in it, and no {MANIFEST}")
+        raise CannotRun(f"-o: {folder} is not empty and has no {MANIFEST}: expected a new or empty folder, or older vectors")
     made = make()
     made.write(folder)
     size = sum(map(len, made.files.values())) / 1e6
     console.print(f"{folder}: {len(made.traces)} traces and {len(made.formats)} formats, {size:.1f} MB; {MANIFEST} lists them")
-    console.print(f"left out: {len(made.left_out)} checks that say more than a file can; {MANIFEST} says why, each")
+    console.print(f"left out: {len(made.left_out)} checks that a file cannot express; {MANIFEST} gives the reason for each")
     return 0
 
 
@@ -67,7 +67,7 @@ def _show(console: Console, each: Checked, folder: Path, name: str) -> None:
     what, expected, got = each.broken.what, each.broken.expected, each.broken.got
     console.print(Text(f"    {what}\n    expected {expected}\n    got      {got}"), soft_wrap=True)
     at = f"line {each.line} of " if each.line else ""
-    console.print(Text(f"  they part at {at}{folder / each.file}\n"), soft_wrap=True)
+    console.print(Text(f"  first mismatch at {at}{folder / each.file}\n"), soft_wrap=True)
 
 
 def _table(held: list[Checked]) -> Table:

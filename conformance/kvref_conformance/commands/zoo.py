@@ -1,4 +1,4 @@
-"""`kvref zoo`: every cache that is wrong on purpose, and what caught it."""
+"""`kvref zoo`: judges every cache with a planted bug, and shows what found the bug."""
 
 import argparse
 import os
@@ -16,12 +16,12 @@ from kvref_conformance.outcome import CannotRun
 def show_zoo(options: argparse.Namespace) -> int:
     unknown = [name for name in options.names if name.removeprefix("zoo:") not in kvref_zoo.names()]
     if unknown:
-        raise CannotRun(f"no member of the zoo {unknown[0]!r} (kvref zoo lists them)")
+        raise CannotRun(f"no member of the zoo {unknown[0]!r} (kvref zoo lists all)")
     console = Console(highlight=False)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("member", "clause"):
         table.add_column(column, no_wrap=True)
-    table.add_column("caught by", no_wrap=True)
+    table.add_column("found by", no_wrap=True)
     table.add_column("calls", justify="right")
     table.add_column("modelled on", style="dim", overflow="fold")
     survivors = 0
@@ -29,7 +29,7 @@ def show_zoo(options: argparse.Namespace) -> int:
         for name in [name.removeprefix("zoo:") for name in options.names] or kvref_zoo.names():
             seen = look_at(name)
             if seen.failed:
-                calls = len(seen.shortest.trace) // 2  # a header, then two lines a call
+                calls = len(seen.shortest.trace) // 2  # one header line, then two lines per call
                 table.add_row(name, seen.member.clause, Text(seen.caught_by, style="green"), str(calls), seen.member.bug)
             else:
                 survivors += 1
@@ -39,13 +39,13 @@ def show_zoo(options: argparse.Namespace) -> int:
         console.print(table)
     caught = table.row_count - survivors
     console.print(
-        Text(f"{caught} of {table.row_count} caught by the clause they name", style="bold red" if survivors else "bold green")
+        Text(f"{caught} of {table.row_count} found by the clause that they name", style="bold red" if survivors else "bold green")
     )
     return 1 if survivors else 0
 
 
 class _Quiet:
-    """No terminal: the table is printed once, when it is whole."""
+    """Stands in for Live if there is no terminal: the table is printed once, at the end."""
 
     def __enter__(self) -> None: ...
 

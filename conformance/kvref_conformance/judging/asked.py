@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from kvref_conformance.conversation.drivers.guard import TIMEOUT
 
-EXAMPLES = 60
+EXAMPLES = 40
 
 
 @dataclass(frozen=True)

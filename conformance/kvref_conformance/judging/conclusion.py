@@ -1,4 +1,4 @@
-"""What a run comes to as a whole: how much of what is offered was judged, and what follows."""
+"""The overall verdict of a run: how many clauses were judged, which failed, and the exit status that follows."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from kvref_conformance.clauses import all_clauses
 
-LEAST_JUDGED = 50.0  # per cent of the clauses of the families that an implementation offers
+LEAST_JUDGED = 50.0  # percent of the clauses of the offered families
 
 Verdict = Literal["conformant", "not conformant", "not conformant, as expected", "not judged"]
 
@@ -17,10 +17,12 @@ EXIT_STATUS: dict[Verdict, int] = {
 
 @dataclass(frozen=True)
 class Conclusion:
-    """judged: how many clauses have a verdict, of those with a check for a family that is offered. least: per cent, to be enough.
+    """The overall verdict, with the numbers that it depends on.
 
-    whole: whether every clause there is was asked for, or only some (--clause, --family, -k). What takes --slow or --real, and
-    was not run, counts for neither, nor what is about formats alone that an implementation does not have.
+    of: how many of the selected clauses have a check for an offered family. judged: how many of those have a verdict.
+    least: the minimum percentage of judged clauses. whole: whether all clauses were selected, or only some (--clause,
+    --family, -k). Two kinds of clauses count in neither number: clauses that did not run because their checks need --slow
+    or --real, and clauses that are only about formats that the implementation lacks.
     """
 
     verdict: Verdict
@@ -31,12 +33,12 @@ class Conclusion:
 
     @property
     def share(self) -> str:
-        return f"{self.judged} of {self.of} clauses"
+        return f"{self.judged} of {self.of} {self.scope}"
 
     @property
     def scope(self) -> str:
-        """Which clauses those are."""
-        return "of the families it offers" if self.whole else "asked for"
+        """Which clauses were counted."""
+        return "clauses of its families" if self.whole else "selected clauses"
 
     @property
     def enough(self) -> bool:
@@ -44,9 +46,10 @@ class Conclusion:
 
 
 def conclude(results: Iterable[dict[str, Any]], least: float = LEAST_JUDGED, interrupted: bool = False) -> Conclusion:
-    """results: as `kvref check --json` writes them, one a clause. interrupted: not all that were asked for are there.
+    """results: one per clause, as `kvref check --json` writes them. interrupted: results of some selected clauses are missing.
 
-    A failure is a failure however little was judged; that nothing failed says something only where enough was, and all is there.
+    One failure makes an implementation not conformant, however few clauses were judged. It is conformant only if enough clauses
+    were judged, none of them failed and the run was complete.
     """
     results = list(results)
     counted = [
@@ -60,9 +63,10 @@ def conclude(results: Iterable[dict[str, Any]], least: float = LEAST_JUDGED, int
 
 
 def _of_other_formats(result: dict[str, Any]) -> bool:
-    """Whether a clause is about formats that are not had, which are as little asked of anybody as a family is.
+    """Whether a clause is only about formats that the implementation lacks. Like a family, a format is optional.
 
-    What holds for every format is asked of everybody who offers rows; and what limits leave out of formats that are had, counts.
+    FMT-LEVEL clauses apply to every format, so they always count. A format that the implementation has, but that its limits
+    exclude from a check, counts too.
     """
     if result["verdict"] != "not offered" or result["clause"].startswith("FMT-LEVEL-"):
         return False

@@ -1,4 +1,4 @@
-"""The reporter of `kvref check`: collects results from pytest, prints failures as they come, and shows how far it has come."""
+"""The reporter of `kvref check`: collects results from pytest, prints each failure at once, and shows a progress bar."""
 
 from collections.abc import Generator
 from typing import Any
@@ -17,9 +17,9 @@ from kvref_conformance.report.text import Result, Told, print_failure
 
 
 class Live:
-    """A pytest plugin that brings the judge. out, err: where failures and the bar go.
+    """A pytest plugin that provides the judge. Failures are printed to `out`, the progress bar to `err`.
 
-    `results` fills as clauses finish; `trouble` holds what stopped the run, if anything did.
+    results: one per finished clause. trouble: the errors that stopped the run.
     """
 
     def __init__(self, out: Console, err: Console, asked: Asked, judge: Judge) -> None:
@@ -27,8 +27,8 @@ class Live:
         self._told = Told()
         self.results: list[Result] = []
         self.trouble: list[str] = []
-        self.unread = False  # the reader of `out` has gone
-        # The bar is of the clauses and of the sequences that machines try for them, which take most of the time.
+        self.unread = False  # whether the reader of `out` has closed it
+        # The bar counts clauses and the call sequences of the state machines, which take most of the time.
         clauses = TextColumn("{task.fields[done]}/{task.fields[clauses]}")
         columns = (TextColumn("{task.description}"), BarColumn(20), clauses, TimeElapsedColumn())
         self._progress = Progress(*columns, console=err, transient=True, disable=not err.is_terminal)
@@ -36,7 +36,7 @@ class Live:
         self._sequences: dict[str, int] = {}
         judge.progress = self._tried
         if err.is_terminal:
-            interrupts.at_once.append(self._progress.stop)  # which gives the cursor back
+            interrupts.at_once.append(self._progress.stop)  # makes the cursor visible again
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionstart(self, session: pytest.Session) -> None:
@@ -57,10 +57,10 @@ class Live:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        """Where Ctrl-C came, a clause is left out in good order: pytest's JUnit would have a test without a name."""
+        """Skip the test of a clause that Ctrl-C interrupts. Otherwise pytest's JUnit file would contain a test without a name."""
         try:
             return (yield)
-        except CannotRun as cannot:  # in another process, where it could be loaded here
+        except CannotRun as cannot:  # the implementation loads in this process, but not in a worker
             self.trouble.append(str(cannot))
             item.session.shouldstop = "cannot run"
             pytest.skip("cannot run")
@@ -90,13 +90,13 @@ class Live:
         self._sequences[family] = sequences
 
     def _print(self, result: Result) -> None:
-        """Above the bar, which may be on the same terminal and makes way."""
+        """Stop the bar, which may be on the same terminal, and print the failure in its place."""
         self._progress.stop()
         try:
             print_failure(self._out, result, self._asked, self._told)
             self._out.file.flush()
-        except (BrokenPipeError, SystemExit):  # rich makes the second of the first
-            self.unread, self._session.shouldstop = True, "nobody reads"
+        except (BrokenPipeError, SystemExit):  # rich turns a BrokenPipeError into a SystemExit
+            self.unread, self._session.shouldstop = True, "the output was closed"
         self._show()
 
     def _show(self) -> None:

@@ -1,4 +1,4 @@
-"""What a person reads in a terminal: a failure, and the table at the end."""
+"""The text output of a run: failures, the table of results, and the verdict."""
 
 import shlex
 from collections import Counter
@@ -11,15 +11,16 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from kvref_conformance.checking.registry import citation
 from kvref_conformance.clauses import spec
 from kvref_conformance.judging.asked import Asked
 from kvref_conformance.judging.conclusion import Conclusion
 
 Result = dict[str, Any]
 VERDICTS = ("passed", "failed", "xfailed", "xpassed", "not offered", "not run")
-SELDOM = ("xfailed", "xpassed", "not run")  # shown only where there are any
-WHY_NOT_RUN = {"--slow": "gigabytes", "--real": "seconds"}
-NAMED = 3  # clauses that are named with a reason why they are not offered
+SELDOM = ("xfailed", "xpassed", "not run")  # columns that are shown only if a clause has this verdict
+WHY_NOT_RUN = {"--slow": "needs gigabytes of memory", "--real": "takes seconds"}
+NAMED = 3  # clauses that are listed beside the reason why they are not offered
 STYLES = {
     "conformant": "bold green",
     "not conformant": "bold red",
@@ -29,13 +30,13 @@ STYLES = {
 
 
 class Told:
-    """What has been told of factories that fail the same way for every clause of a family."""
+    """The failures printed so far of factories that raise: each clause of the family fails in the same way."""
 
     def __init__(self) -> None:
         self._by_fault: dict[tuple[str, str, str], str] = {}
 
     def before(self, result: Result) -> str | None:
-        """The clause by which the same fault was told, or None where this is the first; then it is told by this one."""
+        """The clause whose failure showed the same fault first, or None if this is the first."""
         shown = _shown(result)
         if not (shown["what"].endswith(".new") and shown["where"]):
             return None
@@ -45,27 +46,33 @@ class Told:
 
 
 def failure_text(result: Result, asked: Asked, told: Told) -> str:
-    """Clause, the calls that show it, expected and got, and the commands that replay it, run it again and explain it.
+    """The clause, the calls, the expected and the actual value, and the commands to replay, repeat and explain the failure.
 
-    One line where an object cannot be made, and the reason was told before.
+    It is one line if an object cannot be made, and an earlier failure showed the reason.
     """
     heading, shown = f"{result['clause']} · {result['title']}", _shown(result)
     if first := told.before(result):
-        return f"{heading}: fails as {first}"
+        return f"{heading}: same failure as {first}"
     failed = [each for each in result["checks"] if each["verdict"] == "failed"]
     lines = [f"{heading}   ({asked.name})", *(f"  {call}" for call in shown["calls"])]
     lines += [f"    {shown['what']}", f"    expected {shown['expected']}", f"    got      {shown['got']}"]
     lines += [f"    at       {shown['where']}"] if shown["where"] else []
     lines += [f"    cause    {shown['cause']}"] if shown.get("cause") else []
-    lines += [f"  found by {', '.join(each['check'] for each in failed)}"]
+    lines += [f"  found by {', '.join(_with_letters(result['clause'], each['check']) for each in failed)}"]
     lines += [f"  derived  {way}" for way in shown.get("through", ())]
     lines += [f"  replay   kvref replay {shlex.quote(result['trace'])} {shlex.quote(asked.name)}"]
     lines += [f"  again    {asked.again(result['clause'])}", f"  read     kvref explain {result['clause']}"]
     return "\n".join(lines)
 
 
+def _with_letters(clause: str, check: str) -> str:
+    """A check's name. If the clause has lettered requirements, also which of them the check tests."""
+    tested = citation(clause, check)
+    return check if tested == clause else f"{check}: {tested}"
+
+
 def _shown(result: Result) -> dict[str, Any]:
-    """The failed check that shows it best."""
+    """The failed check whose calls are shown."""
     shown: dict[str, Any] = next(each for each in result["checks"] if each["check"] == result["shown"])
     return shown
 
@@ -78,7 +85,7 @@ def print_failure(console: Console, result: Result, asked: Asked, told: Told) ->
 
 
 def print_table(console: Console, results: list[Result], implementation: Any) -> None:
-    """One line a chapter: how many clauses passed, failed, are not offered. Below, the chapters of which it has no family."""
+    """One line per chapter: how many clauses passed, failed, or are not offered. Below: chapters without an offered family."""
     title = f"{implementation.name} {implementation.version} ({implementation.language}, {implementation.level})"
     table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, title_style="bold", show_footer=True)
     chapters = {each["chapter"]: each["offered"] for each in sorted(results, key=lambda result: result["offered"])}
@@ -96,11 +103,11 @@ def print_table(console: Console, results: list[Result], implementation: Any) ->
     console.print(table)
     without = [chapter.code for chapter in spec() if not chapters.get(chapter.code, True)]
     if without:
-        console.print(Text(f"no family of: {', '.join(without)}", style="dim"))
+        console.print(Text(f"chapters without an offered family: {', '.join(without)}", style="dim"))
 
 
 def print_left_out(console: Console, results: list[Result]) -> None:
-    """Why clauses of the families that are offered were not judged: the reasons, the most frequent first."""
+    """Why clauses of offered families were not judged: the reasons, the most frequent first."""
     lacking: dict[str, list[str]] = {}
     for each in results:
         if each["offered"] and each["verdict"] == "not offered":
@@ -111,7 +118,7 @@ def print_left_out(console: Console, results: list[Result]) -> None:
 
 
 def print_derived(console: Console, results: list[Result]) -> None:
-    """Which operations it lacks and the judge made of others, and for how many clauses."""
+    """The derived operations that the judge used in place of missing ones, and for how many clauses."""
     clauses: dict[str, int] = Counter(way for each in results for way in each.get("through", ()))
     for way, count in clauses.items():
         console.print(Text(f"derived: {way} ({counted(count, 'clause')})", style="dim"), soft_wrap=True)
@@ -122,40 +129,44 @@ def counted(count: int, word: str) -> str:
 
 
 def conclusion_text(conclusion: Conclusion, broken: Iterable[str] = ()) -> str:
-    """The whole in one line. broken: the clauses that failed."""
-    if conclusion.verdict == "not judged":
-        least = f", less than {conclusion.least:g} % (--least-judged)" if conclusion.judged and not conclusion.enough else ""
-        return f"not judged: {conclusion.share} {conclusion.scope}{least}"
+    """The verdict and its reason in one line. broken: the clauses that failed."""
+    verdict, share = conclusion.verdict, conclusion.share
+    if verdict == "not judged":
+        least = f", less than {conclusion.least:g} % (--least-judged)" if conclusion.judged else ""
+        return f"not judged: {share} have a verdict{', but the run was interrupted' if conclusion.enough else least}"
+    if verdict == "conformant":
+        if conclusion.whole:
+            return f"conformant: {share} judged, all passed"
+        return f"conformant for the selected clauses: {conclusion.judged} of {conclusion.of} judged, all passed"
+    if verdict == "not conformant, as expected":
+        return f"{verdict}: only expected failures; {share} judged"
     breaks = f": breaks {', '.join(broken)}" if broken else ""
-    part = " as far as asked" if conclusion.verdict == "conformant" and not conclusion.whole else ""
-    passed = ", all passed" if conclusion.verdict == "conformant" else ""
-    return f"{conclusion.verdict}{part}{breaks}; {conclusion.share} judged{passed} ({conclusion.scope})"
+    return f"{verdict}{breaks}; {share} judged"
 
 
 def print_conclusion(console: Console, results: list[Result], conclusion: Conclusion) -> None:
-    """What was left out on purpose, what was expected, and the verdict in words."""
+    """The clauses that need an option to run, the expected failures, and the verdict."""
     named = {verdict: [each["clause"] for each in results if each["verdict"] == verdict] for verdict in VERDICTS}
     for option, takes in WHY_NOT_RUN.items():
         not_run = [each["clause"] for each in results if each["verdict"] == "not run" and option in each["missing"]]
         if not_run:
-            console.print(Text(f"not run: {', '.join(not_run)} (takes {takes}; {option} runs it)", style="dim"))
+            console.print(Text(f"not run: {', '.join(not_run)} ({takes}; {option} includes it)", style="dim"))
     for each in results:
         if each["verdict"] == "xfailed":
             reason = f": {each['reason']}" if each["reason"] else ""
-            console.print(
-                Text(f"expected to fail, and does: {each['clause']} · {each['title']}{reason}", style="dim"), soft_wrap=True
-            )
+            console.print(Text(f"expected failure: {each['clause']} · {each['title']}{reason}", style="dim"), soft_wrap=True)
     if named["xpassed"]:
-        console.print(Text(f"expected to fail, and passed: {', '.join(named['xpassed'])} (--update-xfails)", style="bold yellow"))
+        passed = f"expected to fail, but passed: {', '.join(named['xpassed'])} (--update-xfails removes them from the file)"
+        console.print(Text(passed, style="bold yellow"), soft_wrap=True)
     console.print(Text(conclusion_text(conclusion, named["failed"]), style=STYLES[conclusion.verdict]), soft_wrap=True)
 
 
 def print_interrupted(console: Console, results: list[Result], of: int) -> None:
-    """What is known where Ctrl-C came before the end."""
+    """The verdict of a run that Ctrl-C ended early."""
     failed = [each["clause"] for each in results if each["verdict"] == "failed"]
     if failed:
         console.print(Text(f"not conformant: breaks {', '.join(failed)}", style="bold red"))
-    said = f"interrupted: {len(results)} of {of} clauses were looked at, {of - len(results)} were not"
+    said = f"interrupted: {len(results)} of {of} clauses ran, {of - len(results)} did not"
     console.print(Text(said, style="bold yellow"))
 
 

@@ -53,7 +53,7 @@ def attend(subject: Subject, query: NDArray, keys: NDArray, values: NDArray, sca
     return output
 
 
-@check("ATTN-01", "attention")
+@check("ATTN-01a", "attention")
 def each_head_reads_its_group(subject: Subject) -> None:
     for wanted_kv_heads, wanted in ((2, 2), (2, 6), (1, 4), (3, 6)):
         _, heads, kv_heads, _, dim = fitted(subject, 2, wanted, wanted_kv_heads, 1, 4)
@@ -64,7 +64,7 @@ def each_head_reads_its_group(subject: Subject) -> None:
         same(got, np.array(want, np.float32), f"output of {heads} query heads over {kv_heads} kv heads of value 0, 1, ...")
 
 
-@check("ATTN-01", "attention")
+@check("ATTN-01a", "attention")
 def weights_are_the_softmax_of_scaled_scores(subject: Subject) -> None:
     tokens = first_elements(subject, 0.0, 1.0)
     for scale in (0.0, 1.0, 2.5, -1.0):
@@ -73,7 +73,7 @@ def weights_are_the_softmax_of_scaled_scores(subject: Subject) -> None:
         within(got, want, 1e-6 + rounding(want, np.zeros(1), subject.dtype), f"the second token's weight at scale {scale}")
 
 
-@check("ATTN-01", "attention")
+@check("ATTN-01b", "attention")
 def the_output_is_as_wide_as_the_values(subject: Subject) -> None:
     other_widths = 0
     for heads, kv_heads, wanted in ((2, 2, 3), (6, 2, 9), (4, 1, 1)):
@@ -97,7 +97,7 @@ def one_token_gives_its_value_back(subject: Subject) -> None:
         same(attend(subject, query, keys[:1], values[:1]), want, "attention over one token")
 
 
-@check("ATTN-03", "attention")
+@check("ATTN-03a", "attention")
 def large_scores_do_not_overflow(subject: Subject) -> None:
     query, keys, values = inputs(subject, *fitted(subject, 2, 2, 2, 6, 4))
     for factor in (100.0, 1e4, -1e4):
@@ -111,7 +111,7 @@ def large_scores_do_not_overflow(subject: Subject) -> None:
     within(tied, grouped(subject, ones[:1]), 1e-6, "output of four equal, enormous scores")
 
 
-@check("ATTN-03", "attention")
+@check("ATTN-03b", "attention")
 @np.errstate(over="ignore", invalid="ignore")  # numbers beyond float32 are the point
 def what_float32_cannot_hold_gives_nan_or_the_exact_output(subject: Subject) -> None:
     large, scale = root_and_scale(subject, 1e40)
@@ -167,7 +167,7 @@ def tokens_may_be_permuted_together(subject: Subject) -> None:
         within(got, attend(subject, query, keys, values), 2 * bound, "attention over permuted tokens")
 
 
-@check("ATTN-07", "attention")
+@check("ATTN-07a", "attention")
 def what_lies_past_the_length_has_no_effect(subject: Subject) -> None:
     query, keys, values = inputs(subject, *fitted(subject, 2, 4, 2, 9, 5))
     for length in (1, 4, 8):
@@ -179,7 +179,7 @@ def what_lies_past_the_length_has_no_effect(subject: Subject) -> None:
             within(got, want, bound, f"attention over {length} tokens with {poison} past them")
 
 
-@check("ATTN-07", "attention")
+@check("ATTN-07b", "attention")
 def what_a_query_may_not_see_has_no_effect_on_it(subject: Subject) -> None:
     query, keys, values = inputs(subject, *fitted(subject, 4, 2, 2, 6, 5))
     want, bound = exact(subject, query, keys, values, scale=0.5, causal=True)

@@ -38,7 +38,7 @@ def a_window_counts_the_querys_own_token(subject: Subject) -> None:
             windows(subject, queries, count, window)
 
 
-@check("WIN-05", "attention")
+@check("WIN-05ac", "attention")
 def sinks_are_seen_besides_the_window(subject: Subject) -> None:
     for window, sinks in ((3, 2), (1, 4), (5, 11), (5, 12), (2, 1)):
         for queries, count in sizes(5, 12):

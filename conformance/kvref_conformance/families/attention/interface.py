@@ -13,9 +13,9 @@ ERRORS: dict[str, str] = {
 
 
 class Attention(Protocol):
-    """The first `length` tokens count. Of `window_attention` the queries are the last tokens; chunk: 0 for none.
+    """Attention is over the first `length` tokens. The queries of `window_attention` are those of the last tokens.
 
-    logit_sink: a score a head, of a token without a value; minus infinity for none.
+    `chunk` is 0 for no chunks. `logit_sink` is a score per query head of a token without a value, or minus infinity for none.
     """
 
     def attention(

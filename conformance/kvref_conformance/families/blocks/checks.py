@@ -47,7 +47,7 @@ def a_freed_block_can_be_allocated_again(subject: Subject) -> None:
         equal(pool.allocate(), block, "the only free block")
 
 
-@check("BLOCK-05", "blocks")
+@check("BLOCK-05a", "blocks")
 def a_block_cannot_be_freed_twice(subject: Subject) -> None:
     pool = new(subject, "blocks")
     total = pool.config["num_blocks"]
@@ -60,7 +60,7 @@ def a_block_cannot_be_freed_twice(subject: Subject) -> None:
     equal(len(set(owners)), total, "distinct blocks held after freeing one twice")
 
 
-@check("BLOCK-05", "blocks")
+@check("BLOCK-05b", "blocks")
 def a_block_never_allocated_cannot_be_freed(subject: Subject) -> None:
     pool = new(subject, "blocks")
     total, block = pool.config["num_blocks"], pool.allocate()

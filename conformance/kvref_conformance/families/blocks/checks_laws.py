@@ -71,7 +71,7 @@ def several_blocks_are_asked_for_in_any_type(subject: Subject) -> None:
     the_same_in_any_type(subject, script)
 
 
-@check("LAW-03", "blocks")
+@check("LAW-03a", "blocks")
 def free_and_used_blocks_add_up(subject: Subject) -> None:
     pool, held = new(subject, "blocks", num_blocks=7), list[int]()
     total = pool.config["num_blocks"]

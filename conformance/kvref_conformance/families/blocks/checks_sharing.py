@@ -11,7 +11,7 @@ def counted(pool: Handle, used: int, when: str) -> None:
     equal((pool.num_free, pool.num_used), (pool.config["num_blocks"] - used, used), f"free and used {when}")
 
 
-@check("SHARE-01", "blocks")
+@check("SHARE-01ab", "blocks")
 def a_block_is_free_when_the_last_reference_goes(subject: Subject) -> None:
     pool = new(subject, "blocks", num_blocks=3)
     total = pool.config["num_blocks"]
@@ -29,7 +29,7 @@ def a_block_is_free_when_the_last_reference_goes(subject: Subject) -> None:
     counted(pool, len(others), "after freeing once more than it was held")
 
 
-@check("SHARE-01", "blocks")
+@check("SHARE-01ab", "blocks")
 def a_shared_block_is_handed_out_to_no_one(subject: Subject) -> None:
     pool = new(subject, "blocks")
     total, shared = pool.config["num_blocks"], pool.allocate()
@@ -43,7 +43,7 @@ def a_shared_block_is_handed_out_to_no_one(subject: Subject) -> None:
     equal(pool.allocate(), shared, "the only free block")
 
 
-@check("SHARE-01", "blocks")
+@check("SHARE-01c", "blocks")
 def references_are_counted(subject: Subject) -> None:
     pool = new(subject, "blocks")
     total, block = pool.config["num_blocks"], pool.allocate()

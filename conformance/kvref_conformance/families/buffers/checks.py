@@ -41,7 +41,7 @@ def a_request_gets_the_smallest_class_that_fits(subject: Subject) -> None:
             pool.acquire(request)
 
 
-@check("BUF-02", "buffers")
+@check("BUF-02a", "buffers")
 def live_buffers_never_overlap(subject: Subject) -> None:
     pool, live = new(subject, "buffers"), dict[int, Any]()
     for mark in range(1, 25):
@@ -54,7 +54,7 @@ def live_buffers_never_overlap(subject: Subject) -> None:
             same(held.values(), np.full(held.capacity, other, np.float32), f"values of buffer {other} of {len(live)} in use")
 
 
-@check("BUF-02", "buffers")
+@check("BUF-02ab", "buffers")
 def buffers_start_at_a_cache_line(subject: Subject) -> None:
     pool, seen = new(subject, "buffers"), list[tuple[int, int]]()
     held = [pool.acquire(request) for request in (1, 1024, 1025, 20000, 70000, 5, 5)]
@@ -160,7 +160,7 @@ def the_hit_rate_is_hits_over_requests(subject: Subject) -> None:
         true(abs(pool.stats().hit_rate - hits / requests) < 1e-6, "hit rate", f"{hits} / {requests}", pool.stats().hit_rate)
 
 
-@check("BUF-09", "buffers")
+@check("BUF-09a", "buffers")
 def a_buffer_is_never_extended_past_capacity(subject: Subject) -> None:
     buffer = new(subject, "buffers").acquire(1000)
     values = round_to(subject.rng.normal(size=256).astype(np.float32), subject.dtype)
@@ -174,7 +174,7 @@ def a_buffer_is_never_extended_past_capacity(subject: Subject) -> None:
     same(buffer.values(), values, "values of a full buffer")
 
 
-@check("BUF-09", "buffers")
+@check("BUF-09b", "buffers")
 def a_cleared_buffer_is_empty_and_in_use(subject: Subject) -> None:
     pool = new(subject, "buffers")
     buffer = pool.acquire(1000)
@@ -186,7 +186,7 @@ def a_cleared_buffer_is_empty_and_in_use(subject: Subject) -> None:
     same(buffer.values(), np.full(2, 3.0, np.float32), "values after clear")
 
 
-@check("BUF-09", "buffers")
+@check("BUF-09c", "buffers")
 def a_released_buffer_refuses_everything(subject: Subject) -> None:
     buffer = new(subject, "buffers").acquire(1000)
     buffer.release()

@@ -62,7 +62,7 @@ def bytes_and_buffers_are_counted_in_any_type(subject: Subject) -> None:
     the_same_in_any_type(subject, script)
 
 
-@check("LAW-05", "buffers")
+@check("LAW-05b", "buffers")
 def a_buffer_starts_empty_for_its_next_owner(subject: Subject) -> None:
     pool = new(subject, "buffers")
     first = pool.acquire(1000)

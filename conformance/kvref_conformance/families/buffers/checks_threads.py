@@ -18,7 +18,7 @@ from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families.buffers.checks import CLASSES, free
 
 
-@check("BUF-08", "buffers")
+@check("BUF-08a", "buffers")
 def threads_may_share_a_pool(subject: Subject) -> None:
     each = 150
     pool = new(subject, "buffers", max_buffers=64)
@@ -40,7 +40,7 @@ def threads_may_share_a_pool(subject: Subject) -> None:
     equal(free(pool), {1024: stats.allocations - stats.drops}, "free buffers: those made and not dropped")
 
 
-@check("BUF-08", "buffers")
+@check("BUF-08a", "buffers")
 def threads_may_mix_their_calls(subject: Subject) -> None:
     pool, requests = new(subject, "buffers", max_buffers=8), list[int]()
 
@@ -69,7 +69,7 @@ def threads_may_mix_their_calls(subject: Subject) -> None:
     equal(sum(dict(stats.free).values()), stats.allocations - stats.drops, "free buffers: those made and not dropped")
 
 
-@check("BUF-08", "buffers")
+@check("BUF-08a", "buffers")
 def threads_may_fill_one_buffer(subject: Subject) -> None:
     buffer, each = new(subject, "buffers").acquire(CLASSES[1]), 20
     marks = [np.full(8, thread + 1, np.float32) for thread in range(THREADS)]
@@ -84,7 +84,7 @@ def threads_may_fill_one_buffer(subject: Subject) -> None:
     same(rows[np.argsort(rows[:, 0], kind="stable")], want, "values of a buffer that four threads filled, in order")
 
 
-@check("BUF-08", "buffers")
+@check("BUF-08b", "buffers")
 def a_release_waits_for_what_is_being_written(subject: Subject) -> None:
     """One thread fills a buffer while another releases it, and takes the memory for values of its own.
 

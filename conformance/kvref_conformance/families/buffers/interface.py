@@ -16,7 +16,7 @@ ERRORS: dict[str, str] = {
 
 
 class HeldBuffer(Protocol):
-    """Known as the family `buffer`: what a pool hands out."""
+    """What `buffers.acquire` returns. The family name of its operations is `buffer`."""
 
     size: int
     capacity: int

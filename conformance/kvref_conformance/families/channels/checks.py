@@ -19,7 +19,7 @@ SIZES = ("residual", "format", "dtype")
 LARGEST = MAX | {"float32": float(np.finfo(np.float32).max)}
 
 
-@check("KIVI-01", "channels")
+@check("KIVI-01abc", "channels")
 def keys_share_a_scale_along_tokens_and_values_along_head_dim(subject: Subject) -> None:
     for name in some(subject):
         run = Run(subject, name)
@@ -27,7 +27,7 @@ def keys_share_a_scale_along_tokens_and_values_along_head_dim(subject: Subject) 
         run.holds("at once")
 
 
-@check("KIVI-01", "channels")
+@check("KIVI-01ab", "channels")
 def a_group_is_as_long_as_its_format_says(subject: Subject) -> None:
     for group in (64, 128):
         names = [name for name in formats_of(subject, "format", *FORMATS) if group_of(name) == group]
@@ -37,7 +37,7 @@ def a_group_is_as_long_as_its_format_says(subject: Subject) -> None:
             run.holds("at once")
 
 
-@check("KIVI-01", "channels")
+@check("KIVI-01abc", "channels")
 def a_loud_channel_and_a_loud_group_of_tokens_are_alone(subject: Subject) -> None:
     for name in some(subject):
         run = Run(subject, name, residuals=2, head_dim=2 * group_of(name))
@@ -48,7 +48,7 @@ def a_loud_channel_and_a_loud_group_of_tokens_are_alone(subject: Subject) -> Non
         run.holds("of which a channel, a group of tokens and a half of each value have magnitudes of their own")
 
 
-@check("KIVI-01", "channels")
+@check("KIVI-01c", "channels")
 def heads_and_keys_and_values_have_scales_of_their_own(subject: Subject) -> None:
     for name in some(subject):
         run = Run(subject, name)
@@ -58,7 +58,7 @@ def heads_and_keys_and_values_have_scales_of_their_own(subject: Subject) -> None
         run.holds("with a quiet head, and quiet values")
 
 
-@check("KIVI-02", "channels")
+@check("KIVI-02ab", "channels")
 def what_is_quantized_follows_from_how_many_there_are(subject: Subject) -> None:
     run = Run(subject, one(subject), residuals=2)
     for edge in sorted({run.residual, run.residual + run.group, 2 * run.residual}):
@@ -69,7 +69,7 @@ def what_is_quantized_follows_from_how_many_there_are(subject: Subject) -> None:
             equal(got, (want.keys, want.values), f"quantized keys and values of {len(run)}, with a residual of {run.residual}")
 
 
-@check("KIVI-02", "channels")
+@check("KIVI-02abc", "channels")
 def the_newest_tokens_are_in_full(subject: Subject) -> None:
     for dtype in formats_of(subject, "dtype", *PLAIN):
         run = Run(subject, one(subject), residuals=2, dtype=dtype)
@@ -79,7 +79,7 @@ def the_newest_tokens_are_in_full(subject: Subject) -> None:
                 same(got[start:], round_to(given[start:], dtype), f"{name} from {start} on of {len(run)} tokens in {dtype}")
 
 
-@check("KIVI-02", "channels")
+@check("KIVI-02ab", "channels")
 def what_is_older_is_quantized(subject: Subject) -> None:
     """By which no token stays what it was."""
     run = Run(subject, one(subject), residuals=2)
@@ -90,7 +90,7 @@ def what_is_older_is_quantized(subject: Subject) -> None:
             equal(as_it_came, 0, f"{name} of {target} tokens that are to be quantized and read as they came")
 
 
-@check("KIVI-03", "channels")
+@check("KIVI-03b", "channels")
 def a_group_reads_the_same_whatever_comes(subject: Subject) -> None:
     for name in some(subject):
         run = Run(subject, name)
@@ -106,7 +106,7 @@ def a_group_reads_the_same_whatever_comes(subject: Subject) -> None:
                 same(got[which][: older[which]], first[which][: older[which]], what)
 
 
-@check("KIVI-03", "channels")
+@check("KIVI-03a", "channels")
 def groups_are_made_of_what_was_held_in_full(subject: Subject) -> None:
     for dtype in formats_of(subject, "dtype", *PLAIN):
         for in_pieces in (False, True):
@@ -130,7 +130,7 @@ def a_prompt_leaves_what_its_tokens_leave(subject: Subject) -> None:
             pair(other.read(), whole.read(), f"{count} {name} tokens in pieces of {pieces}, against all at once")
 
 
-@check("KIVI-05", "channels")
+@check("KIVI-05ab", "channels")
 def counts_follow_from_the_length(subject: Subject) -> None:
     for name in some(subject):
         for dtype in formats_of(subject, "dtype", *PLAIN)[-2:]:
@@ -142,7 +142,7 @@ def counts_follow_from_the_length(subject: Subject) -> None:
                 equal(run.cache.memory_bytes, cache_bytes(len(run), *config), f"memory_bytes of {len(run)} {name} tokens")
 
 
-@check("KIVI-06", "channels")
+@check("KIVI-06a", "channels")
 def what_is_not_finite_in_full_is_refused_when_it_comes(subject: Subject) -> None:
     for dtype in formats_of(subject, "dtype", *PLAIN):
         bad = [np.nan, np.inf, -np.inf]
@@ -162,7 +162,7 @@ def what_is_not_finite_in_full_is_refused_when_it_comes(subject: Subject) -> Non
         run.as_if_new("after numbers that were refused")
 
 
-@check("KIVI-06", "channels")
+@check("KIVI-06b", "channels")
 def what_was_taken_makes_no_later_append_fail(subject: Subject) -> None:
     for name in some(subject):
         for large in dict.fromkeys(min(LARGEST[subject.dtype], each) for each in (np.inf, 2.0**125, 1e5)):
@@ -195,7 +195,7 @@ def _widest(subject: Subject) -> str:
     return formats_of(subject, "dtype", "float32", "bfloat16", "float16")[0]
 
 
-@check("KIVI-07", "channels")
+@check("KIVI-07ab", "channels")
 def it_is_filled_to_the_last_token_and_no_further(subject: Subject) -> None:
     run = Run(subject, one(subject))
     run.append(run.config["max_tokens"])
@@ -206,7 +206,7 @@ def it_is_filled_to_the_last_token_and_no_further(subject: Subject) -> None:
     run.is_still(before, "after one more was refused than there is room for")
 
 
-@check("KIVI-07", "channels")
+@check("KIVI-07ab", "channels")
 def tokens_that_do_not_all_fit_are_not_appended(subject: Subject) -> None:
     run = Run(subject, one(subject))
     run.append(run.config["max_tokens"] - 1)
@@ -219,7 +219,7 @@ def tokens_that_do_not_all_fit_are_not_appended(subject: Subject) -> None:
     equal(run.cache.length, run.config["max_tokens"], "length of a cache that is full")
 
 
-@check("KIVI-09", "channels")
+@check("KIVI-09ab", "channels")
 def sizes_that_no_group_goes_into_are_refused(subject: Subject) -> None:
     run, tried = Run(subject, one(subject)), 0
     with raises("ConfigError"):
@@ -234,7 +234,7 @@ def sizes_that_no_group_goes_into_are_refused(subject: Subject) -> None:
         raise NotOffered("sizes that no group goes into")
 
 
-@check("KIVI-09", "channels")
+@check("KIVI-09c", "channels")
 def sizes_that_groups_go_into_are_taken(subject: Subject) -> None:
     run = Run(subject, one(subject))
     for name in ("residual", "head_dim"):

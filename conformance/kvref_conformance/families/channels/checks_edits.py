@@ -22,7 +22,7 @@ def refilled(run: Run, length: int, count: int) -> None:
     run.as_if_new(f"after truncate({length}) and {count} more")
 
 
-@check("EDIT-01", "channels")
+@check("EDIT-01abc", "channels")
 def the_first_tokens_stay(subject: Subject) -> None:
     run = Run(subject, one(subject))
     run.append(run.residual - 1)
@@ -35,7 +35,7 @@ def the_first_tokens_stay(subject: Subject) -> None:
                 run.cache.read([position])
 
 
-@check("EDIT-02", "channels")
+@check("EDIT-02ab", "channels")
 def no_more_tokens_stay_than_there_are(subject: Subject) -> None:
     run = Run(subject, one(subject))
     run.append(run.residual + 2)
@@ -48,7 +48,7 @@ def no_more_tokens_stay_than_there_are(subject: Subject) -> None:
     run.is_still(before, "after a truncate to all of them")
 
 
-@check("KIVI-08", "channels")
+@check("KIVI-08ab", "channels")
 def all_goes_while_the_residual_was_never_full(subject: Subject) -> None:
     for name in some(subject):
         run = Run(subject, name)
@@ -61,7 +61,7 @@ def all_goes_while_the_residual_was_never_full(subject: Subject) -> None:
         refilled(run, 0, run.residual + 1)
 
 
-@check("KIVI-08", "channels")
+@check("KIVI-08ab", "channels")
 def a_draft_goes_back(subject: Subject) -> None:
     """As many tokens as it says that can, at every phase of a residual."""
     subject.need(rollback=1)
@@ -75,7 +75,7 @@ def a_draft_goes_back(subject: Subject) -> None:
         refilled(run, len(run), residual)
 
 
-@check("KIVI-08", "channels")
+@check("KIVI-08abc", "channels")
 def what_cannot_go_back_says_so(subject: Subject) -> None:
     for name in some(subject):
         run = Run(subject, name)

@@ -15,7 +15,10 @@ ERRORS: dict[str, str] = {
 
 
 class Channels(Protocol):
-    """format: an affine one of groups. dtype: of what is held in full. quantized_keys, quantized_values: how many tokens'."""
+    """`format` is an affine format of FMT-GROUP. `dtype` is the dtype of the tokens that are not quantized.
+
+    `quantized_keys` and `quantized_values` are how many tokens have quantized keys, or values.
+    """
 
     length: int
     quantized_keys: int

@@ -77,12 +77,12 @@ def _capacity(cache: Handle) -> int:
         return max(int(cache.config["initial_capacity"]), int(cache.seq_len))
 
 
-@check("CONTIG-01", "contiguous")
+@check("CONTIG-01a", "contiguous")
 def a_new_cache_is_empty(subject: Subject) -> None:
     equal(new(subject, "contiguous").seq_len, 0, "length of a new cache")
 
 
-@check("CONTIG-01", "contiguous")
+@check("CONTIG-01b", "contiguous")
 def a_new_cache_has_its_initial_capacity(subject: Subject) -> None:
     for wanted, limit in ((3, 20), (0, 20), (50, 20)):
         cache = new(subject, "contiguous", initial_capacity=wanted, max_seq_len=limit)
@@ -147,7 +147,7 @@ def growing_keeps_every_bit(subject: Subject) -> None:
             pair(cache.read(), held, f"{held[0].shape[2]} tokens")
 
 
-@check("CONTIG-06", "contiguous")
+@check("CONTIG-06ab", "contiguous")
 def full_is_full(subject: Subject) -> None:
     cache = new(subject, "contiguous")
     most = cache.config["max_seq_len"]
@@ -160,7 +160,7 @@ def full_is_full(subject: Subject) -> None:
     pair(cache.read(), (keys, values), "a full cache after one token more was refused")
 
 
-@check("CONTIG-06", "contiguous")
+@check("CONTIG-06b", "contiguous")
 def what_does_not_fit_does_not_grow(subject: Subject) -> None:
     cache, keys, values = filled(subject, 2)
     capacity = cache.capacity
@@ -170,7 +170,7 @@ def what_does_not_fit_does_not_grow(subject: Subject) -> None:
     pair(cache.read(), (keys, values), "a cache after an append that did not fit")
 
 
-@check("CONTIG-07", "contiguous")
+@check("CONTIG-07b", "contiguous")
 def raw_buffers_hold_the_tokens(subject: Subject) -> None:
     for dtype in formats_of(subject, "dtype", *DTYPES):
         cache, keys, values = filled(subject, 4, dtype=dtype)
@@ -179,7 +179,7 @@ def raw_buffers_hold_the_tokens(subject: Subject) -> None:
             same(numbers(used, dtype), round_to(want, dtype), f"the first 4 tokens of the raw {dtype} buffer")
 
 
-@check("CONTIG-07", "contiguous")
+@check("CONTIG-07a", "contiguous")
 def raw_buffers_have_the_caches_capacity(subject: Subject) -> None:
     cache, keys, _ = filled(subject, 4)
     batch, heads, _, dim = keys.shape
@@ -217,7 +217,7 @@ def a_fused_append_is_an_append(subject: Subject) -> None:
         pair(fused.cache.read(), plain.cache.read(), "tokens after a fused append")
 
 
-@check("CONTIG-10", "contiguous")
+@check("CONTIG-10a", "contiguous")
 def advancing_makes_tokens_readable(subject: Subject) -> None:
     subject.in_this_process()
     cache, held, room = with_room(subject, 5)
@@ -231,7 +231,7 @@ def advancing_makes_tokens_readable(subject: Subject) -> None:
     pair(cache.read(), joined(held, more), f"tokens after advancing by {room}")
 
 
-@check("CONTIG-10", "contiguous")
+@check("CONTIG-10b", "contiguous")
 def advancing_past_capacity_raises(subject: Subject) -> None:
     cache, keys, values = filled(subject, 2)  # capacity 3, max_seq_len 20, where these are taken
     with raises("CapacityExceeded"):
@@ -240,7 +240,7 @@ def advancing_past_capacity_raises(subject: Subject) -> None:
     pair(cache.read(), (keys, values), "tokens after advancing was refused")
 
 
-@check("CONTIG-10", "contiguous")
+@check("CONTIG-10c", "contiguous")
 def advancing_by_less_than_nothing_raises(subject: Subject) -> None:
     cache, keys, values = filled(subject, 2)
     with raises("PositionOutOfRange"):
@@ -248,7 +248,7 @@ def advancing_by_less_than_nothing_raises(subject: Subject) -> None:
     pair(cache.read(), (keys, values), "tokens after advancing was refused")
 
 
-@check("CONTIG-11", "contiguous")
+@check("CONTIG-11a", "contiguous")
 def a_reset_keeps_capacity(subject: Subject) -> None:
     cache, _, _ = filled(subject, 7)
     capacity = cache.capacity
@@ -256,7 +256,7 @@ def a_reset_keeps_capacity(subject: Subject) -> None:
     equal(cache.capacity, capacity, "capacity after reset")
 
 
-@check("CONTIG-11", "contiguous")
+@check("CONTIG-11b", "contiguous")
 def a_reset_forgets(subject: Subject) -> None:
     cache, _, _ = filled(subject, 7)
     cache.reset()

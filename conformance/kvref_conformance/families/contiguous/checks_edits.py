@@ -29,7 +29,7 @@ def holds(cache: Handle, given: Pair, length: int, when: str) -> None:
     pair(cache.read(), leading(given, length, cache.config["dtype"]), f"tokens {when}")
 
 
-@check("EDIT-01", "contiguous")
+@check("EDIT-01ac", "contiguous")
 def the_first_tokens_stay(subject: Subject) -> None:
     for dtype in formats_of(subject, "dtype", *DTYPES):
         cache, *given = filled(subject, 7, dtype=dtype)
@@ -38,7 +38,7 @@ def the_first_tokens_stay(subject: Subject) -> None:
             holds(cache, (given[0], given[1]), length, f"of a {dtype} cache after truncate({length})")
 
 
-@check("EDIT-01", "contiguous")
+@check("EDIT-01d", "contiguous")
 def memory_stays_when_tokens_go(subject: Subject) -> None:
     cache, keys, _ = filled(subject, 7)
     capacity = cache.capacity
@@ -49,7 +49,7 @@ def memory_stays_when_tokens_go(subject: Subject) -> None:
     equal(cache.capacity, capacity, "capacity after truncate(0)")
 
 
-@check("EDIT-02", "contiguous")
+@check("EDIT-02a", "contiguous")
 def no_more_tokens_stay_than_there_are(subject: Subject) -> None:
     cache, *given = filled(subject, 5)
     most = cache.config["max_seq_len"]
@@ -59,7 +59,7 @@ def no_more_tokens_stay_than_there_are(subject: Subject) -> None:
         holds(cache, (given[0], given[1]), 5, f"after truncate({length}) of 5 was refused")
 
 
-@check("EDIT-02", "contiguous")
+@check("EDIT-02b", "contiguous")
 def as_many_tokens_as_there_are_may_stay(subject: Subject) -> None:
     cache, *given = filled(subject, 5)
     cache.truncate(5)
@@ -127,7 +127,7 @@ def orders(batch: int) -> list[list[int]]:
     ]
 
 
-@check("EDIT-07", "contiguous")
+@check("EDIT-07a", "contiguous")
 def rows_become_what_others_were(subject: Subject) -> None:
     for dtype in formats_of(subject, "dtype", *DTYPES):
         cache, given = batched(subject, 4, dtype)
@@ -137,7 +137,7 @@ def rows_become_what_others_were(subject: Subject) -> None:
             holds(cache, given, 4, f"of a {dtype} cache after reorder({order})")
 
 
-@check("EDIT-07", "contiguous")
+@check("EDIT-07a", "contiguous")
 def a_batch_without_tokens_is_reordered_too(subject: Subject) -> None:
     subject.need(batch_size=2)
     cache = new(subject, "contiguous", batch_size=3)
@@ -148,7 +148,7 @@ def a_batch_without_tokens_is_reordered_too(subject: Subject) -> None:
     holds(cache, given, 2, "appended to a batch that was reordered when it was empty")
 
 
-@check("EDIT-07", "contiguous")
+@check("EDIT-07ab", "contiguous")
 def as_many_rows_as_are_named_are_left(subject: Subject) -> None:
     cache, given = batched(subject, 4)
     at_least(cache, max_seq_len=8)
@@ -167,7 +167,7 @@ def as_many_rows_as_are_named_are_left(subject: Subject) -> None:
         raise NotOffered(f"a batch of another size than {batch}")
 
 
-@check("EDIT-07", "contiguous")
+@check("EDIT-07c", "contiguous")
 def memory_stays_when_rows_change_places(subject: Subject) -> None:
     subject.in_this_process()
     cache, given = batched(subject, 4)
@@ -181,7 +181,7 @@ def memory_stays_when_rows_change_places(subject: Subject) -> None:
         same(seen, want, f"a raw buffer fetched before reorder({order})")
 
 
-@check("EDIT-07", "contiguous")
+@check("EDIT-07d", "contiguous")
 def capacity_stays_when_rows_change(subject: Subject) -> None:
     cache, _ = batched(subject, 4)
     capacity, order = cache.capacity, orders(cache.config["batch_size"])[0]

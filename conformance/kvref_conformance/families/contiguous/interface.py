@@ -17,7 +17,7 @@ ERRORS: dict[str, str] = {
 
 
 class Contiguous(Protocol):
-    """`batch_size` is as many as `reorder` was last given rows."""
+    """After a `reorder`, `batch_size` in the shapes is the length of its `rows`."""
 
     seq_len: int
     capacity: int

@@ -11,7 +11,7 @@ ERRORS: dict[str, str] = {
 
 
 class Elements(Protocol):
-    """Single values, no scale. Codes may be of any type that `decode` takes; FP8 codes are uint8."""
+    """Single values, without a scale. Codes have any dtype that `decode` accepts; FP8 codes are uint8."""
 
     def encode(self, values: Numbers, format: str) -> Codes: ...
     def decode(self, codes: Codes, format: str) -> Numbers: ...

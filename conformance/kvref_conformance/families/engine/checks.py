@@ -10,14 +10,14 @@ from kvref_conformance.outcome import Broken, NotOffered
 MANY = 64  # sessions that are tried before a cache counts as one that has no end
 
 
-@check("ENG-01", "engine")
+@check("ENG-01a", "engine")
 def a_period_is_repeated_to_the_end_of_the_context(subject: Subject) -> None:
     talk = Talk(subject)
     session = talk.begin(talk.prompt())
     talk.goes_on(session, talk.canary.context - len(talk.told[session].tokens), "to the end of the context")
 
 
-@check("ENG-01", "engine")
+@check("ENG-01b", "engine")
 def what_came_next_is_recalled(subject: Subject) -> None:
     subject.need(recalls=1)
     talk = Talk(subject, recalls=1)
@@ -77,7 +77,7 @@ def two_go_on_together_from_one_that_was_there(subject: Subject) -> None:
             talk.close(session)
 
 
-@check("ENG-05", "engine")
+@check("ENG-05a", "engine")
 def one_that_is_cut_off_changes_no_other(subject: Subject) -> None:
     talk = Talk(subject)
     staying, going = talk.begin(talk.prompt()), talk.begin(talk.prompt())
@@ -88,7 +88,7 @@ def one_that_is_cut_off_changes_no_other(subject: Subject) -> None:
     talk.together([coming, staying], 20, "after one came where one was closed")
 
 
-@check("ENG-05", "engine")
+@check("ENG-05b", "engine")
 def one_that_is_cut_off_while_it_speaks_is_as_before(subject: Subject) -> None:
     talk = Talk(subject)
     staying, going = talk.begin(talk.prompt()), talk.begin(talk.prompt(talk.canary.period + 9))
@@ -100,7 +100,7 @@ def one_that_is_cut_off_while_it_speaks_is_as_before(subject: Subject) -> None:
         talk.close(coming)
 
 
-@check("ENG-06", "engine")
+@check("ENG-06ab", "engine")
 def more_than_the_cache_holds_is_refused_or_right(subject: Subject) -> None:
     talk = Talk(subject, cache_tokens=3 * subject.size("context", 128))
     sessions = list[int]()
@@ -137,7 +137,7 @@ def _goes_on_or_waits(talk: Talk, session: int, what: str) -> None:
         true(error_of(error).kind == "OutOfBlocks", "the error of a full cache", "OutOfBlocks", type(error).__name__)
 
 
-@check("ENG-07", "engine")
+@check("ENG-07a", "engine")
 def a_conversation_goes_on(subject: Subject) -> None:
     talk = Talk(subject)
     session = talk.begin(talk.prompt())
@@ -147,7 +147,7 @@ def a_conversation_goes_on(subject: Subject) -> None:
     talk.goes_on(session, talk.canary.period, "at the end of a conversation")
 
 
-@check("ENG-07", "engine")
+@check("ENG-07b", "engine")
 def an_early_turn_may_be_another(subject: Subject) -> None:
     talk = Talk(subject)
     prompt = talk.prompt(talk.canary.period + 20)
@@ -159,7 +159,7 @@ def an_early_turn_may_be_another(subject: Subject) -> None:
     talk.goes_on(session, 20, "the conversation that was there before")
 
 
-@check("ENG-08", "engine")
+@check("ENG-08a", "engine")
 def forks_go_their_own_ways(subject: Subject) -> None:
     talk = Talk(subject)
     for more in (0, 5, 14):  # blocks that are full, partly filled, one short of full
@@ -177,7 +177,7 @@ def forks_go_their_own_ways(subject: Subject) -> None:
             talk.close(session)
 
 
-@check("ENG-08", "engine")
+@check("ENG-08b", "engine")
 def several_answers_to_one_prompt_are_one(subject: Subject) -> None:
     talk = Talk(subject)
     other = talk.begin(talk.prompt())
@@ -200,7 +200,7 @@ def a_draft_that_is_taken_back_leaves_nothing(subject: Subject) -> None:
         talk.goes_on(session, 6, f"after a draft of {length} tokens was taken back")
 
 
-@check("ENG-10", "engine")
+@check("ENG-10ad", "engine")
 def a_session_is_a_list_of_tokens(subject: Subject) -> None:
     talk = Talk(subject)
     session = talk.begin(talk.prompt(talk.canary.period + 30))
@@ -224,7 +224,7 @@ def a_session_is_a_list_of_tokens(subject: Subject) -> None:
             getattr(talk.engine, name)(other, *more)
 
 
-@check("ENG-10", "engine")
+@check("ENG-10bd", "engine")
 def tokens_may_go_from_the_middle(subject: Subject) -> None:
     talk = Talk(subject)
     session = talk.begin(talk.prompt(talk.canary.period + 30))
@@ -239,7 +239,7 @@ def tokens_may_go_from_the_middle(subject: Subject) -> None:
     talk.goes_on(session, 10, "after a removal was refused")
 
 
-@check("ENG-10", "engine")
+@check("ENG-10cd", "engine")
 def what_was_saved_is_as_it_was(subject: Subject) -> None:
     talk = Talk(subject)
     session = talk.begin(talk.prompt(talk.canary.period + 7))
@@ -259,7 +259,7 @@ def what_was_saved_is_as_it_was(subject: Subject) -> None:
         talk.engine.load(saved + 1)
 
 
-@check("ENG-11", "engine")
+@check("ENG-11ab", "engine")
 def the_end_of_the_context_stops_it(subject: Subject) -> None:
     talk = Talk(subject)
     session = talk.begin(talk.prompt())

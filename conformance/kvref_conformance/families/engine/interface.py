@@ -25,10 +25,11 @@ ERRORS: dict[str, str] = {
 
 
 class Engine(Protocol):
-    """`generate` says `count` tokens in a session, `step` one in each of several.
+    """`generate` generates `count` tokens in a session, `step` one token in each of several sessions.
 
-    `sample` says n times what `generate` would, one behind the other, and `cancel` begins to and is cut off: the session is as
-    before. `save` gives the number of a copy outside of the cache, of which `load` makes sessions.
+    `sample` returns the tokens of n sequences, each as `generate` would return them, concatenated. `cancel` starts to generate
+    and is interrupted; it leaves the session as before. `save` returns the id of a copy outside the cache, from which `load`
+    creates sessions.
     """
 
     def open(self) -> int: ...

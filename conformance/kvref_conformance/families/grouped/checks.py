@@ -22,7 +22,7 @@ def one(subject: Subject, length: int, **sizes: int) -> tuple[Grown, int]:
     return grown, grown.create(prompt(length))
 
 
-@check("GROUP-01", "grouped")
+@check("GROUP-01a", "grouped")
 def no_block_is_listed_twice(subject: Subject) -> None:
     subject.need(sequences=2)
     length = reach(subject)
@@ -44,7 +44,7 @@ def no_block_is_listed_twice(subject: Subject) -> None:
         true(all(0 <= block < grown.total for block in listed), "blocks listed", f"numbers in [0, {grown.total})", sorted(listed))
 
 
-@check("GROUP-01", "grouped")
+@check("GROUP-01b", "grouped")
 def layers_of_a_group_share_a_table(subject: Subject) -> None:
     grown, sequence = one(subject, reach(subject, 1))
     if len(grown.layers) == grown.groups:
@@ -55,7 +55,7 @@ def layers_of_a_group_share_a_table(subject: Subject) -> None:
         equal(got, want, f"the table of layer {layer}, of the same group as layer {layer - grown.groups}")
 
 
-@check("GROUP-01", "grouped")
+@check("GROUP-01c", "grouped")
 def what_one_group_gave_back_another_takes(subject: Subject) -> None:
     subject.need(sequences=2)
     length = reach(subject)
@@ -68,7 +68,7 @@ def what_one_group_gave_back_another_takes(subject: Subject) -> None:
         grown.look(sequence, f"sequence {sequence} of two that take what windows gave back")
 
 
-@check("GROUP-02", "grouped")
+@check("GROUP-02ab", "grouped")
 def a_window_gives_back_what_it_sees_no_more(subject: Subject) -> None:
     size = subject.size("block_size", 3)
     windows = dict.fromkeys(subject.size("window", wanted) for wanted in (7, 1, size - 1 or 1, size, size + 1, 2 * size + 1))
@@ -82,7 +82,7 @@ def a_window_gives_back_what_it_sees_no_more(subject: Subject) -> None:
             grown.holds(sequence, when)
 
 
-@check("GROUP-02", "grouped")
+@check("GROUP-02abc", "grouped")
 def a_long_step_is_held_until_the_next(subject: Subject) -> None:
     size, length = subject.size("block_size", 3), reach(subject, 6)
     grown, sequence = one(subject, length)
@@ -94,7 +94,7 @@ def a_long_step_is_held_until_the_next(subject: Subject) -> None:
             grown.holds(sequence, when)
 
 
-@check("GROUP-02", "grouped")
+@check("GROUP-02d", "grouped")
 def a_step_of_no_tokens_changes_nothing(subject: Subject) -> None:
     length = reach(subject)
     grown, sequence = one(subject, length)
@@ -109,7 +109,7 @@ def a_step_of_no_tokens_changes_nothing(subject: Subject) -> None:
     grown.counted("after a step of no tokens")
 
 
-@check("GROUP-03", "grouped")
+@check("GROUP-03a", "grouped")
 def a_step_takes_blocks_for_all_groups_or_none(subject: Subject) -> None:
     """In pools in which a step ends one block short, two short, and so on: whatever the groups' order is."""
     size, tried = subject.size("block_size", 3), 0
@@ -137,7 +137,7 @@ def a_step_takes_blocks_for_all_groups_or_none(subject: Subject) -> None:
         raise NotOffered("a pool that is a block short, where its limits say otherwise")
 
 
-@check("GROUP-03", "grouped")
+@check("GROUP-03ab", "grouped")
 def what_a_step_gives_back_is_room_for_it(subject: Subject) -> None:
     """In any small pool: a step is refused where there is no room for it, and nowhere else."""
     size, groups, window = subject.size("block_size", 3), groups_of(subject), subject.size("window", 7)
@@ -153,7 +153,7 @@ def what_a_step_gives_back_is_room_for_it(subject: Subject) -> None:
         grown.look(sequence, f"a sequence that fills a pool of {grown.total} blocks")
 
 
-@check("GROUP-04", "grouped")
+@check("GROUP-04ab", "grouped")
 def each_layer_reads_what_its_group_holds(subject: Subject) -> None:
     length = reach(subject)
     grown, sequence = one(subject, length)
@@ -165,7 +165,7 @@ def each_layer_reads_what_its_group_holds(subject: Subject) -> None:
         turn += 1
 
 
-@check("GROUP-04", "grouped")
+@check("GROUP-04a", "grouped")
 def positions_are_read_in_the_order_they_are_asked_for(subject: Subject) -> None:
     length = reach(subject)
     grown, sequence = one(subject, length)
@@ -177,14 +177,14 @@ def positions_are_read_in_the_order_they_are_asked_for(subject: Subject) -> None
             pair(grown.cache.read(sequence, layer, asked), want, f"layer {layer}, positions {asked}")
 
 
-@check("GROUP-04", "grouped")
+@check("GROUP-04c", "grouped")
 def each_query_sees_its_window(subject: Subject) -> None:
     size = subject.size("block_size", 3)
     for window in dict.fromkeys(subject.size("window", wanted) for wanted in (7, 1, size, size + 1)):
         seen_in_steps(subject, window)
 
 
-@check("GROUP-04", "grouped")
+@check("GROUP-04c", "grouped")
 def each_of_three_groups_sees_what_it_has_to(subject: Subject) -> None:
     seen_in_steps(subject, subject.size("window", 7), num_groups=3, num_layers=6)
 
@@ -202,7 +202,7 @@ def seen_in_steps(subject: Subject, window: int, **sizes: int) -> None:
             grown.attends(sequence, asked, f"the last {asked} of {what}")
 
 
-@check("GROUP-04", "grouped")
+@check("GROUP-04d", "grouped")
 def who_sees_what_is_gone_is_refused(subject: Subject) -> None:
     length = reach(subject)
     grown, sequence = one(subject, length)
@@ -218,7 +218,7 @@ def who_sees_what_is_gone_is_refused(subject: Subject) -> None:
             grown.attends(sequence, counts[-1] - 1, "as many queries as can", [layer])
 
 
-@check("GROUP-07", "grouped")
+@check("GROUP-07bc", "grouped")
 def all_tokens_of_the_last_step_can_go(subject: Subject) -> None:
     subject.need(tokens=2)
     size = subject.size("block_size", 3)
@@ -242,7 +242,7 @@ def all_tokens_of_the_last_step_can_go(subject: Subject) -> None:
             grown.attends(sequence, 1, f"the token that came {when}")
 
 
-@check("GROUP-07", "grouped")
+@check("GROUP-07ab", "grouped")
 def what_windows_need_cannot_come_back(subject: Subject) -> None:
     length = reach(subject)
     grown, sequence = one(subject, length)
@@ -268,7 +268,7 @@ def what_windows_need_cannot_come_back(subject: Subject) -> None:
     grown.look(sequence, "a sequence of which all tokens went, and came again")
 
 
-@check("GROUP-07", "grouped")
+@check("GROUP-07bc", "grouped")
 def what_is_cut_off_is_free_in_every_group(subject: Subject) -> None:
     size = subject.size("block_size", 3)
     grown, sequence = one(subject, 4 * size, window=5 * size)

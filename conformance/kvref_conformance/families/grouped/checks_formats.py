@@ -24,7 +24,7 @@ def in_formats(subject: Subject, tokens: int, sequences: int = 1, **sizes: int) 
         yield name, Grown(subject, tokens, sequences, dtype=name, head_dim=dim_of(name, 1), **sizes)
 
 
-@check("GROUP-08", "grouped")
+@check("GROUP-08a", "grouped")
 def what_groups_hold_reads_back_as_its_format_says(subject: Subject) -> None:
     length = reach(subject)
     for name, grown in in_formats(subject, length):
@@ -35,7 +35,7 @@ def what_groups_hold_reads_back_as_its_format_says(subject: Subject) -> None:
             grown.drop(sequence)
 
 
-@check("GROUP-08", "grouped")
+@check("GROUP-08a", "grouped")
 def scales_are_found_and_copied_with_their_blocks(subject: Subject) -> None:
     subject.need(sequences=2)
     for name, grown in in_formats(subject, 3 * subject.size("block_size", 3), 2, num_layers=2):
@@ -53,7 +53,7 @@ def scales_are_found_and_copied_with_their_blocks(subject: Subject) -> None:
             grown.look(sequence, f"a sequence of which a block was copied, in {name}")
 
 
-@check("GROUP-08", "grouped")
+@check("GROUP-08b", "grouped")
 def attention_over_groups_with_scales_is_over_what_they_read_as(subject: Subject) -> None:
     length = reach(subject)
     for name, grown in in_formats(subject, length):
@@ -66,7 +66,7 @@ def attention_over_groups_with_scales_is_over_what_they_read_as(subject: Subject
             within(grown.cache.attend(sequence, layer, query, scale), want, bound, f"attention over {name} tokens, layer {layer}")
 
 
-@check("GROUP-08", "grouped")
+@check("GROUP-08c", "grouped")
 def a_step_that_a_format_cannot_hold_changes_nothing(subject: Subject) -> None:
     tried = False
     for name, grown in in_formats(subject, reach(subject), num_layers=2):

@@ -38,7 +38,7 @@ def servable(grown: Grown, kept: list[set[int]], tokens: int) -> int:
     return 0
 
 
-@check("GROUP-05", "grouped")
+@check("GROUP-05ab", "grouped")
 def a_hit_ends_where_blocks_do_and_a_token_is_left(subject: Subject) -> None:
     declared_order(subject)
     subject.need(sequences=2)
@@ -52,7 +52,7 @@ def a_hit_ends_where_blocks_do_and_a_token_is_left(subject: Subject) -> None:
     finds(grown, [*tokens, OTHER], length // size * size, "a prompt that goes on")
 
 
-@check("GROUP-05", "grouped")
+@check("GROUP-05ab", "grouped")
 def a_window_needs_no_block_that_it_does_not_see(subject: Subject) -> None:
     """Those before the window were taken by others since, and the hit is whole."""
     declared_order(subject)
@@ -71,7 +71,7 @@ def a_window_needs_no_block_that_it_does_not_see(subject: Subject) -> None:
     grown.look(sequence, "what was found of the first two blocks of the prompt")
 
 
-@check("GROUP-05", "grouped")
+@check("GROUP-05ab", "grouped")
 def no_group_is_asked_for_what_it_has_not(subject: Subject) -> None:
     """Committed at the end alone, when windows have given back what they saw first."""
     subject.need(sequences=2)
@@ -89,7 +89,7 @@ def no_group_is_asked_for_what_it_has_not(subject: Subject) -> None:
             finds(grown, asked, servable(grown, kept, len(asked)), f"{blocks} blocks of a prompt that was committed at its end")
 
 
-@check("GROUP-05", "grouped")
+@check("GROUP-05ab", "grouped")
 def other_tokens_and_other_salts_are_not_found(subject: Subject) -> None:
     declared_order(subject)
     subject.need(sequences=2)
@@ -103,7 +103,7 @@ def other_tokens_and_other_salts_are_not_found(subject: Subject) -> None:
     finds(grown, [*tokens, OTHER], 0, "a prompt with another salt", "a")
 
 
-@check("GROUP-05", "grouped")
+@check("GROUP-05b", "grouped")
 def a_prompt_answers_the_same_each_time(subject: Subject) -> None:
     """Once computed, then found, then found of what was found; with others that take blocks in between."""
     length = reach(subject, 4)
@@ -122,7 +122,7 @@ def a_prompt_answers_the_same_each_time(subject: Subject) -> None:
         equal(grown.cache.num_free_blocks, grown.total, f"free blocks after time {time}, when no one holds any")
 
 
-@check("GROUP-06", "grouped")
+@check("GROUP-06a", "grouped")
 def what_was_matched_is_not_taken(subject: Subject) -> None:
     """Neither by another sequence's steps, nor by its own."""
     subject.need(sequences=2)
@@ -147,7 +147,7 @@ def what_was_matched_is_not_taken(subject: Subject) -> None:
             grown.look(taker, "who took it")
 
 
-@check("GROUP-06", "grouped")
+@check("GROUP-06b", "grouped")
 def what_no_one_holds_is_free_and_found(subject: Subject) -> None:
     declared_order(subject)
     subject.need(sequences=3)
@@ -171,7 +171,7 @@ def what_no_one_holds_is_free_and_found(subject: Subject) -> None:
     finds(grown, tokens, 0, "a prompt after reset")
 
 
-@check("GROUP-06", "grouped")
+@check("GROUP-06c", "grouped")
 def what_was_given_back_longest_ago_is_taken_first(subject: Subject) -> None:
     declared_order(subject)
     size, groups = subject.size("block_size", 3), groups_of(subject)
@@ -193,7 +193,7 @@ def what_was_given_back_longest_ago_is_taken_first(subject: Subject) -> None:
         equal(found, left, f"blocks found of three prompts after {entries} entries were taken")
 
 
-@check("GROUP-06", "grouped")
+@check("GROUP-06c", "grouped")
 def losing_a_block_of_one_group_is_enough(subject: Subject) -> None:
     """Later positions go first, and of one position an earlier group's: then the last group's is no use."""
     declared_order(subject)

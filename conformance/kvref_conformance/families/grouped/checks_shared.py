@@ -10,7 +10,7 @@ from kvref_conformance.families.prefix.served import declared_order, prompt
 from kvref_conformance.outcome import NotOffered
 
 
-@check("PAGED-01", "grouped")
+@check("PAGED-01ab", "grouped")
 def ids_never_come_back(subject: Subject) -> None:
     grown, given = Grown(subject, 20), list[int]()
     for tokens in ([], prompt(2), prompt(4), []):
@@ -25,7 +25,7 @@ def ids_never_come_back(subject: Subject) -> None:
                 grown.cache.length(sequence)
 
 
-@check("PAGED-07", "grouped")
+@check("PAGED-07ab", "grouped")
 def dropping_gives_back_the_blocks_of_every_group(subject: Subject) -> None:
     for length in (1, subject.size("block_size", 3), reach(subject)):
         grown, sequence = one(subject, length)
@@ -36,7 +36,7 @@ def dropping_gives_back_the_blocks_of_every_group(subject: Subject) -> None:
             sequence = grown.create(prompt(length))
 
 
-@check("PREFIX-02", "grouped")
+@check("PREFIX-02abc", "grouped")
 def commits_say_what_was_stepped_through(subject: Subject) -> None:
     declared_order(subject)
     grown = Grown(subject, 4 * reach(subject))
@@ -56,7 +56,7 @@ def commits_say_what_was_stepped_through(subject: Subject) -> None:
         grown.cache.commit(later, [OTHER])
 
 
-@check("PREFIX-11", "grouped")
+@check("PREFIX-11ab", "grouped")
 def reset_forgets_what_every_group_held(subject: Subject) -> None:
     grown = Grown(subject, 4 * reach(subject))
     tokens = prompt(2 * grown.size + 1)
@@ -70,7 +70,7 @@ def reset_forgets_what_every_group_held(subject: Subject) -> None:
     equal(grown.cache.num_free_blocks, grown.total, "free blocks after reset")
 
 
-@check("PREFIX-14", "grouped")
+@check("PREFIX-14ab", "grouped")
 def what_can_be_found_is_never_stepped_into(subject: Subject) -> None:
     declared_order(subject)
     size = long_window(subject, 2)
@@ -86,7 +86,7 @@ def what_can_be_found_is_never_stepped_into(subject: Subject) -> None:
         finds(grown, [*tokens, OTHER], 2 * size, f"a prompt of which {length} tokens were left, and another came")
 
 
-@check("PREFIX-03", "grouped")
+@check("PREFIX-03c", "grouped")
 def a_fork_has_the_salt_of_what_it_comes_from(subject: Subject) -> None:
     subject.need(sequences=2)
     size = subject.size("block_size", 3)
@@ -103,7 +103,7 @@ def a_fork_has_the_salt_of_what_it_comes_from(subject: Subject) -> None:
         finds(grown, [*tokens, OTHER], 0, "what a fork committed, with no salt")
 
 
-@check("PREFIX-15", "grouped")
+@check("PREFIX-15b", "grouped")
 def what_is_no_token_is_refused(subject: Subject) -> None:
     grown = Grown(subject, 20)
     tokens = prompt(grown.size)
@@ -117,7 +117,7 @@ def what_is_no_token_is_refused(subject: Subject) -> None:
     equal(grown.match([*tokens, OTHER]), grown.size, "match of what was committed")
 
 
-@check("SHARE-03", "grouped")
+@check("SHARE-03bc", "grouped")
 def a_fork_reads_as_its_parent_in_every_layer(subject: Subject) -> None:
     subject.need(sequences=2)
     length = reach(subject)
@@ -156,7 +156,7 @@ def grown_to(subject: Subject) -> int:
     return int(subject.size("window", 7) + subject.size("block_size", 3) // 2 + 1)
 
 
-@check("EDIT-01", "grouped")
+@check("EDIT-01ac", "grouped")
 def what_is_truncated_never_came(subject: Subject) -> None:
     size = long_window(subject, 3)
     for length in (0, 1, size, size + 1, 2 * size):
@@ -170,7 +170,7 @@ def what_is_truncated_never_came(subject: Subject) -> None:
         grown.attends(sequence, 1, f"a sequence of which {length} tokens were left, and others came")
 
 
-@check("EDIT-02", "grouped")
+@check("EDIT-02ab", "grouped")
 def more_than_there_are_cannot_be_left(subject: Subject) -> None:
     grown, sequence = one(subject, 7)
     grown.up_to(sequence, 5, by=2)

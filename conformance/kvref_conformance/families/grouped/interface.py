@@ -28,11 +28,11 @@ ERRORS: dict[str, str] = {
 
 
 class Grouped(Protocol):
-    """Layer i is of group i % num_groups. The layers of the last group see everything, the others the last `window` tokens.
+    """Layer i is in group i % num_groups. The layers of the last group see all tokens, the others the last `window` tokens.
 
-    `step` appends tokens in every layer. `attend` is of the last tokens' queries, and causal. `block_table` is that of the
-    layer's group, -1 where a block was given back. `begin` makes a sequence that holds what is found of the tokens, and takes
-    no block for the others; `commit` says which tokens a sequence's first positions hold.
+    `step` appends tokens in every layer. The queries of `attend` are those of the last tokens, and it is causal. `block_table` is
+    that of the layer's group, with -1 in the place of a freed block. `begin` creates a sequence with the cached prefix of the
+    tokens, and allocates no block for the others. `commit` declares the tokens at the first positions of a sequence.
     """
 
     num_free_blocks: int

@@ -35,7 +35,7 @@ def written(subject: Subject, store: Handle, block: int) -> Any:
     return store.read(block)
 
 
-@check("MOVE-12", "hosted")
+@check("MOVE-12ab", "hosted")
 def blocks_come_back_bit_for_bit(subject: Subject) -> None:
     for format in formats(subject):
         store = made(subject, format)
@@ -51,7 +51,7 @@ def blocks_come_back_bit_for_bit(subject: Subject) -> None:
 
 
 @check("LAW-04", "hosted")
-@check("MOVE-12", "hosted")
+@check("MOVE-12a", "hosted")
 def what_comes_back_is_what_was_written(subject: Subject) -> None:
     for format in formats(subject):
         store = made(subject, format)
@@ -64,7 +64,7 @@ def what_comes_back_is_what_was_written(subject: Subject) -> None:
             reads(subject, store.read(block), wanted, f"block {block} in {format}", format)
 
 
-@check("MOVE-12", "hosted")
+@check("MOVE-12b", "hosted")
 def what_was_copied_does_not_change_with_its_source(subject: Subject) -> None:
     store = new(subject, "hosted")
     at_least(store, num_blocks=2, capacity=1)
@@ -78,7 +78,7 @@ def what_was_copied_does_not_change_with_its_source(subject: Subject) -> None:
     pair(store.read(1), before, "a block that came from a place, after the place was written over")
 
 
-@check("MOVE-12", "hosted")
+@check("MOVE-12a", "hosted")
 def several_blocks_go_to_several_places(subject: Subject) -> None:
     store = new(subject, "hosted")
     at_least(store, num_blocks=2, capacity=2)
@@ -94,7 +94,7 @@ def several_blocks_go_to_several_places(subject: Subject) -> None:
 
 
 @check("LAW-01", "hosted")
-@check("MOVE-12", "hosted")
+@check("MOVE-12c", "hosted")
 def a_copy_that_is_wrong_copies_nothing(subject: Subject) -> None:
     store = new(subject, "hosted")
     at_least(store, num_blocks=2, capacity=2)

@@ -16,7 +16,7 @@ ERRORS: dict[str, str] = {
 
 
 class Hosted(Protocol):
-    """`write` quantizes block_size tokens of keys and values into a block, `read` gives what a block reads back as."""
+    """`write` quantizes block_size tokens of keys and values into a block, `read` returns what the block reads back as."""
 
     def write(self, block: int, keys: Tokens, values: Tokens) -> None: ...
     def read(self, block: int) -> tuple[Tokens, Tokens]: ...

@@ -96,7 +96,7 @@ def a_negative_slot_is_skipped(subject: Subject) -> None:
         same_bits(scattered(subject, store.copy(), slots, new), want, f"the store after slots {slots}")
 
 
-@check("KERN-03", "kernels")
+@check("KERN-03a", "kernels")
 def a_slot_past_the_end_writes_nothing(subject: Subject) -> None:
     store, new = filled_store(subject), bits(3, subject)
     for slots in ([1, 2, len(store)], [len(store) + 100, 1, 2], [0, 2**40, 1]):
@@ -108,14 +108,14 @@ def a_slot_past_the_end_writes_nothing(subject: Subject) -> None:
             as_is(subject.new("kernels"), "gather", own, slots)
 
 
-@check("KERN-03", "kernels")
+@check("KERN-03b", "kernels")
 def no_negative_slot_is_gathered(subject: Subject) -> None:
     no_negative_slots(subject)
     with raises("SlotOutOfRange"):
         as_is(subject.new("kernels"), "gather", subject.own(filled_store(subject)), [0, -1])
 
 
-@check("KERN-03", "kernels")
+@check("KERN-03c", "kernels")
 def tokens_and_slots_must_match(subject: Subject) -> None:
     store = filled_store(subject)
     for slots, new in (([1, 2], bits(3, subject)), ([1, 2], bits(2, subject)[:, 1:]), ([1], bits(1, subject)[..., 1:])):
@@ -125,7 +125,7 @@ def tokens_and_slots_must_match(subject: Subject) -> None:
         same_bits(subject.implementation.to_numpy(own.array), store, "the store after tokens of a wrong shape were refused")
 
 
-@check("KERN-03", "kernels")
+@check("KERN-03d", "kernels")
 def tokens_of_another_dtype_are_refused(subject: Subject) -> None:
     floats, numbers = filled_store(subject), np.full((2, *shape(subject)), 300.7, dtype_of(subject)[0])
     int8 = np.zeros(floats.shape, np.int8)
@@ -137,7 +137,7 @@ def tokens_of_another_dtype_are_refused(subject: Subject) -> None:
         (same_bits if store is floats else same)(kept, store, f"{what} after tokens of {new.dtype} were refused")
 
 
-@check("KERN-04", "kernels")
+@check("KERN-04a", "kernels")
 def slots_not_named_keep_every_bit(subject: Subject) -> None:
     dtype, integers = dtype_of(subject)
     quiet, signalling = NANS[subject.dtype]
@@ -149,7 +149,7 @@ def slots_not_named_keep_every_bit(subject: Subject) -> None:
     same_bits(scattered(subject, store.copy(), slots, new), want, "a store full of NaN payloads")
 
 
-@check("KERN-04", "kernels")
+@check("KERN-04b", "kernels")
 def an_update_touches_its_tokens_only(subject: Subject) -> None:
     batch, (heads, dim) = subject.size("batch_size", 2), shape(subject)
     buffer = bits(batch * 7, subject).reshape(batch, heads, 7, dim)
@@ -201,7 +201,7 @@ def a_repeated_slot_holds_one_token_whole(subject: Subject) -> None:
         true(len(values) == 1 and values <= set(map(float, owners)), f"slot {slot}", f"one of the tokens {owners}, whole", values)
 
 
-@check("KERN-08", "kernels")
+@check("KERN-08a", "kernels")
 def integers_of_any_type_are_slots(subject: Subject) -> None:
     store, new = filled_store(subject), bits(3, subject)
     want = store.copy()
@@ -213,7 +213,7 @@ def integers_of_any_type_are_slots(subject: Subject) -> None:
         same_bits(subject.implementation.to_numpy(got), new, f"what is gathered from slots of {slots.dtype}")
 
 
-@check("KERN-08", "kernels")
+@check("KERN-08b", "kernels")
 def other_slots_are_refused(subject: Subject) -> None:
     store, two = filled_store(subject), bits(2, subject)
     whole, mask = np.array([1.0, 2.0], np.float32), np.array([True, False])
@@ -223,7 +223,7 @@ def other_slots_are_refused(subject: Subject) -> None:
         refused(subject, store, slots, two, kind)
 
 
-@check("KERN-08", "kernels")
+@check("KERN-08c", "kernels")
 def an_unsigned_slot_is_never_negative(subject: Subject) -> None:
     store = filled_store(subject)
     for bits_of_slot in (64, 32, 16, 8):

@@ -18,7 +18,7 @@ def copied(subject: Subject, store: NDArray, sources: Any, targets: Any, block_s
     return after
 
 
-@check("KERN-09", "kernels")
+@check("KERN-09a", "kernels")
 def blocks_are_copied_bit_for_bit(subject: Subject) -> None:
     size = subject.size("block_size", 3)
     store = filled_store(subject)[: 4 * size]
@@ -30,7 +30,7 @@ def blocks_are_copied_bit_for_bit(subject: Subject) -> None:
         same_bits(copied(subject, store.copy(), sources, targets, size), want, f"the store after {sources} to {targets}")
 
 
-@check("KERN-09", "kernels")
+@check("KERN-09b", "kernels")
 def a_block_that_is_source_and_target_passes_on_what_was_there(subject: Subject) -> None:
     size = subject.size("block_size", 3)
     store = np.concatenate([filled_store(subject)] * size)[: 4 * size]
@@ -40,7 +40,7 @@ def a_block_that_is_source_and_target_passes_on_what_was_there(subject: Subject)
         same_bits(copied(subject, store.copy(), sources, targets, size), want, f"the store after {sources} to {targets}")
 
 
-@check("KERN-09", "kernels")
+@check("KERN-09c", "kernels")
 def a_target_named_twice_holds_one_source_whole(subject: Subject) -> None:
     size, (dtype, _) = subject.size("block_size", 3), dtype_of(subject)
     numbers = np.repeat(np.arange(1, 5), size)[:, None, None]
@@ -51,7 +51,7 @@ def a_target_named_twice_holds_one_source_whole(subject: Subject) -> None:
     same(got[:size], store[2 * size : 3 * size], "block 0")
 
 
-@check("KERN-09", "kernels")
+@check("KERN-09d", "kernels")
 def a_copy_that_is_wrong_writes_nothing(subject: Subject) -> None:
     size, kernels = subject.size("block_size", 3), subject.new("kernels")
     store = np.concatenate([filled_store(subject)] * size)[: 4 * size - 1]  # of the last block a slot is missing

@@ -13,7 +13,7 @@ ERRORS: dict[str, str] = {
 
 
 class Kernels(Protocol):
-    """Moving tokens by slot. Writers return the store or buffer, which may be a new one."""
+    """Functions that move tokens by slot. Those that write return the store or buffer, which can be a new one."""
 
     def scatter(self, store: Store, slots: Integers, new: Slotted) -> Store: ...
     def gather(self, store: Store, slots: Integers) -> Slotted: ...

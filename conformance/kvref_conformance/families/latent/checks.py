@@ -52,14 +52,14 @@ def holds(subject: Subject, cache: Handle, pair: Pair, when: str) -> None:
     read(subject, cache.read(), row_as(*pair, cache.config["dtype"]), f"rows {when}", cache.config["dtype"])
 
 
-@check("MLA-01", "latent")
+@check("MLA-01a", "latent")
 def a_row_is_the_latent_with_the_rope_part_behind_it(subject: Subject) -> None:
     for sizes in dtypes(subject):
         cache, pair = filled(subject, 7, **sizes)
         holds(subject, cache, pair, f"of a {cache.config['dtype']} cache after an append of 7")
 
 
-@check("MLA-01", "latent")
+@check("MLA-01c", "latent")
 def one_token_gives_what_its_latent_makes(subject: Subject) -> None:
     for sizes in dtypes(subject):
         cache, _ = filled(subject, 1, **sizes)
@@ -68,7 +68,7 @@ def one_token_gives_what_its_latent_makes(subject: Subject) -> None:
             attends(subject, cache, heads.query(subject, 2), heads, f"attention of {wanted} heads over one token")
 
 
-@check("MLA-01", "latent")
+@check("MLA-01bc", "latent")
 def every_head_reads_the_same_row(subject: Subject) -> None:
     cache, _ = filled(subject, 5, **plain(subject))
     one = of_cache(subject, cache, count=1)
@@ -86,7 +86,7 @@ def pointing(subject: Subject, count: int, width: int) -> NDArray:
     return signs.astype(np.float32)
 
 
-@check("MLA-01", "latent")
+@check("MLA-01bc", "latent")
 def the_rope_part_decides_who_is_looked_at_and_is_in_no_value(subject: Subject) -> None:
     cache = new(subject, "latent", **plain(subject))
     rope = pointing(subject, 6, cache.config["rope_dim"])
@@ -107,7 +107,7 @@ def latent_of(cache: Handle) -> NDArray:
     return rows
 
 
-@check("MLA-01", "latent")
+@check("MLA-01b", "latent")
 def the_latent_decides_too(subject: Subject) -> None:
     cache, _ = filled(subject, 6, **plain(subject))
     heads = of_cache(subject, cache)
@@ -116,7 +116,7 @@ def the_latent_decides_too(subject: Subject) -> None:
     attends(subject, cache, query, heads, "attention by the latent alone", scale=2 * heads.scale)
 
 
-@check("MLA-03", "latent")
+@check("MLA-03a", "latent")
 def memory_is_what_the_rows_take(subject: Subject) -> None:
     for sizes in dtypes(subject):
         cache = new(subject, "latent", **sizes)
@@ -131,7 +131,7 @@ def memory_is_what_the_rows_take(subject: Subject) -> None:
         equal(cache.num_bytes, 3 * row_bytes(rank, rope_dim, dtype), f"num_bytes of 3 {dtype} rows, after truncate(3)")
 
 
-@check("MLA-03", "latent")
+@check("MLA-03b", "latent")
 def heads_that_attend_take_no_memory(subject: Subject) -> None:
     cache, _ = filled(subject, 5, **plain(subject))
     before = cache.num_bytes
@@ -141,7 +141,7 @@ def heads_that_attend_take_no_memory(subject: Subject) -> None:
         equal(cache.num_bytes, before, f"num_bytes after {count} heads attended")
 
 
-@check("MLA-05", "latent")
+@check("MLA-05a", "latent")
 def tokens_come_in_order(subject: Subject) -> None:
     for sizes in dtypes(subject):
         cache, pair = filled(subject, 1, **sizes)
@@ -153,7 +153,7 @@ def tokens_come_in_order(subject: Subject) -> None:
             holds(subject, cache, pair, f"of a {cache.config['dtype']} cache after {len(pair[0])} tokens, some at a time")
 
 
-@check("MLA-05", "latent")
+@check("MLA-05b", "latent")
 def tokens_that_do_not_all_fit_are_not_appended(subject: Subject) -> None:
     cache = new(subject, "latent", **plain(subject) | {"max_tokens": 5})
     most = cache.config["max_tokens"]
@@ -169,7 +169,7 @@ def tokens_that_do_not_all_fit_are_not_appended(subject: Subject) -> None:
     holds(subject, cache, joined(pair, last), "of a cache that is full")
 
 
-@check("MLA-05", "latent")
+@check("MLA-05c", "latent")
 def clear_forgets_all(subject: Subject) -> None:
     cache, _ = filled(subject, 5, **plain(subject))
     for _ in range(2):

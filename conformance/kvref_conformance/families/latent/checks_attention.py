@@ -15,7 +15,7 @@ from kvref_conformance.families.latent.known import Heads, attends, exact, of_ca
 SHAPES = ((1, 1, 3, 2), (5, 2, 8, 5), (3, 6, 11, 1), (2, 3, 18, 9))  # queries, heads, tokens, value_dim
 
 
-@check("MLA-02", "latent")
+@check("MLA-02ab", "latent")
 def output_is_within_the_bound_of_exact(subject: Subject) -> None:
     for sizes in dtypes(subject):
         for queries, wanted, count, value in SHAPES:
@@ -30,7 +30,7 @@ def output_is_within_the_bound_of_exact(subject: Subject) -> None:
                     )  # fmt: skip
 
 
-@check("MLA-02", "latent")
+@check("MLA-02a", "latent")
 def matrices_that_are_square_are_not_turned(subject: Subject) -> None:
     cache, _ = filled(subject, 6, **plain(subject))
     rank = cache.config["rank"]
@@ -38,7 +38,7 @@ def matrices_that_are_square_are_not_turned(subject: Subject) -> None:
     attends(subject, cache, heads.query(subject, 2), heads, f"attention with up_keys of {list(heads.up_keys.shape)}")
 
 
-@check("MLA-02", "latent")
+@check("MLA-02a", "latent")
 def sums_are_added_up_in_float32(subject: Subject) -> None:
     """Of numbers above 0 alone the bound is narrow: what is lost in a sum in half precision is far past it."""
     for count in (1, 2, 9):
@@ -59,7 +59,7 @@ def above_zero(subject: Subject, *shape: int) -> NDArray:
     return held(subject, subject.rng.uniform(0.5, 1.5, size=shape))
 
 
-@check("MLA-02", "latent")
+@check("MLA-02b", "latent")
 def causal_prefill_in_chunks_agrees(subject: Subject) -> None:
     for sizes in dtypes(subject):
         cache, (latent, rope) = filled(subject, 9, **sizes)
@@ -75,7 +75,7 @@ def causal_prefill_in_chunks_agrees(subject: Subject) -> None:
                 within(got, want[start:end], bound[start:end], f"causal attention of tokens {start} to {end}, {size} at a time")
 
 
-@check("MLA-02", "latent")
+@check("MLA-02c", "latent")
 def no_tokens_give_zeros(subject: Subject) -> None:
     cache = new(subject, "latent", **plain(subject))
     heads = of_cache(subject, cache)
@@ -85,7 +85,7 @@ def no_tokens_give_zeros(subject: Subject) -> None:
         within(got, zeros, 0.0, "attention over no tokens")
 
 
-@check("MLA-02", "latent")
+@check("MLA-02d", "latent")
 def what_a_query_does_not_see_has_no_effect(subject: Subject) -> None:
     """A later token that is NaN or infinite, where one is taken."""
     for sizes in dtypes(subject):
@@ -100,7 +100,7 @@ def what_a_query_does_not_see_has_no_effect(subject: Subject) -> None:
                 within(shaped(got, (3, *want.shape[1:]), what)[:2], want, bound, what)
 
 
-@check("MLA-02", "latent")
+@check("MLA-02a", "latent")
 def attending_changes_nothing(subject: Subject) -> None:
     cache, _ = filled(subject, 4, **plain(subject))
     before, heads = cache.read(), of_cache(subject, cache)

@@ -9,7 +9,7 @@ from kvref_conformance.families.latent.checks import dtypes, filled, given, hold
 LOUD = 2.0**8
 
 
-@check("EDIT-01", "latent")
+@check("EDIT-01ac", "latent")
 def the_first_tokens_stay(subject: Subject) -> None:
     for sizes in dtypes(subject):
         cache, (latent, rope) = filled(subject, 7, **sizes)
@@ -20,7 +20,7 @@ def the_first_tokens_stay(subject: Subject) -> None:
             )
 
 
-@check("EDIT-02", "latent")
+@check("EDIT-02ab", "latent")
 def no_more_tokens_stay_than_there_are(subject: Subject) -> None:
     cache, pair = filled(subject, 5)
     most = cache.config["max_tokens"]

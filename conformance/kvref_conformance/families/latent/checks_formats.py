@@ -19,7 +19,7 @@ from kvref_conformance.outcome import NotOffered
 LOUD = np.float32(2.0**6)
 
 
-@check("MLA-06", "latent")
+@check("MLA-06a", "latent")
 def rows_read_back_as_their_format_says(subject: Subject) -> None:
     """Latents and rope parts of other magnitudes, which one scale covers, or one a group."""
     for name in one_of_each_kind(subject, "dtype"):
@@ -34,7 +34,7 @@ def rows_read_back_as_their_format_says(subject: Subject) -> None:
         attends(subject, cache, heads.query(subject, 2), heads, f"attention over {name} rows")
 
 
-@check("MLA-06", "latent")
+@check("MLA-06a", "latent")
 def codes_and_scales_go_and_come_together(subject: Subject) -> None:
     for name in one_of_each_kind(subject, "dtype"):
         cache, pair = filled(subject, 4, **sizes_of(name))
@@ -60,14 +60,14 @@ def recorded(subject: Subject, cache: Handle, pair: Pair, when: str) -> None:
     same(cache.read(), records.read(got.astype(np.uint8), sum(widths), dtype), f"rows {when}, against what the records say")
 
 
-@check("MLA-06", "latent")
+@check("MLA-06b", "latent")
 def records_are_codes_scales_and_zeros(subject: Subject) -> None:
     for name in one_of_each_kind(subject, "dtype"):
         cache, pair = filled(subject, 3, **sizes_of(name))
         recorded(subject, cache, pair, f"of {name} rows")
 
 
-@check("MLA-06", "latent")
+@check("MLA-06c", "latent")
 def what_a_format_cannot_hold_leaves_nothing_behind(subject: Subject) -> None:
     for name in one_of_each_kind(subject, "dtype"):
         cache, pair = filled(subject, 2, **sizes_of(name))
@@ -80,7 +80,7 @@ def what_a_format_cannot_hold_leaves_nothing_behind(subject: Subject) -> None:
             read(subject, cache.read(), row_as(*pair, name), f"{name} rows after {bad} was refused")
 
 
-@check("MLA-06", "latent")
+@check("MLA-06d", "latent")
 def sizes_that_a_group_lies_across_are_refused(subject: Subject) -> None:
     tried = 0
     for name in formats_of(subject, "dtype", *IN_GROUPS)[::23]:

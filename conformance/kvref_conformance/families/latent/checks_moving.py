@@ -11,7 +11,7 @@ from kvref_conformance.oracle.formats import PACKED, PLAIN
 from kvref_conformance.oracle.latent import TILE
 
 
-@check("MOVE-01", "latent")
+@check("MOVE-01bc", "latent")
 def rows_come_back_byte_for_byte(subject: Subject) -> None:
     for dtype in formats_of(subject, "dtype", *PLAIN, PACKED):
         sizes = {"rank": 2 * TILE} if dtype == PACKED else {}

@@ -41,7 +41,7 @@ def show_row(rows: NDArray) -> str:
     return f"[{', '.join(map(str, rows[0, :4].tolist()))}, ...]"
 
 
-@check("MLA-04", "latent")
+@check("MLA-04abcd", "latent")
 def records_are_codes_scales_and_the_rope_part(subject: Subject) -> None:
     for tiles in (1, 2, 4):
         cache, pair = packed(subject, 5, tiles)
@@ -51,7 +51,7 @@ def records_are_codes_scales_and_the_rope_part(subject: Subject) -> None:
         recorded(subject, cache, joined(pair, more), f"of {tiles} tiles, 2 more tokens")
 
 
-@check("MLA-04", "latent")
+@check("MLA-04bd", "latent")
 def every_tile_has_a_scale_of_its_own(subject: Subject) -> None:
     cache, (latent, rope) = packed(subject, 3)
     cache.clear()
@@ -64,7 +64,7 @@ def every_tile_has_a_scale_of_its_own(subject: Subject) -> None:
     recorded(subject, cache, pair, "with one loud tile and one silent")
 
 
-@check("MLA-04", "latent")
+@check("MLA-04bd", "latent")
 def a_scale_is_any_number(subject: Subject) -> None:
     """No power of two, unless the largest magnitude is one of 448's: what else is read from it is off by up to half."""
     cache, (latent, rope) = packed(subject, 4)
@@ -78,7 +78,7 @@ def a_scale_is_any_number(subject: Subject) -> None:
     recorded(subject, cache, pair, "whose scales are of any size")
 
 
-@check("MLA-04", "latent")
+@check("MLA-04c", "latent")
 def the_rope_part_is_rounded_and_never_scaled(subject: Subject) -> None:
     cache, (latent, rope) = packed(subject, 4)
     cache.clear()
@@ -90,7 +90,7 @@ def the_rope_part_is_rounded_and_never_scaled(subject: Subject) -> None:
         cache.clear()
 
 
-@check("MLA-04", "latent")
+@check("MLA-04bd", "latent")
 def a_latent_of_zeros_reads_as_zeros(subject: Subject) -> None:
     cache, (latent, rope) = packed(subject, 2)
     cache.clear()
@@ -99,7 +99,7 @@ def a_latent_of_zeros_reads_as_zeros(subject: Subject) -> None:
     recorded(subject, cache, pair, "of latents of zeros")
 
 
-@check("MLA-04", "latent")
+@check("MLA-04e", "latent")
 def what_a_record_cannot_hold_is_refused(subject: Subject) -> None:
     for bad in (np.nan, np.inf, -np.inf):
         cache, pair = packed(subject, 2)
@@ -111,14 +111,14 @@ def what_a_record_cannot_hold_is_refused(subject: Subject) -> None:
             recorded(subject, cache, pair, f"after a latent of {bad} was refused")
 
 
-@check("MLA-04", "latent")
+@check("MLA-04g", "latent")
 def rows_that_are_not_packed_are_their_numbers(subject: Subject) -> None:
     for name in formats_of(subject, "dtype", *PLAIN):
         cache, pair = filled(subject, 3, dtype=name)
         same(cache.records(), records_of(*pair, name).values, f"records of {name} rows")
 
 
-@check("MLA-04", "latent")
+@check("MLA-04f", "latent")
 def a_rank_that_is_no_multiple_of_128_cannot_be_packed(subject: Subject) -> None:
     cache, _ = packed(subject, 1)
     sizes, tried = dict(cache.config), 0
@@ -131,7 +131,7 @@ def a_rank_that_is_no_multiple_of_128_cannot_be_packed(subject: Subject) -> None
         raise NotOffered(f"a rank that is no multiple of {TILE}, within its limits")
 
 
-@check("MLA-04", "latent")
+@check("MLA-04a", "latent")
 def a_record_is_as_long_as_its_sizes_say(subject: Subject) -> None:
     for rank, rope_dim, length in ((512, 64, 656), (128, 8, 148)):
         cache, _ = filled(subject, 2, dtype=PACKED, rank=rank, rope_dim=rope_dim)
@@ -151,7 +151,7 @@ def what_is_packed_never_reads_back_infinite(subject: Subject) -> None:
         true(np.isfinite(cache.read()).all(), f"rows of the largest {subject.dtype}", "finite values, or NonFinite", cache.read())
 
 
-@check("MLA-04", "latent")
+@check("MLA-04b", "latent")
 def records_read_back_alike_wherever_they_lie(subject: Subject) -> None:
     """One token after others is packed as one that came alone."""
     cache, (latent, rope) = packed(subject, 3)

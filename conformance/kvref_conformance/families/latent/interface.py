@@ -8,7 +8,7 @@ from kvref_conformance.interface import Attended, Saved
 Latents = Annotated[Array, "[n, rank]"]
 Ropes = Annotated[Array, "[n, rope_dim]"]
 Rows = Annotated[Array, "[length, rank + rope_dim]"]
-Records = Annotated[Array, "uint8 [length, bytes a row]"]
+Records = Annotated[Array, "uint8 [length, bytes per row]"]
 Queries = Annotated[Array, "[num_queries, num_query_heads, nope_dim + rope_dim]"]
 UpKeys = Annotated[Array, "[num_query_heads, nope_dim, rank]"]
 UpValues = Annotated[Array, "[num_query_heads, value_dim, rank]"]
@@ -23,7 +23,7 @@ ERRORS: dict[str, str] = {
 
 
 class Latent(Protocol):
-    """dtype: any format, or packed. records: the rows byte by byte."""
+    """`dtype` is any format, or `packed`. `records` returns the rows byte by byte."""
 
     length: int
     num_bytes: int

@@ -44,7 +44,7 @@ def what_was_read_stays(stream: Stream) -> None:
         same(subject.numpy(part), was, f"{name} read earlier, after other tokens were written and read")
 
 
-@law("FMT-LEVEL-04")
+@law("FMT-LEVEL-04b")
 def float64_is_refused(stream: Stream) -> None:
     filled(stream, 2)
     before = stream.observe()

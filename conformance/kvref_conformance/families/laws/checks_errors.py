@@ -72,7 +72,7 @@ def an_operation_that_raises_leaves_no_trace(stream: Stream) -> None:
 BAD_SIZES: tuple[Any, ...] = (0, -1, 1.5, None, "2")
 
 
-@of_each_configuration("LAW-12")
+@of_each_configuration("LAW-12a")
 def a_configuration_that_makes_no_sense_is_refused(subject: Subject, family: Family) -> None:
     new(subject, family.name)
     tried = 0
@@ -92,7 +92,7 @@ FEW = 3  # of many values, those at either end
 LARGEST = 64  # times as large as what checks begin with: more would take memory
 
 
-@of_each_configuration("LAW-12")
+@of_each_configuration("LAW-12b")
 def what_the_limits_allow_is_made(subject: Subject, family: Family) -> None:
     begun = new(subject, family.name).config
     for name in family.small:

@@ -28,7 +28,7 @@ def is_as(stream: Stream, other: Stream, when: str) -> None:
     pair(stream.read(), other.read(), f"what is held {when}")
 
 
-@law("MOVE-01", "saved_as_is")
+@law("MOVE-01ac", "saved_as_is")
 def what_is_loaded_reads_as_what_was_saved(stream: Stream) -> None:
     filled(stream)
     loaded = stream.fresh()
@@ -41,7 +41,7 @@ def what_is_loaded_reads_as_what_was_saved(stream: Stream) -> None:
     is_as(loaded, stream, "loaded, and 3 more")
 
 
-@law("MOVE-01", "saved_as_is")
+@law("MOVE-01cd", "saved_as_is")
 def what_is_loaded_takes_the_place_of_what_was_there(stream: Stream) -> None:
     filled(stream, 5)
     loaded, _, _ = filled(stream.fresh())
@@ -53,7 +53,7 @@ def what_is_loaded_takes_the_place_of_what_was_there(stream: Stream) -> None:
     is_as(loaded, stream, "loaded, and forgotten")
 
 
-@law("MOVE-01", "saved_as_is", "in_formats")
+@law("MOVE-01b", "saved_as_is", "in_formats")
 def nothing_is_quantized_again(stream: Stream) -> None:
     for each in stream.in_formats():
         filled(each, 5)
@@ -64,7 +64,7 @@ def nothing_is_quantized_again(stream: Stream) -> None:
             is_as(other, each, f"of {each.config}, {times}")
 
 
-@law("MOVE-02", "saved_as_is")
+@law("MOVE-02a", "saved_as_is")
 def it_is_loaded_where_other_sizes_do_not_matter(stream: Stream) -> None:
     filled(stream)
     other = stream.elsewhere()
@@ -73,7 +73,7 @@ def it_is_loaded_where_other_sizes_do_not_matter(stream: Stream) -> None:
     is_as(other, stream, f"loaded in a cache of {other.config}, from one of {stream.config}")
 
 
-@law("MOVE-02", "saved_as_is")
+@law("MOVE-02b", "saved_as_is")
 def another_shape_is_refused(stream: Stream) -> None:
     filled(stream, 3)
     data, tried = stream.saved(), 0
@@ -88,7 +88,7 @@ def another_shape_is_refused(stream: Stream) -> None:
         raise NotOffered("a cache of another shape")
 
 
-@law("MOVE-03", "saved_as_is")
+@law("MOVE-03a", "saved_as_is")
 def a_damaged_file_changes_nothing(stream: Stream) -> None:
     filled(stream, 4)
     data = stream.saved()
@@ -101,7 +101,7 @@ def a_damaged_file_changes_nothing(stream: Stream) -> None:
         refuses(stream, changed, before, f"of {len(data)} bytes, of which that at {place} was changed")
 
 
-@law("MOVE-03", "saved_as_is")
+@law("MOVE-03bc", "saved_as_is")
 def a_file_cut_short_changes_nothing(stream: Stream) -> None:
     filled(stream, 4)
     data = stream.saved()
@@ -122,7 +122,7 @@ def refuses(stream: Stream, data: NDArray, before: dict[str, Any], what: str) ->
     same_observables(stream.observe(), before, f"after a load {what}")
 
 
-@law("MOVE-04", "saved_as_is")
+@law("MOVE-04a", "saved_as_is")
 def saving_has_no_effect(stream: Stream) -> None:
     filled(stream, 5)
     before = stream.observe()
@@ -130,7 +130,7 @@ def saving_has_no_effect(stream: Stream) -> None:
     same_observables(stream.observe(), before, "after it was saved")
 
 
-@law("MOVE-04", "saved_as_is")
+@law("MOVE-04b", "saved_as_is")
 def later_writes_are_not_in_it(stream: Stream) -> None:
     filled(stream, 5)
     before, data = seen(stream), Own(stream.saved_as_is())

@@ -13,14 +13,14 @@ from kvref_conformance.conversation.exchange import kinds_of
 from kvref_conformance.outcome import Broken, NotOffered
 
 
-@law("LAW-02")
+@law("LAW-02b")
 def keys_and_values_are_stored_apart(stream: Stream) -> None:
     keys, values = stream.tokens(MANY)
     stream.append(keys, np.zeros_like(values))
     reads(stream.subject, stream.read(), stream.expected(keys, np.zeros_like(values)), "tokens whose values are all zero")
 
 
-@law("LAW-02")
+@law("LAW-02a")
 def two_caches_share_nothing(stream: Stream) -> None:
     first, keys, values = filled(stream)
     second, _, _ = filled(stream.fresh())
@@ -39,7 +39,7 @@ def what_is_read_is_what_was_written(stream: Stream) -> None:
     reads(stream.subject, stream.read(), stream.expected(all_keys, all_values), f"{MANY + 3} tokens appended")
 
 
-@law("LAW-05")
+@law("LAW-05b")
 def nothing_of_the_last_owner_is_left(stream: Stream) -> None:
     filled(stream)
     stream.forget()
@@ -99,7 +99,7 @@ def the_same_calls_give_the_same_bits(stream: Stream) -> None:
     same_observables(second.observe(), first.observe(), "the second time")
 
 
-@law("LAW-13")
+@law("LAW-13ab")
 def no_tokens_change_nothing(stream: Stream) -> None:
     for count in (0, MANY):
         empty = stream.fresh()

@@ -42,7 +42,7 @@ def in_order(subject: Subject) -> None:
         raise NotOffered("blocks evicted in the order of MOVE-11, where its limits say other_eviction_order")
 
 
-@check("MOVE-06", "offload")
+@check("MOVE-06a", "offload")
 def what_is_half_stored_is_not_found(subject: Subject) -> None:
     store = new(subject, "offload", capacity=4)
     at_least(store, capacity=2)
@@ -56,7 +56,7 @@ def what_is_half_stored_is_not_found(subject: Subject) -> None:
     equal(store.lookup([1, 2]), 2, "keys found once both were complete")
 
 
-@check("MOVE-06", "offload")
+@check("MOVE-06c", "offload")
 def what_is_half_stored_is_not_loaded(subject: Subject) -> None:
     store = new(subject, "offload", capacity=4)
     at_least(store, capacity=2)
@@ -69,7 +69,7 @@ def what_is_half_stored_is_not_loaded(subject: Subject) -> None:
     store.prepare_load([1, 2])
 
 
-@check("MOVE-06", "offload")
+@check("MOVE-06a", "offload")
 def keys_are_found_from_the_first_on(subject: Subject) -> None:
     store, keys = full(subject, least=3)
     missing = FIRST - 1
@@ -79,7 +79,7 @@ def keys_are_found_from_the_first_on(subject: Subject) -> None:
     equal(store.lookup(keys), len(keys), "keys found of all")
 
 
-@check("MOVE-06", "offload")
+@check("MOVE-06b", "offload")
 def looking_changes_nothing(subject: Subject) -> None:
     store, keys = full(subject, least=2)
     for _ in range(3):
@@ -90,7 +90,7 @@ def looking_changes_nothing(subject: Subject) -> None:
     equal(gone(store, [FIRST - 1]), keys[:1], "keys evicted, where the oldest was looked for")
 
 
-@check("MOVE-08", "offload")
+@check("MOVE-08ab", "offload")
 def a_store_that_failed_leaves_a_miss(subject: Subject) -> None:
     store = new(subject, "offload", capacity=4)
     at_least(store, capacity=2)
@@ -106,7 +106,7 @@ def a_store_that_failed_leaves_a_miss(subject: Subject) -> None:
     equal(store.lookup([1, 2]), 2, "keys found once it was stored again")
 
 
-@check("MOVE-08", "offload")
+@check("MOVE-08a", "offload")
 def all_that_failed_can_be_stored_again(subject: Subject) -> None:
     store = new(subject, "offload", capacity=4)
     keys = [FIRST + number for number in range(store.config["capacity"])]
@@ -118,7 +118,7 @@ def all_that_failed_can_be_stored_again(subject: Subject) -> None:
     equal(store.lookup(keys), len(keys), "keys found after the last store went well")
 
 
-@check("MOVE-08", "offload")
+@check("MOVE-08c", "offload")
 def completing_what_is_not_being_stored_changes_nothing(subject: Subject) -> None:
     store = new(subject, "offload", capacity=4)
     stored(store, [1])
@@ -130,7 +130,7 @@ def completing_what_is_not_being_stored_changes_nothing(subject: Subject) -> Non
         equal(store.num_free, free, f"free places after complete_store([{key}], {success})")
 
 
-@check("MOVE-09", "offload")
+@check("MOVE-09ad", "offload")
 def what_is_being_loaded_is_not_evicted(subject: Subject) -> None:
     store, keys = full(subject, least=2)
     store.prepare_load(keys[:1])
@@ -145,7 +145,7 @@ def what_is_being_loaded_is_not_evicted(subject: Subject) -> None:
     equal(gone(store, [others[-1], *others[:-1]]), keys[:1], "keys evicted once the load was over")
 
 
-@check("MOVE-09", "offload")
+@check("MOVE-09ad", "offload")
 def what_is_being_stored_is_not_evicted(subject: Subject) -> None:
     store = new(subject, "offload", capacity=3)
     at_least(store, capacity=1)
@@ -158,7 +158,7 @@ def what_is_being_stored_is_not_evicted(subject: Subject) -> None:
     equal(len(gone(store, [1])), 1, "keys evicted once they were stored")
 
 
-@check("MOVE-09", "offload")
+@check("MOVE-09bd", "offload")
 def a_block_is_kept_as_often_as_it_is_loaded(subject: Subject) -> None:
     store, keys = full(subject, capacity=1)
     more = [FIRST - number for number in range(1, len(keys) + 1)]
@@ -171,7 +171,7 @@ def a_block_is_kept_as_often_as_it_is_loaded(subject: Subject) -> None:
     equal(gone(store, more), keys, "keys evicted once three loads were over")
 
 
-@check("MOVE-09", "offload")
+@check("MOVE-09bcd", "offload")
 def a_key_that_a_call_names_twice_counts_twice(subject: Subject) -> None:
     store, keys = full(subject, capacity=1)
     twice, more = keys[:1] * 2, [FIRST - number for number in range(1, len(keys) + 1)]
@@ -187,7 +187,7 @@ def a_key_that_a_call_names_twice_counts_twice(subject: Subject) -> None:
     equal(gone(store, more), keys, "keys evicted once every load was over that a call named twice")
 
 
-@check("MOVE-09", "offload")
+@check("MOVE-09c", "offload")
 def a_load_is_not_given_back_twice(subject: Subject) -> None:
     store, keys = full(subject, capacity=1)
     with raises("KeyNotFound"):

@@ -7,7 +7,7 @@ from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families.offload.checks import FIRST, found, full, gone, in_order, stored
 
 
-@check("MOVE-10", "offload")
+@check("MOVE-10a", "offload")
 def every_block_has_a_place_of_its_own(subject: Subject) -> None:
     store, keys = full(subject)
     held, total, lay = list(keys), len(keys), dict(zip(keys, store.places(keys), strict=True))
@@ -33,7 +33,7 @@ def every_block_has_a_place_of_its_own(subject: Subject) -> None:
         store.places([FIRST - 3 * total])
 
 
-@check("MOVE-10", "offload")
+@check("MOVE-10b", "offload")
 def free_places_are_those_without_a_block(subject: Subject) -> None:
     store = new(subject, "offload", capacity=4)
     total = store.config["capacity"]
@@ -48,13 +48,13 @@ def free_places_are_those_without_a_block(subject: Subject) -> None:
         equal(store.num_free, 0, "free places of a store that is full")
 
 
-@check("MOVE-10", "offload")
+@check("MOVE-10b", "offload")
 def the_capacity_is_as_asked(subject: Subject) -> None:
     store = new(subject, "offload")
     equal(store.capacity, store.config["capacity"], "capacity")
 
 
-@check("MOVE-10", "offload")
+@check("MOVE-10c", "offload")
 def what_is_there_is_not_stored_again(subject: Subject) -> None:
     store = new(subject, "offload", capacity=4)
     at_least(store, capacity=3)
@@ -67,7 +67,7 @@ def what_is_there_is_not_stored_again(subject: Subject) -> None:
     equal([list(part) for part in store.prepare_store([1, 2, 3])], [[], []], "what is to be stored where all are on their way")
 
 
-@check("MOVE-10", "offload")
+@check("MOVE-10c", "offload")
 def a_key_named_twice_takes_one_place(subject: Subject) -> None:
     store = new(subject, "offload", capacity=4)
     at_least(store, capacity=2)
@@ -78,7 +78,7 @@ def a_key_named_twice_takes_one_place(subject: Subject) -> None:
     equal(store.num_free, free, "free places after both failed")
 
 
-@check("MOVE-10", "offload")
+@check("MOVE-10d", "offload")
 def as_many_are_evicted_as_have_to_be(subject: Subject) -> None:
     store, keys = full(subject, least=3)
     more = [FIRST - 1, FIRST - 2]
@@ -89,7 +89,7 @@ def as_many_are_evicted_as_have_to_be(subject: Subject) -> None:
     equal(gone(store, [FIRST - 3]), [], "keys evicted for one where one place is free")
 
 
-@check("MOVE-10", "offload")
+@check("MOVE-10e", "offload")
 def nothing_goes_for_what_has_no_room(subject: Subject) -> None:
     store, keys = full(subject, least=2)
     more = [FIRST - number for number in range(1, len(keys) + 2)]
@@ -101,7 +101,7 @@ def nothing_goes_for_what_has_no_room(subject: Subject) -> None:
         equal(found(store, more), [], "keys found that were refused")
 
 
-@check("MOVE-10", "offload")
+@check("MOVE-10d", "offload")
 def nothing_is_evicted_that_the_call_names(subject: Subject) -> None:
     store, keys = full(subject, least=2)
     others = [FIRST - number for number in range(1, len(keys))]
@@ -109,7 +109,7 @@ def nothing_is_evicted_that_the_call_names(subject: Subject) -> None:
     equal(found(store, keys), keys[:1], "the keys that are found")
 
 
-@check("MOVE-11", "offload")
+@check("MOVE-11a", "offload")
 def what_was_used_longest_ago_goes_first(subject: Subject) -> None:
     in_order(subject)
     store, keys = full(subject, least=3)
@@ -119,7 +119,7 @@ def what_was_used_longest_ago_goes_first(subject: Subject) -> None:
     equal(gone(store, [FIRST - 2]), [keys[2]], "keys evicted after the oldest was named again, to be stored")
 
 
-@check("MOVE-11", "offload")
+@check("MOVE-11ac", "offload")
 def what_is_touched_goes_last(subject: Subject) -> None:
     in_order(subject)
     store, keys = full(subject, least=3)
@@ -128,7 +128,7 @@ def what_is_touched_goes_last(subject: Subject) -> None:
     equal(gone(store, [FIRST - 1]), [keys[1]], "keys evicted after the oldest was touched")
 
 
-@check("MOVE-11", "offload")
+@check("MOVE-11a", "offload")
 def what_is_loaded_goes_last(subject: Subject) -> None:
     in_order(subject)
     store, keys = full(subject, least=3)
@@ -137,7 +137,7 @@ def what_is_loaded_goes_last(subject: Subject) -> None:
     equal(gone(store, [FIRST - 1]), [keys[1]], "keys evicted after the oldest was loaded")
 
 
-@check("MOVE-11", "offload")
+@check("MOVE-11b", "offload")
 def the_end_of_a_prefix_goes_before_its_beginning(subject: Subject) -> None:
     in_order(subject)
     store = new(subject, "offload", capacity=4)

@@ -16,8 +16,8 @@ ERRORS: dict[str, str] = {
 
 
 class Offload(Protocol):
-    """A key is an integer of 64 bits, as a hash is. `prepare_store` gives the keys that are to be stored and those that were
-    evicted for them, `places` where blocks lie, in [0, capacity), or will lie.
+    """A key is an integer of 64 bits, such as a hash. `prepare_store` returns the keys to be stored and the keys that were
+    evicted for them. `places` returns the place of each key's block, in [0, capacity), also while the block is being stored.
     """
 
     capacity: int

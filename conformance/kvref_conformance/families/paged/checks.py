@@ -41,7 +41,7 @@ def joined(*pairs: Pair) -> Pair:
     return keys, values
 
 
-@check("PAGED-01", "paged")
+@check("PAGED-01ab", "paged")
 def ids_are_never_used_again(subject: Subject) -> None:
     cache, seen, kept = with_room(subject, 1), set[int](), 0
     for _ in range(4):
@@ -55,14 +55,14 @@ def ids_are_never_used_again(subject: Subject) -> None:
             cache.gather(made[-1], 0)
 
 
-@check("PAGED-02", "paged")
+@check("PAGED-02a", "paged")
 def a_new_sequence_holds_no_block(subject: Subject) -> None:
     cache = with_room(subject, 1)
     sequence = cache.create()
     in_use(subject, cache, {sequence: 0}, "after create")
 
 
-@check("PAGED-02", "paged")
+@check("PAGED-02b", "paged")
 def a_new_sequence_holds_no_token(subject: Subject) -> None:
     cache = with_room(subject, 1)
     sequence = cache.create()
@@ -80,7 +80,7 @@ def blocks_come_when_needed(subject: Subject) -> None:
             in_use(subject, cache, {sequence: -(-count // size)}, f"for {count} tokens of block_size {size}")
 
 
-@check("PAGED-04", "paged")
+@check("PAGED-04ab", "paged")
 def capacity_is_ensured_once(subject: Subject) -> None:
     cache = with_room(subject, 4)
     sequence, size = cache.create(), cache.config["block_size"]
@@ -93,7 +93,7 @@ def capacity_is_ensured_once(subject: Subject) -> None:
             tables = stay(subject, cache, sequence, tables, 0, f"after ensure_capacity({count})")
 
 
-@check("PAGED-05", "paged")
+@check("PAGED-05a", "paged")
 def a_request_that_does_not_fit_takes_nothing(subject: Subject) -> None:
     cache = just_room(subject, 3)
     sequence, size, entries = cache.create(), cache.config["block_size"], room(cache)
@@ -105,7 +105,7 @@ def a_request_that_does_not_fit_takes_nothing(subject: Subject) -> None:
     in_use(subject, cache, {sequence: entries}, "after a request that fits")
 
 
-@check("PAGED-05", "paged")
+@check("PAGED-05b", "paged")
 def a_write_that_does_not_fit_takes_nothing(subject: Subject) -> None:
     cache = to_be_filled(subject, 3, one_short=True)
     sequence, entries = cache.create(), room(cache)
@@ -116,7 +116,7 @@ def a_write_that_does_not_fit_takes_nothing(subject: Subject) -> None:
     in_use(subject, cache, {sequence: entries}, "after OutOfBlocks")
 
 
-@check("PAGED-05", "paged")
+@check("PAGED-05a", "paged")
 def a_request_that_fits_no_pool_takes_nothing(subject: Subject) -> None:
     cache = with_room(subject, 1)
     sequence = cache.create()
@@ -129,7 +129,7 @@ def a_request_that_fits_no_pool_takes_nothing(subject: Subject) -> None:
     in_use(subject, cache, {sequence: 0}, "after requests for more tokens than any pool holds")
 
 
-@check("PAGED-06", "paged")
+@check("PAGED-06ab", "paged")
 def a_slot_is_block_times_size_plus_offset(subject: Subject) -> None:
     cache, sequence, keys, _ = written(subject, 3, 2)
     size, length = cache.config["block_size"], len(keys)
@@ -146,7 +146,7 @@ def a_slot_is_block_times_size_plus_offset(subject: Subject) -> None:
             cache.slot_mapping(sequence, 0, start, size)
 
 
-@check("PAGED-07", "paged")
+@check("PAGED-07ab", "paged")
 def dropping_gives_back_every_block(subject: Subject) -> None:
     cache, sequence, _, _ = written(subject, 3, 1, 6)
     others = [cache.create() for _ in range(subject.size("sequences", 2) - 1)]
@@ -189,7 +189,7 @@ def an_unknown_sequence_raises(subject: Subject) -> None:
     pair(cache.gather(known, 0), (keys, values), "the known sequence")
 
 
-@check("PAGED-09", "paged")
+@check("PAGED-09a", "paged")
 def length_counts_what_was_written(subject: Subject) -> None:
     cache, sequence, keys, _ = written(subject, 1, 1)
     for count in (len(keys), len(keys) + 1):
@@ -198,7 +198,7 @@ def length_counts_what_was_written(subject: Subject) -> None:
         cache.write(sequence, 0, count, *pair_of_tokens(subject, 1))
 
 
-@check("PAGED-09", "paged")
+@check("PAGED-09b", "paged")
 def capacity_is_no_length(subject: Subject) -> None:
     cache = with_room(subject, 3)
     sequence = cache.create()
@@ -206,7 +206,7 @@ def capacity_is_no_length(subject: Subject) -> None:
     equal(cache.length(sequence, 0), 0, "length after ensure_capacity alone")
 
 
-@check("PAGED-09", "paged")
+@check("PAGED-09ac", "paged")
 def overwriting_changes_no_length(subject: Subject) -> None:
     cache, sequence, keys, _ = written(subject, 1, 3)
     length = len(keys)
@@ -229,7 +229,7 @@ def there_are_no_holes(subject: Subject) -> None:
     pair(cache.gather(sequence, 0), (keys, values), "tokens after writes past the end were refused")
 
 
-@check("PAGED-11", "paged")
+@check("PAGED-11ab", "paged")
 def overwriting_changes_one_position(subject: Subject) -> None:
     cache, sequence, keys, values = written(subject, 3, 1)
     size = cache.config["block_size"]
@@ -264,7 +264,7 @@ def block_sizes(subject: Subject) -> list[int]:
     return list(dict.fromkeys(subject.size("block_size", wanted) for wanted in (1, 2, 3, 5, 7, 16)))
 
 
-@check("PAGED-15", "paged")
+@check("PAGED-15a", "paged")
 def utilization_follows_the_pool(subject: Subject) -> None:
     cache = with_room(subject, 4)
     equal(cache.utilization, 0.0, "utilization of a new cache")
@@ -277,7 +277,7 @@ def utilization_follows_the_pool(subject: Subject) -> None:
     equal(cache.utilization, 0.0, "utilization after the drop")
 
 
-@check("PAGED-15", "paged")
+@check("PAGED-15b", "paged")
 def utilization_of_no_blocks_is_0(subject: Subject) -> None:
     if subject.size("num_blocks", 0):
         raise NotOffered(f"a cache of no blocks, where its limits say {subject.limits.of('paged', 'num_blocks')}")

@@ -46,7 +46,7 @@ def step_of(subject: Subject, cache: Handle, count: int) -> Pair:
     return keys, values
 
 
-@check("PAGED-16", "paged")
+@check("PAGED-16a", "paged")
 def a_batch_is_appended_one_by_one(subject: Subject) -> None:
     cache, sequences, tokens = several(subject)
     before = [len(keys) for keys, _ in tokens]
@@ -61,7 +61,7 @@ def a_batch_is_appended_one_by_one(subject: Subject) -> None:
                 equal(cache.length(sequence, layer), before[i], "length of a layer that was not appended to")
 
 
-@check("PAGED-16", "paged")
+@check("PAGED-16a", "paged")
 def a_batch_goes_to_the_sequences_it_names(subject: Subject) -> None:
     subject.need(sequences=2)
     cache, (gone, *others), (_, *tokens) = several(subject)
@@ -76,7 +76,7 @@ def a_batch_goes_to_the_sequences_it_names(subject: Subject) -> None:
         equal(cache.length(other, layer), 0, "length of the sequence that was not named")
 
 
-@check("PAGED-16", "paged")
+@check("PAGED-16b", "paged")
 def a_step_is_appended_in_every_layer(subject: Subject) -> None:
     cache, sequences, tokens = several(subject)
     more = pair_of_tokens(subject, 1)
@@ -93,7 +93,7 @@ def a_step_is_appended_in_every_layer(subject: Subject) -> None:
         pair(cache.gather(sequence, 0), wrote, "a sequence that is not of the batch")
 
 
-@check("PAGED-16", "paged")
+@check("PAGED-16a", "paged")
 def every_sequence_of_a_batch_may_take_blocks_at_once(subject: Subject) -> None:
     count, size = subject.size("sequences", 5), subject.size("block_size", 1)
     cache = with_room(subject, 2 * count + 2, block_size=1)
@@ -108,7 +108,7 @@ def every_sequence_of_a_batch_may_take_blocks_at_once(subject: Subject) -> None:
     in_use(subject, cache, dict.fromkeys(sequences, 2), f"after {len(wrote)} tokens a sequence")
 
 
-@check("PAGED-16", "paged")
+@check("PAGED-16b", "paged")
 def every_sequence_of_a_step_may_take_blocks_at_once(subject: Subject) -> None:
     count = subject.size("sequences", 5)
     cache = with_room(subject, count + 1, block_size=1)
@@ -141,7 +141,7 @@ def nothing_written(subject: Subject, cache: Handle, lengths: dict[int, int], wh
     in_use(subject, cache, {sequence: -(-length // size) for sequence, length in lengths.items()}, when)
 
 
-@check("PAGED-16", "paged")
+@check("PAGED-16c", "paged")
 def a_batch_that_does_not_fit_writes_nothing(subject: Subject) -> None:
     cache, lengths, batches = full(subject)
     for batch, kinds in batches:
@@ -150,7 +150,7 @@ def a_batch_that_does_not_fit_writes_nothing(subject: Subject) -> None:
         nothing_written(subject, cache, lengths, f"after {kinds[0]}")
 
 
-@check("PAGED-16", "paged")
+@check("PAGED-16c", "paged")
 def a_step_that_does_not_fit_writes_nothing(subject: Subject) -> None:
     cache, lengths, batches = full(subject)
     for batch, kinds in batches:
@@ -159,7 +159,7 @@ def a_step_that_does_not_fit_writes_nothing(subject: Subject) -> None:
         nothing_written(subject, cache, lengths, f"after {kinds[0]}")
 
 
-@check("PAGED-17", "paged")
+@check("PAGED-17a", "paged")
 def a_batch_is_gathered_with_its_offsets(subject: Subject) -> None:
     cache, sequences, tokens = several(subject)
     layer, none = layers_of(cache)[-1], (tokens[0][0][:0], tokens[0][1][:0])
@@ -170,7 +170,7 @@ def a_batch_is_gathered_with_its_offsets(subject: Subject) -> None:
         pair((keys, values), joined(none, *(tokens[i] for i in order)), f"sequences {order}")
 
 
-@check("PAGED-17", "paged")
+@check("PAGED-17b", "paged")
 def lengths_of_a_batch_are_those_of_its_sequences(subject: Subject) -> None:
     cache, sequences, tokens = several(subject)
     for order in orders(sequences, (0, 1, 2), (2, 0), (1,), (0,), (), (2, 2), (0, 0)):
@@ -178,7 +178,7 @@ def lengths_of_a_batch_are_those_of_its_sequences(subject: Subject) -> None:
         equal(list(cache.lengths([sequences[i] for i in order], layers_of(cache)[-1])), lengths, f"lengths of {order}")
 
 
-@check("PAGED-17", "paged")
+@check("PAGED-17c", "paged")
 def tables_of_a_batch_are_filled_up_with_minus_one(subject: Subject) -> None:
     cache, sequences, _ = several(subject, block_size=2)
     for layer in layers_of(cache):

@@ -16,7 +16,7 @@ UNIT = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}  # what r
 LEAST = {"float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133}
 
 
-@check("EDIT-01", "paged")
+@check("EDIT-01abc", "paged")
 def truncating_leaves_what_comes_before(subject: Subject) -> None:
     size = subject.size("block_size", 3)
     for length in dict.fromkeys((2 * size + 1, 2 * size, 2 * size - 1, size, 1, 0)):
@@ -29,7 +29,7 @@ def truncating_leaves_what_comes_before(subject: Subject) -> None:
                 cache.cache.read(sequence, layer, [length])
 
 
-@check("EDIT-02", "paged")
+@check("EDIT-02a", "paged")
 def what_is_not_there_is_not_cut(subject: Subject) -> None:
     cache = known(subject, sequences=1)
     sequence = cache.create(cache.size + 2, cache.size + 1)
@@ -58,7 +58,7 @@ def what_comes_after_a_cut_is_as_if_nothing_had_been_there(subject: Subject) -> 
         cache.drop(sequence)
 
 
-@check("EDIT-04", "paged")
+@check("EDIT-04abc", "paged")
 def blocks_past_a_cut_are_given_back_or_held(subject: Subject) -> None:
     cache = known(subject, sequences=1)
     sequence, layers = cache.create(4 * cache.size), len(cache.layers)
@@ -76,7 +76,7 @@ def blocks_past_a_cut_are_given_back_or_held(subject: Subject) -> None:
     equal(cache.used(), 0, "blocks in use after all went")
 
 
-@check("EDIT-05", "paged")
+@check("EDIT-05ab", "paged")
 def cutting_one_sharer_cuts_no_other(subject: Subject) -> None:
     subject.need(sequences=3)
     size = subject.size("block_size", 3)
@@ -94,7 +94,7 @@ def cutting_one_sharer_cuts_no_other(subject: Subject) -> None:
             equal(cache.used(), 0, "blocks in use after all went")
 
 
-@check("EDIT-06", "paged")
+@check("EDIT-06a", "paged")
 def a_sequence_in_pages_can_be_cut_anywhere(subject: Subject) -> None:
     cache = known(subject, sequences=1)
     sequence = cache.create(2 * cache.size + 2)
@@ -103,7 +103,7 @@ def a_sequence_in_pages_can_be_cut_anywhere(subject: Subject) -> None:
         cache.look(f"after it was cut to {length}")
 
 
-@check("EDIT-10", "paged")
+@check("EDIT-10ad", "paged")
 def removing_closes_the_gap(subject: Subject) -> None:
     size = subject.size("block_size", 3)
     for start, stop in (
@@ -128,7 +128,7 @@ def removing_closes_the_gap(subject: Subject) -> None:
         equal(cache.used(), 0, "blocks in use after it went")
 
 
-@check("EDIT-10", "paged")
+@check("EDIT-10d", "paged")
 def removing_what_is_not_there_is_refused(subject: Subject) -> None:
     cache = known(subject, sequences=1)
     sequence = cache.create(cache.size + 2, cache.size + 1)
@@ -148,7 +148,7 @@ def removing_what_is_not_there_is_refused(subject: Subject) -> None:
         cache.cache.remove(sequence, 0, 0)
 
 
-@check("EDIT-10", "paged")
+@check("EDIT-10acg", "paged")
 def removing_from_one_sharer_moves_no_other(subject: Subject) -> None:
     subject.need(sequences=3)
     size = subject.size("block_size", 3)
@@ -167,7 +167,7 @@ def removing_from_one_sharer_moves_no_other(subject: Subject) -> None:
         equal(cache.used(), 0, "blocks in use after all went")
 
 
-@check("EDIT-10", "paged")
+@check("EDIT-10g", "paged")
 def what_moves_without_room_for_copies_stays(subject: Subject) -> None:
     subject.need(sequences=2)
     cache = Known(subject, to_be_filled(subject, 3))
@@ -197,7 +197,7 @@ def turned(keys: NDArray, by: int, theta: float, layout: str) -> tuple[NDArray, 
     return want, length
 
 
-@check("EDIT-10", "paged")
+@check("EDIT-10bcg", "paged")
 def keys_that_move_are_turned_back(subject: Subject) -> None:
     size = subject.size("block_size", 3)
     for dtype in subject.formats("float32", "float16", "bfloat16"):
@@ -238,7 +238,7 @@ def turning(subject: Subject, dtype: str, layout: str, theta: float, gap: range)
         same(handle.gather(parent, layer)[0], keys, f"the parent's keys of layer {layer} after its child's were turned")
 
 
-@check("EDIT-10", "paged")
+@check("EDIT-10e", "paged")
 def what_cannot_be_turned_is_refused(subject: Subject) -> None:
     cache = known(subject, sequences=1, head_dim=6)
     sequence = cache.cache.create()

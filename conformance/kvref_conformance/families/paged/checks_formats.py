@@ -69,7 +69,7 @@ def pages(subject: Subject) -> Iterator[Known]:
         yield Known(subject, with_room(subject, 8, **of_format(name)))
 
 
-@check("PAGED-18", "paged")
+@check("PAGED-18a", "paged")
 def tokens_in_pages_read_back_as_their_format_says(subject: Subject) -> None:
     for name in of_each_kind(subject, count=2):
         cache = Known(subject, with_room(subject, 8, **of_format(name, 2)))
@@ -85,7 +85,7 @@ def tokens_in_pages_read_back_as_their_format_says(subject: Subject) -> None:
         read_back(subject, cache.cache, got, (keys[positions], values[positions]), f"positions {positions} in {name}")
 
 
-@check("PAGED-18", "paged")
+@check("PAGED-18b", "paged")
 def tokens_beside_one_that_is_overwritten_keep_their_scales(subject: Subject) -> None:
     for cache in pages(subject):
         sequence, size = cache.create(2 * subject.size("block_size", 3) + 1), cache.size
@@ -94,7 +94,7 @@ def tokens_beside_one_that_is_overwritten_keep_their_scales(subject: Subject) ->
             cache.look(f"after {count} from {start} were written")
 
 
-@check("PAGED-18", "paged")
+@check("PAGED-18a", "paged")
 def a_batch_quantizes_each_token_by_itself(subject: Subject) -> None:
     subject.need(sequences=2)
     for cache in pages(subject):
@@ -104,7 +104,7 @@ def a_batch_quantizes_each_token_by_itself(subject: Subject) -> None:
             cache.look("after a batch")
 
 
-@check("PAGED-18", "paged")
+@check("PAGED-18c", "paged")
 def scales_are_shared_and_copied_with_their_block(subject: Subject) -> None:
     subject.need(sequences=2)
     for cache in pages(subject):
@@ -120,7 +120,7 @@ def scales_are_shared_and_copied_with_their_block(subject: Subject) -> None:
         cache.look("after its parent was dropped")
 
 
-@check("PAGED-18", "paged")
+@check("PAGED-18c", "paged")
 def scales_are_copied_where_sharers_go_on(subject: Subject) -> None:
     """As above, of a cache in which nothing is written but at the end."""
     subject.need(sequences=2)
@@ -134,7 +134,7 @@ def scales_are_copied_where_sharers_go_on(subject: Subject) -> None:
         cache.look("after both went on, and the parent was dropped")
 
 
-@check("PAGED-18", "paged")
+@check("PAGED-18d", "paged")
 def scales_are_cut_with_their_tokens(subject: Subject) -> None:
     for cache in pages(subject):
         sequence = cache.create(2 * cache.size + 1)
@@ -144,7 +144,7 @@ def scales_are_cut_with_their_tokens(subject: Subject) -> None:
         cache.look("after it was cut and went on")
 
 
-@check("PAGED-18", "paged")
+@check("PAGED-18d", "paged")
 def scales_move_with_their_tokens(subject: Subject) -> None:
     for cache in pages(subject):
         sequence = cache.create(3 * cache.size)
@@ -153,7 +153,7 @@ def scales_move_with_their_tokens(subject: Subject) -> None:
             cache.look(f"after {start} .. {stop} were removed")
 
 
-@check("PAGED-18", "paged")
+@check("PAGED-18e", "paged")
 def blocks_that_others_had_come_without_their_scales(subject: Subject) -> None:
     for name in of_each_kind(subject, PLACES):
         cache = Known(subject, to_be_filled(subject, 2, **of_format(name)))
@@ -163,7 +163,7 @@ def blocks_that_others_had_come_without_their_scales(subject: Subject) -> None:
             cache.drop(sequence)
 
 
-@check("PAGED-18", "paged")
+@check("PAGED-18f", "paged")
 def what_a_format_cannot_hold_is_refused_before_anything_changes(subject: Subject) -> None:
     tried = False
     for cache in pages(subject):
@@ -183,7 +183,7 @@ def what_a_format_cannot_hold_is_refused_before_anything_changes(subject: Subjec
         raise NotOffered("numbers that it takes and a format with scales cannot hold")
 
 
-@check("PAGED-18", "paged")
+@check("PAGED-18g", "paged")
 def pages_that_no_group_goes_into_are_refused(subject: Subject) -> None:
     tried = [
         (name, dim)
@@ -211,7 +211,7 @@ def attention_over_pages_with_scales_is_over_what_they_read_as(subject: Subject)
         within(got, want, bound, f"attention over pages in {cache.cache.config['dtype']}")
 
 
-@check("PAGED-17", "paged")
+@check("PAGED-17a", "paged")
 def a_batch_of_pages_with_scales_is_gathered_as_each_of_them_reads(subject: Subject) -> None:
     for cache in pages(subject):
         sequences = [cache.create(count) for count in (1, cache.size + 1, 2)[-subject.size("sequences", 3) :]]
@@ -222,7 +222,7 @@ def a_batch_of_pages_with_scales_is_gathered_as_each_of_them_reads(subject: Subj
             read_back(subject, cache.cache, (keys, values), (wrote[0], wrote[1]), what)
 
 
-@check("EDIT-10", "paged")
+@check("EDIT-10bg", "paged")
 def keys_that_move_are_turned_and_quantized_again(subject: Subject) -> None:
     """Turned in float32 a key is within 3 * 2^-24 of each pair's length of the exact one, and of the nearest float32 within 4.
 
@@ -253,7 +253,7 @@ def keys_that_move_are_turned_and_quantized_again(subject: Subject) -> None:
             same(cache.gather(parent, layer)[0], keys, f"the parent's keys of {what}")
 
 
-@check("EDIT-10", "paged")
+@check("EDIT-10f", "paged")
 def turned_keys_that_a_format_cannot_hold_are_refused(subject: Subject) -> None:
     """Pairs of two large numbers, of which one becomes 1.38 times as large: finite numbers end before."""
     subject.need(sequences=1)

@@ -81,7 +81,7 @@ def sequences_layers_and_positions_may_be_of_any_type(subject: Subject) -> None:
     the_same_in_any_type(subject, script)
 
 
-@check("LAW-03", "paged")
+@check("LAW-03ab", "paged")
 def every_block_belongs_to_the_tables_that_list_it(subject: Subject) -> None:
     cache, lengths, most = with_room(subject, 1), dict[int, int](), subject.size("sequences", 60)
     size = cache.config["block_size"]
@@ -107,7 +107,7 @@ def every_block_belongs_to_the_tables_that_list_it(subject: Subject) -> None:
         equal(max(listed.values(), default=1), 1, "tables that list one block")
 
 
-@check("LAW-05", "paged")
+@check("LAW-05ab", "paged")
 def a_position_never_written_cannot_be_read(subject: Subject) -> None:
     cache = with_room(subject, 3)
     old, size = cache.create(), cache.config["block_size"]
@@ -127,7 +127,7 @@ def a_position_never_written_cannot_be_read(subject: Subject) -> None:
     pair(cache.gather(sequence, 0), (keys, values), f"{size + 1} tokens in blocks another sequence had")
 
 
-@check("LAW-02", "paged")
+@check("LAW-02a", "paged")
 def sequences_and_layers_are_apart(subject: Subject) -> None:
     streams, rows = [], []
     first = PagedStream(subject)
@@ -145,7 +145,7 @@ def sequences_and_layers_are_apart(subject: Subject) -> None:
         pair(stream.read(), wanted, f"sequence {stream.sequence}, layer {stream.layer}")
 
 
-@check("LAW-02", "paged")
+@check("LAW-02a", "paged")
 def overwriting_one_sequence_changes_no_other(subject: Subject) -> None:
     subject.need(sequences=2)
     first = PagedStream(subject)

@@ -52,7 +52,7 @@ def is_empty(cache: Handle, sequence: int, when: str) -> None:
         cache.read(sequence, 0, [0])
 
 
-@check("MOVE-01", "paged")
+@check("MOVE-01ac", "paged")
 def every_layer_is_loaded_with_the_tokens_that_it_had(subject: Subject) -> None:
     cache, other = roomy(subject), roomy(subject)
     sequence, held = written(subject, cache, TOKENS, TOKENS - 3)
@@ -66,7 +66,7 @@ def every_layer_is_loaded_with_the_tokens_that_it_had(subject: Subject) -> None:
         pair(other.gather(loaded, layer), whole, f"layer {layer} loaded, and 2 tokens more")
 
 
-@check("MOVE-01", "paged")
+@check("MOVE-01d", "paged")
 def a_load_changes_no_other_sequence(subject: Subject) -> None:
     subject.need(sequences=3)
     cache = roomy(subject, 16)
@@ -84,7 +84,7 @@ def a_load_changes_no_other_sequence(subject: Subject) -> None:
     holds(cache, one, others, "after its fork was dropped")
 
 
-@check("MOVE-02", "paged")
+@check("MOVE-02c", "paged")
 def too_few_blocks_change_nothing(subject: Subject) -> None:
     cache = roomy(subject)
     sequence, _ = written(subject, cache, TOKENS)
@@ -101,7 +101,7 @@ def too_few_blocks_change_nothing(subject: Subject) -> None:
     equal(small.num_free_blocks, free, "num_free_blocks after a load for which blocks lacked")
 
 
-@check("MOVE-02", "paged")
+@check("MOVE-02b", "paged")
 def another_given_scale_is_another_format(subject: Subject) -> None:
     for name in formats_of(subject, "dtype", *STATIC):
         cache = roomy(subject, dtype=name, key_scale=0.5, value_scale=0.1)
@@ -127,7 +127,7 @@ def another_given_scale_is_another_format(subject: Subject) -> None:
         holds(ones, loaded, held, f"saved without a scale, and loaded where it is said to be 1, in {name}")
 
 
-@check("MOVE-03", "paged")
+@check("MOVE-03d", "paged")
 def a_sequence_that_is_not_there_is_not_loaded(subject: Subject) -> None:
     cache = roomy(subject)
     sequence, held = written(subject, cache, 3)
@@ -138,7 +138,7 @@ def a_sequence_that_is_not_there_is_not_loaded(subject: Subject) -> None:
     holds(cache, sequence, held, "after another was asked for")
 
 
-@check("MOVE-04", "paged")
+@check("MOVE-04c", "paged")
 def copies_and_shifts_are_in_it(subject: Subject) -> None:
     subject.need(sequences=2)
     cache = roomy(subject, 16)
@@ -186,25 +186,25 @@ def fresh_free(subject: Subject, held: Layers, **sizes: Any) -> int:
     return int(cache.num_free_blocks)
 
 
-@check("MOVE-05", "paged")
+@check("MOVE-05ab", "paged")
 def ranges_of_tokens_come_together(subject: Subject) -> None:
     come_together(subject, "tokens", [0, 2], [2, 4], [4, TOKENS])
 
 
-@check("MOVE-05", "paged")
+@check("MOVE-05ab", "paged")
 def layers_come_together(subject: Subject) -> None:
     subject.need(num_layers=2)
     layers = subject.size("num_layers", 2)
     come_together(subject, "layers", [0, 1], [1, layers])
 
 
-@check("MOVE-05", "paged")
+@check("MOVE-05ab", "paged")
 def heads_come_together(subject: Subject) -> None:
     subject.need(num_kv_heads=2)
     come_together(subject, "heads", [0, 1], [1, subject.heads])
 
 
-@check("MOVE-05", "paged")
+@check("MOVE-05ab", "paged")
 def parts_have_their_codes_scales_and_zeros(subject: Subject) -> None:
     subject.need(num_kv_heads=2)
     for name in one_of_each_kind(subject, "dtype"):
@@ -214,7 +214,7 @@ def parts_have_their_codes_scales_and_zeros(subject: Subject) -> None:
             come_together(subject, "heads", [0, 1], [1, subject.heads], **sizes)
 
 
-@check("MOVE-05", "paged")
+@check("MOVE-05c", "paged")
 def a_part_that_is_not_right_is_as_if_it_had_not_come(subject: Subject) -> None:
     subject.need(sequences=2)
     cache = roomy(subject, 24)
@@ -239,7 +239,7 @@ def a_part_that_is_not_right_is_as_if_it_had_not_come(subject: Subject) -> None:
     holds(cache, another, held, "of which all parts had come, and wrong ones")
 
 
-@check("MOVE-05", "paged")
+@check("MOVE-05d", "paged")
 def parts_wait_while_the_sequence_goes_on(subject: Subject) -> None:
     cache, other = roomy(subject), roomy(subject, 16)
     sequence, held = written(subject, cache, TOKENS)
@@ -258,7 +258,7 @@ def parts_wait_while_the_sequence_goes_on(subject: Subject) -> None:
     holds(other, loaded, held, "whose parts had come before and after it was written to and cut")
 
 
-@check("MOVE-05", "paged")
+@check("MOVE-05d", "paged")
 def parts_are_nobody_elses(subject: Subject) -> None:
     subject.need(sequences=3)
     cache, other = roomy(subject), roomy(subject, 32)
@@ -276,7 +276,7 @@ def parts_are_nobody_elses(subject: Subject) -> None:
         holds(other, child, own, "saved, or forked, before all parts of another had come")
 
 
-@check("MOVE-05", "paged")
+@check("MOVE-05e", "paged")
 def room_of_parts_is_given_back(subject: Subject) -> None:
     cache = roomy(subject)
     sequence, held = written(subject, cache, TOKENS)

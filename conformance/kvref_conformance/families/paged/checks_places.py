@@ -33,14 +33,14 @@ def all_of(cache: Handle, sequence: int) -> Pair:
     return found
 
 
-@check("PAGED-12", "paged")
+@check("PAGED-12a", "paged")
 def gathering_gives_every_token_in_order(subject: Subject) -> None:
     cache, streams = in_turn(subject)
     for sequence, wrote in streams.items():
         pair(cache.gather(sequence, 0), wrote, f"sequence {sequence}")
 
 
-@check("PAGED-12", "paged")
+@check("PAGED-12b", "paged")
 def reading_gives_the_tokens_asked_for(subject: Subject) -> None:
     cache, streams = in_turn(subject)
     for sequence, (keys, values) in streams.items():
@@ -50,7 +50,7 @@ def reading_gives_the_tokens_asked_for(subject: Subject) -> None:
             pair(got, (keys[order], values[order]), f"positions {order} of sequence {sequence}")
 
 
-@check("PAGED-12", "paged")
+@check("PAGED-12ab", "paged")
 def gathering_reads_blocks_in_the_tables_order(subject: Subject) -> None:
     subject.need(sequences=4)
     for dropped in ((2, 0), (0, 2)):  # the blocks given back last come first, or last
@@ -65,14 +65,14 @@ def gathering_reads_blocks_in_the_tables_order(subject: Subject) -> None:
         pair(all_of(cache, sequence), wrote, "a sequence in recycled blocks")
 
 
-@check("PAGED-12", "paged")
+@check("PAGED-12c", "paged")
 def narrow_dtypes_round_once(subject: Subject) -> None:
     for dtype in subject.formats("float16", "bfloat16", "float32"):
         cache, sequence, keys, values = written(subject, 2, 1, dtype=dtype)
         pair(all_of(cache, sequence), (round_to(keys, dtype), round_to(values, dtype)), f"tokens of a {dtype} cache")
 
 
-@check("PAGED-13", "paged")
+@check("PAGED-13abc", "paged")
 def no_block_is_in_two_tables(subject: Subject) -> None:
     cache, live, most = with_room(subject, 2 * subject.size("sequences", 6)), list[int](), subject.size("sequences", 6)
     for step in range(12):
@@ -93,7 +93,7 @@ def no_block_is_in_two_tables(subject: Subject) -> None:
                 equal(own, own[:1] * len(own), "the one table of all layers, as each of them gives it")
 
 
-@check("PAGED-13", "paged")
+@check("PAGED-13a", "paged")
 def everyones_tokens_stay_in_a_full_pool(subject: Subject) -> None:
     cache, size, most = to_be_filled(subject, 6), subject.size("block_size", 3), subject.size("sequences", 3)
     share = room(cache) // most

@@ -12,7 +12,7 @@ from kvref_conformance.families.paged.known import Known
 from kvref_conformance.outcome import NotOffered
 
 
-@check("SHARE-06", "paged")
+@check("SHARE-06ab", "paged")
 def sharers_go_in_any_order(subject: Subject) -> None:
     for order in permutations(range(3)):
         cache = known(subject, 18, sequences=3)
@@ -69,7 +69,7 @@ def a_step_that_does_not_fit_copies_for_no_one(subject: Subject) -> None:
     cache.look("after a step of one of them")
 
 
-@check("SHARE-08", "paged")
+@check("SHARE-08a", "paged")
 def forks_are_forked(subject: Subject) -> None:
     count = min(5, subject.size("sequences", 5))
     cache = known(subject, 6 * count)
@@ -87,7 +87,7 @@ def forks_are_forked(subject: Subject) -> None:
     equal(cache.used(), 0, "blocks in use after all went")
 
 
-@check("SHARE-08", "paged")
+@check("SHARE-08a", "paged")
 def empty_sequences_are_forked(subject: Subject) -> None:
     cache = known(subject)
     parent = cache.create(0)
@@ -101,7 +101,7 @@ def empty_sequences_are_forked(subject: Subject) -> None:
     equal(cache.used(), 0, "blocks in use after both went")
 
 
-@check("SHARE-08", "paged")
+@check("SHARE-08a", "paged")
 def what_was_reserved_is_written_apart(subject: Subject) -> None:
     cache = known(subject)
     parent = cache.create(1)
@@ -116,7 +116,7 @@ def what_was_reserved_is_written_apart(subject: Subject) -> None:
     equal(cache.used(), 0, "blocks in use after both went")
 
 
-@check("SHARE-08", "paged")
+@check("SHARE-08b", "paged")
 def an_unknown_sequence_is_not_forked(subject: Subject) -> None:
     cache = known(subject)
     gone, kept = cache.create(1), cache.create(2)

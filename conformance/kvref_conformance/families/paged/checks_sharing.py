@@ -16,7 +16,7 @@ def known(subject: Subject, entries: int = 12, sequences: int = 2, **sizes: Any)
     return Known(subject, with_room(subject, entries, **sizes))
 
 
-@check("SHARE-03", "paged")
+@check("SHARE-03bc", "paged")
 def a_fork_reads_as_its_parent(subject: Subject) -> None:
     size = subject.size("block_size", 3)
     for lengths in ((1,), (size,), (2 * size + 1, 2 * size), (2 * size, size + 1)):
@@ -31,7 +31,7 @@ def a_fork_reads_as_its_parent(subject: Subject) -> None:
         cache.adds_up("after a fork")
 
 
-@check("SHARE-03", "paged")
+@check("SHARE-03a", "paged")
 def a_forks_id_was_never_used(subject: Subject) -> None:
     cache, seen = known(subject), set[int]()
     parent = cache.create(1)
@@ -46,7 +46,7 @@ def a_forks_id_was_never_used(subject: Subject) -> None:
     cache.look("after its forks were dropped")
 
 
-@check("SHARE-03", "paged")
+@check("SHARE-03d", "paged")
 def a_fork_needs_room_for_its_last_blocks_at_most(subject: Subject) -> None:
     subject.need(sequences=2)
     cache = Known(subject, to_be_filled(subject, 3))
@@ -103,7 +103,7 @@ def what_one_of_two_does_the_other_does_not_see(subject: Subject) -> None:
             cache.adds_up(f"after {when}")
 
 
-@check("SHARE-05", "paged")
+@check("SHARE-05b", "paged")
 def a_copy_is_where_everything_looks(subject: Subject) -> None:
     """Slots for a kernel, padded tables, attention: what remembers where a block was finds the one that was copied."""
     for writer in (0, 1):
@@ -118,7 +118,7 @@ def a_copy_is_where_everything_looks(subject: Subject) -> None:
             cache.look_by(way, f"after {('the parent', 'a fork')[writer]} overwrote its tokens")
 
 
-@check("SHARE-05", "paged")
+@check("SHARE-05a", "paged")
 def a_copy_holds_every_filled_slot(subject: Subject) -> None:
     for parents in (False, True):
         for position in range(2 * (size := subject.size("block_size", 3)) + 2):
@@ -132,7 +132,7 @@ def a_copy_holds_every_filled_slot(subject: Subject) -> None:
             cache.look(f"after the {'parent' if parents else 'child'} wrote to position {position}")
 
 
-@check("SHARE-05", "paged")
+@check("SHARE-05cd", "paged")
 def only_blocks_written_to_are_copied(subject: Subject) -> None:
     cache = known(subject, 18, sequences=3)
     size, layer = cache.size, cache.layers[-1]
@@ -149,7 +149,7 @@ def only_blocks_written_to_are_copied(subject: Subject) -> None:
         cache.look(f"after a write to {start} .. {start + count}")
 
 
-@check("SHARE-05", "paged")
+@check("SHARE-05ac", "paged")
 def the_other_blocks_stay_where_they_are(subject: Subject) -> None:
     cache = known(subject)
     parent = cache.create(3 * cache.size)
@@ -166,7 +166,7 @@ def the_other_blocks_stay_where_they_are(subject: Subject) -> None:
           "the child's tables but for the block that it wrote to")  # fmt: skip
 
 
-@check("SHARE-05", "paged")
+@check("SHARE-05d", "paged")
 def of_those_who_write_at_once_all_but_one_get_a_copy(subject: Subject) -> None:
     for writers in ((1, 2), (0, 1, 2), (2,)):
         cache = known(subject, 12, sequences=3)
@@ -182,7 +182,7 @@ def of_those_who_write_at_once_all_but_one_get_a_copy(subject: Subject) -> None:
         cache.adds_up(f"after {writers} of three wrote")
 
 
-@check("SHARE-05", "paged")
+@check("SHARE-05d", "paged")
 def the_last_of_those_who_write_at_once_needs_no_room(subject: Subject) -> None:
     subject.need(sequences=2)
     cache = Known(subject, to_be_filled(subject, 3, block_size=2))
@@ -193,7 +193,7 @@ def the_last_of_those_who_write_at_once_needs_no_room(subject: Subject) -> None:
     cache.look("after both sharers of a block wrote to it, where there was room for one copy")
 
 
-@check("SHARE-05", "paged")
+@check("SHARE-05d", "paged")
 def who_holds_a_block_alone_writes_in_place(subject: Subject) -> None:
     cache = known(subject)
     parent = cache.create(2 * cache.size + 1)

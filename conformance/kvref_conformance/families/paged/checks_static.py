@@ -25,7 +25,7 @@ class Louder(Known):
         return keys * self.loud, values * self.loud
 
 
-@check("FMT-STATIC-06", "paged")
+@check("FMT-STATIC-06ab", "paged")
 def pages_hold_keys_and_values_by_the_scale_that_is_theirs(subject: Subject) -> None:
     for name in formats_of(subject, "dtype", *STATIC):
         for given in (
@@ -40,7 +40,7 @@ def pages_hold_keys_and_values_by_the_scale_that_is_theirs(subject: Subject) -> 
             cache.look(f"in {name}, given {given or 'no scale'}")
 
 
-@check("FMT-STATIC-05", "paged")
+@check("FMT-STATIC-05ab", "paged")
 def pages_of_a_scale_that_is_none_are_refused(subject: Subject) -> None:
     for name in formats_of(subject, "dtype", *STATIC):
         config = new(subject, subject.family, dtype=name).config

@@ -83,7 +83,7 @@ class Sliding:
                         self.cache.read(self.sequence, layer, [gone])
 
 
-@check("WIN-09", "paged")
+@check("WIN-09abcd", "paged")
 def whole_blocks_below_a_position_are_given_back(subject: Subject) -> None:
     subject.need(sequences=2)
     size = subject.size("block_size", 3)
@@ -101,7 +101,7 @@ def whole_blocks_below_a_position_are_given_back(subject: Subject) -> None:
         run.look(when)
 
 
-@check("WIN-09", "paged")
+@check("WIN-09acd", "paged")
 def a_window_slides_over_a_sequence(subject: Subject) -> None:
     """Blocks that it gives back are another's at once."""
     subject.need(sequences=2)
@@ -121,7 +121,7 @@ def a_window_slides_over_a_sequence(subject: Subject) -> None:
     Sliding(subject, cache, 2).look("that came after two which had given blocks back were dropped")
 
 
-@check("WIN-09", "paged")
+@check("WIN-09ac", "paged")
 def what_was_given_back_is_given_back_once(subject: Subject) -> None:
     subject.need(sequences=2)
     cache = with_room(subject, 6)
@@ -134,7 +134,7 @@ def what_was_given_back_is_given_back_once(subject: Subject) -> None:
     in_use(subject, cache, {}, "after a sequence was dropped of which blocks had been given back")
 
 
-@check("WIN-09", "paged")
+@check("WIN-09ac", "paged")
 def a_sharer_keeps_what_another_gives_back(subject: Subject) -> None:
     need_tokens(subject)
     subject.need(sequences=3)
@@ -157,7 +157,7 @@ def a_sharer_keeps_what_another_gives_back(subject: Subject) -> None:
     in_use(subject, cache, {}, "after all that shared were dropped")
 
 
-@check("WIN-09", "paged")
+@check("WIN-09cd", "paged")
 def nothing_can_be_done_where_blocks_were_given_back(subject: Subject) -> None:
     cache = with_room(subject, 6)
     run = Sliding(subject, cache, 3)
@@ -193,7 +193,7 @@ def _refused_cut(cache: Handle, sequence: int, length: int) -> None:
         cache.truncate(sequence, length)
 
 
-@check("WIN-09", "paged")
+@check("WIN-09e", "paged")
 def what_goes_over_all_tokens_goes_over_those_that_are_left(subject: Subject) -> None:
     cache = with_room(subject, 6)
     run = Sliding(subject, cache, 3)
@@ -209,7 +209,7 @@ def what_goes_over_all_tokens_goes_over_those_that_are_left(subject: Subject) ->
         cache.gather(run.sequence, 0)  # which says that it is not offered
 
 
-@check("WIN-09", "paged")
+@check("WIN-09f", "paged")
 def more_than_there_is_cannot_be_given_back(subject: Subject) -> None:
     need_tokens(subject)
     cache = with_room(subject, 6)

@@ -9,7 +9,7 @@ from kvref_conformance.checking.setup import fitted, new, pair_of_tokens, refuse
 from kvref_conformance.conversation.subject import Subject
 
 
-@check("LAW-12", "pooled")
+@check("LAW-12a", "pooled")
 def a_block_must_fit_the_cache(subject: Subject) -> None:
     refused(subject, "pooled", tokens_per_block=fitted(subject, "pooled")["max_tokens"] + 1)
 
@@ -28,7 +28,7 @@ def blocks_of_tokens_are_as_large_in_any_type(subject: Subject) -> None:
     the_same_in_any_type(subject, script)
 
 
-@check("LAW-03", "pooled")
+@check("LAW-03c", "pooled")
 def buffers_held_and_given_back_add_up(subject: Subject) -> None:
     size = subject.size("tokens_per_block", 3)
     cache = new(subject, "pooled", max_tokens=2 * size + 1)

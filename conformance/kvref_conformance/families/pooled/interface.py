@@ -21,7 +21,7 @@ class PooledStats(Statistics, Protocol):
 
 
 class Pooled(Protocol):
-    """`pool`, where one is given, is what `buffers` returned."""
+    """`pool`, if it is given, is an object of `buffers.new`."""
 
     total_tokens: int
 

@@ -15,7 +15,7 @@ from kvref_conformance.outcome import NotOffered
 OTHER = 77  # a token that no prompt has
 
 
-@check("PREFIX-01", "prefix")
+@check("PREFIX-01ab", "prefix")
 def hits_end_where_blocks_do(subject: Subject) -> None:
     subject.need(sequences=2)
     for size in dict.fromkeys(subject.size("block_size", wanted) for wanted in (1, 2, 3, 4, 16)):
@@ -28,7 +28,7 @@ def hits_end_where_blocks_do(subject: Subject) -> None:
         served.finds([*tokens, OTHER], len(tokens) // size * size, "a prompt that goes on")
 
 
-@check("PREFIX-01", "prefix")
+@check("PREFIX-01ab", "prefix")
 def one_token_is_always_left(subject: Subject) -> None:
     served = Served(subject)
     for blocks in (1, 2, 3):
@@ -37,7 +37,7 @@ def one_token_is_always_left(subject: Subject) -> None:
         served.finds(tokens, (blocks - 1) * served.size, f"a prompt of {blocks} full blocks, all of which are there")
 
 
-@check("PREFIX-01", "prefix")
+@check("PREFIX-01c", "prefix")
 def what_begins_has_room_for_all_its_tokens(subject: Subject) -> None:
     declared_order(subject)
     served = Served(subject)
@@ -56,7 +56,7 @@ def what_begins_has_room_for_all_its_tokens(subject: Subject) -> None:
         cache.drop(sequence)
 
 
-@check("PREFIX-01", "prefix")
+@check("PREFIX-01ab", "prefix")
 def prompts_share_as_much_as_they_have_in_common(subject: Subject) -> None:
     served = Served(subject, 16)
     size, tokens = served.size, prompt(3 * served.size)
@@ -66,7 +66,7 @@ def prompts_share_as_much_as_they_have_in_common(subject: Subject) -> None:
         served.finds([*each, OTHER], blocks * size, f"a prompt of which {blocks} blocks are there")
 
 
-@check("PREFIX-02", "prefix")
+@check("PREFIX-02ab", "prefix")
 def only_what_every_layer_has_can_be_committed(subject: Subject) -> None:
     need_tokens(subject)
     served = Served(subject)
@@ -85,7 +85,7 @@ def only_what_every_layer_has_can_be_committed(subject: Subject) -> None:
     served.finds(tokens, written // size * size, f"tokens of which {written} were committed")
 
 
-@check("PREFIX-02", "prefix")
+@check("PREFIX-02c", "prefix")
 def commits_must_agree(subject: Subject) -> None:
     served = Served(subject)
     size, tokens = served.size, prompt(3 * served.size)
@@ -106,7 +106,7 @@ def commits_must_agree(subject: Subject) -> None:
     served.finds(tokens, 2 * size, "what was committed before")
 
 
-@check("PREFIX-02", "prefix")
+@check("PREFIX-02a", "prefix")
 def commits_may_come_piece_by_piece(subject: Subject) -> None:
     subject.need(sequences=2)
     served = Served(subject)
@@ -120,7 +120,7 @@ def commits_may_come_piece_by_piece(subject: Subject) -> None:
     served.finds(tokens, 3 * served.size, "tokens committed one by one")
 
 
-@check("PREFIX-02", "prefix")
+@check("PREFIX-02acd", "prefix")
 def what_is_written_over_is_committed_anew(subject: Subject) -> None:
     need_tokens(subject)
     subject.need(sequences=2)
@@ -142,7 +142,7 @@ def what_is_written_over_is_committed_anew(subject: Subject) -> None:
     served.finds(again, 2 * size, "tokens written over others")
 
 
-@check("PREFIX-03", "prefix")
+@check("PREFIX-03a", "prefix")
 def any_other_token_is_another_prompt(subject: Subject) -> None:
     served = Served(subject)
     tokens = prompt(3 * served.size)
@@ -152,7 +152,7 @@ def any_other_token_is_another_prompt(subject: Subject) -> None:
         served.finds(other, at // served.size * served.size, f"a prompt with another token at position {at}")
 
 
-@check("PREFIX-03", "prefix")
+@check("PREFIX-03a", "prefix")
 def a_block_is_found_behind_its_own_beginning_only(subject: Subject) -> None:
     served = Served(subject, 16)
     size = served.size
@@ -163,7 +163,7 @@ def a_block_is_found_behind_its_own_beginning_only(subject: Subject) -> None:
         served.finds([*tokens, OTHER], found * size, f"a prompt of which {found} blocks are there")
 
 
-@check("PREFIX-03", "prefix")
+@check("PREFIX-03a", "prefix")
 def a_salt_keeps_prompts_apart(subject: Subject) -> None:
     served = Served(subject, 16)
     tokens, size = prompt(2 * served.size), served.size
@@ -175,7 +175,7 @@ def a_salt_keeps_prompts_apart(subject: Subject) -> None:
         served.finds([*tokens, OTHER], 0, f"a prompt with the salt {salt!r}", salt)
 
 
-@check("PREFIX-03", "prefix")
+@check("PREFIX-03b", "prefix")
 def tokens_that_hash_alike_are_not_alike(subject: Subject) -> None:
     """By sums, exclusive ors, polynomials, Python's own hash (of integers modulo 2^61 - 1), and narrower integers."""
     served = Served(subject, 40)
@@ -195,7 +195,7 @@ def tokens_that_hash_alike_are_not_alike(subject: Subject) -> None:
         served.release()
 
 
-@check("PREFIX-04", "prefix")
+@check("PREFIX-04a", "prefix")
 def a_block_that_is_not_full_is_not_found(subject: Subject) -> None:
     subject.need(sequences=2)
     served = Served(subject)
@@ -208,7 +208,7 @@ def a_block_that_is_not_full_is_not_found(subject: Subject) -> None:
         served.finds([*tokens, *more], size, "a prompt whose second block is not full")
 
 
-@check("PREFIX-04", "prefix")
+@check("PREFIX-04b", "prefix")
 def what_was_not_committed_is_not_found(subject: Subject) -> None:
     subject.need(sequences=2)
     served = Served(subject)
@@ -224,7 +224,7 @@ def what_was_not_committed_is_not_found(subject: Subject) -> None:
     served.finds(tokens, 2 * size, "tokens of which two blocks were committed, in a sequence that is dropped")
 
 
-@check("PREFIX-12", "prefix")
+@check("PREFIX-12a", "prefix")
 def a_hit_reads_as_a_miss(subject: Subject) -> None:
     need_tokens(subject)
     served = Served(subject, 24)
@@ -238,7 +238,7 @@ def a_hit_reads_as_a_miss(subject: Subject) -> None:
             served.cache.drop(sequence)
 
 
-@check("PREFIX-12", "prefix")
+@check("PREFIX-12b", "prefix")
 def a_hit_attends_as_a_miss(subject: Subject) -> None:
     served = Served(subject, 24)
     tokens, query = prompt(2 * served.size + 1), queries(subject, 1)
@@ -251,7 +251,7 @@ def a_hit_attends_as_a_miss(subject: Subject) -> None:
         served.cache.drop(sequence)
 
 
-@check("PREFIX-15", "prefix")
+@check("PREFIX-15b", "prefix")
 def what_is_no_token_is_refused(subject: Subject) -> None:
     served = Served(subject)
     tokens, cache = prompt(served.size), served.cache
@@ -265,7 +265,7 @@ def what_is_no_token_is_refused(subject: Subject) -> None:
     served.finds([*tokens, OTHER], served.size, "the prompt that was committed")
 
 
-@check("PREFIX-15", "prefix")
+@check("PREFIX-15a", "prefix")
 def tokens_of_any_type_find_each_other(subject: Subject) -> None:
     subject.in_this_process("integers of NumPy's types")
     subject.need(sequences=2)

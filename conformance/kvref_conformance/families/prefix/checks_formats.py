@@ -7,7 +7,7 @@ from kvref_conformance.families.paged.checks_formats import PLACES, of_each_kind
 from kvref_conformance.families.prefix.served import Served, exactly, prompt
 
 
-@check("PREFIX-16", "prefix")
+@check("PREFIX-16a", "prefix")
 def a_hit_reads_the_bits_that_were_committed(subject: Subject) -> None:
     subject.need(sequences=2)
     for name in of_each_kind(subject, PLACES):
@@ -24,7 +24,7 @@ def a_hit_reads_the_bits_that_were_committed(subject: Subject) -> None:
         served.look(again, hit, f"what was found in {name}")
 
 
-@check("PREFIX-16", "prefix")
+@check("PREFIX-16b", "prefix")
 def what_was_evicted_comes_back_with_scales_of_its_own(subject: Subject) -> None:
     for name in of_each_kind(subject, PLACES):
         served = exactly(subject, 3, **of_format(name))

@@ -11,7 +11,7 @@ PAGE = 256  # tokens: what transformers has where nobody says otherwise
 ALIKE = [7232, 6294, 7679, 2095, 839], [7821, 5009, 4025, 7586, 128]
 
 
-@check("PREFIX-03", "prefix")
+@check("PREFIX-03b", "prefix")
 def tokens_of_one_short_hash_are_not_alike(subject: Subject) -> None:
     served = Served(subject, 4, block_size=PAGE)
     if served.size != PAGE:

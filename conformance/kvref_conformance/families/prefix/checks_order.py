@@ -23,7 +23,7 @@ def found(served: Served, *prompts: list[int]) -> list[int]:
     return [served.match([*tokens, OTHER]) // served.size for tokens in prompts]
 
 
-@check("PREFIX-05", "prefix")
+@check("PREFIX-05b", "prefix")
 def matching_leaves_the_order_as_it_is(subject: Subject) -> None:
     declared_order(subject)
     served = exactly(subject, 3)
@@ -37,7 +37,7 @@ def matching_leaves_the_order_as_it_is(subject: Subject) -> None:
     served.cache.drop(sequence)
 
 
-@check("PREFIX-05", "prefix")
+@check("PREFIX-05ab", "prefix")
 def matching_takes_nothing(subject: Subject) -> None:
     declared_order(subject)
     served = Served(subject)
@@ -53,7 +53,7 @@ def matching_takes_nothing(subject: Subject) -> None:
     served.cache.reset()  # had matching made a sequence, this would be refused
 
 
-@check("PREFIX-06", "prefix")
+@check("PREFIX-06ab", "prefix")
 def what_nobody_holds_is_free_and_found(subject: Subject) -> None:
     served = Served(subject)
     tokens, total, cache = blocks(served, 1, 2), served.cache.config["num_blocks"], served.cache
@@ -66,7 +66,7 @@ def what_nobody_holds_is_free_and_found(subject: Subject) -> None:
         served.finds([*tokens, OTHER], 2 * served.size, f"a prompt served {time}")
 
 
-@check("PREFIX-06", "prefix")
+@check("PREFIX-06c", "prefix")
 def every_free_block_can_be_taken(subject: Subject) -> None:
     served = exactly(subject, 4)
     served.seen(blocks(served, 1, 2), blocks(served, 3, 4))
@@ -111,7 +111,7 @@ def what_was_taken_is_never_found_again(subject: Subject) -> None:
         served.finds([*tokens, OTHER][: 3 * served.size], 2 * served.size, "the prompt served last")
 
 
-@check("PREFIX-08", "prefix")
+@check("PREFIX-08a", "prefix")
 def what_is_not_found_is_taken_first(subject: Subject) -> None:
     declared_order(subject)
     served = exactly(subject, 5)
@@ -125,7 +125,7 @@ def what_is_not_found_is_taken_first(subject: Subject) -> None:
     served.cache.drop(again)
 
 
-@check("PREFIX-08", "prefix")
+@check("PREFIX-08bc", "prefix")
 def what_was_released_longest_ago_is_taken_first(subject: Subject) -> None:
     declared_order(subject)
     served = exactly(subject, 6)
@@ -138,7 +138,7 @@ def what_was_released_longest_ago_is_taken_first(subject: Subject) -> None:
         equal(found(served, *prompts), left, f"blocks found after {entries} were taken")
 
 
-@check("PREFIX-08", "prefix")
+@check("PREFIX-08c", "prefix")
 def what_a_sequence_gives_back_goes_from_its_end(subject: Subject) -> None:
     declared_order(subject)
     served = exactly(subject, 4)
@@ -150,7 +150,7 @@ def what_a_sequence_gives_back_goes_from_its_end(subject: Subject) -> None:
         equal(found(served, tokens), [4 - entries], f"blocks found of a prompt of four after {entries} were taken")
 
 
-@check("PREFIX-08", "prefix")
+@check("PREFIX-08d", "prefix")
 def a_block_in_use_is_never_taken(subject: Subject) -> None:
     subject.need(sequences=2)
     served = exactly(subject, 4)
@@ -165,7 +165,7 @@ def a_block_in_use_is_never_taken(subject: Subject) -> None:
     equal(found(served, tokens)[0] >= 1, True, "whether a block in use is found")
 
 
-@check("PREFIX-09", "prefix")
+@check("PREFIX-09a", "prefix")
 def without_what_came_before_nothing_is_found(subject: Subject) -> None:
     subject.need(sequences=2)
     served = exactly(subject, 5)
@@ -181,7 +181,7 @@ def without_what_came_before_nothing_is_found(subject: Subject) -> None:
     equal(found(served, tokens), [0], "blocks found after the first one was taken, while a sequence holds the others")
 
 
-@check("PREFIX-09", "prefix")
+@check("PREFIX-09b", "prefix")
 def losing_the_end_leaves_the_beginning(subject: Subject) -> None:
     declared_order(subject)
     served = exactly(subject, 4)

@@ -23,7 +23,7 @@ def found(served: Served, *prompts: list[int]) -> list[int]:
     return [served.match([*tokens, OTHER]) // served.size for tokens in prompts]
 
 
-@check("PREFIX-11", "prefix")
+@check("PREFIX-11a", "prefix")
 def reset_is_refused_while_a_sequence_lives(subject: Subject) -> None:
     served = Served(subject)
     tokens, cache = blocks(served, 1, 2), served.cache
@@ -41,7 +41,7 @@ def reset_is_refused_while_a_sequence_lives(subject: Subject) -> None:
     cache.reset()
 
 
-@check("PREFIX-11", "prefix")
+@check("PREFIX-11b", "prefix")
 def reset_forgets_everything(subject: Subject) -> None:
     served = Served(subject)
     tokens, other, cache = blocks(served, 1, 2), blocks(served, 3), served.cache
@@ -65,7 +65,7 @@ def reset_forgets_everything(subject: Subject) -> None:
     equal(found(served, tokens), [0], "blocks found after another reset")
 
 
-@check("PREFIX-13", "prefix")
+@check("PREFIX-13ab", "prefix")
 def what_is_found_is_no_room_for_the_rest(subject: Subject) -> None:
     declared_order(subject)
     subject.need(sequences=2)
@@ -87,7 +87,7 @@ def what_is_found_is_no_room_for_the_rest(subject: Subject) -> None:
     cache.reset()  # no sequence was left behind
 
 
-@check("PREFIX-13", "prefix")
+@check("PREFIX-13a", "prefix")
 def a_prompt_that_does_not_fit_changes_no_order(subject: Subject) -> None:
     declared_order(subject)
     subject.need(sequences=2)
@@ -102,7 +102,7 @@ def a_prompt_that_does_not_fit_changes_no_order(subject: Subject) -> None:
         equal(found(served, *prompts), left, f"blocks found after {entries} were taken: the first was released first")
 
 
-@check("PREFIX-13", "prefix")
+@check("PREFIX-13b", "prefix")
 def blocks_that_others_hold_need_no_room(subject: Subject) -> None:
     subject.need(sequences=2)
     served = exactly(subject, 3)
@@ -116,7 +116,7 @@ def blocks_that_others_hold_need_no_room(subject: Subject) -> None:
     equal(found(served, tokens), [2], "blocks found after the first of two that share them is dropped")
 
 
-@check("PREFIX-14", "prefix")
+@check("PREFIX-14ab", "prefix")
 def what_can_be_found_is_never_written_to(subject: Subject) -> None:
     declared_order(subject)
     subject.need(sequences=2)
@@ -139,7 +139,7 @@ def what_can_be_found_is_never_written_to(subject: Subject) -> None:
         served.finds([*tokens, OTHER], 2 * size, f"a prompt after position {position} of it was written over and dropped")
 
 
-@check("PREFIX-14", "prefix")
+@check("PREFIX-14b", "prefix")
 def what_was_found_is_never_written_to(subject: Subject) -> None:
     subject.need(sequences=3)
     served = Served(subject)
@@ -152,7 +152,7 @@ def what_was_found_is_never_written_to(subject: Subject) -> None:
     served.finds([*tokens, OTHER], 2 * size, "a prompt that a sequence was begun with, and written over")
 
 
-@check("PREFIX-14", "prefix")
+@check("PREFIX-14b", "prefix")
 def what_can_be_found_is_never_removed_or_cut(subject: Subject) -> None:
     declared_order(subject)
     subject.need(sequences=2)

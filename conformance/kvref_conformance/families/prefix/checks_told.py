@@ -10,7 +10,7 @@ from kvref_conformance.outcome import NotOffered
 OTHER = 77  # a token that no prompt has
 
 
-@check("PREFIX-02", "prefix")
+@check("PREFIX-02ad", "prefix")
 def what_comes_after_a_cut_is_committed_anew(subject: Subject) -> None:
     subject.need(sequences=2)
     size = Served(subject).size
@@ -28,7 +28,7 @@ def what_comes_after_a_cut_is_committed_anew(subject: Subject) -> None:
         served.look(again, hit, f"what is found of a prompt of which {length} tokens were left")
 
 
-@check("PREFIX-02", "prefix")
+@check("PREFIX-02c", "prefix")
 def commits_must_agree_where_no_block_is_full(subject: Subject) -> None:
     served = Served(subject)
     if served.size == 1:
@@ -40,7 +40,7 @@ def commits_must_agree_where_no_block_is_full(subject: Subject) -> None:
     served.cache.commit(sequence, tokens)
 
 
-@check("PREFIX-02", "prefix")
+@check("PREFIX-02d", "prefix")
 def what_one_layer_has_otherwise_is_committed_no_more(subject: Subject) -> None:
     need_tokens(subject)
     subject.need(num_layers=2, sequences=2)
@@ -54,7 +54,7 @@ def what_one_layer_has_otherwise_is_committed_no_more(subject: Subject) -> None:
         served.cache.commit(sequence, other)  # no TokenMismatch: these positions are not committed any more
 
 
-@check("PREFIX-03", "prefix")
+@check("PREFIX-03a", "prefix")
 def salts_count_to_their_last_letter(subject: Subject) -> None:
     served = Served(subject, 16)
     tokens, long = prompt(2 * served.size), "tenant-0123456789abcdef/adapter-0123456789abcdef/"
@@ -64,7 +64,7 @@ def salts_count_to_their_last_letter(subject: Subject) -> None:
         served.finds([*tokens, OTHER], 0, f"a prompt with the salt {salt!r}", salt)
 
 
-@check("PREFIX-03", "prefix")
+@check("PREFIX-03ac", "prefix")
 def each_sequence_commits_with_its_own_salt(subject: Subject) -> None:
     subject.need(sequences=3)
     served = Served(subject, 16)
@@ -78,7 +78,7 @@ def each_sequence_commits_with_its_own_salt(subject: Subject) -> None:
             served.finds([*tokens, OTHER], 2 * size * (salt == own), f"a prompt of salt {own!r} with salt {salt!r}", salt)
 
 
-@check("PREFIX-03", "prefix")
+@check("PREFIX-03c", "prefix")
 def a_fork_has_the_salt_of_what_it_comes_from(subject: Subject) -> None:
     subject.need(sequences=3)
     for short in (1, 0):  # before the first block is full, its salt is all that there is
@@ -95,7 +95,7 @@ def a_fork_has_the_salt_of_what_it_comes_from(subject: Subject) -> None:
         served.finds([*tokens, OTHER], 0, "what a fork committed, with no salt")
 
 
-@check("PREFIX-11", "prefix")
+@check("PREFIX-11a", "prefix")
 def reset_is_refused_while_a_fork_lives(subject: Subject) -> None:
     subject.need(sequences=2)
     served = Served(subject)

@@ -15,8 +15,8 @@ ERRORS: dict[str, str] = OF_PAGES | {
 
 
 class Prefix(Paged, Protocol):
-    """`begin` makes a sequence that holds what is found of the tokens, its length says how many, and has blocks for all of them:
-    it takes them at once, or none. `commit` says which tokens a sequence's first positions hold, from the first on.
+    """`begin` creates a sequence with the cached prefix of the tokens, and allocates blocks for all of them, or none. The length
+    of the sequence is that of the prefix. `commit` declares the tokens at the first positions of a sequence.
     """
 
     def begin(self, tokens: Sequence[int], salt: str = "") -> int: ...

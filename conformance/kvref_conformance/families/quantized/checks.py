@@ -38,7 +38,7 @@ def layer_is(subject: Subject, cache: Handle, layer: int, steps: Sequence[Pair],
     reads(subject, got, (want[0], want[1]), f"layer {layer} {when}")
 
 
-@check("QUANT-01", "quantized")
+@check("QUANT-01a", "quantized")
 def an_append_goes_to_one_layer(subject: Subject) -> None:
     subject.need(num_layers=2)
     for name in formats_of_tokens(subject):
@@ -47,7 +47,7 @@ def an_append_goes_to_one_layer(subject: Subject) -> None:
         reads_back(stream, keys, values, f"3 {name} tokens")
 
 
-@check("QUANT-01", "quantized")
+@check("QUANT-01a", "quantized")
 def tokens_that_do_not_all_fit_are_not_appended(subject: Subject) -> None:
     for name in formats_of_tokens(subject):
         stream, keys, values = filled(QuantizedStream(subject, format=name), 3)
@@ -58,7 +58,7 @@ def tokens_that_do_not_all_fit_are_not_appended(subject: Subject) -> None:
         reads_back(stream, keys, values, f"3 {name} tokens")
 
 
-@check("QUANT-01", "quantized")
+@check("QUANT-01b", "quantized")
 def a_step_appends_to_every_layer(subject: Subject) -> None:
     cache = new(subject, "quantized")
     at_least(cache, capacity=3)

@@ -41,7 +41,7 @@ def holds(cache: Handle, want: list[Pair], count: int, when: str) -> None:
         pair(read, want[layer], f"layer {layer} {when}")
 
 
-@check("EDIT-01", "quantized")
+@check("EDIT-01ac", "quantized")
 def the_first_tokens_of_every_layer_stay(subject: Subject) -> None:
     for name in formats_of_tokens(subject):
         cache, _ = stepped(subject, 7, format=name)
@@ -51,7 +51,7 @@ def the_first_tokens_of_every_layer_stay(subject: Subject) -> None:
             holds(cache, before, length, f"of a {name} cache after truncate({length}), against before")
 
 
-@check("EDIT-01", "quantized")
+@check("EDIT-01bc", "quantized")
 def what_went_cannot_be_read(subject: Subject) -> None:
     cache, _ = stepped(subject, 5)
     for length in (3, 0):
@@ -62,7 +62,7 @@ def what_went_cannot_be_read(subject: Subject) -> None:
                     cache.read_token(layer, position)
 
 
-@check("EDIT-01", "quantized")
+@check("EDIT-01a", "quantized")
 def layers_of_any_length_are_cut_to_one(subject: Subject) -> None:
     subject.need(num_layers=2)
     for longer in (0, 1):
@@ -74,7 +74,7 @@ def layers_of_any_length_are_cut_to_one(subject: Subject) -> None:
         holds(cache, before, 3, f"after truncate(3) of 4 tokens and 7 in layer {longer}")
 
 
-@check("EDIT-02", "quantized")
+@check("EDIT-02ab", "quantized")
 def no_more_tokens_stay_than_there_are(subject: Subject) -> None:
     cache, _ = stepped(subject, 5)
     capacity, before = cache.config["capacity"], held_by(cache, 5)
@@ -86,7 +86,7 @@ def no_more_tokens_stay_than_there_are(subject: Subject) -> None:
     holds(cache, before, 5, "after truncate(5) of 5")
 
 
-@check("EDIT-02", "quantized")
+@check("EDIT-02a", "quantized")
 def the_shortest_layer_says_how_many_may_stay(subject: Subject) -> None:
     subject.need(num_layers=2)
     for longer in (0, 1):

@@ -21,14 +21,14 @@ def four_tokens(subject: Subject, format: str) -> tuple[QuantizedStream, NDArray
     return stream, keys, values
 
 
-@check("QUANT-10", "quantized")
+@check("QUANT-10a", "quantized")
 def tokens_read_back_as_their_format_says(subject: Subject) -> None:
     for name in formats_in_groups(subject):
         stream, keys, values = four_tokens(subject, name)
         reads_back(stream, keys, values, f"4 {name} tokens")
 
 
-@check("QUANT-10", "quantized")
+@check("QUANT-10b", "quantized")
 def codes_and_scales_go_and_come_together(subject: Subject) -> None:
     for name in formats_in_groups(subject):
         stream, keys, values = four_tokens(subject, name)
@@ -41,7 +41,7 @@ def codes_and_scales_go_and_come_together(subject: Subject) -> None:
         reads_back(stream, values, keys, f"{name} tokens in the place of all others")
 
 
-@check("QUANT-10", "quantized")
+@check("QUANT-10c", "quantized")
 def memory_is_what_the_format_stores(subject: Subject) -> None:
     for name in formats_in_groups(subject):
         cache = new(subject, "quantized", format=name, head_dim=2 * group_of(name))
@@ -49,7 +49,7 @@ def memory_is_what_the_format_stores(subject: Subject) -> None:
         equal(cache.memory_bytes, rows * row_bytes(cache.config["head_dim"], name), f"memory_bytes in {name}")
 
 
-@check("QUANT-10", "quantized")
+@check("QUANT-10d", "quantized")
 def a_head_dim_that_no_group_goes_into_is_refused(subject: Subject) -> None:
     tried = [
         (name, dim)

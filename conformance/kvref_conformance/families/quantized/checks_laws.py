@@ -83,7 +83,7 @@ def tokens_are_appended_whatever_the_layer_is_named_in(subject: Subject) -> None
     the_same_in_any_type(subject, script)
 
 
-@check("LAW-05", "quantized")
+@check("LAW-05a", "quantized")
 def a_token_never_appended_cannot_be_read(subject: Subject) -> None:
     for name in formats_of_tokens(subject):
         cache = stepped(subject, 3, format=name)
@@ -92,7 +92,7 @@ def a_token_never_appended_cannot_be_read(subject: Subject) -> None:
                 cache.read_token(layer, 3)
 
 
-@check("LAW-05", "quantized")
+@check("LAW-05a", "quantized")
 def a_token_that_was_cleared_cannot_be_read(subject: Subject) -> None:
     for name in formats_of_tokens(subject):
         cache = stepped(subject, 3, format=name)
@@ -105,14 +105,14 @@ def a_token_that_was_cleared_cannot_be_read(subject: Subject) -> None:
                     cache.read_head(layer, position, 0)
 
 
-@check("LAW-13", "quantized")
+@check("LAW-13b", "quantized")
 def reading_no_positions_gives_no_tokens(subject: Subject) -> None:
     stream, _, _ = filled(QuantizedStream(subject))
     keys, values = stream.cache.read_tokens(0, [])
     equal((len(keys), len(values)), (0, 0), "tokens read at no positions")
 
 
-@check("LAW-02", "quantized")
+@check("LAW-02a", "quantized")
 def layers_are_apart(subject: Subject) -> None:
     subject.need(num_layers=2)
     stream, keys, values = filled(QuantizedStream(subject))

@@ -53,7 +53,7 @@ def no_head_is_rotated_with_another(subject: Subject) -> None:
         reads_back(stream, keys, values, f"{stream.config['format']} tokens")
 
 
-@check("FMT-ROT-07", "quantized")
+@check("FMT-ROT-07a", "quantized")
 def rotated_tokens_read_back_as_their_format_says(subject: Subject) -> None:
     for stream in each(subject):
         keys, values = tokens(subject, stream, 4)
@@ -65,7 +65,7 @@ def rotated_tokens_read_back_as_their_format_says(subject: Subject) -> None:
         reads_back(stream, keys, values, f"{stream.config['format']} tokens, two of them in the place of others")
 
 
-@check("FMT-ROT-07", "quantized")
+@check("FMT-ROT-07b", "quantized")
 def attention_over_rotated_tokens_is_over_what_they_read_as(subject: Subject) -> None:
     for stream in each(subject):
         stream.give(*tokens(subject, stream, 4))

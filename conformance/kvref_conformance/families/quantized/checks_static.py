@@ -23,7 +23,7 @@ def each(subject: Subject, **given: float) -> Iterator[QuantizedStream]:
         yield stream
 
 
-@check("FMT-STATIC-06", "quantized")
+@check("FMT-STATIC-06a", "quantized")
 def keys_and_values_are_stored_by_the_scale_that_is_theirs(subject: Subject) -> None:
     for stream in each(subject, key_scale=KEY_SCALE, value_scale=VALUE_SCALE):
         keys, values = pair_of_tokens(subject, 4)
@@ -37,7 +37,7 @@ def keys_and_values_are_stored_by_the_scale_that_is_theirs(subject: Subject) -> 
         reads_back(stream, keys, values, f"{stream.config['format']} tokens, three of them in the place of others")
 
 
-@check("FMT-STATIC-06", "quantized")
+@check("FMT-STATIC-06b", "quantized")
 def a_scale_that_is_not_given_is_one(subject: Subject) -> None:
     for given in ({}, {"key_scale": KEY_SCALE}, {"value_scale": VALUE_SCALE}):
         for stream in each(subject, **given):
@@ -55,7 +55,7 @@ def attention_is_over_keys_and_values_by_the_scale_that_is_theirs(subject: Subje
         within(stream.cache.attend(0, query, even(subject)), want, bound, f"attention over {stream.config['format']} tokens")
 
 
-@check("FMT-STATIC-05", "quantized")
+@check("FMT-STATIC-05a", "quantized")
 def a_cache_of_a_scale_that_is_none_is_refused(subject: Subject) -> None:
     for name in formats_of(subject, "format", *STATIC):
         for which in ("key_scale", "value_scale"):
@@ -65,7 +65,7 @@ def a_cache_of_a_scale_that_is_none_is_refused(subject: Subject) -> None:
                     subject.new("quantized", **config | {which: wrong})
 
 
-@check("FMT-STATIC-05", "quantized")
+@check("FMT-STATIC-05b", "quantized")
 def a_cache_whose_format_makes_its_own_scales_takes_none(subject: Subject) -> None:
     formats_of(subject, "format", *STATIC)
     if not takes(subject, "format", "int8"):

@@ -83,7 +83,7 @@ def codes_and_scales_equal_the_definition(subject: Subject) -> None:
             same_codes(subject, got.codes, rows, name)
 
 
-@check("FMT-LEVEL-02", "rows")
+@check("FMT-LEVEL-02ab", "rows")
 def codes_are_admissible_and_scales_an_ulp_off_at_most(subject: Subject) -> None:
     for name in formats_of_rows(subject, *EVERY):
         for width in widths(subject, 1, 5, 64, format=name):
@@ -110,12 +110,12 @@ def within_bound(subject: Subject, *formats: str) -> None:
             within(values, rows, tolerant if subject.level == "tolerant" else exact, f"{name} values of rows of {width}")
 
 
-@check("FMT-LEVEL-03", "rows")
+@check("FMT-LEVEL-03a", "rows")
 def every_value_read_is_within_the_bound(subject: Subject) -> None:
     within_bound(subject, *EVERY)
 
 
-@check("FMT-LEVEL-03", "rows")
+@check("FMT-LEVEL-03b", "rows")
 def a_later_larger_row_is_not_clipped_to_an_earlier_scale(subject: Subject) -> None:
     for name in subject.formats(*SYMMETRIC):
         small, large = np.full((1, 4), 0.5), np.array([[100.0, -300.0, 7.0, 0.0]])
@@ -162,17 +162,17 @@ def _widened(subject: Subject, dtype: str) -> None:
             read(subject, got, oracle.read_as(wide, name), f"{name} of {dtype} rows")
 
 
-@check("FMT-LEVEL-04", "rows")
+@check("FMT-LEVEL-04a", "rows")
 def float16_is_widened(subject: Subject) -> None:
     _widened(subject, "float16")
 
 
-@check("FMT-LEVEL-04", "rows")
+@check("FMT-LEVEL-04a", "rows")
 def bfloat16_is_widened(subject: Subject) -> None:
     _widened(subject, "bfloat16")
 
 
-@check("FMT-LEVEL-04", "rows")
+@check("FMT-LEVEL-04b", "rows")
 def float64_is_refused(subject: Subject) -> None:
     for name in formats_of_rows(subject, *EVERY):
         (width,) = widths(subject, 6, format=name)
@@ -188,7 +188,7 @@ def the_scale_is_the_maximum_over_127(subject: Subject) -> None:
     same_scale(subject, quantized(subject, rows, "int8").scale, oracle.store(rows, "int8").scale, "scales")
 
 
-@check("FMT-INT8-02", "rows")
+@check("FMT-INT8-02ab", "rows")
 def codes_are_quotients_rounded_half_away(subject: Subject) -> None:
     subject.formats("int8")
     ties = rows_of(subject, [127.0], np.arange(-126, 126) + 0.5, 8)
@@ -212,7 +212,7 @@ def a_value_is_its_code_times_the_scale(subject: Subject) -> None:
     _value_is_decoded_times_scale(subject, "int8")
 
 
-@check("FMT-INT8-04", "rows")
+@check("FMT-INT8-04ab", "rows")
 def a_row_of_zeros_has_codes_of_zero(subject: Subject) -> None:
     subject.formats("int8")
     rows = spread(subject, np.array([[0.0, -0.0, 0.0]]))
@@ -221,7 +221,7 @@ def a_row_of_zeros_has_codes_of_zero(subject: Subject) -> None:
     equal(got.values.tolist(), [[0.0] * rows.shape[1]], "values of a row of zeros")
 
 
-@check("FMT-INT8-05", "rows")
+@check("FMT-INT8-05ab", "rows")
 def negating_a_row_negates_its_codes(subject: Subject) -> None:
     subject.formats("int8")
     rows = adversarial(subject, 9, "int8")
@@ -260,7 +260,7 @@ def _requantizing_is_a_fixed_point(subject: Subject, name: str) -> None:
     same_scale(subject, twice.scale, once.scale[exact], f"{name} scales of what was read back")
 
 
-@check("FMT-INT8-08", "rows")
+@check("FMT-INT8-08ab", "rows")
 def requantizing_changes_nothing(subject: Subject) -> None:
     subject.formats("int8")
     _requantizing_is_a_fixed_point(subject, "int8")
@@ -271,7 +271,7 @@ def int8_values_are_within_half_a_step_and_rounding(subject: Subject) -> None:
     within_bound(subject, "int8")
 
 
-@check("FMT-FP8-08", "rows")
+@check("FMT-FP8-08abc", "rows")
 def fp8_rows_are_scaled_clipped_and_encoded(subject: Subject) -> None:
     for name in subject.formats(*FP8):
         for width in widths(subject, 1, 5, 64):
@@ -288,7 +288,7 @@ def fp8_values_are_within_half_a_unit_and_rounding(subject: Subject) -> None:
     within_bound(subject, *FP8)
 
 
-@check("FMT-FP8-10", "rows")
+@check("FMT-FP8-10ab", "rows")
 def requantizing_fp8_changes_nothing(subject: Subject) -> None:
     for name in subject.formats(*FP8):
         _requantizing_is_a_fixed_point(subject, name)

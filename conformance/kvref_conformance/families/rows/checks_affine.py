@@ -14,7 +14,7 @@ from kvref_conformance.oracle.stored import fl
 from kvref_conformance.outcome import NotOffered
 
 
-@check("FMT-AFF-01", "rows")
+@check("FMT-AFF-01ab", "rows")
 def scale_and_zero_span_the_row(subject: Subject) -> None:
     for name in subject.formats(*AFFINE):
         for width in widths(subject, 1, 6, 33):
@@ -24,7 +24,7 @@ def scale_and_zero_span_the_row(subject: Subject) -> None:
             same(got.zero, want.zero, f"{name} zeros of rows of {width}")
 
 
-@check("FMT-AFF-01", "rows")
+@check("FMT-AFF-01bc", "rows")
 def a_range_that_overflows_is_refused(subject: Subject) -> None:
     formats = subject.formats(*AFFINE)
     subject.need(width=3)
@@ -71,14 +71,14 @@ def a_constant_row_reads_back_exactly(subject: Subject) -> None:
         equal(int(got.codes.max()), 0, f"{name} codes of constant rows")
 
 
-@check("FMT-AFF-06", "rows")
+@check("FMT-AFF-06a", "rows")
 def two_codes_share_a_byte_low_nibble_first(subject: Subject) -> None:
     subject.formats("q4")
     for width in widths(subject, 1, 2, 6, 80, 96):
         _packed(subject, width)
 
 
-@check("FMT-AFF-06", "rows")
+@check("FMT-AFF-06b", "rows")
 def an_odd_row_is_padded(subject: Subject) -> None:
     subject.formats("q4")
     odd = [width for width in widths(subject, 1, 5, 33, 81) if width % 2]

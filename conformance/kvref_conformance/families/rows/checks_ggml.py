@@ -35,22 +35,22 @@ def _as_ggml_makes_them(subject: Subject, *names: str) -> None:
             same_codes(subject, got.codes, rows, name)
 
 
-@check("FMT-GGML-02", "rows")
+@check("FMT-GGML-02ab", "rows")
 def q8_0_is_made_with_the_reciprocal_of_its_scale(subject: Subject) -> None:
     _as_ggml_makes_them(subject, "q8_0")
 
 
-@check("FMT-GGML-03", "rows")
+@check("FMT-GGML-03ab", "rows")
 def the_largest_magnitude_has_the_least_code(subject: Subject) -> None:
     _as_ggml_makes_them(subject, "q4_0", "q5_0")
 
 
-@check("FMT-GGML-04", "rows")
+@check("FMT-GGML-04abc", "rows")
 def codes_count_from_the_least_value(subject: Subject) -> None:
     _as_ggml_makes_them(subject, "q4_1", "q5_1")
 
 
-@check("FMT-GGML-05", "rows")
+@check("FMT-GGML-05ab", "rows")
 def iq4_nl_takes_the_nearest_of_its_table(subject: Subject) -> None:
     _as_ggml_makes_them(subject, "iq4_nl")
 

@@ -29,7 +29,7 @@ def every(subject: Subject) -> list[str]:
     return found
 
 
-@check("FMT-GROUP-01", "rows")
+@check("FMT-GROUP-01ab", "rows")
 def scales_and_zeros_are_of_their_group_and_rounded_once(subject: Subject) -> None:
     for name in every(subject):
         rows = adversarial(subject, 128, name)

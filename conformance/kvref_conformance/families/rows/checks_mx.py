@@ -54,14 +54,14 @@ def the_scale_is_the_power_of_two_of_the_largest(subject: Subject) -> None:
         same_scale(subject, quantized(subject, rows, name).scale, oracle.store(rows, name).scale, f"{name} scales", name)
 
 
-@check("FMT-MX-03", "rows")
+@check("FMT-MX-03ab", "rows")
 def elements_are_the_nearest_and_saturate(subject: Subject) -> None:
     for name in formats_of_rows(subject, *MX):
         rows = adversarial(subject, 64, name)
         same_codes(subject, quantized(subject, rows, name).codes, rows, name)
 
 
-@check("FMT-MX-04", "rows")
+@check("FMT-MX-04abc", "rows")
 def zeros_and_what_is_tiny_read_back_as_near_zero(subject: Subject) -> None:
     for name in formats_of_rows(subject, *MX, *NVFP4):
         rows = spread(subject, np.array([[0.0, -0.0, 0.0], [1e-40, -1e-40, 0.0]]), name)
@@ -76,7 +76,7 @@ def microscaled_values_are_within_the_bound(subject: Subject) -> None:
     within_bound(subject, *MX, *NVFP4)
 
 
-@check("FMT-MX-06", "rows")
+@check("FMT-MX-06ab", "rows")
 def nvfp4_scales_are_the_largest_over_six_in_e4m3(subject: Subject) -> None:
     for name in formats_of_rows(subject, *NVFP4):
         halfway = 6 * 2.0 ** np.arange(-9, 6)[:, None] * (np.arange(8, 16) + 0.5)  # between two scales, to the last beyond all
@@ -88,7 +88,7 @@ def nvfp4_scales_are_the_largest_over_six_in_e4m3(subject: Subject) -> None:
         same_codes(subject, quantized(subject, rows, name).codes, rows, name)
 
 
-@check("FMT-MX-07", "rows")
+@check("FMT-MX-07ab", "rows")
 def a_power_of_two_moves_the_scale_alone(subject: Subject) -> None:
     for name in formats_of_rows(subject, *MX):
         (width,) = widths(subject, 64, format=name)

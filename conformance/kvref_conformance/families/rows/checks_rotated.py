@@ -94,7 +94,7 @@ def what_is_read_is_rotated_back(subject: Subject) -> None:
             within(stored.values, rotated.turned(between), 2 * rotated.any_order(between), f"{name} values of rows of {width}")
 
 
-@check("FMT-ROT-05", "rows")
+@check("FMT-ROT-05ab", "rows")
 def rotated_values_are_within_the_bound(subject: Subject) -> None:
     for name, width in each(subject, 64, 96):
         rows = adversarial(subject, width, name)
@@ -106,7 +106,7 @@ def rotated_values_are_within_the_bound(subject: Subject) -> None:
         within_lengths(values, rows, tolerant, what)
 
 
-@check("FMT-ROT-06", "rows")
+@check("FMT-ROT-06c", "rows")
 def rows_whose_sums_may_overflow_never_read_back_infinite(subject: Subject) -> None:
     for name, width in each(subject, 64):
         reach = min(largest(subject), rotated.REACH / rotated.block_of(width))
@@ -120,7 +120,7 @@ def rows_whose_sums_may_overflow_never_read_back_infinite(subject: Subject) -> N
                 )
 
 
-@check("FMT-ROT-06", "rows")
+@check("FMT-ROT-06ab", "rows")
 def the_largest_number_that_is_taken_is_a_power_of_two(subject: Subject) -> None:
     if subject.level != "exact":
         raise NotOffered("level exact")

@@ -92,7 +92,7 @@ def nothing_is_learned_from_the_rows(subject: Subject) -> None:
             within(values, want.values, bound, f"{name} values of rows beside, and after, others of another magnitude")
 
 
-@check("FMT-STATIC-05", "rows")
+@check("FMT-STATIC-05a", "rows")
 def a_scale_that_is_none_is_refused(subject: Subject) -> None:
     subject.formats(*STATIC)
     for wrong in (0.0, -0.5, *(() if subject.by_value else (float("nan"), float("inf")))):
@@ -100,7 +100,7 @@ def a_scale_that_is_none_is_refused(subject: Subject) -> None:
             subject.new("rows", given_scale=wrong)
 
 
-@check("FMT-STATIC-05", "rows")
+@check("FMT-STATIC-05c", "rows")
 def a_scale_that_is_not_given_is_one(subject: Subject) -> None:
     for name in subject.formats(*STATIC):
         rows = handed(subject, name, 1.0)

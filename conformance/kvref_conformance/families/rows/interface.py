@@ -12,10 +12,10 @@ ERRORS: dict[str, str] = {
 
 
 class Rows(Protocol):
-    """Rows with a scale each, and a zero each in formats that have one (None in symmetric formats).
+    """Each row has a scale, and a zero in formats that have one (null in symmetric formats).
 
-    Who has a scale and a zero in another form, or none to show, gives as codes whatever bytes it stores, and no scale: what they
-    read back as is judged then, and nothing else.
+    An implementation whose scales have another form, or cannot be read, returns the bytes that it stores as codes, and null as
+    scale. The judge then judges only the values that are read back.
     """
 
     def quantize(self, rows: RowsOf, format: str) -> tuple[CodesOf, Scales | None, Scales | None]: ...

@@ -13,7 +13,7 @@ from kvref_conformance.outcome import NotOffered
 PIECES = (1, 2, 5, 1, 3, 1, 4)  # tokens of appends, in turn
 
 
-@check("SHARD-01", "sharded")
+@check("SHARD-01abd", "sharded")
 def each_row_holds_its_share_or_a_copy(subject: Subject) -> None:
     tried = 0
     for config in heads_and_rows(subject):
@@ -29,7 +29,7 @@ def each_row_holds_its_share_or_a_copy(subject: Subject) -> None:
         raise NotOffered("heads and rows of ranks that go together, where its limits say others")
 
 
-@check("SHARD-01", "sharded")
+@check("SHARD-01d", "sharded")
 def put_together_it_is_the_cache_that_is_not_sharded(subject: Subject) -> None:
     for config in grids(subject):
         known = Known(subject, **config)
@@ -38,7 +38,7 @@ def put_together_it_is_the_cache_that_is_not_sharded(subject: Subject) -> None:
             known.look(f"after {count} tokens more, {len(known)} on {known.rows} x {known.columns} ranks")
 
 
-@check("SHARD-01", "sharded")
+@check("SHARD-01d", "sharded")
 def numbers_are_rounded_as_they_would_be_on_one(subject: Subject) -> None:
     for dtype in formats_of(subject, "dtype", *PLAIN):
         known = Known(subject, **next(grids(subject, (4, 3), dtype=dtype)))
@@ -47,7 +47,7 @@ def numbers_are_rounded_as_they_would_be_on_one(subject: Subject) -> None:
         known.look(f"in {dtype}")
 
 
-@check("SHARD-01", "sharded")
+@check("SHARD-01c", "sharded")
 def heads_that_no_share_comes_of_are_refused(subject: Subject) -> None:
     tried = 0
     for heads, rows in ((2, 3), (3, 2), (4, 6), (6, 4), (3, 5)):
@@ -58,7 +58,7 @@ def heads_that_no_share_comes_of_are_refused(subject: Subject) -> None:
         raise NotOffered("heads and rows of ranks that do not go together, where its limits say others")
 
 
-@check("SHARD-02", "sharded")
+@check("SHARD-02a", "sharded")
 def each_token_lies_in_one_column(subject: Subject) -> None:
     for size in dict.fromkeys(subject.size("block_size", wanted) for wanted in (1, 2, 3, 5)):
         for config in grids(subject, (2, 3), (1, 2), (4, 4), block_size=size):
@@ -72,7 +72,7 @@ def each_token_lies_in_one_column(subject: Subject) -> None:
             known.look(f"of {len(known)} tokens {what}")
 
 
-@check("SHARD-02", "sharded")
+@check("SHARD-02a", "sharded")
 def pieces_go_where_the_whole_goes(subject: Subject) -> None:
     """Whichever column a piece begins or ends in, and wherever in a block."""
     for config in grids(subject, (2, 3), (1, 4), block_size=subject.size("block_size", 3)):
@@ -84,7 +84,7 @@ def pieces_go_where_the_whole_goes(subject: Subject) -> None:
             known.look(f"of {first}, {turn - 1} and 1 tokens in turns of {turn}")
 
 
-@check("SHARD-03", "sharded")
+@check("SHARD-03a", "sharded")
 def every_rank_lists_the_same_blocks(subject: Subject) -> None:
     for config in grids(subject):
         known = Known(subject, **config)
@@ -101,7 +101,7 @@ def every_rank_lists_the_same_blocks(subject: Subject) -> None:
         known.tables(known.ranks, "after a clear")
 
 
-@check("SHARD-03", "sharded")
+@check("SHARD-03b", "sharded")
 def blocks_that_hold_tokens_stay_where_they_are(subject: Subject) -> None:
     for config in grids(subject, (4, 3), (1, 2)):
         known = Known(subject, **config)
@@ -117,7 +117,7 @@ def blocks_that_hold_tokens_stay_where_they_are(subject: Subject) -> None:
             equal(table, before[: len(table)], f"the blocks that still hold tokens, after all but {len(known)} went")
 
 
-@check("SHARD-03", "sharded")
+@check("SHARD-03c", "sharded")
 def bytes_are_those_of_the_blocks(subject: Subject) -> None:
     for dtype in formats_of(subject, "dtype", *PLAIN):
         for config in grids(subject, (4, 3), (1, 3), (2, 1), (1, 6), dtype=dtype):
@@ -132,7 +132,7 @@ def bytes_are_those_of_the_blocks(subject: Subject) -> None:
                     )
 
 
-@check("SHARD-03", "sharded")
+@check("SHARD-03de", "sharded")
 def what_does_not_fit_is_written_on_no_rank(subject: Subject) -> None:
     for config in grids(subject, (2, 3), (4, 1), (1, 2)):
         known = Known(subject, **config)
@@ -153,7 +153,7 @@ def what_does_not_fit_is_written_on_no_rank(subject: Subject) -> None:
             known.truncate(known.room // 2)
 
 
-@check("SHARD-03", "sharded")
+@check("SHARD-03d", "sharded")
 def room_that_came_back_is_room(subject: Subject) -> None:
     """Many times, so that a block that one rank did not give back is missed."""
     for config in grids(subject, (2, 3), (4, 1)):

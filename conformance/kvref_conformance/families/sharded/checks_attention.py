@@ -11,7 +11,7 @@ from kvref_conformance.families.sharded.known import Known, grids, heads_and_row
 from kvref_conformance.outcome import NotOffered
 
 
-@check("SHARD-02", "sharded")
+@check("SHARD-02bc", "sharded")
 def attention_is_that_of_all_tokens(subject: Subject) -> None:
     """At every length of the first turns of the columns: of one token, of columns without any, of blocks not full."""
     for config in grids(subject):
@@ -24,7 +24,7 @@ def attention_is_that_of_all_tokens(subject: Subject) -> None:
             known.attends(min(count, len(known)), f"at {len(known)} tokens")
 
 
-@check("SHARD-02", "sharded")
+@check("SHARD-02b", "sharded")
 def each_query_head_reads_its_own_kv_head(subject: Subject) -> None:
     """In groups as models have them: of four and eight (Llama), and of seven (Qwen), which copies do not divide evenly."""
     for config in heads_and_rows(subject):
@@ -34,7 +34,7 @@ def each_query_head_reads_its_own_kv_head(subject: Subject) -> None:
             known.attends(2, f"of {known.row[0]} heads on {known.rows} rows, {group} query heads each", group)
 
 
-@check("SHARD-02", "sharded")
+@check("SHARD-02b", "sharded")
 def the_column_that_has_the_token_decides(subject: Subject) -> None:
     """One token outweighs all others, wherever it lies: what the other columns found must hardly count."""
     scale = even(subject) * LOUD_SCALE
@@ -50,7 +50,7 @@ def the_column_that_has_the_token_decides(subject: Subject) -> None:
             known.attends_to(-query, scale, f"where the token at {place % len(keys)} of {len(keys)} counts for nothing")
 
 
-@check("SHARD-02", "sharded")
+@check("SHARD-02b", "sharded")
 def large_scores_do_not_overflow(subject: Subject) -> None:
     """Of one sign in one column, and of the other in another."""
     for config in grids(subject, (1, 3), (2, 2)):
@@ -62,7 +62,7 @@ def large_scores_do_not_overflow(subject: Subject) -> None:
         known.attends_to(held(subject, query), 1.0, "of large scores")
 
 
-@check("SHARD-02", "sharded")
+@check("SHARD-02bc", "sharded")
 def a_query_sees_no_later_token_of_any_column(subject: Subject) -> None:
     """Later tokens are louder, and their values are not those of the ones before."""
     scale = even(subject) * LOUD_SCALE
@@ -77,7 +77,7 @@ def a_query_sees_no_later_token_of_any_column(subject: Subject) -> None:
             known.attends_to(query, scale, f"of {len(query)} queries to which later tokens are louder")
 
 
-@check("SHARD-02", "sharded")
+@check("SHARD-02c", "sharded")
 def what_is_not_seen_has_no_part(subject: Subject) -> None:
     """A token that is not finite, the last: the queries before it do not see it, in whichever column it lies."""
     for config in grids(subject, (1, 3), (2, 2)):
@@ -100,7 +100,7 @@ def what_is_not_seen_has_no_part(subject: Subject) -> None:
             within(got, want, bound, f"the query before a NaN at position {len(known)}")
 
 
-@check("SHARD-02", "sharded")
+@check("SHARD-02b", "sharded")
 def heads_stand_side_by_side(subject: Subject) -> None:
     """On one column nothing is merged: what a row finds of its heads is what all of them find, bit for bit."""
     config = fitted(subject, "sharded", token_ranks=1)
@@ -118,7 +118,7 @@ def heads_stand_side_by_side(subject: Subject) -> None:
         same(known.cache.attend(alone, even(subject))[:, own], got[:, own], f"head {head} where others are asked nothing")
 
 
-@check("SHARD-02", "sharded")
+@check("SHARD-02d", "sharded")
 def more_queries_than_tokens_are_refused(subject: Subject) -> None:
     for config in grids(subject, (2, 3), (1, 2)):
         known = Known(subject, **config)

@@ -9,7 +9,7 @@ from kvref_conformance.families.sharded.known import Known, grids
 WANTED = ((2, 3), (4, 1), (1, 2))
 
 
-@check("EDIT-01", "sharded")
+@check("EDIT-01ac", "sharded")
 def the_first_tokens_stay_on_every_rank(subject: Subject) -> None:
     for config in grids(subject, *WANTED):
         known = Known(subject, **config)
@@ -21,7 +21,7 @@ def the_first_tokens_stay_on_every_rank(subject: Subject) -> None:
                 known.look(f"after all but {length} tokens went")
 
 
-@check("EDIT-02", "sharded")
+@check("EDIT-02ab", "sharded")
 def no_more_tokens_stay_than_there_are(subject: Subject) -> None:
     for config in grids(subject, *WANTED):
         known = Known(subject, **config)

@@ -46,7 +46,7 @@ def refuses(known: Known, lost: int, when: str) -> None:
         raise NotOffered(f"calls that need a rank {when}")
 
 
-@check("SHARD-04", "sharded")
+@check("SHARD-04a", "sharded")
 def a_rank_that_is_lost_is_said_to_be(subject: Subject) -> None:
     for config in grids(subject, *SEVERAL):
         for lost in dict.fromkeys((0, 1, config["head_ranks"] * config["token_ranks"] - 1)):
@@ -64,7 +64,7 @@ def a_rank_that_is_lost_is_said_to_be(subject: Subject) -> None:
                 held(known, living, table, f"{when}, and calls that need it were refused")
 
 
-@check("SHARD-04", "sharded")
+@check("SHARD-04b", "sharded")
 def an_append_in_which_a_rank_is_lost_is_written_nowhere(subject: Subject) -> None:
     """Whichever rank it is, and however many tokens: for the columns before it, for those behind it, for all."""
     for config in grids(subject, *SEVERAL):
@@ -83,7 +83,7 @@ def an_append_in_which_a_rank_is_lost_is_written_nowhere(subject: Subject) -> No
                 refuses(known, lost, when)
 
 
-@check("SHARD-04", "sharded")
+@check("SHARD-04b", "sharded")
 def several_ranks_are_lost_in_one_append(subject: Subject) -> None:
     known = Known(subject, **next(grids(subject, (2, 2), (1, 3), (4, 3))))
     if len(known.ranks) < 3:
@@ -100,7 +100,7 @@ def several_ranks_are_lost_in_one_append(subject: Subject) -> None:
     held(known, list(known.ranks[1:-1]), table, "after two ranks were lost in an append")
 
 
-@check("SHARD-04", "sharded")
+@check("SHARD-04b", "sharded")
 def no_number_that_is_not_finite_is_written_where_a_rank_is_lost(subject: Subject) -> None:
     """Which of two errors comes is open, and so whether the rank is lost yet; that nothing is written is not."""
     for config in grids(subject, *SEVERAL):
@@ -121,7 +121,7 @@ def no_number_that_is_not_finite_is_written_where_a_rank_is_lost(subject: Subjec
             held(known, living, table, f"after one more, and tokens of {number}")
 
 
-@check("SHARD-04", "sharded")
+@check("SHARD-04c", "sharded")
 def no_rank_is_lost_in_an_append_that_is_refused(subject: Subject) -> None:
     known = Known(subject, **next(grids(subject, (2, 2), (2, 1), (1, 3))))
     if len(known.ranks) == 1:
@@ -146,7 +146,7 @@ def no_rank_is_lost_in_an_append_that_is_refused(subject: Subject) -> None:
     held(known, [rank for rank in known.ranks if rank != 1], table, "after the append in which it was lost")
 
 
-@check("SHARD-04", "sharded")
+@check("SHARD-04d", "sharded")
 def a_rank_that_there_is_not_is_refused(subject: Subject) -> None:
     for config in grids(subject, *SEVERAL):
         known, tried = Known(subject, **config), 0

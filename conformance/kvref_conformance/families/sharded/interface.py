@@ -27,8 +27,8 @@ ERRORS: dict[str, str] = {
 class Sharded(Protocol):
     """Rank r is in row r // token_ranks, of head_ranks rows, and in column r % token_ranks.
 
-    `read_rank` gives the rank's `heads` at its `positions`, both in order. `attend` is of the last tokens' queries, and causal.
-    `lose` lets a rank be lost at once, `lose_in_append` in the middle of the next append of a token or more.
+    `read_rank` returns the rank's `heads` at its `positions`, in the order of both. The queries of `attend` are those of the last
+    tokens, and it is causal. `lose` makes a rank fail at once, `lose_in_append` during the next append of at least one token.
     """
 
     length: int

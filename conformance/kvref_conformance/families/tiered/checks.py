@@ -112,7 +112,7 @@ def the_batch_changes_nothing_that_is_read(subject: Subject) -> None:
             agree(subject, cache, tiers, f"with migration_batch {batch}")
 
 
-@check("TIER-05", "tiered")
+@check("TIER-05a", "tiered")
 def the_oldest_tokens_are_evicted(subject: Subject) -> None:
     cache, tiers = both(subject, max_tokens=7)
     most = cache.config["max_tokens"]
@@ -122,7 +122,7 @@ def the_oldest_tokens_are_evicted(subject: Subject) -> None:
         agree(subject, cache, tiers, f"of at most {most} tokens after {tiers.appended}")
 
 
-@check("TIER-05", "tiered")
+@check("TIER-05b", "tiered")
 def an_append_longer_than_the_cache_keeps_its_end(subject: Subject) -> None:
     for times, more in ((1, 0), (1, 1), (2, 1), (4, 2)):
         cache, tiers = both(subject, max_tokens=7)
@@ -145,7 +145,7 @@ def the_total_is_the_sum_of_the_tiers(subject: Subject) -> None:
             equal(len(cache.read()[0]), min(most, appended), "tokens read")
 
 
-@check("TIER-07", "tiered")
+@check("TIER-07ab", "tiered")
 def positions_are_absolute(subject: Subject) -> None:
     cache, tiers = both(subject, max_tokens=9, tail_length=2, warm_length=3)
     for count in (4, 3, 1, 6):
@@ -157,7 +157,7 @@ def positions_are_absolute(subject: Subject) -> None:
                 cache.tier_of(position)
 
 
-@check("TIER-08", "tiered")
+@check("TIER-08ab", "tiered")
 def statistics_count_the_bytes_stored(subject: Subject) -> None:
     heads, width = subject.heads, subject.heads * subject.dim
     token_bytes = {"float32": 4 * width, "float16": 2 * width, "bfloat16": 2 * width, "q8": width + 8, "q4": -(-width // 2) + 8}

@@ -80,7 +80,7 @@ def as_if_nothing_had_gone(subject: Subject, cache: Handle, tiers: Tiers, when: 
     same_caches(cache, never(subject, cache, tiers), held, f"{when}, against one that never had what went")
 
 
-@check("EDIT-01", "tiered")
+@check("EDIT-01abc", "tiered")
 def the_first_tokens_stay(subject: Subject) -> None:
     for name, (cache, tiers) in every_form(subject):
         begun = tiers.appended
@@ -95,7 +95,7 @@ def the_first_tokens_stay(subject: Subject) -> None:
                 cache.tier_of(length)
 
 
-@check("EDIT-02", "tiered")
+@check("EDIT-02ab", "tiered")
 def no_more_tokens_stay_than_came(subject: Subject) -> None:
     cache, tiers = both(subject, max_tokens=7)
     for count in (3, 6, 4):  # nothing has moved on, some have, some are gone
@@ -153,7 +153,7 @@ def policies_that_changed_before_stay_changed(subject: Subject) -> None:
         as_if_nothing_had_gone(subject, cache, tiers, f"with a tail made shorter, {tiers.appended} tokens after some went")
 
 
-@check("EDIT-06", "tiered")
+@check("EDIT-06b", "tiered")
 def what_has_moved_on_comes_back_or_says_so(subject: Subject) -> None:
     for tail, warm, most in ((4, 0, 20), (3, 2, 20), (0, 3, 20), (4, 0, 7), (6, 0, 6)):
         for fewer in (1, 3, 8):
@@ -179,7 +179,7 @@ def refuses(cache: Handle, length: int) -> bool:
     return not went
 
 
-@check("EDIT-06", "tiered")
+@check("EDIT-06a", "tiered")
 def what_nothing_has_moved_on_for_can_go(subject: Subject) -> None:
     """Older tokens lie in the store; those that go came to a tail that had room for them."""
     cache, tiers = both(subject, tail_length=2)
@@ -198,7 +198,7 @@ def what_nothing_has_moved_on_for_can_go(subject: Subject) -> None:
     as_if_nothing_had_gone(subject, cache, tiers, "with a tail that was made longer, and 7 more")
 
 
-@check("EDIT-06", "tiered")
+@check("EDIT-06a", "tiered")
 def an_empty_cache_can_stay_empty(subject: Subject) -> None:
     cache = new(subject, "tiered")
     keys, values = pair_of_tokens(subject, 1)

@@ -48,7 +48,7 @@ def fresh(subject: Subject, **policy: Any) -> tuple[Handle, Tiers]:
     return cache, tiers
 
 
-@check("TIER-17", "tiered")
+@check("TIER-17abd", "tiered")
 def tokens_move_through_any_formats(subject: Subject) -> None:
     """Loud ones behind quiet ones, in batches that end anywhere, until the first were evicted."""
     for policy in pairs(subject):
@@ -62,7 +62,7 @@ def tokens_move_through_any_formats(subject: Subject) -> None:
             equal(got, want, f"bytes of {tiers.count(tier)} tokens in the {tier} tier, with {policy}")
 
 
-@check("TIER-17", "tiered")
+@check("TIER-17bc", "tiered")
 def a_new_format_leaves_what_is_stored(subject: Subject) -> None:
     for policy in pairs(subject):
         cache, tiers = fresh(subject, tail_length=1, warm_length=2, max_tokens=8, **policy)
@@ -78,7 +78,7 @@ def a_new_format_leaves_what_is_stored(subject: Subject) -> None:
         agree(subject, cache, tiers, f"in the place of all others, with {policy}")
 
 
-@check("TIER-17", "tiered")
+@check("TIER-17b", "tiered")
 def newest_tokens_go_with_their_scales(subject: Subject) -> None:
     """Where there is no tail, and none had to move on for them."""
     for name in one_of_each_kind(subject, "store_format"):
@@ -95,7 +95,7 @@ def newest_tokens_go_with_their_scales(subject: Subject) -> None:
         agree(subject, cache, tiers, f"of a {name} store, in the place of louder ones")
 
 
-@check("TIER-17", "tiered")
+@check("TIER-17e", "tiered")
 def a_head_dim_that_no_group_goes_into_is_refused(subject: Subject) -> None:
     tried = 0
     for tier in ("warm_format", "store_format"):
@@ -132,7 +132,7 @@ def wide_tail(subject: Subject) -> str:
     return tail_of(subject, "float32", "bfloat16")
 
 
-@check("TIER-18", "tiered")
+@check("TIER-18ab", "tiered")
 def what_a_tier_of_the_policy_could_not_hold_is_refused(subject: Subject) -> None:
     """In one tier, or in the next, which quantizes what the first made of it; and taken is what both can."""
     for which, policy in enumerate(pairs(subject)):
@@ -152,7 +152,7 @@ def what_a_tier_of_the_policy_could_not_hold_is_refused(subject: Subject) -> Non
         agree(subject, cache, tiers, f"with {policy}, when all that was taken has moved on")
 
 
-@check("TIER-18", "tiered")
+@check("TIER-18c", "tiered")
 def a_policy_that_would_lose_a_token_is_refused(subject: Subject) -> None:
     wide = formats_of(subject, "store_format", *(name for name in SCALED if name not in IN_GROUPS))[0]
     tried = 0

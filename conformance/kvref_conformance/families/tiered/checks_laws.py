@@ -9,7 +9,7 @@ from kvref_conformance.checking.setup import fitted, new, pair_of_tokens, refuse
 from kvref_conformance.conversation.subject import Subject
 
 
-@check("LAW-12", "tiered")
+@check("LAW-12a", "tiered")
 def tiers_must_fit_the_cache(subject: Subject) -> None:
     most = fitted(subject, "tiered")["max_tokens"]
     refused(subject, "tiered", tail_length=most + 1)
@@ -31,7 +31,7 @@ def tiers_are_as_long_in_any_type(subject: Subject) -> None:
     the_same_in_any_type(subject, script)
 
 
-@check("LAW-05", "tiered")
+@check("LAW-05ab", "tiered")
 def a_token_forgotten_is_nowhere(subject: Subject) -> None:
     cache = new(subject, "tiered", max_tokens=6)
     cache.append(*pair_of_tokens(subject, cache.config["max_tokens"] + 3))

@@ -59,7 +59,7 @@ def moved(subject: Subject, cache: Handle, count: int, when: str) -> None:
     is_as(loaded, cache, f"{when}, and truncated")
 
 
-@check("MOVE-01", "tiered")
+@check("MOVE-01ac", "tiered")
 def tiers_and_positions_are_those_that_were_saved(subject: Subject) -> None:
     for warm in dict.fromkeys(subject.size("warm_length", wanted) for wanted in (0, 3)):
         cache, tiers = both(subject, warm_length=warm)
@@ -70,7 +70,7 @@ def tiers_and_positions_are_those_that_were_saved(subject: Subject) -> None:
         moved(subject, cache, tiers.appended, f"with a warm tier of {warm}, of which the first were evicted")
 
 
-@check("MOVE-01", "tiered")
+@check("MOVE-01bc", "tiered")
 def tokens_stay_in_the_format_that_they_came_in(subject: Subject) -> None:
     cache, tiers = both(subject, warm_length=0)
     others = [name for name in ("q8", "q4", "int8") if takes(subject, "store_format", name)]

@@ -16,7 +16,7 @@ from kvref_conformance.oracle.rows import read_as
 from kvref_conformance.outcome import NotOffered
 
 
-@check("TIER-10", "tiered")
+@check("TIER-10a", "tiered")
 def a_shorter_tail_migrates_at_once(subject: Subject) -> None:
     for start, then in ((6, 2), (6, 0), (4, 1)):
         allowed(subject, tail_length=then)
@@ -28,7 +28,7 @@ def a_shorter_tail_migrates_at_once(subject: Subject) -> None:
         agree(subject, cache, tiers, f"3 tokens after the tail went from {start} to {then}")
 
 
-@check("TIER-10", "tiered")
+@check("TIER-10b", "tiered")
 def a_longer_tail_fills_with_new_tokens(subject: Subject) -> None:
     allowed(subject, tail_length=5)
     cache, tiers = both(subject, tail_length=2)
@@ -41,7 +41,7 @@ def a_longer_tail_fills_with_new_tokens(subject: Subject) -> None:
         agree(subject, cache, tiers, f"after the tail was lengthened and {tiers.appended - 5} tokens more")
 
 
-@check("TIER-10", "tiered")
+@check("TIER-10c", "tiered")
 def a_new_format_is_for_tokens_that_migrate_later(subject: Subject) -> None:
     q4, q8 = two_stores(subject)
     cache, tiers = both(subject, store_format=q4)
@@ -56,7 +56,7 @@ def a_new_format_is_for_tokens_that_migrate_later(subject: Subject) -> None:
     agree(subject, cache, tiers, "6 tokens after the tail's dtype and the warm tier changed")
 
 
-@check("TIER-10", "tiered")
+@check("TIER-10c", "tiered")
 def tokens_of_several_formats_age_alike(subject: Subject) -> None:
     q4, q8 = two_stores(subject)
     wide, *_, narrow = formats_of(subject, "tail_dtype", "float32", "bfloat16", "float16") * 2
@@ -70,7 +70,7 @@ def tokens_of_several_formats_age_alike(subject: Subject) -> None:
         agree(subject, cache, tiers, f"of several formats, {count} tokens later")
 
 
-@check("TIER-10", "tiered")
+@check("TIER-10d", "tiered")
 def a_policy_that_makes_no_sense_changes_nothing(subject: Subject) -> None:
     cache, tiers = both(subject)
     append(subject, cache, tiers, 7)
@@ -86,7 +86,7 @@ def a_policy_that_makes_no_sense_changes_nothing(subject: Subject) -> None:
         agree(subject, cache, tiers, f"after the policy {policy} was refused")
 
 
-@check("TIER-10", "tiered")
+@check("TIER-10ae", "tiered")
 def a_policy_is_looked_at_as_a_whole(subject: Subject) -> None:
     """Two fields that make sense together, and either of which alone would not."""
     cache, tiers = both(subject, max_tokens=6, tail_length=2, warm_length=4)
@@ -130,7 +130,7 @@ def memory_follows_the_policy(subject: Subject) -> None:
             cache.append(token, token)
 
 
-@check("TIER-14", "tiered")
+@check("TIER-14ab", "tiered")
 def the_warm_tier_lies_between(subject: Subject) -> None:
     stores = formats_of(subject, "store_format", "q4", "q8")
     for warm, store in zip(formats_of(subject, "warm_format", "q8", "q4"), stores, strict=False):
@@ -140,7 +140,7 @@ def the_warm_tier_lies_between(subject: Subject) -> None:
             agree(subject, cache, tiers, f"with a warm tier of 3 in {warm}, after {tiers.appended} tokens")
 
 
-@check("TIER-15", "tiered")
+@check("TIER-15a", "tiered")
 def tail_only_quantizes_nothing(subject: Subject) -> None:
     length = subject.size("tail_length", 9)
     cache, (keys, values) = new(subject, "tiered", max_tokens=length, tail_length=length), pair_of_tokens(subject, length + 4)
@@ -154,7 +154,7 @@ def tail_only_quantizes_nothing(subject: Subject) -> None:
     equal(cache.stats().store_tokens, 0, "tokens in the store")
 
 
-@check("TIER-15", "tiered")
+@check("TIER-15b", "tiered")
 def store_only_quantizes_the_input_itself(subject: Subject) -> None:
     allowed(subject, tail_length=0, warm_length=0)
     for name in formats_of(subject, "store_format", "q8", "q4"):
@@ -166,7 +166,7 @@ def store_only_quantizes_the_input_itself(subject: Subject) -> None:
         true(cache.tier_of(6) == "store", "tier of the newest token", "store", cache.tier_of(6))
 
 
-@check("TIER-15", "tiered")
+@check("TIER-15c", "tiered")
 def a_store_of_head_rows_scales_each_head(subject: Subject) -> None:
     """A store may hold the formats of the quantized cache too, where it has them."""
     allowed(subject, tail_length=0, warm_length=0)

@@ -11,7 +11,7 @@ from kvref_conformance.families.tiered.checks import tail_of
 from kvref_conformance.outcome import NotOffered
 
 
-@check("TIER-12", "tiered")
+@check("TIER-12a", "tiered")
 def appends_from_threads_lose_and_tear_nothing(subject: Subject) -> None:
     each = min(25, subject.size("tail_length", 25 * THREADS) // THREADS)
     total = THREADS * each
@@ -36,7 +36,7 @@ def appends_from_threads_lose_and_tear_nothing(subject: Subject) -> None:
         equal(own, sorted(own), f"order of the tokens of thread {thread}")
 
 
-@check("TIER-12", "tiered")
+@check("TIER-12b", "tiered")
 def readers_beside_writers_see_whole_tokens(subject: Subject) -> None:
     cache = new(subject, "tiered", max_tokens=200, tail_length=200, tail_dtype=tail_of(subject))
     longest, shape = min(3, subject.size("tokens", 3)), (subject.heads, subject.dim)

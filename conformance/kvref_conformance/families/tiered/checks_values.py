@@ -11,7 +11,7 @@ from kvref_conformance.families.tiered.stream import TieredStream
 from kvref_conformance.oracle.formats import AFFINE
 
 
-@check("TIER-13", "tiered")
+@check("TIER-13a", "tiered")
 def a_value_the_tail_cannot_hold_is_refused_at_append(subject: Subject) -> None:
     cache, tiers = both(subject, tail_dtype="float16")
     append(subject, cache, tiers, 6)
@@ -28,7 +28,7 @@ def a_value_the_tail_cannot_hold_is_refused_at_append(subject: Subject) -> None:
     agree(subject, cache, tiers, "after float16's largest number was appended")
 
 
-@check("TIER-13", "tiered")
+@check("TIER-13b", "tiered")
 def a_token_no_store_can_hold_is_refused_at_append(subject: Subject) -> None:
     wide = np.zeros((1, subject.heads, subject.dim), np.float32)
     wide[0, 0, 0], wide[0, -1, -1] = 3e38, -3e38  # each is finite, their distance is not
@@ -45,7 +45,7 @@ def a_token_no_store_can_hold_is_refused_at_append(subject: Subject) -> None:
         equal(cache.total_tokens, len(tiers.tokens) + 1, "tokens after a large one whose range does not overflow")
 
 
-@check("TIER-13", "tiered")
+@check("TIER-13b", "tiered")
 def a_token_is_looked_at_as_the_tail_holds_it(subject: Subject) -> None:
     """A bfloat16 tail rounds up: the range of what comes is finite, that of what moves on is not."""
     wide = np.full((1, subject.heads, subject.dim), 2.0**127 * (1 - 2.0**-10), np.float32)
@@ -58,7 +58,7 @@ def a_token_is_looked_at_as_the_tail_holds_it(subject: Subject) -> None:
     agree(subject, cache, tiers, "after a token whose range overflows once the tail has rounded it was refused")
 
 
-@check("TIER-13", "tiered")
+@check("TIER-13c", "tiered")
 def what_was_taken_can_move_on(subject: Subject) -> None:
     """Through a warm tier, whose reading back may be larger than what came."""
     for magnitude in np.array([2.0**125, 2.0**126, 2.0**127 * (1 - 2.0**-24), 3.4028235e38], np.float32):

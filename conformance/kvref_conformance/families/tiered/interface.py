@@ -28,7 +28,7 @@ class TieredStats(Statistics, Protocol):
 
 
 class Tiered(Protocol):
-    """`update_policy` takes any of the sizes and formats but num_kv_heads, head_dim and max_tokens."""
+    """`update_policy` accepts all sizes and formats of `new` except num_kv_heads, head_dim and max_tokens."""
 
     total_tokens: int
 

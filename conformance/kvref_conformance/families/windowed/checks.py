@@ -146,7 +146,7 @@ def a_window_that_is_longer_than_what_came_is_none(subject: Subject) -> None:
     run.saw(shaped(run.cache.attend(query, even(subject)), query.shape, "attention"), query, [len(run) - 1], "over all that came")
 
 
-@check("WIN-02", "windowed")
+@check("WIN-02a", "windowed")
 def each_query_of_a_step_has_its_own_view(subject: Subject) -> None:
     for counts in PORTIONS:
         run = Run(subject)
@@ -154,7 +154,7 @@ def each_query_of_a_step_has_its_own_view(subject: Subject) -> None:
             run.step(count, when)
 
 
-@check("WIN-02", "windowed")
+@check("WIN-02b", "windowed")
 def pieces_leave_what_the_whole_leaves(subject: Subject) -> None:
     for counts in PORTIONS:
         whole, pieces = Run(subject), Run(subject)
@@ -169,7 +169,7 @@ def pieces_leave_what_the_whole_leaves(subject: Subject) -> None:
             whole.holds(f"after {len(whole)} tokens {when}")
 
 
-@check("WIN-03", "windowed")
+@check("WIN-03a", "windowed")
 def what_the_next_query_sees_is_there(subject: Subject) -> None:
     for sinks in (0, 2):
         for counts in PORTIONS:
@@ -179,7 +179,7 @@ def what_the_next_query_sees_is_there(subject: Subject) -> None:
                 run.holds(f"{when} with {run.config['sinks']} sinks")
 
 
-@check("WIN-03", "windowed")
+@check("WIN-03a", "windowed")
 def positions_are_read_in_the_order_they_are_asked_for(subject: Subject) -> None:
     for sinks in (0, 2):
         run = Run(subject, sinks=sinks)
@@ -190,7 +190,7 @@ def positions_are_read_in_the_order_they_are_asked_for(subject: Subject) -> None
                 pair(run.cache.read(asked), (run.keys[asked], run.values[asked]), f"positions {asked} {when}")
 
 
-@check("WIN-03", "windowed")
+@check("WIN-03bc", "windowed")
 def what_was_dropped_is_not_somebody_elses(subject: Subject) -> None:
     run = Run(subject)
     for count, when in portions(subject, run, (9, 1, 1, 8, 2)):
@@ -215,7 +215,7 @@ def no_more_is_stored_than_the_window_needs(subject: Subject) -> None:
             true(least <= stored <= most, f"stored_tokens {when}", f"{least} to {most}", stored)
 
 
-@check("WIN-05", "windowed")
+@check("WIN-05ab", "windowed")
 def sinks_stay_for_ever(subject: Subject) -> None:
     for sinks in (2, 1, 4):
         for counts in ((1,) * 12, (3, 9, 1), (1, 20, 1), (20, 5)):
@@ -226,7 +226,7 @@ def sinks_stay_for_ever(subject: Subject) -> None:
                 run.holds(f"{when} with {run.config['sinks']} sinks")
 
 
-@check("WIN-05", "windowed")
+@check("WIN-05abc", "windowed")
 def tokens_are_stored_whatever_sinks_there_are(subject: Subject) -> None:
     """As many sinks as the window has tokens, and more."""
     for sinks, window in ((7, 7), (9, 3), (0, 1), (5, 1)):

@@ -15,7 +15,7 @@ def goes_back(run: Run, length: int) -> bool:
     return False
 
 
-@check("WIN-06", "windowed")
+@check("WIN-06ac", "windowed")
 def tokens_go_before_any_left_the_window(subject: Subject) -> None:
     for sinks in (0, 2):
         run = Run(subject, window=9, sinks=sinks)
@@ -29,7 +29,7 @@ def tokens_go_before_any_left_the_window(subject: Subject) -> None:
         run.step(subject.size("tokens", 4), "in the place of those that went")
 
 
-@check("WIN-06", "windowed")
+@check("WIN-06bc", "windowed")
 def a_draft_goes_back(subject: Subject) -> None:
     """As many tokens as it says that can, at every phase of the ring."""
     subject.need(rollback=1)
@@ -46,7 +46,7 @@ def a_draft_goes_back(subject: Subject) -> None:
                 run.step(1, when)
 
 
-@check("WIN-06", "windowed")
+@check("WIN-06cd", "windowed")
 def what_is_gone_does_not_come_back_as_something_else(subject: Subject) -> None:
     for rollback in (0, 3):
         for sinks in (0, 2):
@@ -66,7 +66,7 @@ def what_is_gone_does_not_come_back_as_something_else(subject: Subject) -> None:
                     run.step(1, f"after {when} was refused")
 
 
-@check("WIN-06", "windowed")
+@check("WIN-06e", "windowed")
 def attending_where_others_went_is_right_or_refused(subject: Subject) -> None:
     for rollback, back in ((0, 1), (3, 2), (3, 4)):  # one more than was drafted: the newest has seen one that is gone
         run = Run(subject, rollback=rollback)
@@ -79,7 +79,7 @@ def attending_where_others_went_is_right_or_refused(subject: Subject) -> None:
                 run.saw(got, query, [len(run) - 1] * 2, f"after {back} tokens went")
 
 
-@check("WIN-06", "windowed")
+@check("WIN-06bc", "windowed")
 def tokens_that_went_leave_no_place_behind(subject: Subject) -> None:
     """Drafts of one token come and go where the ring is full: what follows is as if they had never come."""
     subject.need(rollback=1)
@@ -94,7 +94,7 @@ def tokens_that_went_leave_no_place_behind(subject: Subject) -> None:
     never.holds("to which no draft ever came")
 
 
-@check("EDIT-02", "windowed")
+@check("EDIT-02ab", "windowed")
 def no_more_tokens_stay_than_came(subject: Subject) -> None:
     run = Run(subject)
     for count in (3, 9):

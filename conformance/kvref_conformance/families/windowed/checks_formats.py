@@ -68,7 +68,7 @@ def at(stored: tuple[Reads, Reads], where: Any) -> tuple[Reads, Reads]:
     return keys, values
 
 
-@check("WIN-10", "windowed")
+@check("WIN-10a", "windowed")
 def a_ring_turns_over_in_any_format(subject: Subject) -> None:
     """Loud tokens in the place of quiet ones, and the other way round, behind sinks that stay as they were."""
     for name in one_of_each_kind(subject, "dtype"):
@@ -79,7 +79,7 @@ def a_ring_turns_over_in_any_format(subject: Subject) -> None:
             ring.holds(f"after {len(ring)} tokens in a window of {window}")
 
 
-@check("WIN-10", "windowed")
+@check("WIN-10a", "windowed")
 def a_draft_goes_with_its_scales(subject: Subject) -> None:
     subject.need(rollback=1)
     for name in one_of_each_kind(subject, "dtype"):
@@ -97,7 +97,7 @@ def a_draft_goes_with_its_scales(subject: Subject) -> None:
         ring.holds("in the place of all others")
 
 
-@check("WIN-10", "windowed")
+@check("WIN-10b", "windowed")
 def a_step_sees_what_is_read_afterwards(subject: Subject) -> None:
     """What came before as it was stored, and what comes as it will be: to the bit, of which attention shows what it can."""
     for name in one_of_each_kind(subject, "dtype"):
@@ -119,7 +119,7 @@ def a_step_sees_what_is_read_afterwards(subject: Subject) -> None:
             within(got, want, bound, f"attention of {count} {name} tokens after {begin}, over what is read afterwards")
 
 
-@check("WIN-10", "windowed")
+@check("WIN-10c", "windowed")
 def what_a_format_cannot_hold_leaves_nothing_behind(subject: Subject) -> None:
     for name in one_of_each_kind(subject, "dtype"):
         ring = Ring(subject, name)
@@ -137,7 +137,7 @@ def what_a_format_cannot_hold_leaves_nothing_behind(subject: Subject) -> None:
             ring.holds(f"after {wrong} was refused")
 
 
-@check("WIN-10", "windowed")
+@check("WIN-10d", "windowed")
 def a_head_dim_that_no_group_goes_into_is_refused(subject: Subject) -> None:
     tried = 0
     for name in formats_of(subject, "dtype", *IN_GROUPS)[::7]:

@@ -13,14 +13,14 @@ from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families.windowed.checks import Run
 
 
-@check("LAW-12", "windowed")
+@check("LAW-12a", "windowed")
 def a_window_has_a_token(subject: Subject) -> None:
     for wrong in ({"window": 0}, {"window": -1}, {"sinks": -1}, {"rollback": -1}, {"chunk": -1}):
         if subject.integers(*wrong.values()):
             refused(subject, "windowed", **wrong)
 
 
-@check("LAW-05", "windowed")
+@check("LAW-05ab", "windowed")
 def nothing_is_seen_of_what_was_forgotten(subject: Subject) -> None:
     """A ring that was full, and sinks that were there."""
     for sinks in (0, 2):
@@ -52,7 +52,7 @@ def positions_are_read_in_any_type(subject: Subject) -> None:
     the_same_in_any_type(subject, script)
 
 
-@check("ATTN-07", "windowed")
+@check("ATTN-07b", "windowed")
 def what_left_the_window_has_no_effect(subject: Subject) -> None:
     """A token that is NaN or infinite, where one is taken, and queries that a window off by one would not show it to."""
     for rollback in (0, 3):  # so that it is held still

@@ -10,7 +10,7 @@ from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.oracle.attention import seen
 
 
-@check("MOVE-01", "windowed")
+@check("MOVE-01ac", "windowed")
 def positions_go_on_where_they_were(subject: Subject) -> None:
     for sinks in dict.fromkeys(subject.size("sinks", wanted) for wanted in (0, 2)):
         cache = new(subject, "windowed", sinks=sinks)
@@ -34,7 +34,7 @@ def positions_go_on_where_they_were(subject: Subject) -> None:
                     loaded.read([sinks])
 
 
-@check("MOVE-01", "windowed")
+@check("MOVE-01c", "windowed")
 def what_a_query_sees_is_what_it_would_have_seen(subject: Subject) -> None:
     cache, loaded = new(subject, "windowed"), new(subject, "windowed")
     cache.append(*pair_of_tokens(subject, 2 * cache.config["window"] + 1))

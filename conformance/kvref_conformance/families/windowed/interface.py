@@ -18,9 +18,9 @@ ERRORS: dict[str, str] = {
 
 
 class Windowed(Protocol):
-    """Positions count from the first token that ever came.
+    """The position of a token is the number of tokens before it, evicted ones included.
 
-    `step` appends tokens and attends with a query of each; the queries of `attend` all stand where the newest token does.
+    `step` appends tokens and attends with one query per token. All queries of `attend` have the position of the newest token.
     """
 
     length: int
