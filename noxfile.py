@@ -1,6 +1,7 @@
-"""Sessions: tests, lint, types, and the matrix: every clause on each Python and array library that is here. `nox -l` lists them.
+"""Sessions: tests, lint, types, and a matrix of all clauses on each installed Python and array library. `nox -l` lists them.
 
-`nox` alone runs what this machine can, and ends with the matrix as a table: what passed where, what was left out and why.
+`nox` without arguments runs all sessions that this machine supports. It ends with a table of the results, and of what was left out
+and why.
 """
 
 import json
@@ -17,15 +18,15 @@ from typing import Any
 import nox
 
 nox.options.default_venv_backend = "uv|venv"
-WITH_PIP = "venv"  # where torch is installed: pip's own configuration may say which build of it, and uv does not read that
-# Sessions that keep one core busy, and write where no other does, say allow_parallel: `nox -j auto` runs those side by side.
+WITH_PIP = "venv"  # for torch: the configuration of pip may select a build of it, and uv does not read that file
+# allow_parallel: sessions that use one core and write to files of their own. `nox -j auto` runs them in parallel.
 nox.options.sessions = ["tests", "extended", "lint", "types", "matrix", "theirs", "harnesses", "docs", "browser", "gpu", "table"]
 
 PYTHONS = ("3.11", "3.12", "3.13")
 
 
 def _pythons() -> list[str]:
-    """Those of PYTHONS that answer here. Where pyenv has them, all of them are put within reach."""
+    """The versions of PYTHONS that are installed. Makes all versions that pyenv has available to this process."""
     if shutil.which("pyenv"):
         known = subprocess.run(["pyenv", "versions", "--bare"], capture_output=True, text=True, check=False).stdout.split()
         wanted = [version for version in known if version.rpartition(".")[0] in PYTHONS]
@@ -37,9 +38,9 @@ def _pythons() -> list[str]:
 HERE = _pythons()
 PINNED = ("-c", "constraints.txt")
 OLDEST_NUMPY = "2.1.0"  # the lower bound in pyproject.toml
-# What is judged with each library. The reference on NumPy has the most to say of a Python or a NumPy; strict is slow.
+# The implementations to judge with each library. The reference on NumPy exercises Python and NumPy most; strict is slow.
 JUDGED = {"numpy": ("reference", "numpy"), "numpy-oldest": ("reference", "numpy"), "strict": ("reference:strict",)}
-# For all but the first: what differs on the others is not found by more sequences. They draw other numbers, all the same.
+# For all runs but the first: more call sequences would not find differences between Pythons or libraries. Another seed might.
 OTHERWISE = ("--examples", "10", "--seed", "1")
 MUTATED = (
     "formats", "blocks", "buffers", "contiguous", "paged", "prefix", "rotary", "quantized", "tiered", "pooled", "rows",
@@ -48,33 +49,33 @@ MUTATED = (
 PROJECT = tomllib.loads((Path(__file__).parent / "pyproject.toml").read_text())
 OTHERS = PROJECT["tool"]["kvref"]["others"]
 LARGEST_TRACE = 200_000  # characters of a trace in docs/results
-ISOLATED = ("onnxruntime-multi-head",)  # what may end the process that it runs in
-NPM = {"transformers.js": "@huggingface/transformers@4.3.1"}  # what npm installs for some
+ISOLATED = ("onnxruntime-multi-head",)  # implementations that may end their process
+NPM = {"transformers.js": "@huggingface/transformers@4.3.1"}  # npm packages, per project
 AXE = "axe-core@4.14.1"
 BROWSED = [f"conformance/tests/test_{name}.py" for name in ("report_pages", "site", "player", "player_answers", "player_files")]
 GPU = ("cupy", "reference:cupy", "torch:cuda", "torch-compiled:cuda")
-RESULTS = Path(".nox/results")  # what the sessions leave for the table
-# This run. With -j each session is a process of its own, which inherits it.
+RESULTS = Path(".nox/results")  # notes of the sessions, for the table
+# An id of this run. With -j each session is a child process, which inherits it.
 RUN = os.environ.setdefault("KVREF_NOX_RUN", f"{time.time()}-{os.getpid()}")
 
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """The tests, as the README runs them: NumPy and strict."""
+    """The tests of the README's command, with NumPy and array-api-strict."""
     session.install(*PINNED, "-e", ".[dev]")
     session.run("pytest", *session.posargs)
 
 
 @nox.session
 def extended(session: nox.Session) -> None:
-    """The tests that take longest, which the README's command leaves to CI."""
+    """The slowest tests, which the README's command leaves out."""
     session.install(*PINNED, "-e", ".[dev]")
     session.run("pytest", "-m", "extended and not torch and not long", "--dist", "worksteal", *session.posargs)
 
 
 @nox.session
 def long(session: nox.Session) -> None:
-    """The tests of whole products, of which the others cover a part. By hand, if checks or state machines changed."""
+    """Full products of parameters, of which the other tests run a part. By hand, if checks or state machines changed."""
     session.install(*PINNED, "-e", ".[dev]")
     session.run("pytest", "-m", "long", *session.posargs)
 
@@ -99,7 +100,7 @@ ENDS = {"numpy": HERE, "numpy-oldest": HERE[:1], "strict": HERE[-1:]}
 @nox.session(allow_parallel=True)
 @nox.parametrize("python,library", [(python, library) for library in JUDGED for python in ENDS[library]])
 def matrix(session: nox.Session, library: str) -> None:
-    """`kvref check` of the reference and of NumPy, on each Python that is here, the oldest NumPy and array-api-strict."""
+    """`kvref check` of the reference and of NumPy, on each installed Python, the oldest NumPy and array-api-strict."""
     pinned = PINNED
     if library == "numpy-oldest":
         others = [line for line in Path("constraints.txt").read_text().splitlines() if not line.startswith("numpy==")]
@@ -108,17 +109,17 @@ def matrix(session: nox.Session, library: str) -> None:
         pinned = ("-c", str(constraints))
     session.install(*pinned, ".[conformance]", *(["array-api-strict"] if library == "strict" else []))
     names, at = JUDGED[library], HERE.index(session.python)
-    if library == "numpy" and at:  # each further Python judges one of the two: only the Python differs
+    if library == "numpy" and at:  # each further Python judges one of the two, because only the Python differs
         names = (names[at % len(names)],)
     for name in names:
-        whole = library == "numpy" and name == "reference" and not at  # `kvref check numpy` judges the other, whole
+        whole = library == "numpy" and name == "reference" and not at  # `kvref check numpy` of the README judges numpy in full
         _check(session, name, f"Python {session.python}", library, () if whole else OTHERWISE)
 
 
 @nox.session(venv_backend=WITH_PIP)
 def theirs(session: nox.Session) -> None:
-    """What needs torch or llama.cpp: the tests, which judge what others wrote too, torch's backend and the reference on it."""
-    session.install(*PINNED, "torch")  # first and by its exact pin: anything looser may bring gigabytes of CUDA
+    """The tests that need torch or llama.cpp, `kvref check` of the torch backend, and of the reference on torch."""
+    session.install(*PINNED, "torch")  # first and by its exact pin: anything looser may install gigabytes of CUDA
     session.install(*PINNED, "-e", ".[dev]", "transformers", "xllamacpp", "psutil")
     session.run("pytest", "-m", "torch or llama", *session.posargs)
     for name in ("torch", "reference:torch"):
@@ -127,7 +128,7 @@ def theirs(session: nox.Session) -> None:
 
 @nox.session
 def jax(session: nox.Session) -> None:
-    """The reference on a library whose arrays are immutable. By hand: each new shape is compiled, half an hour in all."""
+    """The reference on JAX, whose arrays are immutable. By hand: JAX compiles each new shape, which takes half an hour."""
     session.install(*PINNED, "-e", ".[dev]", "jax")
     session.run("pytest", "-m", "jax", *session.posargs)
     _check(session, "reference:jax", "jax", "CPU", ("--timeout", "300"), success_codes=(0, 1))
@@ -135,14 +136,14 @@ def jax(session: nox.Session) -> None:
 
 @nox.session(allow_parallel=True)
 def harnesses(session: nox.Session) -> None:
-    """The harnesses in C++, Rust and JavaScript, built and judged where their toolchains are; -rs says which are not here."""
+    """Builds and judges the harnesses in C++, Rust and JavaScript. -rs lists those whose toolchain is not installed."""
     session.install(*PINNED, "-e", ".[dev]")
     session.run("pytest", "-n", "0", "-rs", "-m", "harness", "conformance/tests/test_harnesses.py", *session.posargs)
 
 
 @nox.session(allow_parallel=True)
 def docs(session: nox.Session) -> None:
-    """The site, into docs/_build/html: warnings are errors."""
+    """Builds the site in docs/_build/html. Warnings are errors."""
     session.install(*PINNED, "-e", ".[docs]")
     session.run("python", "docs/generated_parts.py")
     session.run(
@@ -152,11 +153,11 @@ def docs(session: nox.Session) -> None:
 
 @nox.session(requires=["docs"])
 def browser(session: nox.Session) -> None:
-    """The report and the site in headless Chromium, which has to be here (apt install chromium)."""
+    """Tests the report and the site in headless Chromium, which must be installed (apt install chromium)."""
     if not (os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")):
-        session.skip("no chromium here")
+        session.skip("chromium is not installed")
     session.install(*PINNED, "-e", ".[dev]", "playwright")
-    if shutil.which("npm"):  # the accessibility checks, which the tests skip where it is not
+    if shutil.which("npm"):  # for the accessibility tests, which are skipped without npm
         folder = Path(session.create_tmp())
         session.run("npm", "install", "--silent", "--no-audit", "--prefix", str(folder), AXE, external=True)
         session.env["AXE"] = str(folder / "node_modules/axe-core/axe.min.js")
@@ -166,7 +167,7 @@ def browser(session: nox.Session) -> None:
 @nox.session(venv_backend=WITH_PIP, reuse_venv=True)
 @nox.parametrize("project", list(OTHERS))
 def others(session: nox.Session, project: str) -> None:
-    """What other people wrote, a project an environment: the results go to docs/results, to be committed. By hand: gigabytes."""
+    """Judges third-party projects, one environment per project. Commit the results in docs/results. By hand: downloads gigabytes."""
     names = others_of(project)
     try:
         for packages in OTHERS[project]:
@@ -176,12 +177,12 @@ def others(session: nox.Session, project: str) -> None:
             _npm(session, NPM[project])
     except nox.command.CommandFailed:
         for name in names:
-            _note(name, "others", "does not install here", project)
-        session.skip(f"{project} does not install here")
+            _note(name, "others", "cannot be installed", project)
+        session.skip(f"{project} cannot be installed")
     session.env.update({"HF_HUB_OFFLINE": "1", "HOME": str(Path(session.create_tmp()).absolute())})
     for name in names:
         apart = ("--isolate",) if name in ISOLATED else ()
-        # 1 is a finding (docs/findings.md); 2 that too little can be judged, or that it cannot run: then there is no file.
+        # Exit status 1 is a finding (docs/findings.md). 2: not judged, or it could not run; then there may be no file.
         file = _check(session, name, "others", project, ("--timeout", "120", *apart), success_codes=(0, 1, 2))
         if not file.exists():
             continue
@@ -192,7 +193,7 @@ def others(session: nox.Session, project: str) -> None:
 
 
 def _publish(name: str, file: Path) -> None:
-    """Put results, and the traces of what failed, where the site reads both, in the place of older ones."""
+    """Copy the results, and the traces of failures, to the folder that the site reads. Replaces older ones."""
     folder = Path("docs/results")
     (folder / ".kvref/failures").mkdir(parents=True, exist_ok=True)
     shutil.copy(file, folder / "checks" / f"{name}.json")
@@ -203,12 +204,12 @@ def _publish(name: str, file: Path) -> None:
 
 
 def without_arrays(trace: str) -> str:
-    """A trace of at most LARGEST_TRACE characters as it is, a larger one without its arrays: its replay runs the check again."""
+    """The trace. If it has more than LARGEST_TRACE characters, without its arrays; then a replay runs the check again."""
     if len(trace) <= LARGEST_TRACE:
         return trace
     header, *lines = map(json.loads, trace.splitlines())
     for line in lines:
-        for name in ("clause", "chosen", "within", "tolerant"):  # what a replay without the check would need
+        for name in ("clause", "chosen", "within", "tolerant"):  # only a replay without the check needs these
             line.pop(name, None)
         line |= line.pop("got", {})
     lines[-1]["failed"] = header["failed"]
@@ -224,7 +225,7 @@ def _summarised(value: Any) -> Any:
 
 
 def _npm(session: nox.Session, package: str) -> None:
-    """Install a package where Node finds it. Raises CommandFailed. onnxruntime's script would bring CUDA."""
+    """Install a package where Node finds it. Raises CommandFailed. Skips onnxruntime's script, which would download CUDA."""
     folder = Path(session.create_tmp()).absolute()
     skip = {"ONNXRUNTIME_NODE_INSTALL": "skip"}
     session.run("npm", "install", "--silent", "--no-audit", "--prefix", str(folder), package, external=True, env=skip)
@@ -232,7 +233,7 @@ def _npm(session: nox.Session, package: str) -> None:
 
 
 def others_of(project: str) -> list[str]:
-    """The implementations that are judged with a project: of several whose names begin theirs, with the longest."""
+    """The implementations of a project. If the names of several projects are prefixes of a name, the longest one counts."""
     known = PROJECT["project"]["entry-points"]["kvref.implementations"]
     whose = {name: [each for each in OTHERS if name == each or name.startswith(f"{each}-")] for name in known}
     return [name for name, projects in whose.items() if max(projects, key=len, default="") == project]
@@ -240,11 +241,11 @@ def others_of(project: str) -> list[str]:
 
 @nox.session(venv_backend=WITH_PIP)
 def gpu(session: nox.Session) -> None:
-    """Every clause on the GPU, with CuPy and PyTorch, and a bench of both: the results go to docs/results, to be committed."""
+    """Judges every clause on the GPU, with CuPy and PyTorch, and benchmarks both. Commit the results in docs/results."""
     if not shutil.which("nvidia-smi"):
         for name in GPU:
-            _note(name, "GPU", "no GPU here")
-        session.skip("no GPU here")
+            _note(name, "GPU", "no GPU")
+        session.skip("no GPU")
     session.install("-c", "constraints.txt", "torch", "cupy-cuda12x", "numpy")
     session.install("-c", "constraints.txt", ".[conformance]")
     folder = Path("docs/results")
@@ -257,16 +258,16 @@ def gpu(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def table(session: nox.Session) -> None:
-    """What the sessions found: a line an implementation and place. What earlier runs found stands apart, with its age."""
+    """Prints the results of the sessions, one line per implementation and place. Results of earlier runs follow, with their age."""
     for line in table_of([json.loads(path.read_text()) for path in RESULTS.glob("*.note")], RUN, time.time()):
         session.log(line)
     for python in PYTHONS:
         if python not in HERE:
-            session.log(f"{f'Python {python}':22} no such Python here")
+            session.log(f"{f'Python {python}':22} not installed")
 
 
 def table_of(notes: list[dict[str, Any]], run: str, now: float) -> list[str]:
-    """The lines of the table, at a time in seconds."""
+    """The lines of the table. now: the time in seconds, for the age of earlier results."""
 
     def lines(notes: list[dict[str, Any]]) -> Iterator[str]:
         for note in sorted(notes, key=lambda note: (note["place"], note["library"], note["name"])):
@@ -276,7 +277,7 @@ def table_of(notes: list[dict[str, Any]], run: str, now: float) -> list[str]:
     own = [note for note in notes if note["run"] == run]
     before = [note for note in notes if note["run"] != run]
     heading = f"{'':22} {'':12} {'implementation':22} {'passed':>7} {'failed':>7}   judged"
-    return [heading, *lines(own), *(["not of this run, but of earlier ones:", *lines(before)] if before else [])]
+    return [heading, *lines(own), *(["results of earlier runs:", *lines(before)] if before else [])]
 
 
 def _age(seconds: float) -> str:
@@ -289,12 +290,12 @@ def _age(seconds: float) -> str:
 
 @nox.session
 def mutation(session: nox.Session) -> None:
-    """Change kvref's code in some thousand small ways: the judge and the tests must notice. Takes a quarter of an hour.
+    """Makes some thousand small changes to kvref/. The judge and the tests must detect them. Takes a quarter of an hour.
 
     `nox -s mutation -- "kvref.tiered*"` mutates one module; `mutmut show NAME` then shows a survivor.
     """
     session.install(*PINNED, "-e", ".[dev]", "mutmut")
-    # The judge's checks are collected from the mutants' own tree, which has to be there for Python to look into it.
+    # pytest collects the checks from the tree of the mutants. Python searches a folder only if it exists at the start.
     tree = [Path("mutants", folder).absolute() for folder in ("conformance", "backends")]
     for folder in tree:
         folder.mkdir(parents=True, exist_ok=True)
@@ -308,11 +309,11 @@ def _check(
     session: nox.Session, name: str, place: str, library: str, options: tuple[str, ...] = (), folder: Path = RESULTS,
     success_codes: tuple[int, ...] = (0,),
 ) -> Path:  # fmt: skip
-    """`kvref check`, with a note of its results where the table finds it. The file of its results."""
+    """Runs `kvref check` and writes a note for the table. Returns the path of the JSON results."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     file = folder / f"{_slug(name, place, library)}.json"
     file.unlink(missing_ok=True)
-    _note(name, place, "it did not finish", library)
+    _note(name, place, "did not finish", library)
     try:
         session.run("kvref", "check", name, "--json", str(file), *options, success_codes=success_codes)
     finally:
@@ -322,7 +323,7 @@ def _check(
 
 
 def found(document: dict[str, Any]) -> str:
-    """What a file of results comes to: as many words as the table has columns for."""
+    """The results in the columns of the table: passed, failed, judged."""
     verdicts = [clause["verdict"] for clause in document["clauses"]]
     conclusion = document["conclusion"]
     share = f"{conclusion['judged']} of {conclusion['of']}{': not judged' if conclusion['verdict'] == 'not judged' else ''}"
@@ -330,7 +331,7 @@ def found(document: dict[str, Any]) -> str:
 
 
 def _note(name: str, place: str, said: str, library: str = "") -> None:
-    """What was found lies in the note itself: the file it comes from may be another's by the time the table is made."""
+    """Write a note. It contains the numbers themselves, because another session may overwrite the file of the results."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     note = {"name": name, "place": place, "library": library, "said": said, "run": RUN, "made": time.time()}
     (RESULTS / f"{_slug(name, place, library)}.note").write_text(json.dumps(note))

@@ -1,9 +1,8 @@
 """kvref: the executable specification of LLM KV caches.
 
-Read it from the formats up: `kvref.formats` (how a row is stored), `kvref.backend` (the kernels), the eleven caches
-(`contiguous`, `paged`, `prefix`, `windowed`, `grouped`, `quantized`, `channels`, `tiered`,
-`pooled`, `latent`, `sharded`), `attention` and `rotary`.
-The clauses that they carry out are in `kvref/spec`.
+A suggested order for reading the code: `kvref.formats` (how a row is stored), `kvref.backend` (the kernels), the eleven caches
+(`contiguous`, `paged`, `prefix`, `windowed`, `grouped`, `quantized`, `channels`, `tiered`, `pooled`, `latent`, `sharded`),
+`attention` and `rotary`. The clauses that they implement are in `kvref/spec`; docstrings cite them by id (PAGED-07).
 """
 
 from kvref.attention import Sight, attention

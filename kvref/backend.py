@@ -1,11 +1,11 @@
-"""Kernels: the few operations that touch tensor data, behind one protocol.
+"""Kernels: the protocol for all operations on tensor data, its reference implementation, and the lookup of backends by name.
 
-All bookkeeping (block tables, free lists, tiers) is host-side Python, written once in the caches. A new device is a new file with
-these kernels in it. The reference here writes each in pure Array API code, for reading; a backend writes them for speed and is
-held to the reference bit for bit (moving and quantizing) or within a derived bound (attention).
+Bookkeeping (block tables, free lists, tiers) is Python code on the host, written once in the caches. To support another device or
+library, implement the methods of `Backend`. ReferenceBackend implements each of them in plain Array API code, to be read. A fast
+backend must agree with it bit for bit when it moves, quantizes and dequantizes, and within a derived bound when it attends.
 
-Writing kernels return the store, and `out` where it is given: keep what they return. A library with immutable arrays gives a new
-one, the others write in place.
+Kernels that write return the store (or `out`, if given). Callers continue with the returned array: libraries with immutable
+arrays return a new one, the others write in place.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,78 +23,93 @@ from kvref.array import Array, Namespace, Shape, dtype_name
 from kvref.errors import BackendNotFound, DtypeMismatch, ShapeMismatch, SlotOutOfRange
 from kvref.formats import Format, Quantized, SmallFloat
 
-Slots = Sequence[int] | Array  # slot numbers: Python integers, or an integer array [n] of NumPy's or the backend's library
+Slots = Sequence[int] | Array  # slot numbers [n]: Python integers, or an integer array of NumPy or of the backend's library
 
 
 class Backend(Protocol):
-    """A store is [num_slots, ...], one token a slot; what goes in or comes out is [n, ...], n tokens of the same shape.
+    """The kernels that a cache needs, on the arrays of one library and device.
 
-    out: a contiguous array of the result's shape and dtype, to be filled and returned: fresh memory costs as much as a kernel.
+    A *store* is an array [num_slots, ...] with one token per slot; the tokens that a kernel reads or writes are [n, ...]. Slots
+    are integers, as a sequence or an integer array of NumPy or of the backend's library.
+
+    `out`, where a kernel has it, is a contiguous array of the result's shape and dtype (for `quantize` a Quantized of such
+    arrays). The kernel fills and returns it; allocating fresh memory often takes as long as the kernel itself.
     """
 
     name: str
 
     @property
     def xp(self) -> Namespace:
-        """The array namespace its arrays belong to."""
+        """The Array API namespace of the backend's arrays."""
 
     def zeros(self, shape: Shape, dtype: str) -> Array:
-        """A new array of zeros on this backend's device."""
+        """Return a new array of zeros on the backend's device. dtype: a name, such as "float32"."""
 
     def asarray(self, values: Array, dtype: str | None = None) -> Array:
-        """`values`, from NumPy or this backend's own library, as an array on this backend's device."""
+        """Return `values`, an array of NumPy or of the backend's library, on its device. dtype: a name, or None to keep it."""
 
     def to_numpy(self, array: Array) -> Array:
-        """The same values as a NumPy array."""
+        """Return the values as a NumPy array."""
 
     def address(self, array: Array) -> int | None:
-        """Where the array's memory begins, or None where the library does not say."""
+        """Return the address of the array's memory, or None if the library does not expose it."""
 
     def update(self, buffer: Array, new: Array, position: int) -> Array:
-        """[B, H, capacity, D] <- [B, H, n, D] at tokens position .. position + n; returns the buffer."""
+        """Write `new` [B, H, n, D] to the tokens `[position, position + n)` of `buffer` [B, H, capacity, D]; return the buffer."""
 
     def scatter(self, store: Array, slots: Slots, new: Array) -> Array:
-        """store[slots[i]] = new[i]; a negative slot is skipped (KERN-02); returns the store.
+        """Write `new[i]` [n, ...] to slot `slots[i]` of `store` [num_slots, ...], and return the store.
 
-        Raises SlotOutOfRange, ShapeMismatch or DtypeMismatch before anything is written (KERN-03, KERN-08).
+        A negative slot is skipped (KERN-02). If a slot occurs several times, it contains one of its tokens (KERN-07). Raises
+        SlotOutOfRange, ShapeMismatch or DtypeMismatch before anything is written (KERN-03, KERN-08).
         """
 
     def gather(self, store: Array, slots: Slots, out: Array | None = None) -> Array:
-        """[n, ...], of which i is store[slots[i]]. Raises as `scatter` does, SlotOutOfRange for a negative slot too."""
+        """Return the tokens `store[slots[i]]`, [n, ...] with the dtype of the store.
+
+        Raises SlotOutOfRange, also for a negative slot, ShapeMismatch or DtypeMismatch (KERN-03, KERN-08).
+        """
 
     def copy(self, store: Array, sources: Slots, targets: Slots, block_size: int = 1) -> Array:
-        """Block targets[i] becomes what block sources[i] was before any was written (KERN-09); returns the store.
+        """Copy block `sources[i]` to block `targets[i]` for every i, and return the store (KERN-09).
 
-        A block is block_size slots. Raises SlotOutOfRange, ShapeMismatch or DtypeMismatch before anything is written.
+        A block is `block_size` consecutive slots. All sources are read before the first target is written, so that the two lists
+        can overlap. Raises SlotOutOfRange, ShapeMismatch or DtypeMismatch before anything is written.
         """
 
     def quantize(self, rows: Array, format: Format, out: Quantized | None = None) -> Quantized:
-        """float32 rows [..., width] as they are stored in `format`. Where it raises NonFinite, `out` holds anything."""
+        """Quantize float32, float16 or bfloat16 rows [..., width] in `format`: the same bits as `format.quantize`.
+
+        Raises as `format.quantize` does. If it raises NonFinite, the contents of `out` are unspecified.
+        """
 
     def dequantize(self, stored: Quantized, width: int, format: Format, out: Array | None = None) -> Array:
-        """The float32 rows [..., width] that `stored` reads back as."""
+        """Return the float32 rows [..., width] that `stored` reads back as: the same bits as `format.dequantize`."""
 
     def encode(self, values: Array, element: SmallFloat, out: Array | None = None) -> Array:
-        """Codes of single float32 values, no scale: uint8 or uint16, the shape of `values`."""
+        """Return the codes of float32 values, without a scale: uint8 or uint16, in the shape of `values`."""
 
     def decode(self, codes: Array, element: SmallFloat, out: Array | None = None) -> Array:
-        """The float32 values of codes."""
+        """Return the float32 values of codes, in the shape of `codes`."""
 
     def attend(
         self, query: Array, keys: Array, values: Array, scale: float, mask: Array, logit_sink: Array | None = None
     ) -> Array:
-        """softmax(scale q k') v per query head: [nq, Hq, D], [n, Hkv, D], [n, Hkv, Dv], bool [nq, n] -> [nq, Hq, Dv].
+        """Return softmax(scale q k') v for each query head: float32 [num_queries, num_query_heads, value_dim].
 
-        Query head h reads kv head h // (Hq / Hkv). A token that a query's mask leaves out has no effect on it, NaN included
-        (ATTN-07); a query that sees no token gets zeros (ATTN-08). logit_sink [Hq]: exp of it is added to a head's sum of
-        weights, once (WIN-08).
+        query [num_queries, num_query_heads, head_dim], keys [n, num_kv_heads, head_dim] and values [n, num_kv_heads, value_dim]
+        are float32. Query head h reads kv head h // (num_query_heads / num_kv_heads). mask: bool [num_queries, n], true where
+        the query sees the token. Other tokens have no effect, even if they contain NaN (ATTN-07). A query that sees no token
+        gets zeros (ATTN-08). logit_sink: float32 [num_query_heads]; its exponential is added once to a head's sum of weights
+        (WIN-08).
         """
 
 
 def host_slots(slots: Slots, stop: int, to_numpy: Callable[[Array], Array]) -> NDArray[np.int64]:
-    """Slots to write to, int64 [n] on the host: each below `stop`, a negative one to be skipped.
+    """Return slots to write to as int64 [n] on the host. Each is below `stop`; negative ones are to be skipped.
 
-    Raises ShapeMismatch, DtypeMismatch or SlotOutOfRange (KERN-03, KERN-08).
+    to_numpy converts an array of the backend's library. Raises ShapeMismatch, DtypeMismatch or SlotOutOfRange (KERN-03,
+    KERN-08).
     """
     numbers = _on_host(slots, to_numpy)
     ShapeMismatch.check("slots", numbers.shape, ("n",))
@@ -106,12 +121,12 @@ def host_slots(slots: Slots, stop: int, to_numpy: Callable[[Array], Array]) -> N
 
 
 def _on_host(slots: Any, to_numpy: Callable[[Array], Array]) -> NDArray[Any]:
-    """The slots as NumPy's array, of whatever type and shape they are."""
+    """The slots as a NumPy array. Raises DtypeMismatch, SlotOutOfRange, or ShapeMismatch for lists of different lengths."""
     if isinstance(slots, np.ndarray | np.generic | memoryview):
         return np.asarray(slots)
     if hasattr(slots, "shape"):
         xp = array_namespace(slots)
-        if not xp.isdtype(slots.dtype, "integral"):  # before it is NumPy's turn, which may not have the dtype
+        if not xp.isdtype(slots.dtype, "integral"):  # before the conversion to NumPy, which may lack the dtype
             raise DtypeMismatch(f"slots: expected integers, got {dtype_name(slots, xp)}")
         return np.asarray(to_numpy(slots))
     try:
@@ -122,12 +137,12 @@ def _on_host(slots: Any, to_numpy: Callable[[Array], Array]) -> NDArray[Any]:
     except (TypeError, ValueError):
         raise ShapeMismatch(f"slots: expected shape [n], got {repr(slots)}") from None
     if numbers.ndim == 1 and not integers:
-        raise DtypeMismatch(f"slots: expected integers, got {repr(slots)}")  # beside integers a boolean would become one
+        raise DtypeMismatch(f"slots: expected integers, got {repr(slots)}")  # NumPy would convert a boolean among integers
     return numbers
 
 
 def slots_to_gather(slots: Slots, stop: int, to_numpy: Callable[[Array], Array]) -> NDArray[np.int64]:
-    """Slots to read from: none of them negative either."""
+    """Return slots to read from as int64 [n] on the host, each in `[0, stop)`. Raises as `host_slots` does."""
     numbers = host_slots(slots, stop, to_numpy)
     if numbers.min(initial=0) < 0:
         raise SlotOutOfRange(f"slot: expected an integer of at least 0 to gather, got {numbers.min()}")
@@ -137,7 +152,10 @@ def slots_to_gather(slots: Slots, stop: int, to_numpy: Callable[[Array], Array])
 def blocks_to_copy(
     store: Array, sources: Slots, targets: Slots, block_size: int, to_numpy: Callable[[Array], Array]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], Shape]:
-    """The blocks to copy from and to, int64 [n], and the shape of the store by blocks, a last one that is not whole left out."""
+    """Check the arguments of `Backend.copy`; return source and target blocks, int64 [n], and the store's shape by blocks.
+
+    The shape is [blocks, block_size, ...]. Slots after the last whole block do not count. Raises as `copy` does.
+    """
     blocks = store.shape[0] // block_size
     read, written = (slots_to_gather(numbers, blocks, to_numpy) for numbers in (sources, targets))
     ShapeMismatch.check("targets", written.shape, read.shape)
@@ -145,13 +163,16 @@ def blocks_to_copy(
 
 
 def last_writes(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Of what parallel writers are to scatter, what counts: nothing that is skipped, and the last for each slot (KERN-07)."""
+    """Return the indices of the writes that count: none to a negative slot, and the last one to each other slot.
+
+    For backends that write in parallel: a slot then contains exactly one of its tokens (KERN-07).
+    """
     kept = np.flatnonzero(numbers >= 0)
     return kept[len(kept) - 1 - np.unique(numbers[kept][::-1], return_index=True)[1]]
 
 
 def _runs(slots: list[int]) -> Iterator[tuple[int, int, int]]:
-    """Where slots follow one another: the first slot, and from where to where the tokens for it and the next ones lie."""
+    """Runs of consecutive slots: the first slot of each run, and the range [start, stop) of its tokens in the list."""
     start = 0
     for stop in range(1, len(slots) + 1):
         if stop == len(slots) or slots[stop] != slots[stop - 1] + 1 or slots[stop - 1] < 0:
@@ -161,7 +182,7 @@ def _runs(slots: list[int]) -> Iterator[tuple[int, int, int]]:
 
 
 def check_new(store: Array, count: int, new: Array) -> None:
-    """Raise ShapeMismatch or DtypeMismatch unless `new` is `count` times what a slot of the store holds (KERN-03)."""
+    """Raise ShapeMismatch or DtypeMismatch unless `new` is [count, ...] with the store's slot shape and dtype (KERN-03)."""
     ShapeMismatch.check("new", tuple(new.shape), (count, *store.shape[1:]))
     if new.dtype != store.dtype:
         xp = array_namespace(store)
@@ -173,18 +194,22 @@ def _filled(out: Array | None, result: Array) -> Array:
 
 
 class ReferenceBackend:
-    """Every kernel in operations of the Array API standard 2024.12, on any library that has them."""
+    """Reference implementation of every kernel, in operations of the Array API standard 2024.12.
+
+    It runs on any library with these operations, and is written for clarity, not for speed.
+    """
 
     def __init__(self, namespace: str = "numpy", device: object = None) -> None:
-        """namespace: "numpy", "torch", "cupy", "jax", or an importable Array API module. Raises BackendNotFound.
+        """namespace: "numpy", "torch", "cupy", "jax", or the name of an importable Array API module. device: a device of it.
 
-        Without jax_enable_x64 JAX makes float32 of float64 before anybody can refuse it.
+        Raises BackendNotFound. JAX converts float64 inputs to float32 unless `jax_enable_x64` is set; they are then accepted
+        instead of rejected.
         """
         self.name = "reference" if namespace == "numpy" else f"reference:{namespace}"
         self._namespace = namespace
         self._device = device
         if namespace != "numpy":
-            _ = self.xp  # a library that is missing is said now; NumPy is here, and `import kvref` must not wait for its wrapper
+            _ = self.xp  # raise now if it is missing; not for NumPy, whose wrapper would slow down `import kvref`
 
     @cached_property
     def xp(self) -> Namespace:
@@ -200,7 +225,7 @@ class ReferenceBackend:
         return np.from_dlpack(array, device="cpu")
 
     def address(self, array: Array) -> int | None:
-        return None  # the standard has no addresses
+        return None  # the Array API standard does not expose addresses
 
     def update(self, buffer: Array, new: Array, position: int) -> Array:
         return at(buffer)[:, :, position : position + new.shape[2], :].set(new)
@@ -212,7 +237,7 @@ class ReferenceBackend:
             for slot, start, stop in _runs(slots):
                 store[slot : slot + stop - start, ...] = new[start:stop, ...]
             return store
-        for i, slot in enumerate(slots):  # one by one: JAX would compile each slice anew
+        for i, slot in enumerate(slots):  # one by one: JAX would compile a new function for each length of a slice
             if slot >= 0:
                 store = at(store)[slot, ...].set(new[i, ...])
         return store
@@ -253,7 +278,7 @@ class ReferenceBackend:
             k = xp.repeat(xp.take(keys, seen, axis=0), group, axis=1)  # [tokens, query heads, D]
             v = xp.repeat(xp.take(values, seen, axis=0), group, axis=1)
             scores = xp.sum(query[i : i + 1, ...] * k, axis=-1) * scale
-            if logit_sink is not None:  # as the score of a token more, with which nothing is multiplied
+            if logit_sink is not None:  # the score of one more token, which has no value
                 scores = xp.concat([scores, logit_sink[None, :]], axis=0)
             weights = xp.exp(scores - xp.max(scores, axis=0, keepdims=True))  # at most 1: no overflow (ATTN-03)
             weights = (weights / xp.sum(weights, axis=0, keepdims=True))[: k.shape[0], ...]
@@ -262,7 +287,11 @@ class ReferenceBackend:
 
 
 def array_namespace_called(name: str) -> Namespace:
-    """array_api_compat's wrapper of the library called `name`, or that module itself, or its `numpy`. Raises BackendNotFound."""
+    """Return the Array API namespace of the library `name`.
+
+    It is the wrapper of array_api_compat if there is one, otherwise the module `name`, or its submodule `numpy` (JAX). Raises
+    BackendNotFound.
+    """
     for module in (f"array_api_compat.{name}", str(name), f"{name}.numpy"):
         try:
             xp = import_module(module)
@@ -274,10 +303,12 @@ def array_namespace_called(name: str) -> Namespace:
 
 
 def backend(name: str = "reference", **options: object) -> Backend:
-    """The backend called `name`: "reference", "reference:LIBRARY", or one installed under the entry points `kvref.backends`.
+    """Return the backend called `name`.
 
-    "NAME:DEVICE" asks for a device, and `options` are the backend's own: backend("torch:cuda", compile=True). Raises
-    BackendNotFound, naming what is there, or what its library or the machine lacks.
+    name: "reference" (on NumPy), "reference:LIBRARY", "NAME" or "NAME:DEVICE", where NAME is an installed entry point of the
+    group `kvref.backends`. options: keyword arguments of that backend, for example `backend("torch:cuda", compile=True)`.
+
+    Raises BackendNotFound if there is no such backend, or if its library, device or option is missing.
     """
     kind, _, place = name.partition(":")
     factory: Callable[..., Backend] = ReferenceBackend if kind == "reference" else _installed(kind)
@@ -289,8 +320,8 @@ def backend(name: str = "reference", **options: object) -> Backend:
 
 
 def _installed(kind: str) -> Callable[..., Backend]:
-    """What makes the backend of an entry point. Raises BackendNotFound."""
-    from importlib.metadata import entry_points  # slow to import, and rarely needed
+    """The factory of the backend with this entry point. Raises BackendNotFound."""
+    from importlib.metadata import entry_points  # imported here because it is slow and rarely needed
 
     installed = {entry.name: entry for entry in entry_points(group="kvref.backends")}
     if kind not in installed:

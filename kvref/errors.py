@@ -1,7 +1,10 @@
-"""Everything that can go wrong, as one small tree of exceptions.
+"""The exceptions of kvref: one class per kind of error, all derived from KVRefError.
 
-Each message says what was expected and what came. The class names are the error kinds by which the judge recognises an
-error, in this language or another, so they are part of the specification (LAW-10, LAW-11, LAW-12).
+The class names are the error kinds of the specification (LAW-10, LAW-11, LAW-12): the judge compares errors by class name, also
+for implementations in other languages. An operation that raises one of them changes nothing (LAW-01).
+
+Messages about arguments have the form "expected ..., got ...". Messages about state describe the state: "out of blocks: 7
+needed, 6 free".
 """
 
 import operator
@@ -10,19 +13,23 @@ from numbers import Integral
 
 
 class KVRefError(Exception):
-    """The root of the tree: catch this to catch everything kvref raises on purpose."""
+    """Base class of all errors that kvref raises deliberately. Catch it to catch all of them."""
 
 
 class ConfigError(KVRefError):
-    """A cache, a pool or a format cannot be built as asked."""
+    """Invalid configuration: a size, a format or a combination of them that a cache, pool or format does not support (LAW-12)."""
 
 
 class ShapeMismatch(KVRefError):
-    """An array has another shape than the operation needs."""
+    """An array does not have the shape that the operation requires (LAW-10). The message contains both shapes."""
 
     @classmethod
     def check(cls, name: str, actual: Sequence[int | None], expected: Sequence[int | str]) -> None:
-        """Raise unless `actual` matches `expected`, in which a string names an axis of any length."""
+        """Raise ShapeMismatch unless the shape `actual` matches `expected`.
+
+        In `expected` an integer is a required length, and a string names an axis of any length. name: the argument's name, for
+        the message.
+        """
         if len(actual) == len(expected):
             for got, want in zip(actual, expected, strict=True):
                 if want != got and not isinstance(want, str):
@@ -34,39 +41,47 @@ class ShapeMismatch(KVRefError):
 
 
 class DtypeMismatch(KVRefError):
-    """An array has a dtype the operation does not take: float64, for example, would be rounded twice."""
+    """An array has a dtype that the operation does not accept.
+
+    Caches accept float32, float16 and bfloat16 (FMT-LEVEL-04). They reject float64, because it would be rounded twice: to
+    float32, and then to the format of the cache.
+    """
 
 
 class NonFinite(KVRefError):
-    """A NaN or an infinity, or a value too large, where the format could not give it back."""
+    """An input has a NaN, an infinity or a magnitude that the format cannot store as a finite number (LAW-14, FMT-LEVEL-05)."""
 
 
 class CapacityExceeded(KVRefError):
-    """More tokens, or values, than there is room for."""
+    """A cache or a buffer has no room for the tokens or values of the call."""
 
 
 class OutOfBlocks(KVRefError):
-    """The pool has fewer free blocks than the request needs."""
+    """The call needs more blocks than are free. A scheduler can evict or preempt a sequence and repeat the call."""
 
 
 class BlockNotAllocated(KVRefError):
-    """A block that nobody holds: freed twice, never allocated, or not a block of this pool."""
+    """A block that is not allocated: already freed, never allocated, or not a block of this pool (BLOCK-05)."""
 
 
 class SequenceNotFound(KVRefError):
-    """A sequence that was never created, or has been dropped."""
+    """An unknown sequence or session: never created, or already dropped (PAGED-08)."""
 
 
 class PositionOutOfRange(KVRefError):
-    """A token position that was never written, was evicted, or would leave a hole."""
+    """A token position, length or count is out of range.
+
+    For example a position that was never written, a position whose token was evicted or released, a write that would leave a gap
+    (PAGED-10), or a negative count.
+    """
 
 
 class LayerOutOfRange(KVRefError):
-    """A layer the cache does not have."""
+    """A layer that the cache does not have."""
 
 
 class HeadOutOfRange(KVRefError):
-    """A key-value head the cache does not have."""
+    """A kv head that the cache does not have."""
 
 
 class RankOutOfRange(KVRefError):
@@ -74,60 +89,61 @@ class RankOutOfRange(KVRefError):
 
 
 class RankLost(KVRefError):
-    """A rank that the call needs is gone, with what it held."""
+    """A rank that the call needs is lost, with the tokens it had (SHARD-04)."""
 
 
 class RowOutOfRange(KVRefError):
-    """A row that the batch does not have."""
+    """A row that the batch does not have (EDIT-09)."""
 
 
 class TokenOutOfRange(KVRefError):
-    """A token that the vocabulary does not have."""
+    """A token that is not an integer in the permitted range: in `[0, 2^63)`, or in the vocabulary of an engine."""
 
 
 class TokenMismatch(KVRefError):
-    """Tokens that are not those a sequence was said to hold before."""
+    """A token differs from the token that was committed at the same position (PREFIX-02)."""
 
 
 class NotTruncatable(KVRefError):
-    """What a shorter sequence would hold is gone: evicted, or stored in another way since."""
+    """A sequence cannot be truncated to this length: tokens it would need were evicted or quantized meanwhile (EDIT-06)."""
 
 
 class InUse(KVRefError):
-    """Sequences live that would lose what they hold."""
+    """The operation is impossible while sequences are live, which would lose their tokens (PREFIX-11)."""
 
 
 class SlotOutOfRange(KVRefError):
-    """A slot past the end of the store."""
+    """A slot, block or place that the store does not have (KERN-03, MOVE-12)."""
 
 
 class KeyNotFound(KVRefError):
-    """A key whose block a host store does not hold in the state that the call needs: stored, being stored, or being loaded."""
+    """A key that a host store does not have in the state that the call needs: stored, being stored, or being loaded."""
 
 
 class BufferTooLarge(KVRefError):
-    """A buffer larger than the largest size class."""
+    """A buffer was requested that is larger than the largest size class (BUF-01)."""
 
 
 class BufferReleased(KVRefError):
-    """A buffer used after it was given back."""
+    """A buffer was used after its release (BUF-09)."""
 
 
 class FileDamaged(KVRefError):
-    """What is to be loaded is no whole file of a cache: bytes were changed or are missing, or it is something else."""
+    """The data to load is not a complete, unchanged file of a cache (MOVE-03)."""
 
 
 class BackendNotFound(KVRefError):
     """No backend of that name is installed, or its library is missing."""
 
 
-LARGEST = 2**63 - 1  # what an index is, here and in every array library
+LARGEST = 2**63 - 1  # the largest int64, the index type of array libraries
 
 
 def integer(value: object) -> int | None:
-    """`value` as Python's own integer, or None for what is no integer. True and False are none.
+    """Return `value` as a Python int, or None if it is not an integer. Booleans are not integers.
 
-    NumPy's are integers too, and wrap around as Python's do not: none may stay in a cache, or go into a sum (LAW-20).
+    NumPy's integers are converted, because they wrap around on overflow: a cache must not store them or calculate with them
+    (LAW-20).
     """
     if type(value) is int:
         return value
@@ -135,7 +151,7 @@ def integer(value: object) -> int | None:
 
 
 def whole(name: str, value: int, minimum: int = 1, maximum: int = LARGEST) -> int:
-    """`value` as Python's integer. Raises ConfigError unless it is one in [minimum, maximum] (LAW-12)."""
+    """Return `value` as a Python int. Raises ConfigError unless it is an integer and minimum <= value <= maximum (LAW-12)."""
     number = integer(value)
     if number is None or number < minimum:
         raise ConfigError(f"{name}: expected an integer of at least {minimum}, got {value!r}")
@@ -145,13 +161,19 @@ def whole(name: str, value: int, minimum: int = 1, maximum: int = LARGEST) -> in
 
 
 def whole_fields(config: object, *names: str, minimum: int = 1) -> None:
-    """`whole` of fields of a frozen dataclass, which keeps what it gives. For __post_init__."""
+    """Replace fields of a frozen dataclass by Python ints. For `__post_init__`.
+
+    Raises ConfigError unless each field is an integer of at least `minimum`.
+    """
     for name in names:
         object.__setattr__(config, name, whole(name, getattr(config, name), minimum))
 
 
 def in_range(value: int, stop: int | None, error: type[KVRefError], what: str) -> int:
-    """`value` as Python's integer. Raises `error` unless it is in [0, stop): a negative index counts from nowhere (LAW-11)."""
+    """Return `value` as a Python int. Raises `error` unless it is an integer in `[0, stop)`; stop None: any from 0 on (LAW-11).
+
+    A negative value is out of range: it does not count from the end. what: the name of the argument, for the message.
+    """
     number = integer(value)
     if number is None or number < 0 or (stop is not None and number >= stop):
         if stop == 0 and number is not None and number >= 0:

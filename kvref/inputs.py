@@ -1,4 +1,8 @@
-"""What comes in: checked for shape and dtype before anything is allocated or written (LAW-10, FMT-LEVEL-04)."""
+"""Checks and conversion of input arrays.
+
+Every cache calls these functions before it allocates or writes anything, so that an invalid input changes nothing (LAW-10,
+FMT-LEVEL-04).
+"""
 
 from collections.abc import Sequence
 from reprlib import repr
@@ -14,30 +18,33 @@ from kvref.formats.base import widen
 
 
 def accept(name: str, values: Array, shape: Sequence[int | str], backend: Backend) -> Array:
-    """`values` as a float32 array of the backend, for its numbers alone: no gradient flows through a cache.
+    """Return `values` as a float32 array of the backend, detached from any autograd graph.
 
-    A list may hold Python's numbers, which are rounded to float32, and arrays that would be taken by themselves. A string in
-    `shape` names an axis of any length. Raises ShapeMismatch, DtypeMismatch, or NonFinite for a number beyond float32's range.
+    values: a float32, float16 or bfloat16 array of NumPy or of the backend's library, or nested lists of Python numbers and such
+    arrays. Python numbers are rounded to float32. shape: the required length of each axis, or a string for an axis of any length.
+    name: the argument's name, for messages.
+
+    Raises ShapeMismatch, DtypeMismatch, or NonFinite if a finite Python number overflows float32.
     """
     if not hasattr(values, "shape"):
         values = _from_list(name, values)
     ShapeMismatch.check(name, tuple(values.shape), shape)
     if isinstance(values, np.ndarray) and values.dtype != np.float32:
-        values = widen(values, name)  # before another library sees a dtype it may not have
+        values = widen(values, name)  # before conversion to a library that may lack the dtype
     if hasattr(values, "detach"):
-        values = values.detach()  # PyTorch's: a cache that kept the graph would keep every step of the model alive
+        values = values.detach()  # PyTorch: a stored graph would keep the activations of every step alive
     values = backend.asarray(values)
     return values if values.dtype == backend.xp.float32 else widen(values, name)
 
 
 def accept_pair(keys: Array, values: Array, shape: Sequence[int | str], backend: Backend) -> tuple[Array, Array]:
-    """Keys and values of one shape: the same number of tokens, heads and elements."""
+    """`accept` for keys and values, which must have the same shape. Raises as `accept` does."""
     keys = accept("keys", keys, shape, backend)
     return keys, accept("values", values, tuple(keys.shape), backend)
 
 
 def _from_list(name: str, values: Any) -> NDArray[np.float32]:
-    """Even lists as one array."""
+    """Nested lists of equal lengths as one array. Raises ShapeMismatch, DtypeMismatch or NonFinite."""
     no_array = ShapeMismatch(f"{name}: expected an array or even lists of numbers, got {repr(values)}")
     too_large = NonFinite(f"{name}: expected numbers within float32, got {repr(values)}")
     if not _is_list(values):
@@ -47,7 +54,7 @@ def _from_list(name: str, values: Any) -> NDArray[np.float32]:
         numbers = np.asarray(values, np.float64)
     except OverflowError:
         raise too_large from None
-    except (TypeError, ValueError, RuntimeError):  # uneven; or arrays that NumPy cannot look at, on another device perhaps
+    except (TypeError, ValueError, RuntimeError):  # uneven lists, or arrays that NumPy cannot read (on a GPU)
         raise no_array from None
     with np.errstate(over="ignore"):
         rounded = numbers.astype(np.float32)
@@ -57,7 +64,7 @@ def _from_list(name: str, values: Any) -> NDArray[np.float32]:
 
 
 def _look_into(name: str, values: Sequence[Any]) -> None:
-    """Raise DtypeMismatch for what is no number, and for an array of a dtype that is not taken: NumPy would cast it unseen."""
+    """Raise DtypeMismatch for an element that is no number, or an array of another dtype: NumPy would cast it silently."""
     for each in values:
         if hasattr(each, "dtype"):
             widen(each, name)

@@ -105,7 +105,7 @@ class HostStore:
         """Keep the blocks of `keys` in place until `complete_load`. Raises KeyNotFound for one that cannot be loaded now."""
         with self._lock:
             for key in keys:
-                if not self._is_ready(key):
+                if not self._known("prepare_load", key).ready:
                     raise KeyNotFound(f"prepare_load: key {key!r} is still being stored")
             for key in keys:
                 self._blocks[key].loads += 1
