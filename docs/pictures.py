@@ -1,4 +1,4 @@
-"""The pictures of "How a KV cache works", measured on kvref's own caches and formats. Written to _static/pictures/*.svg."""
+"""The figures of the course "How a KV cache works", measured on kvref's own caches and formats: _static/pictures/*.svg."""
 
 import io
 import re
@@ -41,7 +41,7 @@ STYLE = {"font.size": 11, "axes.spines.top": False, "axes.spines.right": False, 
 
 
 def drawn() -> Iterator[tuple[str, str]]:
-    """The name and SVG of each picture. Coordinates are rounded, so that machines whose sums differ in the last bit agree."""
+    """The name and SVG of each figure. Coordinates are rounded, so that the files do not depend on the last bit of a sum."""
     with plt.rc_context(STYLE):
         for name, draw in PICTURES.items():
             figure, file = draw(), io.StringIO()
@@ -51,43 +51,43 @@ def drawn() -> Iterator[tuple[str, str]]:
 
 
 def without() -> plt.Figure:
-    """Keys computed until the n-th token is out, with a prompt of 100 tokens."""
+    """Keys computed until the n-th token is generated, with a prompt of 100 tokens."""
     figure, axes = plt.subplots(figsize=(7, 3.4))
     prompt, generated = 100, np.arange(1, 1001)
     again = np.cumsum(prompt + generated - 1)
-    axes.plot(generated, again, color=COLOURS["q4"], label="every key again, at every token")
-    axes.plot(generated, prompt + generated - 1, color=COLOURS["contiguous"], label="every key once, and kept")
-    axes.set(yscale="log", xlabel="tokens generated after a prompt of 100", ylabel="keys computed, a layer and head")
+    axes.plot(generated, again, color=COLOURS["q4"], label="all keys again, at every token")
+    axes.plot(generated, prompt + generated - 1, color=COLOURS["contiguous"], label="every key once, then cached")
+    axes.set(yscale="log", xlabel="tokens generated after a prompt of 100", ylabel="keys computed, per layer and head")
     axes.legend()
     return figure
 
 
 def capacity() -> plt.Figure:
-    """What a contiguous cache holds and what it has taken, token by token."""
+    """The length and the capacity of a contiguous cache, after each token."""
     figure, axes = plt.subplots(figsize=(7, 3.4))
     cache = ContiguousCache(ContiguousConfig(num_kv_heads=1, head_dim=1, initial_capacity=256, max_seq_len=3000))
     lengths, taken = np.arange(1, 3001), list[int]()
     for _ in lengths:
         cache.append(np.zeros((1, 1, 1, 1), np.float32), np.zeros((1, 1, 1, 1), np.float32))
         taken.append(cache.capacity)
-    axes.fill_between(lengths, lengths, taken, color=COLOURS["contiguous"], alpha=0.2, label="taken, and empty", linewidth=0)
+    axes.fill_between(lengths, lengths, taken, color=COLOURS["contiguous"], alpha=0.2, label="allocated and empty", linewidth=0)
     axes.plot(lengths, taken, color=COLOURS["contiguous"], drawstyle="steps-mid", label="capacity")
-    axes.plot(lengths, lengths, color="#333333", label="tokens held")
+    axes.plot(lengths, lengths, color="#333333", label="tokens stored")
     axes.set(xlabel="tokens", ylabel="slots")
     axes.legend()
     return figure
 
 
 def sequence_lengths(count: int = 200, longest: int = 2048) -> np.ndarray:
-    """Requests of a busy server: most are short, some are long. int64 [count]."""
+    """Lengths of requests to a busy server: most are short, some are long. int64 [count]."""
     drawn = np.random.default_rng(5).lognormal(np.log(300), 0.9, size=count)
     return np.clip(drawn, 16, longest).astype(np.int64)
 
 
 def fragmentation() -> plt.Figure:
-    """Slots taken for 200 sequences, over slots that hold a token."""
+    """Slots allocated for 200 sequences, and slots that contain a token."""
     lengths, longest = sequence_lengths(), 2048
-    taken = {"a buffer of 2048 each": len(lengths) * longest, "buffers that double from 256": 0}
+    taken = {"one buffer of 2048 each": len(lengths) * longest, "buffers that double from 256": 0}
     for length in lengths:
         config = ContiguousConfig(num_kv_heads=1, head_dim=1, initial_capacity=256, max_seq_len=longest)
         cache, tokens = ContiguousCache(config), np.zeros((1, 1, int(length), 1), np.float32)
@@ -108,7 +108,7 @@ def fragmentation() -> plt.Figure:
         axes.barh(row, held, color=colour)
         axes.barh(row, slots - held, left=held, color=colour, alpha=0.25)
         axes.text(slots, row, f"  {held / slots:.0%} used", va="center")
-    axes.set(yticks=range(len(taken)), yticklabels=list(reversed(taken)), xlabel="slots, one layer (dark: with a token in them)",
+    axes.set(yticks=range(len(taken)), yticklabels=list(reversed(taken)), xlabel="slots, one layer (dark: with a token)",
         xlim=(0, 1.25 * max(taken.values())))  # fmt: skip
     return figure
 
@@ -117,7 +117,7 @@ HEADS, HEAD_DIM, LAYERS = 8, 128, 32  # of a model with 8 billion parameters
 
 
 def memory() -> plt.Figure:
-    """GiB against tokens of one sequence, by what each cache says that it takes; a layer is measured and counted 32 times."""
+    """GiB against tokens of one sequence, as each cache reports them. One layer is measured and counted 32 times."""
     doublings = 256 * 2 ** np.arange(8)
     contexts = np.unique([*np.geomspace(64, 32768, 40).astype(int), *doublings, *(doublings[:-1] + 1)])
     token = 2 * HEADS * HEAD_DIM  # numbers, keys and values
@@ -150,7 +150,7 @@ def memory() -> plt.Figure:
 
 
 def _tiered_bytes(context: int) -> int:
-    """Of one layer. A token's bytes are the same whatever is in it: 300 tokens say what each tier takes."""
+    """Bytes of one layer. The bytes of a token do not depend on its values, so 300 tokens show them for each tier."""
     cache = TieredCache(TieredConfig(num_kv_heads=HEADS, head_dim=HEAD_DIM, max_tokens=32768, tail_length=256))
     cache.append(*[np.zeros((300, HEADS, HEAD_DIM), np.float32)] * 2)
     stats = cache.stats()
@@ -159,14 +159,14 @@ def _tiered_bytes(context: int) -> int:
 
 
 def _pooled_block() -> int:
-    """Bytes of a layer's block of 16 tokens, keys and values."""
+    """Bytes of one layer's block of 16 tokens, keys and values."""
     cache = PooledCache(PooledConfig(num_kv_heads=HEADS, head_dim=HEAD_DIM, tokens_per_block=16))
     cache.append(*[np.zeros((1, HEADS, HEAD_DIM), np.float32)] * 2)
     return cache.stats().bytes
 
 
 def codes() -> plt.Figure:
-    """Every value a row can read back as, where its largest element is 1 (Q4: where it spans -1 to 1)."""
+    """Every value that a row with largest element 1 can be read back as (Q4: a row that spans -1 to 1)."""
     figure, panels = plt.subplots(2, 1, figsize=(7, 4.6))
     names = ("int8", "float8_e4m3fn", "float8_e5m2", "q4")
     for axes, (low, high) in zip(panels, ((-1.02, 1.02), (-0.002, 0.062)), strict=True):
@@ -185,11 +185,11 @@ def codes() -> plt.Figure:
 
 
 def representable(name: str) -> np.ndarray:
-    """What the codes of a format read back as, in a row that spans -1 to 1: float32, in order."""
+    """The values of all codes of a format, in a row that spans -1 to 1: float32, in order."""
     format = FORMATS[name]
     ends = format.quantize(np.array([[-1.0, 1.0]], np.float32))
     if name == "q4":
-        every = np.arange(256, dtype=np.uint8)[None]  # two codes a byte
+        every = np.arange(256, dtype=np.uint8)[None]  # two codes per byte
     elif name == "int8":
         every = np.arange(-127, 128, dtype=np.int8)[None]
     else:
@@ -200,7 +200,7 @@ def representable(name: str) -> np.ndarray:
 
 
 def errors() -> plt.Figure:
-    """|read - written| against |written|, 40,000 numbers a format, with the bound that is derived and not fitted."""
+    """|read - written| against |written|, for 40,000 numbers per format, with the derived bound, which is not fitted."""
     figure, panels = plt.subplots(2, 2, figsize=(8, 5.6), sharex=True, sharey=True)
     rng = np.random.default_rng(3)
     rows = (10 ** rng.uniform(-4, 0, size=(400, 100)) * rng.choice([-1, 1], size=(400, 100))).astype(np.float32)
@@ -216,18 +216,18 @@ def errors() -> plt.Figure:
         axes.plot(size.ravel()[order], bound.ravel()[order], color="#111111", linewidth=1.3, label="bound")
         axes.set(xscale="log", yscale="log", ylim=(1e-7, 0.2), title=NAMES[name])
     panels[0, 0].legend(loc="lower right")
-    figure.supxlabel("|value written|, in a row whose largest is 1", fontsize=11)
+    figure.supxlabel("|value written|, in a row whose largest number is 1", fontsize=11)
     figure.supylabel("|value read - value written|", fontsize=11)
     figure.tight_layout()
     return figure
 
 
 TOKENS, WIDTH = 1024, 64
-OUTLIERS = {5: 9.0, 20: -7.0, 33: 12.0, 58: -8.0}  # channels of a key that lie far from zero in every token, and how far
+OUTLIERS = {5: 9.0, 20: -7.0, 33: 12.0, 58: -8.0}  # channels of a key that are far from zero in every token, and their means
 
 
 def keys_like(kind: str, rng: np.random.Generator) -> np.ndarray:
-    """float32 [TOKENS, 1, WIDTH]: "gaussian", or "real", whose few outlier channels are what is known of keys in models."""
+    """float32 [TOKENS, 1, WIDTH]: "gaussian", or "real", which has a few outlier channels, as keys of models do."""
     keys = rng.normal(size=(TOKENS, 1, WIDTH))
     if kind == "real":
         for channel, centre in OUTLIERS.items():
@@ -236,14 +236,14 @@ def keys_like(kind: str, rng: np.random.Generator) -> np.ndarray:
 
 
 def queries_for(keys: np.ndarray, rng: np.random.Generator, count: int = 200) -> np.ndarray:
-    """float32 [count, 1, WIDTH]: each looks for one token, as likely 1 to 2 back as 512 to 1024 (log-uniform)."""
+    """float32 [count, 1, WIDTH]: each looks for one token, whose distance is log-uniform (1 to 2 is as likely as 512 to 1024)."""
     centred = keys - keys.mean(axis=0)
     back = np.floor(TOKENS ** rng.uniform(0, 1, size=count)).astype(int)
     return (centred[TOKENS - back] + 0.5 * rng.normal(size=(count, 1, WIDTH))).astype(np.float32)
 
 
 def tail() -> plt.Figure:
-    """Error of attention against tail length: the mean over queries of |out - exact| / |exact|."""
+    """Error of attention against tail length: mean of |out - exact| / |exact| over the queries."""
     lengths = [0, 4, 16, 32, 64, 128, 256, 512, 768, 1024]
     figure, axes = plt.subplots(figsize=(7, 4))
     for kind, line in (("real", "-"), ("gaussian", "--")):
@@ -272,7 +272,7 @@ def tail() -> plt.Figure:
 
 
 def classes() -> plt.Figure:
-    """What a request gets: the smallest of five sizes that holds it."""
+    """The size of the buffer that a request gets: the smallest of five sizes that fits."""
     figure, axes = plt.subplots(figsize=(7, 3.2))
     wanted = np.geomspace(64, SIZE_CLASSES[-1], 600).astype(int)
     pool = kvref.BufferPool()
@@ -280,9 +280,9 @@ def classes() -> plt.Figure:
     for num_bytes in wanted:
         with pool.acquire(int(num_bytes)) as buffer:
             given.append(buffer.size)
-    axes.plot(wanted / 1024, np.array(given) / 1024, color=COLOURS["tiered"], drawstyle="steps-post", label="given")
-    axes.plot(wanted / 1024, wanted / 1024, color="#333333", label="asked for")
-    axes.set(xscale="log", yscale="log", xlabel="KiB asked for", ylabel="KiB")
+    axes.plot(wanted / 1024, np.array(given) / 1024, color=COLOURS["tiered"], drawstyle="steps-post", label="buffer")
+    axes.plot(wanted / 1024, wanted / 1024, color="#333333", label="requested")
+    axes.set(xscale="log", yscale="log", xlabel="KiB requested", ylabel="KiB")
     axes.set_xticks([size // 1024 for size in SIZE_CLASSES], [str(size // 1024) for size in SIZE_CLASSES])
     axes.set_yticks([size // 1024 for size in SIZE_CLASSES], [str(size // 1024) for size in SIZE_CLASSES])
     axes.minorticks_off()

@@ -1,4 +1,4 @@
-"""The pictures of "Layers that differ" and "Latents", asked of kvref's own caches: see pictures.py."""
+"""The figures of "Layers that differ" and "Latents", measured on kvref's own caches: see pictures.py."""
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -12,7 +12,7 @@ FREE, WINDOW, EVERYTHING = "#eef1f5", "#2f7fd1", "#b35c00"
 
 
 def pool() -> plt.Figure:
-    """Whose each block of one pool is, after each token of a sequence: a window of 8 in two groups of three."""
+    """The owner of each block of one pool, after each token of a sequence. Two of three groups have a window of 8."""
     config = GroupedConfig(num_blocks=24, block_size=4, num_layers=3, num_groups=3, window=8, num_kv_heads=1, head_dim=1)
     cache, steps = GroupedCache(config), 40
     sequence, token = cache.create(), np.zeros((config.num_layers, 1, 1, 1), np.float32)
@@ -27,8 +27,8 @@ def pool() -> plt.Figure:
     extent = (0.5, steps + 0.5, used - 0.5, -0.5)
     axes.imshow(whose[:used], cmap=ListedColormap([FREE, WINDOW, EVERYTHING]), vmin=0, vmax=2, aspect="auto", extent=extent)
     axes.grid(visible=False)
-    axes.set(xlabel="tokens of a sequence", ylabel="block of the pool")
-    names = {EVERYTHING: "the layers that see everything", WINDOW: "those with a window of 8", FREE: "free"}
+    axes.set(xlabel="tokens of the sequence", ylabel="block of the pool")
+    names = {EVERYTHING: "layers that see all tokens", WINDOW: "layers with a window of 8", FREE: "free"}
     axes.legend(
         handles=[Patch(color=colour, label=name) for colour, name in names.items()],
         loc="lower center",
@@ -40,7 +40,7 @@ def pool() -> plt.Figure:
 
 
 def latents() -> plt.Figure:
-    """Bytes a token and layer of 128 heads, of 8, and of a latent; and the bytes of one packed record."""
+    """Bytes per token and layer with 128 heads, with 8, and with a latent; and the bytes of one packed record."""
     plain, packed = (LatentConfig(max_tokens=1, dtype=dtype) for dtype in ("bfloat16", "packed"))
     ways = {"128 heads, keys and values": 128 * (128 + 64 + 128) * 2, "8 heads (GQA)": 2 * 8 * 128 * 2}
     for name, config in {"a latent, bfloat16": plain, "a latent, packed": packed}.items():
@@ -50,7 +50,7 @@ def latents() -> plt.Figure:
     figure, (above, below) = plt.subplots(2, 1, figsize=(7.4, 3.6), height_ratios=(4, 1))
     bars = above.barh(list(ways), list(ways.values()), color=[EVERYTHING, EVERYTHING, WINDOW, WINDOW], height=0.6)
     above.bar_label(bars, [f" {number:,}" for number in ways.values()])
-    above.set(xscale="log", xlim=(100, 400_000), xlabel="bytes a token and layer")
+    above.set(xscale="log", xlim=(100, 400_000), xlabel="bytes per token and layer")
     above.invert_yaxis()
     fields = record_of(packed).fields
     assert fields is not None

@@ -1,4 +1,4 @@
-"""The pictures of "Sequences that share", measured on kvref's own caches: see pictures.py."""
+"""The figures of "Sequences that share", measured on kvref's own caches: see pictures.py."""
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -12,7 +12,7 @@ SHARED, ALONE = "#2f7fd1", "#b3261e"
 
 
 def samples(prompt: int = 1000, answer: int = 100) -> plt.Figure:
-    """Blocks of 16 that samples of one prompt take, each with an answer: as forks, and as sequences of their own."""
+    """Blocks of 16 for samples of one prompt, with one answer each: as forks, and as separate sequences."""
     numbers, forks, alone = [1, 2, 4, 8, 16, 24, 32, 48, 64], list[int](), list[int]()
     told, said = (np.zeros((count, 1, 1), np.float32) for count in (prompt, answer))
     for count in numbers:
@@ -27,9 +27,9 @@ def samples(prompt: int = 1000, answer: int = 100) -> plt.Figure:
             cache.ensure_capacity(cache.create(), prompt + answer)
         alone.append(cache.pool.num_used)
     figure, axes = plt.subplots(figsize=(7, 3.4))
-    axes.plot(numbers, alone, color=ALONE, marker="o", markersize=3, label="each with a prompt of its own")
+    axes.plot(numbers, alone, color=ALONE, marker="o", markersize=3, label="separate sequences")
     axes.plot(numbers, forks, color=SHARED, marker="o", markersize=3, label="forks")
-    axes.set(xlabel="samples of one prompt of 1000 tokens, 100 tokens each", ylabel="blocks of 16, one layer", ylim=(0, None))
+    axes.set(xlabel="samples of 100 tokens, for one prompt of 1000 tokens", ylabel="blocks of 16, one layer", ylim=(0, None))
     axes.legend()
     return figure
 
@@ -38,15 +38,15 @@ LENGTH, WIDTH = 256, 64
 
 
 def turned() -> plt.Figure:
-    """Error of attention after tokens of the middle were removed: the mean over queries of |out - never| / |never|."""
+    """Error of attention after tokens were removed from the middle: mean of |out - never| / |never| over the queries."""
     rng, rotary = np.random.default_rng(4), Rotary(WIDTH)
     plain, values = rng.normal(size=(2, LENGTH, 1, WIDTH)).astype(np.float32)
     wanted = plain[rng.integers(0, 64, size=100)] + 0.5 * rng.normal(size=(100, 1, WIDTH)).astype(np.float32)
 
-    def at(rows: np.ndarray, first: int = 0) -> np.ndarray:  # rows as they are at positions from the first on
+    def at(rows: np.ndarray, first: int = 0) -> np.ndarray:  # rows rotated for positions from `first` on
         return np.concatenate([rotary.turned(row[None], first + number) for number, row in enumerate(rows)])
 
-    removed, errors = [1, 2, 4, 8, 16, 32, 64, 128], {"keys left as they were": list[float](), "keys turned back": list[float]()}
+    removed, errors = [1, 2, 4, 8, 16, 32, 64, 128], {"keys left unchanged": list[float](), "keys rotated back": list[float]()}
     for count in removed:
         start, stop = 64, 64 + count
         kept = np.r_[0:start, stop:LENGTH]
@@ -73,18 +73,18 @@ USERS, TURNS, INSTRUCTIONS = 12, 6, 128
 
 
 def hits() -> plt.Figure:
-    """Share of the prompts' tokens that are found, against the blocks of the pool, which serves one request after the other."""
+    """Share of the prompt tokens that are found, against the blocks of the pool. The requests are served in order."""
     pools, shares = [64, 96, 128, 192, 256, 320, 384, 448, 512, 640], list[float]()
     for num_blocks in pools:
         rng = np.random.default_rng(7)
         said = [list(range(INSTRUCTIONS)) for _ in range(USERS)]
         cache, found, told = PrefixCache(PagedConfig(num_blocks=num_blocks, **ONE)), 0, 0
         for user in rng.permutation(np.repeat(np.arange(USERS), TURNS)):
-            said[user] += rng.integers(1000, 100_000, size=rng.integers(20, 60)).tolist()  # what the user asks
+            said[user] += rng.integers(1000, 100_000, size=rng.integers(20, 60)).tolist()  # the user's question
             sequence = cache.begin(said[user])
             hit = cache.length(sequence, 0)
             found, told = found + hit, told + len(said[user])
-            said[user] += rng.integers(1000, 100_000, size=rng.integers(40, 100)).tolist()  # what the model says
+            said[user] += rng.integers(1000, 100_000, size=rng.integers(40, 100)).tolist()  # the model's answer
             rows = np.zeros((len(said[user]) - hit, 1, 1), np.float32)
             cache.write(sequence, 0, hit, rows, rows)
             cache.commit(sequence, said[user])

@@ -1,4 +1,4 @@
-"""The story of a ring behind two sinks: see stories.py."""
+"""The story of a ring after two sink tokens: see stories.py."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 
 def windows(tell: Told) -> None:
-    """A ring that turns, and turns back"""
-    tell("A window of four tokens behind two sinks, and two slots more, so that two tokens can be taken back: a ring of six.")
+    """A ring that wraps around, and a truncated draft"""
+    tell("A window of four tokens, two sink tokens, and two more slots so that two tokens can be truncated: a ring of six slots.")
     sizes = {"num_kv_heads": 1, "head_dim": 2, "window": 4, "sinks": 2, "rollback": 2, "dtype": "float32"}
     cache = tell.new("windowed", chunk=0, **sizes)
 
@@ -20,35 +20,35 @@ def windows(tell: Told) -> None:
         query, keys, values = (tell.tokens(count, 1, 2) for _ in range(3))
         cache.step(query, keys, values, 0.01)
 
-    tell("The prompt. Its first two tokens are the sinks, and stay for ever (WIN-05); the others begin the ring.")
+    tell("The prompt. Its first two tokens are the sink tokens and are never evicted (WIN-05); the others fill the ring.")
     step(6)
-    tell("The newest, at 5, sees the sinks and four tokens, itself among them: 2 to 5 (WIN-01).")
+    tell("The query at 5 sees the sink tokens and four tokens with its own: 2 to 5 (WIN-01).")
     cache.attend(tell.tokens(1, 1, 2), 0.01)
-    tell("One more, at 6. Token 2 has left the window, and is held still: whoever goes back to position 5 will want it.")
+    tell("One more, at 6. Token 2 has left the window but stays stored: after a truncation to 5 tokens it is visible again.")
     step(1)
-    tell("Another. The ring is full.")
+    tell("Another token. The ring is full.")
     step(1)
-    tell("It turns: token 8 goes where token 2 was, in slot 2 + (8 - 2) mod 6. A slot is not a position.")
+    tell("The ring wraps around: token 8 replaces token 2, in slot 2 + (8 - 2) mod 6. A slot is not a position.")
     step(1)
-    tell("Token 2 is gone. To read slot 2 for it would be to read token 8 (WIN-03).")
+    tell("Token 2 is evicted, so reading it raises. Its slot contains token 8 (WIN-03).")
     with raises("PositionOutOfRange"):
         cache.read([2])
-    tell("A small model drafts two tokens, and both are looked at in one step. They overwrite tokens 3 and 4.")
+    tell("A small model drafts two tokens, and one step appends both. They overwrite tokens 3 and 4.")
     step(2)
-    tell("Both are rejected: back to nine tokens. Slots 3 and 4 hold nobody's tokens now; what was there before is gone.")
+    tell("Both are rejected: truncate to nine tokens. Slots 3 and 4 contain no valid token now; tokens 3 and 4 are gone.")
     cache.truncate(9)
-    tell("But the next query, at 9, sees 6 to 8 of the ring, and those are held: that is what two slots more are for (WIN-06).")
+    tell("The next query, at 9, sees 6 to 8 of the ring, and these are still stored, thanks to the two more slots (WIN-06).")
     cache.read([0, 1, 6, 7, 8])
-    tell("Back to position 7? A query there sees token 4, which the draft overwrote. It is refused, and nothing has changed.")
+    tell("Truncating to 7 raises and changes nothing: a query at 7 sees token 4, which the draft has overwritten.")
     with raises("NotTruncatable"):
         cache.truncate(7)
-    tell("The model's own token, at 9, goes where the draft's first was, and sees what it would have seen without any draft.")
+    tell("The model's own token, at 9, replaces the first draft token, and its query sees what it would see without a draft.")
     step(1)
-    tell("Eight tokens at once, more than the ring has slots. All queries attend before one token is written (WIN-02).")
+    tell("Eight tokens in one step, more than the ring has slots. All queries attend before any token is written (WIN-02).")
     step(8)
-    tell("Of the eight, six are left: what the same eight would leave one by one (LAW-06). The sinks are where they were.")
+    tell("Six of the eight are stored, as if they had been appended one by one (LAW-06). The sink tokens are unchanged.")
     cache.read([0, 1, 15, 16, 17])
-    tell("However many came, no more than eight are stored (WIN-04).")
+    tell("However many tokens are appended, at most eight are stored (WIN-04).")
     cache.stored_tokens
 
 
