@@ -1,7 +1,7 @@
 """Sessions: tests, lint, types, and a matrix of all clauses on each installed Python and array library. `nox -l` lists them.
 
-`nox` without arguments runs all sessions that this machine supports. It ends with a table of the results, and of what was left out
-and why.
+`nox` without arguments runs all sessions that this machine supports. It ends with a table of the results, which also lists what
+was left out and why.
 """
 
 import json
@@ -167,7 +167,7 @@ def browser(session: nox.Session) -> None:
 @nox.session(venv_backend=WITH_PIP, reuse_venv=True)
 @nox.parametrize("project", list(OTHERS))
 def others(session: nox.Session, project: str) -> None:
-    """Judges third-party projects, one environment per project. Commit the results in docs/results. By hand: downloads gigabytes."""
+    """Judges third-party projects, one environment per project. Commit docs/results afterwards. By hand: downloads gigabytes."""
     names = others_of(project)
     try:
         for packages in OTHERS[project]:
@@ -258,7 +258,7 @@ def gpu(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def table(session: nox.Session) -> None:
-    """Prints the results of the sessions, one line per implementation and place. Results of earlier runs follow, with their age."""
+    """Prints the results of the sessions, one line per implementation and place. Results of earlier runs follow, with age."""
     for line in table_of([json.loads(path.read_text()) for path in RESULTS.glob("*.note")], RUN, time.time()):
         session.log(line)
     for python in PYTHONS:
@@ -313,7 +313,7 @@ def _check(
     RESULTS.mkdir(parents=True, exist_ok=True)
     file = folder / f"{_slug(name, place, library)}.json"
     file.unlink(missing_ok=True)
-    _note(name, place, "did not finish", library)
+    _note(name, place, "it did not finish", library)
     try:
         session.run("kvref", "check", name, "--json", str(file), *options, success_codes=success_codes)
     finally:

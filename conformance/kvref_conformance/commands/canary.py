@@ -67,7 +67,7 @@ def _about(canary: Canary, options: argparse.Namespace) -> list[str]:
     measured = [format for format in KEY_ERRORS if format not in must]
     return [
         f"{options.architecture} in {options.dtype}; layers: {canary.num_layers} ({layers}); words: {canary.words}; "
-        f"query heads: {canary.num_query_heads}, kv heads: {canary.num_kv_heads}, of {canary.head_dim}; "
+        f"query heads: {canary.num_query_heads}, kv heads: {canary.num_kv_heads}, head_dim: {canary.head_dim}; "
         f"hidden size: {canary.hidden_size}; theta: {canary.theta:g}; context: {canary.context}",
         f"period: {canary.period} tokens" if not canary.recalls else "period: none (induction head)",
         f"cache formats that must not change any token: {', '.join(must) or 'none'}",
@@ -83,7 +83,7 @@ def _written(into: Path, files: folder.Files, single: Path | None, data: bytes) 
 def _try(canary: Canary, dtype: str) -> list[str]:
     """A prompt as text and its greedy continuation, to try an engine by hand."""
     rng = np.random.default_rng(0)
-    if canary.recalls:  # different words, then one of them again, so far back that no layer reads a position before the first
+    if canary.recalls:  # different words, then word `first` again, at which no layer looks back past position 0
         first = 1 + len(canary.offsets) + sum(canary.offsets)
         told = [BOS, *(FIRST_WORD + rng.permutation(canary.words)[: first + SHOWN]).tolist()]
         told.append(told[first])

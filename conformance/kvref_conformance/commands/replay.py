@@ -31,7 +31,7 @@ def replay_trace(options: argparse.Namespace) -> int:
         judge.close()
     console, clause = Console(highlight=False), all_clauses().get(trace.header.clause)
     heading = f"{trace.header.clause} · {clause.title if clause else trace.header.check}   ({name})"
-    console.print(Text(heading, style="bold red" if held.parted_at else "bold"))
+    console.print(Text(heading, style="bold red" if held.parted_at else "bold"), soft_wrap=True)
     for call in held.calls:
         console.print(Text(f"  {call}"), soft_wrap=True)
     if not held.calls:

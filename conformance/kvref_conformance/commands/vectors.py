@@ -61,7 +61,7 @@ def _show(console: Console, each: Checked, folder: Path, name: str) -> None:
     assert each.broken
     clause = all_clauses().get(each.broken.clause)
     title = f"{clause.id} · {clause.title}" if clause else each.file
-    console.print(Text(f"{title}   ({name})", style="bold red"))
+    console.print(Text(f"{title}   ({name})", style="bold red"), soft_wrap=True)
     for call in shown_calls(each.calls):
         console.print(Text(f"  {call}"), soft_wrap=True)
     what, expected, got = each.broken.what, each.broken.expected, each.broken.got
