@@ -1,4 +1,10 @@
-"""Attention over what a cache reads as: softmax(scale q k') v, per query head, with grouped key-value heads (GQA)."""
+"""Attention functions, views (windows, chunks and sink tokens), and the error bound of float32 attention.
+
+Attention is softmax(scale q k') v per query head. Several query heads can read one kv head (grouped-query attention, GQA).
+
+Caches attend through `attended`, which reads some tokens at a time, so that a long quantized context is never in memory as
+float32. Many queries are processed in chunks of PIECE for the same reason: the mask of a chunk is [PIECE, tokens] at most.
+"""
 
 import math
 from collections.abc import Callable, Iterator
@@ -17,24 +23,26 @@ from kvref.errors import PositionOutOfRange, ShapeMismatch, in_range, whole_fiel
 from kvref.inputs import accept
 from kvref.pieces import merged, partial
 
-EXP_ERROR = 8 * U  # the premise about a library's float32 exp: within 4 units in the last place
-LONGEST = 2**62  # tokens that any sequence may have: sums of two such numbers are int64
-TOKENS = 512  # that are read at once: as float32 they take some megabytes, and what they are made of stays as it is
-PIECE = 256  # queries whose mask is there at once, [PIECE, tokens that any of them sees]: however long a prompt is, a small one
+EXP_ERROR = 8 * U  # assumed relative error of a library's float32 exp: 4 units in the last place
+LONGEST = 2**62  # windows are limited to it, so that positions minus windows do not overflow int64
+TOKENS = 512  # tokens that are read at a time: a few megabytes as float32
+PIECE = 256  # queries per chunk: the mask [PIECE, tokens that any of them sees] stays small for prompts of any length
 
-# Keys and values of the tokens [start, stop): float32 [stop - start, num_kv_heads, head_dim], and as wide as values are.
+# A function (start, stop) -> keys and values of the tokens [start, stop), float32 [stop - start, num_kv_heads, width] each.
 Read: TypeAlias = Callable[[int, int], tuple[Array, Array]]
 
 
 @dataclass(frozen=True)
 class Sight:
-    """What a query sees: no token that is later than its own, and of the others
+    """The view of a query: which tokens it sees, by position. A query has the position of its own token.
 
-    - the last `window`, its own among them (WIN-01), all of them where it is None;
-    - of these, where `chunk` is not 0, those in its own chunk of so many positions (WIN-07);
-    - and the first `sinks` of all, whatever else is said.
+    A query at position q sees the tokens at positions p <= q
 
-    Raises ConfigError for numbers that are none.
+    - that are among the last `window`, q included: p > q - window (WIN-01); None means no window;
+    - and, if `chunk` is not 0, in the same chunk of `chunk` positions: p >= q // chunk * chunk (WIN-07);
+    - and in addition those among the first `sinks` tokens of the sequence (WIN-05).
+
+    Raises ConfigError unless `window` is None or an integer of at least 1, and `sinks` and `chunk` are integers of at least 0.
     """
 
     window: int | None = None
@@ -47,12 +55,12 @@ class Sight:
         whole_fields(self, "sinks", "chunk", minimum=0)
 
     def sees(self, query: Any, token: Any) -> Any:
-        """Whether a query at one position sees the token at another: integers, or NumPy's arrays of them, which broadcast."""
+        """Return whether a query at position `query` sees the token at position `token`: integers, or NumPy arrays to broadcast."""
         return (token <= query) & ((token >= self.first(query)) | (token < self.sinks))
 
     def first(self, query: Any) -> Any:
-        """The first position behind the sinks that a query at one sees. May be negative."""
-        query = np.int64(query)  # of an unsigned one nothing could be taken away
+        """Return the first position that a query at position `query` sees, sink tokens aside. It can be negative."""
+        query = np.int64(query)  # signed: subtracting from an unsigned integer would wrap around
         first = 0 * query if self.window is None else query - min(self.window, LONGEST) + 1
         return np.maximum(first, query // self.chunk * self.chunk) if self.chunk else first
 
@@ -69,16 +77,21 @@ def attention(
     logit_sink: Array | None = None,
     backend: Backend = reference,
 ) -> Array:
-    """float32 [num_queries, num_query_heads, value_dim].
+    """Return softmax(scale q k') v for each query: float32 [num_queries, num_query_heads, value_dim] (chapter ATTN).
 
-    query [num_queries, num_query_heads, head_dim]; keys [num_tokens, num_kv_heads, head_dim]; values [num_tokens, num_kv_heads,
-    value_dim]. Query head h reads kv head h // (num_query_heads / num_kv_heads). scale: 1 / sqrt(head_dim) unless given. length:
-    only the first `length` tokens count; what lies past them has no effect, NaN included (ATTN-07). causal: the queries are the
-    last tokens of those, and each sees the tokens up to its own (ATTN-09); else each stands where the last token does. sight:
-    what it sees of those. logit_sink: float32 [num_query_heads], by head the score of a token without a value (WIN-08). A query
-    that sees no tokens gets zeros (ATTN-08).
+    - `query`: [num_queries, num_query_heads, head_dim]. Query head h reads kv head h // (num_query_heads / num_kv_heads).
+    - `keys`: [num_tokens, num_kv_heads, head_dim]. `values`: [num_tokens, num_kv_heads, value_dim]. Inputs are float32, float16
+      or bfloat16.
+    - `scale`: 1 / sqrt(head_dim) by default.
+    - `length`: the number of tokens that count, num_tokens by default. Later tokens have no effect, even if they contain NaN
+      (ATTN-07).
+    - `causal`: the queries are those of the last of these tokens, and each sees the tokens up to its own (ATTN-09). Otherwise
+      every query has the position of the last token.
+    - `sight`: restricts which of these tokens a query sees (WIN). A query that sees no token gets zeros (ATTN-08).
+    - `logit_sink`: float32 [num_query_heads], per query head the score of a token without a value (WIN-08).
 
-    Raises ShapeMismatch, keys or values of no elements included, DtypeMismatch, or PositionOutOfRange for the length.
+    Raises ShapeMismatch (also if head_dim or value_dim is 0), DtypeMismatch, or PositionOutOfRange if `length` is not in
+    `[0, num_tokens + 1)`.
     """
     keys = accept("keys", keys, ("num_tokens", "num_kv_heads", "head_dim"), backend)
     num_tokens, num_kv_heads, head_dim = keys.shape
@@ -111,9 +124,9 @@ def attention_as_read(
     sight: Sight = Sight(),
     backend: Backend = reference,
 ) -> Array:
-    """`attention` over tokens whose keys are row = [num_kv_heads, head_dim], read some at a time.
+    """`attention` over the `num_tokens` tokens that `read(start, stop)` returns, some at a time.
 
-    Raises ShapeMismatch or DtypeMismatch for the query.
+    row: (num_kv_heads, head_dim) of the keys. Raises ShapeMismatch or DtypeMismatch for the query.
     """
     query = accept_query(query, "num_queries", *row, backend)
     at = _standing(query.shape[0], num_tokens, causal)
@@ -121,16 +134,20 @@ def attention_as_read(
 
 
 def _standing(num_queries: int, num_tokens: int, causal: bool) -> NDArray[np.int64]:
-    """Where queries stand: at the last tokens, or all where the last one does."""
+    """The positions of queries, int64 [num_queries]: if causal those of the last tokens, otherwise all the last position."""
     return np.arange(num_tokens - num_queries, num_tokens) if causal else np.full(num_queries, num_tokens - 1)
 
 
 def _scale(scale: float | None, head_dim: int) -> float:
+    """The scale, by default 1 / sqrt(head_dim)."""
     return 1 / math.sqrt(head_dim) if scale is None else scale
 
 
 def accept_query(query: Array, num_queries: int | str, num_kv_heads: int, head_dim: int, backend: Backend) -> Array:
-    """`query` as float32 [num_queries, num_query_heads, head_dim]. Raises ShapeMismatch or DtypeMismatch."""
+    """Return `query` as float32 [num_queries, num_query_heads, head_dim].
+
+    Raises DtypeMismatch, or ShapeMismatch, also if num_query_heads is not a multiple of num_kv_heads.
+    """
     query = accept("query", query, (num_queries, "num_query_heads", head_dim), backend)
     if num_kv_heads == 0 or query.shape[1] % num_kv_heads:
         raise ShapeMismatch(f"query: expected a multiple of {num_kv_heads} query heads, got {query.shape[1]}")
@@ -148,10 +165,13 @@ def attended(
     logit_sink: Array | None = None,
     at_once: int | None = None,
 ) -> Array:
-    """`attention` of queries that stand at positions `at` [num_queries] over tokens that lie at `positions` [n].
+    """`attention` of queries at the positions `at` [num_queries] over tokens at `positions` [n], both ascending.
 
-    Both ascend, and the query was accepted. No more than `at_once` tokens are read at a time, TOKENS unless given, and none but
-    those that some query of a piece sees: what a cache holds is never there as float32 as a whole.
+    read(start, stop) returns keys and values of the tokens with the indices `[start, stop)` in `positions`. query: as
+    `accept_query` returned it. at_once: the largest number of tokens to read at a time, TOKENS by default.
+
+    The queries are divided into chunks of PIECE. For each chunk, only the tokens that one of its queries sees are read. If they
+    are more than `at_once`, they are read in tiles of equal size, and the partial results are merged (`kvref.pieces`).
     """
     out, xp, at_once = [], backend.xp, TOKENS if at_once is None else at_once
     for start in range(0, max(1, len(at)), PIECE):
@@ -174,14 +194,14 @@ def attended(
 
 
 def _cut(stretch: slice, at_once: int) -> Iterator[slice]:
-    """Pieces of a stretch, as long as each other and no longer than `at_once`."""
+    """Divide a slice into tiles of (almost) equal length, at most `at_once`."""
     count = -(-(stretch.stop - stretch.start) // at_once)
     ends = np.linspace(stretch.start, stretch.stop, count + 1).astype(np.int64).tolist()
     yield from (slice(start, stop) for start, stop in pairwise(ends))
 
 
 def _seen_by_any(at: NDArray[np.int64], positions: NDArray[np.int64], sight: Sight) -> list[slice]:
-    """Where in `positions` all lie that any query of these sees: at the front the sinks, and at the end what is recent."""
+    """Slices of `positions` with all tokens that any query at `at` sees: the sink tokens, and those in windows and chunks."""
     if not len(at):
         return [slice(0, 0)]
     begin, end = np.searchsorted(positions, [sight.first(at[0]), at[-1] + 1])
@@ -190,21 +210,24 @@ def _seen_by_any(at: NDArray[np.int64], positions: NDArray[np.int64], sight: Sig
 
 
 def attention_bound(query: Array, keys: Array, values: Array, scale: float) -> Array:
-    """How far float32 attention may lie from exact, at worst: float64, the output's shape, for one kv head and no mask.
+    """Return the largest possible error of float32 attention, for one kv head and without a mask: float64 [nq, Dv] (ATTN-04).
 
-    A logit sink is one token more, whose score has no error and whose value is 0: what holds for n + 1 holds with it.
+    query: [nq, D], keys: [n, D], values: [n, Dv], all float64. A hat (s^) marks what float32 computes, u = 2^-24 is the unit
+    roundoff and g(k) = k u / (1 - k u) bounds k roundings. For any order of summation:
 
-    query [nq, D], keys [n, D], values [n, Dv], in float64. Whatever the order of summation:
+    - A score has D + 1 roundings: |s^ - s| <= g(D + 1) |scale| sum|q k|.
+    - Subtracting the largest score rounds once more, by at most u R, where R = 2 (max|s| + the score error). The relative error
+      of exp is at most EXP_ERROR.
+    - Each weight is therefore correct up to a factor e^(+-l), with l = score error + 2 u R + EXP_ERROR / (1 - EXP_ERROR), and the
+      normalized weight up to e^(+-2l). The sum of the weights, the division, the products and the sum of the values add 2n + 3
+      roundings.
+    - The second u R is for attention in tiles (`kvref.pieces`): the differences by which the largest score rises from tile to
+      tile are rounded too, and add up to at most R. Merging a tile multiplies by an exp, and rounds a product and a sum, in the
+      numerator and in the denominator: 20 (P - 1) roundings for P tiles, which is at most n if tiles have 20 tokens or more.
 
-    - a score carries D + 1 roundings: |s^ - s| <= g(D + 1) |scale| sum|q k|, g(k) = k u / (1 - k u);
-    - subtracting the largest rounds once more, by at most u R, R = 2 (max|s| + that error); exp errs by EXP_ERROR;
-    - so each weight is right to a factor e^(+-l), l = score error + 2 u R + EXP_ERROR / (1 - EXP_ERROR), and the normalised
-      weight to e^(+-2l); the sum of weights, the division, the products and the sum of values add 2n + 3 roundings;
-    - the second u R is for pieces (kvref.pieces): what the largest so far rises by is rounded too, R in all. With each of P
-      pieces one of two factors is an exp, and a product and a sum are rounded, above and below the line: 20 (P - 1) roundings,
-      which are at most n for pieces of 20 tokens or more.
-
-    Hence |out^ - out| <= (e^(2l) (1 + g(3n + 3)) - 1) sum p|v|, and 2^-126 a weight where exp underflows, in a piece or of one.
+    Hence |out^ - out| <= (e^(2l) (1 + g(3n + 3)) - 1) sum p|v|, plus 2^-126 per weight whose exp underflows, in a tile or when
+    tiles are merged. A logit sink counts as one more token with an exact score and the value 0: the bound for n + 1 tokens
+    applies.
     """
     xp = array_namespace(query)
     n, head_dim = keys.shape

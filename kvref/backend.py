@@ -55,7 +55,7 @@ class Backend(Protocol):
         """Return the address of the array's memory, or None if the library does not expose it."""
 
     def update(self, buffer: Array, new: Array, position: int) -> Array:
-        """Write `new` [B, H, n, D] to the tokens `[position, position + n)` of `buffer` [B, H, capacity, D]; return the buffer."""
+        """Write `new` [B, H, n, D] to tokens `[position, position + n)` of `buffer` [B, H, capacity, D]; return the buffer."""
 
     def scatter(self, store: Array, slots: Slots, new: Array) -> Array:
         """Write `new[i]` [n, ...] to slot `slots[i]` of `store` [num_slots, ...], and return the store.

@@ -1,8 +1,8 @@
-"""The paged cache: sequences of tokens in blocks from one pool, as in PagedAttention.
+"""The paged cache: sequences of tokens in blocks of one pool, as in PagedAttention.
 
-Keys and values each lie in one store of num_blocks * block_size slots, shared by all layers and sequences. A sequence's table
-says which blocks hold which of its tokens; token p of a layer lies in entry p // block_size at offset p % block_size. A token is
-quantized once, and its codes, scale and zero lie in its slot together (PAGED-18).
+There is one store of num_blocks * block_size slots for keys and one for values, shared by all layers and sequences. The block
+tables of a sequence determine the slot of each token: position p of a layer is in the table's entry p // block_size, at offset
+p % block_size (PAGED-06). A token is quantized once, when it is written. Its slot contains its codes, scale and zero (PAGED-18).
 """
 
 from collections.abc import Sequence
@@ -29,14 +29,18 @@ from kvref.slots import TokenStore
 
 @dataclass(frozen=True)
 class PagedConfig:
-    """num_blocks counts blocks of one layer: a sequence of n tokens takes num_layers * ceil(n / block_size) of them.
+    """Sizes and formats of a PagedCache. Raises ConfigError (LAW-12).
 
-    In vLLM a block id stands for a block in every layer (of a group, where layers differ), so that num_gpu_blocks ids there are
-    num_layers * num_gpu_blocks blocks here. One id, the null block, vLLM keeps to itself.
+    - `num_blocks`: blocks in the pool, 0 or more. A block is for one layer: a sequence of n tokens has
+      num_layers * ceil(n / block_size) blocks.
+    - `block_size`: tokens per block.
+    - `dtype`: the name of any format (FMT). If it has groups, `head_dim` must be a multiple of the group. Engines call this the
+      cache type or kv_cache_dtype.
+    - `key_scale`, `value_scale`: the scales of all keys and of all values, in static formats only (FMT-STATIC), there 1.0 by
+      default. In all other formats they must be None.
 
-    dtype: any format, whose groups go into head_dim where it has some; engines call it the cache's type, or kv_cache_dtype.
-    key_scale, value_scale: what all keys, and all values, are divided by in formats whose scale is given (FMT-STATIC), 1.0 where
-    nothing is said; in others there must be none.
+    In vLLM a block id stands for one block in every layer (of a group, if layers differ): a pool of num_gpu_blocks ids there has
+    num_layers * num_gpu_blocks blocks here. vLLM reserves one id, the null block.
     """
 
     num_blocks: int
@@ -52,37 +56,54 @@ class PagedConfig:
         whole_fields(self, "num_blocks", minimum=0)
         whole_fields(self, "num_layers", "num_kv_heads", "head_dim", "block_size")
         for format in self.formats:
-            format.code_width(self.head_dim)  # which says whether its groups go into it
+            format.code_width(self.head_dim)  # raises ConfigError unless head_dim is a multiple of the group
 
     @property
     def formats(self) -> tuple[Format, Format]:
-        """Of keys, and of values."""
+        """The format of keys and the format of values. They differ in a given scale only."""
         return of_keys_and_values(self.dtype, self.key_scale, self.value_scale)
 
 
 class PagedCache(Sequences):
+    """A paged cache of many sequences (chapters PAGED, SHARE and EDIT).
+
+    `create` returns the id of an empty sequence, `write` and `append` store tokens, `gather` and `read` return them, `attend`
+    computes attention over them, and `drop` frees their blocks. `fork` shares the blocks of a sequence with a new one; a shared
+    block is copied before a write to it. Blocks are allocated for all layers at once, and a call that needs more blocks than are
+    free changes nothing.
+
+    Keys and values go in as float32, float16 or bfloat16 arrays, and come out as float32. In every method, `sequence` is an id
+    that `create` or `fork` returned, and `layer` is in `[0, num_layers)`; otherwise the method raises SequenceNotFound or
+    LayerOutOfRange.
+    """
+
     def __init__(self, config: PagedConfig, backend: Backend = reference) -> None:
+        """Allocate memory for all blocks on the device of `backend`."""
         super().__init__(config.num_blocks, config.num_layers, config.block_size, backend)
         self.config = config
         slots = config.num_blocks * config.block_size
         of_keys, of_values = config.formats
         self._store = TokenStore(backend, of_keys, slots, config.num_kv_heads, config.head_dim, of_values)
-        self._arriving: dict[int, Arriving] = {}  # by sequence, what has come of one that is to take its place
+        self._arriving: dict[int, Arriving] = {}  # by sequence: the parts loaded so far of its new contents
 
     def drop(self, sequence: int) -> None:
+        """Remove a sequence, and one reference to each block in its tables (PAGED-07). Raises SequenceNotFound.
+
+        Blocks without references are free afterwards. So are the blocks of parts that were loaded (MOVE-05).
+        """
         super().drop(sequence)
         self._forget_parts(sequence)
 
     def remove(self, sequence: int, start: int, stop: int, theta: float | None = None, layout: str = "halves") -> None:
-        """Forget tokens start .. stop of every layer; those behind them move up (EDIT-10).
+        """Remove the tokens `[start, stop)` of every layer, and move the later tokens forward by stop - start (EDIT-10).
 
-        theta: where keys carry rotary positions of this base, those that move are turned back by stop - start positions, and
-        quantized again; all else moves bit for bit. layout: which numbers of a head turn together, "halves" or "pairs" (see
-        `kvref.rotary`).
+        theta: the base of the rotary embedding that keys contain, or None. With theta, each key that moves is rotated by
+        -(stop - start) positions and quantized again. Everything else moves bit for bit. layout: which numbers of a head are
+        rotated together, "halves" or "pairs" (see `kvref.rotary`).
 
-        Raises PositionOutOfRange unless 0 <= start <= stop <= the length of every layer, ConfigError for a theta or a layout
-        that is none, NonFinite for turned keys that the format cannot hold, and OutOfBlocks where what moves would have to be
-        copied and there is no room; then nothing has changed.
+        Raises PositionOutOfRange unless 0 <= start <= stop <= the length of every layer, ConfigError for an invalid `theta` or
+        `layout`, NonFinite if the format cannot store a rotated key, OutOfBlocks if there is no room for copies of shared blocks,
+        and SequenceNotFound. If it raises, nothing has changed.
         """
         table = self._table(sequence)
         stop = in_range(stop, int(self._tables.lengths[table].min()) + 1, PositionOutOfRange, "stop")
@@ -104,9 +125,13 @@ class PagedCache(Sequences):
         self._cut(table, lengths)
 
     def write(self, sequence: int, layer: int, start: int, keys: Array, values: Array) -> None:
-        """Write keys and values [n, num_kv_heads, head_dim] at positions start .. start + n, taking blocks as needed.
+        """Write n tokens to the positions `[start, start + n)` of one layer, and allocate the missing blocks in every layer.
 
-        `start` lies at or before the layer's length: there are no holes (PAGED-10), and what was there is overwritten.
+        keys, values: [n, num_kv_heads, head_dim]. `start` is at most the length of the layer, because sequences have no gaps
+        (PAGED-10). Tokens at these positions are overwritten (PAGED-11). Shared blocks are copied first (SHARE-05).
+
+        Raises ShapeMismatch, DtypeMismatch, NonFinite if the format cannot store a number, PositionOutOfRange for `start`,
+        OutOfBlocks, SequenceNotFound or LayerOutOfRange. If it raises, nothing has changed.
         """
         table, layer = self._table(sequence), self._layer(layer)
         length = int(self._tables.lengths[table, layer])
@@ -115,15 +140,16 @@ class PagedCache(Sequences):
         keys, values = accept_pair(keys, values, shape, self._backend)
         end = start + keys.shape[0]
         positions = np.arange(start, end)
-        new = self._store.quantized(keys, values)  # may raise, so that it comes before a block is taken
+        new = self._store.quantized(keys, values)  # before blocks are allocated, because it can raise
         self._prepare(self._missing(table, end), table, layer, positions)
         self._store.put(self._tables.slots(table, layer, positions), new)
         self._tables.lengths[table, layer] = max(length, end)
 
     def append(self, sequences: Sequence[int], layer: int, keys: Array, values: Array) -> None:
-        """Append one token to each of B sequences in one layer, keys and values [B, num_kv_heads, head_dim]: to all or none.
+        """Append one token to each of B sequences in one layer: to all or none.
 
-        The same as writing each at its sequence's length, one by one (PAGED-16). Raises as `write` does.
+        keys, values: [B, num_kv_heads, head_dim]. The result is that of B calls of `write`, each at the length of its sequence
+        (PAGED-16). A sequence can be named several times. Raises as `write` does.
         """
         tables, layer = self._tables_of(sequences), self._layer(layer)
         shape = (len(tables), self.config.num_kv_heads, self.config.head_dim)
@@ -131,10 +157,15 @@ class PagedCache(Sequences):
         new, positions = self._store.quantized(keys, values), self._tables.lengths[tables, layer] + _times_before(sequences)
         self._prepare(self._missing_each(tables, positions + 1), tables, layer, positions)
         self._store.put(self._tables.slots(tables, layer, positions), new)
-        self._tables.lengths[tables, layer] = positions + 1  # of a table named twice the last counts
+        self._tables.lengths[tables, layer] = (
+            positions + 1
+        )  # for a table named several times, the last and largest position counts
 
     def append_step(self, sequences: Sequence[int], keys: Array, values: Array) -> None:
-        """`append` in every layer, keys and values [num_layers, B, num_kv_heads, head_dim], in one scatter: to all or none."""
+        """Append one token to each of B sequences in every layer: to all or none (PAGED-16).
+
+        keys, values: [num_layers, B, num_kv_heads, head_dim]. One scatter writes all layers. Raises as `append` does.
+        """
         tables, config = self._tables_of(sequences), self.config
         shape = (config.num_layers, len(tables), config.num_kv_heads, config.head_dim)
         keys, values = accept_pair(keys, values, shape, self._backend)
@@ -147,22 +178,30 @@ class PagedCache(Sequences):
         self._tables.lengths[tables] = positions + 1
 
     def read(self, sequence: int, layer: int, positions: Sequence[int]) -> tuple[Array, Array]:
-        """Keys and values at `positions`, float32 [n, num_kv_heads, head_dim]. Raises PositionOutOfRange past the length."""
+        """Return the keys and values at `positions`, in their order: float32 [n, num_kv_heads, head_dim] each (PAGED-12).
+
+        A position can occur more than once. Raises PositionOutOfRange unless every position is in `[0, length)` and not released,
+        SequenceNotFound or LayerOutOfRange.
+        """
         table, layer = self._table(sequence), self._layer(layer)
         length, what = int(self._tables.lengths[table, layer]), f"position in sequence {sequence}, layer {layer}"
         wanted = np.array([self._held(table, position, length, what) for position in positions], np.int64)
         return self._store.read(self._tables.slots(table, layer, wanted))
 
     def gather(self, sequence: int, layer: int) -> tuple[Array, Array]:
-        """Every token of the layer that is held, in order (PAGED-12)."""
+        """Return the keys and values of all tokens of a layer, in order: float32 [n, num_kv_heads, head_dim] each (PAGED-12).
+
+        n is the length of the layer, less its released positions. Raises SequenceNotFound or LayerOutOfRange.
+        """
         table, layer, positions = self._everywhere(sequence, layer)
         return self._store.read(self._tables.slots(table, layer, positions))
 
     def gather_batch(self, sequences: Sequence[int], layer: int) -> tuple[Array, Array, Array]:
-        """Every token that B sequences hold, one after the other.
+        """Return the tokens of B sequences in one layer, concatenated (PAGED-17).
 
-        Keys, values float32 [total, num_kv_heads, head_dim] and offsets [B + 1].
-        Tokens offsets[i] .. offsets[i + 1] (int32) are those of sequence i: how kernels take a batch of any lengths (PAGED-17).
+        Returns keys and values, float32 [total, num_kv_heads, head_dim], and offsets, int32 [B + 1]. The tokens of sequence i are
+        at `[offsets[i], offsets[i + 1])`, as kernels expect a batch of different lengths. Raises SequenceNotFound or
+        LayerOutOfRange.
         """
         tables, layer = self._tables_of(sequences), self._layer(layer)
         first = self._tables.first(tables)[:, layer]
@@ -173,7 +212,14 @@ class PagedCache(Sequences):
         return keys, values, self._backend.asarray(offsets.astype(np.int32))
 
     def attend(self, sequence: int, layer: int, query: Array, scale: float | None = None, causal: bool = False) -> Array:
-        """Attention of query [num_queries, num_query_heads, head_dim] over the sequence's tokens in the layer (ATTN-10)."""
+        """Return attention over the tokens of a layer: float32 [num_queries, num_query_heads, head_dim] (ATTN-10).
+
+        query: [num_queries, num_query_heads, head_dim]. scale: 1 / sqrt(head_dim) by default. causal: the queries are those of
+        the last tokens, and each sees the tokens up to its own; otherwise each sees all tokens. Attention is over the keys and
+        values that `gather` returns.
+
+        Raises ShapeMismatch, DtypeMismatch, SequenceNotFound or LayerOutOfRange.
+        """
         table, layer, positions = self._everywhere(sequence, layer)
 
         def read(start: int, stop: int) -> tuple[Array, Array]:
@@ -183,23 +229,30 @@ class PagedCache(Sequences):
         return attention_as_read(query, read, len(positions), row, scale=scale, causal=causal, backend=self._backend)
 
     def save(self, sequence: int, *, layers: Span = None, tokens: Span = None, heads: Span = None) -> Array:
-        """What a sequence holds, or a part of it, as a file's bytes, uint8 [n] (MOVE-01); `kvref.save` writes the file itself.
+        """Return the contents of a sequence, or a part of them, as the bytes of a file: uint8 [n] (MOVE-01, MOVE-05).
 
-        layers, tokens, heads: [start, stop], or all. Raises SequenceNotFound, LayerOutOfRange, PositionOutOfRange or
-        HeadOutOfRange, and ConfigError for some heads of tokens that have one scale for all.
+        layers, tokens, heads: a range `[start, stop)` each, as a list of two integers, or None for all. `kvref.save` writes a
+        file without a copy of everything in memory.
+
+        Raises SequenceNotFound, LayerOutOfRange, PositionOutOfRange or HeadOutOfRange, and ConfigError for a part of the heads in
+        a format with one scale per token for all heads (q8, q4).
         """
         return transfer.as_array(self.contents(sequence, layers=layers, tokens=tokens, heads=heads), self._backend)
 
     def load(self, sequence: int, data: Array) -> None:
-        """Let a sequence hold what was saved, in place of what it holds, which goes once all parts have come (MOVE-05).
+        """Replace the contents of a sequence by saved ones (MOVE-01).
 
-        Raises SequenceNotFound, FileDamaged, ConfigError, or OutOfBlocks where there is no room beside what it holds.
+        data: uint8 [n], as `save` returned it, the whole or a part. The sequence keeps its present contents until all parts are
+        loaded (MOVE-05). Blocks for the new contents are allocated before the old ones are freed.
+
+        Raises SequenceNotFound; ShapeMismatch or DtypeMismatch for `data`; FileDamaged (MOVE-03); ConfigError if the sizes or
+        formats differ, or for a part that does not fit the parts loaded before; OutOfBlocks. If it raises, nothing has changed.
         """
         self._table(sequence)
         self.receive(transfer.opened(data, self._backend), sequence)
 
     def contents(self, sequence: int, *, layers: Span = None, tokens: Span = None, heads: Span = None) -> Contents:
-        """What is saved of a sequence: nothing of the blocks that it lies in."""
+        """Describe what `kvref.save` writes: the tokens in order, independent of their blocks. Raises as `save` does."""
         table = self._table(sequence)
         whole = Whole(int(self._tables.first(table).max()), tuple(self._tables.lengths[table].tolist()))
         part = Part.of(whole, self.config.num_kv_heads, layers, tokens, heads)
@@ -207,7 +260,7 @@ class PagedCache(Sequences):
         return Contents("paged", self._moved_shape(), state, self._stretches(table, whole, part))
 
     def receive(self, file: BinaryIO, sequence: int) -> None:
-        """`load` of a file that is open."""
+        """`load` from an open binary file. Used by `kvref.load`."""
         self._table(sequence)
         began = self._arriving.get(int(sequence))
         came: list[tuple[Arriving, Part]] = []
@@ -239,17 +292,20 @@ class PagedCache(Sequences):
         self.pool.free_many(self._tables.close(before))
 
     def _everywhere(self, sequence: int, layer: int) -> tuple[int, int, NDArray[np.int64]]:
-        """A sequence's table, the layer, and the positions of the tokens held there."""
+        """Check sequence and layer: the table, the layer, and all positions of the layer that are not released."""
         table, layer = self._table(sequence), self._layer(layer)
         return table, layer, np.arange(self._tables.first(table)[layer], self._tables.lengths[table, layer])
 
     def _moved_shape(self) -> dict[str, int | float | str]:
+        """The sizes and formats that a loading cache must have too (MOVE-02)."""
         return shape_of(self.config, "num_blocks", "block_size", formats=self.config.formats)
 
     def _everything(self, whole: Whole) -> Part:
+        """The part that consists of the whole sequence."""
         return Part.of(whole, self.config.num_kv_heads)
 
     def _stretches(self, table: int, whole: Whole, part: Part) -> list[Stretch]:
+        """The keys and values of each layer of a part, in the blocks of a table. Raises ConfigError as `save` does."""
         heads, found = None if len(part.heads) == self.config.num_kv_heads else part.heads, list[Stretch]()
         if heads is not None and self._store.format.granularity == "token":
             raise ConfigError(f"heads: expected all (a {self._store.format.name} token has one scale for all heads), got {heads}")
@@ -259,10 +315,12 @@ class PagedCache(Sequences):
         return found
 
     def _room_for(self, whole: Whole) -> int:
-        """A table for one that is to come, with its blocks. Raises OutOfBlocks, and ConfigError where it begins in a block."""
+        """A table with blocks for a sequence to load. Raises OutOfBlocks, or ConfigError if it begins in a block (MOVE-02)."""
         released, inside = divmod(whole.first, self.config.block_size)
         if inside:
-            raise ConfigError(f"load: expected a first position that is a multiple of block_size {self.config.block_size}, got {whole.first}")
+            raise ConfigError(
+                f"load: expected a first position that is a multiple of block_size {self.config.block_size}, got {whole.first}"
+            )
         table = self._tables.open()
         try:
             self._tables.append(table, np.full((released, self.config.num_layers), NO_BLOCK, np.int32))
@@ -275,11 +333,12 @@ class PagedCache(Sequences):
         return table
 
     def _forget_parts(self, sequence: int) -> None:
+        """Free the blocks of the parts that were loaded for a sequence."""
         if arriving := self._arriving.pop(int(sequence), None):
             self.pool.free_many(self._tables.close(arriving.table))
 
     def _turned(self, rotary: Rotary, by: int, slots: NDArray[np.int64]) -> Quantized:
-        """What keys are stored as once they are turned. Raises NonFinite."""
+        """The keys in these slots, rotated by `by` positions and quantized. Raises NonFinite."""
         return self._store.keys.quantized(rotary.turned(self._store.keys.read(slots), by, self._backend))
 
     def _copy(self, sources: list[int], targets: list[int]) -> None:
@@ -287,7 +346,7 @@ class PagedCache(Sequences):
 
 
 def _times_before(sequences: Sequence[int]) -> NDArray[np.int64]:
-    """How often each sequence was named before in the same batch: nearly always never, [1] or [B]."""
+    """How often each sequence occurs before its place in the batch: [B]; [1] with a 0 if all are different."""
     named = list(sequences)
     if len(set(named)) == len(named):
         return np.zeros(1, np.int64)

@@ -1,9 +1,9 @@
-"""The paged cache that finds what it has seen: automatic prefix caching.
+"""The prefix cache: a paged cache that finds blocks of tokens that were computed before (automatic prefix caching).
 
-A full block of tokens is known by a key: a hash of its own tokens, of everything before them, and of a salt. `commit` says which
-tokens lie in a sequence's blocks and makes them findable; `begin` shares the longest run of blocks that it finds, so that a
-prompt which begins like an earlier one need not be computed again. Blocks that nobody holds any more stay findable until they
-are taken for something else.
+A full block is identified by a key: a hash of a salt, of all tokens before the block, and of its own tokens. `commit` records
+which tokens a sequence contains and adds its full blocks to the prefix index: they are cached. `begin` creates a sequence for a
+prompt and shares the longest run of cached blocks at its beginning, so that these tokens are not computed again. A cached block
+that no table lists is free and still found, until it is evicted: allocated for other tokens.
 """
 
 import hashlib
@@ -24,18 +24,23 @@ from kvref.errors import InUse, OutOfBlocks, PositionOutOfRange, TokenMismatch, 
 from kvref.paged import PagedCache, PagedConfig
 from kvref.sequences import Holders
 
-TOKEN_BYTES = 8  # in a key
-MOST_TOKEN = 2**63
+TOKEN_BYTES = 8  # per token in the input of the hash
+MOST_TOKEN = 2**63  # tokens are below it
 
 Tokens = Sequence[int] | NDArray[np.int64]
 
 
 def block_keys(tokens: Tokens, block_size: int, salt: str = "", known: Sequence[bytes] = ()) -> Iterator[bytes]:
-    """The key of each full block of tokens, one after the other, behind those of the first blocks if they are known.
+    """Yield the key of each full block of `tokens`, in order: 32 bytes each.
 
-    key i = sha256(key i - 1, the block's tokens as little-endian int64), before the first comes sha256(sha256(salt in UTF-8)):
-    the same in any process, for tokens of any integer type (PREFIX-15). No one can make SHA-256 collide (PREFIX-03). The salt is
-    hashed twice so that no salt is hashed as a block is: one could else be chosen that goes on where another's block ends.
+    The key of block i is sha256(key of block i - 1 + the block's tokens as little-endian int64). The key before block 0 is
+    sha256(sha256(salt in UTF-8)). Keys are the same in every process and for tokens of any integer type (PREFIX-15). No collision
+    of SHA-256 is known, so that equal keys mean equal tokens (PREFIX-03).
+
+    The salt is hashed twice. Otherwise a salt could be chosen whose bytes are a key and the tokens of a block, and its blocks
+    would have the keys of another salt.
+
+    known: the keys of the first blocks, which are not computed again and not yielded.
     """
     key = known[-1] if known else hashlib.sha256(hashlib.sha256(salt.encode()).digest()).digest()
     size = block_size * TOKEN_BYTES
@@ -47,41 +52,44 @@ def block_keys(tokens: Tokens, block_size: int, salt: str = "", known: Sequence[
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """One copy of the tokens that a key stands for: a block in each layer."""
+    """An entry of the prefix index: a key and the blocks that contain its tokens, int32 [num_layers], one block per layer."""
 
     key: bytes
     blocks: NDArray[np.int32]
 
 
 class FindablePool(BlockPool):
-    """A pool that hands out last what could be found again.
+    """A block pool with the prefix index: it allocates cached blocks last (PREFIX-08).
 
-    Free blocks that are part of a Found wait in the order of their release, and are taken from the oldest once no other is free
-    (PREFIX-08). An OrderedDict puts in, takes out and takes the first in O(1).
+    A cached block is part of one or more entries (Found) of the index. Free cached blocks are evictable, in the order of their
+    release: if no other block is free, the block that was released longest ago is evicted first. They are stored in an
+    OrderedDict, which adds, removes and pops the first in O(1).
     """
 
     def __init__(self, num_blocks: int) -> None:
+        """Create a pool of `num_blocks` free blocks with an empty index. Raises ConfigError."""
         super().__init__(num_blocks)
-        self._waiting: OrderedDict[int, None] = OrderedDict()
-        self._found: dict[bytes, list[Found]] = {}
-        self._parts: dict[int, list[Found]] = {}  # by block, what it is part of
+        self._waiting: OrderedDict[int, None] = OrderedDict()  # evictable blocks, the one released longest ago first
+        self._found: dict[bytes, list[Found]] = {}  # the index: entries by key, in the order of their commits
+        self._parts: dict[int, list[Found]] = {}  # the entries that a block is part of
 
     @property
     def num_free(self) -> int:
+        """The number of free blocks, evictable ones included (PREFIX-06)."""
         return super().num_free + len(self._waiting)
 
     def find(self, key: bytes) -> Found | None:
-        """The copy that was made findable first, of those that there are."""
+        """Return the entry with this key that was committed first, or None."""
         found = self._found.get(key)
         return found[0] if found else None
 
     def findable(self, blocks: Blocks) -> NDArray[np.bool_]:
-        """Which of several blocks are part of what can be found."""
+        """Return which of `blocks` are cached: bool, in the shape of `blocks`."""
         found = [block in self._parts for block in np.ravel(blocks).tolist()]
         return np.array(found, np.bool_).reshape(np.shape(blocks))
 
     def make_findable(self, found: Found) -> None:
-        """A copy that is held, unless it is findable already."""
+        """Add an entry to the index, unless the same blocks are cached under its key already. The blocks must be allocated."""
         copies = self._found.setdefault(found.key, [])
         if any(np.array_equal(copy.blocks, found.blocks) for copy in copies):
             return
@@ -90,22 +98,23 @@ class FindablePool(BlockPool):
             self._parts.setdefault(block, []).append(found)
 
     def num_waiting(self, blocks: NDArray[np.int32]) -> int:
-        """How many of these blocks no one holds."""
+        """Return how many of `blocks` have no reference, and would have to be taken from the free ones."""
         return int((self._references[blocks] == 0).sum())
 
     def share_many(self, blocks: Blocks) -> None:
-        """One reference more; a block that waits is taken out of the order."""
+        """Add one reference to each of `blocks`, which can be allocated or evictable. Evictable blocks become allocated."""
         for block in np.asarray(blocks).tolist():
             self._waiting.pop(block, None)
         super().share_many(blocks)
 
     def forget(self) -> None:
-        """Nothing is findable any more."""
+        """Empty the index: no block is cached afterwards, and evictable blocks are plain free ones (PREFIX-11)."""
         self._found, self._parts = {}, {}
         waiting, self._waiting = np.array(list(self._waiting), np.int32), OrderedDict()
         super()._give_back(waiting)
 
     def _take(self, count: int) -> NDArray[np.int32]:
+        """Plain free blocks first, then evictable ones in the order of their release (PREFIX-08)."""
         taken = list[int]()
         while len(taken) < count:
             if plain := min(count - len(taken), super().num_free):
@@ -117,12 +126,13 @@ class FindablePool(BlockPool):
         return np.array(taken, np.int32)
 
     def _give_back(self, blocks: NDArray[np.int32]) -> None:
+        """Cached blocks without references become evictable, the others plain free."""
         findable = self.findable(blocks)
         super()._give_back(blocks[~findable])
         self._waiting.update(dict.fromkeys(blocks[findable].tolist()))
 
     def _lose(self, block: int) -> None:
-        """What a block was part of is not to be found any more (PREFIX-07)."""
+        """Remove the entries of an evicted block from the index. Their other blocks are cached no longer either (PREFIX-07)."""
         for found in self._parts.pop(block):
             self._found[found.key].remove(found)
             if not self._found[found.key]:
@@ -131,26 +141,29 @@ class FindablePool(BlockPool):
                 self._parts[other].remove(found)
                 if not self._parts[other]:
                     del self._parts[other]
-                    if other in self._waiting:  # a plain free block from now on
+                    if other in self._waiting:  # not cached any more: a plain free block
                         del self._waiting[other]
                         super()._give_back(np.array([other], np.int32))
 
 
 @dataclass
 class Told:
-    """The tokens that a sequence was said to hold, and the keys of its full blocks, which are findable."""
+    """The committed tokens of a sequence, its salt, and the keys of the full blocks of these tokens."""
 
     salt: str
     tokens: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     keys: list[bytes] = field(default_factory=list)
 
     def cut(self, length: int, block_size: int) -> None:
-        """Of what lies behind so many tokens nothing is known."""
+        """Forget the committed tokens from position `length` on (PREFIX-02)."""
         self.tokens = self.tokens[:length]
         del self.keys[length // block_size :]
 
     def add(self, numbers: NDArray[np.int64], written: int) -> None:
-        """Raises PositionOutOfRange for more tokens than are written, TokenMismatch where they are not those told before."""
+        """Record committed tokens, from position 0 on. written: the number of tokens that every layer has.
+
+        Raises PositionOutOfRange if there are more tokens than `written`, TokenMismatch if one differs from a committed token.
+        """
         in_range(len(numbers), written + 1, PositionOutOfRange, "tokens committed")
         common = min(len(numbers), len(self.tokens))
         for at in np.flatnonzero(numbers[:common] != self.tokens[:common]):
@@ -159,33 +172,46 @@ class Told:
 
 
 class Finder(Holders):
-    """Holders of blocks that can be found, and what each was said to hold. Of those nothing is written to (PREFIX-14)."""
+    """Base class of caches with a prefix index: committed tokens per sequence, and copies of cached blocks (PREFIX-14)."""
 
     pool: FindablePool
     _told: dict[int, Told]
 
     def reset(self) -> None:
-        """Forget everything. Raises InUse while there is a sequence (PREFIX-11)."""
+        """Remove all blocks from the prefix index. Raises InUse if a sequence is live (PREFIX-11)."""
         if self._told:
             raise InUse(f"cannot reset: live sequences: {len(self._told)}")
         self.pool.forget()
 
     def create(self) -> int:
+        """Create an empty sequence without blocks, with the empty salt, and return its id (PAGED-01)."""
         sequence = super().create()
         self._told[sequence] = Told("")
         return sequence
 
     def drop(self, sequence: int) -> None:
+        """Remove a sequence, and one reference to each of its blocks (PAGED-07). Raises SequenceNotFound.
+
+        Its cached blocks stay in the index (PREFIX-06).
+        """
         super().drop(sequence)
         del self._told[int(sequence)]
 
     def fork(self, sequence: int) -> int:
+        """Create a sequence with the same tokens, salt and committed tokens, and return its id. Raises SequenceNotFound.
+
+        The two share all blocks (SHARE-03).
+        """
         child = super().fork(sequence)
         told = self._told[int(sequence)]
         self._told[child] = Told(told.salt, told.tokens, list(told.keys))
         return child
 
     def truncate(self, sequence: int, length: int) -> None:
+        """Remove all tokens but the first `length` from every layer (EDIT-01). Cached blocks stay in the index (PREFIX-02).
+
+        Raises PositionOutOfRange, NotTruncatable or SequenceNotFound.
+        """
         super().truncate(sequence, length)
         self._told[int(sequence)].cut(int(length), self._tables.block_size)
 
@@ -197,22 +223,37 @@ class Finder(Holders):
 
 
 class PrefixCache(Finder, PagedCache):
-    """Everything the paged cache does, and `begin`, `commit`, `match` and `reset`."""
+    """A paged cache with prefix caching (chapter PREFIX): PagedCache with `begin`, `commit`, `match` and `reset`.
+
+    Serving a prompt: `begin(tokens)` creates a sequence that already has the cached tokens at its beginning. The caller computes
+    and writes the others, from position `length` on, and then calls `commit(sequence, tokens)`.
+
+    A write to a cached block goes to a copy, also if only one sequence has the block, so that cached blocks never change
+    (PREFIX-14).
+    """
 
     def __init__(self, config: PagedConfig, backend: Backend = reference) -> None:
+        """Allocate memory for all blocks on the device of `backend`."""
         super().__init__(config, backend)
         self.pool, self._told = FindablePool(config.num_blocks), {}
 
     def match(self, tokens: Sequence[int], salt: str = "") -> int:
-        """How many leading tokens `begin` would find. Changes nothing (PREFIX-05). Raises TokenOutOfRange."""
+        """Return the hit: how many of the first tokens `begin(tokens, salt)` would find (PREFIX-01).
+
+        It changes nothing (PREFIX-05). The hit is a multiple of block_size and less than the number of tokens. Raises
+        TokenOutOfRange.
+        """
         return len(self._find(token_numbers(tokens), salt)) * self.config.block_size
 
     def begin(self, tokens: Sequence[int], salt: str = "") -> int:
-        """A new sequence with room for these tokens, that holds as many of them as are found: its length says how many.
+        """Create a sequence for a prompt, which shares the cached blocks at its beginning, and return its id.
 
-        Those are whole blocks, and never all tokens: of the last one somebody wants the logits (PREFIX-01). salt: whatever else
-        keys and values hang on, such as an adapter, an image, a tenant. Raises TokenOutOfRange, and OutOfBlocks, with nothing
-        changed (PREFIX-13).
+        The length of the sequence is the hit, which `match` returns (PREFIX-01). It is less than len(tokens), because the logits
+        of the last token have to be computed. Blocks for the other tokens are allocated, and their keys and values are to be
+        written. tokens: integers in `[0, 2^63)`. salt: a string for everything else that keys and values depend on, such as an
+        adapter, an image or a tenant.
+
+        Raises TokenOutOfRange, or OutOfBlocks with nothing changed (PREFIX-13).
         """
         numbers = token_numbers(tokens)
         found = self._find(numbers, salt)
@@ -231,10 +272,10 @@ class PrefixCache(Finder, PagedCache):
         return sequence
 
     def commit(self, sequence: int, tokens: Sequence[int]) -> None:
-        """Say that a sequence's first positions hold these tokens, from the first on: every full block is findable from now on.
+        """Record that the first positions of a sequence contain `tokens`, and add every full block to the index (PREFIX-02).
 
-        Raises SequenceNotFound, TokenOutOfRange, PositionOutOfRange for more tokens than are written in every layer, and
-        TokenMismatch where they are not those committed before (PREFIX-02).
+        Raises SequenceNotFound, TokenOutOfRange, PositionOutOfRange if there are more tokens than some layer has, and
+        TokenMismatch if a token differs from the committed token at its position.
         """
         table, numbers = self._table(sequence), token_numbers(tokens)
         told = self._told[int(sequence)]
@@ -248,29 +289,32 @@ class PrefixCache(Finder, PagedCache):
         told.keys += keys
 
     def write(self, sequence: int, layer: int, start: int, keys: Array, values: Array) -> None:
+        """As `PagedCache.write`. Overwriting position p also forgets the committed tokens from p on (PREFIX-02)."""
         length = self.length(sequence, layer)
         super().write(sequence, layer, start, keys, values)
-        count = len(keys) if isinstance(keys, Sequence) else keys.shape[0]  # a list is taken too
+        count = len(keys) if isinstance(keys, Sequence) else keys.shape[0]  # lists are accepted too
         if start < length and count:
             self._told[int(sequence)].cut(int(start), self.config.block_size)
 
     def remove(self, sequence: int, start: int, stop: int, theta: float | None = None, layout: str = "halves") -> None:
+        """As `PagedCache.remove`. It also forgets the committed tokens from `start` on (PREFIX-02)."""
         super().remove(sequence, start, stop, theta, layout)
         if start < stop:
             self._told[int(sequence)].cut(int(start), self.config.block_size)
 
     def receive(self, file: BinaryIO, sequence: int) -> None:
+        """As `PagedCache.receive`. Afterwards the sequence has no committed tokens."""
         table = self._table(sequence)
-        transfer.verify(file)  # first, for the room that it takes may be what somebody finds
+        transfer.verify(file)  # before super().receive evicts cached blocks for its room
         super().receive(file, sequence)
         if self._table(sequence) != table:
-            self._told[int(sequence)].cut(0, self.config.block_size)  # the file does not say of which tokens it is
+            self._told[int(sequence)].cut(0, self.config.block_size)  # a file does not contain the tokens
 
     def _keys(self, tokens: Tokens, salt: str, known: Sequence[bytes] = ()) -> Iterator[bytes]:
         return block_keys(tokens, self.config.block_size, salt, known)
 
     def _find(self, tokens: Tokens, salt: str) -> list[Found]:
-        """The blocks of the longest beginning that is there, from the first on (PREFIX-09): never of all tokens."""
+        """The index entries of the hit, in order: up to the first block that is not cached, never all tokens (PREFIX-09)."""
         found = list[Found]()
         for key in self._keys(tokens[: max(0, len(tokens) - 1)], salt):
             copy = self.pool.find(key)
@@ -281,8 +325,8 @@ class PrefixCache(Finder, PagedCache):
 
 
 def token_numbers(tokens: Sequence[int]) -> NDArray[np.int64]:
-    """Tokens as an array of one axis. Raises TokenOutOfRange."""
-    if set(map(type, tokens)) <= {int}:  # NumPy would take True for 1
+    """Return tokens as int64 [n]. Raises TokenOutOfRange unless each is an integer in `[0, 2^63)`."""
+    if set(map(type, tokens)) <= {int}:  # NumPy would convert True to 1
         with suppress(OverflowError):
             numbers = np.array(tokens, np.int64)
             if numbers.min(initial=0) >= 0:

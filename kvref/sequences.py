@@ -1,7 +1,10 @@
-"""Sequences of tokens in blocks from one pool: who holds which block, shares it, and gives it back.
+"""Sequences whose tokens are in blocks of one pool: the base classes of the paged, prefix and grouped caches.
 
-A sequence's table says which blocks hold which of its tokens, layer by layer; token p lies in entry p // block_size at offset
-p % block_size. What lies in the blocks is the business of the cache that is made of this.
+This module allocates, shares, copies and frees blocks (chapters PAGED, SHARE and EDIT). It does not read or write tokens: the
+caches derived from these classes store them, and copy a block's tokens on request (`_copy`).
+
+A sequence has one block table. The token at position p of a layer is in the table's entry p // block_size, at offset
+p % block_size.
 """
 
 from abc import ABC, abstractmethod
@@ -17,44 +20,53 @@ from kvref.errors import LayerOutOfRange, NotTruncatable, OutOfBlocks, PositionO
 
 
 class Holders(ABC):
-    """Sequences as holders of blocks, `num_layers` tables each: they come, share, make room to be written to, and go."""
+    """Creates, forks, truncates and drops sequences, and prepares their blocks for writing.
+
+    Ids of sequences count up from 0 and are never reused (PAGED-01). Every method that receives an id raises SequenceNotFound if
+    it is not the id of a live sequence (PAGED-08).
+    """
 
     def __init__(self, num_blocks: int, num_layers: int, block_size: int, backend: Backend) -> None:
         self.pool = BlockPool(num_blocks)
         self._backend = backend
         self._tables = BlockTables(num_layers, block_size)
-        self._table_of: dict[int, int] = {}  # by sequence, the number of its block table
+        self._table_of: dict[int, int] = {}  # the number of the block table, by sequence id
         self._next_sequence = 0
 
     @abstractmethod
     def _copy(self, sources: list[int], targets: list[int]) -> None:
-        """Let blocks hold what others do."""
+        """Copy the tokens of each block in `sources` to the block at the same index of `targets`."""
 
     @property
     def utilization(self) -> float:
-        """Blocks in use / all blocks."""
+        """Allocated blocks / all blocks; 0.0 for a pool of 0 blocks (BLOCK-06)."""
         return self.pool.utilization
 
     @property
     def num_free_blocks(self) -> int:
+        """The number of free blocks in the pool. Cached blocks that no table lists are free (PREFIX-06)."""
         return self.pool.num_free
 
     def create(self) -> int:
-        """A new, empty sequence, holding no block: its id, counted up from 0 and never used again (PAGED-01)."""
+        """Create an empty sequence without blocks, and return its id (PAGED-01, PAGED-02)."""
         sequence = self._next_sequence
         self._next_sequence += 1
         self._table_of[sequence] = self._tables.open()
         return sequence
 
     def drop(self, sequence: int) -> None:
-        """Forget a sequence and give back every block it held. Raises SequenceNotFound."""
+        """Remove a sequence, and one reference to each block in its tables (PAGED-07). Raises SequenceNotFound.
+
+        Blocks without references are free afterwards.
+        """
         self.pool.free_many(self._tables.close(self._table(sequence)))
         del self._table_of[sequence]
 
     def fork(self, sequence: int) -> int:
-        """A new sequence that reads as this one does: it shares its blocks until one of them is written to (SHARE-03).
+        """Create a sequence with the same tokens, and return its id (SHARE-03).
 
-        Takes no block and touches no data. Raises SequenceNotFound.
+        The two share all blocks. A shared block is copied before a write to it (SHARE-05), so `fork` itself allocates no block
+        and copies no token. Raises SequenceNotFound.
         """
         table = self._tables.fork(self._table(sequence))
         self.pool.share_many(self._tables.held(table))
@@ -64,10 +76,10 @@ class Holders(ABC):
         return child
 
     def truncate(self, sequence: int, length: int) -> None:
-        """Forget all but the first `length` tokens of every layer, and give back the blocks past them (EDIT-01).
+        """Remove all tokens but the first `length` from every layer, and free the blocks past them (EDIT-01, EDIT-04).
 
-        Raises PositionOutOfRange for more tokens than some layer has (EDIT-02), NotTruncatable for fewer than were released,
-        unless none is left.
+        Raises PositionOutOfRange if some layer has fewer than `length` tokens (EDIT-02), NotTruncatable if the new end is before
+        the first position that is not released and `length` is not 0 (WIN-09), and SequenceNotFound.
         """
         table = self._table(sequence)
         length = in_range(length, int(self._tables.lengths[table].min()) + 1, PositionOutOfRange, "length")
@@ -76,20 +88,21 @@ class Holders(ABC):
         self._cut(table, length)
 
     def _table(self, sequence: int) -> int:
-        """The number of a sequence's block table."""
+        """The number of a sequence's block table. Raises SequenceNotFound."""
         number = integer(sequence)
         if number is None or number not in self._table_of:
             raise SequenceNotFound(f"unknown sequence {sequence!r} (never created, or already dropped)")
         return self._table_of[number]
 
     def _missing(self, table: int, num_tokens: int) -> dict[int, int]:
-        """The entries that a table needs for so many tokens, as `_prepare` takes them."""
+        """How many entries a table lacks for `num_tokens` tokens, as the argument `more` of `_prepare`."""
         return {table: max(0, self._tables.entries_for(num_tokens) - int(self._tables.counts[table]))}
 
     def _prepare(self, more: Mapping[int, int], tables: Array, layers: Array, positions: Array) -> None:
-        """Room to write: so many more entries of each table, and blocks that no one else holds at the positions to be written.
+        """Allocate entries and copy shared blocks, so that the positions can be written.
 
-        tables, layers and positions broadcast against each other. Raises OutOfBlocks, and then nothing has changed (SHARE-07).
+        more: the number of new entries, by table. tables, layers and positions broadcast against each other. Raises OutOfBlocks
+        and changes nothing if there are too few free blocks for all of it (PAGED-05, SHARE-07).
         """
         places = self._shared(tables, layers, positions // self._tables.block_size)
         needed = self._tables.num_layers * sum(more.values())
@@ -101,15 +114,15 @@ class Holders(ABC):
             targets = self.pool.allocate_many(len(places))
             sources = [self._tables.replace(*place, block) for place, block in zip(places, targets.tolist(), strict=True)]
             self._copy(sources, targets.tolist())
-            for source in sources:  # one may be there twice
+            for source in sources:  # not free_many: a source can occur twice
                 self.pool.free(source)
 
     def _shared(self, tables: Array, layers: Array, entries: Array) -> list[tuple[int, int, int]]:
-        """The places among these whose blocks have to be copied before they are written to (SHARE-05).
+        """The places (table, layer, entry) whose blocks must be copied before they are written to (SHARE-05).
 
-        Of those that write to the same block the last to hold it keeps it.
+        If several places write to the same block, and nothing else needs it, the last of them keeps the original.
         """
-        entries = np.minimum(entries, self._tables.counts[tables])  # past the end there is none to be shared
+        entries = np.minimum(entries, self._tables.counts[tables])  # new entries have no block yet: nothing to copy
         blocks = self._tables.at(tables, layers, entries)
         shared = self._kept(blocks)
         if not shared.any():
@@ -125,59 +138,71 @@ class Holders(ABC):
         return copied
 
     def _kept(self, blocks: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Which blocks someone has to find as they are, besides one that holds them."""
+        """Which blocks must not be overwritten in place: shared blocks, in a prefix cache also cached blocks."""
         return self.pool.shared(blocks)
 
     def _others(self, block: int) -> int:
-        """How many that are."""
+        """How many of the block's references need a copy to write to: all but one, and all if the block is cached."""
         return self.pool.references(block) - 1
 
     def _cut(self, table: int, lengths: int | NDArray[np.int64]) -> None:
-        """Leave a table so many tokens of each layer, and the blocks that they take."""
+        """Set the length of each layer of a table, and free the blocks past the longest."""
         self._tables.lengths[table] = lengths
         entries = self._tables.entries_for(int(self._tables.lengths[table].max()))
         self.pool.free_many(self._tables.cut(table, entries))
 
 
 class Sequences(Holders):
-    """Those whose tables are their layers', which are written to one by one and have lengths of their own."""
+    """Sequences with one table per layer. Layers are written one by one and can have different lengths (PAGED)."""
 
     def release_before(self, sequence: int, position: int) -> None:
-        """Give back the blocks, of every layer, all of whose tokens lie before `position`: no window sees them (WIN-09).
+        """Free the blocks, in every layer, whose positions are all before `position`, because no window sees them (WIN-09).
 
-        Nothing moves. The table lists NO_BLOCK in their place; reading or writing there raises PositionOutOfRange, and what goes
-        over all tokens goes over those that are left. Raises PositionOutOfRange for more tokens than some layer has.
+        No token moves. The tables list -1 for the released entries. Afterwards `read`, `write` and `slot_mapping` raise
+        PositionOutOfRange at a released position, and `gather`, `attend` and `save` cover the other positions.
+
+        Raises PositionOutOfRange if `position` is not in `[0, n + 1)` for the length n of every layer, and SequenceNotFound.
         """
         table = self._table(sequence)
         position = in_range(position, int(self._tables.lengths[table].min()) + 1, PositionOutOfRange, "position")
         self.pool.free_many(self._tables.release(table, position // self._tables.block_size))
 
     def ensure_capacity(self, sequence: int, num_tokens: int) -> None:
-        """Hold ceil(num_tokens / block_size) blocks in every layer, or more. Raises OutOfBlocks and takes none (PAGED-05)."""
+        """Allocate blocks until every layer has at least ceil(num_tokens / block_size) (PAGED-04).
+
+        It never frees blocks. Raises OutOfBlocks if too few are free, and then allocates none (PAGED-05); PositionOutOfRange if
+        `num_tokens` is negative; SequenceNotFound.
+        """
         table = self._table(sequence)
         missing = self._missing(table, in_range(num_tokens, None, PositionOutOfRange, "num_tokens"))
         self._prepare(missing, table, 0, np.arange(0))
 
     def length(self, sequence: int, layer: int) -> int:
-        """Tokens written to the layer: not the room its blocks have (PAGED-09)."""
+        """Return the number of tokens in a layer, not its capacity (PAGED-09). Raises SequenceNotFound or LayerOutOfRange."""
         return int(self._tables.lengths[self._table(sequence), self._layer(layer)])
 
     def lengths(self, sequences: Sequence[int], layer: int) -> Array:
-        """`length` of B sequences, int32 [B] (PAGED-17)."""
+        """Return the `length` of each of B sequences, int32 [B] (PAGED-17). Raises SequenceNotFound or LayerOutOfRange."""
         tables, layer = self._tables_of(sequences), self._layer(layer)
         return self._backend.asarray(self._tables.lengths[tables, layer].astype(np.int32))
 
     def block_table(self, sequence: int, layer: int) -> list[int]:
-        """The blocks that hold the layer's tokens, in order; -1 where they were released."""
+        """Return the block ids of a layer's table, -1 for released entries. Raises SequenceNotFound or LayerOutOfRange."""
         return self._tables.blocks(self._table(sequence), self._layer(layer))
 
     def block_tables(self, sequences: Sequence[int], layer: int) -> Array:
-        """`block_table` of B sequences, int32 [B, most blocks of any], -1 past the end of a table (PAGED-17)."""
+        """Return the block tables of B sequences as int32 [B, most entries of any], with -1 past the end of each (PAGED-17).
+
+        Raises SequenceNotFound or LayerOutOfRange.
+        """
         tables, layer = self._tables_of(sequences), self._layer(layer)
         return self._backend.asarray(self._tables.padded(tables, layer))
 
     def slot_mapping(self, sequence: int, layer: int, start: int, count: int) -> list[int]:
-        """block * block_size + offset for positions start .. start + count, all within the blocks held (PAGED-06)."""
+        """Return the slots of the positions `[start, start + count)`: block * block_size + offset (PAGED-06).
+
+        Raises PositionOutOfRange if they are not within the capacity or are released, SequenceNotFound or LayerOutOfRange.
+        """
         table, layer = self._table(sequence), self._layer(layer)
         start = self._held(table, start, None, "start")
         end = start + in_range(count, None, PositionOutOfRange, "count")
@@ -186,25 +211,26 @@ class Sequences(Holders):
         return slots
 
     def _tables_of(self, sequences: Sequence[int]) -> NDArray[np.int64]:
+        """The table numbers of sequences. Raises SequenceNotFound."""
         if set(map(type, sequences)) <= {int} and self._table_of.keys() >= set(sequences):
             return np.array([self._table_of[sequence] for sequence in sequences], np.int64)
-        return np.array([self._table(sequence) for sequence in sequences], np.int64)  # NumPy's integers, or it raises
+        return np.array([self._table(sequence) for sequence in sequences], np.int64)  # NumPy integers, or an unknown sequence
 
     def _layer(self, layer: int) -> int:
         return in_range(layer, self._tables.num_layers, LayerOutOfRange, "layer")
 
     def _held(self, table: int, position: int, stop: int | None, what: str) -> int:
-        """`position`, one in [0, stop) that was not released. Raises PositionOutOfRange."""
+        """`position` as a Python int. Raises PositionOutOfRange unless it is in [0, stop) and not released."""
         position = in_range(position, stop, PositionOutOfRange, what)
         if position < (first := int(self._tables.first(table).max())):
             raise PositionOutOfRange(f"{what}: {position} cannot be read, blocks before position {first} were released")
         return position
 
     def _missing_each(self, tables: NDArray[np.int64], num_tokens: NDArray[np.int64]) -> dict[int, int]:
-        """`_missing` of several."""
+        """`_missing` for several tables, which can occur more than once."""
         missing = self._tables.entries_for(num_tokens) - self._tables.counts[tables]
         short = (missing > 0).nonzero()[0]
         more: dict[int, int] = {}
         for table, count in zip(tables[short].tolist(), missing[short].tolist(), strict=True):
-            more[table] = max(count, more.get(table, 0))  # a sequence may be named twice
+            more[table] = max(count, more.get(table, 0))  # a sequence named twice: the larger count is for both
         return more

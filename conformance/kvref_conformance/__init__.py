@@ -1,6 +1,7 @@
-"""The judge: tells any implementation of a KV cache which clause of the specification it breaks.
+"""The judge: reports which clauses of the specification an implementation of a KV cache breaks.
 
-`clauses` reads the specification; `checks` holds what each clause demands; `checking` is what they are written with; `oracle`
-says what is right, sharing no code with kvref; `drivers` reach an implementation; `implementations` are adapters; `judge` runs
-one check; `plugin` makes pytest the engine; `cli` is the `kvref` command.
+`clauses` reads the specification. `families` contains the checks of each kind of cache, written with the helpers in `checking`.
+`oracle` computes the expected results and shares no code with kvref. `conversation` makes and records the calls, `judging` runs
+the checks, `searching` and `exploring` generate random call sequences, `report` shows results. `implementations` contains
+adapters for third-party caches. `plugin` is the pytest plugin, `cli` the `kvref` command.
 """

@@ -1,8 +1,8 @@
-"""The clauses, read from the chapters of the specification in kvref/spec.
+"""The parser of the specification: reads clauses from the chapters in kvref/spec.
 
-A chapter is a Markdown file: `# Title (CODE)`, an introduction, then clauses. A clause is `## ID · Title` with its normative text
-(MUST, SHOULD or MAY), a `*Why.*` paragraph, an example with `>>>`, and, where they apply, `*Differs from.*` and
-`*Would have caught.*` paragraphs. A file that breaks this is reported with its line, and nothing runs.
+A chapter is a Markdown file: `# Title (CODE)`, an introduction, then clauses. A clause is `## ID · Title`, its normative text
+(MUST, SHOULD or MAY), a `*Why.*` paragraph and an example with `>>>`. It may have `*Differs from.*` and `*Would have caught.*`
+paragraphs. If a file deviates from this form, `read_spec` raises SpecError with the file and line, and no check runs.
 """
 
 import re
@@ -26,30 +26,30 @@ _BUG = re.compile(r"[\w.-]+/[\w.-]+#\d+")
 
 
 class SpecError(Exception):
-    """A chapter that cannot be read: says the file, the line and what is wrong."""
+    """A chapter is malformed. The message names the file, the line and the problem."""
 
 
 @dataclass(frozen=True)
 class Clause:
     id: str
     title: str
-    chapter: str  # its code: LAW, FMT, ...
-    text: str  # normative
+    chapter: str  # the code of its chapter: LAW, FMT, ...
+    text: str  # the normative text
     why: str
     example: str
-    differs: str  # empty where the clause agrees with every system it grew from
-    caught: str  # what it would have caught, empty where no public bug is known
+    differs: str  # "Differs from": other projects that behave differently, or ""
+    caught: str  # "Would have caught": public bugs, or ""
     path: Path
     line: int
 
     @property
     def letters(self) -> str:
-        """The letters of its requirements, where there are several: "abc" for a list of "- (a) ...", "- (b) ..."."""
+        """The letters of its requirements: "abc" for a list "- (a) ...", "- (b) ...", "- (c) ..."; "" without such a list."""
         return "".join(_LETTER.findall(self.text))
 
     @property
     def bugs(self) -> list[str]:
-        """The public bugs it would have caught, as owner/repo#number."""
+        """The public bugs that the clause would have caught, as owner/repo#number."""
         return _BUG.findall(self.caught)
 
 
@@ -62,7 +62,7 @@ class Chapter:
 
 
 def read_chapter(path: Path) -> Chapter:
-    """One chapter. Raises SpecError."""
+    """Parse one chapter. Raises SpecError."""
     lines = path.read_text(encoding="utf-8").splitlines()
     heading = _CHAPTER.fullmatch(lines[0]) if lines else None
     if not heading:
@@ -87,7 +87,7 @@ def _read_clause(path: Path, code: str, start: int, lines: list[str]) -> Clause:
         parts[label[1] if label else "text"].append(paragraph[label.end() :] if label else paragraph)
     text = "\n\n".join(parts["text"]).strip()
     if not re.search(r"\b(MUST|SHOULD|MAY)\b", text):
-        raise SpecError(f"{where}: {heading['id']} says neither MUST, SHOULD nor MAY")
+        raise SpecError(f"{where}: {heading['id']} contains none of MUST, SHOULD and MAY")
     letters = "".join(_LETTER.findall(text))
     if letters != ascii_lowercase[: len(letters)] or len(letters) == 1:
         raise SpecError(f"{where}: {heading['id']}: expected requirements (a), (b) and so on, got {', '.join(letters)}")
@@ -100,7 +100,7 @@ def _read_clause(path: Path, code: str, start: int, lines: list[str]) -> Clause:
 
 
 def read_spec(folder: Path) -> tuple[Chapter, ...]:
-    """Every chapter, in reading order. Raises SpecError, also for an id given twice."""
+    """Parse all chapters, in the order of CHAPTERS. Raises SpecError, also if two clauses have the same id."""
     chapters = tuple(read_chapter(folder / f"{name}.md") for name in CHAPTERS)
     seen: dict[str, Clause] = {}
     for clause in (clause for chapter in chapters for clause in chapter.clauses):
@@ -113,7 +113,7 @@ def read_spec(folder: Path) -> tuple[Chapter, ...]:
 
 @cache
 def spec() -> tuple[Chapter, ...]:
-    """The specification that is installed."""
+    """The chapters of the installed specification."""
     return read_spec(Path(str(files("kvref") / "spec")))
 
 
@@ -123,7 +123,10 @@ def all_clauses() -> dict[str, Clause]:
 
 
 def near(word: str, among: Iterable[str] = ()) -> str:
-    """A hint for a person who named a clause that there is not: " did you mean PAGED-07?", or nothing."""
+    """A suggestion for a clause id that does not exist: ": did you mean PAGED-07?", or "" if no id is similar.
+
+    among: further words to suggest.
+    """
     known = [*all_clauses(), *among]
     family, _, number = word.upper().rpartition("-")
     likely = (

@@ -1,14 +1,17 @@
-"""What an implementation offers to be judged: write these methods, leave out what you do not have.
+"""The interface between an implementation and the judge: the protocol `Implementation`, and types for arrays with their shapes.
 
-An implementation is an object with a name, a version, a level, two conversions and a factory for each family it has. A factory
-takes the family's sizes by keyword and returns an object with the methods below. Arrays go in and come out as the
-implementation's own type: the judge makes them with `asarray` and reads them with `to_numpy`. A family, or a method, that is
-missing is reported as *not offered*, never as passed.
+An implementation is an object with a name, a version, a level, a list of formats, two array conversions, and a factory for each
+family that it provides. A factory takes the family's sizes as keyword arguments and returns an object with the methods of the
+family's protocol (families/*/interface.py). All factories and methods are optional: a missing one is reported as *not
+offered*, never as passed.
 
-Wrong use raises an exception whose class, or a base of it, is named as in kvref.errors: the name is all that counts.
+Arguments and results are arrays of the implementation's own type. The judge creates them with `asarray` and reads them with
+`to_numpy`. Results are float32, or a narrower float type with the same values.
 
-Shapes stand beside the arrays: n tokens are [n, num_kv_heads, head_dim] (NHD), those of the contiguous cache [batch_size,
-num_kv_heads, n, head_dim]. Values are read back as float32, or as a narrower float with the same values.
+Errors are exceptions. Only the name of the class counts: it, or the name of one of its bases, must be a name in kvref.errors.
+
+The annotations below give the shapes: n tokens are [n, num_kv_heads, head_dim] (NHD), in the contiguous cache [batch_size,
+num_kv_heads, n, head_dim].
 """
 
 from abc import ABC, abstractmethod
@@ -23,11 +26,11 @@ Numbers = Annotated[Array, "[n]"]
 Codes = Annotated[Array, "[n]"]
 Integers = Annotated[Array, "int64 [n]"]
 RowsOf = Annotated[Array, "[n, width]"]
-CodesOf = Annotated[Array, "[n, bytes per row]"]  # packed (FMT-SMALL-01), or [n, width]: a byte each
+CodesOf = Annotated[Array, "[n, bytes per row]"]  # packed (FMT-SMALL-01), or [n, width] with one byte per code
 Scales = Annotated[Array, "[n] or [n, groups]"]
 Store = Annotated[Array, "[num_slots, ...]"]
 Slotted = Annotated[Array, "[n, ...]"]
-Saved = Annotated[Array, "uint8 [n]"]  # the bytes of a file, in which a cache or a sequence is saved
+Saved = Annotated[Array, "uint8 [n]"]  # the bytes of the file in which a cache or a sequence is saved
 HeadNumbers = Annotated[Array, "[num_query_heads]"]
 HeadRow = Annotated[Array, "[head_dim]"]
 Token = Annotated[Array, "[num_kv_heads, head_dim]"]
@@ -46,19 +49,23 @@ Memory = Annotated[Array, "[batch_size, num_kv_heads, capacity, head_dim]"]
 
 
 def offers(implementation: Any, family: str) -> bool:
-    """Whether it has a factory for the family; None stands for none."""
+    """Whether the implementation has a factory for the family. An attribute that is None counts as missing."""
     return getattr(implementation, family, None) is not None
 
 
 class ExternalImplementation(ABC):
-    """Base of the implementations that run outside this process: a program or a server. `close` ends the connection."""
+    """Base class of implementations that run in another process: a program or a server. `close` ends the connection."""
 
     @abstractmethod
     def close(self) -> Any: ...
 
 
 class Implementation(Protocol):
-    """A factory named after each family in FAMILIES is looked up by that name, and may be missing."""
+    """The object that the judge judges. Beside these members it has a factory for each family that it provides, named after it.
+
+    Two more attributes are optional. project: the name of the project that it belongs to (default: `name`). limits: the sizes
+    and formats that it supports, if it does not support all (see kvref_conformance.limits).
+    """
 
     name: str
     version: str
@@ -69,15 +76,12 @@ class Implementation(Protocol):
     def formats(self) -> Sequence[str]:
         """Names of the formats that it supports, as kvref/spec/protocol.md lists them. A plain attribute is enough."""
 
-    # project: what it is a part of, a string; its name, where it is left out.
-    # limits: where it takes some sizes and formats only, which (see kvref_conformance.limits). May be left out.
-
     def asarray(self, values: Any) -> Array:
-        """A NumPy array (any dtype) as an array of the implementation's own type, with memory of its own."""
+        """Copy a NumPy array (any dtype) to an array of the implementation's own type. The two must not share memory."""
 
     def to_numpy(self, array: Array) -> Any:
-        """An array of the implementation's as a NumPy array (bfloat16 widened to float32)."""
+        """Convert an array of the implementation's own type to a NumPy array (bfloat16 widened to float32)."""
 
 
 class Statistics(Protocol):
-    """What a family's statistics derive from: numbers by name, any of which may be missing."""
+    """Base class of the families' statistics: numbers by name. An implementation may leave out any of them."""

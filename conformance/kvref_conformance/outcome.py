@@ -1,4 +1,7 @@
-"""What a check can come to: passed, failed with Broken, or stopped by NotOffered; and CannotRun, of a whole run."""
+"""The outcomes of a check, and the exceptions that produce them.
+
+A check passes by returning. It fails by raising Broken, and is not offered if it raises NotOffered. CannotRun ends a whole run.
+"""
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -7,50 +10,52 @@ Verdict = Literal["passed", "failed", "not offered", "not run"]
 
 
 class CannotRun(Exception):
-    """There is nothing to judge: says why in one line."""
+    """The run cannot start or continue, for example because the implementation cannot be loaded. The message is one line."""
 
 
 class NotOffered(Exception):
-    """The implementation does not have what the check needs."""
+    """The implementation does not provide something that the check needs. The message names it."""
 
 
 class Declined(NotOffered):
-    """It does not have an operation: others may do instead."""
+    """The implementation does not provide an operation. A derived operation may replace it (conversation/derived.py)."""
 
 
 class Broken(AssertionError):
-    """The clause is broken: what was looked at (empty for the last call itself), what was expected, what came.
+    """The implementation breaks a clause.
 
-    clause: whose expectation it was, where the one who looked knows; otherwise it is the check's. where: the line of the
-    implementation's code that is to blame, where it is known.
+    what: the observed thing ("" for the last call itself). expected, got: the expected and the actual value, as text.
+    clause: the clause that is broken; "" means the clause of the check. where: the line of the implementation's code that is
+    the cause, "" if unknown.
     """
 
     def __init__(self, what: str, expected: str, got: str, clause: str = "", where: str = "") -> None:
         super().__init__(f"{what}: expected {expected}, got {got}")
         self.what, self.expected, self.got, self.clause, self.where = what, expected, got, clause, where
-        self.row: Any = None  # the numbers of the first row of an array that is wrong, where there are several in it
+        self.row: Any = None  # the actual values of the first wrong row, if an array of several rows is wrong
 
     def __reduce__(self) -> tuple[type, tuple[str, ...], dict[str, Any]]:
         said = self.what, self.expected, self.got, self.clause, self.where
-        return type(self), said, {"row": self.row}  # from one process to another
+        return type(self), said, {"row": self.row}  # pickled to cross a process boundary
 
 
 class Hung(Broken):
-    """No reply came, and asking again would cost as much time."""
+    """A call did not return in time. Repeating it would take as long again."""
 
 
 class Died(Hung):
-    """No reply came: the process ended, or wrote something else. Asking again takes a new process."""
+    """The implementation's process ended, or sent a malformed reply. Repeating the call needs a new process."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one check said. `what`, `expected` and `got` are empty unless it failed; `missing` unless it was not offered.
+    """The result of one check.
 
-    where: the line of the implementation's code that raised what it should not have, or made what is none.
-    trace: the conversation, one JSON object a line, where it failed or all are kept.
-    through: operations that were made of others, as "gather through length and read".
-    cause: a sentence on what lies behind what came, where the family can tell.
+    what, expected, got: as in Broken, "" unless the check failed. where: the line of the implementation's code that raised the
+    unexpected error or returned the malformed object. missing: the missing thing, "" unless the verdict is "not offered".
+    calls: the calls as lines of Python. trace: the call trace, one JSON object per line, if the check failed or all traces are
+    kept. through: the derived operations that the check used, as "paged.gather through length and read". cause: a sentence about
+    the likely cause of the failure, "" if the family cannot determine one.
     """
 
     check: str

@@ -1,6 +1,7 @@
-"""Caches that are wrong on purpose: each a few lines on top of a right one, each modelled on a bug that somebody shipped.
+"""The zoo: caches that are wrong on purpose, each a few lines over a right one, most of them modelled on a public bug report.
 
-They show that the judge sees what it says it sees: each names the clause that must catch it (`kvref zoo`), and none gets through.
+They test the judge. Each member names the clause that must find its bug; `kvref zoo` and `conformance/tests/test_zoo.py` check
+that this clause fails for it. The docstring of a member's module describes the bug to users (`story`).
 """
 
 from collections.abc import Iterator
@@ -11,12 +12,12 @@ from kvref_zoo.right import Right
 
 
 def names() -> list[str]:
-    """The members, as `kvref check` knows them without the `zoo:` before."""
+    """Returns the names of all members, without the prefix `zoo:` that `kvref check` expects."""
     return sorted(module.name.replace("_", "-") for module in iter_modules(__path__) if module.name != "right")
 
 
 def member(name: str) -> Right:
-    """Raises KeyError, also for a name that is not one."""
+    """Returns a new implementation with this bug. Raises KeyError for an unknown name."""
     if name not in names():
         raise KeyError(name)
     found: Right = import_module(f"kvref_zoo.{name.replace('-', '_')}").Implementation()
@@ -24,7 +25,7 @@ def member(name: str) -> Right:
 
 
 def story(name: str) -> str:
-    """What goes wrong, in a sentence."""
+    """Returns the description of the bug, one or two sentences."""
     return (import_module(f"kvref_zoo.{name.replace('-', '_')}").__doc__ or "").strip()
 
 

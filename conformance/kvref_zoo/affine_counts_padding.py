@@ -1,4 +1,4 @@
-"""Lanes of padding, read as 0, take part in the row's minimum and maximum."""
+"""Rows are padded with zeros, and the padding is included in the minimum and maximum of the row."""
 
 from typing import Any
 

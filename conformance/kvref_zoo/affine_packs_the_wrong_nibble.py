@@ -1,4 +1,4 @@
-"""Packs the even index into the high nibble, and reads it from the low one."""
+"""Codes with an even index are packed into the high nibble of a byte, but read from the low nibble."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Each piece of a split attention adds the logit sink to its own sum: it is counted as often as there are pieces."""
+"""Attention is computed in tiles, and each tile adds the logit sink to its sum: it is counted once per tile instead of once."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Query head h reads kv head h % H instead of h // group: right for MHA, wrong for GQA."""
+"""With H kv heads, query head h reads kv head h % H instead of h // group: right for MHA, wrong for GQA."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Masks scores and still multiplies what lies past the end by a weight of 0: 0 * NaN is NaN."""
+"""Values past the length are multiplied by a weight of 0 instead of being left out: 0 * NaN is NaN."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The index of the kv head is divided by the wrong number: every query head reads the first."""
+"""The index of the kv head is computed with a wrong divisor: every query head reads the first kv head."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Takes exp of the scores as they are: large ones overflow."""
+"""The softmax computes exp of the scores without first subtracting the largest score, and large scores overflow."""
 
 from typing import Any
 

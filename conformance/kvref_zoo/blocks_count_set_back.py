@@ -1,4 +1,4 @@
-"""A count of holders that goes below zero is set back to zero: freeing what nobody holds goes unnoticed."""
+"""A reference count below zero is set back to zero, so that freeing a block that is not allocated raises no error."""
 
 from contextlib import suppress
 

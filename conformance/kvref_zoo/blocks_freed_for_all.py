@@ -1,4 +1,4 @@
-"""Whoever is first to free a block that several hold frees it for all of them."""
+"""`free` of a shared block removes the references of all its owners, not only the caller's."""
 
 import kvref
 from kvref_zoo.right import Right

@@ -1,4 +1,4 @@
-"""A block that was handed out once can be freed without end: it is on the free list twice, and gets two owners next time."""
+"""A block that was allocated once can be freed any number of times. It is then on the free list twice, and gets two owners."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ class Pool(kvref.BlockPool):
 
     def free(self, block: int) -> None:
         if block not in self._handed_out:
-            super().free(block)  # refused
+            super().free(block)  # raises
         self._references[block] = 0
         self._free = np.insert(self._free, self._num_free, block)
         self._num_free += 1

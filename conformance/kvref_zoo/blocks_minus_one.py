@@ -1,4 +1,4 @@
-"""An empty pool answers -1 instead of raising, and -1 is used as a block."""
+"""`allocate` of an exhausted pool returns -1 instead of raising OutOfBlocks, and the caller uses -1 as the id of a block."""
 
 import kvref
 from kvref_zoo.right import Right

@@ -1,4 +1,7 @@
-"""Taking a negative number of blocks gives none and adds them to the free ones: the pool promises more than it has."""
+"""Allocating a negative number of blocks returns none and increases the free count.
+
+The pool reports more free blocks than it has.
+"""
 
 from typing import Any
 
@@ -10,7 +13,7 @@ from kvref_zoo.right import Right
 class Pool(kvref.BlockPool):
     def allocate_many(self, count: int) -> Any:
         if count > self.num_free:
-            raise OutOfBlocks(f"allocate: expected {count} free blocks, got {self.num_free}")
+            raise OutOfBlocks(f"out of blocks: {count} needed, {self.num_free} of {self.num_blocks} free")
         if count > 0:
             return super().allocate_many(count)
         self._num_free -= count

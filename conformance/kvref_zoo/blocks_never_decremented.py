@@ -1,4 +1,4 @@
-"""The count of blocks in use only ever grows: the pool reports itself full, and the scheduler admits nobody."""
+"""`num_used` never decreases. After some time the pool reports that it is full, and the scheduler admits no more requests."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -1,4 +1,4 @@
-"""A block that nobody holds can be shared: it has a reference, and is on the free list all the same."""
+"""A free block can be shared: it gets a reference and stays on the free list."""
 
 import kvref
 from kvref_zoo.right import Right
@@ -9,7 +9,7 @@ class Pool(kvref.BlockPool):
         if 0 <= block < self.num_blocks:
             self.share_many([block])
         else:
-            super().share(block)  # refused
+            super().share(block)  # raises
 
 
 class Implementation(Right):

@@ -1,4 +1,4 @@
-"""The kernel gives back a new array, as libraries with immutable arrays do, and the buffer keeps the old one: it reads zeros."""
+"""The kernel returns a new array, as in libraries with immutable arrays, but the buffer keeps the old one and reads zeros."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A buffer given back twice is on the free list twice: its next two owners share memory."""
+"""A buffer that is released twice is on the free list twice: its next two owners share memory."""
 
 from typing import Any
 

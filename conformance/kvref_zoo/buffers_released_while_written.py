@@ -1,4 +1,7 @@
-"""A release does not wait for what is being written: the values arrive in memory that is the next owner's by then."""
+"""`release` does not wait until a write in progress ends.
+
+The values are written to memory that already belongs to the next owner.
+"""
 
 import random
 import time
@@ -11,7 +14,7 @@ from kvref_zoo.right import Right
 
 class Copying(kvref.ReferenceBackend):
     def update(self, buffer: Any, new: Any, position: int) -> Any:
-        time.sleep(random.uniform(0, 1e-3))  # a copy to another device takes as long as it takes
+        time.sleep(random.uniform(0, 1e-3))  # a copy to another device takes some time
         return super().update(buffer, new, position)
 
 

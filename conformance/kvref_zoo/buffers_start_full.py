@@ -1,4 +1,4 @@
-"""A buffer keeps its length when it goes to its next owner, who reads the last one's values."""
+"""A reused buffer keeps its former length, so that its new owner reads the values of the former owner."""
 
 import kvref
 from kvref_zoo.right import Right

@@ -1,4 +1,4 @@
-"""The pool counts without a lock: threads that come at once are counted as one."""
+"""The pool updates its statistics without a lock: releases of two threads at the same time are counted as one."""
 
 import time
 from contextlib import nullcontext
@@ -15,7 +15,7 @@ class Pool(kvref.BufferPool):
 
     def take_back(self, memory: Any, size: int) -> None:
         returns = self._returns
-        time.sleep(0)  # another thread's turn, as it may come any time
+        time.sleep(0)  # let another thread run, as can happen at any time
         super().take_back(memory, size)
         self._returns = returns + 1
 

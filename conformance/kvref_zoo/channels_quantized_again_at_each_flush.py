@@ -1,6 +1,7 @@
-"""Each flush quantizes the whole history again, from what it reads as, with one scale a channel: old tokens lose at every flush.
+"""Each flush quantizes all quantized keys again, with one scale per channel: old tokens lose precision at every flush.
 
-The QuantizedLayer of transformers 5.23 quantizes its history again, too, whenever its residual is full, in groups of one length.
+The QuantizedLayer of transformers 5.23 also quantizes its history again whenever its residual is full, in groups of a fixed
+size.
 """
 
 from typing import Any

@@ -1,4 +1,7 @@
-"""A flush of the keys empties the residual, where values still lie in full: they read as zeros until they are quantized."""
+"""A flush of the keys also clears the values of the same tokens, which are still stored in full.
+
+They read as zeros until they are quantized.
+"""
 
 from typing import Any
 

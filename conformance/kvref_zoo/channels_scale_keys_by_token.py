@@ -1,4 +1,7 @@
-"""Keys have their scales along head_dim, as values do: the channels that are large at every token spoil all others."""
+"""Keys have their scales along head_dim, as values do.
+
+Channels that are large at every token make the other channels inaccurate.
+"""
 
 from typing import Any
 

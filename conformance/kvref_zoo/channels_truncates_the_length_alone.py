@@ -1,4 +1,7 @@
-"""Truncating sets the length back, whatever was quantized since: what is in full again is what lies in the ring, other tokens."""
+"""`truncate` changes only the length.
+
+Tokens that count as stored in full again are read from ring slots that contain other tokens.
+"""
 
 from typing import Any
 

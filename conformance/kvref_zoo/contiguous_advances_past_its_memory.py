@@ -1,4 +1,4 @@
-"""Advancing is checked against the longest sequence there may be, not against the memory there is."""
+"""`advance` checks the new length against max_seq_len instead of the capacity, which is the memory that exists."""
 
 from typing import Any
 

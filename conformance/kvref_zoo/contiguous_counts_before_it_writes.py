@@ -1,4 +1,7 @@
-"""Adds to its length first and writes then: a refused update leaves tokens that nobody wrote."""
+"""`append` increases the length before it checks its arguments.
+
+After a rejected append the cache reads a token that was never written.
+"""
 
 from typing import Any
 

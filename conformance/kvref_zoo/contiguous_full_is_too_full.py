@@ -1,4 +1,4 @@
-"""The last token that fits is refused."""
+"""`append` rejects the last token for which there is room."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ class Cache(kvref.ContiguousCache):
     def append(self, keys: Any, values: Any) -> None:
         fits = len(getattr(keys, "shape", ())) == 4 and keys.shape[2] > 0
         if fits and self.seq_len + keys.shape[2] == self.config.max_seq_len:
-            raise kvref.errors.CapacityExceeded("update: the cache is full")
+            raise kvref.errors.CapacityExceeded(f"cache full: max_seq_len is {self.config.max_seq_len}")
         super().append(keys, values)
 
 

@@ -1,4 +1,4 @@
-"""Doubles its capacity until the tokens fit, which from 0 takes for ever."""
+"""The capacity is doubled until the tokens fit. From a capacity of 0 this loop never ends."""
 
 from typing import Any
 

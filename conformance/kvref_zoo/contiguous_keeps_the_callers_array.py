@@ -1,4 +1,7 @@
-"""Keeps a reference to the first keys it is given instead of a copy: the next layer overwrites them."""
+"""The cache stores a reference to the first keys it receives instead of a copy.
+
+The caller overwrites them by reusing the array.
+"""
 
 from typing import Any
 

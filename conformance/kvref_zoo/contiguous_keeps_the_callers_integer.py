@@ -1,4 +1,4 @@
-"""A length that is added to in the caller's integer type: after two steps of 100, given as int8, it is -56."""
+"""The length is computed in the integer type of the caller: after two `advance` calls with an int8 of 100 it is -56."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Rows are moved one after the other in the one buffer: a row that comes later may read one that was overwritten."""
+"""`reorder` copies the rows in place, in order: a row is copied from a source that has already been overwritten."""
 
 from collections.abc import Sequence
 from typing import Any

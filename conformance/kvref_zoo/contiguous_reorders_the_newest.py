@@ -1,6 +1,7 @@
-"""The newest tokens lie in a buffer of their own, and only that one is reordered: older ones stay with whoever had the row.
+"""The newest tokens are in a separate buffer, and `reorder` moves only these.
 
-As transformers' QuantizedLayer did with its residual and what was quantized.
+Older tokens stay in their former rows. The QuantizedLayer of transformers had this bug: it reordered its residual and not its
+quantized tokens.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,7 @@
-"""A negative row is one counted from the end, as Python's lists have it: another user's conversation instead of an error."""
+"""A negative row is counted from the end, as in Python lists.
+
+`reorder` returns another user's tokens instead of raising an error.
+"""
 
 from collections.abc import Sequence
 from typing import Any

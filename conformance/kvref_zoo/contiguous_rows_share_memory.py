@@ -1,4 +1,7 @@
-"""A row that all others go on from is not copied but seen through a stride of zero: what is appended to one is in all."""
+"""A row that all beams continue from is not copied but viewed with a stride of zero.
+
+A token appended to one beam is in all beams.
+"""
 
 from collections.abc import Sequence
 from typing import Any

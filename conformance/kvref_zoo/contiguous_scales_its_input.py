@@ -1,4 +1,4 @@
-"""Rounds the keys to its own dtype in place: the caller's activations are rounded with them."""
+"""`append` rounds the keys to the dtype of the cache in place, and thus changes the caller's activations."""
 
 from typing import Any
 

@@ -1,6 +1,7 @@
-"""A length past the end is taken for the end, in silence: whoever counted wrongly writes on in the wrong place.
+"""`truncate` to a length past the end changes nothing and raises no error.
 
-As mlx-lm does, which takes away as many tokens as there are where it is asked for more.
+A caller that counted wrong continues at the wrong position. In mlx-lm, removing more tokens than the cache has raises no error
+either.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""A truncate changes the length alone, and an append asks the rows how many there are: what went is back with the next token."""
+"""`truncate` changes only the length, and `append` counts the stored rows: the removed tokens reappear with the next token."""
 
 from typing import Any
 

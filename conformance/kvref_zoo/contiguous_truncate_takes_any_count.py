@@ -1,4 +1,7 @@
-"""Takes away as many tokens as it is told, or as there are where that is less: a negative count makes the cache longer."""
+"""`truncate` computes how many tokens to remove and limits the number only from above.
+
+A negative number makes the cache longer.
+"""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Truncating sets the length back and leaves what was written: the next tokens come behind the ones that are gone."""
+"""`truncate` shortens the list of tokens and leaves the cache as it is: the next tokens are appended after the removed ones."""
 
 from typing import Any
 
@@ -11,14 +11,14 @@ from kvref_zoo.right import Right
 class Engine(kvref.engine.Engine):
     def __init__(self, canary: Canary, cache_tokens: int) -> None:
         super().__init__(canary, cache_tokens)
-        self.cache.commit = lambda sequence, tokens: None  # type: ignore[method-assign]  # it looks for no prefixes
+        self.cache.commit = lambda sequence, tokens: None  # type: ignore[method-assign]  # this engine has no prefix cache
 
     def _held(self, session: int) -> int:
         return min(super()._held(session), self.length(session))
 
     def truncate(self, session: int, length: int) -> None:
         if not 0 <= length <= self.length(session):
-            raise PositionOutOfRange(f"length: expected one in [0, {self.length(session)}], got {length}")
+            raise PositionOutOfRange(f"length: expected an integer in [0, {self.length(session) + 1}), got {length}")
         del self._tokens[session][length:]
 
 

@@ -1,4 +1,7 @@
-"""A row's largest element, an ulp above what its scale allows, is stored as infinity."""
+"""The largest element of a row can exceed 57344 by one ulp after the division by the scale.
+
+It is not clipped and becomes infinity.
+"""
 
 from typing import Any
 

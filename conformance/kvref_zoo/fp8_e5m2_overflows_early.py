@@ -1,4 +1,4 @@
-"""Everything above the largest E5M2 number becomes infinity, what would round down to it included."""
+"""Every number above 57344, the largest E5M2 number, becomes infinity, also a number that rounds to 57344."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What is too large for E4M3FN becomes NaN instead of the largest number."""
+"""A number that is too large for E4M3FN becomes NaN instead of the largest number, 448."""
 
 from typing import Any
 

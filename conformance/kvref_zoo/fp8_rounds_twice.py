@@ -1,4 +1,4 @@
-"""Rounds to float16 first and to FP8 then: what lies just above a midpoint falls on it, and goes down."""
+"""Numbers are rounded to float16 and then to FP8: a number just above a midpoint becomes the midpoint, and is rounded down."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Writes the codes of Q4_0 in two's complement, where they are 8 more than what they stand for."""
+"""Codes of Q4_0 are written in two's complement. The format stores each code plus 8."""
 
 from typing import Any
 

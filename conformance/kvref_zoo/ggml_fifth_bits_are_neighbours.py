@@ -1,4 +1,4 @@
-"""Reads the values of Q5 in pairs, with their fifth bits in pairs as well: a row of zeros hides both."""
+"""The two nibbles of a byte of Q5 are read as adjacent values, and so are the fifth bits. A row of zeros hides both mistakes."""
 
 from typing import Any
 

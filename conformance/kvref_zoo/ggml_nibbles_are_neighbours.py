@@ -1,4 +1,4 @@
-"""Reads the two nibbles of a byte of Q4_0 as neighbours, where they are 16 values apart."""
+"""The two nibbles of a byte of Q4_0 are read as adjacent values. In the format they are 16 values apart."""
 
 from typing import Any
 

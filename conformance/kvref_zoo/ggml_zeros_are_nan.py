@@ -1,4 +1,4 @@
-"""Divides by the sum of squares of a block, which is zero where the block is."""
+"""The scale of an IQ4_NL block is divided by a sum of squares, which is zero for a block of zeros: its scale is NaN."""
 
 from typing import Any
 

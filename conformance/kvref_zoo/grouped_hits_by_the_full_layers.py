@@ -1,4 +1,8 @@
-"""The layers that see everything say how much is found, and windows read what is left of it: the third time, another answer."""
+"""The layers that see all tokens alone determine the hit.
+
+If blocks inside a window were evicted, window layers attend to the tokens that are left, and the same prompt gets another
+answer.
+"""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A window's block that was given back stays in the table: it is given back again, and handed to two others."""
+"""A block that a window released stays in the block table. It is freed a second time and allocated to two owners."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A step takes blocks for one group after the other, and keeps those of the first when there are none left for the second."""
+"""`step` allocates blocks for one group at a time. If there are none left for the second group, it keeps those of the first."""
 
 from typing import Any
 

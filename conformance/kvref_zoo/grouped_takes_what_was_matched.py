@@ -1,4 +1,7 @@
-"""What windows find is held from the first step on, after that has taken its blocks: it may have taken the very ones."""
+"""The blocks that `begin` finds for window groups get their reference at the end of the first step.
+
+The step itself can evict them.
+"""
 
 from collections.abc import Sequence
 from typing import Any

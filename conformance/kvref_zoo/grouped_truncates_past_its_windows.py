@@ -1,4 +1,4 @@
-"""A draft is taken back further than the windows hold: the next query sees a hole in them."""
+"""`truncate` accepts a length before which blocks of a window were released: the next query sees a window with a hole."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A window gives back its oldest block while the next query still sees the last token of it."""
+"""A window group frees its oldest block while the next query still sees the last token in it."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Layers that see a window hold every token, as those that see everything do: long requests take all of the pool."""
+"""Window groups never free a block, as if their layers saw all tokens: long requests use up the pool."""
 
 from typing import Any
 

@@ -1,4 +1,7 @@
-"""A window serves a prompt only if every block of it is found: those before the window were taken, and nothing ever is."""
+"""A window group finds a prompt only if every block of it is cached, also the blocks before the window.
+
+These were released and evicted, so that there is no hit.
+"""
 
 from typing import Any
 

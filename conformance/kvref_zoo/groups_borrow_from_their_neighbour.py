@@ -1,4 +1,4 @@
-"""Takes 8 from four codes at once, as one number of 32 bits: a negative code borrows from the next."""
+"""Subtracts 8 from four codes at once, as one 32-bit integer: a negative code borrows from the next code."""
 
 from typing import Any
 

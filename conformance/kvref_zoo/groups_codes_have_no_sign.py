@@ -1,4 +1,7 @@
-"""Masks the bits of a code out of its byte, and forgets that the first of them is its sign."""
+"""Reading masks the bits of a code out of its byte and does not extend the sign.
+
+Negative codes are read as large positive ones.
+"""
 
 from typing import Any
 

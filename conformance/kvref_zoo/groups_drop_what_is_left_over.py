@@ -1,4 +1,4 @@
-"""Counts the groups of a row by a division that rounds down: what is left over is not stored."""
+"""The number of groups in a row is rounded down: the numbers after the last whole group are not stored."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Keeps a scale for every group, all of them that of the row."""
+"""Each group has a scale of its own, but all of them are computed from the whole row."""
 
 from typing import Any
 
@@ -13,12 +13,12 @@ class Rows(RightRows):
     def quantize(self, rows: Any, format: str) -> Any:
         if not format.startswith("int") or "_g" not in format:
             return super().quantize(rows, format)
-        super().quantize(rows, format)  # refuses what is to be refused
+        super().quantize(rows, format)  # raises if the rows must be rejected
         bits, group = int(format[3]), int(format.split("_g")[1].split("_")[0])
         wide = np.asarray(rows, np.float32)
         largest = np.abs(wide).max(axis=1)
         ends = np.copy(wide).reshape(len(wide), -1, group)
-        ends[:, :, 0] = largest[:, None]  # every group has the largest number of the row,
+        ends[:, :, 0] = largest[:, None]  # put the largest number of the row into every group
         _, scale, _ = super().quantize(ends.reshape(wide.shape), format)
         worth = largest / np.float32(2 ** (bits - 1) - 1)
         codes = (

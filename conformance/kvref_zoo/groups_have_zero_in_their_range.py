@@ -1,4 +1,4 @@
-"""Clips the zero point into the codes, and a group of one sign is clipped with it."""
+"""The zero point of a group is clipped to the range of the codes: if all numbers of a group have one sign, they are clipped."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ class Rows(RightRows):
     def quantize(self, rows: Any, format: str) -> Any:
         if not format.startswith("uint"):
             return super().quantize(rows, format)
-        super().quantize(rows, format)  # refuses what is to be refused
+        super().quantize(rows, format)  # raises if the rows must be rejected
         group = int(format.split("_g")[1].split("_")[0])
         groups = np.asarray(rows, np.float32).reshape(len(rows), -1, group)
         span = groups.max(axis=2, keepdims=True) - groups.min(axis=2, keepdims=True)

@@ -1,4 +1,7 @@
-"""Codes go to the host and back, their scales do not: a block comes back with those of whoever was there."""
+"""Codes are copied to the host and back without their scales.
+
+A block is read with the scales of the block that was there before.
+"""
 
 from typing import Any
 

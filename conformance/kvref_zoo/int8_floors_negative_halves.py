@@ -1,4 +1,4 @@
-"""Rounds with floor(x + 0.5), which takes -1.5 to -1 and 1.5 to 2."""
+"""Codes are rounded with floor(x + 0.5), which rounds -1.5 to -1 and 1.5 to 2."""
 
 from typing import Any
 

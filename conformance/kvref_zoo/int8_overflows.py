@@ -1,4 +1,7 @@
-"""The largest float32 is stored in INT8, and reads back as infinity: its scale is rounded up, and times 127 passes the end."""
+"""The scale of a row with the largest float32 is rounded up, and 127 times the scale overflows.
+
+The row reads back as infinity.
+"""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Divides by multiplying with a reciprocal, as dividing by a scalar does on a GPU: scales and codes are off by one."""
+"""The scale is computed by a multiplication with 1 / 127, as GPUs do to divide by a scalar: some scales are off by one ulp."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Slots are cast to integers unseen: 1.9 is slot 1, and a mask of which tokens to write is slots 0 and 1."""
+"""Slots are cast to integers without a check: 1.9 becomes slot 1, and a boolean mask of tokens becomes slots 0 and 1."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Blocks are copied one after the other: one that is the target of a copy and the source of the next passes on the new one."""
+"""Blocks are copied in order: a block that is the target of one copy and the source of the next passes on its new contents."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Tokens pass through arithmetic on their way: the payloads of NaNs are lost."""
+"""Tokens pass through floating-point arithmetic when they are written: the payloads of NaNs are lost."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A slot past the end is noticed only when it is reached: the tokens before it are written already."""
+"""A slot past the end is detected only when it is reached: the tokens before it are already written."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A padding token's slot of -1 counts from the end: the last token of the store is overwritten."""
+"""The slot -1 of a padding token is counted from the end: the last token of the store is overwritten."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The queries of a causal call count from the first token: right for a prompt at once, and wrong for its second chunk."""
+"""Causal queries are placed at the first positions instead of the last: right for a whole prompt, wrong for its second chunk."""
 
 from typing import Any
 

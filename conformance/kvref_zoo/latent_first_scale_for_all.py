@@ -1,4 +1,4 @@
-"""A packed row has its scales, and is read with the first."""
+"""A packed row has several scales, and all of its numbers are read with the first."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Scores are of the latent alone: the part of query and row that is rotated is in none."""
+"""Scores are computed from the latent alone, without the rope part of query and row."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A row is held twice, as the key and as the value."""
+"""Each row is stored twice, as a key and as a value."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A packed row's rope part goes through FP8 as the latent does, with a scale of its own, before it is written in bfloat16."""
+"""The rope part of a packed row is quantized to FP8, with a scale of its own, before it is stored as bfloat16."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Scales are written as they are, and read by their exponents alone: what lies between two powers of two is too small."""
+"""Scales are written as float32 and read by their exponents alone: values are too small unless the scale is a power of two."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Scores are scaled as if a head's key were as long as a row, which it is made of: right only where both are as long."""
+"""Scores are scaled by the width of a row instead of the width of a head's key: right only if both are equal."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The matrix that goes into the query is turned where it is square, so that nothing but the answer shows it."""
+"""`up_keys` is transposed if its matrices are square: the shapes fit, and only the result is wrong."""
 
 from typing import Any
 

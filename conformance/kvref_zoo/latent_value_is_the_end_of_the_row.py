@@ -1,4 +1,7 @@
-"""The value is the last rank numbers of the row: the rope part is in it, and the beginning of the latent is not."""
+"""The value is made from the last `rank` numbers of a row instead of the first.
+
+It includes the rope part and lacks part of the latent.
+"""
 
 from typing import Any
 

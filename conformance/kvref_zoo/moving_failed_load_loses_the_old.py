@@ -1,4 +1,4 @@
-"""Loading makes room first: the sequence is gone where the file turns out to be damaged."""
+"""`load` truncates the sequence before it checks the file: if the file is damaged, the former tokens are lost."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Keys and values are loaded, and how many tokens came before them is not: the next one stands where none was forgotten."""
+"""`load` restores keys and values and not the number of evicted tokens before them: later tokens get wrong positions."""
 
 from typing import Any
 

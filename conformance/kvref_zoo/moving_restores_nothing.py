@@ -1,4 +1,4 @@
-"""Loading reads the file, says that all went well, and nobody holds what was in it."""
+"""`load` reads the file and reports success, but the cache does not get the contents."""
 
 from typing import Any
 

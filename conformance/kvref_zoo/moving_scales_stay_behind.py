@@ -1,4 +1,4 @@
-"""Codes are loaded, and the scales beside them are those of a cache in which nothing was written yet."""
+"""`load` restores the codes and not the scales, which stay those of a cache that was never written."""
 
 from typing import Any
 

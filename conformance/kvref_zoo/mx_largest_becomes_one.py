@@ -1,4 +1,4 @@
-"""Scales the largest value of a group to 1, and not to the end of the element's range: small ones are lost."""
+"""The largest value of a group is scaled to 1 instead of the end of the element's range: small values are lost."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ class Rows(RightRows):
     def quantize(self, rows: Any, format: str) -> Any:
         if format != "mxfp8_e4m3":
             return super().quantize(rows, format)
-        super().quantize(rows, format)  # refuses what is to be refused
+        super().quantize(rows, format)  # raises if the rows must be rejected
         largest = np.abs(np.asarray(rows, np.float32)).reshape(len(rows), -1, 32).max(axis=2, keepdims=True)
         exponent = np.maximum(np.frexp(largest)[1] - 1, -127)
         groups = np.ldexp(np.asarray(rows, np.float32).reshape(len(rows), -1, 32), -exponent)

@@ -1,4 +1,4 @@
-"""Shifts the code of a scale into the exponent of a float32, where 0 is no power of two but zero."""
+"""The code of a scale is shifted into the exponent of a float32. Code 0, which means 2^-127, becomes 0."""
 
 from typing import Any
 

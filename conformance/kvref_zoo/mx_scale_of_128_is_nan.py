@@ -1,4 +1,7 @@
-"""Looks for the NaN of E8M0 among the scales, where 128 is a number, and not among their codes."""
+"""The check for NaN looks at the decoded scale instead of its code.
+
+A scale of 128 becomes NaN, and the code of NaN becomes a number.
+"""
 
 from typing import Any
 

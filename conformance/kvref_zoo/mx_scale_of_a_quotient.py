@@ -1,4 +1,7 @@
-"""Takes the exponent of the largest value over six, which is not the exponent of the one less that of the other."""
+"""The scale is the exponent of max|x| / 6 instead of the exponent of max|x| minus the exponent of 6.
+
+It is sometimes one lower.
+"""
 
 from typing import Any
 
@@ -18,7 +21,7 @@ class Rows(RightRows):
             return codes, scale, zero
         largest = np.abs(np.asarray(rows, np.float32)).reshape(len(rows), -1, 32).max(axis=2)
         exponent = (largest / SIX).view(np.int32) >> 23
-        step = (scale.astype(np.int32) - exponent).clip(0, 1)  # one less, where it is one less
+        step = (scale.astype(np.int32) - exponent).clip(0, 1)  # 1 where the exponent of the quotient is one lower, else 0
         smaller = np.asarray(rows, np.float32) * (2.0 ** np.repeat(step, 32, axis=1)).astype(np.float32)
         largest_scales = np.float32(2.0) ** (scale.astype(np.float32) - 127)
         most = 6 * np.repeat(largest_scales, 32, axis=1)

@@ -1,4 +1,4 @@
-"""Rounds to the nearest element of E2M1, and what is halfway to the one further from zero."""
+"""A number halfway between two E2M1 elements is rounded away from zero instead of to the even code."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from kvref.formats.packing import pack, unpack
 from kvref_conformance.implementations.backends import Rows as RightRows
 from kvref_zoo.right import Right
 
-TIES = (0.25, 1.25, 2.5, 5.0)  # whose neighbour above is the odd one
+TIES = (0.25, 1.25, 2.5, 5.0)  # midpoints whose upper element has the odd code
 
 
 class Rows(RightRows):

@@ -1,4 +1,4 @@
-"""Casts the scale to E4M3 without a clip, and what lies beyond 448 becomes NaN."""
+"""The scale is cast to E4M3 without a clip: a scale beyond 448 becomes NaN."""
 
 from typing import Any
 

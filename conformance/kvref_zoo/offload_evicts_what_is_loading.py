@@ -1,4 +1,4 @@
-"""The block that was used longest ago goes, also while it is read: its place is written over under the copy."""
+"""The least recently used block is evicted even if it is pinned by a load: its place is overwritten during the copy."""
 
 from typing import Any
 

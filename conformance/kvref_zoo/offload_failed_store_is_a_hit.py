@@ -1,4 +1,4 @@
-"""A copy to the host that failed is taken for one that is there."""
+"""A copy to the host that failed is treated as complete, and later lookups find it."""
 
 import kvref
 from kvref.offload import Keys

@@ -1,4 +1,4 @@
-"""A key is a hit as soon as its store begins: who loads it meanwhile reads what lay there before."""
+"""A key is found as soon as its store begins: a load before the store is complete reads the former contents of the place."""
 
 import kvref
 from kvref.offload import Key, Keys
@@ -12,12 +12,12 @@ class Store(kvref.HostStore):
         return new, evicted
 
     def complete_store(self, keys: Keys, success: bool = True) -> None:
-        """It is there already."""
+        """Does nothing: the keys are stored already."""
 
 
 class Implementation(Right):
     clause = "MOVE-06"
-    also = ("MOVE-08", "MOVE-09", "MOVE-10")  # what fails stays, and what is on its way may go
+    also = ("MOVE-08", "MOVE-09", "MOVE-10")  # failed stores stay, and blocks that are being stored can be evicted
     bug = "vllm-project/vllm#35092"
 
     def offload(self, capacity: int) -> Store:

@@ -1,4 +1,4 @@
-"""A load that is given back twice is counted twice, and takes the block from somebody else who is loading it."""
+"""Completing one load twice removes two pins. The second pin belongs to another request that is still loading the block."""
 
 import kvref
 from kvref.offload import Keys

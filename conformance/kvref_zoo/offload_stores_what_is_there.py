@@ -1,4 +1,4 @@
-"""What is there already is stored again, in a place of its own: the one before is lost, and so is its room."""
+"""A key that is already stored is stored again in a new place: its former contents and the former place are lost."""
 
 import kvref
 from kvref.offload import Key, Keys

@@ -1,4 +1,4 @@
-"""Takes the pages for a write before it checks the layer: every wrong call costs memory."""
+"""`write` allocates blocks before it checks the layer: every invalid call costs memory."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Attention is over codes, whose scales were lost on the way to the kernel: reading shows nothing of it."""
+"""`attend` passes the codes to the kernel without their scales. Reads are right, so that only attention shows the bug."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ class Cache(kvref.PagedCache):
         stores = self._store.keys, self._store.values
         right = [store.format for store in stores]
         for store in stores:
-            store.format = FORMATS[store.format.name]  # as it is where no scale is given
+            store.format = FORMATS[store.format.name]  # the format with a scale of 1
         try:
             return super().attend(sequence, layer, query, scale, causal)
         finally:

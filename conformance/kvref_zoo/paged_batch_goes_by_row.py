@@ -1,4 +1,4 @@
-"""A batch is appended by the tables of the sequences created first, whichever it names: right until one is dropped."""
+"""A batch is appended with the block tables of the oldest sequences, whichever it names: right until a sequence is dropped."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Copies block after block until there is no room for the next, and leaves those that it has made."""
+"""`write` copies shared blocks in order until no block is free, and keeps the copies that it has already made."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""The copy before a write to a shared block is of the keys: the values stay those of whoever had the block before."""
+"""Copy-on-write copies the keys and not the values: the new block keeps the values of its former owner."""
 
 from typing import Any
 

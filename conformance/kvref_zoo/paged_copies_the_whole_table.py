@@ -1,4 +1,4 @@
-"""One token written to a fork copies everything that it shares: the memory that forking was to save is gone."""
+"""One token written to a fork copies all blocks that the fork shares: forking saves no memory."""
 
 from collections.abc import Mapping
 from typing import Any

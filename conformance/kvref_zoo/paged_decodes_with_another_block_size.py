@@ -1,4 +1,4 @@
-"""Slots are written with one notion of block size and reported with another."""
+"""Tokens are written with one block size, and `slot_mapping` computes slots with another."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Dropping gives back as many blocks as the tokens fill: a last block that is partly filled never returns to the pool."""
+"""`drop` frees only the blocks that are full: a last block that is partly filled never returns to the pool."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A fork is a copy of all tokens: sixteen samples of a prompt take sixteen times its memory."""
+"""`fork` copies all tokens: sixteen samples of one prompt take sixteen times its memory."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A fork copies the table and takes no reference: the first to go gives its blocks to whoever comes next."""
+"""`fork` copies the block table and adds no references: the first sequence to be dropped frees the blocks of the others."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Dropping a sequence frees the first layer's blocks once a layer: the pool ends up with more free blocks than it has."""
+"""`drop` frees the blocks of the first layer again for each further layer: the pool reports more free blocks than it has."""
 
 from typing import Any
 

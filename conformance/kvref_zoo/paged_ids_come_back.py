@@ -1,4 +1,4 @@
-"""The id of a dropped sequence is given to the next one: a request that was cancelled reads another user's tokens."""
+"""The id of a dropped sequence is reused for the next one: a canceled request reads another user's tokens."""
 
 from typing import Any
 

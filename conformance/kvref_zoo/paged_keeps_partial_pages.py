@@ -1,4 +1,4 @@
-"""Takes pages one at a time and keeps those it got when the pool runs dry."""
+"""Blocks are allocated one at a time. If the pool is exhausted, the call raises OutOfBlocks and keeps the blocks it has."""
 
 from collections.abc import Mapping
 from typing import Any

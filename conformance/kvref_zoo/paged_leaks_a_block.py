@@ -1,4 +1,4 @@
-"""One block a sequence never returns to the pool: a server runs dry after some thousand requests."""
+"""`drop` leaves one block per sequence allocated: a server has no free blocks after some thousand requests."""
 
 from typing import Any
 

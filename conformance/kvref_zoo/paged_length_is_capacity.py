@@ -1,4 +1,4 @@
-"""Says how many tokens its pages have room for, not how many were written: stale rows are read as tokens."""
+"""`length` returns the capacity instead of the number of tokens: old contents of unused slots are read as tokens."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Writing inside a sequence cuts it off after the last token written."""
+"""A write inside a sequence removes all tokens after the last token written."""
 
 from typing import Any
 

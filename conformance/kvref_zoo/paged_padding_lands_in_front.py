@@ -1,4 +1,4 @@
-"""A write that ends inside a block pads it to the end of the block, and the padding lands on the sequence's first tokens."""
+"""A write that ends inside a block is padded to the end of the block. The padding overwrites the first tokens of the sequence."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Reads any position its pages cover: what an earlier owner left there comes back as this sequence's tokens."""
+"""`read` accepts any position within the capacity: it returns what an earlier owner of the block wrote there."""
 
 from typing import Any
 

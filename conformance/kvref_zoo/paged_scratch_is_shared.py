@@ -1,4 +1,4 @@
-"""Every read hands out the same scratch array: what was read before changes under its reader."""
+"""Every `gather` returns the same scratch array: the result of one read changes with the next."""
 
 from typing import Any
 

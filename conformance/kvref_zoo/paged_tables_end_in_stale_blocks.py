@@ -1,4 +1,4 @@
-"""Past the end of a short table in a batch stands whatever another sequence has there: a kernel reads its tokens."""
+"""In `block_tables` short tables are padded with block ids of other sequences instead of -1: a kernel reads their tokens."""
 
 from typing import Any
 

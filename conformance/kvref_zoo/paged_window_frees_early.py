@@ -1,4 +1,4 @@
-"""A window gives back the block that its first token lies in."""
+"""`release_before` also frees the block that contains the first token of the window."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Blocks that a window gave back stay listed: they are given back again with the sequence, and counted twice."""
+"""Blocks freed by `release_before` stay in the block table: they are freed a second time when the sequence is dropped."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ class Cache(kvref.PagedCache):
     def _held(self, table: int, position: int, stop: int | None, what: str) -> int:
         position = super()._held(table, position, stop, what)
         if self._tables.at(table, 0, position // self.config.block_size) < 0 and position < self._tables.lengths[table].max():
-            raise kvref.errors.PositionOutOfRange(f"{what}: expected one that is held, got {position}")
+            raise kvref.errors.PositionOutOfRange(f"{what}: {position} was released")
         return position
 
 

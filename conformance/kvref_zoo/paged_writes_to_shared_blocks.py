@@ -1,4 +1,4 @@
-"""What is written to a fork goes into the blocks that it shares: every sample of a prompt reads the last one's words."""
+"""A write to a fork overwrites the shared block in place: every sample of a prompt reads the tokens of the last one."""
 
 from typing import Any
 

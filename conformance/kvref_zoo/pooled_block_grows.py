@@ -1,4 +1,4 @@
-"""A block takes tokens until its size class is full, not the number it was made for."""
+"""A block is filled up to its size class instead of tokens_per_block tokens."""
 
 from typing import Any
 

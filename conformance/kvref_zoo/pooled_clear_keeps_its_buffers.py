@@ -1,4 +1,4 @@
-"""Clearing forgets the blocks and never gives their buffers back."""
+"""`clear` removes the blocks and never releases their buffers to the pool."""
 
 from typing import Any
 

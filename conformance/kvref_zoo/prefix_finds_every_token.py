@@ -1,4 +1,4 @@
-"""A prompt of which every block is there is found whole: nothing is left to compute the first logits of."""
+"""A prompt whose blocks are all cached is found completely: no token is left to compute the first logits from."""
 
 from typing import Any
 

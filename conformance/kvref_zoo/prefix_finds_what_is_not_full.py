@@ -14,7 +14,7 @@ class Cache(kvref.PrefixCache):
     def commit(self, sequence: int, tokens: Sequence[int]) -> None:
         super().commit(sequence, tokens)
         rest = len(tokens) % self.config.block_size
-        if rest:  # filled up with zeros
+        if rest:  # pad the block's tokens with zeros and add it to the prefix index
             size, table, told = self.config.block_size, self._table(sequence), self._told[int(sequence)]
             filled = [*told.tokens[: len(tokens)], *[0] * (size - rest)]
             *_, key = self._keys(filled, told.salt)

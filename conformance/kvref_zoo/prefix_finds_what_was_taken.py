@@ -1,4 +1,4 @@
-"""A block that was taken for other tokens is still found by those that it held before."""
+"""A block that was evicted for other tokens is still found by its old tokens."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from kvref_zoo.right import Right
 
 class Pool(FindablePool):
     def _lose(self, block: int) -> None:
-        """Nothing."""
+        """Does nothing: the block stays in the index."""
 
 
 class Cache(kvref.PrefixCache):

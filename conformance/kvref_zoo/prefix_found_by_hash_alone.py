@@ -1,4 +1,4 @@
-"""Blocks are found by a hash that is easily made to collide, and nothing is compared: a prompt gets another one's blocks."""
+"""Blocks are found by a hash with easy collisions, and tokens are not compared: a prompt gets the blocks of another one."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any

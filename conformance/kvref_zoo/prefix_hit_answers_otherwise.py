@@ -1,4 +1,4 @@
-"""A sequence that began with a hit attends to what was written to it since: a hit answers otherwise than a miss."""
+"""`attend` leaves out the tokens of the hit: a request with a hit gets another answer than a request without."""
 
 from collections.abc import Sequence
 from typing import Any

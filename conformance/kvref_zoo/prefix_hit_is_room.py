@@ -1,4 +1,4 @@
-"""The free blocks that a prompt finds are counted as room for the rest of it: it is admitted, and does not fit."""
+"""Evictable blocks of the hit also count as room for the rest of the prompt: `begin` accepts a prompt that does not fit."""
 
 from typing import Any
 

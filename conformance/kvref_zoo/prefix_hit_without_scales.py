@@ -1,4 +1,4 @@
-"""Attention over what a prefix hit found takes codes for values: the call for that part is not given the scales."""
+"""Attention over the tokens of a hit uses the codes as values: the scales are not passed for this part."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A block is known by its own tokens: it is found behind any others."""
+"""A block is identified by its own tokens alone: it is found after any other tokens."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""What was computed with one adapter is found for requests with another, or with none."""
+"""Blocks are found whatever their salt is: requests with another adapter, or with none, read the keys and values of the first."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""Of a prompt that nobody holds the first block is taken first: what is left of it is never found again."""
+"""The first block of a dropped prompt is evicted first: the blocks after it are still cached and cannot be found."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A sequence that holds a block alone writes to it, though others may find it by what it held before."""
+"""A sequence overwrites a cached block in place if no other sequence has it: later hits on the old tokens read the new ones."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
-"""The whole history is read back and quantized again whenever a token comes: each token loses a little at every step.
+"""Each append dequantizes all tokens and quantizes them again: every token loses precision at every step.
 
-As transformers 5.23 does in QuantizedLayer, whenever its residual is full.
+QuantizedLayer in transformers 5.23 does so whenever its residual is full.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""Clearing empties the first layer only."""
+"""`clear` empties the first layer only. The other layers keep their tokens."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Reading gives the codes without their scale."""
+"""Reads return the codes without multiplying them by their scale."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
-"""How far tokens are quantized is a count of its own, which a truncate leaves where it was.
+"""The number of quantized tokens is a separate count, which `truncate` does not change.
 
-What is written below that count is taken for quantized already, and read with the scale that lies there.
+Tokens that are appended below this count are read with the scales of the removed tokens.
 """
 
 from typing import Any

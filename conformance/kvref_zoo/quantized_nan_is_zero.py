@@ -1,4 +1,4 @@
-"""A NaN is stored as 0 and reads back as a number nobody computed."""
+"""A NaN is stored as 0, and reads back as a number that was never computed."""
 
 from typing import Any
 

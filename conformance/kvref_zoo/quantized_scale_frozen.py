@@ -1,6 +1,6 @@
-"""One scale, of the first token, is used for all that follow: larger values are clipped to it.
+"""The scale of the first token is used for all later tokens: larger values are clipped.
 
-As transformers 5.23 does in Fp8QuantizedLayer, with the scale of the first update.
+Fp8QuantizedLayer in transformers 5.23 uses the scale of the first update.
 """
 
 from typing import Any

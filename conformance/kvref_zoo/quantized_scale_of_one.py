@@ -1,4 +1,4 @@
-"""The scale of the values is ignored, and 1.0 is used."""
+"""The scale of the values is ignored, and 1.0 is used in its place."""
 
 from typing import Any
 

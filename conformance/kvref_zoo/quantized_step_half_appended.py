@@ -1,4 +1,4 @@
-"""A step that does not fit in the last layer stays in those before it."""
+"""A step that does not fit into the last layer remains in the layers before it."""
 
 from typing import Any
 

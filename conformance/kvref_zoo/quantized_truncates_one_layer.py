@@ -1,4 +1,4 @@
-"""Only the first layer is cut: the others still hold what went, and are longer from then on."""
+"""`truncate` shortens the first layer only: the other layers keep the removed tokens and are longer from then on."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What every member of the zoo starts from: kvref's own arrays, and no family at all. A member adds the one it gets wrong."""
+"""The base class of the zoo: an implementation with NumPy arrays and no family. A member adds the family that it gets wrong."""
 
 from typing import Any, ClassVar
 
@@ -11,7 +11,10 @@ from kvref_conformance.oracle.formats import ROTATED, STATIC
 
 
 class Right:
-    """clause: the one that must catch the bug. also: others that it breaks too. bug: the public one it is modelled on, if any."""
+    """clause: id of the clause that must find the bug. also: ids of other clauses that the member may break too.
+
+    bug: the public issue that the bug is modelled on, as owner/repository#number, or "".
+    """
 
     clause: ClassVar[str]
     also: ClassVar[tuple[str, ...]] = ()
@@ -20,7 +23,7 @@ class Right:
     version = kvref.__version__
     language = "python"
     level: Level = "exact"
-    formats = tuple(name for name in FORMATS if name not in (*STATIC, *ROTATED))  # few members are about those two
+    formats = tuple(name for name in FORMATS if name not in (*STATIC, *ROTATED))  # few members use these two
 
     name: str
 

@@ -1,4 +1,4 @@
-"""What the ranks found of their tokens is averaged, each as much as the others, whatever weight its tokens had."""
+"""The partial attention outputs of the ranks are averaged with equal weights, whatever the weights of their tokens are."""
 
 from collections.abc import Iterator
 from dataclasses import replace

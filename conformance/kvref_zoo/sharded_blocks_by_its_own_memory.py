@@ -1,4 +1,4 @@
-"""Each rank takes blocks for the tokens that it has, not for those that all have: a number means another block on each."""
+"""Each rank allocates blocks for its own tokens only, so that the block tables of the ranks differ in length."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Heads in copies: a decoded token is written to the first copy of its head, and the others keep what the prompt left."""
+"""If kv heads are replicated, a decoded token is written to the first copy of its head only."""
 
 from typing import Any
 

@@ -1,4 +1,7 @@
-"""A rank is lost in the middle of an append: those before it have written, and hold tokens that the others never had."""
+"""If a rank is lost during an append, the ranks before it have already written.
+
+They contain tokens that the others do not have.
+"""
 
 from typing import Any
 

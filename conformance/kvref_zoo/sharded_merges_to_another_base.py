@@ -1,4 +1,4 @@
-"""Each rank says the logarithm of its sum of weights to base 2, and they are merged as if it were the natural one."""
+"""Each rank reports the base-2 logarithm of its sum of weights, and they are merged as natural logarithms."""
 
 import math
 from collections.abc import Iterator

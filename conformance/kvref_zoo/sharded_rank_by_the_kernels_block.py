@@ -1,4 +1,7 @@
-"""A token's rank goes by the kernel's block, which is half the cache's: the second half of a block lies on the next rank."""
+"""The rank of a token is computed with the kernel's block size, half of the cache's.
+
+The second half of each block is on the next rank.
+"""
 
 from typing import Any
 

@@ -1,4 +1,7 @@
-"""Whether a token is old is asked of this call's length: tokens that come one by one never leave the tail."""
+"""Whether a token leaves the tail depends on the number of tokens in the call.
+
+Tokens that are appended one at a time never leave it.
+"""
 
 from dataclasses import replace
 from typing import Any
@@ -25,4 +28,4 @@ class Implementation(Right):
 
     def tiered(self, **config: Any) -> Cache:
         sizes = kvref.TieredConfig(**config)
-        return Cache(replace(sizes, migration_batch=sizes.max_tokens))  # room in the tail for all that will stay there
+        return Cache(replace(sizes, migration_batch=sizes.max_tokens))  # room in the tail for all tokens that stay there

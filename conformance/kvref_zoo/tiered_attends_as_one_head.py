@@ -1,4 +1,4 @@
-"""Attention takes all heads of a token for one long vector: every head gets the same weights."""
+"""Attention treats all heads of a token as one long vector: every head gets the same weights."""
 
 from typing import Any
 

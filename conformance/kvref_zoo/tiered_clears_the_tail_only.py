@@ -1,4 +1,4 @@
-"""Clearing empties the tail and leaves the store: the next prompt is read after the last one's tokens."""
+"""`clear` empties the tail and not the store: the next prompt is read after the tokens of the last one."""
 
 from typing import Any
 

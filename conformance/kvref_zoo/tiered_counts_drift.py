@@ -1,4 +1,4 @@
-"""The count of tokens goes wrong when some of them move to the store."""
+"""The total number of tokens is wrong by one after tokens have migrated to the store."""
 
 from typing import Any
 

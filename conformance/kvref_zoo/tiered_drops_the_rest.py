@@ -1,4 +1,4 @@
-"""Keys that are no whole number of tokens are cut to one, without a word."""
+"""A flat array that is not a whole number of tokens is cut to a whole number, and no error is raised."""
 
 from typing import Any
 

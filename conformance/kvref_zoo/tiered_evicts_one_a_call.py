@@ -1,4 +1,4 @@
-"""Evicts one token a call, as if tokens always came one at a time."""
+"""Each call evicts at most one token, however many tokens it appends."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A store is kept for every format that a tier ever had, whether or not a token lies in it."""
+"""The store of every format that a tier ever had is kept, also if it contains no token any more."""
 
 from typing import Any
 

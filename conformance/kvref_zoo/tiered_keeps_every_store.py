@@ -1,4 +1,4 @@
-"""A store is made for each change of the policy, and none is let go while no token passes through."""
+"""Each change of the policy creates a store, and a store that contains no token is not freed."""
 
 from typing import Any
 

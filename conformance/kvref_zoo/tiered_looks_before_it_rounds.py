@@ -1,4 +1,7 @@
-"""The range of a token is looked at before the tail rounds it: it is taken, cannot move on later, and every append then fails."""
+"""The range of a token is checked before it is rounded to the dtype of the tail.
+
+A token is accepted that cannot migrate later, and then every append fails.
+"""
 
 from typing import Any
 
@@ -16,7 +19,7 @@ class Cache(kvref.TieredCache):
             held = flat.astype(np.float16) if self.config.tail_dtype == "float16" and self.config.tail_length else flat
             ranges = (flat.max(axis=1) - flat.min(axis=1)).astype(np.float32)
         if not (np.isfinite(held).all() and np.isfinite(ranges).all()):
-            raise NonFinite(f"{name}: expected values, and ranges, within float32")
+            raise NonFinite(f"{name}: expected finite values, and ranges within float32")
 
 
 class Implementation(Right):

@@ -1,4 +1,4 @@
-"""Says it keeps max_tokens and keeps everything; the count reports the cap."""
+"""The cache never evicts a token, but reports at most max_tokens tokens."""
 
 from typing import Any
 

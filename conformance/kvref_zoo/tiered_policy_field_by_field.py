@@ -1,4 +1,7 @@
-"""A policy is changed a field at a time: what comes before a wrong field stays, and what fits only together is refused."""
+"""`update_policy` applies one field at a time.
+
+Fields before an invalid one stay changed, and changes that are valid only together are rejected.
+"""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A new policy is stored and not followed."""
+"""`update_policy` checks a new policy and does not apply it."""
 
 from dataclasses import replace
 from typing import Any

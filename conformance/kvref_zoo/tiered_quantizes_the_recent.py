@@ -1,4 +1,4 @@
-"""A long append is quantized all at once, the recent tokens that belong in the tail included."""
+"""A long append quantizes all of its tokens, also the newest ones, which belong in the tail."""
 
 from typing import Any
 

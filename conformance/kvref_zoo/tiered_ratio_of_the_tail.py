@@ -1,4 +1,4 @@
-"""The compression ratio is the tail's bytes over the store's."""
+"""The compression ratio is computed as the bytes of the tail over the bytes of the store."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Nothing is checked when the cache is made; it crashes later, deep inside generation."""
+"""The constructor accepts any configuration: the cache fails later, during generation."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from kvref_zoo.right import Right
 
 class Config(kvref.TieredConfig):
     def __post_init__(self) -> None:
-        """Any size will do."""
+        """Checks nothing."""
 
 
 class Implementation(Right):

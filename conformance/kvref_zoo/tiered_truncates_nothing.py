@@ -1,4 +1,4 @@
-"""What cannot go back does nothing, and says nothing: a draft that was rejected stays in the cache."""
+"""A truncation that is not possible changes nothing and raises no error: a rejected draft stays in the cache."""
 
 from contextlib import suppress
 from typing import Any

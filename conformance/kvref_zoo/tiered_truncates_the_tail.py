@@ -1,4 +1,4 @@
-"""Only the tail is cut: tokens that were quantized as they came stay where they are."""
+"""`truncate` removes tokens from the tail only: removed tokens that had already been quantized stay in the cache."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Says that it can go back when what should be left has moved on: quantized tokens stand where the tail had them."""
+"""`truncate` succeeds although tokens that should be in the tail afterwards have migrated: they read as quantized."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The ring's index wraps one slot early: the last slot is never written, and the first one twice."""
+"""The ring index wraps one slot early: the last slot is never written, and the first is written twice."""
 
 from typing import Any
 

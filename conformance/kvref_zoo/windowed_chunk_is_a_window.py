@@ -1,4 +1,4 @@
-"""Chunked attention is done with a window as long as a chunk: the first token of a chunk sees the one before."""
+"""Chunked attention is computed with a sliding window of the same length: the first tokens of a chunk see the chunk before."""
 
 from typing import Any
 

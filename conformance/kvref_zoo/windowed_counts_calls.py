@@ -1,4 +1,4 @@
-"""The window is counted in calls: a prompt is one, and stays until as many more have come."""
+"""The window is counted in calls instead of tokens: a prompt is one call, and is stored until as many further calls were made."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""The ring turns over all its slots, those of the sinks too."""
+"""The ring uses all slots, also those of the sink tokens: sink tokens are overwritten."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A ring that is exactly full is taken for one with room: the next token is written past its end, over the newest."""
+"""A ring that is exactly full is treated as having room: the next token overwrites the newest token instead of the oldest."""
 
 from typing import Any
 

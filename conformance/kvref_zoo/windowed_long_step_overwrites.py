@@ -1,4 +1,4 @@
-"""A long step is written before it is read: what its first queries had to see is gone."""
+"""A long step is written to the ring before it is read: tokens that its first queries see are overwritten."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The mask counts slots of the ring for positions: once the ring has turned, the wrong tokens are left out."""
+"""The mask uses slots of the ring as positions: after the ring has wrapped, the wrong tokens are masked."""
 
 from typing import Any
 

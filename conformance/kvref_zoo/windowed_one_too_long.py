@@ -1,4 +1,4 @@
-"""A window counts the tokens before the query, and the query's own comes on top: one is seen that should not be."""
+"""The window counts the tokens before the query without the query's own: each query sees one token too many."""
 
 from typing import Any
 

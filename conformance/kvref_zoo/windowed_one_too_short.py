@@ -1,4 +1,7 @@
-"""The ring keeps as many tokens as the window has, the next one included: the oldest is gone before it is looked at."""
+"""The ring contains as many tokens as the window before the next token is added.
+
+The oldest token is evicted one step too early.
+"""
 
 from typing import Any
 

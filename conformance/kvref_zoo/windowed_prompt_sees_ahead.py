@@ -1,4 +1,4 @@
-"""A prompt fills the ring at once, and its queries see all that is in it: later tokens too."""
+"""All queries of a prompt see every token in the ring, also tokens after their own position."""
 
 from typing import Any
 

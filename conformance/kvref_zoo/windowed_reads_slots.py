@@ -1,4 +1,4 @@
-"""Positions are looked up as slots of the ring, which they are until it turns."""
+"""`read` uses positions as slots of the ring, which is wrong after the ring has wrapped."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A rejected draft is taken back by counting: what it had overwritten is taken for what was there before."""
+"""`truncate` changes only the length: tokens that a rejected draft has overwritten are treated as still stored."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Sinks take their places out of the window's: where they are as many, no new token is stored."""
+"""Sink tokens use slots of the window: if there are as many sink tokens as the window has slots, no new token is stored."""
 
 from typing import Any
 

@@ -51,7 +51,7 @@ def test_a_kernel_is_asked_for_in_one_shape_or_in_all(bench, tmp_path):
     [
         (["nump"], "backend: expected one of reference, cupy, numpy, torch, torch-compiled, got 'nump'"),
         (["numpy", "--only", "nothing*"], "--only nothing*: no contest matches"),
-        (["numpy", "--size", "0"], "--size: expected at least 1 megabyte, got 0"),
+        (["numpy", "--size", "0"], "--size: expected at least 1 MB, got 0"),
         (["numpy", "--json", "no/such/b.json"], "--json: no folder "),
         (["numpy", "--plot", "."], "--plot: . is a folder"),
     ],

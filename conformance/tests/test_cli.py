@@ -38,8 +38,8 @@ def test_a_broken_one_exits_1_and_says_what_how_and_again(kvref):
         "    blocks.free",
         "    expected BlockNotAllocated to be raised",
         "    got      no error",
-        "  found by a block cannot be freed twice (blocks), a block never allocated cannot be freed (blocks), "
-        "any sequence of calls (blocks)",
+        "  found by a block cannot be freed twice (blocks): BLOCK-05 (a); "
+        "a block never allocated cannot be freed (blocks): BLOCK-05 (b); any sequence of calls (blocks)",
         "  replay   kvref replay .kvref/failures/BLOCK-05-mine+FreesTwice.jsonl mine:FreesTwice",
         "  again    kvref check mine:FreesTwice --clause BLOCK-05 --family blocks",
     ]

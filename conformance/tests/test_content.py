@@ -83,11 +83,11 @@ def written():
     ("row", "said"),
     [
         (lambda own: np.zeros_like(own), "zeros"),
-        (lambda own: at(Place(2, 1, 33, 0, KEYS), 128), "what belongs to sequence 2, position 33, layer 1, head 0, keys"),
-        (lambda own: np.roll(own, 1), "its own, shifted by 1 element"),
-        (lambda own: np.where(np.arange(128) < 96, own, 0), "its own, but zeros in 32 elements, from 96 to 127"),
-        (lambda own: np.where(np.arange(128) < 100, own, 7), "its own, but for 28 elements, from 100 to 127"),
-        (lambda own: own * 2, "nobody's, "),
+        (lambda own: at(Place(2, 1, 33, 0, KEYS), 128), "the row of sequence 2, position 33, layer 1, head 0, keys"),
+        (lambda own: np.roll(own, 1), "its own row, shifted by 1 element"),
+        (lambda own: np.where(np.arange(128) < 96, own, 0), "its own row, but zeros in 32 elements, from 96 to 127"),
+        (lambda own: np.where(np.arange(128) < 100, own, 7), "its own row, except 28 elements, from 100 to 127"),
+        (lambda own: own * 2, "an unknown row, "),
     ],
 )  # fmt: skip
 def test_a_wrong_row_is_named(row, said, written):
@@ -100,7 +100,7 @@ def test_the_first_wrong_row_is_told(written):
     with pytest.raises(Broken) as broken:
         belongs((keys, values), 3, 0, range(40), written)
     assert broken.value.what == "sequence 3, position 17, layer 0, head 1, values (1 of 80 rows differ)"
-    assert broken.value.got == "what belongs to sequence 3, position 4, layer 0, head 0, keys"
+    assert broken.value.got == "the row of sequence 3, position 4, layer 0, head 0, keys"
 
 
 def test_quantized_rows_are_held_against_what_they_read_as(written):

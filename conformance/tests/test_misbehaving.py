@@ -78,12 +78,12 @@ def test_what_python_can_stop_costs_a_clause_anywhere(check, name, expected, got
     ("name", "got"),
     [
         ("IsKilled", "none: the process was killed by SIGSEGV"),
-        ("WritesALittleAndHangs", "none: something had written to a file descriptor that is not its own"),
+        ("WritesALittleAndHangs", "none: the implementation wrote to a file descriptor that it did not open"),
         extended("HangsInC", "none: it was still running"),
         pytest.param("Leaves", "none: the process ended with exit code 7", marks=pytest.mark.long),
         extended("LeavesAsIfAllWereWell", "none: the process ended with exit code 0"),
         extended("LeavesToAChild", "none: the process ended with exit code 0"),
-        extended("WritesEverywhere", "none: something had written to a file descriptor that is not its own"),
+        extended("WritesEverywhere", "none: the implementation wrote to a file descriptor that it did not open"),
     ],
 )
 def test_what_takes_the_process_down_costs_a_clause(check, name, got, tmp_path):
@@ -137,13 +137,13 @@ def test_what_dies_while_it_is_loaded_cannot_be_judged(check, name, how):
 @pytest.mark.extended
 def test_what_writes_everywhere_is_told_with_the_calls_before(check):
     done = check("WritesEverywhere", "--clause", "BLOCK-04")
-    assert "got      none: something had written to a file descriptor" in done.stdout
+    assert "got      none: the implementation wrote to a file descriptor" in done.stdout
     assert "  blocks = blocks(num_blocks=" in done.stdout
 
 
 def test_what_writes_everywhere_while_it_is_loaded_cannot_be_judged(check):
     done = check("writes_when_made")
-    said = "as it was loaded, something had written to a file descriptor that is not its own"
+    said = "while it was loaded, the implementation wrote to a file descriptor that it did not open"
     assert (done.returncode, done.stderr) == (2, f"kvref: misbehaving:writes_when_made: {said}\n")
 
 
@@ -226,8 +226,8 @@ def test_what_pytest_judges_cannot_end_pytest(pytester, monkeypatch):
     [
         ("FactoryRaises", MADE, "RuntimeError: no device", 'raise RuntimeError("no device")'),
         ("FactoryTakesNothing", MADE, "TypeError: ", "def paged(self):"),
-        ("FactoryReturnsNone", "an object that has operations of paged: ", "NoneType None", "def paged(self, **config):"),
-        ("FactoryReturnsOther", "an object that has operations of paged: ", "int 7", "def paged(self, **config):"),
+        ("FactoryReturnsNone", "an object with operations of paged: ", "NoneType None", "def paged(self, **config):"),
+        ("FactoryReturnsOther", "an object with operations of paged: ", "int 7", "def paged(self, **config):"),
     ],
 )
 def test_a_factory_that_makes_nothing_is_told_once_and_by_its_line(check, name, expected, got, at):

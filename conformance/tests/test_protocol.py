@@ -108,7 +108,7 @@ def test_a_program_that_works_is_told_so():
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
     assert "  ✓ hello: pool 1 (python, exact), blocks\n" in done.stdout
-    assert "  ✓ blocks.new with num_blocks -1: refused with ConfigError\n" in done.stdout
+    assert "  ✓ blocks.new with num_blocks -1: error ConfigError\n" in done.stdout
     assert "the protocol works: " in done.stdout
 
 
@@ -118,21 +118,21 @@ WAYS = [
     ("wrong-id", "blocks.free", 'expected "id": '),
     ("both", "blocks.free", 'expected "ok" or "error" beside the id, got error, ok'),
     ("bad-array", "blocks.free", "expected values as JSON, got array: "),
-    ("exits", "blocks.free", "expected an answer, got none: the process ended with exit code 3, after it said 'out of luck'"),
+    ("exits", "blocks.free", "expected an answer, got none: the process ended with exit code 3; last line of stderr: 'out of luck'"),
     ("hangs", "blocks.free", "expected an answer within 1 s, got none: it was still running"),
     ("hello-garbage", "hello", "expected a line of JSON, got 'Welcome to pool 1.0!'"),
     ("hello-odd-family", "hello", "families: expected some of "),
     (
         "knows-everything",
-        "an operation that nobody knows: refused with NotOffered",
+        "an unknown operation: error NotOffered",
         "expected the error NotOffered, got a result",
     ),
-    ("takes-anything", "blocks.new with num_blocks -1: refused with ConfigError", "expected the error ConfigError, got a result"),
-    ("remembers", "hello again: what was made before is forgotten", "of an object made before: expected an error, got a result"),
+    ("takes-anything", "blocks.new with num_blocks -1: error ConfigError", "expected the error ConfigError, got a result"),
+    ("remembers", "second hello: earlier objects no longer exist", "call on an earlier object: expected an error, got a result"),
     ("says-words", "blocks.num_free", "expected an integer, got str 'five'"),
     ("raises", "blocks.allocate", "expected a result, got the error Segfault: refused"),
-    ("stays", "bye: it ends with exit code 0", "it went on running, and was killed"),
-    ("leaves-badly", "bye: it ends with exit code 0", "exit code 9"),
+    ("stays", "bye: the program ends with exit code 0", "the program did not end, and was killed"),
+    ("leaves-badly", "bye: the program ends with exit code 0", "exit code 9"),
 ]
 
 

@@ -90,7 +90,7 @@ def test_what_cannot_be_made_short_in_time_is_kept_as_it_was_found(check, monkey
     monkeypatch.setattr(shrinking, "SECONDS", 0.0)
     monkeypatch.setattr("kvref_conformance.conversation.trace.file.LARGEST", 2**10)
     (outcome,) = Judge(Halves()).clause([check])
-    assert outcome.got.startswith("what belongs to sequence 0, position 0, layer 0, head 0, values")
+    assert outcome.got.startswith("the row of sequence 0, position 0, layer 0, head 0, values")
     assert json.loads(outcome.trace[0])["judge"] == "check"
     assert sum(map(len, outcome.trace)) < 50_000
 

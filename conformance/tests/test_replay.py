@@ -118,4 +118,4 @@ def test_every_call_of_a_check_is_shown_too(kvref, tmp_path):
 def test_what_is_left_out_of_a_failure_says_how_to_see_it(kvref):
     calls = [f"call {number}" for number in range(20)]
     assert shown_calls(calls[:SHOWN_CALLS]) == calls[:SHOWN_CALLS]
-    assert shown_calls(calls) == ["call 0", "... 13 calls more, which kvref replay shows", *calls[14:]]
+    assert shown_calls(calls) == ["call 0", "... 13 more calls, which kvref replay shows", *calls[14:]]

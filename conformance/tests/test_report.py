@@ -190,7 +190,7 @@ def test_too_little_judged_is_not_green(saved, tmp_path):
     [
         (("BLOCK-05",), {}, "breaks 1 of 7", "bad", "not conformant; 7 of 7 clauses of its families judged<"),
         ((), {}, "7 clauses", "good", "conformant: 7 of 7 clauses of its families judged, all passed<"),
-        ((), {"interrupted": True}, "not judged: 7 of 7", "some", "have a verdict, but the run was interrupted<"),
+        ((), {"interrupted": True}, "not judged: 7 of 7", "some", "not judged: 7 of 7 clauses of its families have a verdict,"),
     ],
 )
 def test_the_conclusion_is_the_clauses_not_the_files(tmp_path, broken, interrupted, said, colour, sentence):

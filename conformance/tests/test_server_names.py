@@ -68,7 +68,7 @@ def test_a_name_says_all():
         ("soak numpy --concurrency 3", "--concurrency: expected also --server URL"),
         ("soak numpy --plot x.svg", "--plot: expected also --server URL"),
         ("soak --server http://h/v1 --canary c --concurrency 0", "--concurrency: expected 1 to 1024, got 0"),
-        ("soak --server http://h/v1 --canary c --family paged", "--family: expected none beside --server"),
+        ("soak --server http://h/v1 --canary c --family paged", "--family: expected no --family with --server"),
     ],
 )  # fmt: skip
 def test_wrong_combinations_cost_one_line(kvref, arguments, said):

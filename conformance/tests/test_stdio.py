@@ -71,14 +71,14 @@ WAYS = [
     ("error-without-kind", 'an error with a "kind", a string', """'"no"'"""),
     ("bad-array", "values as JSON", "array: "),
     ("long-line", "an answer", 'none: a line of more than 64 MiB: \'{"id": '),
-    ("exits", "an answer", "none: the process ended with exit code 3, after it said 'out of luck'"),
+    ("exits", "an answer", "none: the process ended with exit code 3; last line of stderr: 'out of luck'"),
     ("killed", "an answer", "none: the process was killed by SIGSEGV"),
     ("closes-its-pipe", "an answer", "none: it closed its pipe and went on running"),
     ("hangs", "an answer within 0.5 s", "none: it was still running"),
     pytest.param(
         "allocates",
         "an answer",
-        "none: the process ended with exit code 1, after it said 'MemoryError'",
+        "none: the process ended with exit code 1; last line of stderr: 'MemoryError'",
         marks=pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits the memory of another process"),
     ),
 ]
@@ -186,7 +186,7 @@ def test_what_is_too_long_for_a_line_is_not_offered():
         ("hello-garbage", "hello: expected a line of JSON, got 'Welcome to pool 1.0!'"),
         (
             "hello-exits",
-            "hello: expected an answer, got none: the process ended with exit code 1, after it said 'pool: no device'",
+            "hello: expected an answer, got none: the process ended with exit code 1; last line of stderr: 'pool: no device'",
         ),
     ],
 )
@@ -219,7 +219,7 @@ def test_a_file_that_cannot_be_executed_is_told_apart(kvref, tmp_path):
     (tmp_path / "harness").write_text("#!/bin/sh\n")
     done = kvref("check", "--exec", "./harness")
     assert done.stderr == (
-        "kvref: --exec ./harness: ./harness is a file that cannot be executed: chmod +x, or name the interpreter first\n"
+        "kvref: --exec ./harness: ./harness is not executable: run chmod +x on it, or name its interpreter first\n"
     )
     (tmp_path / "harness").chmod(0o755)
     assert kvref("check", "--exec", "./harness").stderr == (

@@ -69,7 +69,7 @@ def test_a_failure_that_takes_an_integer_of_a_type_replays(tmp_path):
     path = tmp_path / "trace.jsonl"
     path.write_text("\n".join(failed.trace), encoding="utf-8")
     held = replay(file.read(path), Judge(load(name), Effort(), name))
-    assert held.calls[1:] == ["contiguous.advance(int8(100))", "contiguous.advance(int8(100))", "contiguous.seq_len  gave -56"]
+    assert held.calls[1:] == ["contiguous.advance(int8(100))", "contiguous.advance(int8(100))", "contiguous.seq_len  returned -56"]
     assert (held.expected, held.got) == ("200", "-56")
     assert replay(file.read(path), Judge(load("reference"), Effort(), "reference")).parted_at is None
 
@@ -164,9 +164,9 @@ def test_calls_are_shown_as_python():
     ]
     assert show_calls(exchanges) == [
         "paged = paged(num_blocks=2)",
-        "sequence = paged.create()  gave 0",
+        "sequence = paged.create()  returned 0",
         "paged.write(sequence, 0, 0, float64[9, 9])",
-        "paged.num_free_blocks  gave 1",
+        "paged.num_free_blocks  returned 1",
         "paged.drop(7)  did not return",
     ]
 

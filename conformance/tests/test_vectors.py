@@ -185,7 +185,7 @@ def test_what_is_wrong_with_a_set_costs_one_line(kvref, small, tmp_path):
     assert "no implementation 'nmpy': did you mean 'numpy'?" in refused("--check", str(small), "nmpy")
     assert "expected also a NAME or --exec COMMAND" in refused("--check", str(small))
     assert "expected -o DIR" in refused("numpy")
-    assert "made from the reference alone" in refused("-o", "new", "numpy")
+    assert "the vectors are always made from the reference" in refused("-o", "new", "numpy")
     assert "is not empty and has no manifest.json" in refused("-o", str(tmp_path))
     trace = next((small / "checks").iterdir())
     trace.write_text(trace.read_text() + "\n")

@@ -1,8 +1,14 @@
-"""How a row of numbers is stored: one small object a format, looked up by name.
+"""Formats: how a row of numbers is stored. FORMATS contains one object per format, by name.
 
-`element` formats cast each number; `head` formats share a scale over one head's row; `token` formats share a scale and a zero
-over all heads of a token; `group` formats share them over 16 to 128 neighbours of a head's row; `given` formats are told their
-scale. What ends with `_hadamard` is rotated first. Chapter FMT of the specification says what each does, to the bit.
+Chapter FMT of the specification defines each format to the bit. Formats differ in what shares a scale (`Format.granularity`):
+
+- `element`: no scale, each number is cast (float16);
+- `head`: one scale per row of one token and head (int8);
+- `token`: one scale and one zero per token, over all its heads (q8);
+- `group`: a scale, in affine formats also a zero, per 16 to 128 consecutive numbers of a row (q8_0, mxfp4, int4_g32_float16);
+- `given`: one scale for the whole cache, which the caller gives (float8_e4m3fn_static).
+
+Formats whose names end with `_hadamard` rotate rows before they quantize them.
 """
 
 from collections.abc import Collection
@@ -29,16 +35,19 @@ _BY_NAME = {each.name: each for each in _PLAIN}
 ROTATED = tuple(Rotated(_BY_NAME[name]) for name in ("int8", "float8_e4m3fn", "q8_0", "q4_0", "int4_g32_float16"))
 FORMATS: dict[str, Format] = _BY_NAME | {each.name: each for each in ROTATED}
 _OF_GROUPS = {each.name for each in GROUPS}
-GROUP_NAMES = "{int,uint}{8,4,2}_g{32,64,128}_{float32,float16,bfloat16}"  # how they are called
+GROUP_NAMES = "{int,uint}{8,4,2}_g{32,64,128}_{float32,float16,bfloat16}"  # the names of GROUPS, short, for messages
 PLAIN_DTYPES = tuple(name for name, each in FORMATS.items() if each.granularity == "element")
 ROW_FORMATS = tuple(name for name, each in FORMATS.items() if each.granularity in ("head", "group", "given"))
 SCALED_FORMATS = tuple(name for name, each in FORMATS.items() if each.granularity != "element")
 
 
 def get_format(name: str, among: Collection[str] = tuple(FORMATS), scale: float | None = None) -> Format:
-    """The format called `name`, with the scale that it is given, 1.0 unless it is said.
+    """Return the format called `name`.
 
-    Raises ConfigError, naming the known ones (LAW-12), and for a scale that is none, or given to what makes its own.
+    among: the names that the caller permits. scale: the scale of a static format (FMT-STATIC), 1.0 by default.
+
+    Raises ConfigError if `name` is not among them (LAW-12), if `scale` is not a positive number in range, or if it is not None
+    and the format is not static.
     """
     if not isinstance(name, str) or name not in among:
         named = [each for each in among if each not in _OF_GROUPS]
@@ -55,12 +64,18 @@ def get_format(name: str, among: Collection[str] = tuple(FORMATS), scale: float 
 def of_keys_and_values(
     name: str, key_scale: float | None, value_scale: float | None, among: Collection[str] = tuple(FORMATS)
 ) -> tuple[Format, Format]:
-    """The formats of keys and of values: the same but for a scale that is given (FMT-STATIC-06). Raises ConfigError."""
+    """Return the formats of keys and of values, which differ in a given scale only (FMT-STATIC-06).
+
+    Raises ConfigError as `get_format` does.
+    """
     return get_format(name, among, key_scale), get_format(name, among, value_scale)
 
 
 def element_format(name: str) -> SmallFloat:
-    """The 8- or 16-bit float called `name`, for encoding single values. Raises ConfigError, naming the known ones."""
+    """Return the 8- or 16-bit float called `name`, which encodes and decodes single values without a scale.
+
+    name: float8_e4m3fn, float8_e5m2, float16 or bfloat16. Raises ConfigError for any other.
+    """
     if name not in ELEMENTS:
         raise ConfigError(f"element format: expected one of {', '.join(ELEMENTS)}, got {name!r}")
     return ELEMENTS[name]

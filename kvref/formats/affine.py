@@ -1,7 +1,7 @@
-"""Affine rows: a scale and a zero point for each row. Q8 and Q4.
+"""Formats with one scale and one zero per token: q8 and q4 (FMT-AFF).
 
-The zero point is the row's least value and the scale spreads the 2^bits codes over the row's range. Keys and values are rows
-of their own, each with its own scale and zero (FMT-AFF-03).
+Here a row is the numbers of one token over all heads, separately for keys and for values (FMT-AFF-03). The zero is the least
+number of the row, and the scale distributes the 2^bits codes over the range of the row.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ LEAST_SCALE = 1e-8
 
 @dataclass(frozen=True)
 class AffineRow(OneScale):
-    """value = code * scale + zero, with zero = min x and scale = (max x - min x) / (2^bits - 1), at least 1e-8."""
+    """value = code * scale + zero, where zero = min x and scale = (max x - min x) / (2^bits - 1), at least 1e-8."""
 
     name: str
     bits: int
@@ -39,13 +39,17 @@ class AffineRow(OneScale):
         return "uint8"
 
     def quantize(self, rows: Array) -> Quantized:
-        """Also raises NonFinite where max - min, or what max reads back as, overflows float32."""
+        """Quantize rows [..., width].
+
+        Raises as `Format.quantize` does, ShapeMismatch also for a width of 0, and NonFinite also if max - min, or what max reads
+        back as, overflows float32.
+        """
         rows = finite_rows(rows)
         xp = array_namespace(rows)
         if rows.shape[-1] == 0:
             raise ShapeMismatch(f"{self.name} rows: expected at least one value a row, got {list(rows.shape)}")
         zero = xp.min(rows, axis=-1)
-        with np.errstate(over="ignore"):  # NumPy warns of the overflow that is looked for
+        with np.errstate(over="ignore"):  # check_read_back detects the overflow; NumPy would also warn
             spread = xp.max(rows, axis=-1) - zero
             steps = xp.full_like(spread, 2**self.bits - 1)
             scale = xp.maximum(spread / steps, xp.full_like(spread, LEAST_SCALE))
@@ -57,8 +61,8 @@ class AffineRow(OneScale):
 
     def dequantize(self, stored: Quantized, width: int) -> Array:
         assert stored.scale is not None and stored.zero is not None
-        product = self._codes(stored, width) * stored.scale[..., None]  # rounds once here,
-        return product + stored.zero[..., None]  # and once here: two roundings, never fused (FMT-AFF-04)
+        product = self._codes(stored, width) * stored.scale[..., None]  # the first rounding
+        return product + stored.zero[..., None]  # and the second: never a fused multiply-add (FMT-AFF-04)
 
     def bound(self, rows: Array, stored: Quantized) -> Array:
         assert stored.scale is not None and stored.zero is not None

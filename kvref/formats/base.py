@@ -1,4 +1,4 @@
-"""What a format is: how a token's numbers are stored, and what they read back as."""
+"""The protocol of a format (Format), its stored rows (Quantized), and functions that several formats use."""
 
 from typing import Literal, NamedTuple, Protocol
 
@@ -7,15 +7,17 @@ from array_api_compat import array_namespace
 from kvref.array import Array, Namespace, Shape, dtype_name
 from kvref.errors import ConfigError, DtypeMismatch, NonFinite, ShapeMismatch
 
-# "element": no scale. "head": one scale a (token, head) row of head_dim. "token": one scale and zero a token, over all heads.
-# "group": a scale for so many neighbours along head_dim. "given": one scale for all that is stored, and not stored itself.
+# What shares a scale. "element": no scale. "head": one scale per row of one token and head. "token": one scale and zero per token,
+# over all heads. "group": one scale per group of consecutive numbers of a row. "given": one for the whole cache, not stored.
 Granularity = Literal["element", "head", "token", "group", "given"]
 
 
 class Quantized(NamedTuple):
-    """Rows as they are stored: codes [..., code_width], and scale and zero, each None where the format has none.
+    """Stored rows: codes, scales and zeros.
 
-    float32 [...] where a row shares them, [..., width / group] in `scale_dtype` where a group does.
+    - `codes`: [..., code_width], of the format's `code_dtype`.
+    - `scale`, `zero`: float32 [...] with one number per row, or [..., width / group] of the format's `scale_dtype` with one per
+      group. None if the format does not have them, or stores them among the codes (FMT-GGML).
     """
 
     codes: Array
@@ -24,52 +26,71 @@ class Quantized(NamedTuple):
 
 
 class Format(Protocol):
-    """Rows are float32 [..., width]; the last axis shares a scale."""
+    """How rows of numbers are stored, and which numbers stored rows read back as (chapter FMT).
+
+    A row is the last axis of an array [..., width]: the head_dim numbers of one token and head, or all numbers of a token if
+    `granularity` is "token". In kvref, width is head_dim unless a docstring says otherwise.
+    """
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """The name in FORMATS, such as "int8"."""
+
     @property
-    def bits(self) -> int: ...
+    def bits(self) -> int:
+        """Bits per code."""
+
     @property
-    def granularity(self) -> Granularity: ...
+    def granularity(self) -> Granularity:
+        """What shares a scale: "element" (none), "head", "token", "group" or "given"."""
+
     @property
     def group(self) -> int | None:
-        """How many neighbours along head_dim share a scale, in formats of groups."""
+        """In formats of groups, how many consecutive numbers of a row share a scale; otherwise None."""
 
     @property
     def element(self) -> str:
-        """What one number is stored as, in words."""
+        """The kind of code that one number is stored as, such as "int8", "uint4" or "float8_e4m3fn"."""
 
     @property
     def scale_arrays(self) -> int:
-        """What goes with the codes: 0 arrays, 1 (scale) or 2 (scale and zero)."""
+        """How many arrays are stored beside the codes: 0, 1 (scale) or 2 (scale and zero)."""
 
     def code_width(self, width: int) -> int:
-        """Code elements a row of `width` values takes. Raises ConfigError for a width that is no multiple of the group."""
+        """Return the length of the codes of a row of `width` numbers.
+
+        Raises ConfigError if `width` is not a multiple of the group.
+        """
 
     def code_dtype(self, xp: object) -> str:
-        """The dtype of the codes in the array namespace `xp`."""
+        """Return the dtype of the codes, by name. xp: the namespace of the arrays, which can lack float16 or bfloat16."""
 
     def scale_shape(self, width: int) -> Shape:
-        """How many scales of a row of `width` values lie beside its codes: () for one, or (width / group,)."""
+        """Return the shape of the scales of a row of `width` numbers: () for one scale, (width / group,) for one per group."""
 
     def scale_dtype(self, xp: object) -> str:
-        """The dtype of scales and zeros in the array namespace `xp`."""
+        """Return the dtype of scales and zeros, by name. xp: as in `code_dtype`."""
 
     def quantize(self, rows: Array) -> Quantized:
-        """Raises DtypeMismatch for anything but float32, float16 and bfloat16; where a scale is shared, ShapeMismatch for a lone
-        number and NonFinite; ConfigError for a width that is no multiple of the group.
+        """Quantize rows [..., width] of float32, float16 or bfloat16.
+
+        Raises DtypeMismatch for other dtypes, and ConfigError if `width` is not a multiple of the group. Formats with a scale
+        also raise ShapeMismatch for an array without axes, and NonFinite for a NaN, an infinity, or a row that would read back as
+        an infinity (FMT-LEVEL-05).
         """
 
     def dequantize(self, stored: Quantized, width: int) -> Array:
-        """The float32 rows [..., width] that `stored` reads back as."""
+        """Return the float32 rows [..., width] that `stored` reads back as."""
 
     def bound(self, rows: Array, stored: Quantized) -> Array:
-        """float64 [..., width]: the most by which a value read may differ from `rows`."""
+        """Return the largest possible error of each value read back: float64 [..., width] (FMT-LEVEL-03).
+
+        rows: the rows that were quantized. stored: what `quantize` returned for them. See `kvref.formats.bounds`.
+        """
 
 
 class OneScale:
-    """Of formats whose rows have one float32 scale each, or none."""
+    """Base class of formats with one float32 scale per row, or without stored scales."""
 
     group: int | None = None
 
@@ -81,7 +102,7 @@ class OneScale:
 
 
 class ScaleAGroup:
-    """Of formats whose groups have a scale each beside their codes, which are packed."""
+    """Base class of formats with one scale per group, stored beside the packed codes."""
 
     def code_width(self: Format, width: int) -> int:
         return groups(self.name, width, self.group or 1) * (self.group or 1) * self.bits // 8
@@ -94,7 +115,10 @@ class ScaleAGroup:
 
 
 def stored_as(format: Format, rows: Shape, xp: Namespace) -> list[tuple[Shape, str]]:
-    """Shape and dtype of codes, scale and zero of rows [..., width], as many of them as the format has."""
+    """Return the shape and dtype of the codes of rows, and of the scale and the zero if the format stores them.
+
+    rows: the shape [..., width] of the rows. xp: the namespace of the arrays.
+    """
     *outer, width = rows
     codes = (*outer, format.code_width(width)), format.code_dtype(xp)
     scale = (*outer, *format.scale_shape(width)), format.scale_dtype(xp)
@@ -102,28 +126,31 @@ def stored_as(format: Format, rows: Shape, xp: Namespace) -> list[tuple[Shape, s
 
 
 def in_groups(name: str, rows: Array, group: int) -> Array:
-    """Rows [..., width] as [..., width / group, group]. Raises ConfigError where that does not go."""
+    """Return rows [..., width] as [..., width / group, group]. Raises ConfigError if `width` is not a multiple of `group`."""
     width = rows.shape[-1]
     groups(name, width, group)
     return array_namespace(rows).reshape(rows, (*rows.shape[:-1], width // group, group))
 
 
 def groups(name: str, width: int, group: int) -> int:
-    """How many groups a row has. Raises ConfigError (FMT-GROUP-03)."""
+    """Return the number of groups of a row, width / group. Raises ConfigError if it is not an integer (FMT-GROUP-03)."""
     if width % group:
         raise ConfigError(f"{name} rows: expected a width that is a multiple of {group}, got {width}")
     return width // group
 
 
 def check_read_back(name: str, largest: Array) -> None:
-    """Raise NonFinite where `largest`, what the largest code of each row reads back as, is not finite (FMT-LEVEL-05)."""
+    """Raise NonFinite unless every number of `largest` is finite (FMT-LEVEL-05).
+
+    largest: what the largest code of each row or group reads back as. name: the format's name, for the message.
+    """
     xp = array_namespace(largest)
     if not bool(xp.all(xp.isfinite(largest))):
         raise NonFinite(f"{name} rows: expected values whose scale and dequantized values are finite, got larger ones")
 
 
 def widen(values: Array, name: str = "rows") -> Array:
-    """float16 and bfloat16 widened to float32 exactly; float32 as it is; all else refused (FMT-LEVEL-04)."""
+    """Return float16 and bfloat16 arrays as float32, exactly, and float32 arrays unchanged. Others: DtypeMismatch (FMT-LEVEL-04)."""
     xp = array_namespace(values)
     if values.dtype == xp.float32:
         return values
@@ -134,7 +161,10 @@ def widen(values: Array, name: str = "rows") -> Array:
 
 
 def finite_rows(rows: Array) -> Array:
-    """`rows` [..., width] widened to float32. Raises ShapeMismatch for a lone number, NonFinite at NaN or infinity (LAW-14)."""
+    """Return rows [..., width] as float32.
+
+    Raises DtypeMismatch as `widen` does, ShapeMismatch for an array without axes, NonFinite for a NaN or an infinity (LAW-14).
+    """
     rows = widen(rows)
     xp = array_namespace(rows)
     if len(rows.shape) == 0:

@@ -1,7 +1,7 @@
-"""Plain dtypes: float32, float16 and bfloat16, no scale.
+"""Formats without scales: float32, float16 and bfloat16 (FMT-CAST).
 
-The Array API standard knows float32 only. Where the library has float16 or bfloat16 the codes are of that dtype; where it has
-not, they are the same bits as uint16 codes. What reads back is the same to the bit.
+The Array API standard has float32 only. If the library has float16 or bfloat16, codes have this dtype. Otherwise codes are uint16
+arrays with the same bits. The values read back are bit-identical.
 """
 
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ from kvref.formats.small_float import BFLOAT16, FLOAT16, SmallFloat
 
 @dataclass(frozen=True)
 class Cast(OneScale):
-    """value = the nearest number the dtype has, ties to even; overflow gives infinity (FMT-CAST-01)."""
+    """value = the nearest number of the dtype, ties to even; beyond its range infinity (FMT-CAST-01)."""
 
     name: str
     bits: int
-    small_float: SmallFloat | None  # None for float32, which is stored as it comes
+    small_float: SmallFloat | None  # None for float32, which is stored unchanged
     granularity: Granularity = "element"
     scale_arrays: int = 0
 
@@ -41,7 +41,7 @@ class Cast(OneScale):
         if self.small_float is None:
             return Quantized(rows)
         if hasattr(xp, self.name):
-            with np.errstate(over="ignore"):  # NumPy warns of the overflow to infinity that the clause asks for
+            with np.errstate(over="ignore"):  # NumPy would warn of the overflow to infinity that FMT-CAST-01 requires
                 return Quantized(xp.astype(rows, getattr(xp, self.name)))
         return Quantized(self.small_float.encode(rows))
 

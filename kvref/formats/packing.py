@@ -1,4 +1,4 @@
-"""Codes of less than a byte, side by side in a row of bytes (FMT-SMALL-01)."""
+"""Packing of codes with fewer than 8 bits into bytes, without gaps (FMT-SMALL-01)."""
 
 from array_api_compat import array_namespace, device
 
@@ -6,9 +6,10 @@ from kvref.array import Array
 
 
 def pack(codes: Array, bits: int) -> Array:
-    """[..., width] codes below 2^bits -> uint8 [..., ceil(width * bits / 8)]: low bits first, what is left over padded with 0.
+    """Pack uint8 codes [..., width], each below 2^bits, into uint8 [..., ceil(width * bits / 8)].
 
-    Bit k of code i is bit (i * bits + k) % 8 of byte (i * bits + k) // 8.
+    Bit k of code i becomes bit (i * bits + k) % 8 of byte (i * bits + k) // 8: low bits first. Unused bits of the last byte are
+    0.
     """
     if bits == 8:
         return codes
@@ -23,7 +24,7 @@ def pack(codes: Array, bits: int) -> Array:
 
 
 def unpack(packed: Array, bits: int, width: int) -> Array:
-    """uint8 [..., ceil(width * bits / 8)] -> uint8 [..., width] codes below 2^bits."""
+    """Return the uint8 codes [..., width] that `pack` packed into uint8 [..., ceil(width * bits / 8)]."""
     if bits == 8:
         return packed
     xp = array_namespace(packed)

@@ -1,7 +1,7 @@
-"""Rounding to whole numbers, in Array API operations.
+"""Rounding to integers with halves away from zero, in Array API operations.
 
-Two roundings occur in KV caches. Casts between floats round half to even, which is the standard's `round`. Integer codes round
-half away from zero, which the standard does not have and `round` is not: they differ at every k + 0.5 with k even.
+Formats use two kinds of rounding. Casts between floats round half to even, as the standard's `round` does. Integer codes round
+half away from zero, for which the standard has no function: the two differ at every k + 0.5 with an even k.
 """
 
 from array_api_compat import array_namespace
@@ -10,9 +10,10 @@ from kvref.array import Array
 
 
 def round_half_away(x: Array) -> Array:
-    """The nearest whole number, halves away from zero: 0.5 -> 1, -2.5 -> -3. Shape and dtype of `x`, which is finite.
+    """Return the nearest integers, halves away from zero: 0.5 -> 1, -2.5 -> -3.
 
-    The distance to the truncated value decides. Adding 0.5 first would be wrong: 0.49999997 + 0.5 rounds to 1 in float32.
+    x must be finite. The result has its shape and dtype. The function compares the distance to the truncated number with 0.5.
+    Adding 0.5 and truncating would be wrong: 0.49999997 + 0.5 is rounded to 1 in float32.
     """
     xp = array_namespace(x)
     truncated = xp.trunc(x)

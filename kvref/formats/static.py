@@ -1,9 +1,9 @@
-"""FP8 with one scale that is given: nothing is looked for in the data, and nothing lies beside the codes (FMT-STATIC).
+"""FP8 with a scale that the caller gives, and that is not computed from the data or stored with the codes (FMT-STATIC).
 
-An engine that has measured its keys and values before has one number for all keys of a layer, and one for all values: vLLM's
-`k_scale` and `v_scale`, 1.0 where a checkpoint has none. What lies beyond the range that it gives is clipped.
+Engines that were calibrated have one scale for all keys of a layer and one for all values: `k_scale` and `v_scale` in vLLM, 1.0
+if a checkpoint has none. Numbers outside the range of the scale are clipped.
 
-Source: vllm/v1/attention/ops/triton_reshape_and_cache_flash.py of vLLM 0.33, for x / k_scale; its QuantFP8, for the clip.
+Source: vllm/v1/attention/ops/triton_reshape_and_cache_flash.py of vLLM 0.33 for x / k_scale, and its QuantFP8 for the clipping.
 """
 
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ from kvref.formats.small_float import E4M3FN, E5M2, SmallFloat
 
 @dataclass(frozen=True)
 class StaticFloat8(OneScale):
-    """value = decode(code) * scale, with code = encode(clip(x / scale)) and a scale that is a float32 above 0."""
+    """value = decode(code) * scale, where code = encode(clip(x / scale)). The scale is a positive float32. `small`: the FP8 type."""
 
     small: SmallFloat
     scale: float = 1.0
@@ -41,7 +41,11 @@ class StaticFloat8(OneScale):
         return self.small.name
 
     def with_scale(self, scale: float) -> "StaticFloat8":
-        """The same format with another scale, rounded to float32. Raises ConfigError (FMT-STATIC-05)."""
+        """Return the same format with another scale, rounded to float32.
+
+        Raises ConfigError unless the rounded scale is positive and finite, and its product with the largest FP8 number is finite
+        (FMT-STATIC-05).
+        """
         wanted = f"scale of {self.name}: expected a finite number above 0"
         if not isinstance(scale, Real) or isinstance(scale, bool):
             raise ConfigError(f"{wanted}, got {scale!r}")
@@ -50,7 +54,7 @@ class StaticFloat8(OneScale):
             largest = held * np.float32(self.small.max)
         if not (held > 0 and np.isfinite(held)):
             raise ConfigError(f"{wanted}, got {scale!r}")
-        if not np.isfinite(largest):  # a row that is clipped would read back infinite (FMT-LEVEL-05)
+        if not np.isfinite(largest):  # a clipped number would read back as infinity (FMT-LEVEL-05)
             raise ConfigError(f"{wanted} whose product with {self.small.max:g} is finite, got {scale!r}")
         return replace(self, scale=float(held))
 
@@ -64,11 +68,11 @@ class StaticFloat8(OneScale):
         return Quantized(self.small.encode(self.quotient(rows)))
 
     def quotient(self, rows: Array) -> Array:
-        """What is to be encoded of rows: x / scale, clipped to the element's range. Raises NonFinite."""
+        """Return what `quantize` encodes: x / scale, clipped to the range of the FP8 type. Raises as `finite_rows` does."""
         rows = finite_rows(rows)
         xp = array_namespace(rows)
-        with np.errstate(over="ignore"):  # a quotient that overflows is clipped as any other
-            quotient = rows / xp.full_like(rows, self.scale)  # the divisor is an array, as in every format
+        with np.errstate(over="ignore"):  # a quotient that overflows is clipped too
+            quotient = rows / xp.full_like(rows, self.scale)  # an array as the divisor: see kvref.formats.symmetric
         most = xp.full_like(quotient, self.small.max)
         return xp.minimum(xp.maximum(quotient, -most), most)
 

@@ -1,7 +1,8 @@
-"""Symmetric rows: one scale for each row, no zero point. INT8, FP8 E4M3FN and FP8 E5M2.
+"""Formats with one scale per row and no zero: INT8, FP8 E4M3FN and FP8 E5M2 (FMT-INT8, FMT-FP8).
 
-The scale maps the row's largest magnitude to the largest code, `limit`: m / limit, at least float32's epsilon, so that a row
-of zeros divides by something. The order of operations is the specification (FMT-INT8-01 to 03, FMT-FP8-08).
+The scale maps the largest magnitude m of the row to the largest code `limit`: it is m / limit, and at least LEAST_SCALE, so that
+a row of zeros has a divisor. The order of the operations determines the bits, and is specified in FMT-INT8-01 to FMT-INT8-03 and
+FMT-FP8-08.
 """
 
 from collections.abc import Callable
@@ -16,19 +17,22 @@ from kvref.formats.base import Granularity, OneScale, Quantized, check_read_back
 from kvref.formats.rounding import round_half_away
 from kvref.formats.small_float import E4M3FN, E5M2, SmallFloat
 
-LEAST_SCALE = 2.0**-23
+LEAST_SCALE = 2.0**-23  # the machine epsilon of float32
 
 
 @dataclass(frozen=True)
 class SymmetricRow(OneScale):
-    """value = decode(code) * scale, with scale = max|x| / limit and code = encode(x / scale)."""
+    """value = decode(code) * scale, where scale = max|x| / limit and code = encode(x / scale).
+
+    `limit` is the largest code's number, `dtype` the dtype of codes, and `worst_error(rows, decoded, scale)` the error bound.
+    """
 
     name: str
     limit: float
     dtype: str
     encode: Callable[[Array], Array]
     decode: Callable[[Array], Array]
-    worst_error: Callable[[Array, Array, Array], Array]  # (rows, decoded, scale)
+    worst_error: Callable[[Array, Array, Array], Array]  # of rows, decoded codes and scales
     bits: int = 8
     granularity: Granularity = "head"
     scale_arrays: int = 1
@@ -46,12 +50,12 @@ class SymmetricRow(OneScale):
     def quantize(self, rows: Array) -> Quantized:
         rows = finite_rows(rows)
         xp = array_namespace(rows)
-        empty = rows.shape[-1] == 0  # a row of nothing has no maximum: its scale is the floor
+        empty = rows.shape[-1] == 0  # a row without numbers has no maximum, and gets LEAST_SCALE
         largest = xp.sum(rows, axis=-1) if empty else xp.max(xp.abs(rows), axis=-1)
-        # The divisor is an array: dividing by a Python scalar multiplies by its reciprocal in more than one library.
+        # The divisor is an array: several libraries replace division by a Python scalar with a product with its reciprocal.
         limit = xp.full_like(largest, self.limit)
         scale = xp.maximum(largest / limit, xp.full_like(largest, LEAST_SCALE))
-        with np.errstate(over="ignore"):  # NumPy warns of the overflow that is looked for
+        with np.errstate(over="ignore"):  # check_read_back detects the overflow; NumPy would also warn
             check_read_back(self.name, scale * limit)
         quotient = rows / xp.broadcast_to(scale[..., None], rows.shape)
         limit = xp.full_like(quotient, self.limit)
@@ -67,7 +71,7 @@ class SymmetricRow(OneScale):
 
 
 def _int8_encode(quotient: Array) -> Array:
-    """The quotient is within +-127 already, so rounding cannot leave the range and -128 never occurs (FMT-INT8-02)."""
+    """int8 codes. The quotient was clipped to +-127, so that -128 never occurs (FMT-INT8-02)."""
     xp = array_namespace(quotient)
     return xp.astype(round_half_away(quotient), xp.int8)
 

@@ -1,1 +1,1 @@
-"""What checks are written with: how they register, what they say of a result, and small objects to look at."""
+"""The library that checks are written with: registration, assertions, small objects, and data."""

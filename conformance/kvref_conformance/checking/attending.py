@@ -1,4 +1,4 @@
-"""Queries to attend with, and what must come of them."""
+"""Queries for checks of attention, and the expected outputs."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,36 +11,37 @@ from kvref_conformance.oracle.attention import attention as of_float32
 from kvref_conformance.oracle.attention import rounding
 from kvref_conformance.oracle.elements import round_to
 
-LOUD, LOUDER = 2.0, 4.0  # in a key: what a query sees at its ends, and what lies just past them
-LOUD_SCALE = 40.0  # so that a loud token outweighs all that are not, and a louder one those
+LOUD, LOUDER = 2.0, 4.0  # key values: for the visible tokens at the ends of a range, and for the hidden tokens just past them
+LOUD_SCALE = 40.0  # the softmax scale at which a LOUD token dominates all others, and a LOUDER one dominates LOUD ones
 
 
 def normal(subject: Subject, *shape: int) -> NDArray:
-    """float32, in numbers that the dtype holds."""
+    """Normally distributed float32 values that are exact in the subject's dtype."""
     return round_to(subject.rng.normal(size=shape).astype(np.float32), subject.dtype)
 
 
 def exact(subject: Subject, query: NDArray, keys: NDArray, values: NDArray, **options: Any) -> tuple[NDArray, NDArray]:
-    """The output and its bound, with one rounding more where it is answered in a narrower dtype."""
+    """The expected output and its error bound, which includes the rounding of the result to the subject's dtype."""
     want, bound = of_float32(query, keys, values, **options)
     return want, bound + rounding(want, bound, subject.dtype)
 
 
 def queries(subject: Subject, count: int) -> NDArray:
-    """float32 [count, query heads, dim], to a cache: two query heads a kv head, where that may be."""
+    """Queries float32 [count, query heads, dim], with two query heads per kv head if the limits allow it."""
     return normal(subject, count, subject.heads * subject.size("group_size", 2), subject.dim)
 
 
 def even(subject: Subject) -> float:
-    """A scale by which no token of a cache outweighs all others, however wide they are."""
+    """A softmax scale at which no token dominates all others, whatever the head_dim."""
     return 2.5 / subject.dim
 
 
 def loud_at_ends(count: int, heads: int, dim: int, views: Sequence[NDArray]) -> NDArray:
-    """Keys float32 [count, heads, dim] that tell views apart by a token more or less at any of their ends.
+    """Keys float32 [count, heads, dim] for which attention changes clearly if a view has one token too many or too few.
 
-    Element i is for a query that looks at it alone, by LOUD_SCALE. Of what that has to see the tokens are loud that have a
-    neighbour which it must not see, and those neighbours are louder: one of them seen is all that is seen.
+    views: arrays of the positions that a query must see. Element i of the keys is for view i: the query for it is 1 at element i
+    and 0 elsewhere (`looking_at`), at LOUD_SCALE. Visible tokens next to a hidden one have LOUD there, and the hidden neighbors
+    LOUDER. If a hidden neighbor is visible by mistake, it dominates the output.
     """
     keys = np.zeros((count, heads, dim), np.float32)
     for element, view in enumerate(views):
@@ -52,7 +53,7 @@ def loud_at_ends(count: int, heads: int, dim: int, views: Sequence[NDArray]) -> 
 
 
 def looking_at(elements: Sequence[int | None], heads: int, dim: int) -> NDArray:
-    """Queries float32 [n, heads, dim], each of which looks at one element; None at nothing."""
+    """Queries float32 [n, heads, dim]: row n is 1 at element elements[n] and 0 elsewhere; for None it is 0 everywhere."""
     query = np.zeros((len(elements), heads, dim), np.float32)
     for row, element in enumerate(elements):
         if element is not None:

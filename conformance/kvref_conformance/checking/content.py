@@ -1,8 +1,9 @@
-"""Content that says where it belongs: the number at a stream, layer, position, head, element, key or value is a hash of those.
+"""Content that identifies its place: each number is a hash of its stream, layer, position, head, element, and key or value.
 
-No memory is needed to know what is right, however many tokens there are, and a row that lies where it does not belong is
-looked up and named. A number has 8 significant bits and lies between 2^-8 and 2^7, so that float16, bfloat16 and float32 all
-hold it to the bit; it is never 0. What a row has in common is a power of two, so that one row's scale shows in another's place.
+The expected number of any place can be computed, so that nothing has to be stored however many tokens there are, and the right
+place of a misplaced row can be found. A number is never 0, has 8 significant bits and a magnitude between 2^-8 and 2^7, so that
+float16, bfloat16 and float32 represent it exactly. Each row has a power of two as a common factor, so that quantized rows differ
+in their scales, and a scale in the place of another shows.
 """
 
 from collections.abc import Sequence
@@ -18,16 +19,16 @@ from kvref_conformance.outcome import Broken
 
 LEAST_EXPONENT = -8
 KEYS, VALUES = 0, 1
-PREFIXES = 2**20  # streams from here on are beginnings that several sequences share
+PREFIXES = 2**20  # streams with this number or a larger one are prefixes that several sequences share
 PARTS = ("keys", "values")
-SHOWN = 4  # elements of a row that a message shows, and that a row is looked up by
-FAR = 8  # elements that a shifted row is looked for
+SHOWN = 4  # elements of a row that messages show, and by which a row is looked up
+FAR = 8  # the largest shift of a row, in elements, that is recognized
 
 Positions = Sequence[int] | NDArray
 
 
 class Place(NamedTuple):
-    """Where a row of head_dim numbers belongs. stream: a sequence, a cache, a request; counted by whoever writes them."""
+    """The place of a row of head_dim numbers. stream: the number of a sequence, cache or request, chosen by the check."""
 
     stream: int
     layer: int
@@ -41,7 +42,7 @@ class Place(NamedTuple):
 
 
 def content(stream: Positions | int, layer: int, positions: Positions, heads: int, dim: int, part: int) -> NDArray:
-    """float32 [n, heads, dim]: what belongs at these positions, of one stream or of one for each."""
+    """The keys or values at these positions, float32 [n, heads, dim]. stream: one for all positions, or one per position."""
     streams = np.asarray(stream)[..., None]
     return _numbers(_rows(streams, layer, np.asarray(positions)[:, None], np.arange(heads), part), np.arange(dim))
 
@@ -52,7 +53,7 @@ def pair_of_content(stream: Positions | int, layer: int, positions: Positions, h
 
 
 def _rows(stream: NDArray | int, layer: NDArray | int, position: NDArray, head: NDArray, part: NDArray | int) -> NDArray:
-    """A hash of each row, uint32, of coordinates that broadcast against each other."""
+    """The hash of each row, uint32. The coordinates broadcast against each other."""
     mixed = np.zeros((), np.uint32)
     for coordinate in (part, stream, layer, head, position):
         mixed = _mix(mixed ^ (np.asarray(coordinate).astype(np.uint32) + np.uint32(0x9E3779B9)))
@@ -60,7 +61,7 @@ def _rows(stream: NDArray | int, layer: NDArray | int, position: NDArray, head: 
 
 
 def _numbers(rows: NDArray, elements: NDArray) -> NDArray:
-    """float32 [..., elements]: sign, exponent and 7 bits of mantissa from the hash of each."""
+    """The numbers float32 [..., elements]: sign, exponent and 7 bits of mantissa are taken from the hash of each element."""
     mixed = _mix(rows[..., None] + elements.astype(np.uint32) * np.uint32(0x9E3779B9))
     exponent = (mixed >> np.uint32(20)) & np.uint32(7)
     exponent += (rows >> np.uint32(29))[..., None] + np.uint32(127 + LEAST_EXPONENT)
@@ -71,7 +72,7 @@ def _numbers(rows: NDArray, elements: NDArray) -> NDArray:
 
 
 def _mix(x: NDArray) -> NDArray:
-    """A bijection of 32 bits, after which each bit depends on all: two multiplications and three shifts (Wellons' lowbias32)."""
+    """Mix the bits of 32-bit integers (Chris Wellons' hash lowbias32, a bijection)."""
     with np.errstate(over="ignore"):
         x = x ^ (x >> np.uint32(16))
         x = x * np.uint32(0x7FEB352D)
@@ -83,18 +84,21 @@ def _mix(x: NDArray) -> NDArray:
 
 @dataclass
 class Written:
-    """What was written at all, to look rows up in: by stream and layer the number of tokens, those forgotten since included."""
+    """The places that were written, in which rows are looked up.
+
+    tokens: the number of tokens by stream and layer, including tokens that were removed since.
+    """
 
     heads: int
     dim: int
     tokens: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def up_to(self, stream: int, layer: int, stop: int) -> None:
-        """Positions before `stop` were written."""
+        """Record that positions [0, stop) were written."""
         self.tokens[stream, layer] = max(stop, self.tokens.get((stream, layer), 0))
 
     def owner(self, row: NDArray) -> Place | None:
-        """Where a row [dim] belongs."""
+        """The place whose content equals the row [dim], or None."""
         for (stream, layer), count in self.tokens.items():
             for part in (KEYS, VALUES):
                 rows = _rows(stream, layer, np.arange(count)[:, None], np.arange(self.heads), part)
@@ -107,28 +111,28 @@ class Written:
 
 
 def at(place: Place, dim: int) -> NDArray:
-    """float32 [dim]: the row that belongs there."""
+    """The row at this place, float32 [dim]."""
     row = _rows(place.stream, place.layer, np.asarray(place.position), np.asarray(place.head), place.part)
     return _numbers(row, np.arange(dim))
 
 
 def named(row: NDArray, place: Place, written: Written) -> str:
-    """Whose a row is that came where another belongs: somebody else's, zeros, its own shifted or in part, nobody's."""
+    """A description of a wrong row: the row of another place, zeros, the right row shifted or partly wrong, or unknown."""
     own = at(place, len(row))
     if not row.any():
         return "zeros"
     if (owner := written.owner(row)) is not None:
-        return f"what belongs to {owner}"
+        return f"the row of {owner}"
     differs = np.flatnonzero(row != own)
     first, last = int(differs[0]), int(differs[-1])
     if len(differs) < len(row) and not row[differs].any():
-        return f"its own, but zeros in {len(differs)} elements, from {first} to {last}"
+        return f"its own row, but zeros in {len(differs)} elements, from {first} to {last}"
     for by in range(1, min(FAR, len(row) // 2) + 1):
         if np.array_equal(row[by:], own[:-by]) or np.array_equal(row[:-by], own[by:]):
-            return f"its own, shifted by {by} element{'s' if by > 1 else ''}"
+            return f"its own row, shifted by {by} element{'s' if by > 1 else ''}"
     if len(differs) <= len(row) // 2:
-        return f"its own, but for {len(differs)} elements, from {first} to {last}"
-    return f"nobody's, {_shown(row)}"
+        return f"its own row, except {len(differs)} elements, from {first} to {last}"
+    return f"an unknown row, {_shown(row)}"
 
 
 def _shown(row: NDArray) -> str:
@@ -140,9 +144,10 @@ def belongs(
     got: tuple[NDArray, NDArray], stream: Positions | int, layer: int, positions: Positions, written: Written, exact: bool = True,
     wanted: tuple[Reads, Reads] | None = None,
 ) -> None:  # fmt: skip
-    """Raise Broken unless keys and values [n, heads, dim] are what belongs at these positions.
+    """Raise Broken unless the keys and values [n, heads, dim] are the content of these positions.
 
-    wanted: what the content reads as there, where that is not what was written; exact: to the bit, or within its slack.
+    wanted: the expected values, if they differ from what was written (as in a quantized cache). exact: whether they must be equal
+    to the bit; otherwise they must be within `wanted.slack`.
     """
     for part in (KEYS, VALUES):
         want = content(stream, layer, positions, written.heads, written.dim, part)
@@ -164,9 +169,9 @@ def belongs(
             place = Place(int(np.broadcast_to(stream, len(rows))[n]), layer, int(positions[n]), head, part)
             own = want[n, head] if wanted is None else wanted[part].values[n, head]
             said = named(array[n, head], place, written) if kept else _near(array[n, head], place)
-            raise Broken(f"{place} ({int(rows.sum())} of {rows.size} rows differ)", f"its own numbers, {_shown(own)}", said)
+            raise Broken(f"{place} ({int(rows.sum())} of {rows.size} rows differ)", f"its own row, {_shown(own)}", said)
 
 
 def _near(row: NDArray, place: Place) -> str:
-    """Of a row that was quantized on its way."""
+    """A description of a wrong row of a quantized cache, with the row that was written."""
     return "zeros" if not row.any() else f"{_shown(row)}, of {_shown(at(place, len(row)))}"

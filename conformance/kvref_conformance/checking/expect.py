@@ -1,6 +1,6 @@
-"""What a check says when it looks at a result: each of these raises Broken with what was expected and what came.
+"""Assertions for checks: each raises Broken with the expected and the actual value.
 
-What was got is `Any` throughout: it came from an implementation, and may be anything.
+The parameter `got` is a result of an implementation, which may be any object, so its type is Any.
 """
 
 from collections.abc import Iterator
@@ -21,20 +21,22 @@ from kvref_conformance.outcome import Broken, NotOffered
 
 
 def equal(got: Any, want: Any, what: str) -> None:
-    """Plain values: numbers, strings, lists of integers."""
+    """Raise Broken unless two plain values (numbers, strings, lists of integers) are equal."""
     got = got.item() if isinstance(got, np.ndarray) and got.ndim == 0 else got
     if got != want:
         raise Broken(what, show(want), show(got))
 
 
 def true(condition: Any, what: str, expected: str, got: Any) -> None:
+    """Raise Broken unless the condition is true."""
     if not condition:
         raise Broken(what, expected, show(got))
 
 
 def shaped(got: Any, shape: tuple[int, ...], what: str) -> NDArray:
+    """The result as an array. Raises Broken if its shape is another, or if it is float64."""
     array = np.asarray(got)
-    if isinstance(got, np.ndarray) and got.dtype == np.float64:  # comparing it as float32 would do the rounding for it
+    if isinstance(got, np.ndarray) and got.dtype == np.float64:  # converting it to float32 here would hide missing rounding
         raise Broken(what, "float32 or a narrower float", "float64")
     if array.shape != tuple(shape):
         raise Broken(what, f"shape {list(shape)}", f"shape {list(array.shape)}")
@@ -42,7 +44,7 @@ def shaped(got: Any, shape: tuple[int, ...], what: str) -> NDArray:
 
 
 def same(got: Any, want: NDArray | np.generic, what: str) -> None:
-    """The same shape and the same bits; a NaN stands for any NaN, and -0 is not 0."""
+    """Raise Broken unless two arrays have the same shape and the same bits. All NaNs are equal; -0 and 0 differ."""
     want = np.asarray(want)
     got = shaped(got, want.shape, what)
     if want.dtype.kind == "f":
@@ -56,7 +58,7 @@ def same(got: Any, want: NDArray | np.generic, what: str) -> None:
 
 
 def within(got: Any, want: ArrayLike, bound: ArrayLike, what: str) -> None:
-    """No further from `want` than `bound`, both float64."""
+    """Raise Broken unless |got - want| <= bound for each element, computed in float64."""
     want = np.asarray(want, dtype=np.float64)
     got = shaped(got, want.shape, what)
     bound = np.broadcast_to(np.asarray(bound, dtype=np.float64), want.shape)
@@ -65,19 +67,22 @@ def within(got: Any, want: ArrayLike, bound: ArrayLike, what: str) -> None:
 
 
 def pair(got: Any, want: tuple[NDArray, NDArray], what: str) -> None:
-    """Keys and values, each the same to the bit."""
+    """Raise Broken unless keys and values are the same to the bit."""
     same(got[0], want[0], f"keys of {what}")
     same(got[1], want[1], f"values of {what}")
 
 
 def reads(subject: Subject, got: Any, want: tuple[Reads, Reads], what: str, format: str = "") -> None:
-    """Keys and values as the oracle says they read; of a rotated format whole blocks, too."""
+    """Apply `read` to keys and values."""
     for name, part, wanted in zip(("keys", "values"), got, want, strict=True):
         read(subject, part, wanted, f"{name} of {what}", format)
 
 
 def read(subject: Subject, got: Any, want: Reads, what: str, format: str = "") -> None:
-    """The same to the bit as the oracle says, or within the slack of level tolerant."""
+    """Raise Broken unless the result equals the oracle's: to the bit, or within its slack if the level is tolerant.
+
+    At level tolerant, the error of each block of a rotated format is limited too (FMT-ROT-05).
+    """
     if subject.level == "exact":
         same(got, want.values, what)
     else:
@@ -87,16 +92,16 @@ def read(subject: Subject, got: Any, want: Reads, what: str, format: str = "") -
 
 
 def within_lengths(got: Any, want: NDArray, bound: NDArray, what: str) -> None:
-    """Of each rotated block what it is off is no longer, as l2 norm, than the bound that all its values have (FMT-ROT-05)."""
+    """Raise Broken unless the l2 norm of the error of each rotated block is at most the largest bound in it (FMT-ROT-05)."""
     block = block_of(want.shape[-1])
     length = np.linalg.norm((np.asarray(got).astype(np.float64) - want).reshape(-1, block), axis=1)
     most = np.asarray(bound, np.float64).reshape(-1, block).max(axis=1)
-    _raise_at(~(length <= most), length, np.zeros(length.shape), f"how long blocks are off of {what}", " within {}", most)
+    _raise_at(~(length <= most), length, np.zeros(length.shape), f"error norms of the blocks of {what}", " within {}", most)
 
 
 @contextmanager
 def may_raise(kind: str) -> Iterator[None]:
-    """The block raises an error of this kind, or none."""
+    """Raise Broken unless the block raises an error of this kind, or none."""
     try:
         yield
     except (NotOffered, Broken):
@@ -109,7 +114,7 @@ def may_raise(kind: str) -> Iterator[None]:
 
 @contextmanager
 def raises(*kinds: str) -> Iterator[None]:
-    """The block raises an error of one of these kinds (class names, as in kvref.errors)."""
+    """Raise Broken unless the block raises an error of one of these kinds (class names, as in kvref.errors)."""
     wanted = "an error" if kinds == ("Exception",) else " or ".join(kinds)
     try:
         yield

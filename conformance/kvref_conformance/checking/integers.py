@@ -1,4 +1,4 @@
-"""LAW-20: what a script of calls with integers shows, once for every type that an integer may have."""
+"""The check of LAW-20: a script of calls returns the same results with every integer type."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -17,17 +17,20 @@ from kvref_conformance.outcome import Broken, NotOffered
 TYPES = (np.int8, np.uint8, np.int16, np.int32, np.int64, np.uint64)
 REFUSED = "an error"
 
-Seen = tuple[str, Any]  # what was looked at, and what there was to see
+Seen = tuple[str, Any]  # a description of an observable, and its value
 
 
 class Typed:
-    """Calls with integers of one type. One that is refused is made again with plain integers, as if it had never been made."""
+    """Makes calls with integers of one type. If a call raises, it is made again with Python integers.
+
+    The failed call must have changed nothing, so that the script continues as if it had not been made.
+    """
 
     def __init__(self, subject: Subject, integer: type[Any]) -> None:
         self.subject, self.integer = subject, integer
 
     def of(self, value: Any) -> Any:
-        """An integer in the type, where it has room for it; of lists each, and anything else as it is."""
+        """An integer, or each integer of a list, converted to the type if its range allows it; other values unchanged."""
         if isinstance(value, list):
             return [self.of(each) for each in value]
         if type(value) is not int or self.integer is int:
@@ -36,12 +39,12 @@ class Typed:
         return self.integer(value) if limits.min <= value <= limits.max else value
 
     def new(self, family: str, **changes: Any) -> Handle:
-        """Of sizes as near as the limits allow."""
+        """Create an object with the sizes that are nearest to the wanted ones within the limits."""
         made: Handle = self._made(partial(self.subject.new, family), (), fitted(self.subject, family, **changes))
         return made
 
     def call(self, made: Handle, name: str, *args: Any, **named: Any) -> Any:
-        """The result, or REFUSED."""
+        """The result of a method, or REFUSED if it raises with Python integers too."""
         try:
             return self._made(getattr(made, name), args, named)
         except (Broken, NotOffered):
@@ -62,12 +65,16 @@ class Typed:
 
 
 def the_same_in_any_type(subject: Subject, script: Callable[[Typed], Iterator[Seen]]) -> None:
-    """Raises Broken where a script, in which sums pass what eight bits hold, shows anything else than with plain integers."""
+    """Raise Broken if a script yields other results with integers of a NumPy type than with Python integers.
+
+    The script should contain sums beyond the range of 8-bit integers.
+    """
     subject.in_this_process("integers of NumPy's types")
     plain = list(script(Typed(subject, int)))
     for integer in TYPES:
         for (what, got), (_, want) in zip(script(Typed(subject, integer)), plain, strict=True):
-            true(_alike(got, want), f"{what}, with integers of {integer.__name__}", f"{show(want)}, as with plain ones", got)
+            wanted = f"{show(want)}, as with Python integers"
+            true(_alike(got, want), f"{what}, with integers of {integer.__name__}", wanted, got)
 
 
 def _alike(got: Any, want: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Sizes that models have, and streams that are filled with content at such sizes."""
+"""Production sizes, and streams that are filled with content (checking/content.py) at these sizes."""
 
 from collections.abc import Iterable
 
@@ -15,43 +15,47 @@ BLOCK_SIZES = (16, 32, 64, 128)
 # kv heads x head_dim of Llama 3 and Qwen 3, Gemma 3, Phi 3, GPT-2, a smaller Qwen 3, DeepSeek's latent vectors.
 MODELS = ((8, 128), (4, 256), (32, 96), (12, 64), (4, 128), (1, 576))
 POWERS = (16, 64, 128, 256, 512, 1024, 4096)
-AT_ONCE = 256  # tokens whose content is worked out together, also where they come one by one
-CALLS = 1000  # that a check makes to hand tokens in, where a call takes only some: a few seconds
+AT_ONCE = 256  # tokens whose content is computed at once, also if they are appended one by one
+CALLS = 1000  # maximum number of appending calls per check if the tokens per call are limited; they take a few seconds
 
 
 def edges(limit: int, powers: Iterable[int] = POWERS) -> list[int]:
-    """Powers of two and their neighbours, not past the limit: where blocks, tables, tiles and types end."""
+    """Powers of two and their neighbors, up to the limit: sizes at which blocks, tables, tiles and integer types end."""
     return [each for power in powers for each in (power - 1, power, power + 1) if each <= limit]
 
 
 def affordable(subject: Subject, tokens: int, times: int = 1) -> int:
-    """So many tokens; where one call takes only some, no more than are handed in `times` times by CALLS calls."""
+    """The number of tokens; if the tokens per call are limited, at most as many as CALLS calls append `times` times."""
     most = subject.limits.of(subject.family, "tokens").largest
     return tokens if most is None else min(tokens, max(1, CALLS * most // times))
 
 
 class Filled:
-    """A stream of content: what is appended is known by its number, and compared with what belongs there."""
+    """A stream to which content is appended, and whose tokens can be compared with the expected content.
+
+    number: the number of the stream in its content. count: the number of appended tokens. shared: the number of a shared prefix's
+    stream, and how many tokens are the prefix's.
+    """
 
     def __init__(self, stream: Stream, number: int = 0, written: Written | None = None) -> None:
         config = stream.cache.config
         self.stream, self.number, self.count = stream, number, 0
-        self.shared = 0, 0  # the stream of a prefix, and how many tokens are its
+        self.shared = 0, 0
         self.written = written or Written(config["num_kv_heads"], config["head_dim"])
-        self._next = range(0)  # positions whose content is worked out
+        self._next = range(0)  # the positions whose content is computed
         self._content: tuple[NDArray, NDArray] = self._worked_out(self._next)
 
     @property
     def room(self) -> int:
-        """Tokens that it may hold before any is refused, or forgotten for others."""
+        """The number of tokens that the stream can contain before an append raises or tokens are evicted."""
         return self.stream.room()
 
     def streams(self, positions: range) -> NDArray:
-        """Whose tokens lie at these positions."""
+        """The number of the content's stream at each position: that of the shared prefix, or of this stream."""
         return np.where(np.array(positions) < self.shared[1], self.shared[0], self.number)
 
     def append(self, count: int) -> None:
-        """So many tokens more, or as many as there is room for."""
+        """Append `count` tokens, or fewer if there is less room."""
         count = min(count, self.room - self.count)
         if self.count not in self._next or self.count + count > self._next.stop:
             self._next = range(self.count, self.count + max(count, min(AT_ONCE, self.room - self.count)))
@@ -67,19 +71,19 @@ class Filled:
         self.append(count - self.count)
 
     def look(self) -> None:
-        """Raise Broken unless every token is there, and in its place."""
+        """Raise Broken unless the stream contains every token in its place."""
         equal(len(self.stream), self.count, f"tokens of sequence {self.number}")
         streams, given = self.streams(range(self.count)), self._worked_out(range(self.count))
         exact = self.stream.subject.level == "exact"
         belongs(self.stream.read(), streams, 0, range(self.count), self.written, exact, self.stream.expected(*given))
 
     def forget(self) -> None:
-        """From now on the stream holds tokens of the next number."""
+        """Clear the stream. Its tokens have the next number from now on."""
         self.stream.forget()
         self.begin(self.number + 1)
 
     def begin(self, number: int, shared: tuple[int, int] = (0, 0)) -> None:
-        """From now on tokens of this number are appended to what is empty, the first of which are a prefix's."""
+        """Start a new content for an empty stream. number: its number. shared: a prefix's stream, and how many tokens are its."""
         self.number, self.count, self.shared, self._next = number, 0, shared, range(0)
 
     def _worked_out(self, positions: range) -> tuple[NDArray, NDArray]:

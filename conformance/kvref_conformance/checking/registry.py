@@ -1,4 +1,8 @@
-"""The checks, by clause: a check is a function of a Subject that raises Broken, and its name is a sentence."""
+"""The registry of checks.
+
+A check is a function that takes a Subject and raises Broken if the implementation breaks a clause. Its name is a sentence.
+Importing a module of checks registers them: `check` for one family, `law` and `of_each_configuration` for several families.
+"""
 
 import re
 import zlib
@@ -21,10 +25,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Check:
-    """clause: the id of the clause it tests. letters: which of the clause's lettered requirements, "" if there are none.
+    """One check of one clause for one family.
 
-    family: what an implementation must provide. slow, real: runs only with --slow or --real.
-    run: the check itself; None stands for the family's state machine, which tests many clauses.
+    clause: the id of the clause that it tests. family: the family that an implementation must provide. run: the function, or
+    None for the family's state machine, which tests many clauses. slow, real: whether it runs only with --slow or --real.
+    letters: which of the clause's lettered requirements it tests, "" if the clause has none.
     """
 
     clause: str
@@ -36,7 +41,7 @@ class Check:
 
     @property
     def option(self) -> str:
-        """With which it runs; nothing where it always does."""
+        """The command-line option that the check needs to run, or ""."""
         return "--slow" if self.slow else "--real" if self.real else ""
 
     @property
@@ -46,26 +51,29 @@ class Check:
 
     @property
     def source(self) -> str:
-        """file:line of a check that is written out."""
+        """The file:line of the function. A state machine has none."""
         assert self.run
         code = unwrap(self.run).__code__
         return f"{code.co_filename}:{code.co_firstlineno}"
 
     @property
     def seed(self) -> int:
-        """A number of its own, so that a check draws the same numbers whichever others run."""
+        """The seed of the check's random numbers. It depends on the check only, not on which other checks run."""
         return zlib.crc32(f"{self.clause} {self.name}".encode())
 
 
 class CheckError(Exception):
-    """A check names no clause, no family or no requirement that there is, or a requirement has no check."""
+    """A check names an unknown clause, family or requirement, or a clause or requirement has no check."""
 
 
 _REGISTERED: list[Check] = []
 
 
 def check(clause: str, family: str, slow: bool = False, real: bool = False) -> Callable[[Run], Run]:
-    """Register a function as a check of a clause, "PAGED-03", or of some of its lettered requirements, "PAGED-18bc"."""
+    """Register a function as a check of a clause ("PAGED-03") or of some of its lettered requirements ("PAGED-18bc").
+
+    Raises CheckError if the family or the form of the clause is unknown. `validate` tests later whether the clause exists.
+    """
 
     def register(run: Run) -> Run:
         if family not in names():
@@ -80,7 +88,10 @@ def check(clause: str, family: str, slow: bool = False, real: bool = False) -> C
 
 
 def law(clause: str, *facts: str, real: bool = False) -> Callable[[Callable[[Stream], None]], Callable[[Stream], None]]:
-    """Register a function of a fresh stream as a check of `clause` for each family that has one, and knows these facts."""
+    """Register a function of a new Stream as a check of `clause`, for each family whose Stream class knows these facts.
+
+    facts: names of Stream members that the check uses (see `knows`). Families without a Stream class have no laws.
+    """
 
     def register(run: Callable[[Stream], None]) -> Callable[[Stream], None]:
         for family in all_families().values():
@@ -93,7 +104,7 @@ def law(clause: str, *facts: str, real: bool = False) -> Callable[[Callable[[Str
 
 
 def of_each_configuration(clause: str) -> Callable[[Callable[[Subject, Family], None]], Callable[[Subject, Family], None]]:
-    """Register a function of (subject, record) as a check of `clause` for each family that is made with sizes."""
+    """Register a function of (Subject, Family) as a check of `clause`, for each family whose factory takes sizes."""
 
     def register(run: Callable[[Subject, Family], None]) -> Callable[[Subject, Family], None]:
         for family in all_families().values():
@@ -105,7 +116,10 @@ def of_each_configuration(clause: str) -> Callable[[Callable[[Subject, Family], 
 
 
 def asked_of(family: str, of: str, but: Container[str] = ()) -> None:
-    """Register the checks of one family for another that does everything the first does; but for some clauses, and the laws'."""
+    """Register the checks of family `of` for `family` too, which provides all operations of `of`.
+
+    but: clauses whose checks are left out. Checks made by `law` and `of_each_configuration` are never copied.
+    """
     list(check_modules(of))
     for each in [each for each in _REGISTERED if each.family == of and each.clause not in but]:
         if each.run is not None and not isinstance(each.run, partial):
@@ -121,7 +135,7 @@ def _streaming(run: Callable[[Stream], None], stream: type[Stream], subject: Sub
 
 
 def _register(clause: str, family: str, run: Callable[..., None], of_family: Run, real: bool = False) -> None:
-    """A check that is called like `run` and stands where it stands."""
+    """Register `of_family` as a check with the name and the source line of `run`."""
     check(clause, family, real=real)(update_wrapper(of_family, run))
 
 
@@ -131,7 +145,7 @@ def validate(checks: list[Check]) -> None:
     cited: dict[str, set[str]] = {}
     for each in checks:
         if each.clause not in known:
-            raise CheckError(f"check {each.name!r} names no clause of the specification: {each.clause}")
+            raise CheckError(f"check {each.name!r} names an unknown clause: {each.clause}")
         letters = known[each.clause].letters
         if each.run and (not set(each.letters) <= set(letters) or bool(letters) != bool(each.letters)):
             wanted = f"some of ({', '.join(letters)})" if letters else "no letter"
@@ -146,7 +160,7 @@ def validate(checks: list[Check]) -> None:
 
 @cache
 def all_checks() -> tuple[Check, ...]:
-    """Every check, the laws' first, then family by family, then the machines, validated. Raises CheckError."""
+    """All checks: of the laws, then of each family, then the state machines. Raises CheckError if they are not valid."""
     for folder in ("laws", *names()):
         list(check_modules(folder))
     written = sorted(_REGISTERED, key=_place)
@@ -161,13 +175,13 @@ def _letters() -> dict[tuple[str, str], str]:
 
 
 def citation(clause: str, name: str) -> str:
-    """A clause with the letters of what the named check tests of it: "PAGED-18 (b)"."""
+    """A clause id with the letters of the requirements that the named check tests: "PAGED-18 (b)"."""
     letters = _letters().get((clause, name), "")
     return f"{clause} ({', '.join(letters)})" if letters else clause
 
 
 def _place(check: Check) -> tuple[int, str, int, int]:
-    """Where a check that is written out stands among others, whichever module was imported first."""
+    """The sort key of a check with a function. It does not depend on the order in which modules were imported."""
     assert check.run
     run, family = unwrap(check.run), names().index(check.family)
     law = run.__module__.startswith(LAWS)

@@ -1,6 +1,6 @@
-"""Small objects to check: one configuration a family, and rows to put in.
+"""Small objects for checks, and tokens to append to them.
 
-Sizes are small, odd and all different, so that an axis taken for another shows.
+Each family has one configuration of small sizes. They are odd and all different, so that swapped axes are detected.
 """
 
 from typing import Any
@@ -18,22 +18,22 @@ from kvref_conformance.oracle.formats import DRIFTING, GROUPS, KINDS, PLAIN, SCA
 from kvref_conformance.oracle.witness import MADE
 from kvref_conformance.outcome import Broken, NotOffered
 
-FEW = 6  # of the formats of FMT-GROUP
+FEW = 6  # the number of FMT-GROUP formats that a check samples
 
 
 def new(subject: Subject, family: str, **changes: Any) -> Handle:
-    """A small object of the family. Raises NotOffered, also for a format it does not have."""
-    subject.factory(family)  # a family that is missing is said before a format that is
+    """Create a small object of the family. Raises NotOffered if the family or a format is missing."""
+    subject.factory(family)  # so that a missing family is reported before a missing format
     return made(subject, family, **fitted(subject, family, **changes))
 
 
 def fitted(subject: Subject, family: str, **changes: Any) -> dict[str, Any]:
-    """The family's small sizes with some changed, each as near as its limits allow. Raises NotOffered."""
+    """The family's small sizes with some changes, each replaced by the nearest value within the limits. Raises NotOffered."""
     record = all_families()[family]
     config = record.small | changes
     config |= subject.limits.sizes(record, config)
     for name, among in record.formats.items():
-        if record.small[name] in PLAIN:  # then a check that names none compares with what it handed in
+        if record.small[name] in PLAIN:  # checks that do not choose a format expect exactly the values that they wrote
             among = [each for each in among if each not in SCALED]
         wanted = (changes[name],) if name in changes else dict.fromkeys((record.small[name], *among))
         taken = formats_of(subject, name, *wanted)
@@ -44,7 +44,7 @@ def fitted(subject: Subject, family: str, **changes: Any) -> dict[str, Any]:
 
 
 def made(subject: Subject, family: str, **config: Any) -> Handle:
-    """An object of sizes that its limits allow. Raises NotOffered, and Broken where it is refused."""
+    """Create an object with valid sizes. Raises NotOffered; Broken (LAW-12) if the factory raises."""
     try:
         return subject.new(family, **config)
     except (Broken, NotOffered):
@@ -56,21 +56,21 @@ def made(subject: Subject, family: str, **config: Any) -> Handle:
 
 
 def at_least(cache: Handle, **sizes: int) -> None:
-    """Raises NotOffered where its limits left a cache less than a check needs."""
+    """Raise NotOffered if the limits reduced a size of the cache below what a check needs."""
     for name, size in sizes.items():
         if cache.config[name] < size:
             raise NotOffered(f"{name} {size}, where its limits leave {cache.config[name]}")
 
 
 def takes(subject: Subject, name: str, value: Any) -> bool:
-    """Whether a size or format of the check's family may be this: offered, and within its limits."""
+    """Whether the implementation supports this value of a size or format of the check's family."""
     if not isinstance(value, str):
         return subject.limits.of(subject.family, name).allows(value)
     return subject.limits.takes(subject.family, name, value)
 
 
 def formats_of(subject: Subject, name: str, *wanted: str) -> list[str]:
-    """Those of some formats that a size of the check's family may have. Raises NotOffered where there is none."""
+    """The supported ones among the wanted formats, for a size of the check's family. Raises NotOffered if there are none."""
     limit, had = subject.limits.of(subject.family, name), [each for each in wanted if has(subject.implementation.formats, each)]
     if had and not any(limit.allows(each) for each in had):
         raise NotOffered(f"{either(wanted).replace('format', name, 1)}, where its limits say {limit}")
@@ -80,16 +80,16 @@ def formats_of(subject: Subject, name: str, *wanted: str) -> list[str]:
 
 
 def few(subject: Subject, formats: list[str]) -> list[str]:
-    """Formats without most of those of FMT-GROUP, which differ in one thing only: other ones for each check."""
+    """The formats with only FEW of the similar formats of FMT-GROUP. Each check samples different ones."""
     many = [name for name in formats if name in GROUPS]
     kept = set(subject.rng.choice(many, FEW, replace=False).tolist()) if len(many) > FEW else set(many)
     return [name for name in formats if name not in many or name in kept]
 
 
 def one_of_each_kind(subject: Subject, name: str) -> list[str]:
-    """Formats with a scale that a size of the check's family may have, one of each of KINDS: other ones for each check.
+    """Formats with scales for a size of the check's family: one supported format per kind (KINDS), sampled per check.
 
-    And the one, where it is had, that shows whether a token is quantized twice.
+    If supported, DRIFTING is added, which shows whether a token is quantized twice.
     """
     among = all_families()[subject.family].formats[name]
     had = formats_of(subject, name, *(each for each in SCALED if each in among))
@@ -98,14 +98,14 @@ def one_of_each_kind(subject: Subject, name: str) -> list[str]:
 
 
 def tokens(subject: Subject, count: int, heads: int | None = None, dim: int | None = None) -> NDArray:
-    """float32 [count, heads, dim]: normal rows, each of a magnitude of its own, in numbers that its dtype holds."""
+    """Random tokens float32 [count, heads, dim]. Each row has its own magnitude. The values are exact in the subject's dtype."""
     heads, dim = subject.heads if heads is None else heads, subject.dim if dim is None else dim
     magnitude = 2.0 ** subject.rng.integers(-4, 5, size=(count, heads, 1))
     return held(subject, subject.rng.normal(size=(count, heads, dim)) * magnitude)
 
 
 def held(subject: Subject, numbers: NDArray) -> NDArray:
-    """float32, in numbers that the dtype of what is handed in holds."""
+    """The numbers as float32, rounded to values that are exact in the dtype of the subject's arguments."""
     return round_to(numbers.astype(np.float32), subject.dtype)
 
 
@@ -114,21 +114,21 @@ def pair_of_tokens(subject: Subject, count: int, heads: int | None = None, dim: 
 
 
 def other(size: int) -> int:
-    """A size that is not this one: the one before, for a missing row may be broadcast; of 1, the one after."""
+    """A wrong size: one less, because a row too few might be broadcast silently; for 1, one more."""
     return size - 1 or size + 1
 
 
 def blocks_of(cache: Handle, sequence: int, layer: int) -> list[int]:
-    """A block table as plain numbers: an implementation may give an array, ready for a kernel."""
+    """A block table as Python integers. An implementation may return an array."""
     return [int(block) for block in cache.block_table(sequence, layer)]
 
 
 def batch_major(rows: NDArray) -> NDArray:
-    """[n, heads, dim] -> [1, heads, n, dim], as the contiguous cache takes it."""
+    """Transpose tokens [n, heads, dim] to [1, heads, n, dim], the layout of the contiguous cache."""
     return np.ascontiguousarray(rows.transpose(1, 0, 2)[None])
 
 
 def refused(subject: Subject, family: str, **change: Any) -> None:
-    """A configuration that makes no sense is a ConfigError."""
+    """Raise Broken unless a factory raises ConfigError for the small sizes with this change."""
     with raises("ConfigError"):
         subject.new(family, **fitted(subject, family) | change)

@@ -1,4 +1,4 @@
-"""What a family's steps are written with: each operation once, with right arguments, in an order in which each has work to do."""
+"""Helpers for families/*/steps.py, which list one valid call of each operation, in an order in which each call has an effect."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -8,16 +8,16 @@ import numpy as np
 
 from kvref_conformance.arrays import NDArray
 
-Got = dict[str, Any]  # what each operation gave, of those that were not declined
-Arguments = Callable[[Got], dict[str, Any]]  # raises KeyError where what it would be given was declined
-Steps = dict[str, Arguments]  # by the name of the operation in a request
+Got = dict[str, Any]  # the results so far, by operation ("paged.create"); declined operations are absent
+Arguments = Callable[[Got], dict[str, Any]]  # computes arguments from earlier results; raises KeyError if a result is absent
+Steps = dict[str, Arguments]  # the arguments by operation ("paged.write")
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of the object that is asked, or where there is none, of its arguments. format: that an implementation has.
+    """The sizes of the object that is called, or, if it has none, of the arguments.
 
-    made: all sizes of the object, by name.
+    format: a supported format. made: all sizes of the object, by name.
     """
 
     heads: int
@@ -28,15 +28,15 @@ class Sizes:
 
 
 def rows(*shape: int) -> NDArray:
-    """float32, counting from 1."""
+    """A float32 array with the numbers 1, 2, 3 and so on."""
     return np.arange(1, np.prod(shape) + 1, dtype=np.float32).reshape(shape)
 
 
 def of(**args: Any) -> Arguments:
-    """These arguments; a function is asked for its one."""
+    """These arguments. A function is called with the earlier results, and returns the argument."""
     return lambda got: {name: value(got) if callable(value) else value for name, value in args.items()}
 
 
 def owned(family: str, steps: Steps) -> Steps:
-    """The steps of one kind of object, by their names in a request."""
+    """The steps of one family, with its name before each operation."""
     return {f"{family}.{name}": arguments for name, arguments in steps.items()}

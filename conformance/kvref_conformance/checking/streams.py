@@ -1,7 +1,7 @@
-"""What the laws know a family by: tokens are appended, read, forgotten, and everything can be looked at.
+"""The interface through which the laws use a family: tokens are appended, read and cleared, and all state can be observed.
 
-Each family that tokens can be appended to has a class derived from `Stream` in its stream.py. What `Stream` itself leaves open
-are facts that a family may not have; a law that needs one runs on the families that have it.
+Each family to which tokens can be appended has a subclass of `Stream` in its stream.py. Members that `Stream` leaves undefined
+are optional facts. A law that needs a fact runs on the families that define it.
 """
 
 from abc import ABC, abstractmethod
@@ -25,12 +25,12 @@ from kvref_conformance.outcome import NotOffered
 Bad = tuple[str, str, tuple[Any, ...]]  # the error's kind, and the method and arguments that must raise it
 
 
-SHAPE = ("num_layers", "num_kv_heads", "head_dim", "rank", "rope_dim", "window")  # what files go by
-MANY = 11  # tokens: more than a block, a tail, an initial capacity
+SHAPE = ("num_layers", "num_kv_heads", "head_dim", "rank", "rope_dim", "window")  # sizes that must match to load a file
+MANY = 11  # tokens: more than a block, a tail or an initial capacity contains
 
 
 class Stream(ABC):
-    """One cache, or one sequence and layer of it, that tokens [n, heads, dim] are appended to."""
+    """One cache, or one sequence and layer of a cache, to which tokens [n, heads, dim] are appended."""
 
     family: ClassVar[str]
 
@@ -38,26 +38,26 @@ class Stream(ABC):
         self.subject = subject
         self.cache: Handle = new(subject, self.family, **changes)
         self.config = self.cache.config
-        self.taken = 0  # tokens since it was made, or emptied
+        self.taken = 0  # tokens appended since it was created or cleared
 
     def fresh(self, **changes: Any) -> "Stream":
-        """One of another cache."""
+        """A stream of a new cache."""
         return type(self)(self.subject, **changes)
 
     def another(self) -> "Stream":
-        """One that shares with it as much as two can."""
+        """A second stream that shares as much as possible with this one, for example its pool."""
         return self.fresh()
 
     def tokens(self, count: int) -> tuple[NDArray, NDArray]:
-        """Keys and values [n, heads, dim] of so many tokens more: what two parts a token has is the family's business."""
+        """Random keys and values [n, heads, dim] of `count` tokens. A family may have other parts than keys and values."""
         return pair_of_tokens(self.subject, count, self.config.get("num_kv_heads"), self.config.get("head_dim"))
 
     def laid_out(self, tokens: NDArray) -> NDArray:
-        """Tokens [n, heads, dim] as the cache takes them."""
+        """Tokens [n, heads, dim] in the layout that the cache accepts."""
         return tokens
 
     def give(self, keys: NDArray | Own, values: NDArray | Own) -> None:
-        """Append arrays that are laid out already, or that the cache is to refuse."""
+        """Append arrays that are in the cache's layout already, or for which the cache must raise."""
         self.cache.append(keys, values)
 
     def append(self, keys: NDArray, values: NDArray) -> None:
@@ -66,7 +66,7 @@ class Stream(ABC):
         self.taken += len(keys)
 
     def need_room(self, count: int) -> None:
-        """Raises NotOffered where its limits leave no room for so many tokens more: by our own count, for its may be wrong."""
+        """Raise NotOffered if the limits leave no room for `count` more tokens. Uses the check's own count, not the cache's."""
         if self.subject.limits.declared and (wanted := self.taken + count) > self.room():
             raise NotOffered(f"room for {wanted} tokens, where its limits leave {self.room()}")
 
@@ -82,16 +82,16 @@ class Stream(ABC):
         return tuple(self.cache.read())
 
     def forget(self) -> None:
-        """Give every token back."""
+        """Remove all tokens."""
         self.cache.clear()
         self.taken = 0
 
     def expected(self, keys: NDArray, values: NDArray) -> tuple[Reads, Reads]:
-        """What the appended tokens read back as, by the oracle, while none is evicted."""
+        """The expected values of `read` for appended tokens, computed by the oracle, while none is evicted."""
         return exactly(keys), exactly(values)
 
     def observe(self) -> dict[str, Any]:
-        """Everything that can be seen of it."""
+        """All observables of the stream, by name."""
         with self.subject.looking():
             seen: dict[str, Any] = {"length": len(self)}
             seen["keys"], seen["values"] = (np.array(part) for part in self.read())
@@ -99,10 +99,10 @@ class Stream(ABC):
 
     @abstractmethod
     def numbers(self) -> Iterable[tuple[str, Any]]:
-        """What can be seen of it besides its tokens."""
+        """(name, value) of all observables other than the tokens and their number."""
 
     def attributes(self, *names: str) -> Iterator[tuple[str, Any]]:
-        """Those of its attributes that are offered."""
+        """(name, value) of the attributes that are offered."""
         for name in names:
             try:
                 yield name, getattr(self.cache, name)
@@ -110,10 +110,10 @@ class Stream(ABC):
                 continue
 
     def overwrite(self, keys: NDArray, values: NDArray) -> None:  # noqa: B027 - most caches cannot
-        """Put other tokens in the place of the first, where that can be done."""
+        """Overwrite the first tokens, if the family supports it."""
 
     def wrong_shapes(self) -> list[tuple[NDArray, NDArray]]:
-        """Keys and values that the cache may not take."""
+        """Keys and values of wrong shapes, for which the cache must raise."""
         subject = self.subject
         count = subject.size("tokens", 2)
         good, more = (self.laid_out(tokens(subject, each)) for each in (count, count + 1))
@@ -124,58 +124,58 @@ class Stream(ABC):
         bad += [(good, more)] if subject.size("tokens", count + 1) > count else []
         return [*bad, (good.reshape(-1), good.reshape(-1)), (good[None], good[None]), (good[..., 0], good[..., 0])]
 
-    # Facts that a family may have: one that it does not override is not known of it, and laws that need it do not run.
+    # Optional facts. Laws that need a fact do not run on families that do not override its member.
 
     def out_of_range(self) -> list[Bad]:
-        """Calls that name a layer, head, position or sequence which is not there."""
+        """Calls with a layer, head, position or sequence that does not exist."""
         return []
 
     def other_ways_in(self) -> dict[str, list[tuple[Any, ...]]]:
-        """Methods besides `give`'s that take arrays, each with arguments in which only a shape is wrong."""
+        """Other methods with array arguments, each with lists of arguments in which only a shape is wrong."""
         raise NotImplementedError
 
     def wrong_use(self) -> Iterator[tuple[str, tuple[Any, ...]]]:
-        """Calls that no one should make, and most of which have to be refused."""
+        """Invalid calls, most of which must raise."""
         raise NotImplementedError
 
     def counters(self, appended: int) -> Iterator[Counter]:
-        """What it counts, after so many tokens at most. A sequence that was dropped has nothing left to count."""
+        """The counters, with their maxima after at most `appended` tokens. A dropped sequence has none."""
         raise NotImplementedError
 
     def sizes_for(self, tokens: int) -> dict[str, Any]:
-        """The sizes of a cache in which a stream has room for so many tokens, where its limits allow them."""
+        """The sizes of a cache in which a stream has room for this number of tokens, if the limits allow them."""
         raise NotImplementedError
 
     def room(self) -> int:
-        """Tokens that it may hold before any is refused, or forgotten for others."""
+        """The number of tokens that the stream can contain before an append raises or tokens are evicted."""
         raise NotImplementedError
 
     def quantizing(self) -> "Iterator[Stream]":
-        """Fresh streams that quantize what is appended at once, one a format."""
+        """New streams that quantize tokens when they are appended, one per format."""
         raise NotImplementedError
 
     def in_formats(self) -> "Iterator[Stream]":
-        """Fresh streams of formats with scales, one of each kind that it stores, in sizes that its groups go into."""
+        """New streams in formats with scales, one per kind of format, with sizes that are multiples of the format's groups."""
         raise NotImplementedError
 
     def saved(self) -> Any:
-        """What `save` gives of it, uint8 [n]."""
+        """The result of `save`, uint8 [n]."""
         return np.array(self.subject.numpy(self.saved_as_is()))
 
     def saved_as_is(self) -> Any:
-        """The same in the implementation's own memory."""
+        """The result of `save`, as an array of the implementation's own type."""
         raise NotImplementedError
 
     def load(self, data: Any) -> None:
-        """Let it hold what was saved."""
+        """Load saved data into this stream."""
         raise NotImplementedError
 
     def elsewhere(self) -> "Stream":
-        """A fresh one that may load what this one saved, of other sizes where they do not matter (MOVE-02)."""
+        """A new stream that can load the data of this one. Sizes that do not matter for loading differ (MOVE-02)."""
         return self.fresh()
 
     def unlike(self) -> "Iterator[Stream]":
-        """Fresh ones that may not: of one layer, head or number more, or of another format."""
+        """New streams that must not load the data of this one: with another layer, head or element, or another format."""
         record = all_families()[self.family]
         sizes = [(name, self.config[name] + 1) for name in SHAPE if name in self.config]
         formats = [(name, each) for name, among in record.formats.items() for each in among if each != self.config[name]]
@@ -186,7 +186,7 @@ class Stream(ABC):
                 yield self.fresh(**config)
 
     def read_as_is(self) -> Any:
-        """Keys and values in the implementation's own memory, which nobody writes to later."""
+        """Keys and values as arrays of the implementation's own type, in memory that no later call overwrites."""
         raise NotImplementedError
 
 
@@ -199,22 +199,24 @@ def wrong_pairs(subject: Subject) -> list[tuple[NDArray, NDArray]]:
 
 
 def wrong_queries(subject: Subject) -> list[NDArray]:
-    """Of a wrong width, of too few axes, and of heads that cannot share the kv heads evenly, where there are several of these."""
+    """Queries of a wrong width, with too few axes, and with a number of heads that is no multiple of several kv heads."""
     uneven = [tokens(subject, 1, heads=subject.heads + 1)] if subject.heads > 1 else []
     return [tokens(subject, 1, dim=subject.dim + 1), tokens(subject, 1)[0], *uneven]
 
 
 def knows(stream: type[Stream], fact: str) -> bool:
+    """Whether the class overrides an optional member of `Stream`."""
     return getattr(stream, fact) is not getattr(Stream, fact)
 
 
 def filled(stream: Stream, count: int = MANY) -> tuple[Stream, NDArray, NDArray]:
-    """The stream itself, with so many tokens more, and the tokens."""
+    """Append `count` tokens. Returns the stream and the tokens."""
     keys, values = stream.tokens(count)
     stream.append(keys, values)
     return stream, keys, values
 
 
 def same_observables(got: dict[str, Any], want: dict[str, Any], when: str) -> None:
+    """Raise Broken unless two results of `Stream.observe` are equal."""
     for name in want:
         (same if name in ("keys", "values") else equal)(got[name], want[name], f"{name} {when}")

@@ -1,4 +1,4 @@
-"""The same work in several threads at once, each with random numbers of its own, switched between as often as can be."""
+"""Concurrent calls: runs the same work in several threads, with frequent thread switches."""
 
 import sys
 from collections.abc import Callable
@@ -12,18 +12,19 @@ from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.outcome import Broken, NotOffered
 
 THREADS = 4
-BETWEEN_SWITCHES = 1e-5  # seconds that Python lets a thread run, of 5e-3 by default
+BETWEEN_SWITCHES = 1e-5  # Python's switch interval in seconds; the default is 5e-3
 
 
 def in_threads(subject: Subject, work: Callable[[int, np.random.Generator], None]) -> None:
-    """Run work(number, rng) in THREADS threads. Raises Broken for an error in one of them, or one that does not end.
+    """Run work(number, rng) in THREADS threads, each with its own random generator.
 
-    Raises NotOffered where a thread meets what is not offered, and where calls go through a pipe, one at a time.
+    Raises Broken if a thread raises an error or does not end; NotOffered if a thread raises it, or if the implementation is
+    reached through a pipe, which serializes calls.
     """
     subject.in_this_process("calls from several threads")
     start, errors, missing = Barrier(THREADS), list[str](), list[NotOffered]()
     rngs = subject.rng.spawn(THREADS)
-    limit = max(subject.patience.seconds, TIMEOUT)  # for many calls, on a machine that may be busy: never less than for one
+    limit = max(subject.patience.seconds, TIMEOUT)  # at least TIMEOUT, because the threads make many calls
 
     def run(number: int) -> None:
         start.wait()

@@ -1,4 +1,4 @@
-"""One call after another: arrays into the implementation's own type and back, limits of time, what was said written down."""
+"""Calls of an implementation: converts arguments and results, limits the time of each call, and records the call trace."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -38,46 +38,51 @@ from kvref_conformance.interface import Implementation
 from kvref_conformance.outcome import Broken, Declined, Hung, NotOffered
 
 WRITTEN_IN_PLACE = ("store", "buffer")  # the arguments that a kernel may change
-STORED = ("codes", "scale", "zero")  # the arguments that are handed back as they were given, in whatever dtype
-KEPT_BYTES = 2**24  # a larger array is not kept in the conversation
-KEPT_IN_ALL = 2**28  # nor is any that would make them more than this together
+STORED = ("codes", "scale", "zero")  # the arguments that are results of an earlier call, and are passed back without a cast
+KEPT_BYTES = 2**24  # a larger array is not stored in the call trace
+KEPT_IN_ALL = 2**28  # bytes of arrays in a call trace; beyond, only arrays of at most SHOWN_VALUES are stored
 
 
 class Own:
-    """An array of the implementation's own type, handed in as it is: for checks of memory and strides."""
+    """An array of the implementation's own type, which is passed without conversion: for checks of memory and strides."""
 
     def __init__(self, array: Any) -> None:
         self.array = array
 
     def fill(self, value: float) -> None:
-        """Overwrite it. Raises NotOffered where arrays are immutable."""
+        """Overwrite all elements. Raises NotOffered if the array is immutable."""
         writable(self.array, "arrays that can be written to")
         self.array[...] = value
 
 
 def writable(array: Any, what: str) -> None:
-    """Raises NotOffered, of what cannot be seen, where nothing can be written into an array: JAX's, NumPy's if read-only."""
+    """Raise NotOffered(what) if the array is immutable, as JAX arrays and read-only NumPy arrays are."""
     if not (hasattr(type(array), "__setitem__") and is_writeable_array(array)):
         raise NotOffered(what)
 
 
 class Calls(ABC):
-    """The calls of one conversation, each made, judged by whoever listens, and kept."""
+    """The calls of one call trace. It makes each call, passes it to the watchers and listeners, and records it.
+
+    conversation: the recorded calls. held: the implementation's objects, by the id of the request that made them; made: their
+    sizes. watchers see each request before the call, listeners each reply after it. changed: set if an operation modified an
+    argument. by_value: whether arrays are copied on the way, as through a pipe.
+    """
 
     def __init__(self, implementation: Implementation, patience: Patience | None) -> None:
         self.implementation = implementation
         self.patience = patience or Patience()
         self.conversation: list[Exchange] = []
-        self.held: dict[int, Any] = {}  # what the implementation made, by the id of the request
-        self.made: dict[int, dict[str, Any]] = {}  # and its sizes
-        self.watchers: list[Callable[[Any, Exchange], None]] = []  # see every request before it is made
-        self.listeners: list[Callable[[Exchange], None]] = []  # and every reply
-        self.changed: Broken | None = None  # an argument that an operation changed
+        self.held: dict[int, Any] = {}
+        self.made: dict[int, dict[str, Any]] = {}
+        self.watchers: list[Callable[[Any, Exchange], None]] = []
+        self.listeners: list[Callable[[Exchange], None]] = []
+        self.changed: Broken | None = None
         self._quiet = False
         self._ids = count(1)
         self._given: Given = {}
-        self._kept = 0  # bytes of arrays in the conversation
-        self.by_value = isinstance(implementation, OverStdio)  # arrays go there and back as copies, and calls one by one
+        self._kept = 0  # bytes of arrays in the call trace
+        self.by_value = isinstance(implementation, OverStdio)
         if isinstance(implementation, OverStdio):
             implementation.begin()
 
@@ -91,12 +96,12 @@ class Calls(ABC):
     def own(self, values: Any) -> Own: ...
 
     def forget_conversation(self) -> None:
-        """For what makes more calls than could be kept."""
+        """Clear the call trace. For callers that make more calls than fit in memory."""
         self.conversation, self._kept = [], 0
 
     @contextmanager
     def looking(self) -> Iterator[None]:
-        """Calls that only look, too many for a person to read, are left out of what a failure shows."""
+        """Mark the calls inside the block as quiet: a failure does not show them. For reads that only compare state."""
         before, self._quiet = self._quiet, True
         try:
             yield
@@ -104,7 +109,11 @@ class Calls(ABC):
             self._quiet = before
 
     def make(self, op: str, on: int | None, args: dict[str, Any], as_is: bool) -> Any:
-        """Perform an operation that there is, and keep the exchange."""
+        """Call an operation of the implementation, and record the call.
+
+        Raises Declined or NotOffered if the implementation does not provide it, Hung if it does not return in time, Broken if
+        its result is malformed or a listener rejects it, and any error that the implementation raises.
+        """
         written = {name: _written(self, value) for name, value in args.items()}
         request = referring(Request(next(self._ids), op, on, written), self._given)
         exchange = Exchange(request, quiet=self._quiet)
@@ -143,7 +152,7 @@ class Calls(ABC):
             listen(exchange)
 
     def _answer(self, exchange: Exchange, function: Callable[..., Any], hint: Any, args: dict[str, Any], as_is: bool) -> Any:
-        """Make the call, and note the reply."""
+        """Make the call, and record the reply in the exchange."""
         request = exchange.request
         own = {name: self._own(exchange, name, value) for name, value in args.items()}
         result = self._run(exchange, function, own)
@@ -152,7 +161,7 @@ class Calls(ABC):
             if family := request.family if request.name == "new" else made_by(hint):
                 _look_at_made(request.op, family, result, function)
                 self.held[request.id] = result
-                # As plain integers, whatever type they were given in: the judge does sums with them.
+                # The judge computes with the sizes, so they are converted to Python integers, which do not overflow.
                 self.made[request.id] = {name: int(size) if isinstance(size, np.integer) else size for name, size in args.items()}
                 exchange.reply = Reply(On(request.id))
                 return Handle(self, family, request.id)
@@ -167,14 +176,14 @@ class Calls(ABC):
         return result if as_is else exchange.reply.ok
 
     def kept(self, array: NDArray) -> Any:
-        """An array as it is now, for the conversation."""
+        """A copy of the array for the call trace, or its Summary if it is too large."""
         if array.nbytes > KEPT_BYTES or (self._kept > KEPT_IN_ALL and array.size > SHOWN_VALUES):
             return Summary.of(array)
         self._kept += array.nbytes
         return array.copy()
 
     def _target(self, request: Request) -> tuple[Callable[..., Any], Any]:
-        """What to call, and the annotation of what it returns. Raises NotOffered."""
+        """The function to call, and the annotation of its result. Raises NotOffered."""
         family, name = request.family, request.name
         if name == "new":
             return self.factory(family), None
@@ -186,10 +195,10 @@ class Calls(ABC):
             return (lambda: getattr(held, name)), operation.reply
         try:
             method = getattr(held, name)
-        except Exception:  # a property that raises: it is to do so where it is called, as an operation may
+        except Exception:  # a property that raises: its error is the error of the call, so raise it in the call
             return (lambda *args, **named: getattr(held, name)), operation.reply
         if not callable(method):
-            raise Declined(request.op)  # something of its own that is called the same
+            raise Declined(request.op)  # an unrelated attribute of the same name
         return method, operation.reply
 
     def _run(self, exchange: Exchange, function: Callable[..., Any], args: dict[str, Any]) -> Any:
@@ -204,7 +213,7 @@ class Calls(ABC):
             said = error_of(error)
             if "NotOffered" in kinds_of(error):
                 raise (NotOffered if exchange.request.name == "new" else Declined)(said.message) from error
-            if not said.where:  # the arguments do not fit it
+            if not said.where:  # no line of the implementation ran: its signature does not accept the arguments
                 said = replace(said, where=defined_at(function))
             exchange.reply = Reply(error=said)
             if isinstance(error, Exception):
@@ -212,14 +221,14 @@ class Calls(ABC):
             raise Broken(exchange.request.op, "a result or an error", f"{said.kind}: {said.message}") from None
 
     def _look_for_changes(self, request: Request, own: dict[str, Any]) -> None:
-        """Whether an array handed in is as it was: LAW-16 is for whoever asks."""
+        """Set `changed` if the call modified an array argument. Callers of `make` decide whether to report it (LAW-16)."""
         for name, before in request.args.items():
             after = _seen(self, own[name]) if isinstance(before, np.ndarray) and name not in WRITTEN_IN_PLACE else None
             if after is not None and not same_bits(before, after):
                 if after.dtype != before.dtype:
                     with np.errstate(over="ignore"):
                         before = before.astype(after.dtype)
-                if after.dtype.name == "bfloat16":  # whose NaNs NumPy does not know
+                if after.dtype.name == "bfloat16":  # NumPy cannot compare NaNs of this dtype
                     before, after = before.astype(np.float32), after.astype(np.float32)
                 if not np.array_equal(before, after, equal_nan=before.dtype.kind == "f"):
                     self.changed = Broken(f"the array given to {request.op} as {name}", "unchanged", "changed", clause="LAW-16")
@@ -245,15 +254,18 @@ class Calls(ABC):
 
 
 def _look_at_made(op: str, family: str, made: Any, factory: Callable[..., Any]) -> None:
-    """Raise Broken for what has nothing that could be called, such as None: to pass it by would be to call it right."""
+    """Raise Broken if a factory returned an object without any operation of the family, such as None.
+
+    Without this test all of its operations would count as not offered, and the wrong factory would not fail.
+    """
     names = list(operations(family))
     if not any(hasattr(type(made), name) or hasattr(made, name) for name in names):
-        expected = f"an object that has operations of {family}: {', '.join(names[:4])}{', ...' if names[4:] else ''}"
+        expected = f"an object with operations of {family}: {', '.join(names[:4])}{', ...' if names[4:] else ''}"
         raise Broken(op, expected, shown(made), where=defined_at(factory))
 
 
 def _written(subject: Calls, argument: Any) -> Any:
-    """An argument as it is kept: arrays as they are now, objects by their id."""
+    """An argument as it is recorded: arrays are copied, objects are replaced by their id."""
     if isinstance(argument, Handle):
         return On(argument.id)
     if isinstance(argument, Own):
@@ -264,7 +276,7 @@ def _written(subject: Calls, argument: Any) -> Any:
 
 
 def _seen(subject: Calls, array: Any) -> Any:
-    """An array of the implementation's as NumPy's, or None for one that it takes and cannot give back."""
+    """An array of the implementation as a NumPy array, or None if `to_numpy` does not support it."""
     try:
         return np.asarray(subject.implementation.to_numpy(array))
     except Exception:

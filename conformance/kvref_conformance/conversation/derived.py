@@ -1,7 +1,7 @@
-"""Operations made of others, by the specification's own equalities, for implementations that lack them.
+"""Derived operations: operations that an implementation lacks, computed from operations that it provides.
 
-Each family's derived.py has a table of them. The calls that are made are the implementation's own, and a conversation shows
-those.
+Each derivation uses an equality that a clause states, for example that `gather` equals `read` of all positions. The tables are
+in families/*/derived.py. The call trace contains the calls that the implementation received, not the derived operation.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -15,16 +15,17 @@ from kvref_conformance.families import all_families
 from kvref_conformance.limits import Limit
 from kvref_conformance.outcome import Broken, NotOffered
 
-IN_PARTS = "in_parts"  # an attribute of errors
+IN_PARTS = "in_parts"  # an attribute of exceptions that `in_turn` sets
 
 
 @dataclass(frozen=True)
 class Derived:
-    """name: of the operation. clause: which says that it equals `made`, and which it therefore cannot judge.
+    """One way to derive one operation.
 
-    of: the operations that it is made of. made: a function of the object and the operation's arguments, by name, which gives its
-    result, raises its error, or raises NotOffered where the equality does not reach. cuts: tokens that come together are handed
-    in one by one, so that nothing can be seen of LAW-06.
+    name: the operation. clause: the clause that states the equality; checks of this clause do not use the derivation, because
+    it would make them circular. of: the operations that it calls. made: a function of the object and the operation's arguments
+    (by name). It returns the result, raises the operation's error, or raises NotOffered for arguments that the equality does not
+    cover. cuts: whether it appends the tokens of one call in several calls; checks of LAW-06 do not use such a derivation.
     """
 
     name: str
@@ -39,7 +40,7 @@ class Derived:
 
 @cache
 def derivations(op: str) -> tuple[Derived, ...]:
-    """Of an operation by its name in a request, in the order in which to try them."""
+    """The derivations of an operation, in the order in which to try them. op: its name in a request, as "paged.gather"."""
     family, _, name = op.partition(".")
     record = all_families().get(family)
     module = record.part("derived") if record else None
@@ -48,9 +49,9 @@ def derivations(op: str) -> tuple[Derived, ...]:
 
 
 def in_turn(calls: Iterable[Callable[[], Any]]) -> list[Any]:
-    """Make calls that change something: what each of them gives. What one of them raises is what all of them raise together.
+    """Make the calls in order, and return their results. If a call raises, the error is raised and the rest are not made.
 
-    What was done before a later one cannot be taken back: that error is `in_parts`.
+    Earlier calls cannot be undone. Unless the first call raised, the error is therefore marked with IN_PARTS.
     """
     given = list[Any]()
     for number, call in enumerate(calls):
@@ -66,15 +67,16 @@ def in_turn(calls: Iterable[Callable[[], Any]]) -> list[Any]:
 
 
 def refused_whole(error: Exception) -> None:
-    """Raises NotOffered for an error that is `in_parts`, where what is to be seen is how a call is refused."""
+    """Raise NotOffered if the error is marked with IN_PARTS. For checks that a call that raises changes nothing."""
     if IN_PARTS in vars(error):
         raise NotOffered(f"what is refused whole, where it is done in parts ({type(error).__name__})") from error
 
 
 def pieces(op: str, args: Mapping[str, Any], limit: Limit) -> list[dict[str, Any]] | None:
-    """The arguments of an appending call in pieces of as many tokens as it takes (LAW-06), or None where they are not too many.
+    """Split the arguments of an appending call into calls with a number of tokens that `limit` allows (equal by LAW-06).
 
-    Arrays that do not fit together stay as they are. Raises NotOffered for no tokens, where it takes none.
+    Returns None if no split is necessary, if the operation does not append, or if its arrays have different numbers of tokens.
+    Raises NotOffered if no split exists, for example for zero tokens where the limit is at least one.
     """
     family, _, name = op.partition(".")
     record = all_families().get(family)
@@ -95,14 +97,14 @@ def pieces(op: str, args: Mapping[str, Any], limit: Limit) -> list[dict[str, Any
             raise NotOffered(f"{length} tokens, where its limits say {limit}")
         parts.append(range(start, start + size))
         start += size
-    # An integer of NumPy's wraps around where Python's does not: the first piece has the one that was given.
+    # The first call gets the caller's `start` unchanged, because its integer type may matter (LAW-20); sums use Python integers.
     moved = [{"start": int(args["start"]) + part.start} if "start" in args and part.start else {} for part in parts]
     taken = [{each: cut(array, axis, part) for each, array in arrays.items()} for part in parts]
     return [{**args, **arrays, **where} for arrays, where in zip(taken, moved, strict=True)]
 
 
 def cut(array: Any, axis: int, part: range) -> Any:
-    """Some of an array's tokens, which lie along an axis; of the implementation's own arrays as they lie in its memory."""
+    """The tokens `part` of an array along `axis`. For an Own: a view of the implementation's array, without a copy."""
     whole = array if isinstance(array, np.ndarray) else array.array
     index = [slice(None)] * len(whole.shape)
     index[axis] = slice(part.start, part.stop)

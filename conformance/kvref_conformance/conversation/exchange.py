@@ -1,7 +1,8 @@
-"""One request and its reply, as plain data: what a conversation with an implementation is made of.
+"""Request, reply and exchange (a request with its reply) as plain data, and how they are printed. A call trace is a list of them.
 
-Arguments and results are numbers, strings, None, lists, dicts, NumPy arrays, and two kinds of reference: `On` names an object the
-implementation made, `ReplyTo` stands for what it answered to an earlier request, where only it could know (a sequence's id).
+Arguments and results are numbers, strings, None, lists, dicts, NumPy arrays, and two kinds of reference: `On` is an object that
+the implementation made; `ReplyTo` is the result of an earlier request, for values that the implementation chose (such as the id
+of a sequence).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -18,26 +19,26 @@ from kvref_conformance.conversation.place import raised_at
 from kvref_conformance.families import all_families
 
 KNOWN_KINDS = frozenset(name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, Exception))
-SHOWN_LISTED = 24  # a list up to this length
-SHOWN_VALUES = 8  # an array up to this size is written out
+SHOWN_LISTED = 24  # a list up to this length is printed in full
+SHOWN_VALUES = 8  # an array up to this size is printed in full
 
 
 @dataclass(frozen=True)
 class On:
-    """An object made by an earlier request of this id."""
+    """The object that the request with this id made."""
 
     id: int
 
 
 @dataclass(frozen=True)
 class ReplyTo:
-    """The result of an earlier request of this id."""
+    """The result of the earlier request with this id."""
 
     id: int
 
 
 class Summary(str):
-    """What stands in a conversation for an array that is too large to be kept: its dtype and shape."""
+    """The dtype and shape of an array. It replaces an array that is too large for a call trace."""
 
     @classmethod
     def of(cls, array: Any) -> "Summary":
@@ -49,7 +50,11 @@ class Summary(str):
 
 @dataclass(frozen=True)
 class Request:
-    """op: "paged.write" and the like; "paged.new" makes an object, which is known by the request's id from then on."""
+    """One call.
+
+    op: a family and an operation, as "paged.write". "paged.new" makes an object, which later requests name by the id of this
+    request. on: the id of the object whose method is called, None for "new". args: the arguments by name.
+    """
 
     id: int
     op: str
@@ -58,7 +63,7 @@ class Request:
 
     @property
     def given(self) -> tuple[str, ...]:
-        """The arguments that are passed by position, in order; the others go by name."""
+        """The names of the arguments that are passed by position, in order. The others are passed by name."""
         return _given(self.op, tuple(self.args))
 
     @property
@@ -79,7 +84,11 @@ def _given(op: str, named: tuple[str, ...]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Error:
-    """kind: the first of the exception's class names that kvref.errors knows, or its own. where: the line that raised it."""
+    """An exception as data.
+
+    kind: the first name in the exception's class and bases that is in kvref.errors, or else the name of its class.
+    where: the line that raised it.
+    """
 
     kind: str
     message: str
@@ -87,7 +96,7 @@ class Error:
 
 
 class Misfit(str):
-    """What stands in a conversation for a result that is not of the kind that the interface says."""
+    """A description of a malformed result. It replaces the result in a call trace."""
 
 
 @dataclass(frozen=True)
@@ -99,19 +108,19 @@ class Reply:
 @dataclass
 class Exchange:
     request: Request
-    reply: Reply | None = None  # None: none came, the implementation hung or died
-    quiet: bool = field(default=False, compare=False)  # the judge only looked: left out when calls are shown
+    reply: Reply | None = None  # None: the call did not return; the implementation hung or its process ended
+    quiet: bool = field(default=False, compare=False)  # not printed: a call that only compares state
 
 
 @cache
 def gives() -> dict[str, str]:
-    """What a person calls the result of an operation, and what an argument that refers to it is called."""
+    """The name of an operation's result ("paged.create": "sequence"). Arguments that refer to the result have the same name."""
     return {f"{family.name}.{op}": name for family in all_families().values() for op, name in family.gives.items()}
 
 
 @cache
 def references() -> dict[str, str]:
-    """Of the arguments that refer to what an operation gave, or to each of a list of such, what one is called."""
+    """Arguments that refer to results of operations, with the name of one result ("sequences": "sequence")."""
     found: dict[str, str] = {}
     for family in all_families().values():
         found |= {one: one for one in family.gives.values()} | dict(family.several)
@@ -119,42 +128,44 @@ def references() -> dict[str, str]:
 
 
 def kinds_of(error: BaseException) -> list[str]:
-    """The names by which an exception is known: its class and its bases."""
+    """The names of an exception's class and of its bases."""
     return [kind.__name__ for kind in type(error).__mro__]
 
 
 def error_of(error: BaseException) -> Error:
+    """Convert an exception to an Error."""
     known = (name for name in kinds_of(error) if name in KNOWN_KINDS)
     try:
         said = str(error)
-    except Exception:  # odd, but no reason to lose the failure
+    except Exception:  # `__str__` raises; the failure is still reported
         said = "an exception that cannot be printed"
     return Error(next(known, type(error).__name__), said, raised_at(error))
 
 
 def summarised(value: Any) -> Any:
-    """An argument or a result, with what stands for its arrays in their place."""
+    """An argument or a result with its larger arrays replaced by their Summary."""
     if isinstance(value, tuple):
         return tuple(map(summarised, value))
     return Summary.of(value) if isinstance(value, np.ndarray) and value.size > SHOWN_VALUES else value
 
 
-# By what it is called, the object and the number that this gave, or the bytes that any did: the request's id.
+# Maps results that the implementation chose to the id of their request. The key is the name of the result and either the object
+# and the integer that it returned, or None and the bytes of an array (saved data can be loaded by any object).
 Given = dict[tuple[str, int | None, int | bytes], int]
 
 
 def note_given(exchange: Exchange, given: Given) -> None:
-    """Remember what an implementation chose. The latest one counts: a block may be handed out again."""
+    """Add a result that the implementation chose to `given`. It replaces an earlier equal one: a block can be allocated again."""
     called = gives().get(exchange.request.op)
     chosen = exchange.reply.ok if exchange.reply and called else None
     if called and isinstance(chosen, int):
         given[called, exchange.request.on, chosen] = exchange.request.id
-    elif called and isinstance(chosen, np.ndarray):  # what was saved, which another object may load
+    elif called and isinstance(chosen, np.ndarray):
         given[called, None, chosen.tobytes()] = exchange.request.id
 
 
 def referring(request: Request, given: Given) -> Request:
-    """The same request with ids that the implementation chose replaced by references to its reply."""
+    """The same request with the values that the implementation chose replaced by references to its replies."""
     referable = request.args.keys() & references().keys()
     if not referable:
         return request
@@ -174,7 +185,7 @@ def referring(request: Request, given: Given) -> Request:
 
 
 def resolved(value: Any, replies: dict[int, Any]) -> Any:
-    """A value with every ReplyTo replaced by the reply of this conversation. Raises KeyError where there is none."""
+    """A value with every ReplyTo replaced by the result in `replies`. Raises KeyError if a result is missing."""
     if isinstance(value, ReplyTo):
         return replies[value.id]
     if isinstance(value, dict):
@@ -183,14 +194,14 @@ def resolved(value: Any, replies: dict[int, Any]) -> Any:
 
 
 def needs(request: Request) -> set[int]:
-    """The ids of the earlier requests it refers to."""
+    """The ids of the earlier requests to which a request refers."""
     parts = [part for value in request.args.values() for part in (value if isinstance(value, list) else [value])]
     found = {part.id for part in parts if isinstance(part, On | ReplyTo)}
     return found | ({request.on} if request.on is not None else set())
 
 
 def show(value: Any) -> str:
-    """An argument or a result as a person can read it: small arrays in full, large ones by shape."""
+    """An argument or a result as readable text: small arrays in full, large ones by dtype and shape."""
     if isinstance(value, On):
         return f"#{value.id}"
     if isinstance(value, np.ndarray | np.generic):
@@ -209,21 +220,21 @@ def show(value: Any) -> str:
 
 
 def _listed(values: Sequence[Any], show: Callable[[Any], str]) -> str:
-    """What is in a list, of a long one the first."""
+    """The elements of a list, for a long list only the first few and the length."""
     if len(values) <= SHOWN_LISTED:
         return ", ".join(map(show, values))
     return f"{', '.join(map(show, values[:SHOWN_VALUES]))}, ... {len(values)} in all"
 
 
 def _brackets(array: NDArray) -> str:
-    """Nested brackets, each number as short as its dtype allows: 0.1 and not 0.10000000149011612."""
+    """An array as nested brackets, with the shortest digits that identify a number in its dtype: 0.1, not 0.10000000149011612."""
     if array.ndim == 0:
         return str(array[()])
     return f"[{', '.join(_brackets(part) for part in array)}]"
 
 
 def show_calls(exchanges: Iterable[Exchange]) -> list[str]:
-    """Each call as a line of Python, and what it gave where the line needs that to be understood."""
+    """Each call as a line of Python, followed by its result, its error, or "did not return". Quiet calls are left out."""
     names: dict[int, str] = {}
     count: dict[str, int] = {}
     lines = []
@@ -243,7 +254,7 @@ def _call(exchange: Exchange, names: dict[int, str]) -> str:
         if isinstance(value, list):
             return f"[{_listed(value, shown)}]"
         if isinstance(value, np.integer):
-            return f"{value.dtype}({value})"  # not a plain integer: that may be what matters (LAW-20)
+            return f"{value.dtype}({value})"  # the integer type can be the cause of a failure (LAW-20)
         return names.get(value.id, "?") if isinstance(value, On | ReplyTo) else show(value)
 
     request, reply = exchange.request, exchange.reply
@@ -257,4 +268,4 @@ def _call(exchange: Exchange, names: dict[int, str]) -> str:
         return f"{line}  did not return"
     if reply.error:
         return f"{line}  raised {reply.error.kind}"
-    return line if reply.ok is None or isinstance(reply.ok, On) else f"{line}  gave {show(reply.ok)}"
+    return line if reply.ok is None or isinstance(reply.ok, On) else f"{line}  returned {show(reply.ok)}"

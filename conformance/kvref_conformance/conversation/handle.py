@@ -1,4 +1,4 @@
-"""An object of the implementation's, as a check holds it."""
+"""The proxy through which checks call an object of the implementation."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class Handle:
-    """An object of the implementation's: attributes and methods as the interface names them."""
+    """A proxy of an object of the implementation, with the attributes and methods that the family's interface has."""
 
     def __init__(self, subject: "Calls", family: str, id: int) -> None:
         self._subject, self._family, self.id = subject, family, id
@@ -23,11 +23,11 @@ class Handle:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The sizes that it was made with."""
+        """The sizes that the object was created with."""
         return self._subject.made[self.id]
 
     def as_is(self, name: str, *args: Any) -> Any:
-        """Call a method and leave its result the implementation's own, for checks of memory."""
+        """Call a method and return its result without conversion to NumPy. For checks of memory."""
         return self._call(name, args, {}, as_is=True)
 
     def _call(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], as_is: bool = False) -> Any:

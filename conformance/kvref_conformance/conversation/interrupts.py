@@ -1,8 +1,8 @@
-"""Ctrl-C, as the `kvref` command takes it: the first ends the run in good order, the second ends it at once.
+"""Ctrl-C in the `kvref` command: the first ends the run in good order, the second ends the process at once.
 
-Python raises KeyboardInterrupt wherever it is, and an implementation may swallow it. Here it is remembered, too, and raised again
-as soon as the judge has the word; and where the judge must not be cut short, it waits. Without `handle`, under pytest say, all
-is as Python has it.
+Python raises KeyboardInterrupt in whichever code is running, and an implementation may swallow it. The handler of this module
+therefore also sets a flag, and `look` raises KeyboardInterrupt again in the judge's own code. Inside a `wait` block the first
+Ctrl-C only sets the flag. Without a call of `handle`, for example under pytest, Python's own behavior applies.
 """
 
 import os
@@ -11,35 +11,35 @@ import threading
 from collections.abc import Callable
 from types import FrameType
 
-EXIT_INTERRUPTED = 130  # as a shell says it of a program that Ctrl-C ended
+EXIT_INTERRUPTED = 130  # the exit status that shells use for a program that Ctrl-C ended
 
-asked = False  # Ctrl-C came
-at_once: list[Callable[[], None]] = []  # what there is to do before the judge ends without ceremony
+asked = False  # whether Ctrl-C was pressed
+at_once: list[Callable[[], None]] = []  # functions to call before the process ends at once
 _waits = False
 
 
 def handle() -> None:
-    """From here on Ctrl-C is as this module says, to the end of the process; and to be terminated leaves nothing running."""
+    """Install the handlers of Ctrl-C, and of SIGTERM and SIGHUP, which end child processes first."""
     signal.signal(signal.SIGINT, _ctrl_c)
     for name in ("SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)  # not on every system
-        if number is not None and signal.getsignal(number) is signal.SIG_DFL:  # nohup's is to stay
+        if number is not None and signal.getsignal(number) is signal.SIG_DFL:  # keep a handler that nohup has set
             signal.signal(number, _terminated)
 
 
 def over() -> None:
-    """Nothing is left to be put in order: what Ctrl-C ends now, it ends at once."""
+    """Restore the default handler of Ctrl-C: the run is over, and nothing needs to be put in order."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def look() -> None:
-    """Raise KeyboardInterrupt where Ctrl-C came and nobody has said so yet, or somebody has swallowed it."""
+    """Raise KeyboardInterrupt if Ctrl-C was pressed, in case it was deferred or swallowed. Does nothing in other threads."""
     if asked and _in_main_thread():
         raise KeyboardInterrupt
 
 
 class _Block:
-    """Whether Ctrl-C waits inside the block."""
+    """A block inside which Ctrl-C is deferred (waits) or raised at once (not waits)."""
 
     def __init__(self, waits: bool) -> None:
         self._inside = waits
@@ -59,12 +59,12 @@ class _Block:
 
 
 def wait() -> _Block:
-    """Inside the block Ctrl-C waits for `look`, or for a `prompt` block."""
+    """A block inside which Ctrl-C is deferred until `look` or a `prompt` block."""
     return _Block(waits=True)
 
 
 def prompt() -> _Block:
-    """Inside the block Ctrl-C is raised at once: what it holds may take long, and can be cut short."""
+    """A block inside which Ctrl-C raises KeyboardInterrupt at once. For code that may take long and can be interrupted."""
     return _Block(waits=False)
 
 

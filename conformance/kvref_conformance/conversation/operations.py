@@ -1,4 +1,4 @@
-"""The interface as data: the operations of each family, read off its typed protocols."""
+"""The interface as data: the operations of each family, derived from its typed protocols."""
 
 import inspect
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from kvref_conformance.families import all_families
 
 @cache
 def protocols() -> dict[str, type]:
-    """The typed protocol of each family, and of what an object of one hands out ("buffer"), by name."""
+    """The typed protocols by name: of each family, and of objects that an operation returns ("buffer")."""
     found: dict[str, type] = {}
     for family in all_families().values():
         found |= {family.name: family.protocol, **getattr(family.interface, "HANDED_OUT", {})}
@@ -21,7 +21,8 @@ def protocols() -> dict[str, type]:
 class Operation:
     """A method or an attribute of a family's protocol.
 
-    parameters: those that may be passed by position. arguments: the annotations of all by name. reply: that of what comes back.
+    parameters: the names of the arguments that may be passed by position. arguments: the annotations of all arguments by name;
+    optional: the names of those with a default. reply: the annotation of the result; says: the same, with array shapes.
     """
 
     name: str
@@ -29,16 +30,16 @@ class Operation:
     reply: Any
     attribute: bool
     arguments: dict[str, Any] = field(default_factory=dict, hash=False)
-    says: Any = None  # the annotation of what comes back, with the shapes of arrays
-    optional: tuple[str, ...] = ()  # the arguments that may be left out
+    says: Any = None
+    optional: tuple[str, ...] = ()
 
 
 @cache
 def operations(family: str) -> dict[str, Operation]:
-    """By name, for a family or for "buffer", what a pool hands out."""
+    """The operations by name. family: the name of a family, or of a protocol in HANDED_OUT such as "buffer"."""
     protocol = protocols()[family]
     found = {name: Operation(name, (), hint, True) for name, hint in get_type_hints(protocol).items()}
-    for part in reversed(protocol.__mro__):  # what it has of another family comes first
+    for part in reversed(protocol.__mro__):  # inherited operations come first
         for name, method in vars(part).items():
             if inspect.isfunction(method) and not name.startswith("_"):
                 found[name] = _operation(method)
@@ -47,13 +48,13 @@ def operations(family: str) -> dict[str, Operation]:
 
 @cache
 def made_by(reply: Any) -> str | None:
-    """The name of the object that an operation hands out, by the annotation of its reply; None where it hands out none."""
+    """The name of the protocol that an operation's result has, given its annotation; None if the result is plain data."""
     return next((name for name, protocol in protocols().items() if protocol is reply), None)
 
 
 @cache
 def factory(family: str) -> Operation:
-    """What makes an object of a family."""
+    """The factory of a family, as an operation."""
     return _operation(all_families()[family].interface.Factory.__call__)
 
 

@@ -1,4 +1,4 @@
-"""Where in somebody's code something is: "mine.py:12", or nothing where it is all kvref's."""
+"""Source locations in an implementation's code: "mine.py:12", or "" for kvref's own code."""
 
 import os
 import sysconfig
@@ -13,7 +13,7 @@ OURS |= {"kvref_numpy_attention", *(f"kvref_{of}_{each}" for of in ("numpy", "to
 
 
 def raised_at(error: BaseException) -> str:
-    """The last line of theirs that an exception came through; a library's only where they have none."""
+    """The last line of the traceback that is not kvref's. Lines of installed libraries count only if there are no others."""
     theirs = ""
     for frame, line in walk_tb(error.__traceback__):
         if not _is_ours(frame.f_globals):
@@ -24,7 +24,7 @@ def raised_at(error: BaseException) -> str:
 
 
 def defined_at(function: Any) -> str:
-    """The line where a function or a method of theirs begins."""
+    """The first line of a function or method that is not kvref's."""
     code = getattr(function, "__code__", None)
     if not isinstance(code, CodeType) or _is_ours(getattr(function, "__globals__", {})):
         return ""

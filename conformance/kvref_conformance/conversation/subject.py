@@ -1,8 +1,8 @@
-"""An implementation as a check sees it: NumPy arrays in and out, within its limits, through others where it lacks an operation.
+"""The subject: an implementation as checks see it.
 
-A check says what it wants in NumPy; the `Subject` turns arrays into the implementation's own type and back, turns a missing
-family or method into NotOffered, holds the implementation to its limits, and keeps the conversation so that a failure can be
-shown, shrunk and held again.
+Checks use NumPy. The `Subject` converts arrays to the implementation's own type and back, raises NotOffered for a missing family
+or method unless it can derive the operation, keeps all sizes within the declared limits, and records the calls, so that a
+failure can be printed, shrunk and replayed.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ from kvref_conformance.outcome import Declined, NotOffered
 
 
 class Subject(Calls):
-    """The implementation under one check, with random numbers of the check's own."""
+    """The implementation during one check, with the random generator of that check."""
 
     def __init__(
         self,
@@ -35,12 +35,12 @@ class Subject(Calls):
         family: str = "",
         clause: str = "",
     ) -> None:
-        """family: of which the limits count. clause: the check's, which no derivation may take for granted."""
+        """family: the family whose limits apply. clause: the clause of the check; derivations that rely on it are not used."""
         super().__init__(implementation, patience)
         self.rng = rng
         self.family, self.clause = family, clause
         self.limits = Limits(getattr(implementation, "limits", None), implementation.formats)
-        self.through: dict[str, str] = {}  # operations that were made of others, and how
+        self.through: dict[str, str] = {}  # the derived operations that were used, with a description of the derivation
         self._deriving: list[str] = []
 
     @property
@@ -48,7 +48,7 @@ class Subject(Calls):
         return self.implementation.level
 
     def formats(self, *wanted: str) -> list[str]:
-        """Those of the wanted formats that it has. Raises NotOffered where it has none."""
+        """The supported ones among the wanted formats. Raises NotOffered if there are none."""
         allowed = PLAIN if self._encodes else self.limits.dtypes(self.family)
         found = [name for name in wanted if name in self.implementation.formats and (name in allowed or name not in PLAIN)]
         if not found:
@@ -56,18 +56,18 @@ class Subject(Calls):
         return found
 
     def size(self, name: str, wanted: int) -> int:
-        """Of a size, or an argument of the family, the allowed value that is nearest to the one that is wanted."""
+        """The allowed value of a size or argument that is nearest to the wanted value."""
         found: int = self.limits.nearest(self.family, name, wanted)
         return found
 
     def need(self, **least: int) -> None:
-        """Raises NotOffered, with the reason, where what the limits allow nearest to one of these is less."""
+        """Raise NotOffered, with the reason, if the allowed value of a size is less than the given minimum."""
         for name, value in least.items():
             if self.size(name, value) < value:
                 raise NotOffered(f"{name} {value}, where its limits say {self.limits.of(self.family, name)}")
 
     def integers(self, *wanted: int) -> list[int]:
-        """Those of some integers that its types have: where they know no negative ones, the others."""
+        """The integers that arguments of the implementation can have: without negative ones if its integers are unsigned."""
         signed = self.limits.switch(self.family, "negative_integers")
         return [each for each in wanted if each >= 0 or signed]
 
@@ -81,22 +81,22 @@ class Subject(Calls):
 
     @property
     def dtype(self) -> str:
-        """What plain arrays are handed in as, and caches made with unless a check asks for another."""
+        """The dtype of array arguments, and the dtype of caches unless a check chooses another."""
         taken = self.limits.dtypes(self.family)
         of_its_own = () if self._encodes else self.implementation.formats
-        return next((name for name in taken if name in of_its_own), taken[0])  # its formats may all be codes
+        return next((name for name in taken if name in of_its_own), taken[0])  # its formats may all be quantized
 
     @property
     def _encodes(self) -> bool:
         return self.family in names() and all_families()[self.family].encodes
 
     def in_this_process(self, what: str = "memory shared with the judge") -> None:
-        """Raises NotOffered, of what cannot be seen, where the implementation is at the other end of a pipe."""
+        """Raise NotOffered if the implementation runs in another process, where `what` cannot be observed."""
         if self.by_value:
             raise NotOffered(f"{what}, which cannot be seen through a pipe")
 
     def factory(self, family: str) -> Callable[..., Any]:
-        """What makes an object of a family. Raises NotOffered."""
+        """The function that creates an object of a family. Raises NotOffered."""
         assert family in names(), family
         found: Callable[..., Any] | None = getattr(self.implementation, family, None)
         if found is None:
@@ -107,14 +107,14 @@ class Subject(Calls):
         return found
 
     def new(self, family: str, **config: Any) -> "Handle":
-        """A new object of a family. Raises NotOffered."""
+        """Create an object of a family. Raises NotOffered."""
         self.factory(family)
         made = self.call(f"{family}.new", None, config)
         assert isinstance(made, Handle)
         return made
 
     def own(self, values: Any) -> Own:
-        """float32 goes in as a narrower float where that alone is taken."""
+        """Convert to the implementation's own type. float32 is cast to a narrower float if the implementation takes only that."""
         handed = self.limits.dtypes(self.family)[0]
         if handed != "float32" and isinstance(values, np.ndarray) and values.dtype == np.float32:
             with np.errstate(over="ignore"):
@@ -122,14 +122,14 @@ class Subject(Calls):
         return Own(self.implementation.asarray(values))
 
     def numpy(self, array: Any) -> Any:
-        """An array of the implementation's as NumPy's."""
+        """Convert an array of the implementation to a NumPy array. Raises Broken if that fails."""
         return plain(self.implementation, array, Any, "an array")
 
     def call(self, op: str, on: int | None, args: dict[str, Any], as_is: bool = False) -> Any:
-        """Perform an operation, through others where it is declined. Arrays come back as NumPy's, or untouched if `as_is`.
+        """Call an operation, or derive it if the implementation declines it. Result arrays are NumPy's, unless `as_is`.
 
-        Raises what the implementation raises, NotOffered, or Broken where it hung, left its process, or returned no such thing
-        as the interface says.
+        Raises any error that the implementation raises; NotOffered; or Broken if the call hung, its process ended, or its result
+        is not what the interface specifies.
         """
         if self.limits.declared:
             args = {name: self._handed(name, value) for name, value in args.items()}
@@ -144,13 +144,13 @@ class Subject(Calls):
             return self._derived(op, on, args, declined)
 
     def _handed(self, name: str, value: Any) -> Any:
-        """An argument with the numbers that it has once it is handed in: what passes the end of a narrow float is infinite."""
+        """The argument rounded to the dtype in which it is passed. Values beyond the range of a narrow float become infinite."""
         handed = self.limits.dtypes(self.family)[0]
         narrowed = isinstance(value, np.ndarray) and value.dtype == np.float32 and name not in STORED
         return round_to(value, handed) if narrowed else value
 
     def _in_pieces(self, op: str, args: dict[str, Any]) -> list[dict[str, Any]] | None:
-        """The arguments in pieces of as many tokens as are taken at once; None where they are not too many. Raises NotOffered."""
+        """Split an append into calls of as many tokens as the limits allow; None if no split is needed. Raises NotOffered."""
         if not self.limits.switch(self.family, "negative_integers") and _negative(args):
             raise NotOffered("negative integers, which its types do not have")
         limit = self.limits.of(self.family, "tokens")
@@ -163,7 +163,7 @@ class Subject(Calls):
         return parts
 
     def _derived(self, op: str, on: int, args: dict[str, Any], declined: Declined) -> Any:
-        """The same through other operations. Raises what those raise, and `declined` where there is no way."""
+        """Derive the operation. Raises the errors of the operations that it calls, and `declined` if no derivation applies."""
         handle = Handle(self, op.partition(".")[0], on)
         for way in derivations(op):
             if op in self._deriving or self.clause == way.clause or (way.cuts and self.clause == "LAW-06"):
@@ -174,7 +174,7 @@ class Subject(Calls):
             try:
                 return way.made(handle, **args)
             except Declined:
-                self.through = before  # what this way takes is missing too
+                self.through = before  # an operation that this derivation calls is missing too
             except NotOffered:
                 self.through = before
                 raise
@@ -184,7 +184,7 @@ class Subject(Calls):
 
 
 def narrow(dtype: str) -> Any:
-    """NumPy's dtype of this name. Raises NotOffered where there is none here."""
+    """The NumPy dtype of this name. Raises NotOffered if it is not available in this environment."""
     if dtype == "float16":
         return np.float16
     try:

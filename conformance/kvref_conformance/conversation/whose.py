@@ -1,4 +1,4 @@
-"""Whose numbers came where others belong: rows of what was read, found among those that were handed in."""
+"""The source of a wrong row: finds the earlier argument from which the implementation returned a row in the wrong place."""
 
 from collections.abc import Sequence
 
@@ -7,11 +7,11 @@ import numpy as np
 from kvref_conformance.arrays import NDArray
 from kvref_conformance.conversation.exchange import Exchange, show_calls
 
-LEAST = 8  # numbers that a row must have to be told from another by them
+LEAST = 8  # numbers in a row; a shorter row can equal another by chance
 
 
 def whose(row: NDArray | None, conversation: Sequence[Exchange]) -> str:
-    """Where a row [n] was handed in, or that it is zeros; nothing where that says nothing."""
+    """The argument and position that contain the row [n], as text; "zeros"; or "" if the row is unknown or too short."""
     if row is None or row.ndim != 1 or len(row) < LEAST:
         return ""
     if not row.any():
@@ -27,7 +27,7 @@ def whose(row: NDArray | None, conversation: Sequence[Exchange]) -> str:
 
 
 def _call(exchange: Exchange, conversation: Sequence[Exchange]) -> str:
-    """The line that shows it."""
+    """The call as a line of Python."""
     if exchange.quiet:
         return exchange.request.op
     shown = [each.request.id for each in conversation if not each.quiet]

@@ -1,18 +1,18 @@
-"""The families: a folder each, in which lies all that there is to know about how one kind of cache is judged.
+"""The families. Each folder contains everything about how one kind of cache or component is judged.
 
-    __init__.py    the record: sizes, clauses and words that every part of the judge asks for
-    interface.py   the operations, as a typed protocol, and the errors that each may have to answer with
-    model.py       what each operation must answer: the cache in lists and dicts
-    checks*.py     what each clause demands, as functions
-    machine.py     any sequence of calls, and states.py those worth meeting
-    stream.py      what the laws need to know, which hold for every family that says it
-    derived.py     operations made of others, for implementations that lack them
-    serving.py     what `kvref soak` serves requests from, where a stream is not enough
-    steps.py       each operation once, for the self-test of a harness
-    cause.py       what lies behind a failure, where more can be told than what came instead
+    __init__.py    the record (FAMILY): sizes, clauses and names that all parts of the judge use
+    interface.py   the operations as a typed protocol, and the errors that each can be required to raise
+    model.py       the reference model: the expected result of each operation, computed with lists and dicts
+    checks*.py     the checks of the clauses, as functions
+    machine.py     the state machine (random call sequences); states.py lists the states that it should reach
+    stream.py      the adapter by which the laws use the family; the methods it overrides decide which laws apply
+    derived.py     derived operations, for implementations that lack some operations
+    serving.py     the adapter by which `kvref soak` serves requests, if a stream is not enough
+    steps.py       one call of each operation, for the self-test of a harness
+    cause.py       the likely cause of a failure, if more is known than the wrong result
 
-To add a family is to add a folder: whatever works on families asks `all_families`. The laws are a folder of their own without
-a record, for they are about the others.
+To add a family, add a folder: all parts of the judge find the families with `all_families`. The folder `laws` has no record,
+because laws are checked on the other families.
 """
 
 import pkgutil
@@ -31,19 +31,27 @@ PARTS = ("interface", "model", "machine", "states", "stream", "serving", "derive
 
 @dataclass(frozen=True)
 class Family:
-    """One kind of object that an implementation may offer.
+    """The record of a family: one kind of object that an implementation can provide.
 
-    chapter: of the specification, by its file. small: the sizes that checks begin with, all different, so that an axis taken for
-    another shows. speaks_for: the clauses that the model can name, and the machine therefore judges. gives: what a person calls
-    the result of an operation, which later calls refer to; several: arguments that are lists of such, and what one is called.
-    formats: what each format among the sizes may be. may_be_zero: sizes that may. holds: sizes that are no less than others
-    together, multiples: that are multiples of another, fits: whether all of them make sense together (LAW-12), one by one too: a
-    size that does not go with the small ones and any format is made one that does; goes: the same, of those alone that are asked
-    for, where sizes depend on each other and not on a format. token_axis: of the arrays that are appended, where the tokens lie,
-    from the end. appending: the operations that take any number of tokens, and their arrays; whole: those of them that leave more
-    in one call than in several. counted_as: by a switch among the limits, what makes an object that counts as the specification
-    does, of what makes the object. encodes: formats are what numbers are encoded to, and say nothing of what they are handed in
-    as.
+    name: the name of the factory and of the folder.
+    chapter: the file of its chapter, kvref/spec/CHAPTER.md.
+    small: the sizes that checks use by default. All are different, so that a confusion of two axes is noticed.
+    speaks_for: the clauses that the reference model can name. The state machine judges these.
+    gives: operation -> name of its result in printed calls, for results that later calls use as arguments.
+    several: argument -> name of one element, for arguments that are lists of such results.
+    formats: size -> the formats that it can be, for sizes that are the name of a format.
+    may_be_zero: the sizes that can be 0.
+    holds: size -> other sizes whose sum it must not be less than.
+    multiples: size -> another size that must divide it.
+    fits: whether a configuration is valid (LAW-12), beyond `holds` and `multiples`. It also decides which single sizes are used: if
+        a size is not valid with the small sizes and any format, the nearest one that is valid replaces it.
+    goes: like `fits`, for whole configurations only, if sizes depend on each other and not on a format.
+    token_axis: the axis of the appended arrays that counts tokens, from the end.
+    appending: operation -> its array arguments, for operations that accept any number of tokens.
+    whole: operations of `appending` that have a different result if their tokens are divided into several calls.
+    counted_as: name of a switch among the limits -> function that wraps a factory, so that its objects count as the specification
+        does.
+    encodes: True if formats are encodings of numbers, and not the dtype of the caller's arrays.
     """
 
     name: str
@@ -65,27 +73,27 @@ class Family:
     encodes: bool = False
 
     def together(self, config: Mapping[str, Any]) -> bool:
-        """Whether sizes that each make sense alone do so together."""
+        """Returns whether sizes that are valid one by one are valid together."""
         enough = all(config[whole] >= sum(config[part] for part in parts) for whole, parts in self.holds.items())
         even = all(config[whole] % config[part] == 0 for whole, part in self.multiples.items())
         return enough and even and self.fits(config) and self.goes(config)
 
     def part(self, name: str) -> ModuleType | None:
-        """One of PARTS, or None where the family has no such file."""
+        """Returns the module `name` (one of PARTS) of the family, or None if there is no such file."""
         return _module(f"{__name__}.{self.name}.{name}")
 
     def checks(self) -> Iterator[ModuleType]:
-        """The modules of its checks; importing one registers them."""
+        """Yields the modules of its checks. Importing a module registers its checks."""
         yield from check_modules(self.name)
 
     @property
     def interface(self) -> Any:
-        """The module of its typed protocols. Every family has one."""
+        """The module with its typed protocols. Every family has one."""
         return import_module(f"{__name__}.{self.name}.interface")
 
     @property
     def protocol(self) -> Any:
-        """Of its objects."""
+        """The typed protocol of the family's objects."""
         return self._of("interface", "")
 
     @property
@@ -94,12 +102,12 @@ class Family:
 
     @property
     def machine(self) -> Any:
-        """Its class of machine, or None."""
+        """The class of its state machine, or None."""
         return self._of("machine", "Machine")
 
     @property
     def stream(self) -> Any:
-        """Its class of stream, or None."""
+        """Its Stream class, or None."""
         return self._of("stream", "Stream")
 
     def _of(self, part: str, suffix: str) -> Any:
@@ -109,18 +117,18 @@ class Family:
 
 @cache
 def all_families() -> dict[str, Family]:
-    """The records by name, in the order of the specification's chapters."""
+    """Returns the records by name, in the order of the chapters of the specification."""
     found = [module.FAMILY for name in folders() if hasattr(module := import_module(f"{__name__}.{name}"), "FAMILY")]
     return {family.name: family for family in sorted(found, key=lambda family: (CHAPTERS.index(family.chapter), family.name))}
 
 
 def folders() -> list[str]:
-    """Every folder here: the families, and the laws."""
+    """Returns the names of all folders: the families and the laws."""
     return [module.name for module in pkgutil.iter_modules(__path__) if module.ispkg]
 
 
 def check_modules(folder: str) -> Iterator[ModuleType]:
-    """The modules of one folder whose names begin with "checks"."""
+    """Yields the modules of one folder whose names begin with "checks"."""
     package = import_module(f"{__name__}.{folder}")
     for module in pkgutil.iter_modules(package.__path__):
         if module.name.startswith("checks"):
@@ -133,5 +141,5 @@ def _module(name: str) -> ModuleType | None:
 
 
 def names() -> tuple[str, ...]:
-    """Of the families, in order."""
+    """Returns the names of the families, in the order of the chapters."""
     return tuple(all_families())

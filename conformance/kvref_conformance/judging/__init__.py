@@ -1,1 +1,1 @@
-"""`kvref harness --selftest`: whether a program's plumbing works, before anyone asks whether its cache is right."""
+"""Running checks, and the verdicts that follow."""

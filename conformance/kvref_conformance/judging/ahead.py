@@ -1,7 +1,7 @@
-"""Several processes that judge one implementation side by side: what a clause asks is answered before it is asked.
+"""Parallel judging: worker processes run the checks of one implementation in advance, and the judge collects the outcomes.
 
-A process is asked what one family asks: its machine, or the checks that are written out. Each has an implementation of its own,
-with which it begins as a judge alone does: what it says is the same.
+The unit of work is a family: either its state machine, or all of its other checks. Each worker has its own instance of the
+implementation and the same seeds as a single judge, so the outcomes are the same.
 """
 
 import os
@@ -21,16 +21,17 @@ from kvref_conformance.judging.isolated import POSSIBLE, IsolatedJudge
 from kvref_conformance.judging.judge import Failure, Judge
 from kvref_conformance.outcome import Outcome
 
-MOST = 4  # processes, unless asked for more
-LOOK = 0.05  # seconds between two attempts to end what is still running
-Unit = tuple[str, bool]  # a family, and whether its machine is asked
+MOST = 4  # maximum default number of processes
+LOOK = 0.05  # seconds between two attempts to end the running workers
+Unit = tuple[str, bool]  # a family, and whether the unit is its state machine (or else its other checks)
 Said = dict[Check, Outcome | Failure]
 
 
 def usual_jobs(asked: Asked, everything: bool) -> int:
-    """In how many processes to judge, where nobody says.
+    """The default number of processes.
 
-    Several of a foreign implementation might be in each other's way, and for less than everything they are not worth starting.
+    It is 1 for a foreign implementation, whose instances might interfere with each other, and for a run that does not include
+    all clauses or that tries few call sequences, for which starting processes takes too long.
     """
     foreign = is_program(asked.name) or is_foreign(asked.name) or asked.isolate is not None
     if foreign or not POSSIBLE or not everything or asked.family or asked.effort.sequences < EXAMPLES:
@@ -40,7 +41,7 @@ def usual_jobs(asked: Asked, everything: bool) -> int:
 
 @contextmanager
 def side_by_side(judge: Judge, chosen: Mapping[Clause, Sequence[Check]], jobs: int) -> Iterator[None]:
-    """Inside the block the judge has its checks asked in so many processes, all of them at once."""
+    """Run the checks in `jobs` processes while the block runs. With 1, the judge runs them itself."""
     if jobs == 1:
         yield
         return
@@ -54,35 +55,35 @@ def side_by_side(judge: Judge, chosen: Mapping[Clause, Sequence[Check]], jobs: i
 
 
 class Ahead:
-    """What checks say, asked in so many processes."""
+    """A pool of worker processes that run checks. All checks are submitted at once."""
 
     def __init__(self, judge: Judge, checks: Iterable[Check], processes: int) -> None:
         self._judge = judge
-        self._own = threading.local()  # of each thread, its judge
+        self._own = threading.local()  # each thread has one judge, with one process
         self._judges: list[IsolatedJudge] = []
         self._over = False
         units: dict[Unit, list[Check]] = {}
         for check in checks:
             units.setdefault((check.family, check.run is None), []).append(check)
-        order = list(all_families())  # in which caches come behind what they are made of
+        order = list(all_families())  # later families take longer: they are built from earlier ones
         longest_first = sorted(units, key=lambda unit: (unit[1], order.index(unit[0])), reverse=True)
         self._pool = ThreadPoolExecutor(processes)
         self._coming: dict[Unit, Future[Said]] = {unit: self._pool.submit(self._ask, units[unit]) for unit in longest_first}
 
     def ask_about(self, check: Check) -> Outcome | Failure:
-        """What it says, as soon as that is known. Raises CannotRun."""
+        """Wait for the outcome of a check. Raises CannotRun."""
         with interrupts.prompt():
             return self._coming[check.family, check.run is None].result()[check]
 
     def close(self) -> None:
-        """End every process, whatever it is doing."""
+        """End all processes at once."""
         self._over = True
         self._pool.shutdown(wait=False, cancel_futures=True)
-        while not all(coming.done() for coming in self._coming.values()):  # those that were cancelled are
+        while not all(coming.done() for coming in self._coming.values()):  # canceled futures are done
             for judge in self._judges:
                 judge.interrupt()
             time.sleep(LOOK)
-        for judge in self._judges:  # all at once
+        for judge in self._judges:  # signal all before waiting for each
             judge.hang_up()
         for judge in self._judges:
             judge.close()
@@ -92,7 +93,7 @@ class Ahead:
         return {check: judge.ask_about(check) for check in checks if not self._over}
 
     def _beside(self) -> IsolatedJudge:
-        """This thread's judge. Raises CannotRun."""
+        """The judge of this thread. Raises CannotRun."""
         if not hasattr(self._own, "judge"):
             self._own.judge = IsolatedJudge(self._judge.name, self._judge.effort, self._judges.append, beside_others=True)
             self._own.judge.progress = lambda *how_far: self._judge.progress(*how_far)

@@ -1,4 +1,4 @@
-"""What was asked of the judge: of `kvref check` on its command line, or of pytest by the options of the plugin."""
+"""The options of a run, from the command line of `kvref check` or from the pytest plugin."""
 
 import shlex
 from dataclasses import dataclass
@@ -10,10 +10,12 @@ EXAMPLES = 40
 
 @dataclass(frozen=True)
 class Effort:
-    """How hard to look. examples: sequences of calls a machine tries; deep: many more and longer ones.
+    """How thoroughly to judge.
 
-    slow: the checks that take gigabytes too; real: those of sizes as models have them that take seconds.
-    simpler: whether a machine that found something goes on, for others and for fewer calls, which takes most of its time.
+    examples: number of call sequences that a state machine tries; deep: 20 times as many, and longer ones. slow: also run checks
+    that need gigabytes. real: also run checks at production sizes that take seconds. timeout: seconds per call. keep: also store
+    traces of passed checks. simpler: whether a state machine continues after a failure, to find further failures and shorter
+    call sequences; this takes most of its time.
     """
 
     seed: int = 0
@@ -21,12 +23,12 @@ class Effort:
     real: bool = False
     examples: int = EXAMPLES
     deep: bool = False
-    timeout: float = TIMEOUT  # seconds a call may take
-    keep: bool = False  # traces of what passes too
+    timeout: float = TIMEOUT
+    keep: bool = False
     simpler: bool = True
 
     def runs(self, option: str) -> bool:
-        """Whether checks run that take an option: Check.option."""
+        """Whether checks that need this option run. option: Check.option."""
         return {"": True, "--slow": self.slow, "--real": self.real}[option]
 
     @property
@@ -35,25 +37,26 @@ class Effort:
 
     @property
     def steps(self) -> int:
-        """Calls in a sequence, at most."""
+        """The maximum number of calls per call sequence."""
         return 60 if self.deep else 20
 
 
 @dataclass(frozen=True)
 class Asked:
-    """An implementation, how hard to look at it, and where it is to run.
+    """The selected implementation, and how to judge it.
 
-    isolate: in a process of its own, or in this one; None leaves it to whose code it is.
+    family: judge only this family. isolate: whether it runs in its own process; None means that only foreign code does.
+    show_stderr: whether to show the standard error of a program.
     """
 
     name: str
     effort: Effort
     family: str | None = None
     isolate: bool | None = None
-    show_stderr: bool = False  # a program's
+    show_stderr: bool = False
 
     def again(self, clause: str) -> str:
-        """The command that asks for one clause of it again."""
+        """The command that judges one clause again with the same options."""
         effort, command = self.effort, ["kvref", "check", self.name, "--clause", clause]
         command += ["--family", self.family] if self.family else []
         command += ["--seed", str(effort.seed)] if effort.seed else []

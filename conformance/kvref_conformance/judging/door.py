@@ -1,6 +1,7 @@
-"""kvref's own caches behind a smaller door: only some sizes, formats and operations, and whatever is outside is refused at once.
+"""The restricted wrapper: kvref's own caches, limited to some sizes, formats and operations. Anything else raises.
 
-What can be judged of it can be judged of every cache with such a door. kvref check NAME --list looks at that.
+The caches are correct, so running the checks on the wrapper shows which clauses can be judged on any implementation with the same
+limits. `kvref check NAME --list` uses it.
 """
 
 import inspect
@@ -20,7 +21,7 @@ from kvref_conformance.oracle.formats import PLAIN
 
 
 class Door:
-    """An implementation. Raises LimitsError where its limits contradict themselves."""
+    """A restricted implementation. Raises LimitsError if the limits are invalid."""
 
     name, version, language = "door", "0", "python"
 
@@ -32,7 +33,7 @@ class Door:
         formats: Sequence[str] | None = None,
         level: Level = "exact",
     ) -> None:
-        """operations: the names in a request, "paged.read", of those that there are; None stands for all, as in the others."""
+        """limits: as an implementation declares them. operations: the provided ones ("paged.read"). None means all."""
         self.limits, self.operations, self.level = limits, operations, level
         self._own, self._base = Limits(limits), load("numpy")
         allowed = self._own.dtypes("")
@@ -57,7 +58,7 @@ class Door:
         return Behind(self, family, getattr(self._base, family)(**config))
 
     def look(self, family: str, name: str, args: Sequence[Any]) -> None:
-        """Raises what an implementation of these limits would have to."""
+        """Raise the error that an implementation with these limits raises for such arguments, if they exceed the limits."""
         unsigned, dtypes = not self._own.switch(family, "negative_integers"), self._own.dtypes(family)
         for value in args if name not in ("dequantize", "decode") else ():
             is_float = isinstance(value, np.ndarray) and value.dtype.kind in "fV"
@@ -81,7 +82,7 @@ class Door:
 
 
 class Behind:
-    """An object of kvref's, of which only what is offered can be reached."""
+    """An object of kvref of which only the provided operations are accessible."""
 
     def __init__(self, door: Door, family: str, made: Any) -> None:
         self._door, self._family, self.made = door, family, made
@@ -109,7 +110,7 @@ class Behind:
     def _counted(self, name: str, found: Any, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
         most = self._door.most_sequences(self._family)
         if name == "create" and most is not None and len(self._living) >= most:
-            raise errors.OutOfBlocks(f"expected at most {most} sequences at a time")
+            raise errors.OutOfBlocks(f"out of sequences: at most {most} can be live")
         result = found(*args, **named)
         if name == "create":
             self._living.add(result)

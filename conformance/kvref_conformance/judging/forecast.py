@@ -1,7 +1,7 @@
-"""How far the checks go with what an implementation offers, and how much further with one operation more.
+"""A preview for `kvref check NAME --list`: which clauses can be judged, and how many more with one additional operation.
 
-It is not asked: kvref's own caches are judged behind a door of the same operations, formats and limits. They are right, so that
-what comes back is what can be judged at all.
+The implementation itself is not judged. Instead, the checks run on kvref's own caches, restricted to the same operations, formats
+and limits (judging/door.py). These caches are correct, so each check that is not "not offered" there can judge.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,12 +18,16 @@ from kvref_conformance.judging.offered import Offered
 from kvref_conformance.outcome import Outcome
 
 Chosen = Mapping[Clause, Sequence[Check]]
-LONG = "LAW-18"  # real sizes: its checks alone take as long as all others, which is too long to try them again and again
+LONG = "LAW-18"  # production sizes: its checks take as long as all others together, too long to run once per operation
 
 
 @dataclass
 class Reach:
-    """Of the checks of one clause in one family: how many there are, how many can judge, through what, and what others lack."""
+    """The checks of one clause in one family.
+
+    checks: how many there are. judged: how many can judge. through: the derived operations that those use. missing: the reasons
+    why the others cannot judge.
+    """
 
     clause: str
     family: str
@@ -34,17 +38,17 @@ class Reach:
 
     @property
     def how(self) -> str:
-        """In a word or two."""
+        """The result in one or two words."""
         if not self.judged:
             return "not offered"
         if self.judged < self.checks:
-            return "in part"
-        return "through others" if self.through else "directly"
+            return "partly"
+        return "derived" if self.through else "directly"
 
 
 @dataclass(frozen=True)
 class Gain:
-    """What one operation more would bring: checks that cannot judge without it, and their clauses."""
+    """The benefit of providing one more operation: the number of additional checks that could judge, and their clauses."""
 
     operation: str
     checks: int
@@ -54,13 +58,13 @@ class Gain:
 @dataclass(frozen=True)
 class Forecast:
     reaches: list[Reach]
-    gains: list[Gain]  # those that bring most first
+    gains: list[Gain]  # sorted by the number of checks, largest first
 
 
 def forecast(implementation: Any, surface: Mapping[str, Offered], chosen: Chosen) -> Forecast:
-    """For the clauses that are chosen, of the families on the surface.
+    """Preview the chosen clauses. surface: the provided operations of each family.
 
-    Of the checks that somebody wrote alone, without LONG: no sequences are tried.
+    State machines, LONG, and checks that need an option are left out.
     """
     made = {family: each for family, each in surface.items() if not each.unmade}
     operations = {op for each in made.values() for op in each.operations}
@@ -82,7 +86,7 @@ def forecast(implementation: Any, surface: Mapping[str, Offered], chosen: Chosen
 
 
 class _Behind(Judge):
-    """A judge of a door; through a pipe, if that is where the implementation is."""
+    """A judge of a restricted wrapper. by_value: whether the implementation is reached through a pipe."""
 
     def __init__(self, door: Door, by_value: bool) -> None:
         super().__init__(door)
@@ -96,7 +100,7 @@ class _Behind(Judge):
 
 def _said(implementation: Any, families: Mapping[str, Offered], operations: set[str], checks: Sequence[Check]) -> list[Outcome]:
     limits = getattr(implementation, "limits", None) or {}
-    # kvref's own caches have a table a layer. What that limit changes is how blocks are counted, and not what can be judged.
+    # kvref's own caches have one block table per layer. `one_block_table` changes how blocks are counted, not what can be judged.
     limits = {name: value for name, value in limits.items() if name != "one_block_table"}
     door = Door(limits, operations, families, implementation.formats, implementation.level)
     judge = _Behind(door, isinstance(implementation, OverStdio))

@@ -1,7 +1,7 @@
-"""The same judge in a process of its own, so that an implementation that dies or hangs for good costs one check.
+"""Isolated judging: the checks run in a child process, so that a crash or a permanent hang costs one check, not the run.
 
-The child (`isolated_child`) writes down every request before it makes it. When it falls silent or dies, the parent reads there
-which call that was, judges the conversation up to it, and starts another child for what is left.
+The child (`isolated_child`) writes each request to a journal before it makes the call. If the child hangs or ends, the parent
+reads from the journal which call was last, reports the failure, and starts another child for the remaining checks.
 """
 
 import json
@@ -30,47 +30,50 @@ from kvref_conformance.oracle.witness import Unknown, Witness
 from kvref_conformance.outcome import Broken, CannotRun, Died, Hung, Outcome
 from kvref_conformance.searching.found import Finding, Search
 
-POSSIBLE = os.name == "posix"  # elsewhere a process is not handed what it is to talk through
+POSSIBLE = os.name == "posix"  # other systems cannot pass the descriptors of the channel and the journal to a child
 STARTING = 120.0  # seconds until a child has loaded the implementation
-GRACE = 3.0  # seconds beyond a call's limit, in which the child may stop the call itself
-ENDING = 1.0  # seconds in which a child that has nothing to do ends by itself
-LOOK = 0.1  # seconds between two looks at whether it still writes
-STRAY = "something had written to a file descriptor that is not its own"
+GRACE = 3.0  # seconds after the limit of a call, in which the child may interrupt the call itself
+ENDING = 1.0  # seconds in which an idle child ends by itself
+LOOK = 0.1  # seconds between two tests whether the child still makes calls
+STRAY = "the implementation wrote to a file descriptor that it did not open"
 T = TypeVar("T")
 
-# The child looks for modules where this process does, and before it has looked for any.
+# The child gets this process's module search path before it imports anything.
 START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from kvref_conformance.judging.isolated_child import main; main()"
 )
 
 
 class IsolatedJudge(Judge):
-    """A Judge whose checks and machines run in a child."""
+    """A Judge whose checks and state machines run in a child process."""
 
-    deaths = 12  # each takes a second until the next child is there
+    deaths = 12  # starting the next child takes a second
 
     def __init__(
         self, name: str, effort: Effort, told: Callable[["IsolatedJudge"], None] = lambda judge: None, beside_others: bool = False
     ) -> None:
-        """told: is given the judge before its child has loaded anything, which may take long. Raises CannotRun."""
+        """told: called with this object before the child loads the implementation, which may take long.
+
+        beside_others: whether other children run at the same time. Raises CannotRun.
+        """
         if not POSSIBLE:
-            raise CannotRun("--isolate: this system does not hand a process what it is to talk through")
+            raise CannotRun("--isolate: not supported on this system, only on POSIX systems")
         self._session: Session | None = None
         self._hung = False
-        # Threads of several processes' arithmetic would wait for each other's processors, spinning, and a call has its seconds.
+        # With several processes, more than one OpenMP thread each would compete for cores, and calls could exceed their limit.
         self._environment = {"OMP_NUM_THREADS": "1", **os.environ} if beside_others else None
         told(self)
         super().__init__(self._start(name, effort), effort, name)
 
     def _start(self, name: str, effort: Effort) -> Any:
-        """A new child, and the implementation as it describes itself. Raises CannotRun."""
+        """Start a child. Returns the attributes of the implementation that it loaded. Raises CannotRun."""
         ours, theirs = socket.socketpair()
         self._channel = Channel(ours.detach())
         self._journal = Journal()
         with theirs:
             handed = theirs.fileno(), self._journal.descriptor
             command = [sys.executable, "-c", START, json.dumps(sys.path), *map(str, handed)]
-            quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)  # what it prints is not ours
+            quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)  # its output is not part of the report
             self._session = Session(command, pass_fds=handed, env=self._environment, **quiet)
         late = "cannot run", f"{name}: it took more than {STARTING:g} s to load"
         try:
@@ -78,7 +81,7 @@ class IsolatedJudge(Judge):
             with interrupts.prompt():
                 said: tuple[str, Any] = self._channel.receive(STARTING) if self._channel.speaks(STARTING) else late
         except (Garbled, TimeoutError):
-            said = "cannot run", f"{name}: as it was loaded, {STRAY}"
+            said = "cannot run", f"{name}: while it was loaded, {STRAY}"
         except (EOFError, ConnectionError):
             said = "cannot run", f"{name}: loading it ended the process: {self._how_it_ended()}"
         except BaseException:
@@ -90,12 +93,12 @@ class IsolatedJudge(Judge):
         return SimpleNamespace(**said[1])
 
     def hang_up(self) -> None:
-        """Tell the child that nothing more comes: it ends by itself, and `close` need not wait for it as long."""
+        """Close this end of the channel, so that the child starts to end while the caller closes others."""
         if self._session is not None:
             self._channel.hang_up()
 
     def close(self) -> None:
-        """End the child, which may put in order what it has, and all that it started."""
+        """End the child, in good order if it is idle, and all processes that it started."""
         try:
             self.hang_up()
             if self._session is not None:
@@ -104,7 +107,7 @@ class IsolatedJudge(Judge):
             self._kill()
 
     def _kill(self) -> None:
-        """End the child and all that it started, whatever they are doing."""
+        """Kill the child and all processes that it started."""
         if self._session is not None:
             self._session.end()
             self._session = None
@@ -112,7 +115,7 @@ class IsolatedJudge(Judge):
             self._journal.close()
 
     def interrupt(self) -> None:
-        """End the child, for another thread than the one that waits for it, which is then told that it died."""
+        """Kill the child from another thread. The thread that waits for its reply then gets Ended."""
         if session := self._session:
             session.end()
 
@@ -156,7 +159,7 @@ class IsolatedJudge(Judge):
         except (EOFError, ConnectionError):
             raise self._ended(Died, "an answer", f"none: {self._how_it_ended()}") from None
         except BaseException:
-            self._kill()  # who knows what it would answer to
+            self._kill()  # a late reply could be taken for the reply to the next request
             raise
         if said == "raised":
             raise answer
@@ -164,7 +167,7 @@ class IsolatedJudge(Judge):
         return found
 
     def _said(self) -> tuple[str, Any]:
-        """The child's answer. Raises what `Channel.receive` raises, and Ended where it hangs."""
+        """Receive the child's reply. Raises Ended if the child hangs, and the errors of `Channel.receive`."""
         limit = self.effort.timeout if not self._hung else min(self.effort.timeout, ONCE_HUNG)
         written, since = 0, time.monotonic()
         while True:
@@ -179,7 +182,7 @@ class IsolatedJudge(Judge):
             elif self._journal.last_written() != written:
                 written, since = self._journal.last_written(), time.monotonic()
             elif self._session and self._session.process.poll() is not None and not self._channel.speaks(0):
-                raise EOFError  # and somebody that it started still holds the other end
+                raise EOFError  # a process that the child started still has the other end open
             elif time.monotonic() - since > limit + GRACE:
                 raise self._ended(Hung, f"an answer within {self.effort.timeout:g} s", "none: it was still running")
 
@@ -199,7 +202,7 @@ class IsolatedJudge(Judge):
 
 
 def _clause(conversation: Sequence[Exchange], limits: Limits) -> str:
-    """Whose expectation the last request was to meet; empty where no model speaks for it."""
+    """The clause that the reply to the last request must satisfy; "" if no model covers the calls."""
     witness, clause = Witness("tolerant", limits), ""
     try:
         for exchange in conversation:

@@ -1,4 +1,4 @@
-"""The child of an `IsolatedJudge`: judges as it is asked, and writes down each request first."""
+"""The child process of an `IsolatedJudge`: runs checks on request, and writes each call to the journal before it makes it."""
 
 import os
 import signal
@@ -22,14 +22,14 @@ from kvref_conformance.judging.judge import Judge
 from kvref_conformance.oracle.witness import Unknown
 from kvref_conformance.outcome import CannotRun, NotOffered, Outcome
 
-LOOK = 0.5  # seconds between two looks at whether there still is a parent
-ENDING = 1.0  # seconds from then on
-ANSWERS = (CannotRun, NotOffered, Unknown)  # exceptions that say something of the implementation
+LOOK = 0.5  # seconds between two tests whether the parent still runs
+ENDING = 1.0  # seconds in which this process may end by itself after the parent has ended
+ANSWERS = (CannotRun, NotOffered, Unknown)  # exceptions that are results, not errors in the judge
 
 
 def main() -> None:
-    """Started with the descriptors of the channel and of the journal as the last two arguments."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends it
+    """The main function. sys.argv ends with the descriptors of the channel and of the journal."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends this process
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     channel, journal = Channel(int(sys.argv[2])), int(sys.argv[3])
     os.dup(int(sys.argv[2]))  # and the parent hears when this process ends, which is not when `channel` does
@@ -58,26 +58,26 @@ def main() -> None:
             answer: tuple[str, Any] = "answer", work(judge, *about)
         except ANSWERS as error:
             answer = "raised", error
-        except Exception:  # the judge's own, and not for the implementation to answer for
+        except Exception:  # an error in the judge, not in the implementation
             answer = "raised", RuntimeError(traceback.format_exc())
         channel.send(answer)
 
 
 def _end_with(parent: int) -> None:
-    """Where the parent was killed nobody ends what runs here, and all that it started: a call that hangs would do so for good."""
+    """Kill this process and all that it started when the parent ends. Otherwise a hanging call would run on permanently."""
     while os.getppid() == parent:
         time.sleep(LOOK)
-    time.sleep(ENDING)  # it may be ending by itself, in good order: its channel has ended, too
+    time.sleep(ENDING)  # the closed channel also ends this process, in good order
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 def checked(judge: Judge, index: int) -> Outcome | tuple[Held, Sequence[str]]:
-    """What one of all checks says; a check itself, a function, stays here."""
+    """Run the check of this index in all_checks(). (Functions cannot be sent to the parent.)"""
     said = judge.checked(all_checks()[index])
     return said if isinstance(said, Outcome) else (Held(said.conversation, said.broken), said.through)
 
 
 def searched(judge: Judge, family: str) -> dict[str, Any]:
-    """What a machine found; the implementation stays here."""
+    """Run a state machine, and return the parts of its Search that can be sent to the parent."""
     search = judge.search(family)
     return {"findings": search.findings, "longest": search.longest, "through": search.through}

@@ -1,4 +1,4 @@
-"""One clause, one implementation, one verdict."""
+"""The judge: runs the checks of a clause against one implementation, and reduces each failure to a minimal reproducer."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -27,26 +27,26 @@ from kvref_conformance.outcome import Broken, CannotRun, Died, Hung, NotOffered,
 from kvref_conformance.searching.found import SHRINKING, Search, size
 
 T = TypeVar("T")
-SHOWN_CALLS = 8  # lines of them before a failure
+SHOWN_CALLS = 8  # lines of calls that a failure shows
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A check that failed: the conversation up to there, and what was found."""
+    """A failed check, with the calls up to the failure. It is not shrunk yet."""
 
     check: Check
     conversation: list[Exchange]
     broken: Broken
-    through: Sequence[str] = ()  # operations that were made of others
+    through: Sequence[str] = ()  # the derived operations that were used
 
     @property
     def what(self) -> str:
-        """What was looked at."""
+        """The observed thing: see Broken.what."""
         return _what(self.broken, self.conversation)
 
 
 class Ended(Exception):
-    """The process of an implementation ended, or hangs for good: the conversation up to there, and what broke."""
+    """The process of an implementation ended, or hangs permanently. conversation: the calls up to then."""
 
     def __init__(self, conversation: list[Exchange], broken: Hung) -> None:
         super().__init__(str(broken))
@@ -54,31 +54,32 @@ class Ended(Exception):
 
 
 class Judge:
-    """Of one implementation, through one run: the machines run once a family, and each clause is told what they found."""
+    """Judges one implementation during one run. The state machine of a family runs once, for all clauses of the family."""
 
-    deaths = 60  # processes that may die to make one conversation shorter
+    deaths = 60  # how many processes may end while one call trace is shrunk
 
     def __init__(self, implementation: Implementation, effort: Effort | None = None, name: str = "") -> None:
-        """name: by which the implementation was found, and can be found again."""
+        """name: the name by which the user selected the implementation, and by which it can be loaded again."""
         self.implementation = implementation
         self.effort = effort or Effort()
         self.name = name or implementation.name
         self.patience = Patience(self.effort.timeout)
-        self.watchers: list[Callable[[Subject, Exchange], None]] = []  # of every request made
-        self.progress: Callable[[str, int, int], None] = lambda family, done, of: None  # of the sequences a machine tries
-        self.elsewhere: Callable[[Check], Outcome | Failure] | None = None  # what says the same, if not this judge
+        self.watchers: list[Callable[[Subject, Exchange], None]] = []  # see each request before the call
+        self.progress: Callable[[str, int, int], None] = lambda family, done, of: None  # how many call sequences were tried
+        self.elsewhere: Callable[[Check], Outcome | Failure] | None = None  # runs a check in another process, if set
         self._searches: dict[str, Search] = {}
 
     def clause(self, checks: Sequence[Check]) -> list[Outcome]:
-        """What each check of a clause says, one failure with its trace. Never raises for what the implementation does."""
+        """The outcome of each check of a clause; one failure has its trace. Does not raise errors of the implementation."""
         said = [self.ask_about(check) for check in checks]
         failures = [each for each in said if isinstance(each, Failure)]
-        # A machine names the clause of what it sees; a check may find its clause broken by what breaks another first.
+        # Prefer the state machine's failure: its model names the clause that the wrong reply breaks, while a check can also
+        # fail because of another clause.
         shown = min(failures, key=lambda failure: (failure.check.run is not None, size(failure.conversation)), default=None)
         outcomes = [self._failed(each, each is shown) if isinstance(each, Failure) else each for each in said]
         if any(check.run and outcome.verdict in ("passed", "failed") for check, outcome in zip(checks, outcomes, strict=True)):
             return outcomes
-        # A machine that met nothing wrong is no proof that it met what the clause is about: it is what the family's checks are.
+        # A state machine that found nothing may not have exercised this clause. Its outcome is that of the family's checks.
         written = {check.family: outcome for check, outcome in zip(checks, outcomes, strict=True) if check.run}
         return [
             replace(outcome, verdict=written[check.family].verdict, missing=written[check.family].missing, through=[])
@@ -88,20 +89,20 @@ class Judge:
         ]
 
     def missing(self, checks: Sequence[Check], outcomes: Sequence[Outcome]) -> list[str]:
-        """Why checks of a clause did not run: what those of the families it offers lack, or, where it has none, the families."""
+        """Why checks of a clause did not run: what is missing in the offered families, or else the families that are missing."""
         left = [(check, each) for check, each in zip(checks, outcomes, strict=True) if each.missing]
         if verdict_of(outcomes) == "not offered":
-            left = [(check, each) for check, each in left if each.verdict == "not offered"]  # and no option to run more
+            left = [(check, each) for check, each in left if each.verdict == "not offered"]  # without options such as --slow
         lacking = [(check.family, each.missing) for check, each in left]
         own = [missing for family, missing in lacking if offers(self.implementation, family)]
         return list(dict.fromkeys(own or [missing for _, missing in lacking]))
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """End the implementation's processes and connections."""
         end(self.implementation)
 
     def ask_about(self, check: Check) -> "Outcome | Failure":
-        """What one check says, before a failure is made as small as it can be."""
+        """Run one check. A failure is returned unshrunk."""
         if not offers(self.implementation, check.family):
             return Outcome(check.name, "not offered", missing=f"family {check.family}")
         if not self.effort.runs(check.option):
@@ -111,7 +112,7 @@ class Judge:
         return self._searched(check) if check.run is None else self.checked(check)
 
     def begin(self, check: Check | None = None) -> Subject:
-        """A fresh start with the implementation."""
+        """A new Subject, for one check."""
         rng = np.random.default_rng([self.effort.seed, check.seed if check else 0])
         about = (check.family, check.clause) if check else ()
         subject = Subject(self.implementation, rng, self.patience, *about)
@@ -119,17 +120,17 @@ class Judge:
         return subject
 
     def begin_family(self, family: str) -> Subject:
-        """A fresh start with one family, for what is no check."""
+        """A new Subject for one family, for calls outside of checks."""
         subject = Subject(self.implementation, np.random.default_rng(self.effort.seed), self.patience, family)
         subject.watchers += self.watchers
         return subject
 
     def shown(self, failure: "Failure") -> Outcome:
-        """The outcome of a failure, made as small as it can be."""
+        """The outcome of a failure, with the shrunk call trace."""
         return self._failed(failure, shown=True)
 
     def checked(self, check: Check) -> "Outcome | Failure":
-        """What one check that is written out says."""
+        """Run one check that is a function."""
         subject = self.begin(check)
         assert check.run is not None
         try:
@@ -139,7 +140,7 @@ class Judge:
             return Outcome(check.name, "not offered", missing=" ".join(str(missing).split()) or "no reason given")
         except Broken as broken:
             return Failure(check, subject.conversation, broken, through_of(subject))
-        except Exception as error:  # a result that the check could not even look at
+        except Exception as error:  # the implementation raised, or returned a result that the check cannot process
             got = f"{type(error).__name__}: {error_of(error).message}"
             unlooked = Broken("", "no error", got, where=raised_at(error))
             return Failure(check, subject.conversation, unlooked, through_of(subject))
@@ -152,9 +153,9 @@ class Judge:
         return self._passed(check, search.longest, search.through)
 
     def search(self, family: str) -> Search:
-        """What the family's machine finds, in a run of its own the first time it is asked for."""
+        """The findings of the family's state machine, which runs at the first call."""
         if family not in self._searches:
-            from kvref_conformance.searching.run import run_machine  # slow to import, and many a process searches for nothing
+            from kvref_conformance.searching.run import run_machine  # slow to import, and many processes do not need it
 
             of = self.effort.sequences
             runs_after = SHRINKING if self.effort.simpler else 0
@@ -164,26 +165,26 @@ class Judge:
                 run_machine(family, search, self.effort.seed, of, self.effort.steps)
             self.progress(family, of, of)
             strays = set(search.findings) - set(all_families()[family].speaks_for)
-            assert not strays, f"the model of {family} speaks for {strays}"
+            assert not strays, f"the model of {family} names clauses that speaks_for lacks: {strays}"
             self._searches[family] = search
         return self._searches[family]
 
     def run(self, work: Callable[..., T], *about: Any) -> T:
-        """work(judge, *about), where the implementation is.
+        """Return work(judge, *about), called in the process in which the implementation runs.
 
-        Raises what it raises, of CannotRun, NotOffered and Unknown; and Ended.
+        CannotRun, NotOffered and Unknown that `work` raises are raised here. Raises Ended if the process ended or hangs.
         """
         return work(self, *about)
 
     def _failed(self, failure: "Failure", shown: bool) -> Outcome:
-        """The outcome of a failure; the one that is shown is made as small as it can be."""
+        """The outcome of a failure. shown: whether to shrink it and to include its calls and trace."""
         check, conversation, broken = failure.check, failure.conversation, failure.broken
         try:
             smaller = self._smaller(conversation, broken, check.clause) if shown else None
         except KeyboardInterrupt:
             if not interrupts.asked:
                 raise
-            smaller = None  # it is told of as it was found, and the run ends with it
+            smaller = None  # the failure is reported unshrunk, and then the run ends
         if smaller:
             conversation, broken = smaller
             if found := whose(broken.row, conversation):
@@ -193,7 +194,7 @@ class Judge:
         said = {"what": _what(broken, conversation), "expected": broken.expected, "got": broken.got}
         said |= {"cause": cause} if cause else {}
         where = broken.where or _raised_at(conversation, broken)
-        # What does not break when it is held again, only the check can show: it looked at memory, or let threads loose.
+        # A failure that a replay does not reproduce needs the check itself, which compares memory or uses threads.
         judge = "model" if smaller and not too_large(conversation) else "check"
         trace = self._trace(check, conversation, judge, said) if shown else []
         what, through = _what(broken, conversation), list(failure.through)
@@ -208,13 +209,13 @@ class Judge:
             return ""
 
     def hold(self, requests: list[Request], seconds: float = float("inf")) -> Held:
-        """Hold a conversation from a fresh start, in so many seconds at most. Raises Unknown where no model speaks."""
+        """Replay requests on new objects, for at most `seconds`. Raises Unknown if no model covers a request."""
         with memory_limit(), np.errstate(all="ignore"):
             return hold(self.begin(), requests, seconds)
 
     def _smaller(self, conversation: list[Exchange], broken: Broken, clause: str) -> tuple[list[Exchange], Broken] | None:
         if isinstance(broken, Hung) and not isinstance(broken, Died):
-            return None  # every try would take as long again
+            return None  # each attempt would hang as long
         deaths, until = 0, time.monotonic() + SECONDS
 
         def holding(requests: list[Request]) -> Held:
@@ -241,14 +242,14 @@ class Judge:
 
 
 def through_of(subject: Subject) -> list[str]:
-    """The operations that were made of others, and how, in the order of their names."""
+    """The derived operations that were used, sorted by name."""
     return sorted(subject.through.values())
 
 
 def caused(judge: Judge, family: str, conversation: list[Exchange], again: bool) -> str:
-    """What lies behind the failure that a conversation shows, in a sentence; nothing where the family cannot tell.
+    """The likely cause of a failure, as a sentence; "" if the family cannot determine one.
 
-    again: whether it shows it whenever it is held.
+    conversation: the calls that show the failure. again: whether a replay reproduces it.
     """
     part = all_families()[family].part("cause")
     with memory_limit(), np.errstate(all="ignore"):
@@ -260,23 +261,23 @@ def _what(broken: Broken, conversation: list[Exchange]) -> str:
 
 
 def _raised_at(conversation: list[Exchange], broken: Broken) -> str:
-    """The line that raised what broke the clause, if the last call raised it."""
+    """The source line that raised the unexpected error of the last call, or ""."""
     last = conversation[-1].reply if conversation else None
     return last.error.where if last and last.error and broken.got.startswith(f"{last.error.kind}: ") else ""
 
 
 def shown_calls(calls: list[str]) -> list[str]:
-    """What was made first, and the calls that led to the failure."""
+    """The first call, which makes the object, and the last calls before the failure; at most SHOWN_CALLS lines."""
     if len(calls) <= SHOWN_CALLS:
         return calls
     last = calls[2 - SHOWN_CALLS :]
-    return [calls[0], f"... {len(calls) - 1 - len(last)} calls more, which kvref replay shows", *last]
+    return [calls[0], f"... {len(calls) - 1 - len(last)} more calls, which kvref replay shows", *last]
 
 
 def verdict_of(outcomes: Iterable[Outcome]) -> Verdict:
-    """A clause fails with any of its checks, and passes with what is offered.
+    """The verdict of a clause: failed if any check failed, else passed if any check passed, else not offered or not run.
 
-    Where a check was asked and the family it is of lacks what it takes, an option that runs more of them is no reason.
+    It is "not run" only if options such as --slow would run a check, and no check of an offered family was found lacking.
     """
     outcomes = list(outcomes)
     verdicts = {outcome.verdict for outcome in outcomes}
@@ -286,9 +287,9 @@ def verdict_of(outcomes: Iterable[Outcome]) -> Verdict:
 
 
 def through(checks: Sequence[Check], outcomes: Sequence[Outcome]) -> list[str]:
-    """The operations that a clause's verdict rests on and that were made of others, and of which.
+    """The derived operations on which the verdict of a clause depends.
 
-    A machine calls all that it can: of what it found only a failure says that it took those.
+    A state machine uses all operations that it can, so its derived operations count only if it failed.
     """
     judged = [
         outcome
@@ -299,9 +300,10 @@ def through(checks: Sequence[Check], outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def select(wanted: str = "*", family: str | None = None) -> dict[Clause, list[Check]]:
-    """The clauses that are wanted ("PAGED-07", "FMT-*,BLOCK-05"), with their checks of the family, as the specification has them.
+    """The selected clauses with their checks, in the order of the specification.
 
-    Raises CannotRun where a part of `wanted` is no clause, or has no check in the family.
+    wanted: clause ids or patterns, separated by commas ("PAGED-07", "FMT-*,BLOCK-05"). family: only checks of this family.
+    Raises CannotRun if a pattern matches no clause, or none of its clauses has a check in the family.
     """
     checks: dict[str, list[Check]] = {}
     for each in all_checks():

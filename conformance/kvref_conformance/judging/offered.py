@@ -1,4 +1,4 @@
-"""Which operations an implementation has: each is tried once, and what is neither there nor declined is offered."""
+"""Detects which operations an implementation provides, by calling each of them once."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ from kvref_conformance.outcome import Broken, Hung, NotOffered
 
 ELEMENTS = ("float8_e4m3fn", "float8_e5m2", "float16", "bfloat16")
 ROWS = ("int8", "float8_e4m3fn", "float8_e5m2", "q8", "q4")
-HEADS, DIM = 2, 5  # where an object has no such sizes
+HEADS, DIM = 2, 5  # for arguments of objects that have no such sizes
 
 
 @dataclass(frozen=True)
 class Offered:
-    """Of one family: the operations that it has and those that it lacks, by their names in a request.
+    """The provided and the missing operations of one family ("paged.read").
 
-    unmade: why no object can be made, so that nothing is known of them; empty where one was.
+    unmade: why no object could be created, in which case both lists are empty; otherwise "".
     """
 
     operations: list[str]
@@ -32,14 +32,14 @@ class Offered:
 
 
 def offered(judge: Judge, families: Sequence[str]) -> dict[str, Offered]:
-    """By family, of those that it has. For `Judge.run`; raises Hung where an operation does not return."""
+    """The operations by family, for the offered ones among `families`. For `Judge.run`. Raises Hung if a call does not return."""
     return {family: _family(judge.begin(), family) for family in families if offers(judge.implementation, family)}
 
 
 def steps_of(subject: Subject, config: Mapping[str, Any], dim: int = DIM) -> Steps:
-    """Each operation of the subject's family once, for an object of these sizes, in a format that is offered, if any is.
+    """One call of each operation of the subject's family, for an object of these sizes, in a supported format if there is one.
 
-    dim: numbers in a row, where an object has no head_dim.
+    dim: numbers per row, if the object has no head_dim.
     """
     family, limits, formats = subject.family, subject.limits, subject.implementation.formats
     module = all_families()[family].part("steps")
@@ -53,13 +53,13 @@ def steps_of(subject: Subject, config: Mapping[str, Any], dim: int = DIM) -> Ste
 
 
 def row_width(limits: Limits, family: str, wanted: int) -> int:
-    """Numbers in a row of arguments, where an object has no head_dim."""
+    """Numbers per row of arguments, for objects without head_dim."""
     found: int = limits.nearest(family, "width" if family == "rows" else "head_dim", wanted)
     return found
 
 
 def was_asked(subject: Subject, op: str) -> bool:
-    """Whether the implementation itself was asked, and did not decline: an operation may have been made of others instead."""
+    """Whether the implementation itself executed the operation. Otherwise it was declined, and may have been derived."""
     return any(exchange.request.op == op for exchange in subject.conversation)
 
 
@@ -77,9 +77,9 @@ def _family(subject: Subject, family: str) -> Offered:
             got[op] = subject.call(op, objects[op.partition(".")[0]], arguments(got))
         except Hung:
             raise
-        except KeyError as lacking:  # what it would be given is not there: because it is not offered, or because it failed
-            found += [op] if lacking.args[0] in found else []
-        except Exception:  # right or wrong: that is not looked at here
+        except KeyError as lacking:  # an argument is the result of another operation, which is missing or failed
+            found += [op] if lacking.args[0] in found else []  # failed: assume that this operation is provided
+        except Exception:  # it is provided; whether the error is correct does not matter here
             pass
         if was_asked(subject, op) and op not in found:
             found.append(op)

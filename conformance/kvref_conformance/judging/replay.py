@@ -1,4 +1,4 @@
-"""Holds a conversation again, with the same implementation or another, and says where they part."""
+"""Replays a trace with the same implementation or another, and finds the first wrong reply."""
 
 from dataclasses import dataclass, field
 
@@ -13,9 +13,10 @@ from kvref_conformance.outcome import NotOffered
 
 @dataclass(frozen=True)
 class Replay:
-    """parted_at: the line of the file; None where every reply was as it must be. calls: all that were made.
+    """The result of a replay.
 
-    missing: what was left out, because it is not offered.
+    parted_at: the line of the trace with the first mismatch, None if every reply was correct. calls: the calls that were made, as
+    text. what, expected, got: the mismatch, as in Broken. missing: why requests were left out.
     """
 
     parted_at: int | None
@@ -27,7 +28,7 @@ class Replay:
 
 
 def replay(trace: Trace, judge: Judge) -> Replay:
-    """Raises NotOffered where the implementation lacks what the trace leads to; Unknown where no model speaks for it."""
+    """Replay a trace. Raises NotOffered if the implementation lacks what its last call needs; Unknown if no model covers it."""
     by_model = trace.header.judge == "model"
     try:
         return judge.run(_by_model if by_model else _by_check, trace)
@@ -68,5 +69,5 @@ def _by_check(judge: Judge, trace: Trace) -> Replay:
 
 
 def _shown(check: Check, judge: Judge, made: list[Exchange]) -> list[Exchange]:
-    """Of a machine, which tries many conversations, the longest."""
+    """The calls to print. A state machine makes many call sequences, of which the longest is shown."""
     return made if check.run else judge.search(check.family).longest

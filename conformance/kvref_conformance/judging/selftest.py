@@ -1,6 +1,6 @@
-"""The plumbing of a harness alone, message by message: does it greet, make objects, take and give back what the protocol says?
+"""The selftest of a harness: tests its messages (hello, making objects, arguments, replies, errors) against the protocol.
 
-What the answers are worth is not looked at: that is what `kvref check` does.
+It does not test whether results are correct; `kvref check` does.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,12 +22,12 @@ from kvref_conformance.judging.offered import row_width, steps_of, was_asked
 from kvref_conformance.limits import Limits
 from kvref_conformance.outcome import Broken, Hung, NotOffered
 
-SMALL_ROWS, LARGE_ROWS = 5, 4096  # numbers a row; the large ones make lines of a hundred kilobytes and more
+SMALL_ROWS, LARGE_ROWS = 5, 4096  # numbers per row; large rows make lines of more than a hundred kilobytes
 
 
 @dataclass(frozen=True)
 class Said:
-    """One thing looked at. wrong: what is wrong with it in words, empty if nothing is."""
+    """The result of one test. what: the test. wrong: the problem, "" if there is none. declined: the operation is not offered."""
 
     what: str
     wrong: str = ""
@@ -35,7 +35,7 @@ class Said:
 
 
 def selftest(command: Sequence[str], folder: Path, show_stderr: bool, timeout: float) -> Iterator[Said]:
-    """Raises FileNotFoundError where there is no such program."""
+    """Run all tests of a program. Raises FileNotFoundError if there is no such program."""
     try:
         program = OverStdio(command, folder, show_stderr)
     except HelloError as wrong:
@@ -43,34 +43,34 @@ def selftest(command: Sequence[str], folder: Path, show_stderr: bool, timeout: f
         return
     families = [family for family in all_families() if offers(program, family)]
     about = f"{program.name} {program.version} ({program.language}, {program.level})"
-    yield Said(f"hello: {about}, {', '.join(families)}", "" if families else "expected a family at least, got none")
-    yield _refused(program, timeout, "nobody.knows", {}, "NotOffered", "an operation that nobody knows")
+    yield Said(f"hello: {about}, {', '.join(families)}", "" if families else "expected at least one family, got none")
+    yield _refused(program, timeout, "nobody.knows", {}, "NotOffered", "an unknown operation")
     for family in families:
         small, *large = dict.fromkeys(_width(program, family, dim) for dim in (SMALL_ROWS, LARGE_ROWS))
-        for dim in (small, *(large if family != "blocks" else ())):  # in blocks there is nothing
+        for dim in (small, *(large if family != "blocks" else ())):  # blocks contain no numbers
             yield from _family(Subject(program, np.random.default_rng(0), Patience(timeout), family), dim, dim == small)
         for name, value in all_families()[family].small.items():
             if not isinstance(value, str):
                 config = _configuration(program, family, SMALL_ROWS) | {name: -1}
                 yield _refused(program, timeout, f"{family}.new", config, "ConfigError", f"{family}.new with {name} -1")
     yield _forgotten(program, timeout, families)
-    yield _ended("bye: it ends with exit code 0", program.close())
-    yield _ended("end of input: it ends with exit code 0", OverStdio(command, folder, show_stderr).close(politely=False))
+    yield _ended("bye: the program ends with exit code 0", program.close())
+    yield _ended("end of input: the program ends with exit code 0", OverStdio(command, folder, show_stderr).close(politely=False))
 
 
 def _ended(what: str, code: int | None) -> Said:
-    return Said(what, "it went on running, and was killed" if code is None else f"exit code {code}" if code else "")
+    return Said(what, "the program did not end, and was killed" if code is None else f"exit code {code}" if code else "")
 
 
 def _family(subject: Subject, dim: int, small: bool) -> Iterator[Said]:
-    """Every operation of one family once; where all went well with large rows, that is one thing said."""
+    """Test each operation of one family. With large rows, success is reported once for the family."""
     well = True
     for said in _each(subject, dim):
         well = well and not said.wrong
         if small or said.wrong:
-            yield said if small else Said(f"{said.what}, {dim} numbers a row", said.wrong)
+            yield said if small else Said(f"{said.what}, with rows of {dim} numbers", said.wrong)
     if well and not small:
-        yield Said(f"{subject.family}: the same with {dim} numbers a row")
+        yield Said(f"{subject.family}: the same with rows of {dim} numbers")
 
 
 def _each(subject: Subject, dim: int) -> Iterator[Said]:
@@ -81,20 +81,20 @@ def _each(subject: Subject, dim: int) -> Iterator[Said]:
             given, on = arguments(got), None if op.endswith(".new") else objects[op.partition(".")[0]]
             got[op] = subject.call(op, on, given)
         except KeyError:
-            continue  # it needs what was declined
+            continue  # an argument is the result of a declined operation
         except NotOffered:
             yield Said(op, declined=True)
             continue
         except Broken as broken:
             yield Said(op, f"expected {broken.expected}, got {broken.got}")
             if isinstance(broken, Hung):
-                return  # the program is gone
+                return  # the program has ended
             continue
         except Exception as error:
             yield Said(op, f"expected a result, got the error {type(error).__name__}: {error}")
             continue
         if not was_asked(subject, op):
-            yield Said(op, declined=True)  # the judge made it of others
+            yield Said(op, declined=True)  # the judge derived it
             continue
         if isinstance(got[op], Handle):
             objects[family if op.endswith(".new") else "buffer"] = got[op].id
@@ -102,21 +102,21 @@ def _each(subject: Subject, dim: int) -> Iterator[Said]:
 
 
 def _refused(program: OverStdio, timeout: float, op: str, args: dict[str, Any], kind: str, what: str) -> Said:
-    """Whether a wrong request gets the error it should."""
+    """Test that an invalid request gets an error of this kind."""
     program.begin()
     came = _outcome(program, timeout, op, None, args)
-    return Said(f"{what}: refused with {kind}", "" if came == f"the error {kind}" else f"expected the error {kind}, got {came}")
+    return Said(f"{what}: error {kind}", "" if came == f"the error {kind}" else f"expected the error {kind}, got {came}")
 
 
 def _forgotten(program: OverStdio, timeout: float, families: list[str]) -> Said:
-    """Whether a new conversation knows nothing of the last."""
-    what = "hello again: what was made before is forgotten"
+    """Test that a second "hello" removes all objects."""
+    what = "second hello: earlier objects no longer exist"
     for family in families:
         looks = [name for name, operation in operations(family).items() if operation.attribute]
         if looks and _outcome(program, timeout, f"{family}.new", None, _configuration(program, family, SMALL_ROWS)) == "a result":
             program.begin()
             came = _outcome(program, timeout, f"{family}.{looks[0]}", 1, {})
-            return Said(what, "" if came.startswith("the error") else f"of an object made before: expected an error, got {came}")
+            return Said(what, "" if came.startswith("the error") else f"call on an earlier object: expected an error, got {came}")
     return Said(what)
 
 
@@ -136,7 +136,7 @@ def _outcome(program: OverStdio, timeout: float, op: str, on: int | None, args: 
 
 
 def _width(program: Any, family: str, dim: int) -> int:
-    """Numbers a row, as near as its limits allow."""
+    """The number of numbers per row that is nearest to `dim` within the limits."""
     found: int = _configuration(program, family, dim).get("head_dim") or row_width(
         Limits(program.limits, program.formats), family, dim
     )
@@ -144,7 +144,7 @@ def _width(program: Any, family: str, dim: int) -> int:
 
 
 def _configuration(program: Any, family: str, dim: int) -> dict[str, Any]:
-    """Small sizes within its limits, in formats that it has; rows of `dim` numbers, where these make sense."""
+    """Small sizes within the limits, in supported formats, with rows of `dim` numbers if the family allows it."""
     record, limits = all_families()[family], Limits(program.limits, program.formats)
     config = dict(record.small)
     for name, among in record.formats.items():

@@ -1,4 +1,4 @@
-"""The judge that was asked for: in this process, or beside it."""
+"""Creates the judge for an implementation: in this process, or in a child process."""
 
 from kvref_conformance.implementations import is_foreign, is_program, load
 from kvref_conformance.judging.asked import Asked
@@ -7,14 +7,14 @@ from kvref_conformance.judging.judge import Judge
 
 
 def isolated(asked: Asked) -> bool:
-    """Whether it runs in a child process of the judge's. A program has one already. Raises CannotRun."""
+    """Whether the implementation runs in a child process of the judge. A program has its own process in any case."""
     if is_program(asked.name):
         return False
     return POSSIBLE and is_foreign(asked.name) if asked.isolate is None else asked.isolate
 
 
 def start(asked: Asked) -> Judge:
-    """Raises CannotRun where there is nothing of that name to judge."""
+    """Load the implementation and return its judge. Raises CannotRun if it cannot be loaded."""
     if isolated(asked):
         return IsolatedJudge(asked.name, asked.effort)
     return Judge(load(asked.name, asked.show_stderr), asked.effort, asked.name)

@@ -1,9 +1,9 @@
-"""Expected failures: a file that implementers keep beside their own tests.
+"""The file of expected failures, which implementers keep with their own tests.
 
-One clause a line, then, if they like, the reason; `#` begins a comment, as in the skip files of array-api-tests:
+Each line has a clause and optionally the reason; `#` starts a comment, as in the skip files of array-api-tests:
 
     # The cache stores whatever dtype it is given.
-    FMT-LEVEL-04  float64 is taken as it comes
+    FMT-LEVEL-04  float64 is stored without an error
 """
 
 from collections.abc import Mapping
@@ -13,11 +13,11 @@ from kvref_conformance.clauses import all_clauses, near
 
 
 class XfailsError(Exception):
-    """Says the file, the line and what is wrong."""
+    """The file is invalid. The message names the file, the line and the problem."""
 
 
 def read(path: Path) -> dict[str, str]:
-    """The reason by clause, empty where none is given. Raises XfailsError, or OSError."""
+    """Read the file: the reason by clause, "" if none is given. Raises XfailsError or OSError."""
     found: dict[str, str] = {}
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         clause, reason = _entry(line)
@@ -32,9 +32,9 @@ def read(path: Path) -> dict[str, str]:
 
 
 def update(path: Path, verdicts: Mapping[str, str]) -> None:
-    """Rewrite the file: what passes goes, what fails is added; comments, reasons and what was not judged stay.
+    """Rewrite the file: remove clauses that passed, add clauses that failed, keep comments, reasons and all other clauses.
 
-    verdicts: by clause, in the order in which new ones are to stand.
+    verdicts: by clause, in the order in which new clauses are added.
     """
     passed = {clause for clause, verdict in verdicts.items() if verdict in ("passed", "xpassed")}
     failed = [clause for clause, verdict in verdicts.items() if verdict in ("failed", "xfailed")]

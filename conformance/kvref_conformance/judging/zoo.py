@@ -1,4 +1,4 @@
-"""Is every member of the zoo caught by the clause it names? What `kvref zoo` prints, and the tests hold to."""
+"""Judges the members of the zoo: does the clause that a member names detect its bug? Used by `kvref zoo` and the tests."""
 
 from dataclasses import dataclass
 
@@ -15,14 +15,14 @@ PATIENCE = 1.0  # seconds: some members hang
 
 @dataclass(frozen=True)
 class Seen:
-    """failed: the outcomes that show the clause broken; empty where the member gets through."""
+    """The result for one member. failed: the failed outcomes of its clause, empty if the bug was not detected."""
 
     member: Right
     failed: list[Outcome]
 
     @property
     def caught_by(self) -> str:
-        """A check somebody wrote, a search through any calls, or both."""
+        """What detected the bug: a hand-written check ("check"), the state machine ("search"), or "both"."""
         searched = {outcome.check.startswith("any ") for outcome in self.failed}
         return "both" if len(searched) == 2 else "search" if True in searched else "check"
 
@@ -36,7 +36,7 @@ def judge_of(member: Right, examples: int, simpler: bool = True) -> Judge:
 
 
 def look_at(name: str, examples: int = 100) -> Seen:
-    """One member, before the clause it names."""
+    """Judge one member by the clause that it names. examples: number of call sequences."""
     member = kvref_zoo.member(name)
     judge = judge_of(member, examples)
     ((_, checks),) = select(member.clause).items()
@@ -44,7 +44,7 @@ def look_at(name: str, examples: int = 100) -> Seen:
 
 
 def broken_by(name: str, wanted: str = "*", examples: int = 100) -> set[str]:
-    """Every clause, of those wanted, that a member fails, but for LAW-18: what is wrong at small sizes is wrong at real ones."""
+    """The wanted clauses that a member fails, without LAW-18: a bug that shows at small sizes also breaks LAW-18."""
     member = kvref_zoo.member(name)
     judge = judge_of(member, examples, simpler=False)
     offered = {family for family in families() if offers(member, family)}

@@ -1,4 +1,4 @@
-"""What a person reads of how far the checks go: a table a family, and what one operation more would bring."""
+"""The output of `kvref check NAME --list`: one table per family, and the benefit of each missing operation."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ from kvref_conformance.judging.forecast import LONG, Forecast, Reach
 from kvref_conformance.judging.offered import Offered
 from kvref_conformance.report.text import NAMED, counted
 
-STYLES = {"through others": "green", "in part": "yellow", "not offered": "dim"}
+STYLES = {"derived": "green", "partly": "yellow", "not offered": "dim"}
 
 
 def print_reach(console: Console, surface: Mapping[str, Offered], found: Forecast) -> None:
@@ -23,7 +23,7 @@ def print_reach(console: Console, surface: Mapping[str, Offered], found: Forecas
             _print_family(console, family, offered, [reach for reach in found.reaches if reach.family == family])
     for gain in found.gains:
         console.print(Text(gain_text(gain.operation, gain.checks, gain.clauses)), soft_wrap=True)
-    console.print(Text(f"not looked at: {LONG}, whose checks take longer", style="dim"))
+    console.print(Text(f"not included: {LONG}, whose checks take longer", style="dim"))
 
 
 def gain_text(operation: str, checks: int, clauses: list[str]) -> str:
@@ -47,7 +47,7 @@ def _print_family(console: Console, family: str, offered: Offered, reaches: list
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("clause", no_wrap=True)
     table.add_column("judged", no_wrap=True)
-    table.add_column("through, or not offered")
+    table.add_column("derived operations; not offered")
     for reach in reaches:
         if reach.how != "directly":
             table.add_row(reach.clause, Text(reach.how, STYLES[reach.how]), Text(detail(reach)))
@@ -55,22 +55,22 @@ def _print_family(console: Console, family: str, offered: Offered, reaches: list
 
 
 def detail(reach: Reach) -> str:
-    """Through what it is judged, and what the checks that cannot judge lack."""
+    """The derived operations that the checks use, and what is missing for the checks that cannot judge."""
     through = ", ".join(short(reach.family, way) for way in reach.through)
     missing = ", ".join(short(reach.family, reason) for reason in reach.missing)
-    if reach.how == "in part":
+    if reach.how == "partly":
         part = f"{reach.judged} of {counted(reach.checks, 'check')}"
         return "; ".join(filter(None, (part, through, f"not offered: {missing}")))
     return "; ".join(filter(None, (through, missing)))
 
 
 def short(family: str, words: str) -> str:
-    """Without the family's own name before its operations."""
+    """Remove the name of the family from an operation."""
     return words.removeprefix(f"{family}.")
 
 
 def reach_as_json(surface: Mapping[str, Offered], found: Forecast) -> dict[str, Any]:
-    """The same as data."""
+    """The same content as JSON data."""
     families = {
         family: {
             "offered": offered.operations,

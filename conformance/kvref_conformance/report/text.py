@@ -58,7 +58,7 @@ def failure_text(result: Result, asked: Asked, told: Told) -> str:
     lines += [f"    {shown['what']}", f"    expected {shown['expected']}", f"    got      {shown['got']}"]
     lines += [f"    at       {shown['where']}"] if shown["where"] else []
     lines += [f"    cause    {shown['cause']}"] if shown.get("cause") else []
-    lines += [f"  found by {', '.join(_with_letters(result['clause'], each['check']) for each in failed)}"]
+    lines += [f"  found by {'; '.join(_with_letters(result['clause'], each['check']) for each in failed)}"]
     lines += [f"  derived  {way}" for way in shown.get("through", ())]
     lines += [f"  replay   kvref replay {shlex.quote(result['trace'])} {shlex.quote(asked.name)}"]
     lines += [f"  again    {asked.again(result['clause'])}", f"  read     kvref explain {result['clause']}"]
@@ -79,7 +79,7 @@ def _shown(result: Result) -> dict[str, Any]:
 
 def print_failure(console: Console, result: Result, asked: Asked, told: Told) -> None:
     heading, _, rest = failure_text(result, asked, told).partition("\n")
-    console.print(Text(heading, style="bold red"))
+    console.print(Text(heading, style="bold red"), soft_wrap=True)
     if rest:
         console.print(Text(f"{rest}\n"), soft_wrap=True)
 

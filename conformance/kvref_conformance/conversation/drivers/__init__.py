@@ -1,1 +1,1 @@
-"""How an implementation is reached."""
+"""Connections to implementations in other processes, and limits of time and memory."""

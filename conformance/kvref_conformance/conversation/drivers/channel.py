@@ -1,7 +1,7 @@
-"""Messages between the judge and its child, both ways, through a socket.
+"""Messages between the judge and its child process, in both directions, through a socket.
 
-The child runs foreign code, and whatever that writes to a file descriptor which is not its own arrives here too. So each message
-says how long it is and has a sum, and nothing is waited for, or unpickled, on the word of anything else.
+The child runs foreign code, which may by mistake write to the descriptor of this socket. Each message therefore starts with a
+mark, its length and a checksum. Bytes without a valid mark and checksum are never unpickled, and their length is not trusted.
 """
 
 import pickle
@@ -13,17 +13,17 @@ from contextlib import suppress
 from multiprocessing.connection import wait
 from typing import Any
 
-MARK = b"kvref\0\xff\n"  # no text, and no small number
-HEAD = struct.Struct("<8sQI")  # the mark; of what follows, its length and its sum
-CHUNK = 2**20  # bytes that are read at once
+MARK = b"kvref\0\xff\n"  # neither text nor small integers, which foreign code might write
+HEAD = struct.Struct("<8sQI")  # the mark, and the length and checksum of the content
+CHUNK = 2**20  # bytes per read
 
 
 class Garbled(Exception):
-    """What came is no message."""
+    """The bytes received are not a message."""
 
 
 class Channel:
-    """One end. file: a descriptor of a connected socket, which is this object's from then on."""
+    """One end of the connection. file: the descriptor of a connected socket, which this object owns and closes."""
 
     def __init__(self, file: int) -> None:
         self._socket = socket.socket(fileno=file)
@@ -32,30 +32,31 @@ class Channel:
         self._socket.close()
 
     def hang_up(self) -> None:
-        """Have the other end read that nothing more comes."""
-        with suppress(OSError):  # it is gone already
+        """Signal the end of the messages to the other end."""
+        with suppress(OSError):  # the other end is already closed
             self._socket.shutdown(socket.SHUT_WR)
 
     def wait_for_the_end(self, within: float) -> None:
-        """Until nobody is at the other end any more, so many seconds at most. What still comes is not heard."""
+        """Discard everything until the other end closes, for at most `within` seconds."""
         until = time.monotonic() + within
         with suppress(OSError):
             while (left := until - time.monotonic()) > 0 and self.speaks(left) and self._socket.recv(CHUNK):
                 pass
 
     def send(self, message: Any) -> None:
-        """Raises ConnectionError where nobody is at the other end."""
+        """Send a message. Raises ConnectionError if the other end is closed."""
         content = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
         self._socket.sendall(HEAD.pack(MARK, len(content), zlib.crc32(content)) + content)
 
     def speaks(self, within: float | None) -> bool:
-        """Whether something comes, be it the end, within so many seconds; None: however long it takes."""
+        """Whether data or the end of the stream arrives within `within` seconds (None: without a limit)."""
         return bool(wait([self._socket], within))
 
     def receive(self, within: float | None = None) -> Any:
-        """The next message, whole within so many seconds.
+        """The next message, complete within `within` seconds (None: without a limit).
 
-        Raises Garbled, TimeoutError where it has begun and does not end, and EOFError or ConnectionError where nobody is there.
+        Raises Garbled if it is not a message, TimeoutError if it is late or incomplete, EOFError or ConnectionError if the other
+        end is closed.
         """
         until = None if within is None else time.monotonic() + within
         mark, length, checksum = HEAD.unpack(self._read(HEAD.size, until))
@@ -66,7 +67,7 @@ class Channel:
             raise Garbled
         try:
             return pickle.loads(content)
-        except Exception as error:  # whatever unpickling makes of it
+        except Exception as error:  # unpickling can raise any error
             raise Garbled from error
 
     def _read(self, count: int, until: float | None) -> bytes:

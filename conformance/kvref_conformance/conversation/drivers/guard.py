@@ -1,7 +1,7 @@
-"""Limits around code that may misbehave: time for a call, memory for a check.
+"""Limits for code that may misbehave: time per call, memory per check.
 
-They work where the system has them (POSIX signals in the main thread, Linux data limits) and for calls that return to Python now
-and then; what hangs or dies inside a library takes `kvref check --isolate`.
+The time limit needs POSIX signals and the main thread, and works for calls that return to the Python interpreter now and then.
+The memory limit needs Linux. For an implementation that hangs or crashes inside a library, use `kvref check --isolate`.
 """
 
 import gc
@@ -16,25 +16,25 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-TIMEOUT = 10.0  # seconds a call may take, unless asked otherwise
-SERVED_WITHIN = 60.0  # the same of a call to a server, which may have others to serve
-ONCE_HUNG = 1.0  # seconds for an operation that took too long before
-AGAIN = 1.0  # seconds to the next alarm, should Python or the implementation have swallowed one
-SETTLED = 1e-3  # seconds in which the limit's own code has come to its end, where no alarm counts
-SOON = 1e-6  # seconds to the alarm of a timer whose time has passed; 0 would switch it off
-BOUNDLESS = 10.0**6  # seconds, for what limits inside it
-MEMORY = 4 * 2**30  # bytes a check may allocate beyond what the process has
-SLOW_MEMORY = 16 * 2**30  # the same for a check that is marked slow: it is about gigabytes
+TIMEOUT = 10.0  # seconds per call (default)
+SERVED_WITHIN = 60.0  # seconds per call to a server, which may be serving other clients
+ONCE_HUNG = 1.0  # seconds per call of an operation that hung before
+AGAIN = 1.0  # seconds until the alarm repeats, in case Python or the implementation swallowed it
+SETTLED = 1e-3  # minimum seconds to an alarm: an alarm in the code of `time_limit` itself is ignored
+SOON = 1e-6  # seconds to the alarm of a timer that has expired meanwhile; 0 would disable it
+BOUNDLESS = 10.0**6  # seconds; for an outer block that only sets up the timer for the limits inside it
+MEMORY = 4 * 2**30  # bytes that a check may allocate in addition to what the process has
+SLOW_MEMORY = 16 * 2**30  # the same for checks marked slow, which use gigabytes
 
 
 class TimedOut(BaseException):
-    """A call took longer than it may. Not an Exception, so that no implementation swallows it by accident."""
+    """A call exceeded its time limit. Not an Exception, so that `except Exception` in an implementation does not catch it."""
 
     got = "none: it was still running"
 
 
 class Patience:
-    """How long a call may take: less once its operation has hung, so that a run with one bad operation comes to its end."""
+    """The time limit per call. It is shorter for an operation that hung before, so that a run with a bad operation ends soon."""
 
     def __init__(self, seconds: float = TIMEOUT) -> None:
         self.seconds = seconds
@@ -45,18 +45,18 @@ class Patience:
 
 
 class time_limit:
-    """Raise TimedOut inside the block after so many seconds.
+    """Raise TimedOut inside the block after the given number of seconds.
 
-    A timer that somebody else had running, pytest-timeout's say, goes on afterwards with the time that it had left; where that
-    has passed meanwhile, it goes off at once. To be used where the call is, and not in a generator, which an alarm may leave
-    standing in the middle.
+    A timer that was running before (for example of pytest-timeout) is stopped and restored afterwards with its remaining time;
+    if that has passed, it fires at once. Do not use this class in a generator-based context manager: the alarm could interrupt
+    the generator and leave it suspended.
 
-    To set a timer and give it back takes as long as a short call. A limit inside another only says when, and what surrounds many
-    calls has one of its own for them (BOUNDLESS).
+    Installing and restoring the timer takes as long as a short call. Only the outermost block does it; nested blocks only set
+    the time of the alarm. Code that makes many calls is therefore surrounded by a block of BOUNDLESS seconds.
     """
 
     _innermost: "time_limit | None" = None
-    _alarm = 0.0  # when the next one comes
+    _alarm = 0.0  # time.monotonic() of the next alarm
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -68,11 +68,11 @@ class time_limit:
         self._outer = time_limit._innermost
         if self._outer is None:
             handler = signal.getsignal(signal.SIGALRM)
-            self._limits = handler is not None  # None: it is not Python's, and could not be given back
+            self._limits = handler is not None  # None: the handler was not installed from Python and could not be restored
             if not self._limits:
                 return
             self._handler = handler
-            self._timer = signal.setitimer(signal.ITIMER_REAL, 0)  # first, so that its alarm is never taken for ours
+            self._timer = signal.setitimer(signal.ITIMER_REAL, 0)  # stopped first, so that its alarm never reaches our handler
             self._since = time.monotonic()
             signal.signal(signal.SIGALRM, _stop)
             time_limit._alarm = math.inf
@@ -88,7 +88,7 @@ class time_limit:
             raise
 
     def arm(self) -> None:
-        """See that an alarm comes when time is up. One that comes before is put off then."""
+        """Set the timer, unless an earlier alarm is pending: its handler sets the timer again."""
         if self.due < time_limit._alarm:
             time_limit._alarm = self.due
             signal.setitimer(signal.ITIMER_REAL, max(self.due - time.monotonic(), SETTLED), AGAIN)
@@ -107,13 +107,13 @@ class time_limit:
             signal.setitimer(signal.ITIMER_REAL, max(left - (time.monotonic() - self._since), SOON), interval)
 
 
-# Where an alarm may not be turned into an exception: while the limit itself comes and goes, for that would leave it half done,
-# and where Python ignores exceptions: in a callback of the garbage collector, such as Hypothesis's, in what a weak collection
-# does when an object is gone, and in __del__. The next alarm will do.
+# Code in which the alarm must not raise: `time_limit` itself, which would be left half done, and code in which Python ignores
+# exceptions (callbacks of the garbage collector such as Hypothesis's, callbacks of weak references, and __del__). The alarm
+# repeats, so the next one raises.
 _NOT_IN = {each.__code__ for each in (time_limit.__enter__, time_limit.__exit__, time_limit.arm, time_limit._leave)}
 _WEAK: tuple[Any, ...] = (weakref.WeakSet(), weakref.WeakKeyDictionary(), weakref.WeakValueDictionary())
 _NOT_IN |= {each._remove.__code__ for each in _WEAK}
-_NOT_IN.add(weakref.finalize.__call__.__code__)  # which runs wherever Python happens to collect
+_NOT_IN.add(weakref.finalize.__call__.__code__)  # runs whenever an object is collected
 _NOT_CALLED = ("gc_callback", "__del__")
 
 
@@ -132,12 +132,12 @@ def _stop(signum: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def memory_limit(extra: int = MEMORY) -> Iterator[None]:
-    """Let allocations inside the block fail with MemoryError, instead of taking the machine down."""
+    """Make allocations beyond `extra` bytes inside the block fail with MemoryError, before the system runs out of memory."""
     used = data_bytes()
     if used is None:
         yield
         return
-    import resource  # not on every system: data_bytes says
+    import resource  # not available on every system, but wherever data_bytes returns a number
 
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (stricter(used + extra, soft, hard), hard))
@@ -148,20 +148,20 @@ def memory_limit(extra: int = MEMORY) -> Iterator[None]:
 
 
 def stricter(limit: int, *others: int) -> int:
-    """The least of some limits, of which one may be infinity: what the user has set is not for us to raise."""
+    """The smallest of the limits, of which `others` may be RLIM_INFINITY. A limit that the user has set is never raised."""
     import resource
 
     return min([limit, *(other for other in others if other != resource.RLIM_INFINITY)])
 
 
 def collect_rarely() -> None:
-    """Look for circles of garbage less often than at every 700th object: a conversation has none; a run is a tenth shorter."""
+    """Make the cyclic garbage collector run less often. Call traces contain no cycles, and a run takes a tenth less time."""
     gc.freeze()
     gc.set_threshold(10_000)
 
 
 def data_bytes() -> int | None:
-    """The process's private memory in bytes, or None where the system does not say."""
+    """The size of the process's data segment (VmData) in bytes, or None if the system does not report it."""
     try:
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""A program that answers each line on its standard input with a line on its standard output: started, asked, ended."""
+"""A child program that replies to each line on its standard input with one line on its standard output."""
 
 import contextlib
 import os
@@ -12,40 +12,44 @@ from pathlib import Path
 from kvref_conformance.conversation.drivers.guard import MEMORY, TimedOut, stricter
 from kvref_conformance.conversation.drivers.processes import Session, how_it_ended
 
-LONGEST = 64 * 2**20  # bytes of a line, either way
-GRACE = 3.0  # seconds to end in, once its input is closed
-GONE = 0.5  # seconds to be gone in, once its output is closed
-SHOWN = 60  # characters of what it wrote instead
+LONGEST = 64 * 2**20  # maximum bytes per line, in both directions
+GRACE = 3.0  # seconds in which the program must exit after its input is closed
+GONE = 0.5  # seconds in which the program must exit after its output is closed
+SHOWN = 60  # characters of unexpected output that a message quotes
 
 
 class Lost(Exception):
-    """No answer came, and the program is gone: says what came instead."""
+    """The program did not reply, and has ended. The message describes what happened instead."""
 
 
 class Pipe:
-    """One program, started when it is first asked, and again when it is asked after its end."""
+    """One program. `ask` starts it if it is not running."""
 
     def __init__(self, command: Sequence[str], folder: Path, show_stderr: bool = False) -> None:
-        """command: looked for in `folder`, in which it runs too, or on the PATH. Raises OSError where there is none."""
+        """command: the program and its arguments. The program is searched in `folder`, then on the PATH, and runs in `folder`.
+
+        show_stderr: whether its standard error goes to the judge's; otherwise its last line is quoted if it ends unexpectedly.
+        Raises FileNotFoundError if there is no such program, PermissionError if it cannot be executed.
+        """
         program = shutil.which(folder / command[0]) or shutil.which(command[0])
         if program is None and (folder / command[0]).is_file():
-            raise PermissionError(f"{command[0]} is a file that cannot be executed: chmod +x, or name the interpreter first")
+            raise PermissionError(f"{command[0]} is not executable: run chmod +x on it, or name its interpreter first")
         if program is None:
             raise FileNotFoundError(f"no program {command[0]!r} in {folder} or on the PATH")
         self._command, self._folder = [program, *command[1:]], folder
-        # A stream of our own, whatever pytest does to the standard ones meanwhile; it is closed with this object.
+        # A duplicate, because pytest may replace or close the standard streams meanwhile; it is closed with this object.
         self._stderr = os.fdopen(os.dup(2), "wb") if show_stderr else tempfile.TemporaryFile()  # noqa: SIM115
         weakref.finalize(self, self._stderr.close)
         self._said_is_kept = not show_stderr
         self._session: Session | None = None
-        self._read = bytearray()  # past the last answer
+        self._read = bytearray()  # output that was read after the last reply
 
     @property
     def runs(self) -> bool:
         return self._session is not None
 
     def ask(self, line: bytes) -> bytes:
-        """Its next line. Raises Lost, and whatever stops the wait; it is gone after both."""
+        """Send a line and return the reply. If it raises (Lost, TimedOut, KeyboardInterrupt), the program has been ended."""
         process = (self._session or self._start()).process
         try:
             self._send(process, line)
@@ -65,7 +69,7 @@ class Pipe:
             raise
 
     def end(self, line: bytes) -> int | None:
-        """Say a last line, close its input, and give its exit code; None where it had to be killed."""
+        """Send a last line and close the program's input. Returns the exit code, or None if it did not run or was killed."""
         if self._session is None:
             return None
         process = self._session.process
@@ -81,7 +85,7 @@ class Pipe:
             self.kill()
 
     def kill(self) -> None:
-        """End it, and whatever it started."""
+        """Kill the program and all processes that it started."""
         if self._session is not None:
             self._session.end()
             self._session = None
@@ -127,23 +131,23 @@ class Pipe:
         return half + how + self._last_words()
 
     def _last_words(self) -> str:
-        """The last line it wrote to its standard error."""
+        """The last line of its standard error, as the end of a message."""
         if not self._said_is_kept:
             return ""
         size = self._stderr.seek(0, os.SEEK_END)
         self._stderr.seek(max(0, size - 2000))
         lines = self._stderr.read().decode(errors="replace").strip().splitlines()
-        return f", after it said {lines[-1].strip()[:200]!r}" if lines else ""
+        return f"; last line of stderr: {lines[-1].strip()[:200]!r}" if lines else ""
 
 
 def shown(text: bytes | bytearray) -> str:
-    """The beginning of what it wrote."""
+    """The beginning of the program's output, quoted."""
     whole = bytes(text[: SHOWN + 1]).decode(errors="replace")
     return repr(whole[:SHOWN] + "..." if len(text) > SHOWN else whole)
 
 
 def _limit_memory(pid: int) -> None:
-    """As much as a check in this process may have, where the system can say so (Linux)."""
+    """Limit the program's memory to that of a check in this process, if the system supports it (Linux)."""
     with contextlib.suppress(ImportError, AttributeError, OSError, ValueError):
         import resource
 

@@ -1,7 +1,7 @@
-"""Processes with everything they start: a session of its own each, ended as one.
+"""Child processes with their descendants: each child has its own POSIX session, and its process group is killed as a whole.
 
-A program may be a shell script that started another, and that one is who hangs: to end the first alone leaves the second behind.
-What leaves its session on purpose, as a daemon does, is not found.
+A program may be a shell script that starts another program, and the other program may hang. Killing only the script would leave
+it running. Processes that leave the group on purpose, as daemons do, are not killed.
 """
 
 import contextlib
@@ -16,24 +16,24 @@ from kvref_conformance.conversation import interrupts
 
 
 def how_it_ended(code: int | None) -> str:
-    """code: as Python gives it, negative for a signal."""
+    """The end of a process in words. code: its Popen.returncode, which is negative for a signal."""
     if code is not None and code < 0:
         return f"the process was killed by {signal.Signals(-code).name}"
     return f"the process ended with exit code {code}"
 
 
 class Session:
-    """A process and whatever it starts, until `end`, or the end of this object or of the judge, whichever is first."""
+    """A child process with its descendants. They are killed by `end`, when this object is collected, or when the judge exits."""
 
     def __init__(self, command: Sequence[str], **options: Any) -> None:
-        """options: of subprocess.Popen. Raises OSError."""
-        # Ctrl-C in a terminal is for the judge, which ends it in good order.
+        """Start the process. options: arguments of subprocess.Popen. Raises OSError."""
+        # In its own session, Ctrl-C in a terminal does not reach it; the judge ends it in good order.
         self.process: subprocess.Popen[bytes] = subprocess.Popen(command, start_new_session=True, **options)
-        self._end = weakref.finalize(self, _kill, self.process)  # which calls it once: the number may be another's later
+        self._end = weakref.finalize(self, _kill, self.process)  # kills at most once: the process id may be reused later
         _running.add(self)
 
     def end(self) -> None:
-        """Kill all of it that still runs; nothing where that was done before."""
+        """Kill the process and its descendants. A second call does nothing."""
         self._end()
 
 
@@ -41,7 +41,7 @@ _running: weakref.WeakSet[Session] = weakref.WeakSet()
 
 
 def end_all() -> None:
-    """Before the judge is gone without ceremony."""
+    """Kill all child processes, before the judge exits at once."""
     for session in list(_running):
         session.end()
 
@@ -51,7 +51,7 @@ interrupts.at_once.append(end_all)
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
     if hasattr(os, "killpg"):
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # all gone; macOS says so with the second
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # all have ended; macOS raises the second in this case
             os.killpg(process.pid, signal.SIGKILL)
     else:
         process.kill()

@@ -1,4 +1,4 @@
-"""What an implementation returned, as plain data, if it is what the interface says: arrays, numbers, statistics."""
+"""Conversion of an implementation's results to plain data (arrays, numbers, statistics), with a check of their types."""
 
 from functools import cache
 from numbers import Integral, Real
@@ -14,7 +14,7 @@ from kvref_conformance.outcome import Broken, NotOffered
 
 
 class Stats(dict[str, Any]):
-    """Statistics by name; what an implementation leaves out is not offered."""
+    """Statistics by name. Access to a number that the implementation leaves out raises NotOffered."""
 
     def __getattr__(self, name: str) -> Any:
         if name not in self:
@@ -23,18 +23,21 @@ class Stats(dict[str, Any]):
 
 
 class Malformed(Exception):
-    """Says what the interface expects instead."""
+    """A result has the wrong type. The message is what the interface expects."""
 
 
 def plain(implementation: Implementation, result: Any, hint: Any, what: str) -> Any:
-    """`result` as `hint` says it is. Raises Broken where it is not."""
+    """Convert a result to plain data. hint: its annotation in the interface. what: its name in messages.
+
+    Raises Broken if the result does not match the annotation.
+    """
     try:
         return _plain(implementation, result, hint)
     except Malformed as expected:
         raise Broken(what, str(expected), shown(result)) from None
     except NotOffered:
         raise
-    except Exception as error:  # to_numpy's, or that of something which is not what it seems
+    except Exception as error:  # raised by `to_numpy`, or by an attribute of a strange object
         said = error_of(error)
         raise Broken(what, "a result that to_numpy can read", f"{said.kind}: {said.message}") from error
 
@@ -46,7 +49,7 @@ def _plain(implementation: Implementation, result: Any, hint: Any) -> Any:
         return None
     if Statistics in getattr(hint, "__mro__", ()):
         fields = _fields(hint)
-        if isinstance(result, dict):  # from over a pipe
+        if isinstance(result, dict):  # it arrived through a pipe
             result = SimpleNamespace(**result)
         return Stats(
             (name, _plain(implementation, getattr(result, name), fields[name])) for name in fields if hasattr(result, name)
@@ -72,11 +75,11 @@ def _plain(implementation: Implementation, result: Any, hint: Any) -> Any:
     return _one_of(value, get_args(hint))
 
 
-_fields = cache(get_type_hints)  # looked up again for every reply they take longer than the call
+_fields = cache(get_type_hints)  # uncached, it takes longer than a call
 
 
 def _one_of(value: Any, hints: tuple[Any, ...]) -> Any:
-    """The unions of the interface: a number, an array or nothing, and integers as a list or an array."""
+    """Convert a result whose annotation is a union: int or None, an array or None, or integers as a list or an array."""
     if value is None and type(None) in hints:
         return None
     if int in hints:
@@ -100,16 +103,16 @@ def _number(value: Any, kind: type) -> int | float:
 
 
 def _numpy(implementation: Implementation, result: Any) -> Any:
-    """An array as NumPy's, with memory of its own, and a narrow float widened. float64 stays, for a check to refuse."""
+    """Copy an array to NumPy, with narrow floats widened to float32. float64 is not converted: a check reports it as wrong."""
     if not (hasattr(result, "shape") and hasattr(result, "dtype")):
         return result
-    # NumPy's scalars are numbers of any library: a `to_numpy` that is written for another's arrays need not know them.
+    # NumPy scalars are accepted from any library, and its `to_numpy` need not support them.
     array: NDArray = np.asarray(result if isinstance(result, np.generic) else implementation.to_numpy(result))
     return array.copy() if array.dtype.kind in "iub" or array.dtype == np.float64 else array.astype(np.float32)
 
 
 def shown(result: Any) -> str:
-    """A few words, whatever it is: its repr may be long, or raise."""
+    """A short description of any object, also if its repr is long or raises."""
     try:
         return f"{type(result).__name__} {show(result)}"[:100]
     except Exception:

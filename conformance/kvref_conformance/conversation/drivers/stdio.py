@@ -1,7 +1,7 @@
-"""An implementation in another process and any language, spoken to over a pipe: chapter kvref/spec/protocol.md.
+"""The client of the protocol in kvref/spec/protocol.md: calls an implementation in another process, in any language, over a pipe.
 
-To a `Subject` it is an implementation like any other: its arrays are NumPy's, its objects have the methods of the interface, and
-each call of one is a request and its reply.
+For a `Subject` it is an implementation like any other. Its arrays are NumPy arrays, its objects have the methods of the
+interface, and each method call sends a request and waits for the reply.
 """
 
 import json
@@ -26,22 +26,25 @@ from kvref_conformance.limits import Limits, LimitsError
 from kvref_conformance.outcome import Died, NotOffered
 
 PROTOCOL = 1
-STARTING = 30.0  # seconds until it has said hello; once it took longer, ONCE_HUNG
+STARTING = 30.0  # seconds until the reply to "hello"; ONCE_HUNG after it was late once
 
 
 class HelloError(Exception):
-    """The program did not say who it is: says what was expected and what came."""
+    """The program's reply to "hello" is missing or malformed. The message has what was expected and what was received."""
 
 
 class OverStdio(ExternalImplementation):
-    """Says hello at once. Raises FileNotFoundError, HelloError."""
+    """An implementation that runs as a child program. The constructor starts it and sends "hello".
+
+    Raises FileNotFoundError or PermissionError if the program cannot be started, HelloError if its reply is wrong.
+    """
 
     formats: tuple[str, ...]
     level: Level
 
     def __init__(self, command: Sequence[str], folder: Path, show_stderr: bool = False) -> None:
         self._pipe = Pipe(command, folder, show_stderr)
-        self._broken: Died | None = None  # why there is no conversation
+        self._broken: Died | None = None  # why calls are impossible
         self._patience = STARTING
         said = self.begin()
         if self._broken:
@@ -53,7 +56,7 @@ class OverStdio(ExternalImplementation):
             setattr(self, family, partial(self._make, family))
 
     def begin(self) -> Any:
-        """A new conversation: what was made before is forgotten. Gives what it says of itself."""
+        """Send "hello", after which the program has no objects. Returns its reply, or None if it did not reply."""
         self._ids, self._broken = count(), None
         try:
             with time_limit(self._patience):
@@ -67,7 +70,7 @@ class OverStdio(ExternalImplementation):
             self._broken = Died("hello", '"ok"', f"{type(refused).__name__}: {refused}")
 
     def close(self, politely: bool = True) -> int | None:
-        """End the program, with a bye or without: its exit code, or None where it had to be killed or did not run."""
+        """End the program. politely: send "bye" first. Returns the exit code, or None if it did not run or was killed."""
         return self._pipe.end(_line(next(self._ids), "bye", None, {}) if politely else b"")
 
     def asarray(self, values: Any) -> NDArray:
@@ -77,9 +80,9 @@ class OverStdio(ExternalImplementation):
         return array
 
     def call(self, op: str, on: int | None, args: dict[str, Any]) -> tuple[int, Any]:
-        """The id of the request, and the result. Raises the error of the reply, NotOffered, or Died."""
+        """Send a request, and return its id and the result. Raises the error in the reply, NotOffered, or Died."""
         if self._broken or not self._pipe.runs:
-            raise self._broken or Died(op, "an answer", "none: the process is gone")
+            raise self._broken or Died(op, "an answer", "none: the process has ended")
         return self._ask(op, on, args)
 
     def _make(self, family: str, **config: Any) -> "Remote":
@@ -111,12 +114,12 @@ class OverStdio(ExternalImplementation):
         return id, result
 
     def _garbled(self, op: str, expected: str, got: str) -> Died:
-        self._pipe.kill()  # who knows what its next line answers
+        self._pipe.kill()  # later replies might no longer match their requests
         return Died(op, expected, got)
 
 
 class Remote:
-    """An object of the program's: a method or a property for each operation of its family."""
+    """An object in the program. Subclasses have a method or property for each operation of the family."""
 
     family: str
 
@@ -150,11 +153,11 @@ def _line(id: int, op: str, on: int | None, args: dict[str, Any]) -> bytes:
 
 
 class Garbled(Exception):
-    """Not a reply of the protocol: what was expected, what came."""
+    """A reply is malformed. args: what was expected, what was received."""
 
 
 def _is_reply(reply: Any, id: int) -> bool:
-    """Whether it holds a result, and not an error. Raises Garbled where it is neither."""
+    """Whether the reply is a result (True) or an error (False). Raises Garbled if it is malformed."""
     if not isinstance(reply, dict):
         raise Garbled("an object", shown(json.dumps(reply).encode()))
     if reply.get("id") != id or isinstance(reply["id"], bool):
@@ -168,7 +171,7 @@ def _is_reply(reply: Any, id: int) -> bool:
 
 
 def _error(kind: str, message: str) -> Exception:
-    """An exception of a class of this name, which is what the judge goes by."""
+    """An exception whose class has this name, because the judge identifies errors by name."""
     if kind == "NotOffered":
         return NotOffered(message or "declined")
     if kind in KNOWN_KINDS:
@@ -179,7 +182,7 @@ def _error(kind: str, message: str) -> Exception:
 
 
 def _told(said: Any) -> dict[str, Any]:
-    """What a program says of itself. Raises HelloError."""
+    """The validated reply to "hello". Raises HelloError."""
     told: dict[str, Any] = said if isinstance(said, dict) else {}
     for field in ("name", "version", "language", "level", "formats", "families"):
         several, value = field in ("formats", "families"), told.get(field)

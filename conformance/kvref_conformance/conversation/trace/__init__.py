@@ -1,1 +1,1 @@
-"""A trace: a conversation with an implementation, written down so that it can be read, judged, shrunk and held again."""
+"""Call traces: recorded calls and replies that can be read, judged, shrunk and replayed."""

@@ -1,4 +1,4 @@
-"""A conversation judged as it is held: each reply by what the oracle's model says it must be."""
+"""Calls that are judged while they are made: each reply is compared with the reply that the oracle's model predicts."""
 
 from typing import Any
 
@@ -10,6 +10,8 @@ from kvref_conformance.outcome import Broken, NotOffered
 
 
 class Dialogue:
+    """Makes calls through a Subject, and judges each reply with a new Witness."""
+
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
         self.witness = Witness(subject.level, subject.limits)
@@ -19,9 +21,9 @@ class Dialogue:
         subject.listeners.append(self._judge)
 
     def say(self, op: str, on: int | None, args: dict[str, Any]) -> Any:
-        """Make a call, or those that it is made of. Gives the result, or None where it raised as it had to.
+        """Make a call (or the calls of its derivation) and judge it. Returns the result, or None if it raised a correct error.
 
-        Raises Broken, with its clause, where it did not do as it must; NotOffered; Unknown where no model speaks for it.
+        Raises Broken with the broken clause if the reply is wrong; NotOffered; Unknown if no model covers the call.
         """
         self._expected = self._judged = None
         try:
@@ -33,7 +35,7 @@ class Dialogue:
             raise
         except Exception:
             if self._judged is None or self._judged is not self.subject.conversation[-1]:
-                raise  # the judge's own
+                raise  # an error in the judge itself
             return None
 
     def _expect(self, subject: Subject, exchange: Exchange) -> None:

@@ -1,6 +1,7 @@
-"""The trace format, version 1: chapter kvref/spec/trace.md, schema kvref/spec/trace.schema.json.
+"""The reader and writer of the trace format, version 1: chapter kvref/spec/trace.md, schema kvref/spec/trace.schema.json.
 
-A header, then two lines an exchange: the request, and the reply it must get; where they part, also what was got instead.
+A trace is a header, then two lines per call: the request, and the correct reply. If the actual reply was wrong, the second line
+has it too ("got").
 """
 
 import json
@@ -22,24 +23,29 @@ from kvref_conformance.outcome import Broken
 from kvref_conformance.schemas import mismatch
 
 VERSION = 1
-LARGEST = 2**24  # bytes of arrays in a trace; a larger one is written without them, and its replay runs the check again
+LARGEST = 2**24  # bytes of arrays in a trace; a larger trace is written without arrays, and its replay runs the check again
 SCHEMA = ("kvref.spec", "trace.schema.json")
 
 
 class TraceError(Exception):
-    """A file that is no trace: says the file, the line and what is wrong."""
+    """A file is not a valid trace. The message names the file, the line and the problem."""
 
 
 @dataclass(frozen=True)
 class Header:
-    """clause and check: what it is about. judge: "model", whose word each reply is, or "check", which has to be run again."""
+    """The first line of a trace.
+
+    clause, check: the clause and the check that failed. judge: "model" if the model predicts each reply, so that a replay can
+    judge it; "check" if a replay has to run the check again. implementation: see `who`. seed: the seed of the check.
+    failed: what, expected and got; and cause, if known.
+    """
 
     clause: str
     check: str
     judge: str
     implementation: dict[str, str]
     seed: int = 0
-    failed: dict[str, str] | None = None  # what, expected, got; cause, where it is known
+    failed: dict[str, str] | None = None
 
     def line(self) -> str:
         return json.dumps({"trace": VERSION, "spec": kvref.__version__, **vars(self)})
@@ -54,12 +60,16 @@ class Trace:
 
 
 def who(implementation: Implementation, load: str) -> dict[str, str]:
-    """load: the name by which `kvref replay` finds it again."""
+    """The description of an implementation in a header. load: the name by which `kvref replay` loads it."""
     return {name: str(getattr(implementation, name)) for name in ("name", "version", "language", "level")} | {"load": load}
 
 
 def written(header: Header, witness: Witness, conversation: Iterable[Exchange]) -> list[str]:
-    """The lines of a trace. A model's trace has the replies as they must be, by a new witness; another has those that came."""
+    """The lines of a trace.
+
+    A trace with judge "model" contains the correct replies, predicted by `witness`, which must be new. Any other trace contains
+    the actual replies.
+    """
     lines = [header.line()]
     for exchange in conversation:
         request, came = exchange.request, reply_to_wire(exchange.reply)
@@ -82,7 +92,7 @@ def _judged(witness: Witness, exchange: Exchange, came: dict[str, Any]) -> dict[
         return {**must, "got": came}
     either = "error" in must and "any" in must
     if "ok" in came and ("chosen" in must or either or exchange.request.name in ("new", "acquire")):
-        must |= came  # what this implementation chose
+        must |= came  # a value that the implementation may choose
     return must
 
 
@@ -106,7 +116,7 @@ def _arrays(exchange: Exchange) -> Iterator[NDArray]:
 
 
 def without_arrays(conversation: Iterable[Exchange]) -> Iterator[Exchange]:
-    """The same exchanges with what stands for their larger arrays."""
+    """The same exchanges with their larger arrays replaced by a Summary."""
     for exchange in conversation:
         request, reply = exchange.request, exchange.reply
         args = {name: summarised(value) for name, value in request.args.items()}
@@ -114,7 +124,7 @@ def without_arrays(conversation: Iterable[Exchange]) -> Iterator[Exchange]:
 
 
 def judged_by_model(conversation: Sequence[Exchange], witness: Witness) -> bool:
-    """Whether a new witness's models speak for every request, and find every reply right."""
+    """Whether the models cover every request, and every reply is correct. witness: a new one."""
     for exchange in conversation:
         try:
             expected = witness.expect(exchange.request)
@@ -125,7 +135,7 @@ def judged_by_model(conversation: Sequence[Exchange], witness: Witness) -> bool:
 
 
 def read(path: Path) -> Trace:
-    """Raises TraceError, or OSError."""
+    """Read a trace. Raises TraceError or OSError."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:
@@ -134,7 +144,7 @@ def read(path: Path) -> Trace:
 
 
 def parsed(path: Path, lines: list[str]) -> Trace:
-    """The lines of the file at `path`. Raises TraceError."""
+    """Parse the lines of the file at `path`. Raises TraceError."""
     messages = [_message(path, number, line) for number, line in enumerate(lines, 1)]
     if not messages or "trace" not in messages[0]:
         raise TraceError(f'{path}:1: expected a header, {{"trace": {VERSION}, ...}}, got {lines[0][:60] if lines else "nothing"}')
@@ -159,7 +169,7 @@ def _message(path: Path, number: int, line: str) -> dict[str, Any]:
         message: dict[str, Any] = json.loads(line)
     except json.JSONDecodeError as error:
         raise TraceError(f"{path}:{number}: not JSON: {error.msg} at column {error.colno}") from None
-    except (ValueError, RecursionError) as error:  # a number of ten thousand digits, brackets without end
+    except (ValueError, RecursionError) as error:  # a number with thousands of digits, or brackets nested too deeply
         raise TraceError(f"{path}:{number}: not JSON that can be read: {error}") from None
     if not isinstance(message, dict):
         raise TraceError(f"{path}:{number}: expected an object, got {line[:60]}")

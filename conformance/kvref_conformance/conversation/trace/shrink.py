@@ -1,6 +1,7 @@
-"""The shortest conversation that still breaks the clause: calls are left out, tokens taken away, numbers made whole.
+"""The shrinker: reduces a failing call trace to a minimal reproducer, and the replay of recorded requests that it uses.
 
-Within reason: what was found at real sizes takes a second to hold, and is made as small as it can be in SECONDS.
+It removes calls, then rows and tokens, then replaces numbers by small integers, as long as the clause still breaks. It stops
+after SECONDS, because a replay at production sizes takes about a second.
 """
 
 import time
@@ -19,15 +20,16 @@ from kvref_conformance.families import all_families
 from kvref_conformance.oracle.witness import Unknown
 from kvref_conformance.outcome import Broken, NotOffered
 
-SECONDS = 30.0  # to make one conversation shorter
-EACH = 16  # tokens up to which every number of them is tried; beyond, powers of two and their neighbours
-WHOLE = 4096  # numbers that are made whole: more of them nobody reads
+SECONDS = 30.0  # time limit per call trace
+EACH = 16  # up to this number of tokens, each number is tried; above, powers of two and their neighbors
+WHOLE = 4096  # requests with more numbers than this are not simplified: their values are not readable anyway
 
 
 class Held(NamedTuple):
-    """What came of holding requests. broken: what the last exchange broke; at: the last of the requests that was made.
+    """The result of a replay.
 
-    missing: what was left out, because it is not offered.
+    conversation: the calls that were made. broken: the failure of the last call, if any. at: the index of the last request that
+    was made. missing: reasons of requests that were left out because they are not offered.
     """
 
     conversation: list[Exchange]
@@ -36,17 +38,17 @@ class Held(NamedTuple):
     missing: Sequence[str] = ()
 
 
-Holding = Callable[[list[Request]], Held]  # from a fresh start with the implementation
+Holding = Callable[[list[Request]], Held]  # replays requests on new objects of the implementation
 
 
 def hold(subject: Subject, requests: list[Request], seconds: float = float("inf")) -> Held:
-    """Hold a conversation: the exchanges, and what broke at the last of them. Raises Unknown where no model speaks.
+    """Replay requests and judge each reply, up to the first wrong one. Raises Unknown if no model covers a request.
 
-    seconds: after which it is left where it is.
+    seconds: the time after which the replay stops.
     """
-    subject.family = subject.family or next((request.family for request in requests), "")  # whose limits count
+    subject.family = subject.family or next((request.family for request in requests), "")  # the family whose limits apply
     dialogue, until = Dialogue(subject), time.monotonic() + seconds
-    numbers: dict[int, int] = {}  # the requests' own ids are kept apart from those of this conversation
+    numbers: dict[int, int] = {}  # maps the ids of the recorded requests to the ids of this replay
     results: dict[int, Any] = {}
     made, missing = None, list[str]()
     for at, request in enumerate(requests):
@@ -56,7 +58,7 @@ def hold(subject: Subject, requests: list[Request], seconds: float = float("inf"
             args = {name: renumbered(value, numbers, results) for name, value in request.args.items()}
             on = None if request.on is None else numbers[request.on]
         except KeyError:
-            continue  # what it refers to was never made
+            continue  # it refers to a request that was left out
         try:
             within_limits(subject, request, args)
             result = dialogue.say(request.op, on, args)
@@ -72,7 +74,7 @@ def hold(subject: Subject, requests: list[Request], seconds: float = float("inf"
 
 
 def place_of_last(conversation: list[Exchange], requests: list[Request]) -> int:
-    """Which of the requests that were to be made the last exchange is, where some were left out."""
+    """The index of the request that the last exchange replays. Some requests may have been left out of the replay."""
     at = -1
     for exchange in conversation:
         at = next((index for index in range(at + 1, len(requests)) if requests[index].op == exchange.request.op), at)
@@ -80,14 +82,14 @@ def place_of_last(conversation: list[Exchange], requests: list[Request]) -> int:
 
 
 def renumbered(value: Any, numbers: dict[int, int], results: dict[int, Any]) -> Any:
-    """An argument for another conversation. Raises KeyError where it has not what the argument refers to."""
+    """An argument with its references changed to those of a replay. Raises KeyError if the replay lacks the referenced result."""
     return On(numbers[value.id]) if isinstance(value, On) else resolved(value, results)
 
 
 def shrink(conversation: list[Exchange], clause: str, holding: Holding) -> tuple[list[Exchange], Broken] | None:
-    """The smallest conversation found that breaks `clause`, or None where holding it again does not.
+    """The smallest call trace found that breaks `clause`, with its failure; None if a replay does not fail.
 
-    A check may call by another clause what a model finds in the same reply: then that clause is kept to.
+    The model may blame another clause than the check did for the same wrong reply. Then shrinking preserves the model's clause.
     """
     best: tuple[list[Exchange], Broken] | None = None
     until = time.monotonic() + SECONDS
@@ -123,7 +125,7 @@ def shrink(conversation: list[Exchange], clause: str, holding: Holding) -> tuple
         size //= 2
 
     def simplified(index: int, simpler: Iterator[Request]) -> bool:
-        """Whether one of these in place of a request still breaks the clause: the first of them stays there."""
+        """Replace a request by the first simpler one that still breaks the clause. Returns whether there is one."""
         for each in simpler:
             if attempt([*requests[:index], each, *requests[index + 1 :]]):
                 requests[index] = each
@@ -144,7 +146,7 @@ def _requests(best: tuple[list[Exchange], Broken] | None) -> list[Request]:
 
 
 def _without(requests: list[Request], start: int, stop: int) -> list[Request]:
-    """The requests without some, and without those that need what is gone."""
+    """The requests without those at [start, stop), and without all requests that depend on them."""
     gone = {request.id for request in requests[start:stop]}
     kept = []
     for request in requests:
@@ -156,7 +158,7 @@ def _without(requests: list[Request], start: int, stop: int) -> list[Request]:
 
 
 def _with_half_the_rows(request: Request) -> Iterator[Request]:
-    """The same request of a function that works row by row, for either half of its rows: one in thousands is soon found."""
+    """For a request of a function that works per row: the request with each half of the rows (a binary search)."""
     count = _rows(request)
     if count > 1:
         yield _of_rows(request, 0, count // 2)
@@ -164,13 +166,13 @@ def _with_half_the_rows(request: Request) -> Iterator[Request]:
 
 
 def _with_one_row(request: Request) -> Iterator[Request]:
-    """The same request of such a function for each of its rows alone."""
+    """For a request of a function that works per row: the request with each single row."""
     count = _rows(request)
     yield from (_of_rows(request, row, row + 1) for row in range(count if count > 1 else 0))
 
 
 def _rows(request: Request) -> int:
-    """How many rows a function is given that works row by row; 0 of any other request."""
+    """The number of rows in a request of a function that works per row; 0 for any other request."""
     if request.op not in ("rows.quantize", "rows.dequantize", "elements.encode", "elements.decode"):
         return 0
     lengths = {len(array) for array in _arrays(request).values()}
@@ -182,12 +184,12 @@ def _of_rows(request: Request, start: int, stop: int) -> Request:
 
 
 def _with_fewer_tokens(request: Request) -> Iterator[Request]:
-    """The same request with one token, with two, and so on; of many, as many as fill a block, a tile, a type."""
+    """For an appending request: the request with its first n tokens, for increasing n (see `_fewer`)."""
     if request.name not in ("append", "append_fused", "write", "extend"):
         return
-    family = all_families().get(request.family)  # a buffer is none, and its values have one axis
+    family = all_families().get(request.family)  # None for a buffer, whose values have one axis
     axis = family.token_axis if family else -1
-    arrays = {name: array for name, array in _arrays(request).items() if array.ndim >= -axis}  # what has too few axes stays
+    arrays = {name: array for name, array in _arrays(request).items() if array.ndim >= -axis}  # others are left unchanged
     lengths = {array.shape[axis] for array in arrays.values()}
     if len(lengths) == 1:
         for length in _fewer(lengths.pop()):
@@ -196,14 +198,14 @@ def _with_fewer_tokens(request: Request) -> Iterator[Request]:
 
 
 def _fewer(count: int) -> Iterator[int]:
-    """Numbers below another, upwards."""
+    """Numbers of tokens below `count`, in increasing order: all up to EACH, then powers of two and their neighbors."""
     yield from range(1, min(count, EACH + 1))
     for power in (2**exponent for exponent in range(5, count.bit_length() + 1)):
         yield from (each for each in (power - 1, power, power + 1) if each < count)
 
 
 def _with_whole_numbers(request: Request) -> Iterator[Request]:
-    """The same request with 1, 2, 3 and so on for numbers, which tell the tokens apart and can be read."""
+    """The request with its float32 values replaced by 1, 2, 3 and so on: readable, and different for each token."""
     first, whole = 1, dict[str, NDArray]()
     if sum(array.size for array in _arrays(request).values()) > WHOLE:
         return

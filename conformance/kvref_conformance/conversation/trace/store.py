@@ -1,4 +1,4 @@
-"""Where traces lie: one file a failing clause and implementation, and one a check where all are kept."""
+"""The files of traces: one per implementation and failing clause, or one per check if all traces are kept."""
 
 import hashlib
 import os
@@ -8,18 +8,18 @@ from pathlib import Path
 
 from kvref_conformance.outcome import Outcome
 
-LONGEST = 120  # characters of a name in a path: file systems take 255 bytes, and a clause stands before it
+LONGEST = 120  # characters of a name in a path: file systems allow 255 bytes, and the clause precedes the name
 
 
 def save_failure(outcomes: Sequence[Outcome], folder: Path, clause: str, name: str) -> tuple[Outcome, Path] | None:
-    """Write the trace that shows how the clause fails. None where it does not.
+    """Write the trace of the first failed check. Returns its outcome and path; None if no check failed with a trace.
 
-    name: by which the implementation was asked for. Two that call themselves the same are asked for by different ones.
+    name: the name by which the user selected the implementation. It is unique, unlike the implementation's own name.
     """
     path = folder / f"{clause}-{name_in_a_path(name)}.jsonl"
     shown = next((outcome for outcome in outcomes if outcome.verdict == "failed" and outcome.trace), None)
     if shown is None:
-        path.unlink(missing_ok=True)  # of a run before: it no longer fails
+        path.unlink(missing_ok=True)  # the trace of an earlier run in which the clause failed
         return None
     _write(path, shown.trace)
     return shown, path
@@ -32,15 +32,16 @@ def save_all(outcomes: Sequence[Outcome], folder: Path, clause: str, name: str) 
 
 
 def name_in_a_path(name: str) -> str:
-    """The name of an implementation as one part of a path, and no two names as the same one.
+    """The name of an implementation as one path component. Different names have different components.
 
-    A colon becomes a plus, what else could lead astray its bytes: "zoo:x" is "zoo+x", "./a b" is "=2E=2Fa=20b".
+    A colon becomes a plus; other unsafe characters become their bytes in hexadecimal: "zoo:x" is "zoo+x", "./a b" is
+    "=2E=2Fa=20b".
     """
     escaped = re.sub(r"[^A-Za-z0-9_.:-]|^\.", _bytes, name).replace(":", "+") or "="
     if len(escaped) <= LONGEST:
         return escaped
     digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-    return f"{escaped[: LONGEST - 16]}={digest}"  # longer by one than any that is whole
+    return f"{escaped[: LONGEST - 16]}={digest}"  # LONGEST + 1 characters, so it never equals an unshortened name
 
 
 def _bytes(character: re.Match[str]) -> str:
@@ -48,12 +49,12 @@ def _bytes(character: re.Match[str]) -> str:
 
 
 def check_in_a_path(words: str) -> str:
-    """The sentence that names a check, as a part of a path. They are ours, and a test keeps them apart."""
+    """The name of a check as a path component. A test ensures that the components of all checks differ."""
     return re.sub(r"[^A-Za-z0-9_-]+", "-", words).strip("-")[:80]
 
 
 def _write(path: Path, lines: list[str]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f"{path.name}.{os.getpid()}.new")  # a trace that is there is whole, whatever ends this process
+    beside = path.with_name(f"{path.name}.{os.getpid()}.new")  # renamed when complete, so that no partial trace is ever read
     beside.write_text("\n".join(lines) + "\n", encoding="utf-8")
     beside.replace(path)

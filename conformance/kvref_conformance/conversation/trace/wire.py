@@ -1,7 +1,8 @@
-"""Values as JSON, and back: what goes over a pipe and into a file.
+"""The JSON form of values, used in pipes and in trace files.
 
-An array is {"dtype", "shape", "base64"}, little-endian and in C order, and one of no axes is a number of that type; an object is
-{"handle": id}; what an earlier request gave is {"reply": id}; what JSON cannot hold is {"number": "nan"}, "inf" or "-inf".
+An array is {"dtype", "shape", "base64"}, little-endian and in C order; with an empty shape it is a scalar of that dtype. An
+object is {"handle": id}. The result of an earlier request is {"reply": id}. Numbers that JSON lacks are {"number": "nan"},
+"inf" and "-inf".
 """
 
 import base64
@@ -19,11 +20,11 @@ DTYPES = (
 
 
 class NotWire(Exception):
-    """Says what is wrong with a JSON value."""
+    """A JSON value is malformed. The message states the problem."""
 
 
 def to_wire(value: Any) -> Any:
-    """Something that json.dumps takes."""
+    """Convert a value to a form that json.dumps accepts."""
     if isinstance(value, On):
         return {"handle": value.id}
     if isinstance(value, ReplyTo):
@@ -46,7 +47,7 @@ def _array_to_wire(array: NDArray) -> dict[str, Any]:
 
 
 def from_wire(value: Any) -> Any:
-    """What `to_wire` was given. Raises NotWire."""
+    """The inverse of `to_wire`. Raises NotWire."""
     if isinstance(value, list):
         return [from_wire(part) for part in value]
     if not isinstance(value, dict):
@@ -70,7 +71,7 @@ def _array_from_wire(value: dict[str, Any]) -> NDArray:
         array = np.frombuffer(raw, dtype=_dtype(value["dtype"])).reshape(value["shape"])
     except (ValueError, TypeError) as error:
         raise NotWire(f"array: {error}") from None
-    return array.copy()[()]  # of no axes: a number of that type
+    return array.copy()[()]  # [()] converts an array without axes to a scalar
 
 
 def _dtype(name: str) -> Any:

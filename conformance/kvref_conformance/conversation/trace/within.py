@@ -1,4 +1,4 @@
-"""Whether a request of a conversation that was held with somebody else lies within the limits of who is asked now."""
+"""Whether a recorded request is within the limits of another implementation, on which it is to be replayed."""
 
 from collections import Counter
 from typing import Any
@@ -12,18 +12,19 @@ from kvref_conformance.oracle.formats import STATIC, either
 from kvref_conformance.oracle.witness import sensible
 from kvref_conformance.outcome import NotOffered
 
-GIVEN = ("given_scale", "key_scale", "value_scale")  # what formats of FMT-STATIC are made with
+GIVEN = ("given_scale", "key_scale", "value_scale")  # the arguments that only formats of FMT-STATIC need
 
 
 def takes_float32(subject: Subject) -> None:
-    """Raises NotOffered where it does not: what others answered to float32 is no answer to anything narrower."""
+    """Raise NotOffered if the subject does not accept float32: replies to float32 arguments are not valid for narrower floats."""
     if "float32" not in (taken := subject.limits.dtypes(subject.family)):
         raise NotOffered(f"float32 arrays, where its limits say {' or '.join(taken)}")
 
 
 def within_limits(subject: Subject, request: Request, args: dict[str, Any]) -> None:
-    """Raises NotOffered for sizes, or a sequence more, that make sense and that the limits do not allow, and for a scale that is
-    given to who has no format that takes one.
+    """Raise NotOffered if a request exceeds the limits: by its sizes, by a sequence too many, or by a scale without such a format.
+
+    Sizes that are invalid for every implementation do not raise here: they are replayed, because the reply must be an error.
     """
     if any(args.get(name) is not None for name in GIVEN) and not {*STATIC} & {*subject.implementation.formats}:
         raise NotOffered(either(STATIC))
@@ -37,7 +38,7 @@ def within_limits(subject: Subject, request: Request, args: dict[str, Any]) -> N
         most, made = limits.of(family.name, "sequences").most, Counter(each.request.name for each in subject.conversation)
         if most is not None and made["create"] - made["drop"] >= most:
             raise NotOffered(f"sequence {most + 1}, where its limits say at most {most}")
-    elif not family.small:  # its arguments are all that has sizes
+    elif not family.small:  # the family has no objects with sizes; only its arguments have sizes
         arrays = [each for each in args.values() if isinstance(each, np.ndarray) and each.dtype.kind == "f" and each.ndim > 1]
         for array in arrays:
             sizes = {"width": array.shape[-1]} if family.name == "rows" else {"head_dim": array.shape[-1]}

@@ -1,4 +1,4 @@
-"""The cache of one growing buffer."""
+"""The family `contiguous`: one growing buffer for a batch of sequences."""
 
 from kvref_conformance.families import Family
 from kvref_conformance.families.laws.spoken import OF_CACHES

@@ -1,4 +1,4 @@
-"""CONTIG: the growing cache [batch, kv heads, capacity, head_dim]."""
+"""Checks of CONTIG: the contiguous cache, with buffers [batch_size, num_kv_heads, capacity, head_dim]."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -23,7 +23,7 @@ DTYPES = ("float32", "float16", "bfloat16")
 
 
 def rows(subject: Subject, cache: Handle, count: int) -> Pair:
-    """Keys and values [batch, heads, count, dim] for a cache."""
+    """Returns random keys and values [batch, heads, count, dim] for a cache."""
 
     def one() -> NDArray:
         return np.concatenate([batch_major(tokens(subject, count)) for _ in range(cache.config["batch_size"])])
@@ -40,12 +40,15 @@ def filled(subject: Subject, count: int, **config: Any) -> tuple[Handle, NDArray
 
 
 def joined(before: Pair, more: Pair) -> Pair:
-    """One after the other, along the tokens."""
+    """Concatenates two pairs of keys and values along the token axis."""
     return np.concatenate([before[0], more[0]], axis=2), np.concatenate([before[1], more[1]], axis=2)
 
 
 def growing(subject: Subject, *sizes: tuple[int, int]) -> Iterator[tuple[Handle, int, int]]:
-    """New caches of these initial capacities and maxima, or near them, with what these are. Raises NotOffered if none grows."""
+    """Yields new caches with (initial_capacity, max_seq_len) near each of `sizes`, and the two sizes that they have.
+
+    Raises NotOffered if the limits permit no cache that grows.
+    """
     grew = False
     for initial, most in sizes:
         cache = new(subject, "contiguous", initial_capacity=initial, max_seq_len=most)
@@ -54,11 +57,11 @@ def growing(subject: Subject, *sizes: tuple[int, int]) -> Iterator[tuple[Handle,
             grew = True
             yield cache, initial, most
     if not grew:
-        raise NotOffered("growth, where its limits make a cache as large as it may become")
+        raise NotOffered("growth: its limits give every cache its full size at once")
 
 
 def with_room(subject: Subject, count: int) -> tuple[Handle, Pair, int]:
-    """A cache with tokens, these, and how many more its buffers take as they are; of an initial capacity near `count`."""
+    """Returns a cache with an initial capacity near `count`, its tokens, and how many more fit before it grows."""
     cache, keys, values = filled(subject, 1, initial_capacity=count)
     while (room := _capacity(cache) - cache.seq_len) < 1:
         if cache.capacity == cache.config["max_seq_len"]:
@@ -70,7 +73,7 @@ def with_room(subject: Subject, count: int) -> tuple[Handle, Pair, int]:
 
 
 def _capacity(cache: Handle) -> int:
-    """As it says, or what it began with."""
+    """Returns the capacity that it reports, or a lower bound if it reports none."""
     try:
         return int(cache.capacity)
     except NotOffered:
@@ -101,7 +104,7 @@ def tokens_are_read_in_order(subject: Subject) -> None:
         cache.append(keys[:, :, part], values[:, :, part])
         at += count
         equal(cache.seq_len, at, "length")
-        pair(cache.read(), (keys[:, :, :at], values[:, :, :at]), f"{at} tokens")
+        pair(cache.read(), (keys[:, :, :at], values[:, :, :at]), f"{at} tokens appended")
 
 
 @check("CONTIG-03", "contiguous")
@@ -114,12 +117,12 @@ def an_empty_cache_reads_as_no_tokens(subject: Subject) -> None:
 @check("CONTIG-03", "contiguous")
 def a_cache_given_no_tokens_reads_as_none(subject: Subject) -> None:
     cache, keys, values = filled(subject, 0)
-    pair(cache.read(), (keys, values), "a cache to which no token was appended")
+    pair(cache.read(), (keys, values), "a cache after an append of 0 tokens")
 
 
 @check("CONTIG-04", "contiguous")
 def capacity_doubles_until_it_fits(subject: Subject) -> None:
-    """By one token past what there is room for, by more than twice as many, and to where no doubling is left."""
+    """Appends one token more than fit, more than twice as many, and up to the maximum, which no doubling reaches."""
     for at_once in (False, True):
         for cache, initial, most in growing(subject, (0, 20), (3, 20), (2, 100), (5, 7)):
             first = max(1, initial)
@@ -130,7 +133,7 @@ def capacity_doubles_until_it_fits(subject: Subject) -> None:
                     length = total
                     while capacity < total:
                         capacity = min(max(1, 2 * capacity), most)
-                    equal(cache.capacity, capacity, f"capacity at {total} tokens, from {initial}, at most {most}")
+                    equal(cache.capacity, capacity, f"capacity at {total} tokens, with initial_capacity {initial} and max_seq_len {most}")
 
 
 @check("CONTIG-05", "contiguous")
@@ -156,8 +159,8 @@ def full_is_full(subject: Subject) -> None:
     equal(cache.seq_len, most, "length of a cache filled to max_seq_len")
     with raises("CapacityExceeded"):
         cache.append(*rows(subject, cache, 1))
-    equal(cache.seq_len, most, "length of a full cache after one token more was refused")
-    pair(cache.read(), (keys, values), "a full cache after one token more was refused")
+    equal(cache.seq_len, most, "length of a full cache after a rejected append")
+    pair(cache.read(), (keys, values), "a full cache after a rejected append")
 
 
 @check("CONTIG-06b", "contiguous")
@@ -193,17 +196,17 @@ def raw_buffers_stay_the_same_memory(subject: Subject) -> None:
     cache, (keys, values), room = with_room(subject, 8)
     dtype, before = cache.config["dtype"], cache.as_is("raw")[0]
     writable(before, "raw buffers that can be written to")
-    for count in (room // 3, room // 3, room - 2 * (room // 3)):  # to the last token there is room for
+    for count in (room // 3, room // 3, room - 2 * (room // 3)):  # up to the capacity
         more = rows(subject, cache, count)
         if count:
             cache.append(*more)
             keys, values = joined((keys, values), more)
     seen = numbers(subject.numpy(before), dtype)
-    same(seen[:, :, : keys.shape[2]], keys, "raw keys fetched before three appends")
+    same(seen[:, :, : keys.shape[2]], keys, "raw keys that were returned before three appends")
     cache.reset()
     cache.append(*more)
     seen = numbers(subject.numpy(before), dtype)
-    same(seen[:, :, : more[0].shape[2]], more[0], "raw keys fetched before a reset and an append")
+    same(seen[:, :, : more[0].shape[2]], more[0], "raw keys that were returned before reset and append")
 
 
 @check("CONTIG-09", "contiguous")
@@ -227,17 +230,17 @@ def advancing_makes_tokens_readable(subject: Subject) -> None:
         own = subject.own(as_stored(new_rows, subject.numpy(buffer), cache.config["dtype"]))
         buffer[:, :, length : length + room, :] = own.array
     cache.advance(room)
-    equal(cache.seq_len, length + room, f"length after advancing by {room} from {length}")
-    pair(cache.read(), joined(held, more), f"tokens after advancing by {room}")
+    equal(cache.seq_len, length + room, f"length after advance({room}) at {length}")
+    pair(cache.read(), joined(held, more), f"tokens after advance({room})")
 
 
 @check("CONTIG-10b", "contiguous")
 def advancing_past_capacity_raises(subject: Subject) -> None:
-    cache, keys, values = filled(subject, 2)  # capacity 3, max_seq_len 20, where these are taken
+    cache, keys, values = filled(subject, 2)  # capacity 3 and max_seq_len 20, if the limits allow it
     with raises("CapacityExceeded"):
         cache.advance(cache.capacity - 1)
-    equal(cache.seq_len, 2, "length after advancing past capacity was refused")
-    pair(cache.read(), (keys, values), "tokens after advancing was refused")
+    equal(cache.seq_len, 2, "length after a rejected advance past capacity")
+    pair(cache.read(), (keys, values), "tokens after a rejected advance past capacity")
 
 
 @check("CONTIG-10c", "contiguous")
@@ -245,7 +248,7 @@ def advancing_by_less_than_nothing_raises(subject: Subject) -> None:
     cache, keys, values = filled(subject, 2)
     with raises("PositionOutOfRange"):
         cache.advance(-1)
-    pair(cache.read(), (keys, values), "tokens after advancing was refused")
+    pair(cache.read(), (keys, values), "tokens after a rejected advance by a negative number")
 
 
 @check("CONTIG-11a", "contiguous")
@@ -264,7 +267,7 @@ def a_reset_forgets(subject: Subject) -> None:
     pair(cache.read(), rows(subject, cache, 0), "a cache after reset")
     keys, values = rows(subject, cache, 2)
     cache.append(keys, values)
-    pair(cache.read(), (keys, values), "2 tokens after reset")
+    pair(cache.read(), (keys, values), "2 tokens appended after reset")
 
 
 @check("CONTIG-12", "contiguous")

@@ -1,4 +1,4 @@
-"""EDIT: the growing cache goes back, and its rows change places."""
+"""Checks of EDIT for the contiguous cache: `truncate` and `reorder`."""
 
 from collections.abc import Sequence
 
@@ -18,13 +18,13 @@ from kvref_conformance.outcome import NotOffered
 
 
 def leading(given: Pair, length: int, dtype: str) -> Pair:
-    """What the first tokens of these read as."""
+    """Returns what the first `length` of these tokens read as."""
     keys, values = (round_to(part[:, :, :length], dtype) for part in given)
     return keys, values
 
 
 def holds(cache: Handle, given: Pair, length: int, when: str) -> None:
-    """The first tokens of these, and nothing else."""
+    """Raises Broken unless the cache contains exactly the first `length` of these tokens."""
     equal(cache.seq_len, length, f"length {when}")
     pair(cache.read(), leading(given, length, cache.config["dtype"]), f"tokens {when}")
 
@@ -56,14 +56,14 @@ def no_more_tokens_stay_than_there_are(subject: Subject) -> None:
     for length in subject.integers(6, max(6, most), most + 1, -1, -5, -6):
         with raises("PositionOutOfRange"):
             cache.truncate(length)
-        holds(cache, (given[0], given[1]), 5, f"after truncate({length}) of 5 was refused")
+        holds(cache, (given[0], given[1]), 5, f"after a rejected truncate({length}) of 5 tokens")
 
 
 @check("EDIT-02b", "contiguous")
 def as_many_tokens_as_there_are_may_stay(subject: Subject) -> None:
     cache, *given = filled(subject, 5)
     cache.truncate(5)
-    holds(cache, (given[0], given[1]), 5, "after truncate(5) of 5")
+    holds(cache, (given[0], given[1]), 5, "after truncate(5) of 5 tokens")
     cache.truncate(3)
     cache.truncate(3)
     holds(cache, (given[0], given[1]), 3, "after truncate(3), twice")
@@ -77,7 +77,7 @@ def what_follows_is_as_if_nothing_had_gone(subject: Subject) -> None:
     for dtype in formats_of(subject, "dtype", *DTYPES):
         cache, *given = filled(subject, 4, dtype=dtype)
         held: Pair = given[0], given[1]
-        for draft, length, more in ((3, 4, 1), (1, 3, 2), (2, 0, 6), (2, 7, 5)):  # of the last one a token is taken
+        for draft, length, more in ((3, 4, 1), (1, 3, 2), (2, 0, 6), (2, 7, 5)):  # the last one removes a token from before the draft
             at_least(cache, max_seq_len=12)
             drafted = rows(subject, cache, draft)
             cache.append(*drafted)
@@ -86,7 +86,7 @@ def what_follows_is_as_if_nothing_had_gone(subject: Subject) -> None:
             new_rows = rows(subject, cache, more)
             cache.append(*new_rows)
             held = joined((held[0][:, :, :length], held[1][:, :, :length]), new_rows)
-            holds(cache, held, length + more, f"of a {dtype} cache after a draft of {draft}, truncate({length}) and {more} more")
+            holds(cache, held, length + more, f"of a {dtype} cache after a draft of {draft}, truncate({length}) and an append of {more}")
 
 
 @check("EDIT-03", "contiguous")
@@ -99,13 +99,13 @@ def a_cache_that_went_back_is_filled_as_any_other(subject: Subject) -> None:
     kept = cache.read()
     given = rows(subject, cache, most - 1)
     cache.append(*given)
-    holds(cache, joined((kept[0], kept[1]), given), most, "of a full cache that was truncated to 1, and filled again")
+    holds(cache, joined((kept[0], kept[1]), given), most, "of a full cache after truncate(1) and appends up to max_seq_len")
     with raises("CapacityExceeded"):
         cache.append(*rows(subject, cache, 1))
 
 
 def batched(subject: Subject, count: int, dtype: str | None = None) -> tuple[Handle, Pair]:
-    """A batch of several rows with tokens, all different."""
+    """Returns a cache with several rows of different tokens, and the tokens."""
     subject.need(batch_size=2)
     cache, keys, values = filled(subject, count, batch_size=3, **{"dtype": dtype} if dtype else {})
     return cache, (keys, values)
@@ -116,7 +116,7 @@ def taken(given: Pair, which: Sequence[int]) -> Pair:
 
 
 def orders(batch: int) -> list[list[int]]:
-    """Of as many rows as there are: all in another place, two exchanged, one in every place, one left out."""
+    """Returns arguments of `reorder` that keep the batch size: rotation, swap, one row in all places, one row left out, identity."""
     every = list(range(batch))
     return [
         every[1:] + every[:1],
@@ -145,7 +145,7 @@ def a_batch_without_tokens_is_reordered_too(subject: Subject) -> None:
     cache.reorder(orders(cache.config["batch_size"])[0])
     given = rows(subject, cache, 2)
     cache.append(*given)
-    holds(cache, given, 2, "appended to a batch that was reordered when it was empty")
+    holds(cache, given, 2, "appended after reorder of a batch without tokens")
 
 
 @check("EDIT-07ab", "contiguous")
@@ -162,9 +162,9 @@ def as_many_rows_as_are_named_are_left(subject: Subject) -> None:
         holds(cache, taken(given, order), 4, f"after reorder({order}) of {batch} rows")
         more = tuple(np.concatenate([part[:1] * np.float32(2) ** n for n in range(len(order))]) for part in given)
         cache.append(*more)
-        holds(cache, joined(taken(given, order), (more[0], more[1])), 8, f"appended to {len(order)} rows of {batch}")
+        holds(cache, joined(taken(given, order), (more[0], more[1])), 8, f"appended after reorder({order}) of {batch} rows")
     if not tried:
-        raise NotOffered(f"a batch of another size than {batch}")
+        raise NotOffered(f"reorder to another batch size than {batch}")
 
 
 @check("EDIT-07c", "contiguous")
@@ -178,7 +178,7 @@ def memory_stays_when_rows_change_places(subject: Subject) -> None:
     cache.reorder(order)
     for buffer, want in zip(before, taken(given, order), strict=True):
         seen = numbers(subject.numpy(buffer), cache.config["dtype"])[:, :, :4]
-        same(seen, want, f"a raw buffer fetched before reorder({order})")
+        same(seen, want, f"a raw buffer that was returned before reorder({order})")
 
 
 @check("EDIT-07d", "contiguous")
@@ -203,7 +203,7 @@ def rows_of_one_origin_go_their_own_ways(subject: Subject) -> None:
             more = rows(subject, cache, count)
             cache.append(*more)
             held = joined(held, more)
-            holds(cache, held, held[0].shape[2], f"of a {dtype} cache after reorder({order}) and other tokens for each row")
+            holds(cache, held, held[0].shape[2], f"of a {dtype} cache after reorder({order}) and an append of different tokens per row")
 
 
 @check("EDIT-08", "contiguous")
@@ -218,7 +218,7 @@ def a_row_written_in_place_leaves_its_twin(subject: Subject) -> None:
         part[0] *= np.float32(2)
         own: NDArray = as_stored(part[0], subject.numpy(buffer), cache.config["dtype"])
         buffer[0, :, :3, :] = subject.own(own).array
-    holds(cache, (want[0], want[1]), 3, "after one of several rows of one origin was written in place")
+    holds(cache, (want[0], want[1]), 3, "after an in-place write to one of several copies of a row")
 
 
 @check("EDIT-09", "contiguous")
@@ -229,4 +229,4 @@ def a_row_that_is_not_there_is_refused(subject: Subject) -> None:
         for order in ([row, *range(1, batch)], [*range(1, batch), row], [row] * batch):
             with raises("RowOutOfRange"):
                 cache.reorder(order)
-            holds(cache, (given[0], given[1]), 4, f"after reorder({order}) of {batch} rows was refused")
+            holds(cache, (given[0], given[1]), 4, f"after a rejected reorder({order}) of {batch} rows")

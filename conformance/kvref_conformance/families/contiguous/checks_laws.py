@@ -1,4 +1,4 @@
-"""LAW-20: what the laws say of this family alone."""
+"""Checks of LAW-20 for this family."""
 
 from collections.abc import Iterator
 
@@ -16,8 +16,8 @@ def tokens_are_counted_in_any_type(subject: Subject) -> None:
     def advancing(typed: Typed) -> Iterator[Seen]:
         cache = typed.new("contiguous", max_seq_len=300, initial_capacity=300)
         for time in range(4):
-            yield f"advance(100), time {time + 1}", typed.call(cache, "advance", 100)
-            yield f"seq_len after advance(100), time {time + 1}", cache.seq_len
+            yield f"advance(100), call {time + 1}", typed.call(cache, "advance", 100)
+            yield f"seq_len after advance(100), call {time + 1}", cache.seq_len
 
     the_same_in_any_type(subject, advancing)
 
@@ -28,8 +28,8 @@ def growth_is_counted_in_any_type(subject: Subject) -> None:
 
     def growing(typed: Typed) -> Iterator[Seen]:
         cache = typed.new("contiguous", max_seq_len=120, initial_capacity=100)
-        yield "appending 110 tokens", typed.call(cache, "append", keys, values)
-        yield "capacity of 110 tokens", cache.capacity
+        yield "append of 110 tokens", typed.call(cache, "append", keys, values)
+        yield "capacity at 110 tokens", cache.capacity
         yield "110 tokens", typed.call(cache, "read")
 
     the_same_in_any_type(subject, growing)
@@ -44,9 +44,9 @@ def tokens_go_in_any_type(subject: Subject) -> None:
         at_least(cache, max_seq_len=160)
         cache.append(keys, values)
         for time in range(3):
-            yield f"truncate(100), time {time + 1}", typed.call(cache, "truncate", 100)
+            yield f"truncate(100), call {time + 1}", typed.call(cache, "truncate", 100)
             cache.append(keys[:, :, :60], values[:, :, :60])
-            yield f"seq_len after 60 more, time {time + 1}", cache.seq_len
+            yield f"seq_len after an append of 60, call {time + 1}", cache.seq_len
         yield "160 tokens", typed.call(cache, "read")
 
     the_same_in_any_type(subject, going_back)

@@ -1,4 +1,4 @@
-"""LAW-18: the growing buffer, filled to its last token each time that it has grown."""
+"""Checks of LAW-18: a growing buffer that is filled to its last token each time it has grown."""
 
 from collections.abc import Iterator, Sequence
 
@@ -14,7 +14,7 @@ from kvref_conformance.conversation.subject import Subject
 
 
 def lanes(streams: Sequence[int], positions: range, written: Written) -> Iterator[NDArray]:
-    """Keys and values [batch, heads, n, dim] that belong at these positions of a batch of streams."""
+    """Yields the keys and the values [batch, heads, n, dim] that belong at these positions, with one stream per row."""
     pairs = [pair_of_content(stream, 0, positions, written.heads, written.dim) for stream in streams]
     yield from (np.stack([pair[part].transpose(1, 0, 2) for pair in pairs]) for part in (0, 1))
 
@@ -26,7 +26,7 @@ def append(cache: Handle, streams: Sequence[int], positions: range, written: Wri
 
 
 def belong(cache: Handle, streams: Sequence[NDArray | int], count: int, written: Written) -> None:
-    """Raise Broken unless the first rows of the batch hold so many tokens of these streams."""
+    """Raises Broken unless row i contains the first `count` tokens of stream i (`streams` can name a stream per position)."""
     keys, values = cache.read()
     for b, stream in enumerate(streams):
         belongs((keys[b].transpose(1, 0, 2), values[b].transpose(1, 0, 2)), stream, 0, range(count), written)
@@ -42,7 +42,7 @@ def buffers_are_filled_to_their_last_token(subject: Subject) -> None:
         written = Written(config["num_kv_heads"], config["head_dim"])
         capacity, end = config["initial_capacity"], affordable(subject, config["max_seq_len"], 2)
         while at < end:
-            for count in (capacity - at, 1):  # to the last token there is room for, and one that makes it grow
+            for count in (capacity - at, 1):  # up to the capacity, then one token that makes the buffer grow
                 stop = min(at + count, end)
                 if stop == at:
                     continue
@@ -95,7 +95,7 @@ def beams_of_many_tokens_go_on_from_each_other(subject: Subject) -> None:
     cache = new(subject, "contiguous", batch_size=5, num_kv_heads=4, head_dim=80, initial_capacity=16, max_seq_len=600)
     batch, at = cache.config["batch_size"], 0
     written = Written(cache.config["num_kv_heads"], cache.config["head_dim"])
-    streams = np.zeros((batch, 0), int)  # whose tokens each row holds, by position
+    streams = np.zeros((batch, 0), int)  # the stream of each row and position
     for time, count in enumerate((15, 2, 110, 2, 126, 2, 255, 1)):
         count = min(count, affordable(subject, cache.config["max_seq_len"], 8) - at)
         own = [time * batch + row for row in range(batch)]

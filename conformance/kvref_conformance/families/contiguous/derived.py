@@ -1,4 +1,4 @@
-"""Operations of the contiguous cache made of others."""
+"""Derived operations of the contiguous cache."""
 
 from typing import Any
 
@@ -13,14 +13,14 @@ from kvref_conformance.outcome import NotOffered
 
 def append_of_both(cache: Handle, key_values: Any) -> None:
     if not isinstance(key_values, np.ndarray) or key_values.ndim != 5 or len(key_values) != 2:
-        raise NotOffered("a fused append of other arrays than keys and values")
+        raise NotOffered("append_fused of other arrays than [2, ...] (derived from append)")
     cache.append(key_values[0], key_values[1])
 
 
 def fused_append(cache: Handle, keys: Any, values: Any) -> None:
     both = isinstance(keys, np.ndarray) and isinstance(values, np.ndarray)
     if not both or (keys.shape, keys.dtype) != (values.shape, values.dtype):
-        raise NotOffered("keys and values that do not fuse into one array")
+        raise NotOffered("append of keys and values of different shapes or dtypes (derived from append_fused)")
     cache.append_fused(np.stack([keys, values]))
 
 

@@ -1,4 +1,4 @@
-"""The cache of one growing buffer."""
+"""The typed protocol of the contiguous cache."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -6,7 +6,7 @@ from typing import Protocol
 from kvref_conformance.interface import FusedLanes, Lanes, Memory
 
 _TOKENS = "ShapeMismatch DtypeMismatch NonFinite"
-# The errors that each operation may have to answer with; what `new` has to refuse is always a ConfigError.
+# The errors that each operation can be required to raise. `new` raises ConfigError only.
 ERRORS: dict[str, str] = {
     "append": f"{_TOKENS} CapacityExceeded",
     "append_fused": f"{_TOKENS} CapacityExceeded",
@@ -33,7 +33,7 @@ class Contiguous(Protocol):
 
 
 class Factory(Protocol):
-    """What makes one: it is given every size by name."""
+    """The factory. It receives every size by name."""
 
     def __call__(
         self, *, batch_size: int, num_kv_heads: int, head_dim: int, initial_capacity: int, max_seq_len: int, dtype: str

@@ -1,4 +1,4 @@
-"""Any sequence of calls of the family `contiguous`."""
+"""The state machine of the family `contiguous`."""
 
 import numpy as np
 from hypothesis import strategies as st
@@ -25,7 +25,7 @@ class ContiguousMachine(Machine):
             self.make(batch_size=batch, num_kv_heads=heads, head_dim=dim, initial_capacity=initial, max_seq_len=most, dtype=dtype)
 
     def model(self, which: int) -> Contiguous:
-        """Of one of the caches: what it holds now, in a batch of which size."""
+        """Returns the reference model of one of the caches."""
         found = self.witness.models[one_of(self.objects, which) or 0]
         assert isinstance(found, Contiguous)
         return found

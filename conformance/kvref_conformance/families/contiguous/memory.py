@@ -1,4 +1,4 @@
-"""Numbers as they lie in the cache's own buffers: where a library lacks the dtype, as codes."""
+"""Conversion of the raw buffers of a cache. If an array library lacks a dtype, a buffer contains its codes as integers."""
 
 from kvref_conformance.arrays import NDArray
 from kvref_conformance.oracle.elements import decoded, encode
@@ -6,12 +6,12 @@ from kvref_conformance.oracle.expected import CODED
 
 
 def numbers(buffer: NDArray, dtype: str) -> NDArray:
-    """What a buffer of this dtype holds: float32, where these are codes."""
+    """Returns the numbers in a buffer of this dtype, as float32 if the buffer contains codes."""
     return decoded(dtype)[buffer] if _codes(buffer, dtype) else buffer
 
 
 def as_stored(rows: NDArray, buffer: NDArray, dtype: str) -> NDArray:
-    """Numbers of this dtype as they are written into a buffer of it."""
+    """Returns `rows` as they are written into a buffer of this dtype."""
     return encode(rows, dtype).astype(buffer.dtype) if _codes(buffer, dtype) else rows
 
 

@@ -1,4 +1,4 @@
-"""The contiguous cache as two lists of columns, one a token."""
+"""The reference model of the contiguous cache: a list with one pair of columns (keys, values) per token."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -44,10 +44,10 @@ class Contiguous(Model):
         self.sizes = batch_size, num_kv_heads, head_dim
         self.most, self.dtype = max_seq_len, dtype
         self.room = min(initial_capacity, max_seq_len)
-        self.says_capacity = False  # what has none may keep buffers of any length
-        self.before, self.given = 0, (np.zeros((0,)), np.zeros((0,)))  # tokens before the last append, and what it was given
-        self.origins: list[int] = []  # by row, what it was before the last reorder
-        self.tokens: list[tuple[NDArray, NDArray] | None] = []  # [B, H, D] each; None: written behind the cache's back
+        self.says_capacity = False  # whether it has reported a capacity; otherwise raw buffers can have any length
+        self.before, self.given = 0, (np.zeros((0,)), np.zeros((0,)))  # the number of tokens before the last append, and its arguments
+        self.origins: list[int] = []  # per row: its row before the last reorder
+        self.tokens: list[tuple[NDArray, NDArray] | None] = []  # keys and values [B, H, D] per token; None: counted by `advance`, contents unknown
 
     def looks(self) -> list[Look]:
         return [("seq_len", {}), ("capacity", {}), ("read", {}), ("raw", {})]
@@ -123,12 +123,12 @@ class Contiguous(Model):
         )  # fmt: skip
 
     def _nearly(self, index: tuple[int, ...], new: int, got: NDArray) -> bool:
-        """Whether a narrow dtype holds the right number, wrongly rounded."""
+        """Returns whether the number is the right one, wrongly rounded to a narrow dtype."""
         given = [float(part[index[0], index[1], new, index[3]]) for part in self.given]
         return self.dtype != "float32" and any(abs(float(got[index]) - each) <= 2.0**-6 * abs(each) for each in given)
 
     def _a_twins(self, index: tuple[int, ...], stacked: Sequence[NDArray], got: NDArray) -> bool:
-        """Whether it is the number of a row that was the same one before the last reorder."""
+        """Returns whether the number is that of another copy of the same row since the last reorder."""
         row, *place = index
         twins = [each for each, origin in enumerate(self.origins) if origin == self.origins[row] and each != row]
         return any(part[(twin, *place)] == got[index] for twin in twins for part in stacked)
@@ -152,7 +152,7 @@ class Contiguous(Model):
         if wrong:
             return self.refuse(wrong)
         if not rows:
-            raise ValueError("no rows, which may be refused or leave a batch of none")
+            raise ValueError("reorder([]) has no single expected result (EDIT-09)")
 
         def change(ok: Any) -> None:
             self.sizes, self.origins = (len(rows), heads, dim), list(rows)

@@ -1,4 +1,4 @@
-"""The states of the contiguous cache that bugs hide behind."""
+"""The states of the contiguous cache that random call sequences should reach, because bugs depend on them."""
 
 from kvref_conformance.searching.states import NOTES, Call, refusals, state
 
@@ -8,7 +8,7 @@ refusals(
 
 
 def total(call: Call) -> int:
-    """Tokens of a contiguous cache after an append."""
+    """Returns the number of tokens after an append."""
     return len(call.model.tokens) + call.tokens
 
 

@@ -1,4 +1,4 @@
-"""What the laws know of the contiguous cache."""
+"""The Stream of the contiguous cache, by which the laws use it."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -16,11 +16,11 @@ class ContiguousStream(Stream):
     family = "contiguous"
 
     def __init__(self, subject: Subject, **changes: Any) -> None:
-        subject.need(max_seq_len=14)  # as many tokens as the laws append
+        subject.need(max_seq_len=14)  # the laws append up to 14 tokens
         super().__init__(subject, **changes)
 
     def laid_out(self, tokens: NDArray) -> NDArray:
-        """The same for every sequence of the batch."""
+        """Returns the tokens repeated for every sequence of the batch."""
         return np.repeat(batch_major(tokens), self.config["batch_size"], axis=0)
 
     def length(self) -> int:
@@ -42,7 +42,7 @@ class ContiguousStream(Stream):
         calls: list[Bad] = [("CapacityExceeded", "advance", (most,))]
         calls += [("PositionOutOfRange", "truncate", (length,)) for length in (-1, len(self) + 1)]
         calls += [("RowOutOfRange", "reorder", ([*range(rows - 1), row],)) for row in (-1, rows)]
-        if subject.size("tokens", count := most - len(self)) == count:  # in one call: the first of several would fit
+        if subject.size("tokens", count := most - len(self)) == count:  # in one call: of several, the first would succeed
             over = self.laid_out(np.zeros((count, subject.heads, subject.dim), np.float32))
             calls += [("CapacityExceeded", "append", (over, over))]
         return calls

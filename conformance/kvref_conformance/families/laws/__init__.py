@@ -1,1 +1,1 @@
-"""What holds for every cache, whatever it is: each law is checked on all families that say what it needs to know of them."""
+"""The laws: clauses about every family of caches. Each is checked on all families whose Stream class has what the check uses."""

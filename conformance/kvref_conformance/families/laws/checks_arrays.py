@@ -1,4 +1,4 @@
-"""LAW-16, LAW-17, FMT-LEVEL-04 and 05: whose an array is, and which dtype it may have."""
+"""Checks of LAW-16, LAW-17, FMT-LEVEL-04 and FMT-LEVEL-05: who owns an array, and which dtypes are accepted."""
 
 from contextlib import suppress
 from functools import partial
@@ -22,8 +22,8 @@ def what_is_handed_in_is_left_alone(stream: Stream) -> None:
     keys, values = (stream.laid_out(part) for part in given)
     own_keys, own_values = subject.own(keys), subject.own(values)
     stream.give(own_keys, own_values)
-    same(subject.numpy(own_keys.array), keys, "keys, after they were appended")
-    same(subject.numpy(own_values.array), values, "values, after they were appended")
+    same(subject.numpy(own_keys.array), keys, "the appended keys array, after the append")
+    same(subject.numpy(own_values.array), values, "the appended values array, after the append")
 
 
 @law("LAW-17", "read_as_is")
@@ -41,7 +41,7 @@ def what_was_read_stays(stream: Stream) -> None:
     stream.append(*stream.tokens(4))
     stream.read_as_is()
     for name, part, was in zip(("keys", "values"), first, before, strict=True):
-        same(subject.numpy(part), was, f"{name} read earlier, after other tokens were written and read")
+        same(subject.numpy(part), was, f"{name} that an earlier read returned, after later writes and reads")
 
 
 @law("FMT-LEVEL-04b")
@@ -53,7 +53,7 @@ def float64_is_refused(stream: Stream) -> None:
     for pair in ((wide_keys, wide_values), (keys, wide_values), (wide_keys, values)):
         with raises("DtypeMismatch"):
             stream.give(*pair)
-        same_observables(stream.observe(), before, "after float64 was refused")
+        same_observables(stream.observe(), before, "after a float64 array was rejected")
 
 
 @law("FMT-LEVEL-05", "quantizing")
@@ -65,5 +65,5 @@ def what_a_cache_takes_never_reads_back_infinite(stream: Stream) -> None:
         with may_raise("NonFinite"):
             quantizing.append(token, token)
             for part in quantizing.read():
-                what = f"the largest {subject.dtype} in a cache of {quantizing.config}"
+                what = f"a token with the largest {subject.dtype} value, in a cache of {quantizing.config}"
                 true(np.isfinite(part).all(), what, "finite values, or NonFinite", part.tolist())

@@ -1,10 +1,10 @@
-"""LAW-19: whatever is done to a cache, no count is ever out of its bounds."""
+"""Checks of LAW-19: no call, valid or not, brings a count out of its bounds."""
 
 from kvref_conformance.checking.counts import tried, within_bounds
 from kvref_conformance.checking.registry import law
 from kvref_conformance.checking.streams import Stream
 
-TOKENS = 11, 29  # handed to a cache first, and at most in all
+TOKENS = 11, 29  # the number appended first, and the largest number after all calls
 
 
 @law("LAW-19", "wrong_use", "counters")

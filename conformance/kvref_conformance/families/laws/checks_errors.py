@@ -1,4 +1,4 @@
-"""LAW-01, 10, 11, 12: wrong use raises its own error, and leaves every observable as it was."""
+"""Checks of LAW-01, LAW-10, LAW-11 and LAW-12: invalid calls raise the right error and change no observable."""
 
 from contextlib import suppress
 from typing import Any
@@ -21,7 +21,7 @@ def a_wrong_shape_is_refused(stream: Stream) -> None:
     for keys, values in stream.wrong_shapes():
         with raises("ShapeMismatch"):
             stream.give(keys, values)
-        same_observables(stream.observe(), before, f"after keys {list(keys.shape)}, values {list(values.shape)} were refused")
+        same_observables(stream.observe(), before, f"after a rejected append of keys {list(keys.shape)} and values {list(values.shape)}")
 
 
 @law("LAW-10", "other_ways_in")
@@ -34,9 +34,9 @@ def a_wrong_shape_is_refused_by_every_way_in(stream: Stream) -> None:
                 with raises("ShapeMismatch"):
                     getattr(stream.cache, method)(*arguments)
                 tried += 1
-            same_observables(stream.observe(), before, f"after {method} refused a wrong shape")
+            same_observables(stream.observe(), before, f"after {method} rejected a wrong shape")
     if not tried:
-        raise NotOffered("other ways in")
+        raise NotOffered("another operation that appends arrays")
 
 
 @law("LAW-11", "out_of_range")
@@ -46,7 +46,7 @@ def what_is_out_of_range_is_refused(stream: Stream) -> None:
     for kind, method, arguments in stream.out_of_range():
         with suppress(NotOffered), raises(kind):
             getattr(stream.cache, method)(*arguments)
-        same_observables(stream.observe(), before, f"after {kind}")
+        same_observables(stream.observe(), before, f"after {method} raised {kind}")
 
 
 @law("LAW-01")
@@ -56,17 +56,17 @@ def an_operation_that_raises_leaves_no_trace(stream: Stream) -> None:
     for bad_keys, bad_values in stream.wrong_shapes():
         with raises("Exception"):
             stream.give(bad_keys, bad_values)
-    same_observables(stream.observe(), before, "after every wrong shape")
+    same_observables(stream.observe(), before, "after appends of wrong shapes")
     for _, method, arguments in stream.out_of_range():
         with suppress(NotOffered), raises("Exception"):
             getattr(stream.cache, method)(*arguments)
     with raises("DtypeMismatch"):
         stream.give(*(stream.laid_out(part).astype(np.float64) for part in stream.tokens(1)))
-    same_observables(stream.observe(), before, "after every wrong call")
+    same_observables(stream.observe(), before, "after invalid calls")
     more = stream.tokens(2)
     stream.append(*more)
     want = [np.concatenate([a, b]) for a, b in zip((keys, values), more, strict=True)]
-    reads(stream.subject, stream.read(), stream.expected(*want), "tokens appended after every wrong call")
+    reads(stream.subject, stream.read(), stream.expected(*want), "tokens appended after invalid calls")
 
 
 BAD_SIZES: tuple[Any, ...] = (0, -1, 1.5, None, "2")
@@ -84,12 +84,12 @@ def a_configuration_that_makes_no_sense_is_refused(subject: Subject, family: Fam
                 refused(subject, family.name, **{name: bad})
                 tried += 1
     if not tried:
-        raise NotOffered("a cache that is given its sizes")
+        raise NotOffered("a factory that accepts sizes")
 
 
-ODD = (1, 3, 7)  # sizes that are asked for where the limits have no edges of their own
-FEW = 3  # of many values, those at either end
-LARGEST = 64  # times as large as what checks begin with: more would take memory
+ODD = (1, 3, 7)  # sizes to try where the limits name none
+FEW = 3  # values to try at each end of a list of allowed values
+LARGEST = 64  # times the size that checks use by default; larger sizes would need too much memory
 
 
 @of_each_configuration("LAW-12b")
@@ -97,12 +97,12 @@ def what_the_limits_allow_is_made(subject: Subject, family: Family) -> None:
     begun = new(subject, family.name).config
     for name in family.small:
         for value in _at_the_edges(subject, family, name, begun[name]):
-            with suppress(NotOffered):  # no such format, or no sizes that fit together
+            with suppress(NotOffered):  # the format is not provided, or the sizes are not valid together
                 new(subject, family.name, **{name: value})
 
 
 def _at_the_edges(subject: Subject, family: Family, name: str, begun: Any) -> list[Any]:
-    """Values that the limits allow, besides the one that checks begin with."""
+    """Returns values that the limits allow, without `begun`, the value that checks use by default."""
     if name in family.formats:
         return [each for each in family.formats[name] if takes(subject, name, each)]
     limit = subject.limits.of(family.name, name)

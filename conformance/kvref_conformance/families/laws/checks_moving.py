@@ -1,4 +1,4 @@
-"""MOVE: what is saved and loaded again, of every cache that does it, through one face."""
+"""Checks of MOVE for every cache with `save` and `load`, through its Stream."""
 
 from typing import Any
 
@@ -12,20 +12,20 @@ from kvref_conformance.conversation.calls import Own
 from kvref_conformance.outcome import NotOffered
 
 REFUSED = ("FileDamaged", "ConfigError")
-FLIPPED = 24  # bytes of a file, each in a load of its own
+FLIPPED = 24  # bytes of a file that are changed, one per load
 TEXT = b"not a cache at all, but a text of some length, as a person would write it into a file"
 
 
 def seen(stream: Stream) -> dict[str, Any]:
-    """Everything that can be seen of what it holds, and nothing of how much room that takes."""
+    """Returns the observables that do not depend on how much memory the contents take."""
     room = ("num_free_blocks", "utilization", "blocks of")
     return {name: what for name, what in stream.observe().items() if not name.startswith(room)}
 
 
 def is_as(stream: Stream, other: Stream, when: str) -> None:
-    """Whether one holds what the other does, and goes on as it does."""
-    equal(len(stream), len(other), f"tokens {when}")
-    pair(stream.read(), other.read(), f"what is held {when}")
+    """Raises Broken unless two streams have the same length and read the same bits."""
+    equal(len(stream), len(other), f"number of tokens {when}")
+    pair(stream.read(), other.read(), f"the tokens {when}")
 
 
 @law("MOVE-01ac", "saved_as_is")
@@ -34,11 +34,11 @@ def what_is_loaded_reads_as_what_was_saved(stream: Stream) -> None:
     loaded = stream.fresh()
     loaded.load(stream.saved())
     loaded.taken = stream.taken
-    same_observables(seen(loaded), seen(stream), "loaded in another cache")
+    same_observables(seen(loaded), seen(stream), "after load into another cache")
     more = stream.tokens(3)
     for each in (stream, loaded):
         each.append(*more)
-    is_as(loaded, stream, "loaded, and 3 more")
+    is_as(loaded, stream, "after load and an append of 3")
 
 
 @law("MOVE-01cd", "saved_as_is")
@@ -47,10 +47,10 @@ def what_is_loaded_takes_the_place_of_what_was_there(stream: Stream) -> None:
     loaded, _, _ = filled(stream.fresh())
     loaded.load(stream.saved())
     loaded.taken = stream.taken
-    is_as(loaded, stream, "loaded in the place of more")
+    is_as(loaded, stream, "after load into a cache with more tokens")
     for each in (stream, loaded):
         each.forget()
-    is_as(loaded, stream, "loaded, and forgotten")
+    is_as(loaded, stream, "after load and clear")
 
 
 @law("MOVE-01b", "saved_as_is", "in_formats")
@@ -60,8 +60,8 @@ def nothing_is_quantized_again(stream: Stream) -> None:
         loaded, again = each.fresh(**each.config), each.fresh(**each.config)
         loaded.load(each.saved())
         again.load(loaded.saved())
-        for other, times in ((loaded, "loaded"), (again, "loaded, saved and loaded again")):
-            is_as(other, each, f"of {each.config}, {times}")
+        for other, times in ((loaded, "after load"), (again, "after load, save and load")):
+            is_as(other, each, f"of {each.config} {times}")
 
 
 @law("MOVE-02a", "saved_as_is")
@@ -70,7 +70,7 @@ def it_is_loaded_where_other_sizes_do_not_matter(stream: Stream) -> None:
     other = stream.elsewhere()
     other.need_room(MANY)
     other.load(stream.saved())
-    is_as(other, stream, f"loaded in a cache of {other.config}, from one of {stream.config}")
+    is_as(other, stream, f"after load into a cache of {other.config}, saved from one of {stream.config}")
 
 
 @law("MOVE-02b", "saved_as_is")
@@ -83,7 +83,7 @@ def another_shape_is_refused(stream: Stream) -> None:
         before = other.observe()
         with raises("ConfigError"):
             other.load(data)
-        same_observables(other.observe(), before, f"of {other.config}, after a load of {stream.config} was refused")
+        same_observables(other.observe(), before, f"of {other.config}, after a rejected load of {stream.config}")
     if not tried:
         raise NotOffered("a cache of another shape")
 
@@ -98,7 +98,7 @@ def a_damaged_file_changes_nothing(stream: Stream) -> None:
     for place in places.tolist():
         changed = data.copy()
         changed[place] ^= 1 << int(stream.subject.rng.integers(8))
-        refuses(stream, changed, before, f"of {len(data)} bytes, of which that at {place} was changed")
+        refuses(stream, changed, before, f"of {len(data)} bytes with byte {place} changed")
 
 
 @law("MOVE-03bc", "saved_as_is")
@@ -108,18 +108,18 @@ def a_file_cut_short_changes_nothing(stream: Stream) -> None:
     stream.append(*stream.tokens(2))
     before, end = stream.observe(), len(data)
     for length in dict.fromkeys((0, 1, min(8, end - 1), end // 3, end * 2 // 3, end - 1)):
-        refuses(stream, data[:length], before, f"of {length} of {end} bytes")
-    refuses(stream, np.concatenate([data, data[-4:]]), before, "of 4 bytes more")
-    refuses(stream, np.zeros(end, np.uint8), before, f"of {end} zeros")
+        refuses(stream, data[:length], before, f"of the first {length} of {end} bytes")
+    refuses(stream, np.concatenate([data, data[-4:]]), before, "of a file with 4 more bytes")
+    refuses(stream, np.zeros(end, np.uint8), before, f"of {end} zero bytes")
     refuses(stream, np.frombuffer(TEXT, np.uint8).copy(), before, "of a text")
     stream.load(data)
-    equal(len(stream), 4, "tokens once the whole file was loaded")
+    equal(len(stream), 4, "number of tokens after load of the whole file")
 
 
 def refuses(stream: Stream, data: NDArray, before: dict[str, Any], what: str) -> None:
     with raises(*REFUSED):
         stream.load(data)
-    same_observables(stream.observe(), before, f"after a load {what}")
+    same_observables(stream.observe(), before, f"after a rejected load {what}")
 
 
 @law("MOVE-04a", "saved_as_is")
@@ -127,7 +127,7 @@ def saving_has_no_effect(stream: Stream) -> None:
     filled(stream, 5)
     before = stream.observe()
     stream.saved()
-    same_observables(stream.observe(), before, "after it was saved")
+    same_observables(stream.observe(), before, "after save")
 
 
 @law("MOVE-04b", "saved_as_is")
@@ -137,10 +137,10 @@ def later_writes_are_not_in_it(stream: Stream) -> None:
     stream.append(*stream.tokens(3))
     stream.forget()
     stream.append(*stream.tokens(6))
-    stream.saved()  # which is none of the first one's business
+    stream.saved()  # must not change `data`
     stream.load(data)
     stream.taken = 5
-    same_observables(seen(stream), before, "loaded after other tokens took their place")
+    same_observables(seen(stream), before, "after load of a file saved before other tokens were written")
 
 
 @law("MOVE-07", "saved_as_is")
@@ -149,8 +149,8 @@ def nothing_is_loaded_as_nothing(stream: Stream) -> None:
     full, keys, values = filled(stream.fresh(), 5)
     full.load(nothing)
     full.taken = 0
-    equal(len(full), 0, "tokens once nothing was loaded")
-    is_as(full, stream, "loaded of what was saved empty")
+    equal(len(full), 0, "number of tokens after load of an empty cache")
+    is_as(full, stream, "after load of an empty cache")
     for each in (full, stream):
         each.append(keys, values)
-    is_as(full, stream, "after nothing was loaded")
+    is_as(full, stream, "after load of an empty cache and an append")

@@ -1,15 +1,15 @@
-"""LAW-18: what is right for small sizes is right at real ones."""
+"""Checks of LAW-18: the laws at production sizes."""
 
 from kvref_conformance.checking.real import DIMS, MODELS, Filled, affordable, edges
 from kvref_conformance.checking.registry import law
 from kvref_conformance.checking.streams import Stream
 
-LONG = 4100  # tokens: past every power of two that is looked at, and no multiple of a block
-SOME = 300  # and past what a byte counts
+LONG = 4100  # tokens: more than every power of two that is tested, and not a multiple of a block
+SOME = 300  # tokens, or owners: more than fit in a byte
 
 
 def filled(stream: Stream, tokens: int, heads: int, dim: int) -> Filled:
-    """A stream of another cache, empty, with room for so many tokens of these sizes, or of the nearest there are."""
+    """Returns an empty stream of a new cache with room for `tokens` tokens of these sizes, or of the nearest that the limits allow."""
     return Filled(stream.fresh(**stream.sizes_for(tokens), num_kv_heads=heads, head_dim=dim))
 
 
@@ -18,7 +18,7 @@ def tokens_stay_on_both_sides_of_powers_of_two(stream: Stream) -> None:
     long = filled(stream, LONG, 1, 64)
     for length in edges(affordable(stream.subject, long.room)):
         long.up_to(length)
-        if length < 300:  # what is lost later is still lost at the end
+        if length < 300:  # a token that is lost later is still lost at the last look
             long.look()
     long.look()
 

@@ -1,4 +1,4 @@
-"""LAW: what holds for every cache, checked on each through one face."""
+"""Checks of LAW on every family, through its Stream."""
 
 from typing import Any
 
@@ -25,13 +25,13 @@ def two_caches_share_nothing(stream: Stream) -> None:
     first, keys, values = filled(stream)
     second, _, _ = filled(stream.fresh())
     second.append(*stream.tokens(2))
-    reads(stream.subject, first.read(), first.expected(keys, values), "a cache after another was filled")
+    reads(stream.subject, first.read(), first.expected(keys, values), "a cache, after another cache was filled")
 
 
 @law("LAW-04")
 def what_is_read_is_what_was_written(stream: Stream) -> None:
     _, keys, values = filled(stream)
-    equal(len(stream), MANY, "tokens held")
+    equal(len(stream), MANY, "number of tokens")
     reads(stream.subject, stream.read(), stream.expected(keys, values), f"{MANY} tokens appended")
     more_keys, more_values = stream.tokens(3)
     stream.append(more_keys, more_values)
@@ -43,10 +43,10 @@ def what_is_read_is_what_was_written(stream: Stream) -> None:
 def nothing_of_the_last_owner_is_left(stream: Stream) -> None:
     filled(stream)
     stream.forget()
-    equal(len(stream), 0, "tokens held after forgetting them")
+    equal(len(stream), 0, "number of tokens after clear or drop")
     keys, values = stream.tokens(2)
     stream.append(keys, values)
-    reads(stream.subject, stream.read(), stream.expected(keys, values), "2 tokens in a cache that was emptied")
+    reads(stream.subject, stream.read(), stream.expected(keys, values), "2 tokens in an emptied cache")
 
 
 @law("LAW-06")
@@ -57,7 +57,7 @@ def pieces_leave_what_the_whole_leaves(stream: Stream) -> None:
         pieces = stream.fresh()
         for start in range(0, len(keys), size):
             pieces.append(keys[start : start + size], values[start : start + size])
-        same_observables(pieces.observe(), whole.observe(), f"appended {size} at a time")
+        same_observables(pieces.observe(), whole.observe(), f"after appends of {size} tokens each")
 
 
 @law("LAW-07")
@@ -76,7 +76,7 @@ def two_streams_can_take_turns(stream: Stream) -> None:
     in_turn = run("aaaabbbb")
     for order in ("abababab", "bbaabbaa"):
         for got, want in zip(run(order), in_turn, strict=True):
-            same_observables(got, want, f"in the order {order}")
+            same_observables(got, want, f"after calls in the order {order}")
 
 
 @law("LAW-08")
@@ -88,7 +88,7 @@ def an_array_changed_afterwards_changes_nothing(stream: Stream) -> None:
     stream.give(own_keys, own_values)
     own_keys.fill(77.0)
     own_values.fill(77.0)
-    reads(stream.subject, stream.read(), stream.expected(keys, values), "tokens whose arrays were overwritten afterwards")
+    reads(stream.subject, stream.read(), stream.expected(keys, values), "tokens whose input arrays were overwritten after the append")
 
 
 @law("LAW-09")
@@ -96,7 +96,7 @@ def the_same_calls_give_the_same_bits(stream: Stream) -> None:
     first, keys, values = filled(stream)
     second = stream.fresh()
     second.append(keys, values)
-    same_observables(second.observe(), first.observe(), "the second time")
+    same_observables(second.observe(), first.observe(), "after the same calls on a second cache")
 
 
 @law("LAW-13ab")
@@ -106,7 +106,7 @@ def no_tokens_change_nothing(stream: Stream) -> None:
         empty.append(*stream.tokens(count))
         before = empty.observe()
         empty.append(*stream.tokens(0))
-        same_observables(empty.observe(), before, f"after appending no token to {count}")
+        same_observables(empty.observe(), before, f"after an append of 0 tokens to {count}")
 
 
 @law("LAW-14")
@@ -124,11 +124,11 @@ def what_is_not_finite_never_reads_back_finite(stream: Stream) -> None:
             except Exception as error:
                 if "NonFinite" not in kinds_of(error):
                     raise Broken(f"{bad} in {which}", "NonFinite or no error", f"{type(error).__name__}: {error}") from error
-                same_observables(stream.observe(), before, f"after {bad} was refused")
+                same_observables(stream.observe(), before, f"after {bad} was rejected")
                 continue
             got = stream.read()[0 if which == "keys" else 1][-1, -1, -1]
             if np.isfinite(got):
-                raise Broken(f"{which} appended as {bad}", "a value that is not finite", repr(float(got)))
+                raise Broken(f"{which} that were appended with {bad}", "a value that is not finite", repr(float(got)))
 
 
 @law("LAW-15")
@@ -151,4 +151,4 @@ def inputs_may_be_views(stream: Stream) -> None:
         fresh, (keys, values) = stream.fresh(), stream.tokens(subject.size("tokens", MANY))
         fresh.need_room(len(keys))
         fresh.give(view(fresh.laid_out(keys)), view(fresh.laid_out(values)))
-        reads(stream.subject, fresh.read(), fresh.expected(keys, values), f"tokens given as {view.__name__} views")
+        reads(stream.subject, fresh.read(), fresh.expected(keys, values), f"tokens appended as {view.__name__} views")

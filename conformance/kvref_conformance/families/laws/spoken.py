@@ -1,6 +1,6 @@
-"""The laws that the models of all caches can name.
+"""The laws that the reference models of all caches can name.
 
-LAW-16 is the subject's, which compares what was handed in with what is left.
+The Subject checks LAW-16 itself: it compares each input array before and after a call.
 """
 
 OF_CACHES = (
