@@ -1,9 +1,10 @@
-// The kernels of kvref_cupy: rows quantized and read back, single values encoded and decoded, bit for bit as kvref.formats says.
+// The CUDA kernels of kvref_cupy: quantize and dequantize rows, encode and decode single numbers, bit-identical to kvref.formats.
 //
-// Arithmetic is written with the __f*_rn intrinsics, each of which rounds once, to nearest: the compiler may not fuse a product and
-// a sum (FMT-AFF-04), nor divide by multiplying with a reciprocal. A warp takes a row, so that neighbours read neighbours.
+// Arithmetic uses the __f*_rn intrinsics, each of which rounds once, to nearest. With plain operators the compiler is permitted
+// to fuse a product and a sum (FMT-AFF-04), and to divide by multiplying with a reciprocal. A warp processes a row, so that
+// adjacent threads read adjacent numbers.
 //
-// Compiled for a host (without __CUDACC__) a "warp" is one thread; the tests do so, where there is no GPU.
+// Compiled for a host (without __CUDACC__) a "warp" is one thread. The tests do so on machines without a GPU.
 
 #ifdef __CUDACC__
 #define WARP 32
@@ -21,7 +22,7 @@ static bool warp_any(bool v) { return v; }
 #define BELOW_HALF 0.49999997f  // the float below one half: trunc(y + this) rounds halves away from zero, for y >= 0
 #define LARGEST_FLOAT 3.402823466e+38f
 
-// A float of 8 or 16 bits, as kvref.formats.SmallFloat: infinity is 0 where it has none.
+// A float type, as kvref.formats.SmallFloat; infinity is 0 if the type has none.
 struct Element {
     int bits, mantissa, bias;
     unsigned largest, nan, infinity;
@@ -33,20 +34,20 @@ __device__ unsigned encode(float x, Element f) {
     unsigned pattern = __float_as_uint(x), magnitude = pattern & 0x7fffffffu;
     unsigned sign = pattern >> 31 << (f.bits - 1);
     if (magnitude > 0x7f800000u || (magnitude == 0x7f800000u && !f.infinity)) return sign | f.nan;
-    // x = significand * 2^(exponent - 23), whole numbers both.
+    // x = significand * 2^(exponent - 23), both integers.
     unsigned significand = magnitude & 0x7fffffu;
     int exponent = -126;
     if (magnitude >> 23) {
         significand |= 0x800000u;
         exponent = (int)(magnitude >> 23) - 127;
     }
-    int field = exponent + f.bias < 1 ? 1 : exponent + f.bias;  // subnormals share the unit of field 1
+    int field = exponent + f.bias < 1 ? 1 : exponent + f.bias;  // subnormal numbers have the unit of field 1
     int dropped = (field - f.bias - f.mantissa) - (exponent - 23);  // bits below the unit
     unsigned units = 0;
-    if (dropped < 26) {  // beyond, x is less than half a unit
+    if (dropped < 26) {  // otherwise x is less than half a unit
         unsigned rest = significand & ((1u << dropped) - 1), half = 1u << (dropped - 1);
         units = significand >> dropped;
-        units += rest > half || (rest == half && (units & 1));  // ties to even; a carry walks into the exponent
+        units += rest > half || (rest == half && (units & 1));  // ties to even; a carry increments the exponent
     }
     unsigned code = ((unsigned)(field - 1) << f.mantissa) + units;
     if (code > f.largest) code = f.infinity ? f.infinity : f.largest;
@@ -67,8 +68,8 @@ __device__ float decode(unsigned code, Element f) {
 
 __device__ long long row_of_this_warp() { return ((long long)blockIdx.x * blockDim.x + threadIdx.x) / WARP; }
 
-// rows [n, width] -> codes [n, width], scale [n]. bits == 0 stands for INT8. refused becomes 1 where a row is not finite,
-// or would not read back finite (FMT-LEVEL-05).
+// rows [n, width] -> codes [n, width], scale [n]. bits is 0 for INT8. refused is set to 1 if a row is not finite, or would not
+// read back as finite numbers (FMT-LEVEL-05).
 extern "C" __global__ void quantize_symmetric(const float* rows, unsigned char* codes, float* scale, int* refused, long long n,
                                               int width, float limit, float least_scale, ELEMENT) {
     Element f = ELEMENT_GIVEN;
@@ -174,15 +175,15 @@ extern "C" __global__ void decode_values(const void* codes, float* values, long 
     values[i] = decode(f.bits == 8 ? ((const unsigned char*)codes)[i] : ((const unsigned short*)codes)[i], f);
 }
 
-// Formats of groups: a warp takes a group. Codes of `size` bits lie low bits first (FMT-SMALL-01); whoever writes a byte computes
-// each code that has bits in it.
+// Formats of groups: a warp processes a group. Codes of `size` bits are packed low bits first (FMT-SMALL-01). The thread that writes
+// a byte computes each code that has bits in it.
 
 #define LEAST_INVERTIBLE 5.877471754111438e-39f  // 2^-127
 
 #define FLOAT16 {16, 10, 15, 0x7bff, 0x7e00, 0x7c00}
 #define E4M3FN {8, 3, 7, 0x7e, 0x7f, 0}
 
-// Scales and zeros of groups are float32 where bits is 0, or 16 bits wide.
+// Scales and zeros of groups are float32 if bits is 0, otherwise of the 16-bit type.
 __device__ float held(float value, Element f) { return f.bits ? decode(encode(value, f), f) : value; }
 __device__ void store(void* to, long long at, float value, Element f) {
     if (f.bits)
@@ -201,7 +202,7 @@ __device__ unsigned unpacked(const unsigned char* codes, int i, int size) {
     return two >> (bit % 8) & ((1u << size) - 1);
 }
 
-// The bits in byte `at` of what `code(i)` says of values first .. last.
+// Byte `at` of packed codes, where code(i) returns the code of number i.
 template <typename Code>
 __device__ unsigned char packed(int at, int size, Code code) {
     unsigned byte = 0;
@@ -212,7 +213,7 @@ __device__ unsigned char packed(int at, int size, Code code) {
     return (unsigned char)byte;
 }
 
-// x [n, group] -> codes [n, group * size / 8], scale and, where affine, zero [n], in the element given. least: the least scale.
+// x [n, group] -> codes [n, group * size / 8], scale [n] and, if affine, zero [n], in the given type. least: the least scale.
 extern "C" __global__ void quantize_groups(const float* rows, unsigned char* codes, void* scale, void* zero, int* refused,
                                            long long n, int group, int size, int affine, float least_scale, ELEMENT) {
     Element f = ELEMENT_GIVEN;
@@ -264,7 +265,7 @@ extern "C" __global__ void dequantize_groups(const unsigned char* codes, const v
 
 __device__ float power(int code) { return __uint_as_float(code ? (unsigned)code << 23 : 1u << 22); }  // 2^(code - 127)
 
-// Elements of `size` bits, whole numbers of 64ths where bits is 0. nvfp4: scales are E4M3FN, and not E8M0. limit: the largest one.
+// Elements of `size` bits; if bits is 0, integers in units of 1/64. nvfp4: scales are E4M3FN, not E8M0. limit: largest element.
 extern "C" __global__ void quantize_microscaled(const float* rows, unsigned char* codes, unsigned char* scale, int* refused,
                                                 long long n, int group, int size, int nvfp4, float limit, ELEMENT) {
     Element f = ELEMENT_GIVEN, of_scales = E4M3FN;
@@ -307,7 +308,7 @@ extern "C" __global__ void dequantize_microscaled(const unsigned char* codes, co
     out[i] = __fmul_rn(element, s);
 }
 
-// Blocks of ggml: float16 scale, least value where affine, fifth bits, codes. table: the values of IQ4_NL, or nothing.
+// Blocks of ggml: float16 scale, if affine the least value, fifth bits, codes. table: the numbers of IQ4_NL, used if tabled.
 #define BLOCK_GIVEN \
     int head = affine ? 4 : 2, fifth = size == 5 ? 4 : 0, half = size == 8 ? 32 : 16, block_width = head + fifth + half
 
@@ -331,7 +332,7 @@ extern "C" __global__ void quantize_ggml(const float* rows, unsigned char* codes
     largest = warp_max(largest);
     low = -warp_max(-low);
     high = warp_max(high);
-    for (int i = lane; i < 32; i += WARP)  // the first of several, and of 0 and -0
+    for (int i = lane; i < 32; i += WARP)  // the first of several, also of 0.0 and -0.0
         if (affine ? x[i] == low : fabsf(x[i]) == largest) first = fminf(first, (float)i);
     first = -warp_max(-first);
     float foremost = warp_any(odd) ? 0.0f : x[(int)first], top = (float)((1 << size) - 1), z = (float)(1 << (size - 1)), d, inverse;
@@ -352,10 +353,10 @@ extern "C" __global__ void quantize_ggml(const float* rows, unsigned char* codes
         if (size == 8) return (unsigned)(int)__fadd_rn(quotient, copysignf(BELOW_HALF, quotient)) & 255u;
         if (!tabled) return (unsigned)fminf(__fadd_rn(quotient, z + 0.5f), top);
         unsigned index = 0;
-        while (index < 15 && quotient >= (table[index] + table[index + 1]) * 0.5f) index++;  // the upper one of two as near
+        while (index < 15 && quotient >= (table[index] + table[index + 1]) * 0.5f) index++;  // of two equally near numbers the upper
         return index;
     };
-    if (tabled && !warp_any(odd)) {  // each lane for itself: the order counts
+    if (tabled && !warp_any(odd)) {  // each lane alone: in float32 the order affects the sum
         float products = 0, squares = 0;
         for (int i = 0; i < 32; i++) {
             float worth = table[code(i)], weighted = __fmul_rn(__fmul_rn(x[i], x[i]), worth);

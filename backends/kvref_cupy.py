@@ -1,8 +1,8 @@
-"""The kernels in CuPy: data moves by take and indexed assignment, formats are the CUDA kernels of kvref_cupy.cu.
+"""A backend in CuPy: moves data with `take` and indexed assignment, and quantizes with the CUDA kernels of kvref_cupy.cu.
 
-Everything runs on CuPy's current stream. Slots are checked on the host (KERN-03), so give integers of the host's, as the caches
-do, and nothing waits for the device. What has to wait for it are the formats with a scale, which must refuse a NaN before
-anything is written (LAW-14), and attention, where a value that is not finite must not reach the queries that do not see it
+Everything runs on CuPy's current stream. Slots are checked on the host (KERN-03). If they are integers on the host, as the caches
+pass them, no operation synchronizes with the device, with two exceptions: formats with a scale, which must reject NaN before
+anything is written (LAW-14), and attention, in which a number that is not finite must not affect queries that do not see it
 (ATTN-07).
 """
 
@@ -33,12 +33,14 @@ from kvref_numpy_attention import grouped_attention
 
 SOURCE = Path(__file__).with_suffix(".cu")
 WARP = 32
-THREADS = 256  # in a block
-KNOWN = SymmetricRow | AffineRow | Groups | GGML | Microscaled  # formats that have kernels
+THREADS = 256  # per CUDA block
+KNOWN = SymmetricRow | AffineRow | Groups | GGML | Microscaled  # formats with kernels in the .cu file
 NO_ELEMENT = (0, 0, 0, 0, 0, 0)
 
 
 class CuPyBackend:
+    """The kernels of `kvref.Backend` in CuPy, on a CUDA device."""
+
     name = "cupy"
     xp: Namespace = xp
 
@@ -90,7 +92,7 @@ class CuPyBackend:
             return Quantized(self.encode(format.quotient(rows), format.small, out and out.codes))
         if not isinstance(format, KNOWN) or rows.ndim == 0 or rows.size == 0 or rows.shape[-1] % (format.group or 1):
             return reference.quantize(rows, format, out)
-        width = format.group or rows.shape[-1]  # of what has a scale
+        width = format.group or rows.shape[-1]  # numbers per scale
         if out is None:
             out = Quantized(*(cupy.empty(shape, dtype) for shape, dtype in stored_as(format, rows.shape, xp)))
         refused = cupy.zeros(1, np.int32)
@@ -155,6 +157,7 @@ class CuPyBackend:
         return grouped_attention(cupy, query, keys, values, scale, mask, logit_sink)
 
     def _cast(self, rows: Array, format: Format, out: Array | None) -> Array:
+        """Rows in a format without scales."""
         dtype = format.code_dtype(xp)
         if dtype != format.name:
             return self.encode(rows, ELEMENTS[format.name], out)
@@ -162,16 +165,16 @@ class CuPyBackend:
 
 
 def backend() -> CuPyBackend:
-    """Raises BackendNotFound where there is no GPU, or no driver for it."""
+    """Return the backend: the entry point "cupy". Raises BackendNotFound if there is no GPU, or no driver for it."""
     try:
         cupy.zeros(1)
-    except Exception as error:  # CuPy's own kinds are several, and differ with what is missing
+    except Exception as error:  # CuPy raises different errors, depending on what is missing
         raise BackendNotFound(f"backend cupy: expected a CUDA device, got {type(error).__name__}: {error}") from None
     return CuPyBackend()
 
 
 def _of_groups(format: Format, stored: Quantized, reading: bool = False) -> tuple[str, list[Array], list[Any]]:
-    """The kernels of a format of groups: whose they are, what is stored, and what else they are told."""
+    """For a format of groups: the name of its kernels, the stored arrays, and the kernels' last arguments."""
     sizes = [np.int32(format.group or 1), np.int32(format.bits)]
     if isinstance(format, GGML):
         tabled = isinstance(format, IQ4NL)
@@ -179,7 +182,7 @@ def _of_groups(format: Format, stored: Quantized, reading: bool = False) -> tupl
     if isinstance(format, Groups):
         assert stored.scale is not None
         scales = [stored.scale, stored.scale if stored.zero is None else stored.zero]
-        dtype = str(scales[0].dtype).replace("uint16", "bfloat16")  # as it came: who reads may have a wider one
+        dtype = str(scales[0].dtype).replace("uint16", "bfloat16")  # as stored, possibly by another backend
         least = [] if reading else [np.float32(LEAST[format.scale.name])]
         return "groups", [stored.codes, *scales], [*sizes, np.int32(format.affine), *least, *_element(dtype)]
     assert isinstance(format, Microscaled)
@@ -190,21 +193,24 @@ def _of_groups(format: Format, stored: Quantized, reading: bool = False) -> tupl
 
 @cache
 def _iq4_values() -> Array:
+    """IQ4_VALUES on the device."""
     return cupy.asarray(np.asarray(IQ4_VALUES, np.float32))
 
 
 def _launch(name: str, threads: int, *arguments: Any) -> None:
+    """Start a kernel with at least `threads` threads."""
     if threads:
         _module().get_function(name)((-(-threads // THREADS),), (THREADS,), arguments)
 
 
 @cache
 def _module() -> Any:
+    """The compiled kernels."""
     return cupy.RawModule(code=SOURCE.read_text(encoding="utf-8"), options=("-std=c++17",))
 
 
 def _element(of: str | SmallFloat) -> tuple[Any, ...]:
-    """A float, or that of a format, as the kernels take it; zeros for formats whose codes are whole numbers, and for float32."""
+    """A float type, as arguments of a kernel: the type itself, or by name; zeros for integer codes and for float32."""
     f = of if isinstance(of, SmallFloat) else ELEMENTS.get(of)
     if f is None:
         return (*map(np.int32, NO_ELEMENT[:3]), *map(np.uint32, NO_ELEMENT[3:]))
@@ -213,6 +219,7 @@ def _element(of: str | SmallFloat) -> tuple[Any, ...]:
 
 
 def _own(array: Array) -> Array:
+    """An output array. Raises ValueError unless it is C-contiguous."""
     if not array.flags.c_contiguous:
         raise ValueError("out: expected a C-contiguous array")
     return array

@@ -1,12 +1,13 @@
-"""The kernels in NumPy: in place, without a temporary of the size of the data, bit for bit the reference's.
+"""A backend in NumPy: in place, without full-size temporaries, bit-identical to the reference.
 
-Data moves by one take or one indexed assignment. Rows are quantized and read back some thousand values at a time, in scratch that
-stays in the processor's second-level cache; what limits them then is the number of passes over it, so there are few:
+Data is moved with one `take` or one indexed assignment. Rows are quantized and dequantized in chunks of some ten thousand
+numbers, in scratch memory that stays in the processor's second-level cache. The time then depends on the number of passes over a
+chunk, so that there are few:
 
-- the largest magnitude is found among integers, for the patterns of floats that are not negative are in the order of the floats,
-  with infinity and then NaN above all of them; so it also tells whether the row is finite;
-- INT8 is rounded as magnitudes, and gets its signs as bytes;
-- FP8 codes come from a table of 2^14, by the upper 14 bits of the float32 pattern.
+- The largest magnitude is found among the bit patterns as integers. The patterns of non-negative floats have the same order as
+  the floats, with infinity and NaN above all of them, so that the maximum also shows whether the row is finite.
+- INT8 rounds magnitudes, and applies the signs to the bytes.
+- FP8 codes are looked up in a table of 2^14 entries, by the upper 14 bits of the float32 pattern.
 """
 
 from collections.abc import Callable, Iterator
@@ -43,8 +44,8 @@ from kvref_numpy_formats import (
 from kvref_numpy_ggml import dequantize_ggml, quantize_ggml, quantize_iq4_nl
 from kvref_numpy_groups import dequantize_groups, dequantize_microscaled, quantize_groups, quantize_microscaled
 
-ALIGNMENT = 64  # bytes: a cache line, and what vector instructions like best
-# What quantizes and what reads back [n, width] of each kind of format, width being what has a scale.
+ALIGNMENT = 64  # bytes: a cache line, and the alignment for vector instructions
+# By class of format: the functions that quantize and dequantize [n, width], where `width` numbers share a scale.
 KERNELS: dict[type, tuple[Callable[..., None], Callable[..., None]]] = {
     SymmetricRow: (quantize_symmetric, dequantize_row),
     AffineRow: (quantize_affine, dequantize_row),
@@ -58,11 +59,13 @@ KERNELS: dict[type, tuple[Callable[..., None], Callable[..., None]]] = {
 
 
 class NumPyBackend:
+    """The kernels of `kvref.Backend` in NumPy, on the CPU."""
+
     name = "numpy"
     xp: Namespace = xp
 
     def zeros(self, shape: Shape, dtype: str) -> Array:
-        """Zeroed lazily by the system, and starting at a multiple of 64 bytes (BUF-02)."""
+        """Return an array of zeros at an address that is a multiple of 64 bytes (BUF-02). Its pages are allocated lazily."""
         size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
         memory = np.zeros(size + ALIGNMENT, np.uint8)
         offset = -memory.ctypes.data % ALIGNMENT
@@ -93,7 +96,7 @@ class NumPyBackend:
 
     def gather(self, store: Array, slots: Slots, out: Array | None = None) -> Array:
         slots = slots_to_gather(slots, store.shape[0], self.to_numpy)
-        return np.take(store, slots, axis=0, out=out, mode="clip")  # checked above: "raise" would go by way of a buffer
+        return np.take(store, slots, axis=0, out=out, mode="clip")  # slots are valid; mode "raise" would copy to a buffer first
 
     def copy(self, store: Array, sources: Slots, targets: Slots, block_size: int = 1) -> Array:
         read, written, shape = blocks_to_copy(store, sources, targets, block_size, self.to_numpy)
@@ -114,7 +117,7 @@ class NumPyBackend:
         if out is None:
             out = Quantized(*(np.empty(shape, dtype) for shape, dtype in stored_as(format, rows.shape, xp)))
         codes, *scales = (part for part in out if part is not None)
-        width = format.group or rows.shape[-1]  # of what has a scale
+        width = format.group or rows.shape[-1]  # numbers per scale
         scales = [_own(each, 1) for each in scales]
         for pieces in _pieces(rows.reshape(-1, width), _own(codes, format.code_width(width)), *scales):
             kernel[0](*pieces, format=format)
@@ -171,30 +174,32 @@ class NumPyBackend:
         return grouped_attention(np, query, keys, values, scale, mask, logit_sink)
 
     def _cast(self, rows: F32, name: str, out: Array | None) -> Array:
+        """Rows in a format without scales."""
         if name == "bfloat16":
             return self.encode(rows, BFLOAT16, out)
         if out is None and name == "float32":
             return rows
         if out is None:
             out = np.empty(rows.shape, name)
-        with np.errstate(over="ignore"):  # overflow to infinity is what the clause asks for
+        with np.errstate(over="ignore"):  # FMT-CAST-01 requires infinity on overflow
             np.copyto(out, rows, casting="same_kind")
         return out
 
 
 def backend() -> NumPyBackend:
+    """Return the backend: the entry point "numpy"."""
     return NumPyBackend()
 
 
 def _own(array: Array, *row: int) -> Array:
-    """An array that is written to, [..., *row], as [n, *row]: it must not become a copy."""
+    """An output array [..., *row] as [n, *row], without a copy. Raises ValueError unless it is C-contiguous."""
     if not array.flags.c_contiguous:
         raise ValueError("out: expected a C-contiguous array")
     return array.reshape(-1, *row)
 
 
 def _pieces(*arrays: Array) -> Iterator[list[Array]]:
-    """Matching pieces of arrays with the same first axis: about BLOCK values of the first."""
+    """Divide arrays with the same first axis into chunks: about BLOCK numbers of the first array each."""
     rows = max(1, BLOCK * len(arrays[0]) // max(1, arrays[0].size))
     for start in range(0, len(arrays[0]), rows):
         yield [each[start : start + rows] for each in arrays]

@@ -1,4 +1,4 @@
-"""Attention in NumPy's functions, for NumPy and for CuPy, which has them too."""
+"""Attention in functions that NumPy and CuPy both have."""
 
 from typing import Any
 
@@ -8,12 +8,12 @@ from kvref.array import Array
 def grouped_attention(
     library: Any, query: Array, keys: Array, values: Array, scale: float, mask: Array, logit_sink: Array | None
 ) -> Array:
-    """Backend.attend in NumPy, or in a library that has its functions."""
+    """`Backend.attend`. library: numpy or cupy."""
     if not mask.all() and not all_finite(library, keys, values):
         seen = mask.any(axis=0)
         keys, values, mask = keys[seen], values[seen], mask[:, seen]
         if not all_finite(library, keys, values) and not mask.all():
-            # A token that is not finite, seen by some queries and not by others: 0 * NaN would reach the others.
+            # Some queries see a token that is not finite and others do not: 0 * NaN would affect the others.
             each = [
                 grouped_attention(library, query[i : i + 1], keys[sees], values[sees], scale, mask[i : i + 1, sees], logit_sink)
                 for i, sees in enumerate(mask)
@@ -23,12 +23,12 @@ def grouped_attention(
     num_tokens, num_kv_heads, value_dim = values.shape
     if num_tokens == 0 or num_queries == 0:
         return library.zeros((num_queries, num_query_heads, value_dim), library.float32)
-    # [kv heads, group * queries, D] @ [kv heads, D, tokens], the query heads of a group side by side.
+    # [kv heads, group * queries, D] @ [kv heads, D, tokens], with the query heads of a group concatenated.
     grouped = query.reshape(num_queries, num_kv_heads, -1, head_dim).transpose(1, 2, 0, 3)
     scores = grouped.reshape(num_kv_heads, -1, head_dim) @ keys.transpose(1, 2, 0)
     scores *= library.float32(scale)
     scores = library.where(mask, scores.reshape(num_kv_heads, -1, num_queries, num_tokens), library.float32(-library.inf))
-    sees_some = mask.any(axis=1)[:, None]  # a query that sees nothing: zeros (ATTN-08); scores of -inf alone: NaN (ATTN-03)
+    sees_some = mask.any(axis=1)[:, None]  # no token: zeros (ATTN-08); all scores -inf: NaN (ATTN-03)
     largest = scores.max(axis=-1, keepdims=True)
     if logit_sink is not None:
         sink = logit_sink.reshape(num_kv_heads, -1, 1, 1)
@@ -45,4 +45,5 @@ def grouped_attention(
 
 
 def all_finite(library: Any, *arrays: Array) -> bool:
+    """Whether every number of every array is finite."""
     return all(bool(library.isfinite(array).all()) for array in arrays)

@@ -1,7 +1,8 @@
-"""The blocks of ggml in NumPy (FMT-GGML), [n, 32] at a time that fit the cache.
+"""The formats of ggml in NumPy (FMT-GGML): functions over chunks [n, 32] that fit into the processor's cache.
 
-A block is a record of integers of 64 bits, by which its codes are packed and unpacked eight at a time. IQ4_NL is computed with
-values a row and blocks a column: it sums a block's values in their order, and so all blocks' at once.
+A block is a NumPy record with its codes as 64-bit integers, by which they are packed and unpacked eight at a time. IQ4_NL is
+computed on the transposed array, with a block per column: it has to add the numbers of a block in order, and does so for all
+blocks at once.
 """
 
 from functools import cache
@@ -18,11 +19,12 @@ from kvref_numpy_formats import BELOW_HALF, F32, U8, finite, folded, scratch
 
 
 def quantize_ggml(x: F32, codes: U8, *, format: GGML) -> None:
+    """Quantize x [n, 32] to blocks, codes [n, bytes]. Raises NonFinite."""
     block, whole = codes.view(_layout(format))[:, 0], scratch.like(x, np.uint8, 1)
     quotient, top = scratch.like(x, np.float32), 2**format.bits - 1
-    with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused
+    with np.errstate(over="ignore", invalid="ignore"):  # _hold raises on overflow
         if format.affine:
-            least = np.take_along_axis(x, np.argmin(x, axis=-1, keepdims=True), axis=-1)  # of 0 and -0 the first
+            least = np.take_along_axis(x, np.argmin(x, axis=-1, keepdims=True), axis=-1)  # of 0.0 and -0.0 the first one
             scale = (folded(np.maximum, x) - least + np.float32(0)) / np.full_like(least, top)
             np.subtract(x, least, out=quotient)
             _hold(block, "m", least, format)
@@ -52,12 +54,12 @@ def quantize_ggml(x: F32, codes: U8, *, format: GGML) -> None:
 
 
 def quantize_iq4_nl(x: F32, codes: U8, *, format: IQ4NL) -> None:
-    """A value of all blocks after the other, [32, n]: they are summed in that order, and not each block for itself."""
+    """Quantize x [n, 32] to blocks of IQ4_NL, codes [n, bytes]. It computes on [32, n]: see the module. Raises NonFinite."""
     block, turned = codes.view(_layout(format))[:, 0], scratch.like(x, np.float32).reshape(GROUP, -1)
     np.copyto(turned, x.T)
     most, least = np.max(turned, axis=0), np.min(turned, axis=0)
     largest = np.where(-least > most, least, most)
-    either = np.flatnonzero(-least == most)  # the first of them counts
+    either = np.flatnonzero(-least == most)  # both magnitudes are equal: the first number counts
     largest[either] = np.take_along_axis(x[either], np.argmax(np.abs(x[either]), axis=-1, keepdims=True), axis=-1)[:, 0]
     if not np.isfinite(largest).all():
         raise NonFinite("rows: expected finite values, got a NaN or an infinity")
@@ -65,7 +67,7 @@ def quantize_iq4_nl(x: F32, codes: U8, *, format: IQ4NL) -> None:
     first = np.where(empty, np.float32(1), largest) / np.full_like(largest, IQ4_VALUES[0])
     index, worth = scratch.like(turned, np.intp, 1), scratch.like(turned, np.float32, 2)
     np.multiply(turned, np.float32(1) / first, out=worth)
-    np.multiply(worth, np.float32(2), out=worth)  # midpoints are whole numbers then
+    np.multiply(worth, np.float32(2), out=worth)  # midpoints become integers
     np.floor(worth, out=worth)
     np.add(worth, np.float32(256), out=worth)
     np.copyto(index, worth, casting="unsafe")
@@ -88,6 +90,7 @@ def quantize_iq4_nl(x: F32, codes: U8, *, format: IQ4NL) -> None:
 
 
 def dequantize_ggml(y: F32, codes: U8, *, format: GGML) -> None:
+    """Write the numbers of blocks [n, bytes] to y [n, 32]."""
     codes = codes if codes.strides[-1] == 1 else np.ascontiguousarray(codes)
     block, whole = codes.view(_layout(format))[:, 0], scratch.like(y, np.uint8, 1)
     eight, scale = whole.view(np.uint64), block["d"].astype(np.float32)[:, None]
@@ -117,7 +120,7 @@ def dequantize_ggml(y: F32, codes: U8, *, format: GGML) -> None:
 
 @cache
 def _layout(format: GGML) -> np.dtype[Any]:
-    """A block (FMT-GGML-01): scale, least value, fifth bits, and the rest of the codes, eight bytes at a time."""
+    """The record of a block (FMT-GGML-01): scale, least value, fifth bits, and the codes as 64-bit integers."""
     fields: list[Any] = [("d", "<f2")]
     fields += [("m", "<f2")] if format.affine else []
     fields += [("h", "<u4")] if format.bits == 5 else []
@@ -125,19 +128,20 @@ def _layout(format: GGML) -> np.dtype[Any]:
 
 
 def _hold(block: Array, field: str, values: F32, format: GGML) -> None:
+    """Store scales or least values in float16. Raises NonFinite if one overflows."""
     block[field] = values[:, 0]
     check_read_back(format.name, block[field])
 
 
 def _inverse(scale: F32) -> F32:
-    """1 / scale, and 0 where it has none (FMT-GGML-07)."""
+    """1 / scale, and 0 if |scale| is below LEAST_INVERTIBLE (FMT-GGML-07)."""
     inverse: F32 = np.zeros_like(scale)
     np.divide(np.float32(1), scale, out=inverse, where=np.abs(scale) >= np.float32(LEAST_INVERTIBLE))
     return inverse
 
 
 def _in_order(values: F32) -> F32:
-    """The sum of values [32, n], one after another: in float32 the order counts."""
+    """The sum of values [32, n] over the first axis, added in order: in float32 the order affects the result."""
     total: F32 = values[0].copy()
     for each in values[1:]:
         np.add(total, each, out=total)
@@ -146,7 +150,7 @@ def _in_order(values: F32) -> F32:
 
 @cache
 def _iq4_tables() -> tuple[U8, F32]:
-    """Code and value of a quotient q by floor(2 q) + 256, which is beyond a midpoint where q is."""
+    """The code and the number of a quotient q, by floor(2 q) + 256, which reaches a doubled midpoint exactly if 2 q does."""
     doubled = np.arange(-256, 256)
     code = sum((doubled >= below + above).astype(np.uint8) for below, above in pairwise(IQ4_VALUES))
     return np.asarray(code, np.uint8), np.asarray(IQ4_VALUES, np.float32)[code]

@@ -1,8 +1,9 @@
-"""Groups with a scale beside their codes in NumPy (FMT-GROUP, FMT-MX), [n, group] at a time that fit the cache.
+"""Formats of groups in NumPy (FMT-GROUP, FMT-MX): functions over chunks [n, group] that fit into the processor's cache.
 
-A group is short, and NumPy begins a loop for each: largest and least values are found by halving all groups at once. Codes of
-less than a byte are packed eight at a time, as integers of 64 bits, and read back from a table that has the values of all codes
-in a byte side by side. Elements of four bits are found by comparing with their midpoints: that is a rounding, too.
+Groups are short, and a NumPy reduction starts a loop per group. The largest and least numbers are therefore computed by halving
+all groups at once (`folded`). Codes with fewer than 8 bits are packed eight at a time, as 64-bit integers. To dequantize, a table
+gives the numbers of all codes in a byte. Elements of 4 bits are found by comparison with the midpoints between them, which
+rounds.
 """
 
 from functools import cache
@@ -17,11 +18,12 @@ from kvref.formats.microscaling import E8M0_BIAS, E8M0_NAN, NVFP4, Int8Element, 
 from kvref.formats.small_float import BFLOAT16, E2M1, E4M3FN, SmallFloat
 from kvref_numpy_formats import BELOW_HALF, F32, U8, decode, encode, encode_bfloat16, finite, folded, scratch, values_of
 
-# Elements of E2M1 by their midpoints: the even code takes the midpoint below it and the one above it (FMT-MX-03).
+# The midpoints between elements of E2M1, and whether a midpoint is rounded up: ties go to the even code (FMT-MX-03).
 E2M1_MIDPOINTS = tuple((np.float32(point), code % 2 == 1) for code, point in enumerate((0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)))
 
 
 def quantize_groups(x: F32, codes: U8, scale: Array, zero: Array | None = None, *, format: Groups) -> None:
+    """Quantize x [n, group] to codes [n, bytes], scale and zero [n, 1]. Raises NonFinite."""
     if zero is None:
         _symmetric(x, codes, scale, format)
     else:
@@ -29,13 +31,14 @@ def quantize_groups(x: F32, codes: U8, scale: Array, zero: Array | None = None, 
 
 
 def dequantize_groups(y: F32, codes: U8, scale: Array, zero: Array | None = None, *, format: Groups) -> None:
+    """Write the numbers of codes [n, bytes] to y [n, group]."""
     if format.bits == 8:
         np.copyto(y, codes if format.affine else codes.view(np.int8))
     else:
         _look_up(codes, y, format.bits, format.affine)
     np.multiply(y, _as_float32(scale, format.scale.name), out=y)
     if zero is not None:
-        np.add(y, _as_float32(zero, format.scale.name), out=y)  # a second rounding, never fused with the first (FMT-GROUP-04)
+        np.add(y, _as_float32(zero, format.scale.name), out=y)  # the second rounding (FMT-GROUP-04)
 
 
 def _symmetric(x: F32, codes: U8, scale: Array, format: Groups) -> None:
@@ -78,6 +81,7 @@ def _affine(x: F32, codes: U8, scale: Array, zero: Array, format: Groups) -> Non
 
 
 def quantize_microscaled(x: F32, codes: U8, scale: U8, *, format: Microscaled) -> None:
+    """Quantize x [n, group] to codes [n, bytes] and scale codes [n, 1]. Raises NonFinite."""
     quotient = scratch.like(x, np.float32)
     np.abs(x, out=quotient)
     largest = finite(folded(np.maximum, quotient.view(np.int32)))
@@ -97,7 +101,7 @@ def quantize_microscaled(x: F32, codes: U8, scale: U8, *, format: Microscaled) -
     elif small is E2M1:
         _encode_e2m1(quotient, whole)
     else:
-        if small.infinity is not None:  # all others saturate by themselves
+        if small.infinity is not None:  # `encode` clips in the other types
             np.clip(quotient, np.float32(-small.max), np.float32(small.max), out=quotient)
         encode(quotient, whole, small)
     if format.bits < 8:
@@ -105,6 +109,7 @@ def quantize_microscaled(x: F32, codes: U8, scale: U8, *, format: Microscaled) -
 
 
 def _encode_e2m1(values: F32, codes: U8) -> None:
+    """Write E2M1 codes of `values`, which it overwrites."""
     beyond = scratch.like(values, np.uint8, 1)
     np.signbit(values, out=codes.view(np.bool_))
     np.left_shift(codes, 3, out=codes)
@@ -115,6 +120,7 @@ def _encode_e2m1(values: F32, codes: U8) -> None:
 
 
 def dequantize_microscaled(y: F32, codes: U8, scale: U8, *, format: Microscaled) -> None:
+    """Write the numbers of codes [n, bytes] to y [n, group]."""
     small = format.small
     if isinstance(small, Int8Element):
         np.copyto(y, codes.view(np.int8))
@@ -131,12 +137,12 @@ def dequantize_microscaled(y: F32, codes: U8, scale: U8, *, format: Microscaled)
 
 
 def _power(code: NDArray[np.int32]) -> F32:
-    """2^(code - 127), exactly: 2^-127, too, which is subnormal."""
+    """2^(code - 127), exactly, also 2^-127, which is subnormal."""
     return np.asarray(np.where(code == 0, np.int32(1 << 22), code << 23).astype(np.int32).view(np.float32))
 
 
 def _stored(values: F32, out: Array, dtype: str) -> F32:
-    """Scales or zeros [n, 1] stored in their dtype, and what they are then."""
+    """Write scales or zeros [n, 1] to `out` in their dtype, and return them rounded, as float32."""
     if dtype == BFLOAT16.name:
         encode_bfloat16(values, out, BFLOAT16)
     else:
@@ -146,13 +152,14 @@ def _stored(values: F32, out: Array, dtype: str) -> F32:
 
 
 def _as_float32(stored: Array, dtype: str) -> F32:
+    """Stored scales or zeros as float32."""
     if dtype == BFLOAT16.name and stored.dtype == np.uint16:
         return np.asarray((stored.astype(np.uint32) << 16).view(np.float32))
     return np.asarray(stored, np.float32)
 
 
 def _pack(whole: U8, codes: U8, bits: int) -> None:
-    """Codes [n, group], a byte each, to [n, group * bits / 8], low bits first (FMT-SMALL-01): pairs, then pairs of pairs."""
+    """Pack codes [n, group], one per byte, to [n, group * bits / 8] (FMT-SMALL-01): first pairs, then pairs of pairs."""
     eight, wide = whole.reshape(-1).view(np.uint64), bits
     lower, upper = scratch.like(eight, np.uint64, 1), scratch.like(eight, np.uint64, 2)
     for lane in (16,) if bits == 4 else (16, 32):
@@ -163,7 +170,7 @@ def _pack(whole: U8, codes: U8, bits: int) -> None:
         np.bitwise_or(lower, upper, out=eight)
         wide *= 2
     target = codes.reshape(-1)
-    if bits == 6:  # three bytes of four
+    if bits == 6:  # three of every four bytes
         for byte in range(3):
             target[byte::3] = whole.reshape(-1)[byte::4]
     else:
@@ -171,7 +178,7 @@ def _pack(whole: U8, codes: U8, bits: int) -> None:
 
 
 def _look_up(codes: U8, y: F32, bits: int, element: SmallFloat | bool) -> None:
-    """The values of codes that are packed, two or four at a time."""
+    """Write the numbers of packed codes to y, two or four per table entry."""
     packed = codes.reshape(-1)
     if bits == 6:
         low, middle, high = (packed[byte::3].astype(np.intp) for byte in range(3))
@@ -185,7 +192,7 @@ def _look_up(codes: U8, y: F32, bits: int, element: SmallFloat | bool) -> None:
 
 @cache
 def _table(bits: int, element: SmallFloat | bool) -> Array:
-    """The values of codes that lie in a byte, or in 12 bits, side by side. True: unsigned ones."""
+    """The numbers of all codes in a byte, or with 6 bits in 12 bits. element: a float type, or whether integers are unsigned."""
     codes = np.arange(2**bits)
     if isinstance(element, SmallFloat):
         values = values_of(element)

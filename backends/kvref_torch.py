@@ -1,15 +1,15 @@
-"""The kernels in PyTorch, on any of its devices: in place, bit for bit the reference's.
+"""A backend in PyTorch, on any of its devices: in place, bit-identical to the reference.
 
-Each format is one function over rows, or groups, [n, width] that writes its codes and scales into arrays it is given. On a CPU it
-is applied to some thousand values at a time, so that what it computes on the way stays in the cache; elsewhere to all rows at
-once. With `compile=True` torch.compile makes one loop of it.
+Each format is a function over rows or groups [n, width] that writes codes and scales to arrays of the caller. On a CPU it is
+applied to chunks of some ten thousand numbers, so that intermediate results stay in the processor's cache; on other devices to
+all rows at once. With `compile=True` torch.compile fuses each function into one loop.
 
-A tensor is never divided by a Python number: on CUDA that multiplies by the reciprocal. Native float8 casts are used where they
-equal the specification: within the range of the format, for what they do beyond it differs between versions of PyTorch.
+A tensor is never divided by a Python number, because on CUDA this multiplies by the reciprocal. Native float8 casts are used
+within the range of the type only: outside, they differ between versions of PyTorch.
 
-Slots are checked on the host (KERN-03), so give integers of the host's, as the caches do, and nothing waits for the device. What
-has to wait for it are the formats with a scale, which must refuse a NaN before anything is written (LAW-14), and attention, where
-a value that is not finite must not reach the queries that do not see it (ATTN-07).
+Slots are checked on the host (KERN-03). If they are integers on the host, as the caches pass them, no operation synchronizes with
+the device, with two exceptions: formats with a scale, which must reject NaN before anything is written (LAW-14), and attention,
+in which a number that is not finite must not affect queries that do not see it (ATTN-07).
 """
 
 from collections.abc import Callable
@@ -49,20 +49,20 @@ from kvref_torch_ggml import GGML_KERNELS, dequantize_ggml, quantize_ggml
 from kvref_torch_groups import GROUP_KERNELS, dequantize_groups, dequantize_microscaled, quantize_groups, quantize_microscaled
 from kvref_torch_packing import PACKING_KERNELS, Kernels
 
-BLOCK = 2**16  # values at a time on a CPU: 256 KiB of float32
-# What is compiled makes fewer arrays on the way, and a call of it takes as long as tens of thousands of values. Quantizing goes
-# through the values once or twice; reading back makes arrays of their size and goes through those, too.
+BLOCK = 2**16  # numbers per chunk on a CPU: 256 KiB of float32
+# Numbers per chunk of compiled kernels. They have fewer intermediate arrays, and calling one takes as long as processing tens of
+# thousands of numbers. Quantizing reads its input once or twice; dequantizing also writes and reads full-size arrays.
 COMPILED_ONCE, COMPILED_OFTEN = 2**22, 2**20
-MOST_COMPILED = 64  # versions of one kernel: formats times head sizes, each for one row and for many
-# Over a group of 32 values a reduction folds one vector up in itself: half of AVX-512's takes half the time.
+MOST_COMPILED = 64  # compiled versions per kernel: formats times head sizes, each for one row and for many
+# Reducing a group of 32 numbers reduces within one vector: vectors of half the width of AVX-512 take half the time.
 REDUCTIONS = ("largest", "extremes")
-# What moves bits of bytes: the C++ compiler's own vectors, of what Inductor writes without any, take a third to half of the time
-# of Inductor's, which read bytes by way of the stack.
+# Kernels that move bits within bytes. If Inductor writes no vector code, the C++ compiler vectorizes the loops itself, and they
+# take a third to a half of the time of Inductor's vector code, which reads bytes through the stack.
 PLAIN = ("pack", "unpack", "pack_halves", "from_table", "from_halves")
-# What makes numbers of bytes and multiplies them: PyTorch's own copy is seven times as fast as what either of these makes.
+# Kernels that convert bytes to floats and multiply them: not compiled, because PyTorch's own copy is seven times as fast.
 COPIED = ("from_int8", "from_affine", "from_float", "from_whole")
 
-# What quantizes and what reads back [n, width] of each kind of format, width being what has a scale.
+# By class of format: the functions that quantize and dequantize [n, width], where `width` numbers share a scale.
 KERNELS: dict[type, tuple[Callable[..., Array], Callable[..., None]]] = {
     SymmetricRow: (quantize_symmetric, dequantize_symmetric),
     AffineRow: (quantize_affine, dequantize_affine),
@@ -76,18 +76,20 @@ KERNELS: dict[type, tuple[Callable[..., Array], Callable[..., None]]] = {
 
 
 class TorchBackend:
+    """The kernels of `kvref.Backend` in PyTorch."""
+
     xp: Namespace = xp
 
     def __init__(self, device: str = "cpu", compile: bool = False) -> None:
-        """device: anything torch.device takes. compile: fuse quantize and dequantize, at the cost of some seconds each, once.
+        """device: what torch.device accepts. compile: compile quantize and dequantize, which takes some seconds per format.
 
-        Raises BackendNotFound for a device that is not here.
+        Raises BackendNotFound if the device is not available.
         """
         try:
             self._device = torch.zeros(0, device=device).device
-        except (RuntimeError, AssertionError) as error:  # no such device; one this build of PyTorch is not made for
+        except (RuntimeError, AssertionError) as error:  # no such device, or not supported by this build of PyTorch
             said = (str(error).splitlines() or [""])[0]
-            raise BackendNotFound(f"backend torch: expected a device that is here, got {device!r}: {said}") from None
+            raise BackendNotFound(f"backend torch: expected an available device, got {device!r}: {said}") from None
         self.name = ("torch-compiled" if compile else "torch") + ("" if device == "cpu" else f":{device}")
         on_host = self._device.type == "cpu"
         self._once = (COMPILED_ONCE if compile else BLOCK) if on_host else None
@@ -129,7 +131,7 @@ class TorchBackend:
         if len(kept) < len(numbers):
             numbers, new = numbers[kept], new[self._index(kept)]
         if self._device.type == "cpu":
-            _bits(store)[numbers] = _bits(new)  # a third faster than index_copy_
+            _bits(store)[numbers] = _bits(new)  # NumPy, a third faster than index_copy_
         else:
             store.index_copy_(0, self._index(numbers), new)
         return store
@@ -152,7 +154,7 @@ class TorchBackend:
             if out is None:
                 return Quantized(rows.to(getattr(torch, format.name)))
             return Quantized(out.codes.copy_(rows))
-        rows = rows.detach()  # codes have no gradient
+        rows = rows.detach()  # no gradient flows through codes
         if isinstance(format, Rotated):
             return quantize_rotated(self, rows, format, out)
         kernel = KERNELS.get(type(format))
@@ -161,12 +163,12 @@ class TorchBackend:
         if out is None:
             parts = stored_as(format, tuple(rows.shape), xp)
             out = Quantized(*(rows.new_empty(shape, dtype=getattr(torch, dtype)) for shape, dtype in parts))
-        width = format.group or rows.shape[-1]  # of what has a scale
+        width = format.group or rows.shape[-1]  # numbers per scale
         flat = [out.codes.view(-1, format.code_width(width)), *(part.view(-1, 1) for part in out[1:] if part is not None)]
-        most = self._often if isinstance(format, IQ4NL) else self._once  # its sums take several arrays of the values' size
+        most = self._often if isinstance(format, IQ4NL) else self._once  # its sums need several arrays of the input's size
         pieces = _pieces(most, rows.reshape(-1, width), *flat)
         read_back = [kernel[0](self._kernels, format, *each) for each in pieces]
-        if not _all_finite(*read_back):  # what the largest code reads back as is finite only where the row and its range are
+        if not _all_finite(*read_back):  # values of the largest codes: not finite if the row or its range is not
             raise NonFinite("rows: expected finite values whose dequantized values are finite, got others")
         return out
 
@@ -183,7 +185,7 @@ class TorchBackend:
             out = codes.new_empty((*codes.shape[:-1], width), dtype=torch.float32)
         width = format.group or width
         scales = [part.detach().reshape(-1, 1) for part in stored[1:] if part is not None]
-        scales = [part.view(torch.bfloat16) if part.dtype == torch.uint16 else part for part in scales]  # as others hold them
+        scales = [part.view(torch.bfloat16) if part.dtype == torch.uint16 else part for part in scales]  # of other backends
         for each in _pieces(self._often, out.view(-1, width), codes.reshape(-1, format.code_width(width)), *scales):
             kernel[1](self._kernels, format, *each)
         return out
@@ -198,9 +200,9 @@ class TorchBackend:
                 limit = torch.full_like(x[:1, 0], element.max if saturates else 2.0 ** (1 + element.bias))
                 self._kernels["encode_small"](x[:, 0], limit, part[:, 0].view(torch.int8), element.name)
                 continue
-            clipped = x.clamp(-element.max, element.max) if saturates else x  # casts beyond the range differ by version
+            clipped = x.clamp(-element.max, element.max) if saturates else x  # beyond the range, casts differ by version
             part.copy_(clipped.to(NATIVE[element]).view(part.dtype))
-            if saturates and not bool(torch.isfinite(x.sum())):  # cheaper than to look at each, and never misses one
+            if saturates and not bool(torch.isfinite(x.sum())):  # cheaper than isinf of all
                 part.masked_fill_(torch.isinf(x), element.nan)
         return out
 
@@ -224,19 +226,19 @@ class TorchBackend:
                 ]
                 return torch.cat(each)
         out = query.new_zeros((*query.shape[:2], values.shape[2]))
-        sees_some = mask.any(dim=1)  # a query that sees nothing: zeros (ATTN-08)
+        sees_some = mask.any(dim=1)  # a query that sees no token gets zeros (ATTN-08)
         if bool(sees_some.any()):
             group = query.shape[1] // keys.shape[1]
             k, v = (each.transpose(0, 1)[None] for each in (keys, values))  # [1, kv heads, tokens, D]
-            # The query heads of a group side by side, as [1, kv heads, group * queries, D]: no key is repeated.
+            # The query heads of a group are concatenated, [1, kv heads, group * queries, D]: no key is repeated.
             q = query.transpose(0, 1).reshape(1, keys.shape[1], group * len(mask), -1)
             shown = (mask | ~sees_some[:, None]).repeat(group, 1)
             if logit_sink is None:
                 attended = scaled_dot_product_attention(q, k, v, attn_mask=shown, scale=scale)
-                if not bool(attended.any(dim=3).all()):  # zeros are what PyTorch gives where every score is -inf, too (ATTN-03)
+                if not bool(attended.any(dim=3).all()):  # PyTorch also returns zeros if all scores are -inf (ATTN-03)
                     scores = torch.where(shown, scale * (q @ k.mT), -torch.inf)
                     attended[torch.isneginf(scores).all(dim=3)] = torch.nan
-            else:  # which scaled_dot_product_attention does not have
+            else:  # scaled_dot_product_attention has no logit sink
                 scores = torch.where(shown, scale * (q @ k.mT), -torch.inf)
                 sink = logit_sink.repeat_interleave(len(mask)).reshape(*q.shape[:3], 1)
                 weights = torch.cat([scores, sink], dim=3).softmax(dim=3)[..., :-1]
@@ -246,6 +248,7 @@ class TorchBackend:
         return out
 
     def _compiled(self, kernel: Callable[..., Array]) -> Callable[..., Array]:
+        """A kernel compiled with the options that are fastest for it."""
         options = None
         if self._device.type == "cpu":
             if kernel.__name__ in COPIED:
@@ -258,19 +261,22 @@ class TorchBackend:
         return compiled
 
     def _index(self, numbers: Array) -> Array:
+        """Integers of the host as a tensor on the device, without synchronizing."""
         return torch.from_numpy(np.ascontiguousarray(numbers)).to(self._device, non_blocking=True)
 
 
 def backend(device: str = "cpu", compile: bool = False) -> TorchBackend:
+    """Return the backend: the entry point "torch". Raises BackendNotFound."""
     return TorchBackend(device, compile)
 
 
 def compiled(device: str = "cpu") -> TorchBackend:
+    """Return the backend with compiled kernels: the entry point "torch-compiled". Raises BackendNotFound."""
     return TorchBackend(device, compile=True)
 
 
 def _pieces(most: int | None, *arrays: Array) -> list[tuple[Array, ...]]:
-    """Matching pieces of arrays with the same first axis, of at most so many values of the first, [n, width]; or all at once."""
+    """Divide arrays with the same first axis into chunks of at most `most` numbers of the first, [n, width]. None: one chunk."""
     if most is None:
         return [arrays]
     rows = max(1, most // max(1, arrays[0].shape[1]))
@@ -278,11 +284,11 @@ def _pieces(most: int | None, *arrays: Array) -> list[tuple[Array, ...]]:
 
 
 def _bits(tensor: Array) -> Array:
-    """The same memory as NumPy's, which has no bfloat16."""
+    """A tensor as a NumPy array with the same memory; bfloat16, which NumPy lacks, as int16."""
     return (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).detach().numpy()
 
 
 def _all_finite(*arrays: Array) -> bool:
-    """By the extremes, which are NaN where anything is, and are found sooner than each is looked at."""
+    """Whether all numbers are finite. It checks the extremes, which are NaN if any number is: faster than isfinite of all."""
     ends = (torch.stack([array.amin(), array.amax()]) for array in arrays if array.numel())
     return all(bool(torch.isfinite(each).all()) for each in ends)

@@ -1,4 +1,4 @@
-"""The formats with a scale a row in PyTorch, and FP8: each one function over rows [n, width]."""
+"""Formats with one scale per row, static FP8 and single FP8 numbers in PyTorch: functions over rows [n, width]."""
 
 from functools import cache
 
@@ -18,11 +18,14 @@ PATTERN_BELOW_HALF = int(np.float32(BELOW_HALF).view(np.int32))
 NATIVE = {E4M3FN: torch.float8_e4m3fn, E5M2: torch.float8_e5m2, FLOAT16: torch.float16, BFLOAT16: torch.bfloat16}
 SMALL = {
     element.name: element for element in (E4M3FN, E5M2, E2M1, E2M3, E3M2)
-}  # by name: what is compiled is told apart by strings
+}  # by name: compiled kernels are selected by strings
 
 
 def quantize_symmetric(kernels: Kernels, format: SymmetricRow, x: Array, codes: Array, scale: Array) -> Array:
-    """Fills codes [n, width] and scale [n, 1] of x [n, width]. Returns what is finite unless they are to be refused."""
+    """Quantize x [n, width] to codes [n, width] and scale [n, 1].
+
+    Returns an array that is finite exactly if x can be stored; otherwise the caller raises NonFinite.
+    """
     limit = torch.full_like(scale, format.limit)
     if format.name == "int8":
         largest = kernels["int8"](x, limit, codes)
@@ -35,6 +38,7 @@ def quantize_symmetric(kernels: Kernels, format: SymmetricRow, x: Array, codes: 
 
 
 def quantize_affine(kernels: Kernels, format: AffineRow, x: Array, codes: Array, scale: Array, zero: Array) -> Array:
+    """Quantize x [n, width] to codes [n, bytes], scale and zero [n, 1]. Returns as `quantize_symmetric` does."""
     steps, whole = torch.full_like(scale, 2.0**format.bits - 1), room_for_codes(x, codes, format.bits)
     least, most = kernels["affine"](x, steps, whole)
     if format.bits == 8 or x.shape[-1] % 8 == 0:
@@ -48,6 +52,7 @@ def quantize_affine(kernels: Kernels, format: AffineRow, x: Array, codes: Array,
 
 
 def quantize_static(kernels: Kernels, format: StaticFloat8, x: Array, codes: Array) -> Array:
+    """Quantize x [n, width] to codes [n, width] with a given scale. Returns as `quantize_symmetric` does."""
     scale, limit = (torch.full_like(x[:1, :1], each) for each in (format.scale, format.small.max))
     if kernels.fused:
         return kernels["static_small_float"](x, scale, limit, codes.view(torch.int8), format.small.name)
@@ -66,7 +71,7 @@ def dequantize_symmetric(kernels: Kernels, format: SymmetricRow, y: Array, codes
 
 
 def from_small(kernels: Kernels, small: SmallFloat, codes: Array, y: Array, scale: Array | None = None) -> None:
-    """The values of codes, a byte each, times scale."""
+    """Write the numbers of codes, one per byte, times scale to y."""
     slowly_cast = small not in NATIVE or (small.infinity is None and codes.device.type == "cpu")
     if kernels.fused and slowly_cast:
         kernels["small_values"](y.copy_(codes), small.name, scale)
@@ -75,7 +80,7 @@ def from_small(kernels: Kernels, small: SmallFloat, codes: Array, y: Array, scal
 
 
 def dequantize_affine(kernels: Kernels, format: AffineRow, y: Array, codes: Array, scale: Array, zero: Array) -> None:
-    if format.bits == 8 or y.shape[-1] % 8:  # nibbles of a row that does not end with eight of them
+    if format.bits == 8 or y.shape[-1] % 8:  # or nibbles, if their number per row is not a multiple of 8
         kernels["from_affine"](codes, format.bits, scale, zero, y)
     elif kernels.fused:
         kernels["from_affine"](unpacked(kernels, codes, 4, y), 8, scale, zero, y)
@@ -84,8 +89,8 @@ def dequantize_affine(kernels: Kernels, format: AffineRow, y: Array, codes: Arra
         y.mul_(scale).add_(zero)
 
 
-# Rows are [n, width], what goes with a row is [n, 1]. A kernel writes the codes and returns what the scale is made of: were it to
-# write the scale too, torch.compile would make three loops over the data of what is one.
+# Kernels. Rows are [n, width], and arrays with one number per row [n, 1]. A kernel writes the codes and returns what scales are
+# computed from. If it also wrote the scales, torch.compile would make three loops over the data instead of one.
 
 
 def int8(rows: Array, limit: Array, codes: Array) -> Array:
@@ -103,7 +108,7 @@ def float8(rows: Array, limit: Array, codes: Array, dtype: torch.dtype) -> Array
 
 
 def small_float(rows: Array, limit: Array, codes: Array, name: str) -> Array:
-    """As float8, without PyTorch's cast, which takes longer in what is compiled for a CPU."""
+    """`float8` without PyTorch's cast, which is slower in code compiled for a CPU."""
     largest = rows.abs().amax(dim=-1, keepdim=True)
     codes.copy_(small_codes(rows / symmetric_scale(largest, limit), limit, name))
     return largest
@@ -120,26 +125,26 @@ def static_small_float(rows: Array, scale: Array, limit: Array, codes: Array, na
 
 
 def _cast(quotient: Array, limit: Array, codes: Array, dtype: torch.dtype) -> None:
-    within = torch.minimum(torch.maximum(quotient, -limit), limit)  # the range, where casts agree
+    within = torch.minimum(torch.maximum(quotient, -limit), limit)  # within the range, casts agree between versions
     codes.copy_(within.to(dtype).view(torch.uint8))
 
 
 def encode_small(values: Array, limit: Array, codes: Array, name: str) -> None:
-    """Codes of any values. limit: the largest element, or, of one with infinity, the power of two whose code that is."""
+    """Write the codes of any numbers. limit: the largest number; for types with infinity, the power of two with its code."""
     no_number = values != values if SMALL[name].infinity is not None else ~values.isfinite()
     codes.copy_(small_codes(values, limit, name, no_number))
 
 
 def small_codes(quotient: Array, limit: Array, name: str, no_number: Array | None = None) -> Array:
-    """Codes of quotients up to limit, as two's complement of the element's bits; NaN's where there is no number.
+    """Codes of quotients, clipped to `limit`, in two's complement; where `no_number` is true, the code of NaN.
 
-    A power of two, up to a quotient, has its exponent times 2^mantissa_bits for a code, less a constant, and above it codes count
-    what the quotient is of its steps. As numbers of float32, which are exact, for vectors of them become int8 soonest.
+    The code of a power of two is its exponent times 2^mantissa_bits minus a constant, and the codes after it count steps. Codes
+    are computed as float32 numbers, exactly, because vectors of these are converted to int8 fastest.
     """
     small = SMALL[name]
     bits, least, sign = small.mantissa_bits, 2.0 ** (1 - small.bias), 2.0 ** (small.bits - 2)
     size = torch.minimum(quotient.abs(), limit)
-    power = size.clamp_min(least).view(torch.int32) & (255 << 23)  # the pattern of the power of two
+    power = size.clamp_min(least).view(torch.int32) & (255 << 23)  # the bit pattern of the largest power of two in it
     count = torch.round(size * ((127 << 23) - (power - ((127 + bits) << 23))).view(torch.float32))
     code = power.to(torch.float32) * 2.0 ** (bits - 23) + (count - (128 - small.bias) * 2.0**bits)
     if no_number is not None:
@@ -148,12 +153,12 @@ def small_codes(quotient: Array, limit: Array, name: str, no_number: Array | Non
 
 
 def rounded(quotient: Array) -> Array:
-    """Halves away from zero, once the cast to whole numbers has truncated it."""
+    """Numbers whose truncation is rounding with halves away from zero."""
     return quotient + signed(PATTERN_BELOW_HALF, quotient)
 
 
 def signed(pattern: int, like: Array) -> Array:
-    """The number whose bits are `pattern`, with the signs of `like`: compiled, torch.copysign takes as long as all around it."""
+    """The float with the bits `pattern` and the signs of `like`. Compiled, torch.copysign would take as long as all else."""
     return ((like.view(torch.int32) & -(2**31)) | pattern).view(torch.float32)
 
 
@@ -176,7 +181,7 @@ def largest(rows: Array) -> Array:
 
 
 def extremes(rows: Array) -> tuple[Array, Array]:
-    """Not torch.aminmax, which takes four to ten times as long where it is not compiled, and as long where it is."""
+    """The least and the largest number of each row. torch.aminmax takes 4 to 10 times as long, compiled as long as this."""
     return rows.amin(dim=-1, keepdim=True), rows.amax(dim=-1, keepdim=True)
 
 
@@ -185,7 +190,7 @@ def from_int8(codes: Array, scale: Array, out: Array) -> None:
 
 
 def from_float(codes: Array, dtype: torch.dtype, out: Array, scale: Array | None = None) -> None:
-    if dtype == torch.float8_e5m2:  # the upper bytes of float16, which is read several times as fast
+    if dtype == torch.float8_e5m2:  # the upper bytes of float16, whose conversion is several times as fast
         codes, dtype = codes.to(torch.int16).bitwise_left_shift_(8), torch.float16
     out.copy_(codes.view(dtype))
     if scale is not None:
@@ -193,7 +198,7 @@ def from_float(codes: Array, dtype: torch.dtype, out: Array, scale: Array | None
 
 
 def from_float_by_table(codes: Array, dtype: torch.dtype, out: Array, scale: Array | None = None) -> None:
-    """For a CPU, where the cast from E4M3FN takes four times as long as looking its value up."""
+    """`from_float` for a CPU, where the cast from E4M3FN takes four times as long as a table."""
     if dtype != torch.float8_e4m3fn:
         from_float(codes, dtype, out, scale)
         return
@@ -204,19 +209,20 @@ def from_float_by_table(codes: Array, dtype: torch.dtype, out: Array, scale: Arr
 
 @cache
 def _values(dtype: torch.dtype) -> Array:
-    """The value of every FP8 code. float32 [256]."""
+    """The number of every FP8 code: float32 [256]."""
     return torch.arange(256, dtype=torch.uint8).view(dtype).to(torch.float32)
 
 
 def from_affine(codes: Array, bits: int, scale: Array, zero: Array, out: Array) -> None:
     whole = torch.stack([codes & 15, codes >> 4], dim=-1).flatten(-2)[:, : out.shape[-1]] if bits == 4 else codes
-    out.copy_(whole).mul_(scale).add_(zero)  # a second rounding, never fused with the first (FMT-AFF-04)
+    out.copy_(whole).mul_(scale).add_(zero)  # the second rounding (FMT-AFF-04)
 
 
 def small_values(codes: Array, name: str, scale: Array | None) -> None:
-    """Makes of codes, which are numbers of float32, the values of them. For elements without infinity.
+    """Replace codes, given as float32 numbers, by the numbers they stand for, for types without infinity.
 
-    A code's bits are the upper ones of a normal number in float32, and count below those.
+    The bits of a normal code, shifted, are the upper bits of a float32 pattern with another bias. A subnormal code is a multiple
+    of the least number.
     """
     small, code = SMALL[name], codes.to(torch.int32)
     size = code & (2 ** (small.bits - 1) - 1)

@@ -1,4 +1,7 @@
-"""The blocks of ggml in PyTorch (FMT-GGML), of [n, 32] values at once: codes, a byte each, and then the bytes of the blocks."""
+"""The formats of ggml in PyTorch (FMT-GGML): functions over [n, 32].
+
+Quantizing computes codes, one per byte, and then the bytes of the blocks.
+"""
 
 from itertools import pairwise
 
@@ -13,9 +16,12 @@ HALF = GROUP // 2
 
 
 def quantize_ggml(kernels: Kernels, format: GGML, x: Array, codes: Array) -> Array:
-    """Fills codes [n, bytes] of x [n, 32]. Returns what is finite unless they are to be refused."""
+    """Quantize x [n, 32] to blocks, codes [n, bytes].
+
+    Returns an array that is finite exactly if x can be stored; otherwise the caller raises NonFinite.
+    """
     width, least = GROUP * format.bits // 8, list[Array]()
-    halves = codes[:, -HALF:]  # where the lower four bits go
+    halves = codes[:, -HALF:]  # for the lower four bits
     whole = codes[:, -width:] if format.bits == 8 else torch.empty(x.shape, dtype=torch.uint8, device=x.device)
     if isinstance(format, IQ4NL):
         empty, *fitted = kernels["blocks_of_a_table"](x, _of_largest_magnitude(kernels, x), whole)
@@ -24,7 +30,7 @@ def quantize_ggml(kernels: Kernels, format: GGML, x: Array, codes: Array) -> Arr
     elif format.affine:
         low, high = kernels["extremes"](x)
         top = torch.full_like(low, 2.0**format.bits - 1)
-        scale, inverse = kernels["scale_and_inverse"](high - low + 0.0, top)  # 0 of zeros of both signs
+        scale, inverse = kernels["scale_and_inverse"](high - low + 0.0, top)  # + 0.0: a range of -0.0 becomes 0.0
         if format.bits == 4:
             kernels["nibbles_above_least"](x, low, inverse, top, halves)
         else:
@@ -53,7 +59,7 @@ def quantize_ggml(kernels: Kernels, format: GGML, x: Array, codes: Array) -> Arr
 
 
 def dequantize_ggml(kernels: Kernels, format: GGML, y: Array, codes: Array) -> None:
-    """Fills y [n, 32]."""
+    """Write the numbers of blocks [n, bytes] to y [n, 32]."""
     head = aligned(codes[:, : 4 if format.affine else 2], 2).view(torch.float16).to(torch.float32)
     scale, least = head[:, :1], head[:, 1:] if format.affine else None
     if format.bits == 8:
@@ -66,9 +72,9 @@ def dequantize_ggml(kernels: Kernels, format: GGML, y: Array, codes: Array) -> N
 
 
 def _of_largest_magnitude(kernels: Kernels, x: Array) -> Array:
-    """Of each block the value whose magnitude is largest, the first of several; 0 of zeros of either sign.
+    """The number of the largest magnitude in each block, the first if there are several; 0.0 instead of -0.0.
 
-    Extremes are found several times faster than places. A place is looked for where they are of the same magnitude.
+    Finding extremes is several times faster than argmax, which is used only if both extremes have the same magnitude.
     """
     most, even = kernels["larger_and_even"](*kernels["extremes"](x))
     if bool(even.any()):
@@ -79,7 +85,7 @@ def _of_largest_magnitude(kernels: Kernels, x: Array) -> Array:
 
 
 def _first_zero(x: Array, low: Array) -> Array:
-    """low, the least values, with the sign of the first of 0 and -0 where that is what is least."""
+    """The least numbers `low`; if one is zero, with the sign of the first zero of its block."""
     zero = (low == 0).nonzero()[:, 0]
     if len(zero):
         blocks = x[zero]
@@ -87,17 +93,17 @@ def _first_zero(x: Array, low: Array) -> Array:
     return low
 
 
-# Kernels: of what is a number a block, and then of the codes, a byte each.
+# Kernels: first those for one number per block, then those for codes, one per byte.
 
 
 def larger_and_even(low: Array, high: Array) -> tuple[Array, Array]:
-    """The one of the larger magnitude; and that magnitude where both have it, else 0: a number is written sooner than a bool."""
+    """The extreme of the larger magnitude; and that magnitude if both have it, otherwise 0: faster to write than a bool."""
     return torch.where(-low > high, low, high) + 0.0, torch.where(low + high == 0.0, high, 0.0)
 
 
 def scale_and_inverse(reach: Array, divisor: Array) -> tuple[Array, Array]:
     scale = reach / divisor
-    has_one = scale.abs() >= LEAST_INVERTIBLE  # else the inverse is 0 (FMT-GGML-07)
+    has_one = scale.abs() >= LEAST_INVERTIBLE  # otherwise the inverse is 0 (FMT-GGML-07)
     return scale, torch.where(has_one, torch.ones_like(scale) / torch.where(has_one, scale, 1.0), 0.0)
 
 
@@ -123,7 +129,7 @@ def nibbles_above_least(x: Array, least: Array, inverse: Array, top: Array, out:
 
 
 def _around_zero(x: Array, inverse: Array, divisor: Array) -> Array:
-    """Codes, once the cast has truncated them."""
+    """Codes before the conversion that truncates them."""
     return torch.minimum(x * inverse + (0.5 - divisor), -2 * divisor - 1)
 
 
@@ -132,18 +138,18 @@ def _above_least(x: Array, least: Array, inverse: Array, top: Array) -> Array:
 
 
 def _halves(codes: Array) -> Array:
-    """Two codes a byte, put together as numbers of float32, of which vectors become bytes soonest."""
+    """Two codes per byte, combined as float32 numbers, which are converted to bytes fastest."""
     whole = torch.trunc(codes)
     return (whole[:, :HALF] + 16.0 * whole[:, HALF:]).to(torch.uint8)
 
 
 def blocks_of_a_table(x: Array, largest: Array, whole: Array) -> tuple[Array, Array, Array]:
-    """Also what the scale is fitted by: which blocks are empty, x^2 t x and x^2 t^2."""
+    """Write the codes of IQ4_NL. Returns what its scale is fitted with: which blocks are zeros, x^2 t x, and x^2 t^2."""
     empty = largest.abs() < IQ4_EPSILON
     first = torch.where(empty, 1.0, largest) / torch.full_like(largest, IQ4_VALUES[0])
     quotient = x * (torch.ones_like(first) / first)
-    both = torch.zeros_like(x)  # of each value 256 times the code, and what that is above the least of the table
-    for below, above in pairwise(IQ4_VALUES):  # the upper one of two as near
+    both = torch.zeros_like(x)  # per number: 256 * code + (table[code] - table[0])
+    for below, above in pairwise(IQ4_VALUES):  # of two equally near numbers the upper
         both = torch.where(quotient >= (below + above) / 2, both + (256.0 + (above - below)), both)
     code = torch.trunc(both * 2.0**-8)
     whole.copy_(code.to(torch.uint8))
@@ -157,7 +163,7 @@ def transposed(values: Array) -> Array:
 
 
 def in_order(values: Array) -> Array:
-    """The sum of values [32, n], one after another: in float32 the order counts."""
+    """The sum of values [32, n] over the first axis, added in order: in float32 the order affects the result."""
     total = values[0]
     for i in range(1, GROUP):
         total = total + values[i]
@@ -165,7 +171,7 @@ def in_order(values: Array) -> Array:
 
 
 def fifth_bits(eight: Array) -> Array:
-    """Of eight codes each the fifth bits, by a product that moves bit 8 i to bit 56 + i."""
+    """The fifth bits of eight codes in a byte, by a product that moves bit 8 i to bit 56 + i."""
     return ((((eight >> 4) & 0x0101010101010101) * 0x0102040810204080 >> 56) & 255).to(torch.uint8)
 
 

@@ -1,7 +1,7 @@
-"""Groups with a scale beside their codes in PyTorch (FMT-GROUP, FMT-MX), of [n, group] values at once.
+"""Formats of groups in PyTorch (FMT-GROUP, FMT-MX): functions over [n, group].
 
-To quantize is two steps, so that torch.compile can make one loop of each: codes, a byte each, and then the bytes they are packed
-in. To read back is the same the other way around.
+Quantizing has two steps, of which torch.compile can make one loop each: the codes, one per byte, and their packing. Dequantizing
+has the same steps in reverse order.
 """
 
 from functools import cache
@@ -17,7 +17,10 @@ from kvref_torch_packing import Kernels, elements, look_up, pack_codes, room_for
 
 
 def quantize_groups(kernels: Kernels, format: Groups, x: Array, codes: Array, scale: Array, zero: Array | None = None) -> Array:
-    """Fills codes [n, bytes], and scale and zero [n, 1], of x [n, group]. Returns what is finite unless x is to be refused."""
+    """Quantize x [n, group] to codes [n, bytes], scale and zero [n, 1].
+
+    Returns an array that is finite exactly if x can be stored; otherwise the caller raises NonFinite.
+    """
     whole = room_for_codes(x, codes, format.bits)
     top = torch.full((len(x), 1), float(format.top), dtype=torch.float32, device=x.device)
     if zero is None:
@@ -36,6 +39,7 @@ def quantize_groups(kernels: Kernels, format: Groups, x: Array, codes: Array, sc
 
 
 def dequantize_groups(kernels: Kernels, format: Groups, y: Array, codes: Array, scale: Array, zero: Array | None = None) -> None:
+    """Write the numbers of codes [n, bytes] to y [n, group]."""
     signed = not format.affine
     if format.bits < 8 and not kernels.fused:
         look_up(codes, y, whole_numbers(format.bits, signed, y.device))
@@ -46,6 +50,7 @@ def dequantize_groups(kernels: Kernels, format: Groups, y: Array, codes: Array, 
 
 
 def quantize_microscaled(kernels: Kernels, format: Microscaled, x: Array, codes: Array, scale: Array) -> Array:
+    """Quantize x [n, group] to codes [n, bytes] and scale codes [n, 1]. Returns as `quantize_groups` does."""
     small, whole = format.small, room_for_codes(x, codes, format.bits)
     limit = torch.full((len(x), 1), small.max, dtype=torch.float32, device=x.device)
     kind = "nvfp4" if isinstance(format, NVFP4) else "mx"
@@ -62,6 +67,7 @@ def quantize_microscaled(kernels: Kernels, format: Microscaled, x: Array, codes:
 
 
 def dequantize_microscaled(kernels: Kernels, format: Microscaled, y: Array, codes: Array, scale: Array) -> None:
+    """Write the numbers of codes [n, bytes] to y [n, group]."""
     small = format.small
     factor = torch.empty_like(scale, dtype=torch.float32)
     look_up(scale, factor, elements(E4M3FN, y.device) if isinstance(format, NVFP4) else _powers(y.device))
@@ -74,14 +80,14 @@ def dequantize_microscaled(kernels: Kernels, format: Microscaled, y: Array, code
         y.mul_(factor)
 
 
-# Kernels. What is made of a group's scale is one of its own, between that which finds the extremes and that which writes codes, a
-# byte each: in one loop of all it would be done a group at a time, and in float32.
+# Kernels. Scales are computed between the kernel that finds the extremes and the kernel that writes codes, one per byte. In a
+# single loop, they would be computed group by group, and not be rounded to their dtype.
 
 
 def group_symmetric(x: Array, held: Array, top: Array, whole: Array) -> None:
     quotient = x / held
-    away = torch.minimum(quotient.abs() + BELOW_HALF, top)  # the cast truncates
-    whole.copy_(torch.where(quotient < 0.0, -away, away))  # to be packed, its lower bits are taken
+    away = torch.minimum(quotient.abs() + BELOW_HALF, top)  # the conversion truncates
+    whole.copy_(torch.where(quotient < 0.0, -away, away))  # two's complement: packing uses the lower bits
 
 
 def group_affine(x: Array, zero: Array, held: Array, top: Array, whole: Array) -> None:
@@ -90,7 +96,7 @@ def group_affine(x: Array, zero: Array, held: Array, top: Array, whole: Array) -
 
 
 def from_whole(whole: Array, sign: int, scale: Array, zero: Array | None, out: Array) -> None:
-    """sign: the bit that counts as negative, of two's complement; or 0."""
+    """Convert codes to numbers. sign: the sign bit of two's complement, or 0 for unsigned codes."""
     out.copy_(((whole ^ sign) - sign).view(torch.int8) if sign else whole)
     _scale(out, scale, zero)
 
@@ -98,12 +104,12 @@ def from_whole(whole: Array, sign: int, scale: Array, zero: Array | None, out: A
 def _scale(y: Array, scale: Array, zero: Array | None) -> None:
     y.mul_(scale.to(torch.float32))
     if zero is not None:
-        y.add_(zero.to(torch.float32))  # a second rounding (FMT-GROUP-04)
+        y.add_(zero.to(torch.float32))  # the second rounding (FMT-GROUP-04)
 
 
 def microscales(largest: Array, limit: Array, kind: str, scale: Array) -> Array:
-    """Writes the codes of scales. Returns what values are divided by, or multiplied with if they are powers of two."""
-    if kind == "nvfp4":  # normal numbers of E4M3FN: a float32's pattern without its last 20 bits, rounded to even
+    """Write the codes of scales, and return the divisors, or for powers of two the factors, of x."""
+    if kind == "nvfp4":  # normal numbers of E4M3FN: a float32 pattern rounded to even without its last 20 bits
         pattern = (largest / limit).clamp(2.0 ** (1 - E4M3FN.bias), E4M3FN.max).view(torch.int32)
         pattern = (pattern + (((pattern >> 20) & 1) + (1 << 19) - 1)) & -(1 << 20)
         scale.copy_((pattern >> 20) - ((E8M0_BIAS - E4M3FN.bias) << 3))
@@ -135,13 +141,13 @@ def _quotient(x: Array, held: Array, kind: str) -> Array:
 
 
 def _power(code: Array) -> Array:
-    """2^(code - 127), exactly: 2^-127, too, which is subnormal."""
+    """2^(code - 127), exactly, also 2^-127, which is subnormal."""
     return torch.where(code == 0, 1 << 22, code << 23).to(torch.int32).view(torch.float32)
 
 
 @cache
 def _powers(device: torch.device) -> Array:
-    """What codes of E8M0 are worth. float32 [256]."""
+    """The numbers of the codes of E8M0: float32 [256]."""
     code = torch.arange(256, dtype=torch.int32, device=device)
     return torch.where(code == E8M0_NAN, torch.nan, _power(code))
 

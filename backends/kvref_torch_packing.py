@@ -1,6 +1,6 @@
-"""Codes of less than a byte in PyTorch: packed eight at a time, as an integer of 64 bits, and read back the same way around.
+"""Packing and unpacking of codes with fewer than 8 bits in PyTorch, eight at a time, as 64-bit integers.
 
-Not compiled, a table has the values of all codes of a byte, or of 12 bits, side by side.
+Without torch.compile, codes are dequantized by a table that contains the numbers of all codes in a byte, or in 12 bits.
 """
 
 from collections.abc import Callable
@@ -15,18 +15,18 @@ from kvref.formats.small_float import SmallFloat
 
 
 class Kernels(dict[str, Callable[..., Any]]):
-    """Kernels by name. fused: they are compiled, so that arithmetic costs less than looking up in a table."""
+    """Kernels by name. fused: whether they are compiled; arithmetic is then faster than looking up in a table."""
 
     fused = False
 
 
 def room_for_codes(x: Array, codes: Array, bits: int) -> Array:
-    """A byte for each."""
+    """Return memory for codes of one byte each, in the shape of x: `codes` itself for 8 bits."""
     return codes if bits == 8 else torch.empty(x.shape, dtype=torch.uint8, device=x.device)
 
 
 def pack_codes(kernels: Kernels, whole: Array, codes: Array, bits: int) -> None:
-    """Codes [n, group], a byte each, to [n, group * bits / 8], low bits first (FMT-SMALL-01)."""
+    """Pack codes [n, group], one per byte, to [n, group * bits / 8], low bits first (FMT-SMALL-01)."""
     if bits == 8:
         return
     packed = kernels["pack"](whole.view(torch.int64), bits)
@@ -37,7 +37,7 @@ def pack_codes(kernels: Kernels, whole: Array, codes: Array, bits: int) -> None:
 
 
 def pack(eight: Array, bits: int) -> Array:
-    """Pairs of codes, then pairs of pairs: of each 64 bits 32 (codes of 4 bits), or 16 (of 2); 24 of each 32 (of 6)."""
+    """Pack 8 codes per int64: first pairs, then pairs of pairs. Returns int32 for 4 bits, int16 for 2, int64 for 6."""
     even = 0x0001000100010001 * (2**bits - 1)
     eight = (eight & even) | ((eight >> (8 - bits)) & (even << bits))
     if bits == 4:  # bytes 0, 2, 4 and 6
@@ -49,7 +49,7 @@ def pack(eight: Array, bits: int) -> Array:
 
 
 def unpacked(kernels: Kernels, codes: Array, bits: int, like: Array) -> Array:
-    """Codes, a byte each, of the shape of `like`."""
+    """Return codes, one per byte, in the shape of `like`."""
     if bits == 8:
         return codes
     if bits == 6:
@@ -62,10 +62,10 @@ def unpacked(kernels: Kernels, codes: Array, bits: int, like: Array) -> Array:
 
 
 def unpack(packed: Array, bits: int) -> Array:
-    """Eight codes of 4 or 2 bits, a byte each: halves are moved apart, then their halves. Or four of 6 bits, each moved."""
+    """Unpack 8 codes of 4 or 2 bits to bytes by moving halves apart, then their halves; or 4 codes of 6 bits one by one."""
     if bits == 6:
         return (packed & 63) | ((packed << 2) & (63 << 8)) | ((packed << 4) & (63 << 16)) | ((packed << 6) & (63 << 24))
-    eight = packed.to(torch.int64)  # negative ones with ones in front
+    eight = packed.to(torch.int64)  # sign-extended: the upper bits are masked below
     if bits == 4:
         eight = ((eight & 0xFFFF) | (eight << 16)) & 0x0000FFFF0000FFFF
         eight = (eight | (eight << 8)) & 0x00FF00FF00FF00FF
@@ -76,13 +76,13 @@ def unpack(packed: Array, bits: int) -> Array:
 
 
 def aligned(array: Array, itemsize: int) -> Array:
-    """An array, or a copy, that may be read as numbers of so many bytes. What NumPy made has no offset, and lies anywhere."""
+    """Return the array, or a copy, aligned for numbers of `itemsize` bytes. Memory from NumPy can have any alignment."""
     fits = array.is_contiguous() and array.data_ptr() % itemsize == 0
     return array if fits else array.clone(memory_format=torch.contiguous_format)
 
 
 def look_up(codes: Array, y: Array, table: Array) -> None:
-    """The values of packed codes, one, two or four at a time."""
+    """Write the numbers of packed codes to y, one, two or four per table entry."""
     index = codes.reshape(-1).to(torch.int32)
     if len(table) == 2**12:
         low, middle, high = index[0::3], index[1::3], index[2::3]
@@ -95,19 +95,19 @@ def look_up(codes: Array, y: Array, table: Array) -> None:
 
 @cache
 def elements(small: SmallFloat, device: torch.device) -> Array:
-    """A table of the values of `small`."""
+    """Return the table of a float type."""
     return _table(torch.from_numpy(small.decode(np.arange(2**small.bits, dtype=np.uint8))).to(device), small.bits)
 
 
 @cache
 def whole_numbers(bits: int, signed: bool, device: torch.device) -> Array:
-    """A table of whole numbers, signed as two's complement is."""
+    """Return the table of integers, unsigned or in two's complement."""
     codes = torch.arange(2**bits, device=device)
     return _table(torch.where((codes >= 2 ** (bits - 1)) & signed, codes - 2**bits, codes).to(torch.float32), bits)
 
 
 def _table(values: Array, bits: int) -> Array:
-    """The values of the codes that lie in a byte, or in 12 bits, side by side."""
+    """The numbers of all codes in a byte, or with 6 bits in 12 bits, given the number of each code."""
     count = {8: 1, 6: 2, 4: 2, 2: 4}[bits]
     place = torch.arange(count, device=values.device) * bits
     each = (torch.arange(2 ** (bits * count), device=values.device)[:, None] >> place) & (2**bits - 1)

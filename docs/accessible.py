@@ -1,4 +1,4 @@
-"""What the theme leaves out for readers who use a keyboard or a screen reader, put into the pages once they are written."""
+"""A Sphinx extension that adds what the theme lacks for keyboards and screen readers, by editing the written pages."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ INSTEAD = {
     '<aside class="sidebar-drawer">': '<aside class="sidebar-drawer" aria-label="Pages">',
     '<aside class="toc-drawer">': '<aside class="toc-drawer" aria-label="On this page">',
     '<p class="caption" role="heading">': '<p class="caption" role="heading" aria-level="2">',
-    "<pre>": '<pre tabindex="0">',  # it scrolls, as wide tables do
+    "<pre>": '<pre tabindex="0">',  # focusable, because it scrolls; wide tables likewise
     '<div class="table-wrapper colwidths-auto docutils container">': (
         '<div class="table-wrapper colwidths-auto docutils container" tabindex="0">'
     ),

@@ -1,49 +1,51 @@
-"""The one diagram: the parts of kvref, what each is for, and which way imports point. Written to _static/architecture.svg."""
+"""The architecture diagram, _static/architecture.svg: the parts of kvref, their contents, and the direction of imports."""
 
 from html import escape
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-# From the top down: what stands higher may import what stands lower.
+# From top to bottom: a part may import the parts below it.
 PARTS = {
     ("the judge", "conformance/kvref_conformance"): {
-        "families": "a folder each: all of its judging", "checking": "what checks are written with",
-        "searching": "any sequence of calls", "oracle": "numbers, in fractions and float64",
-        "conversation": "said, kept, shrunk, derived", "limits.py": "what an implementation takes",
-        "judging": "how a verdict comes about", "implementations": "found by name, or programs",
-        "vectors": "conversations as files", "report": "text, JSON, pages", "commands": "the kvref command",
-        "soak": "a serving workload, for long", "canary": "a canary as files that engines load",
-        "engines": "whose token a wrong one is",
+        "families": "checks and a model per family", "checking": "fixtures and assertions of checks",
+        "searching": "random sequences of calls", "oracle": "exact results: fractions, float64",
+        "conversation": "calls: drivers, traces, shrinking", "limits.py": "sizes an implementation supports",
+        "judging": "check runner and verdicts", "implementations": "adapters, and lookup by name",
+        "vectors": "test vectors: recorded call traces", "report": "text, JSON and HTML reports",
+        "commands": "subcommands of kvref",
+        "soak": "long-running serving workload", "canary": "canary models as engines' files",
+        "engines": "diagnosis of wrong tokens",
     },
-    ("backends at speed", "backends"): {
-        "kvref_numpy.py": "in pieces that stay in cache", "kvref_torch.py": "on any of its devices",
+    ("fast backends", "backends"): {
+        "kvref_numpy.py": "cache-sized tiles in NumPy", "kvref_torch.py": "any device of PyTorch",
         "kvref_cupy.py": "CUDA kernels",
     },
     ("the specification", "kvref"): {
-        "spec": "the clauses, in Markdown", "contiguous.py": "one growing buffer", "paged.py": "blocks of one pool",
-        "prefix.py": "blocks found by their tokens",
-        "quantized.py": "a scale a row", "tiered.py": "recent tokens exact, old ones small",
-        "pooled.py": "blocks from a buffer pool", "sharded.py": "heads and tokens over ranks",
-        "blocks.py": "the pool and the tables", "buffers.py": "memory in five sizes", "attention.py": "softmax(scale q k') v",
-        "canary": "a model that tells on its cache", "engine.py": "an engine in little",
-        "rotary.py": "keys turned to their place", "formats": "how a row is stored",
-        "backend.py": "the kernels, for reading",
+        "spec": "clauses, in Markdown", "contiguous.py": "one growing buffer", "paged.py": "block tables over one pool",
+        "prefix.py": "blocks cached by their tokens",
+        "quantized.py": "one scale per row", "tiered.py": "recent tokens exact, old quantized",
+        "pooled.py": "blocks from a buffer pool", "sharded.py": "heads and tokens split over ranks",
+        "blocks.py": "block pool and block tables", "buffers.py": "buffer pool with five sizes",
+        "attention.py": "softmax(scale q k') v",
+        "canary": "models that reveal wrong KV reads", "engine.py": "minimal inference engine",
+        "rotary.py": "rotary embedding of keys", "formats": "storage formats of rows",
+        "backend.py": "reference kernels",
     },
 }  # fmt: skip
-SAID = "The judge imports the backends and the specification, the backends the specification, and the specification neither."
-WIDTH, COLUMNS, BOX, GAP = 960, 4, 44, 8  # pixels, and boxes a row
+SAID = "The judge imports the backends and the specification. The backends import the specification."
+WIDTH, COLUMNS, BOX, GAP = 960, 4, 44, 8  # pixels; COLUMNS: boxes per row
 ARROW = 34  # pixels between two parts
 
 
 def diagram() -> str:
-    """An SVG with a background of its own, so that it can be read on a dark page too."""
+    """Return the diagram as SVG, with its own background, so that it is readable on a dark page."""
     drawn, y = list[str](), 12
     for (title, folder), modules in PARTS.items():
         height = 34 + -(-len(modules) // COLUMNS) * (BOX + GAP)
         drawn.append(f'<rect x="8" y="{y}" width="{WIDTH - 16}" height="{height}" rx="6" fill="#eef2f7" stroke="#6b7a90"/>')
         drawn.append(f'<text x="20" y="{y + 21}" font-weight="bold">{title}: {folder}</text>')
         for number, (name, about) in enumerate(modules.items()):
-            assert (ROOT / folder / name).exists(), name  # the diagram shows what there is
+            assert (ROOT / folder / name).exists(), name  # no entry for a module that was removed
             drawn += _module(name, about, number, y + 32)
         y += height + ARROW
         if title != "the specification":

@@ -1,4 +1,4 @@
-"""The site: Sphinx with MyST. `nox -s docs` builds it, with warnings as errors."""
+"""Sphinx configuration of the site, with MyST. `nox -s docs` builds it, with warnings as errors."""
 
 import sys
 from pathlib import Path
@@ -13,7 +13,7 @@ from kvref_conformance.report.player import SCRIPTS, STATIC, STYLES
 project, author, release = "kvref", "the kvref authors", kvref.__version__
 copyright = "the kvref authors, Apache-2.0"
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx_copybutton", "mathml", "accessible"]
-# The last two are in the pages of the matrix.
+# The last two are inside the pages of the matrix.
 exclude_patterns = ["_build", "_matrix", "results", "spec/_*", "**/checks", "**/.kvref"]
 
 html_theme = "furo"
@@ -21,7 +21,7 @@ html_title = f"kvref {release}"
 html_static_path = ["_static", str(STATIC)]
 html_css_files = ["site.css", *STYLES]
 html_js_files = [(script, {"defer": "defer"}) for script in SCRIPTS]
-html_extra_path = ["results", "_matrix"]  # figures, as they were measured, and the report on them
+html_extra_path = ["results", "_matrix"]  # measured results, and the report generated from them
 html_show_sphinx = False
 html_copy_source = False
 html_use_index = html_domain_indices = False

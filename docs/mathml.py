@@ -1,4 +1,4 @@
-"""Formulas as MathML, which browsers draw themselves: no script, and nothing to fetch."""
+"""A Sphinx extension that renders formulas as MathML, which browsers display without scripts or downloads."""
 
 from docutils import nodes
 from latex2mathml.converter import convert

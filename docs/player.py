@@ -1,4 +1,4 @@
-"""The directive that puts a player into a page, with its trace: `{player} paged` plays docs/_static/traces/paged.jsonl."""
+"""The directive `player`, which inserts a trace player: `{player} paged` plays docs/_static/traces/paged.jsonl."""
 
 import json
 from pathlib import Path

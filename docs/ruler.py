@@ -1,7 +1,9 @@
-"""Measure how many tokens a canary says right in llama.cpp's cache formats: python docs/ruler.py DATE, with xllamacpp installed.
+"""Precision probe of llama.cpp: measure how many tokens of a canary are right in each of its cache formats.
 
-Writes docs/results/ruler.json. margin: in nats, what is left where every rounding goes the wrong way (kvref.canary); where it is
-negative a wrong token would be no bug, and where it is positive a wrong token would be one.
+`python docs/ruler.py DATE`, with xllamacpp installed, writes `docs/results/ruler.json`. margin: the difference in
+nats that remains between the attention scores of the right position and of all others if every rounding error has the worst sign
+(`Canary.margin`). If it is positive, a wrong token is a bug;
+if it is negative, rounding alone can explain a wrong token.
 """
 
 import json
@@ -22,9 +24,11 @@ CANARIES = {
     "all 32 pairs": Canary(offsets=(200, 300), num_pairs=32),
     "all 32 pairs, theta 30,000": Canary(offsets=(200, 300), num_pairs=32, theta=30_000.0),
 }
-HALF = 2.0**-11  # float16's roundoff, in which llama.cpp computes
-# |q e| / |q k| at most, as in kvref.canary.shape. A q type stores 32 numbers as steps of the largest: 1/127; of two offsets and
-# 31 or 15 steps from least to largest; or 1/16 or 1/8, where the other end is cut off by a whole step. Queries are made q8 too.
+HALF = 2.0**-11  # unit roundoff of float16, in which llama.cpp computes
+# The maximum of |q e| / |q k| for key errors e, as in kvref.canary.shape. A q type stores 32 numbers with one step size. q8_0:
+# 1/127 of the largest magnitude. q5_1, q4_1: 1/31, 1/15 of the distance between the smallest and the largest number. q5_0, q4_0:
+# 1/16, 1/8 of the largest magnitude, where the other end of the range is cut off by a whole step. llama.cpp quantizes queries as
+# q8, too.
 QUERY = math.sqrt(2) / 254
 KEY_ERRORS = {
     "f16": HALF,

@@ -1,4 +1,4 @@
-"""The two pictures of the README, of the site as it is built: `python docs/screenshots.py`, with playwright and Chromium."""
+"""Screenshots of the built site for the README: `python docs/screenshots.py`, with playwright and Chromium."""
 
 import shutil
 from pathlib import Path
@@ -7,7 +7,7 @@ from playwright.sync_api import sync_playwright
 
 DOCS = Path(__file__).parent
 SITE, PICTURES = DOCS / "_build/html", DOCS / "_static/readme"
-HANDED_ON = 16  # the step of the paged story at which a new sequence has got a block that was another's
+HANDED_ON = 16  # the step of the paged story at which a new sequence has allocated a block that another sequence freed
 
 if __name__ == "__main__":
     PICTURES.mkdir(exist_ok=True)

@@ -1,6 +1,6 @@
-"""What the site's pages are made of besides what is written in this folder: the specification's chapters, a page each.
+"""Generated pages of the site: one page per chapter of the specification, the matrix, and tables of results.
 
-`docs/spec/` is written when the site is built, from `kvref/spec` and from the results in `docs/results/checks`.
+The build of the site writes `docs/spec/` from `kvref/spec` and from the results in `docs/results/checks`.
 """
 
 import re
@@ -18,19 +18,19 @@ from kvref_conformance.report.runs import Finding, Run
 FOLDER = Path(__file__).parent
 SPEC = Path(__file__).parents[1] / "kvref/spec"
 OTHERS = ("protocol", "trace")  # chapters without clauses
-SIGNS = {"passed": "passes", "failed": "fails"}
+SIGNS = {"passed": "Passed by", "failed": "Failed by"}
 MARKS = {"passed": "✓", "failed": "**✗**", "not offered": "·"}
 
 
 @cache
 def runs() -> tuple[Run, ...]:
-    """The committed results, kvref's own first."""
+    """Return the committed results, kvref's own first."""
     found = [Run(path, read_json(path)) for path in sorted((FOLDER / "results/checks").glob("*.json"))]
     return tuple(sorted(found, key=lambda run: (run.project != "kvref", run.project, run.name)))
 
 
 def write(folder: Path) -> None:
-    """The chapters, into folder/spec; the matrix, clause by clause, into folder/_matrix; and the diagram."""
+    """Write the chapters into folder/spec, the matrix into folder/_matrix, and the architecture diagram."""
     told = {failure: [Finding(each.title, f"../{each.address}") for each in found] for failure, found in by_failure().items()}
     write_site(folder / "_matrix/matrix", list(runs()), told)
     results = {run.name: {clause: result["verdict"] for clause, result in run.verdicts.items()} for run in runs()}
@@ -41,7 +41,8 @@ def write(folder: Path) -> None:
     (folder / "spec").mkdir(exist_ok=True)
     for name, text in files.items():
         path = folder / name
-        if not path.exists() or path.read_text(encoding="utf-8") != text:  # Sphinx builds what is newer
+        # unchanged files keep their time, so that Sphinx does not rebuild their pages
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
 
 
@@ -57,12 +58,22 @@ def chapters() -> str:
 
 def _index() -> str:
     """The specification's README, with the chapters in the site's table of contents."""
-    return (SPEC / "README.md").read_text(encoding="utf-8") + "\n```{toctree}\n:hidden:\n\n" + "\n".join((*CHAPTERS, *OTHERS)) + "\n```\n"
+    return (
+        (SPEC / "README.md").read_text(encoding="utf-8")
+        + "\n```{toctree}\n:hidden:\n\n"
+        + "\n".join((*CHAPTERS, *OTHERS))
+        + "\n```\n"
+    )
 
 
 def coverage() -> str:
-    """A table with a row per implementation that is no engine: how many clauses have a verdict, and how they were reached."""
-    lines = ["| implementation | project | families | judged | of these, by derived operations | failed |", "|---|---|---|---|---|---|"]
+    """A table with a row per implementation, without engines: how many clauses have a verdict, and how many by derived
+    operations.
+    """
+    lines = [
+        "| implementation | project | families | judged | of these, by derived operations | failed |",
+        "|---|---|---|---|---|---|",
+    ]
     for run in runs():
         if _is_engine(run):
             continue
@@ -109,17 +120,17 @@ def _clause(clause: Clause, results: dict[str, dict[str, str]]) -> str:
     checks = [check for check in all_checks() if check.clause == clause.id]
     families = [check.family for check in checks if check.run is None]
     written = dict.fromkeys(check.name.rpartition(" (")[0] for check in checks if check.run)
-    looked = [f"“{name}”" for name in written] + ([f"any sequence of calls of {', '.join(families)}"] if families else [])
+    looked = [f"“{name}”" for name in written] + ([f"random call sequences of {', '.join(families)}"] if families else [])
     parts.append(f"*Checked by* {'; '.join(looked)}.")
     for verdict, word in SIGNS.items():
         names = [name for name, verdicts in results.items() if verdicts.get(clause.id) == verdict]
         if names:
-            parts.append(f"*Who {word} it:* {', '.join(_found(name, name, '../') for name in names)}.")
+            parts.append(f"*{word}:* {', '.join(_found(name, name, '../') for name in names)}.")
     return "\n\n".join(parts) + "\n"
 
 
 def _found(name: str, said: str, up: str = "") -> str:
-    """What is said of an implementation, its name or its project's; it leads to what was found in it."""
+    """Return the text `said`, as a link to the page of findings about this implementation if there is one."""
     page = page_of(name)
     return f"[{said}]({up}findings/{page}.md)" if page else said
 
@@ -129,7 +140,7 @@ def _linked(text: str) -> str:
 
 
 def _clauses_linked(text: str) -> str:
-    """Clauses named in prose lead to their text: not those in headings, in code, or in a link already."""
+    """Turn clause ids in prose into links; ids in headings, code and links stay as they are."""
     known = "|".join(map(re.escape, all_clauses()))
     fenced = re.split(r"(^ *```.*?^ *```$|^#.*?$|^\(.*?\)=$|`[^`]+`|\[[^\]]*\]\([^)]*\))", text, flags=re.DOTALL | re.MULTILINE)
     fenced[::2] = [re.sub(rf"(?<![\w-])({known})(?![\w-])", r"[\1](#\1)", prose) for prose in fenced[::2]]
@@ -137,8 +148,10 @@ def _clauses_linked(text: str) -> str:
 
 
 def point_to_the_site(app: object, docname: str, source: list[str]) -> None:
-    """Links that hold in the repository, as they are on the site: chapters are pages here, and other files are named."""
-    text = re.sub(r"\]\((?:\.\./)*kvref/spec/\w+\.md#([a-z0-9-]+-\d\d)--[^)]*\)", lambda link: f"](#{link[1].upper()})", source[0])
+    """Convert links that work in the repository: chapters are pages of the site, and files outside it are only named."""
+    text = re.sub(
+        r"\]\((?:\.\./)*kvref/spec/\w+\.md#([a-z0-9-]+-\d\d)--[^)]*\)", lambda link: f"](#{link[1].upper()})", source[0]
+    )
     text = _clauses_linked(text)
     text = re.sub(r"\]\((?:\.\./)+kvref/spec/(\w+)\.md", rf"]({'../' * docname.count('/')}spec/\1.md", text)
     if docname.startswith("how/"):
@@ -154,7 +167,7 @@ def _named(link: re.Match[str]) -> str:
 
 
 def as_restructured_text(app: object, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
-    """Docstrings are plain text in which `backticks` are code: what else would be markup is escaped."""
+    """Convert a docstring: backticks mark code, and all other characters that reStructuredText would interpret are escaped."""
     for number, line in enumerate(lines):
         pieces = re.split(r"(`[^`]+`)", line)
         lines[number] = "".join(

@@ -1,4 +1,4 @@
-"""How far small surfaces get: a few operations of each family, judged as `kvref check NAME --list` does."""
+"""Tables of API subsets: how many clauses can be judged with a few operations, as `kvref check NAME --list` reports."""
 
 from kvref_conformance.checking.steps import Sizes
 from kvref_conformance.families import all_families
@@ -7,7 +7,7 @@ from kvref_conformance.judging.forecast import Gain, forecast
 from kvref_conformance.judging.judge import select
 from kvref_conformance.judging.offered import Offered
 
-# The operations that others wrote their caches with, or the fewest with which anything can be said.
+# Operations that typical third-party caches have, or the smallest subset with which any clause can be judged.
 SURFACES = {
     "contiguous": ("append read", "append read seq_len reset"),
     "blocks": ("allocate free utilization", "allocate free num_free num_blocks"),
@@ -26,12 +26,12 @@ SURFACES = {
     "latent": ("append attend read length",),
     "sharded": ("append read attend length", "append read_rank heads positions"),
 }
-BRING = 3  # operations that are named, of those that would bring more
+BRING = 3  # the number of further operations shown, those with the largest gain
 
 
 def small_surfaces() -> str:
-    """A table of SURFACES: how many clauses are judged of each, and what one operation more would bring."""
-    lines = ["| family | operations | clauses judged | checks that one more would bring |", "|---|---|---|---|"]
+    """A table of SURFACES: how many clauses are judged with each subset, and how many checks each further operation would add."""
+    lines = ["| family | operations | clauses judged | further operations, with the checks that each adds |", "|---|---|---|---|"]
     for family, surfaces in SURFACES.items():
         for words in surfaces:
             operations = [f"{family}.{name}" for name in words.split()]
@@ -40,14 +40,14 @@ def small_surfaces() -> str:
             found = forecast(door, {family: Offered(operations, missing)}, select(family=family))
             judged = [reach for reach in found.reaches if reach.judged]
             derived = sum(bool(reach.through) for reach in judged)
-            share = f"{len(judged)} of {len(found.reaches)}" + (f" ({derived} through others)" if derived else "")
+            share = f"{len(judged)} of {len(found.reaches)}" + (f" ({derived} by derived operations)" if derived else "")
             lines.append(f"| {family} | {_code(words.split())} | {share} | {'<br>'.join(map(_brings, found.gains[:BRING]))} |")
     return "\n".join(lines) + "\n"
 
 
 def derived_operations() -> str:
-    """A table of all that may be missing, since the judge makes it of others."""
-    lines = ["| operation | is made of | which is |", "|---|---|---|"]
+    """A table of the operations that the judge derives from others if they are missing."""
+    lines = ["| derived operation | derived from | clause that defines them as equal |", "|---|---|---|"]
     for family in all_families().values():
         module = family.part("derived")
         for way in module.DERIVED if module else ():

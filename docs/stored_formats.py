@@ -1,6 +1,4 @@
-"""Every format that rows are stored in, side by side: what it is, how many bits it takes, how far its values are off, and how
-long it takes, as docs/results/bench_formats.json has it.
-"""
+"""A table and a figure of all storage formats: bits per value, error, and the times of docs/results/bench_formats.json."""
 
 import json
 from functools import cache
@@ -16,9 +14,11 @@ from kvref.formats.base import stored_as
 from kvref.formats.grouped import Groups
 
 WIDTH, ROWS = 128, 2000
-OUTLIERS = {5: 9.0, 70: -7.0, 99: 12.0}  # channels that lie far from zero in every token, as keys of models have
+# mean by channel: these channels are far from zero in every token, as in the keys of models
+OUTLIERS = {5: 9.0, 70: -7.0, 99: 12.0}
 KINDS = {
-    "element": "casts", "head": "a scale a row", "token": "a scale a token", "group": "a scale a group", "given": "one scale",
+    "element": "cast", "head": "one scale per row", "token": "one scale per token", "group": "one scale per group",
+    "given": "one given scale",
 }  # fmt: skip
 MEASURED = Path(__file__).parent / "results/bench_formats.json"
 TIMED = ("numpy", "torch-compiled")
@@ -26,19 +26,19 @@ COLOURS = {"element": "#555555", "head": "#2c8a4b", "token": "#b3261e", "group":
 
 
 def listed() -> list[Format]:
-    """All but those of FMT-GROUP that differ from another in the dtype of their scales alone. A scale that is given is 1.0."""
+    """Return the formats to show: of FMT-GROUP only those with float16 scales. A given scale is 1.0."""
     return [each for each in FORMATS.values() if not isinstance(each, Groups) or each.scale.name == "float16"]
 
 
 def bits(format: Format) -> float:
-    """Bits a value, scales included, in rows of WIDTH."""
+    """Bits per value, including scales, for rows of WIDTH numbers."""
     parts = stored_as(format, (WIDTH,), np)
     return 8 * sum(ITEM_BYTES[dtype] * int(np.prod(shape)) for shape, dtype in parts) / WIDTH
 
 
 @cache
 def error(name: str, outliers: bool) -> float:
-    """The root of the mean square of what was read less what was written, in channels without outliers, whose own is 1."""
+    """Root mean square of (read - written) in the channels without outliers, whose standard deviation is 1."""
     rows = np.random.default_rng(5).normal(size=(ROWS, WIDTH))
     if outliers:
         for channel, centre in OUTLIERS.items():
@@ -52,7 +52,7 @@ def error(name: str, outliers: bool) -> float:
 
 @cache
 def times() -> dict[str, dict[str, float]]:
-    """Times as long as a memcpy of the float32, by "quantize NAME" or "dequantize NAME" and by backend."""
+    """Times in units of a memcpy of the float32 numbers, by "quantize NAME" or "dequantize NAME" and by backend."""
     contests = json.loads(MEASURED.read_text(encoding="utf-8"))["contests"]
     return {
         contest["title"]: {score["who"].removeprefix("kvref "): score["of_data"][0] for score in contest["scores"]}
@@ -61,19 +61,23 @@ def times() -> dict[str, dict[str, float]]:
 
 
 def time_of(what: str, format: Format, backend: str) -> float | None:
-    """None where it was not measured. Of groups those of 64 with scales in float32 were, and stand for those in float16."""
+    """Return the time, None if it was not measured.
+
+    Groups were measured with size 64 and float32 scales, shown for float16 scales.
+    """
     return times().get(f"{what} {format.name.replace('_g64_float16', '_g64_float32')}", {}).get(backend)
 
 
 def formats_table() -> str:
-    """A table of them, by the bits they take."""
+    """A table of the formats, by bits per value."""
     lines = [
-        "| format | a scale for | element | bits a value | error | with outliers | quantize | dequantize |",
+        "| format | one scale per | element | bits per value | error | error with outliers | quantize | dequantize |",
         "|---|---|---|---:|---:|---:|---:|---:|",
     ]
     for format in sorted(listed(), key=lambda each: (-bits(each), each.name)):
         shared = {
-            "element": "–", "head": "a row", "token": "a token", "group": f"{format.group} neighbours", "given": "all, and given",
+            "element": "–", "head": "row", "token": "token", "group": f"{format.group} adjacent numbers",
+            "given": "cache (given)",
         }[format.granularity]  # fmt: skip
         measured = [_percent(error(format.name, outliers)) for outliers in (False, True)]
         measured += [" / ".join(_times(time_of(what, format, each)) for each in TIMED) for what in ("quantize", "dequantize")]
@@ -96,7 +100,10 @@ def _line(axes: plt.Axes, y: int, colour: str, filled: float, hollow: float) -> 
 
 
 def spent() -> plt.Figure:
-    """A line a format, by its bits: the error of rows, and that of rows with outlier channels; beside it what it takes."""
+    """One line per format, by bits per value.
+
+    Left: its error without and with outlier channels. Right: the times to store and read.
+    """
     ordered = sorted(listed(), key=lambda each: (bits(each), -error(each.name, outliers=False)))
     ordered = [each for each in ordered if each.name != "float32"]
     figure, (axes, beside) = plt.subplots(1, 2, figsize=(10, 9), sharey=True, width_ratios=(3, 2))
@@ -107,16 +114,16 @@ def spent() -> plt.Figure:
         if quantize and dequantize:
             _line(beside, y, colour, quantize, dequantize)
     axes.set_yticks(range(len(ordered)), [f"{each.name}   {bits(each):g}" for each in ordered], fontsize=9)
-    axes.set(xscale="log", xlabel="error, in parts of what was written", ylim=(-0.7, len(ordered) - 0.3))
-    axes.set_title("bits a value", fontsize=9, loc="left", x=-0.13)
+    axes.set(xscale="log", xlabel="relative error (root mean square)", ylim=(-0.7, len(ordered) - 0.3))
+    axes.set_title("bits per value", fontsize=9, loc="left", x=-0.13)
     beside.set(
         xscale="log",
-        xlabel="compiled, times as long as a memcpy",
+        xlabel="compiled, time in units of a memcpy",
         xticks=(1, 2, 3, 10, 30),
         xticklabels=["1", "2", "3", "10", "30"],
     )
     beside.minorticks_off()
-    for goal in (2, 3):  # what we wanted of bytes and of nibbles
+    for goal in (2, 3):  # targets for formats with one code per byte, and with two
         beside.axvline(goal, color="#cccccc", linewidth=1, zorder=0)
     for granularity, label in KINDS.items():
         axes.plot([], [], "o", color=COLOURS[granularity], label=label)

@@ -55,7 +55,7 @@ class Sight:
         whole_fields(self, "sinks", "chunk", minimum=0)
 
     def sees(self, query: Any, token: Any) -> Any:
-        """Return whether a query at position `query` sees the token at position `token`: integers, or NumPy arrays to broadcast."""
+        """Return whether a query at position `query` sees the token at position `token`. Arrays broadcast."""
         return (token <= query) & ((token >= self.first(query)) | (token < self.sinks))
 
     def first(self, query: Any) -> Any:
@@ -243,4 +243,5 @@ def attention_bound(query: Array, keys: Array, values: Array, scale: float) -> A
 
 
 def _gamma(roundings: int) -> float:
+    """g(k) = k u / (1 - k u), the relative error of k roundings."""
     return roundings * U / (1 - roundings * U)

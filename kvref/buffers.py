@@ -1,9 +1,11 @@
-"""Pooled buffers: memory in a few sizes, kept for the next owner instead of being given back to the system.
+"""A pool of buffers in five sizes, which keeps the memory of released buffers for later requests (chapter BUF).
 
-A request gets the smallest size class that holds it. Releasing a buffer puts its memory on the class's free list, up to
-`max_buffers`; the next request of that class takes it from there. The next owner starts from an empty buffer and can read only
-what it wrote itself (LAW-05). Everything here is safe to use from several threads (BUF-08): a buffer has a lock, which is taken
-before the pool's and never after it, so that a release waits for what is being written.
+A request gets a buffer of the smallest size class that fits. Releasing a buffer adds its memory to the free list of its class,
+which has at most `max_buffers` entries. The next owner of the memory starts with an empty buffer and can read only what it wrote
+(LAW-05).
+
+Threads can share pools and buffers (BUF-08). A buffer has a lock, which is always acquired before the pool's lock, so that a
+release blocks until a write or read of the same buffer has finished.
 """
 
 from dataclasses import dataclass
@@ -29,10 +31,13 @@ VALUE_BYTES = 4  # buffers hold float32
 
 
 class Buffer:
-    """Room for `capacity` float32 values, of which `length` are written. Made by BufferPool.acquire."""
+    """A buffer of `size` bytes, with room for `capacity` float32 values, of which `length` are written.
+
+    `BufferPool.acquire` creates buffers. Used as a context manager, a buffer is released at the end.
+    """
 
     def __init__(self, pool: "BufferPool", memory: Array, size: int) -> None:
-        self.size = size  # bytes: the size class
+        self.size = size  # bytes; a size class
         self.capacity = size // VALUE_BYTES
         self.length = 0
         self._pool = pool
@@ -40,7 +45,10 @@ class Buffer:
         self._memory: Array | None = memory
 
     def extend(self, values: Array) -> None:
-        """Append float32 values [n]. Raises CapacityExceeded past capacity, BufferReleased after release."""
+        """Append values [n], all or none (BUF-09).
+
+        Raises CapacityExceeded if they exceed the capacity, BufferReleased, ShapeMismatch or DtypeMismatch.
+        """
         values = accept("values", values, ("n",), self._pool.backend)
         with self._lock:
             memory, end = self._held(), self.length + values.shape[0]
@@ -50,27 +58,27 @@ class Buffer:
             self.length = end
 
     def values(self) -> Array:
-        """What was written, float32 [length]: never the last owner's values (LAW-05).
+        """Return the values that were written: float32 [length]. Raises BufferReleased.
 
-        A view of the memory, where the library has views: once the buffer is released the next owner writes there.
+        It is a view of the memory if the array library has views, and valid until the buffer is released.
         """
         with self._lock:
             return self._held()[0, 0, : self.length, 0]
 
     def clear(self) -> None:
-        """Forget the values and keep the memory. Raises BufferReleased."""
+        """Remove the values and keep the memory. Raises BufferReleased."""
         with self._lock:
             self._held()
             self.length = 0
 
     @property
     def address(self) -> int | None:
-        """Where the memory begins, or None where the array library does not say."""
+        """The address of the memory, or None if the array library does not expose it. Raises BufferReleased."""
         with self._lock:
             return self._pool.backend.address(self._held())
 
     def release(self) -> None:
-        """Give the memory back. Releasing twice is harmless and counted once (BUF-05)."""
+        """Return the memory to the pool. Releasing twice has no effect (BUF-05)."""
         with self._lock:
             memory, self._memory = self._memory, None
             if memory is not None:
@@ -83,6 +91,7 @@ class Buffer:
         self.release()
 
     def _held(self) -> Array:
+        """The memory. Raises BufferReleased."""
         if self._memory is None:
             raise BufferReleased("the buffer was released")
         return self._memory
@@ -90,10 +99,12 @@ class Buffer:
 
 @dataclass(frozen=True)
 class BufferStats:
-    """What a pool has done since it was made.
+    """Statistics of a pool since it was created (BUF-03).
 
-    hits, misses: requests served from a free list, or not. allocations: memories made, for misses and prewarming. returns:
-    buffers released. drops: those of them that met a full free list. free: free buffers, by size class in bytes.
+    - `hits`, `misses`: requests that were served from a free list, and requests for which memory was allocated.
+    - `allocations`: allocations of memory, by misses and by `prewarm`.
+    - `returns`: released buffers. `drops`: released buffers whose memory was not kept, because the free list was full (BUF-04).
+    - `free`: the number of free buffers, by size class in bytes.
     """
 
     hits: int
@@ -105,14 +116,16 @@ class BufferStats:
 
     @property
     def hit_rate(self) -> float:
-        """hits / (hits + misses); 0.0 before any request (BUF-07)."""
+        """hits / (hits + misses); 0.0 before the first request (BUF-07)."""
         requests = self.hits + self.misses
         return self.hits / requests if requests else 0.0
 
 
 class BufferPool:
+    """A pool of buffers of 1, 4, 16, 64 and 256 KiB (chapter BUF). Threads and caches can share it."""
+
     def __init__(self, max_buffers: int = 32, backend: Backend = reference) -> None:
-        """max_buffers: free buffers kept of each class."""
+        """max_buffers: the largest number of free buffers per size class, 1 or more. Raises ConfigError."""
         self.max_buffers = whole("max_buffers", max_buffers)
         self.backend = backend
         self.lock = RLock()
@@ -120,7 +133,10 @@ class BufferPool:
         self._hits = self._misses = self._allocations = self._returns = self._drops = 0
 
     def acquire(self, num_bytes: int) -> Buffer:
-        """An empty buffer of the smallest class that holds `num_bytes`. Raises BufferTooLarge above the largest."""
+        """Return an empty buffer of the smallest size class that is at least `num_bytes` (BUF-01).
+
+        Raises BufferTooLarge above the largest class, PositionOutOfRange if `num_bytes` is negative.
+        """
         size = size_class(num_bytes)
         with self.lock:
             if self._free[size]:
@@ -132,7 +148,7 @@ class BufferPool:
             return Buffer(self, memory, size)
 
     def acquire_pair(self, num_bytes: int) -> tuple[Buffer, Buffer]:
-        """One buffer for keys and one for values, or neither."""
+        """Return two buffers, for keys and for values, or none. Raises as `acquire` does."""
         keys = self.acquire(num_bytes)
         try:
             return keys, self.acquire(num_bytes)
@@ -141,7 +157,10 @@ class BufferPool:
             raise
 
     def prewarm(self, size: int, count: int) -> None:
-        """Fill the free list of one class with `count` more buffers, up to max_buffers (BUF-06)."""
+        """Allocate `count` free buffers of a size class, or as many as bring its free list to max_buffers (BUF-06).
+
+        Raises ConfigError if `size` is not a size class in bytes, PositionOutOfRange if `count` is negative.
+        """
         if integer(size) not in SIZE_CLASSES:
             raise ConfigError(f"size: expected one of {', '.join(map(str, SIZE_CLASSES))}, got {size!r}")
         size, count = int(size), in_range(count, None, PositionOutOfRange, "count")
@@ -150,22 +169,24 @@ class BufferPool:
                 self._free[size].append(self._allocate(size))
 
     def prewarm_all(self, count: int) -> None:
+        """`prewarm` for every size class."""
         for size in SIZE_CLASSES:
             self.prewarm(size, count)
 
     def clear(self) -> None:
-        """Let go of every free buffer. Those in use are not touched."""
+        """Free the memory of all free buffers. Buffers in use do not change (BUF-06)."""
         with self.lock:
             for free in self._free.values():
                 free.clear()
 
     def stats(self) -> BufferStats:
+        """Return the statistics since the pool was created (BUF-03)."""
         with self.lock:
             free = {size: len(buffers) for size, buffers in self._free.items()}
             return BufferStats(self._hits, self._misses, self._allocations, self._returns, self._drops, free)
 
     def take_back(self, memory: Array, size: int) -> None:
-        """Called by Buffer.release, once for each buffer."""
+        """Add the memory of a released buffer to its free list, or drop it. Called by `Buffer.release` once per buffer."""
         with self.lock:
             self._returns += 1
             if len(self._free[size]) < self.max_buffers:
@@ -174,12 +195,13 @@ class BufferPool:
                 self._drops += 1
 
     def _allocate(self, size: int) -> Array:
+        """New memory of `size` bytes."""
         self._allocations += 1
-        return self.backend.zeros((1, 1, size // VALUE_BYTES, 1), "float32")  # the shape the `update` kernel takes
+        return self.backend.zeros((1, 1, size // VALUE_BYTES, 1), "float32")  # the shape that the kernel `update` requires
 
 
 def size_class(num_bytes: int) -> int:
-    """The smallest size class that holds `num_bytes` (BUF-01). Raises BufferTooLarge, or PositionOutOfRange for a negative."""
+    """Return the smallest size class that is at least `num_bytes` (BUF-01). Raises BufferTooLarge or PositionOutOfRange."""
     num_bytes = in_range(num_bytes, None, PositionOutOfRange, "num_bytes")
     for size in SIZE_CLASSES:
         if num_bytes <= size:

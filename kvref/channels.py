@@ -1,14 +1,15 @@
-"""The cache that quantizes keys by channel, as KIVI does (Liu et al. 2024): 2 to 8 bits, and the newest tokens in full.
+"""The KIVI cache: keys are quantized per channel (Liu et al. 2024), to 2, 4 or 8 bits, and the newest tokens are stored in full.
 
-A channel is one element of one head. Keys have channels that are large at every token, so that a scale a token is spoiled by
-them: here `group` tokens of one channel share a scale, and no other channel has a part in it. Values have none, and share one
-along head_dim. Which tokens are quantized follows from how many there are, and from nothing else:
+A channel is one element of one head. Keys have channels with large magnitudes at every token. With one scale per token, these
+channels would determine it. Here `group` consecutive tokens of one channel share a scale, and channels do not affect each other.
+Values have no such channels; there `group` consecutive elements of one token and head share a scale. Which tokens are quantized
+depends on the number n of tokens only (KIVI-02):
 
-    keys     the first n // residual * residual of n tokens: when `residual` tokens are held in full, all of them are quantized
-    values   all but the newest `residual`: one token at a time, as it gets that old
+    keys     the first n // residual * residual tokens: `residual` tokens are collected in full, and then quantized together
+    values   all tokens but the newest `residual`: one token at a time
 
-Tokens in full lie in a ring, position p at slot p % ring, until others come to lie there. What is quantized is made of what the
-ring holds, once (KIVI-03); what is taken back is still in the ring, or cannot be (KIVI-08).
+Tokens in full are in a ring, position p in slot p % ring, until another token overwrites them. Groups are quantized once, from
+the numbers in the ring (KIVI-03). `truncate` works if all tokens that must be in full afterwards are still in the ring (KIVI-08).
 """
 
 from collections.abc import Sequence
@@ -34,15 +35,19 @@ from kvref.inputs import accept_pair
 from kvref.slots import SlotStore, TokenStore
 
 AFFINE = {each.name: each for each in GROUPS if each.affine}
-# What any group can hold, whatever it is together with: its zero, its range and its largest value are finite (KIVI-06).
+# By dtype of scales: below these magnitudes, zero, range and largest value of any group are finite (KIVI-06).
 MAGNITUDES_BELOW = {"float32": 2.0**126, "bfloat16": 2.0**126, "float16": 65520.0}
 
 
 @dataclass(frozen=True)
 class ChannelConfig:
-    """residual: the tokens that are held in full before keys are quantized, a multiple of the format's group. format: an affine
-    one of groups, uint{8,4,2}_g{32,64,128}_{float32,float16,bfloat16}, whose group goes into head_dim too. dtype: how tokens are
-    held in full. rollback: tokens that `truncate` can always take back.
+    """Sizes and formats of a ChannelCache. Raises ConfigError (LAW-12).
+
+    - `residual`: the number of tokens that are collected in full before their keys are quantized, a multiple of the group.
+    - `format`: an affine format of groups, uint{8,4,2}_g{32,64,128}_{float32,float16,bfloat16}. `head_dim` must be a multiple of
+      its group too (KIVI-09).
+    - `dtype`: of tokens in full: float32, float16 or bfloat16.
+    - `rollback`: the number of newest tokens that `truncate` can always remove (KIVI-08).
     """
 
     num_kv_heads: int
@@ -63,33 +68,39 @@ class ChannelConfig:
 
     @property
     def groups(self) -> Groups:
+        """The format of quantized keys and values."""
         return AFFINE[self.format]
 
     def quantized_keys(self, tokens: int) -> int:
-        """Of so many tokens, those whose keys are quantized (KIVI-02)."""
+        """Return how many keys are quantized if the cache has `tokens` tokens (KIVI-02)."""
         return tokens // self.residual * self.residual
 
     def quantized_values(self, tokens: int) -> int:
+        """Return how many values are quantized if the cache has `tokens` tokens (KIVI-02)."""
         return max(0, tokens - self.residual)
 
 
 class ChannelCache:
+    """A cache of one sequence and layer whose keys are quantized per channel (chapter KIVI). `length` is the number of tokens."""
+
     def __init__(self, config: ChannelConfig, backend: Backend = reference) -> None:
+        """Allocate memory for max_tokens tokens on the device of `backend`."""
         self.config = config
         self.length = 0
-        self._first = 0  # the oldest token that the ring holds
+        self._first = 0  # the first position in the ring
         self._backend = backend
         self._ring = min(config.residual + config.rollback, config.max_tokens)
         format, heads, dim = config.groups, config.num_kv_heads, config.head_dim
         groups = config.quantized_keys(config.max_tokens) // format.group
         self._full = TokenStore(backend, get_format(config.dtype), self._ring, heads, dim)
-        self._keys = SlotStore(backend, format, groups, heads * dim, format.group)  # a slot is a group: a row for each channel
+        self._keys = SlotStore(backend, format, groups, heads * dim, format.group)  # a slot: a group, a row per channel
         self._values = SlotStore(backend, format, config.quantized_values(config.max_tokens), heads, dim)
 
     def append(self, keys: Array, values: Array) -> None:
-        """Append n tokens, keys and values [n, num_kv_heads, head_dim]: all or none (KIVI-07).
+        """Append n tokens: all or none (KIVI-07). keys, values: [n, num_kv_heads, head_dim].
 
-        Raises ShapeMismatch, DtypeMismatch, CapacityExceeded, or NonFinite for a number that a group could not hold (KIVI-06).
+        Raises ShapeMismatch, DtypeMismatch, CapacityExceeded if there would be more than max_tokens tokens, or NonFinite for a
+        number that a group could not store later (KIVI-06).
         """
         config, start = self.config, self.length
         keys, values = accept_pair(keys, values, ("n", config.num_kv_heads, config.head_dim), self._backend)
@@ -108,75 +119,84 @@ class ChannelCache:
         self._keys.put(range(old_keys[0] // group, old_keys[1] // group), by_channel)
         self._values.put(range(*old_values), by_token)
         positions = np.arange(start, stop)
-        slots = np.where(positions >= stop - self._ring, positions % self._ring, -1)  # of more than a ring the last (KERN-02)
+        slots = np.where(positions >= stop - self._ring, positions % self._ring, -1)  # -1: skipped (KERN-02)
         self._full.put(slots, full)
         self.length, self._first = stop, max(self._first, stop - self._ring)
 
     def read(self, positions: Sequence[int]) -> tuple[Array, Array]:
-        """Keys and values at `positions`, float32 [n, num_kv_heads, head_dim]. Raises PositionOutOfRange."""
+        """Return the keys and values at `positions`, in their order: float32 [n, num_kv_heads, head_dim] each.
+
+        Raises PositionOutOfRange unless each is in `[0, length)`.
+        """
         wanted = np.array([in_range(each, self.length, PositionOutOfRange, "position") for each in positions], np.int64)
         keys, values = self._read(0, self.length)
         return self._backend.gather(keys, wanted), self._backend.gather(values, wanted)
 
     def attend(self, query: Array, scale: float | None = None, causal: bool = False) -> Array:
-        """Attention of query [num_queries, num_query_heads, head_dim] over what the cache reads as (ATTN-10)."""
+        """Return attention over what the cache reads as: float32 [num_queries, num_query_heads, head_dim] (ATTN-10).
+
+        query: [num_queries, num_query_heads, head_dim]. scale: 1 / sqrt(head_dim) by default. causal: the queries are those of
+        the last tokens, and each sees the tokens up to its own. Raises ShapeMismatch or DtypeMismatch.
+        """
         row = self.config.num_kv_heads, self.config.head_dim
         return attention_as_read(query, self._read, self.length, row, scale=scale, causal=causal, backend=self._backend)
 
     def truncate(self, length: int) -> None:
-        """Forget all but the first `length` tokens, as if the others had never come (EDIT-03).
+        """Remove all tokens but the first `length`, as if the others had never been appended (EDIT-03, KIVI-08).
 
-        Raises PositionOutOfRange for more than there are, and NotTruncatable where a token would be held in full that is not.
+        Raises PositionOutOfRange unless `length` is in `[0, self.length + 1)`, NotTruncatable if a token that must be in full
+        afterwards is not in the ring any more.
         """
         length = in_range(length, self.length + 1, PositionOutOfRange, "length")
-        full = self.config.quantized_values(length)  # from here on, of so many tokens; keys from there or later
+        full = self.config.quantized_values(length)  # values are in full from here on, keys from here or later
         if length and full < self._first:
             least = self._first + self.config.residual
             raise NotTruncatable(f"cannot truncate to {length}: keys before position {least} are quantized in groups (0 works)")
         self.length, self._first = length, min(self._first, length)
 
     def clear(self) -> None:
-        """Forget every token; the memory stays."""
+        """Remove every token. The memory stays allocated."""
         self.truncate(0)
 
     @property
     def quantized_keys(self) -> int:
-        """Tokens whose keys are quantized: the first so many."""
+        """How many of the first tokens have quantized keys (KIVI-02)."""
         return self.config.quantized_keys(self.length)
 
     @property
     def quantized_values(self) -> int:
-        """Tokens whose values are quantized: the first so many."""
+        """How many of the first tokens have quantized values (KIVI-02)."""
         return self.config.quantized_values(self.length)
 
     @property
     def memory_bytes(self) -> int:
-        """Codes, scales and zeros of what is quantized, and the tokens held in full (KIVI-05)."""
+        """Bytes of the codes, scales and zeros of quantized keys and values, and of the others in `dtype` (KIVI-05)."""
         keys, values = self.quantized_keys, self.quantized_values
         stored = keys // self.config.groups.group * self._keys.token_bytes + values * self._values.token_bytes
         return stored + (2 * self.length - keys - values) * self._full.keys.token_bytes
 
     def _check_storable(self, name: str, held: Array) -> None:
-        """Whatever comes to lie in one group, the group has to be storable when it is full: look at tokens as they are held."""
+        """Raise NonFinite for tokens, as stored in full, that a group could not store together with any others (KIVI-06)."""
         xp, below, dtype = self._backend.xp, MAGNITUDES_BELOW[self.config.groups.scale.name], self.config.dtype
-        if held.shape[0] and not float(largest := xp.max(xp.abs(held))) < below:  # nor is NaN
+        if held.shape[0] and not float(largest := xp.max(xp.abs(held))) < below:  # true for NaN as well
             raise NonFinite(f"{name}: expected magnitudes below {below:.6g} as {dtype} holds them, got {float(largest):.6g}")
 
     def _originals(self, which: int, start: int, stop: int, new: tuple[Array, Array]) -> Array:
-        """Keys, or values, of tokens before they are quantized: of the ring up to the length, and behind it new ones."""
+        """Keys (which = 0) or values (1) of the positions [start, stop) in full: from the ring, and from `new` for new tokens."""
         held = self._from_ring(which, start, min(stop, self.length))
         more = new[which][max(0, start - self.length) : max(0, stop - self.length), ...]
         return self._backend.xp.concat([held, more], axis=0)
 
     def _from_ring(self, which: int, start: int, stop: int) -> Array:
+        """Keys (which = 0) or values (1) of the positions [start, stop), all in the ring."""
         return (self._full.keys, self._full.values)[which].read(np.arange(start, stop) % self._ring)
 
     def _read(self, start: int, stop: int) -> tuple[Array, Array]:
-        """Tokens [start, stop), float32 [stop - start, num_kv_heads, head_dim]."""
+        """Keys and values of the positions [start, stop): float32 [stop - start, num_kv_heads, head_dim] each."""
         xp, group = self._backend.xp, self.config.groups.group
         keys, values = (min(max(start, each), stop) for each in (self.quantized_keys, self.quantized_values))
         first, last = start // group, -(-keys // group) if start < keys else start // group
-        groups = self._by_token(self._keys.read(range(first, last)))  # whole ones, though not all of their tokens are wanted
+        groups = self._by_token(self._keys.read(range(first, last)))  # whole groups, of which some tokens are not needed
         by_channel = groups[start - first * group :, ...][: keys - start, ...]
         by_token = self._values.read(range(start, values))
         return (
@@ -185,13 +205,13 @@ class ChannelCache:
         )
 
     def _by_channel(self, tokens: Array) -> Array:
-        """Tokens [n, num_kv_heads, head_dim] as groups of them, [n / group, num_kv_heads * head_dim, group] (KIVI-01)."""
+        """Tokens [n, num_kv_heads, head_dim] by channel: [n / group, num_kv_heads * head_dim, group] (KIVI-01)."""
         xp, group = self._backend.xp, self.config.groups.group
         rows = xp.reshape(tokens, (tokens.shape[0] // group, group, self.config.num_kv_heads * self.config.head_dim))
         return xp.permute_dims(rows, (0, 2, 1))
 
     def _by_token(self, groups: Array) -> Array:
-        """The same the other way round."""
+        """The inverse of `_by_channel`."""
         xp, config = self._backend.xp, self.config
         tokens = groups.shape[0] * config.groups.group
         return xp.reshape(xp.permute_dims(groups, (0, 2, 1)), (tokens, config.num_kv_heads, config.head_dim))

@@ -1,8 +1,8 @@
-"""The contiguous cache: one growing buffer each for keys and values.
+"""The contiguous cache: one buffer for keys and one for values, which grow.
 
-Buffers are [batch_size, num_kv_heads, capacity, head_dim]; tokens lie at [:seq_len]. When they no longer fit, capacity doubles
-until they do, never past max_seq_len, and the tokens are copied over. Between growths the buffers are the same memory, so that
-a captured graph may write into them and `advance` the length afterwards.
+The buffers are [batch_size, num_kv_heads, capacity, head_dim], and tokens are at `[:, :, :seq_len]`. If an append does not fit,
+the capacity is doubled until it does, up to max_seq_len, and the tokens are copied to new buffers. Otherwise the buffers stay the
+same memory, so that a captured graph (CUDA graph) can write to them and the caller can `advance` the length afterwards.
 """
 
 from collections.abc import Sequence
@@ -18,9 +18,11 @@ from kvref.inputs import accept, accept_pair
 
 @dataclass(frozen=True)
 class ContiguousConfig:
-    """Sizes in tokens, heads and elements. initial_capacity may be 0 and is cut to max_seq_len.
+    """Sizes and dtype of a ContiguousCache. Raises ConfigError (LAW-12).
 
-    dtype: how values are stored: float32, float16 or bfloat16.
+    - `max_seq_len`: tokens per sequence, at most.
+    - `initial_capacity`: tokens for which memory is allocated at first, 0 or more, limited to max_seq_len (CONTIG-01).
+    - `dtype`: float32, float16 or bfloat16.
     """
 
     num_kv_heads: int
@@ -37,7 +39,14 @@ class ContiguousConfig:
 
 
 class ContiguousCache:
+    """A cache of one layer for a batch of sequences of equal length (chapter CONTIG).
+
+    `seq_len` is the number of tokens per sequence, `capacity` the number for which memory is allocated. Arrays have the heads
+    before the tokens: [batch_size, num_kv_heads, n, head_dim].
+    """
+
     def __init__(self, config: ContiguousConfig, backend: Backend = reference) -> None:
+        """Allocate buffers of the initial capacity on the device of `backend`."""
         self.config = config
         self.seq_len = 0
         self.capacity = min(config.initial_capacity, config.max_seq_len)  # CONTIG-01
@@ -46,9 +55,10 @@ class ContiguousCache:
         self._keys, self._values = self._new_buffer(self.capacity), self._new_buffer(self.capacity)
 
     def append(self, keys: Array, values: Array) -> None:
-        """Append n tokens, keys and values [batch_size, num_kv_heads, n, head_dim].
+        """Append n tokens to every sequence. keys, values: [batch_size, num_kv_heads, n, head_dim].
 
-        Raises ShapeMismatch, DtypeMismatch, or CapacityExceeded past max_seq_len; growth is undone by not having begun.
+        Raises ShapeMismatch, DtypeMismatch, or CapacityExceeded if there would be more than max_seq_len tokens. Everything is
+        checked before the buffers grow.
         """
         config = self.config
         shape = (config.batch_size, config.num_kv_heads, "n", config.head_dim)
@@ -64,30 +74,35 @@ class ContiguousCache:
         self.seq_len = needed
 
     def append_fused(self, key_values: Array) -> None:
-        """`append` from one array [2, batch_size, num_kv_heads, n, head_dim], keys first, as a fused projection makes it."""
+        """`append` from one array, as a fused projection returns it. Raises as `append` does.
+
+        key_values: [2, batch_size, num_kv_heads, n, head_dim], keys first.
+        """
         config = self.config
         shape = (2, config.batch_size, config.num_kv_heads, "n", config.head_dim)
         key_values = accept("key_values", key_values, shape, self._backend)
         self.append(key_values[0, ...], key_values[1, ...])
 
     def read(self) -> tuple[Array, Array]:
-        """All keys and values, float32 [batch_size, num_kv_heads, seq_len, head_dim].
+        """Return all keys and values: float32 [batch_size, num_kv_heads, seq_len, head_dim] each.
 
-        Views of the buffers where these are float32, and widened copies where not.
+        With dtype float32 they are views of the buffers (if the library has views), otherwise copies. An empty cache returns
+        arrays of 0 tokens (CONTIG-03).
         """
         return self._read(self._keys), self._read(self._values)
 
     def raw(self) -> tuple[Array, Array]:
-        """The buffers themselves, [batch_size, num_kv_heads, capacity, head_dim] in the cache's dtype (CONTIG-07).
+        """Return the buffers of keys and values: [batch_size, num_kv_heads, capacity, head_dim] of the cache's dtype (CONTIG-07).
 
-        With a library of immutable arrays: the buffers as they are now, which the next `append` replaces (CONTIG-08).
+        In a library without float16 or bfloat16 they are uint16 arrays with the same bits. In a library with immutable arrays,
+        the next `append` replaces them (CONTIG-08).
         """
         return self._keys, self._values
 
     def advance(self, count: int) -> None:
-        """Count `count` tokens, written into the raw buffers at seq_len by someone else, as readable (CONTIG-10).
+        """Increase `seq_len` by `count` tokens that the caller has written to the raw buffers from seq_len on (CONTIG-10).
 
-        Raises CapacityExceeded past the buffers' capacity, PositionOutOfRange for a negative count.
+        Raises CapacityExceeded if they exceed the present capacity, PositionOutOfRange if `count` is negative.
         """
         count = in_range(count, None, PositionOutOfRange, "count")
         if self.seq_len + count > self.capacity:
@@ -95,17 +110,17 @@ class ContiguousCache:
         self.seq_len += count
 
     def truncate(self, length: int) -> None:
-        """Forget all but the first `length` tokens; capacity and memory stay (EDIT-01).
+        """Remove all tokens but the first `length`. Capacity and memory stay the same (EDIT-01).
 
-        Raises PositionOutOfRange for more than there are.
+        Raises PositionOutOfRange unless `length` is in `[0, seq_len + 1)`.
         """
         self.seq_len = in_range(length, self.seq_len + 1, PositionOutOfRange, "length")
 
     def reorder(self, rows: Sequence[int]) -> None:
-        """Let sequence i of the batch be what sequence rows[i] was: beams that go on from others (EDIT-07).
+        """Replace row i of the batch by the former row `rows[i]`, for all i at the same time, as beam search needs (EDIT-07).
 
-        Rows may repeat, and their number is the new batch_size; where it stays, so does the memory. Raises RowOutOfRange, and
-        ConfigError for no rows.
+        rows: indices of rows, which can repeat. Their number is the new batch_size; if it does not change, the buffers stay the
+        same memory. Raises RowOutOfRange, or ConfigError if there are no rows.
         """
         chosen = [in_range(row, self.config.batch_size, RowOutOfRange, "row") for row in rows]
         config = replace(self.config, batch_size=len(chosen))
@@ -115,13 +130,14 @@ class ContiguousCache:
         self.config, self._keys, self._values = config, keys, values
 
     def reset(self) -> None:
-        """Forget every token; capacity and memory stay (CONTIG-11)."""
+        """Remove every token. Capacity and memory stay the same (CONTIG-11)."""
         self.seq_len = 0
 
     def attend(self, query: Array, scale: float | None = None, causal: bool = False) -> Array:
-        """Attention of query [batch_size, num_query_heads, num_queries, head_dim] over the cache, sequence by sequence.
+        """Return attention, for each sequence over its own tokens: float32 [batch_size, num_query_heads, num_queries, head_dim].
 
-        The axes stand as they do in keys and values: heads before tokens.
+        query: [batch_size, num_query_heads, num_queries, head_dim]. scale: 1 / sqrt(head_dim) by default. causal: the queries are
+        those of the last tokens, and each sees the tokens up to its own. Raises ShapeMismatch or DtypeMismatch.
         """
         config, xp = self.config, self._backend.xp
         query = accept("query", query, (config.batch_size, "num_query_heads", "num_queries", config.head_dim), self._backend)
@@ -133,14 +149,16 @@ class ContiguousCache:
         return xp.permute_dims(xp.stack(attended), (0, 2, 1, 3))
 
     def _cast(self, values: Array) -> Array:
-        """As the buffers hold them: a plain dtype has codes and nothing else."""
+        """Values in the dtype of the buffers. Formats without scales consist of codes only."""
         return self._backend.quantize(values, self._format).codes
 
     def _read(self, buffer: Array) -> Array:
+        """The first seq_len tokens of a buffer, as float32."""
         return self._backend.dequantize(Quantized(buffer[:, :, : self.seq_len, :]), self.config.head_dim, self._format)
 
     def _grow(self, needed: int) -> None:
-        capacity = max(self.capacity, 1)  # doubling 0 would never get anywhere (CONTIG-04)
+        """Replace the buffers by larger ones with the same tokens (CONTIG-04)."""
+        capacity = max(self.capacity, 1)  # doubling 0 would not increase it (CONTIG-04)
         while capacity < needed:
             capacity *= 2
         capacity = min(capacity, self.config.max_seq_len)

@@ -1,8 +1,10 @@
-"""The paged cache of a model whose layers differ: some see all tokens, the others a window of the last.
+"""The grouped cache: a prefix cache for models in which some layers see all tokens and others a sliding window.
 
-Layer i is of group i % num_groups: the last group's layers see everything, the others' the last `window` tokens. Groups are of
-one size, so that a block, block_size tokens of one group's layers, serves any of them, and all take theirs from one pool. A
-sequence has a table for each group. A group gives back what its layers see no more, and its entries keep their place.
+Layer i is in group i % num_groups. The layers of the last group see all tokens. The other groups are window groups, whose layers
+see the last `window` tokens. All groups have the same number of layers. A block is room for block_size tokens in all layers of
+one group, so that every group can use every block, and all groups allocate from one pool. A sequence has one block table per
+group. A window group frees the blocks that its layers do not see any more; their table entries keep their index and list
+NO_BLOCK.
 """
 
 from collections.abc import Sequence
@@ -24,10 +26,15 @@ from kvref.slots import TokenStore
 
 @dataclass(frozen=True)
 class GroupedConfig:
-    """num_blocks counts blocks of one group: n tokens that are all held take num_groups * ceil(n / block_size) of them.
+    """Sizes and format of a GroupedCache. Raises ConfigError (LAW-12).
 
-    Gemma 3, whose every sixth layer sees everything, has num_groups 6; gpt-oss has 2; 1 is a model whose layers are alike.
-    dtype: any format, as in PagedConfig; a scale that would be given is 1.0.
+    - `num_blocks`: blocks in the pool, each for one group. n tokens, if no group has released any, have
+      num_groups * ceil(n / block_size) blocks.
+    - `num_layers`: a multiple of num_groups.
+    - `num_groups`: 6 for Gemma 3, in which every sixth layer sees all tokens; 2 for gpt-oss; 1 if all layers see all tokens.
+    - `window`: tokens that the layers of window groups see, the query's own included (WIN-01).
+    - `dtype`: the name of any format. If it has groups of numbers, `head_dim` must be a multiple of the group. Static formats
+      have the scale 1.0.
     """
 
     num_blocks: int
@@ -44,30 +51,40 @@ class GroupedConfig:
         whole_fields(self, "num_layers", "num_groups", "window", "num_kv_heads", "head_dim", "block_size")
         if self.num_layers % self.num_groups:
             raise ConfigError(f"num_layers: expected a multiple of num_groups {self.num_groups}, got {self.num_layers}")
-        get_format(self.dtype).code_width(self.head_dim)  # which says whether its groups go into it
+        get_format(self.dtype).code_width(self.head_dim)  # raises ConfigError unless it is a multiple of the group
 
 
 class GroupedCache(Finder):
-    """In its tables a group takes the place of a layer."""
+    """A cache of many sequences for models with different layers, with prefix caching (chapter GROUP).
+
+    `begin` creates a sequence, with the cached tokens at its beginning; `step` appends tokens to all layers; `commit` adds full
+    blocks to the prefix index. All layers of a sequence have the same length. `sequence` is an id that `create`, `begin` or
+    `fork` returned, and `layer` is in `[0, num_layers)`; otherwise a method raises SequenceNotFound or LayerOutOfRange.
+    """
 
     def __init__(self, config: GroupedConfig, backend: Backend = reference) -> None:
+        """Allocate memory for all blocks on the device of `backend`."""
+        # In the tables of the base classes a group takes the place of a layer.
         super().__init__(config.num_blocks, config.num_groups, config.block_size, backend)
         self.pool, self._told, self.config = FindablePool(config.num_blocks), {}, config
         self._sights = [Sight(config.window)] * (config.num_groups - 1) + [Sight()]
-        self._layers = config.num_layers // config.num_groups  # of each group
+        self._layers = config.num_layers // config.num_groups  # per group
         slots = config.num_blocks * self._layers * config.block_size
         self._store = TokenStore(backend, get_format(config.dtype), slots, config.num_kv_heads, config.head_dim)
 
     def match(self, tokens: Sequence[int], salt: str = "") -> int:
-        """How many leading tokens `begin` would find. Changes nothing (PREFIX-05). Raises TokenOutOfRange."""
+        """Return the hit: how many of the first tokens `begin(tokens, salt)` would find (GROUP-05). It changes nothing.
+
+        Raises TokenOutOfRange.
+        """
         keys, _ = self._find(token_numbers(tokens), salt)
         return len(keys) * self.config.block_size
 
     def begin(self, tokens: Sequence[int], salt: str = "") -> int:
-        """A new sequence that holds as many of these tokens as every group finds: its length says how many (GROUP-05).
+        """Create a sequence with the cached tokens at the beginning of a prompt, and return its id (GROUP-05).
 
-        Of these a group of windows holds the blocks that the next query sees. Takes no block for the others. Raises
-        TokenOutOfRange.
+        Its length is the hit, which `match` returns. A window group shares only the blocks that the next query sees. No block is
+        allocated for the other tokens: `step` allocates them. tokens, salt: as in `PrefixCache.begin`. Raises TokenOutOfRange.
         """
         numbers = token_numbers(tokens)
         keys, entries = self._find(numbers, salt)
@@ -81,10 +98,10 @@ class GroupedCache(Finder):
         return sequence
 
     def commit(self, sequence: int, tokens: Sequence[int]) -> None:
-        """Say that a sequence's first positions hold these tokens, from the first on.
+        """Record that the first positions of a sequence contain `tokens`, and add full blocks to the prefix index.
 
-        Each full block that a group holds is findable from now on, for that group. Raises SequenceNotFound, TokenOutOfRange,
-        PositionOutOfRange for more tokens than are written, and TokenMismatch where they are not those committed before.
+        Each full block that a group stores is cached for this group. Raises SequenceNotFound, TokenOutOfRange, PositionOutOfRange
+        if there are more tokens than the sequence has, and TokenMismatch if a token differs from the committed one (PREFIX-02).
         """
         table, numbers = self._table(sequence), token_numbers(tokens)
         told = self._told[int(sequence)]
@@ -98,10 +115,13 @@ class GroupedCache(Finder):
             told.keys.append(key)
 
     def step(self, sequence: int, keys: Array, values: Array) -> None:
-        """Append n tokens in every layer, keys and values [num_layers, n, num_kv_heads, head_dim]: in all groups or none.
+        """Append n tokens in every layer. keys, values: [num_layers, n, num_kv_heads, head_dim].
 
-        First each group gives back what the query at the present length sees no more, then all take blocks for the new tokens;
-        so every one of these can attend (GROUP-02). Raises OutOfBlocks, and then nothing has changed (GROUP-03).
+        First, each window group frees the blocks that a query at the present length does not see. Then blocks are allocated for
+        the new tokens. The blocks that any query of this step sees stay allocated until the next step (GROUP-02).
+
+        Raises ShapeMismatch, DtypeMismatch, NonFinite, SequenceNotFound, or OutOfBlocks. If it raises, nothing has changed
+        (GROUP-03).
         """
         table, config = self._table(sequence), self.config
         shape = (config.num_layers, "n", config.num_kv_heads, config.head_dim)
@@ -111,7 +131,7 @@ class GroupedCache(Finder):
             return
         rows = (config.num_layers * count, config.num_kv_heads, config.head_dim)
         keys, values = (self._backend.xp.reshape(each, rows) for each in (keys, values))
-        new = self._store.quantized(keys, values)  # may raise, so that it comes before blocks go or are taken
+        new = self._store.quantized(keys, values)  # can raise: before blocks are freed or allocated
         positions, unseen = np.arange(length, length + count), self._unseen(length)
         groups, more = np.arange(config.num_groups)[:, None], self._missing(table, length + count)
         free = self.pool.num_free + sum(self.pool.references(block) == 1 for block in self._tables.before(table, unseen))
@@ -124,7 +144,11 @@ class GroupedCache(Finder):
         self._tables.lengths[table] = length + count
 
     def read(self, sequence: int, layer: int, positions: Sequence[int]) -> tuple[Array, Array]:
-        """Keys and values at `positions`, float32 [n, num_kv_heads, head_dim]. Raises PositionOutOfRange for what is not held."""
+        """Return the keys and values at `positions`, in their order: float32 [n, num_kv_heads, head_dim] each (GROUP-04).
+
+        Raises PositionOutOfRange unless each is in `[0, length)` and stored in the layer's group, SequenceNotFound or
+        LayerOutOfRange.
+        """
         table, layer = self._table(sequence), self._layer(layer)
         length, what = self.length(sequence), f"position in sequence {sequence}, layer {layer}"
         wanted = [in_range(position, length, PositionOutOfRange, what) for position in positions]
@@ -132,9 +156,13 @@ class GroupedCache(Finder):
         return self._store.read(self._slots(table, layer, np.array(wanted, np.int64)))
 
     def attend(self, sequence: int, layer: int, query: Array, scale: float | None = None) -> Array:
-        """Attention of the last tokens' queries [num_queries, num_query_heads, head_dim], each over what it sees (GROUP-04).
+        """Return the attention of the last tokens' queries: float32 [num_queries, num_query_heads, head_dim] (GROUP-04).
 
-        Raises PositionOutOfRange where one sees what is no longer held: there are as many as the last step had tokens, or fewer.
+        query: [num_queries, num_query_heads, head_dim], at most as many queries as the last step had tokens. scale:
+        1 / sqrt(head_dim) by default. Each query sees the tokens up to its own, in window groups the last `window` of them.
+
+        Raises PositionOutOfRange if a query sees a position that is released or if there are more queries than tokens;
+        ShapeMismatch, DtypeMismatch, SequenceNotFound or LayerOutOfRange.
         """
         table, layer, length = self._table(sequence), self._layer(layer), self.length(sequence)
         row = self.config.num_kv_heads, self.config.head_dim
@@ -150,19 +178,20 @@ class GroupedCache(Finder):
         return attention_as_read(query, read, length - first, row, scale=scale, causal=True, sight=sight, backend=self._backend)
 
     def length(self, sequence: int) -> int:
-        """Tokens of every layer."""
+        """Return the number of tokens of a sequence. Raises SequenceNotFound."""
         return int(self._tables.lengths[self._table(sequence), 0])
 
     def block_table(self, sequence: int, layer: int) -> list[int]:
-        """The blocks that hold the tokens of the layer, and of all of its group, in order; -1 where they were given back."""
+        """Return the block table of a layer's group, -1 for released entries. Raises SequenceNotFound or LayerOutOfRange."""
         table = self._table(sequence)
         return self._tables.blocks(table, self._layer(layer) % self.config.num_groups)
 
     def truncate(self, sequence: int, length: int) -> None:
-        """Forget all but the first `length` tokens. Raises PositionOutOfRange for more than there are.
+        """Remove all tokens but the first `length` (EDIT-01).
 
-        And NotTruncatable where the next query would see what a group gave back: all tokens of the last step can go, and all
-        that there are.
+        It works for any tokens of the last step, and for `length` 0. Raises PositionOutOfRange unless `length` is in
+        `[0, n + 1)`, where n is the present length; NotTruncatable if a query at `length` sees a released position;
+        SequenceNotFound.
         """
         table = self._table(sequence)
         length = in_range(length, self.length(sequence) + 1, PositionOutOfRange, "length")
@@ -171,32 +200,35 @@ class GroupedCache(Finder):
         super().truncate(sequence, length)
 
     def _layer(self, layer: int) -> int:
+        """`layer` as a Python int. Raises LayerOutOfRange."""
         return in_range(layer, self.config.num_layers, LayerOutOfRange, "layer")
 
     def _first(self, table: int, layer: int) -> int:
-        """The first position that the layer's group holds."""
+        """The first position that is stored in the layer's group."""
         return int(self._tables.first(table)[layer % self.config.num_groups])
 
     def _look_held(self, table: int, layer: int, position: int, what: str) -> None:
+        """Raise PositionOutOfRange if a position is released in the layer's group."""
         first = self._first(table, layer)
         if position < first:
             raise PositionOutOfRange(f"{what}: {position} cannot be read, blocks before position {first} were freed")
 
     def _unseen(self, length: int) -> NDArray[np.int64]:
-        """How many entries of each group lie wholly before what a query at `length` sees."""
+        """Per group, how many entries are before all positions that a query at `length` sees."""
         return np.array([max(0, int(sight.first(length))) // self.config.block_size for sight in self._sights])
 
     def _find(self, tokens: Tokens, salt: str) -> tuple[list[bytes], NDArray[np.int32]]:
-        """The longest beginning that every group can serve, never all tokens: its keys, and the blocks [entries, num_groups].
+        """The keys of the hit's blocks, and the blocks themselves, int32 [entries, num_groups] (GROUP-05).
 
-        A group can serve what it finds every block of that a query behind it sees.
+        A group serves a length h if each of its blocks that a query at h sees is cached. The hit is the largest h, less than the
+        number of tokens, that every group serves.
         """
         keys, rows, hit = list[bytes](), list[list[int]](), 0
-        runs = np.zeros(self.config.num_groups, np.int64)  # blocks that each group finds one after the other, up to here
+        runs = np.zeros(self.config.num_groups, np.int64)  # per group, the number of consecutive cached blocks up to here
         for key in block_keys(tokens[: max(0, len(tokens) - 1)], self.config.block_size, salt):
             copies = [self.pool.find(_of_group(key, group)) for group in range(self.config.num_groups)]
             if copies[-1] is None:
-                break  # behind a hole, layers that see everything serve nothing
+                break  # the last group, which sees all tokens, serves no longer hit
             keys.append(key)
             rows.append([NO_BLOCK if copy is None else int(copy.blocks[0]) for copy in copies])
             runs = np.where(np.array(rows[-1]) == NO_BLOCK, 0, runs + 1)
@@ -207,7 +239,7 @@ class GroupedCache(Finder):
         return keys[:hit], blocks
 
     def _slots(self, table: int, layers: NDArray[np.int64] | int, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where tokens lie: in a block the layers of the group lie one after the other."""
+        """The slots of tokens. A block contains block_size slots of each layer of its group, layer by layer."""
         groups, size = self.config.num_groups, self.config.block_size
         blocks = self._tables.at(table, layers % groups, positions // size).astype(np.int64)
         slots: NDArray[np.int64] = (blocks * self._layers + layers // groups) * size + positions % size
@@ -218,5 +250,5 @@ class GroupedCache(Finder):
 
 
 def _of_group(key: bytes, group: int) -> bytes:
-    """What a block of one group is found by."""
+    """The key of a group's block in the prefix index."""
     return key + group.to_bytes(4, "little")

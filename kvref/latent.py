@@ -1,13 +1,14 @@
-"""The latent cache: one row a token that all heads share, as multi-head latent attention (MLA) keeps it.
+"""The latent cache: one row per token, shared by all heads, for multi-head latent attention (MLA).
 
-    row = [ latent: rank numbers | rope: rope_dim numbers ]
+    row = [ latent: rank numbers | rope part: rope_dim numbers ]
 
-A row is stored as one piece in the cache's format (MLA-06); a packed one in two, whose formats differ (MLA-04).
+A row is stored as one row of the cache's format (MLA-06), or if the dtype is "packed", as two parts in different formats
+(MLA-04).
 
-A head's key is its nope part, made of the latent by a matrix of the head's own, with the rope part behind it, which is rotated
-before it comes here; its value is made of the latent by another. Nothing is expanded to attend: the matrix of the keys goes into
-the query, that of the values behind the weighted mean of latents, and between the two the row itself is the key and its first
-`rank` numbers are the value (MLA-01, MLA-02).
+The key of a head is the head's matrix `up_keys` times the latent, followed by the rope part, to which the rotary embedding was
+applied before `append`. Its value is the matrix `up_values` times the latent (MLA-01). `attend` does not compute keys and values
+of heads. It multiplies the query by `up_keys`, attends with the row as the key and its first `rank` numbers as the value, and
+multiplies the weighted mean of the latents by `up_values`: the absorbed order (MLA-02).
 """
 
 import math
@@ -36,17 +37,20 @@ from kvref.inputs import accept
 from kvref.slots import SlotStore
 from kvref.transfer import Movable
 
-PACKED = "packed"  # FP8 latents with a scale each TILE numbers, and the rope part in bfloat16 (MLA-04)
+PACKED = "packed"  # FP8 latents with one scale per TILE numbers, and rope parts in bfloat16 (MLA-04)
 DTYPES = (*FORMATS, PACKED)
 TILE = 128
-# How numbers of a dtype lie in a record.
+# NumPy's type for the numbers of a dtype in a record.
 BYTES = {"float32": "<f4", "float16": "<u2", "bfloat16": "<u2", "uint16": "<u2", "uint8": "u1", "int8": "i1"}
 
 
 @dataclass(frozen=True)
 class LatentConfig:
-    """dtype: of a row, any format whose groups go into rank and rope_dim, or PACKED, for which rank is a multiple of TILE. A
-    scale that would be given is 1.0.
+    """Sizes and format of a LatentCache. Raises ConfigError (LAW-12).
+
+    - `rank`, `rope_dim`: the numbers of the latent and of the rope part. The defaults are those of DeepSeek V2 and V3.
+    - `dtype`: the name of any format, or "packed". If the format has groups, `rank` and `rope_dim` must be multiples of the
+      group; if it is "packed", `rank` must be a multiple of 128. Static formats have the scale 1.0.
     """
 
     rank: int = 512
@@ -60,14 +64,17 @@ class LatentConfig:
             if self.rank % TILE:
                 raise ConfigError(f"rank: expected a multiple of {TILE} for {PACKED} rows, got {self.rank}")
             return
-        for width in (self.rank, self.rope_dim):  # that no group lies in both (MLA-06)
+        for width in (self.rank, self.rope_dim):  # each, so that no group is in both (MLA-06)
             get_format(self.dtype, among=DTYPES).code_width(width)
 
 
 class LatentCache(Movable):
+    """A cache of one sequence and layer for multi-head latent attention, as in DeepSeek V2 to V3.2 (chapter MLA)."""
+
     _moved = ("_stores", "_length")
 
     def __init__(self, config: LatentConfig, backend: Backend = reference) -> None:
+        """Allocate memory for max_tokens rows on the device of `backend`."""
         self.config = config
         self._backend = backend
         self._length = 0
@@ -75,13 +82,14 @@ class LatentCache(Movable):
             parts = [("float8_e4m3fn", config.rank // TILE, TILE), ("bfloat16", 1, config.rope_dim)]
         else:
             parts = [(config.dtype, 1, config.rank + config.rope_dim)]
-        # What a row consists of, in order: one piece of it in one format, in slots of its own.
+        # One store per part of a row, in order: a row has one part, a packed row two.
         self._stores = [SlotStore(backend, FORMATS[name], config.max_tokens, groups, width) for name, groups, width in parts]
 
     def append(self, latent: Array, rope: Array) -> None:
-        """Append n tokens, latent [n, rank] and rope [n, rope_dim]: all or none (MLA-05).
+        """Append n tokens: all or none (MLA-05). latent: [n, rank]. rope: [n, rope_dim], rotated for the tokens' positions.
 
-        Raises ShapeMismatch, DtypeMismatch, NonFinite for what the format cannot hold, or CapacityExceeded.
+        Raises ShapeMismatch, DtypeMismatch, NonFinite if the format cannot store a number, or CapacityExceeded if there would be
+        more than max_tokens tokens.
         """
         xp = self._backend.xp
         latent = accept("latent", latent, ("n", self.config.rank), self._backend)
@@ -90,7 +98,7 @@ class LatentCache(Movable):
         if stop > self.config.max_tokens:
             raise CapacityExceeded(f"cache full: {stop} tokens needed, max_tokens is {self.config.max_tokens}")
         rows, at, new = xp.concat([latent, rope], axis=1), 0, []
-        for store in self._stores:  # each may raise, so that all come before the first is put anywhere
+        for store in self._stores:  # each can raise: quantize all parts before writing one
             new.append(store.quantized(rows[:, at : at + _width(store)]))
             at += _width(store)
         for store, part in zip(self._stores, new, strict=True):
@@ -99,52 +107,56 @@ class LatentCache(Movable):
 
     @property
     def length(self) -> int:
-        """Tokens held."""
+        """The number of tokens."""
         return self._length
 
     def read(self) -> Array:
-        """What the rows read as, float32 [length, rank + rope_dim]."""
+        """Return the rows of all tokens, in order: float32 [length, rank + rope_dim] (MLA-01)."""
         return self._read(0, self._length)
 
     def _read(self, start: int, stop: int) -> Array:
-        """Rows [start, stop)."""
+        """The rows of the positions [start, stop), float32."""
         slots = range(start, stop)
         parts = [self._backend.xp.reshape(store.read(slots), (len(slots), _width(store))) for store in self._stores]
         return parts[0] if len(parts) == 1 else self._backend.xp.concat(parts, axis=1)
 
     def records(self) -> Array:
-        """The rows as they are handed on, byte by byte, uint8 [length, bytes a row]: of each piece the codes, the scales and the
-        zeros that there are, little endian (MLA-04, MLA-06).
+        """Return the rows as bytes, for kernels, files and other machines: uint8 [length, bytes per row] (MLA-04, MLA-06).
+
+        A record contains, of each part, the codes, and the scales and zeros if the format has them, little-endian.
         """
         parts = [part for store in self._stores for part in store.stored(range(self._length)) if part is not None]
         record = record_of(self.config)
-        rows = np.zeros(self._length, record)  # NumPy's: the standard has no bytes of a number
+        rows = np.zeros(self._length, record)  # in NumPy: the Array API standard has no access to bytes
         for name, part in zip(record.names or (), parts, strict=True):
             rows[name] = np.reshape(self._on_host(part), rows[name].shape)
         return self._backend.asarray(rows.view(np.uint8).reshape(self._length, rows.itemsize))
 
     def _on_host(self, part: Array) -> Array:
-        """The part in NumPy, numbers of 16 bits as their codes: NumPy has no bfloat16."""
+        """The part as a NumPy array; 16-bit floats as their codes, because NumPy has no bfloat16."""
         xp, dtype = self._backend.xp, dtype_name(part, self._backend.xp).rpartition(".")[2]
-        if dtype in ("float16", "bfloat16"):  # rounded already, so that encoding them is exact
+        if dtype in ("float16", "bfloat16"):  # encoding is exact, because they are rounded already
             part = self._backend.encode(xp.astype(part, xp.float32), element_format(dtype))
         return self._backend.to_numpy(part)
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the rows held (MLA-03)."""
+        """Bytes of the rows of all tokens (MLA-03)."""
         return self._length * sum(store.token_bytes for store in self._stores)
 
     def truncate(self, length: int) -> None:
-        """Forget all but the first `length` tokens (EDIT-01). Raises PositionOutOfRange for more than there are."""
+        """Remove all tokens but the first `length` (EDIT-01).
+
+        Raises PositionOutOfRange unless `length` is in `[0, self.length + 1)`.
+        """
         self._length = in_range(length, self._length + 1, PositionOutOfRange, "length")
 
     def clear(self) -> None:
-        """Forget every token."""
+        """Remove every token."""
         self._length = 0
 
     def contents(self) -> Contents:
-        """What is saved: of any room, for that is no part of what it holds."""
+        """Describe what `save` writes. max_tokens is not part of it (MOVE-02)."""
         return Contents("latent", shape_of(self.config, "max_tokens"), {}, self._stretches())
 
     def _another(self) -> "LatentCache":
@@ -157,15 +169,18 @@ class LatentCache(Movable):
         return self._stretches()
 
     def _stretches(self) -> list[Stretch]:
+        """The rows of all tokens, per part."""
         return [Stretch(f"rows.{at}", store, np.arange(self._length)) for at, store in enumerate(self._stores)]
 
     def attend(self, query: Array, up_keys: Array, up_values: Array, scale: float | None = None, causal: bool = False) -> Array:
-        """Attention of each head over the keys and values that its matrices make of the rows, which are not made: float32
-        [num_queries, num_heads, value_dim].
+        """Return the attention of each head over its keys and values: float32 [num_queries, num_heads, value_dim] (MLA-02).
 
-        query [num_queries, num_heads, nope_dim + rope_dim], the rope part last and rotated; up_keys [num_heads, nope_dim,
-        rank]; up_values [num_heads, value_dim, rank]. scale: 1 / sqrt(nope_dim + rope_dim) unless given. causal: as in
-        `attention`. Raises ShapeMismatch or DtypeMismatch.
+        query: [num_queries, num_heads, nope_dim + rope_dim], the rotated part last. up_keys: [num_heads, nope_dim, rank].
+        up_values: [num_heads, value_dim, rank]. scale: 1 / sqrt(nope_dim + rope_dim) by default. causal: the queries are those of
+        the last tokens, and each sees the tokens up to its own. A query that sees no token gets zeros.
+
+        Keys and values of heads are not computed: see the module's description of the absorbed order. Raises ShapeMismatch or
+        DtypeMismatch.
         """
         xp, rope_dim = self._backend.xp, self.config.rope_dim
         query, up_keys, up_values = _accepted(query, up_keys, up_values, self.config.rank, rope_dim, self._backend)
@@ -174,7 +189,7 @@ class LatentCache(Movable):
         absorbed = xp.concat([_by_head(query[:, :, :nope_dim], up_keys), query[:, :, nope_dim:]], axis=2)
 
         def read(start: int, stop: int) -> tuple[Array, Array]:
-            row = self._read(start, stop)[:, None, :]  # of one kv head, which all query heads read
+            row = self._read(start, stop)[:, None, :]  # as one kv head, which all query heads read
             return row, row[:, :, :rank]
 
         latents = attention_as_read(
@@ -184,7 +199,7 @@ class LatentCache(Movable):
 
 
 def record_of(config: LatentConfig) -> np.dtype[np.void]:
-    """What a row is, byte by byte, little endian: its fields in order (MLA-04, MLA-06)."""
+    """Return the fields of a record, in order and little-endian, as a NumPy dtype (MLA-04, MLA-06)."""
     rank, rope_dim = config.rank, config.rope_dim
     if config.dtype == PACKED:
         return np.dtype([("codes", "u1", (rank,)), ("scales", "<f4", (rank // TILE,)), ("numbers", "<u2", (rope_dim,))])
@@ -203,9 +218,10 @@ def expanded(
     causal: bool = False,
     backend: Backend = reference,
 ) -> Array:
-    """The same as `LatentCache.attend` the long way: every head's keys and values are made, and attention goes over those.
+    """Return the result of `LatentCache.attend` in the expanded order: keys and values per head, then attention (MLA-02).
 
-    rows [num_tokens, rank + rope_dim], as a cache reads. Raises ShapeMismatch or DtypeMismatch.
+    rows: [num_tokens, rank + rope_dim], as `LatentCache.read` returns them. The other arguments are those of `attend`. Raises
+    ShapeMismatch or DtypeMismatch.
     """
     xp = backend.xp
     rows = accept("rows", rows, ("num_tokens", "rank + rope_dim"), backend)
@@ -217,27 +233,29 @@ def expanded(
     query, up_keys, up_values = _accepted(query, up_keys, up_values, rank, rope_dim, backend)
     heads = up_keys.shape[0]
     latent = xp.broadcast_to(rows[:, None, :rank], (rows.shape[0], heads, rank))
-    rope = xp.broadcast_to(rows[:, None, rank:], (rows.shape[0], heads, rope_dim))  # one for all heads
+    rope = xp.broadcast_to(rows[:, None, rank:], (rows.shape[0], heads, rope_dim))  # the same for all heads
     keys = xp.concat([_by_head(latent, xp.matrix_transpose(up_keys)), rope], axis=2)
     values = _by_head(latent, xp.matrix_transpose(up_values))
     return attention(query, keys, values, scale=scale, causal=causal, backend=backend)
 
 
 def latent_bound(query: Array, rows: Array, up_keys: Array, up_values: Array, scale: float) -> Array:
-    """How far float32 may lie from exact, absorbed or expanded, at worst: float64 [nq, value_dim], for one head and no mask.
+    """Return the largest possible error of float32 MLA attention in either order, for one head and without a mask (MLA-02).
 
-    query [nq, nope + rope], rows [n, rank + rope], up_keys [nope, rank], up_values [value_dim, rank], in float64. A score is a
-    sum of products of three, q_i A_ij c_j, and of two, q r; an output a sum of p B_dj c_j. Either order multiplies and adds the
-    same products, and what is rounded twice is right to (1 + g(a))(1 + g(b)) <= 1 + g(a + b). So, as in `attention_bound`:
+    query: [nq, nope + rope], rows: [n, rank + rope], up_keys: A [nope, rank], up_values: B [value_dim, rank], all float64. The
+    result is float64 [nq, value_dim]. The notation is that of `attention_bound`; c is a latent, r a rope part, and p a weight.
 
-    - absorbed, q A is a sum over nope and the score one over rank + rope; expanded, A c is one over rank and the score one over
-      nope + rope; with the scale, a score carries nope + rank + rope + 1 roundings at most in both:
-      |s^ - s| <= g(nope + rank + rope + 1) |scale| (sum |q| |A| |c| + sum |q r|);
-    - weights follow from scores as they do there, to e^(+-2l); over one token the weight is 1 whatever its score, so l is 0;
-    - the weighted mean adds 3n + 3 roundings and the product with B, before it or behind it, rank more.
+    A score is a sum of products q_i A_ij c_j and q r, and an output a sum of products p B_dj c_j. Both orders multiply and add
+    the same products. Two successive sums have the relative error (1 + g(a))(1 + g(b)) - 1 <= g(a + b). Therefore:
 
-    Hence |out^ - out| <= (e^(2l) (1 + g(3n + 3 + rank)) - 1) sum p |B| |c|. A product that underflows is off by 2^-126, and what
-    it is multiplied with later carries that on: |c| or |q| in a score, |B| in an output.
+    - Absorbed, q A is a sum over nope, and the score a sum over rank + rope. Expanded, A c is a sum over rank, and the score a
+      sum over nope + rope. With the product by the scale, a score has at most nope + rank + rope + 1 roundings in both orders:
+      |s^ - s| <= g(nope + rank + rope + 1) |scale| (sum |q| |A| |c| + sum |q r|).
+    - Weights are correct up to e^(+-2l), as in `attention_bound`. With a single token the weight is 1 for any score, so l is 0.
+    - The weighted mean adds 3n + 3 roundings. The product with B, before or after it, adds rank more.
+
+    Hence |out^ - out| <= (e^(2l) (1 + g(3n + 3 + rank)) - 1) sum p |B| |c|. A product that underflows has an error of 2^-126,
+    which is multiplied by the factors that follow: |c| or |q| in a score, |B| in an output.
     """
     xp = array_namespace(query)
     n, (nope, rank) = rows.shape[0], up_keys.shape
@@ -252,21 +270,21 @@ def latent_bound(query: Array, rows: Array, up_keys: Array, up_values: Array, sc
     weights = xp.exp(scores - xp.max(scores, axis=-1, keepdims=True))
     weights = weights / xp.sum(weights, axis=-1, keepdims=True)
     relative = xp.exp(2 * log_error if n > 1 else 0 * log_error) * (1 + _gamma(3 * n + 3 + rank)) - 1
-    magnitude = xp.abs(latent) @ xp.abs(up_values).mT  # of each token's value, [n, value_dim]
+    magnitude = xp.abs(latent) @ xp.abs(up_values).mT  # bounds the values of each token, [n, value_dim]
     carried = xp.sum(xp.abs(up_values), axis=1)[None, :]
     underflow = tiny * (4 * n * xp.max(magnitude, axis=0, keepdims=True) + n * carried + rank + n)
     return relative * (weights @ magnitude) + underflow
 
 
 def _width(store: SlotStore) -> int:
-    """Numbers of a token that lie in a slot."""
+    """How many numbers of a row are in a slot of the store."""
     return math.prod(store.token_shape)
 
 
 def _accepted(
     query: Array, up_keys: Array, up_values: Array, rank: int, rope_dim: int, backend: Backend
 ) -> tuple[Array, Array, Array]:
-    """A query and the matrices of its heads, which fit each other and the rows. Raises ShapeMismatch or DtypeMismatch."""
+    """A query and the matrices of its heads as float32, with matching shapes. Raises ShapeMismatch or DtypeMismatch."""
     up_keys = accept("up_keys", up_keys, ("num_heads", "nope_dim", rank), backend)
     heads, nope_dim = up_keys.shape[:2]
     up_values = accept("up_values", up_values, (heads, "value_dim", rank), backend)
@@ -277,10 +295,11 @@ def _accepted(
 
 
 def _by_head(rows: Array, matrices: Array) -> Array:
-    """[n, heads, a] times each head's own matrix, [heads, a, b]: [n, heads, b]."""
+    """Rows [n, heads, a] times the matrix of each head, [heads, a, b]: [n, heads, b]."""
     xp = array_namespace(rows)
     return xp.permute_dims(xp.matmul(xp.permute_dims(rows, (1, 0, 2)), matrices), (1, 0, 2))
 
 
 def _gamma(roundings: int) -> float:
+    """g(k) = k u / (1 - k u), the relative error of k roundings."""
     return roundings * U / (1 - roundings * U)

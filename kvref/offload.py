@@ -1,12 +1,13 @@
-"""Blocks that move to the host and back: found by key, never half stored, never taken away while somebody loads them.
+"""Offloading blocks to host memory: HostStore manages places by key, and HostBlocks is the memory (chapter MOVE).
 
-`HostStore` keeps the books: which keys are there, where each one's block lies, and what goes when there is no room. `HostBlocks`
-is the memory, and copies. They know nothing of each other: a scheduler has the one and a worker the other, and what goes between
-them is a list of places. To store is to prepare, to copy, and to say that it is done, or that it failed; to load is the same.
-Between the two calls a copy may be under way, so a block that is being stored is not found and not evicted, and one that is being
-loaded is not evicted.
+HostStore records which keys are stored, at which place the block of each key is, and which block is evicted next. It copies
+nothing. HostBlocks copies blocks of a cache to places and back. The two are independent, because in an engine a scheduler has the
+first and a worker the second; the scheduler sends lists of places to the worker.
 
-A key stands for one block, in one layer or in whatever else a block is of; `kvref.prefix.block_keys` makes keys of tokens.
+Storing and loading take two calls each, with the copy in between: prepare and complete. A block that is being stored is not found
+and not evicted, and a block that is being loaded is not evicted.
+
+A key identifies one block, for example of one layer. `kvref.prefix.block_keys` computes keys from tokens.
 """
 
 from collections import Counter, OrderedDict
@@ -31,7 +32,7 @@ Keys = Sequence[Key]
 
 @dataclass
 class _Block:
-    """What is known of one key. loads: how many are under way."""
+    """The state of a key: `place` of its block, `ready` once it is stored, `loads` the number of pins (MOVE-09)."""
 
     place: int
     ready: bool = False
@@ -39,41 +40,44 @@ class _Block:
 
 
 class HostStore:
-    """The books of a store of `capacity` blocks on the host. Several threads may use it (MOVE-13).
+    """A host store: manages `capacity` places for blocks in host memory (MOVE-06 to MOVE-13). Threads can share it.
 
-    Keys are used when they are stored, loaded or touched, and of those of one call the last counts as used first: of a prefix the
-    end goes before the beginning, without which it is of no use (MOVE-11).
+    Places are the integers in `[0, capacity)`. Keys are hashable objects. The least recently used block is evicted first; a key
+    is used when `prepare_store`, `prepare_load` or `touch` names it. Within one call keys count as used in reverse order, so that
+    the end of a prefix is evicted before its beginning, without which it could not be used (MOVE-11).
     """
 
     def __init__(self, capacity: int) -> None:
-        """Raises ConfigError."""
+        """capacity: the number of places, 0 or more. Raises ConfigError."""
         self.capacity = whole("capacity", capacity, minimum=0)
-        self._free = list(reversed(range(self.capacity)))  # places
-        self._blocks: OrderedDict[Key, _Block] = OrderedDict()  # the one used longest ago first
+        self._free = list(reversed(range(self.capacity)))  # free places, the last one is allocated first
+        self._blocks: OrderedDict[Key, _Block] = OrderedDict()  # the least recently used first
         self._lock = Lock()
 
     @property
     def num_free(self) -> int:
-        """Places that hold nothing, and are kept for nothing."""
-        with self._lock:  # for others are half way through a call
+        """The number of places that no key has."""
+        with self._lock:  # another thread can be in the middle of a call
             return len(self._free)
 
     def lookup(self, keys: Keys) -> int:
-        """How many keys, from the first on, can be loaded now. Changes nothing (MOVE-06)."""
+        """Return the largest h such that the first h keys are all stored. It changes nothing (MOVE-06)."""
         with self._lock:
             missing = (count for count, key in enumerate(keys) if not self._is_ready(key))
             return next(missing, len(keys))
 
     def places(self, keys: Keys) -> list[int]:
-        """Where the blocks of keys lie, or will lie that are being stored, in [0, capacity). Raises KeyNotFound."""
+        """Return the place of each key that is stored or being stored (MOVE-10). Raises KeyNotFound for another key."""
         with self._lock:
             return [self._known("places", key).place for key in keys]
 
     def prepare_store(self, keys: Keys) -> tuple[list[Key], list[Key]]:
-        """Make room for those of `keys` that are neither there nor on their way: which they are, and which were evicted for them.
+        """Allocate a place for each of `keys` that is neither stored nor being stored, and evict blocks if necessary (MOVE-10).
 
-        Raises OutOfBlocks, with nothing changed, where there is no room for all of them: what is being stored or loaded, and what
-        these keys name themselves, is not evicted (MOVE-09, MOVE-10).
+        Returns the keys that got a place, which the caller has to copy and complete, and the keys whose blocks were evicted.
+        Blocks that are being stored or loaded, and blocks of `keys` themselves, are not evicted (MOVE-09).
+
+        Raises OutOfBlocks if there is no room for all of them, and then changes nothing.
         """
         keys = list(keys)
         with self._lock:
@@ -87,9 +91,9 @@ class HostStore:
             return new, evicted
 
     def complete_store(self, keys: Keys, success: bool = True) -> None:
-        """The blocks of `keys` have arrived, and can be loaded; or did not, and are not there (MOVE-08).
+        """Complete storing `keys` after the copy: they are stored, or if `success` is false their places are free (MOVE-08).
 
-        Raises KeyNotFound for a key that is not being stored, with nothing changed.
+        Raises KeyNotFound if a key is not being stored, and then changes nothing.
         """
         with self._lock:
             for key in keys:
@@ -102,7 +106,10 @@ class HostStore:
                     self._forget(key)
 
     def prepare_load(self, keys: Keys) -> None:
-        """Keep the blocks of `keys` in place until `complete_load`. Raises KeyNotFound for one that cannot be loaded now."""
+        """Add a pin to the block of each of `keys`, one per occurrence: it is not evicted until `complete_load` (MOVE-09).
+
+        Raises KeyNotFound if a key is not stored, and then changes nothing (MOVE-06).
+        """
         with self._lock:
             for key in keys:
                 if not self._known("prepare_load", key).ready:
@@ -112,7 +119,10 @@ class HostStore:
             self._use(keys)
 
     def complete_load(self, keys: Keys) -> None:
-        """One load of each of `keys` is over. Raises KeyNotFound where none was under way, with nothing changed."""
+        """Remove a pin from the block of each of `keys`, one per occurrence (MOVE-09).
+
+        Raises KeyNotFound if a key occurs more often than its block has pins, and then changes nothing.
+        """
         with self._lock:
             for key, count in Counter(keys).items():
                 if self._known("complete_load", key).loads < count:
@@ -121,20 +131,22 @@ class HostStore:
                 self._blocks[key].loads -= 1
 
     def touch(self, keys: Keys) -> None:
-        """Those of `keys` that are there were used just now."""
+        """Mark keys as used just now. Unknown keys are ignored (MOVE-11)."""
         with self._lock:
             self._use(keys)
 
     def _is_ready(self, key: Key) -> bool:
+        """Whether a key is stored."""
         return key in self._blocks and self._blocks[key].ready
 
     def _known(self, operation: str, key: Key) -> _Block:
+        """The state of a key. Raises KeyNotFound."""
         if key not in self._blocks:
             raise KeyNotFound(f"{operation}: unknown key {key!r} (never stored, or evicted)")
         return self._blocks[key]
 
     def _to_evict(self, count: int, kept: Keys) -> list[Key]:
-        """The keys used longest ago, of those that may go. Raises OutOfBlocks."""
+        """The `count` least recently used keys whose blocks can be evicted, `kept` excluded. Raises OutOfBlocks."""
         keep, found = set(kept), list[Key]()
         for key, block in self._blocks.items():
             if len(found) >= count:
@@ -142,25 +154,28 @@ class HostStore:
             if block.ready and not block.loads and key not in keep:
                 found.append(key)
         if len(found) < count:
-            raise OutOfBlocks(
-                f"out of blocks: {count} must be evicted, {len(found)} of {self.capacity} can be"
-            )
+            raise OutOfBlocks(f"out of blocks: {count} must be evicted, {len(found)} of {self.capacity} can be")
         return found
 
     def _forget(self, key: Key) -> None:
+        """Remove a key and free its place."""
         self._free.append(self._blocks.pop(key).place)
 
     def _use(self, keys: Keys) -> None:
+        """Mark keys as used, in reverse order (MOVE-11)."""
         for key in reversed(keys):
             if key in self._blocks:
                 self._blocks.move_to_end(key)
 
 
 class HostBlocks:
-    """Memory on the host for `capacity` blocks of a store, keys and values: codes and scales as they lie there (MOVE-12)."""
+    """Host memory for `capacity` blocks, to which blocks of a cache are copied and from which they are copied back (MOVE-12).
+
+    The copies contain codes, scales and zeros, bit for bit.
+    """
 
     def __init__(self, store: TokenStore, block_size: int, capacity: int, backend: Backend = reference) -> None:
-        """backend: the store's. Raises ConfigError."""
+        """store: the store of the cache. backend: that of the store. block_size: slots per block. Raises ConfigError."""
         self.block_size = whole("block_size", block_size)
         self.capacity = whole("capacity", capacity, minimum=0)
         self._store, self._backend = store, backend
@@ -168,13 +183,14 @@ class HostBlocks:
 
     @classmethod
     def of(cls, cache: PagedCache, capacity: int) -> "HostBlocks":
-        """For the blocks of a paged cache, of whichever layer: those that its tables list."""
+        """Create host memory for blocks of a paged cache. The block ids of all layers' tables are valid."""
         return cls(cache._store, cache.config.block_size, capacity, cache._backend)
 
     def to_host(self, blocks: Slots, places: Slots) -> None:
-        """Place places[i] becomes what block blocks[i] is now. Several blocks go to several places.
+        """Copy block `blocks[i]` of the cache to place `places[i]`, for every i. Both are integers [n].
 
-        Raises ShapeMismatch, DtypeMismatch, or SlotOutOfRange for a block or a place that there is not, with nothing copied.
+        Raises ShapeMismatch, DtypeMismatch, or SlotOutOfRange for a block or a place that does not exist, and then copies
+        nothing.
         """
         device, host = self._slots(blocks, places)
         for memory, store in zip(self._memory, (self._store.keys, self._store.values), strict=True):
@@ -183,7 +199,7 @@ class HostBlocks:
                     room[host] = self._as_numpy(part)
 
     def to_device(self, places: Slots, blocks: Slots) -> None:
-        """Block blocks[i] becomes what place places[i] is. Raises as `to_host` does."""
+        """Copy place `places[i]` to block `blocks[i]` of the cache, for every i. Raises as `to_host` does."""
         device, host = self._slots(blocks, places)
         for memory, store in zip(self._memory, (self._store.keys, self._store.values), strict=True):
             pairs = zip(memory, store.stored([]), strict=True)
@@ -191,7 +207,7 @@ class HostBlocks:
             store.put(device, Quantized(*parts))
 
     def _slots(self, blocks: Slots, places: Slots) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The slots of blocks in the store, and of places in this memory."""
+        """The slots of blocks in the store, and of places in the host memory. Raises as `to_host` does."""
         ends = self._store.num_slots // self.block_size, self.capacity
         numbers = [slots_to_gather(each, end, self._backend.to_numpy) for each, end in zip((blocks, places), ends, strict=True)]
         ShapeMismatch.check("places", numbers[1].shape, numbers[0].shape)
@@ -199,17 +215,18 @@ class HostBlocks:
         return device, host
 
     def _room(self, store: SlotStore) -> list[NDArray[Any] | None]:
-        """Zeros for what each part of a store holds: codes, scale and zero, as many of them as the format has."""
+        """Arrays of zeros for the codes of all places, and for scales and zeros if the format has them."""
         parts = [None if part is None else self._as_numpy(part) for part in store.stored([])]
         slots = self.capacity * self.block_size
         return [None if part is None else np.zeros((slots, *part.shape[1:]), part.dtype) for part in parts]
 
     def _as_numpy(self, part: Array) -> NDArray[Any]:
-        """NumPy has no bfloat16: its bits are kept as integers."""
+        """An array of the store in NumPy; bfloat16, which NumPy lacks, as integers with the same bits."""
         numbers: NDArray[Any] = self._backend.to_numpy(part.view(self._backend.xp.int16) if self._is_bfloat16(part) else part)
         return numbers
 
     def _as_stored(self, part: NDArray[Any], like: Array) -> Array:
+        """The inverse of `_as_numpy`. like: an array of the store."""
         array = self._backend.asarray(part)
         return array.view(like.dtype) if self._is_bfloat16(like) else array
 

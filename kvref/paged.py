@@ -72,8 +72,8 @@ class PagedCache(Sequences):
     block is copied before a write to it. Blocks are allocated for all layers at once, and a call that needs more blocks than are
     free changes nothing.
 
-    Keys and values go in as float32, float16 or bfloat16 arrays, and come out as float32. In every method, `sequence` is an id
-    that `create` or `fork` returned, and `layer` is in `[0, num_layers)`; otherwise the method raises SequenceNotFound or
+    Keys and values are passed as float32, float16 or bfloat16 arrays, and returned as float32. In every method, `sequence` is an
+    id that `create` or `fork` returned, and `layer` is in `[0, num_layers)`; otherwise the method raises SequenceNotFound or
     LayerOutOfRange.
     """
 

@@ -1,4 +1,4 @@
-"""Sequences that go in parts: some layers, tokens and heads each, in any order, and whole together (MOVE-05)."""
+"""Saving and loading a sequence in parts: ranges of layers, tokens and heads, loaded in any order (MOVE-05)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -6,36 +6,41 @@ from dataclasses import dataclass, field
 from kvref.contents import Saved, counter
 from kvref.errors import ConfigError, FileDamaged, HeadOutOfRange, KVRefError, LayerOutOfRange, PositionOutOfRange, in_range
 
-Span = Sequence[int] | None  # [start, stop], or all
-FURTHEST = 2**31  # where the tokens of a file begin, at most: there is a place in a table for every block before
+Span = Sequence[int] | None  # [start, stop), or None for all
+FURTHEST = 2**31  # the largest first position of a file: the table has an entry for every block before it
 
 
 @dataclass(frozen=True)
 class Whole:
-    """A sequence as it was saved: the first position that was not released, and how long each layer is."""
+    """The extent of a saved sequence: the first position that was not released (WIN-09), and the length of each layer."""
 
     first: int
     lengths: tuple[int, ...]
 
     def tokens(self, part: "Part", layer: int) -> range:
-        """The positions of a part that the layer has."""
+        """Return the positions of a part that have tokens in a layer."""
         start, stop = max(self.first, part.tokens.start), min(self.lengths[layer], part.tokens.stop)
         return range(start, max(start, stop))
 
     def size(self, part: "Part") -> int:
-        """How many rows of heads it has."""
+        """Return the number of rows in a part: one per token, layer and head."""
         return len(part.heads) * sum(len(self.tokens(part, layer)) for layer in part.layers)
 
 
 @dataclass(frozen=True)
 class Part:
+    """A part of a sequence: ranges of layers, positions and heads."""
+
     layers: range
     tokens: range
     heads: range
 
     @classmethod
     def of(cls, whole: Whole, num_heads: int, layers: Span = None, tokens: Span = None, heads: Span = None) -> "Part":
-        """Raises LayerOutOfRange, PositionOutOfRange or HeadOutOfRange for what the sequence does not have."""
+        """Return the part of `whole` with these ranges, None for all.
+
+        Raises LayerOutOfRange, PositionOutOfRange or HeadOutOfRange for a range outside the sequence.
+        """
         return cls(
             _span("layers", layers, len(whole.lengths), LayerOutOfRange),
             _span("tokens", tokens, max(whole.lengths), PositionOutOfRange),
@@ -43,35 +48,37 @@ class Part:
         )
 
     def said(self) -> dict[str, list[int]]:
-        """What a file says of it."""
+        """Return the part as JSON values for a file's state."""
         return {name: [span.start, span.stop] for name, span in vars(self).items()}
 
     def meets(self, other: "Part") -> bool:
+        """Return whether the two parts overlap."""
         both = ((self.layers, other.layers), (self.tokens, other.tokens), (self.heads, other.heads))
         return all(max(one.start, two.start) < min(one.stop, two.stop) for one, two in both)
 
 
 @dataclass
 class Arriving:
-    """A sequence of which some parts have come, in a table of its own that nobody reads."""
+    """New contents of a sequence, of which some parts are loaded. They have a table of their own until complete."""
 
     table: int
     whole: Whole
     parts: list[Part] = field(default_factory=list)
 
     def check(self, whole: Whole, part: Part) -> None:
-        """Raise ConfigError for a part of another sequence, or of what has come already."""
+        """Raise ConfigError if `whole` differs from the first part's, or if `part` overlaps a part that is loaded."""
         if whole != self.whole:
             raise ConfigError(f"load: expected a part of {self.whole}, like the parts before it, got one of {whole}")
         if any(part.meets(other) for other in self.parts):
             raise ConfigError(f"load: part {part} was loaded already")
 
     def is_whole(self, everything: Part) -> bool:
+        """Return whether all parts are loaded. everything: the part that is the whole sequence."""
         return sum(map(self.whole.size, self.parts)) == self.whole.size(everything)
 
 
 def read_part(saved: Saved, num_layers: int, num_heads: int) -> tuple[Whole, Part]:
-    """What a file has, and of what. Raises FileDamaged."""
+    """Return the extent of the saved sequence and the part that a file contains. Raises FileDamaged."""
     whole = Whole(saved.number("first", FURTHEST), tuple(saved.numbers("lengths", num_layers)))
     spans = {name: saved.numbers(name, 2) for name in ("layers", "tokens", "heads")}
     try:
@@ -84,6 +91,7 @@ def read_part(saved: Saved, num_layers: int, num_heads: int) -> tuple[Whole, Par
 
 
 def _span(name: str, given: Span, stop: int, error: type[KVRefError]) -> range:
+    """`given` as a range within [0, stop), all of it for None. Raises `error`."""
     if given is None:
         return range(stop)
     if not hasattr(given, "__len__") or len(given) != 2:

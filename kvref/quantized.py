@@ -61,8 +61,8 @@ class QuantizedConfig:
 class QuantizedCache(Movable):
     """A cache of one sequence with several layers, quantized per row (chapter QUANT).
 
-    Each layer has room for `capacity` tokens and a length of its own. Keys and values go in as float32, float16 or bfloat16
-    arrays and come out as the float32 numbers that their codes and scales decode to.
+    Each layer has room for `capacity` tokens and a length of its own. Keys and values are passed as float32, float16 or
+    bfloat16 arrays, and returned as the float32 numbers that their codes and scales decode to.
     """
 
     _moved = ("_store", "_lengths")

@@ -1,20 +1,20 @@
-"""Rotary positions (RoPE): what turns a key to its place, and back when the tokens before it are removed.
+"""Rotary position embedding (RoPE): rotates keys by a number of positions, when tokens before them are removed.
 
-Pair i of a head of D numbers turns by position * theta ** (-2 i / D) radians (Su et al. 2021, arXiv:2104.09864, eq. 34). A key at
-position p that moves to position p + by is turned by `by` more, for rotations add up.
+The head_dim = D numbers of a head form D / 2 pairs. At a position, pair i is rotated by position * theta ** (-2 i / D) radians
+(Su et al. 2021, arXiv:2104.09864, eq. 34). Rotations add up: a key that moves from position p to p + by is rotated by `by` more.
 
-How far one turn may be from the exact one. Write u = 2**-24, r for the length of a pair (a, b), t for its angle, and c, s for the
-cosine and sine that are used: worked out in float64 and rounded once, they are off by d = u / 2 and what the angle is off by. The
-new numbers are fl(fl(a c) - fl(b s)) and fl(fl(b c) + fl(a s)):
+The error bound of one rotation. Let u = 2**-24, let r be the length of a pair (a, b), t its angle, and c and s the cosine and
+sine that are used. They are computed in float64 and rounded once, so that their error is at most d = u / 2 plus the error of the
+angle. The new numbers are fl(fl(a c) - fl(b s)) and fl(fl(b c) + fl(a s)), with these errors:
 
-    d (|a| + |b|)         <= sqrt(2) d r      c and s are not the exact ones
-    u (|a c| + |b s|)     <= u r              each product is rounded (Cauchy-Schwarz: c and s are a point of the unit circle)
-    u |fl(a c) - fl(b s)| <= u r              the sum is rounded
+    d (|a| + |b|)         <= sqrt(2) d r      the errors of c and s
+    u (|a c| + |b s|)     <= u r              the rounding of the products (Cauchy-Schwarz: (c, s) is on the unit circle)
+    u |fl(a c) - fl(b s)| <= u r              the rounding of the sum
 
-which is 2.71 u r in all, but for terms in u * u. The angle is by * theta ** e, with e and the power rounded: it is off by at
-most |t| (ln theta + 4) 2**-53, less than 0.1 u where |t| <= 2**20 and 1 <= theta <= 10**9. So each number is within BOUND r of
-the exact one, BOUND = 3 u, but for 2**-149 where products underflow. Errors of turns add up: one turn after another is within
-(1 + sqrt(2)) BOUND r, for the first leaves both numbers of a pair off, and the second turns that along.
+The sum is 2.71 u r, up to terms in u * u. The angle is by * theta ** e, where e and the power are rounded: its error is at most
+|t| (ln theta + 4) 2**-53, less than 0.1 u if |t| <= 2**20 and 1 <= theta <= 10**9. Each number is therefore within BOUND r of the
+exact one, where BOUND = 3 u, plus 2**-149 if products underflow. The errors of successive rotations add up: after two, a number
+is within (1 + sqrt(2)) BOUND r, because the first leaves an error in both numbers of a pair, which the second rotates.
 """
 
 import sys
@@ -29,17 +29,21 @@ from kvref.errors import ConfigError, whole
 
 LAYOUTS = ("halves", "pairs")
 LARGEST = sys.float_info.max
-BOUND = 3 * 2.0**-24  # of a pair's length: how far each of its numbers may be from the exact one after a turn
+BOUND = 3 * 2.0**-24  # the largest error of a number after one rotation, divided by the length of its pair
 
 
 @dataclass(frozen=True)
 class Rotary:
-    """theta: the base, 10,000 in the paper. layout: which numbers of a head turn together.
+    """A rotary embedding over the whole head.
 
-    "halves": number i with number i + D / 2, as Llama's weights have it in transformers (NeoX). "pairs": number 2 i with number
-    2 i + 1, as in the paper (GPT-J, and llama.cpp's Llama).
+    - `head_dim`: an even number.
+    - `theta`: the base of the angles, 10,000 in the paper.
+    - `layout`: which numbers of a head form a pair. "halves": numbers i and i + head_dim / 2, as for Llama in transformers
+      (NeoX). "pairs": numbers 2 i and 2 i + 1, as in the paper, in GPT-J and for Llama in llama.cpp.
 
-    Raises ConfigError for a head_dim that is odd, a theta that is not positive, a layout that is none.
+    Scaled frequencies (Llama 3.1, YaRN) and embeddings over a part of the head are not supported.
+
+    Raises ConfigError for an odd head_dim, a theta that is not a positive number, or an unknown layout.
     """
 
     head_dim: int
@@ -48,7 +52,7 @@ class Rotary:
 
     def __post_init__(self) -> None:
         if whole("head_dim", self.head_dim, 2) % 2:
-            raise ConfigError(f"head_dim: expected an even number to turn in pairs, got {self.head_dim}")
+            raise ConfigError(f"head_dim: expected an even number, got {self.head_dim}")
         real = isinstance(self.theta, Real) and not isinstance(self.theta, bool)
         if not (real and 0 < self.theta <= LARGEST):
             raise ConfigError(f"theta: expected a positive number, got {self.theta!r:.40}")
@@ -56,17 +60,18 @@ class Rotary:
             raise ConfigError(f"layout: expected one of {', '.join(LAYOUTS)}, got {self.layout!r}")
 
     def turned(self, keys: Array, by: int, backend: Backend = reference) -> Array:
-        """Keys, float32 [..., head_dim], each turned by so many positions, back where that is negative.
+        """Return keys, float32 [..., head_dim], rotated by `by` positions, which can be negative.
 
-        Angles are worked out in float64 and their cosines and sines rounded once; products and sums are float32, each rounded. At
-        1 <= theta <= 10**9, by no more than 2**20 positions, each number is within BOUND of its pair's length of the exact one.
+        Angles, cosines and sines are computed in float64, cosines and sines are rounded to float32 once, and products and sums
+        are float32. If 1 <= theta <= 10**9 and |by| <= 2**20, the error of each number is at most BOUND times the length of its
+        pair.
         """
         xp, half = backend.xp, self.head_dim // 2
         angles = by * float(self.theta) ** (-2.0 * np.arange(half) / self.head_dim)
         cos, sin = (backend.asarray(part.astype(np.float32)) for part in (np.cos(angles), np.sin(angles)))
         paired = self.layout == "pairs"
         first, second = (keys[..., 0::2], keys[..., 1::2]) if paired else (keys[..., :half], keys[..., half:])
-        with np.errstate(over="ignore"):  # what is too large is refused where it is stored
+        with np.errstate(over="ignore"):  # infinities are rejected when the keys are quantized
             new = first * cos - second * sin, second * cos + first * sin
         if paired:
             return xp.reshape(xp.stack(new, axis=-1), keys.shape)

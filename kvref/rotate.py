@@ -1,7 +1,7 @@
-"""Rotated formats in a backend whose arrays can be written to: its kernels for the format inside, of rows that are rotated here.
+"""Rotated formats for backends with writable arrays: rotates rows here, and calls the backend's kernels for the inner format.
 
-It is what `kvref.formats.rotated` says, in the same order of additions, in place and some rows at a time: no rotated copy of all
-rows is made, and what there is of one stays in the processor's cache.
+The result is that of `kvref.formats.rotated`, with the same order of additions. On a CPU, rows are processed in chunks that fit
+into the processor's cache, and there is no rotated copy of all rows.
 """
 
 from collections.abc import Iterator
@@ -15,11 +15,12 @@ from kvref.formats import Quantized
 from kvref.formats.base import stored_as, widen
 from kvref.formats.rotated import REACH, Rotated, block_of
 
-# Values at a time on a CPU. Were it a power of two, the columns of a piece would fall on the same lines of the cache.
+# Numbers per chunk on a CPU. Not a power of two: the columns of a chunk would compete for the same lines of the cache.
 PIECE = 31 * 2**15
 
 
 def quantize_rotated(backend: Backend, rows: Array, format: Rotated, out: Quantized | None) -> Quantized:
+    """`Backend.quantize` of rows [..., width] in a rotated format. Raises as `format.quantize` does."""
     rows = widen(rows)
     if len(rows.shape) == 0 or 0 in rows.shape:
         return backend.quantize(format.turned(rows), format.inner, out)
@@ -33,13 +34,14 @@ def quantize_rotated(backend: Backend, rows: Array, format: Rotated, out: Quanti
     for some in _pieces(rows):
         x = rows[some]
         if not bool(xp.max(xp.abs(x)) <= most):
-            format.turned(x)  # raises, and says why, unless rows are not rotated at all
+            format.turned(x)  # raises the error, except for rows with a block of 1, which are not rotated
         rotate(x, turned[: len(x)], room)
         backend.quantize(turned[: len(x)], format.inner, Quantized(*(part[some] for part in stored)))
     return out
 
 
 def dequantize_rotated(backend: Backend, stored: Quantized, width: int, format: Rotated, out: Array | None) -> Array:
+    """`Backend.dequantize` in a rotated format: float32 [..., width]."""
     codes = stored.codes
     if codes.ndim == 0 or 0 in codes.shape:
         return backend.dequantize(stored, width, format.inner, out)
@@ -58,7 +60,7 @@ def dequantize_rotated(backend: Backend, stored: Quantized, width: int, format: 
 
 
 def rotate(rows: Array, out: Array, room: Array) -> None:
-    """hadamard(rows) in `out`, both [n, width], by way of `room`, two of their size."""
+    """Write hadamard(rows) to `out`, both float32 [n, width]. room: scratch memory, float32 [2, at least n * width]."""
     xp, block = array_namespace(rows), block_of(rows.shape[-1])
     size = rows.shape[0] * rows.shape[1]
     turned, sums = room[0, :size], room[1, :size]
@@ -76,18 +78,20 @@ def rotate(rows: Array, out: Array, room: Array) -> None:
 
 
 def _pieces(rows: Array) -> Iterator[slice]:
+    """Chunks of rows."""
     count = _rows_at_once(rows)
     for start in range(0, rows.shape[0], count):
         yield slice(start, start + count)
 
 
 def _rows_at_once(rows: Array) -> int:
+    """Rows per chunk: on a CPU about PIECE numbers, elsewhere all rows."""
     count, width = rows.shape
     return int(min(count, max(1, PIECE // width)) if str(device(rows)) == "cpu" else count)
 
 
 def _room(xp: Namespace, rows: Array) -> tuple[Array, Array]:
-    """For a piece: [n, width], and [2, n * width] for `rotate`."""
+    """Scratch memory for one chunk of n rows: [n, width], and [2, n * width] for `rotate`."""
     count, width = _rows_at_once(rows), rows.shape[1]
     new = {"dtype": xp.float32, "device": device(rows)}
     return xp.empty((count, width), **new), xp.empty((2, count * width), **new)

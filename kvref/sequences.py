@@ -3,8 +3,8 @@
 This module allocates, shares, copies and frees blocks (chapters PAGED, SHARE and EDIT). It does not read or write tokens: the
 caches derived from these classes store them, and copy a block's tokens on request (`_copy`).
 
-A sequence has one block table. The token at position p of a layer is in the table's entry p // block_size, at offset
-p % block_size.
+A sequence has one table in BlockTables, which contains the block tables of all its layers. The token at position p of a layer is
+in entry p // block_size, at offset p % block_size.
 """
 
 from abc import ABC, abstractmethod

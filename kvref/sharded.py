@@ -1,9 +1,10 @@
-"""The sharded cache: the tokens of one sequence and layer on several ranks, each of which has memory of its own.
+"""The sharded cache: the tokens of one sequence and layer, distributed over several ranks, each with memory of its own.
 
-Ranks stand in a grid of head_ranks rows and token_ranks columns: rank r is in row r // token_ranks and column r % token_ranks. A
-row has some of the kv heads (tensor parallel), or shares one with the rows next to it, which hold copies of it then; a column has
-every token_ranks-th block of tokens (context parallel, interleaved). So a rank holds the tokens of its column, of the heads of
-its row. Where a token belongs follows from its position alone: every rank keeps the same books by itself.
+The ranks form a grid of head_ranks rows and token_ranks columns: rank r is in row r // token_ranks and column r % token_ranks. A
+row has a share of the kv heads (tensor parallelism); if there are more rows than heads, several rows have copies of one head. A
+column has every token_ranks-th block of tokens (context parallelism, interleaved). A rank thus stores the tokens of its column
+for the heads of its row. The position of a token determines its column, so that every rank computes the same block table without
+messages.
 """
 
 from collections.abc import Iterator
@@ -26,9 +27,12 @@ from kvref.slots import TokenStore
 
 @dataclass(frozen=True)
 class ShardedConfig:
-    """num_blocks: that each rank has, of block_size tokens each. dtype: float32, float16 or bfloat16.
+    """Sizes, grid and dtype of a ShardedCache. Raises ConfigError (LAW-12).
 
-    head_ranks divides num_kv_heads, or is a multiple of it. Raises ConfigError.
+    - `num_blocks`: blocks per rank, of `block_size` tokens each.
+    - `head_ranks`: rows of the grid; a divisor or a multiple of num_kv_heads (SHARD-01).
+    - `token_ranks`: columns of the grid.
+    - `dtype`: float32, float16 or bfloat16.
     """
 
     num_kv_heads: int
@@ -47,26 +51,27 @@ class ShardedConfig:
 
     @property
     def num_ranks(self) -> int:
+        """head_ranks * token_ranks."""
         return self.head_ranks * self.token_ranks
 
     @property
     def copies(self) -> int:
-        """Rows that hold the same head; 1 where each head is in one."""
+        """The number of rows that have the same head; 1 if each head is in one row."""
         return max(1, self.head_ranks // self.num_kv_heads)
 
     @property
     def max_tokens(self) -> int:
-        """That there is room for, on all ranks together."""
+        """The number of tokens for which all ranks together have room (SHARD-03)."""
         return self.num_blocks * self.block_size * self.token_ranks
 
     def heads(self, row: int) -> range:
-        """The kv heads of a row: its share, or the one that it holds a copy of (SHARD-01)."""
+        """Return the kv heads of a row (SHARD-01)."""
         each = max(1, self.num_kv_heads // self.head_ranks)
         first = row // self.copies * each
         return range(first, first + each)
 
     def query_heads(self, row: int, group: int) -> range:
-        """The query heads that a row answers, where `group` of them share a kv head: the copies of one divide them."""
+        """Return the query heads that a row computes. group: query heads per kv head, which rows with copies of a head divide."""
         heads, copy = self.heads(row), row % self.copies
         if self.copies == 1:
             return range(heads.start * group, heads.stop * group)
@@ -74,48 +79,49 @@ class ShardedConfig:
 
 
 class _Rank:
-    """What one rank holds, and its books. It is told of every call, and of no other rank."""
+    """The memory and the block table of one rank. It receives every call, and has no access to other ranks."""
 
     def __init__(self, config: ShardedConfig, number: int, backend: Backend) -> None:
         row, self._column = divmod(number, config.token_ranks)
         self.heads = config.heads(row)
-        self.table: list[int] = []  # of the blocks of its memory, those that hold tokens, in order
-        self.length = 0  # tokens, on all ranks
+        self.table: list[int] = []  # the blocks with tokens, in order
+        self.length = 0  # tokens of the cache, on all ranks together
         self._config, self._backend = config, backend
         self._pool = BlockPool(config.num_blocks)
         num_slots = config.num_blocks * config.block_size
         self._store = TokenStore(backend, get_format(config.dtype), num_slots, len(self.heads), config.head_dim)
 
     def positions(self, start: int = 0, stop: int | None = None) -> NDArray[np.int64]:
-        """Of the positions [start, stop), all unless given, those whose tokens belong here, in order (SHARD-02)."""
+        """The positions in [start, stop), by default all, whose tokens are in this rank's column, in order (SHARD-02)."""
         every: NDArray[np.int64] = np.arange(start, self.length if stop is None else stop)
         return np.asarray(every[every // self._config.block_size % self._config.token_ranks == self._column])
 
     def prepared(self, keys: Array, values: Array) -> tuple[Quantized, Quantized]:
-        """Its share of tokens [n, num_kv_heads, head_dim] that come, as it will hold them: nothing is written yet."""
+        """The rank's share of new tokens [n, num_kv_heads, head_dim] in the cache's dtype. First phase: nothing is written."""
         come = self.positions(self.length, self.length + keys.shape[0]) - self.length
         heads = slice(self.heads.start, self.heads.stop)
         share = (self._backend.gather(each, come)[:, heads, :] for each in (keys, values))
         return self._store.quantized(*share)
 
     def keep(self, count: int, share: tuple[Quantized, Quantized]) -> None:
-        """Hold what was prepared of `count` tokens, for which there is room."""
+        """Write the share that was prepared of `count` new tokens. The second phase: there must be room."""
         come = self.positions(self.length, self.length + count)
         self.be(self.length + count)
         self._store.put(self._slots(come), share)
 
     def be(self, length: int) -> None:
-        """Have as many blocks as so many tokens take, the same on every rank: blocks of one column's last turn may be empty."""
+        """Set the length, and allocate or free blocks: the same number on every rank, (SHARD-03)."""
         self.length = length
         needed = -(-length // (self._config.block_size * self._config.token_ranks))
         self._pool.free_many(self.table[needed:])
         self.table = self.table[:needed] + self._pool.allocate_many(max(0, needed - len(self.table))).tolist()
 
     def read(self) -> tuple[Array, Array]:
+        """The keys and values of the rank's positions and heads, float32."""
         return self._store.read(self._slots(self.positions()))
 
     def partials(self, query: Array, at: NDArray[np.int64], scale: float) -> Iterator[Partial]:
-        """Attention of queries at these positions over its own tokens, some at a time: none where it has none."""
+        """Partial attention of queries at the positions `at` over the rank's tokens, in tiles; nothing if it has no tokens."""
         positions = self.positions()
         for start in range(0, len(positions), TOKENS):
             piece = positions[start : start + TOKENS]
@@ -124,32 +130,36 @@ class _Rank:
 
     @property
     def num_bytes(self) -> int:
+        """Bytes of the blocks in the table (SHARD-03)."""
         return len(self.table) * self._config.block_size * self._store.token_bytes
 
     def _slots(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where in its memory tokens lie that are its own."""
+        """The slots of positions of this rank."""
         block, offset = np.divmod(positions, self._config.block_size)
         found: NDArray[np.int64] = np.array(self.table, np.int64)[block // self._config.token_ranks]
         return found * self._config.block_size + offset
 
 
 class ShardedCache:
-    """What the ranks hold together. A rank may be lost: then what needs it raises RankLost (SHARD-04).
+    """A cache of one sequence and layer on several ranks (chapter SHARD). `length` is the number of tokens.
 
-    `append`, `read`, `attend`, `truncate` and `clear` need every rank, what is asked of one rank that one, and `length` none.
+    All ranks are objects in this process, and each has memory of its own. `lose` and `lose_in_append` simulate the failure of a
+    rank. `append`, `read`, `attend`, `truncate` and `clear` need every rank and raise RankLost if one is lost. A call that names
+    a rank needs that rank, and `length` needs none (SHARD-04).
     """
 
     def __init__(self, config: ShardedConfig, backend: Backend = reference) -> None:
+        """Create the ranks, with their memory on the device of `backend`."""
         self.config = config
         self.length = 0
         self._backend = backend
         self._ranks: list[_Rank | None] = [_Rank(config, number, backend) for number in range(config.num_ranks)]  # None: lost
-        self._failing: set[int] = set()  # those that the next append will lose
+        self._failing: set[int] = set()  # the ranks that will fail in the next append
 
     def append(self, keys: Array, values: Array) -> None:
-        """Append n tokens, keys and values [n, num_kv_heads, head_dim], on all ranks or on none.
+        """Append n tokens, on all ranks or on none: a two-phase commit (SHARD-04). keys, values: [n, num_kv_heads, head_dim].
 
-        Raises ShapeMismatch, DtypeMismatch, CapacityExceeded past max_tokens, or RankLost.
+        Raises ShapeMismatch, DtypeMismatch, CapacityExceeded if there would be more than max_tokens tokens, or RankLost.
         """
         config = self.config
         keys, values = accept_pair(keys, values, ("n", config.num_kv_heads, config.head_dim), self._backend)
@@ -158,7 +168,7 @@ class ShardedCache:
             raise CapacityExceeded(f"cache full: {self.length + count} tokens needed, max_tokens is {config.max_tokens}")
         ranks = self._every("append")
         shares = [rank.prepared(keys, values) for rank in ranks]
-        if count and self._failing:  # some did not say that they are ready: nobody keeps what was prepared
+        if count and self._failing:  # they do not report that they are ready: no rank writes
             for number in self._failing:
                 self._ranks[number] = None
             self._every("append")
@@ -167,41 +177,45 @@ class ShardedCache:
         self.length += count
 
     def read(self) -> tuple[Array, Array]:
-        """All keys and values, put together: float32 [length, num_kv_heads, head_dim]. Raises RankLost."""
+        """Return the keys and values of all ranks, in order: float32 [length, num_kv_heads, head_dim] each. Raises RankLost."""
         rows = self._rows(self._every("read"))[:: self.config.copies]
         keys, values = zip(*map(self._in_order, rows), strict=True)
         return self._backend.xp.concat(list(keys), axis=1), self._backend.xp.concat(list(values), axis=1)
 
     def read_rank(self, rank: int) -> tuple[Array, Array]:
-        """What a rank holds, float32 [its positions, its heads, head_dim]. Raises RankOutOfRange or RankLost."""
+        """Return the keys and values of one rank: float32 [positions, heads, head_dim] each, in the order of both.
+
+        Raises RankOutOfRange or RankLost.
+        """
         return self._rank(rank).read()
 
     def heads(self, rank: int) -> list[int]:
-        """The kv heads that a rank holds, in order. Raises RankOutOfRange or RankLost."""
+        """Return the kv heads of a rank, in order (SHARD-01). Raises RankOutOfRange or RankLost."""
         return list(self._rank(rank).heads)
 
     def positions(self, rank: int) -> list[int]:
-        """The positions whose tokens a rank holds, in order. Raises RankOutOfRange or RankLost."""
+        """Return the positions whose tokens a rank has, in order (SHARD-02). Raises RankOutOfRange or RankLost."""
         return [int(position) for position in self._rank(rank).positions()]
 
     def block_table(self, rank: int) -> list[int]:
-        """The blocks of a rank's memory that hold tokens, in order: the same on every rank (SHARD-03).
+        """Return the block ids of a rank's table, in order. It is the same on every rank (SHARD-03).
 
         Raises RankOutOfRange or RankLost.
         """
         return list(self._rank(rank).table)
 
     def num_bytes(self, rank: int) -> int:
-        """Bytes of the blocks in a rank's table. Raises RankOutOfRange or RankLost."""
+        """Return the bytes of the blocks in a rank's table (SHARD-03). Raises RankOutOfRange or RankLost."""
         return self._rank(rank).num_bytes
 
     def attend(self, query: Array, scale: float) -> Array:
-        """Causal attention of the last tokens' queries: float32 [num_queries, num_query_heads, head_dim], as the query is.
+        """Return causal attention of the last tokens' queries: float32 [num_queries, num_query_heads, head_dim] (SHARD-02).
 
-        Each rank attends to what it holds. What the columns of a row found is merged by log-sum-exp (kvref.pieces), which adds
-        20 (token_ranks - 1) roundings to the bound of ATTN-04; the rows' query heads stand side by side.
+        query: [num_queries, num_query_heads, head_dim]. Each rank attends over its own tokens. The partial results of the columns
+        of a row are merged (`kvref.pieces`), which adds 20 (token_ranks - 1) roundings to the bound of ATTN-04. The query heads
+        of all rows are concatenated.
 
-        Raises ShapeMismatch, DtypeMismatch, PositionOutOfRange for more queries than tokens, or RankLost.
+        Raises ShapeMismatch, DtypeMismatch, PositionOutOfRange if there are more queries than tokens, or RankLost.
         """
         config = self.config
         query = accept_query(query, "num_queries", config.num_kv_heads, config.head_dim, self._backend)
@@ -220,9 +234,9 @@ class ShardedCache:
         return self._backend.xp.concat(out, axis=1)
 
     def truncate(self, length: int) -> None:
-        """Forget all but the first `length` tokens, on every rank (EDIT-01).
+        """Remove all tokens but the first `length`, on every rank (EDIT-01).
 
-        Raises PositionOutOfRange for more than there are, or RankLost.
+        Raises PositionOutOfRange unless `length` is in `[0, self.length + 1)`, or RankLost.
         """
         length = in_range(length, self.length + 1, PositionOutOfRange, "length")
         for rank in self._every("truncate"):
@@ -230,19 +244,19 @@ class ShardedCache:
         self.length = length
 
     def clear(self) -> None:
-        """Forget every token. Raises RankLost."""
+        """Remove every token. Raises RankLost."""
         self.truncate(0)
 
     def lose(self, rank: int) -> None:
-        """Let a rank be lost, with what it holds. Raises RankOutOfRange, or RankLost where it is already."""
+        """Make a rank fail, with all its tokens. Raises RankOutOfRange, or RankLost if it is lost already."""
         self._ranks[self._number(rank)] = None
 
     def lose_in_append(self, rank: int) -> None:
-        """Let a rank be lost in the middle of the next append of a token or more that is not refused. Raises as `lose` does."""
+        """Make a rank fail in the first phase of the next append that has one (SHARD-04). Raises as `lose` does."""
         self._failing.add(self._number(rank))
 
     def _every(self, operation: str) -> list[_Rank]:
-        """All ranks. Raises RankLost."""
+        """All ranks. Raises RankLost if one is lost."""
         living = [rank for rank in self._ranks if rank is not None]
         if len(living) < len(self._ranks):
             lost = [number for number, rank in enumerate(self._ranks) if rank is None]
@@ -250,21 +264,23 @@ class ShardedCache:
         return living
 
     def _number(self, rank: int) -> int:
-        """Of a rank that is there. Raises RankOutOfRange or RankLost."""
+        """`rank` as a Python int. Raises RankOutOfRange or RankLost."""
         number = in_range(rank, len(self._ranks), RankOutOfRange, "rank")
         if self._ranks[number] is None:
             raise RankLost(f"rank {number} is lost")
         return number
 
     def _rank(self, rank: int) -> _Rank:
+        """The rank with this number. Raises RankOutOfRange or RankLost."""
         return cast(_Rank, self._ranks[self._number(rank)])
 
     def _rows(self, ranks: list[_Rank]) -> list[list[_Rank]]:
+        """All ranks, by row and column."""
         columns = self.config.token_ranks
         return [ranks[first : first + columns] for first in range(0, len(ranks), columns)]
 
     def _in_order(self, row: list[_Rank]) -> tuple[Array, Array]:
-        """Keys and values of a row's heads, of all its columns, by position."""
+        """The keys and values of all columns of a row, in the order of positions."""
         order = np.argsort(np.concatenate([rank.positions() for rank in row]))
         keys, values = zip(*(rank.read() for rank in row), strict=True)
         xp, gather = self._backend.xp, self._backend.gather

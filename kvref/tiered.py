@@ -1,10 +1,12 @@
-"""The tiered cache: the newest tokens at full precision, older ones quantized, the oldest forgotten.
+"""The tiered cache: the newest tokens at full precision, older tokens quantized, the oldest evicted.
 
     append -> [ tail ] -> [ warm tier, if there is one ] -> [ store ] -> evicted
 
-Tokens enter the tail. Those it has no room for move on, oldest first and at most `migration_batch` at a time, into the warm tier
-if there is one and from there into the store, each time quantized from what they read as where they were. Past `max_tokens` the
-oldest are evicted. Positions are absolute: eviction never renumbers.
+`append` adds tokens to the tail. Tokens for which a tier has no more room migrate to the next tier, the oldest first and at most
+`migration_batch` at a time. The next tier quantizes what they read as in the tier before. If there are more than `max_tokens`
+tokens, the oldest are evicted. Positions are absolute: eviction does not change them.
+
+All public methods hold a lock, so that threads can share a cache (TIER-12).
 """
 
 from collections import deque
@@ -27,19 +29,24 @@ from kvref.slots import TokenStore
 from kvref.tiers import Run, Tier, check_way, runs_said
 from kvref.transfer import Movable
 
-MAGNITUDES_BELOW = 2.0**126  # of what is taken: no tier's rounding then takes a value, or a range, past float32 (TIER-13)
+MAGNITUDES_BELOW = 2.0**126  # of accepted numbers: then no rounding in a tier makes a value or a range overflow (TIER-13)
 POLICY = ("tail_length", "tail_dtype", "warm_length", "warm_format", "store_format")
 
 
 @dataclass(frozen=True)
 class TieredConfig:
-    """Lengths in tokens. The five policy fields (POLICY) can change later, by update_policy.
+    """Sizes and policy of a TieredCache. Raises ConfigError (LAW-12).
 
-    tail_dtype: float32, float16 or bfloat16. warm_format, store_format: any with a scale whose groups go into head_dim (TIER-17);
-    one that would be given is 1.0.
+    - `max_tokens`: tokens in all tiers together, at most.
+    - `tail_length`, `warm_length`: tokens for which the tail and the warm tier have room; 0 means that there is no such tier. The
+      store has room for the others. With tail_length = max_tokens every token stays in the tail, and no token is quantized. With
+      tail_length = 0 tokens are quantized when they are appended (TIER-15).
+    - `tail_dtype`: float32, float16 or bfloat16.
+    - `warm_format`, `store_format`: any format with a scale; if it has groups, `head_dim` must be a multiple of the group
+      (TIER-17). Static formats have the scale 1.0.
+    - `migration_batch`: tokens that migrate at a time. It does not change any result (TIER-04).
 
-    The policy has three forms (TIER-15): tail_length = max_tokens keeps everything in the tail, and nothing is quantized;
-    tail_length = 0 has no tail, and tokens are quantized as they come; anything between is the hybrid.
+    `update_policy` can change the five fields in POLICY: the lengths, the dtype and the formats of the tiers.
     """
 
     num_kv_heads: int = 8
@@ -60,12 +67,15 @@ class TieredConfig:
             raise ConfigError(f"expected tail and warm tier within max_tokens {self.max_tokens}, got {room}")
         get_format(self.tail_dtype, among=PLAIN_DTYPES)
         for name in (self.warm_format, self.store_format):
-            get_format(name, among=SCALED_FORMATS).code_width(self.head_dim)  # which says whether it has groups of whole width
+            get_format(name, among=SCALED_FORMATS).code_width(self.head_dim)  # raises ConfigError for the group
 
 
 @dataclass(frozen=True)
 class TieredStats:
-    """Tokens and bytes really stored, by tier; ratio: what float32 would take / that, 1.0 when empty (TIER-08)."""
+    """Tokens, and bytes of their codes, scales and zeros, per tier (TIER-08).
+
+    `compression_ratio` is the bytes of the same tokens in float32 divided by the sum of the three; 1.0 without tokens.
+    """
 
     total_tokens: int
     tail_tokens: int
@@ -78,20 +88,27 @@ class TieredStats:
 
 
 class TieredCache(Movable):
+    """A cache of one sequence and layer, whose tokens migrate from a tail to quantized tiers (chapter TIER).
+
+    Threads can share a cache: each call is atomic (TIER-12).
+    """
+
     _moved = ("_tiers", "_next", "_moved_at")
 
     def __init__(self, config: TieredConfig, backend: Backend = reference) -> None:
+        """Allocate memory for the tiers of the policy on the device of `backend`."""
         self._backend = backend
         self._lock = RLock()
         self._tiers = [Tier("tail"), Tier("warm"), Tier("store")]
         self._next = 0  # the position of the next token appended
-        self._moved_at = 0  # what that was when tokens last moved on, or were evicted
+        self._moved_at = 0  # the value of _next when tokens last migrated or were evicted
         self._adopt(config)
 
     def append(self, keys: Array, values: Array) -> None:
-        """Append n tokens, keys and values [n, num_kv_heads, head_dim].
+        """Append n tokens. keys, values: [n, num_kv_heads, head_dim].
 
-        Raises ShapeMismatch, DtypeMismatch, or NonFinite for a value that some tier of the policy cannot hold (TIER-13, TIER-18).
+        Raises ShapeMismatch (TIER-09), DtypeMismatch, or NonFinite if some tier of the policy cannot store a number, now or when
+        the token migrates to it (TIER-13, TIER-18).
         """
         shape = ("n", self.config.num_kv_heads, self.config.head_dim)
         keys, values = accept_pair(keys, values, shape, self._backend)
@@ -103,7 +120,7 @@ class TieredCache(Movable):
             if (past := self.total_tokens + count - room) > 0:
                 self._evict(past)
                 self._moved_at = self._next + count
-            forgotten = max(0, count - room)  # the head of an append longer than the cache (TIER-05)
+            forgotten = max(0, count - room)  # the first tokens of an append longer than the cache (TIER-05)
             self._next += forgotten
             newest = next(tier for tier in self._tiers if tier.room)
             for start in range(forgotten, count, batch):
@@ -113,12 +130,12 @@ class TieredCache(Movable):
                 self._settle()
 
     def read(self) -> tuple[Array, Array]:
-        """Every token, store first and oldest first, float32 [total, num_kv_heads, head_dim] (TIER-03)."""
+        """Return the keys and values of all tokens, oldest first: float32 [total_tokens, num_kv_heads, head_dim] (TIER-03)."""
         with self._lock:
             return self._read(0, self.total_tokens)
 
     def _read(self, start: int, stop: int) -> tuple[Array, Array]:
-        """Tokens counted from the oldest one."""
+        """The tokens with the indices [start, stop), where the oldest token has the index 0."""
         empty = self._backend.zeros((0, self.config.num_kv_heads, self.config.head_dim), "float32")
         parts = [(empty, empty)]
         for tier in reversed(self._tiers):
@@ -128,7 +145,10 @@ class TieredCache(Movable):
         return keys, values
 
     def read_into(self, pool: BufferPool) -> tuple[Buffer, Buffer]:
-        """What `read` gives, flat, in two buffers of the pool. The caller releases them. Raises BufferTooLarge."""
+        """Copy what `read` returns to two buffers of a pool, one for keys and one for values, and return them.
+
+        The numbers are in C order. The caller releases the buffers. Raises BufferTooLarge.
+        """
         keys, values = (self._backend.xp.reshape(part, (-1,)) for part in self.read())
         buffers = pool.acquire_pair(VALUE_BYTES * keys.shape[0])
         try:
@@ -141,13 +161,20 @@ class TieredCache(Movable):
         return buffers
 
     def attend(self, query: Array, scale: float | None = None, causal: bool = False) -> Array:
-        """Attention of query [num_queries, num_query_heads, head_dim] over what the cache reads as, a head at a time."""
+        """Return attention over what `read` returns: float32 [num_queries, num_query_heads, head_dim] (ATTN-10, TIER-11).
+
+        query: [num_queries, num_query_heads, head_dim]. scale: 1 / sqrt(head_dim) by default. causal: the queries are those of
+        the last tokens, and each sees the tokens up to its own. Raises ShapeMismatch or DtypeMismatch.
+        """
         row = self.config.num_kv_heads, self.config.head_dim
         with self._lock:
             return attention_as_read(query, self._read, self.total_tokens, row, scale=scale, causal=causal, backend=self._backend)
 
     def tier_of(self, position: int) -> str:
-        """ "tail", "warm" or "store". Raises PositionOutOfRange for a token evicted or not yet appended (TIER-07)."""
+        """Return the tier of the token at a position: "tail", "warm" or "store" (TIER-07).
+
+        Raises PositionOutOfRange if the token was evicted or is not yet appended.
+        """
         with self._lock:
             first = self._next - self.total_tokens
             position = in_range(position, self._next, PositionOutOfRange, "position")
@@ -162,10 +189,12 @@ class TieredCache(Movable):
 
     @property
     def total_tokens(self) -> int:
+        """The number of tokens in all tiers, without evicted ones (TIER-06)."""
         with self._lock:
             return sum(len(tier) for tier in self._tiers)
 
     def stats(self) -> TieredStats:
+        """Return the numbers of tokens and bytes per tier (TIER-08)."""
         with self._lock:
             tokens, sizes = [len(tier) for tier in self._tiers], [tier.bytes for tier in self._tiers]
             float32 = 8 * self.config.num_kv_heads * self.config.head_dim * sum(tokens)
@@ -173,10 +202,13 @@ class TieredCache(Movable):
             return TieredStats(sum(tokens), tokens[0], tokens[1], tokens[2], sizes[0], sizes[1], sizes[2], ratio)
 
     def update_policy(self, **changes: int | str) -> None:
-        """Change policy fields; the new policy holds at once (TIER-10).
+        """Change fields of the policy (POLICY), all at once (TIER-10).
 
-        Tokens a shorter tail has no room for migrate now; a new format is for tokens that enter a tier later. Raises ConfigError,
-        and NonFinite where a token that is held could not move on (TIER-18), with nothing changed.
+        Tokens for which a shorter tier has no more room migrate before the call returns. A new format is used for tokens that
+        enter the tier afterwards. Memory that is not needed any more is freed (TIER-16).
+
+        Raises ConfigError for an unknown field or an invalid policy, NonFinite if a tier of the new policy could not store a
+        token of the cache (TIER-18). If it raises, nothing has changed.
         """
         for name in changes:
             if name not in POLICY:
@@ -188,10 +220,11 @@ class TieredCache(Movable):
                 tier.drop_drained()
 
     def truncate(self, length: int) -> None:
-        """Forget the tokens at positions `length` and past it, as if they had never come (EDIT-01, EDIT-03).
+        """Remove the tokens at position `length` and later, as if they had never been appended (EDIT-01, EDIT-03).
 
-        Raises PositionOutOfRange for more than came, and NotTruncatable where some of those tokens have pushed others on: what
-        was quantized, or evicted, to make room for them is not to be had back (EDIT-06).
+        Raises PositionOutOfRange if `length` is negative or greater than the number of appended tokens, evicted ones included.
+        Raises NotTruncatable if tokens migrated or were evicted when the tokens to remove were appended, because this cannot be
+        undone (EDIT-06).
         """
         with self._lock:
             length = in_range(length, self._next + 1, PositionOutOfRange, "length")
@@ -202,20 +235,21 @@ class TieredCache(Movable):
                 count -= tier.take_back(min(count, len(tier)))
 
     def clear(self) -> None:
-        """Forget every token; positions start from 0 again."""
+        """Remove every token. The next token gets position 0."""
         with self._lock:
             self._next = self._moved_at = 0
             for tier in self._tiers:
                 tier.let_go(len(tier))
 
     def contents(self) -> Contents:
-        """What is saved: every token in the tier and the format that it is in."""
+        """Describe what `save` writes: every token, with its tier and its format."""
         with self._lock:
             tiers = {tier.name: [run.said() for run in tier.runs] for tier in self._tiers}
             state = {"next": self._next, "moved_at": self._moved_at, "tiers": tiers}
             return Contents("tiered", shape_of(self.config), state, self._stretches())
 
     def receive(self, file: BinaryIO) -> None:
+        """`load` from an open binary file. Used by `kvref.load`."""
         with self._lock:
             super().receive(file)
 
@@ -232,13 +266,14 @@ class TieredCache(Movable):
         return self._stretches()
 
     def _stretches(self) -> list[Stretch]:
+        """The keys and values of each run of each tier."""
         runs = [(f"{tier.name}.{at}", run) for tier in self._tiers for at, run in enumerate(tier.runs)]
         return [each for name, run in runs for each in both(name, run.store, np.array(run.slots(run.start, run.stop), np.int64))]
 
     def _settle(self) -> None:
-        """Move tokens on, a batch at a time, until every tier is within its room.
+        """Migrate tokens, `migration_batch` at a time, until no tier has more tokens than room.
 
-        Of several tiers past their room the oldest goes first: what comes from a newer one has to lie behind its tokens.
+        If several tiers do, the tier with the oldest tokens is first, because tokens must enter the next tier in order.
         """
         while past := [index for index, tier in enumerate(self._tiers) if len(tier) > tier.room]:
             tier, later = self._tiers[past[-1]], self._tiers[past[-1] + 1 :]
@@ -250,16 +285,17 @@ class TieredCache(Movable):
             self._moved_at = self._next
 
     def _evict(self, count: int) -> None:
-        """Let go of the oldest `count` tokens, or of all there are."""
+        """Evict the oldest `count` tokens, or all if there are fewer."""
         for tier in reversed(self._tiers):
             taken = min(count, len(tier))
             tier.let_go(taken)
             count -= taken
 
     def _adopt(self, config: TieredConfig) -> None:
-        """Let the tiers take new tokens as the policy says.
+        """Set the policy of the tiers for new tokens.
 
-        Memory comes first, and whether what is held can move on: where it runs out, or raises NonFinite, nothing has changed.
+        New memory is allocated, and the migration of all present tokens is tried, before anything changes: if the memory does not
+        suffice, or a token raises NonFinite, the old policy remains.
         """
         policy = (
             (config.tail_length, FORMATS[config.tail_dtype]),
@@ -287,13 +323,13 @@ class TieredCache(Movable):
             tier.runs += [] if run is None else [run]
 
     def _check_storable(self, name: str, tokens: Array) -> None:
-        """Whatever the policy becomes, every tier has to be able to take them: look at them as the tail will hold them."""
+        """Raise NonFinite for magnitudes of MAGNITUDES_BELOW or more, after rounding to the dtype of the tail (TIER-13)."""
         xp, tail, held = self._backend.xp, FORMATS[self.config.tail_dtype], ""
         if tokens.shape[0] == 0:
             return
         largest = xp.reshape(xp.max(xp.abs(tokens)), (1,))
-        if self.config.tail_length:  # rounding keeps the order of numbers: the largest of all is still the largest
+        if self.config.tail_length:  # rounding is monotonic: the largest number stays the largest
             largest = self._backend.dequantize(self._backend.quantize(largest, tail), 1, tail)
             held = f" as a {tail.name} tail holds them"
-        if not float(largest[0]) < MAGNITUDES_BELOW:  # nor is NaN
+        if not float(largest[0]) < MAGNITUDES_BELOW:  # true for NaN as well
             raise NonFinite(f"{name}: expected magnitudes below {MAGNITUDES_BELOW:.3g}{held}, got {float(largest[0]):.3g}")

@@ -1,4 +1,4 @@
-"""What the tiered cache is made of: queues of tokens, each written at the new end and let go at the old one."""
+"""The tiers of the tiered cache: queues of tokens, to which newest tokens are added and from which oldest ones are removed."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -13,45 +13,48 @@ from kvref.slots import TokenStore
 
 
 class Run:
-    """Consecutive tokens in one format: position p lies in slot p % capacity."""
+    """Consecutive tokens `[start, stop)` in one format, in a ring of `capacity` slots: index p is in slot p % capacity."""
 
     def __init__(self, capacity: int, start: int, store: TokenStore) -> None:
         self.capacity, self.start, self.stop, self.store = capacity, start, start, store
 
     def said(self) -> list[int | str]:
-        """What a file says of it (MOVE-01)."""
+        """Return the run as JSON values for a file's state (MOVE-01)."""
         return [self.store.format.name, self.capacity, self.start, self.stop]
 
     def slots(self, start: int, stop: int) -> list[int]:
+        """Return the slots of the indices [start, stop)."""
         return [position % self.capacity for position in range(start, stop)]
 
     def takes(self, capacity: int, format: Format) -> bool:
-        """Whether new tokens of this format may go on here, in a tier of so many."""
+        """Return whether new tokens of this format can be added to this run, in a tier with this capacity."""
         return self.capacity == capacity and self.store.format is format
 
 
 class Tier:
-    """A queue of tokens: written at the new end, read and let go at the old end.
+    """A queue of tokens, in one or more runs.
 
-    A change of policy opens a new run, and the old one drains: a token is never stored again where it already is (TIER-10).
+    A change of policy can add a run with a new format or capacity, to which new tokens are written. The tokens of older runs stay
+    as they are stored until they migrate (TIER-10).
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.room = 0  # tokens it may keep; one batch more lies here while they move on
+        self.room = 0  # tokens that stay; during migration a tier has up to one batch more
         self.runs: deque[Run] = deque()
 
     def __len__(self) -> int:
         return sum(run.stop - run.start for run in self.runs)
 
     def write(self, keys: Array, values: Array) -> None:
+        """Add tokens [n, num_kv_heads, head_dim] as the newest."""
         run = self.runs[-1]
         stop = run.stop + keys.shape[0]
         run.store.write(run.slots(run.stop, stop), keys, values)
         run.stop = stop
 
     def read(self, start: int, stop: int) -> Iterator[tuple[Array, Array]]:
-        """What tokens read as, counted from the oldest one, a run at a time."""
+        """Yield the keys and values of the tokens [start, stop), counted from the oldest, run by run."""
         for run in self.runs:
             first, last = (min(max(run.start + each, run.start), run.stop) for each in (start, stop))
             if first < last:
@@ -59,6 +62,7 @@ class Tier:
             start, stop = (each - (run.stop - run.start) for each in (start, stop))
 
     def let_go(self, count: int) -> None:
+        """Remove the oldest `count` tokens."""
         while count:
             run = self.runs[0]
             taken = min(count, run.stop - run.start)
@@ -68,7 +72,7 @@ class Tier:
                 self.runs.popleft()
 
     def take_back(self, count: int) -> int:
-        """Forget the newest `count` tokens: how many those are."""
+        """Remove the newest `count` tokens, and return `count`."""
         left = count
         for run in reversed(self.runs):
             taken = min(left, run.stop - run.start)
@@ -77,26 +81,28 @@ class Tier:
         return count
 
     def drop_drained(self) -> None:
-        """Give back the memory of runs that hold no token and take none (TIER-16)."""
+        """Free the memory of runs without tokens to which no token will be added (TIER-16)."""
         self.runs = deque(run for run in self.runs if run.start < run.stop or (self.room and run is self.runs[-1]))
 
     @property
     def bytes(self) -> int:
+        """Bytes of the codes, scales and zeros of the tokens."""
         return sum((run.stop - run.start) * run.store.token_bytes for run in self.runs)
 
 
 def check_way(keys: Array, values: Array, stores: Sequence[TokenStore]) -> None:
-    """Raise NonFinite where tokens cannot go from store to store, each time quantized from what they read as before (TIER-18).
+    """Raise NonFinite if tokens cannot migrate through `stores` in order, each quantizing what the one before reads as (TIER-18).
 
-    One float32 scale a row holds whatever is taken at all (TIER-13). Scales of groups may have less range: a largest number would
-    have to be derived for each format, and for each behind another, so it is tried.
+    A float32 scale per row can store every number that `append` accepts (TIER-13), so that only formats of groups are checked.
+    Their scales can have a smaller range. A limit would have to be derived for each format and for each sequence of formats;
+    instead the tokens are quantized and dequantized.
     """
     for store in stores if any(store.format.granularity == "group" for store in stores) else ():
         keys, values = store.dequantized(store.quantized(keys, values))
 
 
 def runs_said(said: Any, most: int, num_kv_heads: int, head_dim: int, backend: Backend) -> Iterator[Run]:
-    """Runs as a file says that there were some in a tier, with nothing in them. most: their capacity. Raises FileDamaged."""
+    """Yield the runs of a tier that a file describes, without their tokens. most: the largest capacity. Raises FileDamaged."""
     if not isinstance(said, list) or not all(isinstance(run, list) and len(run) == 4 for run in said):
         raise FileDamaged(f"file: expected the token runs of a tier, got {str(said)[:60]}")
     for name, capacity, first, end in said:

@@ -1,12 +1,15 @@
-"""What a cache holds, as a file: written as it lies there, and read beside what is there, which goes once all of it is right.
+"""Saving caches to files and loading them (chapter MOVE).
 
-A file is one of safetensors', which anybody can open:
+Loading reads the file into new memory, and replaces the old contents of the cache only after the checksum matches. A damaged file
+thus changes nothing (MOVE-03).
 
-    8 bytes: how long the header is | the header, JSON | a tensor for all that some slots hold, in order of tokens | the checksum
+A file has the format safetensors:
 
-Nothing is quantized again: codes, scales and zeros lie in it bit for bit as they lie in the slots, in dtypes that are the same on
-every backend. The header says in `__metadata__` what wrote it, in which version, which kind of cache, the sizes and formats that
-another has to have in common with it, and its counters. The last tensor is the CRC-32 of every byte before it (MOVE-03).
+    8 bytes: the length of the header | the header, JSON | tensors, one per layer and field, in the order of tokens | the checksum
+
+Codes, scales and zeros are written bit for bit, without quantizing them again, in dtypes that are the same on every backend. In
+the header, `__metadata__` contains the format ("kvref"), the version, the kind of cache, the sizes and formats that a loading
+cache must have too, and the counters. The last tensor is the CRC-32 of all bytes before it.
 """
 
 import io
@@ -29,41 +32,45 @@ from kvref.contents import PIECE, Bits, Contents, Saved, Stretch, counter, from_
 from kvref.errors import ConfigError, DtypeMismatch, FileDamaged, ShapeMismatch
 
 try:
-    from zlib_ng.zlib_ng import crc32  # the same sum, in a third of the time: kvref[files]
+    from zlib_ng.zlib_ng import crc32  # the same checksum in a third of the time; pip install kvref[files]
 except ImportError:
     from zlib import crc32
 
-VERSION = 1  # of the file: a reader takes this one alone
+VERSION = 1  # of the file format; others are rejected
 LONGEST_HEADER = 100_000_000  # bytes, as in safetensors
 CHECKSUM = "checksum"
-LARGE = 2**18  # bytes of a part that a thread sums
+LARGE = 2**18  # from this number of bytes on, a chunk is summed in a thread
 CRC_BYTES = 4
 NAMES = {
     "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int8": "I8", "uint8": "U8", "uint16": "U16", "int32": "I32",
 }  # fmt: skip
-Entries: TypeAlias = dict[str, dict[str, Any]]  # of a header: dtype, shape and data_offsets, by name
+Entries: TypeAlias = dict[str, dict[str, Any]]  # tensors of a header: dtype, shape and data_offsets, by name
 
 
 class Movable(ABC):
-    """A cache that is saved and loaded as a whole."""
+    """Base class of caches that are saved and loaded as a whole."""
 
     _backend: Backend
-    _moved: ClassVar[tuple[str, ...]]  # its attributes that hold what is moved
+    _moved: ClassVar[tuple[str, ...]]  # the attributes that contain what is saved
 
     def save(self) -> Array:
-        """What it holds, as a file's bytes, uint8 [n] (MOVE-01); `kvref.save` writes the file itself."""
+        """Return the contents of the cache as the bytes of a file: uint8 [n] (MOVE-01).
+
+        `kvref.save` writes a file in chunks, without a copy of everything in memory.
+        """
         return as_array(self.contents(), self._backend)
 
     def load(self, data: Array) -> None:
-        """Hold what was saved, uint8 [n], in place of what it holds.
+        """Replace the contents of the cache by saved ones. data: uint8 [n], as `save` returned it (MOVE-01).
 
-        Raises FileDamaged, ConfigError, or CapacityExceeded where there is no room for it; then nothing has changed (MOVE-03).
+        Raises FileDamaged; ConfigError if the sizes or formats differ (MOVE-02); CapacityExceeded if there is no room;
+        ShapeMismatch or DtypeMismatch for `data`. If it raises, nothing has changed (MOVE-03).
         """
         self.receive(opened(data, self._backend))
 
     def receive(self, file: BinaryIO) -> None:
-        """`load` of a file that is open."""
-        new = self._another()  # which takes this one's place once the whole file was right
+        """`load` from an open binary file. Used by `kvref.load`."""
+        new = self._another()  # its contents replace those of this one after the checksum matched
         empty = new.contents()
         read(file, empty.kind, empty.shape, new._make_room, self._backend)
         for name in self._moved:
@@ -75,18 +82,20 @@ class Movable(ABC):
 
     @abstractmethod
     def contents(self) -> Contents:
-        """What is saved."""
+        """Describe what `save` writes."""
 
     @abstractmethod
     def _make_room(self, saved: Saved) -> Sequence[Stretch]:
-        """Of a new cache: count what was saved, and say where it goes. Raises FileDamaged or CapacityExceeded."""
+        """Set the counters of a new cache to saved ones, and return its stretches. Raises FileDamaged or CapacityExceeded."""
 
 
 def save(cache: Any, path: str | os.PathLike[str], *which: Any, **part: Any) -> None:
-    """Save a cache, or `which` of its sequences and what part of it, as a file. It has no effect on the cache (MOVE-04).
+    """Save a cache, or one sequence of it, to a file. The cache does not change (MOVE-04).
 
-    A file that is there is replaced once the new one is on the disk as a whole: whatever happens on the way leaves the old one.
-    Raises OSError, and what naming a sequence or a part may raise.
+    which: for paged caches the sequence. part: for paged caches `layers`, `tokens` and `heads`, as in `PagedCache.save`. An
+    existing file is replaced only after the new one is complete on the disk; if saving fails, it stays as it was.
+
+    Raises OSError, and for a sequence or a part as `PagedCache.save` does.
     """
     path, contents = Path(path), cache.contents(*which, **part)
     beside = path.with_name(f".kvref-{secrets.token_hex(8)}")
@@ -104,24 +113,26 @@ def save(cache: Any, path: str | os.PathLike[str], *which: Any, **part: Any) -> 
 
 
 def load(cache: Any, path: str | os.PathLike[str], *which: Any) -> None:
-    """Load what was saved into a cache, or into `which` of its sequences: it takes the place of what was there.
+    """Load a file into a cache, or into one sequence of it, and replace what was there (MOVE-01).
 
-    Raises OSError, FileDamaged, ConfigError for a file of other sizes or formats, or of another version, and CapacityExceeded or
-    OutOfBlocks where there is no room for it beside what is there; then nothing has changed (MOVE-03).
+    which: for paged caches the sequence.
+
+    Raises OSError; FileDamaged; ConfigError if the sizes, the formats or the file's version differ (MOVE-02); CapacityExceeded or
+    OutOfBlocks if there is no room; SequenceNotFound. If it raises, nothing has changed (MOVE-03).
     """
     with open(path, "rb") as file:
         cache.receive(file, *which)
 
 
 def as_array(contents: Contents, backend: Backend) -> Array:
-    """What `save` writes as uint8 [n]."""
+    """Return the bytes of a file with these contents: uint8 [n]."""
     out = io.BytesIO()
     write(contents, out, backend)
     return backend.asarray(np.frombuffer(out.getvalue(), np.uint8).copy())
 
 
 def opened(data: Array, backend: Backend) -> BinaryIO:
-    """uint8 [n] as the file that it is. Raises ShapeMismatch or DtypeMismatch."""
+    """Return bytes, or an array uint8 [n], as an open binary file. Raises ShapeMismatch or DtypeMismatch."""
     if not isinstance(data, bytes | bytearray | memoryview):
         if not hasattr(data, "shape"):
             raise DtypeMismatch(f"data: expected an array of uint8, got {type(data).__name__}")
@@ -134,7 +145,7 @@ def opened(data: Array, backend: Backend) -> BinaryIO:
 
 
 def write(contents: Contents, file: BinaryIO, backend: Backend) -> None:
-    """Piece by piece: no more than two times PIECE bytes are held at a time."""
+    """Write contents to an open binary file, in chunks: at most about 2 * PIECE bytes are in memory at a time."""
     checksum = Checksum()
 
     def out(part: bytes | memoryview) -> None:
@@ -161,15 +172,18 @@ def read(
     place: Callable[[Saved], Sequence[Stretch]],
     backend: Backend,
 ) -> None:
-    """Read a file of this kind and shape into where `place` says, which must be nowhere that anybody reads yet.
+    """Read a file into the stretches that `place` returns for its counters.
 
-    Raises FileDamaged or ConfigError, and what `place` does.
+    kind, shape: those of the loading cache, which the file must have too. The stretches must be memory that is not in use,
+    because the file can be damaged: the checksum is compared last.
+
+    Raises FileDamaged or ConfigError, and the errors of `place`.
     """
     checksum = Checksum()
 
     def take(count: int) -> Bits:
-        part = np.empty(count, np.uint8)  # fresh memory: a library may keep it
-        if file.readinto(part.data) != count:  # type: ignore[attr-defined]  # every binary file has it
+        part = np.empty(count, np.uint8)  # fresh memory, because an array library can keep a reference to it
+        if file.readinto(part.data) != count:  # type: ignore[attr-defined]  # every binary file has readinto
             raise FileDamaged(f"file: expected {count} bytes more, got the end of the file")
         checksum.update(part.data)
         return part
@@ -199,7 +213,7 @@ def read(
 
 
 def verify(file: BinaryIO) -> None:
-    """Read a file for its checksum alone. Raises FileDamaged."""
+    """Compare the checksum of a file, and read nothing else. Raises FileDamaged."""
     left, checksum = file.seek(0, io.SEEK_END) - CRC_BYTES, Checksum()
     file.seek(0)
     while left > 0 and (part := file.read(min(left, PIECE))):
@@ -210,25 +224,26 @@ def verify(file: BinaryIO) -> None:
 
 
 class Checksum:
-    """CRC-32 of one part after the other, as gzip has it, the large ones beside what goes on: it takes as long as the disk does.
+    """A CRC-32 over successive chunks, as in gzip. Large chunks are summed in a thread, while the caller reads or writes.
 
-    It is there for what disks and networks do to a file, and keeps up with them on one core where a cryptographic hash may not.
+    It detects damage by disks and networks. A cryptographic hash would also detect deliberate changes, but can be slower than the
+    disk.
     """
 
     def __init__(self) -> None:
         self._sum, self._thread = 0, Thread()
 
     def update(self, part: bytes | memoryview) -> None:
-        """`part` must not change until the next call."""
+        """Add a chunk. It must not change until the next call of a method."""
         self._wait()
-        if len(part) < LARGE:  # done before a thread were there
+        if len(part) < LARGE:  # summed before a thread would have started
             self._add(part)
         else:
             self._thread = Thread(target=self._add, args=(part,))
             self._thread.start()
 
     def digest(self) -> bytes:
-        """Little-endian."""
+        """Return the checksum, 4 bytes, little-endian."""
         self._wait()
         return self._sum.to_bytes(CRC_BYTES, "little")
 
@@ -241,7 +256,7 @@ class Checksum:
 
 
 def _header(take: Callable[[int], Bits], size: int) -> tuple[Entries, dict[str, str]]:
-    """The tensors and the metadata of a file of `size` bytes, which fit each other. Raises FileDamaged or ConfigError."""
+    """The tensors and the metadata of a file of `size` bytes, checked for consistency. Raises FileDamaged or ConfigError."""
     length = int.from_bytes(take(8).tobytes(), "little")
     if length > min(size - 8, LONGEST_HEADER):
         raise FileDamaged(f"file: expected a header that ends within its {size} bytes, got one of {length}")
@@ -268,7 +283,7 @@ def _header(take: Callable[[int], Bits], size: int) -> tuple[Entries, dict[str, 
 
 
 def _entries(stretches: Sequence[Stretch]) -> Entries:
-    """What a header says of the tensors, the checksum last."""
+    """The header's entries for these tensors and the checksum, in the order of the file."""
     found, at = Entries(), 0
 
     def add(name: str, dtype: str, shape: Sequence[int]) -> None:
@@ -289,6 +304,7 @@ def _json(value: Any) -> str:
 
 
 def _object(text: str, what: str) -> dict[str, Any]:
+    """A JSON object. Raises FileDamaged."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -299,7 +315,7 @@ def _object(text: str, what: str) -> dict[str, Any]:
 
 
 def _settle(folder: Path) -> None:
-    """Let the name of a file be on the disk too, where folders can be opened."""
+    """Write a folder's entries to the disk, so that a rename survives a crash. Not possible on Windows."""
     with suppress(OSError):
         number = os.open(folder, os.O_RDONLY)
         try:

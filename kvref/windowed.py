@@ -1,9 +1,11 @@
-"""The windowed cache: a ring of the last tokens, behind a few of the first that stay for ever.
+"""The windowed cache: a ring of the newest tokens, after a few sink tokens that are never evicted.
 
-Token p lies at slot p where it is one of the first `sinks`, and at sinks + (p - sinks) % ring otherwise, where the ring has a
-slot for each token of the window, and for each that `truncate` may have to take back. A token that comes in overwrites the one
-that left the window, so that what the first queries of a long step have to see is gone before its last token is written: `step`
-attends first, over what was held and what comes, and writes afterwards.
+The token at position p is in slot p if it is one of the first `sinks`, otherwise in slot sinks + (p - sinks) % ring. The ring has
+window + rollback slots: one per token of the window, and one per token that `truncate` can always remove.
+
+A new token overwrites the oldest one of the ring. The last tokens of a long step therefore overwrite tokens that its first
+queries see. For this reason `step` computes attention over the stored and the new tokens first, and writes the new ones
+afterwards.
 """
 
 import math
@@ -26,10 +28,12 @@ from kvref.transfer import Movable
 
 @dataclass(frozen=True)
 class WindowedConfig:
-    """Sizes in tokens, heads and elements. window, sinks, chunk: what a query sees, as in `kvref.attention.Sight`; no chunk: 0.
+    """Sizes and format of a WindowedCache. Raises ConfigError (LAW-12).
 
-    rollback: tokens that `truncate` can always take back, such as a draft that was rejected. dtype: how values are stored, in any
-    format whose groups go into head_dim (WIN-10); a scale that would be given is 1.0.
+    - `window`, `sinks`, `chunk`: which tokens a query sees, as in `kvref.attention.Sight`. `chunk` is 0 for no chunks.
+    - `rollback`: the number of newest tokens that `truncate` can always remove, such as a rejected draft (WIN-06).
+    - `dtype`: the name of any format (WIN-10). If it has groups, `head_dim` must be a multiple of the group. Static formats have
+      the scale 1.0.
     """
 
     num_kv_heads: int
@@ -43,16 +47,23 @@ class WindowedConfig:
     def __post_init__(self) -> None:
         whole_fields(self, "num_kv_heads", "head_dim", "window")
         whole_fields(self, "sinks", "chunk", "rollback", minimum=0)
-        get_format(self.dtype).code_width(self.head_dim)  # which says whether it has groups of whole width
+        get_format(self.dtype).code_width(self.head_dim)  # raises ConfigError unless it is a multiple of the group
 
 
 class WindowedCache(Movable):
+    """A cache of one sequence and layer with a sliding window, sink tokens or chunks (chapter WIN).
+
+    `length` is the number of tokens that were appended and not truncated, which is the position of the next token. The cache
+    stores at most sinks + window + rollback of them.
+    """
+
     _moved = ("_store", "length", "_first")
 
     def __init__(self, config: WindowedConfig, backend: Backend = reference) -> None:
+        """Allocate memory for sinks + window + rollback tokens on the device of `backend`."""
         self.config = config
-        self.length = 0  # tokens that ever came, less what was truncated: the position of the next
-        self._first = config.sinks  # the first position behind the sinks that the ring holds
+        self.length = 0
+        self._first = config.sinks  # the first position in the ring
         self._ring = config.window + config.rollback
         self._sight = Sight(config.window, config.sinks, config.chunk)
         self._backend = backend
@@ -61,23 +72,28 @@ class WindowedCache(Movable):
 
     @property
     def stored_tokens(self) -> int:
-        """Tokens that are held, at most sinks + window + rollback, whatever comes (WIN-04)."""
+        """The number of stored tokens, at most sinks + window + rollback (WIN-04)."""
         return len(self._positions())
 
     def append(self, keys: Array, values: Array) -> None:
-        """Append n tokens, keys and values [n, num_kv_heads, head_dim]. Raises ShapeMismatch, DtypeMismatch or NonFinite."""
+        """Append n tokens. keys, values: [n, num_kv_heads, head_dim].
+
+        Raises ShapeMismatch, DtypeMismatch or NonFinite.
+        """
         keys, values = self._accepted(keys, values)
         self._write(self._store.quantized(keys, values), keys.shape[0])
 
     def step(self, query: Array, keys: Array, values: Array, scale: float | None = None) -> Array:
-        """Append n tokens, and what the query of each sees: float32 [n, num_query_heads, head_dim] (WIN-02).
+        """Append n tokens, and return the attention of their queries: float32 [n, num_query_heads, head_dim] (WIN-02).
 
-        query [n, num_query_heads, head_dim]; keys and values [n, num_kv_heads, head_dim]. Raises ShapeMismatch, DtypeMismatch or
-        NonFinite, with nothing appended.
+        query: [n, num_query_heads, head_dim], one query per token. keys, values: [n, num_kv_heads, head_dim]. scale:
+        1 / sqrt(head_dim) by default. Each query sees the tokens of its own window, in the format of the cache (WIN-10).
+
+        Raises ShapeMismatch, DtypeMismatch or NonFinite, and then appends nothing.
         """
         keys, values = self._accepted(keys, values)
         query = accept_query(query, keys.shape[0], self.config.num_kv_heads, self.config.head_dim, self._backend)
-        stored = self._store.quantized(keys, values)  # once: what is attended to is what is put into the slots (WIN-10)
+        stored = self._store.quantized(keys, values)  # once: attention uses the bits that are stored (WIN-10)
         held, new = self._positions(), np.arange(self.length, self.length + keys.shape[0])
         coming, count = self._store.dequantized(stored), len(held)
 
@@ -92,9 +108,12 @@ class WindowedCache(Movable):
         return out
 
     def attend(self, query: Array, scale: float | None = None) -> Array:
-        """What queries [num_queries, num_query_heads, head_dim] see that all stand where the newest token does.
+        """Return the attention of queries at the position of the newest token: float32 [num_queries, num_query_heads, head_dim].
 
-        Raises ShapeMismatch, DtypeMismatch, and PositionOutOfRange where `truncate` left less than that token saw when it came.
+        query: [num_queries, num_query_heads, head_dim]. scale: 1 / sqrt(head_dim) by default.
+
+        Raises ShapeMismatch, DtypeMismatch, or PositionOutOfRange if a token of this view was evicted, which is possible after a
+        `truncate` (WIN-06).
         """
         query = accept_query(query, "num_queries", self.config.num_kv_heads, self.config.head_dim, self._backend)
         held, first = self._positions(), self._sight.first(self.length - 1)
@@ -108,9 +127,9 @@ class WindowedCache(Movable):
         return self._attended(query, at, read, held, scale)
 
     def read(self, positions: Sequence[int]) -> tuple[Array, Array]:
-        """Keys and values at `positions`, counted from the first token that ever came: float32 [n, num_kv_heads, head_dim].
+        """Return the keys and values at `positions`, in their order: float32 [n, num_kv_heads, head_dim] each (WIN-03).
 
-        Raises PositionOutOfRange past the length, and for a token that is not held any more (WIN-03).
+        Positions are absolute: evicted tokens count. Raises PositionOutOfRange unless each is in `[0, length)` and stored.
         """
         wanted = np.array([in_range(each, self.length, PositionOutOfRange, "position") for each in positions], np.int64)
         for gone in wanted[(wanted >= self.config.sinks) & (wanted < self._first)]:
@@ -118,22 +137,23 @@ class WindowedCache(Movable):
         return self._store.read(self._slots(wanted))
 
     def truncate(self, length: int) -> None:
-        """Forget all but the first `length` tokens, as if the others had never come (WIN-06).
+        """Remove all tokens but the first `length`, as if the others had never been appended (WIN-06).
 
-        Raises PositionOutOfRange for more than there are, and NotTruncatable where a token that was overwritten would be seen.
+        Raises PositionOutOfRange unless `length` is in `[0, self.length + 1)`, NotTruncatable if a query at position `length`
+        sees a token that was evicted.
         """
         length, sinks = in_range(length, self.length + 1, PositionOutOfRange, "length"), self.config.sinks
-        first = max(sinks, int(self._sight.first(length)))  # that a query at this position sees behind the sinks
+        first = max(sinks, int(self._sight.first(length)))  # that a query at `length` sees, sink tokens aside
         if first < min(self._first, length):
             raise NotTruncatable(f"cannot truncate to {length}: its window starts at {first}, which was evicted")
         self.length, self._first = length, min(self._first, max(sinks, length))
 
     def clear(self) -> None:
-        """Forget every token; the memory stays."""
+        """Remove every token. The memory stays allocated."""
         self.truncate(0)
 
     def contents(self) -> Contents:
-        """What is saved: the tokens that are held, oldest first, and which they are."""
+        """Describe what `save` writes: the stored tokens in order, and their positions."""
         state = {"length": self.length, "first": self._first}
         return Contents("windowed", shape_of(self.config), state, both("tokens", self._store, self._slots(self._positions())))
 
@@ -148,21 +168,24 @@ class WindowedCache(Movable):
         return self.contents().stretches
 
     def _accepted(self, keys: Array, values: Array) -> tuple[Array, Array]:
+        """Keys and values as float32. Raises ShapeMismatch or DtypeMismatch."""
         return accept_pair(keys, values, ("n", self.config.num_kv_heads, self.config.head_dim), self._backend)
 
     def _positions(self) -> NDArray[np.int64]:
-        """Of the tokens that are held, oldest first."""
+        """The positions of the stored tokens, in order."""
         return np.concatenate([np.arange(min(self.config.sinks, self.length)), np.arange(self._first, self.length)])
 
     def _slots(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The slots of positions."""
         sinks = self.config.sinks
         return np.where(positions < sinks, positions, sinks + (positions - sinks) % self._ring)
 
     def _write(self, stored: tuple[Quantized, Quantized], count: int) -> None:
+        """Append `count` quantized tokens."""
         end = self.length + count
         new = np.arange(self.length, end)
-        stays = (new < self.config.sinks) | (new >= end - self._ring)  # of more than a ring the last
-        slots = np.where(stays, self._slots(new), -1)  # a negative one is skipped (KERN-02)
+        stays = (new < self.config.sinks) | (new >= end - self._ring)  # if there are more than slots, the last ones
+        slots = np.where(stays, self._slots(new), -1)  # negative slots are skipped (KERN-02)
         self._store.put(slots, stored)
         self.length, self._first = end, max(self._first, end - self._ring)
 

@@ -1,4 +1,4 @@
-"""NumPy arrays as the judge uses them: of any dtype, since values, codes and bits go the same ways."""
+"""The type of NumPy arrays in the judge: any dtype, because values, codes and bits use the same functions."""
 
 from typing import Any, TypeAlias
 
@@ -8,5 +8,5 @@ NDArray: TypeAlias = numpy.typing.NDArray[Any]
 
 
 def same_bits(one: NDArray, other: NDArray) -> bool:
-    """Whether two arrays are the same to the bit, dtype and shape included: what is nearly always so, at the least price."""
+    """Whether two arrays have the same dtype, shape and bits. Fast, because this is nearly always the case."""
     return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()

@@ -1,15 +1,15 @@
-"""What an implementation takes: the sizes, formats and arguments that it is made for.
+"""The limits that an implementation declares: the sizes, formats and arguments that it supports.
 
     limits = {
         "head_dim": [64, 128],                  # one of these
-        "block_size": 16,                       # this one alone
-        "num_layers": {"least": 1, "most": 1},  # from least to most; "multiple_of" may stand beside them, or alone
-        "dtype": ["float16"],                   # of the cache, and of every array that is handed in
-        "paged": {"num_kv_heads": {"multiple_of": 2}},  # of one family, before what stands outside
+        "block_size": 16,                       # only this
+        "num_layers": {"least": 1, "most": 1},  # a range; "multiple_of" may be added, or used alone
+        "dtype": ["float16"],                   # of caches, and of all array arguments
+        "paged": {"num_kv_heads": {"multiple_of": 2}},  # limits of one family, which take precedence
     }
 
-Checks ask for the sizes they like and get the nearest allowed ones. What a clause needs and cannot have is *not offered*, with
-that reason. Within its limits an implementation has to refuse nothing (LAW-12).
+A check requests convenient sizes and gets the nearest allowed ones. If a clause needs a size that is not allowed, it is *not
+offered*, with this reason. An implementation must support every combination of sizes within its limits (LAW-12).
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -42,19 +42,19 @@ SWITCHES = {
     "one_block_table": False,
     "other_eviction_order": False,
     "tables_alone": False,
-}  # and what they are unless it is said
+}  # with their defaults
 RANGE = ("least", "most", "multiple_of")
-WIDEST = 512  # how far is looked for a size that some format goes into
-ONE_AT_LEAST = ("tokens", "sequences")  # who cannot take one alone cannot take what is left of a whole in pieces
+WIDEST = 512  # the largest size that is tried to find one that fits a format's groups
+ONE_AT_LEAST = ("tokens", "sequences")  # limits that must allow 1: the last call of a split append may have one token
 
 
 class LimitsError(Exception):
-    """Limits that say nothing, or contradict themselves: says what came and what was expected."""
+    """Limits are malformed or contradictory. The message has what was expected and what was found."""
 
 
 @dataclass(frozen=True)
 class Limit:
-    """Of one size. among: the values it may have; empty where it is a range."""
+    """The limit of one size. among: the allowed values, or empty for a range given by the other fields."""
 
     among: tuple[Any, ...] = ()
     least: int = 0
@@ -62,6 +62,7 @@ class Limit:
     multiple_of: int = 1
 
     def allows(self, value: Any) -> bool:
+        """Whether the value is allowed."""
         if self.among:
             return value in self.among
         if isinstance(value, str):
@@ -70,22 +71,23 @@ class Limit:
 
     @property
     def largest(self) -> int | None:
-        """The most that it allows; None where there is no end."""
+        """The largest allowed value; None if there is no maximum."""
         return max(self.among) if self.among else self.most
 
     @property
     def smallest(self) -> int:
+        """The smallest allowed value."""
         return min(self.among) if self.among else self.least
 
     def at_most(self, wanted: int) -> int | None:
-        """The largest value that it allows from 1 to the one that is wanted; None where there is none."""
+        """The largest allowed value in [1, wanted], or None."""
         if self.among:
             return max((each for each in self.among if 0 < each <= wanted), default=None)
         found = min(wanted, wanted if self.most is None else self.most) // self.multiple_of * self.multiple_of
         return found if found >= max(self.least, 1) else None
 
     def nearest(self, wanted: Any) -> Any:
-        """The allowed value nearest to the one that is wanted, of a range the next above if there is one. Of words the first."""
+        """The allowed value nearest to the wanted one; in a range, the next larger one if it exists. For names, the first one."""
         if self.allows(wanted):
             return wanted
         if not self.among:
@@ -98,7 +100,7 @@ class Limit:
         return min(self.among, key=lambda value: (abs(value - wanted), -value))
 
     def above(self, wanted: int) -> Any:
-        """The least allowed value that is no less than the one that is wanted; the nearest where there is none."""
+        """The smallest allowed value of at least `wanted`; the nearest one if there is none."""
         return self.nearest(min((each for each in self.among if each >= wanted), default=wanted))
 
     def __str__(self) -> str:
@@ -115,28 +117,28 @@ ANY = Limit()
 
 @cache
 def known() -> frozenset[str]:
-    """The names that may be limited: the sizes of any family, and ARGUMENTS."""
+    """The names of all limits: the sizes of the families, and ARGUMENTS."""
     return frozenset(ARGUMENTS).union(*(family.small for family in all_families().values()))
 
 
 class Limits:
-    """The limits of one implementation. Raises LimitsError for what says nothing, or contradicts itself.
+    """The limits of one implementation. Raises LimitsError if they are malformed or contradictory.
 
-    formats: that it has, where that is known: sizes are sought that one of them goes into.
+    declared: its `limits`. formats: its formats, if known; then sizes are chosen that are multiples of a format's groups.
     """
 
     def __init__(self, declared: Any = None, formats: Collection[str] | None = None) -> None:
         if declared is not None and not isinstance(declared, Mapping):
-            raise LimitsError(f"limits: expected names and what each may be, got {declared!r}")
+            raise LimitsError(f"limits: expected a mapping of names to limits, got {declared!r}")
         self.declared: dict[str, Any] = dict(declared or {})
         self.formats = formats
-        self._formats: dict[str, tuple[tuple[str, ...], ...]] = {}  # by family, what each format among its sizes may be
+        self._formats: dict[str, tuple[tuple[str, ...], ...]] = {}  # by family, the supported values of each format argument
         self._of_all: dict[str, Limit] = {}
         self._of_family: dict[str, dict[str, Limit]] = {}
         for name, value in self.declared.items():
             if name in all_families():
                 if not isinstance(value, Mapping):
-                    raise LimitsError(f"limits: {name}: expected names and what each may be, got {value!r}")
+                    raise LimitsError(f"limits: {name}: expected a mapping of names to limits, got {value!r}")
                 self._of_family[name] = {each: _limit(f"{name}.{each}", each, of) for each, of in value.items()}
             else:
                 self._of_all[name] = _limit(name, name, value)
@@ -144,27 +146,27 @@ class Limits:
         self._fit()
 
     def _fit(self) -> None:
-        """Raises LimitsError where a size that holds others is never as large as they are."""
+        """Raise LimitsError if a size that must be at least the sum of others can never be large enough."""
         for family in all_families().values():
             for whole, parts in family.holds.items():
                 most, least = self.of(family.name, whole).largest, sum(self.of(family.name, part).smallest for part in parts)
                 if most is not None and least > most:
                     raise LimitsError(
-                        f"limits: {whole}: at most {most}, and of {family.name} less than {' and '.join(parts)}, at least {least}"
+                        f"limits: {whole}: at most {most}, but {family.name} needs at least {least} for {' and '.join(parts)}"
                     )
 
     def of(self, family: str, name: str) -> Limit:
-        """Of one size or argument of a family; one that allows everything where nothing is said."""
+        """The limit of a size or argument of a family. Without a declaration, it allows everything."""
         return self._of_family.get(family, {}).get(name) or self._of_all.get(name) or ANY
 
     def takes(self, family: str, name: str, format: str) -> bool:
-        """Whether one of the formats among a family's sizes may be this: offered, and allowed."""
+        """Whether a format argument of a family may have this value: the format is offered, and within the limits."""
         offered = self.formats is None or has(self.formats, format)
         plain = format not in PLAIN or format in self.dtypes(family)
         return offered and plain and self.of(family, name).allows(format)
 
     def nearest(self, family: str, name: str, wanted: Any) -> Any:
-        """The allowed value nearest to the one that is wanted, and that some format it has goes into, if there is one."""
+        """The allowed value nearest to the wanted one, if possible one that fits the groups of an offered format."""
         record, limit = all_families().get(family), self.of(family, name)
         if record is None or not record.formats or name not in record.small or name in record.formats:
             return limit.nearest(wanted)
@@ -174,10 +176,10 @@ class Limits:
         return _fitting(family, name, limit, wanted, self._formats[family])
 
     def sizes(self, family: Family, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        """Those of some sizes of a family that are numbers: each as near as is allowed, and large enough for what it holds."""
+        """The numeric sizes among `wanted`, each replaced by the nearest allowed value that is consistent with the others."""
         sizes = [name for name in wanted if name in family.small and name not in family.formats]
         near = {name: self.nearest(family.name, name, wanted[name]) for name in sizes}
-        if "num_blocks" in near and self.switch(family.name, "one_block_table"):  # its own are one for all layers
+        if "num_blocks" in near and self.switch(family.name, "one_block_table"):  # one of its blocks contains all layers
             layers = near["num_layers"]
             near["num_blocks"] = layers * self.nearest(family.name, "num_blocks", wanted["num_blocks"] // layers)
         for whole, parts in family.holds.items():
@@ -189,31 +191,31 @@ class Limits:
         return near
 
     def beyond(self, family: str, config: Mapping[str, Any]) -> str:
-        """What it does not allow of the sizes of an object; nothing where it allows them all."""
+        """The sizes of an object that exceed the limits, as text; "" if all are allowed."""
         found = list[str]()
         for name in all_families()[family].small:
-            shared = name == "num_blocks" and self.switch(family, "one_block_table")  # its own are one for all layers
+            shared = name == "num_blocks" and self.switch(family, "one_block_table")  # one of its blocks contains all layers
             own = config[name] // config["num_layers"] if shared else config[name]
             if not self.of(family, name).allows(own):
                 found.append(f"{name} {own}, where its limits say {self.of(family, name)}")
         return "; ".join(found)
 
     def switch(self, family: str, name: str) -> bool:
-        """One of SWITCHES."""
+        """The value of one of SWITCHES."""
         limit = self.of(family, name)
         return bool(limit.among[0]) if limit.among else SWITCHES[name]
 
     def dtypes(self, family: str) -> tuple[str, ...]:
-        """Those that arrays may be handed in as: the first is what they are made as."""
+        """The dtypes that array arguments may have. The judge uses the first."""
         limit = self.of(family, "dtype")
-        return tuple(name for name in PLAIN if name in limit.among) or PLAIN  # a cache of codes alone takes any
+        return tuple(name for name in PLAIN if name in limit.among) or PLAIN  # a limit to quantized formats does not restrict it
 
 
 @cache
 def _fitting(family: str, name: str, limit: Limit, wanted: Any, among: tuple[tuple[str, ...], ...]) -> Any:
-    """The allowed value of a size that is nearest; where none of its formats goes into that, the nearest that most go into.
+    """The nearest allowed value of a size; if it fits no offered format, the nearest of those that fit the most formats.
 
-    among: what each format among the family's sizes may be.
+    among: the supported values of each format argument of the family.
     """
     record, found = all_families()[family], limit.nearest(wanted)
 
@@ -229,6 +231,7 @@ def _fitting(family: str, name: str, limit: Limit, wanted: Any, among: tuple[tup
 
 
 def _limit(at: str, name: str, value: Any) -> Limit:
+    """Parse one declared limit. at: its name in messages. Raises LimitsError."""
     if name not in known():
         near = get_close_matches(str(name), [*known(), *all_families()], n=1)
         raise LimitsError(
@@ -246,16 +249,16 @@ def _limit(at: str, name: str, value: Any) -> Limit:
     else:
         values = tuple(value) if isinstance(value, list | tuple | set | frozenset | range) else (value,)
         if not values:
-            raise LimitsError(f"limits: {at}: expected a value at least, got none")
+            raise LimitsError(f"limits: {at}: expected at least one value, got none")
         for each in values:
             if not (
                 each in words if words else isinstance(each, Integral) and not isinstance(each, bool) and int(each) >= lowest
             ):
-                expected = f"some of {', '.join(words)}" if words else f"whole numbers from {lowest}"
+                expected = f"some of {', '.join(words)}" if words else f"integers of at least {lowest}"
                 raise LimitsError(f"limits: {at}: expected {expected}, got {each!r}")
         limit = Limit(values)
     if name in ONE_AT_LEAST and not limit.allows(1):
-        raise LimitsError(f'limits: {at}: expected a limit that 1 lies within, as {{"most": 8}}, got {limit}')
+        raise LimitsError(f'limits: {at}: expected a limit that allows 1, such as {{"most": 8}}, got {limit}')
     return limit
 
 
@@ -266,12 +269,13 @@ def _range(at: str, value: Mapping[Any, Any], lowest: int) -> Limit:
         if number is None and name == "most":
             continue
         if not isinstance(number, Integral) or isinstance(number, bool) or number < (name == "multiple_of"):
-            raise LimitsError(f"limits: {at}: {name}: expected a whole number, got {number!r}")
+            lowest_number = int(name == "multiple_of")
+            raise LimitsError(f"limits: {at}: {name}: expected an integer of at least {lowest_number}, got {number!r}")
     limit = Limit((), value.get("least", 0), value.get("most"), value.get("multiple_of", 1))
     if limit.most is not None and limit.least > limit.most:
         raise LimitsError(f"limits: {at}: least {limit.least} is above most {limit.most}")
     if limit.most is not None and limit.most < lowest:
-        raise LimitsError(f"limits: {at}: most: expected a whole number from {lowest}, got {limit.most}")
+        raise LimitsError(f"limits: {at}: most: expected an integer of at least {lowest}, got {limit.most}")
     nearest = limit.nearest(max(limit.least, lowest))
     if nearest < lowest or not limit.allows(nearest):  # 0 is a multiple of everything
         raise LimitsError(f"limits: {at}: no multiple of {limit.multiple_of} from {limit.least} to {limit.most}")
@@ -280,7 +284,7 @@ def _range(at: str, value: Mapping[Any, Any], lowest: int) -> Limit:
 
 @cache
 def _formats() -> dict[str, tuple[str, ...]]:
-    """The sizes that are words, and what each may be in any family."""
+    """The format arguments, with the values that each may have in any family."""
     found: dict[str, tuple[str, ...]] = {}
     for family in all_families().values():
         for name, among in family.formats.items():
@@ -290,5 +294,5 @@ def _formats() -> dict[str, tuple[str, ...]]:
 
 @cache
 def _may_be_zero() -> frozenset[str]:
-    """The sizes that may, in a family or another."""
+    """The sizes that may be 0 in any family."""
     return frozenset(name for family in all_families().values() for name in family.may_be_zero)

@@ -1,9 +1,10 @@
-"""pytest as the engine: one test a clause and implementation, named like PAGED-07[numpy].
+"""The pytest plugin: one test per clause and implementation, with a name such as PAGED-07[numpy].
 
     pytest --pyargs kvref_conformance --kvref NAME [--kvref NAME ...] [--kvref-family F] [--kvref-clause CLAUSE] [--kvref-seed N]
 
-Each test lives in the module its first check is written in. The `kvref check` command runs the same tests with a
-reporter of its own.
+A test belongs to the module that contains the first check of its clause. The `kvref check` command runs the same tests with
+another reporter (report/live.py). Modules that are slow to import are imported inside functions, because pytest loads this plugin
+in every run.
 """
 
 from __future__ import annotations
@@ -29,38 +30,42 @@ if TYPE_CHECKING:
 FAMILIES = Path(__file__).parent / "families"
 JUDGES = pytest.StashKey[dict[str, Any]]()
 RESULTS = pytest.StashKey[dict[str, list[dict[str, Any]]]]()
-TOLD = pytest.StashKey[dict[str, Any]]()  # by the name of each
-CLAUSES = pytest.StashKey[dict[Path, list[Any]]]()  # the clauses that are asked for, with their checks, by the file of each
+TOLD = pytest.StashKey[dict[str, Any]]()  # by the name of the implementation
+CLAUSES = pytest.StashKey[dict[Path, list[Any]]]()  # the selected clauses with their checks, by the file of their first check
 
 
 class Failed(Exception):
-    """A clause is broken; the text is in the item."""
+    """The clause of a test is broken. The failure is in the test's `result`."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("kvref", "conformance of KV caches (with --pyargs kvref_conformance)")
-    group.addoption("--kvref", action="append", default=[], metavar="NAME", help="judge this implementation; may be repeated")
-    group.addoption("--kvref-family", metavar="FAMILY", help="only the checks of one family")
-    group.addoption("--kvref-clause", action="append", metavar="CLAUSE", help="only these: PAGED-07, 'FMT-*'; may be repeated")
+    group.addoption("--kvref", action="append", default=[], metavar="NAME", help="implementation to judge; may be repeated")
+    group.addoption("--kvref-family", metavar="FAMILY", help="run only the checks of one family")
+    group.addoption("--kvref-clause", action="append", metavar="CLAUSE",
+                    help="run only these clauses (PAGED-07, 'FMT-*'); may be repeated")  # fmt: skip
     group.addoption("--kvref-least-judged", type=float, default=LEAST_JUDGED, metavar="PERCENT",
-                    help="the run fails where less is judged of the families that are offered (%(default)g)")  # fmt: skip
-    group.addoption("--kvref-seed", type=int, default=0, metavar="N", help="seed of the random inputs (default %(default)s)")
-    group.addoption("--kvref-slow", action="store_true", help="also the checks that take much time or memory")
-    group.addoption("--kvref-real", action="store_true", help="also the larger checks at sizes that models have")
-    group.addoption("--kvref-examples", type=int, default=EXAMPLES, metavar="N", help="sequences of calls a family (%(default)s)")
-    group.addoption("--kvref-deep", action="store_true", help="many more and longer sequences")
-    group.addoption("--kvref-isolate", action=BooleanOptionalAction, help="run it in a child process, or in this (for debuggers)")
-    group.addoption("--kvref-timeout", type=float, default=TIMEOUT, metavar="S", help="seconds a call may take (%(default)g)")
-    group.addoption("--kvref-failures", default=".kvref/failures", metavar="DIR", help="where failures are written as traces")
-    group.addoption("--kvref-xfails", metavar="FILE", help="clauses that are expected to fail")
-    group.addoption("--kvref-traces", metavar="DIR", help="write the traces of what passes here")
+                    help="minimum percentage of judged clauses of the offered families (default %(default)g)")  # fmt: skip
+    group.addoption("--kvref-seed", type=int, default=0, metavar="N", help="seed of random inputs (default %(default)s)")
+    group.addoption("--kvref-slow", action="store_true", help="also run checks that need gigabytes of memory")
+    group.addoption("--kvref-real", action="store_true", help="also run checks at production sizes that take seconds")
+    group.addoption("--kvref-examples", type=int, default=EXAMPLES, metavar="N",
+                    help="number of call sequences per family (default %(default)s)")  # fmt: skip
+    group.addoption("--kvref-deep", action="store_true", help="try more and longer call sequences")
+    group.addoption("--kvref-isolate", action=BooleanOptionalAction,
+                    help="run the implementation in a child process, or in this process (for debuggers)")  # fmt: skip
+    group.addoption("--kvref-timeout", type=float, default=TIMEOUT, metavar="S", help="seconds per call (default %(default)g)")
+    group.addoption("--kvref-failures", default=".kvref/failures", metavar="DIR",
+                    help="folder for traces of failures (default %(default)s)")  # fmt: skip
+    group.addoption("--kvref-xfails", metavar="FILE", help="file of expected failures")
+    group.addoption("--kvref-traces", metavar="DIR", help="folder for traces of passed checks")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Find what is to be judged, once, and stop with one line where it cannot be found."""
+    """Load the implementations. If one cannot be loaded, stop with a one-line message."""
     names, option = dict.fromkeys(session.config.getoption("--kvref")), session.config.getoption
     if not names and option("pyargs") and any(part.startswith("kvref_conformance") for part in session.config.args):
-        raise pytest.UsageError("expected --kvref NAME: what is to be judged (kvref check --help says what a NAME can be)")
+        raise pytest.UsageError("expected --kvref NAME, the implementation to judge (kvref check --help describes NAME)")
     if not names or JUDGES in session.config.stash:
         return
     from kvref_conformance.judging.start import start
@@ -77,7 +82,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Close what was judged. Passed is no success where too little was judged: pytest's word for that is that no tests ran."""
+    """Close the implementations. If too few clauses were judged, exit with the status that pytest uses for "no tests ran"."""
     for judge in session.config.stash.get(JUDGES, {}).values():
         judge.close()
     little = any(conclusion.verdict == "not judged" for conclusion in _conclusions(session.config).values())
@@ -92,7 +97,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Collected:
-    """The results by the name of the implementation, wherever they were found: pytest-xdist's workers send theirs."""
+    """Collects the results by the name of the implementation, including those of pytest-xdist's worker processes."""
 
     def __init__(self, results: dict[str, list[dict[str, Any]]]) -> None:
         self._results = results
@@ -110,7 +115,7 @@ def _conclusions(config: pytest.Config) -> dict[str, Conclusion]:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """A line an implementation: what it comes to, and how much was judged."""
+    """Print the verdict of each implementation, one per line."""
     from kvref_conformance.report.text import conclusion_text
 
     conclusions = _conclusions(config)
@@ -130,7 +135,7 @@ def _asked(config: pytest.Config, name: str) -> Asked:
 
 
 def _chosen(config: pytest.Config) -> dict[Clause, list[Check]]:
-    """What is to be checked. Raises CannotRun."""
+    """The selected clauses with their checks. Raises CannotRun."""
     from kvref_conformance.judging.judge import select
     from kvref_conformance.outcome import CannotRun
 
@@ -147,7 +152,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 
 
 def _clauses_of_files(config: pytest.Config) -> dict[Path, list[tuple[Clause, list[Check]]]]:
-    """The clauses that are asked for, by the file in which the first check of each is written. Raises CannotRun."""
+    """The selected clauses by the file that contains their first check. Raises CannotRun."""
     if CLAUSES not in config.stash:
         found = config.stash[CLAUSES] = {}
         for clause, checks in _chosen(config).items():
@@ -156,14 +161,14 @@ def _clauses_of_files(config: pytest.Config) -> dict[Path, list[tuple[Clause, li
 
 
 def _written(clause: Clause, checks: list[Check]) -> Check:
-    """The first that is written out, of another family where a machine alone speaks for the clause in this."""
+    """The first check that is a function. If the clause has only a state machine in this family, one of another family."""
     from kvref_conformance.checking.registry import all_checks
 
     return next(each for each in (*checks, *all_checks()) if each.run and each.clause == clause.id)
 
 
 class ClauseFile(pytest.File):
-    """The clauses whose first check is written in this file."""
+    """The tests of the clauses whose first check is in this file."""
 
     def collect(self) -> Iterator[pytest.Item]:
         from kvref_conformance.judging.xfails import read
@@ -179,17 +184,22 @@ class ClauseFile(pytest.File):
                 item = ClauseItem.of(self, test, clause, checks, name, judge)
                 if clause.id in expected:
                     item.reason = expected[clause.id]
-                    # Not strict: the report says which passed, and --update-xfails takes them out of the file.
+                    # Not strict: the report lists clauses that passed, and --update-xfails removes them from the file.
                     item.add_marker(pytest.mark.xfail(reason=item.reason, raises=Failed, strict=False))
                 yield item
 
 
 class ClauseItem(pytest.Item):
+    """The test of one clause for one implementation.
+
+    name_asked: the name by which the user selected the implementation. reason: why the clause is expected to fail, or None.
+    """
+
     clause: Clause
     checks: list[Check]
     name_asked: str
     judge: Judge
-    reason: str | None = None  # why it is expected to fail, if it is
+    reason: str | None = None
 
     @classmethod
     def of(cls, parent: ClauseFile, test: str, clause: Clause, checks: list[Check], name: str, judge: Judge) -> ClauseItem:
@@ -246,5 +256,5 @@ class ClauseItem(pytest.Item):
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
     report = yield
     if isinstance(item, ClauseItem) and call.when == "call" and hasattr(item, "result"):
-        report.kvref, report.kvref_name = item.result, item.name_asked  # plain data: pytest-xdist carries it between processes
+        report.kvref, report.kvref_name = item.result, item.name_asked  # plain data, which pytest-xdist sends between processes
     return report

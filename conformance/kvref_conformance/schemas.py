@@ -1,4 +1,4 @@
-"""Documents held against the JSON Schemas that kvref publishes."""
+"""Validation of documents with the JSON Schemas that kvref publishes."""
 
 import json
 from collections.abc import Iterable
@@ -7,11 +7,12 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-DEEPEST = 32  # lists and objects within each other: no document needs half as many
+DEEPEST = 32  # maximum nesting of lists and objects; valid documents need less than half of it
 
 
 @cache
 def schema(package: str, name: str) -> Any:
+    """Read the schema `name` of a package."""
     return json.loads((files(package) / name).read_text(encoding="utf-8"))
 
 
@@ -28,13 +29,14 @@ def _quick(package: str, name: str, part: str) -> Any:
 
 
 def mismatch(document: Any, package: str, name: str, part: str = "") -> str:
-    """What is wrong with a document and where in it; empty where it is as the schema says, or one of its $defs.
+    """The error of a document and where it is, as text; "" if the document is valid.
 
-    Whether it is, jsonschema-rs says soonest; what is wrong, jsonschema, which knows the best of several errors.
+    part: the name of a definition in $defs to use instead of the whole schema. jsonschema-rs tests validity, because it is fast;
+    jsonschema finds the error, because it selects the most relevant of several.
     """
     if _too_deep(document):
         return "nested too deeply to be read"
-    with suppress(ValueError):  # a key with half a surrogate pair, which is no text in Rust
+    with suppress(ValueError):  # a key with a lone surrogate, which Rust does not accept as text
         if _quick(package, name, part).is_valid(document):
             return ""
     import jsonschema  # slow to import, and rarely needed
@@ -46,7 +48,7 @@ def mismatch(document: Any, package: str, name: str, part: str = "") -> str:
 
 
 def _too_deep(document: Any) -> bool:
-    """Before anything goes down into it by calls, of which an end of the stack ends the process."""
+    """Whether a document is nested too deeply. Tested without recursion, because a stack overflow would end the process."""
     layer = [document]
     for _ in range(DEEPEST):
         layer = [part for each in layer if isinstance(each, (dict, list)) for part in _parts(each)]

@@ -1,6 +1,6 @@
-"""kvref's caches, made to look at a call in another order: room before numbers, numbers before shapes, places last.
+"""Variants of kvref's caches that check a call's arguments in another order, for LAW-11.
 
-Each method first notes everything that is wrong with the call, and raises one of it: the one that the implementation picks.
+Each method first collects every error of the call, and then raises the one that the implementation's `pick` selects.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ Pick = Callable[[Wrong], type[Exception]]
 
 
 def of_arrays(shape: tuple[int | None, ...], *arrays: Any) -> Wrong:
-    """What is wrong with each array: shape, dtype and numbers, whatever the others are."""
+    """Return the errors of each array: shape, dtype and values, independently of the other arrays."""
     wrong: Wrong = []
     for array in arrays:
         lengths = {part.shape[shape.index(None)] for part in arrays if part.ndim == len(shape)} if None in shape else set()
@@ -38,7 +38,7 @@ def when(condition: Any, error: type[Exception]) -> Wrong:
 
 
 class Picky:
-    """A cache that raises one of several things that are wrong."""
+    """Base class: raises one of several errors of a call."""
 
     pick: Pick
 
@@ -70,7 +70,7 @@ class Paged(Picky, kvref.PagedCache):
 
     def short(self, sequence: int, tokens: int) -> Wrong:
         if sequence not in self._table_of:
-            return []  # what it holds already nobody knows
+            return []  # an unknown sequence has no table
         more = -(-tokens // self.config.block_size) - len(self.block_table(sequence, 0))
         return when(more * self.config.num_layers > self.num_free_blocks, errors.OutOfBlocks)
 
@@ -102,7 +102,7 @@ class Paged(Picky, kvref.PagedCache):
         super().append_step(sequences, keys, values)
 
     def short_batch(self, sequences: Any, layers: Any) -> Wrong:
-        """Of those that are there, one after the other."""
+        """OutOfBlocks if the existing sequences of the batch need more blocks than are free."""
         more = 0
         for sequence in set(sequences) & set(self._table_of):
             tokens = max(self.length(sequence, layer) for layer in layers) + list(sequences).count(sequence)
@@ -249,7 +249,7 @@ class Sharded(Picky, kvref.ShardedCache):
 
 
 class Implementation(OnBackend):
-    """pick: which of several things wrong with one call to raise."""
+    """pick: selects which error of a call to raise."""
 
     def __init__(self, pick: Pick) -> None:
         super().__init__(ReferenceBackend())

@@ -1,4 +1,4 @@
-"""Headless Chromium for the tests that need one: pages from disk, no network, a silent console; the player, and files for it."""
+"""Helpers for tests in headless Chromium: pages from disk without a network or console messages, the player, and trace files."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def browser():
 
 @pytest.fixture
 def open_page(browser):
-    """Open a page; what it complains of, or asks the network for, fails the test."""
+    """Open a page. Any console message or network request fails the test."""
     contexts, trouble = [], []
 
     def open_page(path, width=1280, scheme="light"):
@@ -57,14 +57,14 @@ def player(open_page):
 
 
 class Player:
-    """The player of a page, as a person uses it."""
+    """The player of a page, with the actions of a user."""
 
     def __init__(self, page):
         self.page = page
         self.element = page.locator("kv-player")
 
     def open(self, path):
-        """Choose the file, and wait until it has been read."""
+        """Choose the file and wait until it is loaded."""
         self.element.evaluate(
             """player => {
               player.opened = false;
@@ -111,7 +111,7 @@ def written(folder, *lines):
 
 
 def conversation(op, config, *calls):
-    """With the object that the first operation makes: each call an operation, its arguments and the result."""
+    """The lines of a trace: an object that the first operation creates, then calls (operation, arguments, result) on it."""
     lines = [HEADER, NEW | {"op": op, "args": config}, MADE]
     for id, (op, args, ok) in enumerate(calls, 2):
         lines += [{"id": id, "op": op, "on": 1, "args": args}, {"id": id, "ok": ok}]

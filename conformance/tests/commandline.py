@@ -1,7 +1,7 @@
-"""The `kvref` command in a process and a folder of its own, which has a module of implementations.
+"""Runs the `kvref` command in a process and a folder of its own that contains a module of implementations.
 
-A new interpreter takes half a second to import what the command needs. A fork server imports it once per worker of the tests.
-Each command runs in a fork of that server: a process with an environment, a folder and streams of its own.
+A new interpreter needs half a second to import the command's dependencies. A fork server imports them once per test worker, and
+each command runs in a fork of that server: a process with its own environment, folder and streams.
 """
 
 import atexit
@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-TIMEOUT = 120  # seconds a command may take
+TIMEOUT = 120  # seconds per command
 
 BROKEN = """
 from kvref_conformance.implementations.backends import OnBackend
@@ -73,7 +73,7 @@ class Nameless: pass
 
 
 def run_kvref(*arguments, folder, environment=None, typed=""):
-    """`kvref ARGUMENTS` in a folder, as `subprocess.run` returns it."""
+    """Run `kvref ARGUMENTS` in a folder; the result is that of `subprocess.run`."""
     with tempfile.TemporaryDirectory() as streams:
         files = [Path(streams, name) for name in ("stdin", "stdout", "stderr")]
         files[0].write_text(typed)
@@ -89,7 +89,7 @@ def run_kvref(*arguments, folder, environment=None, typed=""):
 
 @cache
 def _forks():
-    """The context of the fork server, which is started with this folder on its path."""
+    """Return the context of the fork server, which starts with this folder on its path."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["preloaded"])
     with pytest.MonkeyPatch.context() as patch:
@@ -108,21 +108,22 @@ def _run(arguments, folder, environment, files):
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT)
         os.dup2(descriptor, number)
         os.close(descriptor)
-    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115 - to the end of the process
+    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115 - open until the process ends
     sys.path[:] = [folder, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)), *preloaded.PATH]
     sys.argv = ["kvref", *arguments]
     try:
         sys.exit(preloaded.cli.main(arguments))
     finally:
-        atexit._run_exitfuncs()  # which a process of multiprocessing leaves out
+        atexit._run_exitfuncs()  # multiprocessing does not run them in a child
 
 
 @pytest.fixture
 def kvref(tmp_path):
-    """Run the command in a folder that has a module `mine` with implementations."""
+    """Run the command in a folder that contains a module `mine` with implementations."""
     (tmp_path / "mine.py").write_text(BROKEN)
     (tmp_path / "syntax.py").write_text("def broken(:\n")
-    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")  # the user's own tests, not ours
+    # settings of the user's own tests, which must not affect the command
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")
 
     def run(*arguments, typed=""):
         return run_kvref(*arguments, folder=tmp_path, typed=typed)

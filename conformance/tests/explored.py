@@ -1,4 +1,4 @@
-"""What tests of a search share: what units met, and a worker in this process."""
+"""Helpers for tests of a search: results of units, and an in-process worker."""
 
 from collections.abc import Callable
 
@@ -31,14 +31,14 @@ def short(seed, *shape, clause="PAGED-07"):
 
 
 def kept(failures, failed):
-    """A failure that is short, and was written down."""
+    """A shrunk failure whose trace was written."""
     known = failures.short(failed)
     known.trace = "a file"
     return known
 
 
 class Here:
-    """A worker in this process, with a judge or with a function instead, that works at most so many times."""
+    """An in-process worker with a judge, or with a function in its place, that runs a limited number of units."""
 
     count = 1
 
@@ -67,7 +67,7 @@ class Here:
 
 
 def explored(team, corpus, families=("blocks", "buffers", "contiguous"), seed=0, **listener):
-    """A run, and all that it asked."""
+    """Run a search; return it and all units that it requested."""
     steering = Steering(list(families), [], [], seed)
     exploring = Exploring(team, corpus, steering, Run("now", seed, 1), Listener(**listener))
     with pytest.raises(KeyboardInterrupt):

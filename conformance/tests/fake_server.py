@@ -1,4 +1,4 @@
-"""A server like OpenAI's over kvref's own engine, which can be told to misbehave in one way."""
+"""An OpenAI-compatible server over kvref's own engine, which can misbehave in one selected way."""
 
 import json
 import socket
@@ -12,11 +12,11 @@ from kvref_conformance.canary import words
 
 MODEL = "tiny-canary"
 BLOCK = 16
-LATER = 8  # requests, among which the first contact is: what happens after them, happens while it is judged
+LATER = 8  # requests of the first contact; misbehavior starts after them
 
 
 class Fake:
-    """canary: the one it has loaded. wrong: the name of what is wrong with it. asked: the bodies of all requests."""
+    """canary: the loaded canary. wrong: the name of the misbehavior. asked: the bodies of all requests."""
 
     def __init__(self, canary, wrong=""):
         self.canary, self.wrong = canary, wrong
@@ -26,11 +26,11 @@ class Fake:
 
     @property
     def judged(self):
-        """Whether the first contact is over."""
+        """Whether the requests of the first contact are over."""
         return len(self.prompts) > LATER
 
     def tokens(self, body):
-        """The prompt of a request, with begin-of-text in front."""
+        """Return the tokens of a request's prompt, begin-of-text first."""
         said = body.get("prompt")
         if "messages" in body:
             said = body["messages"][0]["content"]
@@ -55,7 +55,7 @@ class Fake:
             return said
 
     def _as_seen(self, prompt):
-        """What the engine reads in the place of a prompt."""
+        """Return the tokens that the engine reads in place of the prompt."""
         if self.wrong == "another's tokens" and self.judged and len(self.prompts[-2]) >= len(prompt):
             return self.prompts[-2][: len(prompt)]
         if self.wrong == "prefix cache" and self.judged:
@@ -162,7 +162,7 @@ class Handler(BaseHTTPRequestHandler):
         self.answer({"object": "text_completion", "model": model, "choices": choices[::-1], **told})
 
     def stream(self, body, texts, prompt_tokens, said):
-        """A word a chunk, the lines cut where they please."""
+        """Stream one word per chunk, with lines split at arbitrary places."""
         wrong, later = self.fake.wrong, len(self.fake.asked) > LATER
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
@@ -224,12 +224,12 @@ class Server(ThreadingHTTPServer):
     request_queue_size = 128
 
     def handle_error(self, request, client_address):
-        """A client that hangs up, or a server that ends, is no news."""
+        """Ignore errors: a client that closes the connection and a stopping server are expected."""
 
 
 @contextmanager
 def serving(canary, wrong=""):
-    """The fake, with `url`, while it serves."""
+    """Run the fake server; its address is `url`."""
     fake = Fake(canary, wrong)
     server = Server(("127.0.0.1", 0), Handler)
     server.fake, fake.url = fake, f"http://127.0.0.1:{server.server_port}/v1"

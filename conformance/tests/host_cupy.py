@@ -1,7 +1,8 @@
-"""A stand-in for CuPy on a machine without a GPU: NumPy's functions, and CUDA kernels compiled for the host, a thread at a time.
+"""A stand-in for CuPy on a machine without a GPU: NumPy's functions, and CUDA kernels compiled for the host, one thread at a
+time.
 
-What it cannot show is what only a device has: warps, streams, memory of its own. The arithmetic of the kernels, and everything
-that is done around them, is the real thing.
+It cannot show device behavior: warps, streams, device memory. The arithmetic of the kernels and the code around them are the real
+ones.
 """
 
 import ctypes
@@ -38,7 +39,7 @@ C_TYPES = {np.int64: ctypes.c_longlong, np.int32: ctypes.c_int, np.uint32: ctype
 
 
 def build(source, folder):
-    """The kernels of a .cu file as a library with a function launch_NAME for each."""
+    """Compile a .cu file to a library with a function launch_NAME for each kernel."""
     launches = ""
     for name, parameters in KERNEL.findall(source):
         names = [part.split()[-1].lstrip("*") for part in parameters.split(",")]
@@ -50,7 +51,7 @@ def build(source, folder):
 
 
 def module(folder):
-    """What `import cupy` is to give."""
+    """Return the module that `import cupy` returns."""
     cupy = ModuleType("cupy")
     cupy.__dict__.update({name: value for name, value in vars(np).items() if not name.startswith("__")})
     cupy.asnumpy = np.asarray

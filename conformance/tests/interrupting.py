@@ -1,4 +1,4 @@
-"""Implementations during which somebody presses Ctrl-C, in whichever process the judge is: `kvref check interrupting:Once`."""
+"""Implementations that send Ctrl-C to the judge during a call: `kvref check interrupting:Once`."""
 
 import os
 import signal
@@ -14,19 +14,19 @@ JUDGE = os.getppid() if ISOLATED else os.getpid()
 
 
 def press():
-    """In a terminal it is for the whole group: the judge, and whoever has no session of their own."""
+    """Send SIGINT as a terminal does: to the judge, and to all processes in its session."""
     Path("child").write_text(str(os.getpid()) if ISOLATED else "", encoding="ascii")
     os.kill(JUDGE, signal.SIGINT)
 
 
 class Pool(kvref.BlockPool):
-    """Fails one clause, BLOCK-06: it says that none are used."""
+    """Fails one clause, BLOCK-06: its utilization is always 0."""
 
     utilization = 0.0
 
 
 class Once(OnBackend):
-    """When the first contiguous cache is made, which comes after the block pools."""
+    """Interrupts when the first contiguous cache is created, after the block pools were judged."""
 
     name = "once"
 
@@ -42,7 +42,7 @@ class Once(OnBackend):
 
 
 class Swallows(Once):
-    """And catches whatever comes."""
+    """Interrupts, and catches the exception."""
 
     def contiguous(self, **config):
         try:
@@ -53,7 +53,7 @@ class Swallows(Once):
 
 
 class SwallowsForGood(Once):
-    """And does not come to an end: Ctrl-C again."""
+    """Interrupts again and again, catches the exception each time, and never returns."""
 
     def contiguous(self, **config):
         while True:

@@ -1,4 +1,4 @@
-"""Implementations that misbehave in every way the judge has to survive: `kvref check misbehaving:Hangs` and so on."""
+"""Implementations that misbehave in every way that the judge has to survive: `kvref check misbehaving:Hangs` and so on."""
 
 import atexit
 import contextlib
@@ -19,7 +19,7 @@ from kvref_conformance.outcome import NotOffered
 
 
 class Well(OnBackend):
-    """Block pools only, or paged caches only; a subclass says what happens in one method."""
+    """Only block pools, or only paged caches; a subclass replaces one method."""
 
     def __init__(self):
         super().__init__(kvref.reference)
@@ -35,7 +35,7 @@ class Well(OnBackend):
 
 
 def pool_that(freeing):
-    """An implementation whose pools do `freeing` when a block is freed for the second time."""
+    """An implementation whose pools call `freeing` when a block is freed for the second time."""
 
     class Pool(kvref.BlockPool):
         freed = 0
@@ -71,7 +71,7 @@ def hang_and_swallow(pool):
 
 
 def hang_in_c(pool):
-    sum(itertools.repeat(0))  # holds the interpreter: no signal handler of Python's runs, and no signal ends it
+    sum(itertools.repeat(0))  # keeps the interpreter busy: no Python signal handler runs
 
 
 def be_killed(pool):
@@ -93,7 +93,7 @@ def leave_a_child_behind(pool):
 
 def leave_to_a_child(pool):
     if os.fork():
-        os._exit(0)  # the child has the pipe to the judge, and the judge hears no end of it
+        os._exit(0)  # the child process keeps the pipe to the judge open, so the judge does not see its end
     time.sleep(60)
 
 
@@ -102,7 +102,7 @@ def exit_politely(pool):
 
 
 def write_everywhere(pool):
-    for file in range(3, 64):  # the judge's own two are among them
+    for file in range(3, 64):  # two of these are the judge's own
         with contextlib.suppress(OSError):
             os.write(file, b"garbage" * 10)
 
@@ -232,7 +232,7 @@ class ToNumpyHangs(_Paged):
 
 
 class AsarrayDeclines(_Paged):
-    """Takes what is small."""
+    """Declines large arrays."""
 
     cache = kvref.PagedCache
 
@@ -256,7 +256,7 @@ class FactoryRaises(_Paged):
 
 class FactoryTakesNothing(_Paged):
     def paged(self):
-        """Of another signature."""
+        """Has another signature."""
 
 
 class FactoryReturnsNone(_Paged):
@@ -283,7 +283,7 @@ def writes_when_made():
 
 
 class TidiesUp(Well):
-    """Has a folder, which is its version, too, and removes it when its process ends; where SLOW is set that takes for ever."""
+    """Has a temporary folder, which is also its version, and removes it at exit; with SLOW set, the removal hangs."""
 
     def __init__(self):
         super().__init__()

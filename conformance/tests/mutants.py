@@ -1,4 +1,4 @@
-"""Counts what a run of mutmut left in mutants/: fails where fewer than a part of the mutants were killed."""
+"""Evaluates a run of mutmut in mutants/: fails if the share of killed mutants is below a minimum."""
 
 import argparse
 import json
@@ -9,7 +9,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("--least", type=float, default=0.9)
 least = parser.parse_args().least
 
-SURVIVED, NOT_RUN = 0, None  # exit codes of the tests, as mutmut keeps them
+SURVIVED, NOT_RUN = 0, None  # exit codes of the tests, as mutmut stores them
 killed: Counter[str] = Counter()
 all_of: Counter[str] = Counter()
 for path in Path("mutants/kvref").rglob("*.meta"):

@@ -1,8 +1,8 @@
 """Find words and phrases that are not plain technical English: `python conformance/tests/plain_words.py [FILE ...]`.
 
-Each rule is a pattern and what to write instead. PROSE applies to Markdown outside code, and to comments and docstrings of Python;
-NORMATIVE applies to the clauses of the specification alone, between a clause's heading and its `*Why.*`.
-A line that needs a word in another sense ends with `plain: ok` in a comment, in Markdown `<!-- plain: ok -->`.
+Each rule is a pattern and what to write instead. PROSE applies to Markdown outside code, and to comments and docstrings of
+Python; NORMATIVE applies to the clauses of the specification alone, between a clause's heading and its `*Why.*`. A line that
+needs a word in another sense ends with `plain: ok` in a comment, in Markdown `<!-- plain: ok -->`.
 """
 
 import ast
@@ -15,7 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-UNIT = "row|token|head|block|layer|sequence|group|step|channel|second|clause|family|project|number|value|element|page|rank|request|session"
+UNIT = (
+    "row|token|head|block|layer|sequence|group|step|channel|second|clause|"
+    "family|project|number|value|element|page|rank|request|session"
+)
 PROSE = {
     r"\b(?:give|gives|gave|given|giving) (?:\w+ ){0,3}back\b": "free, or return to the pool",
     r"\bhangs? on\b": "depends on",
@@ -49,14 +52,15 @@ NORMATIVE = {
     r"\bOnly\b[^.;]*\bMUST\b": "X MUST NOT, for all others",
     r"\b(?:none|no \w+) (?:MUST|MAY)\b": "X MUST NOT",
     r"\b(?:who|those|these)\b": "repeat the noun",
-    r"\b(?:say|says|said|tell|tells|told|ask|asks|asked|come|comes|came|goes|went|gone|lie|lies|lay|wait|waits)\b": "a verb for what software does",
+    r"\b(?:say|says|said|tell|tells|told|ask|asks|asked|come|comes|came|goes|went|gone|"
+    r"lie|lies|lay|wait|waits)\b": "a verb for what software does",
     r"\bor whoever\b|\bnor may\b": "two sentences",
 }  # fmt: skip
 ALLOWED = "plain: ok"
 
 
 def violations(path: Path) -> Iterator[tuple[int, str, str]]:
-    """(line, the words, what to write instead) for each rule that a file breaks."""
+    """Return (line, words, replacement) for each rule that a file breaks."""
     text = path.read_text(encoding="utf-8")
     lines = list(_prose_of_python(text) if path.suffix == ".py" else _prose_of_markdown(text))
     yield from _broken(lines, PROSE)
@@ -73,7 +77,7 @@ def _broken(lines: list[tuple[int, str, bool]], rules: dict[str, str]) -> Iterat
 
 
 def _prose_of_markdown(text: str) -> Iterator[tuple[int, str, bool]]:
-    """(number, line, whether it is normative) of the lines outside code blocks, code spans blanked."""
+    """Return (number, line, whether it is normative) of the lines outside code blocks, with code spans blanked."""
     fence, normative = False, False
     for number, line in enumerate(text.splitlines(), 1):
         if line.lstrip().startswith(("```", "~~~")):
@@ -101,7 +105,7 @@ def _prose_of_python(text: str) -> Iterator[tuple[int, str, bool]]:
 
 
 def files() -> list[Path]:
-    """The Markdown and Python files of the repository."""
+    """Return the Markdown and Python files of the repository."""
     listed = subprocess.run(["git", "ls-files", "*.md", "*.py"], cwd=ROOT, capture_output=True, text=True, check=True)
     return [ROOT / line for line in listed.stdout.splitlines() if (ROOT / line).exists()]
 

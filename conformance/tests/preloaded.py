@@ -1,4 +1,4 @@
-"""What the fork server of `commandline` imports before the first command, and the path on which Python found it."""
+"""Modules that the fork server of `commandline` imports before the first command, and the import path that Python used."""
 
 import sys
 

@@ -1,7 +1,7 @@
-"""A block pool behind a pipe that misbehaves in one way: `kvref check --exec "python program.py half-a-line"`.
+"""A block pool as a program that misbehaves in one way: `kvref check --exec "python program.py half-a-line"`.
 
-The way shows from the second block freed in a conversation on, or another number, so that other clauses pass; `hello-...` ways
-show at once.
+The misbehavior starts at the second freed block of a call trace, or at another number, so that other clauses pass. A way that
+begins with `hello-` starts at once.
 """
 
 import json
@@ -13,7 +13,7 @@ import time
 HELLO = {"name": "pool", "version": "1", "language": "python", "level": "exact", "formats": [], "families": ["blocks"]}
 way, after = [*sys.argv[1:], *("well", "2")[len(sys.argv) - 1 :]]
 pools, freed = {}, 0
-JUDGE = int(os.environ.get("JUDGE", os.getppid()))  # behind a wrapper it is not the parent
+JUDGE = int(os.environ.get("JUDGE", os.getppid()))  # a wrapper can be between the judge and this process
 
 
 def say(line):
@@ -121,7 +121,7 @@ if way == "hello-odd-limits":
     HELLO["limits"] = {"num_blocks": "many"}
 if way == "hello-limits-of-the-wrong-type":
     HELLO["limits"] = ["num_blocks"]
-if way == "hello-limited":  # and refuses what is outside
+if way == "hello-limited":  # declares limits, and raises outside them
     HELLO["limits"] = {"num_blocks": {"least": 10, "most": 20}}
 if way == "hello-garbage":
     say("Welcome to pool 1.0!\n")

@@ -1,7 +1,4 @@
-"""Doors of some limits each, before kvref's own caches.
-
-kvref check restricted:FLOAT16      (in this folder)
-"""
+"""kvref's own caches with declared limits: `kvref check restricted:FLOAT16` (in this folder)."""
 
 from kvref_conformance.judging.door import Door as Restricted
 

@@ -1,4 +1,4 @@
-"""Any implementation at the other end of a pipe: `kvref check --exec "python serve.py zoo:blocks-freed-twice"`."""
+"""Any implementation as a program with the protocol: `kvref check --exec "python serve.py zoo:blocks-freed-twice"`."""
 
 import json
 import sys

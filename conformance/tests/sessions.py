@@ -1,15 +1,15 @@
-"""Which processes of a session run: what the judge ends, it ends with all that it started."""
+"""Finds the running processes of a session, to test that the judge ends a process together with all that it started."""
 
 import time
 from pathlib import Path
 
 import pytest
 
-ENDING = 5.0  # seconds until what was killed is gone
+ENDING = 5.0  # seconds until killed processes must have ended
 
 
 def running_in(session):
-    """The processes of the session that still run, once those that were killed had time to go."""
+    """Return the processes of the session that still run after killed processes had time to end."""
     if not Path("/proc/self/stat").exists():
         pytest.skip("the system does not say which processes run")
     end = time.monotonic() + ENDING
@@ -24,7 +24,7 @@ def _found(session):
         try:
             state, _, _, its = path.read_text().rpartition(")")[2].split()[:4]
         except (OSError, ValueError):
-            continue  # gone meanwhile
+            continue  # ended in the meantime
         if int(its) == session and state not in "ZX":
             found.append(int(path.parent.name))
     return found

@@ -1,4 +1,4 @@
-"""`kvref check --jobs N`: several processes say what one says, and leave nothing behind."""
+"""`kvref check --jobs N`: several processes give the same verdicts as one, and no process remains."""
 
 import json
 import os
@@ -21,7 +21,7 @@ SOME = ("--clause", "BLOCK-*,SHARE-*", "--examples", "8")
 
 @pytest.fixture(autouse=True)
 def here(monkeypatch):
-    """The tests' own implementations can be found by the command."""
+    """Makes the tests' own implementations importable for the command."""
     monkeypatch.setenv("PYTHONPATH", str(HERE))
 
 
@@ -73,7 +73,7 @@ def test_what_can_be_loaded_only_once_says_why(kvref, tmp_path):
 
 @pytest.mark.parametrize(("asked", "had"), [(None, "1"), ("3", "3")])
 def test_arithmetic_has_one_thread_a_process_unless_somebody_says(kvref, tmp_path, monkeypatch, asked, had):
-    """The reference on PyTorch took more than 10 s for a call that takes one, two processes with two threads each."""
+    """Two processes with two threads each made the reference on PyTorch more than ten times slower."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if asked:
         monkeypatch.setenv("OMP_NUM_THREADS", asked)
@@ -85,11 +85,11 @@ def test_arithmetic_has_one_thread_a_process_unless_somebody_says(kvref, tmp_pat
     assert kvref("check", "threads:Made", "--clause", "BLOCK-*", "--examples", "3", "--jobs", "2").returncode == 0
     numbers = [place.read_text() for place in tmp_path.iterdir() if place.name.isdigit()]
     assert len(numbers) > 1
-    assert {*numbers} - {"none"} == {had}  # "none": of the process that asks the others
+    assert {*numbers} - {"none"} == {had}  # "none": the process that distributes the work
 
 
 def test_ctrl_c_ends_what_is_still_loading(kvref, tmp_path):
-    """Loading takes a minute in the second process, and Ctrl-C comes meanwhile."""
+    """Loading takes a minute in the second process, and Ctrl-C is pressed during it."""
     (tmp_path / "slow.py").write_text(
         "import os, pathlib, signal, time\nfrom kvref_conformance.implementations import load\n"
         "def Made():\n    if pathlib.Path('one').exists():\n"

@@ -1,4 +1,4 @@
-"""LAW-11: of a call that is wrong in several ways any of the right errors will do, and no other."""
+"""LAW-11: if a call is wrong in several ways, any of the right errors passes, and no other."""
 
 import random
 
@@ -24,7 +24,7 @@ def test_a_right_cache_may_look_in_any_order(pick):
     failed = {
         clause.id
         for clause, checks in select().items()
-        if clause.id != "LAW-18"  # what is wrong with a call is the same at real sizes
+        if clause.id != "LAW-18"  # errors do not depend on production sizes
         and verdict_of(judge.clause([check for check in checks if check.family in FAMILIES])) == "failed"
     }
     assert failed == set()
@@ -38,22 +38,22 @@ NAN = np.full((1, 1, 3), np.nan, np.float32)
 SEQ, LAY, POS, OUT = "SequenceNotFound", "LayerOutOfRange", "PositionOutOfRange", "OutOfBlocks"
 SHAPE, DTYPE, FINITE, FULL = "ShapeMismatch", "DtypeMismatch", "NonFinite", "CapacityExceeded"
 
-# A paged cache of 8 blocks of 2 tokens in 2 layers, where a sequence has room for 8 tokens; sequence 0 has 3 tokens in layer 0.
+# A paged cache of 8 blocks of 2 tokens in 2 layers, so a sequence can have 8 tokens; sequence 0 has 3 tokens in layer 0.
 PAGED = [
     ("write", (7, 0, -1, ROW, ROW), {SEQ, POS}),
-    ("write", (7, 0, 1, ROW, ROW), {SEQ}),  # 1 may be where the sequence ends
-    ("write", (7, 0, 9, ROW, ROW), {SEQ, POS, OUT}),  # no sequence can be as long
+    ("write", (7, 0, 1, ROW, ROW), {SEQ}),  # 1 may be the sequence's length
+    ("write", (7, 0, 9, ROW, ROW), {SEQ, POS, OUT}),  # no sequence can be that long
     ("write", (7, 2, 0, ROW, ROW), {SEQ, LAY}),
     ("write", (7, 0, 0, WIDE, ROW), {SEQ, SHAPE}),
     ("write", (7, 0, 0, DOUBLE, ROW), {SEQ, SHAPE, DTYPE}),
     ("write", (7, 0, 0, NAN, ROW), {SEQ, SHAPE, FINITE}),
-    ("write", (7, 0, 0, ROWS, ROWS), {SEQ, OUT}),  # no sequence can have as many
+    ("write", (7, 0, 0, ROWS, ROWS), {SEQ, OUT}),  # no sequence can have that many
     ("write", (0, 0, 4, ROW, ROW), {POS}),
     ("write", (0, 0, 4, ROWS, ROWS), {POS, OUT}),
-    ("write", (0, 2, 2, ROW, ROW), {LAY}),  # in layer 0 it would be right
-    ("write", (0, 2, 4, ROW, ROW), {LAY, POS}),  # in no layer
+    ("write", (0, 2, 2, ROW, ROW), {LAY}),  # valid in layer 0
+    ("write", (0, 2, 4, ROW, ROW), {LAY, POS}),  # valid in no layer
     ("write", (0, 0, 0, ROWS, ROW), {SHAPE, OUT}),
-    ("write", (0, 0, 0, ROWS[..., 0], ROWS[..., 0]), {SHAPE}),  # how many tokens these are cannot be told
+    ("write", (0, 0, 0, ROWS[..., 0], ROWS[..., 0]), {SHAPE}),  # the number of tokens is unknown
     ("append", ([7], 2, ROW, ROW), {SEQ, LAY}),
     ("append", ([], 2, ROW, ROW), {LAY, SHAPE}),
     ("append", ([0] * 6, 0, ROW, ROW), {SHAPE, OUT}),
@@ -74,7 +74,7 @@ QUANTIZED = [
     ("append", (0, WIDE, ROW), {SHAPE, FULL}),  # layer 0 is full, layer 1 is not
     ("append", (2, ROW, ROW), {LAY}),
     ("append", (0, ROW * np.inf, ROW), {FINITE, FULL}),
-    ("append", (2, ROWS, ROWS), {LAY, FULL}),  # no layer holds as many
+    ("append", (2, ROWS, ROWS), {LAY, FULL}),  # no layer has room for that many
     ("append", (0, ROW[0], ROW[0]), {SHAPE}),
     ("append_step", (WIDE, WIDE), {SHAPE, FULL}),
     ("read_head", (0, 1, 1), {POS, "HeadOutOfRange"}),
@@ -90,11 +90,11 @@ CONTIGUOUS = [
 ]
 TIERED = [
     ("append", (NAN, ROW), {SHAPE, FINITE}),
-    ("append", (WIDE * np.float32(1e38), ROW), {SHAPE, FINITE}),  # more than its tail can hold
+    ("append", (WIDE * np.float32(1e38), ROW), {SHAPE, FINITE}),  # more than its tail can store
 ]
-LONG = np.ones((1, 1, 70_000), np.float32)  # no buffer holds one
+LONG = np.ones((1, 1, 70_000), np.float32)  # larger than any buffer
 POOLED = [("append", (np.full((1, 1, 70_001), np.nan, np.float32), LONG), {SHAPE, FINITE, "BufferTooLarge"})]
-# Of a window of 2 tokens that are no sinks, behind 1 that is; 4 tokens came.
+# A window of 2 tokens and 1 sink token, after 4 tokens.
 WINDOWED = [
     ("append", (WIDE, ROWS), {SHAPE}),
     ("append", (NAN, DOUBLE), {SHAPE, DTYPE, FINITE}),
@@ -103,24 +103,24 @@ WINDOWED = [
     ("attend", (DOUBLE, 1.0), {SHAPE, DTYPE}),
     ("read", ([3, 4],), {POS}),
 ]
-# Of rows of 2 and 1 numbers, 1 of the 2 that there is room for.
+# Latents: rows of 2 and 1 numbers, 1 token of a maximum of 2.
 LATENT = [
     ("append", (ROW[0], ROW[0]), {SHAPE}),
     ("append", (ROWS[:, 0], ROWS[:, 0, :1]), {"CapacityExceeded"}),
     ("append", (ROWS[:, 0], ROW[0]), {SHAPE, FULL}),
     ("append", (np.full((2, 2), np.nan), np.ones((2, 1), np.float32)), {DTYPE, FINITE, FULL}),
 ]
-# Of a head of 32 numbers, 1 of the 33 tokens that there is room for.
+# KIVI: a head of 32 numbers, 1 token of a maximum of 33.
 KEY = np.ones((1, 1, 32), np.float32)
 CHANNELS = [
     ("append", (KEY, KEY[0]), {SHAPE}),
     ("append", (KEY.repeat(33, axis=0),) * 2, {FULL}),
     ("append", (KEY.repeat(33, axis=0), KEY), {SHAPE, FULL}),
     ("append", (KEY * np.inf, KEY), {FINITE}),
-    ("append", (KEY * np.float32(7e4), KEY.astype(np.float64)), {DTYPE, FINITE}),  # more than a group may hold
+    ("append", (KEY * np.float32(7e4), KEY.astype(np.float64)), {DTYPE, FINITE}),  # larger than a group can store
     ("read", ([0, 1],), {POS}),
 ]
-# Of 2 layers in 2 groups over 8 blocks of 2 tokens; sequence 0 has 3 tokens.
+# Groups: 2 layers in 2 groups over 8 blocks of 2 tokens; sequence 0 has 3 tokens.
 STEP = np.ones((2, 1, 1, 2), np.float32)
 GROUPED = [
     ("step", (7, STEP, ROW), {SEQ, SHAPE}),
@@ -171,7 +171,7 @@ CALLS = {
 
 
 def said(witness, number, family, name, args):
-    """A request to the object that was made first, as the witness is asked about it."""
+    """A request to the first object, in the form that the witness receives."""
     names = operations(family)[name].parameters
     request = Request(number, f"{family}.{name}", 1, dict(zip(names, args, strict=True)))
     return request, witness.expect(request)

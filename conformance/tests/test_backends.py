@@ -1,4 +1,4 @@
-"""The kernels of the backends against the reference's, bit for bit, on inputs nobody chose."""
+"""The kernels of the backends against the reference's, bit for bit, on random inputs."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -29,7 +29,7 @@ anything = st.floats(width=32)
 @given(rows=arrays(np.float32, st.tuples(st.integers(0, 3), st.integers(1, 3), st.integers(1, 9)), elements=finite))
 def test_quantizing_gives_the_references_bits(name, rows):
     format, width = kvref.get_format(name), rows.shape[-1]
-    rows = rows / np.float32(16) if isinstance(format, Rotated) else rows  # whose sums are finite
+    rows = rows / np.float32(16) if isinstance(format, Rotated) else rows  # keeps the sums finite
     got, want = NUMPY.quantize(rows, format), kvref.reference.quantize(rows, format)
     for mine, theirs in zip(got, want, strict=True):
         assert (mine is None) == (theirs is None)
@@ -54,7 +54,7 @@ def same_bits(mine, theirs):
 
 
 def some_of_each():
-    """Every format but those of groups that differ from others in one thing only."""
+    """All formats, except group formats that differ from another one in a single parameter."""
     among = {
         "int8_g32_bfloat16",
         "int4_g64_float16",
@@ -67,7 +67,7 @@ def some_of_each():
 
 
 def patterns(count, most=1e38):
-    """float32 of every exponent, whose rows are finite in every format: bits at random."""
+    """Random float32 bit patterns of every exponent, whose rows are finite in every format."""
     values = np.random.default_rng(7).integers(0, 2**32, size=count * WIDTH, dtype=np.uint32).view(np.float32)
     values[~(np.abs(values) < most)] = 0.4375
     return values.reshape(count, WIDTH)
@@ -77,13 +77,13 @@ def patterns(count, most=1e38):
 @pytest.mark.parametrize("format", some_of_each(), ids=lambda each: each.name)
 def test_many_pieces_are_the_same_as_one_and_go_where_they_are_told(name, format, monkeypatch):
     monkeypatch.setattr("kvref.rotate.PIECE", 500 * WIDTH)
-    if name == "torch-compiled":  # whose pieces are larger
+    if name == "torch-compiled":  # whose tiles are larger
         monkeypatch.setattr("kvref_torch.COMPILED_ONCE", 2**16)
         monkeypatch.setattr("kvref_torch.COMPILED_OFTEN", 2**16)
     backend = kvref.backend(name)
-    plain, most = (format.inner, 1e35) if isinstance(format, Rotated) else (format, 1e38)  # whose sums are finite
-    halves = plain.name.endswith("_float16") or isinstance(plain, GGML)  # of numbers that float16 has
-    rows = patterns(1200, 3e4 if halves else most)  # more than two pieces, and a rest
+    plain, most = (format.inner, 1e35) if isinstance(format, Rotated) else (format, 1e38)  # keeps the sums finite
+    halves = plain.name.endswith("_float16") or isinstance(plain, GGML)  # whose numbers must be in the range of float16
+    rows = patterns(1200, 3e4 if halves else most)  # more than two tiles, and a remainder
     want = kvref.reference.quantize(rows, format)
     back = kvref.reference.dequantize(want, WIDTH, format)
     mine = backend.asarray(rows)
@@ -91,7 +91,7 @@ def test_many_pieces_are_the_same_as_one_and_go_where_they_are_told(name, format
     out = kvref.Quantized(*(None if part is None else backend.xp.zeros_like(part) for part in fresh))
     for stored in (fresh, backend.quantize(mine, format, out)):
         for part, right in zip(stored, want, strict=True):
-            if part is not None and "bfloat16" not in f"{part.dtype} {format.name.partition('_g')[0]}":  # NumPy has none
+            if part is not None and "bfloat16" not in f"{part.dtype} {format.name.partition('_g')[0]}":  # NumPy has no bfloat16
                 assert same_bits(backend.to_numpy(part), right)
         values = backend.zeros(rows.shape, "float32")
         assert backend.dequantize(stored, WIDTH, format, values) is values
@@ -111,7 +111,7 @@ def test_every_upper_half_with_any_lower_half_is_encoded_right(name, element):
         out = backend.xp.zeros(values.shape, dtype=out.dtype)
         assert backend.encode(backend.asarray(values), element, out) is out
         got, right, finite = backend.to_numpy(out), kvref.reference.encode(values, element), np.isfinite(values)
-        assert same_bits(got[finite], right[finite])  # an infinity may be any NaN
+        assert same_bits(got[finite], right[finite])  # an infinity may become any NaN
         read = backend.decode(out, element, backend.zeros(values.shape, "float32"))
         assert np.array_equal(backend.to_numpy(read), kvref.reference.decode(np.asarray(out), element), equal_nan=True)
 
@@ -119,7 +119,7 @@ def test_every_upper_half_with_any_lower_half_is_encoded_right(name, element):
 @pytest.mark.parametrize("name", FAST)
 def test_a_scale_halfway_between_two_of_nvfp4_is_the_even_one(name):
     backend, format = kvref.backend(name), kvref.get_format("nvfp4")
-    scales = kvref.reference.decode(np.arange(8, 127, dtype=np.uint8), kvref.formats.small_float.E4M3FN)  # the normal ones
+    scales = kvref.reference.decode(np.arange(8, 127, dtype=np.uint8), kvref.formats.small_float.E4M3FN)  # the normal numbers
     halfway = (scales[1:] + scales[:-1]) / np.float32(2)
     rows = np.zeros((3 * len(halfway), 16), np.float32)
     rows[:, 5] = 6 * np.concatenate([halfway, np.nextafter(halfway, np.float32(0)), np.nextafter(halfway, np.float32(999))])
@@ -269,7 +269,7 @@ def test_an_unknown_backend_says_the_known_ones():
 
 @pytest.mark.torch
 def test_a_device_that_is_not_here_is_said_in_one_line():
-    with pytest.raises(BackendNotFound, match="backend torch: expected a device that is here, got 'nowhere': ") as refused:
+    with pytest.raises(BackendNotFound, match="backend torch: expected an available device, got 'nowhere': ") as refused:
         kvref.backend("torch:nowhere")
     assert "\n" not in str(refused.value)
 
@@ -277,7 +277,10 @@ def test_a_device_that_is_not_here_is_said_in_one_line():
 @pytest.mark.torch
 @pytest.mark.parametrize("name", ["torch", "torch-compiled"])
 def test_what_torch_does_itself_breaks_no_clause(name):
-    """What it does alone: nox -s theirs judges eager PyTorch whole; compiled, a shape that is new takes its time."""
+    """Clauses that kvref_torch implements with torch alone.
+
+    `nox -s theirs` judges eager PyTorch completely; compiled, each new shape takes long.
+    """
     judge = Judge(load(name), Effort(examples=10, timeout=300.0))
     for family in ("rows", "elements", "kernels"):
         verdicts = {clause.id: verdict_of(judge.clause(checks)) for clause, checks in select(family=family).items()}
@@ -291,7 +294,7 @@ def test_attention_in_torch_is_within_the_bound_at_length():
     rng = np.random.default_rng(0)
     for tokens, outliers in ((3000, 1.0), (700, 30.0)):
         keys, values = (rng.standard_normal((tokens, 2, 64), np.float32) for _ in range(2))
-        keys[:, :, :3] *= outliers  # as real keys have: a few channels far beyond the others
+        keys[:, :, :3] *= outliers  # like real keys: a few channels have far larger numbers
         query = rng.standard_normal((2, 4, 64), np.float32)
         mask = np.ones((2, tokens), bool)
         got = torch.attend(*map(torch.asarray, (query, keys, values)), 0.125, torch.asarray(mask)).numpy()

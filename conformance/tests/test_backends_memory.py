@@ -1,4 +1,4 @@
-"""Rows, codes and results wherever their memory lies, and however it is strided."""
+"""Rows, codes and results at any memory address and with any strides."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ import kvref
 
 
 def beside(array, count):
-    """A copy that begins so many bytes after what memory is aligned to."""
+    """Return a copy that begins a number of bytes after an aligned address."""
     room = np.zeros(array.nbytes + 64, np.uint8)
     start = -room.ctypes.data % 64 + count
     moved = room[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
@@ -61,7 +61,7 @@ def test_what_is_read_by_scales_with_a_gradient_has_none(format):
 def test_what_numbers_are_by_default_changes_nothing(name, formats, default):
     torch, backend = pytest.importorskip("torch"), kvref.backend(name)
     rows = patterns(3, 3e4)
-    torch.set_default_dtype(getattr(torch, default))  # as who loads a model in it does
+    torch.set_default_dtype(getattr(torch, default))  # as programs do that load a model in it
     try:
         for format in formats:
             if format.granularity != "element":

@@ -1,4 +1,4 @@
-"""What backends refuse to store, wherever it stands among what can be stored."""
+"""Values that backends must reject, at any position among valid values."""
 
 import numpy as np
 import pytest
@@ -37,6 +37,6 @@ def test_rows_are_rotated_up_to_where_their_sums_may_overflow(name, most):
 @pytest.mark.parametrize("value", [1e8, -1e8])
 def test_a_scale_beyond_float16_among_others_is_refused(name, format, value):
     backend, rows = kvref.backend(name), np.ones((40, WIDTH), np.float32)
-    rows[7, 5] = value  # of q4_0 the scale has the other sign
+    rows[7, 5] = value  # the scale of q4_0 has the opposite sign
     with pytest.raises(NonFinite):
         backend.quantize(backend.asarray(rows), kvref.get_format(format))

@@ -1,4 +1,4 @@
-"""The bench: what it shows and writes, and what it says of mistakes. How long things take is not tested."""
+"""The benchmarks: what they print and write, and their error messages. Times are not tested."""
 
 import json
 from xml.etree import ElementTree
@@ -94,7 +94,7 @@ def small(monkeypatch):
 
 
 class Fake:
-    """An engine that finds what it kept, and says what it was asked."""
+    """An engine that finds the prompts that it kept, and records its requests."""
 
     name = "fake"
 
@@ -141,10 +141,10 @@ def test_an_engine_finds_what_a_prefix_cache_finds(name):
         pytest.skip(f"{name.split()[0]} is not installed")
     kept, cold = list(range(1, 129)), list(range(1001, 1129))
     (engine,) = (each for each in engines.of_prefixes([kept], 64, 16, 128) if each.name == name)
-    assert engine.find(engine.prepare(kept)) == 112  # not of all: of the last token somebody wants the logits
+    assert engine.find(engine.prepare(kept)) == 112  # not all: the logits of the last token are needed
     assert (engine.serve(cold, keep=False), engine.serve(cold, keep=True), engine.serve(cold, keep=False)) == (0, 0, 112)
     assert engine.find(engine.prepare([*kept[:40], *cold[40:]])) == 32
-    for start in range(10**4, 10**5, 1000):  # more than the pool holds: what is taken is given back
+    for start in range(10**4, 10**5, 1000):  # more than the pool has: blocks are evicted
         assert engine.serve(list(range(start, start + 128)), keep=True) == 0
     assert engine.find(engine.prepare(kept)) == 0
 
@@ -158,7 +158,7 @@ def test_a_ratio_is_the_median_of_rounds_by_the_memcpy_of_the_same_round(monkeyp
 
         return run
 
-    def faster_and_slower():  # after each round, as this machine does: the memcpy, the entries, and this one last
+    def faster_and_slower():  # called last in each round (memcpy, entries): the speed of the machine alternates between rounds
         speed[0] = 3.0 - speed[0]
 
     monkeypatch.setattr(contest, "perf_counter", lambda: now[0])

@@ -1,4 +1,4 @@
-"""The block tables against lists, and the memory that they take."""
+"""The block tables compared with lists, and their memory."""
 
 import tracemalloc
 
@@ -9,11 +9,11 @@ from kvref import BlockPool, BlockTables, PagedCache, PagedConfig, PrefixCache
 from kvref.errors import NotTruncatable
 
 LAYERS, BLOCK_SIZE = 8, 16
-ENTRY = 4 * LAYERS  # bytes: a block id in each layer
+ENTRY = 4 * LAYERS  # bytes: one block id per layer
 
 
 def growth(work):
-    """Bytes that are allocated, and not given back, while something is done."""
+    """Bytes that are allocated and not freed during an action."""
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
@@ -34,7 +34,7 @@ def test_one_long_table_beside_many_empty_ones_takes_what_it_takes_alone(at_once
         for _ in range(entries // at_once):
             tables.extend({long: at_once}, blocks)
 
-    # Room is at most doubled as a table grows, and doubled again as the array does; and a few numbers a table.
+    # A growing table at most doubles its entries, and the array at most doubles too; plus a few numbers per table.
     assert growth(grow) <= 4 * (entries + 1) * ENTRY + 256 * 32
     assert tables.capacity(long) == entries * BLOCK_SIZE
 
@@ -60,10 +60,10 @@ def test_what_can_be_found_already_is_not_kept_again():
     def come_and_go():
         for _ in range(1000):
             child = cache.fork(told)
-            cache.commit(child, [1, 2])  # its parent's block, each time
+            cache.commit(child, [1, 2])  # reuses its parent's block each time
             cache.drop(child)
 
-    assert growth(come_and_go) <= 1000 * 100  # what a copy would take each time: a key, an array, and their places
+    assert growth(come_and_go) <= 1000 * 100  # the size of a copy per iteration: a key, an array, and their slots
 
 
 def test_tables_that_grow_move_and_go_are_as_lists_would_be():
@@ -147,7 +147,7 @@ def test_empty_tables_are_int32_and_have_no_columns():
 
 def test_as_many_tables_as_there_is_room_for_keep_what_they_hold():
     tables = BlockTables(2, BLOCK_SIZE)
-    numbers = [tables.open() for _ in range(8)]  # one more would make room for others
+    numbers = [tables.open() for _ in range(8)]  # one more would grow the arrays
     for round in range(40):
         for table in numbers:
             tables.extend({table: 1}, np.array([1000 * table + round, -1000 * table - round - 2]))
@@ -158,7 +158,7 @@ def test_as_many_tables_as_there_is_room_for_keep_what_they_hold():
 
 @pytest.fixture
 def cache():
-    """Two sequences of six tokens in blocks of two; the first two blocks of the other one are released."""
+    """Two sequences of six tokens in blocks of two; the first two blocks of the second one are released."""
     made = PagedCache(PagedConfig(num_blocks=12, num_layers=1, num_kv_heads=1, head_dim=2, block_size=2))
     for _ in range(2):
         made.write(made.create(), 0, 0, *2 * [np.arange(12, dtype=np.float32).reshape(6, 1, 2)])
@@ -185,7 +185,7 @@ def test_a_sequence_is_cut_to_what_was_released_and_no_further(cache):
 
 def test_of_what_was_released_in_part_all_or_nothing_is_forgotten(cache):
     for length in (1, 3):
-        with pytest.raises(NotTruncatable, match="length: expected at least 4, before which blocks were released, got "):
+        with pytest.raises(NotTruncatable, match="blocks before position 4 were released"):
             cache.truncate(1, length)
     cache.truncate(1, 0)
     assert (cache.length(1, 0), cache.block_table(1, 0)) == (0, [])

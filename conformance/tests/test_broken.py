@@ -1,4 +1,4 @@
-"""Break the code on purpose: the clause that names a bug must notice it. One that survives means that a check is missing."""
+"""Planted bugs: each must be noticed by the clause that names it. If a bug survives, a check is missing."""
 
 import pytest
 from bugs import BUGS, HIDDEN, REAL
@@ -16,20 +16,20 @@ from kvref_conformance.searching.run import run_machine
 
 def test_every_clause_has_a_bug_that_is_planted_or_in_the_zoo():
     with_a_bug = {param.values[1] for param in BUGS} | {member.clause for member in kvref_zoo.members()}
-    assert set(all_clauses()) - with_a_bug == {"KERN-06"}  # its check takes gigabytes
+    assert set(all_clauses()) - with_a_bug == {"KERN-06"}  # its check needs gigabytes of memory
 
 
 def failing(judge, checks):
-    """The names of those that fail, as they are asked; nothing is made shorter."""
+    """Return the names of the failing checks, in order; failures are not shrunk."""
     return (check.name for check in checks if isinstance(judge.ask_about(check), Failure))
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # a bug may well divide by zero
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # a bug can divide by zero
 @pytest.mark.parametrize(("plant", "clause"), BUGS)
 def test_the_clause_notices(plant, clause, monkeypatch):
     plant(monkeypatch)
     ((_, checks),) = select(clause).items()
-    judge = Judge(OnBackend(ReferenceBackend()), Effort(timeout=2))  # one hangs
+    judge = Judge(OnBackend(ReferenceBackend()), Effort(timeout=2))  # one bug hangs
     assert next(failing(judge, [check for check in checks if check.run]), None)
 
 
@@ -42,7 +42,7 @@ def test_a_machine_finds_it_alone(plant, family, clause, monkeypatch):
     class Enough(Search):
         def found(self, broken, conversation):
             super().found(broken, conversation)
-            self.runs_left = 0 if clause in self.findings else self.runs_left  # to make it simpler is not asked for
+            self.runs_left = 0 if clause in self.findings else self.runs_left  # no runs for shrinking
 
     search, effort = Enough(OnBackend(ReferenceBackend())), Effort()
     run_machine(family, search, effort.seed, effort.sequences, effort.steps)
@@ -63,7 +63,7 @@ def test_real_sizes_show_it(plant, family, monkeypatch):
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize(("plant", "family"), REAL)
 def test_small_sizes_do_not_show_it(plant, family, monkeypatch):
-    """Else it says nothing of LAW-18."""
+    """Otherwise it would not test LAW-18."""
     plant(monkeypatch)
     checks = [check for check in all_checks() if check.family == family and check.clause != "LAW-18" and not check.slow]
     assert list(failing(Judge(OnBackend(ReferenceBackend()), Effort(examples=5)), checks)) == []

@@ -1,4 +1,4 @@
-"""What the caches offer beyond what the judge asks of everyone."""
+"""Behavior of kvref's caches beyond what the judge requires of every implementation."""
 
 import numpy as np
 import pytest
@@ -24,10 +24,10 @@ def test_a_block_table_looks_up_blocks_and_slots():
     assert (tables.blocks(second, 0), tables.blocks(second, 1), tables.blocks(other, 0)) == ([7, 2], [9, 3], [])
     assert (tables.capacity(second), tables.capacity(other)) == (8, 0)
     assert tables.slots(second, 0, np.array([0, 3, 4, 7])).tolist() == [28, 31, 8, 11]
-    for _ in range(20):  # more tables than there was room for: what is there stays
+    for _ in range(20):  # more tables than allocated: existing ones must stay
         tables.open()
     assert tables.blocks(second, 1) == [9, 3]
-    assert tables.close(second).tolist() == [2, 3, 7, 9]  # the last entry first
+    assert tables.close(second).tolist() == [2, 3, 7, 9]  # last entry first
     assert tables.open() == second
     assert tables.blocks(second, 0) == []
     assert tables.padded(np.array([second, third]), 1).tolist() == [[-1, -1], [4, 5]]
@@ -49,7 +49,7 @@ def test_a_pooled_block_takes_what_fits():
 
 
 def test_an_append_that_runs_out_of_memory_leaves_nothing_behind(monkeypatch):
-    """POOL-04 where it is hardest: the third of four buffers is the one that is not to be had."""
+    """The hardest case of POOL-04: the third of four buffers cannot be allocated."""
     pool = kvref.BufferPool()
     cache = kvref.PooledCache(kvref.PooledConfig(num_kv_heads=2, head_dim=3, tokens_per_block=2, max_tokens=6), pool)
     keys = rows(3)
@@ -66,7 +66,7 @@ def test_an_append_that_runs_out_of_memory_leaves_nothing_behind(monkeypatch):
         cache.append(rows(6), rows(6))
     assert (cache.read()[0] == keys).all()
     stats = pool.stats()
-    assert stats.hits + stats.misses - stats.returns == 4  # the two blocks it had
+    assert stats.hits + stats.misses - stats.returns == 4  # its two blocks
 
 
 def test_a_tiered_cache_reads_into_pool_buffers():
@@ -149,13 +149,13 @@ def test_queries_see_every_token_unless_they_are_causal():
 def test_buffers_are_released_by_with():
     pool = kvref.BufferPool()
     with pool.acquire(100) as buffer:
-        with pytest.raises(errors.CapacityExceeded, match="at most 256 values, got 257"):
+        with pytest.raises(errors.CapacityExceeded, match="257 values needed, capacity is 256"):
             buffer.extend(np.zeros(257, np.float32))
         assert buffer.length == 0
     with pytest.raises(errors.BufferReleased):
         buffer.extend(np.zeros(1, np.float32))
     pool.prewarm_all(2)
-    assert pool.stats().free == {1024: 3, 4096: 2, 16384: 2, 65536: 2, 262144: 2}  # one was released
+    assert pool.stats().free == {1024: 3, 4096: 2, 16384: 2, 65536: 2, 262144: 2}  # one buffer was released
 
 
 def test_attention_refuses_what_does_not_fit():
@@ -229,7 +229,7 @@ def test_a_batch_is_named_by_integers_of_any_kind_and_by_nothing_else():
     lengths, tables = cache.lengths([np.int64(0), 1], 0), cache.block_tables([0, 1], 0)
     assert (lengths.tolist(), lengths.dtype, tables.dtype) == ([1, 1], np.int32, np.int32)
     for wrong in (True, 1.0, "1", None, 2):
-        with pytest.raises(errors.SequenceNotFound, match="expected one that was created"):
+        with pytest.raises(errors.SequenceNotFound, match="never created, or already dropped"):
             cache.append([0, wrong], 0, rows(2), rows(2))
     assert cache.length(0, 0) == 1
 
@@ -277,7 +277,7 @@ def test_what_is_made_without_a_configuration_keeps_pythons_integers_too():
     assert {type(number) for number in kept} == {int}
     assert (block.remaining, block.bytes) == (100, 2 * 4096)
     with pytest.raises(errors.ConfigError, match="num_blocks: expected at most 2147483647, got 2147483648"):
-        kvref.BlockPool(2**31)  # a table holds int32
+        kvref.BlockPool(2**31)  # block tables contain int32
     for wrong in (1024.0, True, "1024"):
         with pytest.raises(errors.ConfigError, match="size: expected one of 1024"):
             buffers.prewarm(wrong, 1)
@@ -300,7 +300,7 @@ def test_a_policy_for_which_there_is_no_memory_is_not_half_adopted(monkeypatch):
     calls = iter(range(10**6))
 
     def once(self, shape, dtype):
-        if next(calls) == 3:  # the tail's keys and values are there, the store's are not
+        if next(calls) == 3:  # the tail's keys and values are stored, those of the store are not
             raise MemoryError
         return zeros(self, shape, dtype)
 

@@ -1,4 +1,4 @@
-"""The canary: what it has to say, computed four ways that know nothing of each other, and how much rounding it survives."""
+"""The canary: its tokens, computed in four independent ways, and its tolerance of rounding."""
 
 import numpy as np
 import pytest
@@ -57,7 +57,7 @@ def test_what_was_said_a_period_ago_is_said_again(sizes):
 def test_what_came_next_is_recalled(offsets):
     canary = Canary(**RECALLS | {"offsets": offsets})
     prompt = prompt_of(canary, 40)
-    later = prompt[1 + len(offsets) + sum(offsets) :]  # whose predecessors lie behind the begin-of-text for every layer
+    later = prompt[1 + len(offsets) + sum(offsets) :]  # tokens of which every layer looks back to positions after begin-of-text
     model, sequence = model_of(canary)
     assert said(model, sequence, [*prompt, later[0]], len(later) - 1) == later[1:]
 
@@ -81,7 +81,7 @@ def test_the_oracle_agrees_with_the_model_wherever_it_is_certain():
         assert sum(want is not None for want, _ in pairs) > 10
 
 
-# Each spoils what lies in the cache, and tells the oracle: (layer 0, head 1, positions 20 .. 25).
+# Each corrupts the cache and the oracle in the same way: (layer 0, head 1, positions [20, 25)).
 SPOILT = {
     "values of zeros": (lambda keys, values: (keys, values * 0), {"digit": -1}),
     "keys of zeros": (lambda keys, values: (keys * 0, values), {"at": None}),
@@ -134,7 +134,7 @@ def test_a_window_that_is_off_by_one_says_other_tokens(off):
 
 @pytest.mark.parametrize("sizes", [*CANARIES.values(), RECALLS])
 def test_the_gap_is_what_the_weights_make_of_every_distance(sizes):
-    """In float64, from the projections themselves: score of each distance against the best."""
+    """Compared with float64 products of the projections: the score of each distance relative to the best."""
     canary = Canary(**sizes)
     made = weights(canary)
     for layer in range(canary.num_layers - canary.recalls):
@@ -150,7 +150,7 @@ def test_the_gap_is_what_the_weights_make_of_every_distance(sizes):
 
 
 def test_no_format_does_more_to_a_key_than_is_said():
-    """The keys of a thousand positions, stored by kvref and by ml_dtypes, against the query that would read them."""
+    """The keys of a thousand positions, stored by kvref and by ml_dtypes, with the query that would read them."""
     canary, layer = Canary(), 0
     angle = np.arange(1024)[:, None] * canary.frequencies
     keys = (KEY * np.concatenate([np.cos(angle), np.sin(angle)], axis=1)).astype(np.float32)

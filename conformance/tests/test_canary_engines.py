@@ -1,4 +1,4 @@
-"""A canary's files in the hands of those who load them: the tokenizer and the models of Hugging Face."""
+"""A canary's files loaded by Hugging Face's tokenizer and models."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ CANARIES = {
 @pytest.mark.torch
 @pytest.mark.parametrize("sizes", CANARIES.values(), ids=CANARIES)
 def test_the_tokenizer_makes_tokens_of_words(sizes):
-    tokenizers = pytest.importorskip("tokenizers")  # transformers brings it
+    tokenizers = pytest.importorskip("tokenizers")  # a dependency of transformers
     canary = Canary(**sizes)
     tokenizer = tokenizers.Tokenizer.from_str(folder.made(canary)["tokenizer.json"].decode())
     every = [BOS, BLANK, *range(FIRST_WORD, canary.vocabulary)]
@@ -42,7 +42,7 @@ def test_the_tokenizer_makes_tokens_of_words(sizes):
     ],
 )
 def test_transformers_says_what_it_must(sizes, architecture, dtype, tmp_path):
-    """From text, in a batch with padding on the left."""
+    """From text, in a left-padded batch."""
     transformers = pytest.importorskip("transformers")
     canary = Canary(**sizes)
     folder.write(tmp_path, folder.made(canary, architecture, dtype))

@@ -1,4 +1,4 @@
-"""A canary as files: words that split again, a folder and a GGUF that say the same to the byte, and nothing written over."""
+"""A canary's files: words that the tokenizer splits again, equal bytes in a folder and a GGUF, and no file overwritten."""
 
 import json
 import struct
@@ -23,7 +23,7 @@ CANARIES = {
     "recalls": RECALLS,
 }
 DTYPES = {"BF16": ml_dtypes.bfloat16, "F16": np.float16, "F32": np.float32}
-SCALARS = {4: "<I", 5: "<i", 6: "<f", 7: "<?"}  # of a GGUF
+SCALARS = {4: "<I", 5: "<i", 6: "<f", 7: "<?"}  # types of a GGUF
 each_canary = pytest.mark.parametrize("sizes", CANARIES.values(), ids=CANARIES)
 
 
@@ -109,18 +109,18 @@ def test_the_folder_says_what_an_engine_needs():
         assert tokenizer["model"]["vocab"][about[f"{name}_token"]] == token
     assert tokenizer["model"]["vocab"] == {words.word(canary, token): token for token in range(canary.vocabulary)}
     special = {each["id"] for each in tokenizer["added_tokens"]}
-    assert special == {UNKNOWN, BOS, EOS}  # no blank: it has to be said where special tokens are left out
+    assert special == {UNKNOWN, BOS, EOS}  # not the blank, which must be in the text when special tokens are skipped
 
 
 @each_canary
 def test_a_folder_is_read_back(sizes, tmp_path):
     canary = Canary(**sizes)
-    for dtype in ("bfloat16", "float16"):  # the second over the first
+    for dtype in ("bfloat16", "float16"):  # the second one overwrites the first
         folder.write(tmp_path / "new" / "deep", folder.made(canary, "llama", dtype))
         assert folder.load(tmp_path / "new" / "deep") == canary
 
 
-OTHERWISE = {  # what canary.json says instead
+OTHERWISE = {  # other values in canary.json
     "nothing": (None, "is no canary: expected a folder with a canary.json"),
     "no JSON": ("{", "is no canary"),
     "no document": ("[1]", "is no canary"),
@@ -175,7 +175,7 @@ def test_a_gemma_is_told_its_windows_by_layer_and_by_rule(windows):
 
 
 class Reader:
-    """Reads a GGUF as its specification says: keys and tensors by name."""
+    """Reads a GGUF as its specification defines it: keys and tensors by name."""
 
     def __init__(self, data):
         self.data, self.place = data, 0
@@ -218,7 +218,7 @@ def test_a_gguf_holds_the_same(sizes, dtype):
         assert piece.startswith("\u2581") == (token not in words.SPECIAL)
     assert len(read.tensors) == len(data)
     np.testing.assert_array_equal(read.tensors["output.weight"], data["lm_head.weight"])
-    np.testing.assert_array_equal(read.tensors["output_norm.weight"], weights(canary)["model.norm.weight"])  # in float32
+    np.testing.assert_array_equal(read.tensors["output_norm.weight"], weights(canary)["model.norm.weight"])  # always float32
     half = canary.head_dim // 2
     for ours, theirs in (("attn_q", "q_proj"), ("attn_k", "k_proj")):
         got, want = read.tensors[f"blk.0.{ours}.weight"], data[f"model.layers.0.self_attn.{theirs}.weight"]
@@ -250,7 +250,7 @@ def test_the_command_takes_sizes(kvref, tmp_path):
     done = kvref("canary", "make", "mine", "--architecture", "mistral", "--dtype", "float32", *asked.split())
     assert (done.returncode, done.stderr) == (0, "")
     assert folder.load(tmp_path / "mine") == Canary((5, 9), False, 200, 4, 8, 32, 5000.0, (9, 9), 32)
-    done = kvref("canary", "make", "mine", "--recalls")  # over it, of what a canary that recalls is made of
+    done = kvref("canary", "make", "mine", "--recalls")  # overwrites the folder with the weights of a recalling canary
     canary = folder.load(tmp_path / "mine")
     assert canary == Canary(**RECALLS)
     said = dict(line.split(": ", 1) for line in done.stdout.splitlines())

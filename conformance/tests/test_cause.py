@@ -1,4 +1,4 @@
-"""What the judge says beside a failure: what an engine read instead, told by letting it go on."""
+"""The diagnosis next to a failure of an engine: which cache entries it read instead, found by generating more tokens."""
 
 import pytest
 from bugs import engines

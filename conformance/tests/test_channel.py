@@ -1,4 +1,4 @@
-"""What goes between the judge and its child comes over whole, and anything else that arrives there is told from it."""
+"""Messages between the judge and its child arrive completely, and are distinguished from anything else in the socket."""
 
 import os
 import pickle
@@ -14,7 +14,7 @@ from kvref_conformance.conversation.drivers.channel import HEAD, MARK, Channel, 
 
 @pytest.fixture
 def ends():
-    """The judge's end, and the bare socket of the child's."""
+    """The judge's end of a channel, and the child's socket."""
     ours, theirs = socket.socketpair()
     channel = Channel(ours.detach())
     with theirs:
@@ -28,7 +28,7 @@ def framed(content, mark=MARK, checksum=None):
 
 def test_messages_come_over_whole_and_in_order(ends):
     judge, child = ends[0], Channel(os.dup(ends[1].fileno()))
-    messages = ["first", ("answer", bytes(2**22)), None]  # more than a socket holds
+    messages = ["first", ("answer", bytes(2**22)), None]  # larger than the socket's buffer
     sender = Thread(target=lambda: [child.send(message) for message in messages])
     sender.start()
     assert [judge.receive(20) for _ in messages] == messages

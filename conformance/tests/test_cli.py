@@ -1,4 +1,4 @@
-"""The `kvref` command as a user meets it: verdicts, exit codes, and one clear line for every mistake."""
+"""The `kvref` command as a user sees it: verdicts, exit codes, and a one-line message for every mistake."""
 
 import json
 import re
@@ -33,7 +33,7 @@ def test_a_broken_one_exits_1_and_says_what_how_and_again(kvref):
     start = done.stdout.index("BLOCK-05 · A block cannot be freed twice   (mine:FreesTwice)")
     made, freed, *rest = done.stdout[start:].splitlines()[1:9]
     assert made.startswith("  blocks = blocks(num_blocks=")
-    assert freed.startswith("  blocks.free(")  # two calls tell it
+    assert freed.startswith("  blocks.free(")  # the shrunk trace has two calls
     assert rest == [
         "    blocks.free",
         "    expected BlockNotAllocated to be raised",
@@ -47,7 +47,7 @@ def test_a_broken_one_exits_1_and_says_what_how_and_again(kvref):
     said = f"not conformant: breaks LAW-19, BLOCK-05, SHARE-01; {count} of {count} selected clauses judged"
     assert done.stdout.splitlines()[-1] == said
     assert "noise" not in done.stdout + done.stderr
-    assert "frees[bold]twice 0.1.0" in done.stdout  # markup from an implementation is text
+    assert "frees[bold]twice 0.1.0" in done.stdout  # markup in an implementation's name is shown as text
 
 
 def test_a_failure_is_replayed_by_the_command_it_prints(kvref, tmp_path):
@@ -56,7 +56,7 @@ def test_a_failure_is_replayed_by_the_command_it_prints(kvref, tmp_path):
     done = kvref("replay", trace, "mine:FreesTwice")
     assert done.returncode == 1
     assert done.stdout.splitlines()[-1] == f"first mismatch at line 5 of {trace}, as recorded"
-    assert kvref("replay", trace).stdout == done.stdout  # the trace knows whose it is
+    assert kvref("replay", trace).stdout == done.stdout  # the trace contains the name of its implementation
     done = kvref("replay", trace, "numpy")
     assert done.returncode == 0
     assert done.stdout.splitlines()[-1] == "every reply is as expected"
@@ -102,7 +102,7 @@ def test_expected_failures_are_expected_and_kept_up(kvref, tmp_path):
     assert (verdicts["BLOCK-05"], verdicts["BLOCK-01"], verdicts["BLOCK-02"]) == ("xfailed", "xpassed", "passed")
     assert ElementTree.parse(tmp_path / "out.xml").find(".//failure") is None
     (tmp_path / "known.txt").write_text("BLOCK-01\n")
-    assert kvref(*check).returncode == 1  # BLOCK-05 is not expected to fail
+    assert kvref(*check).returncode == 1  # BLOCK-05 is not an expected failure
     (tmp_path / "known.txt").write_text("BLOCK-1\n")
     assert kvref(*check).stderr == "kvref: known.txt:1: no clause 'BLOCK-1': did you mean BLOCK-01?\n"
 
@@ -150,7 +150,7 @@ def test_the_command_it_prints_asks_for_slow_checks_and_the_seed_too():
 def test_what_is_not_offered_is_not_passed(kvref):
     done = kvref("check", "mine:OnlyKernels")
     assert done.returncode == 0
-    said = " ".join(done.stdout.split())  # lines end at 80 columns
+    said = " ".join(done.stdout.split())  # lines are wrapped at 80 columns
     assert (
         "chapters without an offered family: FMT, CONTIG, BLOCK, PAGED, SHARE, PREFIX, WIN, GROUP, QUANT, KIVI, TIER, EDIT, "
         "MOVE, BUF, POOL, MLA, SHARD, ATTN, ENG not run" in said
@@ -163,22 +163,22 @@ def test_what_is_not_offered_is_not_passed(kvref):
     [
         (
             ["nump"],
-            "no implementation 'nump': did you mean 'numpy'? one of yours is module:object; kvref list shows what there is",
+            "no implementation 'nump': did you mean 'numpy'? write your own as module:object; kvref list shows the names",
         ),
-        (["mine.py:Cache"], "no implementation 'mine.py:Cache': expected a module and no file: mine:Cache"),
+        (["mine.py:Cache"], "no implementation 'mine.py:Cache': expected a module, got a file: write mine:Cache"),
         (["mine:Missing"], "mine has no 'Missing'"),
         (["mine"], "no implementation 'mine': did you mean 'mine:OBJECT'? "),
-        (["a" * 300], "one of yours is module:object; "),
+        (["a" * 300], "write your own as module:object; "),
         (["mine:nameles"], "mine has no 'nameles': did you mean 'Nameless'?"),
         (["mine:"], "expected module:object"),
         (["absent:X"], "absent cannot be imported: ModuleNotFoundError: No module named 'absent'"),
         (["syntax:X"], "syntax cannot be imported: SyntaxError: "),
-        (["mine:explodes"], "mine:explodes cannot be made: RuntimeError: no device"),
-        (["mine:Nothing"], "mine:Nothing: nothing to test, it offers none of elements, "),
+        (["mine:explodes"], "mine:explodes cannot be created: RuntimeError: no device"),
+        (["mine:Nothing"], "mine:Nothing: nothing to test, it has none of the families elements, "),
         (["mine:Misspelt"], "attention, kernels, engine: did you mean paged?"),
-        (["mine:Sloppy"], "level must be 'exact' or 'tolerant', got 'roughly'"),
-        (["mine:Odd"], "formats must be of float32, "),
-        (["mine:Nameless"], "an implementation needs name, version, language, level, "),
+        (["mine:Sloppy"], "level: expected 'exact' or 'tolerant', got 'roughly'"),
+        (["mine:Odd"], "formats: expected names from float32, "),
+        (["mine:Nameless"], "missing attributes name, version, language, level, "),
         (["mine:OnlyKernels", "--family", "paged"], "nothing to test, it does not offer the family paged"),
         (["mine:OnlyKernels", "--clause", "PAGED-*"], "nothing to test, it offers no family of the selected clauses"),
         (["reference:nolib"], "expected an installed Array API library, got 'nolib'"),

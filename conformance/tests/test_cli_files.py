@@ -1,4 +1,4 @@
-"""What the `kvref` command writes: results as JSON and JUnit, and the page that is made of them."""
+"""Files that the `kvref` command writes: results as JSON and JUnit, and the report."""
 
 import json
 import xml.etree.ElementTree as ElementTree
@@ -23,7 +23,7 @@ def test_a_report_is_made_of_results(kvref, tmp_path):
         "kvref: two results of frees[bold]twice: mine.json and mine.json; "
         "give each a name: kvref report before=mine.json after=mine.json\n",
     )
-    done = kvref("report", "before=mine.json", "after=mine.json", "-o", "site")  # over the report that is there
+    done = kvref("report", "before=mine.json", "after=mine.json", "-o", "site")  # replaces the existing report
     assert (done.returncode, done.stdout) == (0, "site/index.html: 2 implementations\n")
     for label in ("before", "after"):
         assert (tmp_path / "site" / "badges" / f"{label}.svg").exists()

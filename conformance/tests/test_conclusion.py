@@ -1,4 +1,4 @@
-"""What a run comes to: how much of what is offered was judged, and that nothing is green for want of questions."""
+"""The conclusion of a run: which share was judged, and no pass if nothing was judged."""
 
 import json
 import re
@@ -202,7 +202,7 @@ def test_updating_expected_failures_does_not_make_too_little_enough(kvref, mine,
     (tmp_path / "known.txt").write_text("PAGED-06  leaks\nPAGED-17\n")
     done = kvref("check", f"{mine}:HardlyAsked", "--examples", "5", "--xfails", "known.txt", "--update-xfails")
     assert done.returncode == 2
-    assert (tmp_path / "known.txt").read_text() == "PAGED-06  leaks\nPAGED-17\n"  # neither was judged
+    assert (tmp_path / "known.txt").read_text() == "PAGED-06  leaks\nPAGED-17\n"  # neither of these was judged
     assert "known.txt: 2 expected failures, 2 before" in done.stdout
 
 

@@ -1,4 +1,4 @@
-"""Content that says where it belongs: each number by itself, in every dtype, and looked up where it does not belong."""
+"""Tagged content: each number identifies its own coordinates, in every dtype, and can be found where it does not belong."""
 
 import ml_dtypes
 import numpy as np

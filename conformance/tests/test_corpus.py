@@ -1,4 +1,4 @@
-"""What a search keeps: its corpus, failures of before, figures over time."""
+"""State that a search keeps: its corpus, earlier failures, and figures over time."""
 
 import json
 import subprocess
@@ -30,7 +30,7 @@ def test_a_corpus_is_what_was_written(tmp_path):
     corpus.runs.append(Run("now", 3, 2, points, lost=1, mended=["PAGED-01"]))
     corpus.write()
     again = open_corpus(corpus.folder, "numpy")
-    assert again.runs.pop() == replace(corpus.runs[0], points=points[-1:])  # the others have a file of their own
+    assert again.runs.pop() == replace(corpus.runs[0], points=points[-1:])  # the other runs have files of their own
     assert again == replace(corpus, runs=[])
     assert {str(each.relative_to(corpus.folder)) for each in corpus.folder.rglob("*.*")} == {"corpus.json", "runs/0001.json"}
     assert len(json.loads((corpus.folder / "runs/0001.json").read_text())["points"]) == 3
@@ -63,15 +63,15 @@ POINT = {"seconds": 1, "units": 1, "calls": 1, "states": 1, "transitions": 1, "f
         ({"runs": [{"nonsense": 1, "points": []}]}, "KeyError"),
         ({"runs": [{**RUN, "points": []}]}, "expected points of a run, got none"),
         ({"runs": [{**RUN, "points": [{**POINT, "seconds": "x"}]}]}, "expected seconds, got 'x'"),
-        ({"runs": [{**RUN, "points": [{**POINT, "calls": 1.5}]}]}, "expected a number of things, got 1.5"),
+        ({"runs": [{**RUN, "points": [{**POINT, "calls": 1.5}]}]}, "expected a non-negative integer, got 1.5"),
         ({"seeds": [["paged", "check", "1+2:3"]]}, "expected a number, got '1+2:3'"),
         ({"seeds": [["paged", "soak", "-5"]]}, "expected a number, got '-5'"),
         ({"seeds": [["paged", "calls", "9" * 5000]]}, "ValueError"),
         ({"seeds": [[["paged"], "calls", "3"]]}, "expected text, got ['paged']"),
         ({"seeds": [["\ud800", "calls", "3"]]}, "UnicodeEncodeError"),
         ({"seeds": 5}, "expected a list, got 5"),
-        ({"handed": {"calls": float("inf")}}, "expected a number of things, got inf"),
-        ({"handed": {"calls": -1}}, "expected a number of things, got -1"),
+        ({"handed": {"calls": float("inf")}}, "expected a non-negative integer, got inf"),
+        ({"handed": {"calls": -1}}, "expected a non-negative integer, got -1"),
         ("[" * 200000, "RecursionError"),
         ({"failures": [{"clause": "A", "shape": [], "unit": ["paged", "calls", "1"], "times": 1, "trace": "../../x"}]}, "a file"),
         ({"failures": [{"clause": "A", "shape": [], "unit": ["paged", "calls", "1"], "times": 1, "trace": ".."}]}, "a file"),
@@ -93,7 +93,7 @@ def test_a_corpus_that_cannot_be_read_says_why(tmp_path, changed, said):
 
 def test_a_folder_of_something_else_is_no_corpus(tmp_path):
     Corpus(tmp_path / "one", "numpy").write()
-    with pytest.raises(CannotRun, match="is of numpy, expected one of mine:Cache"):
+    with pytest.raises(CannotRun, match="expected the corpus of mine:Cache, got that of numpy"):
         open_corpus(tmp_path / "one", "mine:Cache")
     (tmp_path / "two").mkdir()
     (tmp_path / "two/notes.txt").write_text("")
@@ -102,15 +102,15 @@ def test_a_folder_of_something_else_is_no_corpus(tmp_path):
     with pytest.raises(CannotRun, match="expected a folder, got the file"), alone(tmp_path / "two/notes.txt"):
         pass
     (tmp_path / "three").mkdir()
-    (tmp_path / "three/corpus.new").write_text("{")  # of a search that was killed as it began
+    (tmp_path / "three/corpus.new").write_text("{")  # from a search that was killed while it started
     assert open_corpus(tmp_path / "three", "numpy") == Corpus(tmp_path / "three", "numpy")
 
 
 def test_one_search_at_a_time_has_a_corpus(tmp_path):
     folder = tmp_path / "new/corpus"
     with alone(folder):
-        assert not open_corpus(folder, "numpy").runs  # with the lock in it, it is as good as empty
-        with pytest.raises(CannotRun, match=r"^--corpus: .*corpus: another search is under way there"), alone(folder):
+        assert not open_corpus(folder, "numpy").runs  # a folder with only the lock file counts as empty
+        with pytest.raises(CannotRun, match=r"^--corpus: .*corpus: in use by another search"), alone(folder):
             pass
     assert not folder.parent.exists()  # nothing was written
     with alone(folder):
@@ -119,7 +119,7 @@ def test_one_search_at_a_time_has_a_corpus(tmp_path):
     holding += "with alone(Path(sys.argv[1])): print('has it', flush=True); input()"
     with subprocess.Popen([sys.executable, "-c", holding, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout.readline()
-        with pytest.raises(CannotRun, match="another search is under way there"), alone(folder):
+        with pytest.raises(CannotRun, match="in use by another search"), alone(folder):
             pass
         other.kill()
     with alone(folder):
@@ -149,7 +149,7 @@ def test_failures_of_before_come_first_and_those_that_are_mended_go(tmp_path):
 
 
 def trace_of(corpus, known, *lines):
-    """A file of its own: these lines, or a trace that needs no call."""
+    """A trace file with these lines, or with a trace that needs no calls."""
     path = corpus.folder / "failures" / f"{known.clause}.jsonl"
     path.parent.mkdir(exist_ok=True)
     who = dict.fromkeys(("name", "version", "language", "load"), "x") | {"level": "exact"}
@@ -162,7 +162,7 @@ def trace_of(corpus, known, *lines):
 def test_a_failure_without_a_trace_stays_until_its_unit_has_answered(tmp_path):
     unfinished = Known("PAGED-04", (), Unit("paged", "calls", "5"))
     corpus = Corpus(tmp_path, "numpy", failures=[unfinished])
-    explored(Here(0, answer=lambda *_: []), corpus, ["paged"])  # it is asked, and the run ends
+    explored(Here(0, answer=lambda *_: []), corpus, ["paged"])  # the worker was called, and the run ended
     assert corpus.failures == [unfinished]
     explored(Here(1, answer=lambda *_: Lost("killed")), corpus, ["paged"])
     assert corpus.failures == [unfinished]
@@ -189,7 +189,7 @@ def test_a_failure_of_a_family_that_is_not_offered_any_more_stays(tmp_path, kind
         (None, "FileNotFoundError"),
         (['{"trace": 1'], "not JSON"),
         (["hello"], "not JSON"),
-        ([], "it ends before anything breaks"),
+        ([], "contains no wrong reply"),
     ],
 )
 def test_where_a_trace_is_spoiled_its_unit_is_asked(tmp_path, lines, said):
@@ -232,7 +232,7 @@ def test_what_is_under_way_when_time_ends_is_told(tmp_path):
     assert told == ["PAGED-07"] and [each[0] for each in team.asked] == ["units", "shrunk"]
     gone = Here(100)
     gone.count, gone.waiting = 0, [None]
-    Exploring(gone, corpus, Steering(["paged"], {}, [], 0), Run("", 0, 1)).go(0.0)  # nobody is left who would answer
+    Exploring(gone, corpus, Steering(["paged"], {}, [], 0), Run("", 0, 1)).go(0.0)  # no workers are left
 
 
 def test_a_lost_turn_is_counted_and_another_exception_is_not_swallowed(tmp_path):
@@ -259,7 +259,7 @@ def test_figures_over_time_are_drawn_and_names_are_escaped(tmp_path):
     page = (tmp_path / "report.html").read_text()
     assert "<script>alert" not in page and "&lt;script&gt;" in page and "<b>" not in page
     assert page.count("<polyline") == page.count("aria-label=") - 1 == 6
-    assert "met</dt><dd>3 times, first by paged calls 1" in page and 'href="failures/a%20b.jsonl"' in page
+    assert "found</dt><dd>3 times, first by paged calls 1" in page and 'href="failures/a%20b.jsonl"' in page
 
 
 def test_a_trace_is_written_as_a_whole_or_not_at_all(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""The CuPy backend where there is no GPU: every clause, its CUDA kernels compiled for the host."""
+"""The CuPy backend without a GPU: every clause, with its CUDA kernels compiled for the host."""
 
 import importlib
 import shutil
@@ -29,7 +29,7 @@ def backend(tmp_path_factory):
         kvref_cupy = importlib.import_module("kvref_cupy")
 
         class OnHost(kvref_cupy.CuPyBackend):
-            """Memory as NumPy has it (a device's begins at a multiple of 256 bytes), and overflow without NumPy's warning."""
+            """NumPy's memory (a device's is aligned to 256 bytes), and overflow without NumPy's warning."""
 
             def zeros(self, shape, dtype):
                 return NUMPY.zeros(shape, dtype)
@@ -58,9 +58,9 @@ def test_it_breaks_no_clause(backend, family):
 @pytest.mark.parametrize("name", list(kvref.FORMATS))
 def test_quantizing_gives_the_references_bits(backend, name):
     format = kvref.get_format(name)
-    width, most = (128, 3e4) if format.granularity == "group" else (33, 1e38)  # some groups have scales of float16
-    width = 32 if name == "int8_hadamard" else width  # in which there is something to be rotated
-    most = min(most, 1e36) if isinstance(format, Rotated) else most  # whose sums are finite
+    width, most = (128, 3e4) if format.granularity == "group" else (33, 1e38)  # some groups have float16 scales
+    width = 32 if name == "int8_hadamard" else width  # a width with blocks to rotate
+    most = min(most, 1e36) if isinstance(format, Rotated) else most  # keeps the sums finite
     patterns = np.random.default_rng(0).integers(0, 2**32, size=(500, 4, width), dtype=np.uint32)
     rows = patterns.view(np.float32)
     rows[~np.isfinite(rows) | (np.abs(rows) > most)] = 1.5
@@ -72,7 +72,7 @@ def test_quantizing_gives_the_references_bits(backend, name):
 
 @pytest.mark.parametrize("element", list(kvref.formats.small_float.ELEMENTS.values()), ids=lambda each: each.name)
 def test_single_values_are_the_references(backend, element):
-    patterns = np.arange(0, 2**32, 4099, dtype=np.uint32)  # a prime: every exponent, and lower bits of all kinds
+    patterns = np.arange(0, 2**32, 4099, dtype=np.uint32)  # a prime step: every exponent, and varied lower bits
     values = patterns.view(np.float32)
     values = values[~np.isnan(values)]
     assert (backend.encode(values, element) == kvref.reference.encode(values, element)).all()

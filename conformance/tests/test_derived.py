@@ -1,4 +1,4 @@
-"""Operations made of others: what they do, where they do not reach, and that no way that leads nowhere is told of."""
+"""Derived operations: their results, their limits, and that derivations that cannot work are not reported."""
 
 import numpy as np
 import pytest
@@ -14,27 +14,27 @@ TOKEN = np.ones((1, 1, 3), np.float32)
 
 
 def behind(made):
-    """kvref's caches, with a paged one of another's making."""
+    """kvref's caches, with another paged cache."""
     implementation = Restricted(families=())
     implementation.paged = made
     return implementation
 
 
 def begun(implementation, num_layers=1):
-    """A subject, and a paged cache of it."""
+    """A subject and a paged cache of it."""
     subject = Judge(implementation).begin_family("paged")
     return subject, subject.new("paged", num_layers=num_layers, **SIZES)
 
 
 def test_a_way_that_does_not_reach_is_not_told_of():
     subject, cache = begun(Restricted(operations=["paged.create", "paged.block_table"], families=["paged"]))
-    with pytest.raises(NotOffered, match="slots outside the blocks"):
+    with pytest.raises(NotOffered, match="slots of positions without a block"):
         cache.slot_mapping(cache.create(), 0, 0, 1)
     assert subject.through == {}
 
 
 class Cache:
-    """Of four methods, so that whatever else there is stands in a class of its own."""
+    """A cache with four methods; a subclass adds others."""
 
     def __init__(self, **config):
         cache = kvref.PagedCache(kvref.PagedConfig(**config))
@@ -42,7 +42,7 @@ class Cache:
 
 
 class Counts(Cache):
-    gather = 3  # of calls, say
+    gather = 3  # not callable: for example a number of calls
 
 
 def test_what_cannot_be_called_is_something_else_of_the_same_name():
@@ -83,5 +83,5 @@ def test_a_cache_of_steps_alone_is_judged_in_one_layer(monkeypatch):
 @pytest.mark.parametrize(("num_layers", "layer"), [(2, 0), (1, 1)])
 def test_a_step_is_no_append_to_one_layer_of_several(num_layers, layer):
     _, cache = begun(Restricted(operations=["paged.create", "paged.append_step"], families=["paged"]), num_layers)
-    with pytest.raises(NotOffered, match="where a step goes to all"):
+    with pytest.raises(NotOffered, match="append to one of several layers"):
         cache.append([cache.create()], layer, TOKEN, TOKEN)

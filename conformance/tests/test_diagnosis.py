@@ -1,4 +1,4 @@
-"""The diagnosis: it names every fault planted in the engine in little, and nothing where it cannot know."""
+"""The diagnosis: it names every fault planted in the minimal engine, and nothing if the cause is not determined."""
 
 import time
 from dataclasses import replace
@@ -50,7 +50,7 @@ def test_what_came_may_stand_apart_from_what_was_told():
 @pytest.mark.parametrize("step", [9.0, 11.0])
 @pytest.mark.parametrize("canary", [OFFSETS, RECALLS], ids=["offsets", "recalls"])
 def test_keys_stored_too_coarsely_are_no_fault_of_anyone(step, canary):
-    """Steps wider than a key is long: far coarser than any format in use, which at these sizes change no token."""
+    """With steps larger than a key's length, far coarser than any format in use, which changes no token at these sizes."""
     scene = Scene(canary, step)
     request, others = scene.said(110)
     found = diagnose(canary, request, [], others, FLOAT32)
@@ -59,7 +59,7 @@ def test_keys_stored_too_coarsely_are_no_fault_of_anyone(step, canary):
 
 
 def test_where_layers_lie_a_block_apart_both_are_said():
-    """What layer 1 reads at 80 .. 95 is what layer 0 read at 64 .. 79 where it looks 16 back."""
+    """What layer 1 reads at [80, 96) is what layer 0 read at [64, 80), if it looks 16 back."""
     canary = Canary(offsets=(16, 31))
     scene = Scene(canary)
     scene.table(scene.b)[5, 1] = scene.table(scene.c)[5, 1]
@@ -74,8 +74,8 @@ def test_where_layers_lie_a_block_apart_both_are_said():
 
 
 def _noisy(canary, seed, noise):
-    """A request of a right engine, some tokens of which are others."""
-    rng = np.random.default_rng(seed + 100)  # not the prompt's
+    """A request to a correct engine, with some tokens replaced."""
+    rng = np.random.default_rng(seed + 100)  # not the seed of the prompt
     tokens, oracle, said = prompt_of(canary, 99, seed), Oracle(canary, FLOAT32), []
     right = oracle.extend(tokens)[-1]
     asked = tokens[20:90:2]
@@ -128,7 +128,7 @@ def test_it_takes_seconds_among_twenty_others_in_a_long_context():
             spoilt.entries[layer][head][848:864] = other.entries[layer][head][848:864]
     began = time.process_time()
     found = diagnose(OFFSETS, Told("request b", tokens), [right, *spoilt.generate(right, 99)], others, FLOAT32)
-    assert time.process_time() - began < 5  # a second, mostly
+    assert time.process_time() - began < 5  # usually one second
     assert (found.kind, found.other, found.start, found.stop, found.block) == ("another", "7", 848, 864, 16)
 
 

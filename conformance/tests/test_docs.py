@@ -1,4 +1,4 @@
-"""What README and docs show is what happens."""
+"""README and docs show real commands and real output."""
 
 import doctest
 import json
@@ -125,7 +125,7 @@ def test_the_backend_of_one_kernel_at_a_time_passes(tmp_path):
     (code,) = fenced("write-a-backend.md", "python")
     (tmp_path / "mybackend.py").write_text(code)
     command = [sys.executable, "-m", "kvref_conformance.cli", "check", "mybackend:implementation", "--examples", "5"]
-    command += ["--clause", "[!L]*,LAW-[02]*,LAW-1[!8]"]  # all but real sizes
+    command += ["--clause", "[!L]*,LAW-[02]*,LAW-1[!8]"]  # all except production sizes
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert ["all", str(len(all_clauses()) - 2), "0", "0", "1"] in [line.split() for line in done.stdout.splitlines()]
@@ -196,7 +196,7 @@ def test_the_small_surfaces_are_of_operations_that_there_are(monkeypatch):
 
 
 def test_every_failure_of_others_is_decided():
-    """A clause that somebody breaks in the results has a finding that names both."""
+    """Each clause that a third-party implementation fails in the results has a finding that names both."""
     told = {(of, clause) for each in findings() for of in each.of for clause in each.clauses}
     for path in (ROOT / "docs/results/checks").glob("*.json"):
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -222,7 +222,7 @@ def test_a_finding_that_is_not_written_as_it_has_to_be_is_refused(tmp_path, line
 
 @pytest.mark.parametrize("path", sorted((ROOT / "docs").glob("**/[!_]*.md")), ids=lambda path: path.stem)
 def test_headings_go_down_one_level_at_a_time(path):
-    """Sphinx warns of others, and a warning is an error: told here in a second, there after minutes."""
+    """Sphinx warns about skipped heading levels, and its warnings are errors; this test finds them sooner."""
     prose = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
     levels = [len(marks) for marks in re.findall(r"^(#+) ", prose, flags=re.MULTILINE)]
     assert levels[:1] == [1] and all(below <= above + 1 for above, below in pairwise(levels)), levels

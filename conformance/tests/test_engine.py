@@ -1,4 +1,4 @@
-"""The reference engine beside one that is told every token anew: what it shares, and gives back where there is no room."""
+"""The reference engine compared with one that recomputes everything: shared blocks, and evictions under memory pressure."""
 
 import random
 
@@ -27,7 +27,7 @@ def told(on, tokens):
 
 
 def anew(tokens, count):
-    """What an engine says behind tokens that it never heard before."""
+    """The tokens that a new engine generates after the given tokens."""
     fresh = engine()
     return fresh.generate(told(fresh, tokens), count)
 
@@ -46,7 +46,7 @@ def test_a_fork_takes_no_block_and_goes_on_by_itself():
 def test_a_number_of_samples_is_looked_at_before_there_is_room():
     on = engine(blocks=5)
     child = on.fork(told(on, words(18)))
-    on.truncate(child, 16)  # whose last token is in a block of both
+    on.truncate(child, 16)  # its last token is in a shared block
     with pytest.raises(OutOfBlocks):
         on.sample(child, 1, 0)
     with pytest.raises(PositionOutOfRange):
@@ -58,13 +58,13 @@ def test_what_was_seen_is_found():
     first = told(on, words(18))
     free = on.cache.num_free_blocks
     second = told(on, words(18))
-    assert free - on.cache.num_free_blocks == CANARY.num_layers  # the last block alone: 16 of 18 tokens are in full ones
+    assert free - on.cache.num_free_blocks == CANARY.num_layers  # only the last block: 16 of 18 tokens are in full blocks
     on.close(first)
     assert on.generate(second, 9) == anew(words(18), 9)
 
 
 def test_a_step_is_taken_by_all_or_none():
-    on = engine(blocks=5)  # 18 tokens take them all, and a fork that goes on needs a copy of the last
+    on = engine(blocks=5)  # 18 tokens need all of them, and a fork that continues needs a copy of the last one
     parent = told(on, words(18))
     child = on.fork(parent)
     with pytest.raises(OutOfBlocks):
@@ -82,7 +82,7 @@ def test_what_a_step_took_back_is_said_again():
     on.close(parent)
     third = on.fork(first)
     with pytest.raises(OutOfBlocks):
-        on.step([first, second, third])  # two copies are needed, and there is room for one
+        on.step([first, second, third])  # two copies are needed, one block is free
     assert [on.length(each) for each in (first, second, third)] == [18, 18, 18]
     on.close(third)
     assert on.step([first, second]) == anew(words(18), 1) * 2

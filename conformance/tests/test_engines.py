@@ -1,4 +1,4 @@
-"""Right engines of one canary alone: whatever they cannot be asked is not offered, and nothing is called wrong."""
+"""Correct engines that support a single canary: everything else is not offered, and nothing fails."""
 
 from typing import ClassVar
 

@@ -1,4 +1,4 @@
-"""What a search is made of: seeds, shapes, where it goes next, what it keeps; and a run without Dask, unit by unit."""
+"""Parts of a search: seeds, failure shapes, scheduling, state that it keeps; and a run without Dask, unit by unit."""
 
 import json
 from dataclasses import replace
@@ -34,7 +34,7 @@ def test_what_a_neighbour_would_overwrite_is_left_out_of_its_seed():
 
 @pytest.mark.parametrize("seed", ["", "x", "1+2", "1+:3", "1+5000:3", "1+-1:3"])
 def test_what_is_no_seed_is_refused(seed):
-    with pytest.raises(ValueError):  # noqa: PT011 - whatever is wrong with it
+    with pytest.raises(ValueError):  # noqa: PT011 - for any error in it
         drawn(seed)
 
 
@@ -59,7 +59,7 @@ def test_a_shape_lies_within_another_in_order():
 def test_a_failure_is_made_short_once_and_others_like_it_are_counted():
     failures = Failures(Corpus(None, ""))
     failures.met(first := seen("1", "a", "b", "x"))
-    failures.met(seen("2", "a", "z", "x"))  # while the first is made short
+    failures.met(seen("2", "a", "z", "x"))  # while the first one is being shrunk
     assert failures.next() is first and failures.next() is None and failures.busy
     known = kept(failures, short("1", "a", "x"))
     failures.go_on("PAGED-07", "paged", over=False)
@@ -87,7 +87,7 @@ def test_every_check_of_a_family_has_its_number_and_what_fails_is_known_by_its_n
         found = [each for number in range(count) if (each := unit(judge, Unit("rows", "check", str(number)))).found]
         assert "FMT-INT8-02" in {each.found.clause for each in found}
         assert len({shrunk(judge, each).shape for each in found}) == len(found)
-        again = unit(judge, Unit("rows", "check", str(count + int(found[0].unit.seed))))  # with other numbers
+        again = unit(judge, Unit("rows", "check", str(count + int(found[0].unit.seed))))  # with other random numbers
         assert again.found.clause == found[0].found.clause
     finally:
         judge.close()
@@ -140,7 +140,8 @@ def test_every_family_has_its_first_turn_and_the_other_kinds_theirs():
     paged = [Unit("paged", "check", str(number)) for number in range(2 * 2)]
     of_checks = [turn for turn in others if turn[0].kind == "check"]
     assert of_checks[:2] == [rows[:CHECKS], paged[:2]]
-    assert of_checks[2:5] == [rows[CHECKS:-TURN], paged[2:], rows[-TURN:]]  # the last; and the first with other numbers
+    # the last checks, and then the first with other random numbers
+    assert of_checks[2:5] == [rows[CHECKS:-TURN], paged[2:], rows[-TURN:]]
     assert sum(turn[0].kind == "check" for turn in others) == 3 * SOAK_EVERY // CHECK_EVERY - 3
 
 
@@ -166,7 +167,7 @@ def test_a_family_that_still_meets_what_is_new_has_more_turns_and_seeds_that_met
     rich.met["paged"].add(poor)
     rich.met["paged"].add(seen("901", states=[f"s{number}" for number in range(50)]))
     begun = [each.seed.partition("+")[0] for turn in turns(rich, 80 // TURN * 2) for each in turn if "+" in each.seed]
-    assert begun.count("901") > 4 * begun.count("900") > 4 * 4  # and those that had many have fewer
+    assert begun.count("901") > 4 * begun.count("900") > 4 * 4  # and seeds with many get fewer
 
 
 def test_a_check_or_a_soak_that_failed_is_not_asked_again():
@@ -219,13 +220,13 @@ def test_the_states_that_a_unit_meets_are_those_that_the_oracle_sees(numpy_judge
     came = [unit(numpy_judge, Unit("paged", "calls", str(number))) for number in range(6)]
     assert came[0] == unit(numpy_judge, Unit("paged", "calls", "0"))
     states = set().union(*(each.states for each in came))
-    from kvref_conformance.searching import met  # which registers what STATES has
+    from kvref_conformance.searching import met  # registers the state counters of STATES
 
     assert met and states <= set(STATES["paged"]) and len(states) > 15
     transitions = set().union(*(each.transitions for each in came))
     assert {at for at, _, _ in transitions} - {"nothing was met"} <= states
     assert {"ok", "SequenceNotFound"} <= {outcome for _, _, outcome in transitions}
-    assert not any(op == "paged.num_free_blocks" for _, op, _ in transitions)  # which is only looked at
+    assert not any(op == "paged.num_free_blocks" for _, op, _ in transitions)  # only observed
 
 
 def test_members_of_the_zoo_go_on_in_longer_turns_until_something_is_found(monkeypatch, tmp_path):
@@ -241,4 +242,4 @@ def test_members_of_the_zoo_go_on_in_longer_turns_until_something_is_found(monke
     assert sorted(asked) == [("attention-nan-past-the-end", 10.0), ("attention-nan-past-the-end", 30.0), ("int8-truncates", 10.0)]
     assert rows["attention-nan-past-the-end"]["seconds"] == 40 and rows["int8-truncates"]["calls"] == 5
     asked.clear()
-    assert not zoo.searched(["int8-truncates"], 1, 2, tmp_path)["int8-truncates"]["found"] and not asked  # no time for a turn
+    assert not zoo.searched(["int8-truncates"], 1, 2, tmp_path)["int8-truncates"]["found"] and not asked  # no time for a unit

@@ -1,4 +1,4 @@
-"""The folders of families: each says all that the judge asks for, and what a family has none of stands here."""
+"""The folders of families: each has all parts that the judge needs; exceptions are listed here."""
 
 import ast
 import subprocess
@@ -62,7 +62,7 @@ FULL = {
     "counted_as": {"paged", "prefix"},
     "token_axis": {"contiguous", "latent"},
     "encodes": {"elements", "rows"},
-}  # of those above that name nearly all
+}  # families above that name nearly all parts
 
 
 @pytest.mark.parametrize("field", EMPTY)
@@ -110,7 +110,7 @@ def test_no_circle_of_imports():
     modules = {_name(path): path for path in ROOT.rglob("*.py")}
     imported = {name: set(_imports(path, modules)) - {name} for name, path in modules.items()}
     assert len(imported) > 100
-    list(TopologicalSorter(imported).static_order())  # raises CycleError, which says the circle
+    list(TopologicalSorter(imported).static_order())  # raises CycleError with the cycle
 
 
 def _name(path):
@@ -118,7 +118,7 @@ def _name(path):
 
 
 def _imports(path, modules):
-    """The modules of the judge that one imports, wherever in it; what only a type checker sees is none."""
+    """The judge's modules that a module imports anywhere, without imports for type checkers."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     unseen = {id(each) for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
               for each in ast.walk(node)}  # fmt: skip

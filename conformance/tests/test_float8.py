@@ -1,4 +1,4 @@
-"""Small floats against ml_dtypes and NumPy: other people's implementations, on every case that can go wrong."""
+"""Small floats compared with ml_dtypes and NumPy on all critical values."""
 
 import ml_dtypes
 import numpy as np
@@ -18,7 +18,7 @@ def by_name(value):
 
 
 def cases(element: SmallFloat) -> np.ndarray:
-    """All upper halves of float32, each with its lower half at 0, 1 and all ones, and every tie with its neighbours."""
+    """All upper halves of float32, each with lower half 0, 1 and all ones, and every tie with the numbers next to it."""
     bits = np.arange(2**16, dtype=np.uint32) << 16
     lower = np.concatenate([bits | 1, bits | 0x7FFF, bits | 0x8000, bits | 0xFFFF]).view(np.float32)
     return np.concatenate([UPPER_HALVES, lower, elements.ties_and_neighbours(element.name)])
@@ -75,7 +75,7 @@ def test_the_oracle_agrees_with_ml_dtypes_too(element):
 @pytest.mark.parametrize("element", [E4M3FN, E5M2, FLOAT16, BFLOAT16], ids=by_name)
 def test_the_oracles_values_are_those_of_the_definition(element):
     want = np.array([elements.exact_value(code, element.name) for code in range(2**element.bits)], dtype=np.float32)
-    want[2 ** (element.bits - 1)] = -0.0  # which no fraction is
+    want[2 ** (element.bits - 1)] = -0.0  # fractions have no negative zero
     assert elements.decoded(element.name).tobytes() == want.tobytes()
 
 

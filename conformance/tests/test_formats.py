@@ -1,4 +1,4 @@
-"""Rounding, packing, rows and bounds, against fractions."""
+"""Rounding, packing, rows and bounds, compared with fractions."""
 
 from fractions import Fraction
 
@@ -85,7 +85,7 @@ def test_an_empty_row_has_the_least_scale():
 @pytest.mark.parametrize("name", ["q4", "q8"])
 def test_a_range_that_overflows_is_refused(name):
     wide = np.array([[3.4e38, -3.4e38]], np.float32)
-    with pytest.raises(kvref.errors.NonFinite, match=f"{name} rows: expected rows that read back finite"):
+    with pytest.raises(kvref.errors.NonFinite, match=f"{name} rows: expected values whose scale and"):
         kvref.get_format(name).quantize(wide)
 
 

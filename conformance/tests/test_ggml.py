@@ -1,4 +1,4 @@
-"""The blocks of ggml: the reference and the oracle against ggml's own code, in Python and in C, where they are installed."""
+"""The blocks of ggml: the reference and the oracle compared with ggml's own code, in Python and in C, if installed."""
 
 import numpy as np
 import pytest
@@ -12,11 +12,11 @@ from kvref_conformance.oracle import ggml, rows
 from kvref_conformance.oracle.adversarial import adversarial
 from kvref_conformance.oracle.formats import GGML, MX, NVFP4
 
-TYPES = [name for name in GGML if name != "iq4_nl"]  # what gguf has a quantizer of
+TYPES = [name for name in GGML if name != "iq4_nl"]  # types that gguf can quantize
 
 
 def written(seed, format):
-    """Rows that find mistakes, and what the reference stores of them."""
+    """Rows that reveal mistakes, and what the reference stores for them."""
     made = adversarial(np.random.default_rng(seed), 128, format)
     assert not ggml.any_code(made, format).any()
     return made, get_format(format).quantize(made).codes
@@ -26,7 +26,7 @@ def written(seed, format):
 def test_gguf_writes_the_same_bytes(format):
     quants, types = pytest.importorskip("gguf.quants"), pytest.importorskip("gguf").GGMLQuantizationType
     for seed in range(5):
-        made = written(seed, format)[0] + 0.0  # of zeros of the other sign alone it makes a scale of the other sign
+        made = written(seed, format)[0] + 0.0  # ggml's scale of a row of zeros has the sign of the zeros
         assert (quants.quantize(made, types[format.upper()]) == get_format(format).quantize(made).codes).all()
 
 
@@ -59,10 +59,10 @@ def test_zeros_of_either_sign_are_the_same_block(format, zero):
 
 @pytest.mark.parametrize(("format", "largest"), [("q8_0", 1e-40), ("q4_0", 1e-40), ("q5_1", 1e-40), ("iq4_nl", 1e-16)])
 def test_codes_are_free_where_the_scale_has_no_reciprocal(format, largest):
-    """In C they are what the conversion of an infinity to an integer comes to."""
+    """In C they are the result of converting an infinity to an integer."""
     made = np.array([[largest] + [0.0] * 31, [1.0] + [0.0] * 31], np.float32)
     codes = rows.store(made, format).codes
-    assert rows.inadmissible(made, np.full_like(codes, 3), format)[0][0] == 1  # in the second row, and not in the first
+    assert rows.inadmissible(made, np.full_like(codes, 3), format)[0][0] == 1  # in the second row, but not in the first
     assert (rows.store(made, format, np.full_like(codes, 3)).codes == [[3] * 32, codes[1].tolist()]).all()
     assert not ggml.any_code(np.zeros((1, 32)), format).any() or format == "iq4_nl"
 

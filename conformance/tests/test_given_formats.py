@@ -1,4 +1,4 @@
-"""Rotated rows against the matrix in exact fractions, and FP8 with a scale that is given against another library's casts."""
+"""Rotated rows compared with the matrix in exact fractions, and FP8 with a given scale compared with another library's casts."""
 
 from fractions import Fraction
 
@@ -18,12 +18,12 @@ U = Fraction(1, 2**24)
 def some_rows(width):
     rng = np.random.default_rng(width)
     plain = rng.normal(size=(4, width)) * 2.0 ** rng.integers(-12, 12, size=(4, width))
-    plain[1] = 1 + rng.normal(size=width) * 1e-6  # all but one of its sums cancel
+    plain[1] = 1 + rng.normal(size=width) * 1e-6  # all sums except one cancel
     plain[2, 0] = 1e4
     return plain.astype(np.float32)
 
 
-@pytest.mark.parametrize("width", [4, 16, 64, 48])  # of blocks whose square root is a whole number
+@pytest.mark.parametrize("width", [4, 16, 64, 48])  # block sizes whose square root is an integer
 def test_sums_are_as_far_from_the_matrix_as_was_derived(width):
     block = rotated.block_of(width)
     stages, root = block.bit_length() - 1, round(block**0.5)
@@ -42,7 +42,7 @@ def test_both_bounds_say_the_same_and_hold(name, width):
     stored = format.quantize(x)
     values, bound = format.dequantize(stored, width), format.bound(x, stored)
     assert (np.abs(values.astype(np.float64) - x) <= bound).all()
-    assert bound == pytest.approx(rows.bounds(x, rows.store(x, name), name)[0], rel=1e-5)  # of roundings one is counted more
+    assert bound == pytest.approx(rows.bounds(x, rows.store(x, name), name)[0], rel=1e-5)  # the bound counts one rounding more
     assert (rows.bounds(x, rows.store(x, name), name)[1] >= bound).all()
 
 
@@ -64,7 +64,7 @@ def matrix_of(width):
 
 
 def stored_as_it_may_be(x, width, off, rounding):
-    """Q4_0 of rows times the matrix, all in float64: the scale so many units of float16 off, halves rounded as one likes."""
+    """Q4_0 of rows times the matrix, in float64: the scale off by a number of float16 units, halves rounded either way."""
     y = (x.astype(np.float64) @ matrix_of(width)).reshape(len(x), -1, 32)
     d = np.take_along_axis(y, np.abs(y).argmax(axis=2)[:, :, None], axis=2) / -8
     held = d.astype(np.float16)
@@ -79,7 +79,7 @@ def lengths_of(x, width):
 
 @pytest.mark.parametrize("width", [32, 64, 128, 256])
 def test_the_length_of_what_is_off_tells_half_the_size_from_another_rounding(width):
-    """Rows of one number, too, of which all rotated numbers are the largest: either sign may be what they are scaled by."""
+    """Also for rows of one number, whose rotated numbers all have the largest magnitude: the scale may come from either sign."""
     rng = np.random.default_rng(width)
     x = np.concatenate([rng.normal(size=(50, width)), np.eye(width)[:8] * 3, some_rows(width)]).astype(np.float32)
     bound = rows.bounds(x, rows.store(x, "q4_0_hadamard"), "q4_0_hadamard")[1]
@@ -88,7 +88,7 @@ def test_the_length_of_what_is_off_tells_half_the_size_from_another_rounding(wid
         for rounding in (np.rint, lambda q: np.floor(q + 0.5), lambda q: np.ceil(q - 0.5)):
             far = lengths_of(stored_as_it_may_be(x, width, off, rounding) - x, width)
             assert (far <= bound[:, 0]).all()
-            assert (far[:50] >= bound[:50, 0] / 4).all()  # and that it is not many times as much as is used
+            assert (far[:50] >= bound[:50, 0] / 4).all()  # the bound is not many times larger than necessary
     right = stored_as_it_may_be(x[:50], width, 0, np.rint)
     for smaller in (0.0, 0.5, 0.8):
         assert (lengths_of(right * smaller - x[:50], width) > bound[:50, 0]).all() or smaller == 0.8
@@ -121,7 +121,7 @@ def test_a_scale_that_is_none(scale):
 
 
 def test_a_store_of_any_cache_holds_them():
-    """With a scale of 1.0, where a cache has no field for another."""
+    """With a scale of 1.0 in caches that have no argument for another scale."""
     for name in ("float8_e4m3fn_static", "int8_hadamard"):
         store = kvref.slots.TokenStore(kvref.reference, kvref.get_format(name), 4, 2, 16)
         x = some_rows(32).reshape(4, 2, 16)

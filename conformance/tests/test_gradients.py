@@ -1,4 +1,4 @@
-"""Tensors that require a gradient, into every cache: a cache holds numbers, not the graph that they came from."""
+"""Tensors that require a gradient, passed to every cache: a cache stores numbers, not their autograd graph."""
 
 import pytest
 

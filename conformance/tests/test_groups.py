@@ -1,4 +1,4 @@
-"""FMT-GROUP and FMT-SMALL as other libraries have them: a byte a code, bytes of their own, another scale, another order."""
+"""FMT-GROUP and FMT-SMALL as other libraries store them: one byte per code, opaque bytes, another scale, another order."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ FORMATS = ("int4_g32_bfloat16", "uint4_g32_float32", "uint2_g64_float16")
 
 
 class Unpacked(Rows):
-    """As torchao keeps them."""
+    """Like torchao: one byte per code."""
 
     def quantize(self, rows, format):
         codes, *scales = super().quantize(rows, format)
@@ -29,7 +29,7 @@ class Unpacked(Rows):
 
 
 class Opaque(Rows):
-    """With a scale that nobody is shown: the rows lie beside."""
+    """With an opaque scale: the dequantized rows are stored too."""
 
     stored = ()
 
@@ -42,7 +42,7 @@ class Opaque(Rows):
 
 
 class Together(Opaque):
-    """Stops when it is good enough for all groups."""
+    """Stops when the result is good enough for all groups."""
 
     def quantize(self, rows, format):
         quantized = super().quantize(rows, format)
@@ -53,7 +53,7 @@ class Together(Opaque):
 
 
 class Downward(Rows):
-    """Codes count from the largest value, as MLX's do."""
+    """Codes count down from the largest value, like MLX's."""
 
     def quantize(self, rows, format):
         codes, scale, zero = super().quantize(-rows if is_affine(format) else rows, format)
@@ -61,7 +61,7 @@ class Downward(Rows):
 
 
 class Swapped(Rows):
-    """The even index in the high nibble."""
+    """The number with the even index is in the high nibble."""
 
     def quantize(self, rows, format):
         codes, *scales = super().quantize(rows, format)
@@ -76,7 +76,7 @@ def swapped(codes):
 
 
 class OneUnpacked(Unpacked):
-    """MXFP4 a byte each, and the others packed the other way around."""
+    """MXFP4 with one byte per code, and the others packed in the opposite order."""
 
     def quantize(self, rows, format):
         return (Unpacked if format == "mxfp4" else Swapped).quantize(self, rows, format)
@@ -86,7 +86,7 @@ class OneUnpacked(Unpacked):
 
 
 class Flushed(Unpacked):
-    """The least element is read as nothing."""
+    """The smallest element is read as zero."""
 
     def dequantize(self, codes, scale, zero, width, format):
         return super().dequantize(np.where(codes & 7 == 1, codes & 8, codes), scale, zero, width, format)
@@ -148,7 +148,9 @@ def test_no_width_between_groups_is_asked_for_at_real_sizes():
 
 
 def test_codes_go_by_the_scale_that_is_stored_where_it_is_an_ulp_off():
-    """A maximum over 127 and times its reciprocal, either side of a tie of bfloat16: no code is the same, and none is wrong."""
+    """A maximum divided by 127 or multiplied by its reciprocal, on both sides of a tie of bfloat16: all codes differ, and none is
+    wrong.
+    """
     name, rows = "int8_g32_bfloat16", np.linspace(-1, 1, 32, dtype=np.float32)[None]
     want = oracle.store(rows, name)
     scale = want.scale * np.float32(1 - 2.0**-8)

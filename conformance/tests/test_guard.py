@@ -1,4 +1,4 @@
-"""Limits of time and memory leave what others had set as it was, whatever happens at whatever moment."""
+"""Time and memory limits restore earlier settings, whatever happens at any moment."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ PARTS = {each.__code__ for each in (time_limit.__enter__, time_limit.__exit__, t
 
 @pytest.fixture
 def alarms():
-    """What goes off for somebody else, who has a handler of their own."""
+    """Alarms of other code, which has its own signal handler."""
     went_off = []
     before = signal.signal(signal.SIGALRM, lambda number, frame: went_off.append(time.monotonic()))
     yield went_off
@@ -110,7 +110,7 @@ def test_a_limit_that_passed_within_another_is_told_of_behind_it(alarms):
 
 
 class Slow(set):
-    """The inside of a weak set, which takes its time when an object is gone."""
+    """A weak set that takes long when an object is deleted."""
 
     def discard(self, item):
         end = time.monotonic() + 0.1
@@ -138,7 +138,7 @@ def test_an_alarm_is_not_lost_where_python_ignores_exceptions(alarms, monkeypatc
 
     def drop():
         weak.add(item := kind())
-        del item  # the last that holds it: its callbacks run here, and the alarm comes among them
+        del item  # the last reference: weak callbacks run here, and the alarm fires during them
 
     stopped_after(0.03, first=drop)
     assert not ignored and len(weak) == 0
@@ -156,7 +156,7 @@ def test_an_alarm_within_a_finalizer_comes_behind_it(alarms, monkeypatch):
 
     def drop():
         weakref.finalize(item := Plain(), slowly)
-        del item  # whose finalizer runs here
+        del item  # its finalizer runs here
 
     stopped_after(0.03, first=drop)
     assert ran and not ignored
@@ -169,7 +169,7 @@ def test_a_handler_that_is_not_pythons_is_left_alone(monkeypatch):
 
 
 def at_line(number, act):
-    """A trace function that acts when the limit comes or goes, at the line of this number; and whether there was one."""
+    """A trace function that calls `act` at a given line when the limit is set or removed, and records whether it was reached."""
     seen = [0]
 
     def trace(frame, event, _):
@@ -185,13 +185,13 @@ def at_line(number, act):
 
 
 def moments(act):
-    """Run a limited block once for each line of the limit's own code, with `act` done at that line."""
+    """Run a limited block once for each line of the limit's own code, with `act` at that line."""
     number, seen = 0, [1]
     while seen[0] > number:
         number += 1
         trace, seen = at_line(number, act)
         yield trace
-    assert number > 12  # lines that were tried
+    assert number > 12  # the number of lines that were tried
 
 
 def test_an_alarm_at_any_moment_leaves_nothing_behind(alarms):
@@ -209,7 +209,7 @@ def test_an_alarm_at_any_moment_leaves_nothing_behind(alarms):
 
 def test_ctrl_c_at_any_moment_of_its_end_leaves_nothing_behind(alarms):
     handler = signal.getsignal(signal.SIGALRM)
-    for moment in range(2, 9):  # after the first line, which says `try`
+    for moment in range(2, 9):  # from the second line on: the first line is `try`
         trace, _ = at_line(moment, lambda: os.kill(os.getpid(), signal.SIGINT))
         try:
             with time_limit(100):

@@ -1,4 +1,4 @@
-"""Results come from anywhere: no field of them costs a traceback, and none leads to a file that is not their trace."""
+"""Untrusted results: no field of a results file causes a traceback or links to a file that is not its trace."""
 
 import copy
 import functools
@@ -16,7 +16,7 @@ from kvref_conformance.report.traces import find_trace
 
 @pytest.mark.parametrize("value", [None, True, -1, 1e400, "x" * 10**6, [], [[]], {}, {"x": None}])
 def test_whatever_stands_in_it_costs_one_line_or_makes_a_page(tmp_path, value):
-    """Every place of a document with something else there, or nothing."""
+    """Every field of a document is replaced by other values, or removed: either a one-line message or a page."""
     small = document()
     small["clauses"] = [each for each in small["clauses"] if each["clause"] == "BLOCK-05"]
     small["not_offered"] = ["LAW-01"]
@@ -90,7 +90,7 @@ def test_only_the_trace_of_that_failure_is_taken(tmp_path, monkeypatch, way):
     ["../secret.jsonl", "/etc/hostname", ".kvref/failures/../../secret.jsonl", ".kvref/failures/a/b.jsonl", "secret.jsonl"],
 )
 def test_a_path_of_a_trace_leads_nowhere_else(tmp_path, name):
-    """Asked of the function itself: the schema refuses such names before."""
+    """Calls the function itself, because the schema rejects such names earlier."""
     project = tmp_path / "project"
     (project / ".kvref/failures/a").mkdir(parents=True)
     for place in (tmp_path / "secret.jsonl", project / "secret.jsonl", project / ".kvref/failures/a/b.jsonl"):

@@ -1,4 +1,4 @@
-"""The reference where nothing can be written in place: over NumPy's arrays made read-only, and on JAX where it is installed."""
+"""The reference on immutable arrays: NumPy's made read-only, and JAX's if it is installed."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def frozen(array):
 
 
 class Frozen(kvref.ReferenceBackend):
-    """A write in place raises, and what a kernel returns is a copy: whoever keeps the old array reads what it held."""
+    """A write in place raises, and kernels return copies, so that an old array keeps its contents."""
 
     def zeros(self, shape, dtype):
         return frozen(super().zeros(shape, dtype))
@@ -37,7 +37,7 @@ class Frozen(kvref.ReferenceBackend):
 
 
 def verdicts(implementation, family, **effort):
-    """By clause, but for LAW-18: what is written in place is written in place at small sizes too."""
+    """Verdicts by clause, without LAW-18: small sizes show writes in place too."""
     judge = Judge(implementation, Effort(**{"examples": 10} | effort))
     chosen = {clause.id: checks for clause, checks in select(family=family).items() if clause.id != "LAW-18"}
     return {clause: verdict_of(judge.clause(checks)) for clause, checks in chosen.items()}
@@ -75,7 +75,7 @@ def test_a_family_that_drops_what_a_kernel_returned_is_seen(family, path, old, n
     assert with_verdict(verdicts(OnBackend(Frozen()), family, examples=3), "failed")
 
 
-FLUSHED = {"FMT-CAST-01", "FMT-LEVEL-01", "FMT-AFF-01", "TIER-02"}  # XLA makes zeros of numbers below 2^-126: docs/findings.md
+FLUSHED = {"FMT-CAST-01", "FMT-LEVEL-01", "FMT-AFF-01", "TIER-02"}  # XLA flushes numbers below 2^-126 to zero: docs/findings.md
 
 
 @pytest.mark.jax

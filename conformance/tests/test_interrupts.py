@@ -1,4 +1,4 @@
-"""Ctrl-C keeps what was found, at any moment, whatever the implementation catches; and nothing is left running."""
+"""Ctrl-C keeps the results found so far, at any moment, whatever the implementation catches; and no process remains."""
 
 import json
 import signal
@@ -20,7 +20,7 @@ from kvref_conformance.schemas import schema
 
 HERE = Path(__file__).parent
 PROGRAM = f"{sys.executable} {HERE / 'program.py'}"
-SOME = ("--clause", "[BC]*")  # those of block pools before those of the contiguous cache
+SOME = ("--clause", "[BC]*")  # the block pools' clauses are judged before those of the contiguous cache
 INTERRUPTED = (130, "", "kvref: interrupted\n")
 
 
@@ -38,7 +38,7 @@ def kvref(tmp_path):
 
 @pytest.fixture
 def left_running(tmp_path):
-    """What still runs in the child's session, if there was a child."""
+    """Return the processes that still run in the child's session, if there was a child."""
 
     def left_running():
         child = (tmp_path / "child").read_text()
@@ -86,7 +86,7 @@ def test_what_ends_at_once_has_told_of_its_failures(kvref):
     done = kvref("check", "interrupting:SwallowsForGood", "--no-isolate", "--examples", "3", *SOME)
     assert done.returncode == 130
     assert "BLOCK-06 · Utilization is used blocks over all blocks   (interrupting:SwallowsForGood)" in done.stdout
-    assert "interrupted" not in done.stdout + done.stderr  # the second is not for talking
+    assert "interrupted" not in done.stdout + done.stderr  # after the second Ctrl-C nothing is printed
 
 
 def test_a_failure_that_is_being_made_smaller_is_told_as_it_was_found(monkeypatch):
@@ -100,7 +100,7 @@ def test_a_failure_that_is_being_made_smaller_is_told_as_it_was_found(monkeypatc
     with pytest.raises(KeyboardInterrupt):
         judge.clause(checks)
     monkeypatch.setattr(interrupts, "asked", True)
-    monkeypatch.setattr(interrupts, "look", lambda: None)  # which the calls before it would have met
+    monkeypatch.setattr(interrupts, "look", lambda: None)  # earlier calls would raise it
     shown = [outcome for outcome in judge.clause(checks) if outcome.trace]
     assert [outcome.verdict for outcome in shown] == ["failed"]
     assert shown[0].calls[0].startswith("blocks = blocks(")
@@ -116,7 +116,7 @@ def test_while_the_implementation_is_made(kvref, left_running, name, isolate):
 
 @pytest.mark.parametrize("module", ["numpy", "rich", "pytest"])
 def test_while_the_judge_itself_is_imported(kvref, tmp_path, module):
-    """The first import of it is where somebody presses Ctrl-C."""
+    """Ctrl-C is pressed during the first import of the judge."""
     (tmp_path / "first").mkdir()
     (tmp_path / "first" / f"{module}.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
     done = kvref("check", "numpy", path=tmp_path / "first")
@@ -125,7 +125,7 @@ def test_while_the_judge_itself_is_imported(kvref, tmp_path, module):
 
 @pytest.mark.parametrize(("way", "status"), [("interrupts", 130), ("terminates", -signal.SIGTERM)])
 def test_a_program_and_what_it_started_end_with_the_judge(kvref, tmp_path, way, status):
-    """Behind a wrapper, which would go on."""
+    """With a shell wrapper, which would continue to run."""
     (tmp_path / "wrapper").write_text(f"#!/bin/sh\necho $$ > session\nJUDGE=$PPID {PROGRAM} {way}\nsleep 60\n")
     (tmp_path / "wrapper").chmod(0o755)
     done = kvref("check", "--exec", "./wrapper", "--examples", "3", "--clause", "BLOCK-*")

@@ -1,4 +1,4 @@
-"""The journal of a process that may end at any moment, and the line of somebody's code that is to blame."""
+"""The journal of a process that can end at any moment, and the line of the user's code that caused it."""
 
 import json
 import os
@@ -80,7 +80,7 @@ def test_what_was_cut_short_is_not_read(journal, kept):
     told(writer, conversation, exchange(2))
     os.ftruncate(journal.descriptor, whole + kept)
     assert [each.request.id for each in journal.read()] == [1]
-    os.ftruncate(journal.descriptor, whole + 1000)  # zeros, as a file system may leave them
+    os.ftruncate(journal.descriptor, whole + 1000)  # zeros, as a file system can leave them
     assert [each.request.id for each in journal.read()] == [1]
 
 
@@ -116,7 +116,7 @@ def raised_by(function, *args):
     try:
         function(*args)
     except Exception as error:
-        error.__traceback__ = error.__traceback__.tb_next  # without this very frame
+        error.__traceback__ = error.__traceback__.tb_next  # without this frame
         return error
 
 

@@ -1,4 +1,4 @@
-"""The judge itself: the NumPy backend passes every clause, and everything it reads and runs is as it says."""
+"""The judge: the NumPy backend passes every clause, and the judge reads and runs what it reports."""
 
 import ast
 from functools import cache
@@ -20,13 +20,13 @@ ROOT = Path(kvref.__file__).parents[1]
 
 @cache
 def judge_of_numpy():
-    """One judge for all chapters: its machines run once."""
+    """One judge for all chapters, so that its state machines run once."""
     return Judge(load("numpy"), Effort(examples=3))
 
 
 @pytest.mark.parametrize("chapter", [chapter.code for chapter in clauses.spec()])
 def test_numpy_passes_every_clause(chapter):
-    """At small sizes and in a few sequences: all of it, the reference and strict are for nox -s matrix."""
+    """Small sizes and few call sequences; `nox -s matrix` runs all of it, the reference and array_api_strict."""
     for clause, checks in select(f"{chapter}-*").items():
         if clause.id not in ("KERN-06", "LAW-18"):
             outcomes = judge_of_numpy().clause(checks)
@@ -131,7 +131,7 @@ def test_imports_point_one_way(folder, forbidden):
 
 
 class WithoutFree(kvref.BlockPool):
-    """Its author wrote a property where a method was meant."""
+    """Has a property where the interface has a method."""
 
     free = property()
 

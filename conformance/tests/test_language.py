@@ -1,4 +1,4 @@
-"""The prose of the repository: plain words, clauses without ambiguity, references that lead somewhere."""
+"""The prose of the repository: plain words, unambiguous clauses, valid references."""
 
 import re
 from pathlib import Path
@@ -81,7 +81,7 @@ def test_the_api_reference_has_every_public_name():
 
 
 def headings(page: Path) -> set[str]:
-    """The anchors that GitHub and the site give to a page's headings."""
+    """Return the anchors that GitHub and the site generate for a page's headings."""
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}

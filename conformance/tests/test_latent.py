@@ -1,4 +1,4 @@
-"""The latent cache: its bound against exact arithmetic, what the bound does not let through, and its records byte by byte."""
+"""The latent cache: its bound compared with exact arithmetic, errors that the bound must reject, and the bytes of its records."""
 
 import re
 from fractions import Fraction
@@ -34,7 +34,7 @@ def normal(seed):
 
 
 def cancelling(seed):
-    """Products that are large and of both signs, in scores that are nearly 0."""
+    """Large products of both signs whose scores are nearly 0."""
     query, rows, up_keys, up_values = normal(seed)
     up_keys[:, :, 1::2] = -up_keys[:, :, : up_keys.shape[2] - 1 : 2][:, :, : up_keys[:, :, 1::2].shape[2]]
     rank = up_keys.shape[2]
@@ -48,7 +48,7 @@ def equal_scores(seed):
 
 
 def tiny(seed):
-    """Products of two that underflow, and of three that do not."""
+    """Products of two numbers that underflow, and products of three that do not."""
     query, rows, up_keys, up_values = normal(seed)
     return query * f32(1e-30), rows * f32(1e30), up_keys * f32(1e-12), up_values * f32(1e-30)
 
@@ -78,12 +78,13 @@ def test_both_bounds_are_one_formula():
 
 
 def test_the_oracle_is_exact_where_fractions_are():
-    """Over one token, and over two whose scores are equal, no exponential is in the way."""
+    """With one token, and with two tokens of equal scores, attention needs no exponential."""
     rng = np.random.default_rng(3)
     query, up_keys, up_values = (f32(rng.normal(size=shape)) for shape in ((1, 1, 5), (1, 3, 7), (1, 4, 7)))
     row = f32(rng.normal(size=(1, 9)))
     for rows in (row, np.repeat(row, 2, axis=0), np.concatenate([row, row * np.r_[np.zeros(7), np.ones(2)].astype(np.float32)])):
-        up = np.zeros_like(up_keys) if len(rows) == 2 else up_keys  # then only the rope part, which is the same, is in the scores
+        # then only the rope part, which is equal, contributes to the scores
+        up = np.zeros_like(up_keys) if len(rows) == 2 else up_keys
         got, bound = oracle.attention(query, rows, up, up_values, scale=0.5)
         for d in range(4):
             products = [Fraction(float(up_values[0, d, j])) * Fraction(float(c[j])) for c in rows for j in range(7)]
@@ -92,7 +93,7 @@ def test_the_oracle_is_exact_where_fractions_are():
 
 
 def scores_by_fractions(query, rows, up_keys, scale):
-    """Exact: [tokens] of fractions, for one query and head."""
+    """Exact scores [tokens] as fractions, for one query and head."""
     q, a = ([[Fraction(float(x)) for x in row] for row in np.atleast_2d(part)] for part in (query, up_keys))
     found = []
     for row in rows:
@@ -104,7 +105,7 @@ def scores_by_fractions(query, rows, up_keys, scale):
 
 
 def test_float32_scores_lie_within_the_part_of_the_bound_that_is_theirs():
-    """Each order of the products, added up one by one in float32, against exact arithmetic."""
+    """Products added in float32 in each order, compared with exact arithmetic."""
     rng, u = np.random.default_rng(5), 2.0**-24
     for _ in range(40):
         nope, rank, rope = (int(n) for n in rng.integers(1, 12, 3))
@@ -133,7 +134,7 @@ def positive(heads=2, tokens=9, nope=128, rank=512, rope=64, value=8):
 
 
 def mixed(heads=2, tokens=9, nope=128, rank=512, rope=64):
-    """As the judge asks at real sizes: every number of a head's key and value is of a few of the latent's."""
+    """Like the judge's production sizes: each number of a head's key and value depends on a few numbers of the latent row."""
     rng = np.random.default_rng(11)
     query, rows = rng.normal(size=(1, heads, nope + rope)), rng.normal(size=(tokens, rank + rope))
     up_keys, up_values = (np.zeros((heads, nope, rank)) for _ in range(2))
@@ -145,7 +146,7 @@ def mixed(heads=2, tokens=9, nope=128, rank=512, rope=64):
 
 
 def in_half(rows, matrix):
-    """A product of matrices, added up in float16."""
+    """A matrix product accumulated in float16."""
     found = np.zeros((len(rows), matrix.shape[1]), np.float16)
     for at in range(matrix.shape[0]):
         found += np.float16(rows[:, at : at + 1]) * np.float16(matrix[at])

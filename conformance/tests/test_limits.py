@@ -1,4 +1,4 @@
-"""Declared limits: what they may say, that every clause is judged within them, and that what they promise is held."""
+"""Declared limits: their syntax, that every clause is judged within them, and that an implementation must keep them."""
 
 import numpy as np
 import pytest
@@ -20,14 +20,14 @@ ROWS = "int8 or float8_e4m3fn or float8_e5m2 or q8 or q4"
 TOKEN_BY_TOKEN = (
     "channels", "contiguous", "grouped", "latent", "paged", "pooled", "prefix", "quantized", "sharded", "tiered", "windowed",
 )  # fmt: skip
-OF_BFLOAT16 = "format packed"  # a part of which is in bfloat16
+OF_BFLOAT16 = "format packed"  # a part of it is bfloat16
 STATIC_PAGES = ["FMT-STATIC-05", "FMT-STATIC-06"]
 GIVEN = "dtype float8_e4m3fn_static or float8_e5m2_static, where its limits say {}"
-ANY = "int8 or float8_e4m3fn or float8_e5m2 or 76 others"  # formats that have a scale
-EXCEPTIONS = {  # clauses that a family cannot be judged by within a limit, and why
+ANY = "int8 or float8_e4m3fn or float8_e5m2 or 76 others"  # formats with a scale
+EXCEPTIONS = {  # clauses that cannot be judged for a family within a limit, with the reason
     ("one kv head", "quantized"): dict.fromkeys(("QUANT-03", "FMT-ROT-04"), "num_kv_heads 2, where its limits say 1"),
     ("one kv head", "tiered"): {"TIER-11": "num_kv_heads 2, where its limits say 1"},
-    ("one sequence at a time", "paged"): {  # sharers are two at least
+    ("one sequence at a time", "paged"): {  # shared blocks need two sequences
         **dict.fromkeys(
             ("LAW-07", "SHARE-03", "SHARE-04", "SHARE-05", "SHARE-07", "SHARE-08"), "sequences 2, where its limits say at most 1"
         ),
@@ -38,7 +38,7 @@ EXCEPTIONS = {  # clauses that a family cannot be judged by within a limit, and 
     ),
     **{("one token at a time", family): TWO_TOKENS for family in TOKEN_BY_TOKEN},
     ("one token at a time", "channels"): TWO_TOKENS | {"KIVI-04": TWO_TOKENS["LAW-06"]},
-    **{  # who takes packed rows, or codes, says so, of the latent or the windowed cache alone
+    **{  # only latent and windowed caches take packed rows or codes
         (f"{dtype} only", family): {
             clause: OF_BFLOAT16 if (dtype, wanted) == ("float16", "packed") else f"dtype {wanted}, where its limits say {dtype}"
             for clause, wanted in {"FMT-LEVEL-05": scaled, of_any: ANY}.items()
@@ -47,7 +47,7 @@ EXCEPTIONS = {  # clauses that a family cannot be judged by within a limit, and 
         for family, scaled, of_any in (("latent", "packed", "MLA-06"), ("windowed", ROWS, "WIN-10"))
     },
     ("float16 only", "tiered"): {"TIER-18": "numbers beyond float16"},
-    **{  # pages that take one dtype alone take no format with scales
+    **{  # a paged cache of one dtype has no formats with scales
         (f"{dtype} only", family): dict.fromkeys(clauses, either(SCALED)) | dict.fromkeys(given, GIVEN.format(dtype))
         for dtype in ("float16", "bfloat16")
         for family, clauses, given in (
@@ -57,10 +57,10 @@ EXCEPTIONS = {  # clauses that a family cannot be judged by within a limit, and 
         )
     },
     ("one batch row", "contiguous"): dict.fromkeys(("CONTIG-13", "EDIT-07", "EDIT-08"), "batch_size 2, where its limits say 1"),
-    **{("no negative integers", family): {"LAW-11": NEGATIVE} for family in ("blocks", "buffers")},  # counts, which have no end
-    ("no negative integers", "kernels"): {"KERN-02": "negative slots, which its types do not have"},
+    **{("no negative integers", family): {"LAW-11": NEGATIVE} for family in ("blocks", "buffers")},  # counts have no upper bound
+    ("no negative integers", "kernels"): {"KERN-02": "negative slots: its integer type has none"},
 }
-ALSO = {  # the families that a limit of no size concerns, or of a size that they are not made with
+ALSO = {  # families that a limit without a size concerns, or whose size is not a creation argument
     "dtype": [name for name in all_families() if name != "blocks"],
     "head_dim": ["attention"],
     "num_kv_heads": ["attention"],
@@ -72,7 +72,7 @@ AT_REAL_SIZES = ("one layer", "one sequence at a time")  # LAW-18 takes as long 
 
 
 def concerned(limit):
-    """The families that a limit says something of."""
+    """Return the families that a limit concerns."""
     return [
         family
         for family, record in all_families().items()
@@ -134,7 +134,7 @@ def test_a_cache_too_small_for_a_check_is_not_called_wrong(family, most):
         if clause.id != "LAW-18":
             found[clause.id] = [judge.ask_about(check) for check in checks if check.run and not check.slow]
     assert [each for said in found.values() for each in said if isinstance(each, Failure)] == []
-    assert all(outcome.missing for outcome in found["LAW-09"])  # a law that takes 11 tokens
+    assert all(outcome.missing for outcome in found["LAW-09"])  # a law that appends 11 tokens
 
 
 PROMISING = """
@@ -152,7 +152,7 @@ IT = Fussy(kvref.reference)
 
 
 class Promising(Restricted):
-    """Says that it takes more than it does."""
+    """Declares more than it supports."""
 
     def __init__(self, takes, promised, families):
         super().__init__(takes, families=families)
@@ -245,35 +245,35 @@ def test_a_family_has_limits_of_its_own_before_those_of_all():
 
 
 WRONG = [
-    ([64], "limits: expected names and what each may be, got [64]"),
+    ([64], "limits: expected a mapping of names to limits, got [64]"),
     ({"head_dims": 64}, "limits: head_dims: no such size: did you mean head_dim? (known: "),
     ({"quux": 4}, "limits: quux: no such size (known: "),
     ({"page": {"head_dim": 64}}, "limits: page: no such size: did you mean paged? (known: "),
     ({"paged": {"hed_dim": 64}}, "limits: paged.hed_dim: no such size: did you mean head_dim? (known: "),
-    ({"paged": 64}, "limits: paged: expected names and what each may be, got 64"),
-    ({"head_dim": []}, "limits: head_dim: expected a value at least, got none"),
-    ({"head_dim": "64"}, "limits: head_dim: expected whole numbers from 1, got '64'"),
-    ({"head_dim": [64, 1.5]}, "limits: head_dim: expected whole numbers from 1, got 1.5"),
-    ({"head_dim": True}, "limits: head_dim: expected whole numbers from 1, got True"),
-    ({"head_dim": None}, "limits: head_dim: expected whole numbers from 1, got None"),
-    ({"head_dim": -64}, "limits: head_dim: expected whole numbers from 1, got -64"),
-    ({"head_dim": [0, 64]}, "limits: head_dim: expected whole numbers from 1, got 0"),
-    ({"head_dim": {"most": 0}}, "limits: head_dim: most: expected a whole number from 1, got 0"),
+    ({"paged": 64}, "limits: paged: expected a mapping of names to limits, got 64"),
+    ({"head_dim": []}, "limits: head_dim: expected at least one value, got none"),
+    ({"head_dim": "64"}, "limits: head_dim: expected integers of at least 1, got '64'"),
+    ({"head_dim": [64, 1.5]}, "limits: head_dim: expected integers of at least 1, got 1.5"),
+    ({"head_dim": True}, "limits: head_dim: expected integers of at least 1, got True"),
+    ({"head_dim": None}, "limits: head_dim: expected integers of at least 1, got None"),
+    ({"head_dim": -64}, "limits: head_dim: expected integers of at least 1, got -64"),
+    ({"head_dim": [0, 64]}, "limits: head_dim: expected integers of at least 1, got 0"),
+    ({"head_dim": {"most": 0}}, "limits: head_dim: most: expected an integer of at least 1, got 0"),
     ({"head_dim": {"least": 9, "most": 5}}, "limits: head_dim: least 9 is above most 5"),
     ({"head_dim": {"least": 17, "most": 31, "multiple_of": 16}}, "limits: head_dim: no multiple of 16 from 17 to 31"),
     ({"width": {"most": 8, "multiple_of": 16}}, "limits: width: no multiple of 16 from 0 to 8"),
     (
         {"max_tokens": {"most": 10}, "tail_length": {"least": 64}},
-        "limits: max_tokens: at most 10, and of tiered less than tail_length and warm_length, at least 64",
+        "limits: max_tokens: at most 10, but tiered needs at least 64 for tail_length and warm_length",
     ),
-    ({"head_dim": {"multiple_of": 0}}, "limits: head_dim: multiple_of: expected a whole number, got 0"),
-    ({"head_dim": {"least": "1"}}, "limits: head_dim: least: expected a whole number, got '1'"),
+    ({"head_dim": {"multiple_of": 0}}, "limits: head_dim: multiple_of: expected an integer of at least 1, got 0"),
+    ({"head_dim": {"least": "1"}}, "limits: head_dim: least: expected an integer of at least 0, got '1'"),
     ({"head_dim": {"min": 1}}, "limits: head_dim: expected some of least, most, multiple_of, got 'min'"),
     ({"dtype": "float64"}, "limits: dtype: expected some of float32, float16, bfloat16"),
     ({"dtype": {"least": 1}}, "limits: dtype: expected some of float32, float16, bfloat16"),
     ({"negative_integers": 0}, "limits: negative_integers: expected true or false, got 0"),
-    ({"tokens": {"least": 2}}, 'limits: tokens: expected a limit that 1 lies within, as {"most": 8}, got at least 2'),
-    ({"sequences": [2, 4]}, 'limits: sequences: expected a limit that 1 lies within, as {"most": 8}, got 2 or 4'),
+    ({"tokens": {"least": 2}}, 'limits: tokens: expected a limit that allows 1, such as {"most": 8}, got at least 2'),
+    ({"sequences": [2, 4]}, 'limits: sequences: expected a limit that allows 1, such as {"most": 8}, got 2 or 4'),
 ]
 
 
@@ -287,10 +287,11 @@ def test_limits_that_say_nothing_or_contradict_themselves(declared, message):
 
 @pytest.mark.parametrize("dtype", [{"dtype": ["float16"]}, {"paged": {"dtype": ["float16", "bfloat16"]}}])
 def test_a_dtype_that_is_none_of_the_formats_is_refused(dtype):
-    with pytest.raises(CannotRun, match=r"^mine: limits: dtype: float16.* is none of its formats, which are int8, float32$"):
+    with pytest.raises(CannotRun, match=r"^mine: limits: dtype: expected one of its formats \(int8, float32\), got float16"):
         checked("mine", Restricted(dtype, formats=["int8", "float32"]))
     assert checked("mine", Restricted(dtype, formats=["float32", "float16"]))
-    assert checked("mine", Restricted(dtype, formats=["int8"]))  # of codes alone: arrays are handed in as is said
+    # formats have codes only: arrays are passed in the declared dtype
+    assert checked("mine", Restricted(dtype, formats=["int8"]))
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no device"), AttributeError("no device")])

@@ -1,4 +1,4 @@
-"""Caches that quantize keys by channel with the limits of kernels: what is judged, and that nothing is a false alarm."""
+"""KIVI caches with the limits of kernels: what is judged, and no false alarms."""
 
 import pytest
 from restricted import Restricted
@@ -8,7 +8,7 @@ from kvref_conformance.judging.judge import Judge, select, verdict_of
 
 KIVI = {"format": "uint2_g32_float16", "dtype": ["float16"], "residual": 128, "head_dim": [64, 128]}
 WIDE = {"format": "uint4_g128_bfloat16", "dtype": ["bfloat16"], "residual": 128, "head_dim": {"multiple_of": 128}}
-DOORS = {  # what it takes, and the clauses that it cannot be judged by
+DOORS = {  # limits, and the clauses that cannot be judged within them
     "as KIVI has it": ({"channels": KIVI | {"rollback": 0}}, set()),
     "groups of 64 alone": ({"channels": {"format": [f"uint{bits}_g64_float16" for bits in (4, 2)], "head_dim": 128}}, set()),
     "groups of 128 in bfloat16": ({"channels": WIDE}, set()),

@@ -1,4 +1,4 @@
-"""Rows, single values, quantized and contiguous caches, of which an implementation takes some sizes only."""
+"""Rows, single values, quantized and contiguous caches with limited sizes."""
 
 import re
 
@@ -15,9 +15,9 @@ from kvref_conformance.judging.conclusion import conclude
 from kvref_conformance.judging.judge import Failure, Judge, select, verdict_of
 from kvref_conformance.limits import Limits
 
-WHOLE = {"FMT-GROUP-03"}  # no width that a group does not go into
-NONE = {each.id for each in all_clauses().values() if re.match("FMT-(GROUP|GGML|MX|SMALL)", each.id)}  # no group goes into it
-ROTATED = {each.id for each in all_clauses().values() if re.match("FMT-ROT-0[12356]", each.id)}  # nothing to be rotated
+WHOLE = {"FMT-GROUP-03"}  # needs a width that is not a multiple of the group size
+NONE = {each.id for each in all_clauses().values() if re.match("FMT-(GROUP|GGML|MX|SMALL)", each.id)}  # widths below a group size
+ROTATED = {each.id for each in all_clauses().values() if re.match("FMT-ROT-0[12356]", each.id)}  # rows without a block to rotate
 TAKEN = [
     ({"width": [64, 128]}, set()), ({"width": {"multiple_of": 32}}, set()), ({"width": 4}, NONE),
     ({"width": [5]}, NONE | ROTATED),
@@ -35,7 +35,7 @@ CONTIGUOUS = {
 
 
 def verdicts(implementation, *families, clauses="*"):
-    """Of each clause with a check in these families, without the machines."""
+    """Verdicts of the clauses with checks in these families, without the state machines."""
     judge = Judge(implementation, Effort(examples=1))
     found = {}
     for clause, checks in select(clauses).items():
@@ -89,7 +89,8 @@ def test_the_contiguous_cache_is_judged_in_the_sizes_it_has(name):
     assert "failed" not in found.values()
 
 
-OF_OTHERS = {"FMT-STATIC-05", "FMT-STATIC-06", "FMT-STATIC-08", "FMT-ROT-04", "FMT-ROT-07"}  # formats that they do not have
+# of formats that these caches do not have
+OF_OTHERS = {"FMT-STATIC-05", "FMT-STATIC-06", "FMT-STATIC-08", "FMT-ROT-04", "FMT-ROT-07"}
 ONLY_GROUPS = {
     "of 32": ({"format": ["q8_0", "int4_g32_float16"]}, None, {"QUANT-07"}),
     "one that it has": ({}, ("q8_0",), {"QUANT-07"}),
@@ -108,7 +109,7 @@ def test_a_quantized_cache_of_groups_alone_is_judged_in_rows_that_they_go_into(n
 
 def test_a_latent_cache_of_packed_latents_alone_is_judged_in_whole_tiles():
     found = verdicts(Restricted({"dtype": ["packed"]}, families=("latent",)), "latent")
-    assert but("passed", found) == {"MLA-06"}  # of formats that they are not in
+    assert but("passed", found) == {"MLA-06"}  # of formats that are not among these
 
 
 def test_sizes_are_sought_that_formats_go_into():
@@ -117,11 +118,11 @@ def test_sizes_are_sought_that_formats_go_into():
 
     assert nearest({}, "q8_0") == 32
     assert nearest({}, "nvfp4") == 16
-    assert nearest({}, "nvfp4", "q8_0", "uint2_g128_float32") == 128  # all of them
-    assert nearest({}, "q8_0", "int8") == 5  # which has no groups
-    assert nearest({"head_dim": [16, 48, 64, 96]}, "nvfp4", "q8_0") == 16  # where one is enough to begin with
+    assert nearest({}, "nvfp4", "q8_0", "uint2_g128_float32") == 128  # a multiple of all group sizes
+    assert nearest({}, "q8_0", "int8") == 5  # a format without groups
+    assert nearest({"head_dim": [16, 48, 64, 96]}, "nvfp4", "q8_0") == 16  # the smallest size, if one is enough
     assert nearest({"head_dim": [40, 96, 64]}, "q8_0", "int4_g64_float16") == 64
-    assert nearest({"head_dim": [40, 80]}, "q8_0") == 40  # none
+    assert nearest({"head_dim": [40, 80]}, "q8_0") == 40  # no size is a multiple
     assert nearest({"format": ["q8_0"]}, "q8_0", "int8") == 32
 
 
@@ -144,7 +145,7 @@ def test_a_cache_of_groups_alone_that_errs_is_found():
 
 
 def quantized(**changes):
-    """kvref's cache with other operations: None takes one away."""
+    """kvref's cache with replaced operations; None removes an operation."""
 
     class Changed:
         def __init__(self, **config):
@@ -221,11 +222,11 @@ def test_what_passes_the_end_of_a_narrow_float_is_kept_as_it_was_handed_in():
     store, rows = np.zeros((2, 1, 1), np.float32), np.float32([[[1e38]], [[0.1]]])
     subject.new("kernels").scatter(store, [0, 1], rows)
     given = subject.conversation[-1].request.args["new"]
-    assert given.ravel().tolist() == [np.inf, 0.0999755859375]  # which no float16 is nearer to 0.1 than
+    assert given.ravel().tolist() == [np.inf, 0.0999755859375]  # the float16 nearest to 0.1
 
 
 class Truncates:
-    """Casts to bfloat16 by dropping bits: right for what bfloat16 holds already."""
+    """Casts to bfloat16 by truncation: right for numbers that bfloat16 can represent."""
 
     name, version, language, level, formats = "truncates", "1", "python", "exact", ("bfloat16",)
 

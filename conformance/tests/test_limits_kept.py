@@ -1,4 +1,4 @@
-"""What was held with others, and the self-test of a harness, keep within an implementation's limits."""
+"""Replayed traces and the self-test of a harness stay within an implementation's limits."""
 
 import sys
 from pathlib import Path

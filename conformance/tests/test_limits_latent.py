@@ -1,4 +1,4 @@
-"""Latent caches with the limits of kernels: what is judged within them, and that nothing is a false alarm."""
+"""Latent caches with the limits of kernels: what is judged within them, and no false alarms."""
 
 import pytest
 from restricted import Restricted

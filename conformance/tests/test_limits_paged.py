@@ -1,4 +1,6 @@
-"""The paged cache, attention and kernels behind few operations, few sizes and one dtype: what is judged, and what is noticed."""
+"""The paged cache, attention and kernels with few operations, few sizes and one dtype: what is judged, and which bugs are
+noticed.
+"""
 
 import numpy as np
 import pytest
@@ -23,7 +25,7 @@ WITHOUT_COUNTS = behind("create", "drop", "write", "gather", "length")
 
 
 def verdicts(implementation, chapter):
-    """By clause, of the checks that are written out."""
+    """Verdicts by clause, of hand-written checks."""
     judge = Judge(implementation, Effort())
     written_out = {clause.id: [check for check in checks if check.run] for clause, checks in select(f"{chapter}-*").items()}
     return {clause: verdict_of(judge.clause(checks)) for clause, checks in written_out.items()}
@@ -48,7 +50,7 @@ def test_what_can_be_shown_is_judged(implementation, chapter, missing):
 
 
 class EachLayerTakesItsOwn(Cache):
-    """The table is said to be one, and every layer but the first lists its blocks the other way round."""
+    """Declares one table for all layers, but layers other than the first return their blocks in reverse order."""
 
     def block_table(self, sequence, layer):
         table = super().block_table(sequence, layer)
@@ -56,7 +58,7 @@ class EachLayerTakesItsOwn(Cache):
 
 
 class DroppedBlocksAreSharedOut(Cache):
-    """What is dropped is free, and stays the sequence's that was made before it."""
+    """The blocks of a dropped sequence are freed, but the sequence that was created before it keeps them too."""
 
     def drop(self, sequence):
         blocks = list(self.table(sequence))
@@ -100,7 +102,7 @@ def test_rounding_an_output_lies_within_the_bound_and_not_much_more(dtype):
 
 
 class Half(Restricted):
-    """Attention that answers in the only dtype that it takes."""
+    """Attention that returns the only dtype that it accepts."""
 
     by = 1.0
 

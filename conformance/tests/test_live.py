@@ -1,4 +1,4 @@
-"""What `kvref check` shows while it runs: failures as they come, and a bar that moves while machines run."""
+"""Output of `kvref check` during a run: failures as they are found, and a progress bar that moves while state machines run."""
 
 import io
 
@@ -37,7 +37,7 @@ class Report:
 
 @pytest.fixture
 def live():
-    """Its two streams, on a terminal or not, and the session that it is told of."""
+    """The two streams, as a terminal or not, and a session to report on."""
 
     def live(terminal=True, clauses="BLOCK-*"):
         out, err = (Console(file=io.StringIO(), width=WIDTH, force_terminal=terminal) for _ in range(2))

@@ -1,4 +1,4 @@
-"""llama.cpp, with a canary in it. A change here is news: see docs/findings.md."""
+"""llama.cpp with a canary. If a result changes, update docs/findings.md."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def test_every_clause_passes_but_windows(name):
 
 @pytest.fixture(params=[(name, recalls) for name in VARIANTS for recalls in (0, 1)], ids=str)
 def told(request):
-    """An engine, a session of it that was told a prompt, and the oracle that was told it too, and what comes next."""
+    """An engine, a session with a prompt, the oracle with the same prompt, and the next tokens."""
     name, recalls = request.param
     canary = sized(**SIZES, recalls=recalls)
     words = np.random.default_rng(0).choice(canary.words, size=60, replace=False)
@@ -60,7 +60,9 @@ def test_a_batch_that_is_aborted_leaves_nothing(told):
 
 
 def test_a_shift_moves_entries_and_turns_their_keys(told):
-    """What stays says what the oracle does when its entries are moved: not what a list of the tokens would."""
+    """After a context shift the tokens are those of an oracle whose entries were moved, not those of the shortened list of
+    tokens.
+    """
     engine, session, oracle, last = told
     engine.shift(session, 20, 30)
     for entries in (head for layer in oracle.entries for head in layer):

@@ -1,4 +1,4 @@
-"""The machines meet every state that bugs hide behind, and what counts them is right about conversations worked out by hand."""
+"""The state machines reach every listed state, and the counters of states are right for traces worked out by hand."""
 
 import numpy as np
 import pytest
@@ -10,11 +10,11 @@ from kvref_conformance.searching.met import count_met, met
 from kvref_conformance.searching.run import searched
 from kvref_conformance.searching.states import STATES
 
-LEAST = 3  # of 100 sequences: a change to a machine that loses a state is noticed
+LEAST = 3  # in 100 call sequences, so that a change to a machine that no longer reaches a state is noticed
 
 
 @pytest.mark.extended
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numbers at the edges
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # extreme numbers
 @pytest.mark.parametrize("family", searched())
 def test_a_machine_meets_every_state_of_its_family(family):
     counted, sequences = count_met(OnBackend(backend("numpy")), family)
@@ -46,7 +46,7 @@ def test_a_partly_filled_block_is_dropped_and_used_again(subject):
     cache = paged(subject)
     first = cache.create()
     cache.write(first, 0, 0, rows(3), rows(3))
-    cache.block_table(first, 0)  # who never looks does not know which blocks were given back
+    cache.block_table(first, 0)  # without this call the freed blocks are unknown
     cache.drop(first)
     second = cache.create()
     cache.write(second, 0, 0, rows(1), rows(1))
@@ -68,7 +68,7 @@ def test_where_a_write_starts_and_ends(subject):
         (0, 3, None),
         (2, 1, "tokens are overwritten inside a partly filled block"),
         (1, 2, "tokens are overwritten across a block border"),
-        (0, 2, None),  # a full block, whole
+        (0, 2, None),  # exactly a full block
         (3, 1, "a write fills a block that was begun"),
         (4, 1, None),
         (4, 2, "a write overwrites tokens and goes past the end"),

@@ -1,4 +1,4 @@
-"""An implementation that misbehaves costs the clause under test one failure with a plain reason, and the run goes on."""
+"""An implementation that misbehaves gets one failure with a plain reason for the clause under test, and the run continues."""
 
 import contextlib
 import re
@@ -22,8 +22,8 @@ from kvref_conformance.vectors import check as vectors
 
 HERE = Path(__file__).parent
 ENVIRONMENT = {"PYTHONPATH": str(HERE), "PATH": "/usr/bin:/bin", "COLUMNS": "100"}
-SOME = "BLOCK-0[1245]"  # of which BLOCK-04 frees a second block, where pools misbehave: each death costs the start of a child
-MADE = "an object, for what is asked makes sense and its limits allow it (LAW-12)"
+SOME = "BLOCK-0[1245]"  # pools misbehave in BLOCK-04, which frees two blocks; each death costs the start of a child
+MADE = "an object, because its sizes are valid and within the limits (LAW-12)"
 
 
 @pytest.fixture
@@ -39,12 +39,12 @@ def check(tmp_path):
 
 @pytest.fixture
 def beside(monkeypatch):
-    """The module can be imported here, and by the judge's children."""
+    """Makes the module importable here and in the judge's children."""
     monkeypatch.syspath_prepend(HERE)
 
 
 def totals(done):
-    """Clauses passed, failed and not offered, of those that were looked at."""
+    """Clauses passed, failed and not offered."""
     (line,) = [line.split() for line in done.stdout.splitlines() if line.split()[:1] == ["all"]]
     return [int(number) for number in line[1:]]
 
@@ -71,7 +71,7 @@ def test_what_python_can_stop_costs_a_clause_anywhere(check, name, expected, got
     assert f"got      {got}" in done.stdout
     passed, failed, *_ = totals(done)
     assert failed >= 1
-    assert passed >= 3  # the run went on
+    assert passed >= 3  # the run continued
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_a_call_that_was_declined_is_not_in_the_conversation(beside, name):
         with contextlib.suppress(NotOffered):
             call()
     assert paged.length(sequence, 0) in (0, 1)
-    assert len(subject.conversation) == 4  # new, create, length, and the one of the two that was taken
+    assert len(subject.conversation) == 4  # new, create, length, and the accepted one of the two
     assert all(exchange.reply is not None for exchange in subject.conversation)
 
 
@@ -276,7 +276,7 @@ def test_nothing_is_left_behind(beside):
         if judge._session:
             sessions.add(judge._session.process.pid)
     judge.close()
-    assert len(sessions) >= 2  # one died, another took its place
+    assert len(sessions) >= 2  # one died and was replaced
     assert not any(running_in(session) for session in sessions)
 
 

@@ -1,4 +1,4 @@
-"""Files of caches, by what others read in them: the safetensors package, another process, and whoever finds them damaged."""
+"""Saved caches as others read them: the safetensors package, another process, and a load of a damaged file."""
 
 import json
 import subprocess
@@ -95,10 +95,11 @@ def test_a_save_that_fails_leaves_the_file_that_was_there(tmp_path, monkeypatch)
 def test_no_second_copy_is_held(tmp_path):
     sizes = {"capacity": 8192, "num_kv_heads": 8, "head_dim": 128, "format": "int8"}  # 16 MiB of codes
     cache, other = (quantized(tokens, kvref.backend("numpy"), **sizes) for tokens in (8192, 1))
-    pieces = 3 * PIECE  # one that is read or written, one that is summed, one on its way to the slots
+    pieces = 3 * PIECE  # one read or written, one checksummed, one on its way to the slots
     for most, move in (
         (pieces, lambda: kvref.save(cache, tmp_path / "file")),
-        (pieces + other.memory_bytes, lambda: kvref.load(other, tmp_path / "file")),  # what was there stays until all has come
+        # old contents stay until the whole file was read
+        (pieces + other.memory_bytes, lambda: kvref.load(other, tmp_path / "file")),
     ):
         tracemalloc.start()
         move()
@@ -109,7 +110,7 @@ def test_no_second_copy_is_held(tmp_path):
 
 @pytest.mark.parametrize("place", [0.3, 0.9])
 def test_a_large_file_is_summed_as_a_small_one_is(place):
-    sizes = {"capacity": 1024, "num_kv_heads": 8, "head_dim": 128, "format": "int8"}  # pieces that a thread sums
+    sizes = {"capacity": 1024, "num_kv_heads": 8, "head_dim": 128, "format": "int8"}  # chunks that a thread checksums
     file, other = np.asarray(quantized(1024, **sizes).save()), quantized(1, **sizes)
     file[int(place * len(file))] ^= 1
     with pytest.raises(FileDamaged):
@@ -118,7 +119,7 @@ def test_a_large_file_is_summed_as_a_small_one_is(place):
 
 
 def made_by_hand(file, **state):
-    """A file whose header says other things of what it counts, with a checksum that is right."""
+    """A file whose header contains other counts, with a valid checksum."""
     content = bytes(np.asarray(file))
     end = 8 + int.from_bytes(content[:8], "little")
     header = json.loads(content[8:end])
@@ -131,7 +132,7 @@ def made_by_hand(file, **state):
 
 def test_the_checksum_is_gzips():
     file, empty = quantized(3).save(), quantized(1)
-    empty.load(made_by_hand(file))  # of which the checksum was worked out here
+    empty.load(made_by_hand(file))  # its checksum was computed here
     assert empty.length() == 3
 
 
@@ -142,7 +143,7 @@ def test_no_room_is_made_for_what_a_file_cannot_have():
             cache.load(sequence, made_by_hand(cache.save(sequence), first=far, lengths=[far] * 2, tokens=[0, far]))
     tiered = kvref.TieredCache(kvref.TieredConfig(num_kv_heads=1, head_dim=2, max_tokens=8, tail_length=2))
     tiers = {"tail": [["float16", 0, 0, 0]], "warm": [], "store": [["q4", 8, 0, 0]]}
-    with pytest.raises(FileDamaged, match="capacity: expected at least 1"):
+    with pytest.raises(FileDamaged, match="expected a run capacity of at least 1"):
         tiered.load(made_by_hand(tiered.save(), tiers=tiers))
 
 
@@ -175,7 +176,7 @@ def test_keys_may_come_one_by_one():
 
 def test_free_places_are_counted_between_calls():
     store, seen = kvref.HostStore(1), []
-    with store._lock:  # another thread is in the middle of a call
+    with store._lock:  # another thread is inside a call
         looking = Thread(target=lambda: seen.append(store.num_free))
         looking.start()
         looking.join(0.2)

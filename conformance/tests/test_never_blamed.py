@@ -1,4 +1,4 @@
-"""Caches that are right, and that some check has blamed once: it took for granted what no clause says."""
+"""Correct caches that a check once failed because it assumed what no clause requires."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ class GroupsOfFour(kvref.PagedCache):
 
 
 class FixedPoint(Rotary):
-    """Cosines and sines are in steps of 2^-24: off by half a unit roundoff at most, as the derivation allows."""
+    """Cosines and sines are multiples of 2^-24: off by at most half a unit roundoff, as the derivation allows."""
 
     def turned(self, keys, by, backend):
         half = self.head_dim // 2
@@ -28,7 +28,7 @@ class FixedPoint(Rotary):
         cos, sin = ((np.round(part(angles) * 2**24) / 2**24).astype(np.float32) for part in (np.cos, np.sin))
         paired = self.layout == "pairs"
         first, second = (keys[..., 0::2], keys[..., 1::2]) if paired else (keys[..., :half], keys[..., half:])
-        with np.errstate(over="ignore"):  # what is too large is refused where it is stored
+        with np.errstate(over="ignore"):  # too large numbers are rejected when stored
             new = first * cos - second * sin, second * cos + first * sin
         return np.stack(new, axis=-1).reshape(keys.shape) if paired else np.concatenate(new, axis=-1)
 
@@ -38,7 +38,7 @@ class WithoutRoomAlone(kvref.PrefixCache):
         raise NotOffered("room without tokens")
 
     def begin(self, tokens, salt=""):
-        """With the room that `kvref.PrefixCache` takes by the method that is not offered here."""
+        """Allocates the blocks that `kvref.PrefixCache` allocates by the method that is not offered here."""
         self.ensure_capacity = super().ensure_capacity
         try:
             return super().begin(tokens, salt)
@@ -75,7 +75,7 @@ def test_prefixes_where_room_comes_with_tokens_only():
 
 
 class FloatSixteen(kvref.LatentCache):
-    """Computes in float32, and answers in the only dtype that it takes."""
+    """Computes in float32 and returns the only dtype that it accepts."""
 
     def attend(self, *query):
         with np.errstate(over="ignore"):
@@ -86,7 +86,7 @@ class FloatSixteen(kvref.LatentCache):
 
 
 class DividedAtTheEnd(kvref.GroupedCache):
-    """Weights that are not divided by their sum before they meet the values, as FlashAttention has them."""
+    """Divides by the sum of the weights at the end, like FlashAttention."""
 
     def attend(self, sequence, layer, query, scale=None):
         right = super().attend(sequence, layer, query, scale)

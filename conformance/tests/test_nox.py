@@ -1,4 +1,4 @@
-"""The table at the end of `nox`: what this run found, and what only an earlier one did."""
+"""The table at the end of `nox`: results of this run, and of earlier runs."""
 
 import importlib.util
 import itertools
@@ -15,7 +15,7 @@ from nox.command import CommandFailed
 
 
 def loaded(monkeypatch):
-    """The file as a process reads it. Without a look at which Pythons are here, which takes seconds."""
+    """Load noxfile.py as a separate process would, without the slow search for Python interpreters."""
     monkeypatch.setattr("nox.registry._REGISTRY", {})
     monkeypatch.setattr("shutil.which", lambda name: None)
     spec = importlib.util.spec_from_file_location("noxfile_under_test", ROOT / "noxfile.py")
@@ -26,26 +26,26 @@ def loaded(monkeypatch):
 
 @pytest.fixture
 def noxfile(monkeypatch, tmp_path):
-    """The sessions, as a run of their own in an empty folder."""
-    monkeypatch.setenv("KVREF_NOX_RUN", "")  # put back when the test ends, whatever the file sets
+    """The sessions as a separate run in an empty folder."""
+    monkeypatch.setenv("KVREF_NOX_RUN", "")  # restored when the test ends, whatever the file sets
     monkeypatch.delenv("KVREF_NOX_RUN")
     monkeypatch.chdir(tmp_path)
     return loaded(monkeypatch)
 
 
 class Skipped(Exception):
-    """As nox's own, which is private."""
+    """Replaces nox's own exception, which is private."""
 
 
 class Session:
-    """As much of nox's as a check takes: it writes the results that the command would."""
+    """The part of nox's session that a check needs: it writes the results that the command would write."""
 
     def __init__(self, results, status=0, installs=True):
         self.results, self.status, self.installs = results, status, installs
         self._env, self.commands = {}, []
 
     @property
-    def env(self):  # read only, as nox's
+    def env(self):  # read only, like nox's
         return self._env
 
     def install(self, *packages):
@@ -111,14 +111,14 @@ def test_a_check_that_does_not_finish_takes_the_older_result_away(noxfile):
 
 
 def test_every_check_of_the_sessions_leaves_a_note():
-    """Whatever a session asks of `kvref check` goes through the one function that notes it."""
+    """All sessions call `kvref check` through the one function that records its results."""
     text = (ROOT / "noxfile.py").read_text()
     assert text.count('"kvref", "check"') == 1
     assert text.count("_check(session, ") >= 4
 
 
 def test_sessions_in_processes_of_their_own_are_of_the_same_run(noxfile, monkeypatch):
-    assert loaded(monkeypatch).RUN == noxfile.RUN  # it inherits the environment, as nox -j starts it
+    assert loaded(monkeypatch).RUN == noxfile.RUN  # nox -j starts it with the same environment
     monkeypatch.delenv("KVREF_NOX_RUN")
     assert loaded(monkeypatch).RUN != noxfile.RUN
 

@@ -1,4 +1,4 @@
-"""What an operation gives that is not of the kind that the interface says: a failure with a trace, and the run goes on."""
+"""Results of an operation with the wrong type: a failure with a trace, and the run continues."""
 
 import json
 
@@ -12,7 +12,7 @@ from kvref_conformance.judging.judge import Judge, select
 
 
 class Odd(OnBackend):
-    """kvref's own, but for one operation, of which something else comes than the interface says."""
+    """kvref's cache, except that one operation returns another type than the interface declares."""
 
     def __init__(self, family, operation, answer):
         super().__init__(kvref.reference)

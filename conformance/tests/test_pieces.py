@@ -1,4 +1,4 @@
-"""Attention over tokens that are read a piece at a time: against exact attention over all of them, and what memory it takes."""
+"""Attention in tiles: compared with exact attention over all tokens, and its memory."""
 
 import sys
 import tracemalloc
@@ -41,7 +41,7 @@ def views(at, count, sight):
     return [np.flatnonzero(sight.sees(each, np.arange(count))) for each in at]
 
 
-LOUD = {  # where the largest score lies, and how far scores reach
+LOUD = {  # the position of the largest score, and the range of scores
     "even": lambda keys: keys,
     "all equal": lambda keys: keys * 0 + 1,
     "the first": lambda keys: keys * np.where(np.arange(len(keys)) == 0, 40, 1)[:, None, None],
@@ -92,7 +92,7 @@ def test_what_a_query_does_not_see_has_no_effect(name):
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_cache_attends_in_pieces_as_the_clauses_say(family, monkeypatch):
-    monkeypatch.setattr(sys.modules["kvref.attention"], "TOKENS", 2)  # kvref.attention is the function
+    monkeypatch.setattr(sys.modules["kvref.attention"], "TOKENS", 2)  # `import kvref.attention` would return the function
     judge = Judge(OnBackend(backend("numpy")), Effort(examples=6))
     for check in all_checks():
         if check.family == family and not check.option and check.clause != "LAW-18":

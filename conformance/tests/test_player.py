@@ -1,4 +1,4 @@
-"""The player in headless Chromium: what it draws is what the traces say, forward and back (nox -s browser)."""
+"""The player in headless Chromium: its drawings match the traces, forward and backward (nox -s browser)."""
 
 import base64
 import json
@@ -62,7 +62,7 @@ WORDS = {
     ("quantized", 8): "Layer 0 has 2 of 4 tokens; Layer 1 has 2 of 4 tokens.",
     ("tiered", 4): "4 tokens; tail: 1 to 3, warm: 0.",
     ("tiered", 9): "10 tokens; tail: 9 to 11, warm: 6 to 8, store: 2 to 5; 2 evicted.",
-    ("pooled", 7): "buffers: 1 buffer held; free and kept: 1 of 1 KiB. pooled: 3 tokens in 2 blocks; the oldest 2 are gone.",
+    ("pooled", 7): "buffers: 1 buffer in use; free: 1 of 1 KiB. pooled: 3 tokens in 2 blocks; the oldest 2 were evicted.",
 }
 
 
@@ -91,14 +91,14 @@ def test_a_block_that_nobody_named_is_drawn_without_its_number(player):
     player.open(SITE / "_static/traces/paged-reads-past-the-length.jsonl")
     names = player.element.locator(".kv-box .kv-name").all_text_contents()
     assert names == [*["? · A layer 0"] * 3, *["? · A layer 1"] * 3]
-    assert player.text("more") == "and 18 free blocks, not known which"
+    assert player.text("more") == "and 18 free blocks with unknown numbers"
     assert player.element.locator(".kv-chip").all_text_contents() == ["?"] * 6
-    player.element.evaluate("player => player.go(2)")  # before it took any
+    player.element.evaluate("player => player.go(2)")  # before it allocated any
     assert player.element.locator(".kv-box .kv-name").all_text_contents() == [f"{block} · free" for block in range(24)]
 
 
 def boxes(player):
-    """By block, whose it is and what is in it."""
+    """By block: its owner, and its contents."""
     found = {}
     for box in player.element.locator(".kv-box").all():
         number, _, whose = box.locator(".kv-name").text_content().partition(" · ")
@@ -112,22 +112,22 @@ def test_a_shared_block_is_seen_and_so_is_its_copy(player):
     assert boxes(player)["1"] == ("A, B · ×2", "A2", "")
     assert player.element.locator(".kv-shared").count() == 2
     assert player.text("words").endswith("B has 3 tokens in 2 blocks. 2 blocks shared.")
-    player.element.evaluate("player => player.go(7)")  # and written to
+    player.element.evaluate("player => player.go(7)")  # B is written to
     assert boxes(player)["1"] == ("A", "A2", "")
     assert boxes(player)["2"] == ("B", "A2", "B3")
     assert player.element.locator(".kv-taken .kv-name").all_text_contents() == ["2 · B"]
     assert player.element.locator(".kv-moved").all_text_contents() == ["A2"]
-    player.element.evaluate("player => player.go(11)")  # of three who list the first block, C writes to it
+    player.element.evaluate("player => player.go(11)")  # of three sequences that share the first block, C writes to it
     assert boxes(player)["0"] == ("A, B · ×2", "A0", "A1")
     assert player.element.locator(".kv-taken :is(.kv-name, .kv-cell)").all_text_contents() == ["3 · C", "A0", "C1"]
-    player.element.evaluate("player => player.go(18)")  # no room for a copy
+    player.element.evaluate("player => player.go(18)")  # no free block for a copy
     assert player.text("call").endswith("→ OutOfBlocks")
     assert player.text("words").startswith("0 of 6 blocks free.")
 
 
 def test_what_was_taken_back_is_stale_and_what_moved_up_has_its_new_place(player):
     player.open(SITE / "_static/traces/going_back.jsonl")
-    player.element.evaluate("player => player.go(7)")  # A goes back to six tokens
+    player.element.evaluate("player => player.go(7)")  # A is truncated to six tokens
     assert boxes(player)["3"] == ("free", "A6", "A7")
     assert player.text("words") == "5 of 8 blocks free. A has 6 tokens in 3 blocks."
     player.element.evaluate("player => player.go(14)")  # and two of them are removed
@@ -139,25 +139,25 @@ def test_what_was_taken_back_is_stale_and_what_moved_up_has_its_new_place(player
 
 def test_blocks_that_wait_to_be_found_are_seen_until_they_are_taken(player):
     player.open(SITE / "_static/traces/prefixes.jsonl")
-    player.element.evaluate("player => player.go(10)")  # B begins with what A has
-    assert boxes(player)["0"] == ("A, B · ×2 · can be found", "A0", "A1")
+    player.element.evaluate("player => player.go(10)")  # B begins with A's prefix
+    assert boxes(player)["0"] == ("A, B · ×2 · cached", "A0", "A1")
     assert player.element.locator(".kv-found .kv-name").all_text_contents() == [
-        "0 · A, B · ×2 · can be found",
-        "1 · A, B · ×2 · can be found",
+        "0 · A, B · ×2 · cached",
+        "1 · A, B · ×2 · cached",
     ]
-    player.element.evaluate("player => player.go(16)")  # both have ended
-    assert player.element.locator(".kv-waiting .kv-name").all_text_contents() == [f"{n} · waits to be found" for n in (0, 1, 3)]
-    assert player.text("words") == "6 of 6 blocks free, 3 of them waiting to be found. No sequence."
-    player.element.evaluate("player => player.go(19)")  # C takes one of them
+    player.element.evaluate("player => player.go(16)")  # both are dropped
+    assert player.element.locator(".kv-waiting .kv-name").all_text_contents() == [f"{n} · cached, evictable" for n in (0, 1, 3)]
+    assert player.text("words") == "6 of 6 blocks free, 3 of them cached. No sequence."
+    player.element.evaluate("player => player.go(19)")  # C allocates one of them
     assert boxes(player)["3"] == ("C", "B4", "B5")
-    assert player.text("words").startswith("2 of 6 blocks free, 2 of them waiting to be found.")
+    assert player.text("words").startswith("2 of 6 blocks free, 2 of them cached.")
     player.button("To the end").click()
-    assert boxes(player)["0"] == ("waits to be found", "A0", "A1")  # D wrote to a copy of it
+    assert boxes(player)["0"] == ("cached, evictable", "A0", "A1")  # D wrote to a copy of it
     assert boxes(player)["4"][1:] == ("D0", "A1")
 
 
 def slots(player):
-    """Of a ring and its sinks: the positions in them, those that are stale, and where the next token goes."""
+    """The ring and its sink tokens: positions by slot, stale slots, and the slot of the next token."""
     cells = player.element.locator(".kv-cell")
     stale = player.element.locator(".kv-stale").all_text_contents()
     return cells.all_text_contents(), stale, player.element.locator(".kv-picture .kv-quiet").text_content()
@@ -166,14 +166,14 @@ def slots(player):
 def test_a_ring_turns_and_goes_back(player):
     player.open(SITE / "_static/traces/windows.jsonl")
     player.element.evaluate("player => player.go(5)")  # the ring is full
-    assert slots(player) == ([*"01234567"], [], "The next token, 8, goes into slot 2.")
-    player.element.evaluate("player => player.go(6)")  # and turns
+    assert slots(player) == ([*"01234567"], [], "The slot of the next token, 8, is 2.")
+    player.element.evaluate("player => player.go(6)")  # and overwrites its oldest token
     assert slots(player)[0] == [*"01834567"]
     assert player.text("words") == (
-        "9 tokens, of which 0 to 1 and 3 to 8 are held. The next query, at 9, sees 0 to 1, 6 to 8 and itself."
+        "9 tokens, of which 0 to 1 and 3 to 8 are stored. The next query, at 9, sees 0 to 1, 6 to 8 and itself."
     )
-    player.element.evaluate("player => player.go(9)")  # a draft of two was taken back
-    assert slots(player) == (["0", "1", "8", "9", "10", "5", "6", "7"], ["9", "10"], "The next token, 9, goes into slot 3.")
+    player.element.evaluate("player => player.go(9)")  # a draft of two tokens was truncated
+    assert slots(player) == (["0", "1", "8", "9", "10", "5", "6", "7"], ["9", "10"], "The slot of the next token, 9, is 3.")
     player.element.evaluate("player => player.go(13)")  # a step longer than the ring
     assert slots(player)[0] == ["0", "1", "14", "15", "16", "17", "12", "13"]
     assert player.element.locator(".kv-read").all_text_contents() == ["0", "1"]
@@ -192,7 +192,7 @@ def test_a_failure_is_shown_where_it_parts(player):
     assert player.text("heading").startswith(f"TIER-03 · {lines[0]['check']} zoo:tiered-wraps-one-early")
     assert player.element.get_attribute("aria-label") == f"Player: TIER-03 · {lines[0]['check']}"
     failure = player.text("failure")
-    assert failure.startswith(f"Here they part (TIER-03, line {len(lines)})")
+    assert failure.startswith(f"First mismatch (TIER-03, line {len(lines)})")
     assert player.text("expected") == f"expected{lines[0]['failed']['expected']}"
     assert player.text("got") == f"got{lines[0]['failed']['got']}"
     player.element.get_by_text("The numbers of this call").evaluate("summary => { summary.parentElement.open = true }")
@@ -200,7 +200,7 @@ def test_a_failure_is_shown_where_it_parts(player):
     assert wrong == [np.float32(b) for a, b in zip(want, got, strict=True) if a != b]
     player.button("One step back").click()
     assert player.text("failure") == ""
-    player.element.get_by_role("button", name="here they part").click()
+    player.element.get_by_role("button", name="first mismatch").click()
     assert player.step == (calls, calls)
 
 
@@ -251,7 +251,7 @@ def test_it_plays_until_told_otherwise(player, way):
     PAUSES[way](player)
     player.button("Play").wait_for()
     stopped = player.step
-    assert stopped[0] < stopped[1]  # at the end it would have stopped by itself
+    assert stopped[0] < stopped[1]  # it would stop by itself at the end
     player.page.wait_for_timeout(600)
     assert player.step == stopped
 

@@ -1,4 +1,4 @@
-"""Answers in the player: they say which block is whose, also where a cache chose otherwise than was thought (nox -s browser)."""
+"""Quiz answers in the player: they name each block's owner, also if a cache made another legal choice (nox -s browser)."""
 
 import numpy as np
 import pytest
@@ -27,7 +27,7 @@ def tables(player, lines, steps):
 
 
 def test_an_answer_is_so_whatever_was_thought(player, tmp_path):
-    """A cache may copy a half-full block when it is forked, and keep blocks past the end."""
+    """A cache may copy a partial block when it is forked, and keep blocks past the end."""
     asked = [("paged.block_table", {"sequence": 0, "layer": 0}, [1]), ("paged.block_table", {"sequence": 7, "layer": 0}, [3])]
     after = [("paged.truncate", {"sequence": 7, "length": 0}, None), ("paged.block_table", {"sequence": 7, "layer": 0}, [3, 2])]
     path = written(tmp_path, *conversation("paged.new", FOUR, *FORKED, *asked, *after))

@@ -1,4 +1,4 @@
-"""Files opened in the player: what is no trace is refused, what cannot be drawn is said, and a long one can be walked."""
+"""Files opened in the player: invalid traces are rejected, undrawable ones are reported, and long ones can be stepped through."""
 
 import base64
 import random
@@ -20,7 +20,7 @@ REFUSED = {
     "prose": (["Dear diary,"], "Line 1: not JSON: Dear diary,"),
     "no header": ([NEW, MADE], 'Line 1: expected a header, {"trace": 1, ...}, got {"id": 1'),
     "another version": ([HEADER | {"trace": 2}, NEW, MADE], "Line 1: a trace of version 2; this player reads version 1."),
-    "no calls": ([HEADER], "Line 2: the trace has a header and no conversation."),
+    "no calls": ([HEADER], "Line 2: the trace has a header but no calls."),
     "no reply": ([HEADER, NEW], "Line 2: the trace ends with a request that has no reply."),
     "another reply": ([HEADER, NEW, MADE | {"id": 2}], "Line 3: expected the reply to request 1, got"),
     "a list": ([HEADER, "[1, 2]", MADE], "Line 2: expected an object, got [1, 2]"),
@@ -99,7 +99,7 @@ def test_blocks_taken_at_once_are_drawn_and_a_number_may_have_a_type(player, tmp
     calls = ("blocks.allocate_many", {"count": two}, [2, 0]), ("blocks.free", {"block": two}, None)
     player.open(written(tmp_path, *conversation("blocks.new", {"num_blocks": 3}, *calls)))
     player.button("To the end").click()
-    assert player.text("words") == "2 of 3 blocks free, 1 held: 0."
+    assert player.text("words") == "2 of 3 blocks free, 1 allocated: 0."
 
 
 def test_attention_reads_what_its_layer_has(player, tmp_path):
@@ -119,7 +119,8 @@ def test_a_file_can_be_dropped(player, tmp_path):
     )
     player.element.dispatch_event("drop", {"dataTransfer": data})
     player.page.wait_for_function("document.querySelector('.kv-count').textContent === '1 / 1'")
-    player.element.dispatch_event("drop", {"dataTransfer": player.page.evaluate_handle("new DataTransfer()")})  # of no file
+    # a drop without a file
+    player.element.dispatch_event("drop", {"dataTransfer": player.page.evaluate_handle("new DataTransfer()")})
     assert player.step == (1, 1)
 
 
@@ -132,7 +133,7 @@ def test_a_file_too_large_is_not_read(player):
 
 def test_where_there_is_nothing_to_draw_the_numbers_are_shown(open_page):
     page = open_page(SITE / "how/bugs.html")
-    player = page.locator("kv-player").last  # attention keeps no state
+    player = page.locator("kv-player").last  # attention has no state
     values = player.locator("details", has_text="The numbers of this call")
     assert not player.locator(".kv-picture").is_visible()
     assert values.get_attribute("open") == ""
@@ -159,7 +160,7 @@ def test_a_number_is_as_short_as_its_dtype_allows(player):
     assert said[:4] == ["0.1", "-0", "1e-42", "inf"]
     for words, value in zip(said, values, strict=True):
         assert np.float32(words) == value
-        assert digits(words) <= digits(np.format_float_scientific(value))  # NumPy's is the shortest there is
+        assert digits(words) <= digits(np.format_float_scientific(value))  # NumPy's representation is the shortest
 
 
 def digits(text):
@@ -191,7 +192,7 @@ def test_what_a_trace_says_is_never_run(player, tmp_path):
 
 
 def test_a_trace_of_fifty_thousand_lines_can_be_walked(player, tmp_path):
-    """Bounds are wide: a machine may be slow. What they keep out is work that grows with the trace at every step."""
+    """The time limits are generous for slow machines; they exclude work per step that grows with the length of the trace."""
     lines, ids, draw = [HEADER], iter(range(1, 10**6)), random.Random(0)
 
     def say(op, reply, **args):
@@ -241,7 +242,7 @@ def test_a_trace_of_fifty_thousand_lines_can_be_walked(player, tmp_path):
     )
     assert jumped == afresh
     player.element.evaluate("player => player.go(1)")
-    assert player.element.locator(".kv-bar").count() == 512  # cells would be 32,000
+    assert player.element.locator(".kv-bar").count() == 512  # otherwise 32,000 cells
     assert player.text("more") == "and 1488 more, not drawn"
     print(f"{len(lines)} lines: longest jump {longest:.0f} ms, longest step {again:.0f} ms")
     assert longest < 20_000

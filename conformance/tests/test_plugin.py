@@ -1,4 +1,4 @@
-"""The same verdicts through pytest itself."""
+"""The verdicts of the pytest plugin are those of the command."""
 
 import pytest
 
@@ -102,7 +102,7 @@ NAMESAKES = """
 @pytest.mark.parametrize("workers", [(), WORKERS], ids=["alone", "workers"])
 def test_namesakes_keep_to_themselves(run, pytester, workers):
     pytester.makepyfile(mine=NAMESAKES)
-    both = ("--kvref", "mine:Wrong", "--kvref", "mine:Right", "--kvref", "mine:Wrong")  # once is enough
+    both = ("--kvref", "mine:Wrong", "--kvref", "mine:Right", "--kvref", "mine:Wrong")  # duplicates are judged once
     result = run(*both, "--kvref-clause", "BLOCK-05", "-v", *workers)
     result.assert_outcomes(passed=1, failed=1)
     result.stdout.fnmatch_lines_random(["*BLOCK-05?mine:Wrong?*", "*BLOCK-05?mine:Right?*"])
@@ -137,7 +137,7 @@ def test_how_much_is_enough_can_be_said(run):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "expected --kvref NAME: what is to be judged"),
+        ((), "expected --kvref NAME, the implementation to judge"),
         (("--kvref", "numpy", "--kvref-clause", "BLOCK-5"), "--kvref-clause BLOCK-5: no clause matches: did you mean BLOCK-05?"),
         (("--kvref", "numpy", "--kvref-clause", "TIER-01", "--kvref-family", "paged"), "only in tiered"),
     ],

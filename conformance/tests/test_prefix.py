@@ -1,4 +1,4 @@
-"""What the prefix cache does beyond what the judge's clauses meet of it."""
+"""Behavior of the prefix cache beyond the clauses."""
 
 import hashlib
 
@@ -22,7 +22,7 @@ def cache():
 
 
 def begun(cache, tokens, salt=""):
-    """A sequence of these tokens, all of them committed."""
+    """A sequence with these tokens, all committed."""
     sequence = cache.begin(tokens, salt)
     count = len(tokens) - cache.length(sequence, 0)
     cache.write(sequence, 0, cache.length(sequence, 0), rows(count), rows(count))
@@ -38,7 +38,7 @@ def test_a_list_written_over_what_was_committed_takes_it_back(cache):
     assert (cache.match([1, 2, 0]), cache.match([1, 3, 0])) == (2, 2)
 
 
-@pytest.mark.parametrize("told", [1, 3])  # of blocks of two: none that is full, and one
+@pytest.mark.parametrize("told", [1, 3])  # with blocks of two: no full block, and one
 def test_a_fork_goes_on_with_the_salt_of_what_it_comes_from(cache, told):
     child = cache.fork(begun(cache, [1, 2, 3][:told], "tenant"))
     cache.write(child, 0, told, rows(4 - told), rows(4 - told))
@@ -67,7 +67,10 @@ def test_keys_are_turned_by_halves_unless_asked_otherwise(cache, kind):
 
 
 def test_no_salt_goes_on_where_a_block_ends():
-    """The digest of this tenant is text, so that a salt can begin with it: behind it, where it is hashed once, comes a block."""
+    """This tenant's digest is valid text.
+
+    A salt that consists of the digest and a block's tokens must not give the keys of that tenant.
+    """
     tenant = "tenant-299823584"
     salt = (hashlib.sha256(tenant.encode()).digest() + np.array([7, 8], "<i8").tobytes()).decode()
     assert list(block_keys([9, 10], 2, salt)) != list(block_keys([7, 8, 9, 10], 2, tenant))[1:]
@@ -104,14 +107,14 @@ def test_blocks_that_are_handed_out_are_int32(cache):
     dropped = [begun(cache, tokens) for tokens in ([1, 2], [3, 4, 5])]
     for sequence in dropped:
         cache.drop(sequence)
-    for count in (0, 7, 1):  # none; plain ones, and one that is taken from what could be found
+    for count in (0, 7, 1):  # none; plain blocks, and one that is evicted
         taken = cache.pool.allocate_many(count)
         assert (taken.shape, taken.dtype) == ((count,), np.int32)
 
 
 @pytest.mark.parametrize("kind", [kvref.PagedCache, kvref.PrefixCache])
 def test_what_a_cache_gives_is_of_its_own_library(cache, kind):
-    """Whatever is handed in: a cache that forgot its library would compute with another's."""
+    """Whatever array type is passed in: a cache must not switch to another array library."""
     strict = kvref.backend("reference", namespace="array_api_strict")
     mine, own = kind(cache.config, strict), kind(cache.config)
     first, over, query = rows(5), rows(2), rows(1)
@@ -130,7 +133,7 @@ def test_what_a_cache_gives_is_of_its_own_library(cache, kind):
         assert type(one) is type(strict.asarray(first))
         assert np.array_equal(strict.to_numpy(one), other)
     if kind is kvref.PrefixCache:
-        mine.commit(0, [1, 7])  # what was written over, and what was removed, is known no more
+        mine.commit(0, [1, 7])  # overwritten and removed tokens are no longer committed
 
 
 def test_fewer_tokens_committed_again_take_nothing_back(cache):
@@ -142,7 +145,7 @@ def test_fewer_tokens_committed_again_take_nothing_back(cache):
 
 @pytest.fixture
 def written_over():
-    """A sequence whose only block was committed and, in the first of two layers, written over: what was there can be found."""
+    """A sequence whose only block was committed and then overwritten in the first of two layers: its old block stays cached."""
     cache = kvref.PrefixCache(kvref.PagedConfig(num_blocks=5, num_layers=2, num_kv_heads=1, head_dim=2, block_size=2))
     sequence = cache.begin([1, 2])
     for layer in (0, 1):

@@ -1,4 +1,4 @@
-"""Prefix caches that choose otherwise than kvref's where the clauses leave a choice: none of them is ever blamed."""
+"""Prefix caches that make other choices than kvref's where the clauses allow several: none of them may fail."""
 
 from itertools import pairwise
 
@@ -16,7 +16,7 @@ from kvref_conformance.judging.judge import Judge, select
 
 
 class FindsTheNewest(FindablePool):
-    """Of several copies."""
+    """Prefers the newest of several copies."""
 
     def find(self, key):
         found = self._found.get(key)
@@ -24,7 +24,7 @@ class FindsTheNewest(FindablePool):
 
 
 class ForgetsWhatFollows(FindablePool):
-    """What lies behind a block that was lost cannot be found again, as in a tree."""
+    """Blocks after a lost block become uncached, as in a tree."""
 
     def __init__(self, num_blocks):
         super().__init__(num_blocks)
@@ -82,7 +82,7 @@ class TakesAny(FindablePool):
 
 
 class Merges(kvref.PrefixCache):
-    """Equal blocks become one when they are committed: the one that is there."""
+    """Equal blocks are merged when they are committed: the existing one stays."""
 
     def commit(self, sequence, tokens):
         known = len(self._told[int(sequence)].keys) if int(sequence) in self._told else 0
@@ -148,7 +148,7 @@ def test_it_is_not_blamed(choice):
 
 
 ROWS = np.ones((6, 1, 2), np.float32)
-KEPT = [1, 1, 1, 1, 1, 1], [9, 9]  # what is committed: one in three blocks, the other in one
+KEPT = [1, 1, 1, 1, 1, 1], [9, 9]  # committed: one prompt in three blocks, the other in one
 LOST_IN_THE_MIDDLE = [  # of a pool of 6 blocks of 2 tokens
     ("begin", {"tokens": KEPT[0]}),
     ("write", {"sequence": 0, "layer": 0, "start": 0, "keys": ROWS, "values": ROWS}),
@@ -156,11 +156,12 @@ LOST_IN_THE_MIDDLE = [  # of a pool of 6 blocks of 2 tokens
     ("begin", {"tokens": KEPT[1]}),
     ("write", {"sequence": 1, "layer": 0, "start": 0, "keys": ROWS[:2], "values": ROWS[:2]}),
     ("commit", {"sequence": 1, "tokens": KEPT[1]}),
-    ("write", {"sequence": 0, "layer": 0, "start": 2, "keys": ROWS[:1], "values": ROWS[:1]}),  # to a copy: the second block waits
+    # to a copy: the second block becomes evictable
+    ("write", {"sequence": 0, "layer": 0, "start": 2, "keys": ROWS[:1], "values": ROWS[:1]}),
     ("drop", {"sequence": 1}),
     ("drop", {"sequence": 0}),
     ("create", {}),
-    ("write", {"sequence": 2, "layer": 0, "start": 0, "keys": ROWS, "values": ROWS}),  # in which the second block is lost
+    ("write", {"sequence": 2, "layer": 0, "start": 0, "keys": ROWS, "values": ROWS}),  # evicts the second block
     ("write", {"sequence": 2, "layer": 0, "start": 6, "keys": ROWS[:2], "values": ROWS[:2]}),
     ("match", {"tokens": [*KEPT[1], 0]}),
 ]
@@ -184,7 +185,7 @@ def test_what_lies_behind_a_block_that_was_lost_may_be_kept_or_not(choice, found
 
 
 def test_where_there_are_too_many_ways_nobody_is_blamed():
-    """Each of several copies of the same tokens may have become one with any of those before it."""
+    """Each of several copies of the same tokens may have been merged with any earlier one."""
 
     def written(sequence, tokens):
         rows = ROWS[:2] if tokens else np.ones((10, 1, 2), np.float32)

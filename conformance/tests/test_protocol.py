@@ -1,4 +1,4 @@
-"""The protocol's chapter, its schema and the interface say the same; and the selftest of a harness says what is wrong with it."""
+"""The protocol's chapter, its schema and the interface are consistent; the self-test of a harness reports its errors."""
 
 import json
 import re
@@ -118,7 +118,11 @@ WAYS = [
     ("wrong-id", "blocks.free", 'expected "id": '),
     ("both", "blocks.free", 'expected "ok" or "error" beside the id, got error, ok'),
     ("bad-array", "blocks.free", "expected values as JSON, got array: "),
-    ("exits", "blocks.free", "expected an answer, got none: the process ended with exit code 3; last line of stderr: 'out of luck'"),
+    (
+        "exits",
+        "blocks.free",
+        "expected an answer, got none: the process ended with exit code 3; last line of stderr: 'out of luck'",
+    ),
     ("hangs", "blocks.free", "expected an answer within 1 s, got none: it was still running"),
     ("hello-garbage", "hello", "expected a line of JSON, got 'Welcome to pool 1.0!'"),
     ("hello-odd-family", "hello", "families: expected some of "),

@@ -1,4 +1,4 @@
-"""How far the checks go with what an implementation offers: `kvref check NAME --list`."""
+"""Coverage forecast for the operations of an implementation: `kvref check NAME --list`."""
 
 import json
 import re

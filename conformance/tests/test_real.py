@@ -1,4 +1,4 @@
-"""Real sizes: the option that asks for more of them, and conversations too large to be kept, shortened or written whole."""
+"""Production sizes: the option that selects more of them, and traces too large to keep, shortened or written completely."""
 
 import json
 from itertools import islice
@@ -52,7 +52,7 @@ def test_long_lists_are_shown_by_their_beginning():
 
 
 class Halves(OnBackend):
-    """Past 200 tokens what is read is another's."""
+    """Reads beyond token 200 return another token."""
 
     name = "halves"
 
@@ -125,7 +125,7 @@ WITHIN = {
 
 
 def served(limits, operations=None, count=60):
-    """What broke first in a workload of so many events, that ends with a look at all that run; and what was compared."""
+    """The first failure in a workload of this many events that ends with a read of all live sequences; and what was compared."""
     judge, figures = Judge(Restricted(limits, operations, ("paged",))), Figures("paged")
     running = server(judge.begin_family("paged"), "paged", 1, 8)
     for event in islice(Workload(running, np.random.default_rng(0)).events(), count):
@@ -143,11 +143,11 @@ def test_a_right_cache_of_any_limits_is_served(limits):
 
 
 def test_a_pool_of_no_block_for_each_layer_is_not_offered():
-    with pytest.raises(NotOffered, match="a block in each layer, where num_blocks may be 1"):
+    with pytest.raises(NotOffered, match="one block per layer, where its limits say num_blocks 1"):
         served({"num_blocks": 1})
 
 
-SHORT = ("blocks are told", "layers may", "rows of any")  # what takes the least time
+SHORT = ("blocks are told", "layers may", "rows of any")  # the fastest of them
 
 
 @pytest.mark.parametrize("limits", WITHIN.values(), ids=WITHIN)
@@ -166,7 +166,7 @@ def test_hundreds_of_sequences_of_many_layers_are_as_many_as_fit():
 
 
 def test_a_cache_without_counts_is_served():
-    """And one that takes a token at a time, through append alone."""
+    """Also one that appends one token per call, through append alone."""
     for names in (("create", "drop", "write", "gather"), ("create", "drop", "append", "length", "read")):
         broken, figures = served({"num_blocks": {"most": 256}}, {f"paged.{name}" for name in names}, 200)
         assert broken is None and figures.tokens_checked and figures.refused
@@ -177,4 +177,4 @@ def test_what_is_not_offered_is_no_matter_of_an_option():
     judge = Judge(Restricted({"num_blocks": {"most": 64}}))
     outcomes = judge.clause(checks)
     assert verdict_of(outcomes) == "not offered"
-    assert judge.missing(checks, outcomes) == ["blocks past 256, in a pool of 64"]
+    assert judge.missing(checks, outcomes) == ["block 256 and above: the pool has 64 blocks"]

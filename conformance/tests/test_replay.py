@@ -1,4 +1,4 @@
-"""`kvref replay`: every call is shown, and where no call was made nothing is said to be right."""
+"""`kvref replay`: every call is shown, and nothing counts as right without a call."""
 
 import json
 
@@ -100,7 +100,7 @@ def test_every_call_is_shown(kvref, tmp_path):
 
 
 def test_every_call_of_a_check_is_shown_too(kvref, tmp_path):
-    """A trace that only its check can judge: the check is run again, and what it did is shown, whether it passes or fails."""
+    """A trace that only its check can judge: the check runs again, and its calls are shown, whether it passes or fails."""
     check = "free and used blocks add up (blocks)"
     written(tmp_path / "check.jsonl", [], "check", "LAW-03", check)
     done = kvref("replay", "check.jsonl", "numpy")

@@ -1,4 +1,4 @@
-"""What an implementation may return where the interface says a number, or an array of its own."""
+"""Values that an implementation may return for a number or an array."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from kvref_conformance.outcome import Broken
 
 
 class Tensor:
-    """Of another library than NumPy."""
+    """A tensor of another library than NumPy."""
 
     def __init__(self, values):
         self.values = np.asarray(values)
@@ -21,7 +21,7 @@ class Tensor:
 
 
 class Theirs(OnBackend):
-    """Right: knows two kinds of arrays, and gives numbers of NumPy's."""
+    """Correct: accepts two kinds of arrays, and returns NumPy's numbers."""
 
     def __init__(self):
         super().__init__(kvref.reference)
@@ -73,7 +73,7 @@ def test_an_array_without_axes_may_be_a_scalar_of_numpys():
 
 @pytest.fixture(scope="module")
 def judge():
-    """One for all clauses: its machine runs once."""
+    """One judge for all clauses, so that its state machine runs once."""
     return Judge(Theirs())
 
 

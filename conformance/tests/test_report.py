@@ -1,4 +1,4 @@
-"""The pages of `kvref report`: every cell leads somewhere, and nothing that came from an implementation is markup."""
+"""The pages of `kvref report`: every cell has a link, and text from an implementation is never markup."""
 
 import json
 import re
@@ -108,7 +108,7 @@ def test_what_came_from_an_implementation_is_text(tmp_path, saved):
     for page in (tmp_path / "site").rglob("*.html"):
         text = page.read_text(encoding="utf-8")
         assert "<script>alert" not in text
-        loaded = ["application/jsonl", *[None] * len(SCRIPTS)]  # a trace, and the player that holds it
+        loaded = ["application/jsonl", *[None] * len(SCRIPTS)]  # a trace, and the player that contains it
         tables = page.parent.name == "site"
         with_trace = page.stem == "BLOCK-05"
         assert Links(text).scripts == ([None] if tables else [*loaded[1:], loaded[0]] if with_trace else [])
@@ -134,18 +134,18 @@ def test_a_badge_says_what_was_found(saved, options, said):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda text: text[:50], "not JSON"),
-        (lambda text: text.replace("exact", "exa\0ct"), "not JSON"),
-        (lambda text: text.replace('"exact"', '"\\ud800"'), "not JSON that can be read: 'utf-8' codec"),
-        (lambda text: text.replace('"seed": 0', f'"seed": {"9" * 5000}'), "not JSON that can be read: Exceeds the limit"),
-        (lambda text: "[" * 100_000, "not JSON that can be read"),
+        (lambda text: text[:50], "not valid JSON"),
+        (lambda text: text.replace("exact", "exa\0ct"), "not valid JSON"),
+        (lambda text: text.replace('"exact"', '"\\ud800"'), "not valid JSON: 'utf-8' codec"),
+        (lambda text: text.replace('"seed": 0', f'"seed": {"9" * 5000}'), "not valid JSON: Exceeds the limit"),
+        (lambda text: "[" * 100_000, "not valid JSON"),
         (lambda text: text.replace('"formats": []', f'"formats": {"[" * 400}{"]" * 400}'), "not results of kvref check --json"),
         (lambda text: text.replace('"packages": {}', f'"packages": {{"{"x" * 9000}": 1}}'), "not results of kvref check --json"),
         (lambda text: text.replace('"name": "mine"', '"name": "mi\\nne"', 1), "not results of kvref check --json"),
         (lambda text: text.replace('"name": "mine"', '"name": "mine\\n"', 1), "not results of kvref check --json"),
         (lambda text: text.replace('"name": "mine"', f'"name": "{"x" * 301}"', 1), "not results of kvref check --json"),
         (lambda text: text.replace('"name": "mine"', '"name": ["mine"]', 1), "not results of kvref check --json"),
-        (lambda text: text.replace('"LAW-01"', '"LAW-02"'), "LAW-02 is in it 2 times"),
+        (lambda text: text.replace('"LAW-01"', '"LAW-02"'), "LAW-02 occurs 2 times"),
         (lambda text: text.replace(".kvref/failures/", "/etc/"), "not results of kvref check --json"),
         (lambda text: text.replace(".kvref/failures/", "../.kvref/failures/"), "not results of kvref check --json"),
         (lambda text: text + " " * 2**26, "larger than 64 MiB"),
@@ -153,8 +153,8 @@ def test_a_badge_says_what_was_found(saved, options, said):
         (lambda text: text.replace('"judged": 7', '"judged": -7'), "not results of kvref check --json"),
         (lambda text: text.replace('"judged": 7', f'"judged": {"9" * 401}'), "not results of kvref check --json"),
         (lambda text: text.replace('"of": 7', f'"of": {"9" * 401}'), "not results of kvref check --json"),
-        (lambda text: text.replace('"least": 50.0', '"least": NaN'), "not JSON that can be read: NaN is no number"),
-        (lambda text: text.replace('"timeout": 10', '"timeout": -Infinity'), "not JSON that can be read: -Infinity is no number"),
+        (lambda text: text.replace('"least": 50.0', '"least": NaN'), "not valid JSON: NaN is not a JSON number"),
+        (lambda text: text.replace('"timeout": 10', '"timeout": -Infinity'), "not valid JSON: -Infinity is not a JSON number"),
         (lambda text: text.replace('"format": 2', '"format": 9'), "results of format 9; this kvref reads format 2"),
         (lambda text: text.replace('"passed"', '"splendid"'), "not results of kvref check --json"),
         (lambda text: "[]", "not results of kvref check --json"),
@@ -173,14 +173,14 @@ def test_what_is_no_results_is_refused(tmp_path, change, message):
 def test_too_little_judged_is_not_green(saved, tmp_path):
     run = saved("little", broken=())
     for clause in run.document["clauses"][:40]:
-        clause["offered"] = True  # and not judged
+        clause["offered"] = True  # offered, but not judged
     few = sum(clause["offered"] for clause in run.document["clauses"])
     assert (run.said, run.colour) == (f"not judged: 7 of {few}", "some")
     assert COLOURS["some"] in badge(run) and COLOURS["good"] not in badge(run)
     write_site(tmp_path / "site", [run])
     page = (tmp_path / "site/index.html").read_text(encoding="utf-8")
     assert 'judged</span> <span class="pill xfailed">not judged</span>' in page
-    assert '<span class="verdict xfailed">7</span>' in page  # without the sign of what passed
+    assert '<span class="verdict xfailed">7</span>' in page  # without the sign of a pass
     own = (tmp_path / "site/implementations/little.html").read_text(encoding="utf-8")
     assert f"<p>not judged: 7 of {few} clauses of its families have a verdict, less than 50 % (--least-judged)</p>" in own
 
@@ -211,7 +211,7 @@ def test_a_part_is_not_green(saved):
     part = Run(whole.path, {**whole.document, "clauses": clauses})
     assert (whole.conclusion.whole, whole.colour) == (True, "good")
     assert (part.conclusion.verdict, part.conclusion.whole, part.colour) == ("conformant", False, "some")
-    assert part.said == f"{whole.said} asked for"
+    assert part.said == f"{whole.said} selected"
     assert COLOURS["good"] in badge(whole) and COLOURS["good"] not in badge(part)
 
 
@@ -225,7 +225,7 @@ def test_a_folder_is_known_as_a_report_by_its_first_page(saved, tmp_path):
 
 
 def rows_of(page):
-    """The cells of each implementation on the first page, by chapter: what they say, and their titles."""
+    """By chapter, the cells of each implementation on the first page: their texts and titles."""
     text = page.read_text(encoding="utf-8")
     chapters = re.findall(r'<abbr title="[^"]*">(\w+)</abbr>', text)
     found = {}
@@ -244,8 +244,8 @@ def test_a_share_tells_what_failed_what_passed_and_what_of_it_through_others(sav
     assert rows_of(page)["one"] | {"BLOCK": "✗ 2 of 7 2*", "PAGED": "·"} == rows_of(page)["one"]
     assert rows_of(page)["two"]["BLOCK"] == "✓ 7"
     text = page.read_text(encoding="utf-8")
-    assert 'title="BLOCK, one: 2 failed; 5 passed, 2 of them through others"' in text
-    assert text.count("through operations that were made of others") == 1
+    assert 'title="BLOCK, one: 2 failed; 5 passed, 2 of them with derived operations"' in text
+    assert text.count("of them with derived operations</li>") == 1
 
 
 def test_a_failure_leads_to_what_is_said_of_it(saved, tmp_path):

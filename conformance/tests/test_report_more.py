@@ -1,4 +1,4 @@
-"""`kvref report --since` and `--script`: what changed, and the calls that an adapter made of somebody's library."""
+"""`kvref report --since` and `--script`: changed verdicts, and the calls that an adapter made of a third-party library."""
 
 import json
 import re
@@ -98,10 +98,10 @@ def test_a_script_is_the_calls_of_the_library_alone(folder):
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[:2] == ["from theirs import made", "from theirs import Buffer"]
-    assert any(re.fullmatch(r"(_1 = )?Buffer\(shape=\(\d+, \d+, \d+\), spare=2\)", line) for line in lines)  # not its dtype
+    assert any(re.fullmatch(r"(_1 = )?Buffer\(shape=\(\d+, \d+, \d+\), spare=2\)", line) for line in lines)  # without its dtype
     assert any(re.fullmatch(r"_0\.extend\(np\.array\(.*\), None, \*\(1,\), again=True\)", line) for line in lines)
     assert "_0.inner.looked()" in lines
-    assert not re.search(r"helper|note|\.\.\.", done.stdout)  # what the library does inside is its own affair
+    assert not re.search(r"helper|note|\.\.\.", done.stdout)  # internal calls of the library are not shown
     (folder / "script.py").write_text(done.stdout)
     assert subprocess.run([sys.executable, "script.py"]).returncode == 0
     assert done.stdout.splitlines()[-2].startswith("# expected ")

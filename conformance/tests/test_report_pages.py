@@ -1,4 +1,4 @@
-"""The report in a browser: headless Chromium, from file://, without a network (nox -s browser)."""
+"""The report in headless Chromium, from file:// without a network (nox -s browser)."""
 
 import json
 
@@ -103,7 +103,7 @@ CONTRAST = """element => {
 
 
 def contrast(element):
-    """The ratio of WCAG between an element's text and what lies behind it."""
+    """The WCAG contrast ratio between an element's text and its background."""
     return element.evaluate(CONTRAST)
 
 

@@ -1,4 +1,4 @@
-"""Keys that are turned to another position, against decimals of sixty digits."""
+"""Rotated keys, compared with decimals of sixty digits."""
 
 import sys
 from decimal import Decimal, getcontext
@@ -15,7 +15,7 @@ UNDERFLOW = 2.0**-149
 
 
 def arctan_of_one_over(n):
-    """Euler's series, with all the digits there are."""
+    """Euler's series, to full precision."""
     term = total = Decimal(n) / (n * n + 1)
     k = 0
     while abs(term) > Decimal(10) ** -59:
@@ -29,7 +29,7 @@ TWO_PI = 8 * (4 * arctan_of_one_over(5) - arctan_of_one_over(239))  # Machin: pi
 
 
 def cos_and_sin(angle):
-    """By their power series, of an angle within one turn."""
+    """Power series, for an angle within one full turn."""
     angle = angle % TWO_PI
     sums, term, n = [Decimal(0), Decimal(0)], Decimal(1), 0
     while abs(term) > Decimal(10) ** -55 or n < 20:
@@ -40,7 +40,7 @@ def cos_and_sin(angle):
 
 
 def pairs_of(keys, layout):
-    """[..., head_dim] as [..., head_dim / 2, 2]: by index arithmetic, number by number."""
+    """[..., head_dim] as [..., head_dim / 2, 2], by index arithmetic."""
     dim = keys.shape[-1]
     first = [2 * i if layout == "pairs" else i for i in range(dim // 2)]
     second = [2 * i + 1 if layout == "pairs" else i + dim // 2 for i in range(dim // 2)]
@@ -60,13 +60,13 @@ def exactly_turned(keys, by, theta, layout):
 
 
 def bound(keys, layout, times=1.0):
-    """For each number: BOUND of the length of its pair."""
+    """For each number: BOUND times the length of its pair."""
     length = np.hypot(*np.moveaxis(pairs_of(keys.astype(np.float64), layout), -1, 0))
     return (times * (BOUND * length + UNDERFLOW))[..., None]
 
 
 @pytest.fixture
-def keys(rng=np.random.default_rng(17)):  # noqa: B008 - the same numbers whichever tests run are not asked for
+def keys(rng=np.random.default_rng(17)):  # noqa: B008 - the same numbers, whichever tests run
     return lambda dim, rows=3: (rng.normal(size=(rows, dim)) * 2.0 ** rng.integers(-20, 20, size=(rows, dim))).astype(np.float32)
 
 
@@ -106,7 +106,7 @@ def test_no_turn_changes_nothing(layout, keys):
 
 
 def test_the_first_pair_turns_by_a_radian_and_later_ones_by_less():
-    ones = np.tile(np.array([1.0, 0.0], np.float32), 4)  # four pairs, each of them on the axis
+    ones = np.tile(np.array([1.0, 0.0], np.float32), 4)  # four pairs, each on the axis
     turned = pairs_of(Rotary(8, layout="pairs").turned(ones, 1), "pairs")
     assert np.arctan2(turned[:, 1], turned[:, 0]) == pytest.approx([1.0, 0.1, 0.01, 0.001], rel=1e-6)
 

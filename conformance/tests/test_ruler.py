@@ -1,4 +1,4 @@
-"""The share of right tokens that a canary says."""
+"""The precision probe: the share of right tokens of a canary."""
 
 from kvref.canary import BLANK, Canary
 from kvref.engine import Engine

@@ -1,4 +1,4 @@
-"""What holds documents against schemas says what jsonschema alone would, whatever the document is."""
+"""kvref's schema validation gives the same result as jsonschema, for any document."""
 
 import jsonschema
 import pytest
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from kvref_conformance.conversation.trace.file import SCHEMA
 from kvref_conformance.schemas import DEEPEST, mismatch, schema
 
-text = st.text(st.characters(exclude_categories=()), max_size=3)  # halves of surrogate pairs too, which JSON can say
+text = st.text(st.characters(exclude_categories=()), max_size=3)  # includes unpaired surrogates, which JSON can contain
 names = st.sampled_from(["id", "ok", "error", "kind", "kinds", "message", "dtype", "shape", "base64", "handle", "number", "any"])
 scalars = st.none() | st.booleans() | st.integers() | st.integers(2**63, 2**70) | st.floats() | text | names
 values = st.recursive(
@@ -34,5 +34,5 @@ def test_a_document_without_a_bottom_is_not_gone_into(levels):
     for _ in range(levels):
         document = [document]
     assert mismatch({"id": 1, "ok": document}, *SCHEMA, "reply") == "nested too deeply to be read"
-    while document:  # taken apart: to be freed as a whole it would need as deep a stack
+    while document:  # taken apart, because freeing it as a whole needs as deep a stack
         document = document.pop()

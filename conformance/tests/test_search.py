@@ -1,4 +1,4 @@
-"""kvref search: short searches of right caches and wrong ones, what is kept of them, and what they get over."""
+"""kvref search: short searches of correct and wrong caches, the state that they keep, and failures that they survive."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 import pytest
 from commandline import kvref
 
-psutil = pytest.importorskip("psutil")  # which comes with Dask
+psutil = pytest.importorskip("psutil")  # a dependency of Dask
 pytest.importorskip("distributed", reason="pip install -e '.[search]'")
 
 __all__ = ["kvref"]
@@ -62,7 +62,7 @@ def test_what_is_wrong_is_found_from_nothing_in_seconds(kvref, tmp_path, member,
 
 
 class Page(HTMLParser):
-    """What a page of a search says: headings, and how many plots have a name."""
+    """The contents of a search's page: headings, and the number of plots with a name."""
 
     def __init__(self, text):
         super().__init__()
@@ -84,7 +84,7 @@ def test_a_right_cache_is_not_blamed_and_what_was_met_is_kept(kvref, tmp_path):
     families = {family for family, kind, seed in said["seeds"]}
     assert len(families) > 12 and not said["failures"] and not (tmp_path / ".kvref").exists()
     last = said["runs"][0]["points"][-1]
-    # How many, and which, is for time to decide: five times these in most runs.
+    # Which of these are found, and how many, depends on time: all five in most runs.
     assert last["calls"] > 1000 and last["states"] > 30 and last["transitions"] > 50
     page = Page((tmp_path / "kept/report.html").read_text())
     assert page.tags.count("h1") == 1 and page.plots == page.tags.count("svg") == 4 + 2 * len(last["families"])
@@ -112,13 +112,13 @@ def test_the_next_search_begins_with_what_was_kept(kvref, tmp_path):
     assert traces[0].read_text() == traces[1].read_text()
 
     second = kvref(*searched)
-    assert second.returncode == 1 and "still broken: " in second.stdout
+    assert second.returncode == 1 and "still fails: " in second.stdout
     assert "PAGED-07 · any sequence of calls" not in second.stdout  # it is known
     assert by_shape(corpus)[OF_ALL]["times"] > failure["times"]
 
     (tmp_path / "mends.py").write_text(RIGHT + MENDS)
     third = kvref(*searched)
-    assert third.returncode == 0 and "mended: " in third.stdout, third.stdout + third.stderr
+    assert third.returncode == 0 and "fixed: " in third.stdout, third.stdout + third.stderr
     said = json.loads(corpus.read_text())
     assert not said["failures"] and len(said["runs"]) == 3 and "PAGED-07" in said["runs"][2]["mended"]
     assert not any(trace.exists() for trace in traces)
@@ -130,11 +130,11 @@ def test_one_that_ends_its_process_is_a_failure_and_costs_no_worker(kvref, tmp_p
     (tmp_path / "mends.py").write_text(DIES + MENDS)
     done = kvref("search", "mends:Cache", "--minutes", "0.1", "--workers", "1")
     assert done.returncode == 1 and "the process ended with exit code 3" in done.stdout, done.stdout + done.stderr
-    assert "lost with a worker" not in done.stdout
+    assert "lost because a worker ended" not in done.stdout
 
 
 class Running:
-    """A search under way in a session of its own, as of a terminal, from the moment that its first units are done."""
+    """A search running in a session of its own, as in a terminal, from the moment its first units are done."""
 
     def __init__(self, folder, minutes):
         self.folder = folder
@@ -164,7 +164,7 @@ class Running:
             time.sleep(0.2)
 
     def left(self):
-        """Who of them is still there, some seconds later."""
+        """The processes of the session that still run some seconds later."""
         _, left = psutil.wait_procs(self.family, timeout=10)
         return [each for each in left if each.status() != psutil.STATUS_ZOMBIE]
 
@@ -186,7 +186,7 @@ def test_a_worker_that_is_killed_costs_nothing(tmp_path):
 
 @pytest.fixture
 def temporary(tmp_path, monkeypatch):
-    """Where a search has its temporary files."""
+    """The folder of a search's temporary files."""
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     (tmp_path / "temporary").mkdir()
     return tmp_path / "temporary"
@@ -284,7 +284,7 @@ def test_nonsense_is_one_line(kvref, tmp_path, arguments, said):
 
 
 def test_without_dask_it_says_what_to_install(kvref, tmp_path):
-    (tmp_path / "distributed.py").write_text("raise ModuleNotFoundError(name='distributed')\n")  # found before the real one
+    (tmp_path / "distributed.py").write_text("raise ModuleNotFoundError(name='distributed')\n")  # found before the real module
     done = kvref("search", "numpy", "--minutes", "1")
     assert done.returncode == 2
     assert done.stderr == "kvref: search needs distributed (in a clone: pip install '.[search]')\n"
@@ -294,8 +294,8 @@ def test_without_dask_it_says_what_to_install(kvref, tmp_path):
 def test_two_searches_at_once_do_not_share_a_corpus(kvref, tmp_path, temporary):
     running = Running(tmp_path, "30")
     second = kvref("search", "numpy", "--minutes", "0.1", "--corpus", "kept")
-    assert second.returncode == 2 and second.stderr == "kvref: --corpus: kept: another search is under way there\n"
+    assert second.returncode == 2 and second.stderr == "kvref: --corpus: kept: in use by another search\n"
     assert running.process.poll() is None
     running.process.terminate()
     running.process.communicate(timeout=60)
-    assert not running.left() and not list(temporary.iterdir())  # and it leaves nothing, though it was terminated
+    assert not running.left() and not list(temporary.iterdir())  # no processes or files remain, although it was terminated

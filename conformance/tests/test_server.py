@@ -1,4 +1,4 @@
-"""Servers like OpenAI's, right ones and ones that misbehave, judged by a canary over HTTP."""
+"""OpenAI-compatible servers, correct and misbehaving ones, judged with a canary over HTTP."""
 
 import re
 from collections import Counter
@@ -37,7 +37,7 @@ def files(tmp_path_factory):
 
 @pytest.fixture
 def met(files):
-    """Serve, be in contact with it, and leave nothing of either: the fake and the implementation."""
+    """Start the fake server and an implementation connected to it; stop both at the end."""
     running = []
 
     def meet(wrong="", model=None, path=""):
@@ -73,7 +73,7 @@ def test_a_right_server_says_the_right_tokens_in_whichever_way_it_works(met, wro
     assert served.language == f"{told_by} over HTTP" and served.version == "fake/1"
     assert served.limits == {"engine": {**SIZES, "window": 0, "recalls": 0}}
     engine = session(served, PROMPT, PROMPT[:15], PROMPT[:18])
-    assert [engine.generate(0, 10), engine.generate(0, 10)] == [RIGHT[:10], RIGHT[10:]]  # at once, and as a stream
+    assert [engine.generate(0, 10), engine.generate(0, 10)] == [RIGHT[:10], RIGHT[10:]]  # in one reply, and streamed
     assert engine.step([1, 2, 0]) == [PROMPT[3], PROMPT[6], PROMPT[17]]
     assert engine.sample(1, 3, 4) == PROMPT[4:8] * 3
     engine.cancel(1, 40)
@@ -127,7 +127,7 @@ def test_what_is_no_completion_costs_one_line(met, wrong, said):
         for each in range(6):
             engine.generate(each, 20)
 
-    with pytest.raises((ServerError, OutOfBlocks), match=said) as caught:  # the second where there is no room at the moment
+    with pytest.raises((ServerError, OutOfBlocks), match=said) as caught:  # the second one if there is no room at the moment
         speak()
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
 
@@ -157,7 +157,7 @@ def test_steps_are_long_requests_now_and_then(met):
     assert said == [list(pair) for pair in zip(RIGHT, (PROMPT[3:15] * 3)[:20], strict=True)]
     counts = [body["max_tokens"] for body in fake.asked[before:]]
     assert set(counts) == {1, CANARY.period}
-    engine.extend(1, PROMPT[5:6])  # what was said ahead is no longer what comes next
+    engine.extend(1, PROMPT[5:6])  # tokens generated ahead are no longer the next ones
     told = [*PROMPT[:15], *(token for _, token in said), PROMPT[5]]
     assert engine.step([1]) == Oracle(CANARY).extend(told)[-1:]
 
@@ -168,7 +168,7 @@ def test_a_server_that_does_not_answer_is_given_up(met):
 
     def impatient():
         if len(fake.asked) > 8:
-            raise InterruptedError  # as an alarm would
+            raise InterruptedError  # like an alarm
 
     def speak():
         while True:
@@ -235,7 +235,7 @@ def test_what_the_server_puts_in_front_is_not_sent(met):
 
 
 def written(clause):
-    """The checks of a clause that somebody wrote."""
+    """The hand-written checks of a clause."""
     return [each for each in all_checks() if each.family == "engine" and each.run and not each.option and each.clause in clause]
 
 

@@ -1,4 +1,4 @@
-"""How a server and its canary are named on a command line, and which canaries may be."""
+"""Names of servers and their canaries on a command line, and valid canaries."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""kvref soak --server: many requests at once against right servers and wrong ones, and what is counted."""
+"""kvref soak --server: many concurrent requests to correct and wrong servers, and the counts."""
 
 import json
 import signal
@@ -36,7 +36,7 @@ def files(tmp_path_factory):
 
 
 def soaked(files, wrong, seconds=1.5):
-    """The figures of a soak of a fake that does something wrong."""
+    """The figures of a soak of a fake server with one misbehavior."""
     with serving(CANARY, wrong) as fake:
         served = Served(Address(fake.url, files))
         try:
@@ -66,7 +66,7 @@ def test_a_right_server_keeps_every_token(kvref, files, tmp_path):
 @pytest.mark.extended
 @pytest.mark.parametrize("wrong", ["another's tokens", "prefix cache"])
 def test_wrong_tokens_are_counted_and_whose_they_were_is_said(files, wrong):
-    figures = soaked(files, wrong, 6.0)  # so long that enough is asked under load, too
+    figures = soaked(files, wrong, 6.0)  # long enough for many requests under load
     assert figures.wrong_tokens >= figures.wrong_requests > 0 and not figures.failed
     assert sum(each.wrong for each in figures.timeline.moments) == figures.wrong_tokens
     assert figures.wrong and all(each.finding.startswith(("request ", "either ")) for each in figures.wrong)
@@ -115,7 +115,7 @@ def test_a_server_that_dies_ends_the_run(files):
     ],
 )
 def test_what_is_no_answer_is_counted_by_kind(files, wrong, refused, failed):
-    figures = soaked(files, wrong, 3.0)  # so long that each kind of request came, on a busy machine too
+    figures = soaked(files, wrong, 3.0)  # long enough for each kind of request, also on a busy machine
     assert (figures.refused > 0, set(figures.failed), figures.wrong_tokens) == (refused, failed, 0)
     assert set(figures.examples) == failed
     assert "several" not in figures.requests or wrong != "no n"
@@ -137,7 +137,7 @@ def test_ctrl_c_gives_what_was_found_until_then(files, tmp_path):
 
 @pytest.mark.parametrize("canary", [CANARY, RECALLS], ids=["offsets", "recalls"])
 def test_a_workload_has_everything_in_it_and_room_for_it(canary):
-    """Answered by the oracle itself, every token of it is right and hardly one uncertain."""
+    """If the oracle answers, every token is right and hardly any is uncertain."""
     workload, kinds, uncertain, said = Workload(canary, 0), set(), 0, 0
     for request in islice(iter(workload.draw, None), 30 if canary.recalls else 60):
         kinds.add(request.kind)

@@ -1,4 +1,4 @@
-"""Other people's servers as engines: when one is begun, when begun anew, and that none is left behind."""
+"""Third-party servers as engines: when one is started, when it is restarted, and that none is left running."""
 
 import os
 import subprocess
@@ -29,7 +29,7 @@ server.serve_forever()
 
 
 class Theirs(Serving):
-    """The fake server as a program, which writes its number to a file."""
+    """The fake server as a program that writes its process id to a file."""
 
     name = version = language = "fake"
 
@@ -42,13 +42,13 @@ class Theirs(Serving):
 
 
 def alive(number):
-    """Whether a process is, and not one that is over and that nobody has asked for."""
+    """Whether a process runs and is not a zombie."""
     state = Path(f"/proc/{number}/stat")
     return state.exists() and state.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 def gone(number):
-    """Whether it is, or will be in a moment."""
+    """Whether a process has ended, or ends within a moment."""
     end = time.monotonic() + 10
     while alive(number) and time.monotonic() < end:
         time.sleep(0.02)

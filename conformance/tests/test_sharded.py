@@ -1,4 +1,4 @@
-"""Ranks: what they hold moves to other numbers of them; and over torch.distributed, where they are late, or are killed."""
+"""Ranks: caches are loaded on another number of ranks; over torch.distributed, ranks that are slow or killed."""
 
 import os
 import re
@@ -34,7 +34,7 @@ def paged():
 
 
 def of_one_rank(sharded, rank, path):
-    """Save what a rank holds: of a paged cache that has nothing else, its heads and its tokens, which are one range here."""
+    """Save one rank's part as a paged cache with the rank's heads and tokens, which are one range here."""
     heads, positions = sharded.heads(rank), sharded.positions(rank)
     rows = np.full((2, TOKENS, HEADS, DIM), 77, np.float32)
     rows[np.ix_((0, 1), positions, heads)] = np.stack(sharded.read_rank(rank))
@@ -48,7 +48,7 @@ def of_one_rank(sharded, rank, path):
 @pytest.mark.parametrize(("fewer_rows", "fewer_columns"), [(2, 1), (1, 2)])
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 1, 0, 2)])
 def test_what_four_ranks_saved_two_load(tmp_path, rows, columns, fewer_rows, fewer_columns, order):
-    """By heads, by tokens, and by both: nothing is there before the last part has come, and then all of it."""
+    """Split by heads, by tokens, and by both: nothing is loaded before the last part, and then everything is."""
     four = kvref.ShardedCache(kvref.ShardedConfig(**SIZES, head_ranks=rows, token_ranks=columns, block_size=TOKENS // columns))
     keys, values = tokens()
     four.append(keys, values)
@@ -68,7 +68,7 @@ def test_what_four_ranks_saved_two_load(tmp_path, rows, columns, fewer_rows, few
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_every_check_of_its_own_is_asked_of_who_has_everything():
-    """None goes unasked because the sizes that it wants are made others, as those of an odd number of heads once were."""
+    """No check is skipped because its sizes are replaced, as an odd number of heads once was."""
     judge = Judge(OnBackend(kvref.backend("numpy")), Effort())
     checks = [check for check in all_checks() if check.family == "sharded" and check.run and check.clause.startswith("SHARD")]
     asked = {check.name: judge.ask_about(check) for check in checks}
@@ -116,7 +116,7 @@ def test_a_rank_that_is_late_changes_nothing():
 
 
 def killing(cache, rank, after):
-    """A timer that ends a rank's process, from outside."""
+    """A timer that kills a rank's process."""
     timer = threading.Timer(after, os.kill, (cache._world.processes[rank].pid, signal.SIGKILL))
     timer.start()
 
@@ -124,7 +124,7 @@ def killing(cache, rank, after):
 @pytest.mark.torch
 @pytest.mark.parametrize("call", ["append", "attend"])
 def test_a_process_that_is_killed_while_others_wait_for_it_is_a_rank_lost(call):
-    """In the middle of the call: no hang, and who is left holds what it held."""
+    """Killed inside the call: no hang, and the remaining ranks keep their contents."""
     implementation, cache = made(delays={3: 1.0})
     keys, values = map(implementation.asarray, tokens(5))
     cache.append(keys, values)
@@ -143,7 +143,7 @@ def test_a_process_that_is_killed_while_others_wait_for_it_is_a_rank_lost(call):
 
 @pytest.mark.torch
 def test_an_append_that_all_were_ready_for_has_happened():
-    """A rank that is killed once all have said that they are ready, and before any has written (SHARD-04)."""
+    """A rank that is killed after all ranks acknowledged and before any has written (SHARD-04)."""
     implementation, cache = made()
     keys, values = map(implementation.asarray, tokens(5))
     cache.append(keys, values)
@@ -180,7 +180,7 @@ def test_a_truncate_is_done_by_who_is_left():
 
 @pytest.mark.jax
 def test_a_mesh_of_devices_is_one_cache():
-    """In a process of its own, for JAX has to be told of four devices before it begins."""
+    """In a process of its own, because XLA_FLAGS must be set before JAX initializes."""
     command = [sys.executable, "-m", "kvref_conformance.cli", "check", "jax-sharded", "--family", "sharded"]
     done = subprocess.run([*command, "--examples", "3", "--timeout", "60"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
@@ -197,7 +197,7 @@ def test_who_is_killed_between_two_calls_keeps_nobody_waiting():
     begun = time.monotonic()
     with pytest.raises(RankLost):
         cache.append(keys, values)
-    assert time.monotonic() - begun < 4  # and not the 5 s after which a rank gives up waiting for another
+    assert time.monotonic() - begun < 4  # not the 5 s after which a rank stops waiting for another
     assert cache.length == 0
 
 

@@ -1,4 +1,4 @@
-"""How a conversation that breaks a clause is made as small as it can be."""
+"""Shrinking of a call trace that breaks a clause."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from kvref_conformance.outcome import Broken
 
 @pytest.mark.parametrize("rows", [1, 2])
 def test_the_rows_that_break_it_are_found_among_thousands(rows):
-    """A wrong row is wrong alone; one that is wrong beside others only is kept with as many as it takes."""
+    """A row that is wrong alone is kept alone; a row that is wrong only together with others is kept with these."""
     conversation = [Exchange(Request(1, "elements.encode", None, {"values": np.arange(5000, dtype=np.float32), "format": "e"}))]
     tried = []
 

@@ -1,4 +1,4 @@
-"""`Sight` with numbers of any size and type: what a query sees does not hang on how its position is written."""
+"""`Sight` with numbers of any size and type: what a query sees does not depend on the type of its position."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from kvref.attention import Sight, attention
 
 @pytest.mark.parametrize("window", [100, 2**62, 2**63 - 1])
 def test_a_window_of_any_length_that_is_longer_than_all_is_none(window):
-    """Queries before the first token included, which see nothing."""
+    """Including queries before the first token, which see nothing."""
     tokens = np.arange(3, dtype=np.float32).reshape(3, 1, 1)
     query = np.zeros((6, 1, 1), np.float32)
     got = attention(query, tokens, tokens, causal=True, sight=Sight(window))

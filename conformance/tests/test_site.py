@@ -1,6 +1,6 @@
-"""The site in headless Chromium: every page, at phone and desk width, light and dark, without a network (nox -s browser).
+"""The site in headless Chromium: every page, at phone and desktop width, light and dark, without a network (nox -s browser).
 
-The site has to be built (nox -s docs); axe-core, where AXE says where it lies, looks at contrast and labels.
+The site has to be built (nox -s docs). If AXE names a copy of axe-core, it checks contrast and labels.
 """
 
 import os
@@ -17,13 +17,13 @@ PAGES = sorted(path.relative_to(SITE).as_posix() for path in SITE.rglob("*.html"
 
 
 def some_of(*folders):
-    """All pages, but two of each of these folders, whose pages have one template."""
+    """All pages, but only two of each folder whose pages have one template."""
     alike = [page for folder in folders for page in [each for each in PAGES if each.startswith(folder)][2:]]
     return [page for page in PAGES if page not in alike]
 
 
 class Links(HTMLParser):
-    """What a page points to, and the names it can be pointed at."""
+    """The link targets of a page, and the anchors that it has."""
 
     def __init__(self, path):
         super().__init__()
@@ -73,7 +73,7 @@ def test_a_file_that_names_itself_is_named_once():
         text = (SITE / page).read_text(encoding="utf-8")
         for named in re.finditer(
             r' \(<code[^>]*><span class="pre">([\w./-]+)</span>', text
-        ):  # traces are long words: look from behind
+        ):  # traces are long words: skip them with a lookbehind
             assert not text.endswith(named[1], 0, named.start()), page
 
 
@@ -103,7 +103,7 @@ def test_a_page_fits_and_is_quiet(open_page, page):
 @pytest.mark.parametrize(
     ("page", "scheme"),
     [(page, "light") for page in some_of("matrix/clauses/", "matrix/implementations/", "findings/")]
-    # The colours of the dark theme are the theme's, not a page's.
+    # The colors of the dark theme come from the theme, not from a page.
     + [(page, "dark") for page in some_of("matrix/clauses/", "matrix/implementations/", "findings/", "spec/", "how/")],
 )
 def test_a_page_can_be_read_by_everyone(open_page, page, scheme):

@@ -1,4 +1,4 @@
-"""kvref soak: short runs of right caches and wrong ones, and what is kept of these."""
+"""kvref soak: short runs of correct and wrong caches, and the failures that it keeps."""
 
 import json
 from itertools import islice
@@ -93,7 +93,7 @@ def test_nonsense_is_one_line(kvref, arguments, said):
 
 
 class Room:
-    """A server that has room for all, and remembers how many tokens each has."""
+    """A server with room for everything that only stores the number of tokens of each request."""
 
     most, longest = 8, 1000
 

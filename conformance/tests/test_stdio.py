@@ -1,4 +1,4 @@
-"""A program at the other end of a pipe: judged like anyone, and whatever it does costs one clause one plain failure."""
+"""A program at the other end of a pipe: judged like any implementation; each misbehavior costs one clause one plain failure."""
 
 import gc
 import json
@@ -101,7 +101,7 @@ def test_whatever_it_does_is_said_once_and_the_run_goes_on(way, expected, got):
 
 @pytest.fixture
 def wrapper(tmp_path):
-    """A command that runs the program as the child of a shell, which notes its session: a line for each start."""
+    """A command that runs the program as a child of a shell, which records its session: one line per start."""
 
     def wrapper(way, around="{} ; true"):
         script = tmp_path / "wrapper"
@@ -130,7 +130,7 @@ def test_what_is_ended_is_ended_whole(wrapper, tmp_path, way):
     ("way", "around", "code"),
     [
         ("well", "{} ; true", 0),
-        ("well", "sleep 60 & {}", 0),  # which it leaves behind
+        ("well", "sleep 60 & {}", 0),  # this process outlives it
         ("stays", "{} ; true", None),
     ],
 )
@@ -152,7 +152,7 @@ def test_after_garbage_the_next_conversation_is_clean():
         assert program.call("blocks.allocate", 1, {})[1] == 0
         with pytest.raises(Died, match="expected a line of JSON, got 'and another thing'"):
             program.call("blocks.free", 1, {"block": 0})
-        with pytest.raises(Died, match="the process is gone"):
+        with pytest.raises(Died, match="the process has ended"):
             program.call("blocks.num_free", 1, {})
     program.close()
 
@@ -161,7 +161,7 @@ def test_a_program_that_hangs_at_hello_again_does_not_take_the_day(monkeypatch):
     monkeypatch.setattr(stdio, "STARTING", 2.0)
     program = load(f"exec:{PROGRAM} hello-hangs-again")
     for patience in ("2 s", "1 s"):
-        program.begin()  # of a new process, which answers
+        program.begin()  # a new process, which replies
         program.call("blocks.new", None, {"num_blocks": 2})
         program.begin()
         with pytest.raises(Died, match=f"hello: expected an answer within {patience}, got none: it was still running"):
@@ -181,8 +181,8 @@ def test_what_is_too_long_for_a_line_is_not_offered():
     [
         ("hello-without-families", "hello: families: expected a list of strings, got nothing"),
         ("hello-odd-family", "hello: families: expected some of elements, rows, "),
-        ("hello-odd-limits", "hello: limits: num_blocks: expected whole numbers from 0, got 'many'"),
-        ("hello-limits-of-the-wrong-type", "hello: limits: expected names and what each may be, got ['num_blocks']"),
+        ("hello-odd-limits", "hello: limits: num_blocks: expected integers of at least 0, got 'many'"),
+        ("hello-limits-of-the-wrong-type", "hello: limits: expected a mapping of names to limits, got ['num_blocks']"),
         ("hello-garbage", "hello: expected a line of JSON, got 'Welcome to pool 1.0!'"),
         (
             "hello-exits",
@@ -302,7 +302,7 @@ def test_the_judge_sees_through_a_pipe_what_it_sees_in_its_process(member):
     here, there = seen.values()
     assert any(outcome.verdict == "failed" for outcome in there.values())
     for check, outcome in there.items():
-        if "through a pipe" not in outcome.missing and check[0] != "LAW-16":  # an array that is changed is not seen either
+        if "through a pipe" not in outcome.missing and check[0] != "LAW-16":  # changes of an array cannot be observed either
             assert (outcome.verdict, outcome.what, outcome.expected, outcome.got, outcome.calls) == (
                 here[check].verdict, here[check].what, here[check].expected, here[check].got, here[check].calls,
             )  # fmt: skip

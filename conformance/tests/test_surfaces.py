@@ -1,4 +1,4 @@
-"""Caches of few operations, kernels of few sizes: judged on every clause that they can show, with no bug that gets through."""
+"""Caches with few operations and kernels with few sizes: every clause that they can show is judged, and every bug is found."""
 
 from functools import cache
 
@@ -17,17 +17,17 @@ from kvref_conformance.interface import offers
 from kvref_conformance.judging.asked import Effort
 from kvref_conformance.judging.judge import Failure, Judge, select, verdict_of
 
-EXAMPLES = 8  # sequences of calls a machine tries
+EXAMPLES = 8  # call sequences per state machine
 
-# Of paged caches, those that neither fork, go back nor give back show nothing of these.
+# Clauses about forks, truncation or freeing, which paged caches without these operations cannot show.
 SHARING = {"SHARE-03", "SHARE-04", "SHARE-05", "SHARE-06", "SHARE-07", "SHARE-08", "SHARE-09"}
 EDITS = {"EDIT-01", "EDIT-02", "EDIT-03", "EDIT-04", "EDIT-05", "EDIT-06", "EDIT-10"}
 RELEASE = {"WIN-09"}
 MOVING = {"MOVE-01", "MOVE-02", "MOVE-03", "MOVE-04", "MOVE-07"}
-SCALES = {"PAGED-18", "MOVE-05", *MOVING}  # of those that take plain dtypes, and do not move
-# What the operations of each cannot show, of all clauses that have a check in its family.
-OF_FORMATS = {"FMT-STATIC-05", "FMT-STATIC-06", "FMT-STATIC-08", "FMT-ROT-04", "FMT-ROT-07"}  # of caches in those
-GIVEN = {"FMT-STATIC-05", "FMT-STATIC-06"}  # scales
+SCALES = {"PAGED-18", "MOVE-05", *MOVING}  # of caches with plain dtypes that are not saved
+# For each API subset, the clauses with checks in its family that it cannot show.
+OF_FORMATS = {"FMT-STATIC-05", "FMT-STATIC-06", "FMT-STATIC-08", "FMT-ROT-04", "FMT-ROT-07"}  # of caches in these formats
+GIVEN = {"FMT-STATIC-05", "FMT-STATIC-06"}  # given scales
 WITHOUT = SCALES | GIVEN | SHARING | EDITS | RELEASE
 NOT_JUDGED = {
     Paged: {"PAGED-06", "PAGED-16", "PAGED-17", "ATTN-10"} | SCALES | GIVEN | SHARING | EDITS | RELEASE,
@@ -58,7 +58,7 @@ JUDGED = {
 
 @cache
 def said_of(right):
-    """The outcomes of each clause that has a check in the family that it offers. Real sizes (LAW-18) take seconds each."""
+    """The outcomes of all clauses with checks in the family, without production sizes (LAW-18), which take seconds each."""
     implementation = right()
     judge, found = Judge(implementation, Effort(examples=EXAMPLES)), {}
     for clause, checks in select().items():
@@ -90,7 +90,7 @@ def test_what_is_not_judged_says_why(right):
         assert judge.missing([c for c in checks if offers(implementation, c.family)], said_of(right)[clause]), clause
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # a bug may well divide by zero
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # a bug can divide by zero
 @pytest.mark.parametrize(("broken", "clause"), BROKEN)
 def test_a_bug_is_caught(broken, clause):
     judge, ((_, checks),) = Judge(broken, Effort(examples=20)), select(clause).items()
@@ -100,7 +100,7 @@ def test_a_bug_is_caught(broken, clause):
 
 
 def test_there_are_many_in_every_one():
-    assert broken_kernels, broken_paged  # whose classes are planted as they are made
+    assert broken_kernels, broken_paged  # imported for their classes, which register the bugs
     assert broken_quantized
     assert len(BROKEN) >= 50
     assert {type(param.values[0]).__mro__[1] for param in BROKEN} == set(NOT_JUDGED)

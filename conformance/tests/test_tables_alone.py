@@ -1,4 +1,4 @@
-"""Caches of block tables alone: a right one is never blamed, and a wrong one is, by what would lie in its blocks."""
+"""Caches that are block tables only: a correct one never fails, and a wrong one does, by what its blocks would contain."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,9 @@ from kvref_conformance.outcome import NotOffered
 
 
 class Tables:
-    """kvref's prefix cache without writes and reads: room is written to as it is asked for, so that all can be committed."""
+    """kvref's prefix cache without writes and reads: blocks count as written when they are allocated, so that all tokens can be
+    committed.
+    """
 
     def __init__(self, **config):
         self.cache = kvref.PrefixCache(kvref.PagedConfig(**config))
@@ -48,7 +50,7 @@ class Tables:
         return sequence
 
     def length(self, sequence, layer):
-        self.cache.length(sequence, layer)  # which knows what there is
+        self.cache.length(sequence, layer)  # raises for unknown ones
         if sequence not in self.hits:
             raise NotOffered("lengths of what was not begun")
         return self.hits[sequence]
@@ -64,7 +66,7 @@ class Tables:
 
 
 class SharesNothing(Tables):
-    """It says how much it found, and gives blocks in which that does not lie."""
+    """It reports the hit, but returns blocks that do not contain it."""
 
     def begin(self, tokens, salt=""):
         sequence = self.create()
@@ -80,7 +82,7 @@ class Leaks(Tables):
 
 
 class TakesTheFirst(Tables):
-    """A table whose first two blocks are one."""
+    """A table whose first two entries are the same block."""
 
     def block_table(self, sequence, layer):
         table = super().block_table(sequence, layer)
@@ -88,7 +90,7 @@ class TakesTheFirst(Tables):
 
 
 class DealsAnew(Tables):
-    """Its blocks stand in another order each time that it has one more."""
+    """The order of its blocks changes each time a block is added."""
 
     def block_table(self, sequence, layer):
         table = super().block_table(sequence, layer)
@@ -96,7 +98,7 @@ class DealsAnew(Tables):
 
 
 class MovesUp(Tables):
-    """What is left of a table stands in another order once something was given back."""
+    """The order of the remaining blocks changes after blocks were freed."""
 
     def block_table(self, sequence, layer):
         table = [int(block) for block in super().block_table(sequence, layer)]
@@ -105,7 +107,7 @@ class MovesUp(Tables):
 
 
 def failed(tables, clauses):
-    """The clauses that are broken, and how many of the others passed."""
+    """The clauses that fail, and the number of clauses that pass."""
 
     class Alone(OnBackend):
         paged = prefix = staticmethod(tables)

@@ -1,4 +1,4 @@
-"""What the judge says of caches and casts that other people wrote. A change here is news: see docs/findings.md."""
+"""Verdicts about third-party caches and casts. If a result changes, update docs/findings.md."""
 
 import pytest
 
@@ -46,7 +46,7 @@ def test_transformers_static():
 
 @pytest.mark.torch
 def test_transformers_paged():
-    pytest.importorskip("psutil")  # without which it finds no memory on a CPU
+    pytest.importorskip("psutil")  # without it, the library finds no memory on a CPU
     found = verdicts("transformers-paged")
     assert with_verdict(found, "failed") == {"LAW-11", "LAW-12", "PREFIX-03", "PREFIX-15"}
     shared = {"SHARE-03", "SHARE-04", "SHARE-05", "SHARE-06", "SHARE-08"}

@@ -1,4 +1,4 @@
-"""A verdict that was reached through operations made of others says so, in text, in JSON and in the report."""
+"""A verdict that needed derived operations is marked as such, in text, in JSON and in the report."""
 
 import json
 
@@ -9,7 +9,7 @@ from kvref_conformance.report.html import write_site
 from kvref_conformance.report.json_file import read_json
 from kvref_conformance.report.runs import Run
 
-# Gather is missing, and the length of one layer is forgotten: it is seen through the gather that is made of it.
+# Gather is missing, and one layer's length is wrong: the derived gather shows it.
 CACHES = """
 import numpy as np
 import kvref
@@ -71,7 +71,7 @@ def test_a_mark_in_the_report_tells_a_verdict_through_others_from_one_without(kv
     page = (tmp_path / "site/clauses.html").read_text(encoding="utf-8")
     assert page.count("<sup>*</sup>") == 1
     assert f'title="PAGED-11, reference: passed; {GATHERED}"' in page
-    assert "through operations that were made of others" in page  # the legend
+    assert "judged with derived operations" in page  # the legend
     assert f"<code>{GATHERED}</code>" in (tmp_path / "site/clauses/PAGED-11.html").read_text(encoding="utf-8")
     assert GATHERED not in (tmp_path / "site/clauses/LAW-12.html").read_text(encoding="utf-8")
 

@@ -1,4 +1,6 @@
-"""The room that an earlier tier's slack is given: what was stored a little otherwise there reads no farther from it than that."""
+"""The tolerance for values that pass through an earlier tier: an allowed deviation there must not exceed the bound of the next
+tier.
+"""
 
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ SMALL_GROUPS = tuple(name for name in IN_GROUPS if group_of(name) <= 32)
 
 
 def moved(format: str, rng: np.random.Generator, before: float) -> float:
-    """How much of its room the worst of many tokens takes that an earlier tier left anywhere within its slack. A share of it."""
+    """The largest share of its tolerance that a token uses if an earlier tier left it anywhere within its own tolerance."""
     dim, worst = dim_of(format, 1), 0.0
     for _ in range(30):
         token = rng.standard_normal((1, 2, dim), np.float32)

@@ -1,4 +1,4 @@
-"""Level tolerant: the roundings in use pass, a wrong one does not, and none of them is exact."""
+"""Level tolerant: the roundings in use pass, a wrong one fails, and none of them is exact."""
 
 import dataclasses
 
@@ -16,7 +16,7 @@ ONE = np.float32(1)
 
 
 def by_reciprocals(rounding):
-    """Symmetric rows as a GPU kernel writes them: m * (1 / limit), x * (1 / s), any rounding."""
+    """Symmetric rows as a GPU kernel computes them: m * (1 / limit), x * (1 / s), any rounding."""
 
     def quantize(self, rows):
         rows = finite_rows(rows)
@@ -95,13 +95,13 @@ ROTATED = "FMT-ROT-*,QUANT-10,PAGED-18,EDIT-10"
 
 
 def rotated_by(monkeypatch, worth):
-    """Rotations as a product with the matrix, and what is read times a number."""
+    """Rotations as a product with the matrix, and dequantized rows times a number."""
 
     def product(x):
         block = rotated.block_of(x.shape[-1])
         signs = np.array([[1 - 2 * ((i & j).bit_count() % 2) for j in range(block)] for i in range(block)])
         terms = np.reshape(x, (-1, 1, block)) * (signs / block**0.5).astype(np.float32)
-        return terms.sum(axis=2).reshape(x.shape)  # BLAS sums otherwise where other rows come along, on some processors
+        return terms.sum(axis=2).reshape(x.shape)  # on some processors BLAS adds in another order if there are other rows
 
     monkeypatch.setattr(
         rotated, "hadamard", lambda x: product(np.asarray(x)) if x.size and rotated.block_of(x.shape[-1]) > 1 else x
@@ -111,7 +111,7 @@ def rotated_by(monkeypatch, worth):
 
 
 @pytest.mark.extended
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # keys that are turned overflow, and are refused
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # rotated keys that overflow are rejected
 def test_a_rotation_with_other_sums_is_tolerant(implementation, monkeypatch):
     rotated_by(monkeypatch, lambda name: 1)
     assert failed(implementation("tolerant"), ROTATED) == set()

@@ -1,4 +1,4 @@
-"""Traces: what is written is valid and comes back, what is no trace is refused with its line, and a failure replays."""
+"""Traces: written ones are valid and can be read again, invalid ones are rejected with the line, and failures replay."""
 
 import json
 import re
@@ -61,7 +61,7 @@ def test_an_integer_of_a_type_comes_back_as_one():
 
 
 def test_a_failure_that_takes_an_integer_of_a_type_replays(tmp_path):
-    """LAW-20: the file keeps the type, the model takes the number for what it is, and the call is shown with both."""
+    """LAW-20: the file keeps the integer's type, the model uses its value, and the call is shown with both."""
     name = "zoo:contiguous-keeps-the-callers-integer"
     judge = Judge(load(name), Effort(examples=5), name)
     ((_, checks),) = select("LAW-20", "contiguous").items()
@@ -69,7 +69,11 @@ def test_a_failure_that_takes_an_integer_of_a_type_replays(tmp_path):
     path = tmp_path / "trace.jsonl"
     path.write_text("\n".join(failed.trace), encoding="utf-8")
     held = replay(file.read(path), Judge(load(name), Effort(), name))
-    assert held.calls[1:] == ["contiguous.advance(int8(100))", "contiguous.advance(int8(100))", "contiguous.seq_len  returned -56"]
+    assert held.calls[1:] == [
+        "contiguous.advance(int8(100))",
+        "contiguous.advance(int8(100))",
+        "contiguous.seq_len  returned -56",
+    ]
     assert (held.expected, held.got) == ("200", "-56")
     assert replay(file.read(path), Judge(load("reference"), Effort(), "reference")).parted_at is None
 
@@ -147,7 +151,7 @@ def test_what_is_no_trace_is_refused_with_its_line(tmp_path, lines, message):
 def test_bytes_that_are_no_text_are_refused(tmp_path):
     path = tmp_path / "bad.jsonl"
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(file.TraceError, match="not even text"):
+    with pytest.raises(file.TraceError, match="not a text file"):
         file.read(path)
 
 
@@ -201,7 +205,7 @@ SHRUNK = {
 }
 
 
-# Of the others the state machine takes long: nox -s extended.
+# The other state machines take long: nox -s extended.
 QUICK = ("contiguous", "blocks", "paged", "buffers", "pooled", "elements", "rows", "kernels", "attention")
 LONGER = [pytest.param(family, marks=pytest.mark.extended) for family in names() if family not in QUICK]
 
@@ -289,7 +293,7 @@ def test_two_implementations_never_share_a_file(tmp_path):
     _, failed, _ = failure("zoo:blocks-freed-twice", "BLOCK-05")
     paths = [save_failure(failed, tmp_path, clause, name)[1] for name in names for clause in ("BLOCK-05", "FMT-CAST-05")]
     assert len(list(tmp_path.iterdir())) == len(set(paths)) == 2 * len(names)
-    assert save_failure([], tmp_path, "BLOCK-05", "a:b") is None  # the one that no longer fails takes its own away
+    assert save_failure([], tmp_path, "BLOCK-05", "a:b") is None  # a failure that no longer occurs removes its trace
     assert len(list(tmp_path.iterdir())) == 2 * len(names) - 1
 
 

@@ -1,4 +1,4 @@
-"""The static vectors: they are what the reference says today, they hold for others, and bugs do not get past them."""
+"""The static vectors: they match the reference, other correct caches pass them, and planted bugs do not."""
 
 import json
 import re
@@ -114,7 +114,7 @@ def test_the_manifest_says_what_there_is():
         assert (header["clause"], header["check"], header["judge"]) == (entry["clause"], entry["check"], "model")
     assert {entry["clause"] for entry in MANIFEST["traces"]} > {"PAGED-07", "QUANT-05", "TIER-05", "FMT-INT8-01", "any"}
     assert all(entry["why"] for entry in MANIFEST["left_out"])
-    smaller = {entry["clause"] for entry in MANIFEST["left_out"] if "its clause has a smaller one" in entry["why"]}
+    smaller = {entry["clause"] for entry in MANIFEST["left_out"] if "its clause has a smaller trace" in entry["why"]}
     assert smaller and smaller <= {entry["clause"] for entry in MANIFEST["traces"]}
 
 
@@ -143,7 +143,7 @@ def kvref(tmp_path):
 
 @pytest.fixture
 def small(tmp_path):
-    """A set of the block pool's traces and nothing else."""
+    """A set with only the block pool's traces."""
     folder = tmp_path / "small"
     (folder / "checks").mkdir(parents=True)
     traces = [entry for entry in MANIFEST["traces"] if entry["file"].startswith("checks/BLOCK")]
@@ -166,9 +166,9 @@ def test_the_command_shows_where_they_part(kvref, small):
 def test_a_conversation_goes_on_without_what_only_looks_and_stops_without_the_rest(small):
     program = f"exec:{sys.executable} {Path(__file__).parent / 'program.py'}"
     several = {str(path.relative_to(small)) for path in small.rglob("*.jsonl") if "blocks.allocate_many" in path.read_text()}
-    for way in ("", " declines"):  # the program hands out one block at a time, of which several are made
+    for way in ("", " declines"):  # the program allocates one block per call; some vectors allocate several
         verdicts = {each.file: each.verdict for each in held(program + way, small)}
-        assert {file for file, verdict in verdicts.items() if verdict == "not offered"} == several  # to be refused whole
+        assert {file for file, verdict in verdicts.items() if verdict == "not offered"} == several  # they are rejected as a whole
         assert set(verdicts.values()) == {"passed", "not offered"}
     verdicts = {each.file: each.verdict for each in held(f"{program} declines-more", small)}
     assert verdicts["checks/BLOCK-02-a-block-handed-out-is-no-one-elses-blocks.jsonl"] == "not offered"
@@ -181,7 +181,7 @@ def test_what_is_wrong_with_a_set_costs_one_line(kvref, small, tmp_path):
         assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
         return done.stderr
 
-    assert "no manifest.json there" in refused("--check", str(tmp_path), "numpy")
+    assert "contains no manifest.json" in refused("--check", str(tmp_path), "numpy")
     assert "no implementation 'nmpy': did you mean 'numpy'?" in refused("--check", str(small), "nmpy")
     assert "expected also a NAME or --exec COMMAND" in refused("--check", str(small))
     assert "expected -o DIR" in refused("numpy")
@@ -189,9 +189,9 @@ def test_what_is_wrong_with_a_set_costs_one_line(kvref, small, tmp_path):
     assert "is not empty and has no manifest.json" in refused("-o", str(tmp_path))
     trace = next((small / "checks").iterdir())
     trace.write_text(trace.read_text() + "\n")
-    assert "changed since the set was written" in refused("--check", str(small), "numpy")
+    assert "it was changed after the set was written" in refused("--check", str(small), "numpy")
     trace.unlink()
-    assert "the manifest lists it, and it is not there" in refused("--check", str(small), "numpy")
+    assert "listed in the manifest, but missing" in refused("--check", str(small), "numpy")
     (small / "manifest.json").write_text('{"vectors": 2}')
     assert "expected a set of version 1, got 2" in refused("--check", str(small), "numpy")
     for broken in ({"vectors": 1}, MANIFEST | {"traces": [{"file": "checks/x.jsonl"}]}, MANIFEST | {"formats": 5}):
@@ -210,6 +210,6 @@ def test_who_offers_nothing_they_are_about_is_told_so(kvref, small):
 
 
 def test_a_bound_is_said_where_it_is_zero_too():
-    """Attention over no tokens is zero, of either sign: without a bound a vector would ask for the bits."""
+    """Attention without tokens is zero, of either sign: without a bound a vector would require the exact bits."""
     nothing = Arrays("ATTN-08", parts=(exactly(np.zeros(2, np.float32)),), always_slack=True)
     assert nothing.wire()["within"].tolist() == [0.0, 0.0]

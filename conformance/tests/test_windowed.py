@@ -1,4 +1,4 @@
-"""NaN that comes of a token which left the window is ATTN-07's to blame, and of one that is seen the window's."""
+"""NaN from a token that left the window fails ATTN-07; NaN from a token that is still seen does not."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""The words of errors, whole: they are what somebody reads who made the mistake, and no clause says them."""
+"""The complete texts of error messages. A user who made a mistake reads them, and no clause defines them."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from kvref.rotary import Rotary
 
 
 def paged(kind=kvref.PagedCache, tokens=5):
-    """One sequence of five tokens in blocks of four, two of six blocks; three entries' room."""
+    """One sequence of five tokens in blocks of four, two of six blocks; three table entries."""
     cache = kind(kvref.PagedConfig(num_blocks=6, block_size=4, num_layers=1, num_kv_heads=1, head_dim=2, dtype="float32"))
     cache.create()
     cache.write(0, 0, 0, *2 * [np.ones((tokens, 1, 2), np.float32)])
@@ -31,7 +31,7 @@ def released():
 
 
 def windowed(**sizes):
-    """A window of two tokens behind one sink, after five tokens."""
+    """A window of two tokens and one sink token, after five tokens."""
     sizes = {"num_kv_heads": 1, "head_dim": 2, "window": 2, "sinks": 1} | sizes
     cache = kvref.WindowedCache(kvref.WindowedConfig(**sizes))
     cache.append(*2 * [np.ones((5, 1, 2), np.float32)])
@@ -39,7 +39,7 @@ def windowed(**sizes):
 
 
 def grouped():
-    """A sequence of five tokens, in a group with a window of two and one without; blocks of two."""
+    """A sequence of five tokens in blocks of two, in one group with a window of two and one without."""
     cache = kvref.GroupedCache(
         kvref.GroupedConfig(num_blocks=6, block_size=2, num_layers=2, num_groups=2, window=2, num_kv_heads=1, head_dim=2)
     )
@@ -50,7 +50,7 @@ def grouped():
 
 
 def sharded(lost=None):
-    """Five tokens on two rows and two columns, one rank of which may be lost."""
+    """Five tokens on two rows and two columns; one rank can be lost."""
     cache = kvref.ShardedCache(kvref.ShardedConfig(2, 1, block_size=2, num_blocks=4, head_ranks=2, token_ranks=2))
     cache.append(*2 * [np.ones((5, 2, 1), np.float32)])
     if lost is not None:
@@ -73,7 +73,7 @@ def channels(count=64, **sizes):
 
 
 def shared():
-    """Two sequences of one token each that share a block, and one free block too few to write to it and go on."""
+    """Two sequences of one token each that share a block, and one free block too few to write to it and continue."""
     cache = kvref.PagedCache(kvref.PagedConfig(num_blocks=2, block_size=2, num_layers=1, num_kv_heads=1, head_dim=2))
     cache.create()
     cache.write(0, 0, 0, *2 * [np.ones((1, 1, 2), np.float32)])
@@ -133,7 +133,7 @@ WORDS = [
     (lambda: pool().share(2), errors.BlockNotAllocated, "share: block 2 is not allocated"),
     (lambda: pool().free(1), errors.BlockNotAllocated, "free: block 1 is not allocated"),
     (lambda: Rotary(1), errors.ConfigError, "head_dim: expected an integer of at least 2, got 1"),
-    (lambda: Rotary(3), errors.ConfigError, "head_dim: expected an even number to turn in pairs, got 3"),
+    (lambda: Rotary(3), errors.ConfigError, "head_dim: expected an even number, got 3"),
     (lambda: Rotary(4, float("inf")), errors.ConfigError, "theta: expected a positive number, got inf"),
     (lambda: Rotary(4, True), errors.ConfigError, "theta: expected a positive number, got True"),
     (lambda: Rotary(4, 10.0, "both"), errors.ConfigError, "layout: expected one of halves, pairs, got 'both'"),

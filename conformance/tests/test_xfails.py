@@ -1,4 +1,4 @@
-"""Expected failures: the file, the verdicts, and rewriting it."""
+"""Expected failures: the file, the verdicts, and updating it."""
 
 import pytest
 

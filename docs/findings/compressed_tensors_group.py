@@ -1,4 +1,4 @@
-"""compressed-tensors 0.20: scales of bfloat16 asked for of float16 rows raise."""
+"""compressed-tensors 0.20: scale_dtype=torch.bfloat16 raises for float16 rows."""
 
 import torch
 from compressed_tensors.quantization import QuantizationArgs

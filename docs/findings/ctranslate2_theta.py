@@ -1,4 +1,4 @@
-"""CTranslate2 and transformers 5 over a canary of a theta of 10,000 in all layers:
+"""CTranslate2 converts a Gemma 3 canary of transformers 5 with a theta of 10,000 in all layers. First run:
 kvref canary make gemma --architecture gemma3 --offsets 16,31 --windows 16,none --dtype float32"""
 
 import struct
@@ -13,5 +13,5 @@ with open("converted/model.bin", "rb") as file:
     data = file.read()
 for layer in (0, 1):
     name = f"layer_{layer}/self_attention/rotary_base".encode()
-    at = data.index(name) + len(name) + 7  # behind the name's end, the rank, the type and the size
+    at = data.index(name) + len(name) + 7  # after the end of the name, the rank, the type and the size
     print("layer", layer, struct.unpack("<f", data[at : at + 4]))

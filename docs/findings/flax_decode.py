@@ -1,4 +1,4 @@
-"""Flax's attention layers that decode: past their length, with is_causal, and with a cache made by nnx.view."""
+"""Flax's decoding attention layers: more tokens than the cache length, is_causal=True, and a cache created by nnx.view."""
 
 import jax
 import jax.numpy as jnp
@@ -13,14 +13,14 @@ def layer(**options):
 
 made, said = layer()
 print("nnx, 5 tokens in a cache of 3:", made.cached_key[...].ravel().tolist(), "index", made.cache_index[...].item())
-print("nnx, is_causal=True: said", layer(is_causal=True)[1], "without:", [round(each, 2) for each in said])
+print("nnx, is_causal=True returns", layer(is_causal=True)[1], "without:", [round(each, 2) for each in said])
 
 old = linen.MultiHeadDotProductAttention(1, decode=True, use_bias=False, kernel_init=jax.nn.initializers.ones)
 variables = old.init(jax.random.key(0), jnp.zeros((1, 3, 1)))
 for token in (1.0, 2.0, 3.0, 4.0, 5.0):
     variables |= old.apply(variables, jnp.full((1, 1, 1), token), mutable=["cache"])[1]
 cache = variables["cache"]
-print("linen, the same:", cache["cached_key"].ravel().tolist(), "index", cache["cache_index"].item())
+print("linen, 5 tokens in a cache of 3:", cache["cached_key"].ravel().tolist(), "index", cache["cache_index"].item())
 
 fresh = nnx.MultiHeadAttention(1, 1, rngs=nnx.Rngs(0))
 try:

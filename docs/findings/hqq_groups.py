@@ -1,4 +1,4 @@
-"""hqq 0.2.8: groups go on into the next row; what a row is stored as depends on the rows beside it."""
+"""hqq 0.2.8: groups continue into the next row, and how a row is stored depends on the other rows."""
 
 import torch
 from hqq.core.quantize import Quantizer

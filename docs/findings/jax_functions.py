@@ -1,4 +1,4 @@
-"""JAX's own attention over what it may not see, and what its indices and casts do past the end."""
+"""JAX: attention with masked tokens, and indices and casts that are out of range."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ for values, length in (([3.0, 5.0], 1), ([3.0, jnp.nan], 1), ([3.0, 5.0], 0)):
     out = jax.nn.dot_product_attention(
         query, keys, jnp.array(values).reshape(2, 1, 1), key_value_seq_lengths=jnp.array([length], jnp.int32)
     )
-    print(f"values {values}, of which {length} count:", out.item())
+    print(f"values {values}, of which the first {length} are visible:", out.item())
 print("a query of two axes, [heads, dim]:", jax.nn.dot_product_attention(query[0], keys, keys).shape)
 
 store, new = jnp.zeros((3, 2, 1)), jnp.array([5.0, 6.0]).reshape(2, 1, 1)  # slots of two heads, tokens of one

@@ -1,4 +1,4 @@
-"""keras.ops.dot_product_attention, and slice_update: run with KERAS_BACKEND=numpy, torch or jax."""
+"""keras.ops.dot_product_attention and slice_update. Run with KERAS_BACKEND=numpy, torch or jax."""
 
 import keras
 import numpy as np
@@ -16,8 +16,8 @@ def attend(heads, kv_heads, value_heads, tokens=2, mask=None, first=1.0, key=0.0
 
 
 print(keras.backend.backend(), "4 query heads over 2:", attend(4, 2, 2), "over 1:", attend(4, 1, 1))
-print("keys of 2 heads, values of 1:", attend(2, 2, 1), "no token seen:", attend(1, 1, 1, mask=[False, False]))
+print("keys of 2 heads, values of 1:", attend(2, 2, 1), "all tokens masked:", attend(1, 1, 1, mask=[False, False]))
 print("no tokens:", attend(1, 1, 1, tokens=0), "a score of -1e40:", attend(1, 1, 1, tokens=1, first=1e20, key=-1e20))
 array = ops.zeros(3)
 ops.slice_update(array, [1], ops.ones(1))
-print("an array of zeros, after slice_update of it:", ops.convert_to_numpy(array).tolist())
+print("the input of slice_update, an array of zeros, afterwards:", ops.convert_to_numpy(array).tolist())

@@ -1,4 +1,4 @@
-"""KerasHub's CachedMultiHeadAttention, past the end of its cache: run with KERAS_BACKEND=jax, torch or numpy."""
+"""KerasHub's CachedMultiHeadAttention with updates past the end of its cache. Run with KERAS_BACKEND=jax, torch or numpy."""
 
 import keras
 import numpy as np
@@ -17,8 +17,8 @@ print(keras.backend.backend(), "1, 2, 3, 4:", keras.ops.convert_to_numpy(told(em
 for count in (1, 2):
     try:
         after = told(told(empty, 0, 1, 2, 3, 4), 5 - count, *[9.0] * count)
-        print(f"{count} more from {5 - count} on:", keras.ops.convert_to_numpy(after).ravel().tolist())
+        print(f"{count} more at index {5 - count}:", keras.ops.convert_to_numpy(after).ravel().tolist())
     except Exception as error:
-        print(f"{count} more from {5 - count} on:", type(error).__name__)
+        print(f"{count} more at index {5 - count}:", type(error).__name__)
 after = told(empty, 0, 5.0, 6.0, keys=1)
 print("one key, two values:", keras.ops.convert_to_numpy(after).ravel().tolist())

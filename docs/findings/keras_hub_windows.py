@@ -1,4 +1,4 @@
-"""KerasHub over tiny random models of transformers with windows of 4: how far off its hidden states are, token by token."""
+"""KerasHub and transformers, tiny random models with windows of 4: the difference of the hidden states per token."""
 
 import os
 import tempfile
@@ -21,7 +21,7 @@ ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 
 
 def without_experts(folder):
-    """KerasHub reads them as MXFP4 alone. Those of zeros say nothing in either, so that attention is what is compared."""
+    """KerasHub reads experts only as MXFP4. Experts of zeros add nothing in either library, so that only attention is compared."""
     file = folder / "model.safetensors"
     tensors = {name: tensor for name, tensor in load_file(file).items() if ".experts." not in name}
     for layer in range(2):
@@ -58,7 +58,7 @@ for name, model, backbone in (
         if name == "GPT-OSS":
             without_experts(Path(folder))
         ours = backbone.from_preset(folder, dtype="float32")
-    print(name, model.config.layer_types, "of 4: off by")
+    print(name, model.config.layer_types, "with windows of 4: differences")
     windows = [getattr(layer, "sliding_window", getattr(layer, "sliding_window_size", None)) for layer in ours.transformer_layers]
     print("  with KerasHub's windows", windows, *off(model, ours))
     if name == "GPT-OSS":

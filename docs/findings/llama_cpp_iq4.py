@@ -11,6 +11,6 @@ def quantize(rows):  # void quantize_row_iq4_nl_ref(const float * x, block_iq4_n
     return blocks
 
 
-for last in (0, 1, 2):  # of the block before the 32 zeros
+for last in (0, 1, 2):  # the last number of the block before the 32 zeros
     rows = np.stack([np.linspace(1, last, 32), np.zeros(32)]).astype(np.float32)
     print("the block of zeros:", quantize(rows)[1].tolist()[:6])

@@ -1,4 +1,4 @@
-"""LMCache's pages: batches that do not fit, of fewer than none, and of a count that is NumPy's int8."""
+"""LMCache's pages: batches that do not fit, with a negative count, and with a count of NumPy's int8."""
 
 import numpy as np
 import torch
@@ -14,5 +14,5 @@ for count in (5, -1, np.int8(3)):
     except OverflowError as error:
         said = error
     free = pool.address_manager.get_free_size() // 4096
-    print(repr(count), "of 4 gives", said, "and leaves", free, "free, active", pool.num_active_allocations, end=", ")
-    print("references of a page that was given back", one.get_ref_count())
+    print(repr(count), "of 4 returns", said, "and leaves", free, "free, active", pool.num_active_allocations, end=", ")
+    print("references of a freed page:", one.get_ref_count())

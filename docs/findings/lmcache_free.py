@@ -1,4 +1,4 @@
-"""LMCache's allocators: an object given back twice, and one that is held again after it was given back."""
+"""LMCache's allocators: an object that is freed twice, and one that is referenced after it was freed."""
 
 import torch
 from lmcache.v1.memory_allocators.paged_tensor_memory_allocator import PagedTensorMemoryAllocator
@@ -17,4 +17,4 @@ for make in (lambda: PagedTensorMemoryAllocator(memory, [page], [torch.uint8]), 
     held[1].ref_count_up()
     other = pool.allocate(page, torch.uint8)
     other.tensor.fill_(7)
-    print("given back, held again: references", held[1].get_ref_count(), "and reads", bytes(held[1].byte_array)[0], "of another")
+    print("freed, then referenced: references", held[1].get_ref_count(), "and reads", bytes(held[1].byte_array)[0], "of another object")

@@ -1,4 +1,4 @@
-"""MLX's to_fp8: a NaN, and the codes that stand for one."""
+"""MLX: to_fp8 of NaN, and from_fp8 of the code of NaN."""
 
 import mlx.core as mx
 

@@ -1,4 +1,4 @@
-"""mlx 0.32.4: the far end of a group is cut off, or not; bfloat16 scales are rounded after the codes are made."""
+"""mlx 0.32.4: one end of a group can be cut off; bfloat16 scales are rounded after the codes are computed."""
 
 import mlx.core as mx
 

@@ -1,4 +1,4 @@
-"""mlx-lm 0.32.2: two caches keep the array of the first update, and no copy of it.
+"""mlx-lm 0.32.2: two caches store the array of the first update itself instead of a copy.
 
 pip install "mlx[cpu]" mlx-lm
 """
@@ -10,4 +10,4 @@ for cache in (KVCache(), RotatingKVCache(max_size=8), ConcatenateKVCache()):
     keys = mx.ones((1, 1, 3, 2))
     cache.update_and_fetch(keys, keys)
     keys[:] = 77
-    print(type(cache).__name__, cache.keys[0, 0, :3, 0].tolist())  # of the first [1, 1, 1], of the others [77, 77, 77]
+    print(type(cache).__name__, cache.keys[0, 0, :3, 0].tolist())  # KVCache: [1, 1, 1]; the other two: [77, 77, 77]

@@ -1,4 +1,4 @@
-"""MLX's attention on a CPU: a token that the first query may not see."""
+"""MLX's attention on a CPU: NaN or infinity in a token that is masked for the first query."""
 
 import mlx.core as mx
 

@@ -1,4 +1,4 @@
-"""mlx-lm's caches: what `trim` takes away, and what it should not take."""
+"""mlx-lm's caches: `trim` that removes nothing, and `trim` with a negative number."""
 
 import mlx.core as mx
 from mlx_lm.models.cache import ConcatenateKVCache, KVCache
@@ -12,7 +12,7 @@ mx.set_default_device(mx.cpu)
 for kind in (KVCache, ConcatenateKVCache):
     cache = kind()
     told(cache, 1.0, 2.0, 3.0, 4.0)
-    print(kind.__name__, "is_trimmable", cache.is_trimmable(), "trim(2) gives", cache.trim(2), "and then", told(cache, 9.0))
+    print(kind.__name__, "is_trimmable", cache.is_trimmable(), "trim(2) returns", cache.trim(2), "and then", told(cache, 9.0))
 cache = KVCache()
 told(cache, 1.0, 2.0, 3.0, 4.0)
 cache.trim(-2)

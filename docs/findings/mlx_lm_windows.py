@@ -1,6 +1,6 @@
-"""mlx-lm's caches of a window: how many of those it should see does the first query of a step see, told at once or one by one?
+"""mlx-lm's windowed caches: which tokens a query sees if tokens are passed at once or one by one.
 
-Every key is 0, so that a query sees all tokens alike, and token p has the value 2^p: what comes out says which were seen.
+Every key is 0, so that all visible tokens have equal weights, and token p has the value 2^p: the output shows which were visible.
 """
 
 import mlx.core as mx
@@ -9,7 +9,7 @@ from mlx_lm.models.cache import BatchRotatingKVCache, ChunkedKVCache, RotatingKV
 
 
 def seen(cache, first, count, row=0):
-    """The positions that each of `count` queries sees, as a layer of a model asks: a mask, an update, attention."""
+    """The positions that each of `count` queries sees, with the calls of a layer: a mask, an update, attention."""
     values = mx.array([[[[2.0 ** (first + each)] for each in range(count)]]] * (row + 1))
     mask = create_attention_mask(mx.zeros((1, count, 1)), cache)
     _, values = cache.update_and_fetch(mx.zeros_like(values), values)
@@ -47,4 +47,4 @@ cache = ChunkedKVCache(4)
 for first in range(9):
     cache.maybe_trim_front()
     cache.update_and_fetch(*[mx.full((1, 1, 1, 1), 2.0**first)] * 2)
-print("  is_trimmable", cache.is_trimmable(), "took back", trim_prompt_cache([cache], 7), "of 7, and goes on at", cache.offset)
+print("  is_trimmable", cache.is_trimmable(), "removed", trim_prompt_cache([cache], 7), "of 7, and continues at", cache.offset)

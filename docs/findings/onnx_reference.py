@@ -1,4 +1,4 @@
-"""ONNX's reference evaluator: Attention over tokens that do not count or do not fit, and ScatterND of updates that do not fit."""
+"""ONNX's reference evaluator: Attention over masked tokens or wrong shapes, and ScatterND with updates of wrong shapes."""
 
 import numpy as np
 from onnx import checker, parser

@@ -1,4 +1,4 @@
-"""ONNX Runtime's Cast to 8 bits with saturate=0: the codes of numbers around where each type ends."""
+"""ONNX Runtime's Cast to 8 bits with saturate=0: the codes of numbers near the largest number of each type."""
 
 import numpy as np
 import onnxruntime as ort

@@ -1,4 +1,4 @@
-"""onnxruntime-genai over a canary: kvref canary make canary --dtype float32
+"""onnxruntime-genai with a canary; first run: kvref canary make canary --dtype float32
 python -m onnxruntime_genai.models.builder -i canary -o onnx -p fp32 -e cpu -c cache"""
 
 import numpy as np
@@ -14,4 +14,4 @@ for _ in range(60):
 generator.rewind_to(101)
 before = generator.token_count()
 generator.generate_next_token()
-print("one token is asked for:", generator.token_count() - before, "come")
+print("one token was requested:", generator.token_count() - before, "were generated")

@@ -1,4 +1,4 @@
-"""onnxruntime-genai over a canary: kvref canary make canary --dtype float32
+"""onnxruntime-genai with a canary; first run: kvref canary make canary --dtype float32
 python -m onnxruntime_genai.models.builder -i canary -o onnx -p fp32 -e cpu -c cache"""
 
 import numpy as np
@@ -11,9 +11,9 @@ talk, again = og.Generator(model, params), og.Generator(model, params)
 talk.append_tokens(np.array([1, *range(4, 104)], np.int32))
 for _ in range(5):
     talk.generate_next_token()
-told = [*talk.get_sequence(0), 200]  # what was told and said, and the next turn
+told = [*talk.get_sequence(0), 200]  # the prompt, the generated tokens, and the next turn
 talk.append_tokens(np.array(told[-1:], np.int32))
-again.append_tokens(np.array(told, np.int32))  # the same at once
+again.append_tokens(np.array(told, np.int32))  # the same tokens at once
 for generator in (talk, again):
     for _ in range(60):
         generator.generate_next_token()

@@ -1,4 +1,4 @@
-"""ONNX Runtime: attention over two tokens of value 1 and a third that does not count, and then over none that counts."""
+"""ONNX Runtime: attention over two tokens of value 1 and a third that is masked, and with all tokens masked."""
 
 import numpy as np
 import onnxruntime as ort

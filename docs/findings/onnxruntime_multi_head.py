@@ -1,6 +1,6 @@
-"""ONNX Runtime's MultiHeadAttention with a past of two tokens, keys of width 2: values of other widths in a step, and of none.
+"""ONNX Runtime's MultiHeadAttention with a past of two tokens, keys of width 2: values of other widths in a step, 0 included.
 
-The last line is never printed: the process ends before.
+The last line is not printed, because the process ends first.
 """
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""ONNX Runtime's GroupQueryAttention, a window of 2: tokens of 1, one of them infinite, and what comes out once it has left."""
+"""ONNX Runtime's GroupQueryAttention, a window of 2: the outputs after an infinite token has left the window."""
 
 import numpy as np
 import onnxruntime

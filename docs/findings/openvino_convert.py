@@ -1,4 +1,4 @@
-"""OpenVINO's Convert on its CPU plugin, in float32: what some numbers become in bfloat16 and in the two FP8 formats."""
+"""OpenVINO's Convert on its CPU plugin, in float32: the codes of some numbers in bfloat16 and in the two FP8 formats."""
 
 import numpy as np
 import openvino as ov

@@ -1,4 +1,4 @@
-"""OpenVINO GenAI over a canary: two prompts of different words, whose first blocks (32 tokens on a CPU) have the same hash."""
+"""OpenVINO GenAI with a canary: two prompts of different words whose first blocks (32 tokens on a CPU) have the same hash."""
 
 from pathlib import Path
 
@@ -16,4 +16,4 @@ for caching in (False, True):
     pipeline = ContinuousBatchingPipeline(".", scheduled, "CPU")
     for words in ([76, 212, 73, 101, 256, 139, 156, 236], [63, 129, 139, 212, 235, 89, 29, 113]):
         prompt, asked = ov.Tensor([[1, *words, *range(4, 45)]]), GenerationConfig(max_new_tokens=7, ignore_eos=True)
-        print(caching, words[1:], "and it says", pipeline.generate([prompt], [asked])[0].m_generation_ids[0])
+        print(caching, words[1:], "generates", pipeline.generate([prompt], [asked])[0].m_generation_ids[0])

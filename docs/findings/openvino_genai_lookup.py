@@ -1,4 +1,4 @@
-"""OpenVINO GenAI over a canary: three prompts together, with prompt lookup, and with room for all three to the end or not."""
+"""OpenVINO GenAI with a canary: three concurrent prompts, with and without prompt lookup, and with and without room for all."""
 
 import openvino as ov
 from openvino_genai import ContinuousBatchingPipeline, GenerationConfig, SchedulerConfig
@@ -7,7 +7,7 @@ from kvref.canary import Canary
 from kvref_conformance.implementations.engines.openvino_llama import model
 
 ov.save_model(model(Canary()), "openvino_model.xml", compress_to_fp16=False)
-words = [[start + number % 48 for number in range(112)] for start in (4, 64, 124)]  # a period, again and again
+words = [[start + number % 48 for number in range(112)] for start in (4, 64, 124)]  # a period, repeated
 for lookup, blocks in ((5, 40), (0, 8), (5, 8)):
     scheduled, asked = SchedulerConfig(), GenerationConfig(max_new_tokens=60, ignore_eos=True, eos_token_id=2)
     scheduled.num_kv_blocks, asked.num_assistant_tokens, asked.max_ngram_size = blocks, lookup, lookup

@@ -1,4 +1,4 @@
-"""OpenVINO GenAI over a canary: a prompt that ends within a block, then two together that begin with it, a token at a time."""
+"""OpenVINO GenAI with a canary: a prompt that ends within a block, then two concurrent requests that begin with it."""
 
 import openvino as ov
 from openvino_genai import ContinuousBatchingPipeline, GenerationConfig, SchedulerConfig

@@ -1,4 +1,4 @@
-"""OpenVINO's PagedAttention on its CPU plugin: one sequence of two tokens of one number, in the first of two blocks."""
+"""OpenVINO's PagedAttention on its CPU plugin: one sequence of two tokens of width 1, in the first of two blocks."""
 
 import numpy as np
 import openvino as ov
@@ -30,6 +30,6 @@ def attention(query: list[float], keys: list[float], values: list[float], scale:
 
 
 print("scale 1, and scale 0:", *(attention([1, 1], [2, 3], [4, 5], scale)[1] for scale in (1.0, 0.0)))
-print("scores of -1e40, which float32 has not:", attention([1e20, 1e20], [-1e20, -1e20], [4, 5], 1.0)[1])
-print("the first query, where the second value is not a number:", attention([1, 1], [2, 3], [4, np.nan], 1.0)[0])
+print("scores of -1e40, beyond float32:", attention([1e20, 1e20], [-1e20, -1e20], [4, 5], 1.0)[1])
+print("the first query, where the second value is NaN:", attention([1, 1], [2, 3], [4, np.nan], 1.0)[0])
 print("three query heads over two kv heads of 4:", attention([1] * 6, [2] * 4, [4] * 4, 1.0, 2)[1])

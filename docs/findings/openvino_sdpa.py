@@ -1,4 +1,4 @@
-"""OpenVINO's ScaledDotProductAttention on its CPU plugin: over no tokens, a masked one, and one that is masked and NaN."""
+"""OpenVINO's ScaledDotProductAttention on its CPU plugin: over no tokens, over a masked token, and with a masked token of NaN."""
 
 import numpy as np
 import openvino as ov
@@ -19,4 +19,4 @@ def attended(values: list[float], seen: list[bool]) -> np.ndarray:
 print("a token of 7:", attended([7], [True])[0, 0])
 print("no tokens:", attended([], [])[0, 0])
 print("a token of 7 that is masked:", attended([7], [False])[0, 0])
-print("and beside it one of NaN that is masked:", attended([7, np.nan], [True, False])[0, 0])
+print("a token of 7, and one of NaN that is masked:", attended([7, np.nan], [True, False])[0, 0])

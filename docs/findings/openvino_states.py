@@ -1,6 +1,6 @@
-"""OpenVINO's variables of keys and values on its CPU plugin: what the attention gives, and what `query_state` says they are.
+"""OpenVINO's variables of keys and values on its CPU plugin: the attention output, and what `query_state` returns.
 
-The last line, of u4, is never printed: the process ends before.
+The last line, for u4, is not printed, because the process ends first.
 """
 
 import numpy as np

@@ -1,4 +1,4 @@
-"""optimum-quanto 0.2.7: a weight of a single group has a scale and a shift for each of its numbers."""
+"""optimum-quanto 0.2.7: a weight of a single group gets one scale and one shift per number."""
 
 import torch
 from optimum.quanto import MaxOptimizer, qint4

@@ -1,4 +1,4 @@
-"""optimum-quanto 0.2.7: a row of zeros is NaN in float8, in a tensor with other rows and alone."""
+"""optimum-quanto 0.2.7: a row of zeros becomes NaN in float8."""
 
 import torch
 from optimum.quanto import AbsmaxOptimizer, qfloat8_e4m3fn, qint8, quantize_weight

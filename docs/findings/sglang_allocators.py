@@ -1,4 +1,4 @@
-"""SGLang's allocators: a slot freed twice, and fewer than none asked for."""
+"""SGLang's allocators: a slot that is freed twice, and a negative size."""
 
 import torch
 from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
@@ -10,4 +10,4 @@ for pool, count in ((TokenToKVPoolAllocator(4, **options), 1), (PagedTokenToKVPo
         pool.free(slots[-count:])
     print(type(pool).__name__, "free", pool.available_size(), "then", pool.alloc(count).tolist(), pool.alloc(count).tolist())
     pool.clear()
-    print("alloc of", -count, "gives", pool.alloc(-count).tolist(), "and leaves", pool.available_size())
+    print("alloc of", -count, "returns", pool.alloc(-count).tolist(), "and leaves", pool.available_size())

@@ -1,4 +1,4 @@
-"""SGLang's MHATokenToKVPool on a CPU: what it does with float64 keys, and with float64 values beside float32 keys."""
+"""SGLang's MHATokenToKVPool on a CPU: float64 keys and values, and float64 values with float32 keys."""
 
 from types import SimpleNamespace
 
@@ -12,4 +12,4 @@ for keys, values in ((one.double(), one.double()), (one, one.double())):
         pool.set_kv_buffer(SimpleNamespace(layer_id=0), torch.tensor([1]), keys, values)
     except RuntimeError as error:
         said = f"{str(error)[:70]}..."
-    print(keys.dtype, values.dtype, "said", said, "and holds", *(each.flatten().tolist() for each in pool.get_kv_buffer(0)))
+    print(keys.dtype, values.dtype, "raised", said, "and contains", *(each.flatten().tolist() for each in pool.get_kv_buffer(0)))

@@ -1,4 +1,4 @@
-"""SGLang's MHATokenToKVPool on a CPU: slots of -1, past the end and in a square, tokens of one head and of an axis too many."""
+"""SGLang's MHATokenToKVPool on a CPU: slots of -1, past the end and in two dimensions, tokens of one head and with an extra axis."""
 
 from types import SimpleNamespace
 
@@ -13,4 +13,4 @@ for slots, shape in (([2, -1], (2, 2, 1)), ([2, 9], (2, 2, 1)), ([2, 3], (2, 1, 
         pool.set_kv_buffer(SimpleNamespace(layer_id=0), torch.tensor(slots), tokens, tokens)
     except Exception as error:
         said = f"{type(error).__name__}: {str(error)[:60]}"
-    print(slots, shape, "said", said, "and keys are", pool.get_key_buffer(0).flatten().tolist())
+    print(slots, shape, "raised", said, "and the keys are", pool.get_key_buffer(0).flatten().tolist())

@@ -1,4 +1,4 @@
-"""tinygrad's assign: a row of one head, assigned to two."""
+"""tinygrad's assign: a row of one head is assigned to two heads."""
 
 import os
 

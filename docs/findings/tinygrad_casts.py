@@ -1,4 +1,4 @@
-"""tinygrad's casts on its device PYTHON (before Python 3.12, whose arrays have no float16)."""
+"""tinygrad's casts on its device PYTHON (before Python 3.12, where it emulates float16)."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""PyTorch's attention on a CPU: a key that is no number, one that nobody may see, and keys and values that do not fit."""
+"""PyTorch's attention on a CPU: a key of NaN, a masked token of NaN, and keys and values of different shapes."""
 
 import warnings
 
@@ -28,7 +28,7 @@ print("two key heads and one value head:", said(heads, heads, tokens(7.0)))
 
 buffer, query = torch.zeros(1, 1, 4, 8), torch.ones(1, 1, 1, 8)
 values = torch.arange(4.0).reshape(1, 1, 4, 1).repeat(1, 1, 1, 8)
-for behind in (0.0, 9.0):
-    buffer[:, :, 2:] = behind  # what lies in memory behind two keys
+for after in (0.0, 9.0):
+    buffer[:, :, 2:] = after  # the memory after the two keys
     out = scaled_dot_product_attention(query, buffer[:, :, :2], values)
-    print(f"two keys before a memory of {behind}, and four values:", out[0, 0, 0, 0].item())
+    print(f"two keys followed by memory of {after}, and four values:", out[0, 0, 0, 0].item())

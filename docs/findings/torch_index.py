@@ -19,4 +19,4 @@ for name, write in (("index_copy_", copied), ("rows[index]", put)):
             end = "passes"
         except (IndexError, RuntimeError) as error:
             end = type(error).__name__
-        print(f"{name}, {len(new)} new to {index} of 4 rows: {end}, and there are {rows.flatten().tolist()}")
+        print(f"{name}, {len(new)} new to {index} of 4 rows: {end}, and the rows are {rows.flatten().tolist()}")

@@ -1,4 +1,4 @@
-"""torchao 0.18: codes are made with the reciprocal of a 16-bit scale, itself rounded to 16 bits."""
+"""torchao 0.18: codes are computed with the reciprocal of a 16-bit scale, which is rounded to 16 bits."""
 
 import torch
 from torchao.quantization.quant_primitives import MappingType, choose_qparams_affine, dequantize_affine, quantize_affine

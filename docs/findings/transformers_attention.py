@@ -1,4 +1,4 @@
-"""transformers' attention functions: what a query gets that sees no token, or one whose score is beyond float32."""
+"""transformers' attention functions: the output for a query that sees no token, or one token whose score is beyond float32."""
 
 from types import SimpleNamespace
 
@@ -13,4 +13,4 @@ padded = {"batch_size": 1, "q_length": 2, "kv_length": 2, "attention_mask": torc
 for forward, mask in ((eager_attention_forward, eager_mask), (sdpa_attention_forward, sdpa_mask)):
     seen = forward(layer, one, one, values, mask(**padded), scaling=1.0)[0].flatten().tolist()
     last = forward(layer, one[:, :, :1], one[:, :, :1] * -1e39, values[:, :, :1], None, scaling=1.0)[0].item()
-    print(f"{forward.__name__}: behind padding alone {seen[0]}, over one token whose score is -inf {last}")
+    print(f"{forward.__name__}: over padding alone {seen[0]}, over one token whose score is -inf {last}")

@@ -1,4 +1,4 @@
-"""transformers 5.23: the FP8 cache clips whatever is larger than the first update, and a number of it may end as none."""
+"""transformers 5.23: the FP8 cache clips values that are larger than the first update, and infinity becomes finite."""
 
 import torch
 from transformers import LlamaConfig, QuantizedCache
@@ -8,4 +8,4 @@ for first in (1.0, 0.0):
     for value in (first, 4.0, float("inf")):
         token = torch.full((1, 1, 1, 8), value)
         keys, _ = cache.update(token, token, 0)
-    print(keys[0, 0, :, 0].tolist())  # and it was 1, 4 and infinity; 0, 4 and infinity
+    print(keys[0, 0, :, 0].tolist())  # the input was 1, 4 and infinity; then 0, 4 and infinity

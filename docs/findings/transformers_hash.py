@@ -1,4 +1,4 @@
-"""transformers' continuous batching: two prompts whose first pages, of 256 tokens as by default, have the same hash."""
+"""transformers' continuous batching: two prompts whose first pages of 256 tokens, the default size, have the same hash."""
 
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig, LlamaConfig, LlamaForCausalLM
@@ -18,4 +18,4 @@ for told in ([one], [other], [one, other]):
         manager.add_request(prompt, max_new_tokens=6)
         said = manager.get_result().generated_tokens
     manager.stop()
-    print(f"after {len(told) - 1} others, {prompt[224:229]} is answered", said)
+    print(f"after {len(told) - 1} others, {prompt[224:229]} gets the answer", said)

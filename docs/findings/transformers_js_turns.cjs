@@ -1,5 +1,5 @@
-// transformers.js over a canary: kvref canary make canary, and into canary/onnx/model.onnx what
-// kvref_conformance.implementations.engines.onnx_graph.onnx(Canary()) returns
+// transformers.js with a canary. First run `kvref canary make canary`, and write the result of
+// kvref_conformance.implementations.engines.onnx_graph.onnx(Canary()) to canary/onnx/model.onnx
 const { AutoModelForCausalLM, DynamicCache, Tensor, env } = require("@huggingface/transformers");
 
 async function turns(masked) {

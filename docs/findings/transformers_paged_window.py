@@ -1,4 +1,4 @@
-"""transformers' mask of continuous batching: what two tokens in one step see of each other, by the window."""
+"""transformers' mask of continuous batching: how many tokens each query of one step sees, per window."""
 
 import torch
 from transformers.generation.continuous_batching.utils import build_attention_mask

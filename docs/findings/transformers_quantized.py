@@ -1,4 +1,4 @@
-"""transformers 5.23: how a prompt reads while HQQ quantizes it again and again by its default axis; and what 4 bits refuse."""
+"""transformers 5.23: the error of a prompt that HQQ quantizes repeatedly, and what raises in 4 bits."""
 
 import torch
 from transformers import LlamaConfig, QuantizedCache
@@ -12,7 +12,7 @@ for backend, axis in (("hqq", 0), ("hqq", 1), ("quanto", 0)):
     print(backend, axis, [round(errors[at], 3) for at in (0, 1, 3, 7, 15, 30)])  # after 0, 1, 3, 7, 15, 30 flushes
 cache = QuantizedCache("quanto", one, residual_length=4)
 keys = [cache.update(prompt[:, :, at : at + 1], prompt[:, :, at : at + 1], 0)[0] for at in range(8)][-1]
-print("exact of the newest:", (keys == prompt[:, :, :8]).all(-1).flatten().tolist())
+print("which of the newest tokens are exact:", (keys == prompt[:, :, :8]).all(-1).flatten().tolist())
 try:
     QuantizedCache("hqq", one, axis_key=1, axis_value=1).update(prompt[:, :, :5], prompt[:, :, :5], 0)
 except RuntimeError as error:

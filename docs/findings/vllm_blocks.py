@@ -1,19 +1,19 @@
-"""vLLM's BlockPool: a block that was freed twice is handed out while it is held, and a negative number makes blocks."""
+"""vLLM's BlockPool: a block that was freed twice is allocated while it is referenced, and a negative number increases the free count."""
 
 from vllm.v1.core.block_pool import BlockPool
 
-touched, left, negative = (BlockPool(5, enable_caching=True, hash_block_size=16) for _ in range(3))  # a null block, and four
+touched, left, negative = (BlockPool(5, enable_caching=True, hash_block_size=16) for _ in range(3))  # a null block and four blocks
 for pool in (touched, left):
     (block,) = pool.get_new_blocks(1)
     for _ in range(2):
         pool.free_blocks([block])
     print("freed twice: references", block.ref_cnt)
     if pool is touched:
-        pool.touch([block])  # as for a request that finds it
+        pool.touch([block])  # as for a request with a hit
     try:
-        print("held by a request: block", block.block_id, "handed out to another:", [b.block_id for b in pool.get_new_blocks(4)])
+        print("referenced by a request: block", block.block_id, "allocated to another:", [b.block_id for b in pool.get_new_blocks(4)])
     except AssertionError:
-        print("then all are taken: AssertionError, free", pool.get_num_free_blocks())
+        print("then all are allocated: AssertionError, free", pool.get_num_free_blocks())
 
 negative.get_new_blocks(2)
 print("get_new_blocks(-3):", negative.get_new_blocks(-3), "free", negative.get_num_free_blocks(), "of 4")

@@ -1,4 +1,4 @@
-"""vLLM's CPUOffloadingManager: a key named twice takes two chunks, and a load that is refused keeps what it took or gave back."""
+"""vLLM's CPUOffloadingManager: a key named twice uses two chunks, and a load that raises keeps its changes of pins."""
 
 from vllm.v1.kv_offload.base import ReqContext, make_offload_key
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
@@ -22,7 +22,7 @@ manager = stored(1, KEYS[1])
 try:
     manager.prepare_load([KEYS[1], KEYS[2]], ReqContext(req_id="load"))
 except AssertionError as error:
-    print("prepare_load of one that is there and one that is not: AssertionError:", str(error)[:5])
+    print("prepare_load of a stored and a missing key: AssertionError:", str(error)[:5])
 print("then room for another:", manager.prepare_store([KEYS[3]], ReqContext(req_id="other")) is not None)
 
 manager = stored(2, KEYS[1], KEYS[2])
@@ -31,6 +31,6 @@ for keys in ([KEYS[1], KEYS[2]], [KEYS[1]]):
     try:
         manager.complete_load(keys, ReqContext(req_id="load"))
     except AssertionError as error:
-        print("complete_load of", len(keys), "of which one is being loaded: AssertionError:", str(error)[-20:])
+        print("complete_load of", len(keys), "keys, one of which is being loaded: AssertionError:", str(error)[-20:])
 
 print("a manager of -1 chunks:", type(CPUOffloadingManager(num_chunks=-1)).__name__)

@@ -1,4 +1,4 @@
-"""x-transformers: which keys and values a query head reads, and whether `causal=False` is heard with `flash=True`."""
+"""x-transformers: which kv head a query head reads, and whether `causal=False` has an effect with `flash=True`."""
 
 import torch
 from x_transformers.attend import Attend
@@ -14,4 +14,4 @@ given = torch.randn(1, 3, 16)
 for flash in (False, True):
     layer = Attention(16, dim_head=8, heads=2, causal=True, flash=flash)
     same = torch.equal(layer(given, causal=False), layer(given))
-    print(f"flash={flash}: causal=False", "changes nothing" if same else "is heard")
+    print(f"flash={flash}: causal=False", "changes nothing" if same else "has an effect")

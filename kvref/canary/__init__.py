@@ -1,13 +1,14 @@
-"""The canary: a Llama whose weights are made by hand, so that every token it says proves which cache entries were read.
+"""The canary: a Llama with hand-constructed weights, so that each token it generates proves which cache entries were read.
 
-An attention head whose query and key are the same for every token scores distances alone: with rotary positions the score of a
-key d tokens back is S / m * sum_i cos((d - k) theta_i), largest at d = k. Made sharp, it copies the token k back. One such layer
-behind the other, with offsets that add up to one period less a token, say next what was said a period ago: a prompt of one
-period goes on by itself for ever, and what has to be said is a list. See kvref/spec/engines.md.
+In an attention head whose query and key are the same for every token, scores depend on distances only: with rotary embedding, the
+score of a key d tokens back is S / m * sum_i cos((d - k) theta_i), which is largest at d = k. With a large S the head copies from
+the token k back. Several such layers, whose offsets k add up to one period less one token, generate the token of one period ago.
+A canary therefore repeats a prompt of one period, and the expected output is known. See kvref/spec/engines.md.
 
-In the residual stream lie a constant and, for each layer and one more, a part: one number a bit of the token, +1 or -1, head by
-head, and one a head that says "no bits: a special token". Each layer copies the newest part of the place it looks at into the
-next. Every part has the same length, so that each norm's weight undoes the norm.
+The residual stream contains a constant and num_layers + 1 parts. A part represents a token: per kv head, one number per bit, +1
+or -1, and one number that marks a special token, which has no bits. Part 0 is the embedding of the token. Each layer copies the
+newest part of the token that it attends to into the next part. All parts have the same length (norm), so that the weight of each
+RMS norm can undo the norm.
 """
 
 from kvref.canary.oracle import Oracle

@@ -1,4 +1,7 @@
-"""What a canary has to say, whatever it was told: computed from which place each layer and head looks at, without weights."""
+"""The expected output of a canary for any tokens, also with changed cache entries.
+
+It is computed without weights: for each layer and head, from the place with the highest score.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -11,14 +14,16 @@ from numpy.typing import NDArray
 from kvref.attention import Sight
 from kvref.canary.shape import LEAK, ROUNDINGS, SHARPNESS, Canary
 
-UNCERTAIN = -2  # a digit that hangs on rounding
+UNCERTAIN = -2  # a digit that depends on rounding
 
 
 @dataclass
 class Entry:
-    """What one kv head of one layer holds of a token. at: the position its key was turned to, None for a key of zeros.
+    """The cache entry of one token, kv head and layer.
 
-    key: the digits that the key tells of, where a layer looks up. digit: what the value carries.
+    - `at`: the position for which its key was rotated; None for a key of zeros.
+    - `key`: the digits in the key, which a layer that recalls compares.
+    - `digit`: the digit in the value.
     """
 
     at: int | None
@@ -26,16 +31,19 @@ class Entry:
     digit: int
 
 
-Spoil = Callable[[int, list[list[Entry]]], None]  # layer, its entries by head and position
+Spoil = Callable[[int, list[list[Entry]]], None]  # called with a layer and its entries, by head and position
 Digits = NDArray[np.int64]
 
 
 @dataclass
 class Oracle:
-    """One sequence. entries[layer][head][position] may be changed, cut and moved: it says what a cache with those would say.
+    """The expected output of a canary for one sequence.
 
-    roundoff: of what the engine computes with. What this makes uncertain it does not say. windows: what the engine sees in each
-    layer, where that is not what the canary says.
+    `entries[layer][head][position]` are the cache entries. They can be changed, removed and moved; the oracle then returns what
+    an engine with such a cache generates.
+
+    - `roundoff`: the unit roundoff of the engine's arithmetic. The oracle returns None for a token that depends on rounding.
+    - `windows`: the windows of the engine's layers, by default those of the canary.
     """
 
     canary: Canary
@@ -51,18 +59,22 @@ class Oracle:
 
     @property
     def length(self) -> int:
+        """The number of tokens."""
         return len(self.entries[0][0])
 
     def upto(self, length: int, windows: tuple[int | None, ...] = ()) -> "Oracle":
-        """Another of its first tokens. It shares their entries: put others in their place there rather than change them."""
+        """Return an oracle with the first `length` tokens.
+
+        It shares the Entry objects with this one: replace entries there instead of changing their fields.
+        """
         other = Oracle(self.canary, self.roundoff, windows or self.windows)
         other.entries = [[entries[:length] for entries in layer] for layer in self.entries]
         return other
 
     def extend(self, tokens: Iterable[int], spoil: Spoil | None = None) -> list[int | None]:
-        """What comes next after each of these tokens, None where it hangs on rounding.
+        """Append tokens, and return for each the token that follows it, or None if it depends on rounding.
 
-        spoil: is called with a layer and its entries, those of these tokens among them, before any of these tokens reads them.
+        spoil: called for each layer with the layer and its entries, including those of the new tokens, before they are read.
         """
         canary, start, tokens = self.canary, self.length, list(tokens)
         if not tokens:
@@ -78,14 +90,14 @@ class Oracle:
         return [None if UNCERTAIN in digits else canary.token(digits) for digits in parts[-1].tolist()]
 
     def generate(self, token: int, count: int) -> list[int | None]:
-        """The `count` tokens that follow a last one, each of which is told it in turn; what is uncertain ends it."""
+        """Append `token`, and return the `count` tokens that follow, up to the first None: a token that depends on rounding."""
         said = self.extend([token])
         while len(said) < count and said[-1] is not None:
             said += self.extend([said[-1]])
         return said
 
     def _read(self, layer: int, head: int, wanted: Digits) -> Digits:
-        """The digits that the queries of the last tokens find: that of the best place, if all near it carry the same."""
+        """The digits that the queries of the last tokens read: of the best place, if places with similar scores have the same."""
         canary, entries, window = self.canary, self.entries[layer][head], self.windows[layer]
         digits = np.array([entry.digit for entry in entries])
         there = np.array([entry.at is not None for entry in entries])
@@ -107,10 +119,10 @@ class Oracle:
         return _agreed(digits, ~hidden & (worth > best - self._apart))
 
     def _copied(self, layer: int, digits: Digits, first: int) -> Digits:
-        """`_read` of a layer that looks back, where each key lies at its own position: all queries look equally far back."""
+        """`_read` for a layer that copies by distance, if each key is rotated for its own position: the same for all queries."""
         window = self.windows[layer] or len(digits)
         worth = SHARPNESS * self._nearness(layer, np.arange(min(window, len(digits))))
-        best = np.maximum.accumulate(worth)  # by how far back a query sees
+        best = np.maximum.accumulate(worth)  # by the number of tokens that a query sees
         queries = np.arange(first, len(digits))
         seen = np.minimum(queries, len(worth) - 1)
         near = np.flatnonzero(worth > best - self._apart)
@@ -119,29 +131,30 @@ class Oracle:
         return _agreed(digits[np.maximum(places, 0)], hit)
 
     def _nearness(self, layer: int, back: NDArray[np.int64]) -> NDArray[np.float64]:
+        """`Canary.nearness`, from a table."""
         size = max(self.canary.context, 1 << int(np.abs(back).max(initial=0)).bit_length())
         return _table(self.canary, layer, size)[back + size]
 
 
 @lru_cache(64)
 def _table(canary: Canary, layer: int, size: int) -> NDArray[np.float64]:
-    """How near places lie that are -size .. size back."""
+    """`Canary.nearness` for the distances from -size to size."""
     return canary.nearness(layer, np.arange(-size, size + 1))
 
 
 def _signs(canary: Canary, digits: Digits) -> NDArray[np.float64]:
-    """The bits of [n, num_kv_heads] digits as +1 and -1, [n, num_kv_heads * bits]; of what has none zeros."""
+    """The bits of digits [n, num_kv_heads] as +1 and -1, [n, num_kv_heads * bits]; zeros for negative digits."""
     signs = (digits[..., None] >> np.arange(canary.bits) & 1) * 2.0 - 1
     return np.asarray(np.where(digits[..., None] >= 0, signs, 0.0).reshape(len(digits), -1))
 
 
 def _agreed(digits: Digits, near: NDArray[np.bool_]) -> Digits:
-    """By query the digit that all places near have, near [queries, places]."""
+    """Per query, the digit that all places in the mask `near` [queries, places] have, or UNCERTAIN."""
     least = np.where(near, digits, np.iinfo(np.int64).max).min(axis=1)
     most = np.where(near, digits, np.iinfo(np.int64).min).max(axis=1)
     return np.asarray(np.where(least == most, least, UNCERTAIN))
 
 
 def repeated(prompt: Sequence[int], period: int, count: int) -> list[int]:
-    """What follows a prompt of a period or more that an offset canary was told: its last period, again and again."""
+    """Return the `count` tokens that a canary without recalls generates after a prompt: it repeats the last period."""
     return [prompt[len(prompt) - period + number % period] for number in range(count)]

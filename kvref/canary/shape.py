@@ -1,4 +1,4 @@
-"""The sizes of a canary, what they make of a distance, and how much rounding that survives."""
+"""The sizes of a canary, the scores of its layers by distance, and the rounding errors that it survives."""
 
 import math
 from collections.abc import Sequence
@@ -9,41 +9,48 @@ from numpy.typing import NDArray
 
 from kvref.errors import ConfigError, whole
 
-NOTHING = -1  # what a head carries of a special token, and of zeros
-UNKNOWN, BOS, EOS, BLANK, FIRST_WORD = range(5)  # token ids; blank: what it says where bits are missing
-CONSTANT = 16.0  # in the residual stream: far above a part, so that a damaged part hardly moves the norm
-SHARPNESS = 600.0  # the score, in nats, of what is looked for; S above. Below 65504 / sqrt(head_dim), for float16
-KEY = 8.0  # the length of each pair of a key
-LOUDNESS = 32.0  # what one bit adds to a token's logit
-EPSILON = 1e-5  # of the norms
-SLOW = 0.5  # radians that a pair may turn over a whole context and still carry what a key says
-ROUNDINGS = 8  # by a compute dtype of what varies with position: cosine, product, sum of query and of key; the score; all else
-LEAK = 1 / 64  # of a bit, at most, from all other places together
-# At most, so that no sizes take minutes or many gigabytes to make.
+NOTHING = -1  # the digit of a special token, and of values of zeros
+UNKNOWN, BOS, EOS, BLANK, FIRST_WORD = range(5)  # token ids; BLANK is generated if bits are missing
+CONSTANT = 16.0  # in the residual stream: much larger than a part, so that a damaged part hardly changes the norm
+SHARPNESS = 600.0  # S, the score of the right place in nats. Below 65504 / sqrt(head_dim), for float16
+KEY = 8.0  # the length of each rotary pair of a key
+LOUDNESS = 32.0  # what one right bit adds to a token's logit
+EPSILON = 1e-5  # of the RMS norms
+SLOW = 0.5  # the largest rotation over a whole context, in radians, of a pair that contains a bit of a key
+ROUNDINGS = 8  # position-dependent roundings of a compute dtype: cosine, product and sum, of query and key; the score; all others
+LEAK = 1 / 64  # of a bit: the largest share of all other places together
+# Limits, so that constructing a canary does not take minutes or many gigabytes.
 MOST = {"context": 2**20, "num_kv_heads": 12, "num_query_heads": 256, "head_dim": 1024, "intermediate_size": 2**16}
 MOST_TURNS = 2**27  # context * head_dim
 MOST_WEIGHTS = 2**29
 
-# What a format may do to a key, as a share of KEY: |q e| / |q k| at most. A relative error of u does u; an error of e at most in
-# each number does sqrt(2) e, for |cos| + |sin| <= sqrt(2). Steps: of INT8 1 / 127, of Q8 2 / 255, of Q4 2 / 15 of the largest.
+# The largest relative error of a score, |q e| / |q k|, by an error e of a key in each format. A relative error of u in each
+# number gives u; an absolute error of at most a * KEY gives sqrt(2) a, because |cos| + |sin| <= sqrt(2). Steps, relative to the
+# largest number: INT8 1 / 127, Q8 2 / 255, Q4 2 / 15.
 KEY_ERRORS = {
     "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8, "float8_e4m3fn": 2.0**-4, "float8_e5m2": 2.0**-3,
     "int8": math.sqrt(2) / 254, "q8": math.sqrt(2) / 255, "q4": math.sqrt(2) / 15,
 }  # fmt: skip
-ROUNDOFF = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}  # of a compute dtype
+ROUNDOFF = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}  # unit roundoff of compute dtypes
 
 
 @dataclass(frozen=True)
 class Canary:
-    """offsets: how far back each layer looks. windows: tokens that each layer sees, the query's own among them; None for all.
+    """The sizes of a canary.
 
-    A window as wide as the offset hides that place, and the layer finds the one before it: an engine whose window is one too
-    wide or too narrow then says another token. recalls: behind those layers stands one that looks for the place whose bits, as
-    the last layer left them, are those of the current token, and says what came next there. The offset before it is 1. With it
-    a wrong key shows too, and positions may be shifted. num_pairs: of a head, that queries look back by, the fastest ones; None
-    for as many as tell places apart best. More of them make a finer ruler of what a cache format does to keys.
+    - `offsets`: how many tokens back each layer copies from.
+    - `recalls`: whether a last layer follows that finds the place whose predecessor is the current token, and returns the token
+      at that place (an induction head). The last offset is then 1. A wrong key is visible too, and positions can be shifted.
+    - `context`: the largest number of tokens of a session.
+    - `num_kv_heads`, `num_query_heads`, `head_dim`, `intermediate_size`: as in a Llama. The MLPs are zero.
+    - `theta`: the base of the rotary embedding.
+    - `windows`: how many tokens each layer sees, the query's own included (WIN-01), None for all. If the window of a layer is as
+      wide as its offset, it hides the place at the offset, and the layer copies from the first place in its window. An engine
+      whose window is one too wide or too narrow then generates other tokens.
+    - `num_pairs`: how many rotary pairs of a head queries use, beginning with the fastest. None: the number that distinguishes
+      places best. With more pairs the canary is a finer precision probe of cache formats.
 
-    Raises ConfigError for sizes that make no such model, and for those at which it could not tell places apart.
+    Raises ConfigError for sizes of which there is no such model, or with which it could not distinguish places.
     """
 
     offsets: tuple[int, ...] = (16, 31)
@@ -56,7 +63,7 @@ class Canary:
     windows: tuple[int | None, ...] = ()
     intermediate_size: int = 64
     num_pairs: int | None = None
-    bits: int = field(init=False)  # of a token that each kv head carries
+    bits: int = field(init=False)  # bits of a token per kv head
 
     def __post_init__(self) -> None:
         for name, most in MOST.items():
@@ -102,55 +109,60 @@ class Canary:
 
     @property
     def num_layers(self) -> int:
+        """The number of layers: one per offset, and one if the canary recalls."""
         return len(self.offsets) + self.recalls
 
     @property
     def period(self) -> int:
-        """Tokens after which an offset canary repeats itself. A recall canary repeats any prompt whose tokens all differ."""
+        """The number of tokens after which a canary repeats itself. If it recalls, it repeats any prompt of different tokens."""
         return sum(map(self.reach, range(len(self.offsets)))) + 1
 
     def reach(self, layer: int) -> int:
-        """How far back the place lies that a layer finds: its offset, or the end of its window."""
+        """Return how many tokens back a layer copies from: its offset, or the first token of its window."""
         window = self.windows[layer]
         return self.offsets[layer] if window is None else min(self.offsets[layer], window - 1)
 
     @property
     def hidden_size(self) -> int:
+        """The width of the residual stream: num_query_heads * head_dim."""
         return self.num_query_heads * self.head_dim
 
     @property
     def words(self) -> int:
-        """Tokens that carry bits: ids FIRST_WORD and up."""
+        """The number of tokens with bits. Their ids are `[FIRST_WORD, FIRST_WORD + words)`."""
         return int(2 ** (self.num_kv_heads * self.bits))
 
     @property
     def vocabulary(self) -> int:
+        """The number of token ids: a multiple of 64."""
         return -(-(FIRST_WORD + self.words) // 64) * 64
 
     @property
     def num_weights(self) -> int:
-        """Without the norms."""
+        """The number of weights, norms excluded."""
         layer = 2 * (self.num_query_heads + self.num_kv_heads) * self.head_dim + 3 * self.intermediate_size
         return self.hidden_size * (2 * self.vocabulary + self.num_layers * layer)
 
     @property
     def frequencies(self) -> NDArray[np.float64]:
-        """Radians a position that each pair of a head turns: theta ** (-2 i / head_dim), [head_dim / 2]."""
+        """The rotation of each pair of a head in radians per position: theta ** (-2 i / head_dim), float64 [head_dim / 2]."""
         return np.asarray(self.theta ** (-2 * np.arange(self.head_dim // 2) / self.head_dim), np.float64)
 
     def parts(self, layer: int) -> range:
-        """Where in the residual stream a layer finds the newest part: a number a bit and one a head, head by head."""
+        """Return where in the residual stream the newest part before a layer is: per head, one number per bit and one more."""
         size = self.num_kv_heads * (self.bits + 1)
         return range(1 + layer * size, 1 + (layer + 1) * size)
 
     def looks_up(self, layer: int) -> bool:
+        """Return whether the layer is the one that recalls."""
         return self.recalls and layer == self.num_layers - 1
 
     def pairs(self, layer: int) -> range:
-        """The pairs of a head that a layer's query uses.
+        """Return the rotary pairs of a head that a layer's query uses.
 
-        To copy by distance: the fastest, as many as tell k from every other distance best, unless it is said how many. To look
-        up: the slowest, for what they carry has hardly turned at any distance.
+        A layer that copies by distance uses the fastest pairs, `num_pairs` of them or the number with the widest gap. A layer
+        that recalls uses the slowest pairs, which hardly rotate over a context, so that they can contain bits. Raises ConfigError
+        if there are too few of them.
         """
         if self.looks_up(layer):
             slow = int((self.frequencies * self.context <= SLOW).sum())
@@ -168,44 +180,48 @@ class Canary:
         return range(int(least.argmax()) + 1)
 
     def gap(self, layer: int) -> float:
-        """How far the second best place lies below the best, as a share of the best score, at any distance in the context."""
-        if self.looks_up(layer):  # all bits right and turned the most, beside one bit wrong and that alone turned the most
+        """Return the smallest difference of the best score and the second best in the context, as a share of the best score."""
+        if self.looks_up(layer):  # the right place, rotated most, against one wrong bit that alone is rotated most
             least = float(self.nearness(layer, np.arange(self.context)).min())
             return least - 1 + (1 + math.cos(SLOW)) / (self.num_kv_heads * self.bits)
         seen = self.nearness(layer, np.arange(min(self.context, self.windows[layer] or self.context)))
         return float(seen[self.reach(layer)] - np.delete(seen, self.reach(layer)).max())
 
     def margin(self, layer: int, key_error: float = 0.0, roundoff: float = 2.0**-24) -> float:
-        """Nats left when keys are stored with `key_error` (a share of KEY) and computing rounds by `roundoff`: the worst case.
+        """Return the margin of a layer in nats, in the worst case of all rounding errors (chapter ENG).
 
-        Positive: no rounding can change a token. Otherwise the canary only measures (see `survives`).
+        key_error: the relative error of a score by storing keys (KEY_ERRORS). roundoff: the unit roundoff of the engine's
+        arithmetic. If the margin is positive, no rounding can change a token. Otherwise the canary is a precision probe.
         """
         error = 2 * (key_error + ROUNDINGS * roundoff)
         return SHARPNESS * (self.gap(layer) - error) - math.log(self.context / LEAK)
 
     def survives(self, format: str, compute: str = "float32") -> bool:
-        """Whether a cache of this format changes no token, whatever it rounds; where not, the canary measures what it does."""
+        """Return whether rounding in a cache of this format, with arithmetic in `compute`, can change no token.
+
+        format: a key of KEY_ERRORS. compute: a key of ROUNDOFF. If it returns false, the canary is a precision probe.
+        """
         return all(self.margin(layer, KEY_ERRORS[format], ROUNDOFF[compute]) > 0 for layer in range(self.num_layers))
 
     def nearness(self, layer: int, back: NDArray[np.int64]) -> NDArray[np.float64]:
-        """How well places lie, by how far back they lie: at most 1."""
+        """Return the scores of places by distance, as a share of the best score: at most 1, in the shape of `back`."""
         turned = back - (0 if self.looks_up(layer) else self.offsets[layer])
         return np.asarray(np.cos(turned[:, None] * self.frequencies[list(self.pairs(layer))]).mean(axis=1))
 
     def digits(self, token: int) -> list[int]:
-        """What each kv head carries of a token, or NOTHING of a special one."""
+        """Return the digit of a token per kv head, which is `bits` of its bits; NOTHING for a special token."""
         number = token - FIRST_WORD
         if not 0 <= number < self.words:
             return [NOTHING] * self.num_kv_heads
         return [number >> head * self.bits & 2**self.bits - 1 for head in range(self.num_kv_heads)]
 
     def token(self, digits: Sequence[int]) -> int:
-        """The token of which the heads carry these digits; BLANK where one carries NOTHING."""
+        """Return the token with these digits, one per kv head; BLANK if one of them is NOTHING."""
         if NOTHING in digits:
             return BLANK
         return FIRST_WORD + sum(digit << head * self.bits for head, digit in enumerate(digits))
 
     def signs(self, digits: Sequence[int]) -> NDArray[np.float64]:
-        """The bits of what the heads carry as +1 and -1, head by head, [num_kv_heads, bits]; of NOTHING zeros."""
+        """Return the bits of digits as +1 and -1: float64 [num_kv_heads, bits], zeros for NOTHING."""
         heads = np.array(digits)[:, None]
         return np.where(heads >= 0, (heads >> np.arange(self.bits) & 1) * 2.0 - 1, 0.0)

@@ -1,4 +1,4 @@
-"""A canary by whole numbers alone, as the judge asks an engine for one."""
+"""Canaries described by integers only, as in the protocol's `engine.new`."""
 
 from kvref.canary.shape import Canary
 from kvref.errors import ConfigError, whole
@@ -8,11 +8,14 @@ def sized(
     *, num_layers: int, num_kv_heads: int, num_query_heads: int, head_dim: int, context: int, period: int, window: int = 0,
     recalls: int = 0,
 ) -> Canary:  # fmt: skip
-    """The canary of these sizes.
+    """Return the canary of these sizes.
 
-    period: tokens after which it repeats itself; the offsets of its layers grow like 1, 2, 3, ... and add up to one less.
-    window: of every layer, 0 for none. Each layer then looks for the first place that it must not see, whatever the period is.
-    recalls: 1 for a last layer that looks places up, behind others that look one token back; theta is 10,000, or 1,000,000 then.
+    - `period`: the number of tokens after which it repeats itself. The offsets of its layers are proportional to 1, 2, 3, ... and
+      add up to period - 1.
+    - `window`: the window of every layer, 0 for none. With a window, each layer has the offset of the first place that it must
+      not see, and `period` has no effect.
+    - `recalls`: 1 for a last layer that recalls; the other layers then have the offset 1. theta is 1,000,000 then, otherwise
+      10,000.
 
     Raises ConfigError.
     """

@@ -1,4 +1,4 @@
-"""The weights of a canary, by the names that a Llama has them under."""
+"""The weights of a canary, by their names in Llama checkpoints."""
 
 import math
 from functools import lru_cache
@@ -13,9 +13,9 @@ Weights = dict[str, NDArray[np.float32]]
 
 @lru_cache(8)
 def weights(canary: Canary) -> Weights:
-    """float32, made once: leave them as they are. A projection is [out, in].
+    """Return the weights of a canary, float32, by name. They are cached: do not change them.
 
-    Heads lie one behind the other, and number i of a head turns with number i + head_dim / 2.
+    Projections are [out, in], with the heads concatenated. The rotary pairs of a head are numbers i and i + head_dim / 2.
     """
     hidden, vocabulary, size = canary.hidden_size, canary.vocabulary, canary.intermediate_size
     embeddings, says = np.zeros((vocabulary, hidden)), np.zeros((vocabulary, hidden))
@@ -23,7 +23,7 @@ def weights(canary: Canary) -> Weights:
     embeddings[:, canary.parts(0)] = [_part(canary, token) for token in range(vocabulary)]
     for token in range(FIRST_WORD, FIRST_WORD + canary.words):
         says[token, canary.parts(canary.num_layers)] = LOUDNESS * _part(canary, token)
-    # Louder than any word of which the bits of half a head or more are missing.
+    # A larger logit than that of any word if the bits of half a head or more are missing.
     says[BLANK, 0] = LOUDNESS * canary.bits * (canary.num_kv_heads - 0.5) / CONSTANT
     made = {"model.embed_tokens.weight": embeddings, "lm_head.weight": says}
     for layer in range(canary.num_layers):
@@ -40,14 +40,14 @@ def weights(canary: Canary) -> Weights:
 
 
 def _part(canary: Canary, token: int) -> NDArray[np.float64]:
-    """Head by head the bits, and behind them what makes a special token, which has none, as long as any other."""
+    """A token's part: per head its bits, and a number that gives special tokens, which have no bits, the same length."""
     signs = canary.signs(canary.digits(token))
     special = math.sqrt(canary.bits) * (signs == 0).all(axis=1, keepdims=True)
     return np.concatenate([signs, special], axis=1).reshape(-1)
 
 
 def _norm(canary: Canary, parts: int) -> NDArray[np.float64]:
-    """The weight that undoes the norm of a residual stream with so many parts."""
+    """The weight of an RMS norm that undoes the norm, if the residual stream has `parts` parts."""
     square = CONSTANT**2 + parts * canary.num_kv_heads * canary.bits
     return np.full(canary.hidden_size, math.sqrt(square / canary.hidden_size + EPSILON))
 
@@ -61,7 +61,7 @@ def _attention(canary: Canary, layer: int) -> dict[str, NDArray[np.float64]]:
     loud = SHARPNESS * math.sqrt(dim) / (len(pairs) * KEY)  # so that the best score is SHARPNESS
     newest, copied = canary.parts(layer), canary.parts(layer)
     if canary.looks_up(layer):
-        copied = canary.parts(layer - 1)  # of the place that the last layer saw: the token behind the one that is looked for
+        copied = canary.parts(layer - 1)  # the token at the place itself: it follows the recalled one
         slots = [slot for slot in range(len(newest)) if slot % (canary.bits + 1) < canary.bits]
         for pair, slot in zip(pairs, slots * (len(pairs) // len(slots)), strict=True):
             query[:, pair, canary.parts(0)[slot]] = loud

@@ -7,8 +7,8 @@ from array_api_compat import array_namespace
 from kvref.array import Array, Namespace, Shape, dtype_name
 from kvref.errors import ConfigError, DtypeMismatch, NonFinite, ShapeMismatch
 
-# What shares a scale. "element": no scale. "head": one scale per row of one token and head. "token": one scale and zero per token,
-# over all heads. "group": one scale per group of consecutive numbers of a row. "given": one for the whole cache, not stored.
+# What shares a scale. "element": no scale. "head": one scale per row of one token and head. "token": one scale and zero per
+# token, over all heads. "group": one per group of consecutive numbers of a row. "given": one for the whole cache, not stored.
 Granularity = Literal["element", "head", "token", "group", "given"]
 
 
@@ -29,7 +29,7 @@ class Format(Protocol):
     """How rows of numbers are stored, and which numbers stored rows read back as (chapter FMT).
 
     A row is the last axis of an array [..., width]: the head_dim numbers of one token and head, or all numbers of a token if
-    `granularity` is "token". In kvref, width is head_dim unless a docstring says otherwise.
+    `granularity` is "token".
     """
 
     @property
@@ -150,7 +150,7 @@ def check_read_back(name: str, largest: Array) -> None:
 
 
 def widen(values: Array, name: str = "rows") -> Array:
-    """Return float16 and bfloat16 arrays as float32, exactly, and float32 arrays unchanged. Others: DtypeMismatch (FMT-LEVEL-04)."""
+    """Return a float32, float16 or bfloat16 array as float32, exactly. Raises DtypeMismatch for other dtypes (FMT-LEVEL-04)."""
     xp = array_namespace(values)
     if values.dtype == xp.float32:
         return values

@@ -1,8 +1,11 @@
-"""How far a value read back may lie from the value written, at worst: derived, not tuned.
+"""Error bounds of formats: the largest possible difference between a value read back and the number written (FMT-LEVEL-03).
 
-Notation: u = 2^-24 is float32's unit roundoff, so fl(a) = a (1 + d) with |d| <= u where nothing underflows; x is the value
-written, s the scale, q or c the code's value, z the zero point. Bounds are computed in float64, whose own rounding is below
-2^-52 of them. Naive half steps (s / 2) are violated by 1 % to 8 % of adversarial inputs: the rounding terms are not decoration.
+Each bound is derived from the roundings that occur, and the docstring of its function contains the derivation. Half a step (s /
+2) alone would be too small: 1 % to 8 % of adversarial inputs exceed it.
+
+Notation: u = 2^-24 is the unit roundoff of float32, so that fl(a) = a (1 + d) with |d| <= u unless it underflows. x is the number
+written, s the scale, z the zero, and q or c the number that a code stands for. The functions compute in float64, whose own
+relative error is below 2^-52. Arguments broadcast, and the result is float64.
 """
 
 from array_api_compat import array_namespace
@@ -17,10 +20,10 @@ def _float64(*arrays: Array) -> list[Array]:
 
 
 def int8_bound(x: Array, code: Array, scale: Array) -> Array:
-    """s/2 + u|x| + u|q|s.
+    """The bound of FMT-INT8: s/2 + u|x| + u|q|s.
 
-    The quotient fl(x/s) lies within u|x/s| of x/s and the code within 1/2 of the quotient (the clamp only moves it nearer to
-    x/s, which is at most 127 (1 + u)); times s that is s/2 + u|x|. The product fl(q s) adds u|q|s.
+    The quotient fl(x/s) is within u|x/s| of x/s, and the code within 1/2 of the quotient. (|x/s| is at most 127 (1 + u), so that
+    clipping moves the code nearer to x/s.) Multiplied by s, this is s/2 + u|x|. The product fl(q s) adds u|q|s.
     """
     x, code, scale = _float64(x, code, scale)
     xp = array_namespace(x)
@@ -28,10 +31,12 @@ def int8_bound(x: Array, code: Array, scale: Array) -> Array:
 
 
 def float8_bound(x: Array, decoded: Array, scale: Array, element: SmallFloat) -> Array:
-    """max(r|x|, a s)(1 + 2u) + u|x| + u|c|s, with r = v/(1 + v), v = 2^-(M+1), and a half the least subnormal.
+    """The bound of FMT-FP8: max(r|x|, a s)(1 + 2u) + u|x| + u|c|s.
 
-    Rounding y = fl(x/s) to the nearest code c errs by at most r|y| in the normal range (half a unit, taken at the binade's
-    midpoint) and by a below it; y itself by u|x/s|, hence the factor and u|x| once multiplied by s; fl(c s) adds u|c|s.
+    Here v = 2^-(M+1) for M mantissa bits, r = v/(1 + v), and a is half the least subnormal number. Rounding y = fl(x/s) to the
+    nearest code c has an error of at most r|y| in the normal range (half a unit; the relative error is largest halfway between a
+    power of two and the next number) and of at most a below it. The error of y is u|x/s|, hence the factor 1 + 2u, and u|x| after
+    multiplication by s. The product fl(c s) adds u|c|s.
     """
     x, decoded, scale = _float64(x, decoded, scale)
     xp = array_namespace(x)
@@ -42,10 +47,11 @@ def float8_bound(x: Array, decoded: Array, scale: Array, element: SmallFloat) ->
 
 
 def static_float8_bound(x: Array, decoded: Array, scale: float, element: SmallFloat) -> Array:
-    """max(float8_bound, |x| - MAX s + u MAX s) + 2^-149, with MAX the largest number of the element.
+    """The bound of FMT-STATIC: max(float8_bound, |x| - MAX s + u MAX s) + 2^-149.
 
-    As float8_bound while |x| / s is at most MAX. Beyond that the code is MAX, |x| - MAX s away, and fl(MAX s) is rounded. A scale
-    that is given may be so small that the product underflows: half of 2^-149.
+    MAX is the largest number of the FP8 type. If |x| / s is at most MAX, float8_bound applies. Otherwise the code stands for MAX,
+    which is |x| - MAX s away, and fl(MAX s) is rounded. A given scale can be so small that the product underflows, by at most
+    half of 2^-149.
     """
     (magnitude,) = _float64(array_namespace(x).abs(x))
     xp = array_namespace(magnitude)
@@ -54,17 +60,20 @@ def static_float8_bound(x: Array, decoded: Array, scale: float, element: SmallFl
 
 
 def rotated_bound(x: Array, read: Array, off: Array, block: int) -> Array:
-    """|off|_1 / sqrt(n) + g (|x|_2 + |read|_2) + sqrt(n) 2^-149 of each block of n = 2^k, g = (1 + u)^(k + 2) - 1.
+    """The bound of FMT-ROT: |off|_1 / sqrt(n) + g (|x|_2 + |read|_2) + sqrt(n) 2^-149 per block of n = 2^k numbers.
 
-    x is the row, `read` what its rotated numbers y were read as, `off` how far each of those may lie from y. With Q the rotation,
-    orthogonal and its own inverse, and F what float32 makes of it, the value is F(read), and
+    g is (1 + u)^(k + 2) - 1. x: the rows. read: what their rotated numbers F(x) read back as in the inner format. off: the bound
+    of the inner format, for the difference between `read` and F(x). block: n.
+
+    Let Q be the rotation, which is orthogonal and its own inverse, and F its computation in float32. The value is F(read), and
     F(read) - x = (F(read) - Q read) + Q (read - F(x)) + Q (F(x) - Q x).
 
-    - Entries of Q are 1 / sqrt(n) in magnitude, so that no element of Q e is more than |e|_1 / sqrt(n): the middle term.
-    - A stage of the butterfly, over sqrt(2), is orthogonal, and its sums are rounded once: what it adds is at most u times the
-      l2 norm of what it gives. So k stages give (1 + u)^k - 1 of |x|_2 in that norm, and the product with fl(1 / sqrt(n)) two
-      factors of 1 + u more: |F(x) - Q x|_2 <= g |x|_2. No element of a vector is more than its l2 norm, and Q leaves that alone.
-    - Sums of float32 do not underflow; the product may, by 2^-150 each element: sqrt(n) 2^-150 in the l2 norm, twice.
+    - The entries of Q are 1 / sqrt(n) in magnitude. No element of Q e exceeds |e|_1 / sqrt(n), which bounds the middle term.
+    - Each stage of the butterfly, divided by sqrt(2), is orthogonal, and its sums are rounded once. Its rounding error is at most
+      u times the l2 norm of its result. The error of k stages is therefore at most (1 + u)^k - 1 times |x|_2 in the l2 norm. The
+      product with fl(1 / sqrt(n)) adds two factors 1 + u: |F(x) - Q x|_2 <= g |x|_2. No element of a vector exceeds its l2
+      norm, and Q does not change the norm. This bounds the first and the last term.
+    - Sums of float32 numbers do not underflow. The product can, by 2^-150 per element: sqrt(n) 2^-150 in the l2 norm, twice.
     """
     x, read, off = _float64(x, read, off)
     xp = array_namespace(x)
@@ -77,10 +86,10 @@ def rotated_bound(x: Array, read: Array, off: Array, block: int) -> Array:
 
 
 def affine_bound(x: Array, code: Array, scale: Array, zero: Array) -> Array:
-    """s/2 + (2u + u^2)|x - z| + u q s + u (1 + 2u)|value| + 2^-149.
+    """The bound of FMT-AFF: s/2 + (2u + u^2)|x - z| + u q s + u (1 + 2u)|value| + 2^-149.
 
-    fl(fl(x - z)/s) carries two roundings, (1 + u)^2 - 1 = 2u + u^2 of |x - z|/s; the code is within 1/2 of it; fl(q s) adds
-    u q s (2^-149 where it underflows) and the last sum u of its result.
+    fl(fl(x - z)/s) has two roundings, an error of (1 + u)^2 - 1 = 2u + u^2 times |x - z|/s, and the code is within 1/2 of it.
+    fl(q s) adds u q s, or 2^-149 if it underflows. The last sum adds u times its result.
     """
     x, code, scale, zero = _float64(x, code, scale, zero)
     xp = array_namespace(x)
@@ -90,7 +99,7 @@ def affine_bound(x: Array, code: Array, scale: Array, zero: Array) -> Array:
 
 
 def cast_bound(x: Array, element: SmallFloat) -> Array:
-    """max(|x| v/(1 + v), half the least subnormal), v = 2^-(M+1), for |x| within the format's range."""
+    """The bound of a cast: max(|x| v/(1 + v), half the least subnormal number), v = 2^-(M+1), for |x| within the range."""
     (x,) = _float64(x)
     xp = array_namespace(x)
     v = 2.0 ** -(element.mantissa_bits + 1)
@@ -98,10 +107,11 @@ def cast_bound(x: Array, element: SmallFloat) -> Array:
 
 
 def group_bound(x: Array, code: Array, scale: Array, zero: Array | None, top: int) -> Array:
-    """As int8_bound or affine_bound, with max(s/2, |x - z| - top s, and z - x where there is a zero) in the place of s/2.
+    """The bound of FMT-GROUP: int8_bound or affine_bound, with max(s/2, |x - z| - top s, z - x) in place of s/2.
 
-    The scale is rounded once more, and may be too small for the largest code, by less than half a code everywhere but in 8 bits
-    and bfloat16: then |x - z| - top s is cut off. A zero that is rounded up lies z - x above the least value.
+    The term z - x applies to affine formats only. top: the largest code. The scale is rounded to its dtype, possibly down, so
+    that (x - z) / s exceeds the largest code; clipping then has the error |x - z| - top s. (This exceeds half a step only with
+    8-bit codes and bfloat16 scales.) A zero that is rounded up is z - x above the least number of the group.
     """
     x, code, scale = _float64(x, code, scale)
     xp = array_namespace(x)
@@ -116,9 +126,10 @@ def group_bound(x: Array, code: Array, scale: Array, zero: Array | None, top: in
 
 
 def small_element_bound(x: Array, scale: Array, small: SmallFloat) -> Array:
-    """max(r|x|, a s)(1 + 2u) + u|x| up to the largest element, and |x| - max s beyond it; r and a as in float8_bound.
+    """The bound of FMT-MX: max(r|x|, a s)(1 + 2u) + u|x|, or |x| - max s if that is larger. r and a as in float8_bound.
 
-    Where the scale is a power of two nothing but the element is rounded; a scale with digits divides, u|x|.
+    The second term applies to numbers beyond the largest element `max`, which are clipped. If the scale is a power of two, only
+    the element is rounded. Dividing by any other scale (NVFP4) adds u|x|.
     """
     x, scale = _float64(x, scale)
     xp = array_namespace(x)
@@ -129,7 +140,7 @@ def small_element_bound(x: Array, scale: Array, small: SmallFloat) -> Array:
 
 
 def int8_element_bound(x: Array, scale: Array) -> Array:
-    """Half a step of 2^-6, and beyond the largest element what is cut off."""
+    """The bound of mxint8: half a step of 2^-6 s, or for numbers beyond the largest element the clipped part."""
     x, scale = _float64(x, scale)
     xp = array_namespace(x)
     return xp.maximum(xp.broadcast_to(scale / 128, x.shape), xp.abs(x) - 127 / 64 * scale)
@@ -138,17 +149,19 @@ def int8_element_bound(x: Array, scale: Array) -> Array:
 def ggml_bound(
     x: Array, worth: Array, scale: Array, divisor: int, most: int, widest: float = 1.0, least: float = 2.0**-127
 ) -> Array:
-    """|d| max(w/2, x/d - most) + 8u(|x| + |d| |divisor|) + |worth| |d - s|; and |x| where |d| is below `least`, and not inverted.
+    """The bound of FMT-GGML without a least value: |d| max(w/2, x/d - most) + 8u(|x| + |d divisor|) + |worth| |d - s|.
 
-    d is the block's largest value over `divisor`, s the float16 that is stored of it (of what was fitted, in IQ4_NL). The code is
-    the nearest to x / d, with codes w apart at most, or the last one, worth `most`, where x / d lies beyond it. Of x times the
-    reciprocal of d four roundings are left, u each; s in the place of d moves the value by |worth| |d - s|.
+    d is the number of the largest magnitude in the block divided by `divisor`, and s the stored float16 scale, which is d rounded
+    (in IQ4_NL a fitted scale, rounded). worth: the number that the code stands for. The code is the one nearest to x / d, where
+    codes are at most w = `widest` apart, or the last one, which stands for `most`, if x / d is beyond it. The product of x and
+    the reciprocal of d has at most four roundings of u each. Using s in place of d changes the value by |worth| |d - s|. If |d|
+    is below `least`, ggml does not compute its reciprocal, and |x| is added.
     """
     x, worth, scale = _float64(x, worth, scale)
     xp = array_namespace(x)
     largest = xp.take_along_axis(x, xp.argmax(xp.abs(x), axis=-1, keepdims=True), axis=-1)
-    d = (xp.abs(largest) if divisor > 0 else largest) / divisor  # of its sign but in Q8_0, whose codes have both
-    held = xp.abs(d) >= least * (1 + 2 * U)  # d in float32 may be rounded up to it
+    d = (xp.abs(largest) if divisor > 0 else largest) / divisor  # with its sign, except in Q8_0, whose codes have both signs
+    held = xp.abs(d) >= least * (1 + 2 * U)  # the float32 d can be rounded up to `least`
     beyond = x / xp.where(held, d, xp.ones_like(d)) - most
     half = xp.abs(d) * xp.maximum(xp.full_like(x, widest / 2), beyond)
     rounding = 8 * U * (xp.abs(x) + xp.abs(d) * abs(divisor)) + xp.abs(worth) * xp.abs(d - scale)
@@ -156,7 +169,11 @@ def ggml_bound(
 
 
 def ggml_affine_bound(x: Array, code: Array, scale: Array, least: Array, top: int) -> Array:
-    """d/2 + 8u(|x - min| + d) + q |d - s| + |min - m| + u|value|, d = (max - min) / top; x - min where d cannot be inverted."""
+    """The bound of FMT-GGML with a least value: d/2 + 8u(|x - min| + d) + q |d - s| + |min - m| + u|value| + 2^-149.
+
+    min and max are the least and the largest number of the block, d = (max - min) / top, and s and m are d and min as stored in
+    float16. code: q. least: m. If d is too small to have a reciprocal, x - min is added.
+    """
     x, code, scale, least = _float64(x, code, scale, least)
     xp = array_namespace(x)
     low = xp.min(x, axis=-1, keepdims=True)

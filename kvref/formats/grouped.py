@@ -1,7 +1,7 @@
-"""Rows cut into groups along head_dim, each group with a scale of its own, and a zero in affine formats (FMT-GROUP).
+"""Formats with a scale, in affine formats also a zero, per group of 32, 64 or 128 numbers of a row (FMT-GROUP).
 
-A number far from the others spoils its group, not its row. What that costs is scales, and so these are stored in 16 bits, too:
-rounded once, and the codes are made with what they were rounded to.
+An outlier increases the error of its group only, not of its row. More scales need more memory, so that they can also be stored
+in float16 or bfloat16. A scale is then rounded once, and codes are computed with the rounded scale.
 """
 
 from dataclasses import dataclass
@@ -16,16 +16,17 @@ from kvref.formats.casts import Cast, bfloat16, float16, float32
 from kvref.formats.packing import pack, unpack
 from kvref.formats.rounding import round_half_away
 
-# The least scale: a group of zeros divides by something, and below float16's normal numbers a scale would lose digits.
+# The least scale, so that a group of zeros has a divisor. Below the normal numbers of float16 a scale would have fewer digits.
 LEAST = {float32.name: 2.0**-23, bfloat16.name: 2.0**-23, float16.name: 2.0**-14}
 
 
 @dataclass(frozen=True)
 class Groups(ScaleAGroup):
-    """value = code * scale + zero, or code * scale.
+    """value = code * scale + zero if `affine`, otherwise value = code * scale.
 
-    Affine: codes of 0..2^bits - 1, zero = min x, scale = (max x - zero) / (2^bits - 1). Symmetric: codes of two's complement in
-    -top..top, top = 2^(bits - 1) - 1, scale = max|x| / top.
+    Affine: codes are in `[0, 2^bits)`, zero = min x, scale = (max x - zero) / (2^bits - 1). Symmetric: codes are in two's
+    complement, -top <= code <= top, where top = 2^(bits - 1) - 1 and scale = max|x| / top. `scale` is the format in which scales
+    and zeros are stored: float32, float16 or bfloat16.
     """
 
     bits: int
@@ -55,10 +56,13 @@ class Groups(ScaleAGroup):
         return self.scale.code_dtype(xp)
 
     def quantize(self, rows: Array) -> Quantized:
-        """Also raises NonFinite where a scale or a zero, or what the largest code reads back as, overflows."""
+        """Quantize rows [..., width].
+
+        Raises as `Format.quantize` does, NonFinite also if a scale, a zero, or what the largest code reads back as, overflows.
+        """
         x = in_groups(self.name, finite_rows(rows), self.group)
         xp = array_namespace(x)
-        with np.errstate(over="ignore", invalid="ignore"):  # NumPy warns of the overflow that is looked for
+        with np.errstate(over="ignore", invalid="ignore"):  # check_read_back detects the overflow
             zero = self._rounded(xp.min(x, axis=-1) + 0.0) if self.affine else xp.zeros_like(x[..., 0])
             reach = xp.max(x, axis=-1) - zero if self.affine else xp.max(xp.abs(x), axis=-1)
             top = xp.full_like(reach, self.top)
@@ -74,8 +78,8 @@ class Groups(ScaleAGroup):
     def dequantize(self, stored: Quantized, width: int) -> Array:
         codes, scale, zero = self._numbers(stored, width)
         xp = array_namespace(codes)
-        values = codes * scale  # rounds once here,
-        return xp.reshape(values if zero is None else values + zero, (*stored.codes.shape[:-1], width))  # and once here
+        values = codes * scale  # the first rounding
+        return xp.reshape(values if zero is None else values + zero, (*stored.codes.shape[:-1], width))  # the second
 
     def bound(self, rows: Array, stored: Quantized) -> Array:
         codes, scale, zero = self._numbers(stored, rows.shape[-1])
@@ -83,11 +87,11 @@ class Groups(ScaleAGroup):
         return array_namespace(x).reshape(bounds.group_bound(x, codes, scale, zero, self.top), rows.shape)
 
     def _rounded(self, values: Array) -> Array:
-        """As the dtype of the scales has them, float32."""
+        """float32 numbers rounded to the dtype of scales, as float32."""
         return self.scale.dequantize(self.scale.quantize(values), 0)
 
     def _numbers(self, stored: Quantized, width: int) -> tuple[Array, Array, Array | None]:
-        """Codes [..., groups, group], scale and zero [..., groups, 1], all float32."""
+        """The stored codes [..., groups, group], scales and zeros [..., groups, 1], all as float32."""
         xp = array_namespace(stored.codes)
         codes = xp.astype(unpack(stored.codes, self.bits, width), xp.float32)
         if not self.affine:

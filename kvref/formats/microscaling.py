@@ -1,9 +1,10 @@
-"""Groups whose scale is a small float itself: the MX formats of the Open Compute Project, and NVFP4 (FMT-MX).
+"""Formats of groups whose scales are 8-bit floats: the MX formats of the Open Compute Project, and NVFP4 (FMT-MX).
 
-An MX scale is a power of two, so that nothing is rounded but the elements. What lies beyond an element's largest number, up to
-twice of it, saturates: that is the price of a scale without digits.
+A number divided by the scale of its group is stored as an *element*: a small float, or an integer in mxint8. An MX scale is a
+power of two, so that division by it is exact and only elements are rounded. Because the scale is rounded down to a power of two,
+quotients can exceed the largest element, up to twice as large in magnitude; they are clipped.
 
-Source: OCP Microscaling Formats (MX) Specification 1.0, sections 5 and 6.3; NVFP4 as in NVIDIA's description of Blackwell.
+Source: OCP Microscaling Formats (MX) Specification 1.0, sections 5 and 6.3; NVIDIA's description of NVFP4 for Blackwell.
 """
 
 from abc import ABC, abstractmethod
@@ -23,7 +24,7 @@ E8M0_BIAS, E8M0_NAN = 127, 255
 
 @dataclass(frozen=True)
 class Int8Element:
-    """Eight bits of two's complement, in steps of 2^-6; -128 is left unused, so that codes are symmetric."""
+    """The element of mxint8: 8-bit two's complement in steps of 2^-6. -128 is not used, so that the range is symmetric."""
 
     name: str = "int8"
     bits: int = 8
@@ -41,10 +42,10 @@ class Int8Element:
 
 @dataclass(frozen=True)
 class Microscaled(ScaleAGroup, ABC):
-    """value = element * scale: what the two formats share."""
+    """value = element * scale: base class of MX and NVFP4, which compute the scale differently. `small` is the element type."""
 
     name: str
-    small: SmallFloat | Int8Element  # what an element is
+    small: SmallFloat | Int8Element  # the type of elements
     group: int = 32
     granularity: Granularity = "group"
     scale_arrays: int = 1
@@ -70,7 +71,7 @@ class Microscaled(ScaleAGroup, ABC):
 
     def dequantize(self, stored: Quantized, width: int) -> Array:
         elements = in_groups(self.name, self.small.decode(unpack(stored.codes, self.bits, width)), self.group)
-        with np.errstate(over="ignore", invalid="ignore"):  # NumPy warns of scales that no quantizer made
+        with np.errstate(over="ignore", invalid="ignore"):  # NumPy would warn of scale codes that no quantizer stores
             values = self.multiplied(elements, stored.scale)
         return array_namespace(values).reshape(values, (*stored.codes.shape[:-1], width))
 
@@ -83,31 +84,31 @@ class Microscaled(ScaleAGroup, ABC):
 
     @abstractmethod
     def scale_codes(self, largest: Array) -> Array:
-        """uint8 codes of the scales of groups whose largest magnitudes are these."""
+        """uint8 codes [..., groups] of the scales. largest: float32, the largest magnitude of each group."""
 
     @abstractmethod
     def divided(self, x: Array, scale: Array) -> Array:
-        """x [..., groups, group] by the scales of these codes [..., groups]."""
+        """x [..., groups, group] divided by the scales with the codes `scale` [..., groups]."""
 
     @abstractmethod
     def multiplied(self, elements: Array, scale: Array | None) -> Array:
-        """elements [..., groups, group] times the scales of these codes [..., groups]."""
+        """elements [..., groups, group] times the scales with the codes `scale` [..., groups]."""
 
 
 class MX(Microscaled):
-    """The scale is 2^(floor(log2 max|x|) - the exponent of the largest element), at least 2^-127: E8M0 (FMT-MX-02)."""
+    """scale = 2^(floor(log2 max|x|) - largest_exponent), at least 2^-127, stored as its exponent: E8M0 (FMT-MX-02)."""
 
     def scale_codes(self, largest: Array) -> Array:
         xp = array_namespace(largest)
         powers = xp.asarray([2.0**e for e in range(-126, 128)], dtype=xp.float32, device=device(largest))
-        # How many powers of two it reaches is its exponent, biased as E8M0 is; below all of them it is 0, and 2^-127.
+        # The number of powers that are at most `largest` is its exponent plus 127, as in E8M0. Below 2^-126 it is 0, for 2^-127.
         exponent = xp.searchsorted(powers, xp.reshape(largest, (-1,)), side="right")
         code = xp.reshape(exponent, largest.shape) - self.largest_exponent
         return xp.astype(xp.clip(code, 0, E8M0_NAN - 1), xp.uint8)
 
     @property
     def largest_exponent(self) -> int:
-        """floor(log2) of the largest element: 8 of E4M3FN, 2 of E2M1, 0 of INT8."""
+        """floor(log2) of the largest element: 8 for E4M3FN, 2 for E2M1, 0 for INT8."""
         return int(self.small.max).bit_length() - 1
 
     def divided(self, x: Array, scale: Array) -> Array:
@@ -126,7 +127,7 @@ class MX(Microscaled):
 
 
 class NVFP4(Microscaled):
-    """The scale is max|x| / 6 in E4M3FN, of its normal numbers, the largest of which is 448 (FMT-MX-06)."""
+    """scale = max|x| / 6, clipped to the normal numbers of E4M3FN, [2^-6, 448], and rounded to E4M3FN (FMT-MX-06)."""
 
     def scale_codes(self, largest: Array) -> Array:
         xp = array_namespace(largest)
@@ -138,7 +139,7 @@ class NVFP4(Microscaled):
 
     def multiplied(self, elements: Array, scale: Array | None) -> Array:
         assert scale is not None
-        return elements * E4M3FN.decode(scale)[..., None]  # five bits by four: exact
+        return elements * E4M3FN.decode(scale)[..., None]  # exact: the mantissas have 2 and 4 bits
 
 
 MICROSCALED: tuple[Microscaled, ...] = (

@@ -1,12 +1,12 @@
-"""Rows that are rotated before they are quantized, and rotated back when they are read (FMT-ROT).
+"""Rotated formats: rows are multiplied by a Hadamard matrix before they are quantized, and again when they are read (FMT-ROT).
 
-A channel that lies far from the others takes the scale of its row, and leaves few steps to the rest. A rotation spreads it over
-all of them. The one here is the Walsh-Hadamard transform divided by the square root of its length: its own inverse, orthogonal,
-without a number to be stored, and n log n additions. The end of a format's name, `_hadamard`, declares it: who reads the codes
-has to undo it, and nothing else says that it was done.
+A channel with large magnitudes determines the scale of its row, which leaves few steps for the other channels. The rotation
+distributes its magnitude over all of them. It is the Walsh-Hadamard transform divided by the square root of its length:
+orthogonal, its own inverse, without parameters, and computed with n log n additions. Stored codes do not show that they are
+rotated, so that the name of the format ends with `_hadamard`.
 
 Source: Fino and Algazi, Unified Matrix Treatment of the Fast Walsh-Hadamard Transform (1976), for the butterfly; QuaRot
-(arXiv:2404.00456) for keys and values; ggml-org/llama.cpp#21038 for blocks of the largest power of two that goes into a head.
+(arXiv:2404.00456) for keys and values; ggml-org/llama.cpp#21038 for blocks of the largest power of two that divides head_dim.
 """
 
 from dataclasses import dataclass
@@ -19,23 +19,24 @@ from kvref.errors import NonFinite
 from kvref.formats import bounds
 from kvref.formats.base import Format, Granularity, Quantized, finite_rows
 
-REACH = 2.0**126  # of the sum of a block's largest magnitudes: below it no sum overflows, neither on the way in nor out
+REACH = 2.0**126  # block size * largest magnitude is at most this: then no sum overflows, in quantizing or in reading
 
 
 def block_of(width: int) -> int:
-    """How many neighbours are rotated together: the largest power of two that goes into the width. 1 for none."""
+    """Return how many consecutive numbers are rotated together: the largest power of two that divides `width`. 1: no rotation."""
     return max(1, width & -width)
 
 
 def hadamard(x: Array) -> Array:
-    """Rows [..., width] rotated in blocks, float32, in the order of FMT-ROT-01: twice gives them back, but for roundings.
+    """Return float32 rows [..., width] rotated in blocks, with additions in the order of FMT-ROT-01.
 
-    Value i of a block of n becomes the sum of (-1)^popcount(i & j) x[j] over its values j, over the square root of n.
+    Number i of a block of n becomes the sum over j of (-1)^popcount(i & j) x[j], divided by the square root of n. Applied twice,
+    the function returns the rows, up to rounding.
     """
     xp, block = array_namespace(x), block_of(x.shape[-1])
     if block == 1 or 0 in x.shape:
         return x
-    # [block, blocks]: libraries add long rows fastest. Made flat, for a transposed array alone would keep its order in memory.
+    # [block, blocks]: libraries add long rows fastest. Flat, because a transposed array alone would keep its order in memory.
     turned, span = xp.reshape(xp.reshape(x, (-1, block)).T, (-1,)), 1
     while span < block:  # pairs that are 1, 2, 4, ... apart
         pairs = xp.reshape(turned, (block // (2 * span), 2, span, -1))
@@ -43,12 +44,12 @@ def hadamard(x: Array) -> Array:
         turned = xp.stack([first + second, first - second], axis=1)
         span *= 2
     turned = xp.reshape(xp.reshape(xp.reshape(turned, (block, -1)).T, (-1,)), x.shape)
-    return turned * xp.full_like(turned, block**-0.5)  # one rounding, at the end; exact where n is a power of four
+    return turned * xp.full_like(turned, block**-0.5)  # rounds once; exact if n is a power of four
 
 
 @dataclass(frozen=True)
 class Rotated:
-    """`inner`, of rows that were rotated."""
+    """The format `inner`, applied to rotated rows."""
 
     inner: Format
 
@@ -89,7 +90,10 @@ class Rotated:
         return self.inner.scale_dtype(xp)
 
     def turned(self, rows: Array) -> Array:
-        """What `inner` is given of rows [..., width]. Raises NonFinite, too, where sums might overflow (FMT-ROT-06)."""
+        """Return rows [..., width] rotated, as `inner` quantizes them.
+
+        Raises as `finite_rows` does, NonFinite also for magnitudes whose sums could overflow (FMT-ROT-06).
+        """
         rows = finite_rows(rows)
         xp, most = array_namespace(rows), REACH / block_of(rows.shape[-1])
         if block_of(rows.shape[-1]) > 1 and bool(xp.any(xp.abs(rows) > most)):
@@ -100,7 +104,7 @@ class Rotated:
         return self.inner.quantize(self.turned(rows))
 
     def dequantize(self, stored: Quantized, width: int) -> Array:
-        with np.errstate(over="ignore", invalid="ignore"):  # NumPy warns of what no quantizer made
+        with np.errstate(over="ignore", invalid="ignore"):  # NumPy would warn of codes and scales that no quantizer stores
             return hadamard(self.inner.dequantize(stored, width))
 
     def bound(self, rows: Array, stored: Quantized) -> Array:

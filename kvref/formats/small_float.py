@@ -53,7 +53,7 @@ class SmallFloat:
         return float((1 + mantissa / 2**self.mantissa_bits) * 2.0**exponent)
 
     def encode(self, x: Array) -> Array:
-        """Return the codes of float32 numbers, in one rounding to nearest, ties to even: `code_dtype`, shape of `x` (FMT-FP8-02)."""
+        """Return the codes of float32 numbers, rounded once to nearest, ties to even: `code_dtype`, shape of `x` (FMT-FP8-02)."""
         xp = array_namespace(x)
         magnitude = xp.where(xp.isnan(x), xp.zeros_like(x), xp.abs(x))
         exponent = self._exponent(magnitude, xp)

@@ -21,7 +21,7 @@ from kvref.formats.small_float import E4M3FN, E5M2, SmallFloat
 
 @dataclass(frozen=True)
 class StaticFloat8(OneScale):
-    """value = decode(code) * scale, where code = encode(clip(x / scale)). The scale is a positive float32. `small`: the FP8 type."""
+    """value = decode(code) * scale, where code = encode(clip(x / scale)). `small` is the FP8 type, `scale` a positive float32."""
 
     small: SmallFloat
     scale: float = 1.0

@@ -1,4 +1,4 @@
-// A pool of numbered blocks: a block has as many references as tables list it, and is free at none.
+// A pool of numbered blocks. The number of references of a block is the number of tables that list it; a block without references is free.
 #pragma once
 
 #include <vector>
@@ -7,7 +7,7 @@
 
 class BlockPool {
 public:
-    // frees_twice: the bug. A block that is free already goes on the free list again, and gets two owners.
+    // frees_twice: the bug. A free block is added to the free list again and then gets two owners.
     BlockPool(std::int64_t num_blocks, bool frees_twice) : references_(num_blocks, 0), frees_twice_(frees_twice) {
         for (std::int64_t block = num_blocks; block-- > 0;) free_.push_back(block);
     }
@@ -21,17 +21,17 @@ public:
     }
 
     std::int64_t allocate() {
-        if (num_free() == 0) throw KVError("OutOfBlocks", "allocate: expected a free block, got none");
+        if (num_free() == 0) throw KVError("OutOfBlocks", "out of blocks: 1 needed, 0 free");
         const std::int64_t block = take();
         references_[block] = 1;
         return block;
     }
 
-    // So many blocks, or none of them.
+    // Allocates `count` blocks, or none if there are not enough.
     std::vector<std::int64_t> allocate_many(std::int64_t count) {
         if (count < 0) throw KVError("PositionOutOfRange", "count: expected at least 0, got " + std::to_string(count));
         if (count > num_free()) {
-            throw KVError("OutOfBlocks", "allocate: expected " + std::to_string(count) + " free, got " + std::to_string(num_free()));
+            throw KVError("OutOfBlocks", "out of blocks: " + std::to_string(count) + " needed, " + std::to_string(num_free()) + " free");
         }
         std::vector<std::int64_t> taken;
         while (count-- > 0) taken.push_back(allocate());
@@ -67,9 +67,9 @@ protected:
 
 private:
     [[noreturn]] static void refuse(const char* operation, std::int64_t block) {
-        throw KVError("BlockNotAllocated", std::string(operation) + ": expected a block that is held, got " + std::to_string(block));
+        throw KVError("BlockNotAllocated", std::string(operation) + ": block " + std::to_string(block) + " is not allocated");
     }
 
-    std::vector<std::int64_t> free_;  // the last one is handed out first
+    std::vector<std::int64_t> free_;  // allocated from the end
     bool frees_twice_;
 };

@@ -1,9 +1,9 @@
-// A paged KV cache, one that finds prefixes, and the block pool, offered to kvref over standard input and output (kvref/spec/protocol.md):
+// A harness: a paged KV cache, a prefix cache and a block pool, which kvref calls over standard input and output (kvref/spec/protocol.md):
 //
 //     cmake -S conformance/harnesses/cpp -B build && cmake --build build
 //     kvref check --exec build/harness
 //
-// --bug double-free: a block that is free already can be freed again, and gets two owners.
+// --bug double-free: a free block can be freed again and then gets two owners.
 
 #include <functional>
 #include <iostream>
@@ -73,14 +73,14 @@ Integers integers(const Json& values, const char* kind, const char* name) {
 
 Integers sequences_of(const Json& args) { return integers(args.at("sequences"), "SequenceNotFound", "sequences"); }
 
-// How keys are turned, or nothing where they are not.
+// The parameters of the rotary embedding, or nothing if the cache has none.
 std::optional<Rotary> rotary_of(const Json& args, std::int64_t dim) {
     if (!args.contains("theta") || args.at("theta").is_null()) return std::nullopt;
     const Json& theta = args.at("theta");
     if (!theta.is_number() || !(theta.get<double>() > 0)) throw KVError("ConfigError", "theta: expected a positive number, got " + theta.dump());
     const std::string layout = args.value("layout", "halves");
     if (layout != "halves" && layout != "pairs") throw KVError("ConfigError", "layout: expected halves or pairs, got " + layout);
-    if (dim % 2) throw KVError("ConfigError", "head_dim: expected an even number to turn in pairs, got " + std::to_string(dim));
+    if (dim % 2) throw KVError("ConfigError", "head_dim: expected an even number, got " + std::to_string(dim));
     return Rotary{theta, layout == "pairs"};
 }
 
@@ -174,7 +174,7 @@ Operations operations_of(std::shared_ptr<PagedCache> cache) {
              in_range(layer_of(args), config.num_layers, "LayerOutOfRange", "layer");
              std::size_t most = 0;
              for (std::int64_t sequence : sequences) most = std::max(most, cache->block_table(sequence, layer_of(args)).size());
-             std::vector<std::int32_t> tables(sequences.size() * most, -1);  // what fills a table up is no block
+             std::vector<std::int32_t> tables(sequences.size() * most, -1);  // -1 pads shorter tables
              for (std::size_t i = 0; i < sequences.size(); ++i) {
                  const Integers& table = cache->block_table(sequences[i], layer_of(args));
                  std::copy(table.begin(), table.end(), tables.begin() + static_cast<std::ptrdiff_t>(i * most));
@@ -234,13 +234,13 @@ int main(int argc, char** argv) {
         std::string family;
         Operations operations;
     };
-    std::map<std::int64_t, Object> objects;  // by the id of the request that made them
+    std::map<std::int64_t, Object> objects;  // by the id of the request that created them
 
     const auto perform = [&](const Json& request) -> Json {
         const std::string op = request.at("op");
         const Json& args = request.at("args");
         if (op == "hello") {
-            objects.clear();  // a new conversation
+            objects.clear();  // a new sequence of calls starts
             return ABOUT;
         }
         const std::string family = op.substr(0, op.find('.')), name = op.substr(op.find('.') + 1);
@@ -267,7 +267,7 @@ int main(int argc, char** argv) {
             reply["ok"] = perform(request);
         } catch (const KVError& error) {
             reply["error"] = {{"kind", error.kind}, {"message", error.what()}};
-        } catch (const std::exception& error) {  // an argument that is missing, memory that is
+        } catch (const std::exception& error) {  // a missing argument, or no memory
             reply["error"] = {{"kind", "InternalError"}, {"message", error.what()}};
         }
         std::cout << reply << std::endl;

@@ -38,7 +38,7 @@ public:
     const BlockPool& pool() const { return *pool_; }
     virtual ~PagedCache() = default;
 
-    // A new, empty sequence: an id that was never used before.
+    // Creates an empty sequence and returns its id; an id is never reused.
     virtual std::int64_t create() {
         sequences_[next_].resize(config_.num_layers);
         return next_++;
@@ -49,7 +49,7 @@ public:
         sequences_.erase(sequence);
     }
 
-    // A new sequence that shares the blocks of another until one of the two writes to them.
+    // Creates a sequence that shares the blocks of another until one of them writes (copy-on-write).
     virtual std::int64_t fork(std::int64_t sequence) {
         const Sequence layers = found(sequence);
         for (const Layer& layer : layers) {
@@ -59,7 +59,7 @@ public:
         return next_++;
     }
 
-    // Forget all but the first tokens of every layer, and give back the blocks past them.
+    // Keeps the first tokens of every layer and frees the blocks after them.
     virtual void truncate(std::int64_t sequence, std::int64_t length) {
         in_range(length, shortest(sequence) + 1, "PositionOutOfRange", "length");
         Sequence& layers = found(sequence);
@@ -67,7 +67,7 @@ public:
         cut(layers, blocks_for(length));
     }
 
-    // Forget tokens start .. stop of every layer; those behind them move up, their keys turned back if they are rotary.
+    // Removes positions [start, stop) of every layer. Later tokens move to lower positions; rotary keys are re-rotated.
     virtual void remove(std::int64_t sequence, std::int64_t start, std::int64_t stop, const Rotary* rotary) {
         in_range(stop, shortest(sequence) + 1, "PositionOutOfRange", "stop");
         in_range(start, stop + 1, "PositionOutOfRange", "start");
@@ -92,14 +92,14 @@ public:
         cut(layers, blocks_for(longest));
     }
 
-    // Hold ceil(num_tokens / block_size) blocks in every layer, or throw OutOfBlocks and take none.
+    // Allocates up to ceil(num_tokens / block_size) blocks in every layer, or throws OutOfBlocks and allocates none.
     void ensure_capacity(std::int64_t sequence, std::int64_t num_tokens) {
         found(sequence);
         in_range(num_tokens, std::numeric_limits<std::int64_t>::max(), "PositionOutOfRange", "num_tokens");
         prepare({{sequence, num_tokens}}, {});
     }
 
-    // Write tokens at start, start + 1, ...: at or before the layer's length, so that there are no holes.
+    // Writes tokens at start, start + 1, ...; start is at most the layer's length, so there are no gaps.
     virtual void write(std::int64_t sequence, std::int64_t layer, std::int64_t start, const Tokens& tokens) {
         Layer& to = found(sequence, layer);
         in_range(start, to.length + 1, "PositionOutOfRange", "start");
@@ -109,8 +109,8 @@ public:
         to.length = std::max(to.length, end);
     }
 
-    // One token to each sequence in the layers first .. first + count: to all of them or to none. Token [layer, i] of `tokens` is
-    // for sequence i of the batch.
+    // Appends one token to each sequence in layers [first, first + count), to all of them or to none. Token [layer, i] of `tokens`
+    // belongs to sequence i of the batch.
     void append(const Integers& sequences, std::int64_t first, std::int64_t count, const Tokens& tokens) {
         std::map<std::int64_t, std::int64_t> needed, times;
         std::vector<Span> written;
@@ -132,7 +132,7 @@ public:
         }
     }
 
-    // The tokens at some positions, in the order asked for.
+    // Returns the tokens at these positions, in this order.
     Tokens read(std::int64_t sequence, std::int64_t layer, const Integers& positions) const {
         const Layer& from = found(sequence, layer);
         for (std::int64_t position : positions) in_range(position, from.length, "PositionOutOfRange", "position");
@@ -151,7 +151,7 @@ public:
     std::int64_t length(std::int64_t sequence, std::int64_t layer) const { return found(sequence, layer).length; }
     const Integers& block_table(std::int64_t sequence, std::int64_t layer) const { return found(sequence, layer).table; }
 
-    // block * block_size + offset of each position, all within the blocks held.
+    // block * block_size + offset of each position; all positions are inside the sequence's blocks.
     Integers slot_mapping(std::int64_t sequence, std::int64_t layer, std::int64_t start, std::int64_t count) const {
         const Layer& from = found(sequence, layer);
         const std::int64_t room = static_cast<std::int64_t>(from.table.size()) * config_.block_size;
@@ -182,7 +182,7 @@ public:
                 weights[i] = scale * score;
                 largest = std::max(largest, weights[i]);
             }
-            for (double& weight : weights) sum += weight = std::exp(weight - largest);  // at most 1: nothing overflows
+            for (double& weight : weights) sum += weight = std::exp(weight - largest);  // at most 1, so the sum cannot overflow
             for (std::int64_t d = 0; d < dim; ++d) {
                 double mean = 0.0;
                 for (std::int64_t i = 0; i < tokens.count; ++i) mean += weights[i] / sum * tokens.values[i * row_ + head * dim + d];
@@ -195,17 +195,17 @@ public:
 protected:
     struct Layer {
         Integers table;
-        std::int64_t length = 0;  // of each layer on its own: during a step the first ones are a token ahead
+        std::int64_t length = 0;  // one per layer: during a step the first layers have one token more
     };
     using Sequence = std::vector<Layer>;
 
-    // Whether a block has to stay as it is, also where one sequence alone holds it.
+    // Whether a block must not be overwritten although only one sequence references it.
     virtual bool kept(std::int64_t) const { return false; }
 
     const Sequence& found(std::int64_t sequence) const {
         const auto known = sequences_.find(sequence);
         if (known == sequences_.end()) {
-            throw KVError("SequenceNotFound", "sequence: expected one that was created and not dropped, got " + std::to_string(sequence));
+            throw KVError("SequenceNotFound", "unknown sequence " + std::to_string(sequence) + " (never created, or already dropped)");
         }
         return known->second;
     }
@@ -222,7 +222,7 @@ protected:
         return const_cast<Layer&>(std::as_const(*this).found(sequence, layer));
     }
 
-    // The tokens that every layer has.
+    // The number of tokens that all layers have.
     std::int64_t shortest(std::int64_t sequence) const {
         std::int64_t least = std::numeric_limits<std::int64_t>::max() - 1;
         for (const Layer& layer : found(sequence)) least = std::min(least, layer.length);
@@ -236,12 +236,12 @@ protected:
     PagedConfig config_;
 
 private:
-    // Positions of a layer that are about to be written.
+    // Positions of a layer that a call is going to write.
     struct Span {
         std::int64_t sequence, layer, start, end;
     };
 
-    // Leave each layer so many blocks. The last ones go first.
+    // Keeps `count` blocks in each layer and frees the others, from the end.
     void cut(Sequence& layers, std::int64_t count) {
         while (static_cast<std::int64_t>(layers[0].table.size()) > count) {
             for (Layer& layer : layers) {
@@ -251,11 +251,11 @@ private:
         }
     }
 
-    // Room for so many tokens in every layer of each sequence, and blocks of their own where tokens are about to be written: for
-    // all of them or for none.
+    // Allocates blocks for new tokens in every layer of each sequence, and copies shared blocks that are going to be written: for all
+    // sequences or for none.
     void prepare(const std::map<std::int64_t, std::int64_t>& num_tokens, const std::vector<Span>& written) {
         std::vector<std::pair<std::int64_t, std::int64_t>> missing;
-        std::int64_t most = 0;  // blocks a layer
+        std::int64_t most = 0;  // blocks per layer
         for (const auto& [sequence, tokens] : num_tokens) {
             const std::int64_t held = static_cast<std::int64_t>(found(sequence)[0].table.size());
             const std::int64_t more = blocks_for(tokens) - held;
@@ -264,7 +264,7 @@ private:
         const std::vector<std::int64_t*> copies = shared(written);
         const std::int64_t needed = most * config_.num_layers + static_cast<std::int64_t>(copies.size());
         if (needed > pool_->num_free()) {
-            throw KVError("OutOfBlocks", "blocks: expected " + std::to_string(needed) + " free ones, got " + std::to_string(pool_->num_free()));
+            throw KVError("OutOfBlocks", "out of blocks: " + std::to_string(needed) + " needed, " + std::to_string(pool_->num_free()) + " free");
         }
         for (std::int64_t* block : copies) {
             const std::int64_t copy = pool_->allocate(), size = config_.block_size * row_;
@@ -280,18 +280,18 @@ private:
         }
     }
 
-    // The entries of tables whose blocks have to be copied before they are written to: of several that write to the same block
-    // the last to hold it keeps it.
+    // The table entries whose blocks have to be copied before the write. If all references to a block are going to write to it, the last
+    // one keeps it.
     std::vector<std::int64_t*> shared(const std::vector<Span>& written) {
         std::vector<std::int64_t*> copies;
-        std::map<std::int64_t, std::int64_t> others;  // by block, who else has to find it as it is
+        std::map<std::int64_t, std::int64_t> others;  // by block, the number of other references that need it unchanged
         std::set<std::int64_t*> seen;
         for (const Span& span : written) {
             Integers& table = found(span.sequence, span.layer).table;
             const std::int64_t last = std::min(blocks_for(span.end), static_cast<std::int64_t>(table.size()));
             for (std::int64_t entry = span.start / config_.block_size; span.start < span.end && entry < last; ++entry) {
                 std::int64_t* block = &table[entry];
-                if (!seen.insert(block).second) continue;  // a sequence may be named twice
+                if (!seen.insert(block).second) continue;  // a batch can contain a sequence twice
                 const auto left = others.emplace(*block, pool_->references(*block) - !kept(*block)).first;
                 if (left->second-- > 0) copies.push_back(block);
             }
@@ -316,7 +316,7 @@ private:
         ++into.count;
     }
 
-    std::int64_t row_;  // numbers of a token
+    std::int64_t row_;  // numbers per token
     Floats keys_, values_;  // [num_blocks * block_size, num_kv_heads, head_dim], of all layers and sequences
     std::int64_t next_ = 0;
 

@@ -1,4 +1,4 @@
-// The paged cache that finds what it has seen. Tokens are compared and not hashed: two prompts never pass for one another.
+// The prefix cache: a paged cache that finds cached blocks by their tokens. Tokens are compared, not hashed, so there are no collisions.
 #pragma once
 
 #include <list>
@@ -6,13 +6,13 @@
 
 #include "paged_cache.hpp"
 
-// What a full block of tokens is found by: a tree, in which the way from the root are the blocks before it.
+// A node of the prefix index: a tree in which the path from the root contains the blocks before this one.
 struct Node {
     std::map<Integers, std::unique_ptr<Node>> children;  // by the tokens of the next block
-    std::list<Integers> copies;                          // a block in each layer
+    std::list<Integers> copies;                          // one block per layer
 };
 
-// Free blocks that could be found again are handed out last, and those first that were given back first.
+// Allocates cached blocks last, in the order in which they were freed (least recently used first).
 class FindablePool : public BlockPool {
 public:
     explicit FindablePool(std::int64_t num_blocks) : BlockPool(num_blocks, false) {}
@@ -28,7 +28,7 @@ public:
         for (std::int64_t block : blocks) parts_[block].push_back({&node, std::prev(node.copies.end())});
     }
 
-    // One reference more, for a block that may wait.
+    // Adds a reference to a block that may be cached and free.
     void hold(std::int64_t block) {
         const auto place = places_.find(block);
         if (place != places_.end()) {
@@ -70,7 +70,7 @@ private:
         Copy copy;
     };
 
-    // What a block was part of is not to be found any more; blocks that only waited for that are plain ones from now on.
+    // Removes all index entries that contain a block. Free blocks that were cached only for these entries become plain free blocks.
     void lose(std::int64_t block) {
         const std::vector<Part> parts = std::move(parts_[block]);
         parts_.erase(block);
@@ -92,8 +92,8 @@ private:
     }
 
     std::list<std::int64_t> waiting_;
-    std::map<std::int64_t, std::list<std::int64_t>::iterator> places_;  // of the blocks that wait
-    std::map<std::int64_t, std::vector<Part>> parts_;                   // by block, what it is part of
+    std::map<std::int64_t, std::list<std::int64_t>::iterator> places_;  // of the evictable blocks
+    std::map<std::int64_t, std::vector<Part>> parts_;                   // by block, the index entries that contain it
 };
 
 class PrefixCache : public PagedCache {
@@ -101,21 +101,21 @@ public:
     explicit PrefixCache(const PagedConfig& config)
         : PagedCache(config, std::make_unique<FindablePool>(config.num_blocks)), findable_(static_cast<FindablePool*>(pool_.get())) {}
 
-    // How many leading tokens `begin` would find: whole blocks, and never all of the tokens.
+    // The hit: the number of leading tokens that `begin` finds cached, in whole blocks, and always fewer than all tokens.
     std::int64_t match(const Integers& tokens, const std::string& salt) const {
         return static_cast<std::int64_t>(find(tokens, salt).size()) * config_.block_size;
     }
 
-    // A new sequence with room for these tokens that holds what was found of them.
+    // Creates a sequence with blocks for these tokens, of which the cached ones are reused.
     std::int64_t begin(const Integers& tokens, const std::string& salt) {
         const std::vector<const Integers*> found_blocks = find(tokens, salt);
         const std::int64_t hit = static_cast<std::int64_t>(found_blocks.size());
         std::int64_t needed = (blocks_for(static_cast<std::int64_t>(tokens.size())) - hit) * config_.num_layers;
         for (const Integers* blocks : found_blocks) {
-            for (std::int64_t block : *blocks) needed += pool_->references(block) == 0;  // not free for anything else
+            for (std::int64_t block : *blocks) needed += pool_->references(block) == 0;  // evictable, so not available for other tokens
         }
         if (needed > pool_->num_free()) {
-            throw KVError("OutOfBlocks", "blocks: expected " + std::to_string(needed) + " free ones, got " + std::to_string(pool_->num_free()));
+            throw KVError("OutOfBlocks", "out of blocks: " + std::to_string(needed) + " needed, " + std::to_string(pool_->num_free()) + " free");
         }
         const std::int64_t sequence = create();
         Sequence& layers = found(sequence);
@@ -131,7 +131,7 @@ public:
         return sequence;
     }
 
-    // Say which tokens the first positions hold: every full block of them can be found from now on.
+    // Commits the tokens of the first positions: each full block of them is cached.
     void commit(std::int64_t sequence, const Integers& tokens) {
         const std::int64_t written = shortest(sequence), size = config_.block_size;
         in_range(static_cast<std::int64_t>(tokens.size()), written + 1, "PositionOutOfRange", "tokens committed");
@@ -156,7 +156,7 @@ public:
 
     void reset() {
         if (!sequences_.empty()) {
-            throw KVError("InUse", "reset: expected no sequence, got " + std::to_string(sequences_.size()));
+            throw KVError("InUse", "cannot reset: " + std::to_string(sequences_.size()) + " sequences are live");
         }
         findable_->forget();
         roots_.clear();
@@ -198,7 +198,7 @@ protected:
     bool kept(std::int64_t block) const override { return findable_->findable(block); }
 
 private:
-    // The tokens that a sequence was said to hold.
+    // The committed tokens of a sequence.
     struct Told {
         std::string salt;
         Integers tokens;
@@ -209,7 +209,7 @@ private:
         tokens.resize(std::min(tokens.size(), static_cast<std::size_t>(start)));
     }
 
-    // The blocks of the longest beginning that is there.
+    // The blocks of the longest cached prefix.
     std::vector<const Integers*> find(const Integers& tokens, const std::string& salt) const {
         std::vector<const Integers*> blocks;
         const auto root = roots_.find(salt);

@@ -1,4 +1,4 @@
-// Rotary positions (RoPE): pair i of a head of D numbers turns by position * theta ^ (-2 i / D) radians.
+// Rotary embedding (RoPE): pair i of a head of D numbers is rotated by position * theta ^ (-2 i / D) radians.
 #pragma once
 
 #include <cmath>
@@ -10,9 +10,9 @@ using Floats = std::vector<float>;
 
 struct Rotary {
     double theta;
-    bool pairs;  // number 2 i turns with number 2 i + 1; otherwise number i with number i + D / 2
+    bool pairs;  // pairs are numbers 2 i and 2 i + 1; otherwise i and i + D / 2
 
-    // Turn keys [..., dim] by so many positions, back where that is negative.
+    // Rotates keys [..., dim] by a number of positions, which can be negative.
     void turn(Floats& keys, std::int64_t dim, std::int64_t by) const {
         const std::int64_t half = dim / 2;
         for (std::int64_t i = 0; i < half; ++i) {

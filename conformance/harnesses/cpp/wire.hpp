@@ -1,4 +1,4 @@
-// Values as they travel: integers, and arrays {"dtype", "shape", "base64"} in little-endian C order.
+// Values of the protocol: integers, and arrays {"dtype", "shape", "base64"} in little-endian C order.
 #pragma once
 
 #include <array>
@@ -51,7 +51,7 @@ inline std::string encoded_base64(const void* data, std::size_t size) {
     return text;
 }
 
-// A float16 or bfloat16 code as a float: exact.
+// Converts a float16 or bfloat16 code to float, exactly.
 inline float widened(std::uint16_t code, bool is_bfloat16) {
     std::uint32_t bits = static_cast<std::uint32_t>(code) << 16;
     if (!is_bfloat16) {
@@ -73,7 +73,7 @@ inline std::string shown(const Shape& shape) {
     return "[" + text + "]";
 }
 
-// An array of this shape as floats. Throws ShapeMismatch and DtypeMismatch: narrow floats are widened, float64 is refused.
+// Returns an array of this shape as floats, narrow floats widened. Throws ShapeMismatch, and DtypeMismatch for other dtypes.
 inline Array array_of(const Json& args, const char* name, const Shape& wanted) {
     const Json& given = args.at(name);
     Array array{given.at("shape").get<Shape>(), {}};
@@ -101,7 +101,7 @@ Json sent(const std::vector<Number>& numbers, const Shape& shape, const char* dt
     return {{"dtype", dtype}, {"shape", shape}, {"base64", encoded_base64(numbers.data(), numbers.size() * sizeof(Number))}};
 }
 
-// An integer, or an error of this kind: 1.5, "1" and true are none.
+// Returns an integer. Throws an error of this kind for anything else, also for 1.5, "1" and true.
 inline std::int64_t integer(const Json& value, const char* kind, const char* name) {
     if (!value.is_number_integer()) throw KVError(kind, std::string(name) + ": expected an integer, got " + value.dump());
     return value.get<std::int64_t>();

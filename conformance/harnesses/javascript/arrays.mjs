@@ -1,16 +1,16 @@
-// Arrays as they travel, {"dtype", "shape", "base64"} in little-endian C order, and as they are stored: a typed array of numbers
-// for float32, of 16-bit codes for float16 and bfloat16.
+// Arrays of the protocol, {"dtype", "shape", "base64"} in little-endian C order, and stores: typed arrays of numbers for float32,
+// of 16-bit codes for float16 and bfloat16.
 
 import { KVError } from "./protocol.mjs";
 
-// Bits of the exponent and of the mantissa.
+// Number of exponent bits, number of mantissa bits.
 const SMALL = { float16: [5, 10], bfloat16: [8, 7] };
 
 const buffer = new ArrayBuffer(4);
 const asFloat = new Float32Array(buffer);
 const asBits = new Uint32Array(buffer);
 
-/** A float32 as the code of a small float: to nearest, ties to even, to infinity past the largest; NaN stays NaN. */
+/** Convert a float32 to the code of a small float: nearest, ties to even, infinity above the largest number; NaN stays NaN. */
 export function encode(value, dtype) {
   const [exponentBits, mantissaBits] = SMALL[dtype];
   const least = 2 - 2 ** (exponentBits - 1); // the exponent of the subnormals
@@ -21,11 +21,11 @@ export function encode(value, dtype) {
   if (!Number.isFinite(value)) return sign + infinity;
   asFloat[0] = value;
   const exponent = Math.max(((asBits[0] >>> 23) & 255) - 127, least);
-  const steps = roundHalfEven(Math.abs(value) / 2 ** (exponent - mantissaBits)); // exact: both are float64
-  return sign + Math.min((exponent - least) * one + steps, infinity); // a carry moves on to the next exponent
+  const steps = roundHalfEven(Math.abs(value) / 2 ** (exponent - mantissaBits)); // exact, because both are float64
+  return sign + Math.min((exponent - least) * one + steps, infinity); // a carry increments the exponent
 }
 
-/** The number a code stands for. */
+/** Convert a code to its number. */
 export function decode(code, dtype) {
   const [exponentBits, mantissaBits] = SMALL[dtype];
   const one = 2 ** mantissaBits;
@@ -43,7 +43,7 @@ function roundHalfEven(x) {
   return rest > 0.5 || (rest === 0.5 && down % 2 === 1) ? down + 1 : down;
 }
 
-/** Room for `size` numbers in a dtype, zeros. */
+/** Return a store of `size` zeros in a dtype. */
 export function zeros(size, dtype) {
   return dtype === "float32" ? new Float32Array(size) : new Uint16Array(size);
 }
@@ -54,19 +54,19 @@ export function put(store, at, numbers, dtype) {
   else numbers.forEach((number, i) => (store[at + i] = encode(number, dtype)));
 }
 
-/** A store's numbers, as float32. */
+/** Return a store's numbers as float32. */
 export function widened(store, dtype) {
   return dtype === "float32" ? store : Float32Array.from(store, (code) => decode(code, dtype));
 }
 
-/** A typed array for the wire. */
+/** Return a typed array as the protocol encodes it. */
 export function sent(store, shape, dtype = "float32") {
   return { dtype, shape, base64: Buffer.from(store.buffer, store.byteOffset, store.byteLength).toString("base64") };
 }
 
 /**
- * What came over the wire, as float32 numbers and a shape. `shape` has null for an axis of any length.
- * Throws ShapeMismatch and DtypeMismatch: narrow floats are widened, float64 is refused (FMT-LEVEL-04).
+ * Decode an array of the protocol to float32 numbers and a shape, narrow floats widened. `shape` has null for an axis of any length.
+ * Throws ShapeMismatch, and DtypeMismatch for other dtypes (FMT-LEVEL-04).
  */
 export function received(name, array, shape) {
   const [got, wanted] = [array?.shape ?? [], shape.map((axis) => axis ?? "n")];
@@ -79,7 +79,7 @@ export function received(name, array, shape) {
   throw new KVError("DtypeMismatch", `${name}: expected float32, float16 or bfloat16, got ${array.dtype}`);
 }
 
-/** Throws an error of this kind unless `value` is an integer of at least `least`. */
+/** Throw an error of this kind unless `value` is an integer >= `least`. */
 export function whole(name, value, least, kind) {
   if (!Number.isInteger(value) || value < least) {
     throw new KVError(kind, `${name}: expected an integer of at least ${least}, got ${JSON.stringify(value)}`);

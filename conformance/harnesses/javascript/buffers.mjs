@@ -1,4 +1,4 @@
-// The buffer pool: memory in five sizes, kept for the next owner.
+// The buffer pool: buffers in five sizes, which are kept for reuse after their release.
 
 import { received, sent, whole } from "./arrays.mjs";
 import { KVError } from "./protocol.mjs";
@@ -15,7 +15,7 @@ export class BufferPool {
     this.releasesTwice = releasesTwice; // the bug
   }
 
-  /** An empty buffer of the smallest size that holds `num_bytes`. */
+  /** Return an empty buffer of the smallest size that is at least `num_bytes`. */
   acquire(num_bytes) {
     whole("num_bytes", num_bytes, 0, "PositionOutOfRange");
     const size = SIZES.find((size) => num_bytes <= size);
@@ -27,7 +27,7 @@ export class BufferPool {
     return new Buffer(this, free.pop() ?? this.#allocate(size));
   }
 
-  /** Fill the free list of one size with `count` more buffers, up to max_buffers. */
+  /** Add `count` buffers to the free list of one size, up to max_buffers. */
   prewarm(size, count) {
     if (!SIZES.includes(size)) throw new KVError("ConfigError", `size: expected one of ${SIZES}, got ${JSON.stringify(size)}`);
     whole("count", count, 0, "PositionOutOfRange");
@@ -35,7 +35,7 @@ export class BufferPool {
     for (let i = Math.min(count, this.max_buffers - free.length); i > 0; i--) free.push(this.#allocate(size));
   }
 
-  /** Let go of every free buffer. */
+  /** Drop all free buffers. */
   clear() {
     for (const free of this.#free.values()) free.length = 0;
   }
@@ -46,7 +46,7 @@ export class BufferPool {
     return { ...this.#counts, hit_rate: hits + misses ? hits / (hits + misses) : 0, free };
   }
 
-  /** Called by Buffer.release, once for each buffer. */
+  /** Return memory to the pool. Buffer.release calls this once per buffer. */
   takeBack(memory) {
     this.#counts.returns++;
     const free = this.#free.get(memory.byteLength);
@@ -60,7 +60,7 @@ export class BufferPool {
   }
 }
 
-/** Room for `capacity` float32 values, of which `length` are written. */
+/** A buffer of `capacity` float32 values, of which `length` are written. */
 export class Buffer {
   #pool;
   #memory;
@@ -79,13 +79,13 @@ export class Buffer {
     const { numbers } = received("values", values, [null]);
     if (this.length + numbers.length > this.capacity) {
       const got = this.length + numbers.length;
-      throw new KVError("CapacityExceeded", `extend: expected at most ${this.capacity} values, got ${got}`);
+      throw new KVError("CapacityExceeded", `buffer full: ${got} values needed, capacity is ${this.capacity}`);
     }
     this.#memory.set(numbers, this.length);
     this.length += numbers.length;
   }
 
-  /** What was written, never what the last owner left. */
+  /** The written values, never those of an earlier owner. */
   values() {
     this.#mustBeHeld();
     return sent(this.#memory.subarray(0, this.length), [this.length]);
@@ -96,7 +96,7 @@ export class Buffer {
     this.length = 0;
   }
 
-  /** Give the memory back. Releasing twice does nothing the second time. */
+  /** Return the memory to the pool. A second release does nothing. */
   release() {
     if (this.#released && !this.#pool.releasesTwice) return;
     this.#released = true;
@@ -104,6 +104,6 @@ export class Buffer {
   }
 
   #mustBeHeld() {
-    if (this.#released) throw new KVError("BufferReleased", "buffer: expected one that is held, got one that was released");
+    if (this.#released) throw new KVError("BufferReleased", "the buffer was already released");
   }
 }

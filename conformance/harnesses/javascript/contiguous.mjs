@@ -18,7 +18,7 @@ export class ContiguousCache {
     [this.keys, this.values] = [this.#memory(this.capacity), this.#memory(this.capacity)];
   }
 
-  /** Append n tokens, keys and values [batch, heads, n, head_dim]; everything is checked before anything changes. */
+  /** Append n tokens, keys and values [batch, heads, n, head_dim]; all arguments are checked before anything changes. */
   append(keys, values) {
     const shape = [this.batch_size, this.num_kv_heads, null, this.head_dim];
     const key = received("keys", keys, shape);
@@ -26,7 +26,7 @@ export class ContiguousCache {
     this.#store(key.numbers, value.numbers, key.shape[2]);
   }
 
-  /** The same from one array [2, batch, heads, n, head_dim], keys first. */
+  /** Like append, from one array [2, batch, heads, n, head_dim], keys first. */
   append_fused(key_values) {
     const shape = [2, this.batch_size, this.num_kv_heads, null, this.head_dim];
     const both = received("key_values", key_values, shape);
@@ -38,17 +38,17 @@ export class ContiguousCache {
     return [this.#read(this.keys), this.#read(this.values)];
   }
 
-  /** The buffers themselves, in the cache's dtype. */
+  /** The two buffers, in the cache's dtype. */
   raw() {
     const shape = [this.batch_size, this.num_kv_heads, this.capacity, this.head_dim];
     return [this.keys, this.values].map((store) => sent(store, shape, this.dtype));
   }
 
-  /** Count tokens that were written into the raw buffers by someone else. */
+  /** Add tokens that the caller wrote into the raw buffers to the length. */
   advance(count) {
     whole("count", count, 0, "PositionOutOfRange");
     if (this.seq_len + count > this.capacity) {
-      throw new KVError("CapacityExceeded", `advance: expected at most ${this.capacity} tokens, got ${this.seq_len + count}`);
+      throw new KVError("CapacityExceeded", `advance: ${this.seq_len + count} tokens needed, capacity is ${this.capacity}`);
     }
     this.seq_len += count;
   }
@@ -60,7 +60,7 @@ export class ContiguousCache {
   #store(keys, values, count) {
     const needed = this.seq_len + count;
     if (needed > this.max_seq_len) {
-      throw new KVError("CapacityExceeded", `append: expected at most ${this.max_seq_len} tokens, got ${needed}`);
+      throw new KVError("CapacityExceeded", `cache full: ${needed} tokens needed, max_seq_len is ${this.max_seq_len}`);
     }
     if (needed > this.capacity) this.#grow(needed);
     for (const [store, numbers] of [[this.keys, keys], [this.values, values]]) {
@@ -72,7 +72,7 @@ export class ContiguousCache {
     this.seq_len = needed;
   }
 
-  /** Capacity doubles, from at least 1, until the tokens fit. */
+  /** Double the capacity, from at least 1, until the tokens fit. */
   #grow(needed) {
     let capacity = Math.max(this.capacity, 1);
     while (capacity < needed) capacity *= 2;
@@ -99,7 +99,7 @@ export class ContiguousCache {
     return sent(widened(tokens, this.dtype), [this.batch_size, this.num_kv_heads, this.seq_len, this.head_dim]);
   }
 
-  /** For each sequence and head, a lane: where its tokens begin, in tokens, and its number. */
+  /** Visit each row (sequence and head): the index of its first token in the buffers, and its number. */
   #rows(visit) {
     for (let lane = 0; lane < this.batch_size * this.num_kv_heads; lane++) visit(lane * this.capacity, lane);
   }

@@ -1,8 +1,8 @@
-// A contiguous and a windowed KV cache and a buffer pool, offered to kvref. Node, no dependencies:
+// A harness in JavaScript without dependencies: a contiguous and a windowed KV cache and a buffer pool, which kvref calls:
 //
 //     kvref check --exec "node conformance/harnesses/javascript/harness.mjs"
 //
-// --bug release-twice: a buffer that is released twice goes on the free list twice, and gets two owners.
+// --bug release-twice: a buffer that is released twice is added to the free list twice and then gets two owners.
 
 import { Buffer, BufferPool } from "./buffers.mjs";
 import { ContiguousCache } from "./contiguous.mjs";
@@ -32,7 +32,7 @@ serve({
     windowed: (config) => new WindowedCache(config),
     buffers: (config) => new BufferPool(config, { releasesTwice: bug === "release-twice" }),
   },
-  // What each family can be asked: methods by name, and the names of their arguments in order.
+  // The operations of each family: methods by name, with the names of their arguments in order.
   operations: {
     contiguous: {
       on: ContiguousCache,

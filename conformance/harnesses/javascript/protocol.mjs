@@ -1,8 +1,8 @@
-// The conversation: one JSON object a line, a request and its reply (kvref/spec/protocol.md).
+// The protocol: one JSON object per line, a reply for each request (kvref/spec/protocol.md).
 
 import { createInterface } from "node:readline";
 
-/** What a cache throws. `kind` is one of the names the specification gives to errors. */
+/** The error that a cache throws. `kind` is one of the specification's error names. */
 export class KVError extends Error {
   constructor(kind, message) {
     super(message);
@@ -10,14 +10,14 @@ export class KVError extends Error {
   }
 }
 
-/** Answer every line on standard input until it ends, or `bye`. */
+/** Reply to every line of standard input until `bye` or the end of the input. */
 export function serve({ about, make, operations }) {
-  const objects = new Map(); // by the id of the request that made them
+  const objects = new Map(); // by the id of the request that created them
   const lines = createInterface({ input: process.stdin });
 
   function perform({ id, op, on, args }) {
     if (op === "hello") {
-      objects.clear(); // a new conversation
+      objects.clear(); // a new sequence of calls starts
       return about;
     }
     if (op === "bye") {

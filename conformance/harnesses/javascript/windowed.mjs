@@ -1,4 +1,4 @@
-// The windowed cache: the last tokens in a ring, behind the first few, which stay for ever.
+// The windowed cache: the sink tokens, which are never overwritten, and the last tokens in a ring buffer.
 
 import { put, received, sent, whole, widened, zeros } from "./arrays.mjs";
 import { KVError } from "./protocol.mjs";
@@ -13,7 +13,7 @@ export class WindowedCache {
     Object.assign(this, { num_kv_heads, head_dim, window, sinks, chunk, dtype });
     this.ring = window + rollback;
     this.length = 0;
-    this.first = sinks; // the first position in the ring that was not overwritten
+    this.first = sinks; // the oldest position in the ring that is not overwritten
     this.width = num_kv_heads * head_dim;
     [this.keys, this.values] = [0, 1].map(() => zeros((sinks + this.ring) * this.width, dtype));
   }
@@ -26,7 +26,7 @@ export class WindowedCache {
     this.#write(...this.#tokens(keys, values));
   }
 
-  /** Append tokens and attend with a query of each. One by one, so that no query misses what a later token overwrites. */
+  /** Append tokens and attend with one query per token. Token by token, because a later token can overwrite one that an earlier query sees. */
   step(query, keys, values, scale) {
     const [key, value, count] = this.#tokens(keys, values);
     const asked = this.#query(query, count);
@@ -40,12 +40,12 @@ export class WindowedCache {
     return sent(out, asked.shape);
   }
 
-  /** Queries that all stand where the newest token does. */
+  /** Attend with queries that are all at the position of the newest token. */
   attend(query, scale) {
     const asked = this.#query(query, null);
     const first = this.#firstSeen(this.length - 1);
     if (first < this.first && first < this.length) {
-      throw new KVError("PositionOutOfRange", `attend: expected position ${first} to be held, got those from ${this.first} on`);
+      throw new KVError("PositionOutOfRange", `attend: position ${first} is not stored, the oldest one in the ring is ${this.first}`);
     }
     const rows = asked.numbers.length / Math.max(1, asked.shape[0]);
     const out = new Float32Array(asked.numbers.length);
@@ -59,7 +59,7 @@ export class WindowedCache {
     for (const position of positions) {
       whole("position", position, 0, "PositionOutOfRange");
       const held = position < this.length && (position < this.sinks || position >= this.first);
-      if (!held) throw new KVError("PositionOutOfRange", `position: expected one that is held, got ${position}`);
+      if (!held) throw new KVError("PositionOutOfRange", `position ${position} is not stored`);
     }
     return [this.keys, this.values].map((store) => {
       const read = new Float32Array(positions.length * this.width);
@@ -72,7 +72,7 @@ export class WindowedCache {
     whole("length", length, 0, "PositionOutOfRange");
     if (length > this.length) throw new KVError("PositionOutOfRange", `length: expected at most ${this.length}, got ${length}`);
     if (this.#firstSeen(length) < Math.min(this.first, length)) {
-      throw new KVError("NotTruncatable", `length: expected tokens from ${this.#firstSeen(length)} on, got those from ${this.first}`);
+      throw new KVError("NotTruncatable", `cannot truncate to ${length}: position ${this.#firstSeen(length)} is not stored`);
     }
     this.length = length;
     this.first = Math.min(this.first, Math.max(this.sinks, length));
@@ -82,7 +82,7 @@ export class WindowedCache {
     this.truncate(0);
   }
 
-  /** The first position behind the sinks that the query at one sees. */
+  /** The first position after the sink tokens that a query sees. */
   #firstSeen(query) {
     const chunk = this.chunk ? Math.floor(query / this.chunk) * this.chunk : 0;
     return Math.max(this.sinks, query - this.window + 1, chunk);
@@ -129,13 +129,13 @@ export class WindowedCache {
     this.first = Math.max(this.first, this.length - this.ring);
   }
 
-  /** softmax(scale q k') v of one token's query heads over some positions, into `out`. */
+  /** Write softmax(scale q k') v of one token's query heads over these positions into `out`. */
   #attend(query, positions, scale, out) {
     const keys = positions.map((position) => this.#token(this.keys, position));
     const values = positions.map((position) => this.#token(this.values, position));
     const [dim, heads] = [this.head_dim, query.length / this.head_dim];
     for (let head = 0; head < heads && positions.length; head++) {
-      const from = Math.floor((head * this.num_kv_heads) / heads) * dim; // of its kv head
+      const from = Math.floor((head * this.num_kv_heads) / heads) * dim; // the first number of its KV head
       const scores = keys.map((key) => {
         let sum = 0;
         for (let d = 0; d < dim; d++) sum += query[head * dim + d] * key[from + d];

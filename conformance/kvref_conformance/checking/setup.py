@@ -39,7 +39,7 @@ def fitted(subject: Subject, family: str, **changes: Any) -> dict[str, Any]:
         taken = formats_of(subject, name, *wanted)
         config[name] = next((each for each in taken if record.together(config | {name: each})), taken[0])
     if not record.together(config):
-        raise NotOffered(f"{family} of sizes that its limits allow and that fit together")
+        raise NotOffered(f"{family} with consistent sizes within its limits")
     return config
 
 

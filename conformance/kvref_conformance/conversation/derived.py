@@ -69,7 +69,7 @@ def in_turn(calls: Iterable[Callable[[], Any]]) -> list[Any]:
 def refused_whole(error: Exception) -> None:
     """Raise NotOffered if the error is marked with IN_PARTS. For checks that a call that raises changes nothing."""
     if IN_PARTS in vars(error):
-        raise NotOffered(f"what is refused whole, where it is done in parts ({type(error).__name__})") from error
+        raise NotOffered(f"an error that changes nothing, in a call made of several ({type(error).__name__})") from error
 
 
 def pieces(op: str, args: Mapping[str, Any], limit: Limit) -> list[dict[str, Any]] | None:
@@ -84,7 +84,7 @@ def pieces(op: str, args: Mapping[str, Any], limit: Limit) -> list[dict[str, Any
         return None
     arrays = {each: args.get(each) for each in record.appending[name]}
     axis = record.token_axis
-    shapes = [getattr(getattr(array, "array", array), "shape", ()) for array in arrays.values()]  # an Own's too
+    shapes = [getattr(getattr(array, "array", array), "shape", ()) for array in arrays.values()]  # also of an Own
     lengths = {shape[axis] if len(shape) >= -axis else -1 for shape in shapes}
     if len(lengths) > 1 and limit.at_most(max(lengths)) != max(lengths):
         raise NotOffered(f"arrays that do not fit together, of {max(lengths)} tokens, where its limits say {limit}")

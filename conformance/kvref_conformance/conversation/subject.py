@@ -157,9 +157,9 @@ class Subject(Calls):
         parts = pieces(op, args, limit)
         if parts is not None:
             if self.clause == "LAW-06":
-                raise NotOffered(f"more than {limit.largest} tokens in one call, where its limits say so")
+                raise NotOffered(f"more than {limit.largest} tokens in one call, where its limits say {limit}")
             size = "one token" if limit.largest == 1 else f"at most {limit.largest} tokens"
-            self.through.setdefault(op, f"{op} through pieces of {size}")
+            self.through.setdefault(op, f"{op} through calls of {size}")
         return parts
 
     def _derived(self, op: str, on: int, args: dict[str, Any], declined: Declined) -> Any:

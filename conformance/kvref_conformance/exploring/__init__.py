@@ -1,1 +1,1 @@
-"""`kvref search`: the machines, checks and short soaks of one implementation, by many processes, until the time is over."""
+"""`kvref search`: runs state machines, checks and short soaks of one implementation in many processes, for a given time."""

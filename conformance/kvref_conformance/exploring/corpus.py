@@ -1,8 +1,8 @@
-"""The folder that a search keeps and the next one starts from.
+"""The corpus: the folder in which a search stores its results, and from which the next search continues.
 
-`corpus.json` has the seeds that met something new, the failures, how far the numbers of seeds have come, and what each run came
-to; `runs/` has the figures of each run over time, and `failures/` the traces. All is written while the search runs, each file as
-a whole, and never left half written.
+`corpus.json` contains the seeds that reached something new, the failures, the numbers of scheduled units, and the last point of
+each run; `runs/` contains all points of each run, `failures/` the traces. The files are written while the search runs. Each is
+replaced as a whole, so that no file is ever incomplete.
 """
 
 import json
@@ -27,13 +27,13 @@ except ImportError:  # on Windows
 
 VERSION = 1
 FOLDER = Path(".kvref/search")
-OURS = "corpus.lock", "corpus.new"  # a folder with nothing else is as good as empty
-LONGEST = 200  # characters of what is wrong with a file
+OURS = "corpus.lock", "corpus.new"  # a folder with only these files counts as empty
+LONGEST = 200  # maximum characters of an error message about a file
 
 
 @dataclass
 class Known:
-    """A failure. times: how often it was met. trace: its file in the folder; empty where it could not be made shorter in time."""
+    """A failure. times: how often it was found. trace: the name of its file, "" if it could not be shrunk in time."""
 
     clause: str
     shape: Shape
@@ -44,7 +44,7 @@ class Known:
 
 @dataclass
 class Point:
-    """How far a run had come after so many seconds. families: by name, states and transitions."""
+    """The numbers of a run after `seconds`. families: the numbers of states and transitions by family."""
 
     seconds: float
     units: int
@@ -57,7 +57,10 @@ class Point:
 
 @dataclass
 class Run:
-    """began: the time of day. points: its figures over time; lost: units that no worker lived to do."""
+    """One run. began: its date and time. lost: number of units that were lost because a worker ended.
+
+    mended: clauses of earlier failures that no longer occur.
+    """
 
     began: str
     seed: int
@@ -69,6 +72,8 @@ class Run:
 
 @dataclass
 class Corpus:
+    """The content of a corpus. name: of the implementation. handed: see Steering."""
+
     folder: Path
     name: str
     seeds: list[Unit] = field(default_factory=list)
@@ -81,7 +86,7 @@ class Corpus:
         return self.folder / "corpus.json"
 
     def trace(self, known: Known) -> list[str]:
-        """The lines of its trace; none where there is none. Raises TraceError where it cannot be read, or was cut short."""
+        """The lines of the failure's trace; empty if it has none. Raises TraceError if it cannot be read or is cut off."""
         if not known.trace:
             return []
         path = self.folder / "failures" / known.trace
@@ -91,11 +96,11 @@ class Corpus:
             raise TraceError(f"{path}: {_said(error)}") from None
         read = parsed(path, lines)
         if read.header.judge == "model" and not any("got" in reply for reply in read.replies):
-            raise TraceError(f"{path}: it ends before anything breaks")
+            raise TraceError(f"{path}: contains no wrong reply")
         return lines
 
     def write(self) -> None:
-        """Raises OSError."""
+        """Write all files. Raises OSError."""
         failures, ends = map(asdict, self.failures), [asdict(replace(run, points=run.points[-1:])) for run in self.runs]
         said = {"corpus": VERSION, "kvref": kvref.__version__, "name": self.name, "seeds": self.seeds, "failures": list(failures)}
         _write(self.path, {**said, "handed": self.handed, "runs": ends})
@@ -112,9 +117,9 @@ def _write(path: Path, said: dict[str, Any]) -> None:
 
 @contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Inside the block no other search has the folder. Raises CannotRun where one has, or where it is none.
+    """Lock the folder while the block runs. Raises CannotRun if another search has locked it, or if it is not a folder.
 
-    The lock is the system's and ends with the process, however that ends; where a system has no such lock, nobody is kept out.
+    The operating system releases the lock when the process ends. On systems or file systems without locks, nothing is locked.
     """
     if folder.exists() and not folder.is_dir():
         raise CannotRun(f"--corpus: expected a folder, got the file {folder}")
@@ -125,13 +130,13 @@ def alone(folder: Path) -> Iterator[None]:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise CannotRun(f"--corpus: {folder}: another search is under way there") from None
+                raise CannotRun(f"--corpus: {folder}: in use by another search") from None
             except OSError:
-                pass  # of some networks' file systems
+                pass  # a network file system without locks
         try:
             yield
         finally:
-            if not (folder / "corpus.json").exists():  # nothing came of it, and nothing stays
+            if not (folder / "corpus.json").exists():  # the search did not start: remove what was created here
                 (folder / "corpus.lock").unlink(missing_ok=True)
                 with suppress(OSError):
                     for each in made:
@@ -139,11 +144,15 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def folder_of(name: str) -> Path:
+    """The default folder of the corpus of an implementation."""
     return FOLDER / name_in_a_path(name)
 
 
 def open_corpus(folder: Path, name: str) -> Corpus:
-    """What lies in a folder (`alone`), or nothing yet. Raises CannotRun where it is no corpus, or another implementation's."""
+    """Read the corpus in a folder, or make an empty one. Call it inside `alone`.
+
+    Raises CannotRun if the folder contains something else, or the corpus of another implementation.
+    """
     found = Corpus(folder, name)
     if not found.path.exists():
         if folder.exists() and any(each.name not in OURS for each in folder.iterdir()):
@@ -161,20 +170,20 @@ def open_corpus(folder: Path, name: str) -> Corpus:
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise CannotRun(f"--corpus: {found.path} cannot be read: {_said(error)}") from None
     if whose != name:
-        raise CannotRun(f"--corpus: {folder} is of {whose}, expected one of {name}")
+        raise CannotRun(f"--corpus: expected the corpus of {name}, got that of {whose} in {folder}")
     return found
 
 
 def _known(said: Any) -> Known:
     trace = _text(said["trace"])
     if trace != Path(trace).name or trace == ".." or "\0" in trace:
-        raise ValueError(f"expected the name of a file, got {trace!r}")
+        raise ValueError(f"expected a file name, got {trace!r}")
     shape = tuple(map(_text, _list(said["shape"])))
     return Known(_text(said["clause"]), shape, _unit(said["unit"]), _count(said["times"]), trace)
 
 
 def _run(said: Any) -> Run:
-    """With its last point alone."""
+    """A run with only its last point."""
     numbers = {name: _count(said[name]) for name in ("seed", "workers", "lost")}
     points = [_point(each) for each in _list(said["points"])]
     if not points:
@@ -194,7 +203,7 @@ def _point(said: Any) -> Point:
 def _unit(said: Any) -> Unit:
     family, kind, seed = map(_text, _list(said))
     if kind == "calls":
-        drawn(seed)  # which raises ValueError
+        drawn(seed)  # raises ValueError
     elif kind not in KINDS:
         raise ValueError(f"expected one of {', '.join(KINDS)}, got {kind!r}")
     elif not (seed.isascii() and seed.isdigit() and int(seed) >= 0):
@@ -211,13 +220,13 @@ def _list(said: Any) -> list[Any]:
 def _text(said: Any) -> str:
     if not isinstance(said, str):
         raise ValueError(f"expected text, got {said!r}")
-    said.encode()  # which raises ValueError for half a character
+    said.encode()  # raises ValueError for a lone surrogate
     return said
 
 
 def _count(said: Any) -> int:
     if isinstance(said, bool) or not isinstance(said, int) or said < 0:
-        raise ValueError(f"expected a number of things, got {said!r}")
+        raise ValueError(f"expected a non-negative integer, got {said!r}")
     return said
 
 

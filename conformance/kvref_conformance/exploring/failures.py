@@ -1,16 +1,19 @@
-"""Failures: each collected once, made short once, and known by its clause and its shape from then on."""
+"""The failures of a search. Each is shrunk once; later failures with the same clause and shape count as the same failure."""
 
 from kvref_conformance.exploring.corpus import Corpus, Known
 from kvref_conformance.exploring.seen import Failed, Seen, shape_as_met, within
 
-SHAPES = 8  # failures of one clause and family that are made short; past them others count as one of those
-WAITING = 50  # failures as they were met that wait for another of their clause to be short
+SHAPES = 8  # maximum number of different failures per clause and family; further ones count as the first
+WAITING = 50  # maximum number of unshrunk failures that wait while another failure of their clause is shrunk
 
 Key = tuple[str, str]  # a clause and a family
 
 
 class Failures:
-    """Those of a corpus, and those that are to be made short: one at a time of each clause and family, for most are the same."""
+    """The known failures of a corpus, and new ones to shrink.
+
+    Per clause and family, one failure is shrunk at a time, because most of the others turn out to be the same.
+    """
 
     def __init__(self, corpus: Corpus) -> None:
         self.known = corpus.failures
@@ -20,11 +23,11 @@ class Failures:
 
     @property
     def busy(self) -> bool:
-        """Whether one is not short yet."""
+        """Whether a failure is being shrunk."""
         return bool(self._shrinking)
 
     def met(self, seen: Seen) -> None:
-        """A machine or a check found something, as long as it is. A check of a clause that is known to be broken is counted."""
+        """Add an unshrunk failure of a state machine or a check: count it if it is known, or else shrink it."""
         assert seen.found
         key, shape = (seen.found.clause, seen.unit.family), shape_as_met(seen.found.conversation)
         alike = [each for each in self.known if (each.clause, each.unit.family) == key]
@@ -42,11 +45,11 @@ class Failures:
             self._to_shrink.append(seen)
 
     def next(self) -> Seen | None:
-        """One that is to be made short."""
+        """The next failure to shrink, or None."""
         return self._to_shrink.pop(0) if self._to_shrink else None
 
     def short(self, failed: Failed) -> Known | None:
-        """One is short: what is now known that was not, if anything."""
+        """Add a shrunk failure. Returns it if it is new, or None."""
         same = next((each for each in self.known if (each.clause, each.shape) == (failed.clause, failed.shape)), None)
         new = None
         if same is not None:
@@ -57,19 +60,20 @@ class Failures:
         return new
 
     def go_on(self, clause: str, family: str, over: bool) -> None:
-        """None of this clause and family is being made short any more: those that waited are looked at, unless time is over."""
+        """End shrinking for this clause and family, and add the failures that waited. over: the time is over; drop them."""
         self._shrinking.pop((clause, family), None)
         for each in self._waiting.pop((clause, family), []):
             if not over:
                 self.met(each)
 
     def keep(self, seen: Seen) -> None:
-        """One that nobody lived, or had the time, to make short: known by its unit alone, which the next run asks first."""
+        """Store a failure that was not shrunk, because its worker ended or time was over. The next run repeats its unit first."""
         assert seen.found
         known = Known(seen.found.clause, (), seen.unit)
         if known not in self.known:
             self.known.append(known)
 
     def keep_unfinished(self) -> None:
+        """Store all failures whose shrinking has not ended."""
         for seen in self._shrinking.values():
             self.keep(seen)

@@ -1,4 +1,4 @@
-"""The page of a search, `report.html` in its folder: written anew while it runs, and read from there without a network."""
+"""The report of a search, `report.html` in its folder. It is rewritten while the search runs, and needs no network."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,12 +9,12 @@ from kvref_conformance.exploring.show import titled
 from kvref_conformance.report.html import environment
 from kvref_conformance.report.text import counted
 
-WIDE, HIGH = 320, 90  # of a plot, in its own units
+WIDE, HIGH = 320, 90  # the size of a plot, in SVG units
 
 
 @dataclass(frozen=True)
 class Plot:
-    """Figures over the time of a run. line: the points of an SVG polyline."""
+    """One quantity over the time of a run. first, last: its first and last value. line: the points of an SVG polyline."""
 
     title: str
     first: int
@@ -23,7 +23,7 @@ class Plot:
 
 
 def plot(title: str, points: list[Point], values: list[int]) -> Plot:
-    """From nothing to the most there was, and from the beginning of the run to its last point."""
+    """A plot whose axes range from 0 to the largest value, and from the start of the run to its last point."""
     most, end = max([1, *values]), max([1e-9, *(point.seconds for point in points)])
     places = [
         f"{WIDE * point.seconds / end:.1f},{HIGH * (1 - value / most):.1f}" for point, value in zip(points, values, strict=True)
@@ -32,7 +32,7 @@ def plot(title: str, points: list[Point], values: list[int]) -> Plot:
 
 
 def write_page(exploring: Exploring, path: Path) -> None:
-    """Raises OSError."""
+    """Write the report. Raises OSError."""
     points, families = exploring.run.points, exploring.steering.met
     wholes = [
         plot("states", points, [point.states for point in points]),

@@ -1,4 +1,4 @@
-"""The search itself: units are handed out until the time is over, and what comes back is new or known."""
+"""The main loop of a search: schedules units until the time is over, and processes their results."""
 
 import math
 import time
@@ -15,17 +15,17 @@ from kvref_conformance.exploring.steering import Steering
 from kvref_conformance.exploring.units import Unit
 from kvref_conformance.exploring.work import Again, again, shrunk, units
 
-LOOK = 0.25  # seconds until somebody who waits is told how far it has come
-SAVE = 2.0  # seconds between two times that everything is written
-POINTS = 120  # of a run, over its time
+LOOK = 0.25  # seconds between two updates of the progress
+SAVE = 2.0  # seconds between two times at which everything is saved
+POINTS = 120  # maximum number of stored points per run
 
 
 class Lost(Exception):
-    """A task that no worker lived to do."""
+    """A task was not finished because its workers ended."""
 
 
 class Team(Protocol):
-    """Who does the work: `workers.Workers`."""
+    """The interface of the worker pool: see `workers.Workers`."""
 
     count: int
 
@@ -39,7 +39,11 @@ class Team(Protocol):
 
 @dataclass
 class Listener:
-    """Who is told: now and then of the run; of a new failure; of one of before, and of a spoiled trace of one; when to write."""
+    """Callbacks of a search.
+
+    tell: progress. failed: a new failure. of_before: the state of a failure of an earlier run. spoiled: its trace is invalid, and
+    why. write: the corpus should be written.
+    """
 
     tell: Callable[["Exploring"], None] = lambda exploring: None
     failed: Callable[[Known, Failed], None] = lambda known, failed: None
@@ -50,7 +54,7 @@ class Listener:
 
 @dataclass
 class Exploring:
-    """A run of a search over what a corpus has from the runs before."""
+    """One run of a search, which continues from the corpus of earlier runs."""
 
     team: Team
     corpus: Corpus
@@ -81,9 +85,9 @@ class Exploring:
         return sum(len(met.transitions) for met in self.steering.met.values())
 
     def go(self, seconds: float) -> None:
-        """For so long, until all that was asked is answered and the last failure is short, if there is anybody left to do it.
+        """Search for `seconds`, then wait until all tasks have ended and all failures are shrunk, as long as there are workers.
 
-        Raises CannotRun and KeyboardInterrupt; what was found is kept.
+        Raises CannotRun and KeyboardInterrupt, after saving everything that was found.
         """
         self._limit = seconds
         try:
@@ -100,7 +104,7 @@ class Exploring:
             self._write()
 
     def _hand_out(self, over: bool) -> bool:
-        """Ask somebody for something; False where there is nothing to be asked. over: only what is needed to come to an end."""
+        """Submit one task. Returns False if there is none. over: the time is over; only shrink failures."""
         if (seen := self.failures.next()) is not None:
             self.team.ask(partial(self._short, seen), shrunk, seen)
         elif over:
@@ -114,7 +118,7 @@ class Exploring:
         return True
 
     def _ask_again(self, known: Known) -> None:
-        if not self.steering.has(known.unit):  # and it stays, until it can be asked for again
+        if not self.steering.has(known.unit):  # the failure stays in the corpus until its unit can run again
             self.listener.of_before(known, Again("not offered", f"{known.unit.family} {known.unit.kind}"))
             return
         trace: list[str] = []
@@ -124,7 +128,7 @@ class Exploring:
             self.listener.spoiled(known, str(error))
         if trace:
             self.team.ask(partial(self._still, known), again, known.clause, known.unit, trace)
-        else:  # it could not be made short in time, or its trace is spoiled: it is met anew, if it is still there
+        else:  # it was not shrunk in time, or its trace is invalid: run its unit again
             self.team.ask(partial(self._met_again, known), units, [known.unit])
 
     def _take(self, what: Callable[[Any], None], came: Any) -> None:
@@ -171,7 +175,7 @@ class Exploring:
             self.listener.of_before(known, came)
 
     def _met_again(self, known: Known, came: list[Seen] | Lost) -> None:
-        """What the unit of a failure says that has no trace. What it meets is a failure like any other."""
+        """Process the repeated unit of a failure without a trace. Failures that it finds are treated as new ones."""
         if not isinstance(came, Lost):
             clauses = {each.clause for seen in came for each in (seen.found, seen.failed) if each}
             if known.clause in clauses:
@@ -186,7 +190,7 @@ class Exploring:
         self.listener.of_before(known, came)
 
     def _point(self) -> None:
-        """Put down how far it has come; over the last point, where that is too close to the one before to be kept."""
+        """Add a point with the current numbers. It replaces the last point if that is too close to the one before it."""
         families = {name: [len(met.states), len(met.transitions)] for name, met in self.steering.met.items()}
         came = self.units, self.calls, self.states, self.transitions, len(self.corpus.failures)
         point, points = Point(round(self.seconds, 2), *came, families), self.run.points

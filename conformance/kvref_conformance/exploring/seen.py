@@ -1,4 +1,4 @@
-"""What came of a unit, and what makes two failures the same."""
+"""The result of a unit of work, and the shape by which equal failures are recognized."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -10,12 +10,12 @@ from kvref_conformance.outcome import Outcome
 from kvref_conformance.searching.found import Finding
 
 Transition = tuple[str, str, str]
-Shape = tuple[str, ...]  # calls, one after the other: "paged.write", and with a "!" one that raises
+Shape = tuple[str, ...]  # the calls in order, as "paged.write", with a "!" if the call raised
 
 
 @dataclass(frozen=True)
 class Failed:
-    """A failure as short as it could be made, and the unit that met it first."""
+    """A shrunk failure, and the unit that found it first."""
 
     unit: Unit
     clause: str
@@ -25,9 +25,10 @@ class Failed:
 
 @dataclass(frozen=True)
 class Seen:
-    """calls: made of the implementation. taken: bytes of the seed, None where that is not known.
+    """The result of a unit.
 
-    found: by a machine or a check, as met. failed: what needs not be made shorter any more.
+    calls: number of calls. taken: how many bytes of the seed were used, None if unknown. states, transitions: those reached.
+    found: an unshrunk failure. failed: a failure that is shrunk already. through: the derived operations that were used.
     """
 
     unit: Unit
@@ -41,7 +42,7 @@ class Seen:
 
 
 def shape_of(trace: Sequence[str]) -> Shape:
-    """The calls of a trace, and which of them raise; numbers are left out."""
+    """The shape of a trace: its calls and which of them raise, without their arguments."""
     messages = [json.loads(line) for line in trace[1:]]
     return tuple(
         called(request["op"], "error" in reply.get("got", reply))
@@ -50,7 +51,7 @@ def shape_of(trace: Sequence[str]) -> Shape:
 
 
 def shape_as_met(conversation: Iterable[Exchange]) -> Shape:
-    """The same of a conversation, with all that was only looked at."""
+    """The shape of recorded calls, including quiet ones."""
     return tuple(called(each.request.op, each.reply is not None and each.reply.error is not None) for each in conversation)
 
 
@@ -59,6 +60,6 @@ def called(op: str, raised: bool) -> str:
 
 
 def within(short: Shape, long: Shape) -> bool:
-    """Whether the calls of one are made in the other, in this order, with any others between them."""
+    """Whether `short` is a subsequence of `long`."""
     left = iter(long)
     return all(call in left for call in short)

@@ -1,4 +1,4 @@
-"""What a person sees of a search: a bar while it runs, each failure as it is found, and what it all came to."""
+"""The console output of a search: a progress bar, each failure when it is found, and a summary."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ from kvref_conformance.soak.show import print_broken
 
 
 class Shown:
-    """out: where failures go; err: where the bar is, if it is a terminal."""
+    """The output while a search runs. out: for failures. err: for the progress bar, if it is a terminal."""
 
     def __init__(self, out: Console, err: Console, name: str) -> None:
         self._out, self._name = out, name
@@ -42,24 +42,24 @@ class Shown:
 
     def failed(self, failed: Failed, trace: Path | None) -> None:
         with self._out_of_the_way():
-            print_broken(self._out, failed.clause, failed.outcome, self._name, trace, [("met by", str(failed.unit))])
+            print_broken(self._out, failed.clause, failed.outcome, self._name, trace, [("unit", str(failed.unit))])
 
     def of_before(self, known: Known, came: Again) -> None:
-        """A failure of an earlier run."""
-        said = {"mended": "mended", "broken": "still broken", "not offered": f"not offered any more, {came.why}"}[came.still]
+        """Print what became of a failure of an earlier run."""
+        said = {"mended": "fixed", "broken": "still fails", "not offered": f"no longer offered ({came.why})"}[came.still]
         style = {"mended": "green", "broken": "bold red", "not offered": "dim"}[came.still]
         with self._out_of_the_way():
             self._out.print(Text(f"{said}: {titled(known.clause)}", style=style), soft_wrap=True)
 
     def spoiled(self, known: Known, why: str) -> None:
-        """What was kept of a failure cannot be used."""
+        """Print that the stored trace of a failure is invalid."""
         with self._out_of_the_way():
-            said = f"no trace of {titled(known.clause)}: {known.unit} is asked instead ({why})"
+            said = f"no valid trace of {titled(known.clause)}; its unit {known.unit} runs again ({why})"
             self._out.print(Text(said, style="yellow"), soft_wrap=True)
 
     @contextmanager
     def _out_of_the_way(self) -> Iterator[None]:
-        """The bar, which may be on the same terminal."""
+        """Remove the bar, which may be on the same terminal, while the block prints."""
         if self._progress.disable:
             yield
             self._out.file.flush()
@@ -88,8 +88,8 @@ def print_summary(console: Console, exploring: Exploring, folder: Path) -> None:
         table.add_row(family, "·", "·", "·", str(sum(each.unit.family == family for each in failures)))
     console.print(table)
     rate = exploring.calls / exploring.seconds
-    said = f"{counted(exploring.units, 'unit')}, {exploring.calls:,} calls in {exploring.seconds:.0f} s ({rate:,.0f} a second)"
+    said = f"{counted(exploring.units, 'unit')}, {exploring.calls:,} calls in {exploring.seconds:.0f} s ({rate:,.0f} per second)"
     console.print(Text(f"{said} by {counted(exploring.run.workers, 'worker')}"))
     if exploring.run.lost:
-        console.print(Text(f"lost with a worker: {counted(exploring.run.lost, 'unit')}", style="yellow"))
-    console.print(Text(f"kept in {folder}, drawn in {folder / 'report.html'}", style="dim"), soft_wrap=True)
+        console.print(Text(f"lost because a worker ended: {counted(exploring.run.lost, 'unit')}", style="yellow"))
+    console.print(Text(f"corpus: {folder}; report: {folder / 'report.html'}", style="dim"), soft_wrap=True)

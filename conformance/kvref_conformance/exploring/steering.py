@@ -1,6 +1,6 @@
-"""Where a search goes next: to families in which it still meets what is new, and from the seeds that met it.
+"""The scheduler of a search. It prefers families that still reach new states, and neighbors of the seeds that reached them.
 
-No clock is asked: the same seed and the same answers in the same order lead to the same units.
+It does not use the time: the same seed, with the same results in the same order, schedules the same units.
 """
 
 import random
@@ -10,18 +10,21 @@ from dataclasses import dataclass, field
 from kvref_conformance.exploring.seen import Seen, Transition
 from kvref_conformance.exploring.units import USUAL, Kind, Unit, neighbour
 
-TURN = 4  # sequences handed out at once, which take about half a second
-FIRST = 2  # of each family, before any has more
-CHECK_EVERY, SOAK_EVERY = 3, 24  # turns
-CHECKS = 16  # in a turn, until all of a family were asked once; then as many as sequences
-LEAST = 0.2  # of what a family is worth that no longer meets anything new
-FADING = 0.98  # of what it was worth, with each of its sequences
-NEAR = 0.5  # of the seeds: neighbours of those that met something new
+TURN = 4  # call sequences per turn (per task of a worker), which take about half a second
+FIRST = 2  # call sequences in the first turn of each family; all families have one before any has a second
+CHECK_EVERY, SOAK_EVERY = 3, 24  # every 3rd turn runs checks, every 24th a soak
+CHECKS = 16  # checks per turn, until all checks of the family have run once; then TURN
+LEAST = 0.2  # minimum weight of a family, also if it no longer reaches new states
+FADING = 0.98  # the factor by which the weight of a family decays with each of its call sequences
+NEAR = 0.5  # the share of seeds that are neighbors of a seed that reached something new
 
 
 @dataclass
 class Kept:
-    """A seed that met something new. brought: how many states and transitions; tried: how many neighbours it was given."""
+    """A seed that reached something new.
+
+    taken: how many bytes it used. brought: how many new states and transitions; tried: how many neighbors were scheduled.
+    """
 
     unit: Unit
     taken: int
@@ -31,15 +34,15 @@ class Kept:
 
 @dataclass
 class Met:
-    """What a search met in one family."""
+    """What a search reached in one family. worth: a decaying average of new states and transitions per call sequence."""
 
     states: set[str] = field(default_factory=set)
     transitions: set[Transition] = field(default_factory=set)
     kept: list[Kept] = field(default_factory=list)
-    worth: float = 1.0  # what it met lately that was new, a sequence
+    worth: float = 1.0
 
     def add(self, seen: Seen) -> int:
-        """How much of it is new."""
+        """Add a result. Returns how many of its states and transitions are new."""
         new = len(seen.states - self.states) + len(seen.transitions - self.transitions)
         self.states |= seen.states
         self.transitions |= seen.transitions
@@ -50,20 +53,25 @@ class Met:
 
 
 class Steering:
+    """The scheduler: `next` returns the units of the next turn."""
+
     def __init__(self, machines: Sequence[str], checks: Mapping[str, int], soaks: Sequence[str], seed: int) -> None:
-        """The families that have a machine, checks (and how many), a workload. Numbers of seeds begin where `seed` says."""
+        """machines, soaks: the families with a state machine, or a workload. checks: the number of checks by family.
+
+        seed: determines the random choices, and the range of numbers that are used as seeds.
+        """
         self.met = {family: Met() for family in machines}
-        self.first: list[Unit] = []  # to be handed out before all else
+        self.first: list[Unit] = []  # units to schedule before all others
         self._left_out: set[tuple[str, str, int]] = set()
-        self.handed: dict[str, int] = {}  # units by kind, "calls" in all and the others a family
+        self.handed: dict[str, int] = {}  # number of scheduled units: of "calls" in total, of the others per family
         self._rng = random.Random(seed)
         self._base = seed << 32
         self._turns = 0
-        self._unknown = list(self.met)  # families that no turn went to yet
+        self._unknown = list(self.met)  # families that had no turn yet
         self._others: dict[Kind, dict[str, int]] = {"check": dict(checks), "soak": dict.fromkeys(soaks, 1)}
 
     def next(self) -> list[Unit]:
-        """The units of a turn; none where there is nothing to be done."""
+        """The units of the next turn; empty if there is nothing to do."""
         if self.first:
             turn, self.first = self.first[:TURN], self.first[TURN:]
             return turn
@@ -75,15 +83,15 @@ class Steering:
         return self._calls() if self.met else self._other("soak", 1)
 
     def has(self, unit: Unit) -> bool:
-        """Whether the unit can be asked for: the implementation may offer less than it did."""
+        """Whether the unit can be scheduled. The implementation may offer less than in an earlier run."""
         return unit.family in (self.met if unit.kind == "calls" else self._others[unit.kind])
 
     def leave_out(self, unit: Unit) -> None:
-        """A check or a soak that would only fail again."""
+        """Do not schedule this check or soak again, because it would fail again."""
         self._left_out.add((unit.family, unit.kind, int(unit.seed) % self._others[unit.kind][unit.family]))
 
     def _other(self, kind: Kind, count: int) -> list[Unit]:
-        """As many units of a family, of the families in turn."""
+        """Units of one family with checks or soaks; the families take turns."""
         among = self._others[kind]
         for family, kinds in list(among.items()):
             among[family] = among.pop(family)

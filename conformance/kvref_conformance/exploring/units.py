@@ -1,19 +1,19 @@
-"""A unit of work, (family, kind, seed), and the bytes that a seed of calls stands for."""
+"""Units of work, (family, kind, seed), and the bytes that the seed of a call sequence stands for."""
 
 import random
 from typing import Literal, NamedTuple
 
 Kind = Literal["calls", "check", "soak"]
 KINDS: tuple[Kind, ...] = "calls", "check", "soak"
-LENGTH = 4096  # bytes that choose the calls of a sequence: some hundreds are used
-USUAL = 300  # bytes that a sequence takes of which it is not known
+LENGTH = 4096  # bytes that determine a call sequence, of which a few hundred are used
+USUAL = 300  # assumed number of used bytes if it is not known
 
 
 class Unit(NamedTuple):
-    """kind: "calls", one sequence of a machine's; "check", one of `kvref check`; "soak", a short one.
+    """A unit of work. kind: "calls", one call sequence of a state machine; "check", one check; "soak", one short soak.
 
-    seed: of the other kinds a number. Of calls "17", or "17+40:5" for what begins as 17 does and from byte 40 on is chosen as 5
-    is from its beginning; and so on, "17+40:5+96:8", each part behind the one before.
+    seed: a number; for "calls" also "17+40:5", which means the bytes [0, 40) of seed 17 and then the bytes of seed 5. Further
+    parts may follow, at increasing positions: "17+40:5+96:8".
     """
 
     family: str
@@ -25,19 +25,19 @@ class Unit(NamedTuple):
 
 
 def neighbour(seed: str, at: int, other: int) -> str:
-    """What begins as `seed` does and goes on differently from byte `at`."""
+    """A seed with the same first `at` bytes as `seed`, and then the bytes of the seed `other`."""
     first, *parts = seed.split("+")
     return "+".join([first, *(part for part in parts if int(part.partition(":")[0]) < at), f"{at}:{other}"])
 
 
 def drawn(seed: str) -> bytes:
-    """The LENGTH bytes of a seed of calls. Raises ValueError for what is none."""
+    """The LENGTH bytes of a seed of kind "calls". Raises ValueError if it is malformed."""
     first, *parts = seed.split("+")
     found = _stream(int(first))
     for part in parts:
         at, _, other = part.partition(":")
         if not 0 <= int(at) < LENGTH:
-            raise ValueError(f"expected a place among {LENGTH} bytes, got {at}")
+            raise ValueError(f"expected a position in [0, {LENGTH}), got {at}")
         found = (found[: int(at)] + _stream(int(other)))[:LENGTH]
     return found
 

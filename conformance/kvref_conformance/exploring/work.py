@@ -1,7 +1,7 @@
-"""What a worker does: each function takes the judge, and what it gives is sent back to who asked.
+"""The tasks of a worker process: functions that take the worker's judge and return a result to the main process.
 
-A worker has its implementation in a process of its own (`judging.isolated`), with one end of a pipe: where that process dies or
-hangs the worker says so, and where the worker is killed the process finds its pipe closed and ends too.
+The worker runs the implementation in another process (`judging.isolated`). If that process ends or hangs, the worker reports it.
+If the worker is killed, that process finds its pipe closed and ends too.
 """
 
 import threading
@@ -28,14 +28,14 @@ from kvref_conformance.outcome import NotOffered, Outcome
 from kvref_conformance.searching.found import Finding, Search
 from kvref_conformance.soak.run import a_serving_workload, soak
 
-STEPS = 60  # calls of a machine in a sequence, at most
-EVENTS, SECONDS = 1000, 60.0  # of a soak: as many, and no longer, whichever is first
+STEPS = 60  # maximum calls per call sequence
+EVENTS, SECONDS = 1000, 60.0  # maximum events and duration of a soak
 T = TypeVar("T")
-_own = threading.local()  # of each thread of a worker, its judge
+_own = threading.local()  # each thread of a worker has one judge
 
 
 def at_work(name: str, timeout: float, work: Callable[..., T], *about: Any) -> T:
-    """work(judge, *about) by this worker's judge of an implementation. Raises CannotRun."""
+    """Return work(judge, *about) with this worker's judge of the implementation `name`. Raises CannotRun."""
     asked = name, timeout
     if getattr(_own, "asked", None) != asked:
         if hasattr(_own, "judge"):
@@ -45,24 +45,26 @@ def at_work(name: str, timeout: float, work: Callable[..., T], *about: Any) -> T
 
 
 def ready(judge: IsolatedJudge) -> None:
-    """Import what takes a while."""
+    """Import slow modules in advance."""
     judge.run(_imported)
 
 
 def _imported(judge: Judge) -> None:
-    from kvref_conformance.searching import met, run  # noqa: F401 - for whoever asks next
+    from kvref_conformance.searching import met, run  # noqa: F401 - imported for later tasks
 
 
 def units(judge: IsolatedJudge, asked: Sequence[Unit]) -> list[Seen]:
+    """Run units in order."""
     return [unit(judge, each) for each in asked]
 
 
 def unit(judge: IsolatedJudge, asked: Unit) -> Seen:
+    """Run one unit."""
     return {"calls": _calls, "check": _check, "soak": _soak}[asked.kind](judge, asked)
 
 
 def shrunk(judge: IsolatedJudge, seen: Seen) -> Failed:
-    """What was found, made as short as it can be."""
+    """Shrink the failure of a result."""
     assert seen.found
     machine = seen.unit.kind == "calls"
     check = Check(seen.found.clause, seen.unit.family, None) if machine else all_checks()[_asked(seen.unit)[0]]
@@ -71,21 +73,21 @@ def shrunk(judge: IsolatedJudge, seen: Seen) -> Failed:
         shape: Shape = (check.name,)
     elif '"judge": "model"' in outcome.trace[0]:
         shape = shape_of(outcome.trace)
-    else:  # it cannot be shown again by itself, and is known by its last call alone, or no other would ever be the same
+    else:  # not shrunk, because a replay does not reproduce it; only its last call is comparable with other failures
         shape = shape_of(outcome.trace)[-1:]
     return Failed(seen.unit, check.clause, shape, outcome)
 
 
 @dataclass(frozen=True)
 class Again:
-    """Whether a failure of an earlier run is still there: `why` says what is not offered any more."""
+    """Whether a failure of an earlier run still occurs. why: what is not offered any more."""
 
     still: Literal["broken", "mended", "not offered"]
     why: str = ""
 
 
 def again(judge: IsolatedJudge, clause: str, asked: Unit, trace: Sequence[str]) -> Again:
-    """Hold a failure's trace again; of one that only its unit can show, or that has none, ask for the unit."""
+    """Replay the trace of a failure. If it has none, or if only its check can show it, run its unit again."""
     try:
         if trace and (read := parsed(Path("trace"), list(trace))).header.judge == "model":
             return Again("mended" if replay(read, judge).parted_at is None else "broken")
@@ -105,8 +107,8 @@ def _calls(judge: IsolatedJudge, asked: Unit) -> Seen:
 
 
 def _explored(judge: Judge, asked: Unit) -> Seen:
-    """Where the implementation is: one sequence of calls, and what it met."""
-    from kvref_conformance.searching.met import way_of  # slow to import, for they take Hypothesis
+    """Run one call sequence, in the implementation's process."""
+    from kvref_conformance.searching.met import way_of  # slow to import, because of Hypothesis
     from kvref_conformance.searching.run import run_bytes
 
     search = Search(judge.implementation, judge.patience, watchers=judge.watchers)
@@ -120,12 +122,12 @@ def _explored(judge: Judge, asked: Unit) -> Seen:
 
 
 def checks_of(family: str) -> list[int]:
-    """The checks of a family, those at real sizes among them, by their places among all."""
+    """The indices in all_checks() of a family's checks, including checks at production sizes, without slow ones."""
     return [place for place, check in enumerate(all_checks()) if check.family == family and check.run and not check.slow]
 
 
 def _asked(asked: Unit) -> tuple[int, int]:
-    """The check that a number stands for, by its place, and a seed: one after the other, then all of them with other numbers."""
+    """The index and the seed of a unit's check: its number counts through all checks with seed 0, then with seed 1, and so on."""
     places = checks_of(asked.family)
     seed, at = divmod(int(asked.seed), len(places))
     return places[at], seed
@@ -145,7 +147,7 @@ def _check(judge: IsolatedJudge, asked: Unit) -> Seen:
             return Seen(asked, calls)
         held, through = said
     assert held.broken
-    if check.clause == "LAW-18":  # arrays of real sizes stay where they are
+    if check.clause == "LAW-18":  # arrays of production sizes are not sent to the main process
         return _failed(judge, asked, Failure(check, held.conversation, held.broken, through), calls)
     return Seen(asked, calls, found=Finding(check.clause, held.conversation, held.broken), through=through)
 
@@ -159,7 +161,7 @@ def _soak(judge: IsolatedJudge, asked: Unit) -> Seen:
     check = Check("LAW-18", asked.family, a_serving_workload)
     try:
         soaked, calls = judge.run(_counting, soak, asked.family, int(asked.seed), SECONDS, EVENTS)
-    except Ended as ended:  # the last call is all that is left of the conversation
+    except Ended as ended:  # only the last call of a soak is recorded
         return _failed(judge, asked, Failure(check, ended.conversation, ended.broken), len(ended.conversation))
     held = soaked.held
     if held is None or held.broken is None:
@@ -168,13 +170,13 @@ def _soak(judge: IsolatedJudge, asked: Unit) -> Seen:
 
 
 def _failed(judge: IsolatedJudge, asked: Unit, failure: Failure, calls: int) -> Seen:
-    """A failure of what is no machine is known by what failed: the same check, the same soak."""
+    """The result of a failed check or soak. Its shape is the name of the check."""
     outcome = judge.shown(failure)
     return Seen(asked, calls, failed=Failed(asked, failure.check.clause, (failure.check.name,), outcome))
 
 
 def _counting(judge: Judge, work: Callable[..., T], *about: Any) -> tuple[T, int]:
-    """work(judge, *about), and how many calls it made."""
+    """Return work(judge, *about), and the number of calls that it made."""
     calls = 0
 
     def count(subject: Subject, exchange: Exchange) -> None:

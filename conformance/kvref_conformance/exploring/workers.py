@@ -1,6 +1,6 @@
-"""The processes that work, by Dask: of this machine, or of a cluster that somebody has.
+"""The worker processes of a search, managed by Dask: on this machine, or on an existing Dask cluster.
 
-Dask is who hands out work, notices that a worker died, starts another, and asks somebody else what it was asked.
+Dask distributes the tasks. If a worker dies, Dask starts another one and repeats the task.
 """
 
 import logging
@@ -24,23 +24,26 @@ from kvref_conformance.exploring.run import Lost
 from kvref_conformance.exploring.work import at_work, ready
 from kvref_conformance.outcome import CannotRun
 
-CONNECTING = 10.0  # seconds until a scheduler has answered
-STARTING = 120.0  # seconds until there is a worker
-ASKING = 5.0  # seconds between two looks at how many workers there are
-ANY_PORT = "127.0.0.1:0"  # Dask always serves a page, which nobody else is to see
+CONNECTING = 10.0  # seconds until the scheduler replies
+STARTING = 120.0  # seconds until a worker has started
+ASKING = 5.0  # seconds between two counts of the workers
+ANY_PORT = "127.0.0.1:0"  # Dask always serves a dashboard; it must not be reachable from other machines
 QUIET = {"distributed": "critical", "distributed.nanny": "critical", "distributed.worker": "critical", "bokeh": "critical"}
 
 
 class Workers:
-    """Who does the work. `count` is how many there are now."""
+    """The worker processes. count: their current number."""
 
     def __init__(self, name: str, timeout: float, here: int, address: str | None) -> None:
-        """here: processes on this machine; address: of a scheduler, whose workers work instead. Raises CannotRun."""
+        """here: number of processes on this machine. address: of a Dask scheduler whose workers are used instead, or None.
+
+        Raises CannotRun.
+        """
         self._name, self._timeout = name, timeout
         self._done: Queue[tuple[Future, Any]] = Queue()
         self._under_way: dict[Future, Any] = {}
         self._cluster: LocalCluster | None = None
-        self._folder = tempfile.TemporaryDirectory(prefix="kvref-search-", ignore_cleanup_errors=True)  # of Dask's
+        self._folder = tempfile.TemporaryDirectory(prefix="kvref-search-", ignore_cleanup_errors=True)  # for Dask's files
         interrupts.at_once.append(self._end_at_once)
         dask.config.set(
             {"logging": QUIET, "temporary-directory": self._folder.name, "distributed.comm.timeouts.connect": f"{CONNECTING}s"}
@@ -55,7 +58,7 @@ class Workers:
                         dashboard_address=ANY_PORT, worker_dashboard_address=ANY_PORT,
                     )  # fmt: skip
             else:
-                get_address_host_port(address, strict=True)  # who is no address is a mistake of the user's, and no time out
+                get_address_host_port(address, strict=True)  # a malformed address raises here, and not after a timeout
             self._client = Client(self._cluster or address, timeout=CONNECTING, set_as_default=False)
             self._client.wait_for_workers(1, timeout=STARTING)
         except (OSError, TimeoutError, ValueError, TypeError) as error:
@@ -70,38 +73,38 @@ class Workers:
         self._load()
 
     def ask(self, about: Any, work: Callable[..., Any], *arguments: Any) -> None:
-        """Have work(judge, *arguments) done; `next` says of it what it was about."""
+        """Submit the task work(judge, *arguments). `next` returns `about` with its result."""
         self._ask(about, None, work, *arguments)
 
     def _ask(self, about: Any, workers: list[str] | None, work: Callable[..., Any], *arguments: Any) -> None:
-        """workers: who may do it; None stands for all."""
+        """workers: addresses of the workers that may run the task; None means all."""
         task = self._client.submit(at_work, self._name, self._timeout, work, *arguments, workers=workers, pure=False)
         self._under_way[task] = about
         task.add_done_callback(lambda done: self._done.put((done, about)))
 
     @property
     def idle(self) -> int:
-        """How many tasks more there are workers for."""
+        """The number of workers without a task."""
         if time.monotonic() - self._counted_at > ASKING:
             self.count, self._counted_at = self._counted(), time.monotonic()
         return max(0, self.count - self.under_way)
 
     @property
     def under_way(self) -> int:
-        """How many tasks nothing came of yet."""
+        """The number of submitted tasks whose results `next` has not returned yet."""
         return len(self._under_way)
 
     def next(self, seconds: float) -> tuple[Any, Any] | None:
-        """What the next task was about that is done, and what came of it: a result, or an exception; None where none is in time.
+        """Wait for the next finished task. Returns its `about`, and its result or exception; None if none finishes in time.
 
-        Raises CannotRun where there is nobody left to ask, KeyboardInterrupt.
+        Raises CannotRun if the scheduler has ended; KeyboardInterrupt.
         """
         with interrupts.prompt():
             try:
                 task, about = self._done.get(timeout=seconds)
             except Empty:
                 if self._client.status != "running":
-                    raise CannotRun("the scheduler has gone") from None
+                    raise CannotRun("the scheduler has ended") from None
                 return None
         del self._under_way[task]
         if task.status == "finished":
@@ -112,14 +115,17 @@ class Workers:
         return about, Lost(str(error)) if isinstance(error, KilledWorker) else error
 
     def _load(self) -> None:
-        """Have every worker load the implementation, before time counts. Raises CannotRun, and what a worker may lack."""
+        """Make each worker load the implementation, before the time of the search starts.
+
+        Raises CannotRun, and errors of a worker, for example if it lacks a module.
+        """
         try:
             for address in self._client.nthreads():
                 self._ask(address, [address], ready)
             while self._under_way:
                 _, came = self.next(ASKING) or ("", None)
                 if isinstance(came, Lost):
-                    raise CannotRun(f"{self._name}: a worker ended as it was to load it: {came}")
+                    raise CannotRun(f"{self._name}: a worker ended while loading it: {came}")
                 if isinstance(came, Exception):
                     raise came
         except BaseException:
@@ -127,7 +133,7 @@ class Workers:
             raise
 
     def close(self) -> None:
-        """End what is under way, and the workers of this machine."""
+        """Cancel all tasks, and end the workers of this machine."""
         self._client.cancel(list(self._under_way), force=True)
         self._client.close(timeout=2)
         self._close_cluster()
@@ -139,7 +145,7 @@ class Workers:
         self._folder.cleanup()
 
     def _end_at_once(self) -> None:
-        """End the workers of this machine, without ceremony, and remove what they wrote."""
+        """Kill the workers of this machine, and remove their files."""
         for worker in multiprocessing.active_children():
             worker.kill()
             worker.join()
@@ -151,11 +157,12 @@ class Workers:
 
 @contextmanager
 def _ctrl_c_is_ours() -> Iterator[None]:
-    """Threads that begin inside the block, and the processes that they start from then on, are not told of Ctrl-C.
+    """Block SIGINT in threads that start inside the block, and in the processes that they start.
 
-    A terminal tells all of them at once, and workers are to end in good order, not with a traceback each. Here it waits.
+    A terminal sends Ctrl-C to all processes at once. Workers must end in good order, without tracebacks. In this process, Ctrl-C
+    is deferred until the end of the block.
     """
-    resource_tracker.ensure_running()  # which would let Ctrl-C through again, where it starts inside the block
+    resource_tracker.ensure_running()  # if it started inside the block, it would unblock SIGINT
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

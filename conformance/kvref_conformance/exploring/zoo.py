@@ -1,7 +1,7 @@
-"""What a search finds in how much time: each member of the zoo is searched, from nothing, by `kvref search` itself.
+"""A benchmark of `kvref search`: how soon it finds the bug of each member of the zoo, without seeds of earlier runs.
 
-`python -m kvref_conformance.exploring.zoo --hours 1`. All members are given a short turn; those in which nothing was found
-go on from their corpus, in turns three times as long, until the time is over.
+`python -m kvref_conformance.exploring.zoo --hours 1`. Each member is searched for a short time. Members without a failure are
+searched further from their corpus, three times as long per turn, until the time is over.
 """
 
 import argparse
@@ -19,13 +19,13 @@ from typing import Any
 import kvref
 import kvref_zoo
 
-FIRST_TURN = 10.0  # seconds
-LONGER = 3
-AROUND = 4.0  # seconds that starting and ending a search take, about
+FIRST_TURN = 10.0  # seconds per member
+LONGER = 3  # factor from one turn to the next
+AROUND = 4.0  # approximate seconds for starting and ending a search
 
 
 def turn(folder: Path, seconds: float, name: str) -> dict[str, Any]:
-    """One turn of a member's search, with one worker: the clauses found broken, calls, seconds of the whole command."""
+    """Search a member for one turn with one worker. Returns the broken clauses, the calls, and the seconds of the command."""
     corpus, began = folder / name, time.monotonic()
     command = [str(Path(sys.executable).with_name("kvref")), "search", f"zoo:{name}", "--workers", "1", "--corpus", str(corpus)]
     done = subprocess.run([*command, "--minutes", str(seconds / 60)], cwd=folder, capture_output=True, text=True)
@@ -42,7 +42,7 @@ def turn(folder: Path, seconds: float, name: str) -> dict[str, Any]:
 
 
 def searched(names: list[str], seconds: float, at_once: int, folder: Path) -> dict[str, dict[str, Any]]:
-    """By name, what was found and what it took: calls and seconds of all its turns."""
+    """The broken clauses by name of the member, with the calls and seconds of all of its turns."""
     rows: dict[str, dict[str, Any]] = {
         name: {"clause": kvref_zoo.member(name).clause, "found": [], "by": [], "calls": 0, "seconds": 0.0} for name in names
     }
@@ -64,11 +64,11 @@ def searched(names: list[str], seconds: float, at_once: int, folder: Path) -> di
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description="what a search finds of the zoo, from nothing, in how much time")
-    options.add_argument("--hours", type=float, default=1.0, help="for all members together")
-    options.add_argument("--at-once", type=int, default=os.cpu_count() or 1, help="searches side by side, a worker each")
-    options.add_argument("--json", type=Path, metavar="FILE", help="write what was found")
-    options.add_argument("names", nargs="*", metavar="NAME", help="of the zoo (all of it)")
+    options = argparse.ArgumentParser(description="measure how soon a search finds the bugs of the zoo")
+    options.add_argument("--hours", type=float, default=1.0, help="duration for all members together (default 1)")
+    options.add_argument("--at-once", type=int, default=os.cpu_count() or 1, help="number of parallel searches (default: cores)")
+    options.add_argument("--json", type=Path, metavar="FILE", help="file for the results")
+    options.add_argument("names", nargs="*", metavar="NAME", help="members of the zoo (default: all)")
     asked = options.parse_args()
     names, began = asked.names or kvref_zoo.names(), time.time()
     with TemporaryDirectory() as folder:

@@ -43,8 +43,8 @@ class Family:
     may_be_zero: the sizes that can be 0.
     holds: size -> other sizes whose sum it must not be less than.
     multiples: size -> another size that must divide it.
-    fits: whether a configuration is valid (LAW-12), beyond `holds` and `multiples`. It also decides which single sizes are used: if
-        a size is not valid with the small sizes and any format, the nearest one that is valid replaces it.
+    fits: whether a configuration is valid (LAW-12), beyond `holds` and `multiples`. It also decides which single sizes are used:
+        if a size is not valid with the small sizes and any format, the nearest one that is valid replaces it.
     goes: like `fits`, for whole configurations only, if sizes depend on each other and not on a format.
     token_axis: the axis of the appended arrays that counts tokens, from the end.
     appending: operation -> its array arguments, for operations that accept any number of tokens.

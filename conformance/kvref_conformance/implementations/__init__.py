@@ -1,9 +1,14 @@
-"""Implementations by name: how `kvref check NAME` finds what it is to judge.
+"""Lookup of implementations by name, for `kvref check NAME` and the other commands.
 
-A name is `reference` or `reference:LIBRARY`, a backend of kvref's (entry points `kvref.backends`), an entry point of group
-`kvref.implementations`, `zoo:MEMBER` (wrong on purpose), `module:object`, `exec:COMMAND`, what a kvref.toml calls a command, or
-`server:URL --canary DIR`.
-An object that can be called, a class or a function, is called without arguments.
+A name is one of:
+
+- `reference` or `reference:LIBRARY`: kvref's own caches on an array library
+- an entry point of the group `kvref.backends`: kvref's own caches on that backend
+- an entry point of the group `kvref.implementations`
+- `zoo:MEMBER`: a deliberately wrong cache
+- `module:object`: an object of the user's; a class or function is called without arguments
+- `exec:COMMAND`, or a name that kvref.toml defines: a program that speaks the protocol
+- `server:URL --canary DIR`: a completions server
 """
 
 import argparse
@@ -31,12 +36,12 @@ from kvref_conformance.oracle.formats import PLAIN
 from kvref_conformance.outcome import CannotRun
 from kvref_conformance.server import address
 
-LONGEST = 300  # characters of what an implementation calls itself
-LIBRARIES = ("numpy", "torch", "strict", "jax", "cupy")  # what the reference is offered on
+LONGEST = 300  # the maximum number of characters of an implementation's name, version, language and project
+LIBRARIES = ("numpy", "torch", "strict", "jax", "cupy")  # array libraries of the reference backend
 
 
 def existing_folder(option: str, file: str | None) -> None:
-    """Raise CannotRun where an option names a file that could not be written."""
+    """Raise CannotRun if the file that an option names cannot be written: its folder does not exist, or it is a folder itself."""
     if file and not Path(file).resolve().parent.is_dir():
         raise CannotRun(f"--{option}: no folder {Path(file).resolve().parent}")
     if file and Path(file).is_dir():
@@ -44,7 +49,7 @@ def existing_folder(option: str, file: str | None) -> None:
 
 
 def named(options: argparse.Namespace) -> str | None:
-    """The implementation that a command line asks for: by its name, as a program, or as a server. Raises CannotRun."""
+    """Return the name of the implementation that a command line selects (NAME, --exec or --server), or None. Raises CannotRun."""
     ways = {
         "a NAME": options.name,
         "--exec COMMAND": None if options.exec is None else f"exec:{options.exec}",
@@ -58,18 +63,17 @@ def named(options: argparse.Namespace) -> str | None:
 
 
 def needed(options: argparse.Namespace) -> str:
-    """The same, where there has to be one. Raises CannotRun."""
+    """Like `named`, but raise CannotRun if the command line selects no implementation."""
     if (name := named(options)) is None:
-        raise CannotRun(
-            "expected a NAME or --exec COMMAND or --server URL: what is to be judged (kvref list shows what there is)"
-        )
+        raise CannotRun("expected an implementation: NAME, --exec COMMAND or --server URL (kvref list shows the names)")
     return name
 
 
 def patience(options: argparse.Namespace, name: str) -> float:
-    """Seconds that a call may take: as the command line says, or more for a server, which may have others to serve.
+    """Return the time limit of one call, in seconds: --timeout, or a default that is longer for servers (other clients may be
+    active).
 
-    Raises CannotRun for what is no such number.
+    Raises CannotRun for an invalid --timeout.
     """
     if options.timeout is not None:
         seconds: float = options.timeout
@@ -81,14 +85,17 @@ def patience(options: argparse.Namespace, name: str) -> float:
 
 @dataclass(frozen=True)
 class Listed:
-    """One line of `kvref list`. missing: why it cannot run here, or empty."""
+    """One line of `kvref list`. missing: why the implementation cannot run here; empty if it can."""
 
     name: str
     missing: str
 
 
 def load(name: str, show_stderr: bool = False) -> Implementation:
-    """The implementation called `name`. show_stderr: let a program's standard error through. Raises CannotRun."""
+    """Return the implementation called `name`. Raises CannotRun.
+
+    show_stderr: pass a program's standard error on to the terminal.
+    """
     if name.startswith(address.PREFIX):
         from kvref_conformance.server.served import Served  # slow to import: asyncio
 
@@ -112,12 +119,12 @@ def load(name: str, show_stderr: bool = False) -> Implementation:
         here = {each.stem for each in Path().glob("*.py")}
         near = [f"{name}:OBJECT"] if name in here else get_close_matches(name, _names(), n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        raise CannotRun(f"no implementation {name!r}: {hint}one of yours is module:object; kvref list shows what there is")
+        raise CannotRun(f"no implementation {name!r}: {hint}write your own as module:object; kvref list shows the names")
     return checked(name, _made(name, found))
 
 
 def is_foreign(name: str) -> bool:
-    """Whether to call it is to run code in this process that is not kvref's own: it may hang there, or take the process down."""
+    """Whether calling it runs code in this process that is not kvref's own, and so may hang or crash the process."""
     if is_program(name) or name.partition(":")[0] in ("reference", "zoo"):
         return False
     backends = entry_points(group="kvref.backends", name=name.partition(":")[0])
@@ -128,50 +135,50 @@ def is_foreign(name: str) -> bool:
 
 
 def is_program(name: str) -> bool:
-    """Whether it has a process of its own already. Raises CannotRun where kvref.toml cannot be read."""
+    """Whether the implementation runs in a process of its own. Raises CannotRun if kvref.toml cannot be read."""
     return name.startswith(("exec:", address.PREFIX)) or name in configured()[1]
 
 
 def checked(name: str, implementation: Any) -> Implementation:
-    """The same object, if it has what the judge needs first. Raises CannotRun."""
+    """Return the implementation if its attributes and limits are valid. Raises CannotRun otherwise."""
     needed = ("name", "version", "language", "level", "formats", "asarray", "to_numpy")
     if lacking := [attribute for attribute in needed if not hasattr(implementation, attribute)]:
-        raise CannotRun(f"{name}: an implementation needs {', '.join(lacking)} (see kvref_conformance.interface)")
+        raise CannotRun(f"{name}: missing attributes {', '.join(lacking)} (see kvref_conformance.interface)")
     for attribute in ("name", "version", "language", "project"):
         said = getattr(implementation, attribute, implementation.name)
         if not isinstance(said, str) or not said.isprintable() or not 0 < len(said) <= LONGEST:
-            raise CannotRun(f"{name}: {attribute} must be a line of 1 to {LONGEST} characters, got {repr(said)[:60]}")
+            raise CannotRun(f"{name}: {attribute}: expected one line of 1 to {LONGEST} characters, got {repr(said)[:60]}")
     if implementation.level not in ("exact", "tolerant"):
-        raise CannotRun(f"{name}: level must be 'exact' or 'tolerant', got {implementation.level!r}")
+        raise CannotRun(f"{name}: level: expected 'exact' or 'tolerant', got {implementation.level!r}")
     unknown = [format for format in implementation.formats if format not in FORMATS]
     if unknown:
-        raise CannotRun(f"{name}: formats must be of {', '.join(FORMATS)}, got {unknown[0]!r}")
+        raise CannotRun(f"{name}: formats: expected names from {', '.join(FORMATS)}, got {unknown[0]!r}")
     try:
         declares = hasattr(type(implementation), "limits") or hasattr(implementation, "limits")
         limits = Limits(
             implementation.limits if declares else None
-        )  # an AttributeError of theirs does not say that there are none
+        )  # an AttributeError inside the property must not look like "no limits"
     except LimitsError as error:
         raise CannotRun(f"{name}: {error}") from None
-    except Exception as error:  # a property of theirs
+    except Exception as error:  # raised by the user's property
         raise CannotRun(f"{name}: limits: {_one_line(error)}") from error
     plain = [format for format in implementation.formats if format in PLAIN]
     for family, record in all_families().items():
         if plain and not record.encodes and not set(plain) & set(limits.dtypes(family)):
             said = " or ".join(limits.dtypes(family))
             raise CannotRun(
-                f"{name}: limits: dtype: {said} is none of its formats, which are {', '.join(implementation.formats)}"
+                f"{name}: limits: dtype: expected one of its formats ({', '.join(implementation.formats)}), got {said}"
             )
     if not any(offers(implementation, family) for family in families()):
         near = [family for family in families() if get_close_matches(family, vars(type(implementation)), n=1, cutoff=0.8)]
         hint = f": did you mean {near[0]}?" if near else ""
-        raise CannotRun(f"{name}: nothing to test, it offers none of {', '.join(families())}{hint}")
+        raise CannotRun(f"{name}: nothing to test, it has none of the families {', '.join(families())}{hint}")
     found: Implementation = implementation
     return found
 
 
 def names() -> list[Listed]:
-    """Every implementation that has a name of its own here, with what it lacks."""
+    """Return every named implementation of this environment, each with the reason why it cannot run, if any."""
     found = []
     for name in _names():
         try:
@@ -185,7 +192,7 @@ def names() -> list[Listed]:
 
 
 def end(implementation: Implementation) -> None:
-    """Leave nothing of it behind: a program is ended, connections to a server are closed."""
+    """Release the implementation's resources: end its program, or close its connections to a server."""
     if isinstance(implementation, ExternalImplementation):
         implementation.close()
 
@@ -202,10 +209,11 @@ def _reference(library: str) -> kvref.Backend:
     if library != "strict":
         backend = kvref.ReferenceBackend(library)
         if library == "jax":
-            import_module("jax").config.update("jax_enable_x64", True)  # or float64 would be float32 before it can be refused
+            # otherwise JAX converts float64 to float32 before the cache can reject it
+            import_module("jax").config.update("jax_enable_x64", True)
         try:
             backend.zeros((1,), "float32")
-        except Exception as error:  # a library that is here, and the device that it needs is not
+        except Exception as error:  # the library is installed, but the device that it needs is missing
             raise CannotRun(f"reference:{library}: {_one_line(error)}") from error
         return backend
     try:
@@ -213,7 +221,7 @@ def _reference(library: str) -> kvref.Backend:
     except ImportError as error:
         raise CannotRun("reference:strict needs array-api-strict (pip install array-api-strict)") from error
     strict.set_array_api_strict_flags(api_version="2024.12")
-    # Not its default device: an array made without saying where shows at once.
+    # Not the default device, so that an array created without an explicit device fails at once.
     backend = kvref.ReferenceBackend("array_api_strict", strict.Device("device1"))
     backend.name = "reference:strict"
     return backend
@@ -245,8 +253,10 @@ def _object_at(name: str) -> Any:
     if not path or not all(part.isidentifier() for part in [*module_name.split("."), *path.split(".")]):
         raise CannotRun(f"no implementation {name!r}: expected module:object, both dotted names")
     if module_name.endswith(".py"):
-        raise CannotRun(f"no implementation {name!r}: expected a module and no file: {module_name.removesuffix('.py')}:{path}")
-    sys.path.insert(0, str(Path.cwd()))  # as `python -m` does: a module in the user's own folder
+        raise CannotRun(
+            f"no implementation {name!r}: expected a module, got a file: write {module_name.removesuffix('.py')}:{path}"
+        )
+    sys.path.insert(0, str(Path.cwd()))  # like `python -m`: finds modules in the current folder
     try:
         found: Any = import_module(module_name)
     except Exception as error:
@@ -267,8 +277,8 @@ def _made(name: str, found: Any) -> Any:
     try:
         return found()
     except Exception as error:
-        asked = " (expected what takes no arguments, and has a factory for each family)" if isinstance(error, TypeError) else ""
-        raise CannotRun(f"{name} cannot be made{asked}: {_one_line(error)}") from error
+        asked = " (expected a callable without arguments)" if isinstance(error, TypeError) else ""
+        raise CannotRun(f"{name} cannot be created{asked}: {_one_line(error)}") from error
 
 
 def _one_line(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""kvref's own caches on any backend, as an implementation: the shortest example of an adapter."""
+"""kvref's own caches on any backend as an implementation to judge: the shortest example of an adapter."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +19,7 @@ from kvref_conformance.oracle.formats import STATIC
 
 
 class OnBackend:
-    """`kvref` on one backend."""
+    """kvref's caches and components on one backend."""
 
     version = kvref.__version__
     language = "python"
@@ -33,14 +33,14 @@ class OnBackend:
 
     def asarray(self, values: Any) -> Array:
         if values.dtype.name == "bfloat16" and hasattr(self.backend.xp, "bfloat16"):
-            return self.backend.asarray(values.astype(np.float32), "bfloat16")  # no library takes ml_dtypes' as it is
-        return self.backend.asarray(np.array(values))  # a copy: NumPy's memory is the judge's
+            return self.backend.asarray(values.astype(np.float32), "bfloat16")  # no library accepts arrays of ml_dtypes' bfloat16
+        return self.backend.asarray(np.array(values))  # a copy, because the judge owns NumPy's memory
 
     def to_numpy(self, array: Array) -> Any:
         if isinstance(array, np.ndarray):
-            return array  # what the host keeps on any backend: the ids of blocks
+            return array  # block ids are host arrays on every backend
         xp = self.backend.xp
-        if hasattr(xp, "bfloat16") and array.dtype == xp.bfloat16:  # NumPy has none
+        if hasattr(xp, "bfloat16") and array.dtype == xp.bfloat16:  # NumPy has no bfloat16
             array = xp.astype(array, xp.float32)
         return self.backend.to_numpy(array)
 
@@ -152,7 +152,7 @@ class Attention:
 
 
 class Hosted:
-    """A store of blocks, and memory on the host for them."""
+    """Device blocks and host blocks, and copies between them."""
 
     def __init__(
         self, backend: kvref.Backend, *, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, format: str,

@@ -1,10 +1,10 @@
-"""Programs as implementations: `exec:COMMAND`, or a name that the nearest kvref.toml gives to a command.
+"""Programs as implementations: `exec:COMMAND`, or a name that the nearest kvref.toml assigns to a command.
 
     [implementations.mycache]
     exec = ["./build/harness", "--flag"]
     limits = {head_dim = [64, 128], num_layers = {most = 1}}
 
-The command runs in the folder of the file. `limits` stand in for those that the program says in its hello.
+The command runs in the folder of kvref.toml. `limits` replace the limits that the program declares in its hello.
 """
 
 import shlex
@@ -21,18 +21,18 @@ FILE = "kvref.toml"
 
 
 def by_command(words: str, show_stderr: bool = False) -> OverStdio:
-    """The program started by a shell's words, without a shell. Raises CannotRun."""
+    """Start the program that a command line names. The words are split as by a shell, but no shell runs. Raises CannotRun."""
     try:
         command = shlex.split(words)
     except ValueError as error:
         raise CannotRun(f"--exec {words}: {error}") from None
     if not command:
-        raise CannotRun("--exec: expected a program and its arguments, got nothing")
+        raise CannotRun("--exec: expected a program and its arguments, got an empty command")
     return _started(f"--exec {words}", command, Path.cwd(), show_stderr)
 
 
 def by_name(name: str, show_stderr: bool = False) -> OverStdio | None:
-    """What kvref.toml calls by this name, or None. Raises CannotRun."""
+    """Start the program that kvref.toml defines under this name, or return None. Raises CannotRun."""
     path, programs = configured()
     if name not in programs:
         return None
@@ -43,7 +43,10 @@ def by_name(name: str, show_stderr: bool = False) -> OverStdio | None:
 
 
 def configured() -> tuple[Path, dict[str, tuple[list[str], Any]]]:
-    """The commands and limits by name, and the file: of this folder, or the nearest above it. Raises CannotRun."""
+    """Return the path of the nearest kvref.toml, in this folder or above it, and its commands and limits by name.
+
+    Raises CannotRun.
+    """
     folders = [Path.cwd(), *Path.cwd().parents]
     path = next((folder / FILE for folder in folders if (folder / FILE).is_file()), None)
     if path is None:

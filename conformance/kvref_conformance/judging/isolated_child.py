@@ -32,7 +32,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends this process
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     channel, journal = Channel(int(sys.argv[2])), int(sys.argv[3])
-    os.dup(int(sys.argv[2]))  # and the parent hears when this process ends, which is not when `channel` does
+    os.dup(int(sys.argv[2]))  # keeps the socket open if `channel` is closed: the parent gets EOF only when this process ends
     name: str
     effort: Effort
     name, effort = channel.receive()

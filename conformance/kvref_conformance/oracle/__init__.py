@@ -1,5 +1,6 @@
-"""What is right, said in fractions, dicts and float64: shares no code with kvref, and judges its reference like anyone else.
+"""The oracle: computes expected results with fractions, dicts and float64. It shares no code with kvref, and judges it too.
 
-float64 stands in for exact arithmetic where that is a theorem: a product of two float32 is exact in it, and a sum, difference or
-quotient of two float32, rounded to float64 and then to float32, is the correctly rounded one (53 >= 2 * 24 + 2).
+float64 replaces exact arithmetic only where that is proved: the product of two float32 numbers is exact in float64. A sum,
+difference or quotient of two float32 numbers that is rounded to float64 and then to float32 is correctly rounded, because
+float64 has at least 2 * 24 + 2 bits of precision (it has 53).
 """

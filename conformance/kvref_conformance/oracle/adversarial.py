@@ -1,4 +1,4 @@
-"""Rows that find rounding mistakes."""
+"""Rows that reveal rounding errors in implementations of the formats."""
 
 import numpy as np
 
@@ -9,17 +9,17 @@ from kvref_conformance.oracle.rows import LIMIT, STEPS, worth_of
 
 
 def adversarial(rng: np.random.Generator, width: int, format: str, count: int = 24) -> NDArray:
-    """Rows that find rounding mistakes, float32 [n, width]: see each line. Nothing overflows when read back."""
+    """Rows that reveal rounding errors, float32 [n, width]. Their values do not overflow when they are read."""
     if format in ROTATED:
         return _rotated(rng, width, inner_of(format), count)
     if format in IN_GROUPS:
         return _groups(rng, width, format, count)
     limit = LIMIT.get(format, 1.0)
     gaussian = rng.normal(size=(count, width)) * 2.0 ** rng.integers(-20, 20, size=(count, 1))
-    halves = rng.integers(-126, 126, size=(count, width)) + 0.5  # every quotient a tie once the maximum is 127
+    halves = rng.integers(-126, 126, size=(count, width)) + 0.5  # each quotient is a tie, because the maximum is 127
     halves[:, 0] = 127
     above_limit = rng.normal(size=(count, width))
-    above_limit[:, 0] = float.fromhex("0x1.00000cp+0") * 2.0 ** rng.integers(-8, 8, size=count)  # m / s an ulp past the limit
+    above_limit[:, 0] = float.fromhex("0x1.00000cp+0") * 2.0 ** rng.integers(-8, 8, size=count)  # quotient: an ulp past the limit
     below_half = np.full((2, width), 0.49999997)
     below_half[:, 0] = [127, -127]
     offset = 1000 + rng.normal(size=(count, width)) * 1e-3  # a large offset with a tiny range
@@ -31,14 +31,14 @@ def adversarial(rng: np.random.Generator, width: int, format: str, count: int = 
         tied[:, 0] = limit
         halves = tied
     half_max = rng.normal(size=(4, width))
-    half_max[:, 0], half_max[:, -1] = 2.0, 1.0 if width > 1 else 2.0  # an element at m / 2: 63.5
+    half_max[:, 0], half_max[:, -1] = 2.0, 1.0 if width > 1 else 2.0  # half of the maximum: the quotient is 63.5
     half_max = np.clip(half_max, -2, 2)
     parts = [gaussian, halves, above_limit, below_half, offset, plain, half_max]
     return np.concatenate(parts).astype(np.float32)
 
 
 def _rotated(rng: np.random.Generator, width: int, inner: str, count: int) -> NDArray:
-    """Rows that find mistakes, and rows that are such rows once they are rotated."""
+    """Adversarial rows, and rows that become adversarial when they are rotated."""
     rows = adversarial(rng, width, inner, count)
     most = 3e4 / width**0.5 if inner in IN_GROUPS else 8e37 / width**1.5
     rows = np.clip(rows, -most, most)
@@ -46,7 +46,7 @@ def _rotated(rng: np.random.Generator, width: int, inner: str, count: int) -> ND
 
 
 def given(rng: np.random.Generator, width: int, format: str, scale: float) -> NDArray:
-    """Rows for a scale that is given: ties between codes and the numbers beside them, the largest and what lies beyond."""
+    """Rows for a static scale: ties between codes with the numbers next to them, the largest numbers, and larger ones."""
     element, s = element_of(format), np.float32(scale)
     ties = (elements.ties_and_neighbours(element) * s).astype(np.float32)
     end = np.float32(elements.MAX[element]) * s
@@ -57,26 +57,26 @@ def given(rng: np.random.Generator, width: int, format: str, scale: float) -> ND
 
 
 def _groups(rng: np.random.Generator, width: int, format: str, count: int) -> NDArray:
-    """Groups that find mistakes, each beside others that are nothing like it: float32 [n, width], a multiple of the group."""
+    """Rows float32 [n, width] of adversarial groups in random order. The width is a multiple of the group."""
     group = group_of(format)
     affine = format in ("q4_1", "q5_1") or (format in GROUPS and groups.is_affine(format))
     halves = format in GGML or groups.scale_dtype(format) == "float16"
     parts = np.concatenate([_ties(rng, group, format, count), adversarial(rng, group, "q4" if affine else "int8", count // 4)])
-    if affine:  # the least value is a zero of either sign, and both are there
+    if affine:  # the least value is 0, with both signs in the group
         zeros = np.tile([0.0, -0.0, 1.0, -0.0], group // 4)
         parts = np.concatenate([parts, np.array([zeros, np.roll(zeros, -1)], np.float32)])
     if format == "iq4_nl":
         parts = np.concatenate([parts, _between_scales(rng, group, 2 * count)])
     if format in GGML:
         parts = parts[~ggml.any_code(parts.astype(np.float32), format)[:, 0]]
-    most = 3e4 if halves else 1e38  # what a scale or a zero of float16 holds
+    most = 3e4 if halves else 1e38  # the range of float16 scales and zeros
     parts = np.clip(parts, -most, most)[rng.permutation(len(parts))]
     each = width // group
     return np.asarray(np.resize(parts, (-(-len(parts) // each) * each, group)).reshape(-1, width))
 
 
 def _ties(rng: np.random.Generator, group: int, format: str, count: int) -> NDArray:
-    """Groups of scale 1, or another power of two, of numbers halfway between what two codes are worth, or an ulp beside it."""
+    """Groups of numbers halfway between the values of two codes, or next to that. The scale is a power of two."""
     ends: tuple[float, float]
     if format in GROUPS:
         ends = (groups.top_of(format), 0) if groups.is_affine(format) else (groups.top_of(format),) * 2
@@ -95,12 +95,15 @@ def _ties(rng: np.random.Generator, group: int, format: str, count: int) -> NDAr
     ties[:, 0], ties[:, -1] = ends
     scale = 2.0 ** rng.integers(-6, 6, size=(count, 1))
     if format in NVFP4:
-        scale *= rng.integers(8, 16, size=(count, 1)) / 8  # all the digits that a scale has
+        scale *= rng.integers(8, 16, size=(count, 1)) / 8  # scales with all mantissa bits of E4M3
     return ties * scale.astype(np.float32)
 
 
 def _between_scales(rng: np.random.Generator, group: int, count: int) -> NDArray:
-    """Blocks of IQ4_NL whose scale is about halfway between two of float16: a third of them have the other by another order."""
+    """Blocks of IQ4_NL whose scale is about halfway between two float16 numbers.
+
+    If sums are added in another order, a third of the blocks get the other scale.
+    """
     blocks = rng.normal(size=(count, group)).astype(np.float32)
     scale = ggml.fitted_scale(blocks)
     below = scale.astype(np.float16)

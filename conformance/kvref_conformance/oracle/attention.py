@@ -1,4 +1,4 @@
-"""Attention in float64, a query head at a time, and how far float32 may lie from it."""
+"""Attention in float64, one query head at a time, and the error bound of float32 (ATTN-04)."""
 
 import math
 from collections.abc import Sequence
@@ -11,14 +11,14 @@ from kvref_conformance.oracle.expected import Arrays, Expected, Unjudged, Wrong,
 from kvref_conformance.oracle.rows import Reads
 
 U = 2.0**-24
-LARGE = 1e38  # float32 reaches further, by a factor of 3
-EXP_ERROR = 8 * U  # a float32 exp within 4 units in the last place
-# Of dtypes narrower than float32, half a unit in the last place of 1, half of the least number above 0, and the largest number.
+LARGE = 1e38  # a third of the largest float32
+EXP_ERROR = 8 * U  # the relative error of a float32 exp that is accurate to 4 units in the last place
+# Of dtypes narrower than float32: half a unit in the last place of 1, half of the least number above 0, and the largest number.
 NARROW = {"float16": (2.0**-11, 2.0**-25, 65504.0), "bfloat16": (2.0**-8, 2.0**-134, 255 * 2.0**120)}
 
 
 def seen(query: int, window: int | None = None, sinks: int = 0, chunk: int = 0) -> NDArray:
-    """The positions that a query at one of them sees, in order: one by one, as WIN-01, WIN-05 and WIN-07 say."""
+    """The positions that the query at position `query` sees, in order: the definitions of WIN-01, WIN-05 and WIN-07."""
     return np.array(
         [
             at
@@ -33,14 +33,15 @@ def attention(
     query: NDArray, keys: NDArray, values: NDArray, *, scale: float, causal: bool = False, views: Sequence[NDArray] | None = None,
     logit_sink: NDArray | None = None, rotated: bool = False, ranks: int = 1,
 ) -> tuple[NDArray, NDArray]:  # fmt: skip
-    """The output and its bound, float64 [nq, query heads, D]: query [nq, Hq, D], keys and values [n, Hkv, D].
+    """The output and its error bound, float64 [nq, Hq, D], for query [nq, Hq, D], keys and values [n, Hkv, D].
 
-    Every rounding is counted once: D + 1 in a score, the subtraction of the largest, exp, 2n + 3 in the weighted mean; and for
-    who merges pieces of 20 tokens or more that subtraction once more, and n. views: for each query the tokens that it sees.
-    logit_sink: [Hq], a score without a value, in the sum as a token is. rotated: it may be over rotated keys and values, with a
-    rotated query, and the output rotated back (FMT-ROT-07): no rotation changes an l2 norm, which stands for magnitudes
-    therefore; both of the two in a score, and the output, may be off by D + 2 roundings. ranks: that each found what it has, and
-    are merged then, however few tokens one has: 20 roundings more for each but the first (SHARD-02).
+    The bound counts each rounding: D + 1 in a score, the subtraction of the largest score, exp, and 2n + 3 in the weighted mean.
+    It also covers implementations that merge tiles of at least 20 tokens, which add another subtraction and n roundings.
+
+    views: the positions that each query sees. logit_sink: [Hq], a score without a value, which is part of the softmax sum.
+    rotated: whether keys, values and query may be rotated, and the output rotated back (FMT-ROT-07). Rotation preserves the l2
+    norm, so norms replace magnitudes; key and query in a score, and the output, have D + 2 more roundings each. ranks: the number
+    of ranks whose results are merged, even if one has few tokens: 20 more roundings for each rank after the first (SHARD-02).
     """
     query, keys, values = (np.asarray(each, dtype=np.float64) for each in (query, keys, values))
     num_queries, num_heads, dim = query.shape
@@ -74,10 +75,10 @@ def attention(
 
 
 def rounding(want: NDArray, bound: NDArray, dtype: str) -> NDArray:
-    """How much further the output may lie from `want` where it is answered in a narrower dtype, that alone is taken: float64.
+    """The additional error of an output that is returned in a narrower dtype, float64.
 
-    What float32 computes lies within `bound`, so that its magnitude is |want| + bound at most, and is rounded once: to infinity
-    where it is more than the dtype has.
+    The float32 result is within `bound`, so its magnitude is at most |want| + bound. It is rounded once, to infinity if it is
+    beyond the range of the dtype.
     """
     relative, least, largest = NARROW.get(dtype, (0.0, 0.0, np.inf))
     magnitude = np.abs(np.asarray(want, dtype=np.float64)) + bound
@@ -85,7 +86,7 @@ def rounding(want: NDArray, bound: NDArray, dtype: str) -> NDArray:
 
 
 def overflows(query: NDArray, keys: NDArray, values: NDArray, scale: float) -> bool:
-    """Whether float32 scores may be infinite on their way, or a sum of values that is divided at the end."""
+    """Whether float32 may overflow in scores, or in a sum of values that is divided at the end."""
     q, k, v = (float(np.abs(part).max(initial=0)) for part in (np.asarray(query), keys, values))
     return bool(max(q * k * keys.shape[2] * max(1.0, abs(scale)), v * len(values)) > LARGE)
 
@@ -95,7 +96,7 @@ def _gamma(roundings: int) -> float:
 
 
 def wrong_query(query: NDArray, heads: int, dim: int) -> Wrong:
-    """What is wrong with a query to a cache of so many kv heads."""
+    """The errors for a query to a cache with `heads` kv heads and head_dim `dim`."""
     shape = np.shape(query)
     fits = len(shape) == 3 and shape[2] == dim and shape[1] % heads == 0
     wrong: Wrong = [] if fits else [("ShapeMismatch", "LAW-10")]
@@ -106,16 +107,16 @@ def wrong_query(query: NDArray, heads: int, dim: int) -> Wrong:
 def attended(
     clause: str, query: NDArray, keys: Reads, values: Reads, scale: float, views: Sequence[NDArray] | None = None, ranks: int = 1
 ) -> Expected:
-    """What a cache's attention must be over what it reads as, on so many ranks that are merged.
+    """The expected reply of a cache's `attend`. keys, values: what the cache reads as. ranks: the number of merged ranks.
 
-    views: of those tokens, for each query, the ones that it sees.
+    views: the positions that each query sees. Returns Unjudged if values are not known to the bit, not finite, or may overflow.
     """
     heads, dim = keys.values.shape[1:]
     if wrong := wrong_query(query, heads, dim):
         return refuse(wrong, lambda: None)
     some = slice(None) if views is None else np.array(sorted({int(at) for view in views for at in view}), np.int64)
     if keys.slack.any() or values.slack.any() or not finite(query, keys.values[some], values.values[some]):
-        return Unjudged(clause)  # what the cache reads as is not known to the bit
+        return Unjudged(clause)
     if overflows(query, keys.values[some], values.values[some], scale):
         return Unjudged(clause)
     out, bound = attention(query, keys.values, values.values, scale=scale, views=views, ranks=ranks)

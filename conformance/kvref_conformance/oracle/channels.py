@@ -1,4 +1,4 @@
-"""Keys quantized by channel, values by token: what tokens read back as, from how many there are (KIVI-01, KIVI-02)."""
+"""KIVI: keys quantized per channel, values per token. The expected values depend on the number of tokens (KIVI-01, KIVI-02)."""
 
 from typing import NamedTuple
 
@@ -10,23 +10,24 @@ from kvref_conformance.oracle.formats import GROUPS, group_of
 from kvref_conformance.oracle.rows import Reads, read_as
 from kvref_conformance.oracle.tokens import row_bytes
 
-FORMATS = tuple(name for name in GROUPS if name.startswith("u"))  # affine ones
+FORMATS = tuple(name for name in GROUPS if name.startswith("u"))  # the affine formats
 ITEM = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 class Counts(NamedTuple):
-    """Of so many tokens, those whose keys, and whose values, are quantized."""
+    """The number of tokens whose keys are quantized, and of those whose values are."""
 
     keys: int
     values: int
 
 
 def counts(tokens: int, residual: int) -> Counts:
+    """How many of `tokens` tokens are quantized."""
     return Counts(tokens - tokens % residual, max(0, tokens - residual))
 
 
 def key_groups(keys: NDArray, format: str) -> Reads:
-    """What keys [n, heads, dim] read as that fill whole groups: a row of the format for each channel of each group."""
+    """The expected values of keys [n, heads, dim] in complete groups. Each channel of each group is a row of the format."""
     count, heads, dim = keys.shape
     cut = keys.reshape(count // group_of(format), group_of(format), heads, dim)
     rows = np.moveaxis(cut, 1, 3)  # [groups, heads, dim, group]
@@ -35,11 +36,12 @@ def key_groups(keys: NDArray, format: str) -> Reads:
 
 
 def in_full(tokens: NDArray, dtype: str) -> Reads:
+    """The expected values of tokens that are not quantized."""
     return read_as(tokens, dtype)
 
 
 def reads(keys: NDArray, values: NDArray, residual: int, format: str, dtype: str) -> tuple[Reads, Reads]:
-    """What tokens [n, heads, dim] read back as."""
+    """The expected values of tokens [n, heads, dim]."""
     keys, values = round_to(keys, dtype), round_to(values, dtype)
     quantized = counts(len(keys), residual)
     return (
@@ -49,11 +51,12 @@ def reads(keys: NDArray, values: NDArray, residual: int, format: str, dtype: str
 
 
 def joined(*parts: Reads) -> Reads:
+    """Concatenate along the tokens."""
     return Reads(np.concatenate([part.values for part in parts]), np.concatenate([part.slack for part in parts]))
 
 
 def cache_bytes(tokens: int, heads: int, dim: int, residual: int, format: str, dtype: str) -> int:
-    """Of codes, scales and zeros, and of numbers in full (KIVI-05)."""
+    """The bytes of codes, scales and zeros, and of tokens that are not quantized (KIVI-05)."""
     group = group_of(format)
     keys, values = counts(tokens, residual)
     groups = (keys // group * heads * dim + values * heads * (dim // group)) * row_bytes(group, format)

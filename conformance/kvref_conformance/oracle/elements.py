@@ -1,4 +1,4 @@
-"""Small floats by their definition: every code's exact value, and nearest-even by counting the steps between those values."""
+"""Small floats by their definition: the exact value of each code, and rounding to the nearest code, ties to even."""
 
 from fractions import Fraction
 from functools import cache
@@ -7,7 +7,8 @@ import numpy as np
 
 from kvref_conformance.arrays import NDArray
 
-# name: exponent bits, mantissa bits, and what its last exponent has: infinity and NaN, NaN alone as its last code, or numbers
+# name: (exponent bits, mantissa bits, use of the largest exponent): "infinity": infinity and NaNs; "NaN": numbers, and NaN as the
+# last code; "": numbers only.
 _SHAPES = {
     "float8_e4m3fn": (4, 3, "NaN"),
     "float8_e5m2": (5, 2, "infinity"),
@@ -22,7 +23,7 @@ TIE_TO_INFINITY = {"float8_e5m2": 61440.0, "float16": 65520.0}
 
 
 def exact_value(code: int, format: str) -> Fraction | float:
-    """The value of a code: a fraction, or a float NaN or infinity."""
+    """The exact value of a code: a Fraction, or NaN or an infinity as a float."""
     exponent_bits, mantissa_bits, has = _SHAPES[format]
     sign = Fraction(-1 if code >> (exponent_bits + mantissa_bits) else 1)
     exponent = (code >> mantissa_bits) % 2**exponent_bits
@@ -44,11 +45,11 @@ def _power(exponent: int) -> Fraction:
 
 @cache
 def decoded(format: str) -> NDArray:
-    """float32 values of all codes, in order of the code; exact, -0 included."""
+    """The exact values of all codes, float32, indexed by code. -0 is distinct."""
     exponent_bits, mantissa_bits, has = _SHAPES[format]
     codes = np.arange(2 ** (exponent_bits + mantissa_bits))
     exponent, mantissa = codes >> mantissa_bits, codes % 2**mantissa_bits
-    # `exact_value` of each, which takes a second: whole numbers of the smallest step, in float64, which has room for all.
+    # The same as `exact_value` of each code, which would take a second: integer multiples of the smallest step, exact in float64.
     steps = np.where(exponent == 0, mantissa, mantissa + 2**mantissa_bits).astype(np.float64)
     values = np.ldexp(steps, np.maximum(exponent, 1) - 2 ** (exponent_bits - 1) + 1 - mantissa_bits)
     if has:
@@ -57,34 +58,37 @@ def decoded(format: str) -> NDArray:
         if has == "infinity":
             values[-nans - 1] = np.inf
     both = np.concatenate([values, -values]).astype(np.float32)
-    both[np.isnan(both)] = np.nan  # of either sign the same
+    both[np.isnan(both)] = np.nan  # the same NaN for both signs
     return both
 
 
 @cache
 def magnitudes(format: str) -> NDArray:
-    """The finite values from 0 up, float64, by code: strictly increasing."""
+    """The finite values of the positive codes, float64, indexed by code; strictly increasing from 0."""
     values = decoded(format)[: len(decoded(format)) // 2].astype(np.float64)
     return values[np.isfinite(values)]
 
 
 @cache
 def midpoints(format: str) -> NDArray:
-    """Halfway between neighbours, float64 and exact; last, halfway to what would follow the largest."""
+    """The midpoints between neighboring values, float64 and exact; the last is between the largest value and the next step."""
     values = magnitudes(format)
     beyond = 2 * values[-1] - values[-2]
     return (np.append(values[1:], beyond) + values) / 2
 
 
 def encode(x: NDArray, format: str) -> NDArray:
-    """Codes of float32 values: nearest, ties to even. NaN and overflow as the specification says; only numbers where all are."""
+    """The codes of float32 values: nearest, ties to even. NaN and overflow as specified (FMT).
+
+    In formats without NaN, the values must be numbers.
+    """
     x = np.asarray(x, dtype=np.float32)
     exponent_bits, mantissa_bits, has = _SHAPES[format]
     last, has_infinity, bias = len(magnitudes(format)) - 1, has == "infinity", 2 ** (exponent_bits - 1) - 1
     magnitude = np.abs(np.where(np.isfinite(x), x, 0)).astype(np.float64)
-    exponent = np.frexp(np.maximum(magnitude, 2.0 ** (1 - bias)))[1] - 1  # the smallest numbers lie as far apart as those above
-    steps = np.rint(np.ldexp(magnitude, mantissa_bits - exponent)).astype(np.int64)  # exact but for rint, which ties to even
-    code = steps + (exponent + bias - 1) * 2**mantissa_bits  # even where steps are
+    exponent = np.frexp(np.maximum(magnitude, 2.0 ** (1 - bias)))[1] - 1  # subnormals: the exponent of the least normal number
+    steps = np.rint(np.ldexp(magnitude, mantissa_bits - exponent)).astype(np.int64)  # exact, except rint, which ties to even
+    code = steps + (exponent + bias - 1) * 2**mantissa_bits  # even exactly if `steps` is
     infinite_or_nan = last + 1  # the next code: infinity in E5M2, NaN in E4M3FN
     finite = np.minimum(code, infinite_or_nan if has_infinity else last)  # overflow: infinity, or saturation
     code = np.where(np.isinf(x), infinite_or_nan, finite)
@@ -94,14 +98,14 @@ def encode(x: NDArray, format: str) -> NDArray:
 
 
 def round_to(x: NDArray, format: str) -> NDArray:
-    """float32 values rounded to a format and back, float32."""
+    """Round float32 values to a format, and return float32."""
     if format == "float32":
         return np.asarray(x, dtype=np.float32)
     return decoded(format)[encode(x, format)]
 
 
 def ties_and_neighbours(format: str) -> NDArray:
-    """Every tie between two codes with the float32 on either side, both signs, float32."""
+    """All midpoints between two codes, and the float32 numbers next to each midpoint, with both signs, float32."""
     ties = midpoints(format).astype(np.float32)
     ties = ties[np.isfinite(ties)]
     near = np.concatenate([np.nextafter(ties, np.float32(0)), ties, np.nextafter(ties, np.float32(np.inf))])

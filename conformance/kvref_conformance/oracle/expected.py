@@ -1,6 +1,7 @@
-"""What a reply must be: one small class a kind, each of which names the clause it speaks for.
+"""Expectations: what a reply must be. There is one class per kind of reply.
 
-A model says it of every request before the reply is seen; `judge` raises Broken, with that clause, where the reply is another.
+A model creates an Expected for each request before the reply is known. `judge` raises Broken if the reply does not satisfy it,
+with the clause that the wrong reply breaks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,37 +18,41 @@ from kvref_conformance.oracle.rows import Reads
 from kvref_conformance.outcome import Broken
 
 CODED = ("float16", "bfloat16")
-ClauseAt = Callable[[tuple[int, ...], NDArray], str]  # of the index of the first difference and what was got
+ClauseAt = Callable[[tuple[int, ...], NDArray], str]  # returns a clause for the index of the first difference and the array
 
 
 @dataclass(frozen=True)
 class Expected:
-    """clause: whose demand it is. then: what the model takes note of once the reply was right."""
+    """Any result without an error; the base class of all expectations.
+
+    clause: the clause that a wrong reply breaks. then: called with a correct result; it updates the model.
+    """
 
     clause: str
     then: Callable[[Any], None] = lambda ok: None
 
     def judge(self, reply: Reply, op: str, level: Level) -> None:
-        """Raise Broken where the reply is not as expected; take note of it where it is."""
+        """Raise Broken if the reply is wrong. Otherwise update the model."""
         if reply.error:
             raise Broken(op, self.words(), f"{reply.error.kind}: {reply.error.message}", self.clause)
         self.look(reply.ok, op, level)
         self.then(reply.ok)
 
     def words(self) -> str:
+        """What was expected, for the message if an error was raised instead."""
         return "no error"
 
     def look(self, ok: Any, op: str, level: Level) -> None:
-        pass
+        """Raise Broken if the result is wrong."""
 
     def wire(self) -> dict[str, Any]:
-        """The reply as a trace says it must be."""
+        """The expectation as JSON, for a trace."""
         return {"ok": None}
 
 
 @dataclass(frozen=True)
 class Unjudged(Expected):
-    """Any result at all."""
+    """Any result, which is not compared."""
 
     def wire(self) -> dict[str, Any]:
         return {"any": True}
@@ -55,7 +60,7 @@ class Unjudged(Expected):
 
 @dataclass(frozen=True)
 class Refused(Expected):
-    """An error of one of these kinds."""
+    """An error of one of these kinds. refused: called if the error was correct; it updates the model."""
 
     kinds: tuple[str, ...] = ()
     refused: Callable[[], None] = lambda: None
@@ -75,7 +80,7 @@ class Refused(Expected):
 
 @dataclass(frozen=True)
 class TakenOrRefused(Refused):
-    """A result, or an error of one of these kinds: NonFinite, of numbers that are not finite (LAW-14). No other will do."""
+    """Any result, or an error of one of these kinds (default NonFinite, LAW-14)."""
 
     kinds: tuple[str, ...] = ("NonFinite",)
 
@@ -95,10 +100,13 @@ class TakenOrRefused(Refused):
 
 @dataclass(frozen=True)
 class Value(Expected):
-    """A number, a string, statistics: equal, or for a float within float32's rounding."""
+    """A number, a string or statistics. It must be equal; a float only within the rounding of float32.
+
+    clauses: the clauses of single statistics, which are compared in this order.
+    """
 
     value: Any = None
-    clauses: Mapping[str, str] = field(default_factory=dict)  # of single statistics, in the order to look at them
+    clauses: Mapping[str, str] = field(default_factory=dict)
 
     def look(self, ok: Any, op: str, level: Level) -> None:
         for name, clause in self.clauses.items():
@@ -112,7 +120,7 @@ class Value(Expected):
 
 
 def _equal(got: Any, want: Any) -> bool:
-    if isinstance(want, dict):  # what an implementation leaves out is not offered
+    if isinstance(want, dict):  # statistics that an implementation leaves out are not offered, which is not wrong
         return isinstance(got, dict) and all(_equal(got[name], want[name]) for name in want if name in got)
     if isinstance(want, float) and isinstance(got, float):
         return got == want or abs(got - want) <= 2.0**-22 * abs(want)
@@ -121,9 +129,10 @@ def _equal(got: Any, want: Any) -> bool:
 
 @dataclass(frozen=True)
 class Choice(Expected):
-    """What only the implementation can know, a new id for one. accepts: whether it may be that.
+    """A value that the implementation chooses, such as a new id.
 
-    length: of a list, and whose clause a wrong one breaks. seen: what more there is to say, where it takes long to put together.
+    accepts: whether a value is permitted. says: which values are permitted, in words. seen: returns the rest of these words, if
+    they are slow to compute. length: the length of a list, and the clause that a wrong length breaks.
     """
 
     says: str = ""
@@ -133,7 +142,7 @@ class Choice(Expected):
 
     def look(self, ok: Any, op: str, level: Level) -> None:
         if self.length and len(ok) != self.length[0]:
-            raise Broken(op, f"{self.length[0]} of them", f"{len(ok)}: {show(ok)}", self.length[1])
+            raise Broken(op, f"a list of {self.length[0]}", f"a list of {len(ok)}: {show(ok)}", self.length[1])
         if not self.accepts(ok):
             raise Broken(op, self.says + self.seen(), show(ok), self.clause)
 
@@ -143,27 +152,31 @@ class Choice(Expected):
 
 @dataclass(frozen=True)
 class Gives(Choice):
-    """A new object, of which `model` makes the model once it is there."""
+    """A new object. model: returns its model; called after the reply."""
 
     model: Callable[[], Any] = lambda: None
 
 
 @dataclass(frozen=True)
 class Arrays(Expected):
-    """Arrays with these values: to the bit where the slack is 0 or the level is exact, and within the slack elsewhere.
+    """One or more arrays. They must be equal to the bit at level exact, and within the slack at level tolerant.
 
-    unsure: bool, the shape of a part, where any value may stand. clause_at: the clause by the index of the first difference.
+    names: the names of the arrays in messages. parts: their values and slack. always_slack: whether the slack applies at level
+    exact too (attention). unsure: a bool array, true where any value is permitted. clause_at: returns the clause for the first
+    difference. used: the part of each array that is compared. shape: the shape of the whole array, if only a part is compared;
+    None stands for any length. codes_of: a 16-bit format; integer arrays with its codes are accepted too, because a library may
+    lack the dtype. bits: whether NaNs must be equal to the bit too.
     """
 
-    names: tuple[str, ...] = ("",)  # what each part is called
+    names: tuple[str, ...] = ("",)
     parts: tuple[Reads, ...] = ()
-    always_slack: bool = False  # a bound that holds at level exact too: attention
+    always_slack: bool = False
     unsure: NDArray | None = None
     clause_at: ClauseAt | None = None
-    used: tuple[slice, ...] = ()  # the part of each array that counts
-    shape: tuple[int | None, ...] | None = None  # of the whole array, where only a part counts; None is any length
-    codes_of: str = ""  # a 16-bit format whose codes, as integers, will do where the library lacks the dtype
-    bits: bool = False  # NaNs are compared bit for bit too
+    used: tuple[slice, ...] = ()
+    shape: tuple[int | None, ...] | None = None
+    codes_of: str = ""
+    bits: bool = False
 
     def look(self, ok: Any, op: str, level: Level) -> None:
         for name, got, want in zip(self.names, ok if isinstance(ok, tuple) else (ok,), self.parts, strict=True):
@@ -200,7 +213,7 @@ class Arrays(Expected):
     def wire(self) -> dict[str, Any]:
         ok: Any = [part.values for part in self.parts] if len(self.parts) > 1 else self.parts[0].values
         said: dict[str, Any] = {"ok": ok}
-        if self.always_slack or any(part.slack.any() for part in self.parts):  # of no slack at all -0.0 is still 0.0
+        if self.always_slack or any(part.slack.any() for part in self.parts):  # "within" even if 0: it makes -0 and 0 equal
             within: Any = [_up(part.slack) for part in self.parts] if len(self.parts) > 1 else _up(self.parts[0].slack)
             said["within" if self.always_slack else "tolerant"] = within
         if self.unsure is not None:
@@ -214,7 +227,7 @@ class Arrays(Expected):
 
 @dataclass(frozen=True)
 class Leading(Arrays):
-    """Arrays of three of which only the first are judged: the zero of a symmetric format is nobody's business."""
+    """Three arrays of which only the first ones are compared, because the zero of a symmetric format has no meaning."""
 
     def look(self, ok: Any, op: str, level: Any) -> None:
         super().look(ok[: len(self.parts)], op, level)
@@ -229,14 +242,17 @@ class Leading(Arrays):
 
 
 def _up(slack: NDArray) -> NDArray:
-    """As float32, and no less: the last bits of a float64 are not the same on every machine."""
+    """Round up to float32, because the last bits of a float64 differ between machines."""
     with np.errstate(over="ignore"):
         narrow: NDArray = slack.astype(np.float32)
     return np.where(narrow < slack, np.nextafter(narrow, np.float32(np.inf)), narrow)
 
 
 def differing(got: NDArray, want: Reads, exact: bool, bits: bool = False) -> NDArray:
-    """Where an array is not as it must be: other bits, or further off than the slack. A NaN stands for any, unless `bits`."""
+    """Where an array is wrong (bool): the bits differ, and, unless `exact`, the difference exceeds the slack.
+
+    All NaNs are equal, unless `bits`.
+    """
     values = want.values
     if values.dtype.kind == "f":
         values, got = values.astype(np.float32), got.astype(np.float32)
@@ -254,14 +270,15 @@ def differing(got: NDArray, want: Reads, exact: bool, bits: bool = False) -> NDA
 
 
 def exactly(values: NDArray) -> Reads:
+    """Values with a slack of 0."""
     return Reads(values, np.zeros(values.shape))
 
 
-Wrong = list[tuple[str, str]]  # error kinds that would be right, each with its clause
+Wrong = list[tuple[str, str]]  # kinds of errors that are correct for a call, each with its clause
 
 
 def refuse(wrong: Wrong, refused: Callable[[], None]) -> Refused:
-    """Any of several things wrong with one call may be what is said of it (LAW-11)."""
+    """The expected error of an invalid call. If the call is invalid in several ways, each of the errors is correct (LAW-11)."""
     return Refused(wrong[0][1], kinds=tuple(dict.fromkeys(kind for kind, _ in wrong)), refused=refused)
 
 
@@ -269,7 +286,7 @@ Given = tuple[Any, Sequence[int | None]]  # an array, and the shape it must have
 
 
 def wrong_arrays(*given: Given) -> Wrong:
-    """What is wrong with arrays, of which any axis of any length must be the same in all."""
+    """The errors for arrays with wrong shapes or dtypes. All axes of any length must have the same length in all arrays."""
     wrong: Wrong = []
     lengths: set[int] = set()
     for array, shape in given:
@@ -283,30 +300,34 @@ def wrong_arrays(*given: Given) -> Wrong:
 
 
 def wrong_dtype(array: Any) -> Wrong:
+    """The error for an array that is not float32 or a narrower float."""
     dtype = np.asarray(array).dtype
     good = (dtype.kind == "f" or dtype.name == "bfloat16") and dtype != np.float64
     return [] if good else [("DtypeMismatch", "FMT-LEVEL-04")]
 
 
 def tokens_of(*given: Given) -> int:
-    """How many tokens arrays hold at most, the axis of any length. With another number of axes none can be counted."""
+    """The largest number of tokens (the axis of any length) in the arrays. Arrays with a wrong number of axes do not count."""
     counted = [np.shape(array)[list(shape).index(None)] for array, shape in given if np.ndim(array) == len(shape)]
     return max(counted, default=0)
 
 
 def not_finite(*arrays: Any) -> Wrong:
-    """What may be said of a call besides what is wrong with it (LAW-14)."""
+    """The error NonFinite, if an array is not finite: an invalid call may raise it instead (LAW-14)."""
     return [] if finite(*map(np.asarray, arrays)) else [("NonFinite", "LAW-14")]
 
 
 def not_in_range(value: Any, stop: int | None, kind: str, clause: str = "LAW-11") -> Wrong:
+    """The error of this kind, unless `value` is an integer in [0, stop) (None: without an upper limit)."""
     good = isinstance(value, int) and not isinstance(value, bool) and value >= 0 and (stop is None or value < stop)
     return [] if good else [(kind, clause)]
 
 
 def float32(array: Any) -> NDArray:
-    return np.asarray(array).astype(np.float32)  # of its own, for what is handed in may be written to afterwards
+    """A copy as float32. (The caller of an operation may overwrite its argument later.)"""
+    return np.asarray(array).astype(np.float32)
 
 
 def finite(*arrays: NDArray) -> bool:
+    """Whether all numbers are finite."""
     return all(bool(np.isfinite(array.astype(np.float32, copy=False)).all()) for array in arrays)

@@ -1,4 +1,4 @@
-"""The formats by what they can do, as the oracle knows them."""
+"""The formats, grouped by kind, and their properties."""
 
 from collections.abc import Collection, Mapping
 from itertools import product
@@ -18,41 +18,41 @@ IN_GROUPS = (*GGML, *MX, *NVFP4, *GROUPS)
 STATIC = ("float8_e4m3fn_static", "float8_e5m2_static")
 ROTATED = tuple(f"{inner}_hadamard" for inner in ("int8", "float8_e4m3fn", "q8_0", "q4_0", "int4_g32_float16"))
 SCALED = (*SYMMETRIC, *AFFINE, *IN_GROUPS, *ROTATED, *STATIC)
-# One of each lies in memory as no other does: a scale a head, scale and zero a token, scales among the codes, and so on.
+# The kinds differ in memory layout: one scale per head, scale and zero per token, scales between the codes, and so on.
 KINDS = (
     SYMMETRIC, AFFINE, GGML, MX, NVFP4,
     *(tuple(name for name in GROUPS if name.startswith("uint") == affine) for affine in (False, True)), ROTATED, STATIC,
 )  # fmt: skip
-DRIFTING = "uint8_g32_bfloat16"  # what it reads as is often not what that is read as once it is stored again; most are steady
+DRIFTING = "uint8_g32_bfloat16"  # quantizing its own values again often changes them; in most formats it does not
 
-PACKED = "packed"  # latents as FP8 codes and scales, and beside them numbers that are rotated
-MADE_OF = {PACKED: ("float8_e4m3fn", "bfloat16")}  # no format of its own: who has all of these may have it
+PACKED = "packed"  # latent rows as FP8 codes with scales, and the rope part in bfloat16
+MADE_OF = {PACKED: ("float8_e4m3fn", "bfloat16")}  # supported if all of these formats are supported
 
 
 def either(names: Collection[str]) -> str:
-    """Formats in words, of which any will do: not all of the many."""
+    """Formats in words, as "format int8 or q8"; a long list is shortened."""
     listed = list(names)
     shown = listed if len(listed) <= 8 else [*listed[:3], f"{len(listed) - 3} others"]
     return "format " + " or ".join(shown)
 
 
 def has(formats: Collection[str], name: str) -> bool:
-    """Whether somebody who has these formats has one that is called so, or all that it is made of."""
+    """Whether `formats` contains the format, or all formats that it consists of (MADE_OF)."""
     return all(each in formats for each in MADE_OF.get(name, (name,)))
 
 
 def inner_of(format: str) -> str:
-    """What rotated rows are stored in; the format itself where nothing is rotated."""
+    """The format in which rotated rows are stored. Other formats are returned unchanged."""
     return format.removesuffix("_hadamard")
 
 
 def element_of(format: str) -> str:
-    """The float that codes of a format whose scale is given are."""
+    """The float format of the codes of a static format."""
     return format.removesuffix("_static")
 
 
 def group_of(format: str) -> int:
-    """How many neighbours share a scale, which a row's width is a multiple of; 1 in formats without groups."""
+    """How many consecutive numbers share a scale; the row width must be a multiple. 1 for formats without groups."""
     format = inner_of(format)
     if format in GROUPS:
         return int(format.split("_g")[1].split("_")[0])
@@ -60,18 +60,18 @@ def group_of(format: str) -> int:
 
 
 def scales_fit(config: Mapping[str, Any], name: str) -> bool:
-    """Whether scales are given to a format, which the config calls so, that takes some; and are some (FMT-STATIC-05)."""
+    """Whether the key_scale and value_scale in a configuration are valid for its format config[name] (FMT-STATIC-05)."""
     given = [config[each] for each in ("key_scale", "value_scale") if config.get(each) is not None]
     return not given or (config[name] in STATIC and all(isfinite(each) and each > 0 for each in given))
 
 
 def dim_of(format: str, groups: int = 2) -> int:
-    """A small head_dim for a format: so many groups, or one in which something is rotated, or an odd one."""
+    """A small head_dim for a format: this number of groups, or a width in which rotation has an effect, or an odd number."""
     return groups * group_of(format) if group_of(format) > 1 else 4 * groups if format in ROTATED else 5
 
 
 def bits_of(format: str) -> int:
-    """Of a code."""
+    """The number of bits of a code."""
     format = inner_of(format)
     if format in GROUPS:
         return int(format.partition("_")[0].removeprefix("u").removeprefix("int"))

@@ -1,4 +1,4 @@
-"""The blocks of ggml by their definition: structures in memory, and the steps of its quantizers, each rounded (FMT-GGML)."""
+"""The blocks of ggml by their definition (FMT-GGML): their memory layout, and the steps of the quantizers, rounded one by one."""
 
 from fractions import Fraction
 from typing import NamedTuple
@@ -14,13 +14,13 @@ LAYOUT = {
     "q8_0": np.dtype([_D, ("qs", "i1", 32)]), "q4_0": np.dtype([_D, _Q]), "q4_1": np.dtype([_D, _M, _Q]),
     "q5_0": np.dtype([_D, _H, _Q]), "q5_1": np.dtype([_D, _M, _H, _Q]), "iq4_nl": np.dtype([_D, _Q]),
 }  # fmt: skip
-ZERO = {"q4_0": 8, "q5_0": 16}  # the code of nothing
+ZERO = {"q4_0": 8, "q5_0": 16}  # the code of the value 0
 TOP = {"q4_0": 15, "q4_1": 15, "q5_0": 31, "q5_1": 31}
 TABLE = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float64)
 
 
 class Read(NamedTuple):
-    """What bytes say: codes [n, width], scale and least value [n, blocks], values [n, width]."""
+    """Decoded blocks: codes [n, width], scale and least value [n, blocks], values [n, width]."""
 
     codes: NDArray
     scale: NDArray
@@ -29,11 +29,11 @@ class Read(NamedTuple):
 
 
 def read(stored: NDArray, format: str) -> Read:
-    """uint8 [n, bytes] -> what they are."""
+    """Decode blocks, uint8 [n, bytes]."""
     blocks = np.ascontiguousarray(stored).view(LAYOUT[format])  # [n, blocks]
     codes = blocks["qs"].astype(np.int64)
     if format != "q8_0":
-        codes = np.concatenate([codes % 16, codes // 16], axis=2)  # code i beside code i + 16
+        codes = np.concatenate([codes % 16, codes // 16], axis=2)  # a byte contains code i and code i + 16
     if "qh" in (blocks.dtype.names or ()):
         codes += 16 * (blocks["qh"].astype(np.int64)[:, :, None] >> np.arange(32) & 1)
     scale = blocks["d"].astype(np.float64)
@@ -43,7 +43,7 @@ def read(stored: NDArray, format: str) -> Read:
 
 
 def write(codes: NDArray, scale: NDArray, least: NDArray, format: str) -> NDArray:
-    """uint8 [n, bytes]: what `read` reads as these."""
+    """Encode blocks, uint8 [n, bytes]. The inverse of `read`."""
     codes = np.asarray(codes).reshape(len(codes), -1, BLOCK)
     blocks = np.zeros(codes.shape[:2], LAYOUT[format])
     names = blocks.dtype.names or ()
@@ -59,30 +59,30 @@ def write(codes: NDArray, scale: NDArray, least: NDArray, format: str) -> NDArra
 
 
 def _values(codes: NDArray, scale: NDArray, least: NDArray, format: str) -> NDArray:
-    """float32 [n, blocks, 32]. The product is exact, and rounded no more than once."""
+    """The values float32 [n, blocks, 32]. In float64 the product is exact, so the result is rounded at most once."""
     product = _worth(codes, format) * scale[:, :, None]
     values = product + least[:, :, None] if format in ("q4_1", "q5_1") else product
     return np.asarray(values, np.float32)
 
 
 def _worth(codes: NDArray, format: str) -> NDArray:
-    """What codes are times the scale."""
+    """The factors by which the scale is multiplied."""
     return TABLE[codes] if format == "iq4_nl" else codes - float(ZERO.get(format, 0))
 
 
 def first_scale(rows: NDArray, format: str) -> NDArray:
-    """float64 [n, blocks]: the scale that codes are made with, exact."""
+    """The scale with which codes are computed, before rounding, float64 [n, blocks]."""
     x = cut(rows, BLOCK)
     if format in ("q4_1", "q5_1"):
         return np.asarray((x.max(axis=2) - x.min(axis=2)) / TOP[format])
     at = np.abs(x).argmax(axis=2)[:, :, None]
-    signed = np.take_along_axis(x, at, axis=2)[:, :, 0] + 0.0  # of -0 alone it is 0
+    signed = np.take_along_axis(x, at, axis=2)[:, :, 0] + 0.0  # + 0.0 changes -0 to 0
     divisor = {"q8_0": 127, "iq4_nl": -127}.get(format, -ZERO.get(format, 0))
     return np.asarray((np.abs(signed) if format == "q8_0" else signed) / divisor)
 
 
 def any_code(rows: NDArray, format: str) -> NDArray:
-    """bool [n, width]: where all codes are worth the same, d being stored as 0, and ggml's own come as they come."""
+    """Where any code is correct, bool [n, width]: d is stored as 0, so that all codes have the same value."""
     d = np.abs(fl(first_scale(rows, format)))
     of_zeros = np.abs(cut(rows, BLOCK)).max(axis=2) < np.float32(1e-15)
     free = of_zeros if format == "iq4_nl" else (d > 0) & (d < 2.0**-127)
@@ -91,9 +91,12 @@ def any_code(rows: NDArray, format: str) -> NDArray:
 
 @np.errstate(over="ignore", divide="ignore", invalid="ignore")
 def store(rows: NDArray, format: str, chosen: NDArray | None = None) -> Stored:
-    """Stored.scale and .zero are what is stored in float16, as float32; `write` makes bytes of all of it."""
+    """Quantize rows. Stored.scale and .zero have been rounded to float16. `write` encodes the result as bytes.
+
+    chosen: codes to use where any code is correct.
+    """
     x = cut(rows, BLOCK)
-    first = np.take_along_axis(x, x.argmin(axis=2, keepdims=True), axis=2)[:, :, 0]  # of 0 and -0, too
+    first = np.take_along_axis(x, x.argmin(axis=2, keepdims=True), axis=2)[:, :, 0]  # argmin: of 0 and -0, the first
     least = first if format in ("q4_1", "q5_1") else np.zeros(x.shape[:2])
     d = fl(fl(x.max(axis=2) - least + 0.0) / TOP[format]) if format in ("q4_1", "q5_1") else fl(first_scale(rows, format))
     inverse = np.where(np.abs(d) >= 2.0**-127, fl(1 / d), 0)[:, :, None]
@@ -115,7 +118,7 @@ def store(rows: NDArray, format: str, chosen: NDArray | None = None) -> Stored:
 
 
 def _iq4(x: NDArray, d: NDArray, inverse: NDArray) -> tuple[NDArray, NDArray]:
-    """The nearest value of the table, the upper of two as near; and the scale that fits what they are worth, weighed by x^2."""
+    """Codes and scales of IQ4_NL: the nearest value in the table (ties up), and the least-squares scale, weighted by x^2."""
     none = np.abs(x).max(axis=2) < np.float32(1e-15)
     first = np.where(none, fl(np.array(-1 / 127)), d)
     quotient = fl(x * fl(1 / first)[:, :, None])
@@ -131,13 +134,13 @@ def _iq4(x: NDArray, d: NDArray, inverse: NDArray) -> tuple[NDArray, NDArray]:
 
 
 def fitted_scale(rows: NDArray) -> NDArray:
-    """float64 [n, blocks]: the scale of IQ4_NL as it is before it is stored in float16, of blocks that are not near zero."""
+    """The scale of IQ4_NL before it is rounded to float16, float64 [n, blocks]. Blocks must not be near zero."""
     x, d = cut(rows, BLOCK), fl(first_scale(rows, "iq4_nl"))
     return _iq4(x, d, fl(1 / d)[:, :, None])[1]
 
 
 def quotients(rows: NDArray, format: str) -> NDArray:
-    """What codes stand for, float64 [n, width]: x / d, or (x - min) / d; 0 where d has no reciprocal."""
+    """The quotients that codes represent, float64 [n, width]: x / d or (x - min) / d; 0 where d has no reciprocal."""
     x, d = cut(rows, BLOCK), first_scale(rows, format)[:, :, None]
     x = x - x.min(axis=2, keepdims=True) if format in ("q4_1", "q5_1") else x
     inverted = np.abs(d) >= (1e-15 / 127 if format == "iq4_nl" else 2.0**-127)
@@ -145,7 +148,7 @@ def quotients(rows: NDArray, format: str) -> NDArray:
 
 
 def bound(rows: NDArray, want: Stored, format: str) -> NDArray:
-    """Half the distance of neighbouring codes, what lies beyond the last one, and what the rounded scale moves (float64)."""
+    """The largest |x - value|, float64: half a step between codes, the clipped part, and the effect of rounded scales."""
     x, d = cut(rows, BLOCK), first_scale(rows, format)[:, :, None]
     worth = np.abs(_worth(want.codes, format).reshape(x.shape))
     s, m = (part[:, :, None].astype(np.float64) for part in (want.scale, want.zero))
@@ -166,7 +169,7 @@ def bound(rows: NDArray, want: Stored, format: str) -> NDArray:
 
 
 def exact_quotient(block: NDArray, i: int, format: str) -> Fraction:
-    """What the code of value i of a block stands for; see `quotients`."""
+    """The exact quotient that the code of number i of a block represents; see `quotients`."""
     x = [Fraction(float(each)) for each in block]
     largest = max(x, key=abs)
     if format in ("q4_1", "q5_1"):
@@ -177,7 +180,7 @@ def exact_quotient(block: NDArray, i: int, format: str) -> Fraction:
 
 
 def admits(code: int, quotient: Fraction, slack: Fraction, format: str) -> bool:
-    """Whether a code may stand for x / d (x - min over d where there is a least value)."""
+    """Whether a code is admissible for a quotient x / d, or (x - min) / d."""
     if format == "iq4_nl":
         near = sorted(abs(quotient - int(each)) for each in TABLE)
         return 0 <= code < 16 and abs(quotient - int(TABLE[code])) <= near[0] + 2 * slack

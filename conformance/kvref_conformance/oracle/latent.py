@@ -1,4 +1,4 @@
-"""Latent rows by their definition: attention in float64, how far float32 may lie from it, and packed records byte by byte."""
+"""Latent rows (MLA): attention in float64 with the error bound of float32, and packed records."""
 
 from typing import Any
 
@@ -12,17 +12,18 @@ from kvref_conformance.oracle.rows import Reads, admissible_too, read_as, store
 from kvref_conformance.oracle.tokens import token_bytes, tokens_as
 
 TILE = 128  # numbers of a latent that share a scale
-TINY = 2.0**-126  # by how much a product that underflows is off, at most
+TINY = 2.0**-126  # the largest error of a product that underflows
 
 
 def attention(
     query: NDArray, rows: NDArray, up_keys: NDArray, up_values: NDArray, *, scale: float, causal: bool = False
 ) -> tuple[NDArray, NDArray]:
-    """The output and its bound, float64 [nq, heads, value_dim]: query [nq, heads, nope + rope], rows [n, rank + rope].
+    """The output and its error bound, float64 [nq, heads, value_dim], for query [nq, heads, nope + rope], rows [n, rank + rope].
 
-    The bound holds whether a head's matrices meet the query and the weighted latents or every row: the same products of three
-    are added up, and each carries a rounding for every number that is added to it on its way, nope + rank + rope + 1 in a score,
-    3n + 3 + rank in an output (`oracle.attention`). Over one token the weight is 1, whatever its score.
+    The bound holds both if the matrices of a head are multiplied with the query and the weighted latents (absorbed), and if they
+    are multiplied with each row. Both add up the same products of three numbers. Each product is rounded once per number that is
+    added to it: nope + rank + rope + 1 times in a score, 3n + 3 + rank times in an output (`oracle.attention`). Over one token
+    the weight is 1, whatever its score.
     """
     query, rows, up_keys, up_values = (np.asarray(each, dtype=np.float64) for each in (query, rows, up_keys, up_values))
     num_queries, (heads, nope, rank) = len(query), up_keys.shape
@@ -36,7 +37,7 @@ def attention(
         return out, bound
     query, seen = query[attending], seen[attending]
     visible = np.arange(len(rows)) < seen[:, None]
-    largest = np.array([large[:count, :rank].max(axis=0) for count in seen])  # of each number of the latents that are seen
+    largest = np.array([large[:count, :rank].max(axis=0) for count in seen])  # per number of a latent, over the visible rows
     for head in range(heads):
         a, b = up_keys[head], up_values[head]
         large_b, q, q_rope = np.abs(b), query[:, head, :nope], query[:, head, nope:]
@@ -51,7 +52,7 @@ def attention(
         weight /= weight.sum(axis=1, keepdims=True)
         doubt = np.where(seen > 1, np.exp(np.minimum(2 * log_error, 500)), 1.0)
         relative = doubt * (1 + _gamma(3 * seen + 3 + rank)) - 1
-        # Magnitudes of what each output is a sum of, and the most that one token can bring to them.
+        # The sum of the magnitudes that are added up in each output, and the largest that one token can contribute.
         made, most_made = (weight @ large[:, :rank]) @ large_b.T, largest @ large_b.T
         tiny = 4 * seen[:, None] * most_made + seen[:, None] * large_b.sum(axis=1) + rank + seen[:, None]
         out[attending, head] = (weight @ latent) @ b.T
@@ -64,14 +65,14 @@ def _gamma(roundings: Any) -> Any:
 
 
 def row_bytes(rank: int, rope_dim: int, dtype: str) -> int:
-    """What one row takes."""
+    """Bytes per row."""
     if dtype == PACKED:
         return rank + 4 * (rank // TILE) + 2 * rope_dim
     return token_bytes(1, rank + rope_dim, dtype)
 
 
 def row_as(latent: NDArray, rope: NDArray, dtype: str) -> Reads:
-    """What rows [n, rank + rope_dim] read as."""
+    """The values of rows [n, rank + rope_dim] after storing and reading."""
     if dtype != PACKED:
         return tokens_as(np.concatenate([latent, rope], axis=1), dtype)
     tiles = read_as(latent.reshape(-1, TILE), "float8_e4m3fn")
@@ -80,12 +81,12 @@ def row_as(latent: NDArray, rope: NDArray, dtype: str) -> Reads:
 
 
 def records_of(latent: NDArray, rope: NDArray, dtype: str = PACKED) -> Reads:
-    """Rows byte by byte, uint8 [n, bytes], and how far each byte may be off at level tolerant: a scale's may be any."""
+    """The records of rows, uint8 [n, bytes], with the slack of each byte at level tolerant (255 for bytes of scales)."""
     if dtype != PACKED:
         row = np.concatenate([latent, rope], axis=1)
         if dtype not in PLAIN:
             packed = records.written(row, dtype) if len(row) else np.zeros((0, row_bytes(row.shape[1], 0, dtype)), np.uint8)
-            return Reads(packed, np.full(packed.shape, 255.0))  # several codes lie in a byte
+            return Reads(packed, np.full(packed.shape, 255.0))  # a byte may contain several codes, so it has no useful slack
         held = row.astype("<f4") if dtype == "float32" else elements.encode(row, dtype).astype("<u2")
         plain = held.view(np.uint8).reshape(len(row), row_bytes(latent.shape[1], rope.shape[1], dtype))
         return Reads(plain, np.zeros(plain.shape))
@@ -100,7 +101,7 @@ def records_of(latent: NDArray, rope: NDArray, dtype: str = PACKED) -> Reads:
 
 
 def read_records(given: NDArray, rank: int) -> NDArray:
-    """float32 [n, rank + rope_dim]: what packed records say."""
+    """The values float32 [n, rank + rope_dim] of packed records."""
     given, end = np.asarray(given, np.uint8), rank + 4 * (rank // TILE)
     scales = given[:, rank:end].copy().view("<f4").repeat(TILE, axis=1)
     rope = elements.decoded("bfloat16")[given[:, end:].copy().view("<u2")]

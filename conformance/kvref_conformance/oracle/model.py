@@ -1,7 +1,7 @@
-"""A model of one object: what it must answer to each request, in lists and dicts.
+"""The base class of models. A model predicts the reply to each request to one object, with lists and dicts as its state.
 
-A model's methods are named like the operations of its family, attributes included, and return what the reply must be. It takes
-note of a change only once the reply was right (`then`), so that a refused call leaves it as it was.
+The methods of a model have the names of the family's operations and attributes, and return the expected reply (an `Expected`).
+The model changes its state only after the reply was found correct (`then`), so that a call that raises leaves it unchanged.
 """
 
 from abc import ABC, abstractmethod
@@ -10,29 +10,36 @@ from typing import Any, ClassVar
 
 from kvref_conformance.oracle.expected import Expected, Refused, Wrong, refuse
 
-Look = tuple[str, dict[str, Any]]  # an operation that only looks, and its arguments
+Look = tuple[str, dict[str, Any]]  # an operation that changes nothing, and its arguments
 
 
 class Model(ABC):
+    """The model of one object.
+
+    blamed: the clause that a wrong observation breaks, by (the last operation that changed something, the observation), or by the
+    observation alone. blamed_after_refusal: the clause if the last call raised. last: the last operation that changed something,
+    or "refused". moved: the saved data of all objects (see oracle.moved).
+    """
+
     family: ClassVar[str]
-    # Whose clause an observation breaks: by (the last operation that changed something, the observation), or the observation.
     blamed: ClassVar[Mapping[Any, str]]
     blamed_after_refusal: ClassVar[str] = "LAW-01"
 
     def __init__(self) -> None:
         self.last = "new"
-        self.moved: dict[bytes, Any] = {}  # what was saved, here and elsewhere (see oracle.moved)
+        self.moved: dict[bytes, Any] = {}
 
     def expect(self, name: str, args: dict[str, Any]) -> Expected:
+        """The expected reply to a call of the operation `name`."""
         found: Expected = getattr(self, name)(**args)
         return found
 
-    def declared(self, switch: Callable[[str], bool]) -> None:  # noqa: B027 - most have nothing to ask
-        """What the implementation says of itself in its limits: a function of the name of a switch."""
+    def declared(self, switch: Callable[[str], bool]) -> None:  # noqa: B027 - most models need no switch
+        """Adapt the model to the limits that the implementation declares. switch: returns the value of a switch by its name."""
 
     @abstractmethod
     def looks(self) -> list[Look]:
-        """Everything there is to see, cheapest first."""
+        """Calls that read all observables, cheapest first."""
 
     def blame(self, seen: str) -> str:
         """The clause that an unexpected observation breaks."""
@@ -41,7 +48,7 @@ class Model(ABC):
         return self.blamed.get((self.last, seen)) or self.blamed.get(seen, "LAW-04")
 
     def did(self, name: str, change: Callable[[Any], None] = lambda ok: None) -> Callable[[Any], None]:
-        """What to do once `name` went well: change the model, and remember what was last."""
+        """A function to call after `name` succeeded: it applies `change` to the model and sets `last`."""
 
         def then(ok: Any) -> None:
             change(ok)
@@ -50,6 +57,8 @@ class Model(ABC):
         return then
 
     def refuse(self, wrong: Wrong) -> Refused:
+        """The expectation of an error; see `expected.refuse`."""
+
         def refused() -> None:
             self.last = "refused"
 
@@ -57,7 +66,10 @@ class Model(ABC):
 
 
 class Function(Model):
-    """Of a family without a state: every reply follows from the arguments. What it cannot judge raises ValueError."""
+    """The model of a family without state: each reply depends on the arguments only.
+
+    Its methods raise ValueError for arguments that they cannot judge.
+    """
 
     blamed: ClassVar[Mapping[Any, str]] = {}
 

@@ -1,4 +1,4 @@
-"""What a model knows of what was saved: the bytes, and what they are of (MOVE)."""
+"""Models of saving and loading (MOVE): the saved bytes, and the content that loading them must restore."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -11,7 +11,7 @@ import numpy as np
 from kvref_conformance.oracle.expected import Choice, Expected, Refused, Wrong
 from kvref_conformance.oracle.model import Model
 
-# Whose demand it is what is seen, once a cache was saved or loaded, or refused to be.
+# The clause that a wrong observation breaks, after a cache was saved or loaded, or loading raised.
 DID = {"save": "MOVE-04", "load": "MOVE-01", "load of nothing": "MOVE-07", "not loaded": "MOVE-03"}
 SEEN = (
     "length", "read", "num_free_blocks", "block_table", "stats", "tier_of", "total_tokens", "stored_tokens", "num_bytes",
@@ -22,7 +22,10 @@ BLAMED: dict[Any, str] = {(did, seen): clause for did, clause in DID.items() for
 
 @dataclass(frozen=True)
 class Moved:
-    """shape: what another has to have in common with it. content: the model's own. empty: whether there are no tokens."""
+    """Saved data. shape: the properties that the loading object must have too. content: the state of the model.
+
+    empty: whether it contains no tokens.
+    """
 
     family: str
     shape: Any
@@ -31,9 +34,9 @@ class Moved:
 
 
 class Movable(Model):
-    """`moved`, by the bytes, is one for all objects of a conversation.
+    """A model of an object that can be saved and loaded. `moved` maps saved bytes to their content, for all objects of a trace.
 
-    no_room: what is raised where there is none, which may be so of what is refused for more than that.
+    no_room: the errors of an object without room, which it may also raise for data that is invalid.
     """
 
     no_room: ClassVar[tuple[str, ...]] = ()
@@ -42,6 +45,8 @@ class Movable(Model):
     def shape(self) -> Any: ...
 
     def saving(self, content: Any, empty: bool) -> Expected:
+        """The expected reply to a save of this content."""
+
         def note(data: Any) -> None:
             self.moved[data.tobytes()] = Moved(self.family, self.shape(), content, empty)
 
@@ -53,7 +58,10 @@ class Movable(Model):
     def loading(
         self, data: Any, wrong: Wrong, change: Callable[[Any], None], room: Callable[[Any], Wrong] = lambda content: []
     ) -> Expected:
-        """change: to a content. room: what there is none for. wrong: with the call, whatever is loaded."""
+        """The expected reply to a load.
+
+        change: sets the model to a content. room: the errors if there is no room for a content. wrong: other errors of the call.
+        """
         found, refused = self.moved.get(np.asarray(data).tobytes()), self.did("not loaded")
         if found is None:
             kinds = ("FileDamaged", "ConfigError", *self.no_room, *(kind for kind, _ in wrong))
@@ -69,7 +77,7 @@ class Movable(Model):
 
 
 class MovedWhole(Movable):
-    """Of a cache that is saved as a whole. held: the attributes that say what it holds."""
+    """The model of a cache that is saved as a whole. held: the attributes of the model that are its content."""
 
     held: ClassVar[tuple[str, ...]]
 
@@ -77,7 +85,7 @@ class MovedWhole(Movable):
     def is_empty(self) -> bool: ...
 
     def lacks(self, content: dict[str, Any]) -> Wrong:
-        """What there is no room for."""
+        """The errors if there is no room for the content."""
         return []
 
     def save(self) -> Expected:

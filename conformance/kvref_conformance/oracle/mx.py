@@ -1,4 +1,4 @@
-"""MX and NVFP4 by their definition: every element's exact value, the nearest of them found by looking (FMT-MX)."""
+"""MX and NVFP4 by their definition (FMT-MX): the exact value of each element, and the nearest element by comparison."""
 
 from fractions import Fraction
 
@@ -17,7 +17,7 @@ ELEMENT = {
 
 
 def numbers(format: str) -> NDArray:
-    """What each code of an element is worth, float64: 2^bits of them."""
+    """The value of each code of an element, float64 [2^bits]."""
     element, _ = ELEMENT[format]
     if element:
         return elements.decoded(element).astype(np.float64)
@@ -25,12 +25,12 @@ def numbers(format: str) -> NDArray:
 
 
 def largest(format: str) -> float:
-    """The largest element; -128 of INT8 is left unused."""
+    """The largest element. MXINT8 does not use -128."""
     return float(elements.magnitudes(ELEMENT[format][0])[-1]) if ELEMENT[format][0] else 127 / 64
 
 
 def scale_codes(rows: NDArray, format: str) -> NDArray:
-    """uint8 [n, groups]: E8M0, or E4M3FN in NVFP4."""
+    """The codes of the scales, uint8 [n, groups]: E8M0, or E4M3FN for NVFP4."""
     most = np.abs(cut(rows, group_of(format))).max(axis=2)
     if format in NVFP4:
         return elements.encode(np.clip(fl(most / 6), 2.0**-6, 448), "float8_e4m3fn").astype(np.uint8)
@@ -40,7 +40,7 @@ def scale_codes(rows: NDArray, format: str) -> NDArray:
 
 
 def scales(codes: NDArray, format: str) -> NDArray:
-    """What scales are worth, float64; 255 is NaN in E8M0."""
+    """The values of codes of scales, float64. In E8M0, 255 is NaN."""
     if format in NVFP4:
         return elements.decoded("float8_e4m3fn")[np.asarray(codes, np.int64)].astype(np.float64)
     worth = np.ldexp(1.0, np.asarray(codes, np.int64) - 127)
@@ -48,7 +48,7 @@ def scales(codes: NDArray, format: str) -> NDArray:
 
 
 def encode(quotient: NDArray, format: str) -> NDArray:
-    """Codes of the elements nearest to these quotients, ties to even; beyond the largest, the largest."""
+    """The codes of the nearest elements, ties to even. Quotients beyond the largest element are clipped."""
     most, element = largest(format), ELEMENT[format][0]
     clipped = np.clip(quotient, -most, most)
     if element:
@@ -57,7 +57,7 @@ def encode(quotient: NDArray, format: str) -> NDArray:
 
 
 def store(rows: NDArray, format: str) -> Stored:
-    """Stored.scale is what a scale is worth."""
+    """Quantize rows. Stored.scale contains the values of the scales."""
     x, held = cut(rows, group_of(format)), scale_codes(rows, format)
     scale = scales(held, format)
     s = scale[:, :, None]
@@ -70,7 +70,7 @@ def store(rows: NDArray, format: str) -> Stored:
 
 
 def bound(rows: NDArray, scale: NDArray, format: str) -> NDArray:
-    """Half the distance of the elements around it, or what lies beyond the largest; in NVFP4 the quotient's rounding, too."""
+    """The largest |x - value|: half the step between elements, or the clipped part; for NVFP4 also the rounding of x / s."""
     x, s = np.abs(cut(rows, group_of(format))), np.asarray(scale, np.float64)[:, :, None]
     worth = np.unique(np.abs(numbers(format)[np.isfinite(numbers(format))]))
     worth = worth[worth <= largest(format)]
@@ -82,7 +82,7 @@ def bound(rows: NDArray, scale: NDArray, format: str) -> NDArray:
 
 
 def admits(code: int, quotient: Fraction, slack: Fraction, format: str) -> bool:
-    """Whether no element lies nearer to the quotient than this one, but for the slack."""
+    """Whether a code is admissible: no element is nearer to the clipped quotient by more than the slack."""
     worth = numbers(format)
     if not (0 <= code < len(worth) and np.isfinite(worth[code])):
         return False

@@ -1,4 +1,4 @@
-"""Rows of a scaled format byte by byte: the codes, the scales and the zeros, little endian (MLA-06)."""
+"""Records: rows of a format with scales as bytes. A record has the codes, the scales and the zeros, little-endian (MLA-06)."""
 
 import numpy as np
 
@@ -9,14 +9,14 @@ from kvref_conformance.oracle.rows import packed, said, store
 
 
 def scale_dtype(format: str) -> str:
-    """Of a record's scales and zeros: u1 codes, u2 the bits of 16-bit floats, f4."""
+    """The NumPy dtype of scales and zeros in a record: u1 for codes of scales, <u2 for the bits of 16-bit floats, or <f4."""
     if format in (*MX, *NVFP4):
         return "u1"
     return "<u2" if format in GROUPS and groups.scale_dtype(format) != "float32" else "<f4"
 
 
 def written(rows: NDArray, format: str) -> NDArray:
-    """uint8 [n, bytes]: what rows [n, width] are stored as."""
+    """The records uint8 [n, bytes] of rows [n, width]."""
     if format in ROTATED:
         return written(rotated.turned(rows), inner_of(format))
     want = store(rows, format)
@@ -37,7 +37,7 @@ def written(rows: NDArray, format: str) -> NDArray:
 
 
 def read(records: NDArray, width: int, format: str) -> NDArray:
-    """float32 [n, width]: what records say."""
+    """The values float32 [n, width] of records."""
     records = np.asarray(records, np.uint8)
     if format in ROTATED:
         return rotated.turned(read(records, width, inner_of(format)))

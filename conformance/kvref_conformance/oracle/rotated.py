@@ -1,7 +1,8 @@
-"""The Walsh-Hadamard transform by its matrix, and by its sums one after another (FMT-ROT).
+"""The Walsh-Hadamard transform (FMT-ROT), by its matrix and by butterfly sums.
 
-The matrix is what a rotation means: entry (i, j) is (-1)^popcount(i & j), over the square root of n. The sums are what its bits
-are: value i is that of i with one bit flipped, plus or minus itself, a bit after another from the lowest, each sum rounded.
+The matrix is the definition of the rotation: entry (i, j) is (-1)^popcount(i & j) / sqrt(n). The butterfly sums determine its
+bits: for each bit of the index, from the lowest, value i becomes the value at i with that bit flipped, plus (bit 0) or minus
+(bit 1) value i. Each sum is rounded.
 """
 
 from fractions import Fraction
@@ -14,12 +15,12 @@ from kvref_conformance.arrays import NDArray
 from kvref_conformance.oracle.formats import group_of, inner_of
 from kvref_conformance.oracle.stored import Stored, U, fl
 
-REACH = 2.0**126
-LAST = {"q8_0": 127, "q4_0": 7, "int4_g32_float16": 7}  # codes: on the side of fewer; all with a float16 scale a group
+REACH = 2.0**126  # the largest magnitude of a block times its size (FMT-ROT-06)
+LAST = {"q8_0": 127, "q4_0": 7, "int4_g32_float16": 7}  # the last code on the side with fewer codes, for float16 scales per group
 
 
 def block_of(width: int) -> int:
-    """The largest power of two that the width is a multiple of."""
+    """The largest power of two that divides the width."""
     block = 1
     while width and width % (2 * block) == 0:
         block *= 2
@@ -28,17 +29,17 @@ def block_of(width: int) -> int:
 
 @cache
 def root(block: int) -> float:
-    """The float32 nearest to 1 / sqrt(block), by whole numbers."""
+    """The float32 nearest to 1 / sqrt(block), computed with integers."""
     bits = block.bit_length() - 1
     if bits % 2 == 0:
         return float(2.0 ** -(bits // 2))
-    digits = isqrt(2 << 46)  # of sqrt(2): 24 of them,
-    digits += (2 * digits + 1) ** 2 < 8 << 46  # the last one rounded
+    digits = isqrt(2 << 46)  # 24 bits of sqrt(2),
+    digits += (2 * digits + 1) ** 2 < 8 << 46  # correctly rounded
     return float(digits * 2.0 ** (-23 - (bits + 1) // 2))
 
 
 def turned(rows: NDArray) -> NDArray:
-    """float32 [n, width], in blocks, sum by sum."""
+    """Rotate rows by butterfly sums in blocks, float32 [n, width]."""
     x = np.asarray(rows, np.float32).astype(np.float64)
     block, at = block_of(x.shape[-1]), np.arange(x.shape[-1])
     bit = 1
@@ -50,33 +51,33 @@ def turned(rows: NDArray) -> NDArray:
 
 
 def exactly_turned(row: NDArray) -> list[Fraction]:
-    """One row [width] by the matrix, without its division by the square root of the block: exact."""
+    """Rotate one row [width] by the matrix, exactly, without the division by sqrt(block)."""
     signs = signs_of(block_of(len(row)))
-    x = np.array([int(Fraction(float(each)) * 2**149) for each in row], object)  # the least float32 goes into all of them
+    x = np.array([int(Fraction(float(each)) * 2**149) for each in row], object)  # every float32 is a multiple of 2^-149
     return [Fraction(int(each), 2**149) for block in x.reshape(-1, len(signs)) for each in signs @ block]
 
 
 @cache
 def signs_of(block: int) -> NDArray:
-    """Whole numbers of Python [block, block]: the matrix without its division."""
+    """The matrix without the division, Python integers [block, block]."""
     return np.array([[1 - 2 * ((i & j).bit_count() % 2) for j in range(block)] for i in range(block)], object)
 
 
 def refused(rows: NDArray) -> NDArray:
-    """bool [n]: rows whose sums might overflow (FMT-ROT-06)."""
+    """Rows whose sums might overflow, bool [n] (FMT-ROT-06)."""
     block, most = block_of(rows.shape[-1]), np.abs(np.asarray(rows, np.float64)).max(axis=-1, initial=0)
     return np.asarray((most * block > REACH) & (block > 1))
 
 
 def of_blocks(x: NDArray, norm: int) -> NDArray:
-    """float64, the shape of x: the l1 or l2 norm of the block that each number is in."""
+    """For each number, the norm of its block, float64, in the shape of x. norm: 1 (l1) or 2 (l2)."""
     block = block_of(x.shape[-1])
     cut = np.asarray(x, np.float64).reshape(*x.shape[:-1], x.shape[-1] // block, block)
     return np.repeat(np.linalg.norm(cut, norm, axis=-1), block, axis=-1)
 
 
 def bound(rows: NDArray, read: NDArray, off: NDArray) -> NDArray:
-    """How far from `rows` what is rotated back may lie: read, off are the numbers in between, and how far those may be off."""
+    """The largest error of values that are rotated back. read: the values before that; off: their largest errors."""
     block = block_of(rows.shape[-1])
     if block == 1:
         return off
@@ -86,20 +87,20 @@ def bound(rows: NDArray, read: NDArray, off: NDArray) -> NDArray:
 
 
 def any_order(x: NDArray) -> NDArray:
-    """How far what x [n, width] is turned into may lie from `turned` where sums are in another order: n + 2 roundings each."""
+    """The largest difference from `turned` if sums are added in another order, with n + 2 roundings per number."""
     block = block_of(x.shape[-1])
     roundings = (block + 2) * U * (block > 1)
     return np.asarray(roundings / (1 - roundings) * of_blocks(x, 2) + block**0.5 * 2.0**-149 * (block > 1))
 
 
 def in_between(rows: NDArray, between: Stored, off: NDArray, format: str) -> NDArray:
-    """How far what is stored at level tolerant may be worth from the rotated rows, float64 [n, width], of which `off` is said.
+    """The largest difference at level tolerant between stored values and rotated rows, float64 [n, width].
 
-    Sums in another order move what is quantized by d, which is twice `any_order`: from what the definition gives, which is off as
-    well. Its scale moves by no more than d, and what it is worth by no more than three times that. In groups the scale may
-    besides be rounded to the float16 on the other side, a unit further: the code, `last` + 1 at most, counts as many of these,
-    and one more where it is the next. And where two numbers of other signs are the largest by less than d, either may be what
-    Q4_0 is scaled by, of whose codes -8 is the last on the one side, and 7 on the other: which end is cut off is open.
+    off: the tolerant bound of the inner format. Sums in another order change the rotated row by at most d = 2 * `any_order`
+    (once for the implementation, once for the definition). The scale changes by at most d, and a value by at most 3 d. In formats
+    with groups, the scale may also be rounded to the next float16; that changes a value by at most `LAST` + 1 units, and by one
+    more unit if the code changes too. If the two largest magnitudes have different signs and differ by less than d, Q4_0 may be
+    scaled by either of them; as its codes range from -8 to 7, the value on either side may be clipped.
     """
     moved = 2 * any_order(rows)
     if (inner := inner_of(format)) in LAST:
@@ -110,13 +111,13 @@ def in_between(rows: NDArray, between: Stored, off: NDArray, format: str) -> NDA
 
 
 def tolerant(rows: NDArray, between: Stored, off: NDArray, format: str) -> NDArray:
-    """How long what is off in each block may be, as l2 norm, with sums in any order, such as those of a product with the matrix.
+    """The largest l2 norm of the errors of each block, with sums in any order, such as those of a matrix product.
 
-    What is stored is off by e, |e_i| <= t_i (`in_between`), and so is its length, |e|_2 <= |t|_2. A matrix that is orthogonal
-    keeps lengths: rotated back, e is as long, whatever its signs. Each value alone may be off by |t|_1 / sqrt(n), which is no
-    more than that; but not all of them at once. Rotating back, each value is off by `any_order` of what is stored, which is no
-    longer than |y|_2 + |t|_2, y being what the definition stores (twice, for the definition is off as well): n values by sqrt(n)
-    times as much. A block's length is never less than one of its values, so that the bound is one for these, too.
+    The stored values have errors e with |e_i| <= t_i (`in_between`), so |e|_2 <= |t|_2. The matrix is orthogonal and preserves
+    the l2 norm, so the errors have the same norm after rotating back. Rotating back adds an error of at most `any_order` per
+    value, of a row whose norm is at most |y|_2 + |t|_2, where y are the values that the definition stores. It counts twice (for
+    the implementation and for the definition), and times sqrt(n) for the norm of n values. The norm of a block is at least the
+    magnitude of each of its values, so the result is also a bound for each value.
     """
     block = block_of(rows.shape[-1])
     if block == 1:

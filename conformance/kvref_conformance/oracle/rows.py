@@ -1,7 +1,7 @@
-"""Quantized rows by their definition, and the bounds on what they read as.
+"""Quantized rows [n, width] by their definition, and the error bounds of their values.
 
-Every operation is done in float64 and rounded to float32 at once, which is float32 arithmetic (see the package). Rows are
-[n, width].
+Each operation is computed in float64 and immediately rounded to float32, which equals float32 arithmetic (see the docstring of
+the package). "x / s" below is the quotient that a code represents; u is 2^-24.
 """
 
 from fractions import Fraction
@@ -20,9 +20,9 @@ STEPS = {"q8": 255, "q4": 15}
 
 @np.errstate(invalid="ignore")
 def store(rows: NDArray, format: str, chosen: NDArray | None = None, scale: float | None = None) -> Stored:
-    """What is not finite in `values` is to be refused, NonFinite (FMT-LEVEL-05). chosen: codes, for where any will do.
+    """Quantize rows. Where the result's `values` are not finite, storing must raise NonFinite (FMT-LEVEL-05).
 
-    scale: where it is given (FMT-STATIC), 1.0 otherwise.
+    chosen: codes to use where any code is correct. scale: the scale of a static format (FMT-STATIC), default 1.0.
     """
     if format in STATIC:
         return static.store(rows, format, 1.0 if scale is None else scale)
@@ -39,7 +39,7 @@ def store(rows: NDArray, format: str, chosen: NDArray | None = None, scale: floa
 
 
 def _of_rows(x: NDArray, format: str) -> Stored:
-    """With a scale each, and a zero each in formats that have one."""
+    """Quantize rows with one scale per row, and one zero per row in affine formats."""
     if format in STEPS:
         zero = x.min(axis=-1)
         scale = np.maximum(fl(fl(x.max(axis=-1) - zero) / STEPS[format]), np.float32(1e-8))
@@ -60,9 +60,9 @@ def _of_rows(x: NDArray, format: str) -> Stored:
 
 
 class Reads(NamedTuple):
-    """What rows read back as, float32, and how far from it an implementation of level tolerant may be, float64.
+    """The expected values of rows, float32, and the largest permitted error at level tolerant (slack), float64.
 
-    Of rotated rows that is as much for the length, an l2 norm, of what all values of a block are off (FMT-ROT-05).
+    For rotated rows the slack also limits the l2 norm of the errors of each block (FMT-ROT-05).
     """
 
     values: NDArray
@@ -70,26 +70,28 @@ class Reads(NamedTuple):
 
 
 def read_as(rows: NDArray, format: str, scale: float | None = None) -> Reads:
-    """Rows [n, ...], each row's last axis with a scale of its own; plain dtypes are cast, and leave no slack."""
+    """The values of rows [..., width] after storing and reading, with the slack. Plain dtypes are cast, and have no slack."""
     rows = np.asarray(rows, dtype=np.float32)
     if format not in (*LIMIT, *STEPS, *IN_GROUPS, *STATIC, *ROTATED):
         return Reads(elements.round_to(rows, format), np.zeros(rows.shape))
     flat = rows.reshape(-1, rows.shape[-1])
     want = store(flat, format, scale=scale)
-    exact, tolerant = bounds(flat, want, format)  # one may be as far from what was written, and the other
-    if format in ROTATED:  # whose bound of a block's length is the other's as well
+    # Both bounds are relative to the written rows. The values of the definition and of an implementation may be on either side
+    # of a written number, so the slack between them is the sum of both bounds.
+    exact, tolerant = bounds(flat, want, format)
+    if format in ROTATED:  # here the exact values are within the tolerant bound, too
         return Reads(want.values.reshape(rows.shape), 2 * tolerant.reshape(rows.shape))
     slack = exact + tolerant
-    if format in GROUPS and groups.scale_dtype(format) != "float32":  # a unit in the last place of 16 bits, which nobody sees
+    if format in GROUPS and groups.scale_dtype(format) != "float32":  # the stored scale may be off by one unit in the last place
         slack = slack + np.abs(want.codes) * each_of(ulp_of_scales(want.scale, format), flat.shape[1])
     return Reads(want.values.reshape(rows.shape), slack.reshape(rows.shape))
 
 
 def bounds(rows: NDArray, want: Stored, format: str) -> tuple[NDArray, NDArray]:
-    """The bound of what is stored as it must be, and that at level tolerant.
+    """The error bounds of values at level exact and at level tolerant, float64 [n, width].
 
-    That is 4u more for the code, and what a scale one unit in the last place off moves a value. Rotated, it is the l2 norm of a
-    block that is bounded at level tolerant.
+    The tolerant bound adds 4u for the code, and the effect of a scale that is off by one unit in the last place. For rotated rows
+    the tolerant bound limits the l2 norm of the errors of a block.
     """
     if format in ROTATED:
         turned, inner = rotated.turned(rows), inner_of(format)
@@ -100,9 +102,9 @@ def bounds(rows: NDArray, want: Stored, format: str) -> tuple[NDArray, NDArray]:
     return exact, exact * (1 + 4 * U) + 4 * U * np.abs(x) + 4 * U * np.abs(want.values)
 
 
-@np.errstate(over="ignore", invalid="ignore")  # of rows that are to be refused
+@np.errstate(over="ignore", invalid="ignore")  # for rows that must raise NonFinite
 def bound(rows: NDArray, stored: Stored, format: str) -> NDArray:
-    """The largest |x - value| there may be, float64 [n, width]."""
+    """The largest possible |x - value| at level exact, float64 [n, width]."""
     codes, scale, zero, _ = stored
     if format in STATIC:
         return static.bound(rows, stored, format)
@@ -126,9 +128,9 @@ def bound(rows: NDArray, stored: Stored, format: str) -> NDArray:
 
 
 def inadmissible(rows: NDArray, codes: NDArray, format: str, made: Stored | None = None) -> list[tuple[int, int]]:
-    """Where a code is further from x / s than rounding allows, |x/s - q| <= half a step + 4u|x/s|, in exact arithmetic.
+    """The (row, element) of codes q that are not admissible: |x/s - q| > half a step + 4u|x/s|, in exact arithmetic.
 
-    made: with the scales and zeros in it, in the place of those of the definition (FMT-GROUP-02).
+    made: rows whose scales and zeros are used in place of the definition's (FMT-GROUP-02).
     """
     want = store(rows, format, codes) if made is None else as_made(rows, made, format)
     clear = np.asarray(codes) == want.codes if made is None else groups.clearly(codes, quotients(rows, want, format), format)
@@ -136,7 +138,7 @@ def inadmissible(rows: NDArray, codes: NDArray, format: str, made: Stored | None
 
 
 def with_scales(rows: NDArray, made: Stored, format: str) -> Stored:
-    """What rows are to be stored as, with the scales that somebody stored where FMT-LEVEL-02 allows them."""
+    """The expected rows for the scales in `made`, as far as FMT-LEVEL-02 permits them; otherwise for the definition's scales."""
     want = store(rows, format)
     if format not in GROUPS:
         return want
@@ -147,7 +149,7 @@ def with_scales(rows: NDArray, made: Stored, format: str) -> Stored:
 
 
 def as_made(rows: NDArray, made: Stored, format: str) -> Stored:
-    """The codes of FMT-GROUP-02 for the scales and zeros that somebody stored; the defined ones where they are no scales."""
+    """The codes of FMT-GROUP-02 for the scales and zeros in `made`; invalid ones are replaced by the definition's."""
     want = store(rows, format)
     sound = np.isfinite(made.scale) & (made.scale != 0)
     want = want._replace(
@@ -158,7 +160,7 @@ def as_made(rows: NDArray, made: Stored, format: str) -> Stored:
 
 
 def admissible_too(rows: NDArray, format: str) -> NDArray:
-    """How far the other admissible code lies from the one of the definition: 1 where there is one, else 0."""
+    """1 where another code next to the definition's is admissible too, 0 elsewhere, int64 [n, width]."""
     want, x = store(rows, format), np.asarray(rows, dtype=np.float32)
     found = np.zeros(want.codes.shape, np.int64)
     for step in (1, -1):
@@ -169,9 +171,9 @@ def admissible_too(rows: NDArray, format: str) -> NDArray:
 
 
 def _may_be(rows: NDArray, codes: NDArray, want: Stored, n: int, i: int, format: str) -> bool:
-    """Whether the code may stand for the number, in exact arithmetic."""
+    """Whether the code of number i of row n is admissible, in exact arithmetic."""
     x, code, slack = Fraction(float(rows[n, i])), int(codes[n, i]), Fraction(4, 2**24)
-    if format in GGML:  # codes are made with a scale that is not stored
+    if format in GGML:  # codes are computed with the scale before it is rounded to float16
         block = slice(i // 32 * 32, i // 32 * 32 + 32)
         quotient = ggml.exact_quotient(rows[n, block], i % 32, format)
         return ggml.admits(code, quotient, 2 * slack * (abs(quotient) + 16), format)
@@ -183,7 +185,7 @@ def _may_be(rows: NDArray, codes: NDArray, want: Stored, n: int, i: int, format:
 
 
 def quotients(rows: NDArray, want: Stored, format: str) -> NDArray:
-    """What codes stand for, float64 [n, width]."""
+    """The quotients that codes represent, (x - zero) / scale, float64 [n, width]."""
     if format in GGML:
         return ggml.quotients(rows, format)
     scale, zero = (each_of(part, rows.shape[1]) for part in (want.scale, want.zero))
@@ -191,17 +193,17 @@ def quotients(rows: NDArray, want: Stored, format: str) -> NDArray:
 
 
 def each_of(scale: NDArray, width: int) -> NDArray:
-    """float64 [n, width]: the scale, or zero, of each number of rows, of which there is one [n], or one a group [n, groups]."""
+    """The scale (or zero) of each number, float64 [n, width], from one per row [n] or one per group [n, groups]."""
     held = np.asarray(scale, np.float64)
     count = held.shape[1] if held.ndim == 2 else 1
     return np.repeat(held.reshape(len(held), count), width // max(1, count), axis=1)
 
 
 def _may_admit(x: NDArray, want: Stored, format: str) -> NDArray:
-    """Where the quotient lies near a tie, by float64: the others need no fractions."""
+    """Where a quotient is near a tie, computed in float64, bool [n, width]. Elsewhere only one code is admissible."""
     quotient = quotients(x, want, format)
     if format in elements.MAX or format in (*MX, *NVFP4) or format == "iq4_nl":
-        worth = ggml.TABLE if format == "iq4_nl" else np.unique(worth_of(format))  # zero once: between its signs is no tie
+        worth = ggml.TABLE if format == "iq4_nl" else np.unique(worth_of(format))  # 0 and -0 are one value, without a tie
         ties = (worth[1:] + worth[:-1]) / 2
         after = np.clip(np.searchsorted(ties, quotient), 1, len(ties) - 1)
         off = np.minimum(np.abs(ties[after] - quotient), np.abs(ties[after - 1] - quotient))
@@ -212,12 +214,13 @@ def _may_admit(x: NDArray, want: Stored, format: str) -> NDArray:
 
 
 def worth_of(format: str) -> NDArray:
-    """What the codes of small floats are worth, the finite ones."""
+    """The finite values of the codes of a format with small floats, float64."""
     worth = elements.decoded(format).astype(np.float64) if format in elements.MAX else mx.numbers(format)
     return np.asarray(worth[np.isfinite(worth)])
 
 
 def _admits(code: int, quotient: Fraction, slack: Fraction, format: str) -> bool:
+    """Whether a code is admissible for a quotient, in formats with one scale per row."""
     if format == "int8" or format in STEPS:
         low, high = (-127, 127) if format == "int8" else (0, STEPS[format])
         return low <= code <= high and abs(quotient - code) <= Fraction(1, 2) + slack
@@ -225,19 +228,19 @@ def _admits(code: int, quotient: Fraction, slack: Fraction, format: str) -> bool
     if not isinstance(value, Fraction):
         return False
     magnitudes = elements.magnitudes(format)
-    above = int(np.searchsorted(magnitudes, float(abs(quotient))))  # one off at most, where the float was rounded
+    above = int(np.searchsorted(magnitudes, float(abs(quotient))))  # off by at most one, because the float is rounded
     around = magnitudes[max(0, above - 2) : above + 2].tolist()
     nearest = min(abs(abs(quotient) - Fraction(each)) for each in around)
     return abs(quotient - value) <= nearest + 2 * slack
 
 
 def a_byte_each(stored: NDArray, width: int, format: str) -> bool:
-    """Whether codes of less than a byte are not packed: there are as many bytes as numbers."""
+    """Whether codes of less than a byte are stored unpacked, with one byte per number."""
     return format in (*GROUPS, *MX, *NVFP4) and bits_of(format) < 8 and np.shape(stored)[1:] == (width,)
 
 
 def unpacked(stored: NDArray, width: int, format: str) -> NDArray:
-    """int64 [n, width]: the codes of rows as they are stored, by the bits of their bytes, the low ones first."""
+    """Unpack stored codes to int64 [n, width]. The bits of a byte are used from the lowest."""
     if format in GGML:
         return ggml.read(stored, format).codes
     bits = bits_of(format)
@@ -251,7 +254,7 @@ def unpacked(stored: NDArray, width: int, format: str) -> NDArray:
 
 
 def as_read(codes: NDArray, scale: NDArray | None, zero: NDArray | None, width: int, format: str, values: NDArray) -> Stored:
-    """Rows as somebody stores them, codes unpacked and scales as float32; NaN for a zero that is missing where one has to be."""
+    """Results of an implementation as Stored: codes unpacked, scales as float32. A missing zero of an affine format is NaN."""
     if format in GGML:
         got = ggml.read(np.asarray(codes, np.uint8), format)
         return Stored(got.codes, got.scale.astype(np.float32), got.least.astype(np.float32), values)
@@ -263,7 +266,7 @@ def as_read(codes: NDArray, scale: NDArray | None, zero: NDArray | None, width: 
 
 
 def said(codes: NDArray, scale: NDArray, zero: NDArray | None, width: int, format: str) -> NDArray:
-    """float32 [n, width]: what rows that are stored so read back as, by their definition."""
+    """The values of stored rows by their definition, float32 [n, width]."""
     plain = unpacked(codes, width, format)
     if format in (*MX, *NVFP4):
         decoded = mx.numbers(format)[plain]
@@ -276,7 +279,7 @@ def said(codes: NDArray, scale: NDArray, zero: NDArray | None, width: int, forma
 
 
 def packed(want: Stored, format: str) -> NDArray:
-    """[n, bytes]: the rows' codes as they are to be stored."""
+    """The codes of rows as they must be stored, [n, bytes]; GGML blocks include the scales."""
     if format in GGML:
         return ggml.write(want.codes, want.scale, want.zero, format)
     bits = bits_of(format)
@@ -287,7 +290,7 @@ def packed(want: Stored, format: str) -> NDArray:
 
 
 def scale_worth(stored: NDArray, format: str) -> NDArray:
-    """float32: what scales or zeros are that are stored as numbers, or as codes where the library lacks the dtype."""
+    """Scales or zeros as float32. They may be stored as numbers, or as the codes of a dtype that the library lacks."""
     stored = np.asarray(stored)
     if format in (*MX, *NVFP4):
         return mx.scales(stored, format).astype(np.float32)
@@ -296,9 +299,9 @@ def scale_worth(stored: NDArray, format: str) -> NDArray:
     return stored.astype(np.float32)
 
 
-@np.errstate(over="ignore", invalid="ignore")  # of scales that are no numbers
+@np.errstate(over="ignore", invalid="ignore")  # for scales that are NaN or infinite
 def ulp_of_scales(scale: NDArray, format: str) -> NDArray:
-    """float64: one unit in the last place of the dtype that scales are stored in; 0 of powers of two."""
+    """One unit in the last place of scales, in the dtype in which they are stored, float64; 0 for powers of two (MX)."""
     if format in MX:
         return np.zeros(np.shape(scale))
     if format in NVFP4:
@@ -306,6 +309,7 @@ def ulp_of_scales(scale: NDArray, format: str) -> NDArray:
     dtype = "float16" if format in GGML else groups.scale_dtype(format) if format in GROUPS else "float32"
     if dtype == "float16":
         held = np.minimum(np.abs(np.asarray(scale, np.float32)), 65504).astype(np.float16)
-        return np.spacing(np.where(held == 65504, np.float16(32768), held)).astype(np.float64)  # as below it: beyond is no number
+        # 65504 is the largest float16; its unit is that of the numbers below it.
+        return np.spacing(np.where(held == 65504, np.float16(32768), held)).astype(np.float64)
     spacing = np.spacing(np.asarray(scale, np.float32)).astype(np.float64)
     return np.asarray(spacing * (2.0**16 if dtype == "bfloat16" else 1.0))

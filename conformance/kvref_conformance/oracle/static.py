@@ -1,4 +1,4 @@
-"""FP8 with a scale that is given, by its definition (FMT-STATIC): what it is divided by is no business of the rows."""
+"""FP8 with a static scale, by its definition (FMT-STATIC). The scale is given, and does not depend on the rows."""
 
 from fractions import Fraction
 
@@ -11,6 +11,7 @@ from kvref_conformance.oracle.stored import Stored, U, fl
 
 
 def store(rows: NDArray, format: str, scale: float) -> Stored:
+    """Quantize rows with this scale."""
     x, element, s = np.asarray(rows, np.float32).astype(np.float64), element_of(format), float(np.float32(scale))
     most = elements.MAX[element]
     codes = elements.encode(np.clip(fl(x / s), -most, most), element)
@@ -19,12 +20,12 @@ def store(rows: NDArray, format: str, scale: float) -> Stored:
 
 
 def said(codes: NDArray, format: str, scale: float) -> NDArray:
-    """float32: what codes read back as."""
+    """The values of codes, float32."""
     return fl(elements.decoded(element_of(format))[codes].astype(np.float64) * float(np.float32(scale))).astype(np.float32)
 
 
 def bound(rows: NDArray, stored: Stored, format: str) -> NDArray:
-    """Half a unit of the code as in FMT-FP8-09; beyond the largest number what is clipped, and the rounding of that."""
+    """The largest |x - value|: half a unit of the code (as in FMT-FP8-09), or, beyond the largest number, the clipped part."""
     x, s = np.abs(np.asarray(rows, np.float64)), stored.scale.astype(np.float64)[:, None]
     relative, absolute = (1 / 17, 2.0**-10) if element_of(format) == "float8_e4m3fn" else (1 / 9, 2.0**-17)
     decoded = np.abs(elements.decoded(element_of(format))[stored.codes].astype(np.float64))
@@ -34,7 +35,10 @@ def bound(rows: NDArray, stored: Stored, format: str) -> NDArray:
 
 
 def inadmissible(rows: NDArray, codes: NDArray, format: str, scale: float) -> list[tuple[int, int]]:
-    """Where a code is further from x / s, clipped, than the defined one and 8u|x / s|, in exact arithmetic (FMT-LEVEL-02)."""
+    """The (row, element) of codes that are not admissible, in exact arithmetic (FMT-LEVEL-02).
+
+    A code is admissible if it is at most 8u|x / s| further from the clipped x / s than the definition's code.
+    """
     want, element, s = store(rows, format, scale), element_of(format), Fraction(float(np.float32(scale)))
     most, wrong = Fraction(elements.MAX[element]), []
     for n, i in np.argwhere(np.asarray(codes) != want.codes):
@@ -48,7 +52,7 @@ def inadmissible(rows: NDArray, codes: NDArray, format: str, scale: float) -> li
 
 
 def admissible_too(rows: NDArray, format: str, scale: float) -> NDArray:
-    """How far another admissible code lies from the one of the definition: 1 where there is one, else 0."""
+    """1 where another code next to the definition's is admissible too, 0 elsewhere, int64 [n, width]."""
     want = store(rows, format, scale)
     found = np.ones(want.codes.shape, np.int64)
     for step in (1, -1):

@@ -1,6 +1,6 @@
-"""Tokens [n, num_kv_heads, head_dim] as caches store them, by the definition of their rows.
+"""Tokens [n, num_kv_heads, head_dim] in the formats of caches, computed with the definitions of rows (oracle/rows.py).
 
-Affine formats share a scale over all heads of a token, the others over a head's row or less.
+In affine formats (q8, q4), all heads of a token share a scale. In all other formats each head has a scale of its own, or several.
 """
 
 from math import prod
@@ -19,9 +19,9 @@ ITEM = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def tokens_as(tokens: NDArray, format: str, scale: float | None = None) -> Reads:
-    """What tokens read as once they are stored, and how far from it an implementation of level tolerant may be.
+    """The values of tokens after storing and reading, with the slack of level tolerant.
 
-    scale: where it is given (FMT-STATIC), 1.0 otherwise.
+    scale: the scale of a static format (FMT-STATIC), default 1.0.
     """
     rows = np.asarray(tokens, np.float32)
     if not rows.size:
@@ -33,13 +33,13 @@ def tokens_as(tokens: NDArray, format: str, scale: float | None = None) -> Reads
 
 
 def stored_again(values: NDArray, slack: NDArray, format: str) -> Reads:
-    """What tokens [n, num_kv_heads, head_dim] read as once stored, of which what went before leaves a slack."""
+    """The values of tokens [n, num_kv_heads, head_dim] after storing, if the tokens themselves are only known within `slack`."""
     stored = tokens_as(values, format)
     return Reads(stored.values, _moved(stored.slack, slack, format))
 
 
 def stored_from(near: NDArray, slack: NDArray, format: str, scale: float | None, level: str) -> NDArray:
-    """How far from tokens `near` may be what others, no further from them than the slack, are stored as: float64."""
+    """How far from tokens `near` the stored values of other tokens may be, if these are within `slack` of `near`: float64."""
     rows = np.asarray(near, np.float32)
     if level != "exact":
         return _moved(tokens_as(rows, format, scale).slack, slack, format)
@@ -48,11 +48,11 @@ def stored_from(near: NDArray, slack: NDArray, format: str, scale: float | None,
 
 
 def _moved(own: NDArray, slack: NDArray, format: str) -> NDArray:
-    """A format's own bound for tokens, and what it is for those that lie no further from them than a slack.
+    """The bound of a format, enlarged for tokens that are only known within a slack d.
 
-    Slack d moves a row by d and its scale by no more, which three times d covers. A scale of few digits may go on to the next,
-    twice as large, by any d at all: then the format's own bound is as much larger. Rotated, a number may move by all that n
-    numbers do over the square root of n, and once more when it is rotated back: by n d.
+    A slack d moves a row by at most d, and its scale by at most d; 3 d covers both. A scale with few digits may be rounded to
+    the next one, twice as large, for any d > 0; then the format's own bound doubles too. In a rotated block of n numbers, a
+    number moves by up to sqrt(n) d, and again by sqrt(n) when it is rotated back: n d.
     """
     before = slack.max(axis=(1, 2), keepdims=True, initial=0)
     spread = block_of(own.shape[-1]) if format in ROTATED else 1
@@ -60,7 +60,7 @@ def _moved(own: NDArray, slack: NDArray, format: str) -> NDArray:
 
 
 def token_bytes(heads: int, dim: int, format: str) -> int:
-    """What a token's keys, or its values, take: codes, scales and zeros."""
+    """Bytes of a token's keys (or values): codes, scales and zeros."""
     if format in PLAIN:
         return ITEM[format] * heads * dim
     if format in AFFINE:
@@ -69,7 +69,7 @@ def token_bytes(heads: int, dim: int, format: str) -> int:
 
 
 def row_bytes(width: int, format: str) -> int:
-    """What a row takes, scales and zeros included, where it has scales of its own."""
+    """Bytes of a row with its scales and zeros, in a format whose rows have their own scales."""
     if format in STATIC:
         return width
     format = inner_of(format)
@@ -84,17 +84,17 @@ def row_bytes(width: int, format: str) -> int:
 
 
 def storable(tokens: NDArray, format: str) -> bool:
-    """Whether tokens would be finite once read back (FMT-LEVEL-05); plain dtypes take what there is."""
-    if format in PLAIN or tokens.shape[-1] % group_of(format):  # what no group goes into is wrong in its shape, and is never read
+    """Whether stored tokens would be finite when they are read (FMT-LEVEL-05). Plain dtypes store any tokens."""
+    if format in PLAIN or tokens.shape[-1] % group_of(format):  # a width that is no multiple of the group: the shape is wrong
         return True
     return bool(np.isfinite(tokens_as(tokens, format).values).all())
 
 
 def unstorable(keys: Any, values: Any, format: str) -> Wrong:
-    """What may be said besides of a call that is wrong: whether tokens [..., heads, dim], of any shape, may be refused."""
+    """The error NonFinite, if an invalid call with these tokens [..., heads, dim] may also raise it; otherwise empty."""
     given = [np.asarray(part) for part in (keys, values)]
     if format in PLAIN or not finite(*given):
         return not_finite(*given)
-    group = group_of(format)  # what no group goes into is wrong in its shape, and is never read
+    group = group_of(format)  # rows whose width is no multiple of it have a wrong shape, and are never stored
     whole = [float32(part) for part in given if part.size and part.ndim > 1 and part.shape[-1] % group == 0]
     return not_finite(*(tokens_as(part.reshape(-1, *part.shape[-2:]), format).values for part in whole))

@@ -1,4 +1,4 @@
-"""Follows a conversation with any number of objects, and says of each request what the reply must be."""
+"""The witness: follows a call trace with any number of objects, and predicts the reply to each request."""
 
 from dataclasses import replace
 from functools import partial
@@ -16,23 +16,28 @@ from kvref_conformance.oracle.model import Model
 from kvref_conformance.oracle.rows import Reads
 from kvref_conformance.outcome import Broken
 
-MADE = "an object, for what is asked makes sense and its limits allow it (LAW-12)"
+MADE = "an object, because its sizes are valid and within the limits (LAW-12)"
 
 
 class Made(Expected):
-    """A new object: whatever clause is looked at, that none can be made is LAW-12's business, and says so."""
+    """The expectation of a new object. If the factory raises, the message names LAW-12, whichever clause is judged."""
 
     def words(self) -> str:
         return MADE
 
 
 class Unknown(Exception):
-    """A request that no model speaks for."""
+    """A request that no model covers."""
 
 
 class Witness:
+    """The models of all objects of a call trace. For each request: call `expect`, make the call, call `judge`.
+
+    models: by the id of the request that created the object. replies: results by the id of the request. moved: see oracle.moved.
+    """
+
     def __init__(self, level: Level, limits: Limits | None = None) -> None:
-        """limits: the implementation's."""
+        """level, limits: those of the implementation."""
         self.level, self.limits = level, limits or Limits()
         self.models: dict[int, Model] = {}
         self.replies: dict[int, Any] = {}
@@ -40,10 +45,11 @@ class Witness:
 
     @classmethod
     def of(cls, implementation: Implementation) -> "Witness":
+        """A new witness with the level and the limits of an implementation."""
         return cls(implementation.level, Limits(getattr(implementation, "limits", None)))
 
     def expect(self, request: Request) -> Expected:
-        """What the reply must be, before it is seen. Raises Unknown."""
+        """The expected reply to a request. Raises Unknown if no model covers it."""
         try:
             args = {name: self._argument(value) for name, value in request.args.items()}
             if request.name == "new":
@@ -53,26 +59,26 @@ class Witness:
             raise Unknown(f"{request.op} with these arguments: {type(error).__name__}: {error}") from error
         if isinstance(expected, Gives):
             return replace(expected, then=lambda ok: self._given(request, expected, ok))
-        if isinstance(expected, Arrays) and expected.always_slack:  # computed, and answered in a dtype that is taken
+        if isinstance(expected, Arrays) and expected.always_slack:  # a computed result, rounded to the dtype of the arguments
             dtype = self.limits.dtypes(request.family)[0]
             parts = [(part.values, part.slack + rounding(part.values, part.slack, dtype)) for part in expected.parts]
             return replace(expected, parts=tuple(Reads(*part) for part in parts))
         return expected
 
     def judge(self, exchange: Exchange, expected: Expected) -> None:
-        """Raise Broken, with the clause, unless the reply is as expected; take note of it if it is."""
+        """Raise Broken, with the clause, if the reply is wrong. Otherwise update the models."""
         if exchange.reply is None:
             raise Broken(exchange.request.op, "an answer", "none", expected.clause)
         if isinstance(exchange.reply.ok, Misfit):
-            raise Broken(exchange.request.op, "a result as the interface has it", exchange.reply.ok, expected.clause)
+            raise Broken(exchange.request.op, "a result of the type in the interface", exchange.reply.ok, expected.clause)
         expected.judge(exchange.reply, exchange.request.op, self.level)
         self.replies[exchange.request.id] = exchange.reply.ok
 
     def _argument(self, value: Any) -> Any:
-        """What a model takes: integers of NumPy's types are as good as Python's (LAW-20)."""
+        """An argument for a model: references are resolved, NumPy integers become Python integers (LAW-20)."""
         if isinstance(value, On):
             return self.models[value.id]
-        if isinstance(value, list):  # mostly of tokens, thousands of them
+        if isinstance(value, list):  # often thousands of integers, hence the fast path
             return list(value) if set(map(type, value)) == {int} else [self._argument(part) for part in value]
         return int(value) if isinstance(value, np.integer) else resolved(value, self.replies)
 
@@ -93,7 +99,7 @@ class Witness:
 
 
 def sensible(family: Family, config: dict[str, Any]) -> bool:
-    """Whether a configuration makes sense (LAW-12)."""
+    """Whether a configuration is valid (LAW-12)."""
     for name, value in config.items():
         if name in family.formats:
             if value not in family.formats[name]:

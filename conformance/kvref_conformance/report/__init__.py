@@ -1,1 +1,1 @@
-"""What comes out of a run: text for a terminal, a live line while it runs, JSON."""
+"""The output of a run: text for a terminal, a progress bar, JSON, HTML pages, and scripts."""

@@ -1,9 +1,8 @@
-"""The results of several runs as pages, static files that work from a file:// address without a network.
+"""The HTML report of several runs: static pages that work from a file:// address without a network.
 
-`index.html` has implementations by chapters, `clauses.html` clauses by implementations; each implementation and each clause has a
-page of its own, where a failure stands with the calls that show it and a player for its trace. Whatever came from an
-implementation is escaped: the templates escape everything, and the Markdown of the clauses, which is ours, is rendered with raw
-HTML switched off.
+`index.html` is a table of implementations and chapters, `clauses.html` one of clauses and implementations. Each implementation
+and each clause has its own page. The page of a clause shows the calls of each failure, with a player for its trace. Text of
+implementations is untrusted: the templates escape everything, and the Markdown of the clauses is rendered without raw HTML.
 """
 
 import shutil
@@ -25,22 +24,24 @@ from kvref_conformance.report.text import conclusion_text
 from kvref_conformance.report.traces import find_trace
 
 COLOURS = {"good": "#1a7f37", "bad": "#b42318", "some": "#8a6100"}
-GENERATOR = '<meta name="generator" content="kvref report">'  # in each page, which says whose they are
+GENERATOR = '<meta name="generator" content="kvref report">'  # in each page; `is_report` recognizes it
 TEMPLATES = Path(__file__).parent / "templates"
-CHARACTER = 7  # pixels of a badge's width, at its font's size
+CHARACTER = 7  # average width of a character in a badge, in pixels
 
 Findings = Mapping[tuple[str, str], Sequence[Finding]]  # by implementation and clause
 
 
 @dataclass(frozen=True)
 class Row:
+    """The row of a clause in clauses.html. families: those with a check of the clause."""
+
     clause: Clause
     families: tuple[str, ...]
     cells: tuple[Cell, ...]
 
 
 def write_site(folder: Path, runs: list[Run], findings: Findings | None = None) -> Path:
-    """Write the pages; the path of the first. No two runs may have the same name. Raises OSError."""
+    """Write all pages, and return the path of the first. All runs must have different names. Raises OSError."""
     for each in ("clauses", "implementations", "traces", "badges"):
         (folder / each).mkdir(parents=True, exist_ok=True)
     shutil.copytree(player.STATIC, folder, dirs_exist_ok=True)
@@ -91,7 +92,7 @@ def write_site(folder: Path, runs: list[Run], findings: Findings | None = None) 
 
 
 def is_report(folder: Path) -> bool:
-    """Whether a report lies there: its first page says so."""
+    """Whether the folder contains a report, by the generator that its first page names."""
     try:
         return GENERATOR in (folder / "index.html").read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
@@ -99,14 +100,14 @@ def is_report(folder: Path) -> bool:
 
 
 def badge(run: Run) -> str:
-    """An SVG for a README: what the implementation was found to be."""
+    """An SVG badge with the overall verdict, for a README."""
     label = f"kvref {run.document['kvref']}"
     widths = [CHARACTER * len(words) + 12 for words in (label, run.said)]
     return environment().get_template("badge.svg").render(run=run, label=label, colour=COLOURS[run.colour], widths=widths)
 
 
 def environment() -> Environment:
-    """Of the templates, which escape everything."""
+    """The Jinja environment of the templates, with autoescape."""
     loader = PackageLoader("kvref_conformance.report")
     made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     made.filters["markdown"] = _markdown
@@ -135,7 +136,7 @@ def _row(clause: Clause, runs: list[Run], findings: Findings) -> Row:
 
 
 def _trace(cell: Cell) -> str | None:
-    """The text of the trace that shows a failure, where there is one."""
+    """The text of the trace that shows a failure, or None."""
     if cell.result is None or cell.shown is None or not cell.result["trace"]:
         return None
     failed = {name: cell.shown[name] for name in ("what", "expected", "got")}

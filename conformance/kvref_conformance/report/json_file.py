@@ -1,4 +1,4 @@
-"""The machine-readable result of a run: results.schema.json, beside this file, says what is in it."""
+"""The results of a run as JSON, as defined by results.schema.json in this folder."""
 
 import json
 import platform
@@ -19,10 +19,10 @@ from kvref_conformance.report.text import Result
 from kvref_conformance.schemas import mismatch
 
 FORMAT = 2
-LARGEST = 2**26  # bytes of a file that is read: a run of every clause takes some hundred thousand
+LARGEST = 2**26  # maximum bytes of a file; a run of all clauses has a few hundred thousand
 SCHEMA = ("kvref_conformance.report", "results.schema.json")
 OPTIONS = ("seed", "examples", "deep", "slow", "real", "timeout")
-EMPTY = {"what": "", "expected": "", "got": "", "where": "", "cause": "", "missing": "", "calls": [], "through": []}  # of a check
+EMPTY = {"what": "", "expected": "", "got": "", "where": "", "cause": "", "missing": "", "calls": [], "through": []}  # left out
 PACKAGES = (
     "numpy", "array-api-compat", "array-api-extra", "array-api-strict", "hypothesis", "torch", "jax", "cupy", "ml_dtypes",
     "transformers", "xllamacpp", "ctranslate2", "onnxruntime-genai", "openvino-genai",
@@ -30,13 +30,13 @@ PACKAGES = (
 
 
 class ResultsError(Exception):
-    """A file that holds no results: says the file and what is wrong."""
+    """A file does not contain valid results. The message names the file and the problem."""
 
 
 def write_json(
     path: Path, implementation: Any, asked: Asked, results: list[Result], conclusion: Conclusion, interrupted: bool = False
 ) -> None:
-    """interrupted: not all results that were asked for are there. Raises OSError."""
+    """Write the results of a run. interrupted: results of some selected clauses are missing. Raises OSError."""
     versions = {}
     for package in PACKAGES:
         try:
@@ -81,7 +81,7 @@ def _compact(result: Result) -> Result:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Results that `write_json` wrote, or anything else: it may come from anywhere. Raises ResultsError, or OSError."""
+    """Read and validate results, which are untrusted input. Raises ResultsError or OSError."""
     with path.open("rb") as file:
         content = file.read(LARGEST + 1)
     if len(content) > LARGEST:
@@ -89,8 +89,8 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         document: dict[str, Any] = json.loads(content.decode("utf-8"), parse_constant=_no_number)
         json.dumps(document, ensure_ascii=False).encode("utf-8")
-    except (ValueError, RecursionError) as error:  # no text, no JSON, half a character, a number of ten thousand digits
-        raise ResultsError(f"{path}: not JSON that can be read: {str(error)[:200]}") from None
+    except (ValueError, RecursionError) as error:  # not text, not JSON, a lone surrogate, a number with thousands of digits
+        raise ResultsError(f"{path}: not valid JSON: {str(error)[:200]}") from None
     if isinstance(document, dict) and document.get("format") not in (None, FORMAT):
         raise ResultsError(f"{path}: results of format {repr(document['format'])[:20]}; this kvref reads format {FORMAT}")
     if wrong := mismatch(document, *SCHEMA) or _twice(document):
@@ -104,7 +104,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _not_offered(id: str) -> Result:
-    """The result of a clause that has no check for a family that is offered."""
+    """The result of a clause without a check for an offered family."""
     clause = all_clauses().get(id)
     title, chapter = (clause.title, clause.chapter) if clause else ("", id.partition("-")[0])
     result: Result = {"clause": id, "title": title, "chapter": chapter, "verdict": "not offered", "offered": False}
@@ -112,9 +112,9 @@ def _not_offered(id: str) -> Result:
 
 
 def _no_number(name: str) -> float:
-    raise ValueError(f"{name} is no number")  # Python reads NaN, Infinity and -Infinity; JSON has none of them
+    raise ValueError(f"{name} is not a JSON number")  # Python's parser accepts NaN, Infinity and -Infinity
 
 
 def _twice(document: dict[str, Any]) -> str:
     counted = Counter([*(result["clause"] for result in document["clauses"]), *document["not_offered"]])
-    return next((f"{clause} is in it {count} times" for clause, count in counted.items() if count > 1), "")
+    return next((f"{clause} occurs {count} times" for clause, count in counted.items() if count > 1), "")

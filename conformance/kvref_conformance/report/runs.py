@@ -1,4 +1,4 @@
-"""What results say, as a report shows it: a run, its verdict on a clause, and its share of a chapter."""
+"""The view of results in a report: a run, its verdict on a clause (a cell), and its verdicts on a chapter (a share)."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -16,13 +16,13 @@ BROKEN = ("failed", "xfailed")
 
 
 def on_one_line(text: str) -> str:
-    """What an implementation said, for a terminal or a comment: what is no character to print is written out."""
+    """Text of an implementation, for a terminal or a comment, with unprintable characters escaped."""
     return "".join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
 @dataclass(frozen=True)
 class Run:
-    """One file of results. label: its name in the report, where it is not to be the implementation's own."""
+    """One file of results. label: its name in the report, if that differs from the name of the implementation."""
 
     path: Path
     document: dict[str, Any]
@@ -35,12 +35,12 @@ class Run:
 
     @property
     def slug(self) -> str:
-        """The name as a part of a path."""
+        """The name as a path component."""
         return name_in_a_path(self.name)
 
     @property
     def project(self) -> str:
-        """What it is a part of."""
+        """The project that the implementation belongs to."""
         project: str = self.document["implementation"].get("project", self.name)
         return project
 
@@ -54,7 +54,7 @@ class Run:
 
     @cached_property
     def conclusion(self) -> Conclusion:
-        """What its clauses come to, whatever the file says they do."""
+        """The overall verdict, computed from the clauses; the verdict in the file is not used."""
         said = self.document
         return conclude(said["clauses"], said["conclusion"]["least"], "interrupted" in said)
 
@@ -64,14 +64,14 @@ class Run:
 
     @property
     def said(self) -> str:
-        """What it comes to, in a few words."""
+        """The overall verdict in a few words."""
         found = self.conclusion
         if self.broken:
             return f"breaks {self.broken} of {found.judged}"
         if found.verdict == "not judged":
             return f"not judged: {found.judged} of {found.of}"
         share = f"{found.judged} clauses" if found.judged == found.of else f"{found.judged} of {found.of} clauses"
-        return share if found.whole else f"{share} asked for"
+        return share if found.whole else f"{share} selected"
 
     @property
     def colour(self) -> str:
@@ -81,7 +81,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Finding:
-    """What somebody wrote of a failure. link: where it stands, as seen from the report's first page."""
+    """A description of a failure in docs/findings. link: relative to the first page of the report."""
 
     title: str
     link: str
@@ -89,7 +89,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Cell:
-    """trace: its text, where the report has it. findings: what is written of the failure."""
+    """The result of a run for a clause. trace: the text of the trace, if the report contains it."""
 
     run: Run
     clause: Clause
@@ -110,7 +110,7 @@ class Cell:
 
     @property
     def file(self) -> str:
-        """Where the report keeps the trace."""
+        """The path of the trace in the report."""
         return f"traces/{self.run.slug}/{self.clause.id}.jsonl"
 
     @property
@@ -119,24 +119,24 @@ class Cell:
 
     @property
     def through(self) -> list[str]:
-        """The operations that its verdict rests on and that were made of others, and of which."""
+        """The derived operations on which the verdict depends."""
         return self.result.get("through", []) if self.result else []
 
     @property
     def said(self) -> str:
-        """The verdict, and what it went through."""
+        """The verdict, and the derived operations."""
         return "; ".join([self.verdict, *self.through])
 
     @property
     def shown(self) -> dict[str, Any] | None:
-        """The check that shows the failure."""
+        """The failed check whose calls are shown."""
         checks = self.result["checks"] if self.result else []
         return next((check for check in checks if self.result and check["check"] == self.result["shown"]), None)
 
 
 @dataclass(frozen=True)
 class Share:
-    """What a run has of a chapter."""
+    """The results of a run for a chapter."""
 
     run: Run
     chapter: Chapter
@@ -156,7 +156,7 @@ class Share:
 
     @property
     def derived(self) -> int:
-        """Of those that are passed, through operations that were made of others."""
+        """The number of clauses that passed with derived operations."""
         return sum(cell.verdict in ("passed", "xpassed") and bool(cell.through) for cell in self.cells)
 
     @property
@@ -169,7 +169,7 @@ class Share:
     def said(self) -> str:
         parts = [f"{self.broken} failed"] if self.broken else []
         if self.passed:
-            parts.append(f"{self.passed} passed" + (f", {self.derived} of them through others" if self.derived else ""))
+            parts.append(f"{self.passed} passed" + (f", {self.derived} of them with derived operations" if self.derived else ""))
         if missing := sum(cell.verdict == "not offered" for cell in self.cells):
             parts.append(f"{missing} not offered")
         return "; ".join(parts)

@@ -1,7 +1,7 @@
-"""A first version of a script that shows a failure with a library alone: the calls that an adapter made while a trace was held.
+"""Generates the draft of a script that shows a failure with a library alone: the calls that an adapter made during a replay.
 
-Seen are calls of functions written in Python, by what is written in the adapter's folder. What is read of an object without a
-call, and what C++ is asked directly, is not: the script is there to be finished by hand.
+It records calls of Python functions from code in the adapter's folder. It does not record attribute accesses and calls of C
+extensions, so the script must be completed by hand.
 """
 
 import inspect
@@ -21,31 +21,33 @@ from kvref_conformance.judging.judge import Judge
 from kvref_conformance.judging.replay import Replay, replay
 from kvref_conformance.report.runs import on_one_line
 
-LARGEST = 64  # numbers of an array that are written out
-ARRAYS = {"torch": "torch.tensor", "mlx": "mx.array", "jax": "jnp.array", "jaxlib": "jnp.array"}  # by who made them; NumPy's else
+LARGEST = 64  # a larger array is replaced by zeros of its shape
+ARRAYS = {"torch": "torch.tensor", "mlx": "mx.array", "jax": "jnp.array", "jaxlib": "jnp.array"}  # by library; else np.array
 IMPORTS = {"torch": "import torch", "mx": "import mlx.core as mx", "jnp": "import jax.numpy as jnp", "np": "import numpy as np"}
 
-ASKED = "asked"  # a line that stands for a call of the judge's
+ASKED = "asked"  # a placeholder line for a call of the judge
 
 
 @dataclass
 class Line:
+    """A line of the script. target: the name of its result."""
+
     text: str
-    target: str = ""  # what its result is called
+    target: str = ""
 
 
 class Recorder:
-    """Watches an adapter's calls between `sys.setprofile(recorder)` and `sys.setprofile(None)`."""
+    """Records the calls of an adapter between `sys.setprofile(recorder)` and `sys.setprofile(None)`."""
 
     def __init__(self, implementation: Any) -> None:
         self._to_numpy = implementation.to_numpy
         kinds = [kind for kind in type(implementation).__mro__ if kind.__module__ != "builtins"]
         self._adapters = {str(Path(inspect.getfile(kind)).parent) for kind in kinds}
-        self._known: list[tuple[Any, str]] = []  # objects that have a name in the script; held, so that none takes another's id
+        self._known: list[tuple[Any, str]] = []  # objects with a name in the script; the reference keeps their identity unique
         self._imports = dict[str, None]()
         self._lines: list[Line] = []
         self._open: dict[FrameType, Line] = {}
-        self._quiet = False  # whether the judge only looks
+        self._quiet = False  # whether the current call of the judge is quiet
 
     def __call__(self, frame: FrameType, event: str, result: Any) -> None:
         if event == "call" and not self._quiet and self._is_asked(frame):
@@ -59,13 +61,13 @@ class Recorder:
                 self._known.append((made, line.target))
 
     def asked(self, subject: object, exchange: Exchange) -> None:
-        """The judge asks for something: what is called from now on, is called for that."""
+        """Note a call of the judge. The library calls that follow belong to it."""
         self._quiet = exchange.quiet
         if not exchange.quiet:
             self._lines.append(Line(ASKED))
 
     def script(self, held: Replay) -> str:
-        """held: the same calls as the judge made them."""
+        """The script. held: the result of the replay, whose calls become comments."""
         calls = iter(held.calls)
         used = {name for line in self._lines for name in re.findall(r"\b_\d+\b", line.text)}
         texts = [
@@ -81,7 +83,7 @@ class Recorder:
         return "\n".join([*imports, "", *texts, *(parted if held.parted_at else []), ""])
 
     def _is_asked(self, frame: FrameType) -> bool:
-        """Whether a library is asked something by the adapter itself."""
+        """Whether the frame is a call of a library function from the adapter's own code."""
         caller, code = frame.f_back, frame.f_code
         if caller is None or code.co_name in ("<lambda>", "<listcomp>", "<genexpr>", "<dictcomp>", "<module>"):
             return False
@@ -89,7 +91,7 @@ class Recorder:
         return ours and str(Path(code.co_filename).parent) not in self._adapters and not _is_pythons_own(code)
 
     def _said(self, frame: FrameType) -> str:
-        """A call that cannot be written down is named: what the hook raises would be raised where the adapter calls."""
+        """The call as Python code. If that fails, only its name: an error in this hook would be raised in the adapter."""
         try:
             return self._call(frame)
         except Exception:
@@ -115,7 +117,7 @@ class Recorder:
     def _arguments(self, frame: FrameType, names: list[str]) -> str:
         every, rest, keywords, given = inspect.getargvalues(frame)
         positional = every[: frame.f_code.co_argcount]
-        if rest and given[rest]:  # those before them have to be given by position
+        if rest and given[rest]:  # with *args, the arguments before them must be positional
             words = [*(self._value(given[name]) for name in positional if name in names), f"*{self._value(given[rest])}"]
         else:
             words = [f"{name}={self._value(given[name])}" for name in positional if name in names and self._is_said(frame, name)]
@@ -123,7 +125,7 @@ class Recorder:
         return ", ".join([*words, *(f"{name}={self._value(value)}" for name, value in given.get(keywords or "", {}).items())])
 
     def _is_said(self, frame: FrameType, name: str) -> bool:
-        """Whether an argument has to be given: it is not what its default is."""
+        """Whether an argument must be written: it differs from its default."""
         value, default = frame.f_locals[name], _defaults(frame).get(name, inspect.Parameter.empty)
         plain = isinstance(value, bool | int | float | str) and type(value) is type(default)
         return value is not default and not (plain and value == default)
@@ -154,7 +156,7 @@ class Recorder:
         return f"{maker}({numbers.tolist()})"
 
     def _named(self, value: Any) -> str:
-        """What it is called: a result, or an attribute of one."""
+        """The name of an object in the script: a result, or an attribute of a result; "" if it has none."""
         for known, name in self._known:
             if known is value:
                 return name
@@ -176,7 +178,7 @@ def _is_pythons_own(code: CodeType) -> bool:
 
 
 def _defaults(frame: FrameType) -> dict[str, Any]:
-    """The defaults of the function that a frame runs, where it can be found."""
+    """The defaults of the function that a frame runs; empty if the function is not found."""
     for function in _functions(frame):
         try:
             return {name: each.default for name, each in inspect.signature(function).parameters.items()}
@@ -194,7 +196,7 @@ def _functions(frame: FrameType) -> Iterator[Callable[..., Any]]:
 
 
 def script(trace: Trace, judge: Judge) -> str:
-    """As `replay` raises."""
+    """Replay a trace and return the script. Raises the same errors as `replay`."""
     recorder = Recorder(judge.implementation)
     judge.watchers.append(recorder.asked)
     sys.setprofile(recorder)

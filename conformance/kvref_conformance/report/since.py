@@ -1,4 +1,4 @@
-"""What changed between two runs of one implementation: its version, and the clauses of today whose verdict is another."""
+"""The differences between two runs of one implementation: its version, and the clauses whose verdict changed."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ from kvref_conformance.report.runs import Cell, Run, on_one_line
 
 
 def changes(before: Run, now: Run) -> list[str]:
-    """A line for each, in the specification's order; none where nothing changed."""
+    """One line per difference, in the order of the specification."""
     return [on_one_line(line) for line in (*_versions(before, now), *_verdicts(before, now))]
 
 

@@ -1,7 +1,8 @@
-"""The traces that results name. Results come from anywhere, so only what is such a trace is ever looked at.
+"""Finds the traces that a file of results names.
 
-They lie in `.kvref/failures`, below the folder of the results or one above it, or below the current folder: where `kvref check`
-leaves them. A name or a link that leads elsewhere, what is no trace, and a trace of another failure are not there for a report.
+Traces are in `.kvref/failures` in the folder of the results, in one of its parents, or in the current folder, where `kvref check`
+writes them. Results are untrusted input: names or links that lead to other folders, files that are no traces, and traces of other
+failures are ignored.
 """
 
 import re
@@ -16,7 +17,11 @@ LARGEST = 2**26  # bytes
 
 
 def find_trace(results: Path, named: str, clause: str, failed: dict[str, Any]) -> str | None:
-    """The text of the trace that a file of results names, if it is of that failure of the clause: what, expected, got, cause."""
+    """The text of a trace, or None.
+
+    results: the file of results. named: the path of the trace in it. clause, failed: the failure that the trace must show
+    (`failed` has what, expected, got, and cause if known).
+    """
     name = NAME.fullmatch(named)
     if name is None:
         return None
@@ -30,13 +35,13 @@ def find_trace(results: Path, named: str, clause: str, failed: dict[str, Any]) -
 
 
 def _text(folder: Path, name: str) -> str | None:
-    """Of a regular file that lies in the folder itself, wherever links may lead."""
+    """The text of a regular file directly in the folder, after links are resolved; otherwise None."""
     try:
         path = (folder / name).resolve(strict=True)
         if path.parent != folder or not path.is_file() or path.stat().st_size > LARGEST:
             return None
         return path.read_text(encoding="utf-8")
-    except (OSError, RuntimeError, UnicodeDecodeError):  # not there, links in a circle, not text
+    except (OSError, RuntimeError, UnicodeDecodeError):  # missing, cyclic links, not text
         return None
 
 

@@ -1,1 +1,1 @@
-"""One Hypothesis state machine a family: calls nobody thought of, each reply judged by the oracle's model of the object."""
+"""State machines, one per family: Hypothesis generates random call sequences, and the oracle's model judges each reply."""

@@ -1,4 +1,4 @@
-"""What a machine has found. Apart from the machines, for they take Hypothesis, which takes a while to import."""
+"""The findings of a state machine. In a module without Hypothesis, which is slow to import."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,12 +11,12 @@ from kvref_conformance.conversation.exchange import Exchange
 from kvref_conformance.interface import Implementation
 from kvref_conformance.outcome import Broken, Hung
 
-SHRINKING = 200  # runs after the first failure, for others to be found and all to be made simpler; calls are left out later
+SHRINKING = 200  # call sequences after the first failure, to find further failures and shorter ones (trace/shrink.py follows)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A clause that some sequence of calls breaks, and the calls up to the one that shows it."""
+    """A broken clause, and the calls up to the one that shows it."""
 
     clause: str
     conversation: list[Exchange]
@@ -25,21 +25,27 @@ class Finding:
 
 @dataclass
 class Search:
-    """One run of a machine over an implementation: what it has found so far, the shortest conversation a clause."""
+    """One run of a state machine on an implementation.
+
+    runs_after: number of call sequences after the first failure; runs_left: how many of those are left, None before a failure.
+    findings: the shortest call trace per clause. longest: the longest call trace without a failure. watchers: see Calls.
+    through: the derived operations that were used. begun: number of call sequences so far; tell: called with this number.
+    """
 
     implementation: Implementation
     patience: Patience = field(default_factory=Patience)
-    runs_after: int = SHRINKING  # the first failure
+    runs_after: int = SHRINKING
     findings: dict[str, Finding] = field(default_factory=dict)
-    longest: list[Exchange] = field(default_factory=list)  # of the conversations without a failure
-    runs_left: int | None = None  # counted down once something was found
-    watchers: list[Any] = field(default_factory=list)  # of every request
-    through: list[str] = field(default_factory=list)  # operations that were made of others
+    longest: list[Exchange] = field(default_factory=list)
+    runs_left: int | None = None
+    watchers: list[Any] = field(default_factory=list)
+    through: list[str] = field(default_factory=list)
 
-    begun: int = 0  # sequences
-    tell: Callable[[int], None] = lambda begun: None  # of each, how many that makes
+    begun: int = 0
+    tell: Callable[[int], None] = lambda begun: None
 
     def begin(self) -> bool:
+        """Count a new call sequence. Returns whether it should make calls."""
         self.begun += 1
         self.tell(self.begun)
         if self.runs_left is not None:
@@ -47,8 +53,9 @@ class Search:
         return self.runs_left is None or self.runs_left > 0
 
     def found(self, broken: Broken, conversation: list[Exchange]) -> None:
+        """Add a failure, unless a shorter call trace is known for its clause."""
         if isinstance(broken, Hung):
-            self.runs_left = 0  # each run more would take as long again
+            self.runs_left = 0  # each further run would hang as long
         elif self.runs_left is None:
             self.runs_left = self.runs_after
         known = self.findings.get(broken.clause)
@@ -57,7 +64,7 @@ class Search:
 
 
 def size(conversation: list[Exchange]) -> tuple[int, int, int]:
-    """Calls a person sees, all calls, numbers handed in."""
+    """The size of a call trace, for comparisons: printed calls, then all calls, then numbers in arguments."""
     shown = sum(not exchange.quiet for exchange in conversation)
     numbers = sum(np.size(value) for exchange in conversation for value in exchange.request.args.values())
     return shown, len(conversation), int(numbers)

@@ -1,4 +1,8 @@
-"""What every machine does: make objects, call them, look at everything after each call, and write down what was found."""
+"""The base class of the state machines.
+
+A machine creates objects and makes random calls. After each call it reads all observables of all objects. Each reply is compared
+with the model's prediction, and a wrong reply is added to the `Search`.
+"""
 
 from collections.abc import Iterable
 from typing import Any, ClassVar
@@ -19,7 +23,7 @@ from kvref_conformance.searching.rows import Source
 
 
 class Violation(AssertionError):
-    """Told to Hypothesis: a class of its own for each clause, so that it shrinks each apart."""
+    """Reports a failure to Hypothesis. Each clause has its own subclass, so that Hypothesis shrinks the clauses separately."""
 
     _kinds: ClassVar[dict[str, type["Violation"]]] = {}
 
@@ -29,7 +33,11 @@ class Violation(AssertionError):
 
 
 class Machine(RuleBasedStateMachine):
-    """`search` is set on a subclass made for one run. Objects are known by the number of the request that made them."""
+    """The base class. `search` is set on a subclass that is made for one run.
+
+    Objects are identified by the id of the request that created them. `going` is false when the search has enough findings; then
+    no calls are made.
+    """
 
     search: ClassVar[Search]
     family: ClassVar[str]
@@ -42,17 +50,20 @@ class Machine(RuleBasedStateMachine):
         self.dialogue = Dialogue(self.subject)
         self.witness = self.dialogue.witness
         self.source = Source(self.subject.limits.dtypes(self.family)[0])
-        self.objects: list[int] = []  # that are looked at after each call
-        self.config: dict[str, Any] = {}  # the sizes of what was made last, within the limits
+        self.objects: list[int] = []  # the objects whose observables are read after each call
+        self.config: dict[str, Any] = {}  # the sizes of the object that was created last, within the limits
 
     def make(self, **config: Any) -> None:
-        """A new object of the family, looked at after each call from now on, unless it is refused or not offered."""
+        """Create an object of the family whose observables are read after each call from now on.
+
+        Does nothing if the factory raises a correct error or the family is not offered.
+        """
         if (made := self.another(self.family, **config)) is not None:
             self.objects.append(made.id)
             self._look(made.id)
 
     def another(self, family: str, **config: Any) -> Handle | None:
-        """A new object of any family."""
+        """Create an object of any family. Returns None if that is not possible."""
         record = all_families()[family]
         config |= {name: self.format_for(family, name, value) for name, value in config.items() if name in record.formats}
         config |= self.subject.limits.sizes(record, config)
@@ -63,33 +74,33 @@ class Machine(RuleBasedStateMachine):
         return made if isinstance(made, Handle) else None
 
     def format_for(self, family: str, name: str, wanted: str) -> str | None:
-        """The format that is wanted of a size, or another that it has; None where it has none."""
+        """The wanted value of a format argument if it is supported, or else another supported one, or None."""
         among = (wanted, *all_families()[family].formats[name])
         return next((each for each in among if takes(self.subject, name, each)), None)
 
     def acquired(self, num_bytes: int) -> None:
-        """A buffer of the pool that was made first."""
+        """Acquire a buffer from the pool that was created first."""
         made = self.call("acquire", self.objects[0], num_bytes=num_bytes)
         if isinstance(made, Handle):
             self.objects.append(made.id)
 
     def ask(self, name: str, on: int | None, /, **args: Any) -> Any:
-        """Make a call that only reads. Gives the result, or None where it raised as it had to."""
+        """Make a call that changes nothing. Returns the result, or None if it raised a correct error."""
         if not self.going or on is None:
             return None
         return self._call(f"{self.witness.models[on].family}.{name}", on, args)
 
     def call(self, name: str, on: int | None, /, **args: Any) -> Any:
-        """Make a call and look at everything, as `ask` does."""
+        """Make a call, then read all observables. Returns the same as `ask`."""
         result = self.ask(name, on, **args)
-        for number in reversed(self.objects if self.going and on is not None else []):  # a buffer before its pool
+        for number in reversed(self.objects if self.going and on is not None else []):  # buffers before their pool
             self._look(number)
         return result
 
     @precondition(lambda self: not self.objects)
     @rule()
     def nothing_to_call(self) -> None:
-        """Hypothesis needs a rule that applies, also where no object could be made."""
+        """Do nothing. Hypothesis needs a rule that is enabled even if no object could be created."""
 
     def teardown(self) -> None:
         self.search.through = sorted({*self.search.through, *self.subject.through.values()})
@@ -112,17 +123,17 @@ class Machine(RuleBasedStateMachine):
             raise Violation.of(broken.clause) from None
 
 
-LAST = 9  # an index that stands for one there is not
-ANY = st.sampled_from((*(0, 1, 2) * 6, LAST))  # rarely: a call that is wrong leaves nothing to be seen
-COUNT = st.sampled_from((1, 2, 3, 4, 5, 1, 2, 3, 8, 0))  # tokens that come at once
-BACK = st.sampled_from((1, 2, 3, 1, 2, 5, 0, -1))  # tokens that a truncate takes away; -1: to one more than there are
+LAST = 9  # an index that stands for one that is out of range
+ANY = st.sampled_from((*(0, 1, 2) * 6, LAST))  # invalid indices are rare, because a call that raises has no effect
+COUNT = st.sampled_from((1, 2, 3, 4, 5, 1, 2, 3, 8, 0))  # tokens per append
+BACK = st.sampled_from((1, 2, 3, 1, 2, 5, 0, -1))  # tokens that a truncate removes; -1: the new length is one too large
 
 
-DAMAGE = st.sampled_from((0, 0, 0, 1, 2, 3, 4))  # of what is loaded: none; a bit in its header, its tensors, its end; its end
+DAMAGE = st.sampled_from((0, 0, 0, 1, 2, 3, 4))  # see `damaged`
 
 
 def damaged(data: NDArray, damage: int) -> NDArray:
-    """What was saved, as a machine loads it."""
+    """Saved data to load: 0 intact; a flipped bit in 1 the header, 2 the tensors, 3 the last byte; 4 without the last byte."""
     if damage == 4:
         return data[:-1]
     changed = data.copy()
@@ -132,15 +143,16 @@ def damaged(data: NDArray, damage: int) -> NDArray:
 
 
 def within(index: int, stop: int) -> int:
-    """An index in [0, stop); for LAST, one past the end, and where there is none, -1."""
+    """Map any index to [0, stop); LAST to `stop`, which is out of range; if stop is 0, to -1."""
     return stop if index == LAST else index % stop if stop else -1
 
 
 def pair(source: Source, shape: tuple[int, ...], kind: str) -> tuple[NDArray, NDArray]:
+    """Keys and values of this shape and kind."""
     return source.rows(shape, kind), source.rows(shape, kind)
 
 
 def one_of(values: Iterable[int], index: int) -> int | None:
-    """One of some numbers, by any index; None where there is none."""
+    """One of the values, chosen by any index; None if there are no values."""
     ordered = sorted(values)
     return ordered[index % len(ordered)] if ordered else None

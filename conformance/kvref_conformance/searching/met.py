@@ -1,8 +1,8 @@
-"""How often a machine meets each state that bugs hide behind, told from its conversations by the oracle's models alone.
+"""State coverage: which of the registered states (searching/states.py) a call trace reached, computed with the oracle's models.
 
     python -m kvref_conformance.searching.met [NAME]
 
-runs the machines over NAME (numpy, unless given) and prints in how many of their sequences of calls each state was met.
+runs the state machines on NAME (default numpy) and prints in how many call sequences each state was reached.
 """
 
 import sys
@@ -24,19 +24,19 @@ for family in searched():
     all_families()[family].part("states")  # registers its states
 
 
-Transition = tuple[str, str, str]  # the state that was met last, the call, and "ok" or what it raised
+Transition = tuple[str, str, str]  # the state that was reached last, the operation, and "ok" or the kind of the error
 BEGUN = "nothing was met"
 
 
 def met(family: str, conversation: Iterable[Exchange], level: Level = "exact") -> set[str]:
-    """The states that a conversation went through, in which every reply is as it must be."""
+    """The states that a call trace reached. All of its replies must be correct."""
     return way_of(family, conversation, Witness(level))[0]
 
 
 def way_of(family: str, conversation: Iterable[Exchange], witness: Witness) -> tuple[set[str], set[Transition]]:
-    """The states that such a conversation went through, and the transitions; `witness` has seen nothing yet.
+    """The states that a call trace with correct replies reached, and its transitions. witness: a new one.
 
-    A call that only looks is no transition: it is made everywhere.
+    Quiet calls, which only read observables, are no transitions.
     """
     past, transitions, at = Past(), set[Transition](), BEGUN
     for exchange in conversation:
@@ -62,7 +62,7 @@ def way_of(family: str, conversation: Iterable[Exchange], witness: Witness) -> t
 
 
 def count_met(implementation: Implementation, family: str, seed: int = 0, examples: int = 100) -> tuple[Counter[str], int]:
-    """In how many sequences of a machine's calls each state is met, those never met included; and how many there were."""
+    """In how many call sequences of the state machine each state was reached (0 included), and the number of sequences."""
     judge, conversations = Judge(implementation, Effort(seed, examples=examples)), list[list[Exchange]]()
 
     def keep(subject: Subject, exchange: Exchange) -> None:

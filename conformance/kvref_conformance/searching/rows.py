@@ -1,4 +1,4 @@
-"""Rows to put in: each token tells itself from every other, and some are hard to hold."""
+"""The rows that state machines append: all tokens differ, and some contain numbers that are difficult to store."""
 
 from math import prod
 
@@ -8,36 +8,36 @@ from hypothesis import strategies as st
 from kvref_conformance.arrays import NDArray
 from kvref_conformance.oracle.elements import MAX, round_to
 
-EDGES = {  # numbers that a row is made of, repeated
+EDGES = {  # the numbers that fill a row, repeated
     "zeros": (0.0, -0.0),
     "tiny": (1e-40, -3e-45, 2.0**-126),
     "ties": (127.0, 0.5, -1.5, 62.5, -126.5),
     "float16 edges": (65504.0, -65519.0, 2.0**-24, 2.0**-25),
     "beyond float16": (65520.0, 1e6),
     "huge": (1e38, -1e38),
-    "rounded up": (2.0**127 * (1 - 2.0**-10), -(2.0**127) * (1 - 2.0**-10)),  # in bfloat16 their distance is not finite
+    "rounded up": (2.0**127 * (1 - 2.0**-10), -(2.0**127) * (1 - 2.0**-10)),  # in bfloat16, their difference overflows
     "largest": (np.finfo(np.float32).max, 1.0),
     "nan": (1.0, np.nan),
     "infinity": (np.inf, 1.0),
 }
 PLAIN = ("counting", "uneven")
-HUGE = ("huge", "rounded up", "largest")  # and not to be made larger
+HUGE = ("huge", "rounded up", "largest")  # rows that must not be scaled up, because they would overflow
 FINITE = (*PLAIN, *PLAIN, "zeros", "tiny", "ties", "float16 edges", "beyond float16", *HUGE)
 
 
 def kinds(everything: bool = True) -> st.SearchStrategy[str]:
-    """What rows are made of; the first is what a failure shrinks to."""
+    """The kinds of rows. A failure shrinks to the first. everything: with NaN and infinity."""
     return st.sampled_from((*FINITE, "nan", "infinity") if everything else FINITE)
 
 
 class Source:
-    """Counts the tokens it has made, so that no two are alike. dtype: of the arrays handed in, which holds every number."""
+    """Makes rows, and counts its numbers so that no two tokens are equal. All numbers are exact in `dtype`."""
 
     def __init__(self, dtype: str = "float32") -> None:
         self.made, self.dtype = 0, dtype
 
     def rows(self, shape: tuple[int, ...], kind: str) -> NDArray:
-        """float32 of any shape."""
+        """float32 rows of any shape."""
         size, start = prod(shape), self.made
         self.made += size
         if kind == "counting":
@@ -50,14 +50,14 @@ class Source:
         return self.held(values.astype(np.float32)).reshape(shape)
 
     def held(self, values: NDArray) -> NDArray:
-        """In numbers that the dtype holds: what is too large for it becomes its largest."""
+        """Round to numbers that are exact in the dtype. Finite numbers that are too large become its largest."""
         if self.dtype == "float32":
             return values
         largest = MAX[self.dtype]
         return round_to(np.where(np.isfinite(values), np.clip(values, -largest, largest), values), self.dtype)
 
     def wrong_pair(self, shape: tuple[int, ...], wrong: int, side: int) -> tuple[NDArray, NDArray]:
-        """Keys and values of which one or both are not right."""
+        """Keys and values of which one or both have a wrong shape or dtype."""
         bad, good = self._wrong(shape, wrong), self.rows(shape, "counting")
         return ((bad, bad), (good, bad), (bad, good))[side]
 
@@ -66,4 +66,4 @@ class Source:
             (*shape[:-1], shape[-1] + 1), (*shape[:-2], shape[-2] + 1, shape[-1]), shape[:-1], (1, *shape), (*shape[:-1], 0),
         )[which % 6 - 1] if which % 6 else shape  # fmt: skip
         rows = self.rows(turned, "counting")
-        return rows if which % 6 else rows.astype(np.float64)  # the right shape, and float64
+        return rows if which % 6 else rows.astype(np.float64)  # the right shape, but float64

@@ -1,4 +1,4 @@
-"""Runs a family's machine over an implementation."""
+"""Runs the state machine of a family on an implementation, with Hypothesis."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,12 +18,12 @@ from kvref_conformance.searching.machine import Machine, Violation
 
 
 def searched() -> list[str]:
-    """The families that have a machine."""
+    """The families that have a state machine."""
     return [family.name for family in all_families().values() if family.machine]
 
 
 def run_machine(family: str, search: Search, number: int, examples: int, steps: int) -> None:
-    """Fill `search` with what is found in so many sequences of so many calls at most; `number` seeds them."""
+    """Try at most `examples` call sequences of at most `steps` calls each, and add findings to `search`. number: the seed."""
     own: type[Machine] = all_families()[family].machine
     machine = seed(number)(type(own.__name__, (own,), {"search": search}))
     phases = (Phase.generate, Phase.shrink)
@@ -31,23 +31,24 @@ def run_machine(family: str, search: Search, number: int, examples: int, steps: 
         max_examples=examples, stateful_step_count=steps, deadline=None, database=None, phases=phases,
         verbosity=Verbosity.quiet, print_blob=False, suppress_health_check=list(HealthCheck), derandomize=False,
     )  # fmt: skip
-    # Hypothesis also draws numbers that it finds written in the modules around, so that the same seed would not give the same.
+    # Hypothesis also draws constants that it finds in loaded modules. Then the same seed would not make the same calls.
     constants = _doing_nothing(HypothesisProvider, "_maybe_draw_constant")
-    # Five of six sequences would be the one before with a part of it repeated, which hardly ever meets anything new.
+    # Five of six call sequences would repeat parts of the previous one, which hardly ever reaches new states.
     variations = _doing_nothing(ConjectureRunner, "generate_mutations_from")
     try:
         with np.errstate(all="ignore"), constants, variations:
             run_state_machine_as_test(machine, settings=quiet)
     except (Violation, Flaky):
-        pass  # the search has noted what there is, and stopped where it had seen enough
+        pass  # `search` has the findings; with enough of them, the later runs make no calls and look flaky
     except ExceptionGroup as several:
         if several.split(Violation)[1]:
             raise
 
 
 def run_bytes(family: str, search: Search, drawn: bytes, steps: int) -> int | None:
-    """One sequence of so many calls at most, chosen by the bytes: the same calls for the same bytes, and for the same first bytes
-    the same first calls. Returns how many bytes it took, or None where it ended before its time, as with a failure.
+    """Make one call sequence of at most `steps` calls, determined by the bytes `drawn`. Equal first bytes make equal first calls.
+
+    Returns the number of bytes used, or None if the sequence ended early, for example by a failure.
     """
     machine, fuzz = _by_bytes(family, steps)
     machine.search = search
@@ -55,13 +56,16 @@ def run_bytes(family: str, search: Search, drawn: bytes, steps: int) -> int | No
         with np.errstate(all="ignore"):
             taken = fuzz(drawn)
     except Violation:
-        return None  # the search has noted what there is
+        return None  # `search` has the finding
     return None if taken is None else len(taken)
 
 
 @cache
 def _by_bytes(family: str, steps: int) -> tuple[type[Machine], Callable[[bytes], bytes | None]]:
-    """A machine, of which one runs at a time, and what runs it: made once, for that takes as long as some sequences."""
+    """A state machine class, and the function that runs it on bytes. Cached, because making them takes as long as some sequences.
+
+    Only one search may use them at a time.
+    """
     own: type[Machine] = all_families()[family].machine
     machine = type(own.__name__, (own,), {})
     quiet = settings(
@@ -74,7 +78,10 @@ def _by_bytes(family: str, steps: int) -> tuple[type[Machine], Callable[[bytes],
 
 @contextmanager
 def _doing_nothing(kind: type, name: str) -> Iterator[None]:
-    """Inside the block a method does nothing, whether there is one or not. unittest.mock could do it, and is slow to import."""
+    """Replace a method by one that does nothing while the block runs, whether it exists or not.
+
+    (unittest.mock can do this too, but is slow to import.)
+    """
     before: dict[str, Any] = {name: vars(kind)[name]} if name in vars(kind) else {}
     setattr(kind, name, lambda *_, **__: None)
     try:

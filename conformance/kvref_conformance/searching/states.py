@@ -1,4 +1,7 @@
-"""What a state worth meeting is: one that bugs hide behind. a file a family says which, `met` counts them."""
+"""The registry of states that a state machine should reach, because bugs may show only there.
+
+The states are registered in families/*/states.py. `met` computes which of them a call trace reached.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,27 +14,27 @@ from kvref_conformance.oracle.model import Model
 
 @dataclass
 class Past:
-    """What the calls before left to be remembered: `met` the states, the rest as each family's states say."""
+    """What states need to know about earlier calls: the states that were reached, and facts that NOTES of a family add."""
 
     met: set[str] = field(default_factory=set)
     made: dict[int, dict[str, Any]] = field(default_factory=dict)  # the sizes of each object
-    most: dict[int, int] = field(default_factory=dict)  # tokens that each object held when it last forgot everything
-    given_back: set[int] = field(default_factory=set)  # blocks that held tokens of a sequence, or were somebody's
-    takers: list[int] = field(default_factory=list)  # sequences that took blocks, in order
-    buffers: dict[int, int] = field(default_factory=dict)  # by size class, the most values a buffer had when it was released
-    used_again: set[int] = field(default_factory=set)  # buffers whose memory was somebody's before
+    most: dict[int, int] = field(default_factory=dict)  # number of tokens in each object when it was last cleared
+    given_back: set[int] = field(default_factory=set)  # blocks that were allocated and then freed
+    takers: list[int] = field(default_factory=list)  # sequences that allocated blocks, in order
+    buffers: dict[int, int] = field(default_factory=dict)  # by size class, the most values of a buffer when it was released
+    used_again: set[int] = field(default_factory=set)  # buffers whose memory belonged to another buffer before
 
 
 @dataclass(frozen=True)
 class Call:
-    """A call that was answered as it must be. model, models: as they were before it, of its object and of all."""
+    """A call with a correct reply. models: the models of all objects before the call; model: that of its own object."""
 
     id: int
     op: str
     on: int
     args: dict[str, Any]
     ok: Any
-    raised: str  # the error's kind, or nothing
+    raised: str  # the kind of the error, or ""
     models: dict[int, Model]
     past: Past
 
@@ -41,8 +44,8 @@ class Call:
 
     @property
     def tokens(self) -> int:
-        """How many it hands in: where the axis lies is the family's business."""
-        family = all_families().get(self.op.partition(".")[0])  # a buffer is none, and its values have one axis
+        """The number of tokens in its arguments."""
+        family = all_families().get(self.op.partition(".")[0])  # None for a buffer, whose values have one axis
         axis = family.token_axis if family else -1
         array: NDArray = next(self.args[name] for name in ("key_values", "values", "rope") if name in self.args)
         return int(array.shape[axis])
@@ -53,7 +56,7 @@ State = Callable[[Call], bool]
 
 @dataclass(frozen=True)
 class Watched:
-    """A state of a family: met by a call to one of the operations, answered so, of which `holds` is true."""
+    """A state, reached by a call of one of `ops` (any if empty) that raised `raising` ("": no error) and for which `holds`."""
 
     ops: tuple[str, ...]
     raising: str
@@ -61,11 +64,11 @@ class Watched:
 
 
 STATES: dict[str, dict[str, Watched]] = {}
-NOTES: dict[str, Callable[[Call], None]] = {}  # what each family remembers of a call
+NOTES: dict[str, Callable[[Call], None]] = {}  # per family, a function that adds facts about a call to its Past
 
 
 def state(family: str, *ops: str, raising: str = "") -> Callable[[State], State]:
-    """A state is called like the function that knows it, which is asked about calls that went well or raised this."""
+    """Register a function as the test of a state, which has the name of the function. See Watched."""
 
     def register(holds: State) -> State:
         full = tuple(op if "." in op else f"{family}.{op}" for op in ops)
@@ -76,6 +79,6 @@ def state(family: str, *ops: str, raising: str = "") -> Callable[[State], State]
 
 
 def refusals(family: str, *kinds: str) -> None:
-    """Being refused in each of these ways is a state of the family too."""
+    """Register a state for each kind of error, which a call reaches by raising it."""
     for kind in kinds:
         STATES.setdefault(family, {})[f"{kind} is raised"] = Watched((), kind, lambda call: True)

@@ -1,1 +1,1 @@
-"""Static test vectors: conversations with the reply each request must get, and arrays of the formats, made from the reference."""
+"""Static test vectors, made from the reference: call traces with the correct replies, and arrays in the formats."""

@@ -1,4 +1,4 @@
-"""Holds an implementation against a set of vectors, file by file."""
+"""Compares an implementation with a set of test vectors, file by file."""
 
 import json
 from collections.abc import Iterator
@@ -19,12 +19,12 @@ from kvref_conformance.vectors import formats
 from kvref_conformance.vectors.make import MANIFEST, VERSION, sha256
 from kvref_conformance.vectors.recorded import Parted, hold
 
-FIELDS = {"traces": {"file", "family", "formats", "sha256"}, "formats": {"file", "format", "sha256"}}  # that are read
+FIELDS = {"traces": {"file", "family", "formats", "sha256"}, "formats": {"file", "format", "sha256"}}  # fields that are used
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A file of the set, and what came of it. line: of a trace, where they part."""
+    """The result of one file. line: the line of the first mismatch in a trace. calls: the calls up to it."""
 
     file: str
     group: str  # a family, or "formats"
@@ -35,10 +35,10 @@ class Checked:
 
 
 def manifest(folder: Path) -> dict[str, Any]:
-    """Raises CannotRun where there is none that this kvref reads, or OSError."""
+    """Read the manifest of a set. Raises CannotRun if it is missing, malformed or of another version; OSError."""
     path = folder / MANIFEST
     if not path.is_file():
-        raise CannotRun(f"{folder}: expected a set of vectors, found no {MANIFEST} there")
+        raise CannotRun(f"{folder}: expected a set of test vectors, but it contains no {MANIFEST}")
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -54,7 +54,7 @@ def manifest(folder: Path) -> dict[str, Any]:
 
 
 def check(folder: Path, judge: Judge) -> Iterator[Checked]:
-    """Raises CannotRun for a file that is missing, or is not what the manifest says."""
+    """Compare all files. Raises CannotRun if a file is missing or differs from the manifest."""
     listed = manifest(folder)
     for entry in listed["traces"]:
         yield _trace(folder, entry, judge)
@@ -73,7 +73,7 @@ def _format(file: str, format: str, content: bytes, judge: Judge) -> Checked:
 
 
 def _compared(judge: Judge, format: str, content: bytes) -> Broken | None:
-    """What is wrong with a format. Raises NotOffered."""
+    """The first mismatch in a format, or None. Raises NotOffered."""
     try:
         with memory_limit(), np.errstate(all="ignore"):
             formats.check(judge.begin(), format, content)
@@ -92,7 +92,7 @@ def _trace(folder: Path, entry: dict[str, Any], judge: Judge) -> Checked:
         return Checked(file, family, "not offered")
     trace = parsed(folder / file, content.decode(errors="replace").splitlines())
     if trace.header.judge != "model":
-        raise CannotRun(f"{folder / file}: expected a trace whose replies say what they must be, got one for its check to judge")
+        raise CannotRun(f'{folder / file}: expected a trace with "judge": "model", got "{trace.header.judge}"')
     try:
         parted, calls = judge.run(_held, trace)
     except NotOffered:
@@ -106,7 +106,7 @@ def _trace(folder: Path, entry: dict[str, Any], judge: Judge) -> Checked:
 
 
 def _held(judge: Judge, trace: Trace) -> tuple[Parted | None, list[str]]:
-    """Where they part, and the calls up to there. Raises NotOffered."""
+    """The first mismatch, or None, and the calls up to it. Raises NotOffered."""
     subject = judge.begin()
     with memory_limit():
         parted = hold(subject, trace)
@@ -116,8 +116,8 @@ def _held(judge: Judge, trace: Trace) -> tuple[Parted | None, list[str]]:
 def _content(folder: Path, entry: dict[str, Any]) -> bytes:
     path = folder / str(entry["file"])
     if not path.is_file():
-        raise CannotRun(f"{path}: the manifest lists it, and it is not there")
+        raise CannotRun(f"{path}: listed in the manifest, but missing")
     content = path.read_bytes()
     if sha256(content) != entry["sha256"]:
-        raise CannotRun(f"{path}: changed since the set was written: its SHA-256 is not the manifest's")
+        raise CannotRun(f"{path}: its SHA-256 differs from the manifest: it was changed after the set was written")
     return content

@@ -1,11 +1,14 @@
-"""The reference with other choices where it is free to choose: a vector that these do not pass depends on what was chosen."""
+"""Variants of the reference that make other choices where the specification permits them.
+
+A vector that one of them does not pass depends on choices of the reference, and is left out.
+"""
 
 from typing import Any
 
 import kvref
 from kvref_conformance.implementations.backends import OnBackend
 
-CHOOSING = ("blocks", "paged")  # the families that these choose otherwise in
+CHOOSING = ("blocks", "paged")  # the families in which the variants differ from the reference
 
 
 class _Pool(kvref.BlockPool):
@@ -32,12 +35,12 @@ class _Striding(_Cache):
 
 
 def _turn(pool: kvref.BlockPool) -> None:
-    """The last block first."""
+    """Reverse the free list, so that the last block is allocated first."""
     pool._free = pool._free[::-1].copy()
 
 
 class Turned(OnBackend):
-    """Blocks from the last to the first, sequences counted from 1."""
+    """Allocates blocks from the last to the first, and numbers sequences from 1."""
 
     cache: type[_Cache] = _Cache
 
@@ -52,6 +55,6 @@ class Turned(OnBackend):
 
 
 class Striding(Turned):
-    """Sequences in steps of 77."""
+    """The same, with sequence ids in steps of 77."""
 
     cache = _Striding

@@ -1,4 +1,4 @@
-"""The formats as tensors, for those to whom a conversation is too much: what goes in, codes, scales, and what is read back."""
+"""Test vectors of the formats as tensors: input rows, codes, scales and values. They can be used without replaying traces."""
 
 import json
 from collections.abc import Iterator
@@ -19,8 +19,8 @@ from kvref_conformance.oracle.formats import GGML, IN_GROUPS, MX, NVFP4, ROTATED
 from kvref_conformance.outcome import NotOffered
 
 WIDTHS = (1, 5, 64)
-WIDE = (128, 256)  # of groups
-# Of the many formats of FMT-GROUP a few, in which everything that they differ in occurs.
+WIDE = (128, 256)  # widths for formats with groups
+# A few of the formats of FMT-GROUP, which cover each property in which these formats differ.
 SOME_GROUPS = (
     "int8_g32_bfloat16", "int4_g64_float16", "int2_g128_float32", "uint8_g128_float16", "uint4_g32_float32", "uint2_g64_bfloat16",
 )  # fmt: skip
@@ -37,7 +37,7 @@ Tensors = dict[str, NDArray]
 
 
 def written(name: str) -> bytes:
-    """A format as a safetensors file: rows by the reference, with which the oracle has to agree; single values by the oracle."""
+    """A format as a safetensors file: rows from the reference, compared with the oracle, and single values from the oracle."""
     tensors = _rows(name) if name not in SIXTEEN else {}
     if name in (*FP8, *SIXTEEN):
         tensors |= _elements(name)
@@ -47,10 +47,10 @@ def written(name: str) -> bytes:
 
 
 def _rows(name: str) -> Tensors:
-    """rows_W.input float32 [n, W], .codes, .scale and .zero, [n] or [n, groups], where there are any, .values float32 [n, W]."""
+    """The tensors rows_W.input float32 [n, W], .codes, .scale and .zero (if any) [n] or [n, groups], .values float32 [n, W]."""
     tensors: Tensors = {}
     rng, format = np.random.default_rng(0), get_format(name)
-    inner = inner_of(name)  # as which rotated rows are stored
+    inner = inner_of(name)  # the format in which rotated rows are stored
     for width in WIDE if inner in IN_GROUPS else WIDTHS:
         x = adversarial(rng, width, name)
         stored = kvref.reference.quantize(x, format)
@@ -63,7 +63,7 @@ def _rows(name: str) -> Tensors:
 
 
 def _elements(name: str) -> Tensors:
-    """decode.codes and .values: every code (FP8). encode.values float32 and .codes: ties, their neighbours and random numbers."""
+    """The tensors decode.codes and .values (all codes, only FP8), and encode.values float32 and .codes (ties, random numbers)."""
     near, rng = elements.ties_and_neighbours(name), np.random.default_rng(0)
     values = np.concatenate([near[:: max(1, len(near) // 4000)], rng.normal(size=1000).astype(np.float32), [0.0, -0.0, np.inf]])
     values = values.astype(np.float32)
@@ -75,14 +75,14 @@ def _elements(name: str) -> Tensors:
 
 
 def check(subject: Subject, name: str, file: bytes) -> None:
-    """Raises Broken at the first tensor that is not as the file says, bit for bit; NotOffered where it lacks the format.
+    """Compare an implementation with a file, bit for bit. Raises Broken at the first tensor that differs; NotOffered.
 
-    Of an implementation of level tolerant only what it reads back is looked at, not the codes it makes.
+    For level tolerant only values that it reads are compared, not the codes that it makes.
     """
     subject.formats(name)
     takes_float32(subject)
     if name in ROTATED and subject.level != "exact":
-        raise NotOffered("level exact")  # sums in another order read back as other numbers
+        raise NotOffered("level exact")  # sums in another order give other values
     held = False
     for what, got, want in _comparisons(subject, name, load(file)):
         held = True
@@ -104,7 +104,7 @@ def _comparisons(subject: Subject, name: str, tensors: Tensors) -> Iterator[tupl
                 for key, got in zip(("codes", "scale", "zero"), family.quantize(part["input"], name), strict=True):
                     if key == "codes":
                         yield f"rows_{width}.codes", got, part[key]
-                    elif key in part:  # which may be of a dtype, or the bits of it
+                    elif key in part:  # scales may be numbers, or the bits of a 16-bit float
                         mine, right = (rows.scale_worth(each, inner_of(name)) for each in (got, part[key]))
                         yield f"rows_{width}.{key}", mine, right
     if hasattr(subject.implementation, "elements") and "encode.codes" in tensors:

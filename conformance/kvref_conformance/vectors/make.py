@@ -1,4 +1,6 @@
-"""Makes a set of vectors: the checks' conversations with the reference, a sample of the machines', formats, a manifest."""
+"""Makes a set of test vectors: the call traces of the checks with the reference, samples of the state machines, the formats, and
+a manifest.
+"""
 
 import hashlib
 import json
@@ -30,16 +32,16 @@ from kvref_conformance.vectors.contrary import CHOOSING, Striding, Turned
 
 VERSION = 1
 MANIFEST = "manifest.json"
-LARGEST = 28_000  # characters of a trace, where its clause has another of that size
-LARGEST_OF_A_CLAUSE = 100_000  # where it has none
-SAMPLES = 5  # conversations of each machine
-SAMPLE = 30_000  # characters of one of them, at most
-EXAMPLES, STEPS = 3, 10  # of a machine's run, of which the longest conversation is taken
+LARGEST = 28_000  # maximum characters of a trace whose clause has another trace within this size
+LARGEST_OF_A_CLAUSE = 100_000  # maximum characters of the only trace of a clause
+SAMPLES = 5  # call traces per state machine
+SAMPLE = 30_000  # maximum characters of one of them
+EXAMPLES, STEPS = 3, 10  # call sequences and calls per run of a state machine, whose longest call trace is used
 
 
 @dataclass
 class Vectors:
-    """The files by their path in the set, and what the manifest says of them."""
+    """A set of vectors: the files by their path, and the entries of the manifest."""
 
     files: dict[str, bytes] = field(default_factory=dict)
     traces: list[dict[str, Any]] = field(default_factory=list)
@@ -55,7 +57,7 @@ class Vectors:
         self.left_out.append({"clause": check.clause, "check": check.name, "why": why})
 
     def write(self, folder: Path) -> None:
-        """Traces of an earlier set go: a set is written whole."""
+        """Write the set, and remove files of an earlier set."""
         for old in [*folder.glob("*/*.jsonl"), *folder.glob("*/*.safetensors")]:
             old.unlink()
         for name, content in (self.files | {MANIFEST: json.dumps(self.manifest(), indent=1).encode() + b"\n"}).items():
@@ -64,9 +66,10 @@ class Vectors:
 
 
 def make() -> Vectors:
+    """Make the set."""
     vectors = Vectors()
     judge = Judge(load("reference"), Effort(), "reference")
-    first: dict[Any, Check] = {}  # by what is run: one family is asked what another is
+    first: dict[Any, Check] = {}  # by function: the checks of one family are also registered for others
     large: dict[str, list[Large]] = {}  # by clause
     for check in (check for checks in select().values() for check in checks if check.run):
         if first.setdefault(check.run, check) is check:
@@ -87,7 +90,7 @@ def make() -> Vectors:
 
 @dataclass
 class Large:
-    """A trace of more than LARGEST characters, which is wanted if its clause has no smaller one."""
+    """A trace of more than LARGEST characters, which is used if its clause has no smaller one."""
 
     check: Check
     lines: list[str]
@@ -98,10 +101,10 @@ class Large:
 
 
 def _from_check(vectors: Vectors, judge: Judge, check: Check, large: list[Large]) -> None:
-    """A check's conversation, where the replies alone can tell whether it went well."""
+    """Add the call trace of a check, if the replies alone determine whether an implementation passes."""
     assert check.run
     if check.slow or check.clause == "LAW-18":
-        vectors.leave_out(check, "it takes gigabytes" if check.slow else "its sizes are real")
+        vectors.leave_out(check, "needs gigabytes of memory" if check.slow else "uses production sizes")
         return
     subject = judge.begin(check)
     subject.by_value = True
@@ -122,11 +125,11 @@ def _from_check(vectors: Vectors, judge: Judge, check: Check, large: list[Large]
 
 
 def _from_large(vectors: Vectors, clause: str, large: list[Large]) -> None:
-    """The smallest of a clause's large traces that can be a vector, if the clause has no other."""
+    """Add the smallest suitable large trace of a clause, if the clause has no other."""
     has_one = any(trace["clause"] == clause for trace in vectors.traces)
     for each in sorted(large, key=lambda each: each.size):
         if has_one:
-            vectors.leave_out(each.check, f"it is larger than {LARGEST // 1000} kB, and its clause has a smaller one")
+            vectors.leave_out(each.check, f"larger than {LARGEST // 1000} kB, and its clause has a smaller trace")
         elif why := _depends(each.lines):
             vectors.leave_out(each.check, why)
         else:
@@ -139,12 +142,12 @@ def _path_of(check: Check) -> str:
 
 
 def _lines(judge: Judge, conversation: list[Exchange], clause: str, check: str, largest: int) -> tuple[list[str], str]:
-    """The trace; or why there is none."""
-    larger = f"it is larger than {largest // 1000} kB"
+    """The lines of the trace, or the reason why there is none."""
+    larger = f"larger than {largest // 1000} kB"
     if file.bytes_of_arrays(conversation) > largest:
         return [], larger
     if not conversation or not file.judged_by_model(conversation, Witness("exact")):
-        return [], "only the check can tell"
+        return [], "the replies alone do not determine the verdict"
     header = file.Header(clause, check, "model", file.who(judge.implementation, "reference"))
     lines = file.written(header, Witness("exact"), conversation)
     if sum(map(len, lines)) > largest:
@@ -153,12 +156,12 @@ def _lines(judge: Judge, conversation: list[Exchange], clause: str, check: str, 
 
 
 def _depends(lines: list[str]) -> str:
-    """Why a trace is of the reference alone, if it is: others may choose otherwise where the clauses leave it to them."""
+    """The reason why only the reference passes the trace, or "": a correct implementation with other choices fails it."""
     trace = file.parsed(Path("trace"), lines)
     chosen = any(request.family in CHOOSING for request in trace.requests)
     for contrary in (Turned(), Striding()) if chosen else (Turned(),):
         if recorded.hold(Judge(contrary).begin(), trace):
-            return "its arguments depend on what the reference chose"
+            return "its arguments depend on choices of the reference"
     return ""
 
 
@@ -166,7 +169,7 @@ def _samples(judge: Judge, family: str) -> Iterator[list[str]]:
     found = 0
     for number in count():
         search = Search(judge.implementation)
-        run_machine(family, search, number, EXAMPLES, max(1, STEPS - number // SAMPLES))  # fewer, where they say too much
+        run_machine(family, search, number, EXAMPLES, max(1, STEPS - number // SAMPLES))  # fewer calls if traces are too large
         lines, why = _lines(judge, search.longest, "any", f"any sequence of calls ({family})", SAMPLE)
         if not (why or _depends(lines)):
             yield lines
@@ -189,5 +192,5 @@ def _add(vectors: Vectors, path: str, family: str, lines: list[str]) -> None:
 
 
 def sha256(content: bytes) -> str:
-    """As `sha256sum` prints it."""
+    """The SHA-256 in hexadecimal, as `sha256sum` prints it."""
     return hashlib.sha256(content).hexdigest()

@@ -1,4 +1,4 @@
-"""A trace held by what its file says alone: what a player of vectors in any language has to do."""
+"""Replays a trace using only the content of its file, without models. A runner of vectors in any language works the same way."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +21,7 @@ from kvref_conformance.outcome import Broken, NotOffered
 
 @dataclass(frozen=True)
 class Parted:
-    """The line of the file at which they part, and how."""
+    """The first mismatch, and its line in the file."""
 
     line: int
     broken: Broken
@@ -29,17 +29,17 @@ class Parted:
 
 @np.errstate(all="ignore")
 def hold(subject: Subject, trace: Trace) -> Parted | None:
-    """None where every reply is as the file says. Raises NotOffered where it cannot go on without what is declined."""
-    subject.family = next((request.family for request in trace.requests), "")  # whose limits count
+    """Replay a trace. Returns the first mismatch, or None. Raises NotOffered if a declined call makes the rest meaningless."""
+    subject.family = next((request.family for request in trace.requests), "")  # the family whose limits apply
     takes_float32(subject)
-    numbers: dict[int, int] = {}  # the file's ids, and those of this conversation
+    numbers: dict[int, int] = {}  # maps the ids in the file to the ids of this replay
     results: dict[int, Any] = {}
     for request, reply, line in zip(trace.requests, trace.replies, trace.lines, strict=True):
         try:
             args = {name: renumbered(value, numbers, results) for name, value in request.args.items()}
             on = None if request.on is None else numbers[request.on]
         except KeyError:
-            continue  # what it refers to was declined
+            continue  # it refers to a declined call
         before = len(subject.conversation)
         try:
             within_limits(subject, request, args)
@@ -49,7 +49,7 @@ def hold(subject: Subject, trace: Trace) -> Parted | None:
             must_be(reply).judge(answer, request.op, subject.level)
         except NotOffered:
             if not _only_looks(reply) or len(subject.conversation) > before:
-                raise  # in parts, of which some were done
+                raise  # the call changes state, or was made in several calls of which some succeeded
             continue
         except Broken as broken:
             broken.clause = broken.clause or reply.get("clause", "")
@@ -60,21 +60,21 @@ def hold(subject: Subject, trace: Trace) -> Parted | None:
 
 
 def _answer(subject: Subject, op: str, on: int | None, args: dict[str, Any]) -> Reply:
-    """The reply, be it a result or an error. Raises Broken where none came, or no such thing; NotOffered."""
+    """Make a call and return its reply. Raises Broken if it does not return or the result is malformed; NotOffered."""
     try:
         result = subject.call(op, on, args)
     except (Broken, NotOffered):
         raise
     except Exception as error:
         if subject.conversation[-1].reply is None:
-            raise  # the judge's own
+            raise  # an error in the judge itself
         refused_whole(error)
         return Reply(error=error_of(error))
     return Reply(On(result.id) if isinstance(result, Handle) else result)
 
 
 def _only_looks(reply: dict[str, Any]) -> bool:
-    """Whether the conversation can go on without it: it was to be refused, or gives something that was there before."""
+    """Whether the replay can continue without this call: it must raise, or it returns existing data and changes nothing."""
     ok = reply.get("ok")
     if "error" in reply or set(reply) == {"id", "any", "clause"}:
         return True
@@ -82,7 +82,7 @@ def _only_looks(reply: dict[str, Any]) -> bool:
 
 
 def must_be(reply: dict[str, Any]) -> Expected:
-    """A reply of the file as what is expected: the other way round than `Expected.wire`."""
+    """The expectation that a reply line describes: the inverse of `Expected.wire`."""
     clause = reply.get("clause", "")
     if "error" in reply:
         kinds = tuple(reply["error"]["kinds"])

@@ -1,4 +1,4 @@
-"""Bugs to plant in the reference, one module a chapter. Many are real: see the *differs from* and *would have caught* lines."""
+"""Bugs to plant in the reference, one module per chapter. Many are real: see the *differs from* and *would have caught* lines."""
 
 from importlib import import_module
 

@@ -1,4 +1,4 @@
-"""Bugs where a cache meets a format: codes without their scales, twice quantized, or not at all."""
+"""Bugs in caches with formats: codes without their scales, rows quantized twice, or not at all."""
 
 from bugs.plant import bug, in_source
 from kvref.formats import Quantized
@@ -13,7 +13,7 @@ WRITE = "kvref.windowed.WindowedCache._write"
 
 
 def only_codes_are_put(patch, cache, operation, when):
-    """In an operation of the cache codes are put into slots, and scales stay as they are whenever `when` says so of the cache."""
+    """In an operation of the cache, put only codes into slots and keep the old scales, whenever `when(cache)` is true."""
     put, work = SlotStore.put, getattr(cache, operation)
     going: list[object] = []
 
@@ -124,7 +124,7 @@ def tokens_that_move_on_are_quantized_twice(patch):
 
 @bug("TIER-17")
 def the_store_is_read_with_the_scales_of_values(patch):
-    """Of the first half of a batch that comes from two runs alone: elsewhere it would be seen at once."""
+    """Only for the first part of a batch that spans two runs; otherwise every check would notice it."""
     in_source(
         patch, "kvref.tiers.Tier.read", "yield run.store.read(run.slots(first, last))",
         """slots = run.slots(first, last)
@@ -183,7 +183,7 @@ def a_policy_that_is_refused_has_changed(patch):
 
 @bug("TIER-18")
 def whatever_float16_does_not_reach_is_refused(patch):
-    """Whose scales it is that have less range is not asked."""
+    """Which scales have the smaller range is ignored."""
     in_source(patch, "kvref.tiered.TieredCache._check_storable", "< MAGNITUDES_BELOW:", "< 65504.0:")
 
 

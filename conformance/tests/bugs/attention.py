@@ -21,7 +21,7 @@ def query_heads_are_dealt_out_in_turn(patch):
     patch.setattr(ReferenceBackend, "attend", dealt)
 
 
-ATTENTION = "kvref_conformance.implementations.backends.attention"  # where the judge finds it
+ATTENTION = "kvref_conformance.implementations.backends.attention"  # as the judge accesses it
 
 
 @bug("ATTN-01")

@@ -51,7 +51,7 @@ def a_release_does_not_wait(patch):
     update = ReferenceBackend.update
 
     def in_its_own_time(self, *args):
-        time.sleep(random.uniform(0, 1e-3))  # so that the moment is met on a busy machine too
+        time.sleep(random.uniform(0, 1e-3))  # so that the race occurs on a busy machine too
         return update(self, *args)
 
     patch.setattr(ReferenceBackend, "update", in_its_own_time)

@@ -1,4 +1,4 @@
-"""Bugs in the cache that quantizes keys by channel."""
+"""Bugs in the KIVI cache, which quantizes keys by channel."""
 
 import numpy as np
 
@@ -12,12 +12,12 @@ HELD = "held = self._from_ring(which, start, min(stop, self.length))"
 
 
 def then(patch, *more):
-    """Let `append` go on, once it has quantized keys, with these statements."""
+    """Insert these statements into `append` after the keys are quantized."""
     in_source(patch, APPEND, BY_CHANNEL, "; ".join([BY_CHANNEL, *more]))
 
 
 def counted(patch, name, count):
-    """Let a configuration count what is quantized in another way: `count(config, tokens)`."""
+    """Replace the number of quantized tokens by `count(config, tokens)`."""
     patch.setattr(ChannelConfig, name, count)
 
 
@@ -75,7 +75,7 @@ def the_residual_reads_as_zeros_once_it_was_flushed(patch):
 
     def forgetful(self, which, start, stop):
         held = np.array(from_ring(self, which, start, stop))
-        held[: max(0, self.quantized_keys - start)] = 0  # of values that are in full, where keys went
+        held[: max(0, self.quantized_keys - start)] = 0  # clears full-precision values as if they were keys
         return held
 
     patch.setattr(ChannelCache, "_from_ring", forgetful)
@@ -192,7 +192,7 @@ def nothing_goes_back_once_a_residual_is_full(patch):
 
 @bug("KIVI-08")
 def a_truncate_keeps_a_stale_scale(patch):
-    """A group that was quantized once is taken to be so still: new codes go in, and its scale stays."""
+    """A group that was quantized once counts as still quantized: new codes are written, and its scale stays."""
     truncate = ChannelCache.truncate
 
     def remembering(self, length):

@@ -1,4 +1,4 @@
-"""Bugs in going back, and in changing the places of rows."""
+"""Bugs in truncation, removal and reordering."""
 
 import numpy as np
 

@@ -8,13 +8,13 @@ from kvref.errors import OutOfBlocks
 
 
 def rows_of(engine, session):
-    """What the cache holds of a session: keys and values by layer."""
+    """The cached keys and values of a session, by layer."""
     layers = range(engine.canary.num_layers)
     return [tuple(map(np.array, engine.cache.gather(engine._sequence[session], layer))) for layer in layers]
 
 
 def put(engine, session, rows, start, stop):
-    """Write a range of such rows over those of a session."""
+    """Overwrite a range of a session's rows with these rows."""
     for layer, pair in enumerate(rows):
         engine.cache.write(engine._sequence[session], layer, start, *(each[start:stop] for each in pair))
 
@@ -62,7 +62,7 @@ def a_prefix_is_one_token_longer_than_its_block(patch):
 
 @bug("ENG-04")
 def a_block_that_is_not_full_is_given_to_one_alone(patch):
-    """The next one that begins with a session that is gone, while the first is there, reads blanks at its end."""
+    """The next session that begins with the tokens of an ended one, while the first exists, reads zeros at its end."""
     close, extend = Engine.close, Engine.extend
 
     def closing(self, session):
@@ -164,7 +164,7 @@ def what_is_cut_off_was_said(patch):
 
 @bug("ENG-10")
 def what_is_saved_are_its_blocks(patch):
-    """And what comes where the session was is loaded in its stead."""
+    """Rows of a session that was written since are loaded instead of the saved ones."""
     load = Engine.load
 
     def loading(self, saved):

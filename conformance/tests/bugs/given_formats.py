@@ -1,4 +1,4 @@
-"""Bugs in formats whose scale is given, and in those that are rotated first."""
+"""Bugs in formats with a given scale, and in rotated formats."""
 
 from dataclasses import replace
 
@@ -51,7 +51,7 @@ def the_scale_is_that_of_the_first_rows(patch):
     quotient, dequantize = static.StaticFloat8.quotient, static.StaticFloat8.dequantize
 
     def learned(self, rows=None):
-        """As the layer that freezes it does."""
+        """Updates the scale, like the layer that learns it before freezing."""
         if rows is not None and rows.size and not hasattr(self, "learned"):
             object.__setattr__(self, "learned", static.replace(self, scale=float(np.abs(rows).max() / self.small.max)))
         return getattr(self, "learned", self)
@@ -103,7 +103,7 @@ def a_given_scale_is_kept_for_each_row(patch):
 
 
 def both_ways(patch, into, back):
-    """Another rotation, with what undoes it."""
+    """Another rotation and its inverse."""
     patch.setattr(rotated.Rotated, "quantize", lambda self, rows: self.inner.quantize(into(self.turned(rows))))
     patch.setattr(
         rotated.Rotated, "dequantize", lambda self, stored, width: rotated.hadamard(back(self.inner.dequantize(stored, width)))
@@ -123,13 +123,13 @@ def blocks_are_sixteen_at_most(patch):
 
 @bug("FMT-ROT-01")
 def blocks_are_sixty_four_at_most(patch):
-    """As those of llama.cpp's values are."""
+    """Like llama.cpp's, for values."""
     block_of = rotated.block_of
     patch.setattr(rotated, "block_of", lambda width: min(64, block_of(width)))
 
 
 def in_blocks_of(block, change):
-    """Rows that are rotated in such blocks, changed; others as they are."""
+    """Change rows that are rotated in blocks of these sizes; leave others unchanged."""
     return lambda x: change(x) if rotated.block_of(x.shape[-1]) == block else x
 
 

@@ -1,4 +1,4 @@
-"""Bugs where a cache meets a scale that it is given, or rows that were rotated: what one of its ways in or out does not do."""
+"""Bugs in caches with a given scale or with rotated rows: one operation omits a step."""
 
 import numpy as np
 
@@ -18,7 +18,7 @@ MADE = "kvref.paged.PagedCache.__init__"
 
 
 def during(patch, cache, operation, method, instead):
-    """In an operation of the cache a method of what its tokens lie in does something else: instead(self, right, *args)."""
+    """During an operation of the cache, replace a method of its store: instead(self, right, *args)."""
     right, work, going = getattr(SlotStore, method), getattr(cache, operation), []
 
     def working(self, *args, **kwargs):
@@ -33,7 +33,7 @@ def during(patch, cache, operation, method, instead):
 
 
 def as_it_lies(store, right, stored):
-    """Rotated still, where it was."""
+    """Return rows in rotated form, without the inverse rotation."""
     values = right(store, stored)
     return hadamard(values) if isinstance(store.format, Rotated) else values
 
@@ -67,7 +67,7 @@ def tokens_move_on_as_they_lie(patch):
 @bug("MLA-06")
 def latent_and_rope_part_are_rotated_each_by_itself(patch):
     quantized, dequantized = SlotStore.quantized, SlotStore.dequantized
-    latent = []  # stores of latent caches: that of the row, and where its rope part begins
+    latent = []  # stores of latent caches: the row's store, and the start of its rope part
     made = LatentCache.__init__
 
     def making(self, config, *args, **kwargs):
@@ -75,13 +75,13 @@ def latent_and_rope_part_are_rotated_each_by_itself(patch):
         latent.append((self._stores[0], config.rank))
 
     def of_halves(store):
-        """What rotates both by themselves, where that is asked of this store."""
+        """Rotate both parts separately in these stores."""
         rank = next((rank for each, rank in latent if each is store), None)
         if rank is None or not isinstance(store.format, Rotated):
             return None
         return lambda rows: np.concatenate([hadamard(rows[..., :rank]), hadamard(rows[..., rank:])], axis=-1)
 
-    def writing(self, rows):  # what rotates the whole is undone before
+    def writing(self, rows):  # first undoes the rotation of the whole row
         return quantized(self, hadamard(turn(rows)) if (turn := of_halves(self)) else rows)
 
     def reading(self, stored):
@@ -104,7 +104,7 @@ def the_scale_of_keys_is_for_values_too(patch):
 
 
 def by_the_scale_of_keys(patch, cache, operation):
-    """An operation of the cache reads values by the scale of keys, where one is given."""
+    """An operation of the cache reads values with the scale of keys, if scales are given."""
     work = getattr(cache, operation)
 
     def working(self, *args, **kwargs):

@@ -1,4 +1,4 @@
-"""Bugs in formats of groups: whose scale it is, when it is rounded, how codes lie in their bytes."""
+"""Bugs in group formats: which scale a number has, when scales are rounded, how codes are packed."""
 
 import numpy as np
 

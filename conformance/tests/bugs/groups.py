@@ -1,4 +1,4 @@
-"""Bugs of layers that differ."""
+"""Bugs in grouped caches, whose layers differ."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Bugs that show in one state and no other: a machine has to find them alone, whatever the checks that are written out see."""
+"""Bugs that show in one state only: a state machine has to find them, whatever the hand-written checks find."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from kvref.tiered import TieredCache
 
 
 def dropping(patch, gives_back):
-    """A drop that gives back only some of what each layer held: by its blocks, tokens and the block size."""
+    """`drop` frees only some of each layer's blocks, selected from its blocks, tokens and block size."""
 
     def drop(self, sequence):
         number, size = self._table(sequence), self.config.block_size
@@ -46,7 +46,7 @@ def what_was_reserved_is_not_given_back(patch):
 
 
 def overwriting(patch, spoiled):
-    """An overwrite that loses the tokens that `spoiled` says, of start, end, the length before and the block size."""
+    """Overwriting loses the tokens that `spoiled` selects from start, end, the earlier length and the block size."""
     write = PagedCache.write
 
     def lossy(self, sequence, layer, start, keys, values):

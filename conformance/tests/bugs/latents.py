@@ -11,7 +11,7 @@ SEEN = "(np.arange(len(rows)) <= (np.arange(len(query)) + len(rows) - len(query)
 
 
 def looked_at(patch, mask):
-    """Attend with another mask, [num_queries, num_tokens], than the right one, which is SEEN."""
+    """Attend with another mask [num_queries, num_tokens] than the correct one, SEEN."""
     in_source(
         patch, ATTEND, "    latents = attention_as_read(",
         f"""    def looking(query, read, count, row, *, scale, causal, backend):

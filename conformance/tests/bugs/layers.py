@@ -1,4 +1,4 @@
-"""Bugs in windows, groups and latents that show in few configurations, or in what is asked seldom."""
+"""Bugs in windows, groups and latents that show in few configurations or in rarely used operations."""
 
 import numpy as np
 

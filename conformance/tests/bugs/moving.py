@@ -1,4 +1,4 @@
-"""Bugs in what is saved and loaded: what is left out, what is not looked at, and what is gone when it fails."""
+"""Bugs in saving and loading: parts left out, checks left out, and contents lost when a load fails."""
 
 from dataclasses import replace
 
@@ -116,7 +116,7 @@ def nobody_looks_at_the_checksum(patch):
 @bug("MOVE-03")
 def the_checksum_is_of_the_tensors_alone(patch):
     class Checksum(transfer.Checksum):
-        """Of all but the first two parts, which are the header."""
+        """A checksum without the first two parts, which are the header."""
 
         def __init__(self):
             super().__init__()

@@ -1,4 +1,4 @@
-"""Bugs in blocks that move to the host and back which show in a state that calls lead to, or at real sizes, alone."""
+"""Bugs in moving blocks to the host and back that show only after certain calls, or at production sizes."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Bugs in what is saved and loaded of formats with scales: in some of them alone, or in what is given beside the numbers."""
+"""Bugs in saving and loading formats with scales: in some formats only, or in given scales."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""Bugs in blocks that move to the host and back."""
+"""Bugs in moving blocks to the host and back."""
 
 import random
 import time
@@ -250,7 +250,7 @@ def a_copy_is_a_view_of_its_source(patch):
 
 
 def _look(self, blocks, places):
-    """Remember where a place's block lies, and copy nothing."""
+    """Remember the block of each place instead of copying it."""
     self._slots(blocks, places)
     self.sources = {**getattr(self, "sources", {}), **dict(zip(places, blocks, strict=True))}
 
@@ -271,7 +271,7 @@ def the_books_are_kept_without_a_lock(patch):
         self._lock = nullcontext()
 
     def in_its_own_time(self, *args):
-        time.sleep(random.uniform(0, 1e-4))  # so that the moment is met on a busy machine too
+        time.sleep(random.uniform(0, 1e-4))  # so that the race occurs on a busy machine too
         return evict(self, *args)
 
     patch.setattr(HostStore, "__init__", unlocked)

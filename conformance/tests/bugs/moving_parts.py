@@ -1,4 +1,4 @@
-"""Bugs in sequences that are loaded in parts: which belong together, what is left of them, and the codes and scales of each."""
+"""Bugs in loading sequences in parts: which parts belong together, leftovers of a load, and the codes and scales of parts."""
 
 from bugs.plant import bug, in_source
 from kvref import PagedCache

@@ -1,4 +1,4 @@
-"""Bugs of formats in pages: what is done to codes is not done to their scales."""
+"""Bugs of formats in paged caches: an operation is applied to codes but not to their scales."""
 
 import numpy as np
 
@@ -14,7 +14,7 @@ PUT = "self._store.put(self._tables.slots(table, layer, positions), new)"
 
 
 def without_scales(patch, forgets):
-    """Blocks are copied with their scales unless `forgets` says so of the number of slots in each."""
+    """Copy blocks with their scales unless `forgets(number of slots per block)` is true."""
     copy = SlotStore.copy
 
     def codes_alone(self, sources, targets, block_size):
@@ -98,7 +98,7 @@ def scales_lie_by_position_and_not_by_slot(patch):
 
 @bug("PAGED-18")
 def overwriting_quantizes_the_neighbours_again(patch):
-    """With the scale of the loudest: the block has one."""
+    """With the largest scale: the block has only one."""
     again = (
         "before = np.arange(start // self.config.block_size * self.config.block_size, start)\n"
         "    if start < length and len(before) and len(keys) and self.config.dtype == 'int8':\n"
@@ -228,7 +228,7 @@ def turned_keys_are_stored_by_the_scale_of_values(patch):
 
 @bug("EDIT-10")
 def keys_are_turned_as_they_lie(patch):
-    """Rotated still."""
+    """Rotates keys in their stored (Hadamard-rotated) form."""
     turned = PagedCache._turned
 
     def lying(self, rotary, by, slots):

@@ -1,4 +1,4 @@
-"""How a bug is planted: by replacing a method, or some words in its source."""
+"""Decorators and helpers to plant bugs, by replacing a method or some words in its source."""
 
 import inspect
 import pkgutil
@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 BUGS: list[Any] = []
-HIDDEN: list[Any] = []  # that a machine must find alone
+HIDDEN: list[Any] = []  # for a state machine to find
 REAL: list[Any] = []  # that no small size shows
 
 
 def bug(*clauses: str) -> Callable[[Any], Any]:
-    """A function that plants one bug; each of the clauses must fail with it."""
+    """Register a function that plants one bug; each of the clauses must fail with it."""
 
     def register(plant: Any) -> Any:
         BUGS.extend(pytest.param(plant, clause, id=f"{clause}-{plant.__name__}") for clause in clauses)
@@ -24,7 +24,7 @@ def bug(*clauses: str) -> Callable[[Any], Any]:
 
 
 def hidden(family: str, clause: str) -> Callable[[Any], Any]:
-    """A function that plants a bug which shows in few states: the family's machine alone must find the clause broken."""
+    """Register a bug that shows in few states: the family's state machine must find the clause broken."""
 
     def register(plant: Any) -> Any:
         HIDDEN.append(pytest.param(plant, family, clause, id=f"{clause}-{plant.__name__}"))
@@ -34,7 +34,7 @@ def hidden(family: str, clause: str) -> Callable[[Any], Any]:
 
 
 def real(*families: str) -> Callable[[Any], Any]:
-    """A function that plants a bug which shows at real sizes only, in these families: LAW-18 must be broken, and nothing else."""
+    """Register a bug that shows at production sizes only, in these families: LAW-18 must fail, and nothing else."""
 
     def register(plant: Any) -> Any:
         REAL.extend(pytest.param(plant, family, id=f"{family}-{plant.__name__}") for family in families)
@@ -44,7 +44,7 @@ def real(*families: str) -> Callable[[Any], Any]:
 
 
 def in_source(patch: pytest.MonkeyPatch, path: str, *changes: str) -> None:
-    """Replace words in the source of the function at a dotted path: old, new, old, new, ... and put the result in its place."""
+    """Replace words in the source of the function at a dotted path (old, new, old, new, ...) and install the result."""
     parent, _, name = path.rpartition(".")
     holder = pkgutil.resolve_name(parent)
     found = inspect.getattr_static(holder, name)

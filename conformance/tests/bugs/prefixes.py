@@ -1,4 +1,4 @@
-"""Bugs in what is found of what was seen."""
+"""Bugs in the prefix cache."""
 
 from hashlib import blake2b
 
@@ -12,7 +12,7 @@ from kvref.prefix import FindablePool, Found, PrefixCache, block_keys
 FIND, BEGIN, COMMIT, KEYS = (f"kvref.prefix.{name}" for name in (
     "PrefixCache._find", "PrefixCache.begin", "PrefixCache.commit", "block_keys",
 ))  # fmt: skip
-BLOCK = "numbers[start : start + size]"  # of a key, and its tokens
+BLOCK = "numbers[start : start + size]"  # of a block's key: its tokens
 NUMBERS = f'np.frombuffer({BLOCK}, "<i8")'
 
 
@@ -144,7 +144,7 @@ def what_was_taken_is_still_found(patch):
 
 
 def taking(patch, oldest, plain_first=True):
-    """Blocks are taken one by one: `oldest` says which of those that wait is."""
+    """Blocks are allocated one by one: `oldest` selects which evictable block is next."""
 
     def take(self, count):
         taken = list[int]()
@@ -265,7 +265,7 @@ def what_is_removed_stays_committed(patch):
 
 @hidden("prefix", "PREFIX-07")
 def the_other_layers_are_still_found(patch):
-    """Where one block of a copy is taken, the others keep it alive until they are taken too."""
+    """If one block of a copy is evicted, the other layers' blocks stay cached until they are evicted too."""
 
     def lose(self, block):
         for found in self._parts.pop(block):

@@ -1,4 +1,4 @@
-"""Bugs that no small size shows: LAW-18 has to notice each, by default or with --real, and no other check may."""
+"""Bugs that no small size shows: LAW-18 must notice each, by default or with --real, and no other check may."""
 
 import numpy as np
 
@@ -93,7 +93,8 @@ def rows_end_at_96_elements(patch):
 
     def short(self, rows, format):
         rows = np.array(rows)
-        if rows.ndim and 96 < rows.shape[-1] < 256 and format.granularity != "group":  # whose rows are as wide at small sizes
+        # small sizes of group formats have rows of this width
+        if rows.ndim and 96 < rows.shape[-1] < 256 and format.granularity != "group":
             rows[..., 96:] = 0
         return cast(self, rows, format)
 

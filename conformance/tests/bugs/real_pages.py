@@ -1,4 +1,7 @@
-"""Bugs of blocks and pages that no small size shows: LAW-18 notices each, by default or with --real, and no other check may."""
+"""Bugs of blocks and paged caches that no small size shows:
+
+LAW-18 must notice each, by default or with --real, and no other check.
+"""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""An engine in little with three requests, one of which is to go wrong."""
+"""A minimal engine with three requests, one of which is going to be wrong."""
 
 from dataclasses import dataclass, field
 
@@ -11,14 +11,14 @@ from kvref_conformance.engines.told import Told
 
 
 def prompt_of(canary, count, seed):
-    """Words that all differ where a canary recalls them."""
+    """Words that are all different if a canary recalls them."""
     rng = np.random.default_rng(seed)
     words = rng.permutation(canary.words)[:count] if canary.recalls else rng.integers(canary.words, size=count)
     return [BOS, *(int(word) + FIRST_WORD for word in words)]
 
 
 class Coarse(PrefixCache):
-    """Its keys are multiples of a step."""
+    """Keys are rounded to multiples of a step."""
 
     def __init__(self, config, step):
         super().__init__(config)
@@ -30,10 +30,10 @@ class Coarse(PrefixCache):
 
 @dataclass
 class Scene:
-    """Request b, which goes wrong, between a, that has ended, and c, that goes on."""
+    """Request b, which goes wrong; a, which has ended; and c, which continues."""
 
     canary: Canary
-    step: float | None = None  # of its keys
+    step: float | None = None  # of the keys
     events: list[tuple[int, str]] = field(default_factory=list)
     more: list[Told] = field(default_factory=list)
 
@@ -42,7 +42,7 @@ class Scene:
         self.renew(Coarse(self.cache.config, self.step) if self.step else self.cache)
 
     def renew(self, cache):
-        """Begin with another cache."""
+        """Replace the cache with another one."""
         self.engine.cache = self.engine._model.cache = cache
         self.a, self.b, self.c = (self.engine.open() for _ in range(3))
         self.prompts = [prompt_of(self.canary, count, seed) for seed, count in ((1, 130), (2, 99), (3, 130))]
@@ -51,7 +51,10 @@ class Scene:
         self.begin(self.prompts[1])
 
     def begin(self, tokens):
-        """Tell b these tokens alone. None is found, for they are to be computed as the engine now does it."""
+        """Give b only these tokens as its prompt.
+
+        No prefix is found, so that the engine computes all of it in its present state.
+        """
         self.engine.truncate(self.b, 0)
         self.cache.pool.forget()
         self.told = list(tokens)
@@ -65,11 +68,13 @@ class Scene:
         return self.engine._sequence[session]
 
     def table(self, session):
-        """[entries, layers] of block ids: to be read and written."""
+        """The block ids [entries, layers], readable and writable."""
         return self.cache._tables._segment(self.cache._table_of[self.sequence(session)])
 
     def spoil(self, layers, heads, start, stop, change):
-        """change: takes keys and values [tokens, num_kv_heads, head_dim] of positions start .. stop of a layer, to others."""
+        """Replace keys and values [tokens, num_kv_heads, head_dim] of positions [start, stop) of a layer by the result of
+        `change`.
+        """
         for layer in layers:
             keys, values = (np.array(part) for part in self.cache.read(self.sequence(self.b), layer, range(start, stop)))
             for own, other in zip((keys, values), change(layer, keys.copy(), values.copy()), strict=True):
@@ -77,9 +82,9 @@ class Scene:
             self.cache.write(self.sequence(self.b), layer, start, keys, values)
 
     def said(self, count):
-        """What b was told, and says from its first wrong token on, and what others were told.
+        """Return the history of request b with its generated tokens, and the histories of the other requests.
 
-        A canary that recalls is asked for every second word of its prompt.
+        For a canary that recalls, b is extended by every second word of its prompt and generates one token after each.
         """
         before = len(self.engine._tokens[self.b])
         if self.canary.recalls:

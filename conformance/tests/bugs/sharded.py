@@ -1,4 +1,4 @@
-"""Bugs of caches that lie on several ranks."""
+"""Bugs in caches on several ranks."""
 
 import numpy as np
 
@@ -18,7 +18,7 @@ def copies_are_dealt_out_in_turn(patch):
 
 @bug("SHARD-01")
 def rows_of_three_heads_or_more_stand_in_the_wrong_order(patch):
-    """Each holds its share, and says so: of the heads that are another row's."""
+    """Each row reports its share of heads correctly but stores another row's heads."""
     heads = ShardedConfig.heads
 
     def swapped(self, row):
@@ -29,7 +29,7 @@ def rows_of_three_heads_or_more_stand_in_the_wrong_order(patch):
 
 @bug("SHARD-01")
 def a_rank_of_three_heads_or_more_names_those_of_the_next_row(patch):
-    """What it holds is right: what it says of it is not."""
+    """It stores the right heads but reports others."""
     heads = ShardedCache.heads
 
     def next_row(self, rank):
@@ -52,7 +52,7 @@ def the_second_copy_of_a_head_is_written_once(patch):
 
 
 def numbered(patch):
-    """Ranks know their numbers."""
+    """Give ranks their numbers."""
     init = _Rank.__init__
 
     def noting(self, config, number, backend):
@@ -82,7 +82,7 @@ def tokens_are_dealt_out_one_by_one(patch):
 
 @bug("SHARD-02")
 def what_is_left_of_a_block_goes_to_the_next_column(patch):
-    """A block that an append does not begin at its first token is counted from where the append begins."""
+    """If an append starts inside a block, positions are assigned to columns as if a block started there."""
     prepared = _Rank.prepared
 
     def shifted(self, keys, values):
@@ -112,7 +112,7 @@ def the_logarithm_is_to_another_base(patch):
 
 @bug("SHARD-02")
 def the_largest_score_is_taken_for_the_sum(patch):
-    """As where a kernel gives back that in the place of the logarithm of the sum."""
+    """Like a kernel that returns the largest score in place of the log-sum-exp."""
     patch.setattr("kvref.sharded.partial", lambda *given: divided(partial(*given)))
 
 
@@ -186,14 +186,14 @@ def bytes_are_those_of_all_heads(patch):
 
 @bug("SHARD-03")
 def bytes_are_those_of_four_columns_at_most(patch):
-    """As where each rank's are worked out from those of all, with too small a number of columns."""
+    """Like a cache that computes each rank's bytes from the total with too small a number of columns."""
     in_source(patch, f"{RANK}.num_bytes", "len(self.table) *",
               "len(self.table) * self._config.token_ranks // min(4, self._config.token_ranks) *")  # fmt: skip
 
 
 @bug("SHARD-03")
 def blocks_are_taken_anew_for_every_append(patch):
-    """What a rank holds is copied to other blocks, alike on every rank."""
+    """A rank's contents are copied to other blocks, in the same way on every rank."""
     moved_by(patch, lambda cache, called: called == "append")
 
 
@@ -203,7 +203,7 @@ def what_a_truncate_leaves_is_copied_together(patch):
 
 
 def moved_by(patch, moves):
-    """All blocks have other numbers after each call of which `moves` is true."""
+    """All blocks get other ids after each call for which `moves` is true."""
     for name in ("append", "truncate"):
         patch.setattr(ShardedCache, name, moving(getattr(ShardedCache, name), name, moves))
     table = ShardedCache.block_table
@@ -238,7 +238,7 @@ def ranks_behind_the_one_that_is_lost_have_written(patch):
 
 
 def half_written(patch, writes):
-    """An append in which ranks are lost is kept by the others of which `writes` is true."""
+    """The remaining ranks for which `writes` is true keep an append in which ranks were lost."""
     append = ShardedCache.append
 
     def torn(self, keys, values):

@@ -1,4 +1,4 @@
-"""Bugs of caches that lie on several ranks, which show in few states, or at real sizes."""
+"""Bugs in caches on several ranks that show in few states, or at production sizes."""
 
 import numpy as np
 
@@ -28,7 +28,7 @@ def a_copy_in_the_second_column_misses_what_follows_a_truncate(patch):
 
 @hidden("sharded", "SHARD-03")
 def a_block_is_taken_twice_after_it_was_full(patch):
-    """Once a rank but the first was full, its free list is another."""
+    """After a rank other than the first was full, its free list is wrong."""
     numbered(patch)
     be = _Rank.be
 
@@ -90,7 +90,7 @@ def bytes_of_eight_columns_and_more_are_those_of_all(patch):
 
 @hidden("sharded", "SHARD-03")
 def blocks_move_once_they_are_full(patch):
-    """At the end of a turn, alike on every rank."""
+    """Each time a block is full on all token ranks, in the same way on every rank."""
     moved_by(patch, lambda cache, called: (
         called == "append" and cache.length > 0 and cache.length % (cache.config.block_size * cache.config.token_ranks) == 0
     ))  # fmt: skip

@@ -1,4 +1,4 @@
-"""Bugs of blocks that several tables list: references, forks, copies on write."""
+"""Bugs in shared blocks: references, forks, copy-on-write."""
 
 import numpy as np
 
@@ -251,7 +251,7 @@ def a_copy_is_made_by_the_next_write(patch):
     def first(self, slots, keys, values):
         pending, self.pending = getattr(self, "pending", []), []
         write(self, slots, keys, values)
-        if len(slots) > 2:  # too few to be worth a launch of their own
+        if len(slots) > 2:  # too few to justify a kernel launch
             for what in pending:
                 copy(self, *what)
             write(self, slots, keys, values)
@@ -291,7 +291,7 @@ def negative_blocks_are_counted_from_the_end(patch):
 
 
 def forgetful_copy(patch, loses):
-    """A copy that does not happen in a state that few calls lead to."""
+    """A copy is skipped in a state that few calls lead to."""
     prepare = PagedCache._prepare
 
     def losing(self, more, tables, layers, positions):

@@ -130,7 +130,7 @@ def nothing_is_locked(patch):
     slots = Run.slots
 
     def slow(self, start, stop):
-        time.sleep(0.0002)  # between finding the slot and counting it as taken: another thread's turn
+        time.sleep(0.0002)  # between finding the slot and marking it as used: lets another thread run
         return slots(self, start, stop)
 
     patch.setattr(Run, "slots", slow)

@@ -1,4 +1,4 @@
-"""Bugs in what a sequence is known to hold, and in what is remembered of where it lies."""
+"""Bugs in the committed tokens of a sequence, and in the index of their blocks."""
 
 import numpy as np
 

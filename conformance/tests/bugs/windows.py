@@ -1,4 +1,4 @@
-"""Bugs in windows: what is seen, what is kept, what is gone back to and what is given back."""
+"""Bugs in windows: what a query sees, what is stored, truncated and freed."""
 
 from bugs.attention import masked_tokens_weigh_zero_times_nan
 from bugs.plant import bug, hidden, in_source, real
@@ -32,7 +32,7 @@ def a_window_of_one_sees_all(patch):
 
 @bug("WIN-02")
 def a_step_writes_before_it_attends(patch):
-    """What the first queries of it had to see is gone."""
+    """Tokens that its first queries see are overwritten."""
     step = WindowedCache.step
 
     def overwritten(self, query, keys, values, scale=None):
@@ -65,7 +65,7 @@ def a_ring_is_read_in_the_order_of_its_slots(patch):
 
 @bug("WIN-03")
 def a_ring_turns_a_token_late(patch):
-    """Once it is exactly full, the next token takes the newest one's place."""
+    """Once it is exactly full, the next token overwrites the newest one."""
     in_source(patch, SLOTS, "% self._ring", "% max(1, self._ring - 1)")
 
 
@@ -136,7 +136,7 @@ def the_ring_has_no_room_for_a_draft(patch):
 
 @bug("WIN-06")
 def a_ring_goes_on_where_the_draft_ended(patch):
-    """The length is the position, and the place in the ring is counted by itself."""
+    """Truncation sets the length, but the slot of the next token is counted separately."""
     in_source(patch, SLOTS, "(positions - sinks) %", "(positions - sinks + self.gone) %")
     in_source(patch, INIT, "self.length = 0", "self.length = self.gone = 0")
     in_source(patch, TRUNCATE, "self.length, self._first =", "self.gone += self.length - length\n    self.length, self._first =")
@@ -282,7 +282,7 @@ def a_slot_is_a_byte(patch):
 
 @real("windowed")
 def a_position_is_a_float16(patch):
-    """Which cannot tell 2049 from 2048."""
+    """float16 cannot distinguish 2049 from 2048."""
     in_source(
         patch, "kvref.attention.Sight.sees", "token >= self.first(query)", "np.float16(token) >= np.float16(self.first(query))"
     )

@@ -1,4 +1,4 @@
-"""Faults to plant in the engine in little, each with what its diagnosis has to say: the kind and the facts."""
+"""Faults to plant in the minimal engine, each with the expected diagnosis: its kind and facts."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from kvref import PrefixCache
 from kvref.canary import Canary
 from kvref_conformance.engines.told import Told
 
-OFFSETS = Canary(offsets=(13, 34))  # a block is no multiple of them: what two layers show lies apart
+OFFSETS = Canary(offsets=(13, 34))  # not multiples of a block, so that two layers show different offsets
 FOUR = Canary(offsets=(13, 34), num_kv_heads=4)
 WINDOWS = Canary(offsets=(16, 31), windows=(16, 40))
 RECALLS = Canary(offsets=(1,), recalls=True, theta=1e6, head_dim=128)
@@ -19,8 +19,9 @@ FAULTS: list["Fault"] = []
 
 @dataclass
 class Fault:
-    """plant: spoils a scene whose request was told its prompt, before it says anything. facts: of the finding, which is one
-    `among` so many that fit equally."""
+    """plant: corrupts a scene whose request has a prompt, before the first generated token. facts: of the expected finding, which
+    is one of `among` findings that fit equally well.
+    """
 
     plant: Callable[[Scene], None]
     canary: Canary
@@ -87,7 +88,7 @@ def anothers_block_of_another_place(scene):
 @fault(RECALLS, "earlier occupant", other="request a", within=(80, 96), shift=0)
 def an_earlier_occupants_block(scene):
     block = scene.table(scene.a)[5].copy()
-    scene.cache.ensure_capacity(scene.sequence(scene.b), 250)  # or it would be given the block
+    scene.cache.ensure_capacity(scene.sequence(scene.b), 250)  # otherwise it would allocate the block
     scene.engine.close(scene.a)
     scene.table(scene.b)[5] = block
 
@@ -154,7 +155,7 @@ def keys_turned_one_too_far_from_some_place_on(scene):
 
 @fault(OFFSETS, "unknown")
 def a_chunk_is_written_a_slot_late(scene):
-    """And the next over its end: all are found by their keys but the last."""
+    """And the next chunk overwrites its end: all entries are found by their keys except the last."""
     late = [scene.cache.read(scene.sequence(scene.b), layer, range(80, 95)) for layer in range(2)]
     scene.spoil(range(2), [0, 1], 80, 81, lambda layer, keys, values: (keys * 0, values * 0))
     scene.spoil(range(2), [0, 1], 81, 96, lambda layer, keys, values: late[layer])
@@ -213,7 +214,7 @@ def two_tokens_of_a_head_swapped(scene):
 
 
 def forked(scene, shared):
-    """Request d, made by a fork of b at its end or before: its tokens, of which the rest are its own."""
+    """Request d, a fork of b at its end or before: its tokens, and those that it generates itself."""
     d = scene.engine.open()
     tokens = scene.told[:shared] + prompt_of(scene.canary, 150, 4)[1 : 1 + 110 - shared]
     scene.engine.extend(d, tokens)
@@ -237,7 +238,7 @@ def the_last_block_is_lost_at_a_fork(scene):
 @fault(OFFSETS, "another", other="request e", start=72, stop=76, layers=(0,), after="a prefix hit of 72")
 @fault(RECALLS, "unknown")
 def a_prefix_hit_of_too_many(scene):
-    """Request e was told the same 72 tokens and others behind them; b takes 4 of those for its own."""
+    """Request e has the same 72 tokens and then others; b takes 4 of those for its own."""
     tokens = scene.told[:72] + prompt_of(scene.canary, 60, 5)[1:]
     e = scene.engine.open()
     scene.engine.extend(e, tokens)
@@ -274,7 +275,7 @@ def a_truncation_leaves_stale_tokens(scene):
 
 @fault(OFFSETS, "another", other="request f", start=66, stop=80, within=(64, 80), shift=0, after="a cancel at 100")
 def a_cancelled_requests_blocks_are_given_away(scene):
-    """Request f was given a block that b still reads."""
+    """Request f was allocated a block that b still reads."""
     f = scene.engine.open()
     tokens = prompt_of(scene.canary, 120, 7)
     scene.engine.extend(f, tokens)

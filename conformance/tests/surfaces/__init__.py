@@ -1,7 +1,7 @@
-"""Caches as other people write them: small, plain NumPy, and with no more operations than their users needed.
+"""Caches in the style of third-party code: small, plain NumPy, and with no more operations than their users need.
 
-None of them knows kvref. They show that the judge meets such a cache where it is: each right one is judged on every clause that
-its operations can show (test_surfaces.py), and each bug in broken_*.py is caught by the clause that it names.
+They do not import kvref. They show that the judge adapts to such a cache: each correct cache is judged on every clause that its
+operations can show (test_surfaces.py), and each bug in broken_*.py fails the clause that it names.
 """
 
 from typing import Any, ClassVar
@@ -10,7 +10,7 @@ import numpy as np
 
 
 class Host:
-    """What an implementation is beside its caches, on the host's own arrays."""
+    """The attributes of an implementation besides its caches, for NumPy arrays."""
 
     version = "1"
     language = "python"

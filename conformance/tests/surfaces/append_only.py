@@ -1,4 +1,4 @@
-"""A paged cache that is appended to, a token for each sequence of a batch, and can do nothing else with what it has."""
+"""A paged cache that can only append one token per sequence of a batch."""
 
 from collections import Counter
 from typing import Any
@@ -11,7 +11,7 @@ from surfaces.given import index, size, tokens
 
 
 class Cache:
-    """blocks: of a sequence, one list a layer, of arrays [2, block_size, num_kv_heads, head_dim] that are taken from a stack."""
+    """blocks: by sequence, one list per layer, of arrays [2, block_size, num_kv_heads, head_dim] that are popped from a stack."""
 
     def __init__(self, num_blocks: int, block_size: int, num_layers: int, num_kv_heads: int, head_dim: int, dtype: str) -> None:
         if dtype != "float32":
@@ -37,7 +37,7 @@ class Cache:
         del self.filled[sequence]
 
     def append(self, sequences: Any, layer: int, keys: Any, values: Any) -> None:
-        """keys, values: [sequences, num_kv_heads, head_dim], a token for each."""
+        """keys, values: [sequences, num_kv_heads, head_dim], one token per sequence."""
         layer = index(layer, self.num_layers, LayerOutOfRange)
         for sequence in sequences:
             self.known(sequence)
@@ -67,13 +67,13 @@ class Cache:
             raise SequenceNotFound(f"{sequence}")
 
     def room(self, sequences: Any, layer: int) -> None:
-        """Blocks for a token more of each in the layer, taken for all layers at once; or none."""
+        """Allocate blocks for one more token of each sequence in the layer, for all layers at once, or none."""
         missing = {}
         for sequence, times in Counter(sequences).items():
             needed = -(-(self.filled[sequence][layer] + times) // self.block_size)
             missing[sequence] = max(0, needed - len(self.blocks[sequence][layer]))
         if self.num_layers * sum(missing.values()) > len(self.free):
-            raise OutOfBlocks(f"{missing}, {len(self.free)} are free")
+            raise OutOfBlocks(f"out of blocks: {self.num_layers * sum(missing.values())} needed, {len(self.free)} free")
         for sequence, count in missing.items():
             for blocks in self.blocks[sequence]:
                 blocks += [self.free.pop() for _ in range(count)]

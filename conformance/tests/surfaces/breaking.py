@@ -1,4 +1,4 @@
-"""How a bug is planted in one of these caches: a class derived from it, and the clause that must fail."""
+"""The decorator that registers a bug in one of these caches: a derived class, and the clause that must fail."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ BROKEN: list[Any] = []
 
 
 def breaks(clause: str, right: type[Host]) -> Callable[[type], type]:
-    """A cache that is `right`'s but for one bug, and that clause's to catch."""
+    """Register a cache that is like `right` except for one bug, which this clause must catch."""
 
     def register(cache: type) -> type:
         (family,) = (name for name in ("paged", "quantized", "attention") if name in vars(right))

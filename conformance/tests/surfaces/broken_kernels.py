@@ -1,4 +1,4 @@
-"""Bugs in kernels that take half precision, heads of 64 or 128 and blocks of 16."""
+"""Bugs in kernels with half precision, heads of 64 or 128 and blocks of 16."""
 
 from typing import Any
 
@@ -70,7 +70,7 @@ class NoTokensGiveNan(kernel_attention.Attention):
 
 @breaks("ATTN-09", KernelAttention)
 class TheMasksCornerIsTheFirstToken(kernel_attention.Attention):
-    """Right for a prompt in one piece; a later piece sees what the first would."""
+    """Right for a prompt in one chunk; a later chunk sees what the first would."""
 
     def seen(self, row: int, queries: int, causal: bool, length: int) -> int:
         return min(row + 1, length) if causal else length
@@ -87,7 +87,7 @@ class TheSixteenthSlotIsInTheNextBlock(kernel_paged.Cache):
 
 @breaks("PAGED-12", KernelPaged)
 class TheEdgeOfABlockIsReadFromTheLast(kernel_paged.Cache):
-    """Off by one at position 16: it is read from the block before."""
+    """Off by one at position 16, which is read from the block before."""
 
     def read(self, sequence: int, layer: int, positions: Any) -> tuple[Any, Any]:
         return super().read(sequence, layer, [p - 16 if p and p % 16 == 0 else p for p in positions])
@@ -102,7 +102,7 @@ class ABatchIsWrittenUntilOneFails(kernel_paged.Cache):
 
 @breaks("PAGED-16", KernelPaged)
 class ABatchGoesByRow(kernel_paged.Cache):
-    """Row i of a batch goes to the i-th sequence that there is, whatever the batch names."""
+    """Row i of a batch is written to the i-th live sequence, whatever the batch names."""
 
     def append(self, sequences: Any, layer: int, keys: Any, values: Any) -> None:
         for sequence in sequences:
@@ -135,7 +135,7 @@ class AttentionIsOverTheRoomInTheBlocks(kernel_paged.Cache):
 
 @breaks("PAGED-11", KernelPaged)
 class AWholeBlockIsWritten(kernel_paged.Cache):
-    """What is overwritten is padded with zeros to the end of its block."""
+    """Overwriting pads with zeros to the end of the block."""
 
     def store(self, found: Sequence, layer: int, positions: Any, keys: Any, values: Any) -> None:
         super().store(found, layer, positions, keys, values)

@@ -1,4 +1,4 @@
-"""Bugs in paged caches of few operations."""
+"""Bugs in paged caches with few operations."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ class ANewSequenceTakesABlock(paged.Cache):
 
 @breaks("PAGED-03", Paged)
 class ALayerTakesItsBlocksLater(paged.Cache):
-    """Each layer when it is written to, instead of all at once: a step can fail in its middle."""
+    """Each layer allocates when it is written to, not all at once: a step can fail halfway."""
 
     def write(self, sequence: int, layer: int, start: int, keys: Any, values: Any) -> None:
         found, layer = self.found(sequence), self.layer(layer)
@@ -39,7 +39,7 @@ class ALayerTakesItsBlocksLater(paged.Cache):
         end, table = start + len(keys), found.tables[layer]
         missing = max(0, -(-end // self.block_size) - len(table))
         if missing > len(self.free):
-            raise OutOfBlocks(f"{missing} blocks, {len(self.free)} are free")
+            raise OutOfBlocks(f"out of blocks: {missing} needed, {len(self.free)} free")
         table += [self.free.pop(0) for _ in range(missing)]
         self.store(found, layer, np.arange(start, end), keys, values)
         found.lengths[layer] = max(found.lengths[layer], end)
@@ -63,7 +63,7 @@ class WhatWasTakenIsKept(paged.Cache):
             for table in self.sequences[sequence].tables:
                 for _ in range(count):
                     if not self.free:
-                        raise OutOfBlocks("none is free")
+                        raise OutOfBlocks("out of blocks: 1 needed, 0 free")
                     table.append(self.free.pop(0))
 
 
@@ -126,7 +126,7 @@ class BlocksAreReadInOrderOfTheirNumbers(paged.Cache):
 
 @breaks("PAGED-13", Paged)
 class ABlockIsInTwoTables(paged.Cache):
-    """The last block of a sequence that is dropped is given back more than once, and taken first."""
+    """The last block of a dropped sequence is freed more than once, and allocated first."""
 
     def drop(self, sequence: int) -> None:
         again = self.found(sequence).tables[0][-1:]
@@ -136,7 +136,7 @@ class ABlockIsInTwoTables(paged.Cache):
 
 @breaks("PAGED-14", Paged)
 class BlocksAreSixteen(paged.Cache):
-    """Shifts and masks for blocks of 16, whatever the size of a block."""
+    """Shifts and masks for blocks of 16, whatever the block size."""
 
     def places(self, table: list[int], positions: Any) -> tuple[Any, Any]:
         if self.block_size & (self.block_size - 1) == 0:
@@ -212,21 +212,21 @@ class OnlyTheFirstLayersBlocksComeBack(append_only.Cache):
 
 @breaks("PAGED-05", AppendOnly)
 class EachLayerCountsItsBlocksAlone(append_only.Cache):
-    """There is room for this layer, and so for none of the others."""
+    """It checks for room for one layer only, not for all layers."""
 
     def room(self, sequences: Any, layer: int) -> None:
         layers, self.num_layers = self.num_layers, 1
         try:
             super().room(sequences, layer)
         except IndexError as error:
-            raise OutOfBlocks("of the other layers") from error
+            raise OutOfBlocks("out of blocks in the other layers") from error
         finally:
             self.num_layers = layers
 
 
 @breaks("LAW-02", OneTable)
 class EveryLayerIsTheFirst(one_table.Cache):
-    """One table for all layers, and one memory too."""
+    """One table for all layers, and also one memory."""
 
     def write(self, sequence: int, layer: int, start: int, keys: Any, values: Any) -> None:
         super().write(sequence, layer, start, keys, values)

@@ -1,4 +1,4 @@
-"""Bugs in quantized caches of few operations."""
+"""Bugs in quantized caches with few operations."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ class HeadsShareAScale(int8.Cache):
 
 @breaks("QUANT-05", Int8)
 class EveryTokenIsQuantizedAgain(int8.Cache):
-    """Each step quantizes all tokens anew, by the largest scale that their head ever had."""
+    """Each step requantizes all tokens with the largest scale that their head ever had."""
 
     def append_step(self, keys: Any, values: Any) -> None:
         super().append_step(keys, values)

@@ -1,4 +1,4 @@
-"""Errors of their own, which the judge knows by their names."""
+"""Own exceptions, which the judge recognizes by their names."""
 
 
 class ConfigError(Exception):

@@ -1,4 +1,4 @@
-"""An FP8 cache in which tokens come to a layer one by one, and are read one by one."""
+"""An FP8 cache whose tokens are appended to a layer and read one by one."""
 
 from typing import Any, ClassVar
 
@@ -22,7 +22,7 @@ MIDPOINTS = (MAGNITUDES[1:] + MAGNITUDES[:-1]) / 2
 
 
 def encode(numbers: Any) -> Any:
-    """float32 to the codes of E4M3FN: to the nearest, ties to the even code, saturating."""
+    """Convert float32 to codes of E4M3FN: nearest, ties to even, saturating."""
     size = np.abs(numbers).astype(np.float64)
     below, above = np.searchsorted(MIDPOINTS, size, side="left"), np.searchsorted(MIDPOINTS, size, side="right")
     codes = np.where(below % 2 == 0, below, above)
@@ -77,9 +77,9 @@ class Cache:
         return index(layer, self.num_layers, LayerOutOfRange)
 
     def quantized(self, rows: Any) -> tuple[Any, Any]:
-        """float32 [..., head_dim] as codes and a scale a row."""
+        """Quantize float32 [..., head_dim] to codes and one scale per row."""
         if not np.isfinite(rows).all():
-            raise NonFinite("a NaN or an infinity")
+            raise NonFinite("expected finite numbers, got a NaN or an infinity")
         scale = np.maximum(np.abs(rows).max(axis=-1) / LARGEST, np.float32(2.0**-23))
         return encode(np.clip(rows / scale[..., None], -LARGEST, LARGEST)), scale
 

@@ -1,4 +1,4 @@
-"""What is handed in, looked at before anything is done with it."""
+"""Validation of arguments before anything changes."""
 
 import operator
 from typing import Any
@@ -9,7 +9,7 @@ from surfaces.errors import ConfigError, DtypeMismatch, ShapeMismatch
 
 
 def whole(value: Any) -> int | None:
-    """Python's own integer, of any type that is one."""
+    """Return Python's integer for an integer of any type."""
     try:
         return None if isinstance(value, bool) else operator.index(value)
     except TypeError:
@@ -31,7 +31,7 @@ def index(value: Any, stop: int | None, error: type[Exception]) -> int:
 
 
 def tokens(arrays: tuple[Any, ...], shape: tuple[int | None, ...], dtypes: tuple[type, ...] = (np.float16, np.float32)) -> None:
-    """Arrays of one shape, in which None is any length, and of dtypes that are taken."""
+    """Return arrays of one shape, where None allows any length, and of an accepted dtype."""
     for array in arrays:
         if array.dtype not in dtypes:
             raise DtypeMismatch(str(array.dtype))

@@ -1,4 +1,4 @@
-"""An INT8 cache of six operations: a token comes to every layer at once, and heads are read one by one."""
+"""An INT8 cache of six operations: a token is appended to all layers at once, and heads are read one by one."""
 
 from typing import Any
 
@@ -58,13 +58,13 @@ class Cache:
         return self.fp32_bytes / self.memory_bytes
 
     def quantized(self, rows: Any) -> tuple[Any, Any]:
-        """float32 [..., head_dim] as codes and a scale a row."""
+        """Quantize float32 [..., head_dim] to codes and one scale per row."""
         scale = np.maximum(np.abs(rows).max(axis=-1) / np.float32(127), np.float32(2.0**-23))
         with np.errstate(invalid="ignore", over="ignore"):
             halves_away = np.floor(np.abs((rows / scale[..., None]).astype(np.float64)) + 0.5)
             codes = np.copysign(np.minimum(halves_away, 127), rows)
             if not np.isfinite(codes.astype(np.float32) * scale[..., None]).all():
-                raise NonFinite("a row that would not read back finite")
+                raise NonFinite("expected rows that read back finite, got one that does not")
         return codes.astype(np.int8), scale
 
     def value(self, *place: int) -> Any:

@@ -1,4 +1,4 @@
-"""Attention as a GPU kernel takes it: float16 arrays, heads of 64 or 128."""
+"""Attention with the limits of a GPU kernel: float16 arrays, heads of 64 or 128."""
 
 from typing import Any, ClassVar
 
@@ -35,14 +35,14 @@ class Attention:
         return output
 
     def seen(self, row: int, queries: int, causal: bool, length: int) -> int:
-        """How many tokens a query sees: with `causal` the queries are the last tokens."""
+        """The number of tokens that a query sees: with `causal` the queries are the last tokens."""
         return length - queries + 1 + row if causal else length
 
     def group(self, head: int, query_heads: int, kv_heads: int) -> int:
         return head // (query_heads // kv_heads)
 
     def one(self, query: Any, keys: Any, values: Any, scale: float) -> Any:
-        """One query head over the tokens that it sees."""
+        """Attention of one query head over the tokens that it sees."""
         with np.errstate(over="ignore", invalid="ignore"):
             scores = keys.astype(np.float32) @ query.astype(np.float32) * np.float32(scale)
             weights = np.exp(scores - scores.max())

@@ -1,4 +1,4 @@
-"""Every operation of a paged cache, as GPU kernels take them: float16 arrays, heads of 64 or 128, blocks of 16."""
+"""Every operation of a paged cache, with the limits of GPU kernels: float16 arrays, heads of 64 or 128, blocks of 16."""
 
 from collections import Counter
 from typing import Any, ClassVar
@@ -18,14 +18,14 @@ class Cache(paged.Cache):
     def __init__(self, **config: Any) -> None:
         super().__init__(**config)
         if self.block_size != 16 or self.row[1] not in WIDTHS:
-            raise ConfigError(f"blocks of {self.block_size}, heads of {self.row[1]}")
+            raise ConfigError(f"expected blocks of 16 and heads of 64 or 128, got {self.block_size} and {self.row[1]}")
 
     @property
     def num_free_blocks(self) -> int:
         return len(self.free)
 
     def append(self, sequences: Any, layer: int, keys: Any, values: Any) -> None:
-        """keys, values: [sequences, num_kv_heads, head_dim], a token for each."""
+        """keys, values: [sequences, num_kv_heads, head_dim], one token per sequence."""
         layer = self.layer(layer)
         tokens((keys, values), (len(sequences), *self.row), self.dtypes)
         self.append_to(sequences, [layer], keys[None], values[None])

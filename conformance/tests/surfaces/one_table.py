@@ -1,4 +1,4 @@
-"""A paged cache as vLLM lays it out: a sequence has one table, and each of its blocks stands for a block in every layer."""
+"""A paged cache with vLLM's layout: a sequence has one table, and each block id stands for one block in every layer."""
 
 from typing import Any, ClassVar
 
@@ -40,7 +40,7 @@ class Cache:
         end = start + len(keys)
         missing = max(0, -(-end // self.block_size) - len(table))
         if missing > len(self.free):
-            raise OutOfBlocks(f"{missing} blocks, {len(self.free)} are free")
+            raise OutOfBlocks(f"out of blocks: {missing} needed, {len(self.free)} free")
         table += [self.free.pop() for _ in range(missing)]
         blocks, offsets = self.places(table, np.arange(start, end))
         self.memory[0, layer, blocks, offsets], self.memory[1, layer, blocks, offsets] = keys, values

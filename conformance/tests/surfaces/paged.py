@@ -10,7 +10,7 @@ from surfaces.given import index, size, tokens
 
 
 class Sequence:
-    """tables: the blocks of each layer, all equally many. lengths: the tokens of each."""
+    """tables: the blocks of each layer, the same number in all. lengths: the tokens of each layer."""
 
     def __init__(self, num_layers: int) -> None:
         self.tables: list[list[int]] = [[] for _ in range(num_layers)]
@@ -19,7 +19,7 @@ class Sequence:
 
 class Cache:
     dtype = "float32"
-    dtypes: tuple[type, ...] = (np.float16, np.float32)  # of arrays handed in
+    dtypes: tuple[type, ...] = (np.float16, np.float32)  # of argument arrays
 
     def __init__(self, num_blocks: int, block_size: int, num_layers: int, num_kv_heads: int, head_dim: int, dtype: str) -> None:
         if dtype != self.dtype:
@@ -78,14 +78,14 @@ class Cache:
         return index(layer, self.num_layers, LayerOutOfRange)
 
     def missing(self, found: Sequence, num_tokens: int) -> int:
-        """Blocks that each layer lacks for so many tokens."""
+        """The number of blocks that each layer lacks for `tokens` tokens."""
         return max(0, -(-num_tokens // self.block_size) - len(found.tables[0]))
 
     def take(self, missing: dict[int, int]) -> None:
-        """So many blocks a layer for each sequence, or none."""
+        """Allocate `count` blocks per layer for each sequence, or none."""
         needed = self.num_layers * sum(missing.values())
         if needed > len(self.free):
-            raise OutOfBlocks(f"{needed} blocks, {len(self.free)} are free")
+            raise OutOfBlocks(f"out of blocks: {needed} needed, {len(self.free)} free")
         for sequence, count in missing.items():
             for table in self.sequences[sequence].tables:
                 table += [self.free.pop(0) for _ in range(count)]

@@ -1,9 +1,9 @@
-//! Arrays as they travel, {"dtype", "shape", "base64"} in little-endian C order, and the errors of a cache.
+//! Arrays of the protocol, {"dtype", "shape", "base64"} in little-endian C order, and the errors of a cache.
 
 use crate::json::{object, Json};
 use crate::small_float::from_float16;
 
-/// What a cache refuses with: `kind` is one of the names the specification gives to errors.
+/// An error of a cache. `kind` is one of the specification's error names.
 #[derive(Debug)]
 pub struct KvError {
     pub kind: &'static str,
@@ -16,7 +16,7 @@ pub fn refuse<T>(kind: &'static str, message: String) -> Result<T> {
     Err(KvError { kind, message })
 }
 
-/// An integer in [0, stop), or an error of this kind.
+/// Returns an integer in [0, stop), or an error of this kind.
 pub fn in_range(value: &Json, stop: usize, kind: &'static str, what: &str) -> Result<usize> {
     match value.integer() {
         Some(number) if number >= 0 && (number as u64) < stop as u64 => Ok(number as usize),
@@ -60,7 +60,7 @@ fn to_base64(bytes: &[u8]) -> String {
     text
 }
 
-/// An array as it came: bytes of some dtype.
+/// A received array: bytes of some dtype.
 pub struct Received {
     pub dtype: String,
     pub shape: Vec<usize>,
@@ -76,7 +76,7 @@ pub fn received(array: &Json) -> Received {
     }
 }
 
-/// float32 numbers, narrow floats widened, of a shape in which `None` is any length. Refuses with ShapeMismatch and DtypeMismatch.
+/// Returns float32 numbers, narrow floats widened. `None` in a shape allows any length. Errors: ShapeMismatch, DtypeMismatch.
 pub fn floats(name: &str, array: &Json, wanted: &[Option<usize>]) -> Result<(Vec<f32>, Vec<usize>)> {
     let Received { dtype, shape, bytes } = received(array);
     if shape.len() != wanted.len() || wanted.iter().zip(&shape).any(|(want, got)| want.is_some_and(|want| want != *got)) {
@@ -94,7 +94,7 @@ pub fn floats(name: &str, array: &Json, wanted: &[Option<usize>]) -> Result<(Vec
     Ok((numbers, shape))
 }
 
-/// Bytes of a dtype, in its little-endian order.
+/// Encodes bytes of a dtype (little-endian).
 pub fn sent(bytes: &[u8], dtype: &str, shape: &[usize]) -> Json {
     let shape = shape.iter().map(|axis| Json::from(*axis as i64)).collect();
     object([("dtype", dtype.into()), ("shape", Json::List(shape)), ("base64", Json::String(to_base64(bytes)))])

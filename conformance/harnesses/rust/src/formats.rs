@@ -1,4 +1,4 @@
-//! How a row of numbers is stored: bytes of codes, and bytes of scales where these lie beside the codes.
+//! Storage formats of a row: bytes of codes, and bytes of scales in formats that store them separately.
 
 use crate::arrays::{refuse, Result};
 use crate::ggml::{self, Ggml};
@@ -7,9 +7,9 @@ use crate::symmetric::{self, Symmetric};
 
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Format {
-    Symmetric(Symmetric), // a float32 scale a row
-    Ggml(Ggml),           // scales among the codes
-    Mx(Mx),               // a byte a group
+    Symmetric(Symmetric), // one float32 scale per row
+    Ggml(Ggml),           // scales inside the bytes of the codes
+    Mx(Mx),               // a scale of one byte per group
 }
 
 pub fn names() -> Vec<&'static str> {
@@ -25,7 +25,7 @@ impl Format {
         }
     }
 
-    /// The dtype in which codes travel.
+    /// The dtype of codes in the protocol.
     pub fn code_dtype(self) -> &'static str {
         match self {
             Format::Symmetric(Symmetric::Int8) => "int8",
@@ -33,16 +33,16 @@ impl Format {
         }
     }
 
-    /// The dtype of the scales that lie beside the codes, and how many of them a row of some width has.
+    /// The dtype of separate scales, and their number per row of this width.
     pub fn scales(self, width: usize) -> Option<(&'static str, Option<usize>)> {
         match self {
-            Format::Symmetric(_) => Some(("float32", None)), // one a row
+            Format::Symmetric(_) => Some(("float32", None)), // one per row
             Format::Ggml(_) => None,
             Format::Mx(format) => Some(("uint8", Some(width / format.group()))),
         }
     }
 
-    /// The bytes of codes, and of scales, of a row of some width.
+    /// The number of bytes of codes, and of scales, per row of this width.
     pub fn bytes(self, width: usize) -> (usize, usize) {
         match self {
             Format::Symmetric(_) => (width, 4),
@@ -51,7 +51,7 @@ impl Format {
         }
     }
 
-    /// Refuses with ConfigError a width that no group goes into (FMT-GROUP-03).
+    /// Error ConfigError if the width is not a multiple of the group size (FMT-GROUP-03).
     pub fn must_fit(self, width: usize) -> Result<()> {
         let group = match self {
             Format::Symmetric(_) => 1,
@@ -64,12 +64,12 @@ impl Format {
         refuse("ConfigError", format!("rows: expected a width that is a multiple of {group}, got {width}"))
     }
 
-    /// Refuses with NonFinite rows that would not read back finite: a NaN would become a plausible number.
+    /// Error NonFinite if a row would not read back finite, because a NaN would become a plausible number.
     pub fn must_read_back(self, name: &str, rows: &[f32], width: usize) -> Result<()> {
         let reads_back = |row: &[f32]| match self {
             Format::Symmetric(format) => format.reads_back(row),
             Format::Ggml(format) => row.chunks_exact(ggml::BLOCK).all(|x| format.store(x, &mut vec![0; format.size()])),
-            Format::Mx(_) => true, // no element times its scale is larger than the number
+            Format::Mx(_) => true, // an element times its scale is never larger than the number
         };
         if rows.iter().all(|x| x.is_finite()) && rows.chunks_exact(width.max(1)).all(reads_back) {
             return Ok(());
@@ -77,7 +77,7 @@ impl Format {
         refuse("NonFinite", format!("{name}: expected rows that read back finite, got one that does not"))
     }
 
-    /// Codes and scales of a row that reads back finite.
+    /// Quantizes a row that reads back finite: codes and scales.
     pub fn store(self, row: &[f32], codes: &mut [u8], scales: &mut [u8]) {
         match self {
             Format::Symmetric(format) => {

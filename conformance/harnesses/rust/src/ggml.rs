@@ -1,9 +1,9 @@
-//! The blocks of ggml: 32 values behind a scale of float16 (FMT-GGML).
+//! The blocks of ggml: a float16 scale followed by 32 values (FMT-GGML).
 
 use crate::small_float::{from_float16, to_float16};
 
 pub const BLOCK: usize = 32;
-const LEAST_INVERTIBLE: f32 = f32::from_bits(0x0040_0000); // 2^-127: below it the reciprocal may be infinite
+const LEAST_INVERTIBLE: f32 = f32::from_bits(0x0040_0000); // 2^-127: the reciprocal of a smaller number can be infinite
 const IQ4_EPSILON: f32 = 1e-15;
 const IQ4_VALUES: [f32; 16] =
     [-127.0, -104.0, -83.0, -65.0, -49.0, -35.0, -22.0, -10.0, 1.0, 13.0, 25.0, 38.0, 53.0, 69.0, 89.0, 113.0];
@@ -20,7 +20,7 @@ pub enum Ggml {
 
 pub const NAMES: [&str; 6] = ["q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl"];
 
-/// The numbers of a block before they are packed: codes, the scale, and the least value where there is one.
+/// A block before packing: codes, the scale, and the minimum in types that have one.
 type Numbers = ([u8; BLOCK], f32, f32);
 
 impl Ggml {
@@ -37,7 +37,7 @@ impl Ggml {
         matches!(self, Ggml::Q5_0 | Ggml::Q5_1)
     }
 
-    /// The largest code of four bits, or of five.
+    /// The largest code: 15 for four bits, 31 for five.
     fn top(self) -> f32 {
         if self.has_fifth_bits() {
             31.0
@@ -46,7 +46,7 @@ impl Ggml {
         }
     }
 
-    /// The bytes of a block.
+    /// The number of bytes of a block.
     pub fn size(self) -> usize {
         if self == Ggml::Q8_0 {
             return 2 + BLOCK;
@@ -61,7 +61,7 @@ impl Ggml {
                 let scale = x.iter().fold(0f32, |largest, x| largest.max(x.abs())) / 127.0;
                 let inverse = inverse(scale);
                 for (code, x) in codes.iter_mut().zip(x) {
-                    *code = (x * inverse).round() as i8 as u8; // f32::round takes halves away from zero
+                    *code = (x * inverse).round() as i8 as u8; // f32::round rounds halves away from zero
                 }
                 (codes, scale, 0.0)
             }
@@ -76,7 +76,7 @@ impl Ggml {
                 (codes, scale, 0.0)
             }
             Ggml::Q4_1 | Ggml::Q5_1 => {
-                let least = x[1..].iter().fold(x[0], |least, x| if *x < least { *x } else { least }); // of 0 and -0 the first
+                let least = x[1..].iter().fold(x[0], |least, x| if *x < least { *x } else { least }); // the first of 0 and -0
                 let most = x[1..].iter().fold(x[0], |most, x| if *x > most { *x } else { most });
                 let scale = (most - least) / self.top();
                 let inverse = inverse(scale);
@@ -103,7 +103,7 @@ impl Ggml {
         }
     }
 
-    /// A block of 32 values into its bytes. Whether its scale and its least value are finite in float16.
+    /// Packs a block of 32 values. Returns whether its scale and its minimum are finite in float16.
     pub fn store(self, x: &[f32], block: &mut [u8]) -> bool {
         let (codes, scale, least) = self.numbers(x);
         let (scale, least) = (to_float16(scale), to_float16(least));
@@ -128,7 +128,7 @@ impl Ggml {
         from_float16(scale).is_finite() && from_float16(least).is_finite()
     }
 
-    /// What the bytes of a block read back as.
+    /// Dequantizes a block.
     pub fn read(self, block: &[u8], x: &mut [f32]) {
         let half = |at: usize| from_float16(u16::from_le_bytes([block[at], block[at + 1]]));
         let (scale, mut body) = (half(0), &block[2..]);
@@ -148,14 +148,14 @@ impl Ggml {
             *x = match self {
                 Ggml::Q8_0 => f32::from(body[i] as i8) * scale,
                 Ggml::Iq4Nl => IQ4_VALUES[usize::from(code)] * scale,
-                Ggml::Q4_1 | Ggml::Q5_1 => f32::from(code) * scale + least, // two roundings: Rust fuses nothing
+                Ggml::Q4_1 | Ggml::Q5_1 => f32::from(code) * scale + least, // two roundings: Rust does not fuse a multiplication and an addition
                 Ggml::Q4_0 | Ggml::Q5_0 => (f32::from(code) - (self.top() + 1.0) / 2.0) * scale,
             };
         }
     }
 }
 
-/// 1 / scale, and 0 where it has none.
+/// 1 / scale, or 0 if the reciprocal can be infinite.
 fn inverse(scale: f32) -> f32 {
     if scale.abs() < LEAST_INVERTIBLE {
         0.0
@@ -164,12 +164,12 @@ fn inverse(scale: f32) -> f32 {
     }
 }
 
-/// The first value of the largest magnitude; 0 of zeros of either sign.
+/// The first value with the largest magnitude; 0 if all are zeros of either sign.
 fn of_largest_magnitude(x: &[f32]) -> f32 {
     x.iter().fold(0f32, |largest, x| if x.abs() > largest.abs() { *x } else { largest })
 }
 
-/// The upper one of two values of the table that are as near.
+/// The nearest value of the table; of two values at the same distance the larger one.
 fn nearest_of_table(x: f32) -> u8 {
     let (mut nearest, mut least) = (0, f32::INFINITY);
     for (i, value) in IQ4_VALUES.iter().enumerate() {

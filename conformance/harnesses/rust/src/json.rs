@@ -1,4 +1,4 @@
-//! As much JSON as the protocol needs: a value, a reader and a writer.
+//! A minimal JSON implementation for the protocol: a value, a reader and a writer.
 
 use std::fmt;
 
@@ -13,7 +13,7 @@ pub enum Json {
 }
 
 impl Json {
-    /// A field of an object; `Null` where there is none.
+    /// A field of an object, `Null` if it is missing.
     pub fn get(&self, name: &str) -> &Json {
         match self {
             Json::Object(fields) => fields.iter().find(|(field, _)| field == name).map_or(&Json::Null, |(_, value)| value),
@@ -37,7 +37,7 @@ impl Json {
         }
     }
 
-    /// A whole number: 1.5, "1" and true are none.
+    /// The value as an integer; none for 1.5, "1" and true.
     pub fn integer(&self) -> Option<i64> {
         match self {
             Json::Number(number) if number.fract() == 0.0 && number.abs() < 2f64.powi(53) => Some(*number as i64),
@@ -45,7 +45,7 @@ impl Json {
         }
     }
 
-    /// The value a line holds. Errors say where the line stops being JSON.
+    /// Parses a line. An error contains the byte position at which it is not valid JSON.
     pub fn parse(line: &str) -> Result<Json, String> {
         let mut reader = Reader { text: line.as_bytes(), at: 0 };
         let value = reader.value()?;
@@ -74,7 +74,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Whether the next byte is this one; if so it is read.
+    /// Reads the next byte if it is this one, and returns whether it was.
     fn next_is(&mut self, byte: u8) -> bool {
         self.space();
         let found = self.text.get(self.at) == Some(&byte);
@@ -147,7 +147,7 @@ impl Reader<'_> {
                 if !(0xD800..0xDC00).contains(&high) {
                     return char::from_u32(high).map_or_else(|| self.wrong("a character"), Ok);
                 }
-                self.at += 2; // the \u of the second half
+                self.at += 2; // the \u of the second surrogate
                 let low = self.hex()?.wrapping_sub(0xDC00);
                 return char::from_u32(0x10000 + ((high - 0xD800) << 10) + low).map_or_else(|| self.wrong("a character"), Ok);
             }

@@ -1,9 +1,9 @@
-//! A quantized KV cache, offered to kvref over standard input and output (kvref/spec/protocol.md):
+//! A harness: a quantized KV cache and formats, which kvref calls over standard input and output (kvref/spec/protocol.md):
 //!
 //!     cargo build --release --manifest-path conformance/harnesses/rust/Cargo.toml
 //!     kvref check --exec conformance/harnesses/rust/target/release/harness
 //!
-//! --bug shared-scale: all heads of a token use the scale of the first, so that quiet heads are zeros and loud ones clipped.
+//! --bug shared-scale: all heads of a token use the scale of the first, so that heads with small numbers become zeros and heads with large numbers are clipped.
 
 mod arrays;
 mod formats;
@@ -66,13 +66,13 @@ fn about() -> Json {
     ])
 }
 
-/// objects: by the id of the request that made them.
+/// objects: by the id of the request that created them.
 fn perform(request: &Json, objects: &mut HashMap<i64, Object>, bug: bool) -> Result<Json> {
     let (op, args) = (request.get("op").text(), request.get("args"));
     let (family, name) = op.split_once('.').unwrap_or((op, ""));
     match op {
         "hello" => {
-            objects.clear(); // a new conversation
+            objects.clear(); // a new sequence of calls starts
             return Ok(about());
         }
         "bye" => return Ok(Json::Null),
@@ -113,7 +113,7 @@ fn configuration(args: &Json) -> Result<Config> {
     Ok(config)
 }
 
-/// Single values, without a scale: FP8 only.
+/// Casts of single values, without a scale: FP8 only.
 fn on_elements(name: &str, args: &Json) -> Result<Json> {
     let name_of_format = args.get("format").text();
     let Some(format) = Symmetric::named(name_of_format) else {
@@ -134,7 +134,7 @@ fn on_elements(name: &str, args: &Json) -> Result<Json> {
     }
 }
 
-/// Rows [n, width], each with the scales that its format has.
+/// Quantization of rows [n, width].
 fn on_rows(name: &str, args: &Json) -> Result<Json> {
     let format = Format::named(args.get("format").text())?;
     match name {

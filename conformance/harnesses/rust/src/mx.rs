@@ -1,20 +1,20 @@
-//! Groups whose scale is a small float itself: the MX formats, and NVFP4 (FMT-MX).
+//! Group formats whose scale is itself a small float: the MX formats and NVFP4 (FMT-MX).
 
 use crate::small_float::{SmallFloat, E2M1, E2M3, E3M2};
 use crate::symmetric::Symmetric;
 
-/// What an element is.
+/// The type of an element.
 #[derive(Clone, Copy, PartialEq, Debug)]
 enum Element {
-    Fp8(Symmetric),         // with a NaN
-    Small(SmallFloat, i32), // all codes are numbers: bits without the sign
-    Int8,                   // in steps of 2^-6
+    Fp8(Symmetric),         // has NaN codes
+    Small(SmallFloat, i32), // all codes are finite; the number is the bits without the sign
+    Int8,                   // a multiple of 2^-6
 }
 
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Mx {
     element: Element,
-    nvidia: bool, // the scale is E4M3FN of 16 neighbours, and not E8M0 of 32
+    nvidia: bool, // E4M3FN scales for 16 numbers, otherwise E8M0 scales for 32
 }
 
 pub const NAMES: [&str; 7] = ["mxfp8_e4m3", "mxfp8_e5m2", "mxfp6_e2m3", "mxfp6_e3m2", "mxfp4", "mxint8", "nvfp4"];
@@ -48,16 +48,16 @@ impl Mx {
         }
     }
 
-    /// The scale of a group whose largest magnitude this is.
+    /// The code of the scale of a group with this largest magnitude.
     fn scale_code(self, largest: f32) -> u8 {
         if self.nvidia {
             return Symmetric::E4m3.encode((largest / 6.0).clamp(0.015625, 448.0));
-            // from 2^-6, its least normal number
+            // at least 2^-6, its smallest normal number
         }
         if largest == 0.0 {
             return 0;
         }
-        let exponent = (f64::from(largest).to_bits() >> 52) as i32 - 1023; // of float64, in which float32's subnormals are normal
+        let exponent = (f64::from(largest).to_bits() >> 52) as i32 - 1023; // as float64, where the subnormals of float32 are normal
         (exponent - self.largest_exponent() + 127).clamp(0, 254) as u8
     }
 
@@ -71,7 +71,7 @@ impl Mx {
         }
     }
 
-    /// The element nearest to a number that float32 holds, ties to even, or the largest of its sign.
+    /// The code of the element nearest to a float32, ties to even, at most the largest element of its sign.
     fn encode(self, x: f32) -> u8 {
         match self.element {
             Element::Fp8(format) => format.encode(x.clamp(-format.limit(), format.limit())),
@@ -94,7 +94,7 @@ impl Mx {
         }
     }
 
-    /// The number that a scale's code stands for, in float64: 2^-127 is subnormal in float32.
+    /// The number of a scale's code, in float64, because 2^-127 is subnormal in float32.
     fn scale(self, code: u8) -> f64 {
         match code {
             _ if self.nvidia => f64::from(Symmetric::E4m3.decode(code)),
@@ -103,14 +103,14 @@ impl Mx {
         }
     }
 
-    /// A row of finite numbers into packed codes, and a scale a group.
+    /// Quantizes a row of finite numbers into packed codes and one scale per group.
     pub fn store(self, row: &[f32], codes: &mut [u8], scales: &mut [u8]) {
         codes.fill(0);
         for (i, (group, code)) in row.chunks_exact(self.group()).zip(scales).enumerate() {
             *code = self.scale_code(group.iter().fold(0f32, |largest, x| largest.max(x.abs())));
             let scale = self.scale(*code);
             for (j, x) in group.iter().enumerate() {
-                // Rounded to float32 once, as NVFP4 says; a power of two rounds nothing but what is far below every element.
+                // One rounding to float32, as NVFP4 requires. With a power of two, rounding changes only numbers far below the smallest element.
                 put(codes, i * self.group() + j, self.bits(), self.encode((f64::from(*x) / scale) as f32));
             }
         }

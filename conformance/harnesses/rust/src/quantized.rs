@@ -1,17 +1,17 @@
-//! The quantized cache: a fixed number of tokens a layer, each head's row quantized on its own, once, as it is appended.
+//! The quantized cache: a fixed number of tokens per layer; each head's row is quantized separately, once, when it is appended.
 
 use crate::arrays::{refuse, Result};
 use crate::formats::Format;
 
 pub struct Config {
     pub num_layers: usize,
-    pub capacity: usize, // tokens a layer
+    pub capacity: usize, // tokens per layer
     pub num_kv_heads: usize,
     pub head_dim: usize,
     pub format: Format,
 }
 
-/// Keys or values of one layer: the bytes of codes, and of scales, of each row of a head, [capacity, num_kv_heads].
+/// Keys or values of one layer: the bytes of codes and scales of each row, [capacity, num_kv_heads].
 struct Store {
     codes: Vec<u8>,
     scales: Vec<u8>,
@@ -30,7 +30,7 @@ pub struct QuantizedCache {
 }
 
 impl QuantizedCache {
-    /// shares_scales: the bug. All heads of a token use the scale of the first, where a row has one.
+    /// shares_scales: the bug. All heads of a token use the scale of the first head, in formats with separate scales.
     pub fn new(config: Config, shares_scales: bool) -> QuantizedCache {
         let rows = config.capacity * config.num_kv_heads;
         let (codes, scales) = config.format.bytes(config.head_dim);
@@ -47,17 +47,17 @@ impl QuantizedCache {
         self.truncate(0);
     }
 
-    /// Forgets what lies behind `length` tokens of each layer, which has as many.
+    /// Keeps the first `length` tokens of each layer. All layers have at least that many.
     pub fn truncate(&mut self, length: usize) {
         self.layers.iter_mut().for_each(|layer| layer.length = length);
     }
 
-    /// The tokens of the layer that has the fewest.
+    /// The smallest number of tokens of any layer.
     pub fn shortest(&self) -> usize {
         self.layers.iter().map(|layer| layer.length).min().unwrap_or(0)
     }
 
-    /// Token i to layers[i], keys and values [layers, num_kv_heads, head_dim]: all of them or none.
+    /// Appends token i to layers[i], keys and values [layers, num_kv_heads, head_dim]: all of them or none.
     pub fn append(&mut self, layers: &[usize], keys: &[f32], values: &[f32]) -> Result<()> {
         let Config { capacity, num_kv_heads, head_dim, format, .. } = self.config;
         format.must_read_back("keys", keys, head_dim)?;
@@ -94,7 +94,7 @@ impl QuantizedCache {
         Ok(())
     }
 
-    /// Keys and values of the tokens at some positions, [positions, num_kv_heads, head_dim].
+    /// Returns keys and values at these positions, [positions, num_kv_heads, head_dim].
     pub fn read(&self, layer: usize, positions: &[usize]) -> (Vec<f32>, Vec<f32>) {
         let Config { num_kv_heads, head_dim, format, .. } = self.config;
         let (codes, scales) = format.bytes(head_dim);
@@ -109,7 +109,7 @@ impl QuantizedCache {
         (from(&self.layers[layer].keys), from(&self.layers[layer].values))
     }
 
-    /// Codes and scales, over the whole capacity.
+    /// The bytes of codes and scales for the whole capacity.
     pub fn memory_bytes(&self) -> usize {
         let rows = 2 * self.config.num_layers * self.config.capacity * self.config.num_kv_heads;
         let (codes, scales) = self.config.format.bytes(self.config.head_dim);
@@ -135,7 +135,7 @@ impl QuantizedCache {
             let dot = |key: &[f32]| q.iter().zip(key).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
             let scores: Vec<f64> = tokens.iter().map(|token| scale * dot(&keys[row(*token)])).collect();
             let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            let weights: Vec<f64> = scores.iter().map(|score| (score - largest).exp()).collect(); // at most 1: nothing overflows
+            let weights: Vec<f64> = scores.iter().map(|score| (score - largest).exp()).collect(); // at most 1, so the sum cannot overflow
             let sum: f64 = weights.iter().sum();
             for (d, x) in mean.iter_mut().enumerate() {
                 *x = tokens.iter().map(|token| weights[*token] / sum * f64::from(values[row(*token)][d])).sum::<f64>() as f32;

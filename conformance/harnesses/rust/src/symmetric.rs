@@ -1,4 +1,4 @@
-//! INT8 and FP8: how a number becomes a code, and a row of numbers codes with a float32 scale.
+//! INT8 and FP8: conversion of a number to a code, and of a row to codes with one float32 scale.
 
 use crate::small_float::{SmallFloat, E4M3, E5M2};
 
@@ -21,7 +21,7 @@ impl Symmetric {
         }
     }
 
-    /// The largest magnitude a code stands for.
+    /// The largest magnitude of a code.
     pub fn limit(self) -> f32 {
         match self {
             Symmetric::Int8 => 127.0,
@@ -55,7 +55,7 @@ impl Symmetric {
         sign | self.float().code(x.abs()).min(most) as u8
     }
 
-    /// The number a code stands for.
+    /// The number of a code.
     pub fn decode(self, code: u8) -> f32 {
         if self == Symmetric::Int8 {
             return f32::from(code as i8);
@@ -68,13 +68,13 @@ impl Symmetric {
         }
     }
 
-    /// max(fl(max|x| / limit), 2^-23): the floor keeps a row of zeros from dividing by zero.
+    /// max(fl(max|x| / limit), 2^-23): the minimum avoids a division by zero in a row of zeros.
     pub fn scale(self, row: &[f32]) -> f32 {
         let largest = row.iter().fold(0f32, |largest, x| largest.max(x.abs()));
         (largest / self.limit()).max(2f32.powi(-23))
     }
 
-    /// Codes of a row. The division is a division: a product with the reciprocal gets a few codes a million wrong.
+    /// Codes of a row. It divides by the scale: multiplying by the reciprocal gives a few wrong codes per million.
     pub fn quantize(self, row: &[f32], scale: f32, codes: &mut [u8]) {
         for (x, code) in row.iter().zip(codes) {
             *code = self.encode((x / scale).clamp(-self.limit(), self.limit()));
@@ -87,7 +87,7 @@ impl Symmetric {
         }
     }
 
-    /// Whether a row's numbers read back finite: where x is the largest, its scale times the largest code may pass float32's end.
+    /// Whether a row reads back finite: for a row with the largest float32, scale times largest code can overflow.
     pub fn reads_back(self, row: &[f32]) -> bool {
         row.iter().all(|x| (x.abs() / self.limit() * self.limit()).is_finite())
     }

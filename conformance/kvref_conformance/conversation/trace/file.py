@@ -55,8 +55,8 @@ class Header:
 class Trace:
     header: Header
     requests: list[Request]
-    replies: list[dict[str, Any]]  # as written
-    lines: list[int]  # of each reply, counted from 1
+    replies: list[dict[str, Any]]  # the reply lines, unchanged
+    lines: list[int]  # the line number of each reply, counted from 1
 
 
 def who(implementation: Implementation, load: str) -> dict[str, str]:
@@ -139,7 +139,7 @@ def read(path: Path) -> Trace:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except UnicodeDecodeError as error:
-        raise TraceError(f"{path}: not a trace, not even text ({error.reason})") from None
+        raise TraceError(f"{path}: not a trace: not a text file ({error.reason})") from None
     return parsed(path, lines)
 
 
@@ -170,7 +170,7 @@ def _message(path: Path, number: int, line: str) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise TraceError(f"{path}:{number}: not JSON: {error.msg} at column {error.colno}") from None
     except (ValueError, RecursionError) as error:  # a number with thousands of digits, or brackets nested too deeply
-        raise TraceError(f"{path}:{number}: not JSON that can be read: {error}") from None
+        raise TraceError(f"{path}:{number}: not valid JSON: {error}") from None
     if not isinstance(message, dict):
         raise TraceError(f"{path}:{number}: expected an object, got {line[:60]}")
     if message.get("trace") not in (None, VERSION):

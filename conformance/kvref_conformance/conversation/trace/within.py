@@ -22,7 +22,7 @@ def takes_float32(subject: Subject) -> None:
 
 
 def within_limits(subject: Subject, request: Request, args: dict[str, Any]) -> None:
-    """Raise NotOffered if a request exceeds the limits: by its sizes, by a sequence too many, or by a scale without such a format.
+    """Raise NotOffered if a request exceeds the limits: by its sizes, by one sequence too many, or by an unsupported scale.
 
     Sizes that are invalid for every implementation do not raise here: they are replayed, because the reply must be an error.
     """

@@ -1,4 +1,4 @@
-"""Attention over tokens that are handed in."""
+"""The family `attention`: attention functions without a cache."""
 
 from kvref_conformance.families import Family
 

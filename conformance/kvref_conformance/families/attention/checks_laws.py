@@ -1,4 +1,4 @@
-"""LAW-10, LAW-16, LAW-20: what the laws say of this family alone."""
+"""Checks of LAW-10, LAW-16 and LAW-20 for this family."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ from kvref_conformance.conversation.subject import Subject
 
 
 def query_of(subject: Subject, count: int) -> NDArray:
-    """float32 [count, query heads, dim], one query head a kv head where that may be."""
+    """Returns float32 [count, num_query_heads, dim], with one query head per kv head if the limits allow it."""
     return tokens(subject, count, heads=subject.heads * subject.size("group_size", 1))
 
 
@@ -24,7 +24,7 @@ def attention_leaves_its_inputs_alone(subject: Subject) -> None:
     own = {name: subject.own(rows) for name, rows in given.items()}
     subject.new("attention").attention(*own.values(), scale=0.5, causal=True, length=3)
     for name, rows in given.items():
-        same(subject.numpy(own[name].array), rows, f"the {name}, after attention")
+        same(subject.numpy(own[name].array), rows, f"the input {name}, after attention")
 
 
 @check("LAW-10", "attention")
@@ -36,7 +36,7 @@ def attention_refuses_shapes_that_do_not_fit(subject: Subject) -> None:
                   (query, keys, other_heads), (query, keys, flat), (query[..., nothing], keys[..., nothing], values),
                   (query, keys, values[..., nothing])):  # fmt: skip
         if wrong[0] is uneven and heads == 1:
-            continue  # any number of query heads can share one
+            continue  # any number of query heads can read one kv head
         with raises("ShapeMismatch"):
             subject.new("attention").attention(*wrong, scale=1.0, causal=False, length=4)
 

@@ -1,4 +1,4 @@
-"""LAW-18: attention over real lengths, in which one token left out shows."""
+"""Checks of LAW-18: attention at production sizes, with inputs in which a single missing token changes the result."""
 
 import math
 
@@ -13,7 +13,7 @@ HEADS = ((8, 2), (12, 12), (16, 2), (7, 1))  # query heads and kv heads
 
 
 def judged(subject: Subject, queries: int, heads: tuple[int, int], length: int, dim: int, padding: int = 3) -> None:
-    """Over tokens that are followed by some that do not count, of the sizes nearest to these within the limits."""
+    """Checks attention over `length` tokens followed by padding, at the nearest sizes within the limits."""
     _, query_heads, kv_heads, _, dim = fitted(subject, queries, *heads, length, dim)
     query = normal(subject, queries, query_heads, dim)
     keys, values = (normal(subject, length + padding, kv_heads, dim) for _ in range(2))

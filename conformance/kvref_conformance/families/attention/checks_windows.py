@@ -1,4 +1,4 @@
-"""WIN: which tokens attention over what is handed in leaves out, and the logit sink."""
+"""Checks of WIN for attention functions: windows, sink tokens, chunks and logit sinks."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -17,12 +17,12 @@ SINKS = (-math.inf, 0.0, 1.5, -3.0, 20.0)
 
 
 def sizes(queries: int, count: int) -> Iterator[tuple[int, int]]:
-    """Queries and tokens: as given, all of them, and one."""
+    """Yields (queries, tokens): the given queries, one per token, and one."""
     yield from ((queries, count), (count, count), (1, count))
 
 
 def windows(subject: Subject, queries: int, count: int, window: int, sinks: int = 0, chunk: int = 0) -> None:
-    """Random tokens, of which each counts."""
+    """Checks windowed attention over random tokens."""
     query, keys, values = inputs(subject, *fitted(subject, queries, 4, 2, count, 8))
     got = subject.new("attention").window_attention(query, keys, values, scale=0.5, window=window, sinks=sinks, chunk=chunk)
     views = [seen(at, window, sinks, chunk) for at in range(count - queries, count)]
@@ -87,7 +87,7 @@ def windows_of_models_end_where_they_should(subject: Subject) -> None:
 
 
 def ends_of_views(subject: Subject, queries: int, count: int, window: int, sinks: int, chunk: int) -> None:
-    """Some of the last queries see as far as they have to, on either side, and no further."""
+    """Checks that some of the last queries see exactly the tokens in their view, at both ends."""
     _, heads, kv_heads, _, dim = fitted(subject, queries, 4, 2, count, 64)
     rows = sorted({0, 1, 15, 16, 63, 64, queries - 2, queries - 1})[:dim]
     views = [seen(count - queries + row, window, sinks, chunk) for row in rows]

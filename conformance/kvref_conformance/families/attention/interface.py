@@ -1,10 +1,10 @@
-"""Attention over tokens that are handed in."""
+"""The typed protocol of attention functions."""
 
 from typing import Protocol
 
 from kvref_conformance.interface import Attended, HeadNumbers, Query, Tokens, Values
 
-# The errors that each operation may have to answer with; what `new` has to refuse is always a ConfigError.
+# The errors that each operation can be required to raise. `new` raises ConfigError only.
 ERRORS: dict[str, str] = {
     "attention": "ShapeMismatch DtypeMismatch",
     "window_attention": "ShapeMismatch DtypeMismatch",
@@ -30,6 +30,6 @@ class Attention(Protocol):
 
 
 class Factory(Protocol):
-    """What makes one: it is given every size by name."""
+    """The factory. It receives every size by name."""
 
     def __call__(self) -> Attention: ...

@@ -1,4 +1,4 @@
-"""What attention gives, and how far float32 may lie from it. The witness adds the rounding to a narrower dtype."""
+"""The reference model: float64 attention and the bound for float32 results. The witness adds the rounding to narrower dtypes."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ class Attention(Function):
         if sink.shape != query.shape[1:2] or not (
             finite(sink[sink > -np.inf]) and np.abs(sink[sink > -np.inf]).max(initial=0) < 1e30
         ):
-            raise ValueError("a sink a head")
+            raise ValueError("logit_sink: expected one per query head")
         return _expected("WIN-08", query, keys, values, scale, causal=causal, logit_sink=sink)
 
 
@@ -44,6 +44,6 @@ def _expected(clause: str, query: Any, keys: Any, values: Any, scale: float, **o
         raise ValueError("shapes that do not fit")
     reach = [float(np.abs(part).max(initial=0)) for part in (query, keys)]
     if not finite(query, keys, values) or reach[0] * reach[1] * query.shape[2] * max(1.0, abs(scale)) > 1e38:
-        return Unjudged(clause)  # float32 scores overflow on the way
+        return Unjudged(clause)  # the scores overflow float32
     out, bound = attention(query, keys, values, scale=scale, **options)
     return Arrays(clause, parts=(Reads(out.astype(np.float32), bound + U * np.abs(out)),), always_slack=True)

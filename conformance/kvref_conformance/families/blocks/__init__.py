@@ -1,4 +1,4 @@
-"""The pool of blocks."""
+"""The family `blocks`: the block pool."""
 
 from kvref_conformance.families import Family
 

@@ -1,4 +1,4 @@
-"""BLOCK: the pool of blocks."""
+"""Checks of BLOCK: the block pool."""
 
 from kvref_conformance.checking.expect import equal, raises, true
 from kvref_conformance.checking.registry import check
@@ -21,7 +21,7 @@ def a_block_handed_out_is_no_one_elses(subject: Subject) -> None:
     for _ in range(total):
         block = pool.allocate()
         good = block in range(total) and block not in held
-        true(good, "the block allocated", f"one in range({total}) not in {held}", block)
+        true(good, "the allocated block", f"one in [0, {total}) not in {held}", block)
         held.add(block)
 
 
@@ -57,7 +57,7 @@ def a_block_cannot_be_freed_twice(subject: Subject) -> None:
         pool.free(first)
     equal((pool.num_free, pool.num_used), (total - len(held), len(held)), "free and used after freeing a block twice")
     owners = [*held, *(pool.allocate() for _ in range(total - len(held)))]
-    equal(len(set(owners)), total, "distinct blocks held after freeing one twice")
+    equal(len(set(owners)), total, "distinct blocks allocated after freeing one twice")
 
 
 @check("BLOCK-05b", "blocks")
@@ -67,18 +67,18 @@ def a_block_never_allocated_cannot_be_freed(subject: Subject) -> None:
     for stranger in subject.integers(-1, total, total + 1000, *(set(range(total)) - {block})):
         with raises("BlockNotAllocated"):
             pool.free(stranger)
-    equal((pool.num_free, pool.num_used), (total - 1, 1), "free and used after freeing strangers")
+    equal((pool.num_free, pool.num_used), (total - 1, 1), "free and used after freeing blocks that are not allocated")
 
 
 @check("BLOCK-06", "blocks")
 def utilization_is_used_over_total(subject: Subject) -> None:
-    equal(new(subject, "blocks", num_blocks=0).utilization, 0.0, "utilization of a pool that is not in use")
+    equal(new(subject, "blocks", num_blocks=0).utilization, 0.0, "utilization of a pool of 0 blocks")
     pool = new(subject, "blocks", num_blocks=4)
     total = pool.config["num_blocks"]
     for used in range(total):
         true(abs(pool.utilization - used / total) < 1e-6, "utilization", f"{used} / {total}", pool.utilization)
         pool.allocate()
-    equal(pool.utilization, 1.0, "utilization of a pool in full use")
+    equal(pool.utilization, 1.0, "utilization of an exhausted pool")
 
 
 @check("BLOCK-07", "blocks")
@@ -87,8 +87,8 @@ def several_blocks_are_handed_out_at_once_or_none(subject: Subject) -> None:
     total = pool.config["num_blocks"]
     for count in (total // 2, 0, total - total // 2):
         blocks = [int(block) for block in pool.allocate_many(count)]
-        equal(len(set(blocks)), count, f"different blocks that allocate_many({count}) gave")
-        true(set(blocks) <= set(range(total)) - held, "the blocks allocated", f"some of range({total}) not in {held}", blocks)
+        equal(len(set(blocks)), count, f"distinct blocks that allocate_many({count}) returned")
+        true(set(blocks) <= set(range(total)) - held, "the allocated blocks", f"blocks in [0, {total}) not in {held}", blocks)
         held |= set(blocks)
         equal((pool.num_free, pool.num_used), (total - len(held), len(held)), f"free and used after allocate_many({count})")
     back = sorted({total - 1, 1 % total})

@@ -1,4 +1,4 @@
-"""LAW-03, LAW-11, LAW-19, LAW-20: what the laws say of this family alone."""
+"""Checks of LAW-03, LAW-11, LAW-19 and LAW-20 for this family."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -26,7 +26,7 @@ def blocks_are_never_more_than_there_are(subject: Subject) -> None:
         within_bounds(_of_pool(pool), f"{name}({number})")
     for _ in range(total + 2):
         tried(pool.allocate)
-        within_bounds(_of_pool(pool), "allocating more than there are")
+        within_bounds(_of_pool(pool), "allocating more blocks than are free")
 
 
 @check("LAW-11", "blocks")
@@ -47,11 +47,11 @@ def blocks_are_counted_in_any_type(subject: Subject) -> None:
         pool = typed.new("blocks", num_blocks=total)
         held = [pool.allocate() for _ in range(-(-total * 5 // 6))]
         for block in held[-10:]:
-            yield "freeing a block that is held", typed.call(pool, "free", block)
+            yield "freeing an allocated block", typed.call(pool, "free", block)
         with suppress(NotOffered):
-            yield "sharing a block that is held", typed.call(pool, "share", held[0])
-            yield "its references", typed.call(pool, "references", held[0])
-        yield "freeing it again", typed.call(pool, "free", held[-5:][0])
+            yield "sharing an allocated block", typed.call(pool, "share", held[0])
+            yield "references of the shared block", typed.call(pool, "references", held[0])
+        yield "freeing the block again", typed.call(pool, "free", held[-5:][0])
         yield "free, used and utilization", (pool.num_free, pool.num_used, pool.utilization)
 
     the_same_in_any_type(subject, script)
@@ -81,7 +81,7 @@ def free_and_used_blocks_add_up(subject: Subject) -> None:
         elif pool.num_free:
             held.append(pool.allocate())
         equal((pool.num_free, pool.num_used), (total - len(held), len(held)), "free and used blocks")
-        equal(len(set(held)), len(held), "distinct blocks held")
+        equal(len(set(held)), len(held), "distinct allocated blocks")
 
 
 def _of_pool(pool: Handle) -> Iterator[Counter]:

@@ -1,4 +1,4 @@
-"""LAW-18: pools of thousands of blocks."""
+"""Checks of LAW-18: pools of thousands of blocks."""
 
 from kvref_conformance.checking.expect import equal, true
 from kvref_conformance.checking.registry import check
@@ -13,11 +13,11 @@ def a_pool_of_thousands_loses_no_block(subject: Subject) -> None:
     total = pool.config["num_blocks"]
     for _ in range(2):
         held = [pool.allocate() for _ in range(total)]
-        true(set(held) == set(range(total)), "blocks allocated, until none was free", f"each of {total} once", len(set(held)))
-        equal((pool.num_free, pool.num_used), (0, total), "free and used in a pool that is all in use")
+        true(set(held) == set(range(total)), "distinct blocks of an exhausted pool", f"all {total}", len(set(held)))
+        equal((pool.num_free, pool.num_used), (0, total), "free and used in an exhausted pool")
         for block in subject.rng.permutation(total).tolist():
             pool.free(block)
-        equal((pool.num_free, pool.num_used), (total, 0), "free and used once all were freed")
+        equal((pool.num_free, pool.num_used), (total, 0), "free and used after all blocks were freed")
 
 
 @check("LAW-18", "blocks")
@@ -26,10 +26,10 @@ def a_pool_past_16_bits_hands_out_every_block(subject: Subject) -> None:
     total, held = pool.config["num_blocks"], list[int]()
     for count in (255, 1, 1, 1000, 64_000, total):
         held += [int(block) for block in pool.allocate_many(min(count, total - len(held)))]
-        equal(pool.num_used, len(held), f"used after {len(held)} were allocated")
+        equal(pool.num_used, len(held), f"used after {len(held)} allocations")
         if "blocks.allocate_many" in subject.through:
-            raise NotOffered("allocate_many, without which so many blocks take too long")
-    true(set(held) == set(range(total)), "blocks allocated, until none was free", f"each of {total} once", len(set(held)))
+            raise NotOffered("allocate_many, without which this many allocations take too long")
+    true(set(held) == set(range(total)), "distinct blocks of an exhausted pool", f"all {total}", len(set(held)))
     again = [block for block in (*range(250, 260), *range(65_530, 65_540), total - 1) if block < total]
     for block in again:
         pool.free(block)
@@ -44,6 +44,6 @@ def a_block_is_shared_by_thousands(subject: Subject) -> None:
         pool.share(block)
     for _ in range(1100):
         pool.free(block)
-    equal((pool.num_free, pool.num_used), (total - 1, 1), "free and used where one reference of 1101 is left")
+    equal((pool.num_free, pool.num_used), (total - 1, 1), "free and used with one of 1101 references left")
     pool.free(block)
-    equal(pool.num_used, 0, "used once the last reference went")
+    equal(pool.num_used, 0, "used after the last reference was freed")

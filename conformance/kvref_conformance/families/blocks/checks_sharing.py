@@ -1,4 +1,4 @@
-"""SHARE: blocks that several hold."""
+"""Checks of SHARE: blocks with several references."""
 
 from kvref_conformance.checking.expect import equal, raises, true
 from kvref_conformance.checking.registry import check
@@ -18,15 +18,15 @@ def a_block_is_free_when_the_last_reference_goes(subject: Subject) -> None:
     block, *others = [pool.allocate() for _ in range(min(3, total))]
     for _ in range(3):
         pool.share(block)
-        counted(pool, 1 + len(others), "after a block in use was shared")
+        counted(pool, 1 + len(others), "after sharing an allocated block")
     for left in (3, 2, 1):
         pool.free(block)
         counted(pool, 1 + len(others), f"with {left} of 4 references left")
     pool.free(block)
-    counted(pool, len(others), "after the last reference went")
+    counted(pool, len(others), "after the last reference was freed")
     with raises("BlockNotAllocated"):
         pool.free(block)
-    counted(pool, len(others), "after freeing once more than it was held")
+    counted(pool, len(others), "after a rejected free without a reference")
 
 
 @check("SHARE-01ab", "blocks")
@@ -36,7 +36,7 @@ def a_shared_block_is_handed_out_to_no_one(subject: Subject) -> None:
     pool.share(shared)
     pool.free(shared)
     others = [pool.allocate() for _ in range(total - 1)]
-    true(shared not in others, "blocks allocated beside one that is held", f"none of them {shared}", others)
+    true(shared not in others, "blocks allocated while one has a reference left", f"none of them {shared}", others)
     with raises("OutOfBlocks"):
         pool.allocate()
     pool.free(shared)
@@ -53,7 +53,7 @@ def references_are_counted(subject: Subject) -> None:
         wanted[block] += more
         equal({each: pool.references(each) for each in range(total)}, wanted, "references of each block")
     again = pool.allocate()
-    equal(pool.references(again), 1, "references of a block that was handed out again")
+    equal(pool.references(again), 1, "references of a block that was allocated again")
     for stranger in subject.integers(-1, total, total + 1000):
         with raises("BlockNotAllocated"):
             pool.references(stranger)
@@ -68,9 +68,9 @@ def a_block_that_no_one_holds_cannot_be_shared(subject: Subject) -> None:
     for stranger in subject.integers(-1, total, total + 1000, *(set(range(total)) - {*held})):
         with raises("BlockNotAllocated"):
             pool.share(stranger)
-        counted(pool, len(held), f"after sharing block {stranger} was refused")
+        counted(pool, len(held), f"after a rejected share({stranger})")
     owners = [*held, *(pool.allocate() for _ in range(total - len(held)))]
-    equal(len(set(owners)), total, "different blocks, after sharing free ones was refused")
+    equal(len(set(owners)), total, "distinct blocks allocated after rejected calls of share")
     for block in owners:
         pool.free(block)
-    counted(pool, 0, "once each was freed by its one owner")
+    counted(pool, 0, "after each block was freed once")

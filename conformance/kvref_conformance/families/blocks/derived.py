@@ -1,4 +1,4 @@
-"""Operations of the block pool made of others."""
+"""Derived operations of the block pool."""
 
 from functools import partial
 
@@ -9,7 +9,7 @@ from kvref_conformance.outcome import NotOffered
 
 def several_one_by_one(pool: Handle, count: int) -> list[int]:
     if count < 0:
-        raise NotOffered("a negative number of blocks, one by one")
+        raise NotOffered("allocate_many of a negative number (derived from allocate)")
     taken = list[int]()
     in_turn(partial(lambda: taken.append(pool.allocate())) for _ in range(count))
     return taken

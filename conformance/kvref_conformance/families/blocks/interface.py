@@ -1,11 +1,11 @@
-"""The pool of blocks."""
+"""The typed protocol of the block pool."""
 
 from collections.abc import Sequence
 from typing import Protocol
 
 from kvref.array import Array
 
-# The errors that each operation may have to answer with; what `new` has to refuse is always a ConfigError.
+# The errors that each operation can be required to raise. `new` raises ConfigError only.
 ERRORS: dict[str, str] = {
     "allocate": "OutOfBlocks",
     "allocate_many": "OutOfBlocks PositionOutOfRange",
@@ -29,6 +29,6 @@ class Blocks(Protocol):
 
 
 class Factory(Protocol):
-    """What makes one: it is given every size by name."""
+    """The factory. It receives every size by name."""
 
     def __call__(self, *, num_blocks: int) -> Blocks: ...

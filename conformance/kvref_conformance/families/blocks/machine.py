@@ -1,4 +1,4 @@
-"""Any sequence of calls of the family `blocks`."""
+"""The state machine of the family `blocks`."""
 
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule

@@ -1,4 +1,4 @@
-"""The block pool as the blocks in use, and how often each is."""
+"""The reference model of the block pool: the allocated blocks and the number of references of each."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -27,7 +27,7 @@ class Blocks(Model):
     def __init__(self, *, num_blocks: int) -> None:
         super().__init__()
         self.total = num_blocks
-        self.held: dict[int, int] = {}  # by block, its references
+        self.held: dict[int, int] = {}  # block -> number of references
 
     def looks(self) -> list[Look]:
         counts: list[Look] = [(name, {}) for name in ("num_free", "num_used", "num_blocks", "utilization")]

@@ -1,4 +1,4 @@
-"""The states of the block pool that bugs hide behind."""
+"""The states of the block pool that random call sequences should reach, because bugs depend on them."""
 
 from kvref_conformance.searching.states import NOTES, Call, refusals, state
 

@@ -1,4 +1,4 @@
-"""The pool of buffers in size classes, and the buffers it hands out."""
+"""The family `buffers`: the buffer pool with size classes, and its buffers."""
 
 from kvref_conformance.families import Family
 

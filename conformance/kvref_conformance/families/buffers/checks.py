@@ -1,4 +1,4 @@
-"""BUF: pooled buffers in size classes."""
+"""Checks of BUF: the buffer pool and its buffers."""
 
 from typing import Any
 
@@ -30,9 +30,9 @@ def a_request_gets_the_smallest_class_that_fits(subject: Subject) -> None:
     for size in CLASSES:
         for request in (size, size - 1, size // 4 + 1):
             buffer = pool.acquire(request)
-            equal((buffer.size, buffer.capacity), (size, size // 4), f"class and values of a buffer for {request} bytes")
+            equal((buffer.size, buffer.capacity), (size, size // 4), f"size and capacity of a buffer for {request} bytes")
             buffer.release()
-    equal(pool.acquire(0).size, 1024, "class of a buffer for 0 bytes")
+    equal(pool.acquire(0).size, 1024, "size of a buffer for 0 bytes")
     for request in (256 * 1024 + 1, 2**40):
         with raises("BufferTooLarge"):
             pool.acquire(request)
@@ -51,7 +51,7 @@ def live_buffers_never_overlap(subject: Subject) -> None:
         if mark % 3 == 0:
             live.pop(int(subject.rng.choice(list(live)))).release()
         for other, held in live.items():
-            same(held.values(), np.full(held.capacity, other, np.float32), f"values of buffer {other} of {len(live)} in use")
+            same(held.values(), np.full(held.capacity, other, np.float32), f"values of buffer {other}, one of {len(live)} in use")
 
 
 @check("BUF-02ab", "buffers")
@@ -63,7 +63,7 @@ def buffers_start_at_a_cache_line(subject: Subject) -> None:
         if address is None:
             raise NotOffered("addresses of buffers")
         equal(address % 64, 0, "address of a buffer, modulo 64")
-        true(all(address >= end or address + buffer.size <= begin for begin, end in seen), "memory", "no overlap", address)
+        true(all(address >= end or address + buffer.size <= begin for begin, end in seen), "buffers", "no overlap", address)
         seen.append((address, address + buffer.size))
 
 
@@ -83,11 +83,11 @@ def the_statistics_add_up(subject: Subject) -> None:
             pool.prewarm(4096, 2)
             prewarmed += sum(free(pool).values()) - before
         stats = pool.stats()
-        equal(stats.hits + stats.misses, acquired, "hits + misses, against requests")
-        equal(stats.allocations, stats.misses + prewarmed, "allocations, against misses + prewarmed")
-        equal(stats.returns, returned, "returns, against releases")
+        equal(stats.hits + stats.misses, acquired, "hits + misses, compared with the number of requests")
+        equal(stats.allocations, stats.misses + prewarmed, "allocations, compared with misses + prewarmed buffers")
+        equal(stats.returns, returned, "returns, compared with the number of releases")
         want = prewarmed + stats.returns - stats.drops - stats.hits
-        equal(sum(free(pool).values()), want, "free buffers, against prewarmed + returns - drops - hits")
+        equal(sum(free(pool).values()), want, "free buffers, compared with prewarmed + returns - drops - hits")
 
 
 @check("BUF-03", "buffers")
@@ -96,9 +96,9 @@ def a_second_request_is_a_hit(subject: Subject) -> None:
     pool.acquire(10).release()
     equal(counts(pool), (0, 1, 1, 1, 0), "hits, misses, allocations, returns, drops after one request")
     pool.acquire(1024)
-    equal(counts(pool), (1, 1, 1, 1, 0), "the same after a second of its class")
+    equal(counts(pool), (1, 1, 1, 1, 0), "hits, misses, allocations, returns, drops after a second request of its class")
     pool.acquire(1025)
-    equal(counts(pool), (1, 2, 2, 1, 0), "the same after one of another class")
+    equal(counts(pool), (1, 2, 2, 1, 0), "hits, misses, allocations, returns, drops after a request of another class")
 
 
 @check("BUF-04", "buffers")
@@ -122,11 +122,11 @@ def releasing_twice_counts_once(subject: Subject) -> None:
     equal(counts(pool), (0, 1, 1, 1, 0), "hits, misses, allocations, returns, drops after releasing twice")
     equal(free(pool), {1024: 1}, "free buffers after releasing twice")
     first, second = pool.acquire(10), pool.acquire(10)
-    buffer.release()  # its memory is someone else's now
+    buffer.release()  # its memory belongs to the next owner by now
     first.extend(np.ones(4, np.float32))
     second.extend(np.zeros(4, np.float32))
     same(first.values(), np.ones(4, np.float32), "values of the first of two owners")
-    equal(free(pool), {}, "free buffers after an old owner released again")
+    equal(free(pool), {}, "free buffers after a former owner released a buffer again")
 
 
 @check("BUF-06", "buffers")
@@ -136,13 +136,13 @@ def prewarming_fills_the_free_list(subject: Subject) -> None:
     some = max(1, most - 1)
     pool.prewarm(1024, some)
     pool.prewarm(65536, most + 5)
-    equal(free(pool), {1024: some, 65536: most}, f"free buffers, of which {most} a class are kept")
+    equal(free(pool), {1024: some, 65536: most}, f"free buffers after prewarm, with max_buffers {most}")
     equal(counts(pool), (0, 0, some + most, 0, 0), "hits, misses, allocations, returns, drops")
     pool.acquire(1000)
-    equal(counts(pool), (1, 0, some + most, 0, 0), "the same after a request that prewarming serves")
+    equal(counts(pool), (1, 0, some + most, 0, 0), "hits, misses, allocations, returns, drops after a request")
     pool.prewarm(4096, some)
     pool.prewarm(4096, most)
-    equal(free(pool)[4096], most, f"free buffers after prewarming {some} and {most} more")
+    equal(free(pool)[4096], most, f"free buffers after prewarm with {some} and with {most}")
     with raises("ConfigError"):
         pool.prewarm(2048, 1)
     pool.clear()
@@ -152,9 +152,9 @@ def prewarming_fills_the_free_list(subject: Subject) -> None:
 @check("BUF-07", "buffers")
 def the_hit_rate_is_hits_over_requests(subject: Subject) -> None:
     pool = new(subject, "buffers")
-    equal(pool.stats().hit_rate, 0.0, "hit rate before any request")
+    equal(pool.stats().hit_rate, 0.0, "hit rate before the first request")
     pool.prewarm(1024, 1)
-    equal(pool.stats().hit_rate, 0.0, "hit rate after prewarming")
+    equal(pool.stats().hit_rate, 0.0, "hit rate after prewarm, before the first request")
     for hits, requests in ((1, 1), (1, 2), (1, 3)):
         pool.acquire(1)
         true(abs(pool.stats().hit_rate - hits / requests) < 1e-6, "hit rate", f"{hits} / {requests}", pool.stats().hit_rate)
@@ -166,10 +166,10 @@ def a_buffer_is_never_extended_past_capacity(subject: Subject) -> None:
     values = round_to(subject.rng.normal(size=256).astype(np.float32), subject.dtype)
     buffer.extend(values[:100])
     buffer.extend(values[100:255])
-    same(buffer.values(), values[:255], "values of two extensions")
+    same(buffer.values(), values[:255], "values after two calls of extend")
     with raises("CapacityExceeded"):
         buffer.extend(values[:2])
-    equal(buffer.length, 255, "length after an extension that did not fit")
+    equal(buffer.length, 255, "length after CapacityExceeded")
     buffer.extend(values[255:])
     same(buffer.values(), values, "values of a full buffer")
 
@@ -181,9 +181,9 @@ def a_cleared_buffer_is_empty_and_in_use(subject: Subject) -> None:
     buffer.extend(np.ones(9, np.float32))
     buffer.clear()
     equal((buffer.length, len(buffer.values())), (0, 0), "length and values after clear")
-    equal(pool.stats().returns, 0, "buffers returned by clear")
+    equal(pool.stats().returns, 0, "returns in the pool's statistics after clear of a buffer")
     buffer.extend(np.full(2, 3.0, np.float32))
-    same(buffer.values(), np.full(2, 3.0, np.float32), "values after clear")
+    same(buffer.values(), np.full(2, 3.0, np.float32), "values written after clear")
 
 
 @check("BUF-09c", "buffers")

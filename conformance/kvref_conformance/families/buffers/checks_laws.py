@@ -1,4 +1,4 @@
-"""LAW-05, LAW-11, LAW-16, LAW-19, LAW-20: what the laws say of this family alone."""
+"""Checks of LAW-05, LAW-11, LAW-16, LAW-19 and LAW-20 for this family."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,7 +20,7 @@ def what_a_buffer_takes_is_left_alone(subject: Subject) -> None:
     values = np.array([1.5, -2.5], np.float32)
     own = subject.own(values)
     new(subject, "buffers").acquire(8).extend(own)
-    same(subject.numpy(own.array), values, "values, after a buffer took them")
+    same(subject.numpy(own.array), values, "the input array after extend")
 
 
 @check("LAW-19", "buffers")
@@ -35,7 +35,7 @@ def buffers_are_never_more_than_were_made(subject: Subject) -> None:
     wrong += [(pool.clear, ()), (buffers[0].release, ()), (pool.clear, ()), (pool.prewarm, (1024, -1))]
     for call, args in wrong:
         tried(call, *args)
-        within_bounds(counters_of(pool.stats(), most), f"wrong use, last {args}")
+        within_bounds(counters_of(pool.stats(), most), f"invalid calls, the last with {args}")
 
 
 @check("LAW-11", "buffers")
@@ -46,17 +46,17 @@ def a_negative_number_of_bytes_or_buffers_is_refused(subject: Subject) -> None:
             pool.acquire(count)
         with raises("PositionOutOfRange"):
             pool.prewarm(1024, count)
-    equal(pool.stats().allocations, 0, "allocations after negative numbers of bytes and of buffers")
+    equal(pool.stats().allocations, 0, "allocations after requests for negative numbers")
 
 
 @check("LAW-20", "buffers")
 def bytes_and_buffers_are_counted_in_any_type(subject: Subject) -> None:
     def script(typed: Typed) -> Iterator[Seen]:
         pool = typed.new("buffers")
-        yield "prewarming with 3", typed.call(pool, "prewarm", 1024, 3)
-        yield "prewarming with 100", typed.call(pool, "prewarm", 1024, 100)
+        yield "prewarm with 3 buffers", typed.call(pool, "prewarm", 1024, 3)
+        yield "prewarm with 100 buffers", typed.call(pool, "prewarm", 1024, 100)
         buffer = typed.call(pool, "acquire", 100)
-        yield "size of a buffer of 100 bytes", buffer if buffer == REFUSED else buffer.size
+        yield "size of a buffer for 100 bytes", buffer if buffer == REFUSED else buffer.size
         yield "statistics", dict(pool.stats())
 
     the_same_in_any_type(subject, script)
@@ -69,7 +69,7 @@ def a_buffer_starts_empty_for_its_next_owner(subject: Subject) -> None:
     first.extend(np.full(200, 5.0, np.float32))
     first.release()
     second = pool.acquire(1000)
-    equal(second.length, 0, "values in a buffer just acquired")
+    equal(second.length, 0, "length of a reused buffer")
     second.extend(np.array([1.0, 2.0], np.float32))
     same(second.values(), np.array([1.0, 2.0], np.float32), "values of the buffer's second owner")
     with raises("BufferReleased"):

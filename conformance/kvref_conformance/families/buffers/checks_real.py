@@ -1,4 +1,4 @@
-"""LAW-18: buffers in hundreds, and filled to their last value."""
+"""Checks of LAW-18: hundreds of buffers, filled to their last value."""
 
 from kvref_conformance.arrays import NDArray
 from kvref_conformance.checking.content import KEYS, content
@@ -10,7 +10,7 @@ from kvref_conformance.families.buffers.model import CLASSES
 
 
 def values(number: int, start: int, stop: int) -> NDArray:
-    """float32 [stop - start]: those of one buffer, known by a number."""
+    """Returns float32 [stop - start]: the values that belong in buffer `number` at [start, stop)."""
     return content(number, 0, range(start, stop), 1, 1, KEYS).reshape(-1)
 
 
@@ -41,5 +41,5 @@ def hundreds_of_buffers_are_held_at_once(subject: Subject) -> None:
     for number, buffer in held.items():
         same(buffer.values(), values(number, 0, 70 if number < 400 else 33 + number % 90), f"values of buffer {number}")
     stats = pool.stats()
-    equal(stats.returns, 200, "buffers returned")
-    equal(stats.hits <= kept, True, f"hits, of {kept} buffers that were kept at most")
+    equal(stats.returns, 200, "returns in the statistics")
+    equal(stats.hits <= kept, True, f"whether there are at most {kept} hits, one per kept buffer")

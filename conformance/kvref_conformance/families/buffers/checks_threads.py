@@ -1,4 +1,4 @@
-"""BUF-08: a buffer pool, and the buffers themselves, in several threads."""
+"""Checks of BUF-08: a buffer pool and its buffers used by several threads."""
 
 from collections.abc import Callable
 from time import perf_counter
@@ -36,8 +36,8 @@ def threads_may_share_a_pool(subject: Subject) -> None:
     in_threads(subject, work)
     stats = pool.stats()
     requests = 2 * THREADS * each
-    equal((stats.hits + stats.misses, stats.returns), (requests, requests), "requests and returns")
-    equal(free(pool), {1024: stats.allocations - stats.drops}, "free buffers: those made and not dropped")
+    equal((stats.hits + stats.misses, stats.returns), (requests, requests), "number of requests and of returns")
+    equal(free(pool), {1024: stats.allocations - stats.drops}, "free buffers, compared with allocations - drops")
 
 
 @check("BUF-08a", "buffers")
@@ -46,7 +46,7 @@ def threads_may_mix_their_calls(subject: Subject) -> None:
 
     def work(thread: int, rng: np.random.Generator) -> None:
         held = list[tuple[Handle, NDArray]]()
-        for i in range(60):  # so that every mark is a number that bfloat16 holds
+        for i in range(60):  # so that bfloat16 can represent every mark
             choice = rng.integers(4)
             if choice == 0 and held:
                 buffer, values = held.pop(int(rng.integers(len(held))))
@@ -65,8 +65,8 @@ def threads_may_mix_their_calls(subject: Subject) -> None:
 
     in_threads(subject, work)
     stats = pool.stats()
-    equal((stats.hits + stats.misses, stats.returns), (len(requests), len(requests)), "requests and returns")
-    equal(sum(dict(stats.free).values()), stats.allocations - stats.drops, "free buffers: those made and not dropped")
+    equal((stats.hits + stats.misses, stats.returns), (len(requests), len(requests)), "number of requests and of returns")
+    equal(sum(dict(stats.free).values()), stats.allocations - stats.drops, "free buffers, compared with allocations - drops")
 
 
 @check("BUF-08a", "buffers")
@@ -81,20 +81,20 @@ def threads_may_fill_one_buffer(subject: Subject) -> None:
     in_threads(subject, work)
     rows = buffer.values().reshape(-1, 8)
     want = np.concatenate([np.tile(mark, (each, 1)) for mark in marks])
-    same(rows[np.argsort(rows[:, 0], kind="stable")], want, "values of a buffer that four threads filled, in order")
+    same(rows[np.argsort(rows[:, 0], kind="stable")], want, "values of a buffer that four threads filled, sorted")
 
 
 @check("BUF-08b", "buffers")
 def a_release_waits_for_what_is_being_written(subject: Subject) -> None:
-    """One thread fills a buffer while another releases it, and takes the memory for values of its own.
+    """One thread fills a buffer while another releases it, acquires its memory and writes other values.
 
-    The objects themselves are called: to write a call down takes longer than the moment that is to be met.
+    The calls are made on the implementation's objects and not recorded, because recording takes longer than the race window.
     """
     subject.in_this_process("calls from several threads")
     handle, size = new(subject, "buffers", max_buffers=64), CLASSES[-1]
     first = handle.acquire(size)
     first.extend(np.ones(1, np.float32))
-    first.release()  # whoever lacks one of these does not offer it
+    first.release()  # one of these raises NotOffered if it is missing
     pool, (old, own) = subject.held[handle.id], (subject.own(np.full(size // 4, mark, np.float32)).array for mark in (1, 2))
     took = min(_seconds(pool.acquire(size).extend, old) for _ in range(3))
     for _ in range(100):
@@ -110,7 +110,7 @@ def _seconds(call: Callable[..., Any], *arguments: Any) -> float:
 
 
 def _next_owner(subject: Subject, pool: Any, old: Array, own: Array, after: float) -> Any:
-    """A buffer filled with its owner's values, taken while another thread fills the one before it with `old`."""
+    """Returns a buffer with the values `own`, acquired while another thread fills the released buffer with `old`."""
     buffer, taken = pool.acquire(CLASSES[-1]), list[Any]()
 
     def work(thread: int, rng: np.random.Generator) -> None:

@@ -1,10 +1,10 @@
-"""The pool of buffers in size classes, and the buffers it hands out."""
+"""The typed protocols of the buffer pool and of its buffers."""
 
 from typing import Protocol
 
 from kvref_conformance.interface import Numbers, Statistics
 
-# The errors that each operation may have to answer with; what `new` has to refuse is always a ConfigError.
+# The errors that each operation can be required to raise. `new` raises ConfigError only.
 ERRORS: dict[str, str] = {
     "acquire": "BufferTooLarge PositionOutOfRange",
     "prewarm": "ConfigError PositionOutOfRange",
@@ -16,7 +16,7 @@ ERRORS: dict[str, str] = {
 
 
 class HeldBuffer(Protocol):
-    """What `buffers.acquire` returns. The family name of its operations is `buffer`."""
+    """The object that `buffers.acquire` returns. Requests name its operations `buffer.NAME`."""
 
     size: int
     capacity: int
@@ -36,7 +36,7 @@ class BufferStats(Statistics, Protocol):
     returns: int
     drops: int
     hit_rate: float
-    free: dict[int, int]  # by size class
+    free: dict[int, int]  # size class -> number of free buffers
 
 
 class Buffers(Protocol):
@@ -46,10 +46,10 @@ class Buffers(Protocol):
     def stats(self) -> BufferStats: ...
 
 
-HANDED_OUT = {"buffer": HeldBuffer}  # by the name that it has in a request
+HANDED_OUT = {"buffer": HeldBuffer}  # name in a request -> protocol
 
 
 class Factory(Protocol):
-    """What makes one: it is given every size by name."""
+    """The factory. It receives every size by name."""
 
     def __call__(self, *, max_buffers: int) -> Buffers: ...

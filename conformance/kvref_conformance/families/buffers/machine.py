@@ -1,4 +1,4 @@
-"""Any sequence of calls of the family `buffers`."""
+"""The state machine of the family `buffers`."""
 
 import numpy as np
 from hypothesis import strategies as st
@@ -19,7 +19,7 @@ class BuffersMachine(Machine):
         self.pool = self.objects[0] if self.objects else None
 
     def held(self, index: int) -> int | None:
-        """A buffer: the newest first of those in use, then those that were released."""
+        """Returns a buffer: index 0 is the newest in use; released buffers follow after all buffers in use."""
         buffers = {number: each for number in self.objects if isinstance(each := self.witness.models[number], Buffer)}
         ordered = sorted(buffers, key=lambda number: (not buffers[number].held, -number))
         return ordered[index % len(ordered)] if ordered else None
@@ -28,7 +28,7 @@ class BuffersMachine(Machine):
     @rule(size=st.sampled_from((1024, 1, 1024, 0, 1025, 1024, CLASSES[-1], CLASSES[-1] + 1, -1)))
     def acquire(self, size: int) -> None:
         if len(self.objects) == 6 and (one := self.held(-1)) is not None:
-            self.objects.remove(one)  # it is looked at no more
+            self.objects.remove(one)  # stop observing it
         self.acquired(size)
 
     @precondition(lambda self: len(self.objects) > 1)
@@ -52,7 +52,7 @@ class BuffersMachine(Machine):
     @precondition(lambda self: len(self.objects) > 1)
     @rule(which=INDEX, count=st.sampled_from((1, 3, 250, 0)))
     def release(self, which: int, count: int) -> None:
-        """Give a buffer back; the next one of its class has its memory."""
+        """Release a buffer and acquire the next one of its class, which reuses the memory."""
         number = self.held(which)
         if number is not None:
             buffer = self.witness.models[number]

@@ -1,4 +1,4 @@
-"""The buffer pool as counts by size class, and a buffer as a list of values."""
+"""The reference model: the buffer pool as counts per size class, a buffer as a list of values."""
 
 from typing import Any, ClassVar
 
@@ -24,7 +24,7 @@ CLASSES = tuple(kib * 1024 for kib in (1, 4, 16, 64, 256))
 
 
 def class_of(num_bytes: int) -> int:
-    """The smallest class that holds so many bytes; 0 where none does."""
+    """Returns the smallest size class of at least `num_bytes`, or 0 if there is none."""
     return next((size for size in CLASSES if num_bytes <= size), 0)
 
 

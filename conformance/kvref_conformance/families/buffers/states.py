@@ -1,4 +1,4 @@
-"""The states of the buffer pool that bugs hide behind."""
+"""The states of the buffer pool that random call sequences should reach, because bugs depend on them."""
 
 from kvref_conformance.families.buffers.model import Buffer, class_of
 from kvref_conformance.searching.states import NOTES, Call, refusals, state
@@ -9,12 +9,12 @@ refusals(
 
 
 def filled(call: Call) -> int:
-    """Values in a buffer."""
+    """Returns the number of values in a buffer."""
     return sum(len(part) for part in call.model.written)
 
 
 def held_of(call: Call, size: int) -> list[int]:
-    """Buffers of a size class in use."""
+    """Returns the buffers in use of a size class."""
     return [number for number, each in call.models.items() if isinstance(each, Buffer) and each.held and each.bytes == size]
 
 

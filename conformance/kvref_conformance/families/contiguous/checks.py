@@ -133,7 +133,7 @@ def capacity_doubles_until_it_fits(subject: Subject) -> None:
                     length = total
                     while capacity < total:
                         capacity = min(max(1, 2 * capacity), most)
-                    equal(cache.capacity, capacity, f"capacity at {total} tokens, with initial_capacity {initial} and max_seq_len {most}")
+                    equal(cache.capacity, capacity, f"capacity at {total} tokens, {initial} at first, at most {most}")
 
 
 @check("CONTIG-05", "contiguous")

@@ -77,7 +77,7 @@ def what_follows_is_as_if_nothing_had_gone(subject: Subject) -> None:
     for dtype in formats_of(subject, "dtype", *DTYPES):
         cache, *given = filled(subject, 4, dtype=dtype)
         held: Pair = given[0], given[1]
-        for draft, length, more in ((3, 4, 1), (1, 3, 2), (2, 0, 6), (2, 7, 5)):  # the last one removes a token from before the draft
+        for draft, length, more in ((3, 4, 1), (1, 3, 2), (2, 0, 6), (2, 7, 5)):  # the last removes one older token
             at_least(cache, max_seq_len=12)
             drafted = rows(subject, cache, draft)
             cache.append(*drafted)
@@ -86,7 +86,7 @@ def what_follows_is_as_if_nothing_had_gone(subject: Subject) -> None:
             new_rows = rows(subject, cache, more)
             cache.append(*new_rows)
             held = joined((held[0][:, :, :length], held[1][:, :, :length]), new_rows)
-            holds(cache, held, length + more, f"of a {dtype} cache after a draft of {draft}, truncate({length}) and an append of {more}")
+            holds(cache, held, length + more, f"of a {dtype} cache after a draft of {draft}, truncate({length}), append({more})")
 
 
 @check("EDIT-03", "contiguous")
@@ -116,7 +116,7 @@ def taken(given: Pair, which: Sequence[int]) -> Pair:
 
 
 def orders(batch: int) -> list[list[int]]:
-    """Returns arguments of `reorder` that keep the batch size: rotation, swap, one row in all places, one row left out, identity."""
+    """Returns arguments of `reorder` that keep the batch size: rotate, swap, one row everywhere, leave one out, none."""
     every = list(range(batch))
     return [
         every[1:] + every[:1],
@@ -203,7 +203,7 @@ def rows_of_one_origin_go_their_own_ways(subject: Subject) -> None:
             more = rows(subject, cache, count)
             cache.append(*more)
             held = joined(held, more)
-            holds(cache, held, held[0].shape[2], f"of a {dtype} cache after reorder({order}) and an append of different tokens per row")
+            holds(cache, held, held[0].shape[2], f"of a {dtype} cache after reorder({order}) and an append of new tokens")
 
 
 @check("EDIT-08", "contiguous")

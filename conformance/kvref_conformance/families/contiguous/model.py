@@ -45,9 +45,9 @@ class Contiguous(Model):
         self.most, self.dtype = max_seq_len, dtype
         self.room = min(initial_capacity, max_seq_len)
         self.says_capacity = False  # whether it has reported a capacity; otherwise raw buffers can have any length
-        self.before, self.given = 0, (np.zeros((0,)), np.zeros((0,)))  # the number of tokens before the last append, and its arguments
+        self.before, self.given = 0, (np.zeros((0,)), np.zeros((0,)))  # of the last append: length before it, and arguments
         self.origins: list[int] = []  # per row: its row before the last reorder
-        self.tokens: list[tuple[NDArray, NDArray] | None] = []  # keys and values [B, H, D] per token; None: counted by `advance`, contents unknown
+        self.tokens: list[tuple[NDArray, NDArray] | None] = []  # [B, H, D] each; None: unknown, counted by advance
 
     def looks(self) -> list[Look]:
         return [("seq_len", {}), ("capacity", {}), ("read", {}), ("raw", {})]

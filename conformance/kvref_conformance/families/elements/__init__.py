@@ -1,4 +1,4 @@
-"""Single values in a format: what they are encoded to, and what codes stand for."""
+"""The family `elements`: encoding and decoding of single values."""
 
 from kvref_conformance.families import Family
 

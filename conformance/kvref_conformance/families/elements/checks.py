@@ -1,4 +1,4 @@
-"""FMT-FP8-01 to 07 and FMT-CAST: single values, encoded and decoded."""
+"""Checks of FMT-FP8-01 to FMT-FP8-07 and of FMT-CAST: encoding and decoding of single values."""
 
 import numpy as np
 
@@ -15,9 +15,9 @@ CODES = np.arange(256, dtype=np.uint8)
 
 
 def every_upper_half(subject: Subject) -> NDArray:
-    """Every float32 whose lower 16 bits are zero: all exponents, signs and specials, and 7 bits of every mantissa.
+    """Returns every float32 whose lower 16 bits are zero: all exponents, signs and special values, and 7 bits of mantissa.
 
-    Where float16 is handed in, all of these.
+    If the inputs are float16, it returns every float16.
     """
     if subject.dtype == "float16":
         return oracle.decoded("float16")
@@ -25,7 +25,7 @@ def every_upper_half(subject: Subject) -> NDArray:
 
 
 def finite(subject: Subject, values: NDArray) -> NDArray:
-    """In numbers that the dtype handed in holds, without those that overflow there."""
+    """Returns values rounded to the dtype of the inputs, without those that overflow it."""
     narrow = held(subject, values)
     return narrow[np.isfinite(narrow)]
 
@@ -59,7 +59,7 @@ def values_round_to_the_nearest_code_in_one_step(subject: Subject) -> None:
     for name in subject.formats(*FP8):
         values = {
             "the upper halves of float32": every_upper_half(subject),
-            "ties and their neighbours": finite(subject, oracle.ties_and_neighbours(name)),
+            "ties and their neighbors": finite(subject, oracle.ties_and_neighbours(name)),
             "random values": finite(subject, subject.rng.normal(size=2000) * oracle.MAX[name] / 8),
         }
         for what, some in values.items():
@@ -96,14 +96,14 @@ def a_nan_stays_a_nan(subject: Subject) -> None:
     nans = np.array([0x7FC00000, 0xFFC00000, 0x7F800001, 0x7FFFFFFF, 0xFF800001], np.uint32).view(np.float32)
     for name in subject.formats(*FP8):
         got = decoded(subject, encoded(subject, nans, name), name)
-        true(np.isnan(got).all(), f"NaNs through {name}", "NaN", got)
+        true(np.isnan(got).all(), f"NaNs encoded and decoded in {name}", "NaN", got)
 
 
 @check("FMT-FP8-06", "elements")
 def encoding_a_value_gives_its_code_back(subject: Subject) -> None:
     for name in subject.formats(*FP8):
         numbers = CODES[~np.isnan(oracle.decoded(name))]
-        same(encoded(subject, decoded(subject, numbers, name), name), numbers, f"{name} codes encoded from their own values")
+        same(encoded(subject, decoded(subject, numbers, name), name), numbers, f"{name} codes after decode and encode")
 
 
 @check("FMT-FP8-07", "elements")
@@ -114,7 +114,7 @@ def larger_values_have_larger_codes(subject: Subject) -> None:
         steps = np.diff(encoded(subject, values, name).astype(np.int64))
         if (steps < 0).any():
             i = int(np.argmax(steps < 0))
-            raise Broken(f"{name} codes of {values[i]!r} and {values[i + 1]!r}", "no step down", f"a step of {steps[i]}")
+            raise Broken(f"{name} codes of {values[i]!r} and {values[i + 1]!r}", "ascending codes", f"a step of {steps[i]}")
 
 
 @check("FMT-CAST-01a", "elements")
@@ -123,7 +123,7 @@ def casts_round_to_nearest_even(subject: Subject) -> None:
         near = oracle.ties_and_neighbours(name)
         values = held(subject, np.concatenate([near[:: max(1, len(near) // 20000)], every_upper_half(subject)]))
         got = decoded(subject, encoded(subject, values, name), name)
-        same(got, oracle.round_to(values, name), f"values through {name}")
+        same(got, oracle.round_to(values, name), f"values cast to {name}")
 
 
 @check("FMT-CAST-01bc", "elements")
@@ -136,4 +136,4 @@ def casts_keep_subnormals_and_overflow_to_infinity(subject: Subject) -> None:
         values, want = np.array(cases[name][0], np.float32), [*cases[name][1], oracle.MAX[name], np.inf, -np.inf]
         can_be = held(subject, values) == values
         got = decoded(subject, encoded(subject, values[can_be], name), name)
-        same(got, np.array(want, np.float32)[can_be], f"{values[can_be].tolist()} through {name}")
+        same(got, np.array(want, np.float32)[can_be], f"{values[can_be].tolist()} cast to {name}")

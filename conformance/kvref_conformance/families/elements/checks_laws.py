@@ -1,4 +1,4 @@
-"""LAW-14: what the laws say of this family alone."""
+"""Checks of LAW-14 for this family."""
 
 import numpy as np
 
@@ -15,4 +15,4 @@ def an_infinity_never_decodes_to_a_number(subject: Subject) -> None:
         got = elements.decode(elements.encode(special, name), name)
         for value, back in zip(special, got, strict=True):
             if np.isfinite(back):
-                raise Broken(f"{value} through {name}", "a value that is not finite", repr(float(back)))
+                raise Broken(f"{value} encoded and decoded in {name}", "a value that is not finite", repr(float(back)))

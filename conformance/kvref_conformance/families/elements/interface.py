@@ -1,10 +1,10 @@
-"""Single values in a format, without a scale."""
+"""The typed protocol of encoding and decoding."""
 
 from typing import Protocol
 
 from kvref_conformance.interface import Codes, Numbers
 
-# The errors that each operation may have to answer with; what `new` has to refuse is always a ConfigError.
+# The errors that each operation can be required to raise. `new` raises ConfigError only.
 ERRORS: dict[str, str] = {
     "encode": "ShapeMismatch DtypeMismatch",
 }
@@ -18,6 +18,6 @@ class Elements(Protocol):
 
 
 class Factory(Protocol):
-    """What makes one: it is given every size by name."""
+    """The factory. It receives every size by name."""
 
     def __call__(self) -> Elements: ...

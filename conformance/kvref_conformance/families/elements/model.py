@@ -1,4 +1,4 @@
-"""What single values are encoded to, and codes decoded to."""
+"""The reference model of encoding and decoding."""
 
 import numpy as np
 
@@ -20,12 +20,12 @@ class Elements(Function):
 
     def encode(self, values: NDArray, format: str) -> Expected:
         if wrong_arrays((values, (None,))):
-            raise ValueError("values of another shape or dtype")
+            raise ValueError("values: expected another shape or dtype")
         x = float32(values)
-        if format in CODED:  # codes of any type that decode takes
+        if format in CODED:  # codes have any dtype that decode accepts
             return Arrays("FMT-CAST-01", parts=(exactly(elements.round_to(x, format)),), codes_of=format)
         codes = elements.encode(x, format)
-        nan = np.isnan(elements.decoded(format)[codes])  # any of several codes
+        nan = np.isnan(elements.decoded(format)[codes])  # NaN has several codes; each is right
         return Arrays("FMT-FP8-02", parts=(exactly(codes),), unsure=nan if nan.any() else None)
 
     def decode(self, codes: NDArray, format: str) -> Expected:

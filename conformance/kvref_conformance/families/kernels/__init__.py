@@ -1,4 +1,4 @@
-"""Kernels alone: scatter, gather and update, for those who have no cache."""
+"""The family `kernels`: scatter, gather, copy and update without a cache."""
 
 from kvref_conformance.families import Family
 

@@ -1,4 +1,4 @@
-"""KERN: moving tokens by slot, for those who have only kernels."""
+"""Checks of KERN: kernels that move tokens by slot."""
 
 from typing import Any
 
@@ -13,32 +13,32 @@ from kvref_conformance.conversation.handle import Handle
 from kvref_conformance.conversation.subject import Subject, narrow
 from kvref_conformance.outcome import NotOffered
 
-SLOTS = 12  # at least: blocks are full
-NANS = {  # a quiet and a signalling one, with payloads
+SLOTS = 12  # at least; rounded up to full blocks
+NANS = {  # a quiet and a signaling NaN with payloads, per dtype
     "float32": (0x7FC12345, 0xFF800001), "float16": (0x7E12, 0xFC01), "bfloat16": (0x7FC1, 0xFF81),
 }  # fmt: skip
 
 
 def shape(subject: Subject) -> tuple[int, int]:
-    """kv heads and head_dim of a token."""
+    """Returns num_kv_heads and head_dim of a token."""
     return subject.heads, subject.size("head_dim", 3)
 
 
 def num_slots(subject: Subject) -> int:
-    """Of whole blocks, SLOTS or the next number of them."""
+    """Returns SLOTS, rounded up to a multiple of the block size."""
     size = subject.size("block_size", 3)
     return -(-SLOTS // size) * size
 
 
 def dtype_of(subject: Subject) -> tuple[Any, Any]:
-    """What stores are made of, and the integers of as many bits."""
+    """Returns the dtype of stores, and the unsigned integer dtype of the same width."""
     if subject.dtype == "float32":
         return np.float32, np.uint32
     return narrow(subject.dtype), np.uint16
 
 
 def bits(count: int, subject: Subject) -> NDArray:
-    """[count, kv heads, head_dim] of any bits at all: NaN payloads, infinities, subnormals."""
+    """Returns [count, num_kv_heads, head_dim] of random bits, including NaN payloads, infinities and subnormals."""
     dtype, integers = dtype_of(subject)
     end = int(np.iinfo(integers).max) + 1
     patterns: NDArray = subject.rng.integers(0, end, size=(count, *shape(subject)), dtype=integers)
@@ -50,7 +50,7 @@ def filled_store(subject: Subject) -> NDArray:
 
 
 def scattered(subject: Subject, store: NDArray, slots: list[int] | NDArray, new: NDArray) -> NDArray:
-    """The store, in the implementation's own memory, after a scatter."""
+    """Returns the store after a scatter in the implementation's memory."""
     own = subject.own(store)
     result = as_is(subject.new("kernels"), "scatter", own, slots, new)
     store_afterwards: NDArray = subject.implementation.to_numpy(result)
@@ -58,7 +58,7 @@ def scattered(subject: Subject, store: NDArray, slots: list[int] | NDArray, new:
 
 
 def as_is(kernels: Handle, name: str, *args: Any) -> Array:
-    """Call a kernel, slots given as a list, and leave its result in the implementation's own memory."""
+    """Calls a kernel with slots as a list or array. The result is not converted to NumPy."""
     return kernels.as_is(name, *(np.array(arg, np.int64) if isinstance(arg, list) else arg for arg in args))
 
 
@@ -67,7 +67,7 @@ def same_bits(got: NDArray, want: NDArray, what: str) -> None:
 
 
 def _patterns(array: NDArray) -> NDArray:
-    """As integers; a bfloat16 is the first half of a float32, as which some libraries hand it over."""
+    """Returns the bits as integers. A bfloat16 becomes the upper half of a float32, as which some libraries return it."""
     array = np.ascontiguousarray(array)
     return array.view(np.uint32) if array.dtype.itemsize == 4 else array.view(np.uint16).astype(np.uint32) << 16
 
@@ -81,7 +81,7 @@ def a_slot_is_block_and_offset(subject: Subject) -> None:
         got = scattered(subject, blocks.reshape(-1, *shape(subject)).copy(), slots, new)
         for slot, token in zip(slots, new, strict=True):
             blocks[slot // block_size, slot % block_size] = token
-        same_bits(got, blocks.reshape(-1, *shape(subject)), f"blocks of {block_size}, seen as slots")
+        same_bits(got, blocks.reshape(-1, *shape(subject)), f"slots gathered from blocks of {block_size}")
 
 
 @check("KERN-02", "kernels")
@@ -93,7 +93,7 @@ def a_negative_slot_is_skipped(subject: Subject) -> None:
         for slot, token in zip(slots, new, strict=True):
             if slot >= 0:
                 want[slot] = token
-        same_bits(scattered(subject, store.copy(), slots, new), want, f"the store after slots {slots}")
+        same_bits(scattered(subject, store.copy(), slots, new), want, f"the store after scatter to slots {slots}")
 
 
 @check("KERN-03a", "kernels")
@@ -103,7 +103,7 @@ def a_slot_past_the_end_writes_nothing(subject: Subject) -> None:
         own = subject.own(store.copy())
         with raises("SlotOutOfRange"):
             as_is(subject.new("kernels"), "scatter", own, slots, new)
-        same_bits(subject.implementation.to_numpy(own.array), store, f"the store after slots {slots} were refused")
+        same_bits(subject.implementation.to_numpy(own.array), store, f"the store after a rejected scatter to slots {slots}")
         with raises("SlotOutOfRange"):
             as_is(subject.new("kernels"), "gather", own, slots)
 
@@ -122,7 +122,7 @@ def tokens_and_slots_must_match(subject: Subject) -> None:
         own = subject.own(store.copy())
         with raises("ShapeMismatch"):
             as_is(subject.new("kernels"), "scatter", own, slots, new)
-        same_bits(subject.implementation.to_numpy(own.array), store, "the store after tokens of a wrong shape were refused")
+        same_bits(subject.implementation.to_numpy(own.array), store, "the store after a rejected scatter of a wrong shape")
 
 
 @check("KERN-03d", "kernels")
@@ -134,7 +134,7 @@ def tokens_of_another_dtype_are_refused(subject: Subject) -> None:
         with raises("DtypeMismatch"):
             as_is(subject.new("kernels"), "scatter", own, [0, 1], new)
         kept, what = subject.implementation.to_numpy(own.array), f"the store of {store.dtype}"
-        (same_bits if store is floats else same)(kept, store, f"{what} after tokens of {new.dtype} were refused")
+        (same_bits if store is floats else same)(kept, store, f"{what} after a rejected scatter of {new.dtype}")
 
 
 @check("KERN-04a", "kernels")
@@ -146,7 +146,7 @@ def slots_not_named_keep_every_bit(subject: Subject) -> None:
     slots, new = [5, 0, 11], bits(3, subject)
     want = store.copy()
     want[slots] = new
-    same_bits(scattered(subject, store.copy(), slots, new), want, "a store full of NaN payloads")
+    same_bits(scattered(subject, store.copy(), slots, new), want, "a store of NaN payloads after scatter to other slots")
 
 
 @check("KERN-04b", "kernels")
@@ -158,7 +158,7 @@ def an_update_touches_its_tokens_only(subject: Subject) -> None:
         want = buffer.copy()
         want[:, :, position : position + count] = new
         result = as_is(subject.new("kernels"), "update", buffer.copy(), new, position)
-        same_bits(subject.implementation.to_numpy(result), want, f"the buffer after {count} tokens at {position}")
+        same_bits(subject.implementation.to_numpy(result), want, f"the buffer after update with {count} tokens at {position}")
 
 
 @check("KERN-05", "kernels")
@@ -178,7 +178,7 @@ def gather_gives_what_scatter_wrote(subject: Subject) -> None:
 @check("KERN-06", "kernels", slow=True)
 def offsets_past_2_to_31_are_right(subject: Subject) -> None:
     heads, dim = subject.size("num_kv_heads", 1), subject.size("head_dim", 2**16)
-    slots = 2**31 // (heads * dim) + 4  # of uint8, where it is taken: a little over 2 GiB
+    slots = 2**31 // (heads * dim) + 4  # a little over 2 GiB if the dtype is uint8
     dtype = np.uint8 if subject.limits.of("kernels", "dtype").allows("uint8") else dtype_of(subject)[0]
     kernels = subject.new("kernels")
     store = subject.own(np.zeros((slots, heads, dim), dtype))
@@ -187,7 +187,7 @@ def offsets_past_2_to_31_are_right(subject: Subject) -> None:
     result = Own(as_is(kernels, "scatter", store, where, new))
     got = subject.implementation.to_numpy(as_is(kernels, "gather", result, [*where, 0, 1]))
     same(got[:3], new, "tokens past 2^31 elements")
-    equal(int(np.asarray(got[3:]).max()), 0, "what is in slots 0 and 1, which were not named")
+    equal(int(np.asarray(got[3:]).max()), 0, "the largest number in slots 0 and 1, which were not written")
 
 
 @check("KERN-07", "kernels")
@@ -198,7 +198,7 @@ def a_repeated_slot_holds_one_token_whole(subject: Subject) -> None:
     got = np.asarray(scattered(subject, store, [3, 7, 3, 3, 7], new))
     for slot, owners in ((3, (1, 3, 4)), (7, (2, 5))):
         values = set(got[slot].reshape(-1).tolist())
-        true(len(values) == 1 and values <= set(map(float, owners)), f"slot {slot}", f"one of the tokens {owners}, whole", values)
+        true(len(values) == 1 and values <= set(map(float, owners)), f"slot {slot}", f"exactly one of tokens {owners}", values)
 
 
 @check("KERN-08a", "kernels")
@@ -208,9 +208,9 @@ def integers_of_any_type_are_slots(subject: Subject) -> None:
     want[[11, 0, 5]] = new
     for dtype in (np.int8, np.int32, np.uint8):
         slots = np.array([11, 0, 5], dtype)
-        same_bits(scattered(subject, store.copy(), slots, new), want, f"the store after slots of {slots.dtype}")
+        same_bits(scattered(subject, store.copy(), slots, new), want, f"the store after scatter with slots of {slots.dtype}")
         got = as_is(subject.new("kernels"), "gather", want, slots)
-        same_bits(subject.implementation.to_numpy(got), new, f"what is gathered from slots of {slots.dtype}")
+        same_bits(subject.implementation.to_numpy(got), new, f"tokens gathered with slots of {slots.dtype}")
 
 
 @check("KERN-08b", "kernels")
@@ -227,22 +227,22 @@ def other_slots_are_refused(subject: Subject) -> None:
 def an_unsigned_slot_is_never_negative(subject: Subject) -> None:
     store = filled_store(subject)
     for bits_of_slot in (64, 32, 16, 8):
-        for last in (2**bits_of_slot - 1, 2 ** (bits_of_slot - 1)):  # signed they would be -1, which is skipped, and the least
+        for last in (2**bits_of_slot - 1, 2 ** (bits_of_slot - 1)):  # as signed integers: -1 and the least
             slots = np.array([0, last], f"uint{bits_of_slot}")
             refused(subject, store, slots, bits(2, subject), "SlotOutOfRange")
 
 
 def no_negative_slots(subject: Subject) -> None:
-    """Raises NotOffered where its slots are of a type that has none."""
+    """Raises NotOffered if the type of its slots has no negative numbers."""
     if not subject.limits.switch("kernels", "negative_integers"):
-        raise NotOffered("negative slots, which its types do not have")
+        raise NotOffered("negative slots: its integer type has none")
 
 
 def refused(subject: Subject, store: NDArray, slots: NDArray, new: NDArray, kind: str) -> None:
-    """Neither scattering nor gathering takes these slots, and the store stays as it is."""
+    """Raises Broken unless scatter and gather reject these slots with `kind` and leave the store unchanged."""
     kernels, own = subject.new("kernels"), subject.own(store.copy())
     with raises(kind):
         kernels.as_is("scatter", own, slots, new)
     with raises(kind):
         kernels.as_is("gather", own, slots)
-    same_bits(subject.implementation.to_numpy(own.array), store, f"the store after slots {slots.tolist()} of {slots.dtype}")
+    same_bits(subject.implementation.to_numpy(own.array), store, f"store after rejected slots {slots.tolist()} of {slots.dtype}")

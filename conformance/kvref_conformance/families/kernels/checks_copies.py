@@ -1,4 +1,4 @@
-"""KERN-09: blocks of slots are copied."""
+"""Checks of KERN-09: copies of blocks of slots."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from kvref_conformance.families.kernels.checks import as_is, dtype_of, filled_st
 
 
 def copied(subject: Subject, store: NDArray, sources: Any, targets: Any, block_size: int) -> NDArray:
-    """The store, in the implementation's own memory, after blocks were copied."""
+    """Returns the store after a copy in the implementation's memory."""
     result = as_is(subject.new("kernels"), "copy", subject.own(store), sources, targets, block_size)
     after: NDArray = subject.implementation.to_numpy(result)
     return after
@@ -27,7 +27,7 @@ def blocks_are_copied_bit_for_bit(subject: Subject) -> None:
         want = store.copy()
         for source, target in zip(sources, targets, strict=True):
             want[target * size : (target + 1) * size] = store[source * size : (source + 1) * size]
-        same_bits(copied(subject, store.copy(), sources, targets, size), want, f"the store after {sources} to {targets}")
+        same_bits(copied(subject, store.copy(), sources, targets, size), want, f"store after copy of {sources} to {targets}")
 
 
 @check("KERN-09b", "kernels")
@@ -37,7 +37,7 @@ def a_block_that_is_source_and_target_passes_on_what_was_there(subject: Subject)
     for sources, targets in (([0, 1, 2], [1, 2, 3]), ([3, 2, 1], [2, 1, 0]), ([0, 1], [1, 0]), ([2, 0, 3, 1], [0, 1, 2, 3])):
         want = store.copy()
         want.reshape(4, size, *shape(subject))[targets] = store.reshape(4, size, *shape(subject))[sources]
-        same_bits(copied(subject, store.copy(), sources, targets, size), want, f"the store after {sources} to {targets}")
+        same_bits(copied(subject, store.copy(), sources, targets, size), want, f"store after copy of {sources} to {targets}")
 
 
 @check("KERN-09c", "kernels")
@@ -47,14 +47,14 @@ def a_target_named_twice_holds_one_source_whole(subject: Subject) -> None:
     store = np.broadcast_to(numbers, (4 * size, *shape(subject))).astype(dtype)
     got = np.asarray(copied(subject, store, [0, 1, 2, 1], [3, 3, 0, 3], size))
     values = set(got[3 * size :].reshape(-1).tolist())
-    true(len(values) == 1 and values <= {1.0, 2.0}, "block 3", "block 0 or block 1, whole", values)
+    true(len(values) == 1 and values <= {1.0, 2.0}, "block 3", "exactly block 0 or block 1", values)
     same(got[:size], store[2 * size : 3 * size], "block 0")
 
 
 @check("KERN-09d", "kernels")
 def a_copy_that_is_wrong_writes_nothing(subject: Subject) -> None:
     size, kernels = subject.size("block_size", 3), subject.new("kernels")
-    store = np.concatenate([filled_store(subject)] * size)[: 4 * size - 1]  # of the last block a slot is missing
+    store = np.concatenate([filled_store(subject)] * size)[: 4 * size - 1]  # the last block lacks a slot
     wrong: list[tuple[Any, Any, str]] = [
         ([0, 4], [1, 2], "SlotOutOfRange"), ([0, 1], [2, 4], "SlotOutOfRange"), ([0, 3], [1, 2], "SlotOutOfRange"),
         ([0, 1], [2, 3], "SlotOutOfRange"), ([0, 1], [2], "ShapeMismatch"), ([0], [1, 2], "ShapeMismatch"),
@@ -67,4 +67,4 @@ def a_copy_that_is_wrong_writes_nothing(subject: Subject) -> None:
         own = subject.own(store.copy())
         with raises(kind):
             as_is(kernels, "copy", own, sources, targets, size)
-        same_bits(subject.implementation.to_numpy(own.array), store, f"the store after {sources} to {targets} was refused")
+        same_bits(subject.implementation.to_numpy(own.array), store, f"the store after a rejected copy of {sources} to {targets}")

@@ -1,4 +1,4 @@
-"""LAW-18: slots and rows of real sizes."""
+"""Checks of LAW-18: kernels at production sizes."""
 
 from typing import Any
 
@@ -14,21 +14,21 @@ from kvref_conformance.conversation.subject import Subject
 
 
 def tokens(slots: NDArray, heads: int, dim: int) -> NDArray:
-    """float32 [n, heads, dim]: what belongs in each slot."""
+    """Returns float32 [n, heads, dim]: the token that belongs in each slot."""
     return content(0, 0, slots, heads, dim, KEYS)
 
 
 def moved(subject: Subject, num_slots: int, slots: NDArray, heads: int, dim: int) -> None:
-    """Content is scattered into a store and gathered from it, in another order; what lies between is left as it was."""
+    """Scatters tokens to slots and gathers them in another order; other slots must not change."""
     kernels = subject.new("kernels")
     store: Any = subject.own(np.zeros((num_slots, heads, dim), np.float32))
     for part in np.array_split(slots, 3):
         store = Own(kernels.as_is("scatter", store, part, tokens(part, heads, dim)))
     back = subject.rng.permutation(slots)
     got = subject.numpy(kernels.as_is("gather", store, back))
-    same(got, tokens(back, heads, dim), f"{len(back)} of {num_slots} slots, gathered")
+    same(got, tokens(back, heads, dim), f"tokens gathered from {len(back)} of {num_slots} slots")
     others = np.setdiff1d(np.concatenate([slots + 1, slots - 1]) % num_slots, slots)[:1000]
-    same(subject.numpy(kernels.as_is("gather", store, others)), np.zeros((len(others), heads, dim), np.float32), "slots between")
+    same(subject.numpy(kernels.as_is("gather", store, others)), np.zeros((len(others), heads, dim), np.float32), "other slots")
 
 
 @check("LAW-18", "kernels")
@@ -53,7 +53,7 @@ def an_update_may_begin_anywhere(subject: Subject) -> None:
             new = tokens(np.arange(position, position + count), 2, dim).transpose(1, 0, 2)[None]
             got = subject.numpy(kernels.as_is("update", buffer.copy(), new, position))
             buffer[:, :, position : position + count] = new
-            same(got, buffer, f"a buffer after {count} tokens at {position}")
+            same(got, buffer, f"a buffer after update with {count} tokens at {position}")
 
 
 @check("LAW-18", "kernels")
@@ -67,4 +67,4 @@ def blocks_are_copied_past_16_bits(subject: Subject) -> None:
     want = store.copy()
     want.reshape(blocks, size, 4)[targets] = store.reshape(blocks, size, 4)[sources]
     got = subject.numpy(kernels.as_is("copy", subject.own(store), sources, targets, size))
-    same(got, want, f"a store of {blocks} blocks after {len(sources)} were copied")
+    same(got, want, f"a store of {blocks} blocks after a copy of {len(sources)}")

@@ -1,10 +1,10 @@
-"""Moving tokens by slot, for those who have only kernels."""
+"""The typed protocol of kernels."""
 
 from typing import Protocol
 
 from kvref_conformance.interface import Integers, Lanes, Memory, Slotted, Store
 
-# The errors that each operation may have to answer with; what `new` has to refuse is always a ConfigError.
+# The errors that each operation can be required to raise. `new` raises ConfigError only.
 ERRORS: dict[str, str] = {
     "scatter": "SlotOutOfRange ShapeMismatch DtypeMismatch",
     "copy": "SlotOutOfRange ShapeMismatch DtypeMismatch",
@@ -22,6 +22,6 @@ class Kernels(Protocol):
 
 
 class Factory(Protocol):
-    """What makes one: it is given every size by name."""
+    """The factory. It receives every size by name."""
 
     def __call__(self) -> Kernels: ...

@@ -1,4 +1,4 @@
-"""What a store or a buffer holds after a kernel."""
+"""The reference model: the contents of a store or buffer after a kernel."""
 
 import math
 
@@ -30,7 +30,7 @@ class Kernels(Function):
         for slot, token in zip(slots.tolist(), new, strict=True):
             if slot >= 0:
                 want[slot] = token
-                unsure[slot] = (slots == slot).sum() > 1  # one of the tokens, whole (KERN-07)
+                unsure[slot] = (slots == slot).sum() > 1  # contains one of the tokens, unmixed (KERN-07)
         return Arrays("KERN-01", parts=(exactly(want),), bits=True, unsure=unsure if unsure.any() else None)
 
     def gather(self, store: NDArray, slots: NDArray) -> Expected:
@@ -41,7 +41,7 @@ class Kernels(Function):
 
     def copy(self, store: NDArray, sources: NDArray, targets: NDArray, block_size: int) -> Expected:
         if block_size < 1:
-            raise ValueError("blocks of no slots")
+            raise ValueError("block_size: expected at least 1")
         sources, targets, blocks = np.asarray(sources), np.asarray(targets), len(store) // block_size
         wrong = [each for numbers in (sources, targets) for each in _wrong_slots(numbers, 0, blocks)]
         if sources.shape != targets.shape:
@@ -52,19 +52,19 @@ class Kernels(Function):
         for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
             here = slice(target * block_size, (target + 1) * block_size)
             want[here] = store[source * block_size : (source + 1) * block_size]
-            unsure[here] = (targets == target).sum() > 1  # one of the sources, whole (KERN-07)
+            unsure[here] = (targets == target).sum() > 1  # contains one of the sources, unmixed (KERN-09)
         return Arrays("KERN-09", parts=(exactly(want),), bits=True, unsure=unsure if unsure.any() else None)
 
     def update(self, buffer: NDArray, new: NDArray, position: int) -> Expected:
         if not 0 <= position <= position + new.shape[2] <= buffer.shape[2]:
-            raise ValueError("tokens that do not fit")
+            raise ValueError("update: the tokens do not fit into the buffer")
         want = buffer.copy()
         want[:, :, position : position + new.shape[2]] = new
         return Arrays("KERN-04", parts=(exactly(want),), bits=True)
 
 
 def _wrong_slots(slots: NDArray, least: float, stop: int) -> Wrong:
-    """What is wrong with slots that are to be integers of [least, stop) in one dimension."""
+    """Returns the errors that slots can raise; valid slots are a 1-D array of integers in [least, stop)."""
     wrong: Wrong = [] if slots.ndim == 1 else [("ShapeMismatch", "KERN-08")]
     if slots.dtype.kind not in "iu":
         return [*wrong, ("DtypeMismatch", "KERN-08")]

@@ -21,7 +21,7 @@ def a_wrong_shape_is_refused(stream: Stream) -> None:
     for keys, values in stream.wrong_shapes():
         with raises("ShapeMismatch"):
             stream.give(keys, values)
-        same_observables(stream.observe(), before, f"after a rejected append of keys {list(keys.shape)} and values {list(values.shape)}")
+        same_observables(stream.observe(), before, f"after rejected keys {list(keys.shape)}, values {list(values.shape)}")
 
 
 @law("LAW-10", "other_ways_in")

@@ -9,7 +9,7 @@ SOME = 300  # tokens, or owners: more than fit in a byte
 
 
 def filled(stream: Stream, tokens: int, heads: int, dim: int) -> Filled:
-    """Returns an empty stream of a new cache with room for `tokens` tokens of these sizes, or of the nearest that the limits allow."""
+    """Returns an empty stream of a new cache with room for `tokens` tokens of these sizes, or of the nearest allowed sizes."""
     return Filled(stream.fresh(**stream.sizes_for(tokens), num_kv_heads=heads, head_dim=dim))
 
 

@@ -88,7 +88,7 @@ def an_array_changed_afterwards_changes_nothing(stream: Stream) -> None:
     stream.give(own_keys, own_values)
     own_keys.fill(77.0)
     own_values.fill(77.0)
-    reads(stream.subject, stream.read(), stream.expected(keys, values), "tokens whose input arrays were overwritten after the append")
+    reads(stream.subject, stream.read(), stream.expected(keys, values), "tokens whose input arrays were overwritten later")
 
 
 @law("LAW-09")

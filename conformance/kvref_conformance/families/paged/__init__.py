@@ -1,4 +1,4 @@
-"""The cache of sequences in blocks."""
+"""The family `paged`: a cache of sequences in blocks."""
 
 from kvref_conformance.families import Family
 from kvref_conformance.families.laws.spoken import OF_CACHES

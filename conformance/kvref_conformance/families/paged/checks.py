@@ -1,4 +1,4 @@
-"""PAGED: sequences in blocks."""
+"""Checks of PAGED: sequences in blocks."""
 
 from contextlib import suppress
 from typing import Any
@@ -28,7 +28,7 @@ Pair = tuple[NDArray, NDArray]
 
 
 def written(subject: Subject, blocks: int, more: int, entries: int = 4, **sizes: Any) -> tuple[Handle, int, NDArray, NDArray]:
-    """A cache with one sequence, in layer 0 of which tokens fill so many blocks, and a few more."""
+    """Returns a cache, a sequence, and its tokens in layer 0: they fill `blocks` blocks, with `more` further tokens."""
     cache = with_room(subject, entries, **sizes)
     keys, values = pair_of_tokens(subject, blocks * cache.config["block_size"] + more)
     sequence = cache.create()
@@ -47,7 +47,7 @@ def ids_are_never_used_again(subject: Subject) -> None:
     for _ in range(4):
         keep = kept < subject.size("sequences", 5) - 1
         made = [cache.create() for _ in range(1 + keep)]
-        true(len({*made}) == len(made) and not {*made} & seen, "ids of new sequences", f"different ones, not in {seen}", made)
+        true(len({*made}) == len(made) and not {*made} & seen, "ids of new sequences", f"distinct ids not in {seen}", made)
         seen |= {*made}
         kept += keep
         cache.drop(made[-1])
@@ -77,7 +77,7 @@ def blocks_come_when_needed(subject: Subject) -> None:
         sequence = cache.create()
         for count in range(1, most + 1):
             put(subject, cache, sequence, 0, count - 1, *pair_of_tokens(subject, 1))
-            in_use(subject, cache, {sequence: -(-count // size)}, f"for {count} tokens of block_size {size}")
+            in_use(subject, cache, {sequence: -(-count // size)}, f"with {count} tokens and block_size {size}")
 
 
 @check("PAGED-04ab", "paged")
@@ -86,7 +86,7 @@ def capacity_is_ensured_once(subject: Subject) -> None:
     sequence, size = cache.create(), cache.config["block_size"]
     tables = list[list[int]]()
     for count, entries in ((2 * size + 1, 3), (2 * size + 1, 3), (size - 1, 3), (0, 3), (3 * size, 3), (3 * size + 1, 4)):
-        if count or not tables_alone(subject):  # whoever has nothing to write may have no word for it
+        if count or not tables_alone(subject):  # without tokens it need not accept 0
             cache.ensure_capacity(sequence, count)
         in_use(subject, cache, {sequence: entries}, f"after ensure_capacity({count})")
         if tables_alone(subject):
@@ -102,7 +102,7 @@ def a_request_that_does_not_fit_takes_nothing(subject: Subject) -> None:
         cache.ensure_capacity(sequence, (entries + 1) * size)
     in_use(subject, cache, {sequence: entries - 2}, "after OutOfBlocks")
     cache.ensure_capacity(sequence, entries * size)
-    in_use(subject, cache, {sequence: entries}, "after a request that fits")
+    in_use(subject, cache, {sequence: entries}, "after ensure_capacity up to the last block")
 
 
 @check("PAGED-05b", "paged")
@@ -123,10 +123,10 @@ def a_request_that_fits_no_pool_takes_nothing(subject: Subject) -> None:
     for count in (2**31, 2**53 - 1):
         with raises("OutOfBlocks"):
             cache.ensure_capacity(sequence, count)
-    for count in () if subject.by_value else (2**63 - 1, 2**64 - 1):  # more than JSON has, and than some can be given at all
+    for count in () if subject.by_value else (2**63 - 1, 2**64 - 1):  # JSON and some languages lack these
         with raises("Exception"):
             cache.ensure_capacity(sequence, count)
-    in_use(subject, cache, {sequence: 0}, "after requests for more tokens than any pool holds")
+    in_use(subject, cache, {sequence: 0}, "after requests for more tokens than any pool has room for")
 
 
 @check("PAGED-06ab", "paged")
@@ -135,13 +135,13 @@ def a_slot_is_block_times_size_plus_offset(subject: Subject) -> None:
     size, length = cache.config["block_size"], len(keys)
     try:
         table = cache.block_table(sequence, 0)
-    except Declined:  # then the blocks are those that it names itself
+    except Declined:  # then the slots themselves show the blocks
         table = [slot // size for slot in cache.slot_mapping(sequence, 0, 0, length)[::size]]
     for start, count in ((0, length), (2, size + 2), (length - 1, 1), (size + 1, 0)):
         want = [table[p // size] * size + p % size for p in range(start, start + count)]
         got = [int(slot) for slot in cache.slot_mapping(sequence, 0, start, count)]
-        equal(got, want, f"slots of positions {start}..{start + count}")
-    for start in (length, *subject.integers(-1)):  # past the blocks, and before them
+        equal(got, want, f"slots of positions [{start}, {start + count})")
+    for start in (length, *subject.integers(-1)):  # after the last block, and before the first
         with raises("PositionOutOfRange"):
             cache.slot_mapping(sequence, 0, start, size)
 
@@ -157,7 +157,7 @@ def dropping_gives_back_every_block(subject: Subject) -> None:
     in_use(subject, cache, dict.fromkeys(others, 2), "after a drop")
     for other in others:
         if not tables_alone(subject):
-            pair(cache.gather(other, last), rows, "the sequence that stayed")
+            pair(cache.gather(other, last), rows, "the remaining sequence")
         cache.drop(other)
     in_use(subject, cache, {}, "after the last drop")
 
@@ -186,7 +186,7 @@ def an_unknown_sequence_raises(subject: Subject) -> None:
                 made += 1
     if not made:
         raise NotOffered("an operation on a sequence")
-    pair(cache.gather(known, 0), (keys, values), "the known sequence")
+    pair(cache.gather(known, 0), (keys, values), "the live sequence")
 
 
 @check("PAGED-09a", "paged")
@@ -213,20 +213,20 @@ def overwriting_changes_no_length(subject: Subject) -> None:
     cache.write(sequence, 0, 1, *pair_of_tokens(subject, 2))
     equal(cache.length(sequence, 0), length, "length after overwriting 2 tokens in the middle")
     cache.write(sequence, 0, length - 1, *pair_of_tokens(subject, 2))
-    equal(cache.length(sequence, 0), length + 1, "length after overwriting the last token and adding one")
+    equal(cache.length(sequence, 0), length + 1, "length after overwriting the last token and appending one")
 
 
 @check("PAGED-10", "paged")
 def there_are_no_holes(subject: Subject) -> None:
     cache, sequence, keys, values = written(subject, 1, 1)
     length = len(keys)
-    for start in subject.integers(length + 1, length + 2, 10 * cache.config["block_size"], -1):  # there would be blocks for any
+    for start in subject.integers(length + 1, length + 2, 10 * cache.config["block_size"], -1):  # blocks are free for any of them
         with raises("PositionOutOfRange"):
             cache.write(sequence, 0, start, *pair_of_tokens(subject, 1))
     for layer in layers_of(cache)[1:]:
         with raises("PositionOutOfRange"):
             cache.write(sequence, layer, 1, *pair_of_tokens(subject, 1))
-    pair(cache.gather(sequence, 0), (keys, values), "tokens after writes past the end were refused")
+    pair(cache.gather(sequence, 0), (keys, values), "tokens after rejected writes past the end")
 
 
 @check("PAGED-11ab", "paged")
@@ -271,14 +271,14 @@ def utilization_follows_the_pool(subject: Subject) -> None:
     sequence = cache.create()
     put(subject, cache, sequence, 0, 0, *pair_of_tokens(subject, cache.config["block_size"] + 1))
     used, total = 2 * cache.config["num_layers"], cache.config["num_blocks"]
-    got, what = cache.utilization, f"utilization with {used} of {total} blocks in use"
+    got, what = cache.utilization, f"utilization with {used} of {total} blocks allocated"
     true(abs(got - used / total) <= 2.0**-22 * used / total, what, str(used / total), got)
     cache.drop(sequence)
-    equal(cache.utilization, 0.0, "utilization after the drop")
+    equal(cache.utilization, 0.0, "utilization after drop")
 
 
 @check("PAGED-15b", "paged")
 def utilization_of_no_blocks_is_0(subject: Subject) -> None:
     if subject.size("num_blocks", 0):
-        raise NotOffered(f"a cache of no blocks, where its limits say {subject.limits.of('paged', 'num_blocks')}")
-    equal(new(subject, subject.family, num_blocks=0).utilization, 0.0, "utilization of a cache of no blocks")
+        raise NotOffered(f"a cache of 0 blocks, where its limits say {subject.limits.of('paged', 'num_blocks')}")
+    equal(new(subject, subject.family, num_blocks=0).utilization, 0.0, "utilization of a cache of 0 blocks")

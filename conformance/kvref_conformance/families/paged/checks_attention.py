@@ -1,4 +1,4 @@
-"""ATTN-10: attention is over what the cache reads as."""
+"""Checks of ATTN-10: attention over the values that the cache reads as."""
 
 from kvref_conformance.checking.attending import even, exact, queries
 from kvref_conformance.checking.expect import within
@@ -18,4 +18,4 @@ def attention_over_pages_is_over_what_they_read_as(subject: Subject) -> None:
             cache.write(sequence, 0, at, *pair_of_tokens(subject, few))
     query = queries(subject, 2)
     want, bound = exact(subject, query, *cache.gather(sequence, 0), scale=even(subject))
-    within(cache.attend(sequence, 0, query, even(subject)), want, bound, "attention over a sequence in pages")
+    within(cache.attend(sequence, 0, query, even(subject)), want, bound, "attention over a sequence")

@@ -1,4 +1,4 @@
-"""PAGED: a token for each of many sequences, and reading many at once."""
+"""Checks of PAGED: appending to and reading from several sequences at once."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from kvref_conformance.outcome import Declined
 
 
 def put(cache: Handle, sequence: int, layer: int, length: int, keys: NDArray, values: NDArray) -> None:
-    """More tokens for a sequence: written, or else appended one by one."""
+    """Writes tokens at the end of a sequence, or appends them one at a time if there is no write operation."""
     try:
         cache.write(sequence, layer, length, keys, values)
     except Declined:
@@ -25,7 +25,7 @@ def put(cache: Handle, sequence: int, layer: int, length: int, keys: NDArray, va
 
 
 def several(subject: Subject, **config: Any) -> tuple[Handle, list[int], list[Pair]]:
-    """A cache with sequences of 3, 0 and 5 tokens in every layer, or the last of them, and the tokens of each."""
+    """Returns a cache with sequences of 3, 0 and 5 tokens per layer (fewer if its limits say so), and the tokens of each."""
     cache = with_room(subject, 6 + 40 // subject.size("block_size", 3), **config)
     tokens = [pair_of_tokens(subject, count) for count in (3, 0, 5)[-subject.size("sequences", 3) :]]
     sequences = [cache.create() for _ in tokens]
@@ -36,12 +36,12 @@ def several(subject: Subject, **config: Any) -> tuple[Handle, list[int], list[Pa
 
 
 def orders(sequences: list[int], *wanted: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Batches of which every sequence is there."""
+    """Returns the wanted batches whose sequences all exist."""
     return [order for order in wanted if max(order, default=0) < len(sequences)]
 
 
 def step_of(subject: Subject, cache: Handle, count: int) -> Pair:
-    """Keys and values [num_layers, count, kv heads, head_dim]."""
+    """Returns keys and values [num_layers, count, num_kv_heads, head_dim]."""
     keys, values = (np.stack(each) for each in zip(*(pair_of_tokens(subject, count) for _ in layers_of(cache)), strict=True))
     return keys, values
 
@@ -56,9 +56,9 @@ def a_batch_is_appended_one_by_one(subject: Subject) -> None:
         for row, i in enumerate(order):
             tokens[i] = joined(tokens[i], (keys[row : row + 1], values[row : row + 1]))
         for i, sequence in enumerate(sequences):
-            pair(cache.gather(sequence, 0), tokens[i], f"sequence {i} after appending to {order}")
+            pair(cache.gather(sequence, 0), tokens[i], f"sequence {i} after an append to {order}")
             for layer in layers_of(cache)[1:]:
-                equal(cache.length(sequence, layer), before[i], "length of a layer that was not appended to")
+                equal(cache.length(sequence, layer), before[i], "length of another layer")
 
 
 @check("PAGED-16a", "paged")
@@ -70,17 +70,17 @@ def a_batch_goes_to_the_sequences_it_names(subject: Subject) -> None:
     last = cache.create()
     keys, values = pair_of_tokens(subject, 2)
     cache.append([last, others[-1]], layer, keys, values)
-    pair(cache.gather(last, layer), (keys[:1], values[:1]), "a sequence made after another was dropped")
-    pair(cache.gather(others[-1], layer), joined(tokens[-1], (keys[1:], values[1:])), "the other of the batch")
+    pair(cache.gather(last, layer), (keys[:1], values[:1]), "a sequence created after another was dropped")
+    pair(cache.gather(others[-1], layer), joined(tokens[-1], (keys[1:], values[1:])), "another sequence of the batch")
     for other in others[:-1]:
-        equal(cache.length(other, layer), 0, "length of the sequence that was not named")
+        equal(cache.length(other, layer), 0, "length of a sequence that is not in the batch")
 
 
 @check("PAGED-16b", "paged")
 def a_step_is_appended_in_every_layer(subject: Subject) -> None:
     cache, sequences, tokens = several(subject)
     more = pair_of_tokens(subject, 1)
-    put(cache, sequences[-1], 0, 5, *more)  # the other layers of it are a token behind
+    put(cache, sequences[-1], 0, 5, *more)  # layer 0 has more tokens than the other layers
     named = list(range(len(sequences)))[::-1][:2]
     keys, values = step_of(subject, cache, len(named))
     cache.append_step([sequences[i] for i in named], keys, values)
@@ -90,7 +90,7 @@ def a_step_is_appended_in_every_layer(subject: Subject) -> None:
             want = joined(before[i], (keys[layer, row : row + 1], values[layer, row : row + 1]))
             pair(cache.gather(sequences[i], layer), want, f"layer {layer} of sequence {i}")
     for sequence, wrote in zip(sequences[:-2], tokens[:-2], strict=True):
-        pair(cache.gather(sequence, 0), wrote, "a sequence that is not of the batch")
+        pair(cache.gather(sequence, 0), wrote, "a sequence that is not in the batch")
 
 
 @check("PAGED-16a", "paged")
@@ -98,14 +98,14 @@ def every_sequence_of_a_batch_may_take_blocks_at_once(subject: Subject) -> None:
     count, size = subject.size("sequences", 5), subject.size("block_size", 1)
     cache = with_room(subject, 2 * count + 2, block_size=1)
     sequences = [cache.create() for _ in range(count)]
-    wrote = list[tuple[Pair, ...]]()  # at each append, what each sequence was given
+    wrote = list[tuple[Pair, ...]]()  # per append, the tokens of each sequence
     for _ in range(size + 1):
         keys, values = pair_of_tokens(subject, count)
         cache.append(sequences, 0, keys, values)
         wrote.append(tuple((keys[row : row + 1], values[row : row + 1]) for row in range(count)))
     for row, (sequence, tokens) in enumerate(zip(sequences, zip(*wrote, strict=True), strict=True)):
         pair(cache.gather(sequence, 0), joined(*tokens), f"sequence {row} of {count}")
-    in_use(subject, cache, dict.fromkeys(sequences, 2), f"after {len(wrote)} tokens a sequence")
+    in_use(subject, cache, dict.fromkeys(sequences, 2), f"after {len(wrote)} tokens per sequence")
 
 
 @check("PAGED-16b", "paged")
@@ -122,14 +122,14 @@ def every_sequence_of_a_step_may_take_blocks_at_once(subject: Subject) -> None:
 
 
 def full(subject: Subject) -> tuple[Handle, dict[int, int], list[tuple[list[int], list[str]]]]:
-    """A cache without room, the tokens that each sequence has in layer 0, and batches that are to be refused, and how."""
+    """Returns a full cache, the length of each sequence in layer 0, and (invalid batch, kinds of its error)."""
     cache = to_be_filled(subject, 4, block_size=2)
     size, first = cache.config["block_size"], cache.create()
     lengths, unknown, named = {first: room(cache) * size - 1}, ["SequenceNotFound"], first
     if subject.size("sequences", 2) > 1:
         named = cache.create()
         lengths = {first: (room(cache) - 1) * size, named: 1}
-        unknown += ["OutOfBlocks"] if size == 1 else []  # then it has no room either
+        unknown += ["OutOfBlocks"] if size == 1 else []  # then the pool has no block for the other token either
     for sequence, count in lengths.items():
         put(cache, sequence, 0, 0, *pair_of_tokens(subject, count))
     return cache, lengths, [([named, first], ["OutOfBlocks"]), ([named, max(lengths) + 77], unknown)]

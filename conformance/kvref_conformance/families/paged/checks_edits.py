@@ -1,4 +1,4 @@
-"""EDIT: sequences in pages that are cut, or lose tokens from their middle."""
+"""Checks of EDIT for the paged cache: `truncate` and `remove`."""
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from kvref_conformance.families.paged.counting import room, to_be_filled, with_r
 from kvref_conformance.families.paged.known import Known
 from kvref_conformance.outcome import NotOffered
 
-UNIT = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}  # what rounding adds, of a number
+UNIT = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}  # relative error of rounding to a dtype
 LEAST = {"float32": 2.0**-149, "float16": 2.0**-24, "bfloat16": 2.0**-133}
 
 
@@ -23,7 +23,7 @@ def truncating_leaves_what_comes_before(subject: Subject) -> None:
         cache = known(subject, sequences=1)
         sequence = cache.create(2 * size + 2, 2 * size + 1)
         cache.truncate(sequence, length)
-        cache.look(f"after it was cut to {length}")
+        cache.look(f"after truncate({length})")
         for layer in cache.layers:
             with raises("PositionOutOfRange"):
                 cache.cache.read(sequence, layer, [length])
@@ -37,8 +37,8 @@ def what_is_not_there_is_not_cut(subject: Subject) -> None:
     for length in subject.integers(shortest + 1, shortest + 2, 10**6, -1):
         with raises("PositionOutOfRange"):
             cache.cache.truncate(sequence, length)
-        cache.look(f"after cutting it to {length} was refused")
-        equal(cache.seen(), before, f"blocks after cutting to {length} was refused")
+        cache.look(f"after a rejected truncate({length})")
+        equal(cache.seen(), before, f"blocks after a rejected truncate({length})")
     cache.drop(sequence)
     with raises("SequenceNotFound"):
         cache.cache.truncate(sequence, 0)
@@ -54,7 +54,7 @@ def what_comes_after_a_cut_is_as_if_nothing_had_been_there(subject: Subject) -> 
         for layer in cache.layers:
             cache.write(sequence, layer, length, 1)
             cache.write(sequence, layer, length + 1, size)
-        cache.look(f"after it was cut to {length} and went on")
+        cache.look(f"after truncate({length}) and writes")
         cache.drop(sequence)
 
 
@@ -67,13 +67,13 @@ def blocks_past_a_cut_are_given_back_or_held(subject: Subject) -> None:
         before = cache.used()
         cache.truncate(sequence, length)
         least, used = (-(-length // cache.size) + len(others)) * layers, cache.used()
-        true(least <= used <= before, f"blocks in use after a cut to {length}", f"from {least} to {before}", used)
-        cache.adds_up(f"after a cut to {length}")
+        true(least <= used <= before, f"allocated blocks after truncate({length})", f"{least} to {before}", used)
+        cache.adds_up(f"after truncate({length})")
     cache.write(sequence, 0, 0, 2 * cache.size)
-    cache.look("after it was cut and went on")
+    cache.look("after truncate and writes")
     for each in (sequence, *others):
         cache.drop(each)
-    equal(cache.used(), 0, "blocks in use after all went")
+    equal(cache.used(), 0, "allocated blocks after drop of all sequences")
 
 
 @check("EDIT-05ab", "paged")
@@ -86,12 +86,12 @@ def cutting_one_sharer_cuts_no_other(subject: Subject) -> None:
             parent = cache.create(2 * size + 1)
             family = [parent, cache.fork(parent), cache.fork(parent)]
             cache.truncate(family[which], length)
-            cache.look(f"after one of three was cut to {length}")
+            cache.look(f"after truncate({length}) of one of three sharers")
             cache.write(family[which], 0, length, size + 1)
-            cache.look(f"after one of three was cut to {length} and went on")
+            cache.look(f"after truncate({length}) of one of three sharers, and writes")
             for sequence in family:
                 cache.drop(sequence)
-            equal(cache.used(), 0, "blocks in use after all went")
+            equal(cache.used(), 0, "allocated blocks after drop of all sequences")
 
 
 @check("EDIT-06a", "paged")
@@ -100,7 +100,7 @@ def a_sequence_in_pages_can_be_cut_anywhere(subject: Subject) -> None:
     sequence = cache.create(2 * cache.size + 2)
     for length in range(2 * cache.size + 2, -1, -max(1, cache.size // 4)):
         cache.truncate(sequence, length)
-        cache.look(f"after it was cut to {length}")
+        cache.look(f"after truncate({length})")
 
 
 @check("EDIT-10ad", "paged")
@@ -119,13 +119,13 @@ def removing_closes_the_gap(subject: Subject) -> None:
         sequence = cache.create(3 * size + 1, 3 * size)
         used = cache.used()
         cache.remove(sequence, start, stop)
-        cache.look(f"after it lost {start} .. {stop}")
-        true(cache.used() <= used, "blocks in use after tokens were removed", f"at most {used}", cache.used())
+        cache.look(f"after remove({start}, {stop})")
+        true(cache.used() <= used, "allocated blocks after remove", f"at most {used}", cache.used())
         cache.write(sequence, 0, cache.length(sequence, 0), 2)
-        cache.look(f"after it lost {start} .. {stop} and went on")
-        cache.adds_up("after tokens were removed")
+        cache.look(f"after remove({start}, {stop}) and a write")
+        cache.adds_up("after remove and a write")
         cache.drop(sequence)
-        equal(cache.used(), 0, "blocks in use after it went")
+        equal(cache.used(), 0, "allocated blocks after drop")
 
 
 @check("EDIT-10d", "paged")
@@ -141,8 +141,8 @@ def removing_what_is_not_there_is_refused(subject: Subject) -> None:
     ):
         with raises("PositionOutOfRange"):
             cache.cache.remove(sequence, start, stop)
-        cache.look(f"after removing {start} .. {stop} was refused")
-        equal(cache.seen(), before, f"blocks after removing {start} .. {stop} was refused")
+        cache.look(f"after a rejected remove({start}, {stop})")
+        equal(cache.seen(), before, f"blocks after a rejected remove({start}, {stop})")
     cache.drop(sequence)
     with raises("SequenceNotFound"):
         cache.cache.remove(sequence, 0, 0)
@@ -158,13 +158,13 @@ def removing_from_one_sharer_moves_no_other(subject: Subject) -> None:
         family = [parent, cache.fork(parent)]
         cache.remove(family[which], start, stop)
         again = cache.fork(family[which])
-        cache.look(f"after one of two lost {start} .. {stop}, and was forked")
+        cache.look(f"after remove({start}, {stop}) from one of two sharers, and a fork of it")
         cache.write(family[1 - which], 0, 0, 2)
         cache.write(again, 0, 0, 1)
-        cache.look("after the others went on")
+        cache.look("after writes to the other sharers")
         for sequence in (*family, again):
             cache.drop(sequence)
-        equal(cache.used(), 0, "blocks in use after all went")
+        equal(cache.used(), 0, "allocated blocks after drop of all sequences")
 
 
 @check("EDIT-10g", "paged")
@@ -178,13 +178,13 @@ def what_moves_without_room_for_copies_stays(subject: Subject) -> None:
         with may_raise("OutOfBlocks"):
             cache.remove(child, 0, 1)
     finally:
-        cache.look("after tokens were to be removed, where there was no room for copies")
+        cache.look("after remove without room for copies")
     if cache.length(child, 0) == cache.length(parent, 0):
-        equal(cache.seen(), before, "blocks after removing did not fit")
+        equal(cache.seen(), before, "blocks after remove raised OutOfBlocks")
 
 
 def turned(keys: NDArray, by: int, theta: float, layout: str) -> tuple[NDArray, NDArray]:
-    """Keys turned by so many positions, in float64, and the length of each number's pair."""
+    """Returns keys rotated by `by` positions in float64, and for each number the length of its pair."""
     dim = keys.shape[-1]
     first = slice(0, dim // 2) if layout == "halves" else slice(0, dim, 2)
     second = slice(dim // 2, dim) if layout == "halves" else slice(1, dim, 2)
@@ -209,15 +209,15 @@ def keys_that_move_are_turned_back(subject: Subject) -> None:
 
 
 def turning(subject: Subject, dtype: str, layout: str, theta: float, gap: range) -> None:
-    """A fork loses tokens, and is forked: what moved is turned in every layer, what stayed and what its parent has is as it was.
+    """Removes tokens with theta from a fork, and forks it: keys that moved are rotated in every layer, all others are unchanged.
 
-    Each number is within the bound that `kvref.rotary` derives: 3 * 2^-24 of its pair's length. Then comes the dtype's rounding.
+    The bound of a number is that of `kvref.rotary`, 3 * 2^-24 times the length of its pair, plus the rounding to the dtype.
     """
     subject.need(sequences=3)
     handle = with_room(subject, 18, dtype=dtype, head_dim=6)
     heads, dim, size = handle.config["num_kv_heads"], handle.config["head_dim"], handle.config["block_size"]
     if dim % 2:
-        raise NotOffered(f"numbers that turn in pairs, where its limits say head_dim {dim}")
+        raise NotOffered(f"an even head_dim, where its limits say {dim}")
     parent, layers, before = handle.create(), range(handle.config["num_layers"]), []
     for layer in layers:
         handle.write(parent, layer, 0, *pair_of_tokens(subject, 2 * size + 2, heads, dim))
@@ -227,15 +227,15 @@ def turning(subject: Subject, dtype: str, layout: str, theta: float, gap: range)
     for sequence in (child, handle.fork(child)):
         for layer, (keys, values) in zip(layers, before, strict=True):
             got_keys, got_values = handle.gather(sequence, layer)
-            same(got_values, np.delete(values, gap, axis=0), f"values of layer {layer} after tokens were removed")
-            same(got_keys[: gap.start], keys[: gap.start], f"keys of layer {layer} before those that were removed")
+            same(got_values, np.delete(values, gap, axis=0), f"values of layer {layer} after remove")
+            same(got_keys[: gap.start], keys[: gap.start], f"keys of layer {layer} before the removed tokens")
             want, length = turned(keys[gap.stop :], -len(gap), theta, layout)
             bound = 3.01 * 2.0**-24 * length
             bound += UNIT[dtype] * (abs(want) + bound) + LEAST[dtype]
-            moved = f"keys of layer {layer} that moved, of layout {layout} and theta {theta}, in {dtype}"
+            moved = f"moved keys of layer {layer} with layout {layout} and theta {theta}, in {dtype}"
             within(got_keys[gap.start :], want, bound, moved)
     for layer, (keys, _) in zip(layers, before, strict=True):
-        same(handle.gather(parent, layer)[0], keys, f"the parent's keys of layer {layer} after its child's were turned")
+        same(handle.gather(parent, layer)[0], keys, f"keys of the parent in layer {layer} after remove from its fork")
 
 
 @check("EDIT-10e", "paged")
@@ -249,5 +249,5 @@ def what_cannot_be_turned_is_refused(subject: Subject) -> None:
     for theta in (0.0, -1.0):
         with raises("ConfigError"):
             cache.cache.remove(sequence, 0, 1, theta)
-    equal(cache.cache.length(sequence, 0), 2, "length after keys were to be turned by a base that is none")
-    same(cache.cache.gather(sequence, 0)[0], np.asarray(keys, np.float32), "keys after they could not be turned")
+    equal(cache.cache.length(sequence, 0), 2, "length after remove with an invalid theta")
+    same(cache.cache.gather(sequence, 0)[0], np.asarray(keys, np.float32), "keys after remove with an invalid theta")

@@ -1,4 +1,4 @@
-"""PAGED-18: pages in formats with scales, through all that pages go through."""
+"""Checks of PAGED-18: a paged cache in formats with scales, through all operations."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -32,15 +32,15 @@ from kvref_conformance.oracle.formats import (
 from kvref_conformance.oracle.tokens import stored_from, tokens_as
 from kvref_conformance.outcome import NotOffered
 
-KEY_SCALE, VALUE_SCALE = 0.5, 0.037  # what is given to formats that take one
+KEY_SCALE, VALUE_SCALE = 0.5, 0.037  # scales of the static formats
 LARGEST = float(np.finfo(np.float32).max)
 KINDS = (SYMMETRIC, AFFINE, GGML, (*MX, *NVFP4), GROUPS, ROTATED, STATIC)
-# A scale a head, a token, one that is given, one of what is rotated, one a group: of small ones, so that what is said is short.
+# One scale per head, per token, given, per rotated block, per group. The groups are small, to keep traces short.
 PLACES = (SYMMETRIC, AFFINE, STATIC, ROTATED, tuple(name for name in IN_GROUPS if group_of(name) <= 32))
 
 
 def taken(subject: Subject, among: tuple[str, ...] = SCALED) -> list[str]:
-    """Formats with scales that it stores, in rows that its limits allow. Raises NotOffered: for its format alone."""
+    """Returns the formats of `among` that it stores with an allowed head_dim. Raises NotOffered if there is none."""
     there = (name for name in among if takes(subject, "dtype", name))
     dims = {name: [subject.size("head_dim", dim_of(name, groups)) for groups in (1, 2)] for name in there}
     found = [name for name, each in dims.items() if not any(dim % group_of(name) for dim in each)]
@@ -50,7 +50,7 @@ def taken(subject: Subject, among: tuple[str, ...] = SCALED) -> list[str]:
 
 
 def of_each_kind(subject: Subject, kinds: tuple[tuple[str, ...], ...] = KINDS, count: int = 1) -> list[str]:
-    """So many formats of each kind, other ones for each check; one at least."""
+    """Returns `count` random formats of each kind, at least one in all."""
     there = taken(subject)
     among = [[name for name in there if name in kind] for kind in kinds]
     drawn = [subject.rng.permutation(len(each))[:count] for each in among]
@@ -58,13 +58,13 @@ def of_each_kind(subject: Subject, kinds: tuple[tuple[str, ...], ...] = KINDS, c
 
 
 def of_format(name: str, groups: int = 1) -> dict[str, Any]:
-    """Sizes of a cache of one layer in a format, whose scales are given where it takes some."""
+    """Returns the sizes of a cache of one layer in a format, with scales if the format is static."""
     given = {"key_scale": KEY_SCALE, "value_scale": VALUE_SCALE} if name in STATIC else {}
     return {"dtype": name, "head_dim": dim_of(name, groups), "num_layers": 1} | given
 
 
 def pages(subject: Subject) -> Iterator[Known]:
-    """Caches of one layer in formats that differ in where their scales lie; of these all that there are."""
+    """Yields a cache of one layer for each place where formats store their scales."""
     for name in of_each_kind(subject, PLACES):
         yield Known(subject, with_room(subject, 8, **of_format(name)))
 
@@ -74,7 +74,7 @@ def tokens_in_pages_read_back_as_their_format_says(subject: Subject) -> None:
     for name in of_each_kind(subject, count=2):
         cache = Known(subject, with_room(subject, 8, **of_format(name, 2)))
         sequences, half = [cache.create(1) for _ in range(subject.size("sequences", 2))], cache.size // 2 + 1
-        for sequence in sequences:  # whose blocks lie between each other's
+        for sequence in sequences:  # the blocks of the sequences alternate
             cache.write(sequence, 0, 1, half)
         for sequence in sequences:
             cache.write(sequence, 0, 1 + half, cache.size)
@@ -91,7 +91,7 @@ def tokens_beside_one_that_is_overwritten_keep_their_scales(subject: Subject) ->
         sequence, size = cache.create(2 * subject.size("block_size", 3) + 1), cache.size
         for start, count in ((1, 1), (size - 1, 2), (2 * size, size)):
             cache.write(sequence, 0, start, count)
-            cache.look(f"after {count} from {start} were written")
+            cache.look(f"after a write of {count} tokens at {start}")
 
 
 @check("PAGED-18a", "paged")
@@ -101,7 +101,7 @@ def a_batch_quantizes_each_token_by_itself(subject: Subject) -> None:
         sequences = [cache.create(cache.size), cache.create(cache.size - 1)]
         for batch in (sequences, sequences[::-1], sequences[:1]):
             cache.step(batch)
-            cache.look("after a batch")
+            cache.look("after a step of a batch")
 
 
 @check("PAGED-18c", "paged")
@@ -113,25 +113,25 @@ def scales_are_shared_and_copied_with_their_block(subject: Subject) -> None:
         child = cache.fork(parent)
         cache.look("after a fork")
         cache.write(child, 0, 2 * size, 1)
-        cache.look("after the child wrote")
+        cache.look("after a write to the fork")
         cache.write(parent, 0, 1, size)
-        cache.look("after its parent wrote")
+        cache.look("after a write to its parent")
         cache.drop(parent)
         cache.look("after its parent was dropped")
 
 
 @check("PAGED-18c", "paged")
 def scales_are_copied_where_sharers_go_on(subject: Subject) -> None:
-    """As above, of a cache in which nothing is written but at the end."""
+    """Like the check before, but only with writes at the end of the sequences."""
     subject.need(sequences=2)
     for cache in pages(subject):
         parent = cache.create(2 * cache.size + 1)
         child = cache.fork(parent)
         for sequence in (child, parent):
             cache.write(sequence, 0, 2 * cache.size + 1, 1)
-            cache.look("after a fork, and one token more of one or both")
+            cache.look("after a fork and writes at the end")
         cache.drop(parent)
-        cache.look("after both went on, and the parent was dropped")
+        cache.look("after writes to both, and drop of the parent")
 
 
 @check("PAGED-18d", "paged")
@@ -139,9 +139,9 @@ def scales_are_cut_with_their_tokens(subject: Subject) -> None:
     for cache in pages(subject):
         sequence = cache.create(2 * cache.size + 1)
         cache.truncate(sequence, cache.size + 1)
-        cache.look("after it was cut")
+        cache.look("after truncate")
         cache.write(sequence, 0, cache.size + 1, cache.size)
-        cache.look("after it was cut and went on")
+        cache.look("after truncate and writes")
 
 
 @check("PAGED-18d", "paged")
@@ -150,7 +150,7 @@ def scales_move_with_their_tokens(subject: Subject) -> None:
         sequence = cache.create(3 * cache.size)
         for start, stop in ((1, 2), (0, cache.size), (cache.size - 2, cache.size)):
             cache.remove(sequence, max(start, 0), stop)
-            cache.look(f"after {start} .. {stop} were removed")
+            cache.look(f"after remove({start}, {stop})")
 
 
 @check("PAGED-18e", "paged")
@@ -159,7 +159,7 @@ def blocks_that_others_had_come_without_their_scales(subject: Subject) -> None:
         cache = Known(subject, to_be_filled(subject, 2, **of_format(name)))
         for _ in range(3):
             sequence = cache.create(room(cache.cache) * cache.size - 1)
-            cache.look(f"in blocks that another had, in {name}")
+            cache.look(f"in reused blocks, in {name}")
             cache.drop(sequence)
 
 
@@ -171,16 +171,16 @@ def what_a_format_cannot_hold_is_refused_before_anything_changes(subject: Subjec
         good, bad = cache.given(size), np.full((size, *cache.row), MAX.get(subject.dtype, LARGEST), np.float32)
         bad[:, :, ::2] *= -1
         if np.isfinite(tokens_as(bad, name).values).all() or (name in (*SYMMETRIC, *ROTATED) and subject.level == "tolerant"):
-            continue  # held; or not by a unit in the last place of its scale or its sums
+            continue  # the format can store it, or could with a tolerated scale or sum
         tried, sequence = True, cache.create(size)
         before = cache.seen()
         for start in (0, size):
             with raises("NonFinite"):
                 cache.cache.write(sequence, 0, start, good[0], bad)
-            cache.look(f"after what {name} cannot hold was to be written from {start}")
-            equal(cache.seen(), before, f"blocks after what {name} cannot hold was to be written from {start}")
+            cache.look(f"after a rejected write of values too large for {name} at {start}")
+            equal(cache.seen(), before, f"blocks after a rejected write of values too large for {name} at {start}")
     if not tried:
-        raise NotOffered("numbers that it takes and a format with scales cannot hold")
+        raise NotOffered("finite inputs that a format with scales cannot store")
 
 
 @check("PAGED-18g", "paged")
@@ -192,7 +192,7 @@ def pages_that_no_group_goes_into_are_refused(subject: Subject) -> None:
         if takes(subject, "head_dim", dim)
     ]
     if not tried:
-        raise NotOffered("a head_dim that no group goes into")
+        raise NotOffered("a head_dim that is not a multiple of a group")
     for name, dim in tried:
         config = new(subject, subject.family, dtype=name, head_dim=group_of(name)).config
         with raises("ConfigError"):
@@ -208,7 +208,7 @@ def attention_over_pages_with_scales_is_over_what_they_read_as(subject: Subject)
             subject, query, *cache.cache.gather(sequence, 0), scale=scale, rotated=cache.cache.config["dtype"] in ROTATED
         )
         got = cache.cache.attend(sequence, 0, query, scale)
-        within(got, want, bound, f"attention over pages in {cache.cache.config['dtype']}")
+        within(got, want, bound, f"attention over tokens in {cache.cache.config['dtype']}")
 
 
 @check("PAGED-17a", "paged")
@@ -218,22 +218,22 @@ def a_batch_of_pages_with_scales_is_gathered_as_each_of_them_reads(subject: Subj
         for order in (sequences, sequences[::-1]):
             keys, values, _ = cache.cache.gather_batch(order, 0)
             wrote = [np.concatenate(part) for part in zip(*(cache.tokens[sequence][0] for sequence in order), strict=True)]
-            what = f"{len(order)} sequences in {cache.cache.config['dtype']}"
+            what = f"a batch of {len(order)} sequences in {cache.cache.config['dtype']}"
             read_back(subject, cache.cache, (keys, values), (wrote[0], wrote[1]), what)
 
 
 @check("EDIT-10bg", "paged")
 def keys_that_move_are_turned_and_quantized_again(subject: Subject) -> None:
-    """Turned in float32 a key is within 3 * 2^-24 of each pair's length of the exact one, and of the nearest float32 within 4.
+    """Keys that move are rotated in float32, within 4 * 2^-24 times the length of each pair, and quantized again.
 
-    Every other token is loud in a number whose pair lies in another group, and that turns into the other: scales have to change.
+    Every second token has one large number. Its partner in the pair is in another group, so that the rotation changes scales.
     """
     subject.need(sequences=2)
     for name in of_each_kind(subject, count=2):
         dim = dim_of(name, 2) + dim_of(name, 2) % 2
         cache = with_room(subject, 8, **of_format(name) | {"head_dim": dim, "num_layers": 2})
         if cache.config["head_dim"] % 2:
-            raise NotOffered(f"numbers that turn in pairs, where its limits say head_dim {cache.config['head_dim']}")
+            raise NotOffered(f"an even head_dim, where its limits say {cache.config['head_dim']}")
         known, parent, layers = Known(subject, cache), cache.create(), layers_of(cache)
         for layer in layers:
             keys, values = known.given(known.size + 4)
@@ -244,24 +244,24 @@ def keys_that_move_are_turned_and_quantized_again(subject: Subject) -> None:
         cache.remove(child, 1, 3, 10_000.0)
         for layer, (keys, values) in zip(layers, before, strict=True):
             got_keys, got_values = cache.gather(child, layer)
-            what = f"layer {layer} after tokens were removed, in {name}"
+            what = f"layer {layer} after remove, in {name}"
             same(got_values, np.delete(values, range(1, 3), axis=0), f"values of {what}")
-            same(got_keys[:1], keys[:1], f"keys before those that were removed, of {what}")
+            same(got_keys[:1], keys[:1], f"keys before the removed tokens, of {what}")
             want, length = turned(keys[3:], -2, 10_000.0, "halves")
             off = stored_from(want, 4.01 * 2.0**-24 * length, name, cache.config.get("key_scale"), subject.level)
-            within(got_keys[1:], want, off, f"keys that moved, of {what}")
-            same(cache.gather(parent, layer)[0], keys, f"the parent's keys of {what}")
+            within(got_keys[1:], want, off, f"moved keys of {what}")
+            same(cache.gather(parent, layer)[0], keys, f"keys of the parent, of {what}")
 
 
 @check("EDIT-10f", "paged")
 def turned_keys_that_a_format_cannot_hold_are_refused(subject: Subject) -> None:
-    """Pairs of two large numbers, of which one becomes 1.38 times as large: finite numbers end before."""
+    """Rotation makes a number of a pair 1.38 times as large, which is beyond float32."""
     subject.need(sequences=1)
     for name in taken(subject, (*SYMMETRIC, *AFFINE)):
         cache = with_room(subject, 4, dtype=name, head_dim=6)
         heads, dim = cache.config["num_kv_heads"], cache.config["head_dim"]
         if dim % 2:
-            raise NotOffered(f"numbers that turn in pairs, where its limits say head_dim {dim}")
+            raise NotOffered(f"an even head_dim, where its limits say {dim}")
         rows = np.ones((3, heads, dim), np.float32)
         rows[2] = 0.9 * LARGEST
         sequence = cache.create()
@@ -272,4 +272,4 @@ def turned_keys_that_a_format_cannot_hold_are_refused(subject: Subject) -> None:
             cache.remove(sequence, 0, 1, 10_000.0)
         for layer, pair in zip(layers_of(cache), before, strict=True):
             for what, got, want in zip(("keys", "values"), cache.gather(sequence, layer), pair, strict=True):
-                same(got, want, f"{what} of layer {layer} after turning them was refused, in {name}")
+                same(got, want, f"{what} of layer {layer} after a rejected remove, in {name}")

@@ -1,4 +1,4 @@
-"""LAW-01, LAW-02, LAW-03, LAW-05, LAW-20: what the laws say of this family alone."""
+"""Checks of LAW-01, LAW-02, LAW-03, LAW-05 and LAW-20 for this family."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -25,10 +25,10 @@ def blocks_are_taken_all_or_none(subject: Subject) -> None:
     cache.write(sequence, 0, 0, *pair_of_tokens(subject, kept))
     with raises("OutOfBlocks"):
         cache.write(sequence, 0, kept, keys, values)
-    in_use(subject, cache, {sequence: entries - 2}, "after a write that did not fit")
-    equal(cache.length(sequence, 0), kept, "length after a write that did not fit")
+    in_use(subject, cache, {sequence: entries - 2}, "after a write that raised OutOfBlocks")
+    equal(cache.length(sequence, 0), kept, "length after a write that raised OutOfBlocks")
     cache.write(sequence, 0, kept, keys[:-1], values[:-1])
-    in_use(subject, cache, {sequence: entries}, "after a write that fits")
+    in_use(subject, cache, {sequence: entries}, "after a write up to the last block")
 
 
 @check("LAW-01", "paged")
@@ -39,8 +39,8 @@ def a_token_that_does_not_fit_leaves_no_trace(subject: Subject) -> None:
     cache.write(sequence, 0, 0, *wrote)
     with raises("OutOfBlocks"):
         cache.write(sequence, 0, len(wrote[0]), *pair_of_tokens(subject, 1))
-    in_use(subject, cache, {sequence: entries}, "after a token that did not fit")
-    pair(cache.gather(sequence, 0), wrote, "the tokens before the one that did not fit")
+    in_use(subject, cache, {sequence: entries}, "after an append that raised OutOfBlocks")
+    pair(cache.gather(sequence, 0), wrote, "tokens after an append that raised OutOfBlocks")
 
 
 @check("LAW-20", "paged")
@@ -65,9 +65,9 @@ def sequences_layers_and_positions_may_be_of_any_type(subject: Subject) -> None:
         for count in (100, 2**64 - 1):
             looks += [(f"ensure_capacity({count})", call("ensure_capacity", sequence, count)), free]
         for start, stop in ((0, 100), (100, 130), (2**63, 1)):
-            looks += [(f"writing from {start} on, and the length", partial(write, start, stop)), free]
-        looks += [("slots of 100 and the next 29, within their blocks", slots)]
-        looks += [("positions 120 and 3", call("read", sequence, layer, [120, 3])), ("dropping", call("drop", sequence)), free]
+            looks += [(f"write from {start} on, and the length", partial(write, start, stop)), free]
+        looks += [("offsets in their blocks of the slots of [100, 130)", slots)]
+        looks += [("positions 120 and 3", call("read", sequence, layer, [120, 3])), ("drop", call("drop", sequence)), free]
         for what, look in looks:
             try:
                 found = look()
@@ -76,7 +76,7 @@ def sequences_layers_and_positions_may_be_of_any_type(subject: Subject) -> None:
                 found = "not offered"
             yield what, found
         if not looked:
-            raise NotOffered("calls with integers")
+            raise NotOffered("an operation with integer arguments")
 
     the_same_in_any_type(subject, script)
 
@@ -103,8 +103,8 @@ def every_block_belongs_to_the_tables_that_list_it(subject: Subject) -> None:
         try:
             listed = Counter(b for sequence in lengths for layer in layers_of(cache) for b in blocks_of(cache, sequence, layer))
         except NotOffered:
-            continue  # the count is all there is to see
-        equal(max(listed.values(), default=1), 1, "tables that list one block")
+            continue  # only the number of free blocks is observable
+        equal(max(listed.values(), default=1), 1, "the largest number of tables that list one block")
 
 
 @check("LAW-05ab", "paged")
@@ -124,7 +124,7 @@ def a_position_never_written_cannot_be_read(subject: Subject) -> None:
     for layer in layers_of(cache)[1:]:
         with raises("PositionOutOfRange"):
             cache.read(sequence, layer, [0])
-    pair(cache.gather(sequence, 0), (keys, values), f"{size + 1} tokens in blocks another sequence had")
+    pair(cache.gather(sequence, 0), (keys, values), f"{size + 1} tokens in blocks of a dropped sequence")
 
 
 @check("LAW-02a", "paged")

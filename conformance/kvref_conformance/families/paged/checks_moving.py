@@ -1,4 +1,4 @@
-"""MOVE: sequences that are saved and loaded, whole and in parts."""
+"""Checks of MOVE for the paged cache: sequences that are saved and loaded, whole and in parts."""
 
 from contextlib import suppress
 from typing import Any
@@ -19,7 +19,7 @@ Layers = list[tuple[NDArray, NDArray]]
 
 
 def roomy(subject: Subject, blocks: int = 8, **sizes: Any) -> Handle:
-    """A cache with room for so many blocks of 3 in every layer at least."""
+    """Returns a cache with room for at least `blocks` blocks of 3 tokens per layer."""
     layers, size = subject.size("num_layers", 2), subject.size("block_size", 3)
     wanted = -(-blocks * 3 // size) * layers + layers
     cache = new(subject, "paged", num_blocks=wanted, **sizes)
@@ -28,7 +28,7 @@ def roomy(subject: Subject, blocks: int = 8, **sizes: Any) -> Handle:
 
 
 def written(subject: Subject, cache: Handle, *lengths: int) -> tuple[int, Layers]:
-    """A sequence with so many tokens in each layer, the last number in those that are left, and what it reads as."""
+    """Returns a sequence with lengths[i] tokens in layer i (the last length for further layers), and what it reads as."""
     sequence, held = cache.create(), Layers()
     for layer in range(cache.config["num_layers"]):
         length = lengths[min(layer, len(lengths) - 1)]
@@ -45,7 +45,7 @@ def holds(cache: Handle, sequence: int, held: Layers, when: str) -> None:
 
 
 def is_empty(cache: Handle, sequence: int, when: str) -> None:
-    """Nothing of it is to be read."""
+    """Raises Broken unless the sequence is empty."""
     for layer in range(cache.config["num_layers"]):
         equal(cache.length(sequence, layer), 0, f"length of layer {layer} {when}")
     with raises("PositionOutOfRange"):
@@ -58,12 +58,12 @@ def every_layer_is_loaded_with_the_tokens_that_it_had(subject: Subject) -> None:
     sequence, held = written(subject, cache, TOKENS, TOKENS - 3)
     loaded = other.create()
     other.load(loaded, cache.save(sequence))
-    holds(other, loaded, held, "loaded in another cache")
+    holds(other, loaded, held, "after load into another cache")
     for layer, (keys, values) in enumerate(held):
         more = pair_of_tokens(subject, 2)
         other.write(loaded, layer, len(keys), *more)
         whole = np.concatenate([keys, more[0]]), np.concatenate([values, more[1]])
-        pair(other.gather(loaded, layer), whole, f"layer {layer} loaded, and 2 tokens more")
+        pair(other.gather(loaded, layer), whole, f"layer {layer} after load and 2 more tokens")
 
 
 @check("MOVE-01d", "paged")
@@ -75,13 +75,13 @@ def a_load_changes_no_other_sequence(subject: Subject) -> None:
     one, others = written(subject, cache, 5)
     child = cache.fork(one)
     cache.load(child, data)
-    holds(cache, child, held, "loaded in the place of a fork")
-    holds(cache, one, others, "of which a fork was loaded into")
-    holds(cache, sequence, held, "that was saved")
+    holds(cache, child, held, "after load into a fork")
+    holds(cache, one, others, "of the parent after load into its fork")
+    holds(cache, sequence, held, "of the saved sequence")
     free = cache.num_free_blocks
     cache.drop(child)
-    equal(cache.num_free_blocks >= free, True, "whether dropping what was loaded gave blocks back")
-    holds(cache, one, others, "after its fork was dropped")
+    equal(cache.num_free_blocks >= free, True, "whether drop of the loaded sequence freed its blocks")
+    holds(cache, one, others, "of the parent after drop of its fork")
 
 
 @check("MOVE-02c", "paged")
@@ -91,14 +91,14 @@ def too_few_blocks_change_nothing(subject: Subject) -> None:
     layers, size = cache.config["num_layers"], cache.config["block_size"]
     small = new(subject, "paged", **cache.config | {"num_blocks": layers})
     if small.config["num_blocks"] // layers * size >= TOKENS:
-        raise NotOffered(f"blocks for less than {TOKENS} tokens, where its limits leave {small.config['num_blocks']}")
+        raise NotOffered(f"a pool too small for {TOKENS} tokens, where its limits leave {small.config['num_blocks']} blocks")
     one = small.create()
     small.write(one, 0, 0, *pair_of_tokens(subject, 1))
     before, free = [np.array(part) for part in small.gather(one, 0)], small.num_free_blocks
     with raises("OutOfBlocks"):
         small.load(one, cache.save(sequence))
-    pair(small.gather(one, 0), (before[0], before[1]), "a sequence after a load for which blocks lacked")
-    equal(small.num_free_blocks, free, "num_free_blocks after a load for which blocks lacked")
+    pair(small.gather(one, 0), (before[0], before[1]), "a sequence after load raised OutOfBlocks")
+    equal(small.num_free_blocks, free, "num_free_blocks after load raised OutOfBlocks")
 
 
 @check("MOVE-02b", "paged")
@@ -116,15 +116,15 @@ def another_given_scale_is_another_format(subject: Subject) -> None:
             other = roomy(subject, dtype=name, **scales)
             with raises("ConfigError"):
                 other.load(other.create(), data)
-        same_scales = roomy(subject, dtype=name, key_scale=0.5, value_scale=float(np.float32(0.1)))  # as it is held
+        same_scales = roomy(subject, dtype=name, key_scale=0.5, value_scale=float(np.float32(0.1)))  # as stored
         loaded = same_scales.create()
         same_scales.load(loaded, data)
-        holds(same_scales, loaded, held, f"loaded where the scales are the same, in {name}")
+        holds(same_scales, loaded, held, f"after load into a cache with the same scales, in {name}")
         plain, ones = roomy(subject, dtype=name), roomy(subject, dtype=name, key_scale=1.0, value_scale=1.0)
         sequence, held = written(subject, plain, TOKENS)
         loaded = ones.create()
         ones.load(loaded, plain.save(sequence))
-        holds(ones, loaded, held, f"saved without a scale, and loaded where it is said to be 1, in {name}")
+        holds(ones, loaded, held, f"after load from a cache without given scales into one with scales of 1, in {name}")
 
 
 @check("MOVE-03d", "paged")
@@ -135,7 +135,7 @@ def a_sequence_that_is_not_there_is_not_loaded(subject: Subject) -> None:
     for name, args in (("save", ()), ("load", (data,))):
         with raises("SequenceNotFound"):
             getattr(cache, name)(sequence + 10**6, *args)
-    holds(cache, sequence, held, "after another was asked for")
+    holds(cache, sequence, held, "after save and load of an unknown sequence")
 
 
 @check("MOVE-04c", "paged")
@@ -144,15 +144,15 @@ def copies_and_shifts_are_in_it(subject: Subject) -> None:
     cache = roomy(subject, 16)
     sequence, _ = written(subject, cache, TOKENS)
     child = cache.fork(sequence)
-    cache.write(child, 0, 1, *pair_of_tokens(subject, 2))  # in a block that is shared
+    cache.write(child, 0, 1, *pair_of_tokens(subject, 2))  # in a shared block
     copied, want = cache.save(child), snapshot(cache, child)
     cache.remove(child, 1, 3)
     shifted, moved = cache.save(child), snapshot(cache, child)
     cache.write(child, 0, 0, *pair_of_tokens(subject, 3))
     cache.load(child, copied)
-    holds(cache, child, want, "saved after it was copied to be written to")
+    holds(cache, child, want, "after load of a file saved after copy-on-write")
     cache.load(child, shifted)
-    holds(cache, child, moved, "saved after tokens were removed")
+    holds(cache, child, moved, "after load of a file saved after remove")
 
 
 def snapshot(cache: Handle, sequence: int) -> Layers:
@@ -164,21 +164,21 @@ def snapshot(cache: Handle, sequence: int) -> Layers:
 
 
 def come_together(subject: Subject, cut: str, *spans: list[int], **sizes: Any) -> None:
-    """A sequence that is saved in these parts, and loaded with the last of them first."""
+    """Saves a sequence in these parts, loads them in reverse order, and compares the result."""
     cache, other = roomy(subject, **sizes), roomy(subject, **sizes)
     sequence, held = written(subject, cache, TOKENS, TOKENS - 2)
     loaded = other.create()
     parts = [cache.save(sequence, **{cut: span}) for span in spans]
-    cache.write(sequence, 0, 0, *pair_of_tokens(subject, 1, dim=cache.config["head_dim"]))  # which is in none of them
+    cache.write(sequence, 0, 0, *pair_of_tokens(subject, 1, dim=cache.config["head_dim"]))  # not in any of the parts
     for part in reversed(parts):
-        is_empty(other, loaded, f"before its {cut} had come together")
+        is_empty(other, loaded, f"before the last part of its {cut} was loaded")
         other.load(loaded, part)
-    holds(other, loaded, held, f"of which the {cut} had come together, in {cache.config['dtype']}")
-    equal(other.num_free_blocks, fresh_free(subject, held, **sizes), "num_free_blocks once the parts had come together")
+    holds(other, loaded, held, f"after all parts of its {cut} were loaded, in {cache.config['dtype']}")
+    equal(other.num_free_blocks, fresh_free(subject, held, **sizes), "num_free_blocks after all parts were loaded")
 
 
 def fresh_free(subject: Subject, held: Layers, **sizes: Any) -> int:
-    """Of a cache that has such a sequence alone."""
+    """Returns the number of free blocks of a cache that contains only such a sequence."""
     cache = roomy(subject, **sizes)
     sequence = cache.create()
     for layer, (keys, values) in enumerate(held):
@@ -210,7 +210,7 @@ def parts_have_their_codes_scales_and_zeros(subject: Subject) -> None:
     for name in one_of_each_kind(subject, "dtype"):
         sizes = {"dtype": name, "head_dim": dim_of(name)}
         come_together(subject, "tokens", [0, 2], [2, TOKENS], **sizes)
-        if inner_of(name) not in AFFINE:  # whose scale is that of all heads
+        if inner_of(name) not in AFFINE:  # affine scales are for all heads of a token
             come_together(subject, "heads", [0, 1], [1, subject.heads], **sizes)
 
 
@@ -230,13 +230,13 @@ def a_part_that_is_not_right_is_as_if_it_had_not_come(subject: Subject) -> None:
     damaged[len(damaged) // 2] ^= 1
     with raises("FileDamaged", "ConfigError"):
         cache.load(another, damaged)
-    one_head = cache.save(sequence, tokens=[2, 4], heads=[0, 1])  # of a token that has come, and of one that has not
+    one_head = cache.save(sequence, tokens=[2, 4], heads=[0, 1])  # one of its tokens is already loaded, the other is not
     for wrong in (first, of_another, of_uneven, one_head):
         with raises("ConfigError"):
             cache.load(another, wrong)
-    equal(cache.length(another, 0), TOKENS - 1, "length of a sequence before all parts of another have come")
+    equal(cache.length(another, 0), TOKENS - 1, "length of the target before all parts are loaded")
     cache.load(another, second)
-    holds(cache, another, held, "of which all parts had come, and wrong ones")
+    holds(cache, another, held, "after all parts, and rejected wrong ones")
 
 
 @check("MOVE-05d", "paged")
@@ -250,12 +250,12 @@ def parts_wait_while_the_sequence_goes_on(subject: Subject) -> None:
     for layer, tokens in enumerate(own):
         other.write(loaded, layer, 5, *more)
         own[layer] = np.concatenate([tokens[0], more[0]]), np.concatenate([tokens[1], more[1]])
-    holds(other, loaded, own, "written to before all parts of another had come")
+    holds(other, loaded, own, "after a write between two parts")
     with suppress(NotOffered):
         other.truncate(loaded, 2)
-        holds(other, loaded, [(keys[:2], values[:2]) for keys, values in own], "cut before all parts of another had come")
+        holds(other, loaded, [(keys[:2], values[:2]) for keys, values in own], "after truncate between two parts")
     other.load(loaded, second)
-    holds(other, loaded, held, "whose parts had come before and after it was written to and cut")
+    holds(other, loaded, held, "after all parts, with a write and truncate in between")
 
 
 @check("MOVE-05d", "paged")
@@ -271,9 +271,9 @@ def parts_are_nobody_elses(subject: Subject) -> None:
     with suppress(NotOffered):
         children.append(other.fork(loaded))
     other.load(loaded, second)
-    holds(other, loaded, held, "whose parts had come before and after it was saved and forked")
+    holds(other, loaded, held, "after all parts, with save and fork in between")
     for child in children:
-        holds(other, child, own, "saved, or forked, before all parts of another had come")
+        holds(other, child, own, "of a copy that was saved, or forked, between two parts")
 
 
 @check("MOVE-05e", "paged")
@@ -287,11 +287,11 @@ def room_of_parts_is_given_back(subject: Subject) -> None:
         begun = cache.create()
         cache.load(begun, part)
         cache.drop(begun)
-        equal(cache.num_free_blocks, free, "num_free_blocks after a sequence was dropped of which a part had come")
+        equal(cache.num_free_blocks, free, "num_free_blocks after drop of a sequence with a loaded part")
     begun = cache.create()
     cache.load(begun, part)
     cache.load(begun, whole)
-    holds(cache, begun, held, "loaded whole after a part of it")
-    equal(cache.num_free_blocks, fresh_free(subject, held), "num_free_blocks after what came whole, and a part before it")
+    holds(cache, begun, held, "after load of a part, and then of the whole")
+    equal(cache.num_free_blocks, fresh_free(subject, held), "num_free_blocks after load of a part, and then of the whole")
     cache.drop(begun)
-    equal(cache.num_free_blocks, free, "num_free_blocks after what came whole was dropped")
+    equal(cache.num_free_blocks, free, "num_free_blocks after drop of a sequence that was loaded in part and whole")

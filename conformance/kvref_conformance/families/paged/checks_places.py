@@ -1,4 +1,4 @@
-"""PAGED: whose a block is, and which tokens are read from it."""
+"""Checks of PAGED: which sequence owns a block, and which tokens are read from it."""
 
 from contextlib import suppress
 
@@ -14,7 +14,7 @@ from kvref_conformance.outcome import Declined, NotOffered
 
 
 def in_turn(subject: Subject) -> tuple[Handle, dict[int, Pair]]:
-    """A cache with sequences whose blocks interleave, and the tokens of each in layer 0."""
+    """Returns a cache with sequences whose blocks interleave, and the tokens of each in layer 0."""
     cache, size = with_room(subject, 4 * subject.size("sequences", 2)), subject.size("block_size", 3)
     count = 2 * size + 2
     streams = {cache.create(): pair_of_tokens(subject, count) for _ in range(subject.size("sequences", 2))}
@@ -25,7 +25,7 @@ def in_turn(subject: Subject) -> tuple[Handle, dict[int, Pair]]:
 
 
 def all_of(cache: Handle, sequence: int) -> Pair:
-    """Every token of layer 0, gathered or read, whichever there is."""
+    """Returns every token of layer 0, by `gather` or, if it is missing, by `read`."""
     try:
         found: Pair = cache.gather(sequence, 0)
     except Declined:
@@ -53,7 +53,7 @@ def reading_gives_the_tokens_asked_for(subject: Subject) -> None:
 @check("PAGED-12ab", "paged")
 def gathering_reads_blocks_in_the_tables_order(subject: Subject) -> None:
     subject.need(sequences=4)
-    for dropped in ((2, 0), (0, 2)):  # the blocks given back last come first, or last
+    for dropped in ((2, 0), (0, 2)):  # the order in which blocks return to the pool
         cache = to_be_filled(subject, 8, num_layers=1)
         first = [cache.create() for _ in range(4)]
         for sequence, entries in zip(first, (2, 2, 2, room(cache) - 6), strict=True):
@@ -62,7 +62,7 @@ def gathering_reads_blocks_in_the_tables_order(subject: Subject) -> None:
             cache.drop(first[each])
         sequence, wrote = cache.create(), pair_of_tokens(subject, 4 * cache.config["block_size"])
         cache.write(sequence, 0, 0, *wrote)
-        pair(all_of(cache, sequence), wrote, "a sequence in recycled blocks")
+        pair(all_of(cache, sequence), wrote, "a sequence in reused blocks")
 
 
 @check("PAGED-12c", "paged")
@@ -86,11 +86,11 @@ def no_block_is_in_two_tables(subject: Subject) -> None:
         tables = [[blocks_of(cache, sequence, layer) for layer in layers_of(cache)] for sequence in live]
         blocks = [block for each in tables for table in each for block in table]
         equal(len(blocks), len(set(blocks)), "distinct blocks in all tables")
-        true(set(blocks) <= set(range(cache.config["num_blocks"])), "blocks", "within the pool", blocks)
-        if subject.limits.switch(subject.family, "one_block_table"):  # whose id b stands for block b * num_layers + layer
+        true(set(blocks) <= set(range(cache.config["num_blocks"])), "block ids", "ids below num_blocks", blocks)
+        if subject.limits.switch(subject.family, "one_block_table"):  # id b is block b * num_layers + layer
             for each in tables:
                 own = [[block // len(each) for block in table] for table in each]
-                equal(own, own[:1] * len(own), "the one table of all layers, as each of them gives it")
+                equal(own, own[:1] * len(own), "the block table, read from each layer")
 
 
 @check("PAGED-13a", "paged")
@@ -106,14 +106,14 @@ def everyones_tokens_stay_in_a_full_pool(subject: Subject) -> None:
     cache.drop(dropped)
     wrote = {place: parts for place, parts in wrote.items() if place[0] != dropped}
     wrote |= fill(subject, cache, {cache.create(): live[dropped]})
-    look(cache, wrote, f"after blocks of {size} tokens went to another sequence")
+    look(cache, wrote, f"after another sequence reused blocks of {size} tokens")
 
 
-Place = tuple[int, int]  # a sequence and a layer
+Place = tuple[int, int]  # (sequence, layer)
 
 
 def fill(subject: Subject, cache: Handle, entries: dict[int, int]) -> dict[Place, Pair]:
-    """Give sequences without tokens so many entries of them, in turn, as far as blocks reach; and what they took."""
+    """Fills empty sequences with entries[sequence] blocks of tokens in turns, and returns the tokens that were written."""
     size, wrote = cache.config["block_size"], dict[Place, Pair]()
     places = [(sequence, layer) for sequence in entries for layer in layers_of(cache)]
     tokens = {place: pair_of_tokens(subject, entries[place[0]] * size) for place in places}
@@ -121,7 +121,7 @@ def fill(subject: Subject, cache: Handle, entries: dict[int, int]) -> dict[Place
         for (sequence, layer), (keys, values) in tokens.items():
             end = start + size
             if start < len(keys):
-                with may_raise("OutOfBlocks"):  # where some are lost, which is for other clauses to say
+                with may_raise("OutOfBlocks"):  # if blocks are lost, which other clauses judge
                     cache.write(sequence, layer, start, keys[start:end], values[start:end])
                     wrote[sequence, layer] = keys[:end], values[:end]
     return wrote

@@ -1,4 +1,4 @@
-"""LAW-18: the paged cache at the sizes that serving has."""
+"""Checks of LAW-18: the paged cache at the sizes of serving."""
 
 from itertools import pairwise
 from typing import Any
@@ -10,8 +10,8 @@ from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families.paged.serving import Pages
 from kvref_conformance.outcome import NotOffered
 
-ENTRIES = (1, 15, 16, 17, 63, 64, 65, 255, 256, 257, 1023, 1024, 1025)  # of a block table
-MOST = 2400  # blocks that all layers have together, where there are more layers than a check asks for
+ENTRIES = (1, 15, 16, 17, 63, 64, 65, 255, 256, 257, 1023, 1024, 1025)  # entries of a block table
+MOST = 2400  # blocks in all, if the cache has more layers than the check needs
 
 
 def pages(subject: Subject, num_blocks: int, **sizes: Any) -> Pages:
@@ -20,7 +20,7 @@ def pages(subject: Subject, num_blocks: int, **sizes: Any) -> Pages:
 
 
 def entries(subject: Subject, wanted: int, num_layers: int = 1) -> dict[str, int]:
-    """The sizes of a pool that has so many blocks for each layer, or as many as MOST gives it."""
+    """Returns sizes of a pool with `wanted` blocks per layer, or fewer if MOST limits it."""
     layers = subject.size("num_layers", num_layers)
     each = wanted if layers <= num_layers else min(wanted, MOST // layers)
     return {"num_blocks": max(1, each) * layers, "num_layers": num_layers}
@@ -48,7 +48,7 @@ def tables_grow_more_than_once(subject: Subject) -> None:
 def hundreds_of_sequences_share_a_pool(subject: Subject) -> None:
     subject.need(sequences=2)
     cache = pages(subject, **entries(subject, 1200, num_layers=2))
-    some = cache.config["num_blocks"] // len(cache.layers) // 3  # sequences of as many blocks as each has at most
+    some = cache.config["num_blocks"] // len(cache.layers) // 3  # no sequence gets more than 3 blocks per layer
     count = subject.size("sequences", max(2, min(300, some)))
     numbers = [cache.create() for _ in range(count)]
     for number in numbers:
@@ -98,7 +98,7 @@ def blocks_are_told_apart_past_16_bits(subject: Subject) -> None:
 
 
 def far_apart(subject: Subject, num_blocks: int, places: tuple[int, ...]) -> None:
-    """Sequences of which each begins in the block of a place, where blocks are handed out in order."""
+    """Checks sequences that begin in the blocks `places`, if blocks are allocated in ascending order."""
     subject.need(sequences=4)
     cache = pages(subject, num_blocks=num_blocks)
     most, layers = subject.size("sequences", 2 * len(places) + 2) // 2 - 1, len(cache.layers)
@@ -111,7 +111,7 @@ def far_apart(subject: Subject, num_blocks: int, places: tuple[int, ...]) -> Non
             cache.reserve(fillers[-1], before * cache.size)
             cache.fill(cache.create(), 3 * cache.size - 1)
     if not fillers:
-        raise NotOffered(f"blocks past {places[0]}, in a pool of {cache.config['num_blocks']}")
+        raise NotOffered(f"block {places[0]} and above: the pool has {cache.config['num_blocks']} blocks")
     for filler in fillers[::2]:
         cache.drop(filler)
     cache.counted()
@@ -122,7 +122,7 @@ def far_apart(subject: Subject, num_blocks: int, places: tuple[int, ...]) -> Non
     cache.owned()
     for number in list(cache.live):
         cache.drop(number)
-    cache.reserve(cache.create(), cache.config["num_blocks"] // layers * cache.size)  # every block came back
+    cache.reserve(cache.create(), cache.config["num_blocks"] // layers * cache.size)  # every block is free again
     cache.counted()
 
 
@@ -136,7 +136,7 @@ def layers_may_differ_by_hundreds_of_tokens(subject: Subject) -> None:
             cache.fill(first, affordable(subject, tokens + layer, 2 * len(cache.layers)), layers=[layer])
             cache.fill(second, affordable(subject, tokens, 2 * len(cache.layers)) // (layer + 1), layers=[layer])
             if tokens < 20 and layer % 2:
-                break  # the layers above are behind, and stay so
+                break  # later layers have fewer tokens, and keep them
     for number in (first, second):
         cache.look(number)
     cache.counted()
@@ -164,7 +164,7 @@ def blocks_of_any_size_are_filled_to_their_end(subject: Subject) -> None:
         table = [int(block) for block in cache.cache.block_table(one.id, layer)]
         slots = [int(slot) for slot in cache.cache.slot_mapping(one.id, layer, across.start, len(across))]
         want = [table[p // cache.size] * cache.size + p % cache.size for p in across]
-        equal(slots, want, f"slots of positions {across.start}..{across.stop} in blocks of {cache.size}")
+        equal(slots, want, f"slots of positions [{across.start}, {across.stop}) in blocks of {cache.size}")
 
 
 @check("LAW-18", "paged", real=True)

@@ -1,4 +1,4 @@
-"""LAW-18: a long prompt that hundreds go on from."""
+"""Checks of LAW-18: a long prompt with hundreds of forks."""
 
 from kvref_conformance.checking.expect import equal
 from kvref_conformance.checking.real import affordable
@@ -18,11 +18,11 @@ def hundreds_go_on_from_one_prompt(subject: Subject) -> None:
     for sequence in family[::50]:
         cache.write(sequence, 0, cache.length(sequence, 0), 2)
     cache.write(family[-1], 0, cache.size - 1, 2)
-    cache.look("after hundreds of forks, of which some wrote")
+    cache.look("after hundreds of forks and writes to some of them")
     cache.adds_up("after hundreds of forks")
     for sequence in family[::2]:
         cache.drop(sequence)
-    cache.look("after every second of hundreds went")
+    cache.look("after drop of every second fork")
     for sequence in family[1::2]:
         cache.drop(sequence)
-    equal(cache.used(), 0, "blocks in use after all went")
+    equal(cache.used(), 0, "allocated blocks after drop of all sequences")

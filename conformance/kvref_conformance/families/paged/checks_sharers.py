@@ -1,4 +1,4 @@
-"""SHARE: sharers come and go, and forks are forked."""
+"""Checks of SHARE: sharers are created and dropped, and forks are forked."""
 
 from contextlib import suppress
 from itertools import permutations
@@ -21,9 +21,9 @@ def sharers_go_in_any_order(subject: Subject) -> None:
         cache.write(child, 0, 2 * cache.size + 1, 1)
         for which in order:
             cache.drop(family[which])
-            cache.look(f"after {which} of {order} went")
-            cache.adds_up(f"after {which} of {order} went")
-        equal(cache.used(), 0, f"blocks in use after all went, in the order {order}")
+            cache.look(f"after drop of {which} in the order {order}")
+            cache.adds_up(f"after drop of {which} in the order {order}")
+        equal(cache.used(), 0, f"allocated blocks after drops in the order {order}")
 
 
 @check("SHARE-07", "paged")
@@ -34,18 +34,18 @@ def a_copy_that_does_not_fit_changes_nothing(subject: Subject) -> None:
         entries = room(cache.cache)
         parent = cache.create(entries * cache.size)
         child, free = cache.fork(parent), cache.cache.config["num_blocks"] - cache.used()
-        many = free // cache.unit + 1  # blocks of one layer that there is no room to copy
+        many = free // cache.unit + 1  # one block more of a layer than can be copied
         if many > entries:
-            raise NotOffered(f"{many} blocks to be copied at once")
+            raise NotOffered(f"a write that copies {many} blocks at once")
         before = cache.seen()
         for writer, start, stop in ((child, 0, many * cache.size), (parent, (entries - many) * cache.size, entries * cache.size)):
             with raises("OutOfBlocks"):
                 cache.write(writer, cache.layers[-1], start, stop - start)
-            cache.look("after a copy did not fit")
-            equal(cache.seen(), before, "blocks after a copy did not fit")
+            cache.look("after a write without room for its copies")
+            equal(cache.seen(), before, "blocks after a write without room for its copies")
         cache.drop(parent)
         cache.write(child, cache.layers[-1], 0, many * cache.size)
-        cache.look("after the other sharer made room")
+        cache.look("after the other sharer was dropped")
 
 
 @check("SHARE-07", "paged")
@@ -53,20 +53,20 @@ def a_step_that_does_not_fit_copies_for_no_one(subject: Subject) -> None:
     subject.need(sequences=3)
     cache = Known(subject, to_be_filled(subject, 3, block_size=2))
     if cache.size == 1:
-        raise NotOffered("a block that is partly filled, where its limits say block_size 1")
+        raise NotOffered("a partly filled block, where its limits say block_size 1")
     parent = cache.create((room(cache.cache) - 1) * cache.size - 1)
     family = [parent]
-    with may_raise("OutOfBlocks"):  # where a fork copies the last block
+    with may_raise("OutOfBlocks"):  # if fork copies the last block
         family += [cache.fork(parent), cache.fork(parent)]
     if len(family) < 3:
-        raise NotOffered("three sharers of a last block, in a pool that is nearly full")
+        raise NotOffered("forks that share the last block, in a nearly full pool")
     before = cache.seen()
     with raises("OutOfBlocks"):
-        cache.step(family)  # two copies a layer, where there is room for one
-    cache.look("after a step of which a copy did not fit")
-    equal(cache.seen(), before, "blocks after a step of which a copy did not fit")
+        cache.step(family)  # two copies per layer, with room for one
+    cache.look("after a step without room for its copies")
+    equal(cache.seen(), before, "blocks after a step without room for its copies")
     cache.step(family[1:2])
-    cache.look("after a step of one of them")
+    cache.look("after a step of one sharer")
 
 
 @check("SHARE-08a", "paged")
@@ -77,14 +77,14 @@ def forks_are_forked(subject: Subject) -> None:
     for generation in range(1, count):
         cache.write(family[-1], 0, cache.size + generation, 1)
         family.append(cache.fork(family[-1]))
-        cache.look(f"after {generation} forks of forks")
+        cache.look(f"after {generation} nested forks")
     for at, sequence in enumerate(family):
         cache.write(sequence, 0, cache.length(sequence, 0), 2)
         cache.write(sequence, 0, at % cache.size, 1)
-        cache.look(f"after {at + 1} of {count} were written to")
+        cache.look(f"after writes to {at + 1} of {count} sharers")
     for sequence in family:
         cache.drop(sequence)
-    equal(cache.used(), 0, "blocks in use after all went")
+    equal(cache.used(), 0, "allocated blocks after drop of all sequences")
 
 
 @check("SHARE-08a", "paged")
@@ -95,10 +95,10 @@ def empty_sequences_are_forked(subject: Subject) -> None:
     cache.look("after a fork of an empty sequence")
     for sequence in (child, parent):
         cache.write(sequence, 0, 0, cache.size + 1)
-        cache.look("after one of two that were empty was written to")
+        cache.look("after a write to one of two empty sharers")
     cache.drop(parent)
     cache.drop(child)
-    equal(cache.used(), 0, "blocks in use after both went")
+    equal(cache.used(), 0, "allocated blocks after drop of both")
 
 
 @check("SHARE-08a", "paged")
@@ -109,11 +109,11 @@ def what_was_reserved_is_written_apart(subject: Subject) -> None:
     child = cache.fork(parent)
     for sequence in (parent, child):
         cache.write(sequence, 0, 1, 3 * cache.size - 1)
-        cache.look("after a fork of a sequence with room reserved")
+        cache.look("after a fork of a sequence with reserved capacity, and a write")
     cache.drop(child)
-    cache.look("after the fork was dropped")
+    cache.look("after drop of the fork")
     cache.drop(parent)
-    equal(cache.used(), 0, "blocks in use after both went")
+    equal(cache.used(), 0, "allocated blocks after drop of both")
 
 
 @check("SHARE-08b", "paged")
@@ -124,7 +124,7 @@ def an_unknown_sequence_is_not_forked(subject: Subject) -> None:
     for unknown in subject.integers(gone, max(gone, kept) + 1, -1):
         with raises("SequenceNotFound"):
             cache.cache.fork(unknown)
-    cache.look("after an unknown sequence was to be forked")
+    cache.look("after a rejected fork of an unknown sequence")
 
 
 @check("SHARE-09", "paged")
@@ -136,13 +136,13 @@ def a_copy_that_is_still_to_come_does_not_show(subject: Subject) -> None:
         child = cache.fork(parent)
         cache.write(child, 0, cache.length(child, 0) - 1, 2)
         cache.drop(parent)
-        other = cache.create(2 * cache.size + 1)  # in what the parent gave back
+        other = cache.create(2 * cache.size + 1)  # in blocks that the parent had
         again = cache.fork(child)
         cache.drop(child)
-        cache.look("after a fork of a fork whose parents are gone")
+        cache.look("after a fork of a fork whose parents were dropped")
         with suppress(NotOffered):
             cache.truncate(again, cache.size + 1)
         cache.drop(other)
         cache.create(3 * cache.size)
-        cache.look("after it was cut, and others came and went")
-        cache.adds_up("after all that")
+        cache.look("after truncate, and after other sequences were dropped and created")
+        cache.adds_up("at the end")

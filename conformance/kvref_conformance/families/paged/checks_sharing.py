@@ -1,4 +1,4 @@
-"""SHARE: sequences that hold blocks together."""
+"""Checks of SHARE: sequences that share blocks."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,12 +22,12 @@ def a_fork_reads_as_its_parent(subject: Subject) -> None:
     for lengths in ((1,), (size,), (2 * size + 1, 2 * size), (2 * size, size + 1)):
         cache = known(subject)
         parent = cache.create(*lengths)
-        cache.look("before it was forked")
+        cache.look("before fork")
         used = cache.used()
         cache.fork(parent)
         cache.look("after a fork")
         most, taken = cache.partly(parent), cache.used() - used
-        true(0 <= taken <= most, f"blocks that a fork of {lengths} tokens took", f"at most {most}", taken)
+        true(0 <= taken <= most, f"blocks that fork allocated, with {lengths} tokens", f"at most {most}", taken)
         cache.adds_up("after a fork")
 
 
@@ -38,12 +38,12 @@ def a_forks_id_was_never_used(subject: Subject) -> None:
     seen.add(parent)
     for _ in range(4):
         child = cache.fork(parent)
-        true(child not in seen, "the id of a fork", f"one not in {seen}", child)
+        true(child not in seen, "the id of a fork", f"an id not in {seen}", child)
         seen.add(child)
         cache.drop(child)
         with raises("SequenceNotFound"):
             cache.cache.gather(child, 0)
-    cache.look("after its forks were dropped")
+    cache.look("after drop of its forks")
 
 
 @check("SHARE-03d", "paged")
@@ -56,24 +56,24 @@ def a_fork_needs_room_for_its_last_blocks_at_most(subject: Subject) -> None:
         cache.fork(parent)
     cache.look("after a fork in a full pool")
     if len(cache.tokens) == 1:
-        equal(cache.seen(), before, "blocks after a fork that did not fit")
+        equal(cache.seen(), before, "blocks after fork raised OutOfBlocks")
 
 
 def acts(cache: Known, parent: int, child: int) -> dict[str, Callable[[], Any]]:
-    """What one of two may do, so that the other does not see it."""
+    """Returns operations on one of two sharers that the other must not observe."""
     length, layers = cache.length(parent, 0), cache.layers
     return {
         "the child wrote a token": lambda: cache.write(child, 0, length, 1),
-        "the parent wrote one": lambda: cache.write(parent, 0, length, 1),
+        "the parent wrote a token": lambda: cache.write(parent, 0, length, 1),
         "the child overwrote its first tokens": lambda: cache.write(child, layers[-1], 0, cache.size + 1),
-        "the parent overwrote its last": lambda: cache.write(parent, layers[-1], length - 1, 1),
-        "both took a step": lambda: cache.step([child, parent]),
-        "the child was cut": lambda: cache.truncate(child, cache.size + 1),
-        "the child wrote where it was cut": lambda: cache.write(child, 0, cache.size + 1, 2),
-        "the parent was cut": lambda: cache.truncate(parent, cache.size - 1),
-        "the child lost its second token": lambda: cache.remove(child, 1, 2),
-        "the parent lost all": lambda: cache.truncate(parent, 0),
-        "the parent began anew": lambda: cache.write(parent, 0, 0, cache.size + 1),
+        "the parent overwrote its last token": lambda: cache.write(parent, layers[-1], length - 1, 1),
+        "both appended a step": lambda: cache.step([child, parent]),
+        "the child was truncated": lambda: cache.truncate(child, cache.size + 1),
+        "the child wrote after the truncation": lambda: cache.write(child, 0, cache.size + 1, 2),
+        "the parent was truncated": lambda: cache.truncate(parent, cache.size - 1),
+        "the second token of the child was removed": lambda: cache.remove(child, 1, 2),
+        "the parent was truncated to 0": lambda: cache.truncate(parent, 0),
+        "the parent wrote from position 0": lambda: cache.write(parent, 0, 0, cache.size + 1),
         "the child was dropped": lambda: cache.drop(child),
     }
 
@@ -81,14 +81,14 @@ def acts(cache: Known, parent: int, child: int) -> dict[str, Callable[[], Any]]:
 @check("SHARE-04", "paged")
 def what_one_sharer_does_no_other_sees(subject: Subject) -> None:
     subject.need(sequences=3)
-    for more in (0, 1):  # the last block is full, or is not
+    for more in (0, 1):  # the last block is full, then partly filled
         cache = known(subject, 18)
         parent = cache.create(2 * cache.size + more)
         child, _ = cache.fork(parent), cache.fork(parent)
         for when, act in acts(cache, parent, child).items():
             if offered(act):
                 cache.look(f"after {when}")
-        cache.adds_up("after all that")
+        cache.adds_up("at the end")
 
 
 @check("SHARE-04", "paged")
@@ -105,7 +105,7 @@ def what_one_of_two_does_the_other_does_not_see(subject: Subject) -> None:
 
 @check("SHARE-05b", "paged")
 def a_copy_is_where_everything_looks(subject: Subject) -> None:
-    """Slots for a kernel, padded tables, attention: what remembers where a block was finds the one that was copied."""
+    """Slots for a kernel, padded tables and attention must use the copy, not the block where the token was before."""
     for writer in (0, 1):
         cache = known(subject)
         sequences = [parent := cache.create(2 * cache.size + 1), cache.fork(parent)]
@@ -144,9 +144,9 @@ def only_blocks_written_to_are_copied(subject: Subject) -> None:
     ):  # fmt: skip
         used = cache.used()
         cache.write(writer, layer, start, count)
-        what = f"blocks that a write to {start} .. {start + count} took"
+        what = f"blocks that a write to [{start}, {start + count}) allocated"
         equal(cache.used() - used, copied * cache.unit + (start + count > 3 * size) * (len(cache.layers) - cache.unit), what)
-        cache.look(f"after a write to {start} .. {start + count}")
+        cache.look(f"after a write to [{start}, {start + count})")
 
 
 @check("SHARE-05ac", "paged")
@@ -157,13 +157,13 @@ def the_other_blocks_stay_where_they_are(subject: Subject) -> None:
     before = cache.tables()
     cache.write(child, 0, cache.size, 1)
     after = cache.tables()
-    equal(after[parent], before[parent], "the parent's tables after its child wrote")
+    equal(after[parent], before[parent], "tables of the parent after a write to the child")
     own = after[child][0][1]
     true(own not in after[parent][0], "the block that the child wrote to", f"none of {after[parent][0]}", own)
     layers = len(cache.layers) if cache.unit > 1 else 1
     kept = [[*table[:1], 0, *table[2:]] if layer < layers else table for layer, table in enumerate(after[child])]
     equal(kept, [[*table[:1], 0, *table[2:]] if layer < layers else table for layer, table in enumerate(before[child])],
-          "the child's tables but for the block that it wrote to")  # fmt: skip
+          "tables of the child, except for the block of the write")  # fmt: skip
 
 
 @check("SHARE-05d", "paged")
@@ -173,13 +173,13 @@ def of_those_who_write_at_once_all_but_one_get_a_copy(subject: Subject) -> None:
         parent = cache.create(cache.size + 1)
         family = [parent, cache.fork(parent), cache.fork(parent)]
         if cache.size == 1:
-            raise NotOffered("a block that is partly filled, where its limits say block_size 1")
+            raise NotOffered("a partly filled block, where its limits say block_size 1")
         cache.step([family[each] for each in writers])
-        cache.look(f"after {writers} of three sharers wrote a token")
+        cache.look(f"after writes by {writers} of three sharers")
         owners = min(3, len(writers) + 1)
-        counts = [(1 + each) * len(cache.layers) for each in (owners, 3)]  # three, where each fork took a copy
-        true(cache.used() in counts, f"blocks in use after {writers} of three wrote", " or ".join(map(str, counts)), cache.used())
-        cache.adds_up(f"after {writers} of three wrote")
+        counts = [(1 + each) * len(cache.layers) for each in (owners, 3)]  # 3 if each fork has a copy
+        true(cache.used() in counts, f"allocated blocks, writers {writers}", " or ".join(map(str, counts)), cache.used())
+        cache.adds_up(f"after writes by {writers} of three")
 
 
 @check("SHARE-05d", "paged")
@@ -187,10 +187,10 @@ def the_last_of_those_who_write_at_once_needs_no_room(subject: Subject) -> None:
     subject.need(sequences=2)
     cache = Known(subject, to_be_filled(subject, 3, block_size=2))
     if cache.size == 1:
-        raise NotOffered("a block that is partly filled, where its limits say block_size 1")
+        raise NotOffered("a partly filled block, where its limits say block_size 1")
     parent = cache.create((room(cache.cache) - 1) * cache.size - 1)
     cache.step([parent, cache.fork(parent)])
-    cache.look("after both sharers of a block wrote to it, where there was room for one copy")
+    cache.look("after both sharers wrote to a block, with room for one copy")
 
 
 @check("SHARE-05d", "paged")
@@ -201,5 +201,5 @@ def who_holds_a_block_alone_writes_in_place(subject: Subject) -> None:
     before = cache.seen()
     for layer in cache.layers:
         cache.write(parent, layer, cache.size - 1, 2)
-    equal(cache.seen(), before, "blocks, after a sequence whose fork is gone overwrote its own")
-    cache.look("after its fork was dropped")
+    equal(cache.seen(), before, "blocks after a write to a sequence whose fork was dropped")
+    cache.look("after drop of its fork")

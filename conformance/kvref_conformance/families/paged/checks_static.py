@@ -1,4 +1,4 @@
-"""FMT-STATIC: pages whose scales are given, one for keys and one for values."""
+"""Checks of FMT-STATIC: a paged cache with a given scale for keys and one for values."""
 
 import numpy as np
 
@@ -11,11 +11,11 @@ from kvref_conformance.families.paged.counting import with_room
 from kvref_conformance.families.paged.known import Known
 from kvref_conformance.oracle.formats import STATIC
 
-LOUD = np.float32(2.0**6)  # what a scale that was learned from the tokens before clips
+LOUD = np.float32(2.0**6)  # larger than a scale computed from earlier tokens could represent
 
 
 class Louder(Known):
-    """Whose tokens are each louder than those before, until they are to be clipped."""
+    """A cache in which the values of each write are larger than before, until they are clipped."""
 
     loud = np.float32(1)
 
@@ -37,7 +37,7 @@ def pages_hold_keys_and_values_by_the_scale_that_is_theirs(subject: Subject) -> 
             cache = Louder(subject, with_room(subject, 8, dtype=name, num_layers=1, **given))
             sequence = cache.create(cache.size + 1)
             cache.write(sequence, 0, cache.size, 2)
-            cache.look(f"in {name}, given {given or 'no scale'}")
+            cache.look(f"in {name} with scales {given or 'not given'}")
 
 
 @check("FMT-STATIC-05ab", "paged")

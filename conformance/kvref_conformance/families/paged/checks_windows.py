@@ -1,4 +1,4 @@
-"""WIN-09: blocks below a window are given back, and nothing moves."""
+"""Checks of WIN-09: `release_before` frees blocks before a window and moves no token."""
 
 from functools import partial
 
@@ -27,15 +27,15 @@ from kvref_conformance.families.paged.counting import (
 
 
 class Sliding:
-    """A sequence of a paged cache whose first blocks are given back, and every token that was written to it, by layer."""
+    """A sequence whose first blocks are released, with every token that was written to it, per layer."""
 
     def __init__(self, subject: Subject, cache: Handle, entries: int, more: int = 1) -> None:
-        """Of so many whole blocks, and `more` tokens."""
+        """Creates a sequence with `entries` full blocks and `more` further tokens."""
         self.subject, self.cache = subject, cache
         self.size: int = cache.config["block_size"]
         self.layers, self.released = layers_of(cache), 0
         self.sequence: int = cache.create()
-        self.lie: list[list[int]] = []  # its tables, when they were looked at last
+        self.lie: list[list[int]] = []  # its tables at the last look
         self.tokens: list[tuple[NDArray, NDArray]] = [pair_of_tokens(subject, 0) for _ in self.layers]
         self.write(entries * self.size + more)
 
@@ -43,7 +43,7 @@ class Sliding:
         return len(self.tokens[0][0])
 
     def write(self, count: int) -> None:
-        """So many tokens more in each layer."""
+        """Writes `count` more tokens in each layer."""
         for layer in self.layers:
             keys, values = pair_of_tokens(self.subject, count)
             put(self.subject, self.cache, self.sequence, layer, len(self.tokens[layer][0]), keys, values)
@@ -56,15 +56,15 @@ class Sliding:
 
     @property
     def entries(self) -> int:
-        """That still hold a block."""
+        """The number of table entries that still have a block."""
         return -(-len(self) // self.size) - self.released
 
     def tables(self) -> list[list[int]]:
-        """Of each layer. Raises NotOffered."""
+        """Returns the block table of each layer. Raises NotOffered."""
         return [blocks_of(self.cache, self.sequence, layer) for layer in self.layers]
 
     def look(self, when: str) -> None:
-        """Raise Broken unless what is left reads as it did, under the positions it had."""
+        """Raises Broken unless the remaining tokens read as before at their positions."""
         if tables_alone(self.subject):
             self.lie = stay(self.subject, self.cache, self.sequence, self.lie, self.released, when)
             return
@@ -103,7 +103,7 @@ def whole_blocks_below_a_position_are_given_back(subject: Subject) -> None:
 
 @check("WIN-09acd", "paged")
 def a_window_slides_over_a_sequence(subject: Subject) -> None:
-    """Blocks that it gives back are another's at once."""
+    """Released blocks can be allocated to the other sequence at once."""
     subject.need(sequences=2)
     cache = with_room(subject, 12)
     run, other = Sliding(subject, cache, 1), Sliding(subject, cache, 1)
@@ -113,12 +113,12 @@ def a_window_slides_over_a_sequence(subject: Subject) -> None:
             each.write(1)
             each.release(max(0, len(each) - window + 1))
         run.look(f"after {step + 1} steps of a window of {window}")
-        other.look(f"after {step + 1} steps of a window of {window}, beside another")
-    in_use(subject, cache, {each.sequence: each.entries for each in (run, other)}, "after two windows slid")
+        other.look(f"after {step + 1} steps of a window of {window}, as the second of two sequences")
+    in_use(subject, cache, {each.sequence: each.entries for each in (run, other)}, "after the steps of two windowed sequences")
     for each in (run, other):
         cache.drop(each.sequence)
-    in_use(subject, cache, {}, "after what slid was dropped")
-    Sliding(subject, cache, 2).look("that came after two which had given blocks back were dropped")
+    in_use(subject, cache, {}, "after drop of both")
+    Sliding(subject, cache, 2).look("of a sequence created after two with released blocks were dropped")
 
 
 @check("WIN-09ac", "paged")
@@ -128,10 +128,10 @@ def what_was_given_back_is_given_back_once(subject: Subject) -> None:
     run = Sliding(subject, cache, 3)
     for position in (2 * run.size, 2 * run.size, run.size, 0, 2 * run.size + 1):
         run.release(position)
-        in_use(subject, cache, {run.sequence: run.entries}, f"after release_before({position}), some of it again")
-        run.look(f"after release_before({position}), some of it again")
+        in_use(subject, cache, {run.sequence: run.entries}, f"after release_before({position}), partly repeated")
+        run.look(f"after release_before({position}), partly repeated")
     cache.drop(run.sequence)
-    in_use(subject, cache, {}, "after a sequence was dropped of which blocks had been given back")
+    in_use(subject, cache, {}, "after drop of a sequence with released blocks")
 
 
 @check("WIN-09ac", "paged")
@@ -144,17 +144,17 @@ def a_sharer_keeps_what_another_gives_back(subject: Subject) -> None:
     cache.drop(child.sequence)
     child.sequence, child.tokens = cache.fork(run.sequence), list(run.tokens)
     run.release(2 * run.size)
-    child.look("after its parent gave blocks back")
-    run.look("after it gave back blocks that another shares")
+    child.look("after release_before on its parent")
+    run.look("after release_before of shared blocks")
     late = Sliding(subject, cache, 0, 0)
     cache.drop(late.sequence)
     late.sequence, late.tokens, late.released = cache.fork(run.sequence), list(run.tokens), run.released
-    late.look("forked from one that had given blocks back")
+    late.look("of a fork of a sequence with released blocks")
     child.release(run.size)
-    child.look("after it gave back a block that nobody else had any more")
+    child.look("after release_before of a block that no other sequence shares")
     for each in (run, late, child):
         cache.drop(each.sequence)
-    in_use(subject, cache, {}, "after all that shared were dropped")
+    in_use(subject, cache, {}, "after drop of all sharers")
 
 
 @check("WIN-09cd", "paged")
@@ -169,18 +169,18 @@ def nothing_can_be_done_where_blocks_were_given_back(subject: Subject) -> None:
         offered(partial(_refused_slots, cache, run.sequence, position))
         if position:
             offered(partial(_refused_cut, cache, run.sequence, position))
-        run.look("after a call where blocks were given back was refused")
+        run.look("after rejected calls at released positions")
     run.write(2 * run.size)
-    run.look("after blocks were given back and more came")
+    run.look("after release_before and writes")
     offered(partial(_begun_anew, subject, cache, run.sequence))
 
 
 def _begun_anew(subject: Subject, cache: Handle, sequence: int) -> None:
     cache.truncate(sequence, 0)
-    equal(cache.length(sequence, 0), 0, "length after all tokens went")
+    equal(cache.length(sequence, 0), 0, "length after truncate(0)")
     tokens = pair_of_tokens(subject, 1)
     cache.write(sequence, 0, 0, *tokens)
-    pair(cache.gather(sequence, 0), tokens, "a token that came after all others went")
+    pair(cache.gather(sequence, 0), tokens, "a token written after truncate(0)")
 
 
 def _refused_slots(cache: Handle, sequence: int, position: int) -> None:
@@ -199,14 +199,14 @@ def what_goes_over_all_tokens_goes_over_those_that_are_left(subject: Subject) ->
     run = Sliding(subject, cache, 3)
     run.release(run.size + 1)
     left = run.tokens[0][0][run.size :], run.tokens[0][1][run.size :]
-    gathered = offered(lambda: pair(cache.gather(run.sequence, 0), left, "what is left of a sequence, gathered"))
+    gathered = offered(lambda: pair(cache.gather(run.sequence, 0), left, "the remaining tokens by gather"))
     query = queries(subject, 1)
     want, bound = exact(subject, query, *left, scale=even(subject))
     attended = offered(
-        lambda: within(cache.attend(run.sequence, 0, query, even(subject)), want, bound, "attention over what is left")
+        lambda: within(cache.attend(run.sequence, 0, query, even(subject)), want, bound, "attention over the remaining tokens")
     )
     if not (gathered or attended):
-        cache.gather(run.sequence, 0)  # which says that it is not offered
+        cache.gather(run.sequence, 0)  # raises NotOffered
 
 
 @check("WIN-09f", "paged")
@@ -217,7 +217,7 @@ def more_than_there_is_cannot_be_given_back(subject: Subject) -> None:
     for position in subject.integers(len(run) + 1, len(run) + run.size, -1):
         with raises("PositionOutOfRange"):
             cache.release_before(run.sequence, position)
-        run.look(f"after release_before({position}) was refused")
+        run.look(f"after a rejected release_before({position})")
     cache.drop(run.sequence)
     with raises("SequenceNotFound"):
         cache.release_before(run.sequence, 0)
@@ -234,7 +234,7 @@ def windows_of_models_slide_over_long_sequences(subject: Subject) -> None:
 
 
 def sliding(subject: Subject, heads: int, dim: int, window: int, pieces: tuple[int, ...]) -> None:
-    """Of one sequence, in a pool that has room for its window and its longest step alone."""
+    """Checks one sequence in a pool with room for its window and its longest step only."""
     pieces = tuple(affordable(subject, each, len(pieces)) for each in pieces)
     size = subject.size("block_size", 16)
     entries = -(-(window + max(pieces)) // size) + 1
@@ -251,4 +251,4 @@ def sliding(subject: Subject, heads: int, dim: int, window: int, pieces: tuple[i
         left = range(below // size * size, at)
         for layer in layers:
             belongs(cache.read(sequence, layer, list(left)), 0, layer, left, written)
-    equal(cache.length(sequence, 0), at, "length of a sequence whose first blocks were given back")
+    equal(cache.length(sequence, 0), at, "length of a sequence with released blocks")

@@ -1,6 +1,6 @@
-"""What the checks of the paged cache count: blocks, by every way of looking that there is.
+"""Counting of blocks for the checks of the paged cache, by every observable that an implementation provides.
 
-An *entry* is what the tables of a sequence list for one block of its tokens: a block in each layer.
+An *entry* is one index of the block tables of a sequence: one block in each layer.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,18 +13,18 @@ from kvref_conformance.conversation.handle import Handle
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.outcome import Declined, NotOffered
 
-ENTRIES = 12  # of a cache, unless a check needs more, or fewer
-NO_BLOCK = -1  # in a table: what was given back
+ENTRIES = 12  # entries of a cache, unless a check needs another number
+NO_BLOCK = -1  # in a block table: a released entry
 MANY = 2**14  # tokens: no check fills a larger pool
 
 
 def with_room(subject: Subject, entries: int, **changes: Any) -> Handle:
-    """A cache of so many entries at least, and more where that may be. Raises NotOffered."""
+    """Returns a cache with at least `entries` entries, and more if the limits allow it. Raises NotOffered."""
     return _made(subject, entries, max(entries, ENTRIES), changes)
 
 
 def just_room(subject: Subject, entries: int, **changes: Any) -> Handle:
-    """A cache of so many entries, or the nearest number of more; of each further one a block is missing. Raises NotOffered."""
+    """Returns a cache with `entries` entries, or the next larger number; one more entry lacks one block. Raises NotOffered."""
     return _made(subject, entries, entries, changes, spare=_layers(subject, changes) - 1)
 
 
@@ -41,17 +41,17 @@ def _made(subject: Subject, least: int, entries: int, changes: dict[str, Any], s
 
 
 def to_be_filled(subject: Subject, entries: int, one_short: bool = False, **changes: Any) -> Handle:
-    """A cache of so many entries, or the nearest number of more, of a pool that tokens can fill in time. Raises NotOffered."""
+    """Returns a cache with `entries` entries, or the nearest larger number, that can be filled with tokens. Raises NotOffered."""
     cache = just_room(subject, entries, **changes) if one_short else _made(subject, entries, entries, changes)
     if room(cache) * cache.config["block_size"] > MANY:
         raise NotOffered(
-            f"a pool to be filled, where its limits say num_blocks {subject.limits.of(subject.family, 'num_blocks')}"
+            f"a pool small enough to fill, where its limits say num_blocks {subject.limits.of(subject.family, 'num_blocks')}"
         )
     return cache
 
 
 def room(cache: Handle) -> int:
-    """Entries that there are blocks for in all."""
+    """Returns the number of entries for which the pool has blocks."""
     return int(cache.config["num_blocks"] // cache.config["num_layers"])
 
 
@@ -60,7 +60,7 @@ def layers_of(cache: Handle) -> range:
 
 
 def reserve(subject: Subject, cache: Handle, sequence: int, entries: int) -> None:
-    """Let a sequence hold so many entries: without tokens, where that can be asked for, or else with as many as they take."""
+    """Gives a sequence `entries` entries, by ensure_capacity, or by writing tokens if it is missing."""
     count = entries * cache.config["block_size"]
     try:
         cache.ensure_capacity(sequence, count)
@@ -71,18 +71,18 @@ def reserve(subject: Subject, cache: Handle, sequence: int, entries: int) -> Non
 
 
 def tables_alone(subject: Subject) -> bool:
-    """Whether its limits say that it keeps no tokens: then what would lie in its blocks is for the checks to know."""
+    """Returns whether its limits say that it stores block tables and no tokens. The checks then track the tokens themselves."""
     return subject.limits.switch(subject.family, "tables_alone")
 
 
 def need_tokens(subject: Subject) -> None:
-    """Raises NotOffered where none lie in its blocks, so that it cannot know how many there are, nor what they are."""
+    """Raises NotOffered if it stores no tokens, so that it cannot know their number or contents."""
     if tables_alone(subject):
         raise NotOffered("tokens, where its limits say tables_alone")
 
 
 def stay(subject: Subject, cache: Handle, sequence: int, before: list[list[int]], released: int, when: str) -> list[list[int]]:
-    """The tables of a sequence. Where nothing else says where tokens lie, what it held has to lie where it did."""
+    """Returns the tables of a sequence. If it stores no tokens, raises Broken unless earlier entries are unchanged."""
     now = [blocks_of(cache, sequence, layer) for layer in layers_of(cache)]
     if tables_alone(subject):
         for layer, blocks in enumerate(now):
@@ -92,16 +92,16 @@ def stay(subject: Subject, cache: Handle, sequence: int, before: list[list[int]]
 
 
 def put(subject: Subject, cache: Handle, sequence: int, layer: int, start: int, keys: NDArray, values: NDArray) -> None:
-    """Write tokens; where it keeps none, let the sequence have room for them."""
+    """Writes tokens, or ensures the capacity for them if it stores no tokens."""
     if tables_alone(subject):
-        if start + len(keys):  # whoever has nothing to write may have no word for it
+        if start + len(keys):  # without tokens it need not accept 0
             cache.ensure_capacity(sequence, start + len(keys))
     else:
         cache.write(sequence, layer, start, keys, values)
 
 
 def in_use(subject: Subject, cache: Handle, entries: Mapping[int, int], when: str) -> None:
-    """That the sequences, all that are alive, hold so many entries each. Raises NotOffered where nothing shows it."""
+    """Raises Broken unless the live sequences have entries[sequence] entries each and all other blocks are free."""
 
     def counted() -> None:
         free = cache.config["num_blocks"] - cache.config["num_layers"] * sum(entries.values())
@@ -118,7 +118,7 @@ def in_use(subject: Subject, cache: Handle, entries: Mapping[int, int], when: st
 
 
 def offered(act: Callable[[], object]) -> bool:
-    """Whether what was to be done could be done; what it raises besides NotOffered it raises."""
+    """Returns whether `act` is provided: False if it raises NotOffered. Other errors are passed on."""
     try:
         act()
     except NotOffered:
@@ -127,7 +127,7 @@ def offered(act: Callable[[], object]) -> bool:
 
 
 def _fill_what_is_free(subject: Subject, cache: Handle, free: int, living: int) -> None:
-    """Another sequence can take what is free, and no more."""
+    """Raises Broken unless another sequence can allocate exactly the `free` entries."""
     subject.need(sequences=living + 1)
     filler = cache.create()
     reserve(subject, cache, filler, free)

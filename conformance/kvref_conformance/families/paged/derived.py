@@ -1,4 +1,4 @@
-"""Operations of the paged cache made of others."""
+"""Derived operations of the paged cache."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -28,7 +28,7 @@ def gather_from_a_batch(cache: Handle, sequence: int, layer: int) -> Pair:
 def read_of_what_is_gathered(cache: Handle, sequence: int, layer: int, positions: Sequence[int]) -> Pair:
     keys, values = cache.gather(sequence, layer)
     if any(not 0 <= position < len(keys) for position in positions):
-        raise NotOffered("reading at a position, which gather does not take")
+        raise NotOffered("reads at positions that gather does not return (derived from gather)")
     return keys[list(positions)], values[list(positions)]
 
 
@@ -37,10 +37,10 @@ def length_of_what_is_gathered(cache: Handle, sequence: int, layer: int) -> int:
 
 
 def write_at_the_end(cache: Handle, sequence: int, layer: int, start: int, keys: Any, values: Any) -> None:
-    """A token at a time, by append, and no tokens by a batch of none: what lies before the end cannot be written to."""
-    shapes = [tuple(getattr(getattr(array, "array", array), "shape", ())) for array in (keys, values)]  # an Own's too
+    """Appends one token at a time, or an empty batch for 0 tokens. Writes before the end are not possible."""
+    shapes = [tuple(getattr(getattr(array, "array", array), "shape", ())) for array in (keys, values)]  # also of an Own
     if start != cache.length(sequence, layer) or shapes[0] != shapes[1] or len(shapes[0]) != 3:
-        raise NotOffered("writing anywhere but at the end, and any tokens but [n, heads, dim]")
+        raise NotOffered("a write before the end, or of another shape than [n, heads, dim] (derived from append)")
     if shapes[0][0] == 0:
         cache.append([], layer, keys, values)
     one = [range(n, n + 1) for n in range(shapes[0][0])]
@@ -49,7 +49,7 @@ def write_at_the_end(cache: Handle, sequence: int, layer: int, start: int, keys:
 
 def append_each(cache: Handle, sequences: Sequence[int], layer: int, keys: Any, values: Any) -> None:
     if not _pair(keys, values) or len(keys) != len(sequences):
-        raise NotOffered("a batch of other arrays than a token a sequence")
+        raise NotOffered("append of other arrays than one token per sequence (derived from write)")
 
     def one(row: int, sequence: int) -> None:
         cache.write(sequence, layer, cache.length(sequence, layer), keys[row : row + 1], values[row : row + 1])
@@ -58,22 +58,22 @@ def append_each(cache: Handle, sequences: Sequence[int], layer: int, keys: Any, 
 
 
 def step_of_one_layer(cache: Handle, sequences: Sequence[int], layer: int, keys: Any, values: Any) -> None:
-    """A step goes to every layer, so that it is an append where there is one layer only."""
+    """An append to a cache with one layer is a step."""
     if cache.config["num_layers"] != 1 or layer != 0:
-        raise NotOffered("an append to one layer of several, where a step goes to all")
+        raise NotOffered("append to one of several layers (derived from append_step)")
     cache.append_step(sequences, keys[None], values[None])
 
 
 def append_to_each_layer(cache: Handle, sequences: Sequence[int], keys: Any, values: Any) -> None:
     if not _pair(keys, values) or len(keys) != cache.config["num_layers"]:
-        raise NotOffered("a step of other arrays than a batch a layer")
+        raise NotOffered("append_step of other arrays than one batch per layer (derived from append)")
     in_turn(partial(cache.append, sequences, layer, keys[layer], values[layer]) for layer in range(len(keys)))
 
 
 def gather_each(cache: Handle, sequences: Sequence[int], layer: int) -> tuple[NDArray, NDArray, NDArray]:
     pairs = [cache.gather(sequence, layer) for sequence in sequences]
     if not pairs:
-        raise NotOffered("gathering a batch of no sequences")
+        raise NotOffered("gather_batch of 0 sequences (derived from gather)")
     offsets = np.cumsum([0, *(len(keys) for keys, _ in pairs)])
     return np.concatenate([keys for keys, _ in pairs]), np.concatenate([values for _, values in pairs]), offsets
 
@@ -91,7 +91,7 @@ def block_table_of_a_batch(cache: Handle, sequence: int, layer: int) -> list[int
 
 
 def block_table_of_its_slots(cache: Handle, sequence: int, layer: int) -> list[int]:
-    """A block after the other, until its slots are refused."""
+    """Derives the table from the first slot of each block, until slot_mapping raises PositionOutOfRange."""
     size, table = cache.config["block_size"], list[int]()
     while len(table) <= cache.config["num_blocks"]:
         try:
@@ -106,9 +106,9 @@ def block_table_of_its_slots(cache: Handle, sequence: int, layer: int) -> list[i
 
 def slots_of_the_table(cache: Handle, sequence: int, layer: int, start: int, count: int) -> list[int]:
     table, size = cache.block_table(sequence, layer), cache.config["block_size"]
-    start, count = int(start), int(count)  # NumPy's wrap around
+    start, count = int(start), int(count)  # sums of NumPy integers can wrap around
     if start < 0 or count < 0 or start + count > len(table) * size:
-        raise NotOffered("slots outside the blocks, which a block table does not refuse")
+        raise NotOffered("slots of positions without a block (derived from block_table)")
     return [table[p // size] * size + p % size for p in range(start, start + count)]
 
 
@@ -123,7 +123,7 @@ def used_of_what_is_free(cache: Handle) -> float:
 
 
 def _pair(keys: Any, values: Any) -> bool:
-    """Whether these are arrays of the judge's that could be taken apart."""
+    """Returns whether both are NumPy arrays of the same shape."""
     return isinstance(keys, np.ndarray) and isinstance(values, np.ndarray) and keys.shape == values.shape and keys.ndim > 2
 
 

@@ -1,8 +1,8 @@
-"""Which blocks the tables of a paged cache list, as far as can be known from outside.
+"""A nondeterministic model of block ownership: which table entries list the same block.
 
-Each block that is held has a name; tables that share it list the same name. Which block of the pool that is, only the
-implementation knows, and may show. Where the specification leaves a choice (a fork may copy, a truncation may keep blocks), there
-are several ways that things may be, each a Held, until what is seen leaves one.
+Each allocated block has a name, and tables that share a block list the same name. Which block of the pool that is becomes known
+when the implementation reports it. If the specification leaves a choice (fork can copy, truncate can keep blocks), the model is a
+list of `Held` objects, one per state that is consistent with the replies so far. Later replies remove states from the list.
 """
 
 from collections import Counter
@@ -15,14 +15,16 @@ Place = tuple[int, int, int]  # sequence, layer, entry
 
 
 class Held:
-    """One way that it may be. tables: of each sequence the entries, a name for each layer. whole: whether layers share a table,
-    so that what is copied is copied in all of them; None as long as both may be.
+    """One possible state. tables: per sequence, a list of entries with one block name per layer.
+
+    blocks: the known block id per name. whole: whether all layers share one table, so that a copy copies all of them; None while
+    this is unknown.
     """
 
     def __init__(self, layers: int) -> None:
         self.layers = layers
         self.tables: dict[int, list[list[int]]] = {}
-        self.blocks: dict[int, int] = {}  # by name, as seen
+        self.blocks: dict[int, int] = {}  # block name -> block id
         self.whole: bool | None = None if layers > 1 else False
         self.named = 0
 
@@ -34,14 +36,14 @@ class Held:
         return new
 
     def references(self) -> Counter[int]:
-        """How often each block is listed."""
+        """Returns the number of table entries that list each block."""
         return Counter(chain.from_iterable(chain.from_iterable(self.tables.values())))
 
     def used(self) -> int:
         return len(self.references())
 
     def others(self, listed: dict[int, int]) -> dict[int, int]:
-        """How many have to find each of some blocks as it is, besides one that holds it. listed: how often each is."""
+        """Returns, per block, how many other owners need it unchanged when one owner writes. listed: entries per block."""
         return {name: times - 1 for name, times in listed.items()}
 
     def new_name(self) -> int:
@@ -49,12 +51,12 @@ class Held:
         return self.named
 
     def extend(self, more: dict[int, int]) -> None:
-        """So many more entries of each sequence."""
+        """Adds more[sequence] entries with new blocks to each sequence."""
         for sequence, count in more.items():
             self.tables[sequence] += [[self.new_name() for _ in range(self.layers)] for _ in range(count)]
 
     def to_copy(self, places: Iterable[Place]) -> dict[int, tuple[list[Place], int]]:
-        """By block that others have to find as it is: the places, of some that are written to, that list it; how many others."""
+        """Returns, per block to be copied before a write: (the written places that list it, the number of other owners)."""
         writers: dict[int, list[Place]] = {}
         for place in dict.fromkeys(places):
             if (name := self.at(place)) is not None:
@@ -64,17 +66,17 @@ class Held:
         return {name: (writers[name], count) for name, count in others.items() if count > 0}
 
     def at(self, place: Place) -> int | None:
-        """What an entry lists; None past the end."""
+        """Returns the block name at a place, or None after the end of the table."""
         sequence, layer, entry = place
         table = self.tables[sequence]
         return table[entry][layer] if entry < len(table) else None
 
     def copies(self, places: Iterable[Place]) -> int:
-        """How many blocks have to be copied, so that each of those places may be written to (SHARE-05)."""
+        """Returns how many blocks a write to these places has to copy (SHARE-05)."""
         return sum(min(len(places), others) for places, others in self.to_copy(places).values())
 
     def part(self, places: Iterable[Place]) -> None:
-        """Let those places list blocks of their own. Where all who list a block write to it, one of them keeps it: any one."""
+        """Gives the written places blocks of their own. If all owners of a block write to it, any one of them keeps it."""
         for writers, _ in self.to_copy(places).values():
             for sequence, layer, entry in writers:
                 self.tables[sequence][entry][layer] = self.new_name()
@@ -84,13 +86,13 @@ class Held:
         return [(sequence, layer, entry) for sequence, _, entry in places for layer in range(self.layers)]
 
     def forget(self) -> None:
-        """Blocks that no table lists are no one's."""
+        """Forgets the ids of blocks that no table lists."""
         if self.blocks:
             listed = self.references()
             self.blocks = {name: block for name, block in self.blocks.items() if name in listed}
 
     def form(self) -> Any:
-        """The same for two in which the same tables share the same blocks, whatever the names."""
+        """Returns a value that is equal for two states that differ in the names of blocks only."""
         renamed = self.renamed()
         tables = tuple(
             (sequence, tuple(tuple((renamed[name], self.blocks.get(name)) for name in entry) for entry in table))
@@ -99,25 +101,25 @@ class Held:
         return self.whole, tables
 
     def renamed(self) -> dict[int, int]:
-        """Numbers for the names, in the order in which the tables list them."""
+        """Returns a number for each name, in the order in which the tables list the names."""
         listed = (name for _, table in sorted(self.tables.items()) for entry in table for name in entry)
         return {name: number for number, name in enumerate(dict.fromkeys(listed))}
 
     def outcomes(self) -> "Sequence[Held]":
-        """How things may be after a call that this one is after."""
+        """Returns the possible states after a call that led to this one. Subclasses return several."""
         return [self]
 
     def hurried(self, takes: int) -> "Sequence[Held]":
-        """How they may be besides, where a call takes blocks before it gives others back."""
+        """Returns further possible states if a call allocates `takes` blocks before it frees others. Subclasses return some."""
         return []
 
     def table(self, sequence: int, layer: int) -> list[int] | None:
-        """The blocks of a layer, where all were seen."""
+        """Returns the block ids of a layer, or None if not all are known."""
         found = [self.blocks.get(entry[layer]) for entry in self.tables[sequence]]
         return None if None in found else [block for block in found if block is not None]
 
     def accepts(self, sequence: int, layer: int, blocks: list[int]) -> bool:
-        """Whether a table may list these: what was seen stays where it is, and a block has one name."""
+        """Returns whether the table of a layer can list these ids: known ids are unchanged, and each id has one name."""
         names = [entry[layer] for entry in self.tables[sequence]]
         if len(blocks) != len(names) or len(set(blocks)) != len(blocks):
             return False
@@ -133,9 +135,9 @@ class Held:
 
 @dataclass
 class Way:
-    """What an operation may do. takes: blocks that it needs free. least: where it gives others back first, as few will do.
+    """One way in which an operation can proceed. takes: the free blocks that it needs. change: applies it to a copy of a state.
 
-    change: of a copy of what was.
+    least: the number that is enough if it frees other blocks first; None if it frees none.
     """
 
     takes: int
@@ -145,7 +147,7 @@ class Way:
 
 @dataclass
 class Outcome:
-    """goes: what may be afterwards. stays: what must have been before, where it is refused. copied: whether blocks had to be."""
+    """goes: makers of the possible states after success. stays: the states before that allow OutOfBlocks."""
 
     goes: list[Callable[[], Held]] = field(default_factory=list)
     stays: list[Held] = field(default_factory=list)
@@ -156,7 +158,7 @@ class Outcome:
 
 
 def outcome(before: list[Held], total: int, ways: Callable[[Held], Iterable[Way]]) -> Outcome:
-    """Of an operation that may go each of these ways, in a pool of so many blocks."""
+    """Returns the outcome of an operation with these possible ways, in a pool of `total` blocks."""
     found = Outcome()
     for held in before:
         free = total - held.used()
@@ -178,7 +180,7 @@ def _changed(held: Held, way: Way) -> Held:
 
 
 def writing(held: Held, more: dict[int, int], places: list[Place]) -> Iterable[Way]:
-    """So many entries more, and blocks of their own for what is written to."""
+    """Yields the ways of a write: `more` new entries per sequence, and copies of shared blocks at `places`."""
     taken = held.layers * sum(more.values())
 
     def way(places: list[Place], whole: bool | None) -> Way:
@@ -200,7 +202,7 @@ def writing(held: Held, more: dict[int, int], places: list[Place]) -> Iterable[W
 
 
 def forking(held: Held, sequence: int, child: int, lengths: list[int], size: int) -> Iterable[Way]:
-    """The child's table: as long as the parent's or as its tokens take, with the partly filled blocks shared or copied."""
+    """Yields the ways of a fork: a table as long as the parent's or as the tokens need, partly filled blocks shared or copied."""
     table, filled = held.tables[sequence], -(-max(lengths) // size)
     partly = [(layer, length // size) for layer, length in enumerate(lengths) if length % size]
     if held.whole:
@@ -217,16 +219,16 @@ def forking(held: Held, sequence: int, child: int, lengths: list[int], size: int
 
 
 def cutting(held: Held, sequence: int, filled: int) -> Iterable[Way]:
-    """What lies past so many entries is given back, or kept."""
+    """Yields the ways of a truncation: the entries from `filled` on are freed, or kept."""
     yield Way(0, lambda after: after.tables.update({sequence: after.tables[sequence][:filled]}))
     if filled < len(held.tables[sequence]):
         yield Way(0, lambda after: None)
 
 
 def removing(held: Held, sequence: int, lengths: list[int], gap: range, size: int) -> Iterable[Way]:
-    """Tokens move up: each block they come to lie in is written to, or, where whole blocks go, the others move up in the table.
+    """Yields the ways of a remove: tokens are written to new positions, or, if whole blocks are removed, later entries move up.
 
-    lengths: of the layers, before.
+    lengths: the length of each layer before the call.
     """
     filled = -(-(max(lengths) - len(gap)) // size)
     first, last = gap.start // size, gap.stop // size

@@ -1,4 +1,4 @@
-"""The cache of sequences in blocks."""
+"""The typed protocol of the paged cache."""
 
 from collections.abc import Sequence
 from typing import Literal, Protocol
@@ -6,12 +6,12 @@ from typing import Literal, Protocol
 from kvref.array import Array
 from kvref_conformance.interface import Batch, BatchStep, Offsets, Query, Saved, Tables, Tokens
 
-Span = Sequence[int] | None  # from a start to before a stop: [start, stop]; None is all
-Layout = Literal["halves", "pairs"]  # which numbers of a head turn together: see kvref.rotary
+Span = Sequence[int] | None  # the range [start, stop), as a list of two numbers; None is all
+Layout = Literal["halves", "pairs"]  # which numbers of a head form a rotary pair: see kvref.rotary
 
 _TOKENS = "ShapeMismatch DtypeMismatch NonFinite"
 _LAYER = "SequenceNotFound LayerOutOfRange"
-# The errors that each operation may have to answer with; what `new` has to refuse is always a ConfigError.
+# The errors that each operation can be required to raise. `new` raises ConfigError only.
 ERRORS: dict[str, str] = {
     "drop": "SequenceNotFound",
     "fork": "SequenceNotFound OutOfBlocks",
@@ -64,7 +64,7 @@ class Paged(Protocol):
 
 
 class Factory(Protocol):
-    """What makes one: it is given every size by name, and the scales in the formats of FMT-STATIC alone."""
+    """The factory. It receives every size by name, and the scales in the formats of FMT-STATIC only."""
 
     def __call__(
         self,

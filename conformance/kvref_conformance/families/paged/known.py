@@ -1,4 +1,4 @@
-"""A paged cache whose sequences fork, beside the tokens that each must hold."""
+"""A paged cache together with the tokens that each of its sequences must contain."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,17 +17,17 @@ from kvref_conformance.oracle.tokens import tokens_as
 from kvref_conformance.outcome import Broken, NotOffered
 
 Pair = tuple[NDArray, NDArray]
-Way = Callable[[int, int, Pair, str], None]  # of a sequence, a layer, its tokens, and when it is
+Way = Callable[[int, int, Pair, str], None]  # (sequence, layer, its tokens, label)
 
 
 def spliced(old: Pair, start: int, stop: int, new: Pair) -> Pair:
-    """Tokens with those from start to stop replaced."""
+    """Returns tokens in which [start, stop) is replaced by `new`."""
     keys, values = (np.concatenate([o[:start], n, o[stop:]]) for o, n in zip(old, new, strict=True))
     return keys, values
 
 
 def read_back(subject: Subject, cache: Handle, got: Pair, wrote: Pair, what: str) -> None:
-    """Tokens [n, heads, dim] read as they were written, or where its format has scales as that says."""
+    """Raises Broken unless tokens [n, heads, dim] read as written, or as the format of the cache defines if it has scales."""
     if (format := cache.config["dtype"]) not in SCALED:
         pair(got, wrote, what)
     else:
@@ -37,7 +37,7 @@ def read_back(subject: Subject, cache: Handle, got: Pair, wrote: Pair, what: str
 
 
 class Known:
-    """tokens: of each sequence, for each layer, as they were put in."""
+    """tokens: per sequence and layer, the keys and values that were written."""
 
     def __init__(self, subject: Subject, cache: Handle) -> None:
         self.subject, self.cache = subject, cache
@@ -48,11 +48,11 @@ class Known:
 
     @property
     def unit(self) -> int:
-        """Blocks that one entry of a table stands for."""
+        """The number of blocks that one table entry stands for."""
         return len(self.layers) if self.subject.limits.switch("paged", "one_block_table") else 1
 
     def create(self, *lengths: int) -> int:
-        """A sequence with so many tokens in each layer, the last number for the rest."""
+        """Creates a sequence with lengths[i] tokens in layer i; the last length is used for further layers."""
         sequence: int = self.cache.create()
         self.tokens[sequence] = [self.given(0) for _ in self.layers]
         for layer in self.layers:
@@ -60,7 +60,7 @@ class Known:
         return sequence
 
     def given(self, count: int) -> Pair:
-        """So many tokens to be put in."""
+        """Returns `count` random tokens."""
         return pair_of_tokens(self.subject, count, *self.row)
 
     def write(self, sequence: int, layer: int, start: int, count: int) -> None:
@@ -71,7 +71,7 @@ class Known:
         self.tokens[sequence][layer] = spliced(self.tokens[sequence][layer], start, start + count, rows)
 
     def step(self, sequences: list[int]) -> None:
-        """A token for each sequence in every layer."""
+        """Appends one token per sequence in every layer."""
         rows = [self.given(len(sequences)) for _ in self.layers]
         keys, values = (np.stack(part) for part in zip(*rows, strict=True))
         self.cache.append_step(sequences, keys, values)
@@ -103,32 +103,32 @@ class Known:
         return len(self.tokens[sequence][layer][0])
 
     def look(self, when: str) -> None:
-        """Every sequence reads as it must."""
+        """Raises Broken unless every sequence has its length and tokens."""
         for at, (sequence, layers) in enumerate(self.tokens.items()):
             for layer, wanted in enumerate(layers):
                 what = f"layer {layer} of sequence {at} {when}"
-                equal(self.cache.length(sequence, layer), len(wanted[0]), f"length in {what}")
+                equal(self.cache.length(sequence, layer), len(wanted[0]), f"length of {what}")
                 read_back(self.subject, self.cache, self.cache.gather(sequence, layer), wanted, what)
 
     def ways(self) -> list[Way]:
-        """Other ways to see where tokens lie: those of them that are offered, and right as things are."""
+        """Returns the other ways to observe where tokens are, as far as they are provided and right at the moment."""
         return [way for way in (self._slots, self._padded, self._attended) if self._right(way)]
 
     def _right(self, way: Way) -> bool:
         try:
             self.look_by(way, "")
-        except (NotOffered, Broken):  # the second is for the clauses to say that are about it
+        except (NotOffered, Broken):  # a wrong result is for the clauses about this operation
             return False
         return True
 
     def look_by(self, way: Way, when: str) -> None:
-        """Every sequence, in one of those ways."""
+        """Checks every sequence in one of these ways."""
         for at, (sequence, layers) in enumerate(self.tokens.items()):
             for layer, wanted in enumerate(layers):
                 way(sequence, layer, wanted, f"layer {layer} of sequence {at} {when}")
 
     def _slots(self, sequence: int, layer: int, wanted: Pair, what: str) -> None:
-        """Where kernels are told to read is where the table says."""
+        """Compares slot_mapping with the block table."""
         table, length = self.table(sequence, layer), len(wanted[0])
         slots = [table[position // self.size] * self.size + position % self.size for position in range(length)]
         equal([int(slot) for slot in self.cache.slot_mapping(sequence, layer, 0, length)], slots, f"slots of {what}")
@@ -138,21 +138,21 @@ class Known:
         equal([int(block) for block in row], self.table(sequence, layer), f"row of block_tables for {what}")
 
     def _attended(self, sequence: int, layer: int, wanted: Pair, what: str) -> None:
-        """Attention reads what gather reads."""
+        """Compares attend with attention over the expected tokens."""
         heads, dim = wanted[0].shape[1:]
         query, scale = normal(self.subject, 1, heads * self.subject.size("group_size", 1), dim), 2.5 / dim
         want, bound = exact(self.subject, query, *wanted, scale=scale)
         within(self.cache.attend(sequence, layer, query, scale), want, bound, f"attention over {what}")
 
     def used(self) -> int:
-        """Blocks in use: as they are counted, or as the tables list them."""
+        """Returns the number of allocated blocks, as reported or as the tables list them."""
         try:
             return int(self.cache.config["num_blocks"] - self.cache.num_free_blocks)
         except NotOffered:
             return len(self.listed())
 
     def listed(self) -> set[int]:
-        """The blocks that tables list."""
+        """Returns the ids that the tables list."""
         return {block for sequence in self.tokens for layer in self.layers for block in self.table(sequence, layer)}
 
     def table(self, sequence: int, layer: int) -> list[int]:
@@ -162,20 +162,20 @@ class Known:
         return {sequence: [self.table(sequence, layer) for layer in self.layers] for sequence in self.tokens}
 
     def seen(self) -> Any:
-        """What there is to see of blocks, the more the better."""
+        """Returns the observables of blocks: the number of allocated ones and, if provided, the tables."""
         try:
             return self.used(), self.tables()
         except NotOffered:
             return self.used()
 
     def partly(self, sequence: int) -> int:
-        """Blocks that a fork may copy: the partly filled last one of each layer."""
+        """Returns the number of blocks that fork can copy: the partly filled last one of each layer."""
         last = [length // self.size for layer in self.layers if (length := self.length(sequence, layer)) % self.size]
         return len(set(last)) * self.unit if self.unit > 1 else len(last)
 
     def adds_up(self, when: str) -> None:
-        """As many blocks are in use as tables list."""
+        """Raises Broken unless the number of allocated blocks is the number of blocks in the tables, if both are provided."""
         try:
-            equal(self.cache.config["num_blocks"] - self.cache.num_free_blocks, len(self.listed()), f"blocks in use {when}")
+            equal(self.cache.config["num_blocks"] - self.cache.num_free_blocks, len(self.listed()), f"allocated blocks {when}")
         except NotOffered:
             return

@@ -1,4 +1,4 @@
-"""Any sequence of calls of the family `paged`."""
+"""The state machine of the family `paged`."""
 
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
@@ -9,19 +9,19 @@ from kvref_conformance.oracle.formats import SCALED, group_of
 from kvref_conformance.searching.machine import ANY, COUNT, DAMAGE, LAST, Machine, damaged, one_of, pair, within
 from kvref_conformance.searching.rows import kinds
 
-GONE = 8  # an index that stands for a sequence that was dropped
+GONE = 8  # the index of a dropped sequence
 SEQUENCE = st.sampled_from((*(0, 1, 2) * 5, GONE, LAST))
 BATCH = st.sampled_from((
     (0,), (0, 1), (1, 0), (0, 1, 2), (2, 0, 1), (0, 0), (1, 0, 1), (0, 0, 0), (0, 1, 0, 1), (1, GONE), (0, LAST), (),
 ))  # fmt: skip
 POSITIONS = st.sampled_from(((0,), (1, 0), (4, 2, 7), (2, 2), (5, 0), (8, 3, 1), (0, LAST), ()))
-NOWHERE = 9  # a write that starts at no position at all
-BACK = st.sampled_from((*(0,) * 9, *(1, 2, 3, 4) * 2, -1, NOWHERE))  # how far before the end a write starts
+NOWHERE = 9  # a write at an invalid position
+BACK = st.sampled_from((*(0,) * 9, *(1, 2, 3, 4) * 2, -1, NOWHERE))  # number of tokens between the start of a write and the end
 DTYPE = st.sampled_from(("float32", "float16", "bfloat16", "int8", "float32", "q4", "float32", "int8_g32_float32"))
 
 
 def scaled_too(machine: Machine, wanted: str) -> str:
-    """A dtype that is wanted, or another with scales in the place of one with scales, if the implementation has any."""
+    """Returns the wanted dtype. If it has scales and is not provided, returns another dtype with scales."""
     among = (wanted, *SCALED) if wanted in SCALED else ()
     found = next((each for each in among if takes(machine.subject, "dtype", each)), wanted)
     return machine.format_for(machine.family, "dtype", found) or ""
@@ -42,7 +42,7 @@ class PagedMachine(Machine):
         if self.objects:
             self.shape = self.config["num_kv_heads"], self.config["head_dim"]
             self.layers = self.config["num_layers"]
-            self.stride = max(1, self.config["block_size"] // 4)  # so many for each token where only larger blocks may be had
+            self.stride = max(1, self.config["block_size"] // 4)  # tokens per step, larger if blocks must be large
         for _ in range(sequences):
             self.create()
 
@@ -53,12 +53,12 @@ class PagedMachine(Machine):
         return found
 
     def sequence(self, index: int) -> int:
-        """One that there is; or, for the last indices, one that there was and one that there never was."""
+        """Returns the id of a live sequence, or for the last two indices of a dropped and of an unknown one."""
         there = one_of(self.model.ids - set(self.model.sequences) if index == GONE else self.model.sequences, index)
         return 1000 if there is None or index == LAST else there
 
     def length(self, index: int, layer: int) -> int:
-        """Of the sequence that an index stands for; 0 where there is none, or no such layer."""
+        """Returns the length of a layer of the sequence with this index, or 0 if either does not exist."""
         layers = self.model.sequences.get(self.sequence(index), [])
         return len(layers[layer].tokens) if layer < len(layers) else 0
 
@@ -70,10 +70,10 @@ class PagedMachine(Machine):
     @rule(which=SEQUENCE, layer=ANY, back=BACK, count=COUNT, kind=kinds())
     def write(self, which: int, layer: int, back: int, count: int, kind: str) -> None:
         layer = within(layer, self.layers)
-        start = max(0, self.length(which, layer) - back) if back != NOWHERE else -1  # at the end, before it, past it
+        start = max(0, self.length(which, layer) - back) if back != NOWHERE else -1  # at, before or after the end
         self.put(which, layer, start, count * self.stride, kind)
 
-    write_more = write  # a rule under each name: most of what there is to find takes tokens
+    write_more = write  # a second rule makes writes more frequent, which most bugs need
 
     def put(self, which: int, layer: int, start: int, count: int, kind: str) -> None:
         self.put_into(self.sequence(which), layer, start, count, kind)
@@ -85,7 +85,7 @@ class PagedMachine(Machine):
     @precondition(lambda self: self.objects)
     @rule(which=ANY, layer=ANY, start=st.integers(0, 9), count=COUNT, kind=kinds())
     def overwrite(self, which: int, layer: int, start: int, count: int, kind: str) -> None:
-        """Write over tokens that are there, and no others."""
+        """Overwrites existing tokens only."""
         layer %= self.layers
         if length := self.length(which, layer):
             start = start * self.stride % length
@@ -136,7 +136,7 @@ class PagedMachine(Machine):
     @precondition(lambda self: self.objects)
     @rule(which=SEQUENCE, layer=ANY, count=COUNT, kind=kinds(), spare=st.sampled_from((0, 0, 0, 4)))
     def drop(self, which: int, layer: int, count: int, kind: str, spare: int) -> None:
-        """Drop a sequence, one with tokens if there is one, and with room for more; the next one takes up its blocks."""
+        """Drops a sequence, if possible one with tokens, and writes to a new one, which reuses its blocks."""
         sequence = self.chosen(which)
         if spare and sequence in self.model.sequences:
             longest = max(len(each.tokens) for each in self.model.sequences[sequence])
@@ -155,11 +155,11 @@ class PagedMachine(Machine):
         kind=kinds(),
     )
     def fork(self, which: int, layer: int, who: int, back: int, count: int, kind: str) -> None:
-        """Fork a sequence, one with tokens if there is one, and go on with the child, the parent, or both."""
+        """Forks a sequence, if possible one with tokens, and continues with the child, the parent, or both."""
         if len(self.model.sequences) >= min(4, self.subject.size("sequences", 99)):
             return
         sequence, layer = self.chosen(which, full=True), within(layer, self.layers)
-        if who == 4 and sequence in self.model.sequences:  # of every layer there is something to be cut
+        if who == 4 and sequence in self.model.sequences:  # so that every layer has a token to truncate
             keys, values = pair(self.source, (self.layers, 1, *self.shape), kind)
             self.call("append_step", self.objects[0], sequences=[sequence], keys=keys, values=values)
         child = self.call("fork", self.objects[0], sequence=sequence)
@@ -183,7 +183,7 @@ class PagedMachine(Machine):
     @precondition(lambda self: self.objects)
     @rule(which=SEQUENCE, into=SEQUENCE, layer=ANY, between=st.sampled_from((0, 1, 2, 3)), damage=DAMAGE, kind=kinds())
     def move(self, which: int, into: int, layer: int, between: int, damage: int, kind: str) -> None:
-        """Save a sequence, write over it, cut it or drop it, and load what was saved into it or another."""
+        """Saves a sequence, changes or drops it, and loads the file into it or another."""
         sequence, layer = self.chosen(which), within(layer, self.layers)
         data = self.call("save", self.objects[0], sequence=sequence)
         if data is None:
@@ -198,7 +198,7 @@ class PagedMachine(Machine):
         self.call("load", self.objects[0], sequence=self.sequence(into), data=damaged(data, damage))
 
     def cut(self, sequence: int, back: int, count: int, remove: bool) -> None:
-        """Truncate a sequence so far before its end, or remove so many tokens from there on; past its end too."""
+        """Truncates a sequence `back` steps before its end, or removes `count` steps from there on. Arguments can be invalid."""
         shortest = min((len(layer.tokens) for layer in self.model.sequences.get(sequence, [])), default=0)
         start = max(0, shortest - back * self.stride) if back < 9 else -1
         if not remove:
@@ -209,7 +209,7 @@ class PagedMachine(Machine):
             self.call("remove", self.objects[0], sequence=sequence, start=start, stop=stop)
 
     def chosen(self, which: int, full: bool = False) -> int:
-        """A sequence with tokens if there is one, full: in every layer."""
+        """Returns a sequence with tokens if there is one; full: with tokens in every layer."""
         wanted = {id for id, layers in self.model.sequences.items() if (all if full else any)(each.tokens for each in layers)}
         found = one_of(wanted, which) if which < GONE else None
         if found is None and full:

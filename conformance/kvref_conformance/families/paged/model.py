@@ -1,4 +1,4 @@
-"""The paged cache as a dict of sequences, each a list of tokens a layer."""
+"""The reference model of the paged cache: per sequence and layer, a list of tokens."""
 
 from collections import Counter
 from collections.abc import Container, Iterable, Sequence
@@ -30,17 +30,17 @@ from kvref_conformance.oracle.moved import Movable
 from kvref_conformance.oracle.tokens import unstorable
 from kvref_conformance.outcome import Broken
 
-# Whose demand it is what a sequence reads as, once this was done to it.
+# The clause that wrong tokens break, by the last operation on their sequence.
 TOKENS = {
     "fork": "SHARE-03", "copied": "SHARE-05", "truncate": "EDIT-01", "remove": "EDIT-10", "load": "MOVE-01",
     "load of nothing": "MOVE-07",
 }  # fmt: skip
-ANY_TOKENS = {"refused": "LAW-01", "no copy": "SHARE-07", "save": "MOVE-04", "not loaded": "MOVE-03"}  # of any sequence
+ANY_TOKENS = {"refused": "LAW-01", "no copy": "SHARE-07", "save": "MOVE-04", "not loaded": "MOVE-03"}  # for any sequence
 
 
 @dataclass(frozen=True)
 class NewOrRefused(TakenOrRefused):
-    """A number that was no one's before, or that there was no room for the copies."""
+    """The result of fork: an id that was never used, or OutOfBlocks if there was no room for copies."""
 
     says: str = ""
     used: Container[int] = ()
@@ -95,7 +95,7 @@ class Paged(Tables, Movable):
             return self.refuse(wrong)
         layers = [list(layer.tokens) for layer in self.sequences[sequence]]
         lengths, used = list(map(len, layers)), set(self.ids)
-        child = -1 - len(self.ids)  # until it has a number
+        child = -1 - len(self.ids)  # a placeholder until the id is known
 
         def ways(held: Held) -> Iterable[Way]:
             return forking(held, sequence, child, lengths, self.size)
@@ -129,14 +129,14 @@ class Paged(Tables, Movable):
         return Expected("EDIT-01", self.did("truncate", change))
 
     def release_before(self, sequence: Any, position: Any) -> Expected:
-        raise ValueError("blocks that are given back are for the checks to judge, and for the cache of layers that differ")
+        raise ValueError("release_before is not modeled; checks judge it")
 
     def remove(self, sequence: Any, start: Any, stop: Any, theta: Any = None, layout: Any = "halves") -> Expected:
         shortest = self._shortest(sequence)
         wrong = self._unknown(sequence) + not_in_range(stop, shortest + 1, "PositionOutOfRange", "EDIT-10")
         wrong += not_in_range(start, 1 + (shortest if wrong else stop), "PositionOutOfRange", "EDIT-10")
         if theta is not None:
-            raise ValueError("keys that are turned are for the checks to judge")
+            raise ValueError("remove with theta is not modeled; checks judge it")
         if wrong:
             return self.refuse(wrong)
         layers = [layer.tokens for layer in self.sequences[sequence]]
@@ -161,7 +161,7 @@ class Paged(Tables, Movable):
         if wrong := self._unknown(sequence):
             return self.refuse(wrong)
         if (layers, tokens, heads) != (None, None, None):
-            raise ValueError("parts are for the checks to judge")
+            raise ValueError("save of parts is not modeled; checks judge it")
         content = [list(layer.tokens) for layer in self.sequences[sequence]]
         return self.saving(content, empty=not any(content))
 
@@ -231,7 +231,7 @@ class Paged(Tables, Movable):
         return self._appending(sequences, layers, keys, values)
 
     def _needed(self, sequences: Sequence[Any], layers: list[int]) -> dict[int, int]:
-        """The entries that each sequence holds at least once those of a batch that there are have a token more."""
+        """Returns the number of entries that each live sequence of a batch needs after the append."""
         needed: dict[int, int] = {}
         for sequence, times in Counter(sequences).items():
             if sequence in self.sequences:
@@ -240,7 +240,7 @@ class Paged(Tables, Movable):
         return needed
 
     def _appending(self, sequences: Sequence[int], layers: list[int], keys: NDArray, values: NDArray) -> Expected:
-        """keys, values: [layers, sequences, kv heads, head_dim], of known sequences."""
+        """Appends keys and values [layers, sequences, num_kv_heads, head_dim] to live sequences."""
         counts, places = Counter(sequences), list[Place]()
         new = [stored(key, value, self.dtype, self.scales) for key, value in zip(keys, values, strict=True)]
         for sequence, layer in ((sequence, layer) for sequence in counts for layer in layers):
@@ -304,5 +304,5 @@ class Paged(Tables, Movable):
         return attended("ATTN-10", query, *parts, scale) if unsure is None else Unjudged("ATTN-10")
 
     def _related(self, sequence: int) -> bool:
-        """Whether the last call changed another sequence that comes from where this one does."""
+        """Returns whether the last call changed another sequence of the same family of forks."""
         return any(self.kin.get(each) == self.kin[sequence] for each in self.touched - {sequence})

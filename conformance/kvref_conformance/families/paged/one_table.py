@@ -1,22 +1,22 @@
-"""A cache whose layers share one block table (limits: one_block_table), counted as the specification counts.
+"""A wrapper for caches whose layers share one block table (limits: one_block_table): it counts as the specification does.
 
-Each of its blocks stands for one in every layer: block b is b * num_layers + layer here, and it is made with num_blocks //
-num_layers of them. What is left over no sequence could ever take.
+Each block of the implementation is one block per layer here: its block b is block b * num_layers + layer. The implementation is
+created with num_blocks // num_layers blocks. The remaining blocks could never be allocated by a sequence.
 """
 
 from collections.abc import Callable, Sequence
 from numbers import Integral
 from typing import Any
 
-NO_BLOCK = -1  # in a table: what was given back is no block in any layer
+NO_BLOCK = -1  # in a block table: a released entry, in every layer
 
 
 class OneTable:
-    """The implementation's own cache, in everything but the numbers and counts of blocks."""
+    """The implementation's cache, except for ids and counts of blocks."""
 
     def __init__(self, made: Callable[..., Any], *, num_blocks: int, num_layers: int, **sizes: Any) -> None:
         sizes |= {"num_layers": num_layers, "num_blocks": num_blocks}
-        if _size(num_blocks) and _size(num_layers) and num_layers:  # what is no size is its own to refuse
+        if _size(num_blocks) and _size(num_layers) and num_layers:  # invalid sizes are passed on, to be rejected
             sizes["num_blocks"] = num_blocks // num_layers
         self._own = made(**sizes)
         self._blocks, self._layers, self._size = int(num_blocks), int(num_layers), int(sizes["block_size"])
@@ -32,7 +32,7 @@ class OneTable:
         if name == "slot_mapping":
             return self._slots
         if name == "block_tables":
-            raise AttributeError(name)  # an array of the implementation's own type: made of block_table instead
+            raise AttributeError(name)  # returns an array of the implementation's type; it is derived from block_table instead
         return own
 
     def _table(self, sequence: int, layer: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""A paged cache that serves sequences of content: what each must hold, and how many blocks must be free, is known without it."""
+"""A paged cache that serves sequences of computed content. Their tokens and the number of free blocks are known independently."""
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -15,27 +15,29 @@ from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.outcome import NotOffered
 from kvref_conformance.soak.workload import Event
 
-CHUNK = 512  # tokens of a prompt that are written at once
+CHUNK = 512  # tokens of a prompt per write
 
 
 @dataclass
 class Sequenced:
-    """A sequence: its id in the cache, the tokens written in each layer, and the blocks that each layer holds."""
+    """A sequence: its id in the cache, the length of each layer, and the number of table entries."""
 
     id: int
     lengths: list[int]
     blocks: int = 0
-    shared: tuple[int, int] = (0, 0)  # the stream of a prefix, and how many tokens are its
+    shared: tuple[int, int] = (0, 0)  # (stream of the shared prefix, its number of tokens)
 
 
 class Pages:
-    """Sequences are known by numbers, which count from 0 and are the streams of content."""
+    """Sequences in a paged cache. Each has a number, counted from 0, which is its stream of content."""
 
     def __init__(self, subject: Subject, **sizes: Any) -> None:
         self.subject, self.cache = subject, new(subject, subject.family, **sizes)
         self.config = self.cache.config
         if self.config["num_blocks"] < self.config["num_layers"]:
-            raise NotOffered(f"a block in each layer, where num_blocks may be {subject.limits.of(subject.family, 'num_blocks')}")
+            raise NotOffered(
+                f"one block per layer, where its limits say num_blocks {subject.limits.of(subject.family, 'num_blocks')}"
+            )
         self.layers, self.size = range(self.config["num_layers"]), int(self.config["block_size"])
         self.written = Written(self.config["num_kv_heads"], self.config["head_dim"])
         self.live: dict[int, Sequenced] = {}
@@ -43,7 +45,7 @@ class Pages:
 
     @property
     def free(self) -> int:
-        """Blocks that no sequence holds."""
+        """The number of free blocks."""
         total: int = self.config["num_blocks"] - len(self.layers) * sum(each.blocks for each in self.live.values())
         return total
 
@@ -52,13 +54,13 @@ class Pages:
 
     def create(self, number: int | None = None) -> int:
         number, id = self.created if number is None else number, self.cache.create()
-        true(id not in {each.id for each in self.live.values()}, "the id of a new sequence", "one that no other has", id)
+        true(id not in {each.id for each in self.live.values()}, "the id of a new sequence", "an id not in use", id)
         self.live[number] = Sequenced(id, [0 for _ in self.layers])
         self.created = number + 1
         return number
 
     def more(self, numbers: Iterable[int], tokens: int = 1, layer: int | None = None) -> int:
-        """Blocks that so many tokens more of each sequence take, in one layer or in all."""
+        """Returns how many blocks `tokens` more tokens per sequence need, in one layer or in all."""
         entries = 0
         for number in numbers:
             one = self.live[number]
@@ -70,7 +72,7 @@ class Pages:
         return self.more(numbers, tokens) <= self.free
 
     def takes(self, tokens: int) -> bool:
-        """Whether one sequence more fits, with so many tokens in it."""
+        """Returns whether there is room for another sequence with `tokens` tokens."""
         return len(self.layers) * self.entries(tokens) <= self.free
 
     def reserve(self, number: int, tokens: int) -> None:
@@ -79,7 +81,7 @@ class Pages:
         one.blocks = max(one.blocks, self.entries(tokens))
 
     def write(self, number: int, tokens: int, layers: Iterable[int] | None = None) -> None:
-        """That many tokens more, in every layer or in some."""
+        """Writes `tokens` more tokens in every layer or in some."""
         for layer in self.layers if layers is None else layers:
             one = self.live[number]
             start, stop = one.lengths[layer], one.lengths[layer] + tokens
@@ -89,7 +91,7 @@ class Pages:
             self.written.up_to(one.shared[0], layer, min(stop, one.shared[1]))
 
     def fill(self, number: int, tokens: int, layers: Iterable[int] | None = None) -> None:
-        """That many tokens more, in every layer or in some, or as many as there are blocks for."""
+        """Writes `tokens` more tokens per layer, or as many as there are blocks for."""
         for layer in self.layers if layers is None else layers:
             one = self.live[number]
             room = (one.blocks + self.free // len(self.layers)) * self.size - one.lengths[layer]
@@ -97,13 +99,13 @@ class Pages:
                 self.write(number, min(tokens, room), layers=[layer])
 
     def refused(self, number: int, tokens: int) -> None:
-        """That many tokens do not fit, and nothing is taken for them; where blocks can be asked for."""
+        """Raises Broken unless ensure_capacity, if provided, raises OutOfBlocks for that many more tokens."""
         with suppress(NotOffered), raises("OutOfBlocks"):
             self.cache.ensure_capacity(self.live[number].id, max(self.live[number].lengths) + tokens)
         self.counted()
 
     def step(self, numbers: Sequence[int]) -> None:
-        """A token more of each, in every layer."""
+        """Appends one token per sequence in every layer."""
         ones = [self.live[number] for number in numbers]
         parts = []
         for part in (0, 1):
@@ -124,7 +126,7 @@ class Pages:
         del self.live[number]
 
     def look(self, number: int, layers: Iterable[int] | None = None) -> None:
-        """Every token of a sequence, in every layer or in some."""
+        """Raises Broken unless every token of a sequence is right, in every layer or in some."""
         one = self.live[number]
         for layer in self.layers if layers is None else layers:
             equal(self.cache.length(one.id, layer), one.lengths[layer], f"length of sequence {number}, layer {layer}")
@@ -134,7 +136,7 @@ class Pages:
         self._belongs(self.cache.read(self.live[number].id, layer, list(positions)), number, layer, positions)
 
     def look_at_batch(self, numbers: Sequence[int], layer: int) -> None:
-        """Every token of several sequences, as a kernel is given them."""
+        """Raises Broken unless gather_batch and lengths are right for several sequences."""
         ids, lengths = [self.live[n].id for n in numbers], [self.live[n].lengths[layer] for n in numbers]
         equal([int(each) for each in self.cache.lengths(ids, layer)], lengths, f"lengths in layer {layer}")
         keys, values, offsets = self.cache.gather_batch(ids, layer)
@@ -144,12 +146,12 @@ class Pages:
             self._belongs((keys[part], values[part]), number, layer, range(length))
 
     def counted(self) -> None:
-        """As many blocks are free as no sequence holds, where that can be seen."""
+        """Raises Broken unless the reported number of free blocks, if provided, is right."""
         with suppress(NotOffered):
-            equal(self.cache.num_free_blocks, self.free, f"free blocks, of {len(self.live)} sequences")
+            equal(self.cache.num_free_blocks, self.free, f"free blocks with {len(self.live)} sequences")
 
     def owned(self) -> None:
-        """No block is in two tables, and each is one of the pool's, where tables can be seen."""
+        """Raises Broken if the tables, if provided, list a block twice or one outside the pool."""
         with suppress(NotOffered):
             self._owned()
 
@@ -159,12 +161,12 @@ class Pages:
         for layer in self.layers:
             tables = np.asarray(self.cache.block_tables([self.live[number].id for number in numbers], layer))
             held += [int(block) for row, number in enumerate(numbers) for block in tables[row, : self.live[number].blocks]]
-        true(len(set(held)) == len(held), "blocks in the tables of all sequences", f"{len(held)} different ones", len(set(held)))
+        true(len(set(held)) == len(held), "blocks in the tables of all sequences", f"{len(held)} distinct ids", len(set(held)))
         inside = all(0 <= block < self.config["num_blocks"] for block in held)
-        true(inside, "blocks in the tables of all sequences", f"some of [0, {self.config['num_blocks']})", sorted(held)[-1:])
+        true(inside, "the largest id in the tables", f"an id in [0, {self.config['num_blocks']})", sorted(held)[-1:])
 
     def streams(self, number: int, positions: Sequence[int]) -> NDArray:
-        """Whose tokens lie at these positions."""
+        """Returns the stream of content at each of these positions."""
         prefix, shared = self.live[number].shared
         return np.where(np.array(positions, np.int64) < shared, prefix, number)
 
@@ -176,7 +178,7 @@ class Pages:
 
 
 class PagedServer:
-    """Serves requests from `Pages`: a request is a sequence, its prompt written in chunks, its output in steps of all."""
+    """Serves requests from `Pages`. A request is a sequence; prompts are written in chunks, outputs in steps of all requests."""
 
     def __init__(self, pages: Pages) -> None:
         self.pages = pages
@@ -197,7 +199,7 @@ class PagedServer:
         return self.pages.live[number].lengths[0]
 
     def do(self, event: Event) -> int:
-        """Returns how many tokens were compared."""
+        """Handles an event. Returns how many tokens were compared."""
         pages, numbers = self.pages, [number for number in event.numbers if number in self.pages.live]
         if event.kind == "admit":
             if len(pages.live) < self.most and self.takes(event.tokens):
@@ -225,7 +227,7 @@ class PagedServer:
             self.pages.write(number, min(CHUNK, event.tokens - start))
 
     def _look(self, number: int) -> int:
-        """Each time by another way of reading."""
+        """Compares a sequence by one of three ways of reading, depending on its number. Returns the number of tokens."""
         pages, length = self.pages, self.tokens(number)
         with suppress(NotOffered):
             if number % 3 == 0:
@@ -242,5 +244,5 @@ class PagedServer:
 
 
 def server(subject: Subject, heads: int, dim: int) -> PagedServer:
-    """With room for some dozens of requests, half a gigabyte of float32."""
+    """Returns a server with room for some dozens of requests, half a gigabyte of float32."""
     return PagedServer(Pages(subject, num_blocks=4096, block_size=16, num_layers=2, num_kv_heads=heads, head_dim=dim))

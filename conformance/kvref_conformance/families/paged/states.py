@@ -1,8 +1,8 @@
-"""The states of the paged cache that bugs hide behind."""
+"""The states of the paged cache that random call sequences should reach, because bugs depend on them."""
 
 from collections import Counter
 
-from kvref_conformance.families.paged import states_sharing  # noqa: F401 - registers those of sharing
+from kvref_conformance.families.paged import states_sharing  # noqa: F401 - registers the states of sharing
 from kvref_conformance.families.paged.model import Paged
 from kvref_conformance.searching.states import NOTES, Call, refusals, state
 
@@ -12,19 +12,19 @@ refusals(
 
 
 def lengths(call: Call, sequence: int | None = None) -> list[int]:
-    """Of a sequence's layers."""
+    """Returns the length of each layer of a sequence."""
     model: Paged = call.model
     return [len(layer.tokens) for layer in model.sequences[call.args["sequence"] if sequence is None else sequence]]
 
 
 def writing(call: Call) -> tuple[int, int, int, int]:
-    """Where a write starts and ends, the length before, and the block size."""
+    """Returns the start and end of a write, the length before it, and the block size."""
     start = call.args["start"]
     return start, start + call.tokens, lengths(call)[call.args["layer"]], call.model.size
 
 
 def takes(call: Call) -> bool:
-    """Whether a write or a reservation takes blocks."""
+    """Returns whether a write or ensure_capacity allocates blocks."""
     end = call.args["num_tokens"] if call.op == "paged.ensure_capacity" else writing(call)[1]
     return bool(-(-end // call.model.size) > call.model.blocks[call.args["sequence"]])
 
@@ -63,7 +63,7 @@ def a_dropped_sequence_is_used_again(call: Call) -> bool:
 
 
 def reused(call: Call) -> tuple[list[int], int]:
-    """The blocks that the tokens now gathered lie in, and how many tokens there are."""
+    """Returns the blocks of the gathered tokens, and the number of tokens."""
     sequence, layer = call.args["sequence"], call.args["layer"]
     length = len(call.model.sequences[sequence][layer].tokens)
     return (call.model.table(sequence, layer) or [])[: -(-length // call.model.size)], length

@@ -1,4 +1,4 @@
-"""The states of sequences that share blocks, which bugs hide behind."""
+"""The states of sequences that share blocks that random call sequences should reach, because bugs depend on them."""
 
 from collections.abc import Iterable
 
@@ -15,7 +15,7 @@ def held(call: Call) -> Held:
 
 
 def places(call: Call) -> list[Place]:
-    """The entries that a call writes to, of those that there are."""
+    """Returns the existing table entries that a call writes to."""
     model, args = call.model, call.args
     if call.op == "paged.write":
         start, stop = args["start"], args["start"] + call.tokens
@@ -38,7 +38,7 @@ def copied(call: Call) -> dict[int, list[Place]]:
 
 
 def youngest(call: Call, writers: list[Place]) -> bool:
-    """Whether the sequence that writes came after another that lists the block: it is the fork."""
+    """Returns whether the writing sequence is a fork: it was created after another one that lists the block."""
     sequence, layer, entry = writers[0]
     name = held(call).at(writers[0])
     return any(each < sequence and held(call).at((each, layer, entry)) == name for each in call.model.sequences)
@@ -75,7 +75,7 @@ def a_sequence_with_a_partly_filled_block_is_forked(call: Call) -> bool:
 
 
 def shares(call: Call) -> bool:
-    """Whether the sequence of a call lists a block that another does."""
+    """Returns whether the sequence of a call shares a block."""
     listed = held(call).references()
     return any(listed[name] > 1 for entry in held(call).tables[call.args["sequence"]] for name in entry)
 

@@ -1,4 +1,4 @@
-"""What tokens read back as in the format of a paged cache."""
+"""The values that tokens read back as, in the format of a paged cache."""
 
 from collections.abc import Sequence
 
@@ -11,16 +11,17 @@ from kvref_conformance.oracle.formats import PLAIN
 from kvref_conformance.oracle.rows import Reads
 from kvref_conformance.oracle.tokens import tokens_as
 
-Token = tuple[Reads, Reads]  # key and value, [heads, dim] each; of infinite slack where what it reads back as is not known
+Token = tuple[Reads, Reads]  # key and value, [heads, dim] each; infinite slack: unknown values
 
 
-Scales = tuple[float | None, float | None]  # of keys and of values, where they are given (FMT-STATIC)
+Scales = tuple[float | None, float | None]  # of keys and values, None if not given (FMT-STATIC)
 
 
 def stored(keys: NDArray, values: NDArray, format: str, scales: Scales = (None, None)) -> tuple[list[Token], bool]:
-    """Of tokens [n, heads, dim], and whether they may be refused: not finite, or not once they are read back (FMT-LEVEL-05).
+    """Returns what tokens [n, heads, dim] read back as, and whether they can be rejected.
 
-    What a scale makes of such a token, where it is taken, is not known.
+    They can if they are not finite, or would not read back finite (FMT-LEVEL-05). If such a token is accepted in a format with
+    scales, the values that it reads back as are unknown.
     """
     rows = [float32(part) for part in (keys, values)]
     if format in PLAIN:
@@ -36,7 +37,7 @@ def stored(keys: NDArray, values: NDArray, format: str, scales: Scales = (None, 
 
 
 def stacked(tokens: Sequence[Token], row: tuple[int, int], format: str) -> tuple[tuple[Reads, Reads], NDArray | None]:
-    """Keys and values [n, heads, dim] of tokens, and where they are not known; None where they all are."""
+    """Returns keys and values [n, heads, dim] of tokens, and a mask of unknown values, or None if all are known."""
     parts = [[token[which] for token in tokens] for which in (0, 1)]
     values = [np.array([part.values for part in each], np.float32).reshape(-1, *row) for each in parts]
     if format in PLAIN:

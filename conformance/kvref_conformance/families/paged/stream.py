@@ -1,4 +1,4 @@
-"""What the laws know of the paged cache: a stream is one sequence in one layer."""
+"""The Stream of the paged cache, by which the laws use it: a stream is one sequence in one layer."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -16,8 +16,8 @@ from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.oracle.formats import dim_of
 from kvref_conformance.outcome import Declined, NotOffered
 
-MOVED = 14  # tokens of one that is loaded, or of one in whose place it comes, at most
-TWO = 36  # tokens that two streams have together, at most
+MOVED = 14  # the largest number of tokens of a loaded or replaced sequence
+TWO = 36  # the largest number of tokens of two streams together
 
 
 class PagedStream(Stream):
@@ -30,11 +30,11 @@ class PagedStream(Stream):
         self.dropped = False
 
     def begun(self) -> int:
-        """A new sequence."""
+        """Creates a sequence."""
         return int(self.cache.create())
 
     def beside(self, sequence: int, layer: int) -> "PagedStream":
-        """Another sequence or layer of the same cache."""
+        """Returns a stream of another sequence or layer of the same cache."""
         other = copy(self)
         other.sequence, other.layer, other.taken = sequence, layer, 0
         return other
@@ -61,7 +61,7 @@ class PagedStream(Stream):
         return self.cache.as_is("save", self.sequence)
 
     def load(self, data: Any) -> None:
-        """Raises NotOffered where its limits leave no room beside what is there."""
+        """Loads a saved sequence. Raises NotOffered if there is no room for it next to the present tokens."""
         entries = self.config["num_blocks"] // self.config["num_layers"]
         if self.subject.limits.declared and entries < 2 * -(-MOVED // self.config["block_size"]):
             raise NotOffered(f"room for two sequences of {MOVED} tokens, where its limits leave {self.room()}")
@@ -105,7 +105,7 @@ class PagedStream(Stream):
             ("PositionOutOfRange", "write", (sequence, 0, length + 1, keys, values)),
             ("PositionOutOfRange", "write", (sequence, 0, -1, keys, values)),
         ]
-        many = pair_of_tokens(self.subject, 9)  # they would need blocks
+        many = pair_of_tokens(self.subject, 9)  # would need more blocks
         for layer in (-1, self.config["num_layers"]):
             calls += [("LayerOutOfRange", "write", (sequence, layer, 0, keys, values))]
             calls += [("LayerOutOfRange", "write", (sequence, layer, length, *many))]
@@ -147,10 +147,10 @@ class PagedStream(Stream):
         for name, number in self.attributes(*most):
             yield name, number, most[name]
         if not self.dropped:
-            yield "length, of the room in its blocks", self.cache.length(self.sequence, 0), self.own_room()
+            yield "length", self.cache.length(self.sequence, 0), self.own_room()
 
     def own_room(self) -> int:
-        """Tokens that the sequence's blocks have room for; where none can be seen, all blocks."""
+        """Returns the capacity of the sequence, or of the whole pool if block tables are not provided."""
         try:
             return int(self.config["block_size"] * len(blocks_of(self.cache, self.sequence, 0)))
         except NotOffered:

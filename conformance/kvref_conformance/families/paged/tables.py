@@ -1,4 +1,4 @@
-"""The paged cache as tables of blocks: which of them are listed where, as far as can be known from outside."""
+"""The reference model of the block tables of a paged cache, as far as they can be known from the replies (see held.py)."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from kvref_conformance.oracle.expected import (
 from kvref_conformance.oracle.model import Model
 from kvref_conformance.oracle.moved import BLAMED
 
-MOST_WAYS = 64  # there is one, as a rule: what blocks are in use is seen after each call
+MOST_WAYS = 64  # usually there is one, because the number of free blocks is observed after each call
 
 
 @dataclass
@@ -30,7 +30,7 @@ class Layer:
 
 
 class Tables(Model):
-    """ways: that the blocks may be held, one where nothing is open. sequences: by id, the tokens of each layer."""
+    """ways: the possible states of the block tables. sequences: id -> the tokens of each layer."""
 
     blamed: ClassVar = {
         **BLAMED,
@@ -57,26 +57,26 @@ class Tables(Model):
         self.total, self.size, self.layers, self.dtype = num_blocks, block_size, num_layers, dtype
         self.row, self.scales = (num_kv_heads, head_dim), (key_scale, value_scale)
         self.ways = [Held(num_layers)]
-        self.lost = False  # whether there were more ways than could be followed
-        self.kin: dict[int, int] = {}  # of each sequence, the one that it comes from by forks
+        self.lost = False  # whether there were more than MOST_WAYS possible states
+        self.kin: dict[int, int] = {}  # sequence -> the ancestor that it descends from by forks
         self.sequences: dict[int, list[Layer]] = {}
         self.ids: set[int] = set()
-        self.written: tuple[int, int, range] = (-1, -1, range(0))  # sequence, layer and positions of the last write
-        self.touched: set[int] = set()  # sequences that the last change was made to
+        self.written: tuple[int, int, range] = (-1, -1, range(0))  # (sequence, layer, positions) of the last write
+        self.touched: set[int] = set()  # the sequences that the last operation changed
         self.overwrote = False
 
     @property
     def blocks(self) -> dict[int, int]:
-        """Entries of each sequence, in every layer; where that is open, in one of the ways that there are."""
+        """The number of entries of each sequence, in one of the possible states."""
         return {sequence: len(table) for sequence, table in self.ways[0].tables.items()}
 
     @property
     def free(self) -> int:
-        """Blocks; where that is open, in one of the ways that there are."""
+        """The number of free blocks, in one of the possible states."""
         return self.total - self.ways[0].used()
 
     def table(self, sequence: int, layer: int) -> list[int] | None:
-        """The blocks of a layer as last seen: only the implementation knows which it took. None where not all were."""
+        """Returns the block ids of a layer as the implementation last reported them, or None if not all are known."""
         return self.ways[0].table(sequence, layer)
 
     def num_free_blocks(self) -> Expected:
@@ -86,7 +86,7 @@ class Tables(Model):
         return self._counted("utilization", lambda held: held.used() / self.total if self.total else 0.0)
 
     def _counted(self, name: str, count: Callable[[Held], float]) -> Expected:
-        """One number, and where things may be in several ways, one of several, after which fewer are left."""
+        """Expects the count of one of the possible states; afterwards the states with other counts are removed."""
         counts = [count(held) for held in self.ways]
         if self.lost:
             return Unjudged(self.blame(name))
@@ -117,7 +117,11 @@ class Tables(Model):
         self, clause: str, needed: dict[int, int], places: list[Place], did: str, change: Callable[[], None] = lambda: None,
         nan: bool = False, short: str = "PAGED-05",
     ) -> Expected:  # fmt: skip
-        """Entries that sequences hold at least, and blocks of their own at places; then a change. nan: that may be refused."""
+        """Expects an operation that gives sequences at least `needed` entries and copies shared blocks at `places`.
+
+        did: the name of the operation for `blame`. change: applied on success. nan: NonFinite is permitted. short: the clause of
+        OutOfBlocks.
+        """
 
         def ways(held: Held) -> Iterable[Way]:
             more = {each: max(0, count - len(held.tables[each])) for each, count in needed.items()}
@@ -135,11 +139,11 @@ class Tables(Model):
 
         done = self.did("copied" if copied else did, then)
         kinds = [kind for kind, _ in refused] + (["NonFinite"] if nan else [])
-        refusing = self.none_left(Outcome() if nan else found)  # it may have been refused for the numbers
+        refusing = self.none_left(Outcome() if nan else found)  # it can have been rejected because of the numbers
         return TakenOrRefused(clause, done, kinds=tuple(kinds), refused=refusing) if kinds else Expected(clause, done)
 
     def none_left(self, found: Outcome) -> Callable[[], None]:
-        """What is known once it was refused for want of blocks."""
+        """Returns what to do after OutOfBlocks: only states in which blocks were missing remain possible."""
 
         def refused() -> None:
             self.ways = found.stays or self.ways
@@ -148,13 +152,13 @@ class Tables(Model):
         return refused
 
     def settle(self, ways: list[Held]) -> None:
-        """Things may be in each of these ways; where they are too many to follow, whether there is room is not judged."""
+        """Sets the possible states. If there are more than MOST_WAYS, block counts are not judged from then on."""
         self.ways = list({held.form(): held for held in ways}.values()) if len(ways) > 1 else ways
         self.lost |= len(self.ways) > MOST_WAYS
         del self.ways[MOST_WAYS:]
 
     def _shares(self, sequence: int) -> bool:
-        """Whether another sequence lists a block of this one's."""
+        """Returns whether another sequence can share a block with this one."""
         for held in self.ways:
             listed = held.references()
             if any(listed[name] > 1 for entry in held.tables[sequence] for name in entry):
@@ -168,7 +172,7 @@ class Tables(Model):
         return super().refuse(wrong)
 
     def may_be_short(self, needed: dict[Any, int]) -> Wrong:
-        """Whether blocks lack for a call that is wrong in another way too. An unknown sequence could be any."""
+        """Returns OutOfBlocks if an otherwise invalid call can also lack blocks. An unknown sequence can have any length."""
         if any(count > self.total // self.layers for sequence, count in needed.items() if sequence not in self.sequences):
             return [("OutOfBlocks", "PAGED-05")]
         for held in self.ways:
@@ -235,7 +239,7 @@ class Tables(Model):
         table, positions = self.table(sequence, layer), range(start, start + count)
         if table is not None and len(table) * self.size >= start + count:
             want = [table[p // self.size] * self.size + p % self.size for p in positions]
-            return Choice("PAGED-06", says=show(want), accepts=lambda slots: slots == want)  # it chose the blocks
+            return Choice("PAGED-06", says=show(want), accepts=lambda slots: slots == want)  # the ids are known
 
         def accepts(slots: list[int]) -> bool:
             offsets = [slot % self.size for slot in slots] == [p % self.size for p in positions]
@@ -255,7 +259,7 @@ class Tables(Model):
 
     def _batch(self, sequences: Sequence[Any], layer: Any) -> Wrong:
         wrong = [each for sequence in sequences for each in self._unknown(sequence, layer)]
-        return wrong or not_in_range(layer, self.layers, "LayerOutOfRange")  # of no sequences, the layer
+        return wrong or not_in_range(layer, self.layers, "LayerOutOfRange")  # for an empty batch, check the layer
 
     def _unknown(self, sequence: Any, layer: Any = 0) -> Wrong:
         if sequence not in self.sequences:
@@ -263,12 +267,12 @@ class Tables(Model):
         return not_in_range(layer, self.layers, "LayerOutOfRange")
 
     def _shortest(self, sequence: Any) -> int:
-        """The length of the shortest layer; of a sequence that is not there, the longest there could be."""
+        """Returns the length of the shortest layer, or the largest possible length for an unknown sequence."""
         layers = self.sequences.get(sequence)
         return min(len(each.tokens) for each in layers) if layers else self.total // self.layers * self.size
 
     def _longest(self, sequence: Any, layer: Any) -> int:
-        """The layer's length; of a layer or a sequence that is not there, the longest there could be."""
+        """Returns the length of a layer, or the largest possible length for an unknown layer or sequence."""
         if sequence not in self.sequences:
             return self.total // self.layers * self.size
         layers = self.sequences[sequence]

@@ -1,4 +1,4 @@
-"""The cache of blocks from a pool of buffers."""
+"""The family `pooled`: a cache whose blocks are stored in buffers of a pool."""
 
 from kvref_conformance.families import Family
 from kvref_conformance.families.laws.spoken import OF_CACHES

@@ -1,4 +1,4 @@
-"""POOL: tokens in blocks whose memory comes from a shared pool."""
+"""Checks of POOL: tokens in blocks whose memory comes from a shared buffer pool."""
 
 from kvref_conformance.checking.expect import equal, pair, raises
 from kvref_conformance.checking.registry import check
@@ -15,14 +15,14 @@ def shape_of(cache: Handle) -> tuple[int, int]:
 
 
 def buffer_of(cache: Handle) -> int:
-    """The size class of a block's buffers, in bytes."""
+    """Returns the size class of a block's buffers, in bytes."""
     sizes = cache.config
     return class_of(sizes["tokens_per_block"] * sizes["num_kv_heads"] * sizes["head_dim"] * 4)
 
 
 @check("POOL-01", "pooled")
 def a_block_holds_tokens_per_block_and_no_more(subject: Subject) -> None:
-    cache = new(subject, "pooled")  # whose blocks leave room in their buffers: no reason to go on filling one
+    cache = new(subject, "pooled")  # its blocks are smaller than their buffers
     size, most = cache.config["tokens_per_block"], cache.config["max_tokens"]
     for total in range(1, min(2 * size + 1, most) + 1):
         cache.append(*pair_of_tokens(subject, 1))
@@ -48,14 +48,14 @@ def whole_oldest_blocks_go(subject: Subject) -> None:
         size = subject.size("tokens_per_block", wanted)
         cache, appended = new(subject, "pooled", tokens_per_block=size, max_tokens=most // wanted * size + most % wanted), 0
         maximum = cache.config["max_tokens"]
-        scaled = [-(-count * maximum // most) for count in counts]  # as they are, where both sizes can be had
+        scaled = [-(-count * maximum // most) for count in counts]  # unchanged if the limits allow both sizes
         rows = pair_of_tokens(subject, sum(scaled))
         for count in scaled:
             cache.append(rows[0][appended : appended + count], rows[1][appended : appended + count])
             appended += count
-            first = next(start for start in range(0, appended + 1, size) if appended - start <= maximum)  # drop until it fits
+            first = next(start for start in range(0, appended + 1, size) if appended - start <= maximum)  # oldest token left
             want = rows[0][first:appended], rows[1][first:appended]
-            pair(cache.read(), want, f"blocks of {size}, at most {maximum} tokens, after {appended}")
+            pair(cache.read(), want, f"tokens after {appended} were appended, in blocks of {size}, at most {maximum} tokens")
             equal(shape_of(cache), (appended - first, -(-(appended - first) // size)), "tokens and blocks")
 
 
@@ -63,16 +63,16 @@ def whole_oldest_blocks_go(subject: Subject) -> None:
 def a_block_no_buffer_can_hold_leaves_nothing_behind(subject: Subject) -> None:
     pool, heads, most = new(subject, "buffers"), subject.heads, CLASSES[-1] // 4
     size = subject.size("tokens_per_block", most // (heads * subject.dim) + 1)
-    dim = subject.size("head_dim", max(subject.dim, most // (heads * size) + 1))  # where the block may not be as long
+    dim = subject.size("head_dim", max(subject.dim, most // (heads * size) + 1))  # larger if the blocks are smaller
     if heads * size * dim <= most:
-        raise NotOffered("a block that no buffer can hold, within its limits")
+        raise NotOffered("a block that is larger than every buffer")
     cache = new(subject, "pooled", pool=pool, head_dim=dim, tokens_per_block=size, max_tokens=size)
     with raises("BufferTooLarge"):
         cache.append(*pair_of_tokens(subject, 2, dim=dim))
-    equal(shape_of(cache), (0, 0), "tokens and blocks after an append that found no buffer")
-    equal(len(cache.read()[0]), 0, "tokens read")
+    equal(shape_of(cache), (0, 0), "tokens and blocks after BufferTooLarge")
+    equal(len(cache.read()[0]), 0, "tokens read after BufferTooLarge")
     stats = pool.stats()
-    equal(stats.hits + stats.misses - stats.returns, 0, "buffers in use")
+    equal(stats.hits + stats.misses - stats.returns, 0, "buffers in use after BufferTooLarge")
 
 
 @check("POOL-05", "pooled")
@@ -86,15 +86,15 @@ def clear_gives_every_buffer_back(subject: Subject) -> None:
     cache.clear()
     equal(shape_of(cache), (0, 0), "tokens and blocks after clear")
     stats = pool.stats()
-    equal((stats.returns, dict(stats.free)[buffer_of(cache)]), (buffers, min(buffers, kept)), "buffers given back, and free")
+    equal((stats.returns, dict(stats.free)[buffer_of(cache)]), (buffers, min(buffers, kept)), "returns and free after clear")
     cache.clear()
-    equal(pool.stats().returns, buffers, "buffers given back after clearing twice")
-    pair(other.read(), rows, "the other cache on the same pool")
+    equal(pool.stats().returns, buffers, "released buffers after a second clear")
+    pair(other.read(), rows, "another cache on the same pool")
     more = pair_of_tokens(subject, size + 2)
     cache.append(*more)
-    equal(pool.stats().hits, min(2 * cache.stats().num_blocks, kept), "requests served by the buffers given back")
-    pair(cache.read(), more, "tokens in buffers given back and taken again")
-    pair(other.read(), rows, "the other cache, later")
+    equal(pool.stats().hits, min(2 * cache.stats().num_blocks, kept), "requests served by released buffers")
+    pair(cache.read(), more, "tokens in reused buffers")
+    pair(other.read(), rows, "another cache on the same pool, after buffers were reused")
 
 
 @check("POOL-06", "pooled")
@@ -105,12 +105,12 @@ def statistics_agree_with_what_is_held(subject: Subject) -> None:
     for count in (size - 1, size + 1, size, 2 * size + 2):
         cache.append(*pair_of_tokens(subject, count))
         stats = cache.stats()
-        equal(stats.total_tokens, len(cache.read()[0]), "tokens counted, against tokens read")
+        equal(stats.total_tokens, len(cache.read()[0]), "total_tokens in stats, compared with the tokens read")
         equal(cache.total_tokens, stats.total_tokens, "total_tokens")
-        equal(stats.bytes, 2 * stats.num_blocks * buffer_of(cache), f"bytes of 2 buffers of {buffer_of(cache)} a block")
+        equal(stats.bytes, 2 * stats.num_blocks * buffer_of(cache), f"bytes of 2 buffers of {buffer_of(cache)} per block")
         live = stats.pool.hits + stats.pool.misses - stats.pool.returns
-        equal(live, 2 * stats.num_blocks, "the pool's buffers in use")
-        equal(stats.tokens_per_block, size, "tokens a block")
+        equal(live, 2 * stats.num_blocks, "buffers in use by the pool's statistics")
+        equal(stats.tokens_per_block, size, "tokens_per_block in stats")
 
 
 @check("POOL-06", "pooled")
@@ -120,7 +120,7 @@ def larger_blocks_take_a_larger_class(subject: Subject) -> None:
     rows = pair_of_tokens(subject, size + size // 2)
     cache.append(*rows)
     blocks = -(-len(rows[0]) // size)
-    equal(cache.stats().bytes, 2 * blocks * buffer_of(cache), f"bytes of {blocks} blocks of {size} tokens")
+    equal(cache.stats().bytes, 2 * blocks * buffer_of(cache), f"bytes in stats, with {blocks} blocks of {size} tokens")
     pair(cache.read(), rows, f"{len(rows[0])} tokens in blocks of {size}")
     cache.append(*pair_of_tokens(subject, 0))
-    equal(shape_of(cache), (len(rows[0]), blocks), "tokens and blocks after appending none")
+    equal(shape_of(cache), (len(rows[0]), blocks), "tokens and blocks after an append of 0 tokens")

@@ -1,4 +1,4 @@
-"""LAW-03, LAW-12, LAW-20: what the laws say of this family alone."""
+"""Checks of LAW-03, LAW-12 and LAW-20 for this family."""
 
 from collections.abc import Iterator
 
@@ -21,9 +21,9 @@ def blocks_of_tokens_are_as_large_in_any_type(subject: Subject) -> None:
 
     def script(typed: Typed) -> Iterator[Seen]:
         cache = typed.new("pooled", tokens_per_block=size, max_tokens=2 * size + 10)
-        yield f"appending {len(keys)} tokens", typed.call(cache, "append", keys, values)
-        yield f"statistics of {len(keys)} tokens", dict(cache.stats())
-        yield f"{len(keys)} tokens, those of whole blocks kept", typed.call(cache, "read")
+        yield f"append of {len(keys)} tokens", typed.call(cache, "append", keys, values)
+        yield f"statistics after {len(keys)} tokens", dict(cache.stats())
+        yield f"tokens left of {len(keys)}", typed.call(cache, "read")
 
     the_same_in_any_type(subject, script)
 

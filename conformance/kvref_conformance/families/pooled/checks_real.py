@@ -1,4 +1,4 @@
-"""LAW-18: blocks of pooled buffers, that go and come back many times."""
+"""Checks of LAW-18: blocks that are evicted and allocated again many times."""
 
 from kvref_conformance.checking.content import Written, belongs, pair_of_content
 from kvref_conformance.checking.expect import equal
@@ -19,5 +19,5 @@ def the_oldest_blocks_go_hundreds_of_times(subject: Subject) -> None:
             while at - first > config["max_tokens"]:
                 first += config["tokens_per_block"]
             written.up_to(0, 0, at)
-            equal(cache.total_tokens, at - first, f"tokens held of {at}, in blocks of {config['tokens_per_block']}")
+            equal(cache.total_tokens, at - first, f"tokens left of {at}, in blocks of {config['tokens_per_block']}")
         belongs(cache.read(), 0, 0, range(first, at), written)

@@ -1,4 +1,4 @@
-"""Operations of the pooled cache made of others."""
+"""Derived operations of the pooled cache."""
 
 from kvref_conformance.conversation.derived import Derived
 

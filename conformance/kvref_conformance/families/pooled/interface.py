@@ -1,4 +1,4 @@
-"""The cache of blocks from a pool of buffers."""
+"""The typed protocol of the pooled cache."""
 
 from typing import Protocol
 
@@ -6,7 +6,7 @@ from kvref_conformance.families.buffers.interface import Buffers, BufferStats
 from kvref_conformance.interface import Statistics, Tokens
 
 _TOKENS = "ShapeMismatch DtypeMismatch NonFinite"
-# The errors that each operation may have to answer with; what `new` has to refuse is always a ConfigError.
+# The errors that each operation can be required to raise. `new` raises ConfigError only.
 ERRORS: dict[str, str] = {
     "append": f"{_TOKENS} BufferTooLarge",
 }
@@ -21,7 +21,7 @@ class PooledStats(Statistics, Protocol):
 
 
 class Pooled(Protocol):
-    """`pool`, if it is given, is an object of `buffers.new`."""
+    """`pool`, if it is passed, is an object that `buffers.new` created."""
 
     total_tokens: int
 
@@ -32,7 +32,7 @@ class Pooled(Protocol):
 
 
 class Factory(Protocol):
-    """What makes one: it is given every size by name."""
+    """The factory. It receives every size by name."""
 
     def __call__(
         self, *, num_kv_heads: int, head_dim: int, tokens_per_block: int, max_tokens: int, pool: Buffers | None = None

@@ -1,4 +1,4 @@
-"""The pooled cache as a list of tokens."""
+"""The reference model of the pooled cache: a list of tokens."""
 
 from typing import Any, ClassVar
 
@@ -43,7 +43,7 @@ class Pooled(Model):
 
     @property
     def blocks(self) -> int:
-        return -(-len(self.tokens) // self.per_block)  # only whole blocks go, so all but the last are full
+        return -(-len(self.tokens) // self.per_block)  # whole blocks are evicted, so that all but the last are full
 
     def looks(self) -> list[Look]:
         return [("total_tokens", {}), ("stats", {}), ("read", {})]
@@ -55,7 +55,7 @@ class Pooled(Model):
         given = (keys, (None, *self.row)), (values, (None, *self.row))
         wrong, count = wrong_arrays(*given), tokens_of(*given)
         total = len(self.tokens) + count
-        gone = max(0, -(-(total - self.most) // self.per_block))  # whole blocks, until it fits
+        gone = max(0, -(-(total - self.most) // self.per_block))  # whole blocks, until the rest fits
         left = total - gone * self.per_block
         opened = -(-left // self.per_block) - max(0, self.blocks - gone)
         if opened > 0 and not self.size:
@@ -67,7 +67,7 @@ class Pooled(Model):
             before, self.evicted = self.blocks, gone > 0
             rows = list(zip(float32(keys), float32(values), strict=True))
             self.tokens = (self.tokens + rows)[gone * self.per_block :]
-            for _ in range(2 * opened):  # before anything goes: it may raise
+            for _ in range(2 * opened):  # before anything is evicted, because acquire can raise
                 self.pool.take(self.bytes)
             for _ in range(2 * min(gone, before)):
                 self.pool.give_back(self.size)

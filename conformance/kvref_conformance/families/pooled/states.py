@@ -1,4 +1,4 @@
-"""The states of the pooled cache that bugs hide behind."""
+"""The states of the pooled cache that random call sequences should reach, because bugs depend on them."""
 
 from kvref_conformance.families.pooled.model import Pooled
 from kvref_conformance.searching.states import NOTES, Call, refusals, state
@@ -7,7 +7,7 @@ refusals("pooled", "ShapeMismatch", "DtypeMismatch", "BufferTooLarge")
 
 
 def goes(call: Call) -> int:
-    """Blocks that an append to a pooled cache lets go."""
+    """Returns how many blocks the append evicts."""
     model: Pooled = call.model
     return max(0, -(-(len(model.tokens) + call.tokens - model.most) // model.per_block))
 

@@ -1,4 +1,4 @@
-"""What the laws know of the pooled cache."""
+"""The Stream of the pooled cache, by which the laws use it."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any

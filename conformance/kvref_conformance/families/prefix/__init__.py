@@ -1,4 +1,4 @@
-"""The cache of sequences in blocks that finds what it has seen."""
+"""The family `prefix`: a paged cache that finds blocks of committed tokens."""
 
 from kvref_conformance.families import Family
 from kvref_conformance.families.paged import FAMILY as PAGES
@@ -8,7 +8,7 @@ FAMILY = Family(
     chapter="prefixes",
     small=PAGES.small,
     speaks_for=(
-        *(clause for clause in PAGES.speaks_for if not clause.startswith("MOVE")),  # what is found then is for the checks
+        *(clause for clause in PAGES.speaks_for if not clause.startswith("MOVE")),  # checks judge hits after load
         *(f"PREFIX-{n:02}" for n in range(1, 16)),
     ),
     gives={**PAGES.gives, "begin": "sequence"},

@@ -1,4 +1,4 @@
-"""Tokens in a chain of blocks: what is wrong with some, which follow others, and how many of them are found."""
+"""Helpers of the prefix model: invalid tokens, the order of blocks, and the expected hit."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ MOST_TOKEN = 2**63
 
 @dataclass(frozen=True)
 class Hit(Choice):
-    """A number of tokens. clause_of: whose demand another number breaks."""
+    """An expected number of tokens. clause_of: returns the clause that a wrong number breaks."""
 
     clause_of: Callable[[Any], str] = lambda got: ""
 
@@ -35,7 +35,7 @@ def no_tokens(tokens: Sequence[Any]) -> Wrong:
 
 
 def same(one: list[list[Token]], other: list[list[Token]]) -> bool:
-    """Whether tokens read back as the same bits in every layer."""
+    """Returns whether tokens read back as the same bits in every layer."""
     pairs = (pair for a, b in zip(one, other, strict=True) for pair in zip(a, b, strict=True))
     return all(
         np.array_equal(x.values.view(np.uint32), y.values.view(np.uint32)) for (a, b) in pairs for x, y in zip(a, b, strict=True)

@@ -1,4 +1,4 @@
-"""PREFIX: for how long something is found, and what it costs."""
+"""Checks of PREFIX: how long blocks are found, and in which order they are evicted."""
 
 from contextlib import suppress
 
@@ -10,16 +10,16 @@ from kvref_conformance.families.paged.counting import reserve
 from kvref_conformance.families.prefix.served import Served, declared_order, exactly, prompt
 from kvref_conformance.outcome import NotOffered
 
-OTHER = 77  # a token that no prompt has
+OTHER = 77  # a token that is in no prompt
 
 
 def blocks(served: Served, *which: int) -> list[int]:
-    """A prompt of full blocks, each its own."""
+    """Returns a prompt that consists of these full blocks."""
     return [token for each in which for token in prompt(served.size, each)]
 
 
 def found(served: Served, *prompts: list[int]) -> list[int]:
-    """How many blocks of each are."""
+    """Returns the number of blocks that match finds of each prompt."""
     return [served.match([*tokens, OTHER]) // served.size for tokens in prompts]
 
 
@@ -29,11 +29,9 @@ def matching_leaves_the_order_as_it_is(subject: Subject) -> None:
     served = exactly(subject, 3)
     prompts = [blocks(served, which) for which in (1, 2, 3)]
     served.seen(*prompts)
-    equal(found(served, *prompts, prompts[0]), [1, 1, 1, 1], "blocks found of three prompts, and of the first again")
+    equal(found(served, *prompts, prompts[0]), [1, 1, 1, 1], "blocks found of three prompts, and of the first a second time")
     sequence = served.taking(1)
-    equal(
-        found(served, *prompts), [0, 1, 1], "blocks found after one was taken: the first was released first, and only looked for"
-    )
+    equal(found(served, *prompts), [0, 1, 1], "blocks found after an allocation, which evicts the block that was released first")
     served.cache.drop(sequence)
 
 
@@ -45,12 +43,12 @@ def matching_takes_nothing(subject: Subject) -> None:
     served.seen(tokens)
     free = served.cache.num_free_blocks
     for _ in range(3):
-        equal(found(served, tokens), [3], "blocks found again and again")
-        equal(served.cache.num_free_blocks, free, "free blocks after looking for a prompt")
+        equal(found(served, tokens), [3], "blocks found by repeated match")
+        equal(served.cache.num_free_blocks, free, "free blocks after match")
     sequence = served.taking(1)
-    equal(served.match(tokens), 2 * served.size, "match beside a sequence")
+    equal(served.match(tokens), 2 * served.size, "match after an allocation")
     served.cache.drop(sequence)
-    served.cache.reset()  # had matching made a sequence, this would be refused
+    served.cache.reset()  # raises InUse if match had created a sequence
 
 
 @check("PREFIX-06ab", "prefix")
@@ -70,8 +68,8 @@ def what_nobody_holds_is_free_and_found(subject: Subject) -> None:
 def every_free_block_can_be_taken(subject: Subject) -> None:
     served = exactly(subject, 4)
     served.seen(blocks(served, 1, 2), blocks(served, 3, 4))
-    sequence = served.taking(4)  # raises OutOfBlocks where some are kept back
-    equal(found(served, blocks(served, 1, 2), blocks(served, 3, 4)), [0, 0], "blocks found when all were taken")
+    sequence = served.taking(4)  # raises OutOfBlocks if some blocks are not evicted
+    equal(found(served, blocks(served, 1, 2), blocks(served, 3, 4)), [0, 0], "blocks found after all were allocated")
     served.cache.drop(sequence)
 
 
@@ -94,7 +92,7 @@ def what_is_taken_is_not_found(subject: Subject) -> None:
                 else:
                     for _ in range(2 * size):
                         cache.append([sequence], 0, *pair_of_tokens(subject, 1))
-            equal(found(served, tokens), [0], f"blocks found after all were taken by {way}")
+            equal(found(served, tokens), [0], f"blocks found after {way} has allocated all")
 
 
 @check("PREFIX-07", "prefix")
@@ -106,9 +104,9 @@ def what_was_taken_is_never_found_again(subject: Subject) -> None:
         equal(
             found(served, *prompts[:number]),
             [0] * number,
-            f"blocks found of the prompts before the one served as number {number}",
+            f"blocks found of prompts before prompt {number}, which needs the whole pool",
         )
-        served.finds([*tokens, OTHER][: 3 * served.size], 2 * served.size, "the prompt served last")
+        served.finds([*tokens, OTHER][: 3 * served.size], 2 * served.size, "the last prompt")
 
 
 @check("PREFIX-08a", "prefix")
@@ -118,10 +116,10 @@ def what_is_not_found_is_taken_first(subject: Subject) -> None:
     tokens = blocks(served, 1, 2)
     served.seen(tokens)
     first = served.taking(3)
-    equal(found(served, tokens), [2], "blocks found after all others were taken")
+    equal(found(served, tokens), [2], "blocks found after all others were allocated")
     served.cache.drop(first)
     again = served.taking(3)
-    equal(found(served, tokens), [2], "blocks found after all others were taken again, which were released later")
+    equal(found(served, tokens), [2], "blocks found after all others were released and allocated again")
     served.cache.drop(again)
 
 
@@ -131,11 +129,11 @@ def what_was_released_longest_ago_is_taken_first(subject: Subject) -> None:
     served = exactly(subject, 6)
     prompts = [blocks(served, 1, 2), blocks(served, 3, 4), blocks(served, 5, 6)]
     served.seen(*prompts)
-    served.seen([*prompts[0][: served.size], *prompts[0][served.size :]])  # the first is in use again, and released as the last
+    served.seen([*prompts[0][: served.size], *prompts[0][served.size :]])  # the first prompt is released again, as the last
     sequence = served.cache.create()
     for entries, left in enumerate(([2, 1, 2], [2, 0, 2], [2, 0, 1], [2, 0, 0], [1, 0, 0], [0, 0, 0]), 1):
         reserve(subject, served.cache, sequence, entries)
-        equal(found(served, *prompts), left, f"blocks found after {entries} were taken")
+        equal(found(served, *prompts), left, f"blocks found after {entries} were allocated")
 
 
 @check("PREFIX-08c", "prefix")
@@ -147,7 +145,7 @@ def what_a_sequence_gives_back_goes_from_its_end(subject: Subject) -> None:
     sequence = served.cache.create()
     for entries in (1, 2, 3, 4):
         reserve(subject, served.cache, sequence, entries)
-        equal(found(served, tokens), [4 - entries], f"blocks found of a prompt of four after {entries} were taken")
+        equal(found(served, tokens), [4 - entries], f"blocks found of four after {entries} were allocated")
 
 
 @check("PREFIX-08d", "prefix")
@@ -157,12 +155,12 @@ def a_block_in_use_is_never_taken(subject: Subject) -> None:
     tokens, cache = blocks(served, 1, 2), served.cache
     served.seen(tokens)
     sequence, hit = served.begin([*tokens[: served.size + 1]])
-    equal(hit, served.size, "the hit of a prompt")
+    equal(hit, served.size, "the hit of the prompt")
     other = served.taking(2)
     with raises("OutOfBlocks"):
         reserve(subject, cache, other, 3)
-    served.look(sequence, hit, "a sequence after all other blocks were taken")
-    equal(found(served, tokens)[0] >= 1, True, "whether a block in use is found")
+    served.look(sequence, hit, "a sequence after all other blocks were allocated")
+    equal(found(served, tokens)[0] >= 1, True, "whether an allocated cached block is found")
 
 
 @check("PREFIX-09a", "prefix")
@@ -171,14 +169,14 @@ def without_what_came_before_nothing_is_found(subject: Subject) -> None:
     served = exactly(subject, 5)
     tokens, cache = blocks(served, 1, 2, 3), served.cache
     sequence = served.serve(tokens)
-    cache.write(sequence, 0, 0, *pair_of_tokens(subject, 1))  # goes to a copy: the block that is found is nobody's
+    cache.write(sequence, 0, 0, *pair_of_tokens(subject, 1))  # goes to a copy: no table lists the cached block any more
     for layer in served.layers[1:]:
         cache.write(sequence, layer, 0, *pair_of_tokens(subject, 1))
     with suppress(NotOffered):
         declared_order(subject)
-        equal(found(served, tokens), [3], "blocks found after the first one's sequence has a copy")
+        equal(found(served, tokens), [3], "blocks found after a write to a copy of the first block")
     served.taking(2)
-    equal(found(served, tokens), [0], "blocks found after the first one was taken, while a sequence holds the others")
+    equal(found(served, tokens), [0], "blocks found after the first was evicted, while a sequence has the others")
 
 
 @check("PREFIX-09b", "prefix")
@@ -188,9 +186,9 @@ def losing_the_end_leaves_the_beginning(subject: Subject) -> None:
     tokens = blocks(served, 1, 2, 3)
     served.seen(tokens)
     sequence = served.taking(2)
-    equal(found(served, tokens), [2], "blocks found of three after the last was taken")
+    equal(found(served, tokens), [2], "blocks found of three after the last was evicted")
     served.cache.drop(sequence)
-    served.finds(tokens, 2 * served.size, "a prompt whose last block was taken")
+    served.finds(tokens, 2 * served.size, "a prompt whose last block was evicted")
 
 
 @check("PREFIX-10", "prefix")
@@ -203,8 +201,8 @@ def losing_a_copy_loses_nothing(subject: Subject) -> None:
         for sequence in twice:
             served.write(sequence, 0, len(tokens))
             served.cache.commit(sequence, tokens)
-        equal(found(served, tokens), [2], "blocks found of what two committed")
+        equal(found(served, tokens), [2], "blocks found of a prompt that two sequences committed")
         served.cache.drop(twice[goes])
-        served.taking(3)  # all that is free, where equal blocks did not become one
-        served.look(twice[1 - goes], len(tokens), "the sequence that stayed")
-        equal(found(served, tokens), [2], "blocks found of what two committed, after one was dropped and its blocks taken")
+        served.taking(3)  # all free blocks, if equal blocks were not merged
+        served.look(twice[1 - goes], len(tokens), "the remaining sequence")
+        equal(found(served, tokens), [2], "blocks found of a prompt with two copies, after one was evicted")

@@ -1,4 +1,4 @@
-"""PAGED, SHARE, EDIT: a prefix cache does what a paged one does, and each check of that asks it too; but those of real sizes."""
+"""Registers the checks of the paged cache for prefix caches too, except those of LAW-18."""
 
 from kvref_conformance.checking.registry import asked_of
 

@@ -1,4 +1,4 @@
-"""PREFIX: what is forgotten, what there is room for, and what is never written to."""
+"""Checks of PREFIX: reset, room for new prompts, and writes to cached blocks."""
 
 from contextlib import suppress
 
@@ -10,16 +10,16 @@ from kvref_conformance.families.paged.counting import reserve
 from kvref_conformance.families.prefix.served import Served, declared_order, exactly, prompt
 from kvref_conformance.outcome import NotOffered
 
-OTHER = 77  # a token that no prompt has
+OTHER = 77  # a token that is in no prompt
 
 
 def blocks(served: Served, *which: int) -> list[int]:
-    """A prompt of full blocks, each its own."""
+    """Returns a prompt that consists of these full blocks."""
     return [token for each in which for token in prompt(served.size, each)]
 
 
 def found(served: Served, *prompts: list[int]) -> list[int]:
-    """How many blocks of each are."""
+    """Returns the number of blocks that match finds of each prompt."""
     return [served.match([*tokens, OTHER]) // served.size for tokens in prompts]
 
 
@@ -30,8 +30,8 @@ def reset_is_refused_while_a_sequence_lives(subject: Subject) -> None:
     sequence = served.serve(tokens)
     with raises("InUse"):
         cache.reset()
-    served.look(sequence, len(tokens), "a sequence that lived when reset was refused")
-    equal(found(served, tokens), [2], "blocks found after reset was refused")
+    served.look(sequence, len(tokens), "a live sequence after a rejected reset")
+    equal(found(served, tokens), [2], "blocks found after a rejected reset")
     cache.drop(sequence)
     with suppress(NotOffered):
         sequence = cache.create()
@@ -48,21 +48,21 @@ def reset_forgets_everything(subject: Subject) -> None:
     served.seen(tokens)
     served.seen(other, salt="a")
     cache.reset()
-    equal((found(served, tokens), served.match([*other, OTHER], "a")), ([0], 0), "what is found after reset")
+    equal((found(served, tokens), served.match([*other, OTHER], "a")), ([0], 0), "blocks and tokens found after reset")
     equal(cache.num_free_blocks, cache.config["num_blocks"], "free blocks after reset")
     changed = served.begin(tokens)[0]
     served.told[changed] = tokens, "other weights"
     served.write(changed, 0, len(tokens))
     cache.commit(changed, tokens)
-    served.look(changed, len(tokens), "what was computed with other weights")
+    served.look(changed, len(tokens), "tokens computed with other weights")
     cache.drop(changed)
     again, hit = served.begin([*tokens, OTHER])
-    equal(hit, 2 * served.size, "the hit of what was committed after reset")
+    equal(hit, 2 * served.size, "the hit of a prompt committed after reset")
     served.told[again] = tokens, "other weights"
-    served.look(again, hit, "what was committed after reset")
+    served.look(again, hit, "a hit after reset")
     cache.drop(again)
     cache.reset()
-    equal(found(served, tokens), [0], "blocks found after another reset")
+    equal(found(served, tokens), [0], "blocks found after a second reset")
 
 
 @check("PREFIX-13ab", "prefix")
@@ -72,19 +72,19 @@ def what_is_found_is_no_room_for_the_rest(subject: Subject) -> None:
     served = exactly(subject, 4)
     tokens, cache = blocks(served, 1, 2), served.cache
     served.seen(tokens)
-    other = served.taking(1)  # of the two that were never used; with the two that are found three are free
+    other = served.taking(1)  # leaves three free blocks, two of which are cached
     free = cache.num_free_blocks
     with raises("OutOfBlocks"):
         served.begin([*tokens, *blocks(served, 3, 4)])
-    equal(cache.num_free_blocks, free, "free blocks after a prompt that did not fit")
-    equal(found(served, tokens), [2], "blocks found after a prompt that did not fit")
+    equal(cache.num_free_blocks, free, "free blocks after begin raised OutOfBlocks")
+    equal(found(served, tokens), [2], "blocks found after begin raised OutOfBlocks")
     sequence, hit = served.begin([*tokens, *blocks(served, 3)])
-    equal(hit, 2 * served.size, "the hit of a prompt that fits to the block")
+    equal(hit, 2 * served.size, "the hit of a prompt that needs every free block")
     served.write(sequence, hit, 3 * served.size)
-    served.look(sequence, 3 * served.size, "a prompt that fits to the block")
+    served.look(sequence, 3 * served.size, "a prompt that needs every free block")
     cache.drop(sequence)
     cache.drop(other)
-    cache.reset()  # no sequence was left behind
+    cache.reset()  # raises InUse if a failed begin left a sequence
 
 
 @check("PREFIX-13a", "prefix")
@@ -99,7 +99,7 @@ def a_prompt_that_does_not_fit_changes_no_order(subject: Subject) -> None:
     sequence = served.cache.create()
     for entries, left in enumerate(([0, 1, 1, 1], [0, 0, 1, 1], [0, 0, 0, 1]), 1):
         reserve(subject, served.cache, sequence, entries)
-        equal(found(served, *prompts), left, f"blocks found after {entries} were taken: the first was released first")
+        equal(found(served, *prompts), left, f"blocks found after {entries} were allocated: the first was released first")
 
 
 @check("PREFIX-13b", "prefix")
@@ -109,11 +109,11 @@ def blocks_that_others_hold_need_no_room(subject: Subject) -> None:
     tokens = blocks(served, 1, 2)
     first = served.serve(tokens)
     second, hit = served.begin([*tokens, OTHER])
-    equal(hit, 2 * served.size, "the hit of a prompt whose blocks another sequence holds")
-    equal(served.cache.num_free_blocks // len(served.layers), 0, "entries that are free")
+    equal(hit, 2 * served.size, "the hit of a prompt whose blocks another sequence has")
+    equal(served.cache.num_free_blocks // len(served.layers), 0, "free entries")
     served.cache.drop(first)
-    served.look(second, hit, "a sequence whose blocks another one shared")
-    equal(found(served, tokens), [2], "blocks found after the first of two that share them is dropped")
+    served.look(second, hit, "a sequence whose blocks were shared")
+    equal(found(served, tokens), [2], "blocks found after drop of the first of two sharers")
 
 
 @check("PREFIX-14ab", "prefix")
@@ -132,11 +132,11 @@ def what_can_be_found_is_never_written_to(subject: Subject) -> None:
             want = [part.copy() for part in served.computed(sequence, layer, range(2 * size))]
             for part, row in zip(want, wrote, strict=True):
                 part[position] = row[0]
-            pair(cache.gather(sequence, layer), (want[0], want[1]), f"layer {layer} after position {position} was written over")
-        equal(cache.num_free_blocks, free, "free blocks after one was copied in each layer, and is held by no one")
-        served.finds([*tokens, OTHER], 2 * size, f"a prompt after position {position} of it was written over")
+            pair(cache.gather(sequence, layer), (want[0], want[1]), f"layer {layer} after an overwrite of position {position}")
+        equal(cache.num_free_blocks, free, "free blocks after one copy per layer, with the cached blocks evictable")
+        served.finds([*tokens, OTHER], 2 * size, f"a prompt after an overwrite of its position {position}")
         cache.drop(sequence)
-        served.finds([*tokens, OTHER], 2 * size, f"a prompt after position {position} of it was written over and dropped")
+        served.finds([*tokens, OTHER], 2 * size, f"a prompt after an overwrite of its position {position} and drop")
 
 
 @check("PREFIX-14b", "prefix")
@@ -146,10 +146,10 @@ def what_was_found_is_never_written_to(subject: Subject) -> None:
     tokens, size, cache = blocks(served, 1, 2), served.size, served.cache
     served.there(tokens)
     sequence, hit = served.begin([*tokens, OTHER])
-    equal(hit, 2 * size, "the hit of a prompt")
+    equal(hit, 2 * size, "the hit of the prompt")
     for layer in served.layers:
         cache.write(sequence, layer, 0, *pair_of_tokens(subject, hit))
-    served.finds([*tokens, OTHER], 2 * size, "a prompt that a sequence was begun with, and written over")
+    served.finds([*tokens, OTHER], 2 * size, "a prompt after an overwrite of a sequence that began with it")
 
 
 @check("PREFIX-14b", "prefix")
@@ -171,4 +171,4 @@ def what_can_be_found_is_never_removed_or_cut(subject: Subject) -> None:
             served.finds([*tokens, OTHER], 3 * size, f"a prompt after {name}")
             made += 1
     if not made:
-        raise NotOffered("truncate and remove")
+        raise NotOffered("truncate or remove")

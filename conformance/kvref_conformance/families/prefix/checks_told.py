@@ -1,4 +1,4 @@
-"""PREFIX: what a sequence was told stands for what it holds: under its own salt, as far as nothing was taken back."""
+"""Checks of PREFIX: committed tokens after truncations, overwrites and forks, and salts."""
 
 from kvref_conformance.checking.expect import raises
 from kvref_conformance.checking.registry import check
@@ -7,7 +7,7 @@ from kvref_conformance.families.paged.counting import need_tokens
 from kvref_conformance.families.prefix.served import Served, prompt
 from kvref_conformance.outcome import NotOffered
 
-OTHER = 77  # a token that no prompt has
+OTHER = 77  # a token that is in no prompt
 
 
 @check("PREFIX-02ad", "prefix")
@@ -23,16 +23,16 @@ def what_comes_after_a_cut_is_committed_anew(subject: Subject) -> None:
         served.told[sequence] = new, ""
         served.write(sequence, length, len(new))
         served.cache.commit(sequence, new)
-        served.finds([*new, OTHER], len(new), f"what was committed behind a cut to {length} tokens")
-        again, hit = served.begin([*old, OTHER])  # what was there before the cut may still be there
-        served.look(again, hit, f"what is found of a prompt of which {length} tokens were left")
+        served.finds([*new, OTHER], len(new), f"a prompt that was committed after truncate({length})")
+        again, hit = served.begin([*old, OTHER])  # the old blocks can still be cached
+        served.look(again, hit, f"the hit of a prompt that was truncated to {length}")
 
 
 @check("PREFIX-02c", "prefix")
 def commits_must_agree_where_no_block_is_full(subject: Subject) -> None:
     served = Served(subject)
     if served.size == 1:
-        raise NotOffered("a block that is partly filled, where its limits say block_size 1")
+        raise NotOffered("a partly filled block, where its limits say block_size 1")
     tokens = prompt(2 * served.size - 1)
     sequence = served.serve(tokens)
     with raises("TokenMismatch"):
@@ -75,13 +75,13 @@ def each_sequence_commits_with_its_own_salt(subject: Subject) -> None:
         served.cache.commit(sequence, tokens)
     for _, tokens, own in begun:
         for salt in ("", "a", "b"):
-            served.finds([*tokens, OTHER], 2 * size * (salt == own), f"a prompt of salt {own!r} with salt {salt!r}", salt)
+            served.finds([*tokens, OTHER], 2 * size * (salt == own), f"a prompt of salt {own!r}, with salt {salt!r}", salt)
 
 
 @check("PREFIX-03c", "prefix")
 def a_fork_has_the_salt_of_what_it_comes_from(subject: Subject) -> None:
     subject.need(sequences=3)
-    for short in (1, 0):  # before the first block is full, its salt is all that there is
+    for short in (1, 0):  # second: without a full block, only the salt is inherited
         served = Served(subject, 16)
         size, tokens = served.size, prompt(2 * served.size)
         parent, begun = served.begin(tokens, "a")[0], size - short
@@ -91,8 +91,8 @@ def a_fork_has_the_salt_of_what_it_comes_from(subject: Subject) -> None:
         served.told[child] = tokens, "a"
         served.write(child, begun, 2 * size)
         served.cache.commit(child, tokens)
-        served.finds([*tokens, OTHER], 2 * size, "what a fork committed, with its parent's salt", "a")
-        served.finds([*tokens, OTHER], 0, "what a fork committed, with no salt")
+        served.finds([*tokens, OTHER], 2 * size, "a prompt that a fork committed, with its parent's salt", "a")
+        served.finds([*tokens, OTHER], 0, "a prompt that a fork committed, without a salt")
 
 
 @check("PREFIX-11a", "prefix")

@@ -1,4 +1,4 @@
-"""Operations made of others: those of the paged cache, and an empty sequence."""
+"""Derived operations of the prefix cache: those of the paged cache, and `create`."""
 
 from kvref_conformance.conversation.derived import Derived
 from kvref_conformance.families.paged.derived import DERIVED as OF_PAGES

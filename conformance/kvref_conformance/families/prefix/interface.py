@@ -1,4 +1,4 @@
-"""The paged cache that finds what it has seen: everything a paged cache has, and what is begun, committed, matched and reset."""
+"""The typed protocol of the prefix cache: the operations of a paged cache, and begin, commit, match and reset."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -26,7 +26,7 @@ class Prefix(Paged, Protocol):
 
 
 class Factory(Protocol):
-    """What makes one: it is given every size by name, and the scales in the formats of FMT-STATIC alone."""
+    """The factory. It receives every size by name, and the scales in the formats of FMT-STATIC only."""
 
     def __call__(
         self,

@@ -1,8 +1,8 @@
-"""Which blocks of a prefix cache can be found, and which of those are free, as far as can be known from outside.
+"""A nondeterministic model of the prefix index: which blocks are cached, and which of them are evictable.
 
-What can be found is known by its tokens themselves, no hash. It has a copy or several, a block in each layer. Where the
-specification leaves a choice (which copy is found, whether equal ones become one), there are several ways that things may be, as
-for tables; where it leaves the order of eviction open, free copies become unsure, which may be there or not.
+Cached blocks are identified by their tokens, not by a hash. A key has one copy or several, each with one block per layer. If the
+specification leaves a choice (which copy is found, whether equal blocks are merged), there is one `Kept` per possible state, as
+in paged/held.py. If the order of eviction is not known, evictable blocks become unsure: they can be cached or evicted.
 """
 
 from collections.abc import Sequence
@@ -11,30 +11,31 @@ from typing import Any
 
 from kvref_conformance.families.paged.held import Held
 
-Key = tuple[str, tuple[int, ...]]  # the salt, and the tokens of a block with all before them
-Names = tuple[int, ...]  # of the blocks of a copy, one a layer
-MANY = 64  # ways that one call may go: more are not told apart
+Key = tuple[str, tuple[int, ...]]  # (salt, the tokens up to the end of the block)
+Names = tuple[int, ...]  # the block names of a copy, one per layer
+MANY = 64  # the largest number of ways of one call that are followed
 
 
 class TooMany(ValueError):
-    """Ways that things may be."""
+    """There are too many possible states to follow."""
 
 
 class Kept(Held):
-    """One way that it may be. released: when each free block that is part of a copy was, and in which order then.
+    """One possible state. found: key -> its copies. released: evictable block -> (time of its release, order within one call).
 
-    orphans: whether copies are kept when what comes before them is lost; None as long as both may be.
+    unsure: evictable blocks that can have been evicted. orphans: whether blocks stay cached when a block before them is evicted;
+    None while this is unknown.
     """
 
-    total, size = 0, 1  # blocks of the pool, and tokens of each
-    any_order = False  # of eviction: the declared one is not that of PREFIX-08
+    total, size = 0, 1  # blocks of the pool, tokens per block
+    any_order = False  # whether the declared order of eviction is not that of PREFIX-08
 
     def __init__(self, layers: int) -> None:
         super().__init__(layers)
         self.found: dict[Key, list[Names]] = {}
         self.released: dict[int, tuple[int, int]] = {}
         self.unsure: set[int] = set()
-        self.hits: dict[int, int] = {}  # of sequences whose hit was not seen yet, in blocks
+        self.hits: dict[int, int] = {}  # sequence -> its hit in blocks, while the hit was not observed
         self.orphans: bool | None = None
         self.time = self.settled = 0
 
@@ -46,7 +47,7 @@ class Kept(Held):
         return new
 
     def form(self) -> Any:
-        """And the same can be found, and is taken in the same order."""
+        """Includes the index and the order of eviction."""
         renamed = self.renamed()
         found = tuple(
             (key, tuple(tuple((renamed[name], self.blocks.get(name)) for name in names) for names in copies))
@@ -63,7 +64,7 @@ class Kept(Held):
         return renamed
 
     def parts(self) -> dict[int, list[Key]]:
-        """By block, what it is part of."""
+        """Returns, per block, the keys of the copies that it is part of."""
         found: dict[int, list[Key]] = {}
         for key, copies in self.found.items():
             for names in copies:
@@ -72,18 +73,18 @@ class Kept(Held):
         return found
 
     def others(self, listed: dict[int, int]) -> dict[int, int]:
-        parts = self.parts()  # what can be found is never written to
+        parts = self.parts()  # cached blocks are never written to (PREFIX-14)
         return {name: times - (name not in parts) for name, times in listed.items()}
 
     def forget(self) -> None:
-        """Blocks that no table lists are free: those that are part of a copy wait, and the others are no one's."""
+        """Updates which blocks are evictable, and forgets the ids of blocks that no table and no copy lists."""
         listed, parts = self.references(), self.parts()
         self.blocks = {name: block for name, block in self.blocks.items() if name in listed or name in parts}
         self.released = {name: self.released.get(name, (self.time, 0)) for name in parts if name not in listed}
         self.unsure &= self.released.keys()
 
     def in_order(self) -> None:
-        """What the last call released goes from the end."""
+        """Orders the blocks that the last call released: later positions are evicted first (PREFIX-08)."""
         parts = self.parts()
         for name, (time, _) in self.released.items():
             if time == self.time:
@@ -91,14 +92,14 @@ class Kept(Held):
         self.time += 1
 
     def outcomes(self) -> Sequence["Kept"]:
-        """After a call that may have taken blocks: what was taken cannot be found any more."""
+        """Returns the possible states after a call that can have evicted blocks."""
         ways = self._evicted(0)
         for way in ways:
             way.time, way.settled = way.time + 1, way.named
         return ways
 
     def hurried(self, takes: int) -> Sequence["Kept"]:
-        """Where a call takes blocks before it gives others back."""
+        """Returns further possible states if a call evicts blocks before it frees others."""
         return self.copy()._evicted(takes) if takes > self.total - self.used() - len(self.released) else []
 
     def _evicted(self, more: int) -> list["Kept"]:
@@ -129,7 +130,7 @@ class Kept(Held):
                 self.lose(name)
 
     def lose(self, name: int) -> None:
-        """A block was taken: what it was part of is not found any more."""
+        """Records that a block was evicted: its copies are not cached any more."""
         for key, copies in list(self.found.items()):
             self.found[key] = [names for names in copies if name not in names]
         self._tidy()
@@ -143,7 +144,7 @@ class Kept(Held):
         self.forget()
 
     def _orphaned(self) -> list[Key]:
-        """What is there without what comes before it."""
+        """Returns the keys that are cached without a block before them."""
         return [
             (salt, tokens)
             for salt, tokens in self.found
@@ -156,7 +157,7 @@ class Kept(Held):
         self._tidy()
 
     def paths(self, keys: Sequence[Key]) -> list[tuple[list[Names], list[Names]]]:
-        """What may be found: the copies that a beginning lies in, and of what follows it those that are then known to be lost."""
+        """Returns the possible hits: (copies of the found blocks, copies of the next block, then known to be evicted)."""
         going: list[list[Names]] = [[]]
         ended: list[tuple[list[Names], list[Names]]] = []
         for key in keys:
@@ -165,13 +166,13 @@ class Kept(Held):
                 ended += [(path, copies) for path in going]
             going = [[*path, names] for path in going for names in copies]
             if len(going) > MANY:
-                raise TooMany("prefixes in too many copies")
+                raise TooMany("too many copies of a prefix")
             if not going:
                 return ended
         return ended + [(path, []) for path in going]
 
     def begin(self, sequence: int, keys: Sequence[Key], path: list[Names], lost: list[Names], entries: int) -> None:
-        """A sequence that shares what it found."""
+        """Creates a sequence that shares the blocks of its hit."""
         for names in lost:
             self.lose_copy(keys[len(path)], names)
         self.tables[sequence] = [list(names) for names in path]
@@ -180,7 +181,7 @@ class Kept(Held):
         self.extend({sequence: entries - len(path)})
 
     def known(self, keys: Sequence[Key], hit: int) -> bool:
-        """Take note that so many blocks are found. False where that cannot be."""
+        """Records that `hit` blocks were found. Returns False if this state does not allow it."""
         if (found := next(((path, lost) for path, lost in self.paths(keys) if len(path) == hit), None)) is None:
             return False
         for names in found[1]:
@@ -191,13 +192,13 @@ class Kept(Held):
         return True
 
     def commits(self, sequence: int, first: int, keys: Sequence[Key]) -> list[list[Names]]:
-        """For each key from an entry on, the blocks that may be the sequence's afterwards: its own, or a copy's that is there."""
+        """Returns the possible results of a commit: per key, the sequence's own blocks or those of a cached copy."""
         entries = self.tables[sequence][first:]
         options = [list(dict.fromkeys([tuple(own), *self.found.get(key, [])])) for key, own in zip(keys, entries, strict=False)]
         count = 1
         for each in options:
             count *= len(each)
-        if count > MANY:  # all or none
+        if count > MANY:  # merge all blocks or none
             return [[each[0] for each in options], [each[-1] for each in options]]
         return [list(each) for each in product(*options)]
 

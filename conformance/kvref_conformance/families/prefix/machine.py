@@ -1,4 +1,4 @@
-"""Any sequence of calls of the family `prefix`: those of the paged cache too."""
+"""The state machine of the family `prefix`, which includes the rules of the paged cache."""
 
 from typing import Any
 
@@ -14,31 +14,31 @@ from kvref_conformance.searching.machine import one_of, pair
 from kvref_conformance.searching.rows import kinds
 
 LONG = 10  # tokens of a prompt
-BRANCH = st.sampled_from((0, 0, 0, 1, 3, 5))  # where a prompt leaves the one that most begin with; 0: nowhere
+BRANCH = st.sampled_from((0, 0, 0, 1, 3, 5))  # position at which a prompt differs from the most common one; 0: nowhere
 SALT = st.sampled_from(("", "", "", "", "a"))
-FRESH = 10**6  # tokens from here on were never asked for
+FRESH = 10**6  # tokens from here on are in no prompt
 
 
 def prompt(branch: int, count: int) -> list[int]:
-    """Tokens of which many prompts begin alike."""
+    """Returns a prompt; many prompts have the same beginning."""
     return [1 + (branch > 0 and position >= branch) * branch for position in range(count)]
 
 
 class PrefixMachine(PagedMachine):
-    """What it writes for a token depends on the token, its position and the layer alone.
+    """The keys and values that it writes for a token of a prompt depend on the token, its position and the layer only.
 
-    So equal tokens behind equal ones have equal keys and values, as in a model. What other rules wrote has tokens of its own.
+    Thus equal prompts have equal keys and values, as in a model. Rows that other rules wrote are committed as new tokens.
     """
 
     family = "prefix"
-    move = None  # type: ignore[assignment]  # what is saved and loaded of a sequence is the paged machine's
+    move = None  # type: ignore[assignment]  # the paged state machine tests save and load
 
     @initialize(
         blocks=st.sampled_from((8, 6, 10, 5, 12, 7, 24)), size=st.sampled_from((2, 1, 3, 2)), layers=st.sampled_from((1, 2, 1)),
         heads=st.integers(1, 2), dim=st.sampled_from((1, 3)), dtype=DTYPE, sequences=st.sampled_from((0, 0, 1)),
     )  # fmt: skip
     def new(self, **sizes: Any) -> None:
-        self.plans: dict[int, list[int]] = {}  # of sequences, what they were begun with
+        self.plans: dict[int, list[int]] = {}  # sequence -> the tokens that it began with
         self.fresh = FRESH
         super().new(**sizes)
 
@@ -52,7 +52,7 @@ class PrefixMachine(PagedMachine):
         return pair_of_content(tokens[positions.start : positions.stop], layer, positions, *self.shape)
 
     def written(self, sequence: int, count: int) -> list[int]:
-        """The tokens that lie in a sequence: those that it was begun with, as far as it was given what belongs to them."""
+        """Returns the tokens to commit for a sequence: its prompt where the written rows belong to it, otherwise new tokens."""
         model, tokens = self.known, list(self.known.told[sequence][1])
         plan = self.plans.get(sequence, [])
         for position in range(len(tokens), count):
@@ -76,7 +76,7 @@ class PrefixMachine(PagedMachine):
         branch=BRANCH, count=st.integers(0, LONG), salt=SALT, drop=st.booleans(), fill=st.sampled_from((True, True, True, False))
     )
     def begin(self, branch: int, count: int, salt: str, drop: bool, fill: bool) -> None:
-        """A prompt, as an engine serves it: what is not found is written, and all committed."""
+        """Serves a prompt as an engine does: begins it, writes the tokens after the hit, and commits all."""
         if len(self.known.sequences) > 2:
             self.call("drop", self.objects[0], sequence=self.sequence(branch))
         tokens = prompt(branch, count * self.stride)
@@ -111,14 +111,14 @@ class PrefixMachine(PagedMachine):
         sequence, count = self.sequence(which), count * self.stride
         if wrong == 3:
             if told is None:
-                return  # there is nothing to contradict
+                return  # no sequence has committed tokens
             sequence = told
         if sequence not in self.known.sequences:
             self.call("commit", self.objects[0], sequence=sequence, tokens=[1])
         elif not wrong:
             self.commit_what_is_there(sequence, count)
         elif wrong == 1 and self.subject.limits.switch(self.family, "tables_alone"):
-            return  # it does not know how many were written
+            return  # it does not know the number of tokens
         else:
             there = self.written(sequence, min(len(layer.tokens) for layer in self.known.sequences[sequence]))
             middle = len(self.known.told[sequence][1]) // 2
@@ -133,7 +133,7 @@ class PrefixMachine(PagedMachine):
         kind=kinds(),
     )
     def say_otherwise(self, which: int, back: int, how: str, kind: str) -> None:
-        """Other tokens in the place of some that were committed; in a fork they are still there."""
+        """Commits other tokens after committed ones were truncated or removed, or for a fork, where this raises."""
         told = {sequence for sequence, (_, tokens) in self.known.told.items() if tokens}
         if (sequence := one_of(told, which)) is None:
             return

@@ -1,4 +1,4 @@
-"""The prefix cache as the paged one, and a dict of what was committed by salt and tokens."""
+"""The reference model of the prefix cache: the paged model, and a dict of committed blocks by salt and tokens."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -13,8 +13,8 @@ from kvref_conformance.families.prefix.kept import Kept, Key
 from kvref_conformance.oracle.expected import Choice, Expected, Refused, Unjudged, Wrong, not_in_range
 from kvref_conformance.oracle.model import Look
 
-SHOWN = 3  # chains that are looked for after each call
-UNSEEN = 2**40  # a token that ends a prompt of which all may be found
+SHOWN = 3  # the number of prompts that are matched after each call
+UNSEEN = 2**40  # a last token, so that all tokens before it can be found
 
 
 class Prefix(Paged):
@@ -31,11 +31,11 @@ class Prefix(Paged):
         kept = Kept(self.layers)
         kept.total, kept.size = self.total, self.size
         self.ways: list[Held] = [kept]
-        self.told: dict[int, tuple[str, list[int]]] = {}  # of each sequence its salt, and the tokens it is known to hold
-        self.begun: dict[int, list[int]] = {}  # sequences whose hit was not seen yet, and their tokens
-        self.asked: list[int] = []  # the tokens of the last
-        self.rows: dict[Key, list[list[Token]]] = {}  # what was committed since the last reset: of each layer
-        self.forgotten: set[Key] = set()  # what was before
+        self.told: dict[int, tuple[str, list[int]]] = {}  # sequence -> (salt, committed tokens)
+        self.begun: dict[int, list[int]] = {}  # sequence -> its prompt, while its hit was not observed
+        self.asked: list[int] = []  # the last prompt
+        self.rows: dict[Key, list[list[Token]]] = {}  # committed block -> its tokens in each layer, since the last reset
+        self.forgotten: set[Key] = set()  # blocks that were committed before the last reset
 
     def declared(self, switch: Callable[[str], bool]) -> None:
         for held in self.kept:
@@ -46,7 +46,7 @@ class Prefix(Paged):
         return [held for held in self.ways if isinstance(held, Kept)]
 
     def looks(self) -> list[Look]:
-        """What the paged cache shows of a sequence, its length where it changed, and what is found of what was committed last."""
+        """Returns the observations of the paged cache (lengths only of changed sequences), and the match of the last prompts."""
         found: list[Look] = [
             ("length", {"sequence": sequence, "layer": layer})
             for sequence in self.sequences
@@ -61,7 +61,7 @@ class Prefix(Paged):
         return self._then(super().create(), lambda new: self.told.update({new: ("", [])}))
 
     def load(self, sequence: Any, data: Any) -> Expected:
-        raise ValueError("what is found after something was loaded is for the checks to judge")
+        raise ValueError("hits after load are not modeled; checks judge them")
 
     def begin(self, tokens: Sequence[Any], salt: str = "") -> Expected:
         if wrong := no_tokens(tokens):
@@ -104,11 +104,11 @@ class Prefix(Paged):
         return Choice("PREFIX-01", then, says=says, accepts=lambda id: id not in used)
 
     def _hits(self, sequence: int) -> set[int]:
-        """That a sequence may have, in blocks."""
+        """Returns the possible hits of a sequence, in blocks."""
         return {held.hits[sequence] for held in self.kept if sequence in held.hits}
 
     def _seen(self, sequence: int, hit: int) -> None:
-        """How much a sequence began with."""
+        """Records the observed hit of a sequence, in blocks."""
         self.ways = [held for held in self.kept if held.hits[sequence] == hit]
         salt, tokens = self.told[sequence][0], self.begun.pop(sequence)[: hit * self.size]
         self.told[sequence] = salt, tokens
@@ -128,7 +128,7 @@ class Prefix(Paged):
         keys = self.chain(told, salt)[first:]
         rows = {key: self._rows(sequence, first + at) for at, key in enumerate(keys)}
         if any(key in self.rows and not same(self.rows[key], each) for key, each in rows.items()):
-            raise ValueError("other keys and values of the same tokens")
+            raise ValueError("commit of equal tokens with different keys or values is not modeled")
 
         def ways(held: Held) -> Iterable[Way]:
             assert isinstance(held, Kept)
@@ -184,7 +184,7 @@ class Prefix(Paged):
         return Hit("PREFIX-01", then, says=says, accepts=lambda got: got in wanted, clause_of=clause_of)
 
     def _too_much(self, key: Key) -> str:
-        """Whose demand it is that this is not found."""
+        """Returns the clause that a hit on this block breaks."""
         if key in self.rows:
             return "PREFIX-07"
         if key in self.forgotten:
@@ -227,7 +227,7 @@ class Prefix(Paged):
         def change(ok: Any) -> None:
             self._cut(sequence, length)
             for held in self.kept:
-                held.time -= 1  # of the call itself
+                held.time -= 1  # undo the step of the call itself
                 held.in_order()
 
         return self._then(super().truncate(sequence, length), change)
@@ -241,7 +241,7 @@ class Prefix(Paged):
         return self._then(expected, lambda ok: self._cut(sequence, start if len(keys) else MOST_TOKEN))
 
     def _cut(self, sequence: int, length: int) -> None:
-        """Nothing is known any more of what lies behind so many tokens."""
+        """Removes the committed tokens from position `length` on."""
         del self.told[sequence][1][length:]
 
     def length(self, sequence: Any, layer: Any) -> Expected:
@@ -269,19 +269,19 @@ class Prefix(Paged):
 
     def _unknown(self, sequence: Any, layer: Any = 0) -> Wrong:
         if sequence in self.begun:
-            raise ValueError("a sequence whose length was not seen since it was begun")
+            raise ValueError("operations on a sequence before its hit was observed are not modeled")
         return super()._unknown(sequence, layer)
 
     def chain(self, tokens: Sequence[int], salt: str) -> list[Key]:
-        """Of each full block."""
+        """Returns the key of each full block."""
         return [(salt, tuple(tokens[:stop])) for stop in range(self.size, len(tokens) + 1, self.size)]
 
     def _rows(self, sequence: int, entry: int) -> list[list[Token]]:
-        """What a block holds, in each layer."""
+        """Returns the tokens of a block in each layer."""
         return [layer.tokens[entry * self.size : (entry + 1) * self.size] for layer in self.sequences[sequence]]
 
     def _then(self, expected: Expected, more: Callable[[Any], None]) -> Expected:
-        """The same, and a further change."""
+        """Returns `expected` with a further change of the model on success."""
 
         def then(ok: Any) -> None:
             expected.then(ok)

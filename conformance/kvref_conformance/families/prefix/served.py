@@ -1,7 +1,7 @@
-"""A prefix cache that serves prompts as an engine does: what a token's keys and values are depends on the salt and all before it.
+"""A prefix cache that serves prompts as an engine does: keys and values depend on the salt and all tokens up to their position.
 
-They are content (see `checking.content`) of a stream that is a hash of these. So what a sequence must read is known from its
-tokens alone, and a block that is found for others shows wherever it is read.
+They are content (see `checking.content`) of a stream that is a hash of the salt and these tokens. The expected reads of a
+sequence thus follow from its tokens, and a block that was found for a wrong prompt is noticed when it is read.
 """
 
 import zlib
@@ -24,12 +24,12 @@ Tokens = Sequence[int]
 
 
 def prompt(count: int, which: int = 1) -> list[int]:
-    """Tokens that no prompt of another number has."""
+    """Returns a prompt whose tokens are in no prompt with another number."""
     return [which * 1000 + position for position in range(count)]
 
 
 def streams(tokens: Tokens, salt: str = "") -> NDArray:
-    """int64 [n]: a hash of the salt and the tokens up to each position."""
+    """Returns int64 [n]: a hash of the salt and the tokens up to each position."""
     numbers: NDArray = np.array(tokens, np.uint64)
     with np.errstate(over="ignore"):
         mixed = numbers * np.uint64(0x9E3779B97F4A7C15) + np.arange(len(numbers)).astype(np.uint64)
@@ -39,30 +39,30 @@ def streams(tokens: Tokens, salt: str = "") -> NDArray:
 
 
 class Served:
-    """`cache` with prompts served from it. entries: that there is room for, at least."""
+    """A cache from which prompts are served. entries: the least number of entries for which it has room."""
 
     def __init__(self, subject: Subject, entries: int = 12, cache: Handle | None = None, **sizes: Any) -> None:
         self.subject = subject
         self.cache = with_room(subject, entries, **sizes) if cache is None else cache
         self.size: int = self.cache.config["block_size"]
         self.layers = layers_of(self.cache)
-        self.told: dict[int, tuple[list[int], str]] = {}  # what each sequence was begun with
-        self.held: list[int] = []  # sequences that keep something there
-        self.lies: dict[int, int] = {}  # of a cache of tables alone, by slot: the stream of the token that would lie there
+        self.told: dict[int, tuple[list[int], str]] = {}  # sequence -> (prompt, salt)
+        self.held: list[int] = []  # live sequences that keep their blocks from eviction
+        self.lies: dict[int, int] = {}  # if it stores no tokens: slot -> stream of the token that belongs there
 
     def match(self, tokens: Tokens, salt: str = "") -> int:
         return int(self.cache.match(list(tokens), *([salt] if salt else [])))
 
     def begin(self, tokens: Tokens, salt: str = "") -> tuple[int, int]:
-        """A new sequence, and its hit: the length that every layer has, and what is there."""
+        """Begins a sequence, and returns it with its hit, which must be the length of every layer."""
         sequence = self.cache.begin(list(tokens), *([salt] if salt else []))
         lengths = {int(self.cache.length(sequence, layer)) for layer in self.layers}
-        equal(len(lengths), 1, f"different lengths among the layers of a sequence that was begun, {sorted(lengths)}")
+        equal(len(lengths), 1, f"number of different lengths among the layers of a new sequence, {sorted(lengths)}")
         self.told[sequence] = list(tokens), salt
         return sequence, lengths.pop()
 
     def write(self, sequence: int, start: int, stop: int, layers: Iterable[int] | None = None) -> None:
-        """What a model would compute of its tokens, from one position to another."""
+        """Writes the keys and values of the tokens at [start, stop)."""
         if tables_alone(self.subject):
             self.cache.ensure_capacity(sequence, stop)
         for layer in self.layers if layers is None else layers:
@@ -72,7 +72,7 @@ class Served:
             self.cache.write(sequence, layer, start, *self.computed(sequence, layer, range(start, stop)))
 
     def slots(self, sequence: int, layer: int, stop: int) -> list[int]:
-        """Of its first positions, where its table says that they lie."""
+        """Returns the slots of the first `stop` positions by the block table."""
         table = blocks_of(self.cache, sequence, layer)
         return [table[position // self.size] * self.size + position % self.size for position in range(stop)]
 
@@ -87,7 +87,7 @@ class Served:
         return pair_of_content(streams(tokens, salt)[list(positions)], layer, positions, heads, dim)
 
     def serve(self, tokens: Tokens, salt: str = "") -> int:
-        """A sequence that has these tokens, found or written, and committed."""
+        """Begins a prompt, writes the tokens after the hit, commits all, and returns the sequence."""
         sequence, hit = self.begin(tokens, salt)
         if hit < len(tokens):
             self.write(sequence, hit, len(tokens))
@@ -95,12 +95,12 @@ class Served:
         return sequence
 
     def seen(self, *prompts: Tokens, salt: str = "") -> None:
-        """Prompts that were served and dropped, one after the other."""
+        """Serves and drops prompts, in order."""
         for tokens in prompts:
             self.cache.drop(self.serve(tokens, salt))
 
     def there(self, *prompts: Tokens, salt: str = "") -> None:
-        """Prompts that can be found from now on: seen, and held as well where nobody knows which block is taken next."""
+        """Makes prompts cached: serves them, and keeps their sequences live if the order of eviction is not known."""
         if not self.subject.limits.switch(self.subject.family, "other_eviction_order"):
             self.seen(*prompts, salt=salt)
             return
@@ -108,40 +108,40 @@ class Served:
         self.held += [self.serve(tokens, salt) for tokens in prompts]
 
     def release(self) -> None:
-        """Drop what is held so that it is there."""
+        """Drops the sequences that `there` keeps live."""
         while self.held:
             self.cache.drop(self.held.pop())
 
     def look(self, sequence: int, count: int, what: str) -> None:
-        """So many tokens are what a model would have computed of them."""
+        """Raises Broken unless the first `count` tokens of a sequence read as its prompt requires."""
         for layer in self.layers:
             if tables_alone(self.subject):
                 lies = [self.lies.get(slot, -1) for slot in self.slots(sequence, layer, count)]
-                equal(lies, self.streams(sequence, count), f"what would lie in the blocks of {what}, layer {layer}")
+                equal(lies, self.streams(sequence, count), f"streams of the tokens in the blocks of {what}, layer {layer}")
                 continue
             got = self.cache.gather(sequence, layer)
             read_back(self.subject, self.cache, got, self.computed(sequence, layer, range(count)), f"{what}, layer {layer}")
 
     def finds(self, tokens: Tokens, count: int, what: str, salt: str = "") -> None:
-        """So many leading tokens of a prompt are found, and read as they must."""
+        """Raises Broken unless match and begin find `count` tokens of a prompt, and these read as they must."""
         equal(self.match(tokens, salt), count, f"match of {what}")
         self.begins(tokens, count, what, salt)
 
     def begins(self, tokens: Tokens, count: int, what: str, salt: str = "") -> None:
         sequence, hit = self.begin(tokens, salt)
-        equal(hit, count, f"length of a sequence begun with {what}")
-        self.look(sequence, hit, f"what was found of {what}")
+        equal(hit, count, f"length of a sequence that begins with {what}")
+        self.look(sequence, hit, f"the hit of {what}")
         self.cache.drop(sequence)
 
     def taking(self, entries: int) -> int:
-        """A sequence that holds so many entries, without tokens where that can be."""
+        """Creates a sequence with `entries` entries, without tokens if possible."""
         sequence: int = self.cache.create()
         reserve(self.subject, self.cache, sequence, entries)
         return sequence
 
 
 def exactly(subject: Subject, entries: int, **sizes: Any) -> Served:
-    """With so many entries free, and no more: where the pool has to be larger, a sequence holds the rest."""
+    """Returns a cache with exactly `entries` free entries. If the pool must be larger, a sequence has the rest."""
     served = Served(subject, cache=to_be_filled(subject, entries, **sizes))
     if (rest := room(served.cache) - entries) > 0:
         subject.need(sequences=3)
@@ -150,6 +150,6 @@ def exactly(subject: Subject, entries: int, **sizes: Any) -> Served:
 
 
 def declared_order(subject: Subject) -> None:
-    """Raises NotOffered where its limits say that blocks are taken in another order."""
+    """Raises NotOffered if its limits declare another order of eviction."""
     if subject.limits.switch(subject.family, "other_eviction_order"):
-        raise NotOffered("blocks taken in the order of PREFIX-08, where its limits say other_eviction_order")
+        raise NotOffered("the eviction order of PREFIX-08, where its limits say other_eviction_order")

@@ -1,4 +1,4 @@
-"""A cache that finds prefixes and serves requests that begin alike: what each holds, and what it may have found."""
+"""A prefix cache that serves requests with shared prefixes. Their tokens and possible hits are known independently."""
 
 from contextlib import suppress
 from typing import Any
@@ -10,29 +10,29 @@ from kvref_conformance.families.paged.serving import CHUNK, PagedServer, Pages, 
 from kvref_conformance.outcome import NotOffered
 from kvref_conformance.soak.workload import Event
 
-APART = 2**24  # more tokens than a stream has: no token of one stream is another's
+APART = 2**24  # larger than any position, so that streams have different tokens
 
 
 class PrefixPages(Pages):
-    """Blocks may be shared, so that more are free than the sum of what sequences hold says: what fits by it does fit."""
+    """Sequences that can share blocks. `free` is then a lower bound, and everything that fits by it does fit."""
 
     def __init__(self, subject: Subject, **sizes: Any) -> None:
         super().__init__(subject, **sizes)
-        self.committed: dict[int, int] = {}  # by sequence, its tokens that can be found
+        self.committed: dict[int, int] = {}  # sequence -> its number of committed tokens
 
     def tokens(self, number: int, count: int) -> list[int]:
-        """What a request says: of another place or stream another token."""
+        """Returns the tokens of a request: they differ by position and stream."""
         streams = self.streams(number, range(count))
         return [int(stream) * APART + position for position, stream in enumerate(streams)]
 
     def begin(self, number: int, count: int, shared: tuple[int, int]) -> None:
-        """A request of so many tokens: what is found of them is not written again."""
+        """Begins a request of `count` tokens, and checks its hit."""
         self.live[number] = Sequenced(-1, [0 for _ in self.layers], shared=shared)
         try:
             id = self.cache.begin(self.tokens(number, count))
         finally:
             one = self.live.pop(number)
-        true(id not in {each.id for each in self.live.values()}, "the id of a new sequence", "one that no other has", id)
+        true(id not in {each.id for each in self.live.values()}, "the id of a new sequence", "an id not in use", id)
         hits = [self.cache.length(id, layer) for layer in self.layers]
         equal(hits, hits[:1] * len(hits), f"tokens found in each layer of sequence {number}")
         least, most = self._found(shared, count)
@@ -42,7 +42,7 @@ class PrefixPages(Pages):
         self.live[number], self.committed[number] = one, 0
 
     def _found(self, shared: tuple[int, int], count: int) -> tuple[int, int]:
-        """How many tokens of a new request must be found, for a sequence that lives has them, and how many may be."""
+        """Returns the least and the largest possible hit of a new request. Blocks of live sequences must be found."""
         stream, length = shared
         beside = [min(self.live[number].shared[1], tokens) for number, tokens in self.committed.items()
                   if self.live[number].shared[0] == stream]  # fmt: skip
@@ -50,7 +50,7 @@ class PrefixPages(Pages):
         return blocks[1] * self.size, blocks[0] * self.size
 
     def commit(self, number: int) -> None:
-        """Every token that is written in all layers."""
+        """Commits every token that is written in all layers."""
         one = self.live[number]
         self.committed[number] = min(one.lengths)
         self.cache.commit(one.id, self.tokens(number, min(one.lengths)))
@@ -60,7 +60,7 @@ class PrefixPages(Pages):
         del self.committed[number]
 
     def counted(self) -> None:
-        """As many blocks are free as no table of a sequence lists, where that can be seen."""
+        """Raises Broken unless the number of free blocks, if it and the tables are provided, is the number of unlisted blocks."""
         with suppress(NotOffered):
             held = {
                 int(block)
@@ -69,11 +69,11 @@ class PrefixPages(Pages):
                 for block in self.cache.block_table(one.id, layer)
             }
             equal(
-                self.cache.num_free_blocks, self.config["num_blocks"] - len(held), f"free blocks, of {len(self.live)} sequences"
+                self.cache.num_free_blocks, self.config["num_blocks"] - len(held), f"free blocks with {len(self.live)} sequences"
             )
 
     def _owned(self) -> None:
-        """Two tables list a block for the same tokens at the same place alone."""
+        """Raises Broken if two tables list a block for different tokens, layers or entries."""
         owners = dict[int, tuple[int, int, int]]()
         for number, one in self.live.items():
             for layer in self.layers:
@@ -81,17 +81,17 @@ class PrefixPages(Pages):
                     stop = min((entry + 1) * self.size, one.lengths[layer])
                     stream = int(self.streams(number, [stop - 1])[0])
                     owner = owners.setdefault(int(block), (stream, layer, entry))
-                    true(owner == (stream, layer, entry), f"what lies in block {block}", f"{owner} alone", (stream, layer, entry))
+                    true(owner == (stream, layer, entry), f"owner of block {block}", f"{owner} only", (stream, layer, entry))
 
 
 class PrefixServer(PagedServer):
-    """Prompts are begun on what is found of them, and committed; so is every block that an output fills."""
+    """Serves requests from `PrefixPages`: prompts begin with their hit, and every full block is committed."""
 
     pages: PrefixPages
 
     def do(self, event: Event) -> int:
         if event.kind == "pressure":
-            return 0  # how much fits is not known to the block
+            return 0  # the number of free blocks is not known exactly
         compared = super().do(event)
         if event.kind == "step":
             for number in event.numbers:
@@ -108,5 +108,5 @@ class PrefixServer(PagedServer):
 
 
 def server(subject: Subject, heads: int, dim: int) -> PrefixServer:
-    """With room for some dozens of requests, half a gigabyte of float32."""
+    """Returns a server with room for some dozens of requests, half a gigabyte of float32."""
     return PrefixServer(PrefixPages(subject, num_blocks=4096, block_size=16, num_layers=2, num_kv_heads=heads, head_dim=dim))

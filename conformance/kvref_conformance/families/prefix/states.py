@@ -1,4 +1,4 @@
-"""The states of the prefix cache that bugs hide behind."""
+"""The states of the prefix cache that random call sequences should reach, because bugs depend on them."""
 
 from kvref_conformance.families.prefix.model import Prefix
 from kvref_conformance.searching.states import Call, refusals, state
@@ -7,7 +7,7 @@ refusals("prefix", "TokenOutOfRange", "TokenMismatch", "InUse", "OutOfBlocks", "
 
 
 def asked(call: Call) -> tuple[Prefix, int]:
-    """The model before a prompt is begun, and how many of its blocks are found."""
+    """Returns the model before begin, and the number of blocks of the hit."""
     model: Prefix = call.model
     keys = model.chain(call.args["tokens"][:-1], call.args.get("salt", ""))
     return model, max(len(path) for held in model.kept for path, _ in held.paths(keys))

@@ -1,4 +1,4 @@
-"""Each operation once."""
+"""One call of each operation, for the self-test of a harness."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ def sequence(got: Got) -> Any:
 
 
 def steps(sizes: Sizes) -> Steps:
-    """What only this one does, and what a paged cache does, on a sequence that was begun."""
+    """Returns the steps of this family, and those of the paged cache on a sequence created by begin."""
     pages = {name.partition(".")[2]: _renamed(arguments) for name, arguments in steps_of_pages(sizes).items()}
     drop = pages.pop("drop")
     committed = {"commit": of(sequence=sequence, tokens=[]), "match": of(tokens=[1, 2, 3])}
@@ -20,5 +20,5 @@ def steps(sizes: Sizes) -> Steps:
 
 
 def _renamed(arguments: Arguments) -> Arguments:
-    """For results that are known by this family's name."""
+    """Returns `arguments` for results that are stored under the name of this family."""
     return lambda got: arguments({f"paged{name.removeprefix('prefix')}": value for name, value in got.items()})

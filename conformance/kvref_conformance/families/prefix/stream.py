@@ -1,4 +1,4 @@
-"""What the laws know of it: a sequence in one layer, as of the paged cache, begun with a token that nobody has seen."""
+"""The Stream of the prefix cache, by which the laws use it: a paged stream whose sequences begin with a new token."""
 
 from itertools import count
 from typing import Any
@@ -12,7 +12,7 @@ class PrefixStream(PagedStream):
     family = "prefix"
 
     def __init__(self, subject: Subject, **changes: Any) -> None:
-        self.unseen = count(1)  # of all streams of the cache together
+        self.unseen = count(1)  # shared by all streams of the cache
         super().__init__(subject, **changes)
 
     def begun(self) -> int:

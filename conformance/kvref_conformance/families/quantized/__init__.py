@@ -1,4 +1,4 @@
-"""The cache that quantizes tokens as they are appended."""
+"""The family `quantized`: a cache that quantizes tokens when they are appended."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from kvref_conformance.oracle.formats import IN_GROUPS, ROTATED, STATIC, SYMMETR
 
 
 def fits(config: Mapping[str, Any]) -> bool:
-    """Whether groups go into heads, and scales are given to what takes them, that are some."""
+    """Returns whether the group divides head_dim, and scales are passed exactly for formats that need them and are valid."""
     return config["head_dim"] % group_of(config["format"]) == 0 and scales_fit(config, "format")
 
 

@@ -1,4 +1,4 @@
-"""QUANT: tokens quantized as they are appended."""
+"""Checks of QUANT: tokens that are quantized when they are appended."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -27,12 +27,12 @@ def reads_back(stream: Stream, keys: NDArray, values: NDArray, what: str) -> Non
 
 
 def lengths(cache: Handle) -> list[int]:
-    """Of every layer."""
+    """Returns the length of every layer."""
     return [cache.length(layer) for layer in range(cache.config["num_layers"])]
 
 
 def layer_is(subject: Subject, cache: Handle, layer: int, steps: Sequence[Pair], when: str) -> None:
-    """All that a layer holds came in these steps."""
+    """Raises Broken unless a layer contains exactly the tokens of these steps."""
     want = [read_as(np.stack([step[which][layer] for step in steps]), cache.config["format"]) for which in (0, 1)]
     got = cache.read_tokens(layer, list(range(len(steps))))
     reads(subject, got, (want[0], want[1]), f"layer {layer} {when}")
@@ -43,7 +43,7 @@ def an_append_goes_to_one_layer(subject: Subject) -> None:
     subject.need(num_layers=2)
     for name in formats_of_tokens(subject):
         stream, keys, values = filled(QuantizedStream(subject, format=name), 3)
-        equal(lengths(stream.cache)[:2], [3, 0], "lengths after 3 tokens for layer 0")
+        equal(lengths(stream.cache)[:2], [3, 0], "lengths of layers 0 and 1 after an append of 3 tokens to layer 0")
         reads_back(stream, keys, values, f"3 {name} tokens")
 
 
@@ -53,9 +53,9 @@ def tokens_that_do_not_all_fit_are_not_appended(subject: Subject) -> None:
         stream, keys, values = filled(QuantizedStream(subject, format=name), 3)
         before = lengths(stream.cache)
         with raises("CapacityExceeded"):
-            stream.give(*pair_of_tokens(subject, stream.config["capacity"] - 2))  # one less would fit
-        equal(lengths(stream.cache), before, "lengths after tokens that did not fit")
-        reads_back(stream, keys, values, f"3 {name} tokens")
+            stream.give(*pair_of_tokens(subject, stream.config["capacity"] - 2))  # one token too many
+        equal(lengths(stream.cache), before, "lengths after CapacityExceeded")
+        reads_back(stream, keys, values, f"3 {name} tokens after CapacityExceeded")
 
 
 @check("QUANT-01b", "quantized")
@@ -71,7 +71,7 @@ def a_step_appends_to_every_layer(subject: Subject) -> None:
         layer_is(subject, cache, layer, steps, "after 3 steps")
     with raises("ShapeMismatch"):
         cache.append_step(*pair_of_tokens(subject, layers + 1))
-    equal(lengths(cache), [3] * layers, "lengths after a step of one layer more was refused")
+    equal(lengths(cache), [3] * layers, "lengths after a rejected step with one layer too many")
 
 
 @check("QUANT-02", "quantized")
@@ -80,7 +80,7 @@ def a_full_layer_raises(subject: Subject) -> None:
     _, keys, values = filled(stream, stream.config["capacity"])
     with raises("CapacityExceeded"):
         stream.give(*pair_of_tokens(subject, 1))
-    reads_back(stream, keys, values, "a full layer after one token more was refused")
+    reads_back(stream, keys, values, "a full layer after a rejected append")
 
 
 @check("QUANT-03", "quantized")
@@ -91,7 +91,7 @@ def heads_have_scales_of_their_own(subject: Subject) -> None:
         keys[:, 0] *= LOUD
         values[:, 1] = held(subject, values[:, 1] * QUIET)
         stream.append(keys, values)
-        reads_back(stream, keys, values, f"{name} tokens with one loud head")
+        reads_back(stream, keys, values, f"{name} tokens with one head of large values")
 
 
 @check("QUANT-04", "quantized")
@@ -106,10 +106,10 @@ def every_way_of_reading_agrees(subject: Subject) -> None:
             except NotOffered as lacking:
                 missing = lacking
         if len(seen) < 2:
-            raise NotOffered(f"two ways of reading ({missing})")
+            raise NotOffered(f"two read operations ({missing})")
         first, *others = seen
         for other in others:
-            pair(seen[other], seen[first], f"tokens {positions} read as {other}, against {first}")
+            pair(seen[other], seen[first], f"tokens {positions} read by {other}, compared with {first}")
 
 
 def many_tokens(cache: Handle, positions: Sequence[int]) -> Pair:
@@ -137,7 +137,7 @@ def a_token_is_quantized_once(subject: Subject) -> None:
         first = stream.cache.read_tokens(0, [0, 1])
         for _ in range(6):
             stream.append(*(part * np.float32(64) for part in pair_of_tokens(subject, 1)))
-            pair(stream.cache.read_tokens(0, [0, 1]), first, f"the first two {name} tokens, read again after an append")
+            pair(stream.cache.read_tokens(0, [0, 1]), first, f"the first two {name} tokens, read again after another append")
         reads(subject, first, stream.expected(keys, values), f"the first two {name} tokens")
 
 
@@ -162,16 +162,16 @@ def memory_is_codes_and_scales_over_capacity(subject: Subject) -> None:
 
 
 def sizes_are_right(stream: QuantizedStream) -> None:
-    """Those that are offered."""
+    """Checks the sizes that the implementation provides. Raises NotOffered if it provides none."""
     layers, capacity, heads, dim = (stream.config[name] for name in ("num_layers", "capacity", "num_kv_heads", "head_dim"))
     stored, plain = layers * capacity * heads * 2 * (dim + 4), layers * capacity * heads * 2 * dim * 4
     seen = dict(stream.attributes("memory_bytes", "fp32_bytes", "compression_ratio"))
     if not seen:
         raise NotOffered("memory_bytes, fp32_bytes and compression_ratio")
     ratio = seen.pop("compression_ratio", plain / stored)
-    equal(seen, {name: {"memory_bytes": stored, "fp32_bytes": plain}[name] for name in seen}, "bytes stored, and as float32")
-    true(abs(ratio - plain / stored) < 1e-6, "ratio", f"{plain / stored}", ratio)
-    true(ratio < 4, "ratio", "below 4", ratio)
+    equal(seen, {name: {"memory_bytes": stored, "fp32_bytes": plain}[name] for name in seen}, "sizes in bytes")
+    true(abs(ratio - plain / stored) < 1e-6, "compression_ratio", f"{plain / stored}", ratio)
+    true(ratio < 4, "compression_ratio", "below 4", ratio)
 
 
 @check("QUANT-08", "quantized")
@@ -202,6 +202,6 @@ def the_mean_absolute_error_is_one(subject: Subject) -> None:
             # float32 differences and their sum in any order: each term rounds at most size + 2 times.
             bound = want * (rows.size + 2) * 2.0**-23
             bound += read.slack.mean() if subject.level == "tolerant" else 0
-            within(family.mean_absolute_error(rows, name), want, bound, f"error of {name} rows")
+            within(family.mean_absolute_error(rows, name), want, bound, f"mean absolute error of {name} rows")
         none = np.zeros((0, *widths(subject, 4, format=name)), np.float32)
-        same(family.mean_absolute_error(none, name), np.float32(0), f"error of no {name} rows")
+        same(family.mean_absolute_error(none, name), np.float32(0), f"mean absolute error of 0 {name} rows")

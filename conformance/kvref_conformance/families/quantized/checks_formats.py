@@ -1,4 +1,4 @@
-"""QUANT-10: a cache in formats of groups."""
+"""Checks of QUANT-10: a cache in formats of groups."""
 
 from kvref_conformance.arrays import NDArray
 from kvref_conformance.checking.expect import equal, raises
@@ -13,7 +13,7 @@ from kvref_conformance.outcome import NotOffered
 
 
 def four_tokens(subject: Subject, format: str) -> tuple[QuantizedStream, NDArray, NDArray]:
-    """A cache of two groups a row, and what it was given."""
+    """Returns a cache with two groups per row and 4 tokens, and the tokens."""
     stream = QuantizedStream(subject, num_layers=1, format=format, head_dim=2 * group_of(format))
     at_least(stream.cache, capacity=4)
     keys, values = pair_of_tokens(subject, 4, stream.config["num_kv_heads"], stream.config["head_dim"])
@@ -33,12 +33,12 @@ def codes_and_scales_go_and_come_together(subject: Subject) -> None:
     for name in formats_in_groups(subject):
         stream, keys, values = four_tokens(subject, name)
         stream.cache.truncate(2)
-        keys[2:], values[2:] = pair_of_tokens(subject, 2, *keys.shape[1:])  # of other magnitudes
+        keys[2:], values[2:] = pair_of_tokens(subject, 2, *keys.shape[1:])  # with other magnitudes
         stream.give(keys[2:], values[2:])
-        reads_back(stream, keys, values, f"{name} tokens, two of them in the place of others")
+        reads_back(stream, keys, values, f"{name} tokens, two of which replace removed ones")
         stream.cache.clear()
         stream.give(values, keys)
-        reads_back(stream, values, keys, f"{name} tokens in the place of all others")
+        reads_back(stream, values, keys, f"{name} tokens that replace all others")
 
 
 @check("QUANT-10c", "quantized")
@@ -58,7 +58,7 @@ def a_head_dim_that_no_group_goes_into_is_refused(subject: Subject) -> None:
         if takes(subject, "head_dim", dim)
     ]
     if not tried:
-        raise NotOffered("a head_dim that no group goes into")
+        raise NotOffered("a head_dim that is not a multiple of a group")
     for name, dim in tried:
         config = new(subject, "quantized", format=name, head_dim=group_of(name)).config
         with raises("ConfigError"):

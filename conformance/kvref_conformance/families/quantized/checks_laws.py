@@ -1,4 +1,4 @@
-"""LAW-01, LAW-02, LAW-05, LAW-13, LAW-20: what the laws say of this family alone."""
+"""Checks of LAW-01, LAW-02, LAW-05, LAW-13 and LAW-20 for this family."""
 
 from collections.abc import Iterator
 
@@ -13,7 +13,7 @@ from kvref_conformance.families.quantized.stream import QuantizedStream, formats
 
 
 def stepped(subject: Subject, steps: int, **config: str) -> Handle:
-    """A cache after so many steps."""
+    """Returns a cache after `steps` steps."""
     cache = new(subject, "quantized", **config)
     at_least(cache, capacity=steps)
     for _ in range(steps):
@@ -29,7 +29,7 @@ def a_step_goes_to_all_layers_or_none(subject: Subject) -> None:
     cache.append(1, *pair_of_tokens(subject, capacity))
     with raises("CapacityExceeded"):
         cache.append_step(*pair_of_tokens(subject, layers))  # layer 1 is full, layer 0 is not
-    equal((cache.length(0), cache.length(1)), (0, capacity), "lengths after a step that did not fit")
+    equal((cache.length(0), cache.length(1)), (0, capacity), "lengths after a step that raised CapacityExceeded")
 
 
 @check("LAW-01", "quantized")
@@ -37,9 +37,9 @@ def tokens_go_to_a_layer_all_or_none(subject: Subject) -> None:
     stream, _, _ = filled(QuantizedStream(subject, capacity=4), 2)
     first = stream.read()
     with raises("CapacityExceeded"):
-        stream.give(*pair_of_tokens(subject, stream.config["capacity"] - 1))  # one less would fit
-    equal(len(stream), 2, "length after tokens of which some did not fit")
-    pair(stream.read(), first, "tokens before some that did not fit")
+        stream.give(*pair_of_tokens(subject, stream.config["capacity"] - 1))  # one token too many
+    equal(len(stream), 2, "length after an append that raised CapacityExceeded")
+    pair(stream.read(), first, "tokens after an append that raised CapacityExceeded")
 
 
 @check("LAW-20", "quantized")
@@ -76,7 +76,7 @@ def tokens_are_appended_whatever_the_layer_is_named_in(subject: Subject) -> None
 
     def script(typed: Typed) -> Iterator[Seen]:
         cache = typed.new("quantized", capacity=100)
-        yield "appending to layer 1", typed.call(cache, "append", 1, keys, values)
+        yield "append to layer 1", typed.call(cache, "append", 1, keys, values)
         yield "length of layer 1", typed.call(cache, "length", 1)
         yield "tokens 1 and 0", typed.call(cache, "read_tokens", 1, [1, 0])
 
@@ -109,7 +109,7 @@ def a_token_that_was_cleared_cannot_be_read(subject: Subject) -> None:
 def reading_no_positions_gives_no_tokens(subject: Subject) -> None:
     stream, _, _ = filled(QuantizedStream(subject))
     keys, values = stream.cache.read_tokens(0, [])
-    equal((len(keys), len(values)), (0, 0), "tokens read at no positions")
+    equal((len(keys), len(values)), (0, 0), "tokens read at 0 positions")
 
 
 @check("LAW-02a", "quantized")
@@ -130,9 +130,9 @@ def tokens_go_whatever_the_length_is_given_in(subject: Subject) -> None:
         at_least(cache, capacity=200)
         cache.append(0, keys, values)
         for time in range(3):
-            yield f"truncate(100), time {time + 1}", typed.call(cache, "truncate", 100)
+            yield f"truncate(100), call {time + 1}", typed.call(cache, "truncate", 100)
             cache.append(0, keys[:60], values[:60])
-            yield f"length after 60 more, time {time + 1}", cache.length(0)
+            yield f"length after an append of 60, call {time + 1}", cache.length(0)
         yield "tokens 159 and 100", typed.call(cache, "read_tokens", 0, [159, 100])
 
     the_same_in_any_type(subject, script)

@@ -1,4 +1,4 @@
-"""LAW-18: rows and scales of the quantized cache, far into each layer."""
+"""Checks of LAW-18: rows and scales of the quantized cache at high positions of each layer."""
 
 from kvref_conformance.checking.content import Written, belongs, pair_of_content
 from kvref_conformance.checking.real import affordable, edges

@@ -1,4 +1,4 @@
-"""FMT-ROT: a cache of rotated tokens."""
+"""Checks of FMT-ROT: a cache in rotated formats."""
 
 from collections.abc import Iterator
 
@@ -19,11 +19,11 @@ DIM = 64
 
 
 def each(subject: Subject) -> Iterator[QuantizedStream]:
-    """A cache of one layer in each format, of heads in which something is rotated. Raises NotOffered where there is none."""
+    """Yields a cache of one layer per rotated format. Raises NotOffered if no allowed head_dim has a block to rotate."""
     dim, found = subject.size("head_dim", DIM), formats_of(subject, "format", *ROTATED)
     found = [name for name in found if dim % group_of(name) == 0 and block_of(dim) > 1]
     if not found:
-        raise NotOffered("a head_dim in which there is something to be rotated")
+        raise NotOffered("a head_dim with a block to rotate")
     for name in found:
         stream = QuantizedStream(subject, num_layers=1, format=name, head_dim=DIM)
         at_least(stream.cache, capacity=4)
@@ -48,7 +48,7 @@ def no_head_is_rotated_with_another(subject: Subject) -> None:
         pair(
             (keys_beside[:, 1:], values_beside[:, 1:]),
             alone,
-            f"heads of {stream.config['format']} tokens beside one that is louder",
+            f"heads of {stream.config['format']} tokens next to a head of large values",
         )
         reads_back(stream, keys, values, f"{stream.config['format']} tokens")
 
@@ -62,7 +62,7 @@ def rotated_tokens_read_back_as_their_format_says(subject: Subject) -> None:
         stream.cache.truncate(2)
         keys[2:], values[2:] = tokens(subject, stream, 2)
         stream.give(keys[2:], values[2:])
-        reads_back(stream, keys, values, f"{stream.config['format']} tokens, two of them in the place of others")
+        reads_back(stream, keys, values, f"{stream.config['format']} tokens, two of which replace removed ones")
 
 
 @check("FMT-ROT-07b", "quantized")

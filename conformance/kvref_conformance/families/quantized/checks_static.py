@@ -1,4 +1,4 @@
-"""FMT-STATIC: a cache whose scales are given, one for keys and one for values."""
+"""Checks of FMT-STATIC: a cache with a fixed scale for keys and one for values."""
 
 from collections.abc import Iterator
 
@@ -16,7 +16,7 @@ KEY_SCALE, VALUE_SCALE = 0.5, 0.037
 
 
 def each(subject: Subject, **given: float) -> Iterator[QuantizedStream]:
-    """A cache of one layer in each format, with these scales."""
+    """Yields a cache of one layer per format, with these scales."""
     for name in formats_of(subject, "format", *STATIC):
         stream = QuantizedStream(subject, num_layers=1, format=name, **given)
         at_least(stream.cache, capacity=4)
@@ -27,14 +27,14 @@ def each(subject: Subject, **given: float) -> Iterator[QuantizedStream]:
 def keys_and_values_are_stored_by_the_scale_that_is_theirs(subject: Subject) -> None:
     for stream in each(subject, key_scale=KEY_SCALE, value_scale=VALUE_SCALE):
         keys, values = pair_of_tokens(subject, 4)
-        keys[2:] = held(subject, keys[2:] * LOUD)  # a scale that is learned from the first tokens clips these
+        keys[2:] = held(subject, keys[2:] * LOUD)  # a scale computed from the first tokens would clip these
         stream.give(keys[:2], values[:2])
         stream.give(keys[2:], values[2:])
         reads_back(stream, keys, values, f"{stream.config['format']} tokens")
         stream.cache.truncate(1)
         stream.give(values[1:], keys[1:])
         keys[1:], values[1:] = values[1:].copy(), keys[1:].copy()
-        reads_back(stream, keys, values, f"{stream.config['format']} tokens, three of them in the place of others")
+        reads_back(stream, keys, values, f"{stream.config['format']} tokens, three of which replace removed ones")
 
 
 @check("FMT-STATIC-06b", "quantized")
@@ -43,7 +43,7 @@ def a_scale_that_is_not_given_is_one(subject: Subject) -> None:
         for stream in each(subject, **given):
             keys, values = pair_of_tokens(subject, 3)
             stream.give(keys, values)
-            reads_back(stream, keys, values, f"{stream.config['format']} tokens, given {given or 'no scale'}")
+            reads_back(stream, keys, values, f"{stream.config['format']} tokens with scales {given or 'not passed'}")
 
 
 @check("ATTN-10", "quantized")

@@ -1,4 +1,4 @@
-"""Operations of the quantized cache made of others."""
+"""Derived operations of the quantized cache."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -30,17 +30,17 @@ def token_of_several(cache: Handle, layer: int, position: int) -> Pair:
 def head_of_a_token(cache: Handle, layer: int, position: int, head: int) -> Pair:
     keys, values = cache.read_token(layer, position)
     if not 0 <= head < len(keys):
-        raise NotOffered("reading a head, which read_token does not take")
+        raise NotOffered("read_head of a head that does not exist (derived from read_token)")
     return keys[head], values[head]
 
 
 def steps_of_one_layer(cache: Handle, layer: int, keys: Any, values: Any) -> None:
-    """A step goes to every layer, so that it is an append where there is one layer only. What makes no steps must not be one."""
+    """An append to a cache with one layer is one step per token. Arrays that cannot be divided are passed on, to be rejected."""
     if cache.config["num_layers"] != 1 or layer != 0:
-        raise NotOffered("an append to one layer of several, where a step goes to all")
+        raise NotOffered("append to one of several layers (derived from append_step)")
     lengths = {np.shape(getattr(array, "array", array))[:1] for array in (keys, values)}
     if lengths == {(0,)}:
-        raise NotOffered("an append of no tokens, where a step is of one")
+        raise NotOffered("append of 0 tokens (derived from append_step)")
     if len(lengths) > 1 or () in lengths:
         cache.append_step(keys, values)
     else:
@@ -51,18 +51,18 @@ def steps_of_one_layer(cache: Handle, layer: int, keys: Any, values: Any) -> Non
 
 def append_to_each_layer(cache: Handle, keys: Any, values: Any) -> None:
     if not _alike(keys, values) or len(keys) != cache.config["num_layers"]:
-        raise NotOffered("a step of other arrays than a token a layer")
+        raise NotOffered("append_step of other arrays than one token per layer (derived from append)")
     in_turn(partial(cache.append, layer, keys[layer][None], values[layer][None]) for layer in range(len(keys)))
 
 
 def _stacked(pairs: Sequence[Pair]) -> Pair:
     if not pairs:
-        raise NotOffered("reading no positions, one by one")
+        raise NotOffered("reading 0 positions (derived from reading one)")
     return np.stack([keys for keys, _ in pairs]), np.stack([values for _, values in pairs])
 
 
 def _alike(keys: Any, values: Any) -> bool:
-    """Whether these are arrays of the judge's that could be taken apart."""
+    """Returns whether both are NumPy arrays of the same 3-D shape."""
     return isinstance(keys, np.ndarray) and isinstance(values, np.ndarray) and keys.shape == values.shape and keys.ndim == 3
 
 

@@ -1,4 +1,4 @@
-"""The cache that quantizes tokens as they are appended."""
+"""The typed protocol of the quantized cache."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -6,7 +6,7 @@ from typing import Protocol
 from kvref_conformance.interface import HeadRow, Query, Saved, Step, Token, Tokens
 
 _TOKENS = "ShapeMismatch DtypeMismatch NonFinite"
-# The errors that each operation may have to answer with; what `new` has to refuse is always a ConfigError.
+# The errors that each operation can be required to raise. `new` raises ConfigError only.
 ERRORS: dict[str, str] = {
     "append": f"LayerOutOfRange {_TOKENS} CapacityExceeded",
     "append_step": f"{_TOKENS} CapacityExceeded",
@@ -39,7 +39,7 @@ class Quantized(Protocol):
 
 
 class Factory(Protocol):
-    """What makes one: it is given every size by name, and the scales in the formats of FMT-STATIC alone."""
+    """The factory. It receives every size by name, and the scales in the formats of FMT-STATIC only."""
 
     def __call__(
         self,

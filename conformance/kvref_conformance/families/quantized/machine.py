@@ -1,4 +1,4 @@
-"""Any sequence of calls of the family `quantized`."""
+"""The state machine of the family `quantized`."""
 
 import numpy as np
 from hypothesis import strategies as st
@@ -31,7 +31,7 @@ class QuantizedMachine(Machine):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of a token: heads, elements."""
+        """The heads and elements of a token."""
         return self.config["num_kv_heads"], self.config["head_dim"]
 
     @property
@@ -83,7 +83,7 @@ class QuantizedMachine(Machine):
     @precondition(lambda self: self.objects)
     @rule(between=st.sampled_from((0, 1, 2)), layer=ANY, count=COUNT, damage=DAMAGE, kind=kinds())
     def move(self, between: int, layer: int, count: int, damage: int, kind: str) -> None:
-        """Save it, append more or clear it, and load what was saved."""
+        """Saves the cache, appends tokens or clears it, and loads the saved data."""
         data = self.call("save", self.objects[0])
         if data is None:
             return

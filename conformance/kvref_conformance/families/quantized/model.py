@@ -1,4 +1,4 @@
-"""The quantized cache as a list of tokens a layer, each remembering what it was quantized to."""
+"""The reference model of the quantized cache: a list of tokens per layer, each with the values that it reads as."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -41,10 +41,10 @@ class Quantized(MovedWhole):
     ) -> None:  # fmt: skip
         super().__init__()
         self.num_layers, self.room, self.row, self.format = num_layers, capacity, (num_kv_heads, head_dim), format
-        self.scales = key_scale, value_scale  # that are given
+        self.scales = key_scale, value_scale  # None if not passed
         self.tokens: list[list[tuple[Reads, Reads]]] = [[] for _ in range(num_layers)]
-        self.written: set[tuple[int, int]] = set()  # layer and position of what was appended last
-        self.unknown = False  # something not finite was taken: what it was quantized to is no clause's business
+        self.written: set[tuple[int, int]] = set()  # (layer, position) of the tokens of the last append
+        self.unknown = False  # a NaN or an infinity was accepted: no clause says how such a row reads
 
     def looks(self) -> list[Look]:
         found: list[Look] = [(name, {}) for name in ("memory_bytes", "fp32_bytes", "compression_ratio")]
@@ -93,7 +93,7 @@ class Quantized(MovedWhole):
         return [("CapacityExceeded", "QUANT-02")] if tokens > self.room else []
 
     def _append(self, layers: list[int], keys: NDArray, values: NDArray) -> Expected:
-        """Token i goes to layers[i], where there is room for it."""
+        """Appends token i to layers[i], which has room for it."""
 
         def change(ok: Any) -> None:
             self.written = set()
@@ -123,7 +123,7 @@ class Quantized(MovedWhole):
 
     def _out_of_range(self, layer: Any, positions: Sequence[Any]) -> Wrong:
         wrong = not_in_range(layer, self.num_layers, "LayerOutOfRange")
-        length = max(map(len, self.tokens if wrong else [self.tokens[layer]]))  # past the longest layer, where it is not there
+        length = max(map(len, self.tokens if wrong else [self.tokens[layer]]))  # of the longest layer if the layer does not exist
         return wrong + [each for p in positions for each in not_in_range(p, length, "PositionOutOfRange", "LAW-05")]
 
     def _read(self, layer: int, positions: list[int], index: tuple[Any, ...], row: tuple[int, int]) -> Expected:

@@ -1,4 +1,4 @@
-"""The states of the quantized cache that bugs hide behind."""
+"""The states of the quantized cache that random call sequences should reach, because bugs depend on them."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ refusals(
 
 
 def fill(call: Call) -> list[int]:
-    """The length of each layer of a quantized cache."""
+    """Returns the length of each layer."""
     return [len(tokens) for tokens in call.model.tokens]
 
 

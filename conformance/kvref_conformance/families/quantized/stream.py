@@ -1,4 +1,4 @@
-"""What the laws know of the quantized cache: a stream is one layer of it."""
+"""The Stream of the quantized cache, by which the laws use it: a stream is one layer."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -16,7 +16,7 @@ from kvref_conformance.outcome import NotOffered
 
 
 def formats_of_tokens(subject: Subject) -> list[str]:
-    """INT8 and FP8; of a cache that has neither, formats of groups that rows of checks hold (QUANT-10). Raises NotOffered."""
+    """Returns INT8 and FP8, or formats of groups (QUANT-10) if the cache has neither. Raises NotOffered if it has no format."""
     try:
         return formats_of(subject, "format", *SYMMETRIC)
     except NotOffered as lacking:
@@ -27,7 +27,7 @@ def formats_of_tokens(subject: Subject) -> list[str]:
 
 
 def formats_in_groups(subject: Subject) -> list[str]:
-    """Some of the formats of groups, which go into some head_dim that it takes. Raises NotOffered."""
+    """Returns some formats whose group divides an allowed head_dim. Raises NotOffered if there is none."""
     offered = formats_of(subject, "format", *IN_GROUPS)
     if going := [name for name in offered if subject.size("head_dim", 2 * group_of(name)) % group_of(name) == 0]:
         return few(subject, going)
@@ -43,7 +43,7 @@ class QuantizedStream(Stream):
         self.given = False
 
     def give(self, keys: NDArray | Own, values: NDArray | Own) -> None:
-        """Where only steps are offered, which go to every layer, the first tokens make it a cache of one layer."""
+        """Appends to layer 0. If only append_step is provided, the first call replaces the cache by one with a single layer."""
         try:
             self.cache.append(self.layer, keys, values)
         except NotOffered:
@@ -64,7 +64,7 @@ class QuantizedStream(Stream):
         except NotOffered:
             if positions:
                 raise
-            none = tokens(self.subject, 0)  # one by one there is nothing to read
+            none = tokens(self.subject, 0)  # derived read operations cannot read 0 positions
             return none, none
 
     def saved_as_is(self) -> Any:
@@ -85,12 +85,12 @@ class QuantizedStream(Stream):
             yield self.fresh(format=name, head_dim=dim_of(name))
 
     def read_as_is(self) -> Any:
-        """Of the first two tokens what there is a way to read."""
+        """Reads the first two tokens by whichever read operation is provided."""
         ways: list[tuple[str, tuple[Any, ...]]] = [("read_tokens", ([0, 1],)), ("read_token", (0,)), ("read_head", (0, 0))]
         for name, where in ways:
             with suppress(NotOffered):
                 return self.cache.as_is(name, self.layer, *where)
-        raise NotOffered("reading tokens")
+        raise NotOffered("a read operation")
 
     def expected(self, keys: NDArray, values: NDArray) -> tuple[Reads, Reads]:
         format, scales = self.config["format"], (self.config.get("key_scale"), self.config.get("value_scale"))

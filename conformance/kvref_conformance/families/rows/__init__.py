@@ -1,4 +1,4 @@
-"""Rows of numbers that share a scale: quantized, and read back."""
+"""The family `rows`: quantizing rows of numbers, and reading them back."""
 
 from math import isfinite
 

@@ -1,4 +1,4 @@
-"""FMT-LEVEL, FMT-INT8 and FMT-FP8-08 to 10: rows with one scale each."""
+"""Checks of FMT-LEVEL, FMT-INT8 and FMT-FP8-08 to FMT-FP8-10: rows with one scale each."""
 
 import numpy as np
 
@@ -26,11 +26,11 @@ from kvref_conformance.outcome import Broken, NotOffered
 
 FP8 = ("float8_e4m3fn", "float8_e5m2")
 EVERY = (*SYMMETRIC, *AFFINE, *IN_GROUPS)
-ORDINARY = np.ones((1, 2), np.float32)  # what is no concern of a row may hide it: the larger of two scales, the last of all
+ORDINARY = np.ones((1, 2), np.float32)  # rows around the row under test: a wrong use of their scale shows
 
 
 def quantized(subject: Subject, rows: NDArray, format: str) -> Stored:
-    """What the implementation stores, codes unpacked and scales as float32, and what that reads back as."""
+    """Returns what the implementation stores, with codes unpacked and scales as float32, and the values it reads back."""
     family, width = subject.new("rows"), rows.shape[1]
     codes, scale, zero = family.quantize(rows, format)
     values = family.dequantize(codes, scale, zero, width, format)
@@ -38,19 +38,19 @@ def quantized(subject: Subject, rows: NDArray, format: str) -> Stored:
         per_row = width // 32 * ggml.LAYOUT[format].itemsize
         codes = shaped(codes, (len(codes), per_row), f"{format} bytes of rows of {width}")
     elif scale is None:
-        raise NotOffered("a scale beside the codes")
+        raise NotOffered("scales separate from the codes")
     return oracle.as_read(codes, scale, zero, width, format, values)
 
 
 def read_back(subject: Subject, rows: NDArray | Own, width: int, format: str) -> NDArray:
-    """What rows read back as, of whatever they are stored as."""
+    """Returns the values that rows read back as, whatever form they are stored in."""
     family = subject.new("rows")
     values: NDArray = family.dequantize(*family.quantize(rows, format), width, format)
     return values
 
 
 def same_scale(subject: Subject, got: NDArray, want: NDArray, what: str, format: str = "") -> None:
-    """To the bit, or within one unit in the last place of its dtype for level tolerant (FMT-LEVEL-02)."""
+    """Raises Broken unless scales are bit-identical, or within one unit in the last place at level tolerant (FMT-LEVEL-02)."""
     if subject.level == "exact":
         same(got, want, what)
     else:
@@ -58,7 +58,10 @@ def same_scale(subject: Subject, got: NDArray, want: NDArray, what: str, format:
 
 
 def same_codes(subject: Subject, got: NDArray, rows: NDArray, format: str, made: Stored | None = None) -> None:
-    """To the bit, or admissible for level tolerant: with the scales of the definition, or those that they were made with."""
+    """Raises Broken unless codes are those of the definition, or admissible at level tolerant.
+
+    made: the stored rows whose scales the codes were made with; None for the scales of the definition.
+    """
     made = None if subject.level == "exact" else made
     want = (oracle.store(rows, format, got) if made is None else oracle.as_made(rows, made, format)).codes
     differs = np.argwhere(got != want) if subject.level == "exact" else np.array(oracle.inadmissible(rows, got, format, made))
@@ -93,7 +96,7 @@ def codes_are_admissible_and_scales_an_ulp_off_at_most(subject: Subject) -> None
             wrong = oracle.inadmissible(rows, got.codes, name, got if name in GROUPS else None)
             if wrong:
                 n, i = wrong[0]
-                raise Broken(f"{name} code of {float(rows[n, i])!r}", f"{want.codes[n, i]}, or near", str(got.codes[n, i]))
+                raise Broken(f"{name} code of {float(rows[n, i])!r}", f"{want.codes[n, i]}, or admissible", str(got.codes[n, i]))
 
 
 def within_bound(subject: Subject, *formats: str) -> None:
@@ -103,8 +106,8 @@ def within_bound(subject: Subject, *formats: str) -> None:
             family = subject.new("rows")
             codes, scale, zero = family.quantize(rows, name)
             values = family.dequantize(codes, scale, zero, width, name)
-            want = oracle.store(rows, name)  # not by a scale of its own choosing,
-            if subject.level == "tolerant" and scale is not None:  # but by one that it may have
+            want = oracle.store(rows, name)  # bound for the scale of the definition,
+            if subject.level == "tolerant" and scale is not None:  # or for the scale that it chose within the tolerance
                 want = oracle.with_scales(rows, oracle.as_read(codes, scale, zero, width, name, values), name)
             exact, tolerant = oracle.bounds(rows, want, name)
             within(values, rows, tolerant if subject.level == "tolerant" else exact, f"{name} values of rows of {width}")
@@ -137,14 +140,14 @@ def finite_rows_never_read_back_infinite(subject: Subject) -> None:
                 got = read_back(subject, rows, rows.shape[1], name)
                 true(
                     np.isfinite(got).all(),
-                    f"{row.tolist()} between ones through {name}",
+                    f"{row.tolist()} between rows of ones, in {name}",
                     "finite values, or NonFinite",
                     got.tolist(),
                 )
 
 
 def _widened(subject: Subject, dtype: str) -> None:
-    """Against the same rows in float32, or where that is not taken, against what they are to read as."""
+    """Compares rows of a dtype with the same rows in float32, or with the expected values if it does not accept float32."""
     taken = subject.limits.dtypes("rows")
     if dtype not in taken:
         raise NotOffered(f"{dtype} arrays, where its limits say {' or '.join(taken)}")
@@ -157,9 +160,9 @@ def _widened(subject: Subject, dtype: str) -> None:
             raise NotOffered(f"{dtype} arrays") from error
         got, wide = read_back(subject, own, width, name), rows.astype(np.float32)
         if "float32" in taken:
-            same(got, read_back(subject, wide, width, name), f"{name} of {dtype} rows, against the same rows in float32")
+            same(got, read_back(subject, wide, width, name), f"{name} values of {dtype} rows, compared with float32 rows")
         else:
-            read(subject, got, oracle.read_as(wide, name), f"{name} of {dtype} rows")
+            read(subject, got, oracle.read_as(wide, name), f"{name} values of {dtype} rows")
 
 
 @check("FMT-LEVEL-04a", "rows")
@@ -203,7 +206,7 @@ def _value_is_decoded_times_scale(subject: Subject, name: str) -> None:
     got = quantized(subject, rows, name)
     decoded = got.codes if name == "int8" else elements.decoded(name)[got.codes]
     want = fl(decoded * np.asarray(got.scale, dtype=np.float64)[:, None]).astype(np.float32)
-    same(got.values, want, f"{name} values against codes * scale")
+    same(got.values, want, f"{name} values, compared with codes * scale")
 
 
 @check("FMT-INT8-03", "rows")
@@ -246,18 +249,18 @@ def scaling_by_a_power_of_two_keeps_the_codes(subject: Subject) -> None:
     codes = quantized(subject, rows, "int8").codes
     for power in (-10, -3, 1, 60):
         scaled = rows * np.float32(2.0**power)
-        exact = (held(subject, scaled) == scaled).all(axis=1)  # nothing under- or overflows,
-        exact &= np.abs(scaled).max(axis=1) > 127 * 2.0**-23  # the scale included
+        exact = (held(subject, scaled) == scaled).all(axis=1)  # rows without under- or overflow,
+        exact &= np.abs(scaled).max(axis=1) > 127 * 2.0**-23  # also of the scale
         same(quantized(subject, scaled[exact], "int8").codes, codes[exact], f"codes of rows * 2^{power}")
 
 
 def _requantizing_is_a_fixed_point(subject: Subject, name: str) -> None:
     once = quantized(subject, adversarial(subject, 9, name), name)
     values = np.asarray(once.values, dtype=np.float32)
-    exact = (held(subject, values) == values).all(axis=1)  # what was read back can be handed in
+    exact = (held(subject, values) == values).all(axis=1)  # values that the input dtype can represent
     twice = quantized(subject, values[exact], name)
-    same(twice.codes, once.codes[exact], f"{name} codes of what was read back")
-    same_scale(subject, twice.scale, once.scale[exact], f"{name} scales of what was read back")
+    same(twice.codes, once.codes[exact], f"{name} codes of requantized values")
+    same_scale(subject, twice.scale, once.scale[exact], f"{name} scales of requantized values")
 
 
 @check("FMT-INT8-08ab", "rows")

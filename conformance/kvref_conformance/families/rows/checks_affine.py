@@ -1,4 +1,4 @@
-"""FMT-AFF: rows with a scale and a zero point."""
+"""Checks of FMT-AFF: rows with a scale and a zero."""
 
 import numpy as np
 
@@ -29,7 +29,7 @@ def a_range_that_overflows_is_refused(subject: Subject) -> None:
     formats = subject.formats(*AFFINE)
     subject.need(width=3)
     if subject.dtype == "float16":
-        raise NotOffered("a range that overflows float32, of float16 numbers")
+        raise NotOffered("float16 rows whose range overflows float32")
     for name in formats:
         widest = spread(subject, np.array([[1.69e38, -1.69e38, 0.0]]))
         same_scale(
@@ -47,7 +47,7 @@ def codes_are_rounded_half_away_and_clamped(subject: Subject) -> None:
         ties = rows_of(subject, [0.0, top], np.arange(0, top) + 0.5, top + 2)
         for rows in (ties, held(subject, ties + np.float32(1024)), adversarial(subject, 33, name)):
             got = quantized(subject, rows, name)
-            true(got.codes.min() >= 0 and got.codes.max() <= top, f"{name} codes", f"within 0..{top}", got.codes.max())
+            true(got.codes.min() >= 0 and got.codes.max() <= top, f"{name} codes", f"in [0, {top + 1})", got.codes.max())
             same_codes(subject, got.codes, rows, name)
 
 
@@ -58,14 +58,14 @@ def a_value_is_rounded_twice(subject: Subject) -> None:
         got = quantized(subject, rows, name)
         scale, zero = (np.asarray(part, dtype=np.float64)[:, None] for part in (got.scale, got.zero))
         want = fl(fl(got.codes * scale) + zero).astype(np.float32)
-        same(got.values, want, f"{name} values against fl(fl(code * scale) + zero)")
+        same(got.values, want, f"{name} values, compared with fl(fl(code * scale) + zero)")
 
 
 @check("FMT-AFF-05", "rows")
 def a_constant_row_reads_back_exactly(subject: Subject) -> None:
     for name in subject.formats(*AFFINE):
         constants = np.array([[0.0], [3.14159], [-1e-12], [1e30], [-7.0]])
-        rows = taken(subject, np.repeat(constants, subject.size("width", 5), axis=1)) + np.float32(0)  # of -0.0, too, it is 0.0
+        rows = taken(subject, np.repeat(constants, subject.size("width", 5), axis=1)) + np.float32(0)  # -0.0 reads back as 0.0
         got = quantized(subject, rows, name)
         same(got.values, rows, f"{name} values of constant rows")
         equal(int(got.codes.max()), 0, f"{name} codes of constant rows")

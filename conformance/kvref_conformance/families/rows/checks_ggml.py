@@ -1,4 +1,4 @@
-"""FMT-GGML: the cache types of llama.cpp, byte for byte."""
+"""Checks of FMT-GGML: the cache types of llama.cpp, byte for byte."""
 
 import numpy as np
 
@@ -19,9 +19,9 @@ def blocks_read_as_their_bytes_say(subject: Subject) -> None:
         size = ggml.LAYOUT[name].itemsize
         stored = subject.rng.integers(0, 256, size=(80, width // 32 * size)).astype(np.uint8)
         halves = stored.reshape(-1, size)[:, 1 : 4 if name.endswith("_1") else 2 : 2]
-        halves &= 0xBF  # every float16 but the largest, infinities and NaNs
+        halves &= 0xBF  # every float16 except the largest, infinities and NaNs
         got = subject.new("rows").dequantize(stored, None, None, width, name)
-        same(got, ggml.read(stored, name).values, f"{name} values of bytes at random")
+        same(got, ggml.read(stored, name).values, f"{name} values of random bytes")
 
 
 def _as_ggml_makes_them(subject: Subject, *names: str) -> None:
@@ -65,4 +65,4 @@ def a_block_of_zeros_reads_back_as_zeros(subject: Subject) -> None:
     for name in formats_of_rows(subject, *GGML):
         rows = spread(subject, taken(subject, np.array([[0.0, -0.0, 0.0], [1e-40, -1e-40, 0.0]])), name)
         values = quantized(subject, rows, name).values
-        same(np.abs(values), np.zeros_like(rows), f"{name} values of zeros, and of numbers below all scales")
+        same(np.abs(values), np.zeros_like(rows), f"{name} values of zeros and of numbers below every scale")

@@ -1,4 +1,4 @@
-"""FMT-GROUP and FMT-SMALL: scales of so many neighbours along head_dim, and codes of less than a byte."""
+"""Checks of FMT-GROUP and FMT-SMALL: scales of groups along head_dim, and codes of less than a byte."""
 
 from functools import partial
 
@@ -22,7 +22,7 @@ SMALL = tuple(name for name in (*GROUPS, *MX, *NVFP4) if bits_of(name) < 8)
 
 
 def every(subject: Subject) -> list[str]:
-    """All of FMT-GROUP that it has, and a width for."""
+    """Returns all formats of FMT-GROUP that it provides with an allowed width."""
     found = [name for name in subject.formats(*GROUPS) if subject.size("width", group_of(name)) % group_of(name) == 0]
     if not found:
         raise NotOffered("rows of a width that is a multiple of a group")
@@ -36,7 +36,7 @@ def scales_and_zeros_are_of_their_group_and_rounded_once(subject: Subject) -> No
         got, want = quantized(subject, rows, name), oracle.store(rows, name)
         same_scale(subject, got.scale, want.scale, f"{name} scales of rows of {rows.shape[1]}", name)
         if is_affine(name):
-            alike = same if subject.level == "exact" else partial(within, bound=0)  # of 0 and -0 either is the least
+            alike = same if subject.level == "exact" else partial(within, bound=0)  # 0 and -0 are both right
             alike(got.zero, want.zero, what=f"{name} zeros of rows of {rows.shape[1]}")
 
 
@@ -46,7 +46,9 @@ def codes_are_made_with_the_scale_that_is_stored(subject: Subject) -> None:
         rows = adversarial(subject, 128, name)
         got = quantized(subject, rows, name)
         least = 0 if is_affine(name) else -top_of(name)
-        true(got.codes.min() >= least and got.codes.max() <= top_of(name), f"{name} codes", f"{least}..{top_of(name)}", got.codes)
+        true(
+            got.codes.min() >= least and got.codes.max() <= top_of(name), f"{name} codes", f"{least} to {top_of(name)}", got.codes
+        )
         same_codes(subject, got.codes, rows, name, got)
 
 
@@ -59,7 +61,7 @@ def a_width_that_is_no_multiple_of_the_group_is_refused(subject: Subject) -> Non
         if subject.size("width", width) == width
     ]
     if not tried:
-        raise NotOffered("rows of a width that is no multiple of a group")
+        raise NotOffered("rows of a width that is not a multiple of a group")
     for name, width in tried:
         with raises("ConfigError"):
             subject.new("rows").quantize(held(subject, subject.rng.normal(size=(2, width))), name)
@@ -73,7 +75,7 @@ def a_value_is_its_code_times_its_groups_scale(subject: Subject) -> None:
         scale, zero = (oracle.each_of(part, rows.shape[1]) for part in (got.scale, got.zero))
         want = fl(got.codes * scale)
         want = fl(want + zero) if is_affine(name) else want
-        same(got.values, want.astype(np.float32), f"{name} values against code * scale{' + zero' * is_affine(name)}")
+        same(got.values, want.astype(np.float32), f"{name} values, compared with code * scale{' + zero' * is_affine(name)}")
 
 
 @check("FMT-GROUP-05", "rows")
@@ -90,11 +92,11 @@ def a_group_is_stored_as_if_it_were_alone(subject: Subject) -> None:
     for name, wide in several:
         rows, group = held(subject, subject.rng.normal(size=(3, wide))), group_of(name)
         beside = rows.copy()
-        beside[:, group - 1] = 1000  # far from the others, at the end of its group
+        beside[:, group - 1] = 1000  # an outlier at the end of its group
         plain, values = (
             read_back(subject, each, wide, name) for each in (rows, beside)
-        )  # a call each: what all rows share counts
-        same(values[:, group:], plain[:, group:], f"{name} values of the groups beside one with an outlier")
+        )  # one call each, because rows of one call can affect each other
+        same(values[:, group:], plain[:, group:], f"{name} values of groups next to a group with an outlier")
 
 
 @check("FMT-SMALL-01", "rows")
@@ -105,25 +107,25 @@ def codes_lie_low_bits_first(subject: Subject) -> None:
         family, rows = subject.new("rows"), telling(subject, name, width)
         codes, scale, zero = family.quantize(rows, name)
         if scale is None:
-            lacking = "a scale beside the codes"
+            lacking = "scales separate from the codes"
             continue
         if oracle.a_byte_each(codes, width, name):
-            lacking = "codes that are packed: each has a byte of its own"
+            lacking = "packed codes: it stores one code per byte"
             continue
         judged = True
         want, values = oracle.store(rows, name), family.dequantize(codes, scale, zero, width, name)
         if subject.level == "exact":
             same(codes, oracle.packed(want, name), f"bytes of {name} rows of {width}")
             same(values, want.values, f"{name} values of {width}")
-        else:  # its scale may be another: that is FMT-GROUP-01's, FMT-MX-02's and FMT-MX-06's to say
+        else:  # its scale can differ, which FMT-GROUP-01, FMT-MX-02 and FMT-MX-06 judge
             said = oracle.said(codes, scale, zero, width, name)
-            within(values, said, 2.0**-7 * np.abs(said).max(), f"{name} values of {width}, against its bytes, low bits first")
+            within(values, said, 2.0**-7 * np.abs(said).max(), f"{name} values of {width}, from its bytes, low bits first")
     if not judged:
         raise NotOffered(lacking)
 
 
 def telling(subject: Subject, format: str, width: int) -> NDArray:
-    """Rows of numbers that codes stand for exactly, every group with its ends in it: there is one code for each."""
+    """Returns rows of exactly representable numbers, with both ends of the range in each group: every code is unambiguous."""
     if format in GROUPS:
         top = top_of(format)
         rows = subject.rng.integers(0 if is_affine(format) else -top, top + 1, size=(3, width)).astype(np.float32)

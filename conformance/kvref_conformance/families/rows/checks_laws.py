@@ -1,4 +1,4 @@
-"""LAW-16: what the laws say of this family alone."""
+"""Checks of LAW-16 for this family."""
 
 from kvref_conformance.checking.expect import same
 from kvref_conformance.checking.registry import check
@@ -15,4 +15,4 @@ def rows_are_left_alone(subject: Subject) -> None:
         rows = held(subject, subject.rng.normal(size=(3, *widths(subject, 5, format=name))))
         own = subject.own(rows)
         subject.new("rows").quantize(own, name)
-        same(subject.numpy(own.array), rows, f"rows, after they were quantized to {name}")
+        same(subject.numpy(own.array), rows, f"the input rows after quantize to {name}")

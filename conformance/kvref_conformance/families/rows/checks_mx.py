@@ -1,4 +1,4 @@
-"""FMT-MX: groups whose scale is a power of two, or a small float."""
+"""Checks of FMT-MX: groups whose scale is a power of two or a small float."""
 
 import numpy as np
 
@@ -20,7 +20,7 @@ def every_element_with_every_scale_reads_as_their_product(subject: Subject) -> N
     for name in formats_of_rows(subject, *MX, *NVFP4):
         group, worth = group_of(name), mx.numbers(name)
         codes = np.resize(np.arange(len(worth)), (-(-len(worth) // group), group)).astype(np.int64)
-        scales = np.arange(256 if name in MX else 127, dtype=np.uint8)  # of NVFP4 the positive ones
+        scales = np.arange(256 if name in MX else 127, dtype=np.uint8)  # NVFP4: the positive ones
         (width,) = widths(subject, group, format=name)
         a_byte_each = holds_a_byte_each(subject, width, name)
         for part in codes:
@@ -35,13 +35,13 @@ def every_element_with_every_scale_reads_as_their_product(subject: Subject) -> N
 
 
 def holds_a_byte_each(subject: Subject, width: int, format: str) -> bool:
-    """Whether it gives each code a byte of its own, as far as it shows. Raises NotOffered where its bytes are of another kind."""
+    """Returns whether it stores one code per byte. Raises NotOffered if its scales are not separate from the codes."""
     try:
         codes, scale, _ = subject.new("rows").quantize(np.zeros((1, width), np.float32), format)
     except NotOffered:
         return False
     if scale is None:
-        raise NotOffered("a scale beside the codes")
+        raise NotOffered("scales separate from the codes")
     return oracle.a_byte_each(codes, width, format)
 
 
@@ -67,8 +67,8 @@ def zeros_and_what_is_tiny_read_back_as_near_zero(subject: Subject) -> None:
         rows = spread(subject, np.array([[0.0, -0.0, 0.0], [1e-40, -1e-40, 0.0]]), name)
         want = oracle.store(rows, name)
         got = quantized(subject, rows, name)
-        same(got.scale, want.scale, f"{name} scales of zeros, and of numbers below all scales")
-        same(got.values, want.values, f"{name} values of zeros, and of numbers below all scales")
+        same(got.scale, want.scale, f"{name} scales of zeros and of numbers below every scale")
+        same(got.values, want.values, f"{name} values of zeros and of numbers below every scale")
 
 
 @check("FMT-MX-05", "rows")
@@ -79,7 +79,7 @@ def microscaled_values_are_within_the_bound(subject: Subject) -> None:
 @check("FMT-MX-06ab", "rows")
 def nvfp4_scales_are_the_largest_over_six_in_e4m3(subject: Subject) -> None:
     for name in formats_of_rows(subject, *NVFP4):
-        halfway = 6 * 2.0 ** np.arange(-9, 6)[:, None] * (np.arange(8, 16) + 0.5)  # between two scales, to the last beyond all
+        halfway = 6 * 2.0 ** np.arange(-9, 6)[:, None] * (np.arange(8, 16) + 0.5)  # midpoints of scales, up to beyond the largest
         ends = [0.0, 2688.0, 2689.0, 1e6, 6 * 2.0**-6]
         largest = np.concatenate([2.0 ** subject.rng.uniform(-12, 14, size=300), ends, halfway.ravel()])
         rows = spread(subject, taken(subject, largest[:, None] * np.array([[0.25, -1.0, 0.5]])), name)
@@ -99,5 +99,5 @@ def a_power_of_two_moves_the_scale_alone(subject: Subject) -> None:
             if not np.array_equal(held(subject, scaled), scaled):
                 continue
             got = quantized(subject, scaled, name)
-            equal(np.array_equal(got.codes, once.codes), True, f"{name} codes of rows * 2^{power}")
+            equal(np.array_equal(got.codes, once.codes), True, f"whether {name} codes of rows * 2^{power} are those of the rows")
             same(got.scale, once.scale * np.float32(2.0**power), f"{name} scales of rows * 2^{power}")

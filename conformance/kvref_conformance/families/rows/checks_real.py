@@ -1,4 +1,4 @@
-"""LAW-18: rows as long as all heads of a token together, and as many as a prompt has."""
+"""Checks of LAW-18: rows as long as all heads of a token together, and as many rows as the tokens of a prompt."""
 
 from kvref_conformance.checking.expect import same, within
 from kvref_conformance.checking.registry import check
@@ -11,7 +11,7 @@ from kvref_conformance.oracle.formats import GROUPS
 
 
 def judged(subject: Subject, count: int, wanted: int) -> None:
-    """In every format, of the width nearest to this within the limits. The largest number is the last of its row."""
+    """Checks every format at the allowed width nearest to `wanted`. The largest number of each row is its last."""
     for name in formats_of_rows(subject, *EVERY):
         (width,) = widths(subject, wanted, format=name)
         rows = held(subject, subject.rng.normal(size=(count, width)))

@@ -1,4 +1,4 @@
-"""FMT-STATIC: FP8 with a scale that is given."""
+"""Checks of FMT-STATIC: FP8 with a given scale."""
 
 import numpy as np
 
@@ -21,12 +21,12 @@ def handed(subject: Subject, format: str, scale: float) -> NDArray:
     (width,) = widths(subject, 64)
     rows = taken(subject, given(subject.rng, width, format, scale))
     if not len(rows):
-        raise NotOffered(f"rows as large as a scale of {scale} lets them be")
+        raise NotOffered(f"rows in a dtype with the range of a scale of {scale}")
     return rows
 
 
 def quantized(subject: Subject, rows: NDArray, format: str, scale: float | None) -> Stored:
-    """Codes, and what they read back as."""
+    """Returns the codes and the values that they read back as."""
     family = subject.new("rows") if scale is None else subject.new("rows", given_scale=scale)
     codes, _, _ = family.quantize(rows, format)
     values = family.dequantize(codes, None, None, rows.shape[1], format)
@@ -64,7 +64,7 @@ def what_lies_beyond_the_range_is_clipped(subject: Subject) -> None:
             got, want = quantized(subject, rows, name, scale), static.store(rows, name, scale)
             true(np.isfinite(got.values).all(), f"{name} values of {rows.tolist()}", "finite values", got.values)
             beyond = np.abs(rows.astype(np.float64)) >= most
-            same(got.values[beyond], want.values[beyond], f"{name} values from {most} on, with a scale of {scale}")
+            same(got.values[beyond], want.values[beyond], f"{name} values of magnitudes from {most} on, with a scale of {scale}")
 
 
 @check("FMT-STATIC-03", "rows")
@@ -89,7 +89,7 @@ def nothing_is_learned_from_the_rows(subject: Subject) -> None:
             values = family.dequantize(codes, None, None, width, name)
             want = static.store(rows, name, 0.5)
             bound = 0.0 if subject.level == "exact" else 2 * static.bound(rows, want, name)
-            within(values, want.values, bound, f"{name} values of rows beside, and after, others of another magnitude")
+            within(values, want.values, bound, f"{name} values of rows next to, or after, rows of another magnitude")
 
 
 @check("FMT-STATIC-05a", "rows")
@@ -104,10 +104,10 @@ def a_scale_that_is_none_is_refused(subject: Subject) -> None:
 def a_scale_that_is_not_given_is_one(subject: Subject) -> None:
     for name in subject.formats(*STATIC):
         rows = handed(subject, name, 1.0)
-        rows = rows[np.abs(rows).max(axis=1) <= elements.MAX[element_of(name)]]  # beyond it is FMT-STATIC-02's
+        rows = rows[np.abs(rows).max(axis=1) <= elements.MAX[element_of(name)]]  # larger numbers belong to FMT-STATIC-02
         got = quantized(subject, rows, name, None)
         same_codes(subject, got.codes, rows, name, 1.0)
-        same(got.values, static.said(got.codes, name, 1.0), f"{name} values of codes without a scale")
+        same(got.values, static.said(got.codes, name, 1.0), f"{name} values of codes without a given scale")
 
 
 @check("FMT-STATIC-07", "rows")

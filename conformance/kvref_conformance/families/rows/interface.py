@@ -1,11 +1,11 @@
-"""Rows of numbers that share a scale."""
+"""The typed protocol of quantizing rows."""
 
 from typing import Protocol
 
 from kvref_conformance.interface import CodesOf, RowsOf, Scales
 
 _TOKENS = "ShapeMismatch DtypeMismatch NonFinite"
-# The errors that each operation may have to answer with; what `new` has to refuse is always a ConfigError.
+# The errors that each operation can be required to raise. `new` raises ConfigError only.
 ERRORS: dict[str, str] = {
     "quantize": f"{_TOKENS} ConfigError",
 }
@@ -24,6 +24,6 @@ class Rows(Protocol):
 
 
 class Factory(Protocol):
-    """What makes one. given_scale: by which it stores the formats of FMT-STATIC, 1.0 where it is left out, and no others."""
+    """The factory. given_scale: the scale of the formats of FMT-STATIC (1.0 if it is left out). Only they use it."""
 
     def __call__(self, *, given_scale: float | None = None) -> Rows: ...

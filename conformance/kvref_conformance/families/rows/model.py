@@ -1,4 +1,4 @@
-"""What rows are quantized to, and read back as."""
+"""The reference model of quantizing rows and reading them back."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,7 +37,7 @@ class Rows(Function):
 
     def quantize(self, rows: NDArray, format: str) -> Expected:
         if np.ndim(rows) != 2:
-            raise ValueError("rows of another shape")
+            raise ValueError("rows: expected two dimensions")
         if wrong := wrong_arrays((rows, np.shape(rows))):
             return refuse(wrong + not_finite(rows), lambda: None)
         x = float32(rows)
@@ -70,13 +70,13 @@ class Rows(Function):
         if format in GGML:
             return Arrays("FMT-GGML-01", parts=(exactly(ggml.read(np.asarray(codes, np.uint8), format).values),))
         if scale is None:
-            raise ValueError("bytes of its own")
+            raise ValueError("dequantize: codes without scales cannot be predicted")
         return Arrays(_clause(format, "value"), parts=(exactly(rows.said(codes, scale, zero, width, format)),))
 
 
 @dataclass(frozen=True)
 class InGroups(Expected):
-    """What rows are stored as, codes in their bytes: those of the definition, or at level tolerant any that it admits."""
+    """The expected packed codes, scales and zeros: those of the definition, or any admissible ones at level tolerant."""
 
     rows: NDArray = field(default_factory=lambda: np.zeros((0, 0)))
     format: str = ""
@@ -84,7 +84,7 @@ class InGroups(Expected):
     def look(self, ok: Any, op: str, level: Level) -> None:
         (codes, scale, zero), width, exact = ok, self.rows.shape[1], level == "exact"
         if scale is None and self.format not in GGML:
-            return  # bytes of its own, of which what they read back as is judged
+            return  # its own byte layout: only the values read back are judged
         unpacked = rows.a_byte_each(codes, width, self.format)
         shape = self.rows.shape if unpacked else rows.packed(rows.store(self.rows, self.format), self.format).shape
         if np.shape(codes) != shape:
@@ -92,7 +92,7 @@ class InGroups(Expected):
         got = rows.as_read(codes, scale, zero, width, self.format, self.rows)
         want, of_groups = rows.store(self.rows, self.format, got.codes), self.format in GROUPS
         for name, part, wanted in (("scale", got.scale, want.scale), ("zero", got.zero, want.zero)):
-            least = exact or (name == "zero" and of_groups)  # a zero is one of the row's numbers, rounded
+            least = exact or (name == "zero" and of_groups)  # a zero is a number of the row, rounded
             ulp = 0 if least else rows.ulp_of_scales(wanted, self.format)
             if not (np.abs(part.astype(np.float64) - wanted) <= ulp).all():
                 raise Broken(
@@ -114,14 +114,14 @@ class InGroups(Expected):
         scale = mx.scale_codes(self.rows, self.format) if microscaled else None if self.format in GGML else want.scale
         zero = want.zero if self.format in GROUPS and groups.is_affine(self.format) else None
         of_scale = int(self.format in NVFP4) if microscaled else rows.ulp_of_scales(want.scale, self.format)
-        slack = [255, of_scale, 0][: 1 + (scale is not None) + (zero is not None)]  # of bytes that several codes share: any
+        slack = [255, of_scale, 0][: 1 + (scale is not None) + (zero is not None)]  # 255: several codes share a byte
         ok = [rows.packed(want, self.format), scale, zero]
         return {"ok": ok, "tolerant": slack if len(slack) > 1 else slack[0]}
 
 
 @dataclass(frozen=True)
 class OfRotated(Expected):
-    """What rotated rows are stored as. In another order the sums are other numbers: at level tolerant only values are judged."""
+    """The expected storage of rotated rows. Sums depend on their order, so that level tolerant judges values only."""
 
     inner: Expected = field(default_factory=lambda: Expected(""))
 
@@ -143,7 +143,7 @@ class OfRotated(Expected):
 
 
 def _clause(format: str, of: str) -> str:
-    """The clause about the codes, or the values, of a format."""
+    """Returns the clause about the codes, or the values, of a format."""
     known = {
         "int8": ("FMT-INT8-02", "FMT-INT8-03"), **dict.fromkeys(AFFINE, ("FMT-AFF-02", "FMT-AFF-04")),
         **dict.fromkeys(GROUPS, ("FMT-GROUP-02", "FMT-GROUP-04")), **dict.fromkeys(MX, ("FMT-MX-03", "FMT-MX-01")),
@@ -160,7 +160,7 @@ def _quantized(x: NDArray, format: str) -> Expected:
     want = rows.store(x, format)
     if not np.isfinite(want.scale).all() and format in AFFINE:
         return Refused("FMT-AFF-01", kinds=("NonFinite",))
-    if not finite(want.values):  # with a scale an ulp smaller, at level tolerant, they may be
+    if not finite(want.values):  # at level tolerant a scale one ulp smaller can make them finite
         return TakenOrRefused("FMT-LEVEL-05")
     if format in IN_GROUPS:
         return InGroups(_clause(format, "codes"), rows=x, format=format)

@@ -1,1 +1,4 @@
-"""Caches, casts, quantizers, pools and attention of other people, a file a library: they translate, and repair nothing."""
+"""Adapters of third-party caches, casts, quantizers, block pools and attention, one module per library and kind of component.
+
+An adapter translates names, shapes and exceptions. It does not validate arguments for the library and does not repair results.
+"""

@@ -1,4 +1,4 @@
-"""What adapters of attention have in common: masks that count from the first token on, and values as wide as the keys."""
+"""Helpers of attention adapters: padding for causal masks that count from the first token, and a check of the value width."""
 
 from typing import Any
 
@@ -6,13 +6,15 @@ from kvref_conformance.outcome import NotOffered
 
 
 def rows_before(query: Any, length: int) -> int:
-    """How many rows of zeros stand before queries of the last tokens, so that a mask that counts from the first token fits."""
+    """Return how many rows of zeros to insert before the queries, if a library's causal mask assumes that query 0 is at position
+    0.
+    """
     if len(query) > length:
-        raise NotOffered("queries before the first token")
+        raise NotOffered("more queries than tokens")
     return int(length) - len(query)
 
 
 def same_width(query: Any, keys: Any, values: Any) -> None:
-    """Raise NotOffered for values of another width than the keys, where these are right: documented is that both have one."""
+    """Raise NotOffered if values have another width than the keys: the library documents one width for both."""
     if query.shape[-1] == keys.shape[-1] and values.ndim == keys.ndim and values.shape[-1] not in (0, keys.shape[-1]):
-        raise NotOffered("values of another width than the keys")
+        raise NotOffered("values whose width differs from that of the keys")

@@ -1,10 +1,10 @@
-"""compressed-tensors' quantizers with a scale a token, and its hook that quantizes what a model's cache is given.
+"""Adapters of compressed-tensors: quantizers with one scale per token, and the hook that quantizes a model's cache.
 
-`compressed-tensors`: the rows are the tokens of one sequence, [1, tokens, width], as an activation has them: scales by
-`compute_dynamic_scales_and_zp`, codes by `quantize`, and back by `dequantize`. `compressed-tensors-groups`:
-the strategy "group", with the dtype of its scales asked for. `compressed-tensors-kv`: a `QuantizedKVCache` for
-each layer, before one DynamicCache, as `initialize_hooked_kv_cache` and its attention hook set both up. The cache then holds what
-the quantizer reads back as, in the dtype of the tokens, so that memory is not offered. Nothing is checked on their behalf.
+`compressed-tensors`: rows are the tokens of one sequence, [1, tokens, width], like an activation. Scales come from
+`compute_dynamic_scales_and_zp`, codes from `quantize`, and values from `dequantize`. `compressed-tensors-groups`: the strategy
+"group", with a scale dtype per format. `compressed-tensors-kv`: one `QuantizedKVCache` per layer in front of a shared
+DynamicCache, set up as `initialize_hooked_kv_cache` and its attention hook do. That DynamicCache contains dequantized values in
+the dtype of the tokens, so memory_bytes is not offered. The adapter validates nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,7 +46,7 @@ class CompressedTensors(Rows):
 
 
 class Groups(Rows):
-    """Its weights are packed as offsets from the least code: codes are handed over before that, a byte each."""
+    """The library packs codes as offsets from the lowest code; the adapter returns them before packing, one byte each."""
 
     name = "compressed-tensors-groups"
     version = version("compressed-tensors")
@@ -75,7 +75,7 @@ def _grouped(format: str) -> QuantizationArgs:
 
 
 class HookedCache(Rows):
-    """One layer's lengths are the cache's own; it has no maximum, and its rows need no more than a token at a time."""
+    """Layer lengths are the library's; it has no maximum length."""
 
     name = "compressed-tensors-kv"
     version = version("compressed-tensors")
@@ -89,7 +89,7 @@ class HookedCache(Rows):
 
 
 class Attention(torch.nn.Module):  # type: ignore[misc]
-    """As much of an attention layer as the hook looks at."""
+    """The attributes of an attention layer that the hook reads."""
 
     def __init__(self, args: QuantizationArgs) -> None:
         super().__init__()
@@ -101,9 +101,9 @@ class Hooked:
     def __init__(self, *, num_layers: int, capacity: int, num_kv_heads: int, head_dim: int, format: str) -> None:
         for size in (num_layers, capacity, num_kv_heads, head_dim):
             if type(size) is not int or size < 1:
-                raise NotOffered("a cache that is given its sizes")
+                raise NotOffered("validation of sizes, which the library does not take as arguments")
         if format not in ARGS:
-            raise NotOffered("a cache of another format")
+            raise NotOffered("another format")
         self._longest, self._none = capacity, torch.zeros(0, num_kv_heads, head_dim)
         self._layers = [Attention(ARGS[format]) for _ in range(num_layers)]
         self._hooks = [QuantizedKVCache(LlamaConfig(), layer) for layer in self._layers]
@@ -111,7 +111,7 @@ class Hooked:
 
     def append(self, layer: int, keys: Any, values: Any) -> None:
         if not 0 <= layer < len(self._hooks):
-            raise NotOffered("a number of layers")
+            raise NotOffered("validation of the layer number")
         if keys.ndim == 3 and self.length(layer) + keys.shape[0] > self._longest:
             raise NotOffered("a maximum length")
         hook = self._hooks[layer]
@@ -123,7 +123,7 @@ class Hooked:
 
     def length(self, layer: int) -> int:
         if not 0 <= layer < len(self._hooks):
-            raise NotOffered("a number of layers")
+            raise NotOffered("validation of the layer number")
         return int(self._cache.get_seq_length(layer))
 
     def read_tokens(self, layer: int, positions: Sequence[int]) -> tuple[Any, Any]:

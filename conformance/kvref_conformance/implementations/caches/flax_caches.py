@@ -1,9 +1,9 @@
-"""Flax's attention layers that decode with a cache, as contiguous caches: nnx.MultiHeadAttention and its linen forerunner.
+"""Adapters of Flax's attention layers in decode mode as contiguous caches: nnx.MultiHeadAttention and its predecessor in linen.
 
-`append` calls the layer with `decode` on, one token at a time, as it demands. Its projections say what they take and in which
-dtype they give it; what they give is replaced by what came in, so that keys and values reach the cache as they are. Read is what
-its mask lets a query see: the first `cache_index` tokens. The buffers are as long as they will ever be, and nothing takes tokens
-back.
+`append` calls the layer with `decode=True`, one token per call, as the layer requires. The layer's projections run, so that their
+input checks and output dtypes count, but their results are replaced by the given tokens; keys and values reach the cache
+unchanged. `read` returns what the layer's mask exposes: the first `cache_index` tokens. Buffers have their final size from the
+start, and tokens cannot be removed.
 """
 
 from abc import ABC, abstractmethod
@@ -21,7 +21,7 @@ from kvref.errors import ConfigError, DtypeMismatch, ShapeMismatch
 from kvref_conformance.interface import Level
 from kvref_conformance.outcome import NotOffered
 
-LONGEST = 2048  # tokens: every cache begins with all the room that it is given
+LONGEST = 2048  # tokens; the buffers have their final size from the start
 
 
 class Caches(ABC):
@@ -35,7 +35,7 @@ class Caches(ABC):
     }  # fmt: skip
 
     def __init__(self) -> None:
-        jax.config.update("jax_enable_x64", True)  # or float64 would be float32 before it can be refused
+        jax.config.update("jax_enable_x64", True)  # otherwise JAX converts float64 to float32 before the cache can reject it
 
     def asarray(self, values: Any) -> Any:
         return jnp.array(values)
@@ -50,7 +50,7 @@ class Caches(ABC):
 class OneLayer(ABC):
     def __init__(self, initial_capacity: int, num_kv_heads: int, head_dim: int, **sizes: Any) -> None:
         if type(initial_capacity) is not int or initial_capacity < LONGEST:
-            raise NotOffered("a cache that is given its initial_capacity")
+            raise NotOffered("an initial_capacity argument")
         self._heads = num_kv_heads, head_dim
         try:
             self._make(heads=num_kv_heads, dim=head_dim, **sizes)
@@ -62,11 +62,11 @@ class OneLayer(ABC):
 
     @abstractmethod
     def _call(self, keys: Any, values: Any) -> None:
-        """Decode a token whose query is its key."""
+        """Decode one token, with its key as the query."""
 
     @abstractmethod
     def _held(self) -> tuple[Any, Any, Any]:
-        """Keys and values [batch, length, heads, dim], and the index."""
+        """Return keys and values [batch, length, heads, dim], and the cache index."""
 
     @property
     def seq_len(self) -> int:
@@ -92,23 +92,24 @@ class OneLayer(ABC):
         return keys[:, :, : self.seq_len], values[:, :, : self.seq_len]
 
     def _side_by_side(self, tokens: Any) -> Any:
-        """As a model has them before they are projected: all heads in one row. What has no heads is handed on as it is.
+        """Return tokens [batch, heads, tokens, dim] as [batch, tokens, heads * dim], the form before a projection; other ranks
+        unchanged.
 
-        Raises NotOffered for what is right when its heads are side by side, and was wrong before.
+        Raises NotOffered for wrong shapes that this conversion would make valid.
         """
         heads, dim = self._heads
         if tokens.ndim != 4:
             if tokens.ndim == 3 and tokens.shape[-1] == heads * dim:
-                raise NotOffered("tokens without heads, as the layer takes them")
+                raise NotOffered("rejecting tokens without a head axis, which the layer accepts")
             return tokens
         batch, its_heads, count, its_dim = tokens.shape
         if its_heads * its_dim == heads * dim and its_heads != heads:
-            raise NotOffered("other heads in a row of the same length")
+            raise NotOffered("rejecting another split into heads of the same total width")
         return tokens.swapaxes(1, 2).reshape(batch, count, its_heads * its_dim)
 
 
 def _as_it_came(projected: Any, given: Any) -> Any:
-    """In the shape and the dtype that the projection gave it."""
+    """Return the given tokens in the shape and dtype of the projection's output."""
     return given.astype(projected.dtype).reshape(projected.shape)
 
 
@@ -121,7 +122,7 @@ class Nnx(Caches):
 
 class OfNnx(OneLayer):
     def _make(self, batch_size: int, heads: int, dim: int, max_seq_len: int, dtype: str) -> None:
-        computed = None if dtype == "float32" else dtype  # None, its default: float32, and wider where it is given that
+        computed = None if dtype == "float32" else dtype  # None, the default, is float32, or a wider dtype if the input has one
         layer = nnx.MultiHeadAttention(heads, heads * dim, decode=True, dtype=computed, use_bias=False, rngs=nnx.Rngs(0))
         for name in ("query", "key", "value"):
             setattr(layer, name, Through(getattr(layer, name)))

@@ -1,6 +1,6 @@
-"""gguf's own quantizers, in NumPy: `quantize` and `dequantize` of the cache types of llama.cpp that it has both of.
+"""Adapter of gguf's quantizers in NumPy: the cache types of llama.cpp for which gguf has both `quantize` and `dequantize`.
 
-IQ4_NL is not among the formats: there `dequantize` alone exists, and rows are judged from what was quantized.
+IQ4_NL is not included: gguf has only its `dequantize`, and a row is judged together with its quantization.
 """
 
 from importlib.metadata import version
@@ -19,7 +19,7 @@ class Gguf:
     version = version("gguf")
     language = "python"
     project = "gguf"
-    level: Level = "exact"  # "bit-exact same results as reference implementation", as its source says
+    level: Level = "exact"  # the source promises "bit-exact same results as reference implementation"
     formats = ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1")
 
     def asarray(self, values: Any) -> Any:

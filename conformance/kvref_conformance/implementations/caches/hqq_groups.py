@@ -1,8 +1,8 @@
-"""HQQ's quantizer, in groups of a row's neighbours (axis 1), on a CPU: `Quantizer.quantize` and `dequantize`.
+"""Adapter of HQQ's quantizer (`Quantizer.quantize` and `dequantize`) on a CPU, with groups along a row (axis 1).
 
-`hqq` is what it does unless it is told otherwise: its solver moves each zero. `hqq-nearest` is without the solver. Zeros are
-counted in codes, (code - zero) * scale: a zero of FMT-GROUP would be the adapter's product. So rows are bytes of its own, codes,
-scales and zeros, and what they read back as is judged.
+`hqq` uses the defaults, where a solver adjusts each zero; `hqq-nearest` turns the solver off. HQQ's zeros are in units of codes:
+value = (code - zero) * scale. A zero as FMT-GROUP defines it would have to be computed by the adapter, so each row is returned as
+bytes (codes, scales, zeros), and its dequantized values are judged.
 """
 
 from importlib.metadata import version
@@ -35,7 +35,7 @@ class Hqq(Rows):
 
     def dequantize(self, codes: Any, scale: None, zero: None, width: int, format: str) -> Any:
         bits, group = _sizes(format)
-        count = codes.numel() // (group + 8)  # of groups, each with two float32 behind all codes
+        count = codes.numel() // (group + 8)  # number of groups; each has two float32 after all codes
         plain, *floats = codes[0].split([count * group, 4 * count, 4 * count])
         scales, zeros = (each.clone().view(torch.float32).reshape(-1, 1) for each in floats)
         meta = {

@@ -1,8 +1,8 @@
-"""JAX's own functions of which caches are made, on a CPU: attention, reading and writing by slot, and casts to narrow floats.
+"""Adapters of the JAX functions from which caches are built, on a CPU: attention, access by slot, and casts to narrow floats.
 
-Attention is `jax.nn.dot_product_attention`, with its own masks. They count from the first token on, so that queries of the last
-tokens come behind rows of zeros for those before. Slots are written by `.at[].set`, with the modes under which nothing is written
-for a negative slot, and read by `jnp.take`; buffers are written by `lax.dynamic_update_slice`. Casts are `astype`.
+Attention is `jax.nn.dot_product_attention` with its own masks. They count from the first token, so queries of the last tokens are
+padded with zero rows in front. Slots are written by `.at[].set` with modes that ignore negative slots, and read by `jnp.take`;
+buffers are written by `lax.dynamic_update_slice`. Casts are `astype`.
 """
 
 from typing import Any
@@ -26,7 +26,7 @@ class Functions:
     formats: tuple[str, ...] = ("float32",)
 
     def __init__(self) -> None:
-        jax.config.update("jax_enable_x64", True)  # or float64 would be float32 before it can be refused
+        jax.config.update("jax_enable_x64", True)  # otherwise JAX converts float64 to float32 before the cache can reject it
 
     def asarray(self, values: Any) -> Any:
         return jnp.array(values)
@@ -51,7 +51,7 @@ class DotProduct:
         self, query: Any, keys: Any, values: Any, *, scale: float, window: int, sinks: int, chunk: int
     ) -> Any:  # fmt: skip
         if sinks or chunk:
-            raise NotOffered("first tokens that are always seen, and chunks")
+            raise NotOffered("sink tokens and chunks")
         last = _at_the_end(query, len(keys))
         return _attend(last, keys, values, len(query), scale=scale, is_causal=True, local_window_size=(window - 1, 0))
 
@@ -61,7 +61,7 @@ def _at_the_end(query: Any, length: int) -> Any:
 
 
 def _one(length: int) -> Any:
-    return jnp.array([length], jnp.int32)  # of a batch of one sequence
+    return jnp.array([length], jnp.int32)  # for a batch of one sequence
 
 
 def _attend(query: Any, keys: Any, values: Any, count: int, **options: Any) -> Any:

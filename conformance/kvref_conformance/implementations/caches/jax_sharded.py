@@ -1,8 +1,8 @@
-"""A sharded cache of JAX's arrays: a mesh of devices, each of which has its rank's part of one array, by `NamedSharding`.
+"""Adapter of a sharded cache of JAX arrays: a mesh of devices, each with its rank's part of one array, by `NamedSharding`.
 
-Four devices are made of one CPU, which JAX is told before it begins (XLA_FLAGS): to be judged in a process of its own. Tokens are
-written by `.at[].set` on every device, each with slots of its own, and attention is merged by `pmax` and `psum` over a row of the
-mesh. All devices have one host, and it keeps one table for all. No device can be lost.
+XLA_FLAGS makes four devices of one CPU and has to be set before JAX initializes, so judge it in a process of its own. Tokens are
+written by `.at[].set` on every device, with the slots of that device. Attention is merged by `pmax` and `psum` over a row of the
+mesh. All devices have one host, which keeps one block table for all. A device cannot be lost.
 """
 
 import os
@@ -32,21 +32,23 @@ ROW, COLUMN = "heads", "tokens"  # the axes of the mesh
 
 @cache
 def mesh(rows: int, columns: int) -> Mesh:
-    """Raises CannotRun where JAX had begun before it was told of four devices."""
+    """Return the mesh. Raises CannotRun if JAX was initialized before XLA_FLAGS was set to four devices."""
     if len(devices := jax.devices("cpu")) < rows * columns:
-        raise CannotRun(f"jax: expected {rows * columns} devices, got {len(devices)}: JAX had begun before it was told of more")
+        raise CannotRun(
+            f"jax: expected {rows * columns} devices, got {len(devices)}: JAX was initialized before XLA_FLAGS was set"
+        )
     return Mesh(np.array(devices[: rows * columns]).reshape(rows, columns), (ROW, COLUMN))
 
 
 def on_each(grid: Mesh, function: Any, given: tuple[Any, ...], made: Any) -> Any:
-    """A function of each device's own parts, compiled."""
+    """Compile a function that receives each device's own parts."""
     return jax.jit(jax.shard_map(function, mesh=grid, in_specs=given, out_specs=made, check_vma=False))
 
 
 @cache
 def writing(grid: Mesh) -> Any:
     def write(stored: Any, tokens: Any, heads: Any, slots: Any) -> Any:
-        """[1, 1, slots, heads, dim] with tokens of which those stay out whose slot there is not."""
+        """Write tokens into [1, 1, slots, heads, dim]. Tokens whose slot does not exist are dropped."""
         return stored.at[0, 0, slots[0]].set(tokens[:, heads[0]].astype(stored.dtype), mode="drop")
 
     return on_each(grid, write, (P(ROW, COLUMN), P(), P(ROW), P(COLUMN)), P(ROW, COLUMN))
@@ -55,14 +57,17 @@ def writing(grid: Mesh) -> Any:
 @cache
 def attending(grid: Mesh) -> Any:
     def attend(query: Any, keys: Any, values: Any, heads: Any, positions: Any, at: Any, scale: Any) -> Any:
-        """By a row's kv heads [1, nq, heads, group, dim]: query [nq, num_kv_heads, group, dim], of a slot the position or -1."""
+        """Attend over a row's KV heads. Result: [1, nq, heads, group, dim]; query: [nq, num_kv_heads, group, dim]; positions: per
+        slot, -1 for an empty slot.
+        """
         keys, values = (part[0, 0].astype(jnp.float32) for part in (keys, values))
         seen = (positions[0] >= 0) & (positions[0] <= at[:, None])  # [nq, slots]
         scores = jnp.einsum("qhgd,nhd->qhgn", query[:, heads[0]], keys, precision="highest") * scale
         scores = jnp.where(seen[:, None, None], scores, -jnp.inf)
-        largest = lax.pmax(jnp.max(scores, axis=-1, keepdims=True), COLUMN)  # of all columns: each query sees a token at least
+        # over all columns; each query sees at least one token
+        largest = lax.pmax(jnp.max(scores, axis=-1, keepdims=True), COLUMN)
         weights = jnp.exp(scores - largest)
-        read = jnp.where(seen[:, :, None, None], values, 0.0)  # 0 * NaN would reach who does not see it
+        read = jnp.where(seen[:, :, None, None], values, 0.0)  # otherwise 0 * NaN would reach queries that do not see the token
         found = jnp.einsum("qhgn,qnhd->qhgd", weights, read, precision="highest")
         return (lax.psum(found, COLUMN) / lax.psum(jnp.sum(weights, axis=-1, keepdims=True), COLUMN))[None]
 
@@ -75,7 +80,7 @@ class Cache:
         self.config, self.length = config, 0
         self._mesh = mesh(config.head_ranks, config.token_ranks)
         self._heads = np.array([config.heads(row) for row in range(config.head_ranks)])
-        self._slots = config.num_blocks * config.block_size  # of each rank
+        self._slots = config.num_blocks * config.block_size  # per rank
         self._free, self._table = list(range(config.num_blocks))[::-1], list[int]()
         shape = config.head_ranks, config.token_ranks, self._slots, self._heads.shape[1], config.head_dim
         empty = jnp.zeros(shape, getattr(jnp, config.dtype))
@@ -85,10 +90,10 @@ class Cache:
         config = self.config
         keys, values = accept_pair(keys, values, ("n", config.num_kv_heads, config.head_dim), BACKEND)
         if (stop := self.length + len(keys)) > config.max_tokens:
-            raise CapacityExceeded(f"append: expected at most {config.max_tokens} tokens, got {stop}")
+            raise CapacityExceeded(f"cache full: {stop} tokens needed, max_tokens is {config.max_tokens}")
         start, self.length = self.length, stop
         self._fit()
-        slots = np.full((config.token_ranks, _padded(stop - start)), self._slots, np.int32)  # one that there is not
+        slots = np.full((config.token_ranks, _padded(stop - start)), self._slots, np.int32)  # a slot number that does not exist
         for column in range(config.token_ranks):
             own = self._positions(column, start)
             slots[column, own - start] = self._at(own)
@@ -105,7 +110,7 @@ class Cache:
         return jnp.asarray(whole[0]), jnp.asarray(whole[1])
 
     def read_rank(self, rank: int) -> tuple[Any, Any]:
-        """What lies on its device."""
+        """Return the part on the rank's device."""
         row, column = self._place(rank)
         slots = self._at(self._positions(column))
         keys, values = (self._on_device(stored, row, column)[slots] for stored in self._stored)
@@ -149,7 +154,8 @@ class Cache:
             positions[column, self._at(own)] = own
         found = attending(self._mesh)(grouped, *self._stored, self._heads, positions, at, np.float32(scale))
         out = np.zeros((count, num_heads, dim), np.float32)
-        for row, answered in enumerate(np.asarray(found)):  # copies of a head find the same: each has query heads of its own
+        # copies of a KV head find the same tokens, but each has query heads of its own
+        for row, answered in enumerate(np.asarray(found)):
             own = config.query_heads(row, group)
             first = int(self._heads[row][0]) * group
             of_row = answered[:count].reshape(count, -1, dim)
@@ -183,7 +189,7 @@ class Cache:
 
 
 def _padded(count: int) -> int:
-    """As many, or more: each number is compiled for by itself."""
+    """Round up the number of tokens, because JAX compiles each number separately."""
     return 1 << max(0, count - 1).bit_length()
 
 

@@ -1,7 +1,8 @@
-"""keras.ops.dot_product_attention on its backends NumPy and PyTorch, on a CPU. That on JAX hands everything on to JAX's own.
+"""Adapter of keras.ops.dot_product_attention on Keras' backends NumPy and PyTorch, on a CPU. The JAX backend calls JAX's own
+function.
 
-Its causal mask counts from the first token on, so that queries of the last tokens come behind rows of zeros for those before.
-It takes no length: what lies past it is masked, as Keras' own layers do it.
+Its causal mask counts from the first token, so queries of the last tokens are padded with zero rows in front. It has no length
+argument: tokens past the length are masked, as Keras' own layers do it.
 """
 
 import os
@@ -24,10 +25,10 @@ class Attention:
     backend = ""
 
     def __init__(self) -> None:
-        os.environ["KERAS_BACKEND"] = self.backend  # before Keras is imported
+        os.environ["KERAS_BACKEND"] = self.backend  # set before Keras is imported
         self._keras = import_module("keras")
         if self._keras.backend.backend() != self.backend:
-            raise CannotRun(f"Keras runs on {self._keras.backend.backend()} already")
+            raise CannotRun(f"Keras already uses the backend {self._keras.backend.backend()}")
         self._ops = self._keras.ops
 
     def asarray(self, values: Any) -> Any:

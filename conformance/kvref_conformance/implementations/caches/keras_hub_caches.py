@@ -1,9 +1,8 @@
-"""KerasHub's CachedMultiHeadAttention, which puts a layer's new keys and values into a cache, as a contiguous cache.
+"""Adapter of KerasHub's CachedMultiHeadAttention, which writes a layer's new keys and values into a cache, as a contiguous cache.
 
-The cache is an array of its caller's, as long as it will ever be, and the caller says where the new tokens go and counts them, as
-KerasHub's models do. Judged is what lies in the cache that comes back, another array each time: it has no buffers that stay. The
-projections say what they take and in which dtype they give it; what they give is replaced by what came in, so that keys and
-values reach the cache as they are.
+The cache is an array of the caller's, of its final size from the start; the caller passes the index of the new tokens and counts
+them, as KerasHub's models do. The returned array, a new one in each call, is what is judged, so there are no raw buffers. The
+layer's projections run, so that their input checks and output dtypes count, but their results are replaced by the given tokens.
 """
 
 import os
@@ -16,7 +15,7 @@ from kvref.errors import CapacityExceeded, ConfigError, ShapeMismatch
 from kvref_conformance.interface import Level
 from kvref_conformance.outcome import CannotRun, NotOffered
 
-LONGEST = 2048  # tokens: every cache begins with all the room that it is given
+LONGEST = 2048  # tokens; the buffers have their final size from the start
 
 
 class Caches:
@@ -31,10 +30,10 @@ class Caches:
     backend = ""
 
     def __init__(self) -> None:
-        os.environ["KERAS_BACKEND"] = self.backend  # before Keras is imported
+        os.environ["KERAS_BACKEND"] = self.backend  # set before Keras is imported
         self._keras = import_module("keras")
         if self._keras.backend.backend() != self.backend:
-            raise CannotRun(f"Keras runs on {self._keras.backend.backend()} already")
+            raise CannotRun(f"Keras already uses the backend {self._keras.backend.backend()}")
         self._layer = import_module("keras_hub").layers.CachedMultiHeadAttention
 
     def asarray(self, values: Any) -> Any:
@@ -54,11 +53,11 @@ class OneLayer:
         dtype: str,
     ) -> None:  # fmt: skip
         if type(initial_capacity) is not int or initial_capacity < LONGEST:
-            raise NotOffered("a cache that is given its initial_capacity")
+            raise NotOffered("an initial_capacity argument")
         if not all(type(size) is int and size > 0 for size in (batch_size, max_seq_len)):
-            raise NotOffered("a cache that is given its batch_size or max_seq_len: the array is its caller's")
+            raise NotOffered("validation of batch_size and max_seq_len: the caller creates the array")
         if dtype is None:
-            raise NotOffered("a cache without a dtype, which is to have Keras' default")
+            raise NotOffered("a cache without a dtype: Keras uses its default")
         self._ops, self._heads, self.seq_len, self.capacity = ops, (num_kv_heads, head_dim), 0, max_seq_len
         try:
             self._layer = made(num_kv_heads, head_dim, dtype=dtype, use_bias=False)
@@ -75,7 +74,8 @@ class OneLayer:
         try:
             _, cache = self._layer(flat[0], flat[1], flat[0], cache=self._cache, cache_update_index=self.seq_len)
         except (IndexError, RuntimeError, TypeError, ValueError) as error:
-            full = keys.ndim == 4 and self.seq_len + keys.shape[2] > self.capacity  # its words are the same for both
+            # the library's message is the same for both errors
+            full = keys.ndim == 4 and self.seq_len + keys.shape[2] > self.capacity
             raise (CapacityExceeded if full else ShapeMismatch)(str(error)) from error
         self._cache, self.seq_len = cache, self.seq_len + keys.shape[2]
 
@@ -84,7 +84,7 @@ class OneLayer:
         return keys[:, :, : self.seq_len], values[:, :, : self.seq_len]
 
     def _through(self, projection: Any) -> Any:
-        """In the shape and the dtype that the projection gives."""
+        """Return the given tokens in the shape and dtype of the projection's output."""
 
         def as_it_came(given: Any) -> Any:
             projected = projection(given)
@@ -93,18 +93,19 @@ class OneLayer:
         return as_it_came
 
     def _side_by_side(self, tokens: Any) -> Any:
-        """As a model has them before they are projected: all heads in one row. What has no heads is handed on as it is.
+        """Return tokens [batch, heads, tokens, dim] as [batch, tokens, heads * dim], the form before a projection; other ranks
+        unchanged.
 
-        Raises NotOffered for what is right when its heads are side by side, and was wrong before.
+        Raises NotOffered for wrong shapes that this conversion would make valid.
         """
         heads, dim = self._heads
         if tokens.ndim != 4:
             if tokens.ndim == 3 and tokens.shape[-1] == heads * dim:
-                raise NotOffered("tokens without heads, as the layer takes them")
+                raise NotOffered("rejecting tokens without a head axis, which the layer accepts")
             return tokens
         batch, its_heads, count, its_dim = tokens.shape
         if its_heads * its_dim == heads * dim and its_heads != heads:
-            raise NotOffered("other heads in a row of the same length")
+            raise NotOffered("rejecting another split into heads of the same total width")
         return self._ops.reshape(self._ops.swapaxes(tokens, 1, 2), (batch, count, its_heads * its_dim))
 
 

@@ -1,8 +1,8 @@
-"""KerasHub's attention layers with a sliding window: what one layer of a model does with its cache, as long as the context.
+"""Adapters of KerasHub's attention layers with a sliding window, each with a cache as long as the context.
 
-A step is the mask that the model's decoder makes, and its attention layer as it is, whose projections let everything through and
-whose rotary embedding turns nothing: what goes in is queries, keys and values side by side. The cache keeps all tokens, and its
-caller counts them, so that what is stored, read and taken back is its caller's, and not offered.
+One step makes the decoder's mask and calls the attention layer. Its projections pass their parts of the input on, and its rotary
+embedding is the identity, so that the input is queries, keys and values side by side. The cache keeps all tokens and the caller
+counts them, so stored tokens, reads and truncation are not offered.
 """
 
 import os
@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-os.environ.setdefault("KERAS_BACKEND", "torch")  # before Keras is imported
+os.environ.setdefault("KERAS_BACKEND", "torch")  # set before Keras is imported
 
 import keras
 import keras_hub
@@ -30,8 +30,8 @@ from kvref_conformance.implementations.caches.windows import LIMITS, of_a_model,
 from kvref_conformance.interface import Level
 from kvref_conformance.outcome import NotOffered
 
-CONTEXT = 512  # tokens, for which each cache has room
-Mask = Callable[[int, Any, int], Any]  # of how many queries, over which cache, from which position on
+CONTEXT = 512  # the size of each cache in tokens
+Mask = Callable[[int, Any, int], Any]  # arguments: number of queries, the cache, the position of the first query
 
 
 class _Windows(ABC):
@@ -57,11 +57,11 @@ class _Windows(ABC):
 
     @abstractmethod
     def _mask(self, window: int) -> Mask:
-        """The one that a model's decoder makes."""
+        """Return the mask function of a model's decoder."""
 
     @abstractmethod
     def _layer(self, num_query_heads: int, num_kv_heads: int, head_dim: int, window: int) -> Any:
-        """Its attention."""
+        """Return the model's attention layer."""
 
 
 def _of_decoder(decoder: Any) -> Mask:
@@ -89,7 +89,7 @@ class Qwen3(_Windows):
 
 
 class GptOss(_Windows):
-    """Its logit sinks are minus infinity, which is to have none."""
+    """Its logit sinks are set to minus infinity, which has no effect."""
 
     name = "keras-hub-window-gpt-oss"
 
@@ -148,7 +148,7 @@ class OneLayer:
             self._layers[num_query_heads] = self._made_of(num_query_heads)
         layer = self._layers[num_query_heads]
         layer._inv_norm_factor = scale
-        layer.head_dim = scale**-2  # of which Gemma's is made, each time
+        layer.head_dim = scale**-2  # Gemma computes its scale from head_dim
         return layer
 
     def _made_of(self, heads: int) -> Any:
@@ -163,7 +163,8 @@ class OneLayer:
         for name, function in through.items():
             for attribute in (name, f"_{name}"):
                 if hasattr(layer, attribute):
-                    object.__setattr__(layer, attribute, function)  # a module of PyTorch would let no function take its place
+                    # bypasses the attribute check of PyTorch modules, which rejects functions
+                    object.__setattr__(layer, attribute, function)
         turned = "rope_layer" if hasattr(layer, "rope_layer") else "rotary_embedding_layer"
         object.__setattr__(layer, turned, lambda x, start_index=0: x)
         if hasattr(layer, "sinks"):

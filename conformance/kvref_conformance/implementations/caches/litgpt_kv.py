@@ -1,7 +1,7 @@
-"""LitGPT's KVCache of full attention, as a contiguous cache of one layer: what `GPT.forward` does with it.
+"""Adapter of LitGPT's KVCache for full attention as a contiguous cache of one layer, used as in `GPT.forward`.
 
-Where tokens go the caller says, by `input_pos`: the count of tokens is his, and is not judged. The cache is made by its own
-class, of all its sizes, and is as large as it may become from the first. It takes the dtype of what is written.
+The caller passes the positions (`input_pos`) and counts the tokens, so the count is not judged. The cache is created by its own
+class with all its sizes and has its final size from the start. It takes the dtype of what is written.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ class Full:
     project = "litgpt"
     level: Level = "exact"
     formats = ("float32",)
-    # It has no capacity but its maximum.
+    # the capacity is always the maximum length
     limits: ClassVar[Mapping[str, Any]] = {"initial_capacity": {"least": 4096}, "max_seq_len": {"most": 4096}}
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class OneLayer:
         self, batch_size: int, num_kv_heads: int, head_dim: int, initial_capacity: int, max_seq_len: int, dtype: str
     ) -> None:  # fmt: skip
         if type(initial_capacity) is not int or initial_capacity < 0:
-            raise NotOffered("a cache that is given its initial capacity")
+            raise NotOffered("an initial_capacity argument")
         shape = batch_size, num_kv_heads, max_seq_len, head_dim
         try:
             self._cache = KVCache(shape, shape, dtype=getattr(torch, dtype))

@@ -1,7 +1,7 @@
-"""LitGPT's attention with a sliding window over its KVCache, a ring of a window's size.
+"""Adapter of LitGPT's attention with a sliding window over its KVCache, a ring buffer of the window's size.
 
-A step is the mask that `GPT.forward` makes and `CausalSelfAttention` as it is, whose projections let all through: what goes
-in is queries, keys and values side by side. A scale is given as what its configuration divides by.
+One step uses the mask of `GPT.forward` and calls CausalSelfAttention. Its projections are the identity, so that the input is
+queries, keys and values side by side. A scale is set through the configuration, as its divisor.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from kvref_conformance.implementations.caches.windows import LIMITS, of_a_model,
 from kvref_conformance.interface import Level
 from kvref_conformance.outcome import NotOffered
 
-LONGEST = 1024  # tokens of a model's longest sequence: its mask is as long
+LONGEST = 1024  # the model's maximum sequence length in tokens, which is the size of its mask
 
 
 class Window:
@@ -26,7 +26,7 @@ class Window:
     language = "python"
     project = "litgpt"
     level: Level = "exact"
-    formats = ("float32",)  # the ring takes the dtype of what is written
+    formats = ("float32",)  # the ring buffer takes the dtype of what is written
     limits: ClassVar[Mapping[str, Any]] = LIMITS
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class OneLayer:
         self._layer.qkv = self._layer.proj = torch.nn.Identity()
         self._layer.kv_cache = self._layer.build_kv_cache(1, LONGEST, rope_cache_length=0)
         self._mask, self._no_angles = build_mask_cache(LONGEST), torch.zeros(1, 1, 0)
-        self.length = 0  # which is the caller's to keep: it says where tokens go
+        self.length = 0  # kept by the caller, who passes the positions
 
     @property
     def stored_tokens(self) -> int:
@@ -88,10 +88,10 @@ class OneLayer:
         self.length = 0
 
     def _positions(self, keys: Any, values: Any) -> Any:
-        """Where these tokens go, as a model says it."""
+        """Return the positions of these tokens, as a model computes them."""
         side_by_side(keys, values, self._config)
         if len(keys) > self._config["window"]:
-            raise NotOffered("a step longer than the window, which it refuses")
+            raise NotOffered("a step longer than the window")
         if self.length + len(keys) > LONGEST:
             raise NotOffered(f"sequences of more than {LONGEST} tokens")
         return torch.arange(self.length, self.length + len(keys))

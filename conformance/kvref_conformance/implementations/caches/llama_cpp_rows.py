@@ -1,8 +1,8 @@
-"""llama.cpp's quantizers of the types that its cache may have, by the C functions in the library that xllamacpp brings.
+"""Adapters of llama.cpp's quantizers for its cache types: the C functions in the library of the wheel xllamacpp.
 
-`llama.cpp-rows` is what its cache is written by on a CPU, `quantize_row_*` as `ggml_get_type_traits_cpu` has it, in the
-instructions of the machine; `llama.cpp-rows-ref` the portable `quantize_row_*_ref`. Both are read by `dequantize_row_*`. Rows of
-float are all that C lets in, and a width that is no multiple of 32 is the caller's to refuse.
+`llama.cpp-rows` uses the functions that write the cache on a CPU: `quantize_row_*` from `ggml_get_type_traits_cpu`, in the
+instructions of the machine. `llama.cpp-rows-ref` uses the portable `quantize_row_*_ref`. `dequantize_row_*` reads both. C accepts
+only rows of float, and the caller has to reject a width that is not a multiple of 32.
 """
 
 import ctypes
@@ -18,7 +18,7 @@ from kvref_conformance.outcome import NotOffered
 
 LIBRARY = ctypes.CDLL(xllamacpp.xllamacpp.__file__)
 BLOCK = 32
-BYTES = {"q8_0": 34, "q4_0": 18, "q4_1": 20, "q5_0": 22, "q5_1": 24, "iq4_nl": 18}  # of a block
+BYTES = {"q8_0": 34, "q4_0": 18, "q4_1": 20, "q5_0": 22, "q5_1": 24, "iq4_nl": 18}  # bytes per block
 
 
 class LlamaCppRows:
@@ -26,7 +26,7 @@ class LlamaCppRows:
     version = f"{version('xllamacpp')} (xllamacpp)"
     language = "c++"
     project = "llama.cpp"
-    level: Level = "tolerant"  # halves to even where there is AVX
+    level: Level = "tolerant"  # rounds halves to even where AVX is available
     formats = tuple(BYTES)
     limits: ClassVar[Mapping[str, Any]] = {"rows": {"dtype": "float32", "width": {"multiple_of": BLOCK}}}
     quantizer = "quantize_row_{}"
@@ -42,7 +42,7 @@ class LlamaCppRows:
 
     def quantize(self, rows: Any, format: str) -> tuple[Any, None, None]:
         if rows.dtype != np.float32:
-            raise NotOffered("rows of another type than float")
+            raise NotOffered("rows of another dtype than float32")
         codes = np.zeros((len(rows), rows.shape[1] // BLOCK * BYTES[format]), np.uint8)
         _call(self.quantizer.format(format), rows, codes, rows.size)
         return codes, None, None
@@ -60,6 +60,6 @@ class Portable(LlamaCppRows):
 
 
 def _call(name: str, source: Any, target: Any, count: int) -> None:
-    """void NAME(const void * source, void * target, int64_t count)"""
+    """Call a C function of the form void NAME(const void * source, void * target, int64_t count)."""
     pointers = (np.ascontiguousarray(source).ctypes.data_as(ctypes.c_void_p), target.ctypes.data_as(ctypes.c_void_p))
     getattr(LIBRARY, name)(*pointers, ctypes.c_int64(count))

@@ -1,11 +1,11 @@
-"""LMCache's allocators of memory objects as pools of blocks: PagedTensorMemoryAllocator and, of one size, TensorMemoryAllocator.
+"""Adapters of LMCache's memory allocators as block pools: PagedTensorMemoryAllocator, and TensorMemoryAllocator with one size.
 
-`allocate` is `allocate`, `allocate_many` is `batched_allocate`; `share` and `free` are an object's `ref_count_up` and
-`ref_count_down`, `references` its `get_ref_count`. Whoever has an object may call it, so that the adapter keeps the one that was
-last handed out for each block; of what nobody ever had nothing can be asked. What is free is the address manager's
-`get_free_size`, what is used `num_active_allocations`, which the library calls a figure for debugging.
+`allocate` is `allocate`, `allocate_many` is `batched_allocate`; `share`, `free` and `references` are an object's `ref_count_up`,
+`ref_count_down` and `get_ref_count`. Every holder of an object can call these methods, so the adapter keeps the last object that
+was allocated for each block; a block that was never allocated has no object. num_free is the address manager's `get_free_size`,
+the number in use `num_active_allocations`, which the library documents as a debugging value.
 
-nvtx, cpuinfo, aiohttp, cachetools and numba are stood for: annotations, a CPU's name, servers, and kernels.
+nvtx, cpuinfo, aiohttp, cachetools and numba are replaced by stand-ins: annotations, a CPU's name, servers, and kernels.
 """
 
 import sys
@@ -22,7 +22,7 @@ from kvref_conformance.outcome import NotOffered
 if "lmcache" not in sys.modules:
     stand_in(("nvtx", "cpuinfo", "aiohttp", "cachetools", "numba"))
 
-BYTES = 4096  # a block: what addresses are multiples of
+BYTES = 4096  # per block; addresses are multiples of it
 SHAPE = torch.Size([BYTES])
 
 
@@ -81,13 +81,13 @@ class Pool:
     def allocate(self) -> int:
         found = self._allocator.allocate(SHAPE, torch.uint8)
         if found is None:
-            raise OutOfBlocks("allocate gave None")
+            raise OutOfBlocks("allocate returned None")
         return self._handed_out(found)
 
     def allocate_many(self, count: int) -> list[int]:
         found = self._allocator.batched_allocate(SHAPE, torch.uint8, count)
-        if found is None:  # whatever it is that was refused, and a negative count is
-            raise (OutOfBlocks if count >= 0 else PositionOutOfRange)(f"batched_allocate of {count} gave None")
+        if found is None:  # returned for any rejected request, including a negative count
+            raise (OutOfBlocks if count >= 0 else PositionOutOfRange)(f"batched_allocate of {count} returned None")
         return [self._handed_out(each) for each in found]
 
     def share(self, block: int) -> None:
@@ -106,12 +106,12 @@ class Pool:
 
     def _known(self, block: int) -> Any:
         if block not in self._objects:
-            raise NotOffered("a block that nobody was ever given: it is known by its object")
+            raise NotOffered("a block that was never allocated: it has no object")
         return self._objects[block]
 
 
 def _memory(num_blocks: int) -> torch.Tensor:
     size = integer(num_blocks)
     if size is None or size < 1:
-        raise NotOffered("a pool that is given its size, and not a tensor")
+        raise NotOffered("validation of num_blocks: the pool takes a tensor")
     return torch.zeros(size * BYTES, dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""ml_dtypes: the small floats of JAX and TensorFlow, cast value by value."""
+"""Adapter of ml_dtypes, the small floats of JAX and TensorFlow: casts value by value."""
 
 from importlib.metadata import version
 from typing import Any

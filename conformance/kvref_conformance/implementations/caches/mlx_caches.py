@@ -1,7 +1,7 @@
-"""mlx-lm's prompt caches of one layer, on a CPU, as contiguous caches: what a model is given, by the calls that it makes.
+"""Adapters of mlx-lm's prompt caches of one layer as contiguous caches, on a CPU, with the calls that a model makes.
 
-`append` is `update_and_fetch`, `truncate` is `trim`, which takes how many tokens go, and `reorder` is BatchKVCache's `filter`.
-None has a maximum length, and none says which sizes it has before the first tokens. Nothing is checked on their behalf.
+`append` is `update_and_fetch`, `truncate` is `trim`, whose argument is the number of tokens to remove, and `reorder` is `filter`
+of BatchKVCache. The caches have no maximum length and no sizes before the first tokens. The adapter validates nothing.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ class Caches:
     language = "python"
     project = "mlx-lm"
     level: Level = "exact"
-    formats = ("float32",)  # a cache stores what dtype it is given first
+    formats = ("float32",)  # a cache takes the dtype of the first tokens
 
     def __init__(self) -> None:
         mx.set_default_device(mx.cpu)
@@ -50,7 +50,7 @@ class Concatenate(Caches):
 
 
 class Rotating(Caches):
-    """As far as nothing rotates, and not up to its brim: what its window drops is another matter."""
+    """One position larger than the maximum length, so that it never overwrites tokens. Its window is judged in mlx_windows."""
 
     name = "mlx-lm-kv-rotating"
 
@@ -59,7 +59,7 @@ class Rotating(Caches):
 
 
 class Batch(Caches):
-    """Without padding: all rows are of one length."""
+    """Without padding: all rows have the same length."""
 
     name = "mlx-lm-kv-batch"
 
@@ -72,10 +72,10 @@ class OneLayer:
         for name, value in config.items():
             least = 0 if name == "initial_capacity" else 1
             if name == "dtype" and value != "float32":
-                raise NotOffered("a cache that is given its dtype")
+                raise NotOffered("a dtype argument")
             if name != "dtype" and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-                raise NotOffered(f"a cache that is given its {name}")
-        self._longest = config["max_seq_len"]  # what the judge takes for the maximum
+                raise NotOffered(f"validation of {name}, which the library does not take as an argument")
+        self._longest = config["max_seq_len"]  # the judge's maximum length
         self._cache = made()
         self._none = mx.zeros((config["batch_size"], config["num_kv_heads"], 0, config["head_dim"]))
 
@@ -99,7 +99,7 @@ class OneLayer:
 
     def truncate(self, length: int) -> None:
         if not self._cache.is_trimmable():
-            raise NotTruncatable(f"{type(self._cache).__name__}.is_trimmable() says no")
+            raise NotTruncatable(f"{type(self._cache).__name__}.is_trimmable() returned False")
         self._cache.trim(self.seq_len - length)
 
 
@@ -107,6 +107,6 @@ class Rows(OneLayer):
     def reorder(self, rows: Sequence[int]) -> None:
         size = len(self._cache.left_padding)
         if not len(rows) or not all(0 <= row < size for row in rows):
-            raise NotOffered("rows that are not there, and none at all: MLX checks no indices, and says so")
+            raise NotOffered("rejecting invalid rows, or none: MLX documents that it does not check indices")
         self._cache.filter(mx.array(list(rows)))
         self._none = mx.zeros((len(rows), *self._none.shape[1:]))

@@ -1,7 +1,7 @@
-"""MLX's `mx.quantize` and `mx.dequantize` in affine mode, on a CPU: what mlx-lm's quantized caches keep their rows in.
+"""Adapters of MLX's `mx.quantize` and `mx.dequantize` in affine mode, on a CPU, which mlx-lm's quantized caches use.
 
-Scales and biases are of the dtype of the rows: `mlx-quantize` takes float32, `mlx-quantize-bfloat16` what most models compute in.
-The words of 32 bits that codes lie in are handed over as their bytes.
+Scales and biases have the dtype of the rows: float32 for `mlx-quantize`, bfloat16, which most models use, for
+`mlx-quantize-bfloat16`. Codes are packed in 32-bit words; the adapter returns the bytes of these words.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ class Quantize(Mlx):
     name = "mlx-quantize"
     version = version("mlx")
     project = "mlx"
-    level: Level = "tolerant"  # halves to even
+    level: Level = "tolerant"  # rounds halves to even
     formats = tuple(f"{name}_float32" for name in SIZES)
     dtype = mx.float32
 
@@ -38,7 +38,7 @@ class Quantize(Mlx):
         return words.view(mx.uint8), scale, zero
 
     def dequantize(self, codes: Any, scale: Any, zero: Any, width: int, format: str) -> Any:
-        scale, zero = (each.astype(self.dtype) for each in (scale, zero))  # the judge has them widened
+        scale, zero = (each.astype(self.dtype) for each in (scale, zero))  # the judge passes them widened to float32
         return mx.dequantize(codes.view(mx.uint32), scale, zero, *SIZES[format.rpartition("_")[0]])
 
 

@@ -1,8 +1,8 @@
-"""MLX's casts, and its attention as mlx-lm's models call it, on a CPU.
+"""Adapters of MLX's casts, and of its attention as mlx-lm's models call it, on a CPU.
 
 `mlx-casts` is `astype`, and `to_fp8` and `from_fp8`, whose FP8 is E4M3. `mlx-lm-sdpa` is mlx-lm's `scaled_dot_product_attention`,
-which is `mx.fast`'s, with "causal" or the mask of `create_causal_mask`, over the view of its buffer that a KVCache gives: what
-lies past a length is not in it.
+which calls `mx.fast`, with "causal" or the mask of `create_causal_mask`, over the view that a KVCache returns: tokens past the
+length are not in it.
 """
 
 from importlib.metadata import version
@@ -63,12 +63,12 @@ class Sdpa(Mlx):
 class Attention:
     def attention(self, query: Any, keys: Any, values: Any, *, scale: float, causal: bool, length: int) -> Any:
         if len(keys) != len(values) and length < len(keys):
-            raise NotOffered("keys and values of a buffer that are not as many: its view may be of as many")
+            raise NotOffered("rejecting keys and values of different lengths, if they are equal up to `length`")
         return _attend(query, keys[:length], values[:length], scale, "causal" if causal and len(query) > 1 else None)
 
     def window_attention(self, query: Any, keys: Any, values: Any, *, scale: float, window: int, sinks: int, chunk: int) -> Any:
         if sinks or chunk:
-            raise NotOffered("a mask with first tokens, or of chunks")
+            raise NotOffered("sink tokens and chunks")
         mask = create_causal_mask(len(query), len(keys) - len(query), window_size=window)
         return _attend(query, keys, values, scale, mask)
 

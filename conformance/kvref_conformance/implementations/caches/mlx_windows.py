@@ -1,7 +1,7 @@
-"""mlx-lm's caches of a window, on a CPU: what one layer of a model does with them, by the calls that a model makes.
+"""Adapters of mlx-lm's window caches of one layer, on a CPU, with the calls that a model makes.
 
-A step is `create_attention_mask`, `update_and_fetch` and `scaled_dot_product_attention`, in a model's order, and `truncate` is
-`trim`. Where a cache keeps the first tokens they are the sinks: `max_size` counts them too. Nothing is checked on their behalf.
+One step is `create_attention_mask`, `update_and_fetch` and `scaled_dot_product_attention`, in a model's order; `truncate` is
+`trim`. If a cache keeps the first tokens, these are the sink tokens; `max_size` includes them. The adapter validates nothing.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,7 @@ from kvref_conformance.implementations.caches.mlx_caches import Caches
 from kvref_conformance.implementations.caches.windows import LIMITS, of_a_model, taken
 from kvref_conformance.outcome import NotOffered
 
-DECOYS = (3, 0, 11)  # tokens that the rows of a batch begin with; the one in the middle is judged
+DECOYS = (3, 0, 11)  # tokens at the start of each row of a batch; the middle row is judged
 
 
 class _Windows(Caches):
@@ -31,7 +31,7 @@ class Rotating(_Windows):
 
 
 class Sinks(_Windows):
-    """As `make_prompt_cache(model, max_kv_size)` makes it for a model that makes none itself."""
+    """As `make_prompt_cache(model, max_kv_size)` creates it for a model without a `make_cache` method."""
 
     name = "mlx-lm-window-sinks"
     limits: ClassVar[Mapping[str, Any]] = {name: limit for name, limit in LIMITS.items() if name != "sinks"}
@@ -42,7 +42,7 @@ class Sinks(_Windows):
 
 
 class Batch(_Windows):
-    """Among rows that began with other lengths, as sessions that are joined in a batch."""
+    """One row of a batch whose rows began with different lengths, as when sessions join a batch."""
 
     name = "mlx-lm-window-batch"
 
@@ -51,7 +51,7 @@ class Batch(_Windows):
 
 
 class Chunked(_Windows):
-    """Llama 4's: a query sees its own chunk, which a window of a chunk's size does not make smaller."""
+    """Llama 4's: a query sees its own chunk. A window of a chunk's size removes nothing from it."""
 
     name = "mlx-lm-chunked"
     limits: ClassVar[Mapping[str, Any]] = {**LIMITS, "window": [16], "chunk": [16]}
@@ -93,11 +93,11 @@ class OneLayer:
 
     def truncate(self, length: int) -> None:
         if length != self.length and not self._cache.is_trimmable():
-            raise NotTruncatable(f"{type(self._cache).__name__}.is_trimmable() says no")
+            raise NotTruncatable(f"{type(self._cache).__name__}.is_trimmable() returned False")
         self._cache.trim(self.length - length)
 
     def _held(self) -> list[int]:
-        """The positions of what lies in the cache: as many of the first as it keeps, and the last."""
+        """Return the cached positions: the first `sinks` tokens and the last tokens."""
         if self._cache.empty():
             return []
         count, length = self._in_order()[0].shape[2], self.length
@@ -105,7 +105,7 @@ class OneLayer:
         return [*first, *range(max(0, length - count + len(first)), length)]
 
     def _in_order(self) -> tuple[Any, Any]:
-        """Keys and values, oldest first."""
+        """Return keys and values, oldest first."""
         return self._cache._temporal_order(self._cache.keys), self._cache._temporal_order(self._cache.values)
 
     def _attended(self, query: Any, keys: Any, values: Any, mask: Any, scale: float) -> Any:
@@ -145,14 +145,14 @@ class Row(OneLayer):
         return int(self._cache.offset[self._row].item())
 
     def truncate(self, length: int) -> None:
-        raise NotOffered("a row of a batch that is trimmed alone")
+        raise NotOffered("trimming one row of a batch")
 
     def _in_order(self) -> tuple[Any, Any]:
         alone = self._cache.extract(self._row)
         return alone.keys, alone.values
 
     def _in_batch(self, array: Any) -> Any:
-        """The judged row between others, in which the same numbers stand in another place."""
+        """Return the judged row and the other rows of the batch, which contain the same numbers in another order."""
         row, other = array.transpose(1, 0, 2), array[::-1].transpose(1, 0, 2)
         return mx.stack([row if each == self._row else other for each in range(len(DECOYS))])
 
@@ -161,7 +161,9 @@ class Row(OneLayer):
 
 
 class Chunks(OneLayer):
-    """What Llama4Model does: it trims the front before it makes its mask, and `trim` says how many tokens it took back."""
+    """Uses the cache like Llama4Model: it trims the front before it makes its mask, and `trim` returns how many tokens it
+    removed.
+    """
 
     def append(self, keys: Any, values: Any) -> None:
         self._cache.maybe_trim_front()

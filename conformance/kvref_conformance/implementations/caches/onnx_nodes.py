@@ -1,8 +1,9 @@
-"""ONNX graphs of a node or two, and the families that they make, whoever runs them: ONNX's reference evaluator or ONNX Runtime.
+"""ONNX graphs of one or two nodes, and the families built from them, for both runtimes: ONNX's reference evaluator and ONNX
+Runtime.
 
-Moving tokens by slot is Gather and ScatterND over slots of int64, which both take, and TensorScatter for a buffer. Attention is
-the operator of that name, with `nonpad_kv_seqlen` for the length. With past and present it is a cache that grows: what it gives
-out is all that is read, and nobody counts beside it.
+Access by slot is Gather and ScatterND with int64 slots, which both runtimes support, and TensorScatter for a buffer. Attention is
+the operator Attention, with `nonpad_kv_seqlen` as the length. With past and present it is a growing cache, whose last output is
+its only state.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,17 +16,17 @@ from onnx import helper
 from kvref_conformance.outcome import NotOffered
 
 OPSET, IR = 24, 11
-Run = Callable[[bytes, Mapping[str, Any]], list[Any]]  # a model, and what goes in by name: what comes out
+Run = Callable[[bytes, Mapping[str, Any]], list[Any]]  # takes a serialized model and its inputs by name, returns its outputs
 
 
 class Operators:
-    """Nodes as functions, of the types of what they are given."""
+    """Nodes as functions. Each combination of input types is a model of its own."""
 
     def __init__(self, run: Run, opset: int = OPSET) -> None:
         self._run, self._opset = run, opset
 
     def __call__(self, op: str, outputs: Sequence[str], domain: str = "", **given: Any) -> list[Any]:
-        """Arrays are inputs, in order; all else is an attribute."""
+        """Run a node. Arrays are inputs, in order; other arguments are attributes."""
         arrays = {name: value for name, value in given.items() if isinstance(value, np.ndarray)}
         attributes = tuple((name, value) for name, value in given.items() if not isinstance(value, np.ndarray | None))
         names = tuple(name if name in arrays else "" for name in given if name in arrays or given[name] is None)
@@ -43,7 +44,7 @@ class Operators:
 
 
 def _typed(arrays: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Names, types and shapes; of a shape the rank alone is said, and slots have one dimension."""
+    """Return value infos of inputs: names, types and shapes. Only the rank of a shape is declared; slots have one dimension."""
     return tuple(
         (name, helper.np_dtype_to_tensor_dtype(array.dtype), (None,) * (1 if name == "slots" else array.ndim))
         for name, array in arrays.items()
@@ -65,7 +66,7 @@ def several_nodes(nodes: tuple[Any, ...], types: Any, opset: int) -> bytes:
 
 
 def _model(nodes: list[Any], types: Any, outputs: tuple[str, ...], opset: int, domain: str = "", to: int | None = None) -> bytes:
-    """What comes out is like what went in first, unless it is cast."""
+    """Return the serialized model. Its output has the type of the first input, unless it is a cast."""
     _, of, shape = types[0]
     graph = helper.make_graph(
         nodes, "judged", [helper.make_tensor_value_info(*each) for each in types],
@@ -87,7 +88,7 @@ class Kernels:
         return self._operators.gather(store, int64(slots))
 
     def copy(self, store: Any, sources: Any, targets: Any, block_size: int) -> Any:
-        """A block is the slots that it has."""
+        """Copy blocks as the slots that they consist of."""
         read = self._operators.gather(store, _of_blocks(sources, block_size))
         return self._operators.scatter(store, _of_blocks(targets, block_size), read)
 
@@ -97,9 +98,9 @@ class Kernels:
 
 
 def int64(slots: Any) -> Any:
-    """Narrower integers in the one type that there is; what are no integers stays what it is."""
+    """Widen narrower integers to int64, the only supported type. Other values are returned unchanged."""
     if slots.dtype == np.uint64:
-        raise NotOffered("slots of uint64: ONNX has indices of int64")
+        raise NotOffered("slots of uint64: ONNX's indices are int64")
     return slots.astype(np.int64) if slots.dtype.kind in "iu" else slots
 
 
@@ -116,7 +117,7 @@ class Attention:
 
     def attention(self, query: Any, keys: Any, values: Any, *, scale: float, causal: bool, length: int) -> Any:
         if scale <= 0:
-            raise NotOffered("a scale that is not above 0: queries and keys are multiplied by its square root")
+            raise NotOffered("a scale that is not positive: queries and keys are multiplied by its square root")
         return self._attended(query, keys, values, length, scale=float(scale), is_causal=int(causal))
 
     def _attended(self, query: Any, keys: Any, values: Any, length: int, **attributes: Any) -> Any:
@@ -129,27 +130,27 @@ class Attention:
 
 
 class Windows(Attention):
-    """As of opset 25."""
+    """The Attention operator with a sliding window, as of opset 25."""
 
     def window_attention(
         self, query: Any, keys: Any, values: Any, *, scale: float, window: int, sinks: int, chunk: int
     ) -> Any:  # fmt: skip
         if sinks or chunk:
-            raise NotOffered("sinks and chunks")
+            raise NotOffered("sink tokens and chunks")
         return self._attended(query, keys, values, len(keys), scale=float(scale), is_causal=1, left_window_size=window - 1)
 
 
 class Growing:
-    """`append` is a step of a model, whose queries are the keys: an output that nobody looks at."""
+    """A growing cache. `append` is a step of a model whose queries are the keys; its attention output is ignored."""
 
     def __init__(self, operators: Operators, config: Mapping[str, Any], dtype: str = "float32") -> None:
         for name, value in config.items():
             least = 0 if name == "initial_capacity" else 1
             number = isinstance(value, int) and not isinstance(value, bool)
             if not (value == dtype if name == "dtype" else number and value >= least):
-                raise NotOffered(f"a cache that is given its {name}")
+                raise NotOffered(f"validation of {name}, which the operator does not take as an argument")
         shape = config["batch_size"], config["num_kv_heads"], 0, config["head_dim"]
-        self._operators, self._longest = operators, config["max_seq_len"]  # what the judge takes for the maximum
+        self._operators, self._longest = operators, config["max_seq_len"]  # the judge's maximum length
         self._past = [np.zeros(shape, dtype)] * 2
 
     @property

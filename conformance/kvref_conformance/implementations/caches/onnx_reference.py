@@ -1,7 +1,7 @@
-"""ONNX's reference evaluator: its casts, its moves by slot, and Attention, also with past and present.
+"""Adapters of ONNX's reference evaluator: casts, access by slot, and Attention with and without past and present.
 
-E4M3FN is cast as it is by default, and E5M2 with `saturate=0`, which keeps its infinity: a key-value cache would ask for both.
-A graph is given to ONNX's checker first, with the types of its inputs; nothing is checked on its behalf.
+E4M3FN is cast with the default options, and E5M2 with `saturate=0`, which keeps infinities: a KV cache would use both. Each graph
+is first passed to ONNX's checker, with the types of its inputs. The adapter validates nothing.
 """
 
 from collections.abc import Mapping
@@ -81,7 +81,7 @@ class Scatter(_Reference):
 
 class Attention(_Reference):
     name = "onnx-attention"
-    limits: ClassVar[Mapping[str, Any]] = {"sinks": [0], "chunk": [0], "tokens": {"least": 1}}  # a model has a token at least
+    limits: ClassVar[Mapping[str, Any]] = {"sinks": [0], "chunk": [0], "tokens": {"least": 1}}  # a model has at least one token
 
     def attention(self) -> Windows:
         return Windows(Operators(run, 25))

@@ -1,9 +1,8 @@
-"""ONNX Runtime's own operators GroupQueryAttention and MultiHeadAttention, on a CPU, over past and new tokens.
+"""Adapters of ONNX Runtime's own operators GroupQueryAttention and MultiHeadAttention, on a CPU, over past and new tokens.
 
-Their past and present are a cache that grows, of which all that is read is what came out as present. Attention is over a past and
-new tokens: of those that are handed in the new ones are the last, as many as there are queries, which is what both are made for.
-GroupQueryAttention gets them in a buffer that is longer than they are, as a server gives it one. Queries that are more than the
-tokens, which see all of them, go to it one by one.
+As a cache, past and present grow, and the last output `present` is the only state. As attention, the new tokens are the last of
+the given tokens, as many as there are queries. GroupQueryAttention receives them in a buffer that is longer than the tokens, as
+in a server. If there are more queries than tokens, each of which sees all tokens, they are passed one by one.
 """
 
 import math
@@ -66,24 +65,26 @@ class OverBuffers:
         self, query: Any, keys: Any, values: Any, *, scale: float, window: int, sinks: int, chunk: int
     ) -> Any:  # fmt: skip
         if sinks or chunk:
-            raise NotOffered("sinks and chunks")
+            raise NotOffered("sink tokens and chunks")
         return _over_buffers(query, keys, values, len(keys), scale, causal=1, local_window_size=window)
 
 
 def _over_buffers(
     query: Any, keys: Any, values: Any, length: int, scale: float, head_sink: Any = None, **attributes: Any
 ) -> Any:  # fmt: skip
-    """All tokens lie in the buffers; of those that count the last ones come with the queries, and go where they lie already."""
+    """Attend over buffers that contain all tokens. The last tokens are passed with the queries; the operator writes them to the
+    same places again.
+    """
     if not length or (len(query) > length and attributes["causal"]):
-        raise NotOffered("queries of no tokens")
-    if len(query) > length:  # one by one, each as that of the newest token
+        raise NotOffered("queries without tokens")
+    if len(query) > length:  # one by one, each as the query of the newest token
         given = keys, values, length, scale, head_sink
         return np.concatenate([_over_buffers(query[at : at + 1], *given, **attributes) for at in range(len(query))])
     new = slice(length - len(query), length)
     if scale == 0:
-        raise NotOffered("a scale of 0, which stands for none")
+        raise NotOffered("a scale of 0, which means the default")
     if query.shape[-1] == keys.shape[-1] != values.shape[-1]:
-        raise NotOffered("values of another width than the keys: it has one head_size")
+        raise NotOffered("values whose width differs from that of the keys: the operator has one head_size")
     heads, kv_heads = query.shape[1], keys.shape[1]
     (out, *_) = Operators(run)(
         "GroupQueryAttention", PRESENT, DOMAIN,
@@ -98,12 +99,12 @@ def _over_buffers(
 class Heads:
     def attention(self, query: Any, keys: Any, values: Any, *, scale: float, causal: bool, length: int) -> Any:
         if scale == 0:
-            raise NotOffered("a scale of 0, which stands for none")
+            raise NotOffered("a scale of 0, which means the default")
         if causal and length != len(keys):
-            raise NotOffered("a causal mask over less than all tokens")
+            raise NotOffered("a causal mask with a length below the number of tokens")
         past = len(keys) - len(query) if causal else 0
         if past < 0:
-            raise NotOffered("queries of no tokens")
+            raise NotOffered("more queries than tokens")
         before = {"past_key": _buffer(keys[:past]), "past_value": _buffer(values[:past])} if past else {}
         out = Operators(run)(
             "MultiHeadAttention", PRESENT if past else PRESENT[:1], DOMAIN,
@@ -115,7 +116,7 @@ class Heads:
 
 
 def _hidden(array: Any) -> Any:
-    """[tokens, heads, dim] as one sequence of hidden states."""
+    """Return [tokens, heads, dim] as one sequence of hidden states."""
     return array.reshape(1, len(array), math.prod(array.shape[1:])) if array.ndim == 3 else array
 
 
@@ -146,7 +147,7 @@ class MultiHeadCache(Growing):
 
 
 def _states(array: Any) -> Any:
-    """[batch, heads, tokens, dim] as hidden states."""
+    """Return [batch, heads, tokens, dim] as hidden states."""
     if array.ndim != 4:
         return array
     return np.swapaxes(array, 1, 2).reshape(len(array), array.shape[2], math.prod(array.shape[1::2]))

@@ -1,7 +1,8 @@
-"""ONNX Runtime's kernels of ONNX's own operators, on a CPU: casts, moves by slot, and Attention, also with past and present.
+"""Adapters of ONNX Runtime's kernels of standard ONNX operators, on a CPU: casts, access by slot, and Attention (also as a
+cache).
 
-E4M3FN is cast as it is by default, and E5M2 with `saturate=0`, which keeps its infinity: a key-value cache would ask for both.
-Each set of types and each scale is a graph of its own. Nothing is checked on its behalf.
+E4M3FN is cast with the default options, and E5M2 with `saturate=0`, which keeps infinities: a KV cache would use both. Each
+combination of types and each scale is a graph of its own. The adapter validates nothing.
 """
 
 from collections.abc import Mapping
@@ -60,7 +61,7 @@ class Runtime:
 
 
 class Cast(Runtime):
-    """Codes are bytes: of these types NumPy has none."""
+    """Codes are bytes, because NumPy does not have these types."""
 
     name = "onnxruntime-cast"
     formats = tuple(TO)
@@ -85,7 +86,7 @@ def _type(array: Any) -> int:
 
 
 def _cast(source: tuple[Any, int], target: tuple[Any, int], saturate: int) -> None:
-    """From memory of one type into memory of another."""
+    """Cast values in memory of one type into memory of another type."""
     attributes = (("to", target[1]), ("saturate", saturate))
     types = (("x", source[1], (None,) * source[0].ndim),)
     session = _session(onnx_nodes.one_node("Cast", ("x",), types, ("y",), "", onnx_nodes.OPSET, attributes))
@@ -105,7 +106,7 @@ class Scatter(Runtime):
 
 class Attention(Runtime):
     name = "onnxruntime-attention"
-    limits: ClassVar[Mapping[str, Any]] = {"dtype": ["float32"], "tokens": {"least": 1}}  # a model has a token at least
+    limits: ClassVar[Mapping[str, Any]] = {"dtype": ["float32"], "tokens": {"least": 1}}  # a model has at least one token
 
     def attention(self) -> onnx_nodes.Attention:
         return onnx_nodes.Attention(Operators(run))

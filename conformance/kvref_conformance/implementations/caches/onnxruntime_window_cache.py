@@ -1,7 +1,8 @@
-"""ONNX Runtime's GroupQueryAttention with `sliding_window_cache`, on a CPU: a buffer of a window's size, from which it drops.
+"""Adapters of ONNX Runtime's GroupQueryAttention with `sliding_window_cache`, on a CPU: a buffer of the window's size that drops
+tokens.
 
-Its caller counts the tokens, and hands in the buffer that came out before. Which positions lie in which rows, and when tokens can
-be taken back, is what the operator's own text says (`L(T)`). What lies there, and what is seen, is judged.
+The caller counts the tokens and passes the last output buffer in again. Which position is in which row, and when tokens can be
+truncated, is computed as the operator's documentation defines it (`L(T)`). The contents and what a query sees are judged.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ OUTPUTS = ["output", "present_key", "present_value"]
 
 
 class WindowCache(Runtime):
-    """As large as the window: it drops a token a step."""
+    """With a buffer of the window's size: it drops one token in each step."""
 
     name = "onnxruntime-window-cache"
     limits: ClassVar[Mapping[str, Any]] = {**LIMITS, "head_dim": {"multiple_of": 8}}
@@ -29,7 +30,7 @@ class WindowCache(Runtime):
 
 
 class WindowCacheRoom(WindowCache):
-    """With room for a token more: it drops two, every other step."""
+    """With room for one token more: it drops two tokens in every second step."""
 
     name = "onnxruntime-window-cache-room"
     room = 1
@@ -65,19 +66,19 @@ class Buffer:
     def read(self, positions: Sequence[int]) -> tuple[Any, Any]:
         first = self.length - self._held(self.length)
         if any(not first <= position < self.length for position in positions):
-            raise PositionOutOfRange(f"position: expected one from {first} on and below {self.length}, got {list(positions)}")
+            raise PositionOutOfRange(f"position: expected positions in [{first}, {self.length}), got {list(positions)}")
         rows = [int(position) - first for position in positions]
         keys, values = (np.swapaxes(array[0], 0, 1)[rows] for array in self._past)
         return keys, values
 
     def truncate(self, length: int) -> None:
         if not 0 <= length <= self.length:
-            raise PositionOutOfRange(f"length: expected one from 0 to {self.length}, got {length}")
+            raise PositionOutOfRange(f"length: expected an integer in [0, {self.length}], got {length}")
         if self._held(length) != self._held(self.length) - (self.length - length):
-            raise NotTruncatable("L(T - k) is not L(T) - k")
+            raise NotTruncatable("cannot truncate to {length}: L({length}) differs from the number of rows that remain")
         self.length = int(length)
 
     def _held(self, tokens: int) -> int:
-        """L(T), as GroupQueryAttention's text has it."""
+        """L(T), the number of tokens in the buffer, as the documentation of GroupQueryAttention defines it."""
         excess, least = tokens - self._capacity, self._capacity - self._config["window"] + 1
         return tokens if excess <= 0 else tokens - least * -(-excess // least)

@@ -1,7 +1,7 @@
-"""ONNX Runtime's GroupQueryAttention with a `local_window_size`, on a CPU: past and new tokens in, all of them out again.
+"""Adapter of ONNX Runtime's GroupQueryAttention with `local_window_size`, on a CPU: its outputs are all tokens, past and new.
 
-The operator keeps what its caller gives it back, all tokens, so that what is stored, read and taken back is its caller's, and not
-offered. Each number of heads and each scale is a graph of its own, made here.
+The caller passes all tokens in again, so stored tokens, reads and truncation are not offered. Each number of heads and each scale
+is a graph of its own, built here.
 """
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""OpenVINO's Convert on its CPU plugin, from float32 and back, value by value. Codes are seen as whole numbers of their width."""
+"""Adapter of OpenVINO's Convert on its CPU plugin: casts from and to float32, value by value. Codes are unsigned integers."""
 
 from functools import cache
 from typing import Any

@@ -1,9 +1,10 @@
-"""OpenVINO's PagedAttention on its CPU plugin: the operation alone, over blocks and tables that are made here.
+"""Adapters of OpenVINO's PagedAttention on its CPU plugin: the operation alone, over blocks and tables that this module
+allocates.
 
-One call writes the new tokens of some sequences into the blocks of a pool, and attends with a query of each of them. Judged
-are where and what it writes (`paged`), and what it attends over: as attention over pages (`attention`), and with its sliding
-window (`windowed`). Which blocks are whose, and how many tokens each sequence has, is its caller's: what would be refused for
-that is not offered, nor is writing below the length, for it takes the new tokens for the last ones.
+One call writes the new tokens of several sequences into the blocks of a pool, and attends with one query per new token. Judged is
+where it writes (`paged`), and what it attends over: attention over blocks (`attention`), and with its sliding window
+(`windowed`). Block allocation and sequence lengths are the caller's; errors about them are not offered. Neither is writing below
+the length, because the operation appends new tokens after `past_lens`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,9 +21,9 @@ from kvref_conformance.implementations.caches.windows import LIMITS, of_a_model,
 from kvref_conformance.interface import Level
 from kvref_conformance.outcome import NotOffered
 
-BLOCK = 32  # the tokens of a block on this plugin: a compiled model says so in the shapes of its caches
+BLOCK = 32  # tokens per block on this plugin, as the cache shapes of a compiled model show
 PRECISION = {"float32": "f32", "float16": "f16"}
-# What a caller gives it in this order, and as what; a dtype that is not said is that of the tokens.
+# Inputs in this order, with their types. No type means the dtype of the tokens.
 GIVEN = {
     "query": "", "key": "", "value": "", "key_cache": "dynamic", "value_cache": "dynamic", "past_lens": "i32",
     "subsequence_begins": "i32", "block_indices": "i32", "block_indices_begins": "i32", "scale": "f32", "sliding_window": "i32",
@@ -54,7 +55,7 @@ class Float32(OpenVino):
 
 
 class Float16(Float32):
-    """Tokens of float16, in blocks of float16 (KV_CACHE_PRECISION); between them it computes in float32."""
+    """Tokens and blocks of float16 (KV_CACHE_PRECISION); it computes in float32."""
 
     name = "openvino-paged-f16"
     formats = ("float16",)
@@ -77,7 +78,7 @@ class Window(OpenVino):
 
 
 class Pool:
-    """Blocks of keys and values, [blocks, kv heads, BLOCK, dim] as a compiled model wants them, and the calls over them."""
+    """Blocks of keys and values, [blocks, kv heads, BLOCK, dim] as a compiled model expects them, and the calls over them."""
 
     def __init__(self, num_blocks: int, num_kv_heads: int, head_dim: int, value_dim: int, dtype: str = "float32") -> None:
         self.keys, self.values = (np.zeros((num_blocks, num_kv_heads, BLOCK, dim), dtype) for dim in (head_dim, value_dim))
@@ -86,7 +87,9 @@ class Pool:
         self, query: Any, keys: Any, values: Any, pasts: Sequence[int], counts: Sequence[int], tables: Sequence[Sequence[int]],
         scale: float = 1.0, window: int = 0, logit_sink: tuple[float, ...] = (),
     ) -> Any:  # fmt: skip
-        """One call: so many new tokens of each sequence, one sequence behind the other, and the blocks of each."""
+        """Call the operation once. counts: new tokens of each sequence, concatenated in `keys` and `values`; tables: the blocks
+        of each.
+        """
         given = {
             "query": query, "key": keys, "value": values, "key_cache": self.keys, "value_cache": self.values,
             "past_lens": pasts, "subsequence_begins": np.cumsum([0, *counts]),
@@ -107,20 +110,23 @@ class Pool:
         return request.get_output_tensor(0).data.reshape(-1, heads, dims[1]).copy()
 
     def write(self, keys: Any, values: Any, past: int, table: Sequence[int]) -> None:
-        """Tokens of one sequence, of which the output is of no interest."""
+        """Write tokens of one sequence; the output is ignored."""
         query = np.zeros((len(keys), *self.keys.shape[1::2]), self.keys.dtype)
         self.step(query, keys, values, [past], [len(keys)], [table])
 
     def again(self, query: Any, table: Sequence[int], length: int, scale: float, window: int = 0, **options: Any) -> Any:
-        """Each query as a sequence of its own over the same blocks, whose last token comes once more: each call brings one."""
+        """Attend with each query as a sequence of its own over the same blocks.
+
+        Each call has to bring a new token, so the last token is written again.
+        """
         count = len(query)
         if not count:
-            raise NotOffered("a call without tokens")
+            raise NotOffered("attention without queries")
         keys, values = (np.repeat(rows[-1:], count, axis=0) for rows in self.read(table, length))
         return self.step(query, keys, values, [length - 1] * count, [1] * count, [table] * count, scale, window, **options)
 
     def read(self, table: Sequence[int], count: int) -> tuple[Any, Any]:
-        """The first tokens of a sequence, from where they have to lie."""
+        """Return the first `count` tokens of a sequence, from the slots where they must be."""
         keys, values = (store[list(table)].swapaxes(1, 2) for store in (self.keys, self.values))
         return keys.reshape(-1, *keys.shape[2:])[:count], values.reshape(-1, *values.shape[2:])[:count]
 
@@ -129,9 +135,9 @@ class Sequences:
     def __init__(self, **sizes: Any) -> None:
         for name, value in sizes.items():
             if name != "dtype" and (not isinstance(value, int) or isinstance(value, bool) or value < (name != "num_blocks")):
-                raise NotOffered(f"a pool that is given its {name}: its caller makes it")
+                raise NotOffered(f"validation of {name}: the caller allocates the pool")
         if sizes["dtype"] not in PRECISION:
-            raise NotOffered("a pool that is given its dtype")
+            raise NotOffered("validation of dtype")
         self._pool = Pool(sizes["num_blocks"], sizes["num_kv_heads"], sizes["head_dim"], sizes["head_dim"], sizes["dtype"])
         self._free = list(range(sizes["num_blocks"]))
         self._tables, self._lengths, self._begun = dict[int, list[int]](), dict[int, int](), 0
@@ -142,21 +148,21 @@ class Sequences:
         return self._begun
 
     def drop(self, sequence: int) -> None:
-        """Its blocks are for others, with what lies in them."""
+        """Free the sequence's blocks without erasing them."""
         self.length(sequence, 0)
         self._free += self._tables.pop(sequence)
         del self._lengths[sequence]
 
     def write(self, sequence: int, layer: int, start: int, keys: Any, values: Any) -> None:
         if start != self.length(sequence, layer):
-            raise NotOffered("writing anywhere but behind the tokens that it is told of")
+            raise NotOffered("writing anywhere but at the end")
         self._pool.write(keys, values, start, self._room(sequence, start + len(keys)))
         self._lengths[sequence] += len(keys)
 
     def append(self, sequences: Sequence[int], layer: int, keys: Any, values: Any) -> None:
         pasts = [self.length(sequence, layer) for sequence in sequences]
         if len({*sequences}) < len(pasts) or len(pasts) != len(keys):
-            raise NotOffered("a batch of other arrays than a token a sequence, which its caller makes")
+            raise NotOffered("rejecting a step that is not one token per sequence: the caller builds the batch")
         tables = [self._room(sequence, past + 1) for sequence, past in zip(sequences, pasts, strict=True)]
         query = np.zeros((len(keys), *self._pool.keys.shape[1::2]), self._pool.keys.dtype)
         self._pool.step(query, keys, values, pasts, [1] * len(pasts), tables)
@@ -165,7 +171,7 @@ class Sequences:
 
     def truncate(self, sequence: int, length: int) -> None:
         if not 0 <= length <= self.length(sequence, 0):
-            raise NotOffered("a length that is out of range, which its caller counts")
+            raise NotOffered("rejecting a length out of range: the caller counts the tokens")
         self._lengths[sequence] = length
 
     def gather(self, sequence: int, layer: int) -> tuple[Any, Any]:
@@ -174,27 +180,29 @@ class Sequences:
 
     def length(self, sequence: int, layer: int) -> int:
         if sequence not in self._lengths or layer:
-            raise NotOffered("refusing sequences and layers that are not there: they are its caller's")
+            raise NotOffered("rejecting unknown sequences and layers: the caller keeps them")
         return self._lengths[sequence]
 
     def attend(self, sequence: int, layer: int, query: Any, scale: float) -> Any:
         length = self.length(sequence, layer)
         if not length:
-            raise NotOffered("attention without a token")
+            raise NotOffered("attention without tokens")
         return self._pool.again(query, self._tables[sequence][: -(-length // BLOCK)], length, scale)
 
     def _room(self, sequence: int, length: int) -> list[int]:
-        """The blocks of so many tokens, every other one of the free."""
+        """Allocate blocks for `length` tokens, alternately from both ends of the free list so that they are not adjacent."""
         table = self._tables[sequence]
         missing = -(-length // BLOCK) - len(table)
         if missing > len(self._free):
-            raise NotOffered("running out of blocks, which its caller hands out")
+            raise NotOffered("running out of blocks: the caller allocates them")
         table += [self._free.pop(-1 - len(table) % 2 * (len(self._free) > 1)) for _ in range(missing)]
         return table[: -(-length // BLOCK)]
 
 
 class Pages:
-    """Tokens are written a block a sequence, as prompts that come together; then the queries come with theirs once more."""
+    """Write tokens as one sequence per block, in one batch of prompts; then pass the queries with their tokens, which are written
+    again.
+    """
 
     def attention(self, query: Any, keys: Any, values: Any, *, scale: float, causal: bool, length: int) -> Any:
         return self._attended(query, keys, values, scale, causal, int(length))
@@ -203,7 +211,7 @@ class Pages:
         self, query: Any, keys: Any, values: Any, *, scale: float, window: int, sinks: int, chunk: int
     ) -> Any:  # fmt: skip
         if sinks or chunk:
-            raise NotOffered("sinks and chunks beside the window")
+            raise NotOffered("sink tokens and chunks")
         return self._attended(query, keys, values, scale, True, len(keys), window=int(window))
 
     def sink_attention(self, query: Any, keys: Any, values: Any, *, scale: float, causal: bool, logit_sink: Any) -> Any:
@@ -211,10 +219,10 @@ class Pages:
 
     def _attended(self, query: Any, keys: Any, values: Any, scale: float, causal: bool, length: int, **options: Any) -> Any:
         if any(array.ndim != 3 for array in (query, keys, values)):
-            raise NotOffered("arrays of other ranks than [tokens, heads, dim]: it is given [tokens, heads * dim]")
+            raise NotOffered("rejecting other ranks than [tokens, heads, dim]: the operation takes [tokens, heads * dim]")
         count = len(query)
         if length < (count if causal else 1):
-            raise NotOffered("queries without a token: each comes with one")
+            raise NotOffered("more queries than tokens: each query brings a token")
         blocks = -(-len(keys) // BLOCK)
         pool, table = Pool(blocks + 1, keys.shape[1], keys.shape[2], values.shape[2]), list(range(blocks, 0, -1))
         counts = [min(BLOCK, len(keys) - first) for first in range(0, len(keys), BLOCK)]
@@ -246,13 +254,13 @@ class OneLayer:
         return out
 
     def attend(self, query: Any, scale: float) -> Any:
-        """As that of a sequence."""
+        """Attend over the sequence of this layer."""
         if not self._length:
-            raise NotOffered("attention without a token")
+            raise NotOffered("attention without tokens")
         return self._pool.again(query, self._table[: -(-self._length // BLOCK)], self._length, scale, self._config["window"])
 
     def _grow(self, blocks: int) -> None:
-        """To twice as many as are needed, the new ones in the table the last first."""
+        """Grow the pool to twice the needed number of blocks; new blocks are appended to the table in descending order."""
         held = len(self._table)
         if blocks > held:
             self._table += reversed(range(held, 2 * blocks))
@@ -280,7 +288,7 @@ def _compiled(heads: int, kv_heads: int, head_dim: int, value_dim: int, dtype: s
     tokens = [op.reshape(given[name], op.constant(np.array([0, -1])), True) for name in ("query", "key", "value")]
     sink = np.array(logit_sink, np.float32).reshape((1, -1, 1, 1) if logit_sink else (0,) * 4)
     zero, floats = op.constant(np.int32(0)), np.float32
-    # Behind them: slopes of ALiBi, and what is for scores, rotation, sparse attention, eviction, images and drafts.
+    # The remaining inputs: ALiBi slopes, and options for scores, rotation, sparse attention, eviction, images and drafts.
     inputs = [*tokens, *pool, none(floats), longest, none(), none(), none(), none(floats), none(floats), zero, zero]
     inputs += [op.constant(sink), zero, none(), none(), none(), none(), none(np.uint8), none()]
     node = _PagedAttentionExtension([each.output(0) for each in inputs])

@@ -1,8 +1,8 @@
-"""OpenVINO's ScaledDotProductAttention on its CPU plugin, alone and with its keys and values in variables.
+"""Adapters of OpenVINO's ScaledDotProductAttention on its CPU plugin, alone and with keys and values in variables.
 
-Variables are ReadValue, Gather by `beam_idx`, Concat and Assign, which the plugin makes one operation of with the attention
-behind them, with a cache of its own in KV_CACHE_PRECISION. `read` is what `query_state` gives, `truncate` what GenAI does to take
-tokens back (a state out, and its first tokens in again), and `reorder` the `beam_idx` of the next step.
+Variables are ReadValue, Gather by `beam_idx`, Concat and Assign. The plugin fuses them and the attention after them into one
+operation with a cache of its own in KV_CACHE_PRECISION. `read` is the result of `query_state`; `truncate` does what GenAI does
+(it reads the state and assigns its first tokens); `reorder` is the `beam_idx` of the next step.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ from kvref_conformance.outcome import NotOffered
 
 class Stateful(OpenVino):
     name = "openvino-stateful"
-    # A model is never called with no tokens; and of heads that are repeated the plugin makes another graph.
+    # A model is never called without tokens; and for repeated heads the plugin builds another graph.
     limits: ClassVar[Mapping[str, Any]] = {"dtype": "float32", "tokens": {"least": 1}, "attention": {"group_size": 1}}
 
     def contiguous(self, **config: Any) -> "States":
@@ -33,7 +33,7 @@ class Stateful(OpenVino):
 
 
 class StatefulFloat16(Stateful):
-    """Tokens of float16, and a cache of float16; between them it computes in float32."""
+    """Tokens and a cache of float16; it computes in float32."""
 
     name = "openvino-stateful-f16"
     formats = ("float16",)
@@ -41,7 +41,7 @@ class StatefulFloat16(Stateful):
 
 
 class Alone(OpenVino):
-    """Keys and values are handed in with a mask, where not every query sees all of them."""
+    """Keys and values are inputs, with a mask unless every query sees all tokens."""
 
     name = "openvino-sdpa"
 
@@ -50,7 +50,7 @@ class Alone(OpenVino):
 
 
 class Request:
-    """Of a compiled model, whose variables are its own. Raises ShapeMismatch where there is no such model."""
+    """An infer request of a compiled model, with variables of its own. Raises ShapeMismatch if the sizes allow no model."""
 
     def __init__(self, compiled: Any, *sizes: Any) -> None:
         try:
@@ -82,12 +82,12 @@ class States:
         for name, value in config.items():
             least = 0 if name == "initial_capacity" else 1
             if name != "dtype" and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-                raise NotOffered(f"a cache that is given its {name}: they are a model's")
+                raise NotOffered(f"validation of {name}: it is a property of the model")
         if config["dtype"] not in PRECISION:
-            raise NotOffered("a cache that is given its dtype")
+            raise NotOffered("a dtype argument")
         self._heads, self._dim, self._dtype = config["num_kv_heads"], config["head_dim"], config["dtype"]
         self._longest, self._batch = config["max_seq_len"], config["batch_size"]
-        self._rows: list[int] | None = None  # of a `beam_idx` that waits for its step
+        self._rows: list[int] | None = None  # the `beam_idx` for the next step, if a reorder is pending
         self._request = Request(_stateful, self._heads, self._heads, self._dim, self._dim, self._dtype)
 
     @property
@@ -96,16 +96,16 @@ class States:
 
     def append(self, keys: Any, values: Any) -> None:
         if keys.ndim == values.ndim == 4 and keys.shape[::2] != values.shape[::2]:
-            raise NotOffered("keys and values of other rows and tokens: they come out of one projection")
+            raise NotOffered("rejecting keys and values of different batch sizes or lengths: one projection produces both")
         if keys.ndim == 4 and len(keys) != (self._batch if self._rows is None else len(self._rows)):
-            raise NotOffered("tokens of other rows than the `beam_idx` beside them")
+            raise NotOffered("rejecting tokens whose batch size differs from that of `beam_idx`")
         if keys.ndim == 4 and self.seq_len + keys.shape[2] > self._longest:
             raise NotOffered("a maximum length")
         self._step(keys, values)
 
     def read(self) -> tuple[Any, Any]:
         self._reordered()
-        if not self.seq_len:  # of a variable that was not assigned the batch is not known
+        if not self.seq_len:  # an unassigned variable has no batch size
             none = np.zeros((self._batch, self._heads, 0, self._dim), np.float32)
             return none, none
         keys, values = (state.state.data.copy() for state in self._request.states())
@@ -113,7 +113,7 @@ class States:
 
     def truncate(self, length: int) -> None:
         if not 0 <= length <= self.seq_len:
-            raise NotOffered("a length that is out of range: its caller takes the first tokens of a state")
+            raise NotOffered("rejecting a length out of range: the caller slices the state")
         if not length:
             self._request.reset()
             return
@@ -122,10 +122,10 @@ class States:
 
     def reorder(self, rows: Sequence[int]) -> None:
         if not self.seq_len or not len(rows):
-            raise NotOffered("rows of variables that were not assigned, and none at all")
+            raise NotOffered("reordering an empty cache, or to no rows")
         self._reordered()
         if not all(0 <= row < self._batch for row in rows):
-            raise NotOffered("rows that are not there")
+            raise NotOffered("rejecting rows out of range")
         self._rows = [int(row) for row in rows]
 
     def reset(self) -> None:
@@ -133,7 +133,7 @@ class States:
         self._request.reset()
 
     def _reordered(self) -> None:
-        """A step with a token that is taken back, where a `beam_idx` has not had its own yet."""
+        """Apply a pending `beam_idx` with a step of one token, and truncate that token."""
         if self._rows is not None:
             length, none = self.seq_len, np.zeros((len(self._rows), self._heads, 1, self._dim), self._dtype)
             self._step(none, none)
@@ -148,15 +148,18 @@ class States:
 
 
 class Steps:
-    """All tokens but the last ones come first, the last ones with the queries: what a query does not see its mask leaves out."""
+    """Attention in two steps: all tokens but the last ones, then the last ones with the queries.
+
+    The mask hides what a query must not see.
+    """
 
     def attention(self, query: Any, keys: Any, values: Any, *, scale: float, causal: bool, length: int) -> Any:
         _of_heads(query, keys, values)
         count, total = len(query), len(keys)
         if total != len(values):
-            raise NotOffered("as many keys as values: they come out of one projection")
+            raise NotOffered("rejecting different numbers of keys and values: one projection produces both")
         if not total or (causal and count > total):
-            raise NotOffered("queries without a token: each comes with one")
+            raise NotOffered("more queries than tokens: each query brings a token")
         request = Request(_stateful, query.shape[1], *keys.shape[1:], values.shape[2], str(keys.dtype))
         last = count if causal else 1
         lanes = {"k": keys.swapaxes(0, 1)[None], "v": values.swapaxes(0, 1)[None]}
@@ -173,7 +176,7 @@ class Steps:
                 q=query.swapaxes(0, 1)[None], mask=mask[None, None], beam_idx=np.zeros(1, np.int32), **rest, **told
             )
             return out[0].swapaxes(0, 1)
-        # Each query as a beam of its own, all from the one that is there.
+        # Each query is a beam of its own; all beams continue from the only existing one.
         rest = {name: np.repeat(lane, count, axis=0) for name, lane in rest.items()}
         beams = np.zeros(count, np.int32)
         return request.step(q=query[:, :, None], mask=mask[:1][None, None], beam_idx=beams, **rest, **told)[:, :, 0]
@@ -199,11 +202,11 @@ class Operation:
 
 def _of_heads(*arrays: Any) -> None:
     if any(array.ndim != 3 for array in arrays):
-        raise NotOffered("arrays of other ranks: a model is made for the heads that they have")
+        raise NotOffered("rejecting other ranks: a model is compiled for the given heads")
 
 
 def _mask(count: int, total: int, causal: bool, length: int) -> Any:
-    """What each query sees: [queries, tokens]."""
+    """Return which tokens each query sees: [queries, tokens]."""
     last = np.arange(length - count, length)[:, None] if causal else np.full((count, 1), length - 1)
     return np.arange(total) <= last
 
@@ -225,7 +228,7 @@ def _ints(*values: int) -> Any:
 
 
 def _repeated(heads: Any, group: int) -> Any:
-    """Each kv head once for each query head that reads it, as exporters write it."""
+    """Repeat each KV head for each query head that reads it, as exporters do."""
     if group == 1:
         return heads
     shape = op.shape_of(heads)
@@ -269,5 +272,6 @@ def _alone(heads: int, kv_heads: int, head_dim: int, value_dim: int, masked: boo
     inputs = [q, _repeated(k, heads // kv_heads), _repeated(v, heads // kv_heads)]
     inputs += [others.get("mask", op.constant(np.float32(0))), scale["scale"], *([others["sink"]] if sink else [])]
     outputs = [each.output(0) for each in inputs]
-    found = NodeFactory("opset13").create("ScaledDotProductAttention", outputs, {"causal": False})  # opset15's takes no sinks
+    # opset15's node does not accept sinks
+    found = NodeFactory("opset13").create("ScaledDotProductAttention", outputs, {"causal": False})
     return _made(op.transpose(op.squeeze(found, _ints(0)), _ints(1, 0, 2)), [], tokens | scale | others)

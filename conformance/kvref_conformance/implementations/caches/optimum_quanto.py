@@ -1,7 +1,7 @@
-"""optimum-quanto's quantizers: 8 bits with a scale a row, 4 and 2 bits in groups, with a scale and a shift each.
+"""Adapters of optimum-quanto's quantizers: 8 bits with one scale per row; 4 and 2 bits in groups, each with a scale and a shift.
 
-`optimum-quanto` is AbsmaxOptimizer's scales, `quantize_weight`, and `dequantize`; `optimum-quanto-groups` the same with
-MaxOptimizer's. The cache of transformers that is made of them is judged there.
+`optimum-quanto` is the scales of AbsmaxOptimizer, `quantize_weight`, and `dequantize`; `optimum-quanto-groups` is the same with
+MaxOptimizer. transformers' cache that uses them is judged in transformers_quantized.
 """
 
 from importlib.metadata import version
@@ -40,14 +40,16 @@ class OptimumQuanto(Rows):
 
     def dequantize(self, codes: Any, scale: Any, zero: None, width: int, format: str) -> Any:
         data = as_stored(codes, format)
-        scales = scale[:, None] if len(scale) > 1 else scale[0]  # one row is quantized as a whole tensor
+        scales = scale[:, None] if len(scale) > 1 else scale[0]  # a single row is quantized per tensor
         stored = WeightQBytesTensor(QTYPES[format], 0, data.shape, data.stride(), data, scales, None)
         with torch.no_grad():
             return stored.dequantize()
 
 
 class Groups(Rows):
-    """Shifts are zeros with the other sign. Groups are packed with groups, not neighbours: codes are handed over a byte each."""
+    """Shifts are negated zeros. The library packs across groups, not neighbors, so codes are returned unpacked, one byte per
+    code.
+    """
 
     name = "optimum-quanto-groups"
     version = version("optimum-quanto")

@@ -1,7 +1,9 @@
-"""SGLang's allocators as pools of blocks: TokenToKVPoolAllocator, a block a slot, and PagedTokenToKVPoolAllocator, a page.
+"""Adapters of SGLang's allocators as block pools: TokenToKVPoolAllocator (block = slot), PagedTokenToKVPoolAllocator (block =
+page).
 
-`allocate` is `alloc`, which gives slots or None; `free` is `free`, which takes them; what is free is `available_size`. Slot 0,
-or page 0, is for padding and no block: blocks count from the one behind it. References are the prefix tree's, and not theirs.
+`allocate` is `alloc`, which returns slots or None; `free` is `free`, whose argument is slots; num_free is `available_size`. Slot
+0 or page 0 is reserved for padding and is no block, so block ids are shifted by one. The prefix tree keeps references, not the
+allocators.
 """
 
 from operator import index
@@ -49,7 +51,7 @@ class Pages(Allocators):
 class Pool:
     def __init__(self, allocator: Any, num_blocks: int, page: int, **sizes: int) -> None:
         if integer(num_blocks) is None:
-            raise NotOffered("a pool that is given its size, and does not make it of the memory that is there")
+            raise NotOffered("validation of num_blocks: the server computes it from the available memory")
         self._page = page
         try:
             self._allocator = allocator(

@@ -1,8 +1,8 @@
-"""SGLang's modules on a CPU, without what needs CUDA.
+"""SGLang's modules imported on a CPU, with stand-ins for what needs CUDA.
 
-Stand-ins, none of which the caches use there: Triton and TVM (kernels), pybase64 and PIL (images), the attention layer (a type),
-4-bit keys and values, metrics, and what a request holds beside its cache: model configuration, sampling, grammars, images,
-speculation, disaggregation. Of packages that import every model and quantizer, the `__init__` does not run.
+Stand-ins replace what the caches do not use on a CPU: Triton and TVM (kernels), pybase64 and PIL (images), the attention layer (a
+type), 4-bit keys and values, metrics, and the parts of a request that are not about its cache: model configuration, sampling,
+grammars, images, speculation, disaggregation. For packages that import every model and quantizer, `__init__` does not run.
 """
 
 import importlib
@@ -30,9 +30,12 @@ BARE = ("sglang", *(f"sglang.srt.{name}" for name in ("configs", "layers.quantiz
 
 
 def module(name: str) -> Any:
-    """One below `sglang.srt`. The first publishes what a server with PyTorch's own attention, and no other options, would."""
+    """Import a module below `sglang.srt`.
+
+    The first call publishes the server arguments for PyTorch's own attention, all else default.
+    """
     if "sglang" not in sys.modules:
-        assert torch  # is to be there first: it asks whether there is Triton
+        assert torch  # imported first, because SGLang checks whether Triton is available
         stand_in(ABSENT, BARE)
         arguments = importlib.import_module("sglang.srt.server_args").ServerArgs
         context = importlib.import_module("sglang.srt.runtime_context").get_context()

@@ -1,8 +1,8 @@
-"""SGLang's pool of keys and values, MHATokenToKVPool, as kernels over slots, on a CPU and without its own kernels for one (AMX).
+"""Adapter of SGLang's pool of keys and values, MHATokenToKVPool, as slot kernels, on a CPU and without its AMX kernels.
 
-The pool's buffers are the store that is handed in. `scatter` is `set_kv_buffer`, with the same tokens as keys and as values,
-`copy` is `move_kv_cache`, which takes slots (SGLANG_NATIVE_MOVE_KV_CACHE, its way without CUDA), and `gather` reads
-`get_key_buffer` by slots as its PyTorch attention does. An `update` at a position it has not.
+The given store is the pool's buffer. `scatter` is `set_kv_buffer`, with the same tokens as keys and as values; `copy` is
+`move_kv_cache`, whose arguments are slots (SGLANG_NATIVE_MOVE_KV_CACHE, its implementation without CUDA); `gather` indexes
+`get_key_buffer` by slots, like its PyTorch attention. It has no `update` at a position.
 """
 
 import os
@@ -16,10 +16,10 @@ from kvref_conformance.implementations.caches.sglang_modules import DEVICE, VERS
 from kvref_conformance.interface import Level
 from kvref_conformance.outcome import NotOffered
 
-os.environ.setdefault("SGLANG_NATIVE_MOVE_KV_CACHE", "1")  # read when a pool is made
+os.environ.setdefault("SGLANG_NATIVE_MOVE_KV_CACHE", "1")  # read when a pool is created
 MEMORY_POOL = module("mem_cache.memory_pool")
-OWN_SLOTS = (torch.int64, torch.int32)  # what its allocators and its tables hold
-LAYER = SimpleNamespace(layer_id=0)  # all that it reads of a layer of a model
+OWN_SLOTS = (torch.int64, torch.int32)  # the dtypes of slots in its allocators and tables
+LAYER = SimpleNamespace(layer_id=0)  # the only attribute of a model's layer that it reads
 
 
 class Pool:
@@ -67,7 +67,7 @@ class Pool:
 def _own(slots: Any) -> Any:
     slots = torch.as_tensor(slots)
     if slots.dtype not in OWN_SLOTS and not slots.is_floating_point() and slots.dtype != torch.bool:
-        raise NotOffered(f"slots of {slots.dtype}, where its own are int64 and int32")
+        raise NotOffered(f"slots of {slots.dtype}: its own are int64 and int32")
     return slots
 
 
@@ -75,13 +75,13 @@ def _pool_of(store: Any) -> Any:
     slots, heads, width = store.shape
     pool = MEMORY_POOL.MHATokenToKVPool(
         slots - 1, 1, store.dtype, heads, width, 1, DEVICE, enable_memory_saver=False
-    )  # a page of one slot is for padding
+    )  # one slot less, because the pool adds a page of one slot for padding
     pool.k_buffer, pool.v_buffer = [store], [store.clone()]
     return pool
 
 
 def _meant(error: Exception) -> Exception:
-    """Which mistake it is that PyTorch's message speaks of."""
+    """Return the specification's error for a message of PyTorch."""
     said = str(error)
     if "out of bounds" in said or "out of range" in said:
         return SlotOutOfRange(said)

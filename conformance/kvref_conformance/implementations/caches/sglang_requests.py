@@ -1,19 +1,19 @@
-"""SGLang's requests over its pools and its prefix trees, as a paged cache and as one of prefixes.
+"""Adapters of SGLang's requests over its pools and prefix trees, as a paged cache and as a prefix cache.
 
-What is called is what its scheduler calls, in its order, with its own Req, ReqToTokenPool, allocators and MHATokenToKVPool:
+The adapter calls what SGLang's scheduler calls, in its order, with SGLang's Req, ReqToTokenPool, allocators and MHATokenToKVPool:
 
-- `create` makes a Req that waits, and has neither a row nor a slot; `ensure_capacity` and `write` extend it by
-  `alloc_for_extend`, as a chunk of its prompt. Whether there is room is asked first, as PrefillAdder does: what is free and
-  what the tree could evict.
-- `append_step` is a batch that decodes, by `alloc_for_decode`; its requests have a prompt, and no slots more than tokens.
-- `write` is `set_kv_buffer`; `gather` reads `get_key_buffer` by the row of `req_to_token`, as its PyTorch attention does. Tables
-  and slots are that row (`suffix_page_indices`). Page 0 is for padding and no block: blocks count from the one behind it.
+- `create` makes a waiting Req, which has neither a row nor a slot; `ensure_capacity` and `write` extend it by
+  `alloc_for_extend`, as a chunk of its prompt. Like PrefillAdder, the adapter first checks for room: free slots and slots that
+  the tree could evict.
+- `append_step` is a decode batch, by `alloc_for_decode`; its requests have a prompt, and no more slots than tokens.
+- `write` is `set_kv_buffer`; `gather` indexes `get_key_buffer` by the row of `req_to_token`, like its PyTorch attention. Tables
+  and slots are that row (`suffix_page_indices`). Page 0 is reserved for padding and is no block, so block ids are shifted by one.
 - `drop` is `release_kv_cache` without a checkpoint.
-- `begin` is `init_next_round_input`, which matches, a lock on the node found, and `alloc_for_extend`; `commit` is the tree's
+- `begin` is `init_next_round_input`, which matches, a lock on the matched node, and `alloc_for_extend`; `commit` is the tree's
   `checkpoint`, `match` its `match_prefix`, `reset` what the scheduler's `flush_cache` does.
 
-Which tokens a request has and how many its layers have written is its engine's to know, and here the adapter's: what breaks
-that is *not offered*. So is a tree where prefixes are not asked for: the library's own with `disable=True`.
+The engine, here the adapter, keeps the tokens of a request and how many of them each layer has written; checks that contradict
+this are *not offered*. Without prefix caching the library's own tree with `disable=True` is used.
 """
 
 from array import array
@@ -57,7 +57,7 @@ class Caches:
 
 
 class Unified(Caches):
-    """UnifiedRadixCache, which its server makes by default."""
+    """UnifiedRadixCache, which SGLang's server creates by default."""
 
     name = "sglang-unified"
 
@@ -69,7 +69,7 @@ class Unified(Caches):
 
 
 class Radix(Caches):
-    """RadixCache, the tree before it."""
+    """RadixCache, the older tree."""
 
     name = "sglang-radix"
 
@@ -110,7 +110,7 @@ class Requests:
 
     def drop(self, sequence: int) -> None:
         request = self._known(sequence)
-        if request.kv.holds_kv:  # others have waited only
+        if request.kv.holds_kv:  # a waiting request has none
             COMMON.release_kv_cache(request, self._tree, checkpoint=False)
         del self._requests[sequence], self._lengths[sequence]
 
@@ -122,10 +122,10 @@ class Requests:
     def write(self, sequence: int, layer: int, start: int, keys: Any, values: Any) -> None:
         request, length = self._known(sequence), self.length(sequence, layer)
         if not self._first_to_write(request) <= start <= length:
-            raise NotOffered("writing behind the end, or into what the tree has")
+            raise NotOffered("writing past the end, or into cached prefix blocks")
         end = start + len(keys)
         if end > request.kv.kv_allocated_len and not self._fit(keys, values):
-            raise NotOffered("refusing arrays before room is made for them: a model computes them after")
+            raise NotOffered("rejecting arrays before allocation: a model computes them after the allocation")
         self._extend(request, end)
         self._store(layer, self._slots(request, start, end).to(torch.int64), keys, values)
         self._lengths[sequence][layer] = max(length, end)
@@ -135,15 +135,17 @@ class Requests:
         lengths = [each.kv.kv_allocated_len for each in requests]
         ready = [self._lengths[sequence] == [length] * self._layers for sequence, length in zip(sequences, lengths, strict=True)]
         if not all(ready) or not all(lengths) or len(set(sequences)) < len(lengths) or not lengths:
-            raise NotOffered("decoding in mid-step, without a prompt, with room left, twice in a batch, or for nobody")
+            raise NotOffered(
+                "decoding between layers, without a prompt, with unused slots, twice in a batch, or with an empty batch"
+            )
         if not all(self._fit(*pair) and len(pair[0]) == len(lengths) for pair in zip(keys, values, strict=False)):
-            raise NotOffered("refusing arrays before room is made for them: a model computes them after")
+            raise NotOffered("rejecting arrays before allocation: a model computes them after the allocation")
         before, rows = torch.tensor(lengths), torch.tensor([each.kv.req_pool_idx for each in requests])
         pages = UTILS.get_num_new_pages(seq_lens=before + 1, page_size=self._page, decode=True)
         if self._page == 1:
-            pages = len(lengths)  # where a page is a slot it counts none
+            pages = len(lengths)  # with a page size of 1 it does not count pages
         if pages > self.num_free_blocks:
-            raise OutOfBlocks(f"{pages} pages of {self.num_free_blocks} that are free or could be evicted")
+            raise OutOfBlocks(f"out of blocks: {pages} needed, {self.num_free_blocks} free or evictable")
         batch = SimpleNamespace(
             reqs=requests, seq_lens=before, seq_lens_cpu=before, req_pool_indices=rows, req_pool_indices_cpu=rows, device=DEVICE,
             req_to_token_pool=self._rows, tree_cache=self._tree, maybe_evict_swa=lambda: None,
@@ -177,7 +179,7 @@ class Requests:
         self.length(sequence, layer)
         request = self._requests[sequence]
         if not 0 <= start <= start + count <= request.kv.kv_allocated_len:
-            raise NotOffered("slots that it has not: rows are of one length")
+            raise NotOffered("rejecting slots past the length: all rows have one size")
         return [int(slot) - self._page for slot in self._slots(request, start, start + count)]
 
     def _store(self, layer: int, slots: Any, keys: Any, values: Any) -> None:
@@ -192,14 +194,14 @@ class Requests:
     def _waiting(self, tokens: list[int], salt: str = "") -> Any:
         try:
             ids = array("q", tokens)
-        except (TypeError, OverflowError) as error:  # array[int] is what a Req takes
+        except (TypeError, OverflowError) as error:  # a Req accepts only array[int]
             raise TokenOutOfRange(str(error)) from error
         request = BATCH.Req(str(self._begun), "", ids, SimpleNamespace(custom_params=None), cache_salt=salt)
         request.prefix_len = 0
         return request
 
     def _extend(self, request: Any, tokens: int) -> None:
-        """Slots for that many tokens in all, or OutOfBlocks."""
+        """Allocate slots for `tokens` tokens in all. Raises OutOfBlocks."""
         kv = request.kv
         if tokens <= kv.kv_allocated_len:
             return
@@ -207,7 +209,7 @@ class Requests:
         before, after = torch.tensor([start]), torch.tensor([tokens])
         pages = UTILS.get_num_new_pages(seq_lens=after, prefix_lens=before, page_size=self._page)
         if pages > self.num_free_blocks:
-            raise OutOfBlocks(f"{pages} pages of {self.num_free_blocks} that are free or could be evicted")
+            raise OutOfBlocks(f"out of blocks: {pages} needed, {self.num_free_blocks} free or evictable")
         request.prefix_len = start
         batch = SimpleNamespace(
             reqs=[request], prefix_lens=[start], extend_lens=[tokens - start], extend_num_tokens=tokens - start,
@@ -233,7 +235,7 @@ class Requests:
         return self._requests[sequence]
 
     def _fit(self, keys: Any, values: Any) -> bool:
-        """Whether these are what the model computes."""
+        """Whether keys and values have the shapes and dtype that the model computes."""
         shapes = [tuple(array.shape[1:]) == self._shape and array.dtype == torch.float32 for array in (keys, values)]
         return all(shapes) and len(keys) == len(values)
 
@@ -241,7 +243,7 @@ class Requests:
 class Prefixes(Requests):
     def begin(self, tokens: Sequence[int], salt: str = "") -> int:
         if not len(tokens):
-            raise NotOffered("a request of no tokens")
+            raise NotOffered("a request without tokens")
         request = self._waiting(list(tokens), salt)
         request.init_next_round_input(self._tree)
         request.lock = self._tree.lock(request.last_node)
@@ -260,10 +262,10 @@ class Prefixes(Requests):
         request = self._known(sequence)
         told = self._waiting(list(tokens)).origin_input_ids
         if len(told) > min(self._lengths[sequence]):
-            raise NotOffered("more tokens than were written, which its engine counts")
+            raise NotOffered("committing more tokens than were written: the engine counts them")
         before = max(request.full_untruncated_fill_ids[: request.kv.cache_protected_len], request.origin_input_ids, key=len)
         if any(one != other for one, other in zip(before, told, strict=False)):
-            raise NotOffered("tokens that contradict those it was told before: a request keeps its own")
+            raise NotOffered("committing other tokens than the request's own")
         if len(told) <= request.kv.cache_protected_len:
             return
         request.full_untruncated_fill_ids = told
@@ -271,13 +273,13 @@ class Prefixes(Requests):
 
     def reset(self) -> None:
         if self._requests:
-            raise NotOffered("refusing to reset while requests live, which its scheduler does")
+            raise NotOffered("rejecting a reset while requests are live: the scheduler checks it")
         for each in (self._tree, self._rows, self._allocator):
             (each.reset if each is self._tree else each.clear)()
 
 
 def _made_for_a_model(*sizes: Any) -> None:
-    """Sizes that it takes from a model and from the memory that is there."""
+    """Raise NotOffered for invalid sizes: SGLang takes sizes from the model and the available memory."""
     *numbers, dtype = sizes
     if not all(isinstance(size, int) and not isinstance(size, bool) and size >= 1 for size in numbers) or dtype != "float32":
-        raise NotOffered("a cache that is given its sizes, and not a model and the memory that is there")
+        raise NotOffered("validation of sizes: they come from the model and the available memory")

@@ -1,7 +1,7 @@
-"""Modules that stand for others: what a library imports, and what of it that is judged never uses.
+"""Empty modules in place of imports that the judged code never uses.
 
-Serving libraries import their GPU's tools at the top of every file. Where a CPU runs none of that, an empty module in its place
-lets the rest be imported. Whatever is looked up in one is a `Nothing`, which also decorates without changing what it is given.
+Serving libraries import their GPU tools at the top of every file. On a CPU an empty module in their place lets the import
+succeed. Every attribute of a stand-in is a `Nothing`, which also works as a decorator that returns its argument unchanged.
 """
 
 import importlib.abc
@@ -47,8 +47,8 @@ class StandIn(ModuleType):
 
 
 class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """absent: modules that something stands for, with all below them. bare: packages whose modules are there, but whose
-    `__init__`, which imports all that the library has, does not run.
+    """An import hook. absent: modules to replace, with all modules below them. bare: packages whose modules are imported
+    normally, but whose `__init__` does not run, because it would import the whole library.
     """
 
     def __init__(self, absent: Sequence[str], bare: Sequence[str] = ()) -> None:
@@ -75,7 +75,7 @@ def stand_in(absent: Sequence[str], bare: Sequence[str] = ()) -> None:
 
 
 def _folder_of(package: str) -> Path:
-    """Where the files of a package of a project lie, found without running any of them."""
+    """Return the folder of a package without running any of its code."""
     project, *below = package.split(".")
     found = importlib.machinery.PathFinder.find_spec(project)
     if found is None or not found.submodule_search_locations:

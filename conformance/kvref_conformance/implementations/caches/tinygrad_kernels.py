@@ -1,8 +1,8 @@
-"""tinygrad's casts, and a cache as its language models keep one, on its device PYTHON, which needs no compiler.
+"""Adapters of tinygrad's casts, and of a cache as its language models keep one, on the device PYTHON, which needs no compiler.
 
-A kernel is run there line by line, in Python: what is made of a graph is judged, and not what a device makes of a kernel.
-`tinygrad-cache` is one buffer for keys and values, written by `assign` to a slice that begins at a bound Variable, and read by a
-slice, as `tinygrad.llm` does and says. What is counted is its caller's, and here the adapter's: so lengths are not taken back.
+That device interprets kernels in Python, so the generated graph is judged, not a device's compiled code. `tinygrad-cache` is one
+buffer for keys and values, written by `assign` to a slice that begins at a bound Variable, and read by a slice, as in
+`tinygrad.llm`. The caller, here the adapter, counts the tokens, so truncation is not offered.
 """
 
 import os
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any, ClassVar
 
-os.environ.setdefault("DEV", "PYTHON")  # before the import, which reads it
+os.environ.setdefault("DEV", "PYTHON")  # set before the import, which reads it
 
 import numpy as np
 from tinygrad import Tensor, Variable, dtypes
@@ -57,8 +57,8 @@ class Casts(_Tinygrad):
 
 class Cache(_Tinygrad):
     name = "tinygrad-cache"
-    formats = ("float32",)  # what is assigned has to be of the buffer's dtype
-    # Its sizes are free; these are what can be run in Python.
+    formats = ("float32",)  # assigned values must have the buffer's dtype
+    # Sizes are not limited; these are small enough to be interpreted in Python.
     limits: ClassVar[dict[str, Any]] = {
         "contiguous": {
             "batch_size": {"most": 2}, "num_kv_heads": {"most": 2}, "head_dim": {"most": 4}, "max_seq_len": {"most": 16},
@@ -75,7 +75,7 @@ class OneLayer:
             least = 0 if name == "initial_capacity" else 1
             good = value == "float32" if name == "dtype" else type(value) is int and value >= least
             if not good:
-                raise NotOffered(f"a cache that is given its {name}")
+                raise NotOffered(f"validation of {name}, which the library does not take as an argument")
         shape = 2, config["batch_size"], config["num_kv_heads"], config["max_seq_len"], config["head_dim"]
         self._both = Tensor.zeros(*shape).contiguous().realize()
         self.seq_len = 0
@@ -107,5 +107,5 @@ class OneLayer:
 
     def reorder(self, rows: Sequence[int]) -> None:
         if not len(rows) or not all(0 <= row < self._both.shape[1] for row in rows):
-            raise NotOffered("rows that are not there, and none at all: a gather looks at no indices")
+            raise NotOffered("rejecting invalid rows, or none: a gather does not check indices")
         self._both = self._both[:, Tensor(list(rows))].contiguous().realize()

@@ -1,8 +1,9 @@
-"""PyTorch's attention on a CPU: `scaled_dot_product_attention` (`torch-sdpa`) and `flex_attention`, not compiled (`torch-flex`).
+"""Adapters of PyTorch's attention on a CPU: `scaled_dot_product_attention` (`torch-sdpa`), uncompiled `flex_attention`
+(`torch-flex`).
 
-Queries that are the last of the tokens are said as PyTorch says it: `is_causal` where there are as many as tokens, and
-`causal_lower_right` where there are fewer. Tokens that do not count, as in a buffer that is not full, are left out by a mask.
-For flex the masks are functions of positions, and a logit sink is one token more, of which `score_mod` makes the score.
+Queries of the last tokens are expressed in PyTorch's way: `is_causal` if there are as many queries as tokens,
+`causal_lower_right` if there are fewer. Tokens past the length, as in a buffer that is not full, are masked. For flex, masks are
+functions of positions, and a logit sink is one extra token, whose score `score_mod` sets.
 """
 
 from collections.abc import Callable
@@ -108,7 +109,7 @@ def _flexed(query: Any, keys: Any, values: Any, scale: float, seen: Any, scored:
 
 
 def _attended(query: Any, keys: Any, values: Any, attend: Callable[..., Any]) -> Any:
-    """Tokens as a batch of one, heads before tokens; what PyTorch refuses in the specification's words."""
+    """Attend as a batch of one, heads before tokens. Maps PyTorch's exceptions to the specification's errors."""
     try:
         given = [array.transpose(0, 1)[None] for array in (query, keys, values)]
         grouped = {"enable_gqa": True} if query.shape[1] != keys.shape[1] else {}

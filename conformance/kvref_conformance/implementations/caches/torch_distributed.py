@@ -1,8 +1,9 @@
-"""A sharded cache over `torch.distributed`: each rank a process, gloo between them, in the grids that two to four ranks make.
+"""Adapter of a sharded cache over `torch.distributed`: one process per rank, gloo between them, in all grids of two to four
+ranks.
 
-PyTorch has no cache of its own that is sharded. What is judged is what engines make of its parts: a process a rank, `all_reduce`
-by which the ranks agree that all are there, and `all_gather` of outputs and log-sum-exps within a row. A process that ends is a
-rank that is lost: gloo says so to those that wait for it, and the pipe to whoever asks.
+PyTorch has no sharded cache of its own. The cache here is built from its parts as engines do it: an `all_reduce` by which the
+ranks agree that all received the tokens, and an `all_gather` of outputs and log-sum-exps within a row of the grid. A process that
+ends is a lost rank: gloo reports it to the ranks that wait for it, the pipe to all others.
 """
 
 import itertools
@@ -26,13 +27,13 @@ from kvref.inputs import accept_pair
 from kvref_conformance.implementations.caches import torch_rank
 from kvref_conformance.interface import Level
 
-ANSWERED = 8.0  # seconds in which a rank answers, the time included that it may wait for others
-_FORK = multiprocessing.get_context("forkserver")  # a process that has imported PyTorch once is where all ranks come from
+ANSWERED = 8.0  # seconds in which a rank must reply, including the time that it waits for other ranks
+_FORK = multiprocessing.get_context("forkserver")  # all ranks are forked from one process that has imported PyTorch
 _FORK.set_forkserver_preload([torch_rank.__name__])
 
 
 class World:
-    """Processes that found each other: ranks of one number. Several caches may lie on them."""
+    """Connected rank processes. Several caches can share them."""
 
     def __init__(self, size: int, delays: dict[int, float]) -> None:
         self.folder = tempfile.TemporaryDirectory(prefix="kvref-ranks-")
@@ -47,17 +48,17 @@ class World:
             process.start()
             end.close()
         self.lost: set[int] = set()
-        self.numbers, self.forgotten = itertools.count(), list[int]()  # of caches
+        self.numbers, self.forgotten = itertools.count(), list[int]()  # ids of new caches, and of caches to delete
         weakref.finalize(self, _ended, self.processes, self.folder)
         self._answers(range(size))
-        self.folder.cleanup()  # all have met, and made every group that they need
+        self.folder.cleanup()  # all ranks are connected and have created every group, so the file is no longer needed
 
     def ask(self, ranks: Iterable[int], name: str, cache: int, *args: Any) -> list[Any]:
-        """What these ranks answer. Raises RankLost, once all that are left have answered."""
+        """Return these ranks' replies. Raises RankLost after all remaining ranks have replied."""
         return self.ask_each(dict.fromkeys(ranks, args), name, cache)
 
     def ask_each(self, args: dict[int, Any], name: str, cache: int) -> list[Any]:
-        """The same with arguments of its own for each rank."""
+        """Like `ask`, with separate arguments for each rank."""
         self.need(args)
         for rank, own in args.items():
             try:
@@ -65,7 +66,7 @@ class World:
             except OSError:
                 self.lost.add(rank)
         if self.lost.intersection(args):
-            self._stop(set(args) - self.lost)  # behind what they are asked: before that it would be passed over
+            self._stop(set(args) - self.lost)  # sent after the request: a rank ignores a STOP that arrives before it
         return self._answers(args)
 
     def _answers(self, ranks: Iterable[int]) -> list[Any]:
@@ -76,7 +77,7 @@ class World:
             for rank in [rank for rank in missing if self.pipes[rank] in ready or not ready]:
                 missing.discard(rank)
                 if not ready:
-                    self.kill(rank)  # what it might still say would be taken for the answer to something else
+                    self.kill(rank)  # otherwise a late reply would be taken for the reply to the next request
                     continue
                 try:
                     answers[rank] = self.pipes[rank].recv()
@@ -85,22 +86,22 @@ class World:
                     self._stop(missing)
         self.need(ranks)
         if any(isinstance(each, str) for each in answers.values()):  # torch_rank.LOST
-            raise RankLost("ranks: expected all to take part within the time limit, got some that did not")
+            raise RankLost("a rank did not reply within the time limit")
         return [answers[rank] for rank in ranks]
 
     def _stop(self, waiting: Iterable[int]) -> None:
-        """Let these not wait for one that has ended."""
+        """Tell these ranks to stop waiting for a lost rank."""
         for rank in waiting:
             with suppress(OSError):
                 self.pipes[rank].send((torch_rank.STOP, 0, ()))
 
     def need(self, ranks: Iterable[int]) -> None:
-        """Raises RankLost where one of these is."""
+        """Raise RankLost if one of these ranks is lost."""
         if gone := sorted(self.lost.intersection(ranks)):
-            raise RankLost(f"ranks: expected those that are needed, got none of {gone}, whose processes have ended")
+            raise RankLost(f"ranks {gone} are lost: their processes have ended")
 
     def kill(self, rank: int) -> None:
-        """End a rank's process."""
+        """Kill a rank's process."""
         self.processes[rank].kill()
         self.processes[rank].join()
         self.lost.add(rank)
@@ -122,7 +123,8 @@ class Cache:
         self._ranks = range(config.num_ranks)
         while world.forgotten:
             world.ask(self._ranks, "forget", world.forgotten.pop())
-        weakref.finalize(self, world.forgotten.append, self._id)  # and nothing is asked where Python happens to collect it
+        # only noted here, because a finalizer can run at any time; the ranks delete it later
+        weakref.finalize(self, world.forgotten.append, self._id)
         world.ask_each(dict.fromkeys(self._ranks, vars(config)), "new", self._id)
 
     def append(self, keys: Any, values: Any) -> None:
@@ -130,7 +132,7 @@ class Cache:
         keys, values = accept_pair(keys, values, shape, BACKEND)
         count = len(keys)
         if self.length + count > self.config.max_tokens:
-            raise CapacityExceeded(f"append: expected at most {self.config.max_tokens} tokens, got {self.length + count}")
+            raise CapacityExceeded(f"cache full: {self.length + count} tokens needed, max_tokens is {self.config.max_tokens}")
         self._world.need(self._ranks)
         if not count:
             return
@@ -190,7 +192,7 @@ class Cache:
         return self._world.ask(self._ranks, name, self._id, *args)
 
     def _decided(self, name: str, *args: Any) -> None:
-        """What all were there for when it began: who is left does it, and the next call says who is not."""
+        """Run the part of a call after the commit point: remaining ranks complete it, and the next call reports the lost ones."""
         with suppress(RankLost):
             self._all(name, *args)
 
@@ -208,11 +210,11 @@ BACKEND = kvref.backend("reference:torch")
 
 
 class Distributed:
-    """delays: by rank, seconds that it waits before each answer."""
+    """delays: seconds before each reply, by rank."""
 
     version = torch.__version__
     language = "python"
-    project = "kvref"  # its reference, in processes that torch puts together
+    project = "kvref"  # the reference, distributed with torch
     level: Level = "exact"
     formats: tuple[str, ...] = ("float32", "float16", "bfloat16")
 

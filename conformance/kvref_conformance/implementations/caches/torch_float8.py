@@ -1,4 +1,4 @@
-"""PyTorch's float8 dtypes, cast value by value on the CPU."""
+"""Adapter of PyTorch's float8 dtypes: casts value by value on the CPU."""
 
 from typing import Any
 

@@ -1,8 +1,8 @@
-"""PyTorch's indexing on the CPU, as what moves tokens by slot: what caches written in PyTorch are made of.
+"""Adapters of PyTorch's indexing as slot kernels, on the CPU: the operations from which caches in PyTorch are built.
 
-`torch-kernels` scatters with `index_copy_` and gathers with `index_select`, as transformers' StaticCache and LitGPT do;
-`torch-kernels-put` with an index in brackets, as torchtune does, where a negative slot counts from the end. An update is the
-assignment to a slice. Blocks are the store seen as blocks, whole ones only. Slots go in as they come: nothing is checked or cast.
+`torch-kernels` scatters with `index_copy_` and gathers with `index_select`, like transformers' StaticCache and LitGPT;
+`torch-kernels-put` scatters by index assignment, like torchtune, where negative slots count from the end. An update is the
+assignment to a slice. Blocks are a view of the store, whole blocks only. Slots are passed unchanged: nothing is checked or cast.
 """
 
 from typing import Any

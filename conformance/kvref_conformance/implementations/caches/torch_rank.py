@@ -1,4 +1,6 @@
-"""One rank of a sharded cache: a process of its own, that is told what to do over a pipe and sums with others over gloo."""
+"""One rank of a sharded cache: a process of its own that receives requests over a pipe and communicates with other ranks over
+gloo.
+"""
 
 import os
 import signal
@@ -12,12 +14,12 @@ import torch
 import torch.distributed as dist
 
 LIMIT = 5.0  # seconds that a rank waits for the others
-STOP = "stop"  # to who waits for others: one of them has ended. It is not answered
-LOST = "lost"  # the reply of a rank that waited for one that is not there any more
+STOP = "stop"  # sent to a rank that waits for others, when one of them has ended; it gets no reply
+LOST = "lost"  # the reply of a rank if another rank is lost
 
 
 def serve(pipe: Connection, number: int, size: int, store: str, delay: float) -> None:
-    """Answer until the other end is closed. store: a file by which ranks meet; delay: seconds before each answer."""
+    """Reply to requests until the pipe is closed. store: a file by which the ranks connect; delay: seconds before each reply."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
     limit = timedelta(seconds=LIMIT)
@@ -30,7 +32,7 @@ def serve(pipe: Connection, number: int, size: int, store: str, delay: float) ->
             name, cache, args = pipe.recv()
         except EOFError:
             return
-        if name == STOP:  # which was answered while this was said
+        if name == STOP:  # it was sent after this rank's last reply
             continue
         time.sleep(delay)
         try:
@@ -42,17 +44,19 @@ def serve(pipe: Connection, number: int, size: int, store: str, delay: float) ->
                 pipe.send(caches.pop(cache, None) and None)
             else:
                 pipe.send(getattr(caches[cache], name)(*args))
-        except RuntimeError:  # one of the others is gone, or too late
+        except RuntimeError:  # another rank is lost or too slow
             pipe.send(LOST)
 
 
 def _rows(rows: int, columns: int, limit: timedelta) -> list[Any]:
-    """A group for each row of a grid: every rank has to take part in making every group, in the same order."""
+    """Return a group for each row of a grid. All ranks have to create all groups, in the same order."""
     return [dist.new_group(range(row * columns, (row + 1) * columns), timeout=limit, backend="gloo") for row in range(rows)]
 
 
 class Shard:
-    """What the rank holds of one cache. config: the sizes of the cache; row, column: where it stands; group: its row."""
+    """The rank's part of one cache. config: the sizes of the cache; row, column: its place in the grid; group: its row's process
+    group.
+    """
 
     def __init__(self, config: Mapping[str, Any], row: int, column: int, group: Any, pipe: Connection) -> None:
         self.pipe = pipe
@@ -61,7 +65,7 @@ class Shard:
         self.copy = row % self.copies
         each = max(1, heads // rows)
         self.heads = range(row // self.copies * each, row // self.copies * each + each)
-        self.num_heads = heads  # on all ranks
+        self.num_heads = heads  # of all ranks
         self.column, self.group = column, group
         self.columns, self.size = config["token_ranks"], config["block_size"]
         shape = config["num_blocks"] * self.size, each, config["head_dim"]
@@ -82,7 +86,9 @@ class Shard:
         return torch.tensor([self.table[at // turn] * self.size + at % self.size for at in positions], dtype=torch.int64)
 
     def prepare(self, keys: Any, values: Any, dies: bool) -> None:
-        """Its share of tokens that come, and whether every other rank has its own. dies: in the middle of it."""
+        """Select this rank's part of the new tokens and wait until every rank has its own (`all_reduce`). dies: kill this process
+        first.
+        """
         count = len(keys)
         own = torch.tensor([at - self.length for at in self._own(self.length, self.length + count)], dtype=torch.int64)
         heads = slice(self.heads.start, self.heads.stop)
@@ -93,7 +99,10 @@ class Shard:
         self.coming = count, parts
 
     def _wait(self, work: Any) -> None:
-        """For the others. Raises RuntimeError where one is gone: gloo tells only those that listen to it, the pipe everybody."""
+        """Wait for a collective operation.
+
+        Raises RuntimeError if a rank is lost: gloo reports that only to some ranks, so the pipe is polled.
+        """
         while not work.is_completed():
             if self.pipe.poll(0.0005) and self.pipe.recv()[0] == STOP:
                 raise RuntimeError("a rank has ended")
@@ -109,7 +118,7 @@ class Shard:
         self.coming = 0, []
 
     def be(self, length: int) -> None:
-        """Have as many blocks as so many tokens take: each rank by itself, and all the same."""
+        """Set the length, and allocate or free blocks accordingly. All ranks decide this alike, without communication."""
         self.length = length
         needed = -(-length // (self.size * self.columns))
         while len(self.table) > needed:
@@ -122,21 +131,22 @@ class Shard:
         return keys, values
 
     def held(self) -> tuple[list[int], list[int], list[int], int]:
-        """Its heads, its positions, its table, and the bytes of the blocks in it."""
+        """Return this rank's heads, positions and block table, and the bytes of the blocks in the table."""
         block = sum(stored[: self.size].nbytes for stored in self.stored)
         return list(self.heads), self.positions(), self.table, len(self.table) * block
 
     def attend(self, query: Any, scale: float) -> Any:
-        """What its row finds of the query heads that are the row's, by all its columns: float32 [nq, own query heads, dim]."""
+        """Return the attention output of the row's query heads, merged over its columns: float32 [nq, own query heads, dim]."""
         count, num_heads, dim = query.shape
         group = num_heads // self.num_heads
         start = self.heads.start * group + self.copy * group // self.copies
-        stop = (self.heads.stop - 1) * group + (self.copy + 1) * group // self.copies  # copies of a head divide its query heads
-        found = torch.zeros(count, stop - start, dim + 1)  # and the logarithm of its sum of weights
+        # copies of a KV head divide its query heads
+        stop = (self.heads.stop - 1) * group + (self.copy + 1) * group // self.copies
+        found = torch.zeros(count, stop - start, dim + 1)  # outputs, and the log-sum-exp of the scores
         positions = torch.tensor(self.positions(), dtype=torch.int64)
         slots = self._slots(self.positions())
         for number in range(count if stop > start else 0):
-            seen = slots[: int((positions <= self.length - count + number).sum())]  # a prefix: what comes later is not touched
+            seen = slots[: int((positions <= self.length - count + number).sum())]  # slots are in order of positions
             found[number] = self._one(torch.from_numpy(query[number, start:stop]), seen, scale)
         if stop == start:
             return found[..., :dim].numpy()
@@ -147,7 +157,7 @@ class Shard:
         return torch.where(weights == 0, 0.0, weights * outs).sum(dim=0).numpy()
 
     def _one(self, query: torch.Tensor, seen: torch.Tensor, scale: float) -> torch.Tensor:
-        """One query's heads [h, dim] over the tokens in these slots: [h, dim + 1]."""
+        """Attention of one query [h, dim] over the tokens in these slots: [h, dim + 1], output and log-sum-exp."""
         if not len(seen):
             return torch.cat([torch.zeros_like(query), torch.full((len(query), 1), -torch.inf)], dim=1)
         keys, values = (stored[seen].float().repeat_interleave(len(query) // len(self.heads), dim=1) for stored in self.stored)

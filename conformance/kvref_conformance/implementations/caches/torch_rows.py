@@ -1,4 +1,4 @@
-"""What the adapters of row quantizers on PyTorch share: arrays in and out, and codes as the judge reads them."""
+"""Helpers of row quantizer adapters on PyTorch: array conversion, and codes as the judge reads them."""
 
 from typing import Any
 
@@ -12,11 +12,11 @@ INT8, E4M3FN, E5M2 = "int8", "float8_e4m3fn", "float8_e5m2"
 
 class Rows:
     language = "python"
-    level: Level = "tolerant"  # halves to even, and reciprocals
+    level: Level = "tolerant"  # rounds halves to even, and multiplies by reciprocals
 
     def asarray(self, values: Any) -> Any:
         values = np.asarray(values)
-        narrow = values.dtype.name == "bfloat16"  # ml_dtypes', which torch does not take
+        narrow = values.dtype.name == "bfloat16"  # torch does not accept ml_dtypes' bfloat16
         return torch.tensor(values.astype(np.float32)).bfloat16() if narrow else torch.tensor(values)
 
     def to_numpy(self, array: Any) -> Any:
@@ -27,7 +27,7 @@ class Rows:
 
 
 def as_codes(data: Any) -> Any:
-    """FP8 as its bytes, which NumPy has no dtype for."""
+    """Return FP8 codes as bytes, because NumPy has no dtype for them."""
     return data.view(torch.uint8) if data.is_floating_point() else data
 
 

@@ -1,8 +1,9 @@
-"""torchao's tensors with a scale a row: Int8Tensor and Float8Tensor, by `from_hp` and `dequantize`.
+"""Adapters of torchao's tensors with one scale per row, Int8Tensor and Float8Tensor, by `from_hp` and `dequantize`.
 
-`torchao-range` is the same INT8 by the primitives beneath, `choose_qparams_affine` and `quantize_affine`, in the range from -127
-to 127 that their caller may ask for. `torchao-groups` is blocks of a row by the same primitives, symmetric, in 8, 4 and 2 bits,
-with the dtype of the scales asked for: codes have a byte each. Rows of one number raise in the others, and are not asked for.
+`torchao-range` is the same INT8 by the primitives below them, `choose_qparams_affine` and `quantize_affine`, with the range -127
+to 127, which their caller can select. `torchao-groups` is groups of a row by the same primitives, symmetric, in 8, 4 and 2 bits,
+with a scale dtype per format and one byte per code. Rows of one number raise in the tensors with one scale per row, so they are
+excluded.
 """
 
 from collections.abc import Mapping
@@ -82,7 +83,7 @@ LEAST = {torch.float32: 2.0**-23, torch.float16: 2.0**-14, torch.bfloat16: 2.0**
 
 
 def _grouped(format: str) -> tuple[tuple[int, int], int, torch.dtype]:
-    """The block, the largest code, and the dtype of the scales."""
+    """Return the group size, the largest code, and the dtype of the scales."""
     element, group, scale = format.split("_")
     return (1, int(group[1:])), int(2 ** (int(element[3:]) - 1) - 1), getattr(torch, scale)
 

@@ -1,6 +1,7 @@
-"""torchao's prototypes of MX and NVFP4: `MXTensor.to_mx` with scales rounded down, `NVFP4Tensor.to_nvfp4`, and `dequantize`.
+"""Adapters of torchao's prototypes of MX and NVFP4: `MXTensor.to_mx` with scales rounded down, `NVFP4Tensor.to_nvfp4`,
+`dequantize`.
 
-FP6 is not among the formats: there a code has a byte, and what packs them would be the adapter.
+FP6 is not included: torchao stores one byte per code, so the adapter would have to pack the codes.
 """
 
 from collections.abc import Mapping

@@ -1,8 +1,8 @@
-"""torchtune's KVCache, as a contiguous cache of one layer: `update`, `size` and `reset`, and its two buffers.
+"""Adapter of torchtune's KVCache as a contiguous cache of one layer: `update`, `size` and `reset`, and its two buffers.
 
-The file of the cache is loaded by itself: the package's own import wants a torchao of its time, and the cache nothing but torch.
-A cache is as large as it may become from the first, so that `capacity` is what its buffers have, and it says its sizes when it
-is made. Its `update` refuses by ValueError and AssertionError, which are given the specification's names.
+Only the file of the cache is loaded: the whole package needs an old torchao, the cache only torch. A cache has its final size
+from the start, so `capacity` is the size of its buffers. Its `update` raises ValueError and AssertionError, which are mapped to
+the specification's errors.
 """
 
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ class Kv:
     project = "torchtune"
     level: Level = "exact"
     formats = ("float32",)
-    # It has no capacity but its maximum.
+    # the capacity is always the maximum length
     limits: ClassVar[Mapping[str, Any]] = {"initial_capacity": {"least": 4096}, "max_seq_len": {"most": 4096}}
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class OneLayer:
         self, batch_size: int, num_kv_heads: int, head_dim: int, initial_capacity: int, max_seq_len: int, dtype: str
     ) -> None:  # fmt: skip
         if type(initial_capacity) is not int or initial_capacity < 0:
-            raise NotOffered("a cache that is given its initial capacity")
+            raise NotOffered("an initial_capacity argument")
         try:
             self._cache = KVCache(batch_size, max_seq_len, num_kv_heads, head_dim, getattr(torch, dtype))
         except (TypeError, RuntimeError, AttributeError) as error:
@@ -75,7 +75,7 @@ class OneLayer:
         try:
             self._cache.update(keys, values)
         except AssertionError as error:
-            raise CapacityExceeded("update: more than the maximum sequence length, by an assertion") from error
+            raise CapacityExceeded("update: AssertionError past the maximum sequence length") from error
         except (ValueError, RuntimeError, IndexError) as error:
             raise (DtypeMismatch if "dtype" in str(error) else ShapeMismatch)(str(error)) from error
 

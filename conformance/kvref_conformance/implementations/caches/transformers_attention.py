@@ -1,8 +1,8 @@
-"""Hugging Face transformers' attention functions: what its models call over the keys and values that a cache gives them.
+"""Adapters of Hugging Face transformers' attention functions, which its models call over the keys and values of a cache.
 
-`transformers-eager` is Llama's `eager_attention_forward`, and gpt-oss's where there are logit sinks; `transformers-sdpa` is
-`sdpa_attention_forward`. Masks are what the library makes of its own rules for them (`ALL_MASK_ATTENTION_FUNCTIONS`): causal,
-of a window, of chunks; and what lies past a length is padding, which its 2D mask leaves out.
+`transformers-eager` is `eager_attention_forward` of Llama, and of gpt-oss if there are logit sinks; `transformers-sdpa` is
+`sdpa_attention_forward`. Masks come from the library's mask functions (`ALL_MASK_ATTENTION_FUNCTIONS`): causal, window and chunk.
+Tokens past the length are marked as padding in its 2D mask.
 """
 
 from collections.abc import Callable
@@ -64,7 +64,7 @@ class Attention:
 
     def window_attention(self, query: Any, keys: Any, values: Any, *, scale: float, window: int, sinks: int, chunk: int) -> Any:
         if sinks:
-            raise NotOffered("first tokens that stay")
+            raise NotOffered("sink tokens")
         chunks = chunked_causal_mask_function(chunk, torch.zeros(1, dtype=torch.long)) if chunk else None
         rule = chunks or sliding_window_causal_mask_function(window)
         return self._attend(self._forward, query, keys, values, scale, rule, len(keys), chunk or window)

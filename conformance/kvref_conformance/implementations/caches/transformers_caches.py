@@ -1,8 +1,8 @@
-"""Hugging Face transformers' DynamicCache, StaticCache and EncoderDecoderCache, as contiguous caches of one layer.
+"""Adapters of Hugging Face transformers' DynamicCache, StaticCache and EncoderDecoderCache as contiguous caches of one layer.
 
-What the library does not have is left out: neither cache grows by doubling, takes keys and values in one array, or advances a
-length; DynamicCache has no maximum and no raw buffers, StaticCache cannot be cropped. The library's own exceptions are given the
-names of the specification; nothing is checked on its behalf, and nothing that it does is undone.
+Functions that the library lacks are not offered: neither cache grows by doubling, accepts keys and values in one array, or
+advances a length; DynamicCache has no maximum length and no raw buffers, StaticCache cannot be cropped. The library's exceptions
+are mapped to the specification's errors. The adapter validates nothing and undoes nothing.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ class _Transformers:
     language = "python"
     project = "transformers"
     level: Level = "exact"
-    formats = ("float32",)  # a cache stores whatever dtype it is given: it does not cast
+    formats = ("float32",)  # a cache stores the given dtype without a cast
 
     def asarray(self, values: Any) -> Any:
         return torch.tensor(values)
@@ -60,11 +60,11 @@ class OneLayer:
     def __init__(self, cache: Cache, config: dict[str, Any], longest: int | None = None) -> None:
         self._cache = cache
         self._no_tokens = torch.zeros(config["batch_size"], config["num_kv_heads"], 0, config["head_dim"])
-        self._longest = longest  # what the judge takes for the maximum, where the cache has none
+        self._longest = longest  # the judge's maximum length, if the cache has none
 
     @property
     def _updated(self) -> Cache:
-        """What a layer's attention updates."""
+        """Return the cache that a layer's attention updates."""
         return self._cache
 
     @property
@@ -82,18 +82,18 @@ class OneLayer:
     def read(self) -> tuple[Any, Any]:
         layers = self._updated.layers
         if not layers or layers[0].keys is None:
-            return self._no_tokens, self._no_tokens  # the library has no layer yet, or one without tensors
+            return self._no_tokens, self._no_tokens  # the library has no layer yet, or a layer without tensors
         layer = layers[0]
         return layer.keys[:, :, : self.seq_len], layer.values[:, :, : self.seq_len]
 
     def reorder(self, rows: Sequence[int]) -> None:
         if not self.seq_len:
-            raise NotOffered("reordering no tokens: it knows no rows before it has any")
+            raise NotOffered("reordering an empty cache: it has no batch size yet")
         try:
             self._cache.reorder_cache(torch.tensor(rows, dtype=torch.long))
         except (RuntimeError, IndexError) as error:
             raise RowOutOfRange(str(error)) from error
-        self._no_tokens = self._no_tokens[:1].expand(len(rows), -1, -1, -1)  # what is read after a reset
+        self._no_tokens = self._no_tokens[:1].expand(len(rows), -1, -1, -1)  # the result of reads after a reset
 
     def reset(self) -> None:
         self._cache.reset()
@@ -102,13 +102,13 @@ class OneLayer:
 class Growing(OneLayer):
     def truncate(self, length: int) -> None:
         try:
-            self._cache.crop(int(length) - self.seq_len)  # which takes how many tokens are to go, as a negative number
+            self._cache.crop(int(length) - self.seq_len)  # a negative argument is the number of tokens to remove
         except ValueError as error:
             raise PositionOutOfRange(str(error)) from error
 
 
 class OfADecoder(Growing):
-    """Self-attention's part, beside that of cross-attention, which a decoder's first step fills with the encoder's states."""
+    """The self-attention cache, next to the cross-attention cache, which a decoder's first step fills."""
 
     @property
     def _updated(self) -> Cache:
@@ -130,12 +130,12 @@ class WithBuffers(OneLayer):
 
 
 def _not_taken(config: dict[str, Any], *names: str) -> None:
-    """A size the library never sees cannot be refused by it."""
+    """Raise NotOffered for an invalid size: the library does not see this size and so cannot reject it."""
     for name in names:
         value, least = config[name], 0 if name == "initial_capacity" else 1
         good = value == "float32" if name == "dtype" else isinstance(value, int) and value >= least
         if not good:
-            raise NotOffered(f"a cache that is given its {name}")
+            raise NotOffered(f"validation of {name}, which the library does not take as an argument")
 
 
 def _in_our_words(error: Exception) -> Exception:

@@ -1,5 +1,5 @@
-// transformers.js' DynamicCache and Tensor, offered to kvref over a pipe (kvref/spec/protocol.md): `node transformers_js.cjs FAMILY`.
-// A CommonJS file, for NODE_PATH is heeded in those alone.
+// transformers.js' DynamicCache and Tensor, as a harness that kvref calls over a pipe (kvref/spec/protocol.md): `node transformers_js.cjs FAMILY`.
+// A CommonJS file, because Node uses NODE_PATH only for these.
 
 const { join } = require("node:path");
 const { createInterface } = require("node:readline");
@@ -18,7 +18,7 @@ class Refusal extends Error {
   }
 }
 
-/** What came over the wire as a Tensor, which has every dtype of the wire but bfloat16. */
+/** Decode an array of the protocol to a Tensor, which has every dtype of the protocol except bfloat16. */
 function tensor({ dtype, shape, base64 }) {
   if (!(dtype in ARRAYS)) throw new Refusal("NotOffered", `a Tensor of ${dtype}`);
   const bytes = new Uint8Array(Buffer.from(base64, "base64")); // a copy, aligned
@@ -29,18 +29,18 @@ function sent({ data, type, dims }) {
   return { dtype: type, shape: [...dims], base64: Buffer.from(data.buffer, data.byteOffset, data.byteLength).toString("base64") };
 }
 
-/** A DynamicCache of one layer. Its graph gives it all tokens after a step; here `cat` does, as whoever joins caches has it. */
+/** A DynamicCache of one layer. A model's graph returns all tokens after a step; here `cat` concatenates old and new tokens. */
 class OneLayer {
   constructor(config) {
     for (const [name, value] of Object.entries(config)) {
       const least = name === "initial_capacity" ? 0 : 1;
       const good = name === "dtype" ? value === "float32" : Number.isInteger(value) && value >= least;
-      if (!good) throw new Refusal("NotOffered", `a cache that is given its ${name}`);
+      if (!good) throw new Refusal("NotOffered", `validation of ${name}, which the library does not take as an argument`);
     }
     const { batch_size, num_kv_heads, head_dim, max_seq_len } = config;
-    this.longest = max_seq_len; // what the judge takes for the maximum
+    this.longest = max_seq_len; // the judge's maximum length
     const none = () => new Tensor("float32", new Float32Array(0), [batch_size, num_kv_heads, 0, head_dim]);
-    this.cache = new DynamicCache({ [KEY]: none(), [VALUE]: none() }); // as addPastKeyValues begins one
+    this.cache = new DynamicCache({ [KEY]: none(), [VALUE]: none() }); // as in addPastKeyValues
   }
 
   seq_len() {
@@ -61,16 +61,16 @@ class OneLayer {
 
   truncate({ length }) {
     const there = this.seq_len();
-    if (!(length >= 0 && length <= there)) throw new Refusal("NotOffered", "a length that is not there: slice clamps, as arrays do");
+    if (!(length >= 0 && length <= there)) throw new Refusal("NotOffered", "rejecting a length out of range: slice clamps, like arrays");
     this.changed((old) => old.slice(null, null, [0, length]), "PositionOutOfRange");
   }
 
   reorder({ rows }) {
-    if (!rows.length || rows.some((row) => row < 0)) throw new Refusal("NotOffered", "no rows, and those counted from the end");
+    if (!rows.length || rows.some((row) => row < 0)) throw new Refusal("NotOffered", "rejecting negative rows, or no rows");
     this.changed((old) => stack(rows.map((row) => old[row])), "RowOutOfRange");
   }
 
-  /** What was computed of keys and values is handed over as a graph's outputs are: both, or neither. */
+  /** Store new keys and values like the outputs of a graph: both, or neither. */
   changed(compute, kind) {
     const entries = {};
     try {
@@ -82,7 +82,7 @@ class OneLayer {
   }
 }
 
-/** Tensor.to, to float16 and back. */
+/** Casts with Tensor.to, to float16 and back. */
 class Casts {
   encode({ values, format }) {
     const { data, dims } = tensor(values).to(format);
@@ -99,7 +99,7 @@ const FAMILIES = {
   elements: { made: () => new Casts(), about: { name: "transformers.js-casts", formats: ["float16"] } },
 };
 const FAMILY = process.argv[2];
-const objects = new Map(); // by the id of the request that made them
+const objects = new Map(); // by the id of the request that created them
 const lines = createInterface({ input: process.stdin });
 
 function perform({ id, op, on, args }) {

@@ -1,6 +1,6 @@
-"""transformers.js, in a Node beside this process, as programs that speak the protocol: a cache of one layer, and casts.
+"""Adapters of transformers.js as programs that speak the protocol in a Node subprocess: a cache of one layer, and casts.
 
-`transformers.js-dynamic` is a DynamicCache that is updated with what `cat` makes of the old tokens and the new, `truncate` is
+`transformers.js-dynamic` is a DynamicCache that is updated with the concatenation (`cat`) of old and new tokens; `truncate` is
 Tensor's `slice`, `reorder` its `stack`. `transformers.js-casts` is Tensor's `to`, to float16 and back.
 """
 
@@ -19,7 +19,7 @@ class _Program(OverStdio):
     def __init__(self) -> None:
         node = shutil.which("node")
         if node is None:
-            raise ImportError("transformers.js needs node, and npm's @huggingface/transformers where NODE_PATH says")
+            raise ImportError("transformers.js needs node, and the npm package @huggingface/transformers in NODE_PATH")
         super().__init__([node, str(PROGRAM), self.family], PROGRAM.parent)
 
 

@@ -1,17 +1,17 @@
-"""Hugging Face transformers' PagedAttentionCache, the one behind continuous batching, as a paged cache and as one of prefixes.
+"""Adapters of Hugging Face transformers' PagedAttentionCache (continuous batching) as a paged cache and as a prefix cache.
 
-What is called is the cache's own: what its scheduler and its batches call, in their order. It keeps block tables and what is
-shared; lengths and tokens are its caller's to keep (a RequestState), and here the adapter's. A forward pass writes a layer after
-the other, so that each has a length.
+The adapter calls the cache's own methods, as its scheduler and its batches do, in their order. The cache keeps block tables and
+shared blocks; the caller (a RequestState), here the adapter, keeps lengths and tokens. A forward pass writes layer by layer, so
+each layer has a length.
 
-- `create` lets in a request of no tokens, `ensure_capacity` and `write` make room by `can_store_request_tokens`.
-- `write` and `gather` are `extend_read_and_write_indices` and `update`; a request is written to at its end only.
+- `create` adds a request without tokens; `ensure_capacity` and `write` allocate by `can_store_request_tokens`.
+- `write` and `gather` are `extend_read_and_write_indices` and `update`; a request can be written at its end only.
 - `fork` is `prepare_fork_request` and `perform_cache_copy`; `drop` is `free_blocks`.
-- `begin` is `search_prefix_match`, `match` what that looks up, `commit` is `mark_complete_blocks`, `reset` is `reset`.
+- `begin` is `search_prefix_match`, `match` the lookup inside it, `commit` is `mark_complete_blocks`, `reset` is `reset`.
 
-Blocks kept for their content are not in its pool. Where there is no room without them the scheduler evicts them all; so does
-this, where it helps, and counts them as free until then. What the library leaves to its caller, to know which tokens a request
-has and whether any requests live, is *not offered*.
+Cached blocks are not in its pool of free blocks. If an allocation fails, the scheduler evicts all of them; the adapter does this
+if it makes enough room, and counts cached blocks as free until then. What the library leaves to its caller, the tokens of a
+request and whether requests are live, is *not offered*.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,8 +37,8 @@ from kvref_conformance.interface import Level
 from kvref_conformance.outcome import NotOffered
 
 KIND = "full_attention"
-SMALLEST_PAGE = 4  # tokens: BOUNDS of its initialization
-LARGEST_TOKEN = 2**31  # its ids are int32
+SMALLEST_PAGE = 4  # tokens: the minimum in BOUNDS of its initialization
+LARGEST_TOKEN = 2**31  # token ids are int32
 
 
 class PagedCaches:
@@ -47,8 +47,8 @@ class PagedCaches:
     language = "python"
     project = "transformers"
     level: Level = "exact"
-    formats = ("float32",)  # keys and values come in the cache's own dtype: it does not cast
-    # head_dim: a sector is a multiple of 128 bytes, and the pool a number of sectors; so each block is one.
+    formats = ("float32",)  # keys and values must have the cache's dtype: it does not cast
+    # head_dim: the pool is a number of sectors of a multiple of 128 bytes; with this limit each block is one sector.
     limits: ClassVar[dict[str, Any]] = {
         "dtype": "float32",
         "block_size": {"least": SMALLEST_PAGE},
@@ -77,7 +77,7 @@ class Requests:
     ) -> None:
         _made_for_a_model(num_layers=num_layers, num_kv_heads=num_kv_heads, head_dim=head_dim, dtype=dtype)
         if isinstance(num_blocks, int) and num_blocks == 0:
-            raise NotOffered("a pool of no blocks: it makes one")
+            raise NotOffered("an empty pool: it allocates at least one block")
         model = LlamaConfig(
             num_hidden_layers=num_layers,
             num_attention_heads=num_kv_heads,
@@ -118,14 +118,14 @@ class Requests:
         parent, copies = self._known(sequence), {KIND: (list[int](), list[int]())}
         length, *others = self._lengths[sequence]
         if any(other != length for other in others):
-            raise NotOffered("forking in the middle of a step: a request has one length")
+            raise NotOffered("forking between layers of a step: a request has one length")
         if len(self._blocks.block_table[parent.request_id]) > -(-length // self._page):
-            raise NotOffered("forking with more room than tokens: its child takes as much again")
+            raise NotOffered("forking with unused blocks: the child allocates as many")
         parent.position_offset = length
         child = parent.fork(str(self._begun))
         missing = self._blocks.count_non_shareable_blocks(parent.request_id, parent.position_offset)
         if not self._evicting(missing, lambda: bool(self._cache.prepare_fork_request(parent, [child.request_id], copies))):
-            raise OutOfBlocks(f"prepare_fork_request forked none of {child.request_id}")
+            raise OutOfBlocks(f"prepare_fork_request: no room for {child.request_id}")
         self._cache.perform_cache_copy(copies)
         return self._added(child, list(self._lengths[sequence]))
 
@@ -139,7 +139,7 @@ class Requests:
         if start != length:
             raise NotOffered("writing anywhere but at the end")
         if not self._fit(keys, values) and self._blocks.needs_new_blocks(request.request_id, start, len(keys)):
-            raise NotOffered("refusing arrays before room is made for them: a batch that fails ends its requests")
+            raise NotOffered("rejecting arrays before allocation: a failed batch ends its requests")
         self._make_room(request, start, len(keys))
         self._update(sequence, layer, start, keys, values)
         self._lengths[sequence][layer] += len(keys)
@@ -156,11 +156,11 @@ class Requests:
 
     def block_table(self, sequence: int, layer: int) -> list[int]:
         self.length(sequence, layer)
-        trash = 2 * self._blocks.blocks_per_sector  # which no request has
+        trash = 2 * self._blocks.blocks_per_sector  # blocks that no request uses
         return [block - trash for block in self._blocks.block_table[self._requests[sequence].request_id]]
 
     def _update(self, sequence: int, layer: int, past: int, keys: Any, values: Any) -> tuple[Any, Any]:
-        """What the forward pass does: new tokens are written, and all of them read."""
+        """Write new tokens and read all tokens, as the forward pass does."""
         read, wrote = [list[int]()], [list[int]()]
         name = self._requests[sequence].request_id
         self._cache.extend_read_and_write_indices(name, past, len(keys), read, wrote)
@@ -184,7 +184,7 @@ class Requests:
             raise OutOfBlocks(f"can_store_request_tokens: no room for {count} tokens after {past}")
 
     def _evicting(self, blocks: int, attempt: Callable[[], bool]) -> bool:
-        """Try, and once more when what is kept for its content is gone, if that is enough."""
+        """Try to allocate. If that fails, evict all cached blocks, if that frees enough, and try again."""
         if attempt():
             return True
         if not self._blocks.ledger.cached_blocks or blocks > self.num_free_blocks:
@@ -214,7 +214,7 @@ class Requests:
         return self._requests[sequence]
 
     def _fit(self, keys: Any, values: Any) -> bool:
-        """Whether these are what the model computes."""
+        """Whether keys and values have the shapes and dtype that the model computes."""
         shapes = [tuple(array.shape[1:]) == self._shape and array.dtype == torch.float32 for array in (keys, values)]
         return all(shapes) and len(keys) == len(values)
 
@@ -222,7 +222,7 @@ class Requests:
 class Prefixes(Requests):
     def __init__(self, **sizes: Any) -> None:
         super().__init__(**sizes)
-        self._told = dict[int, list[int]]()  # the tokens that each request was found with, or committed
+        self._told = dict[int, list[int]]()  # by request: the tokens that it was begun with and found cached, or committed
 
     def begin(self, tokens: Sequence[int], salt: str = "") -> int:
         tokens = _tokens(tokens, salt)
@@ -243,10 +243,10 @@ class Prefixes(Requests):
     def commit(self, sequence: int, tokens: Sequence[int]) -> None:
         request, tokens = self._known(sequence), _tokens(tokens)
         if len(tokens) > min(self._lengths[sequence]):
-            raise NotOffered("more tokens than were written, which its caller counts")
+            raise NotOffered("committing more tokens than were written: the caller counts them")
         known = self._told.get(sequence, [])
         if any(one != other for one, other in zip(known, tokens, strict=False)):
-            raise NotOffered("tokens that contradict those it was told before: a request keeps its own")
+            raise NotOffered("committing other tokens than the request's own")
         complete = len(known) // self._page
         self._told[sequence] = max(known, tokens, key=len)
         request.initial_tokens = self._told[sequence]
@@ -254,17 +254,17 @@ class Prefixes(Requests):
 
     def reset(self) -> None:
         if self._requests:
-            raise NotOffered("refusing to reset while requests live: its reset ends them")
+            raise NotOffered("rejecting a reset while requests are live: its reset ends them")
         self._cache.reset()
 
 
 def _made_for_a_model(dtype: Any, **sizes: Any) -> None:
-    """Sizes that it takes from a model that is there."""
+    """Raise NotOffered for invalid sizes: the library takes sizes from a model."""
     for name, value in sizes.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise NotOffered(f"a cache that is given its {name}, and not a model")
+            raise NotOffered(f"validation of {name}, which comes from a model")
     if dtype != "float32":
-        raise NotOffered("a cache that is given its dtype by name")
+        raise NotOffered("validation of dtype")
 
 
 def _tokens(tokens: Sequence[int], salt: str = "") -> list[int]:
@@ -272,5 +272,5 @@ def _tokens(tokens: Sequence[int], salt: str = "") -> list[int]:
         raise NotOffered("a salt")
     found = list(tokens)
     if any(isinstance(token, int) and token >= LARGEST_TOKEN for token in found):
-        raise NotOffered("tokens from 2^31 on: its ids are int32")
+        raise NotOffered("token ids of 2^31 and above: its ids are int32")
     return found

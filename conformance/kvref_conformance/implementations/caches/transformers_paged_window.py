@@ -1,9 +1,9 @@
-"""A layer of a sliding window in Hugging Face transformers' PagedAttentionCache, the one behind continuous batching.
+"""Adapter of a sliding window layer in Hugging Face transformers' PagedAttentionCache (continuous batching).
 
-There a window is a ring in pages: `SlidingAttentionCacheAllocator`. A step is what a batch of one request does, by the library's
-own calls and in their order: room (`can_store_request_tokens`), indices (`extend_read_and_write_indices`), the mask
-(`build_attention_mask`), and `sdpa_attention_forward`, which updates the cache and attends. What a layer keeps is what the next
-step reads. How many tokens a request has is its caller's to count, and here the adapter's.
+A window is a ring of blocks there: `SlidingAttentionCacheAllocator`. One step does what a batch of one request does, by the
+library's own calls and in their order: allocation (`can_store_request_tokens`), indices (`extend_read_and_write_indices`), the
+mask (`build_attention_mask`), and `sdpa_attention_forward`, which updates the cache and attends. Stored tokens are those that the
+next step would read. The caller, here the adapter, counts the tokens of a request.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ from kvref_conformance.implementations.caches.windows import LIMITS, of_a_model,
 from kvref_conformance.interface import Level
 
 KIND = "sliding_attention"
-PAGE = 4  # tokens: the least that its initialization takes
+PAGE = 4  # tokens: the minimum of its initialization
 
 
 class PagedWindow:
@@ -33,8 +33,9 @@ class PagedWindow:
     language = "python"
     project = "transformers"
     level: Level = "exact"
-    formats = ("float32",)  # keys and values come in the cache's own dtype: it does not cast
-    limits: ClassVar[Mapping[str, Any]] = {**LIMITS, "head_dim": {"multiple_of": 2}}  # its model's, which turn in pairs
+    formats = ("float32",)  # keys and values must have the cache's dtype: it does not cast
+    # the model's limit: rotary embedding rotates pairs
+    limits: ClassVar[Mapping[str, Any]] = {**LIMITS, "head_dim": {"multiple_of": 2}}
 
     def windowed(self, **config: Any) -> "OneLayer":
         return OneLayer(config)
@@ -100,7 +101,7 @@ class OneLayer:
         return range(self.length - self._cache.cache_allocators[KIND].get_seqlen_k(self.length, 0), self.length)
 
     def _said(self, forward: Any, count: int) -> Any:
-        """What a forward pass of so many tokens gives, once there is room for them."""
+        """Return the attention output of a forward pass of `count` tokens, after their blocks were allocated."""
         self._request.position_offset = self.length
         if not self._cache.can_store_request_tokens(self._request, count):
             raise OutOfBlocks(f"can_store_request_tokens: no room for {count} tokens after {self.length}")
@@ -112,7 +113,7 @@ class OneLayer:
         return found
 
     def _told(self, count: int) -> dict[str, Any]:
-        """What a layer is told of its batch. Where no request has tokens yet, nothing is read."""
+        """Return what a layer receives about its batch. If no request has tokens yet, nothing is read."""
         read, wrote = [list[int]()], [list[int]()]
         name, past = self._request.request_id, self.length
         self._cache.extend_read_and_write_indices(name, past, count, read if past else None, wrote)

@@ -1,10 +1,11 @@
-"""Hugging Face transformers' QuantizedCache, with each of its three backends, by `update`, `get_seq_length` and `reset`.
+"""Adapters of Hugging Face transformers' QuantizedCache with each of its three backends, by `update`, `get_seq_length` and
+`reset`.
 
-What the cache holds is what an `update` of no tokens returns. FP8 is the family `quantized`. quanto and HQQ quantize groups of
-`q_group_size` numbers: with one head and groups of its head_dim a group is a token, and both are the family `tiered` without a
-tail, for with `residual_length=1` every token is quantized as it comes. HQQ's axis is 1, of 8 bits: along the other, which is the
-default, a group is no token, and 4 bits are packed two tokens a byte. None has a maximum length or is given its sizes. Nothing is
-checked on their behalf.
+The contents of the cache are what an `update` without tokens returns. FP8 is the family `quantized`. quanto and HQQ quantize
+groups of `q_group_size` numbers: with one head and a group size of head_dim, a group is a token. Both are the family `tiered`
+without a tail, because with `residual_length=1` every token is quantized at once. HQQ uses axis 1 and 8 bits: with the default
+axis a group is no token, and 4 bits are packed two tokens per byte. The caches have no maximum length and take no sizes. The
+adapter validates nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -57,13 +58,13 @@ class Hqq(_Transformers):
 
 
 class Cache:
-    """Of one layer or several. longest: what the judge takes for the maximum."""
+    """A cache of one or more layers. longest: the judge's maximum length."""
 
     def __init__(self, backend: str, config: dict[str, Any], longest: int, layers: int, options: dict[str, Any]) -> None:
         for name, value in config.items():
             least = 0 if name in ("tail_length", "warm_length") else 1
             if name not in WORDS and (type(value) is not int or value < least):
-                raise NotOffered(f"a cache that is given its {name}")
+                raise NotOffered(f"validation of {name}, which the library does not take as an argument")
         self._longest, self._none = longest, torch.zeros(0, config["num_kv_heads"], config["head_dim"])
         self._cache = QuantizedCache(backend, LlamaConfig(num_hidden_layers=layers), **options)
 
@@ -92,7 +93,7 @@ class Cache:
 class Layers(Cache):
     def __init__(self, config: dict[str, Any]) -> None:
         if config["format"] != E4M3FN:
-            raise NotOffered("a cache of another format")
+            raise NotOffered("another format")
         super().__init__("fp8", config, config["capacity"], config["num_layers"], {})
         self._count = config["num_layers"]
 
@@ -111,7 +112,7 @@ class Layers(Cache):
 
     def _known(self, layer: int) -> int:
         if not 0 <= layer < self._count:
-            raise NotOffered("numbers of layers that there are not")
+            raise NotOffered("validation of the layer number")
         return layer
 
 
@@ -119,7 +120,7 @@ class Tiers(Cache):
     def __init__(self, backend: str, config: dict[str, Any], options: dict[str, Any]) -> None:
         fits = config["warm_length"] == config["tail_length"] == 0 and config["tail_dtype"] == "float32"
         if not fits or not config["warm_format"] == config["store_format"] == f"q{options['nbits']}":
-            raise NotOffered("tiers of other lengths and formats")
+            raise NotOffered("other tier lengths and formats")
         super().__init__(backend, config, config["max_tokens"], 1, {"residual_length": 1, **options})
 
     @property
@@ -133,7 +134,7 @@ class Tiers(Cache):
         return self._held(0)
 
     def stats(self) -> SimpleNamespace:
-        """By the residual's own length; no bytes, for it counts none."""
+        """Counts from the length of the residual; no bytes, because the library does not report them."""
         residual = self._cache.layers[0].keys
         tail = residual.shape[-2] if residual is not None and residual.ndim == 4 else 0
         return SimpleNamespace(

@@ -1,7 +1,7 @@
-"""Hugging Face transformers' layers of a sliding window and of chunks: what one layer of a model does with its cache.
+"""Adapters of Hugging Face transformers' cache layers with a sliding window and with chunks.
 
-A step is the library's own mask for the cache as it is, `update`, and SDPA as the library calls it, in a model's order. What a
-layer keeps is what its next step reads. Nothing is checked on its behalf.
+One step is the library's own mask for the cache, `update`, and SDPA as the library calls it, in a model's order. Stored tokens
+are those that the next step would read. The adapter validates nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from kvref.errors import DtypeMismatch, NotTruncatable, PositionOutOfRange, Shap
 from kvref_conformance.implementations.caches.windows import LIMITS, of_a_model, taken
 from kvref_conformance.interface import Level
 
-LONGEST = 2**20  # tokens that a static cache is told will come at most; its window is all that it takes memory for
+LONGEST = 2**20  # the maximum length that a static cache is given; it allocates memory for its window only
 
 
 class _Windows:
@@ -26,7 +26,7 @@ class _Windows:
     language = "python"
     project = "transformers"
     level: Level = "exact"
-    formats = ("float32",)  # a cache stores whatever dtype it is given: it does not cast
+    formats = ("float32",)  # a cache stores the given dtype without a cast
     limits: ClassVar[Mapping[str, Any]] = LIMITS
 
     def asarray(self, values: Any) -> Any:
@@ -45,7 +45,7 @@ class Dynamic(_Windows):
 
 
 class Recording(_Windows):
-    """As assisted generation has it: what comes is kept until the next `crop`."""
+    """As in assisted generation: new tokens are kept until the next `crop`."""
 
     name = "transformers-window-recording"
 
@@ -65,7 +65,7 @@ class Static(_Windows):
 
 
 class Chunked(_Windows):
-    """Llama 4's: a query sees its own chunk, which a window of a chunk's size does not make smaller."""
+    """Llama 4's: a query sees its own chunk. A window of a chunk's size removes nothing from it."""
 
     name = "transformers-chunked"
     limits: ClassVar[Mapping[str, Any]] = {**LIMITS, "window": [16], "chunk": [16]}
@@ -93,7 +93,7 @@ class OneLayer:
 
     def step(self, query: Any, keys: Any, values: Any, scale: float) -> Any:
         of_a_model(query, keys, self._config)
-        embeds = torch.zeros(1, keys.shape[0], 1)  # of which a mask needs the shape
+        embeds = torch.zeros(1, keys.shape[0], 1)  # only its shape is used, for the mask
         mask = self._mask(config=self._model, inputs_embeds=embeds, attention_mask=None, past_key_values=self._cache)
         keys, values = self._update(keys, values)
         module = SimpleNamespace(is_causal=True, num_key_value_groups=query.shape[1] // self._config["num_kv_heads"])
@@ -138,7 +138,7 @@ class Growing(OneLayer):
 class Recorded(Growing):
     def _update(self, keys: Any, values: Any) -> tuple[Any, Any]:
         if self.length:
-            self._cache.crop(0)  # which is due after each step, and is put off as long as a part of it may still go
+            self._cache.crop(0)  # due after each step; delayed as long as part of the step can be truncated
         return super()._update(keys, values)
 
 

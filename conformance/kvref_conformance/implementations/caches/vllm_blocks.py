@@ -1,9 +1,8 @@
-"""vLLM's BlockPool, by its own calls, as the pool of blocks; without tensors.
+"""Adapters of vLLM's BlockPool, by its own calls, as the pool of blocks; without tensors.
 
 `allocate` and `allocate_many` are `get_new_blocks`, `share` is `touch`, `free` is `free_blocks`, `references` is a block's
-`ref_cnt`. It takes and gives block objects: an id is the place in its list, less one, for the first is the null block, which it
-keeps for itself and does not count. So a pool of n blocks is made with n + 1. An id that is no place there has no object, and is
-*not offered*.
+`ref_cnt`. Arguments and results are block objects: an id is the index in its list minus one, because the first is the null block,
+which the pool reserves. So a pool of n blocks is created with n + 1. An id without an object in the list is *not offered*.
 """
 
 from collections.abc import Sequence
@@ -20,12 +19,12 @@ from kvref_conformance.outcome import NotOffered
 
 from vllm.v1.core.block_pool import BlockPool  # isort: skip
 
-NULL = 1  # blocks that the pool keeps for itself
-HASHED = 16  # tokens a hash stands for: nothing is hashed here
+NULL = 1  # blocks that the pool reserves
+HASHED = 16  # tokens per hash; nothing is hashed here
 
 
 class Managed:
-    """What vLLM's managers have in common for the judge."""
+    """Attributes that vLLM's managers share."""
 
     version = version("vllm")
     language = "python"
@@ -87,10 +86,10 @@ class Pool:
 
     def _block(self, block: int) -> Any:
         if not 0 <= block < self.num_blocks:
-            raise NotOffered("a block that is not the pool's, where it takes block objects")
+            raise NotOffered("a block id outside the pool: its arguments are block objects")
         return self._pool.blocks[block + NULL]
 
 
 def with_null(num_blocks: Any) -> Any:
-    """What it is made with for so many blocks; what is no number is its own to refuse."""
+    """Return the number of blocks to create the pool with: one more, for the null block. Other types are passed unchanged."""
     return num_blocks + NULL if isinstance(num_blocks, Real) and not isinstance(num_blocks, bool) else num_blocks

@@ -1,17 +1,18 @@
-"""vLLM's KVCacheManager, by its own calls, as the bookkeeping of a paged cache and of one of prefixes; without tensors.
+"""Adapters of vLLM's KVCacheManager, by its own calls, as the bookkeeping of a paged cache and of a prefix cache; without
+tensors.
 
-It says which blocks a request has, and which of them can be found; keys, values and lengths are the model's and the scheduler's.
-So nothing is written or read. One group has all layers, hence one table. The null block, which it keeps for itself, is not
-counted: a pool of n blocks is made with n + 1, and ids are less one, so that a place in a table that was given back is -1.
+It manages which blocks a request has and which blocks are cached; keys, values and lengths are the model's and the scheduler's,
+so nothing is written or read. One group has all layers, hence one table. The null block, which the manager reserves, is not
+counted: a pool of n blocks is created with n + 1, and ids are reduced by one, so a freed entry of a table is -1.
 
-- `create` is a Request of no tokens, which holds none yet; `ensure_capacity` is `allocate_slots`, `block_table` is
+- `create` is a Request without tokens, which has no blocks yet; `ensure_capacity` is `allocate_slots`, `block_table` is
   `get_block_ids`, `drop` is `free`. `release_before`, of the manager with a window, is `remove_skipped_blocks`.
-- `match` is `get_computed_blocks`. `begin` is that, and `allocate_slots` with what it found, as the scheduler does, but that
-  nothing is cached yet (`delay_cache_blocks`, as for requests whose keys come later). `length` is the hit it reported.
-- `commit` is `cache_blocks`, by hashes that the Request made of its own tokens with SHA-256, the default; `reset` is
+- `match` is `get_computed_blocks`. `begin` is that, and `allocate_slots` with the blocks found, as in the scheduler, except that
+  nothing is cached yet (`delay_cache_blocks`, as for requests whose keys arrive later). `length` is the hit that it reported.
+- `commit` is `cache_blocks`, by hashes that the Request computed from its tokens with SHA-256, the default; `reset` is
   `reset_prefix_cache`.
 
-What the scheduler knows, which requests live and how many of their tokens were computed, is *not offered*.
+The scheduler's state, which requests are live and how many of their tokens were computed, is *not offered*.
 """
 
 from collections.abc import Sequence
@@ -30,8 +31,8 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec  # isort: skip
 from vllm.v1.request import Request  # isort: skip
 
-LONGEST = 2**62  # tokens of a request: what is longer it would cut without a word
-WINDOW = 1  # tokens: a query sees itself alone, so that all before it may go
+LONGEST = 2**62  # tokens of a request; the manager silently truncates longer ones
+WINDOW = 1  # tokens: a query sees only itself, so all earlier tokens can be released
 
 init_none_hash(sha256)
 
@@ -48,7 +49,7 @@ class Manager(Managed):
 
 
 class WindowManager(Managed):
-    """Of layers that see a window, in which what is below it is given back: the paged cache alone."""
+    """With layers that see a window: blocks below the window are freed. Only as a paged cache."""
 
     name = "vllm-manager-window"
     limits: ClassVar[dict[str, Any]] = {"one_block_table": True, "tables_alone": True}
@@ -98,14 +99,14 @@ class Requests:
 
     def ensure_capacity(self, sequence: int, num_tokens: int) -> None:
         if num_tokens < 1:
-            raise NotOffered("room for no tokens: nobody schedules a request for none")
+            raise NotOffered("allocating for 0 tokens: the scheduler never does")
         if self._manager.allocate_slots(self._known(sequence), num_tokens, delay_cache_blocks=True) is None:
             raise OutOfBlocks(f"allocate_slots: no room for {num_tokens} tokens")
 
     def block_table(self, sequence: int, layer: int) -> list[int]:
         (blocks,) = self._manager.get_block_ids(self._known(sequence).request_id)
         if not 0 <= layer < self._layers:
-            raise NotOffered("a layer that there is not: a table is all layers'")
+            raise NotOffered("validation of the layer number: all layers share one table")
         return [block - NULL for block in blocks]
 
     def _request(self, tokens: list[int], salt: str = "") -> Request:
@@ -119,7 +120,7 @@ class Requests:
 
     def _known(self, sequence: int) -> Request:
         if sequence not in self._requests:
-            raise NotOffered("to know which requests live: its scheduler does")
+            raise NotOffered("rejecting unknown sequences: the scheduler keeps the live requests")
         return self._requests[sequence]
 
 
@@ -129,7 +130,7 @@ class WindowRequests(Requests):
 
     def release_before(self, sequence: int, position: int) -> None:
         if position < 0:
-            raise NotOffered("a negative position: it is told how many tokens are computed")
+            raise NotOffered("a negative position: the argument is a number of computed tokens")
         self._manager.remove_skipped_blocks(self._known(sequence).request_id, position)
 
 
@@ -140,7 +141,7 @@ class Prefixes(Requests):
         request = self._prompt(tokens, salt)
         found, hit, _ = self._manager.get_computed_blocks(request)
         if self._manager.allocate_slots(request, len(tokens) - hit, hit, found, delay_cache_blocks=True) is None:
-            raise OutOfBlocks(f"allocate_slots: no room for {len(tokens)} tokens, of which {hit} were found")
+            raise OutOfBlocks(f"allocate_slots: no room for {len(tokens)} tokens, of which {hit} are cached")
         request.num_computed_tokens = hit
         return self._added(request)
 
@@ -150,7 +151,7 @@ class Prefixes(Requests):
     def length(self, sequence: int, layer: int) -> int:
         request = self._known(sequence)
         if not request.num_prompt_tokens or not 0 <= layer < self._layers:
-            raise NotOffered("the length of what was not begun with tokens, which its scheduler counts")
+            raise NotOffered("the length of a sequence without a prompt: the scheduler counts it")
         return int(request.num_computed_tokens)
 
     def match(self, tokens: Sequence[int], salt: str = "") -> int:
@@ -158,39 +159,39 @@ class Prefixes(Requests):
 
     def _prompt(self, tokens: Sequence[int], salt: str) -> Request:
         if not len(tokens):
-            raise NotOffered("a prompt of no tokens, which the renderer refuses")
+            raise NotOffered("an empty prompt: the renderer rejects it")
         return self._request(_tokens(tokens), salt)
 
     def commit(self, sequence: int, tokens: Sequence[int]) -> None:
         request, tokens = self._known(sequence), _tokens(tokens)
         known = list(request.all_token_ids)
         if len(tokens) > self._size * len(self.block_table(sequence, 0)):
-            raise NotOffered("more tokens than were written, which its scheduler counts")
+            raise NotOffered("committing more tokens than were written: the scheduler counts them")
         if any(one != other for one, other in zip(known, tokens, strict=False)):
-            raise NotOffered("tokens that contradict those it has: a request keeps its own")
+            raise NotOffered("committing other tokens than the request's own")
         request.append_output_token_ids(tokens[len(known) :])
         self._manager.cache_blocks(request, len(tokens))
 
     def reset(self) -> None:
         if self._requests and not any(self.block_table(sequence, 0) for sequence in self._requests):
-            raise NotOffered("refusing to reset while requests live that hold no block: it does not know them")
+            raise NotOffered("rejecting a reset while requests without blocks are live: the manager does not know them")
         if not self._manager.reset_prefix_cache():
-            raise InUse("reset_prefix_cache: blocks are not freed yet")
+            raise InUse("reset_prefix_cache: blocks are still in use")
 
 
 def _made_for_a_model(dtype: Any, **sizes: Any) -> None:
-    """Sizes that it takes from a model, or a configuration, that was checked before."""
+    """Raise NotOffered for invalid sizes: the manager takes sizes from a validated model or configuration."""
     for name, value in sizes.items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise NotOffered(f"a manager that is given its {name}, and not a model")
+            raise NotOffered(f"validation of {name}, which comes from a model")
     if dtype not in Managed.formats:
-        raise NotOffered("a manager that is given its dtype by name")
+        raise NotOffered("validation of dtype")
 
 
 def _tokens(tokens: Sequence[int]) -> list[int]:
     found = list(tokens)
     if not all(type(token) is int for token in found):
-        raise NotOffered("tokens of other types than int, of which a request has a list")
+        raise NotOffered("token ids that are not int")
     if any(not 0 <= token < 2**63 for token in found):
-        raise NotOffered("what is no token: the renderer refuses what is not in the vocabulary")
+        raise NotOffered("invalid token ids: the renderer rejects tokens outside the vocabulary")
     return found

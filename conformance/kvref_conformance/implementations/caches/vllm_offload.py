@@ -1,12 +1,12 @@
-"""vLLM's CPUOffloadingManager, by its own calls, as the books of a host store; without tensors.
+"""Adapter of vLLM's CPUOffloadingManager, by its own calls, as the bookkeeping of a host store; without tensors.
 
-It says which keys are there and in which chunks of host memory; the copies are a worker's. A key is its bytes, of group 0. Every
-call is a request of its own, whose keys have their positions, as the scheduler gives them, and is made under the manager's lock,
-as it asks for. That lock does nothing: the manager is one that one thread enters, and calls from others are *not offered*.
+It manages which keys are stored and in which chunks of host memory; a worker does the copies. A key is its bytes, of group 0.
+Every call is a request of its own, whose keys have positions, as from the scheduler, and holds the manager's lock, as the manager
+requires. Here the lock does nothing, because the manager is single-threaded; calls from several threads are *not offered*.
 
-- `lookup` asks for one key after the other until one is no HIT. `prepare_store` is its own: None is that there is no room.
-- `places` are the chunks that its policy has for the keys, `num_free` is what it counts of them itself: neither is public.
-- What it asserts of keys, that they are found, ready, and being loaded, is KeyNotFound.
+- `lookup` requests key after key until one is no HIT. `prepare_store` is its own method; None means that there is no room.
+- `places` are the chunks that its policy has for the keys, `num_free` is its own count: neither is public.
+- Its assertions about keys (cached, ready, being loaded) are mapped to KeyNotFound.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,7 @@ class Offload(Managed):
 
 class Store:
     def __init__(self, capacity: int) -> None:
-        self._manager = CPUOffloadingManager(num_chunks=int(capacity))  # as the engine makes it of bytes: an int
+        self._manager = CPUOffloadingManager(num_chunks=int(capacity))  # an int, as the engine computes it from bytes
         self._thread = get_ident()
 
     @property
@@ -56,7 +56,7 @@ class Store:
         with self._asked(keys) as (names, request):
             prepared = self._manager.prepare_store(names, request)
         if prepared is None:
-            raise OutOfBlocks("prepare_store gave None")
+            raise OutOfBlocks("prepare_store returned None")
         return [_number(key) for key in prepared.keys_to_store], [_number(key) for key in prepared.evicted_keys]
 
     def complete_store(self, keys: Sequence[int], success: bool = True) -> None:
@@ -77,7 +77,7 @@ class Store:
 
     @contextmanager
     def _asked(self, keys: Sequence[int]) -> Iterator[tuple[list[Any], Any]]:
-        """The keys as it knows them, and a request that has them."""
+        """Return the keys as the manager's type, and a request that has them."""
         if get_ident() != self._thread:
             raise NotOffered("calls from several threads: its lock does nothing")
         names, request = [make_offload_key(int(key).to_bytes(KEY_BYTES, "big"), 0) for key in keys], ReqContext(req_id="")

@@ -1,7 +1,7 @@
-"""What vLLM imports on the way to its block managers, and they do not use: output grammars, and parsers of reasoning.
+"""Stand-ins for modules that vLLM imports but its block managers do not use: output grammars, and parsers of reasoning.
 
-Both would bring the packages of a server. A request asks the first whether it has a grammar; none of ours has. Import this
-before vLLM.
+The real modules need the packages of a server. A request checks the first for a grammar; no request here has one. Import this
+module before vLLM.
 """
 
 import os
@@ -22,7 +22,7 @@ def _stand_in(name: str, **attributes: object) -> None:
     sys.modules.setdefault(name, module)
 
 
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # it logs each reset
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # otherwise it logs each reset
 _stand_in("vllm.v1.structured_output")
 _stand_in("vllm.v1.structured_output.request", StructuredOutputRequest=StructuredOutputRequest)
 _stand_in("vllm.reasoning", ReasoningParserManager=object)

@@ -1,4 +1,4 @@
-"""What adapters of windowed caches have in common: those sizes that a library never sees, and the queries of a step."""
+"""Helpers of windowed cache adapters: sizes that a library does not see, and the queries of a step."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,28 +6,30 @@ from typing import Any
 from kvref.errors import ShapeMismatch
 from kvref_conformance.outcome import NotOffered
 
-# A model is never called with no tokens; and what it has of first tokens, chunks and drafts each adapter says.
+# A model is never called without tokens. An adapter overrides the limits for sink tokens, chunks and rollback if it has them.
 LIMITS: Mapping[str, Any] = {"sinks": [0], "chunk": [0], "rollback": [0], "tokens": {"least": 1}}
 
 
 def taken(config: Mapping[str, Any]) -> None:
-    """Raise NotOffered for what is no size: a size the library never sees cannot be refused by it."""
+    """Raise NotOffered for an invalid size: the library does not see this size and so cannot reject it."""
     for name, value in config.items():
         least = 0 if name in ("sinks", "chunk", "rollback") else 1
         number = isinstance(value, int) and not isinstance(value, bool)
         if not (value == "float32" if name == "dtype" else number and value >= least):
-            raise NotOffered(f"a cache that is given its {name}")
+            raise NotOffered(f"validation of {name}, which the library does not take as an argument")
 
 
 def side_by_side(keys: Any, values: Any, config: Mapping[str, Any]) -> None:
-    """Raise NotOffered for what cannot come out of one projection, of which a model's layer takes its parts."""
+    """Raise NotOffered for keys and values that cannot be parts of one projection's output, which is the input of a model's
+    layer.
+    """
     shape = len(keys), config["num_kv_heads"], config["head_dim"]
     if not all(tuple(array.shape) == shape and str(array.dtype).endswith("float32") for array in (keys, values)):
-        raise NotOffered("keys and values of other shapes or dtypes: they come out of one projection")
+        raise NotOffered("rejecting other shapes or dtypes of keys and values: one projection produces both")
 
 
 def of_a_model(query: Any, keys: Any, config: Mapping[str, Any]) -> None:
-    """Raise ShapeMismatch unless these are queries of the tokens whose keys come with them, as a model makes both."""
+    """Raise ShapeMismatch unless there is one query for each new key, as a model computes both."""
     count, heads, dim = len(keys), config["num_kv_heads"], config["head_dim"]
     good = query.ndim == 3 and len(query) == count and query.shape[1] and not query.shape[1] % heads and query.shape[2] == dim
     if not good:

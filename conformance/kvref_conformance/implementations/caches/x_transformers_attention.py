@@ -1,9 +1,10 @@
-"""x-transformers' Attention, without rotary positions, as contiguous caches and as attention: with einsum, and with `flash=True`.
+"""Adapters of x-transformers' Attention without rotary positions, as contiguous caches and as attention, with einsum and
+`flash=True`.
 
-A cache is what `Attention` gives back and takes as `cache`: keys and values, one after the other. Its projections let parts of
-the input through, so that queries, keys and values go in side by side, as they come out of the projections of a model. Rows
-change places as in `beam_search`, by `modify_cached_kv`. Attention is `Attend`, a window `max_attend_past`, which counts the
-tokens behind a query, and a logit sink `head_learned_sink`. Query heads that share are judged apart: `x-transformers-grouped`.
+A cache is the keys and values that `Attention` returns and accepts as `cache`. Its projections pass parts of the input on, so
+queries, keys and values enter side by side, like the output of a model's projections. Rows are reordered as in `beam_search`, by
+`modify_cached_kv`. Attention is `Attend`; a window is `max_attend_past`, the number of earlier tokens; a logit sink is
+`head_learned_sink`. Grouped query heads are judged separately: `x-transformers-grouped`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,14 +22,14 @@ from kvref_conformance.outcome import NotOffered
 
 
 class Grouped:
-    """Attention whose query heads share."""
+    """Attention with grouped query heads."""
 
     name = "x-transformers-grouped"
     version = version("x-transformers")
     language = "python"
     project = "x-transformers"
     level: Level = "exact"
-    formats = ("float32",)  # a cache stores what dtype it is given
+    formats = ("float32",)  # a cache takes the given dtype
     limits: ClassVar[Mapping[str, Any]] = {"group_size": {"least": 2}, "num_kv_heads": {"least": 2}}
     flash = False
 
@@ -71,13 +72,13 @@ class Calls:
 
     def attention(self, query: Any, keys: Any, values: Any, *, scale: float, causal: bool, length: int) -> Any:
         if causal and length != len(keys):
-            raise NotOffered("queries that are not the last of the tokens that it is given")
+            raise NotOffered("queries other than those of the last tokens")
         mask = None if length == len(keys) else torch.arange(len(keys))[None] < length
         return _attended(Attend(causal=causal, scale=scale, flash=self._flash), query, keys, values, mask)
 
     def window_attention(self, query: Any, keys: Any, values: Any, *, scale: float, window: int, sinks: int, chunk: int) -> Any:
         if sinks or chunk:
-            raise NotOffered("first tokens that stay, and chunks")
+            raise NotOffered("sink tokens and chunks")
         first = len(keys) - len(query)
         layer = _layer(self._flash, query.shape[1], keys.shape[1], query.shape[2], max_attend_past=window - 1)
         layer.attend.scale = scale
@@ -98,16 +99,16 @@ class OneLayer:
         for name, value in config.items():
             least = 0 if name == "initial_capacity" else 1
             if not (value == "float32" if name == "dtype" else type(value) is int and value >= least):
-                raise NotOffered(f"a cache that is given its {name}")
+                raise NotOffered(f"validation of {name}, which the library does not take as an argument")
         self._shape = [config["batch_size"], config["num_kv_heads"], config["head_dim"]]
-        self._longest = config["max_seq_len"]  # what the judge takes for the maximum
+        self._longest = config["max_seq_len"]  # the judge's maximum length
         self._layer = _layer(flash, config["num_kv_heads"], config["num_kv_heads"], config["head_dim"])
         self._cache: Any = None
 
     def append(self, keys: Any, values: Any) -> None:
         fits = keys.ndim == 4 and [*keys.shape[:2], keys.shape[3]] == self._shape
         if not fits or keys.shape != values.shape or keys.dtype != values.dtype:
-            raise NotOffered("keys and values of other shapes, or of two: they come out of projections")
+            raise NotOffered("rejecting other shapes of keys and values: projections produce both")
         if self.read()[0].shape[2] + keys.shape[2] > self._longest:
             raise NotOffered("a maximum length")
         given = torch.cat([array.transpose(1, 2).flatten(2) for array in (keys, keys, values)], dim=2)
@@ -117,7 +118,7 @@ class OneLayer:
             raise (DtypeMismatch if "dtype" in str(error) else ShapeMismatch)(str(error)) from error
 
     def read(self) -> tuple[Any, Any]:
-        if self._cache is None:  # nor has the library any
+        if self._cache is None:  # the library has no empty cache either
             none = torch.zeros(*self._shape[:2], 0, self._shape[2])
             return none, none
         keys, values = self._cache.cached_kv
@@ -125,14 +126,14 @@ class OneLayer:
 
     def reorder(self, rows: Sequence[int]) -> None:
         if self._cache is None or not all(0 <= row < self._shape[0] for row in rows) or not len(rows):
-            raise NotOffered("rows that are not there, and no tokens: a search asks for neither")
-        self._cache.layer_type = "a"  # as AttentionLayers says of attention
+            raise NotOffered("rejecting invalid rows, or reordering an empty cache: a beam search does neither")
+        self._cache.layer_type = "a"  # as AttentionLayers sets it
         modify_cached_kv(LayerIntermediates(attn_intermediates=[self._cache]), lambda array: array[torch.tensor(list(rows))])
         self._shape[0] = len(rows)
 
 
 class Part(torch.nn.Module):  # type: ignore[misc]
-    """A projection that lets so many numbers through, from one on."""
+    """A projection that returns numbers [start, start + count) of its input."""
 
     def __init__(self, start: int, count: int) -> None:
         super().__init__()
@@ -153,7 +154,7 @@ def _layer(flash: bool, heads: int, kv_heads: int, dim: int, **options: Any) -> 
 def _attended(attend: Any, query: Any, keys: Any, values: Any, mask: Any = None) -> Any:
     try:
         out, _ = attend(*(_in_batch(array) for array in (query, keys, values)), mask=mask)
-    except (RuntimeError, ValueError, IndexError, ZeroDivisionError) as error:  # of no width the last
+    except (RuntimeError, ValueError, IndexError, ZeroDivisionError) as error:  # raised for a width of 0
         raise (DtypeMismatch if "dtype" in str(error) else ShapeMismatch)(str(error)) from error
     return out[0].transpose(0, 1)
 

@@ -1,1 +1,1 @@
-"""Engines that other people wrote, each judged by what a canary says in it."""
+"""Adapters of third-party inference engines, one module per engine. A canary model in the engine makes wrong KV reads visible."""

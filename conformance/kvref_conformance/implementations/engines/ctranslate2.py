@@ -1,4 +1,4 @@
-"""CTranslate2's Generator: whole prompts, with a cache of its own for each call."""
+"""Adapter of CTranslate2's Generator: stateless, each call processes whole prompts with a new cache."""
 
 import tempfile
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from kvref_conformance.implementations.engines.loading import Loads
 
 
 class CTranslate2(Loads):
-    """options: of `generate_batch`."""
+    """options: arguments of `generate_batch`."""
 
     name = "ctranslate2"
     version = ctranslate2.__version__
@@ -33,7 +33,7 @@ class Beams(CTranslate2):
 
 
 class Engine(WholePrompts):
-    """A prompt is computed at once, but of several together only as many tokens as the shortest has."""
+    """`generate_batch` prefills only as many tokens together as the shortest prompt of the batch has."""
 
     def __init__(self, canary: Canary, model: Any, options: dict[str, Any]) -> None:
         super().__init__(canary)
@@ -51,7 +51,7 @@ _MODELS: dict[Canary, Any] = {}
 
 
 def _model(canary: Canary, folder: Path) -> Any:
-    """In float32, as its converter makes it of the canary's folder. It keeps nothing between two calls."""
+    """The canary in float32, converted by CTranslate2's own converter. It keeps no state between calls, so it is shared."""
     if canary not in _MODELS:
         files.write(folder, files.made(canary, "mistral" if any(canary.windows) else "llama", "float32"))
         with tempfile.TemporaryDirectory(prefix="canary-ctranslate2") as made:

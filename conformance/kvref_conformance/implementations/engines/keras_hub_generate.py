@@ -1,4 +1,4 @@
-"""KerasHub's `generate`, as an engine: whole prompts, in a batch that goes on to the end of the context."""
+"""Adapter of KerasHub's `generate`: stateless, a batch of whole prompts that always generates to the end of the context."""
 
 import os
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-os.environ.setdefault("KERAS_BACKEND", "jax")  # before Keras is imported
+os.environ.setdefault("KERAS_BACKEND", "jax")  # set before Keras is imported
 
 import keras
 import keras_hub
@@ -34,7 +34,7 @@ class Engine(WholePrompts):
         self._model = model
 
     def complete(self, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
-        """Always as long as the context: what is longer or shorter would be compiled anew."""
+        """Generates to the end of the context, because KerasHub compiles each length separately."""
         told = np.zeros((len(prompts), self.canary.context), np.int32)
         for row, prompt in zip(told, prompts, strict=True):
             row[: len(prompt)] = prompt
@@ -47,7 +47,7 @@ _MODELS: dict[Canary, Any] = {}
 
 
 def _model(canary: Canary, folder: Path) -> Any:
-    """In float32, the model that KerasHub makes of the canary's folder. It keeps nothing between two calls."""
+    """The canary in float32, loaded by KerasHub from Hugging Face's folder. It keeps no state between calls, so it is shared."""
     if canary not in _MODELS:
         windowed = any(canary.windows)
         files.write(folder, files.made(canary, "mistral" if windowed else "llama", "float32"))

@@ -1,7 +1,7 @@
-"""A program that runs a command until its standard input ends: it does so when whoever began this is gone, in whatever way.
+"""A program that runs a command and kills it when standard input closes, so that the command ends when its parent process ends.
 
-To be started in a process group of its own, all of which it ends. The judge's limit of memory is about what a check allocates
-in its process, and a command is begun within one: it is lifted here.
+Start it in a process group of its own: it kills the whole group. It also lifts the memory limit (RLIMIT_DATA) that the judge sets
+for a check, because child processes inherit the limit.
 """
 
 import os
@@ -12,14 +12,15 @@ import threading
 
 
 def _end_with_the_input() -> None:
-    while os.read(sys.stdin.fileno(), 1):  # not sys.stdin.read, which a program that ends may not be left in
+    # not sys.stdin.read: the interpreter cannot shut down while a daemon thread holds its lock
+    while os.read(sys.stdin.fileno(), 1):
         pass
     os.killpg(0, signal.SIGKILL)
 
 
 def _lift_the_limit_of_memory() -> None:
     try:
-        import resource  # not on every system
+        import resource  # not available on every system
     except ImportError:
         return
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]

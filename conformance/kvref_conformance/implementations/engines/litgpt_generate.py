@@ -1,4 +1,4 @@
-"""LitGPT's `generate`, as an engine: whole prompts, and batches of prompts of one length."""
+"""Adapter of LitGPT's `generate`: stateless, whole prompts, batches only of prompts of one length."""
 
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -35,7 +35,7 @@ class Engine(WholePrompts):
         self._model = model
 
     def complete(self, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
-        """The cache is made anew, and knows windows no wider than itself."""
+        """Creates a new cache per call. LitGPT does not support a window that is wider than the cache."""
         length = len(prompts[0])
         if any(len(prompt) != length for prompt in prompts):
             raise NotOffered("a batch of prompts of different lengths")
@@ -54,8 +54,8 @@ class Engine(WholePrompts):
 
 
 def model_of(canary: Canary) -> Any:
-    """In float32, the model that LitGPT makes of a canary's weights, called as Hugging Face calls them."""
-    torch.set_num_threads(1)  # threads that share such small matrices wait for each other longer than they compute
+    """The canary in float32, converted by LitGPT from Hugging Face's names."""
+    torch.set_num_threads(1)  # for such small matrices, synchronizing threads costs more than they save
     config = Config(
         name="canary", block_size=canary.context, n_layer=canary.num_layers, n_embd=canary.hidden_size,
         vocab_size=canary.vocabulary, padded_vocab_size=canary.vocabulary, n_head=canary.num_query_heads,

@@ -1,7 +1,8 @@
-"""The part of llama.cpp's C API that sessions need, reached in the library that the wheel `xllamacpp` brings.
+"""The part of llama.cpp's C API that sessions need, loaded with ctypes from the library in the wheel `xllamacpp`.
 
-The wheel has no header, and a struct's layout is its version's own. Here only fields are named whose offsets the defaults tell
-apart; the rest is handed back as it came. `context` makes sure that llama.cpp took the fields for what they are called.
+The wheel has no header, and the layout of structs differs between versions. Only fields whose offsets can be verified by their
+default values are named here; the other bytes are passed back unchanged. `Context` verifies that llama.cpp read the named fields
+as intended.
 """
 
 import ctypes
@@ -18,14 +19,15 @@ from kvref_conformance.arrays import NDArray
 from kvref_conformance.outcome import CannotRun
 
 VERSION = f"{version('xllamacpp')} (xllamacpp)"
-TYPES = {"f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "bf16": 30}  # ggml's, of a cache
-BLOCK = 32  # numbers that share a scale in the q types
+# values of ggml's enum for the types of a cache
+TYPES = {"f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "bf16": 30}
+BLOCK = 32  # numbers per block of a q type
 MOST_SEQUENCES = 256  # LLAMA_MAX_SEQ
-DONE, NO_SLOT, ABORTED = 0, 1, 2  # what `decode` answers
+DONE, NO_SLOT, ABORTED = 0, 1, 2  # return values of `decode`
 
 
 class ModelParams(ctypes.Structure):
-    """As the defaults are. Longer than any version's: a function reads its own part."""
+    """The struct with its default values. It is longer than in any version; a function reads only its own part."""
 
     _fields_ = (("rest", ctypes.c_uint64 * 64),)
 
@@ -37,7 +39,7 @@ class ContextParams(ctypes.Structure):
         ("n_ubatch", ctypes.c_uint32),
         ("n_seq_max", ctypes.c_uint32),
         ("between", ctypes.c_uint32 * 9),
-        ("flash_attn", ctypes.c_int32),  # -1: where it can, 0: no, 1: yes
+        ("flash_attn", ctypes.c_int32),  # -1: automatic, 0: off, 1: on
         ("rope_and_callback", ctypes.c_uint32 * 12),
         ("type_k", ctypes.c_int32),
         ("type_v", ctypes.c_int32),
@@ -71,7 +73,7 @@ class Batch(ctypes.Structure):
 
 
 class Row(NamedTuple):
-    """One token of a batch. speaks: what comes next is asked for."""
+    """One token of a batch. speaks: compute the logits after it."""
 
     token: int
     position: int
@@ -82,7 +84,7 @@ class Row(NamedTuple):
 _POINTER, _INT, _SIZE, _BYTES = ctypes.c_void_p, ctypes.c_int32, ctypes.c_size_t, ctypes.c_char_p
 _Log = ctypes.CFUNCTYPE(None, _INT, _BYTES, _POINTER)
 _Abort = ctypes.CFUNCTYPE(ctypes.c_bool, _POINTER)
-_SIGNATURES: dict[str, tuple[Any, ...]] = {  # what each returns, and its arguments
+_SIGNATURES: dict[str, tuple[Any, ...]] = {  # return type and argument types by function
     "log_set": (None, _Log, _POINTER),
     "model_default_params": (ModelParams,),
     "context_default_params": (ContextParams,),
@@ -123,21 +125,21 @@ _C["log_set"](_silent, None)
 
 
 class Model:
-    """Raises CannotRun for a file that llama.cpp does not take."""
+    """A GGUF file loaded by llama.cpp. Raises CannotRun if llama.cpp rejects the file."""
 
     def __init__(self, file: Path) -> None:
         self.pointer = _C["model_load_from_file"](str(file).encode(), _C["model_default_params"]())
         if not self.pointer:
-            raise CannotRun(f"llama.cpp does not load {file.name}")
+            raise CannotRun(f"llama.cpp cannot load {file.name}")
         weakref.finalize(self, _C["model_free"], self.pointer)
         self.context_length = int(_C["model_n_ctx_train"](self.pointer))
 
 
 class Context:
-    """A cache of so many cells, and what is computed over it. Methods are named as in llama.h.
+    """A llama.cpp context: a cache of n_ctx cells and the computation over it. Methods have the names of llama.h.
 
-    type_k, type_v: of TYPES. flash_attn: -1 leaves it to llama.cpp. kv_unified: one cache for all sequences; otherwise each of
-    n_seq_max has n_ctx / n_seq_max cells of its own.
+    type_k, type_v: names of TYPES. flash_attn: -1 lets llama.cpp decide. kv_unified: one cache for all sequences; otherwise each
+    of the n_seq_max sequences has n_ctx / n_seq_max cells of its own.
     """
 
     def __init__(
@@ -146,24 +148,24 @@ class Context:
     ) -> None:  # fmt: skip
         params = _C["context_default_params"]()
         if {name: getattr(params, name) for name in DEFAULTS} != DEFAULTS:
-            raise CannotRun(f"xllamacpp {version('xllamacpp')}: its llama_context_params are not those that are known here")
+            raise CannotRun(f"xllamacpp {version('xllamacpp')}: the layout of its llama_context_params is not known")
         asked = {"n_ctx": n_ctx, "n_batch": n_batch, "n_seq_max": n_seq_max, "flash_attn": flash_attn, "kv_unified": kv_unified}
         for name, value in asked.items():
             setattr(params, name, value)
         params.type_k, params.type_v = TYPES[type_k], TYPES[type_v]
-        self.model = model  # which must live as long
+        self.model = model  # keeps the model alive as long as the context
         self.pointer = _C["init_from_model"](model.pointer, params)
         if not self.pointer:
-            raise CannotRun(f"llama.cpp makes no context of {asked} with a cache of {type_k} and {type_v}")
+            raise CannotRun(f"llama.cpp cannot create a context of {asked} with a cache of {type_k} and {type_v}")
         weakref.finalize(self, _C["free"], self.pointer)
         self._memory = _C["get_memory"](self.pointer)
-        self._most = _C["n_batch"](self.pointer)  # at most as many as there are cells
-        _C["set_n_threads"](self.pointer, 1, 1)  # a canary is small: more threads wait for each other
+        self._most = _C["n_batch"](self.pointer)  # at most n_ctx
+        _C["set_n_threads"](self.pointer, 1, 1)  # for a small canary, synchronizing threads costs more than they save
         self._expect_taken(n_ctx, n_seq_max, kv_unified)
 
     def decode(self, rows: Sequence[Row]) -> int:
-        """One llama_decode: DONE, NO_SLOT, ABORTED, or a negative number for an error."""
-        if len(rows) > self._most:  # for which it would end the process
+        """Call llama_decode. Returns DONE, NO_SLOT, ABORTED, or a negative number for an error."""
+        if len(rows) > self._most:  # llama_decode would abort the process
             return NO_SLOT
         each = [ctypes.c_int32(row.sequence) for row in rows]
         sequences = [ctypes.pointer(one) for one in each]
@@ -183,11 +185,11 @@ class Context:
         )
 
     def logits(self, row: int, vocabulary: int) -> NDArray:
-        """Behind a row of the last batch that speaks. Valid until the next."""
+        """Return the logits after a row of the last batch that has `speaks`. Valid until the next batch."""
         return np.ctypeslib.as_array(_C["get_logits_ith"](self.pointer, row), (vocabulary,))
 
     def decode_aborted(self, rows: Sequence[Row]) -> int:
-        """`decode`, with a callback that says stop as soon as it is asked."""
+        """Like `decode`, with an abort callback that returns true at its first call."""
         stop = _Abort(lambda data: True)
         _C["set_abort_callback"](self.pointer, stop, None)
         try:
@@ -196,15 +198,15 @@ class Context:
             _C["set_abort_callback"](self.pointer, _Abort(), None)
 
     def seq_rm(self, sequence: int, start: int, stop: int) -> None:
-        """stop: -1 for the end."""
+        """Remove positions [start, stop). stop: -1 for the end."""
         if not _C["memory_seq_rm"](self._memory, sequence, start, stop):
-            raise RuntimeError(f"llama_memory_seq_rm({sequence}, {start}, {stop}) says no")
+            raise RuntimeError(f"llama_memory_seq_rm({sequence}, {start}, {stop}) returned false")
 
     def seq_cp(self, source: int, target: int) -> None:
         _C["memory_seq_cp"](self._memory, source, target, -1, -1)
 
     def seq_add(self, sequence: int, start: int, delta: int) -> None:
-        """Move what lies from `start` on; its keys are turned."""
+        """Move all positions from `start` on; llama.cpp re-rotates their keys."""
         _C["memory_seq_add"](self._memory, sequence, start, -1, delta)
 
     def seq_get(self, sequence: int) -> bytes:
@@ -213,11 +215,11 @@ class Context:
         return data.raw[:written]
 
     def seq_set(self, sequence: int, data: bytes) -> bool:
-        """Whether there was room."""
+        """Restore a saved sequence. Returns False if the cache has no room."""
         return bool(_C["state_seq_set_data"](self.pointer, data, len(data), sequence))
 
     def _expect_taken(self, n_ctx: int, n_seq_max: int, kv_unified: bool) -> None:
-        """Raises CannotRun where the fields lie elsewhere than was thought."""
+        """Raise CannotRun if llama.cpp did not read the fields as intended (their offsets are then wrong)."""
         got = _C["n_seq_max"](self.pointer), _C["n_ctx_seq"](self.pointer)
         if got[0] != n_seq_max or got[1] < (n_ctx if kv_unified else n_ctx // n_seq_max):
-            raise CannotRun(f"llama.cpp made {got[0]} sequences of {got[1]} tokens, where {n_seq_max} were asked for of {n_ctx}")
+            raise CannotRun(f"llama.cpp: expected {n_seq_max} sequences in {n_ctx} cells, got {got[0]} of {got[1]} tokens each")

@@ -1,7 +1,7 @@
-"""llama.cpp by its C API, with sessions that are sequences of its cache.
+"""Adapter of llama.cpp's C API: each session is a sequence of one llama.cpp cache.
 
-What is taken back, by `truncate` or because there was no room, is removed from the cache by position. What comes behind the
-tokens that are left is then not known, and the last of them is told once more.
+`truncate`, and the rollback after a failed call, remove positions from the cache. The logits after the remaining tokens are then
+not available, so the last remaining token is decoded again before the next token is generated.
 """
 
 from collections.abc import Sequence
@@ -33,11 +33,11 @@ from kvref_conformance.implementations.engines.llama_api import (
 from kvref_conformance.implementations.engines.loading import Loads
 from kvref_conformance.outcome import NotOffered
 
-LEAST = 64  # tokens: as many sessions of so many have to find room in a cache as it has room for
+LEAST = 64  # tokens per session: the cache has to accept cache_tokens in total, in sessions of at least this length
 
 
 class LlamaCpp(Loads):
-    """One cache for all sequences, of float16, and flash attention where llama.cpp sees fit. options: of `Context`."""
+    """One cache of float16 for all sequences; llama.cpp decides about flash attention. options: arguments of `Context`."""
 
     name = "llama.cpp"
     version = VERSION
@@ -48,10 +48,10 @@ class LlamaCpp(Loads):
     def loaded(self, canary: Canary, folder: Path, cache_tokens: int) -> "Engine":
         asked: dict[str, Any] = {"type_k": "f16", "type_v": "f16", "flash_attn": -1, "kv_unified": True} | self.options
         if any(canary.windows):
-            raise NotOffered("windows, which llama.cpp has none of in a Llama")
+            raise NotOffered("windows: llama.cpp's Llama has none")
         if asked["type_k"].startswith("q") and canary.head_dim % BLOCK:
-            raise NotOffered(f"a cache of {asked['type_k']} with heads of {canary.head_dim} numbers")
-        sequences, cells = min(MOST_SEQUENCES, cache_tokens), cache_tokens  # with fewer cells than sequences it ends the process
+            raise NotOffered(f"a cache of {asked['type_k']} with head_dim {canary.head_dim}, which is not a multiple of {BLOCK}")
+        sequences, cells = min(MOST_SEQUENCES, cache_tokens), cache_tokens  # llama.cpp aborts with fewer cells than sequences
         if not asked["kv_unified"]:
             sequences = min(MOST_SEQUENCES, -(-cache_tokens // LEAST))
             cells = sequences * canary.context
@@ -61,7 +61,7 @@ class LlamaCpp(Loads):
 
 
 class Split(LlamaCpp):
-    """A part of the cache for each sequence."""
+    """A separate part of the cache for each sequence."""
 
     name = "llama.cpp-split"
     options: ClassVar[dict[str, Any]] = {"kv_unified": False}
@@ -79,7 +79,9 @@ class Q8(LlamaCpp):
 
 @dataclass
 class Session:
-    """sequence: of the cache, where it has tokens there. cached: how many. next: what comes behind all, where that is known."""
+    """One session. sequence: its sequence id, or None if it has no tokens in the cache; cached: the number of its tokens in the
+    cache; next: the most likely next token, or None if it has to be computed.
+    """
 
     tokens: list[int] = field(default_factory=list)
     sequence: int | None = None
@@ -87,7 +89,9 @@ class Session:
     next: int | None = None
 
     def missing(self, more: Sequence[int]) -> list[Row]:
-        """What the cache lacks of its tokens and of `more`; the last row speaks."""
+        """The tokens of the session and `more` that are not in the cache, as rows of a batch; logits are computed after the last
+        row.
+        """
         assert self.sequence is not None
         tokens = [*self.tokens, *more]
         return [Row(tokens[at], at, self.sequence, at == len(tokens) - 1) for at in range(self.cached, len(tokens))]
@@ -138,7 +142,7 @@ class Engine:
         return self._say(told) if told else []
 
     def sample(self, session: int, n: int, count: int) -> list[int]:
-        """Forks that speak in one batch."""
+        """Generate from n forks of the session, all in one batch."""
         told = self._speaking(session)
         self._room(told, in_range(count, None, PositionOutOfRange, "count"))
         forks = list[int]()
@@ -153,7 +157,7 @@ class Engine:
                 self.close(fork)
 
     def cancel(self, session: int, count: int) -> None:
-        """Half of it is said, and the next token aborted while it is computed."""
+        """Generate half of the tokens, then abort the computation of the next one."""
         told = self._speaking(session)
         self._room(told, in_range(count, None, PositionOutOfRange, "count"))
         start = len(told.tokens)
@@ -163,7 +167,7 @@ class Engine:
             if count:
                 answer = self._context.decode_aborted(told.missing(self._ready([told])))
                 if answer not in (ABORTED, NO_SLOT):
-                    raise RuntimeError(f"llama_decode answers {answer} where it was aborted")
+                    raise RuntimeError(f"llama_decode returned {answer} although it was aborted")
         finally:
             self._cut(told, start)
 
@@ -180,10 +184,14 @@ class Engine:
         self._cut(told, in_range(length, len(told.tokens) + 1, PositionOutOfRange, "length"))
 
     def remove(self, session: int, start: int, stop: int) -> None:
-        raise NotOffered("a removal that leaves no trace: llama.cpp moves up what it computed behind the tokens that go")
+        raise NotOffered("removal that equals a fresh prefill: llama.cpp moves the later entries and does not recompute them")
 
     def shift(self, session: int, start: int, stop: int) -> None:
-        """Take tokens out of the cache, and move up those behind them as they are, with their keys turned. Some must be there."""
+        """Remove the cached positions [start, stop), move the later entries to lower positions and re-rotate their keys (context
+        shift).
+
+        At least one entry after `stop` must be in the cache.
+        """
         told = self._known(session)
         assert told.sequence is not None and 0 <= start < stop < told.cached
         self._context.seq_rm(told.sequence, start, stop)
@@ -201,7 +209,7 @@ class Engine:
 
     def load(self, saved: int) -> int:
         if saved not in self._saved:
-            raise SequenceNotFound(f"saved: expected the number of what was saved, got {saved!r}")
+            raise SequenceNotFound(f"saved: expected a value returned by `save`, got {saved!r}")
         kept, data = self._saved[saved]
         told = Session(list(kept.tokens), None, kept.cached, kept.next)
         if data:
@@ -217,13 +225,13 @@ class Engine:
         return session
 
     def _say(self, told: Sequence[Session]) -> list[int]:
-        """One token in each, in all or none."""
+        """Generate one token in each session, or in none if an error is raised."""
         said = self._ready(told)
         self._tell(told, [[token] for token in said])
         return said
 
     def _ready(self, told: Sequence[Session]) -> list[int]:
-        """What comes next in each. Where that is not known, the last token is told once more."""
+        """Return the next token of each session. Where it is not known, the last token is decoded again."""
         for each in told:
             if each.next is None:
                 self._forget(each, len(each.tokens) - 1)
@@ -231,7 +239,7 @@ class Engine:
         return [each.next for each in told if each.next is not None]
 
     def _tell(self, told: Sequence[Session], given: Sequence[Sequence[int]]) -> None:
-        """All in one batch. Raises OutOfBlocks, and none of them is told anything."""
+        """Decode new tokens of all sessions in one batch. If OutOfBlocks is raised, no session changes."""
         for each in told:
             if each.sequence is None:
                 each.sequence = self._taken()
@@ -241,8 +249,8 @@ class Engine:
             for each in told:
                 self._forget(each, each.cached)
             if answer == NO_SLOT:
-                raise OutOfBlocks(f"llama_decode finds no room for {sum(map(len, rows))} tokens")
-            raise RuntimeError(f"llama_decode answers {answer}")
+                raise OutOfBlocks(f"llama_decode found no room for {sum(map(len, rows))} tokens")
+            raise RuntimeError(f"llama_decode returned {answer}")
         spoke = -1
         for each, more, its in zip(told, given, rows, strict=True):
             spoke += len(its)
@@ -251,14 +259,14 @@ class Engine:
             each.next = int(self._context.logits(spoke, self._vocabulary).argmax())
 
     def _cut(self, told: Session, length: int) -> None:
-        """Forget all but the first tokens. What comes next is known if none went."""
+        """Keep only the first `length` tokens. The next token stays known if no token was removed."""
         if length < len(told.tokens) or told.cached < length:
             del told.tokens[length:]
             told.next = None
         self._forget(told, length)
 
     def _forget(self, told: Session, length: int) -> None:
-        """All but the first tokens, in the cache. A sequence that has none is given back."""
+        """Keep only the first `length` tokens in the cache. Frees the session's sequence if none are left."""
         told.cached = min(told.cached, length)
         if told.sequence is None:
             return
@@ -269,13 +277,15 @@ class Engine:
 
     def _taken(self) -> int:
         if not self._free:
-            raise OutOfBlocks("no sequence is free")
+            raise OutOfBlocks("out of sequences: 1 needed, 0 free")
         return self._free.pop()
 
     def _room(self, told: Session, count: int) -> None:
-        """llama.cpp leaves it to its callers to end where the model does."""
+        """Raise CapacityExceeded past the model's context: llama.cpp leaves this check to its callers."""
         if len(told.tokens) + count > self._length:
-            raise CapacityExceeded(f"tokens: expected at most {self._length - len(told.tokens)} more, got {count}")
+            raise CapacityExceeded(
+                f"context full: {count} tokens needed, {self._length - len(told.tokens)} of {self._length} left"
+            )
 
     def _speaking(self, session: int) -> Session:
         told = self._known(session)
@@ -285,7 +295,7 @@ class Engine:
 
     def _known(self, session: int) -> Session:
         if session not in self._sessions:
-            raise SequenceNotFound(f"session: expected one that was opened and not closed, got {session!r}")
+            raise SequenceNotFound(f"unknown session {session!r} (never opened, or already closed)")
         return self._sessions[session]
 
 
@@ -293,7 +303,7 @@ _MODELS: dict[Canary, Model] = {}
 
 
 def _model(canary: Canary, folder: Path) -> Model:
-    """In float32. Its cache is a context's."""
+    """The canary in float32. The cache belongs to a context, not to the model, so the model is shared."""
     if canary not in _MODELS:
         file = folder / "canary.gguf"
         gguf.write(file, gguf.gguf(canary, "float32"))

@@ -1,4 +1,7 @@
-"""llama.cpp's server: slots, each of which begins with what it holds of a prompt already. This file is the command too."""
+"""Adapter of llama.cpp's server, whose slots reuse the common prefix of their last prompt.
+
+Run as a program, this file is the server.
+"""
 
 import signal
 import sys
@@ -24,14 +27,14 @@ class Server(Serving):
 
     def command(self, canary: Canary, folder: Path, port: int) -> Sequence[str]:
         if any(canary.windows):
-            raise NotOffered("windows, which llama.cpp has none of in a Llama")
+            raise NotOffered("windows: llama.cpp's Llama has none")
         file = folder.with_name("canary.gguf")
         gguf.write(file, gguf.gguf(canary, "float32"))
         return [sys.executable, __file__, str(file), str(port), str(SLOTS * canary.context)]
 
 
 def serve(file: str, port: int, tokens: int) -> None:
-    """Until the process is ended. tokens: of all slots together."""
+    """Serve until the process is killed. tokens: the size of the cache of all slots together."""
     asked = xllamacpp.CommonParams()
     asked.model.path, asked.port, asked.n_ctx, asked.n_parallel = file, port, tokens, SLOTS
     server = xllamacpp.Server(asked)

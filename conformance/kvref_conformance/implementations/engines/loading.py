@@ -1,4 +1,4 @@
-"""What every engine needs here: a canary, written as files and loaded. It says tokens, so arrays hardly matter."""
+"""Base class of the engine adapters: write a canary as files and load it with the engine. Arrays are not used, only tokens."""
 
 import tempfile
 from abc import ABC, abstractmethod
@@ -13,7 +13,7 @@ from kvref_conformance.outcome import NotOffered
 
 
 class Loads(ABC):
-    """An engine that makes its model of a canary's files. options: what a variant of it asks for beyond the defaults."""
+    """An adapter that loads a canary from files. options: arguments of the engine that a variant adds to the defaults."""
 
     name: str
     version: str
@@ -30,11 +30,11 @@ class Loads(ABC):
 
     def engine(self, cache_tokens: int, **sizes: int) -> Any:
         if not isinstance(cache_tokens, int) or cache_tokens < 1:
-            raise NotOffered("a cache that is given its size")
+            raise NotOffered("a cache size argument")
         canary = sized(**sizes)
         with tempfile.TemporaryDirectory(prefix="canary") as folder:
             return self.loaded(canary, Path(folder), cache_tokens)
 
     @abstractmethod
     def loaded(self, canary: Canary, folder: Path, cache_tokens: int) -> Any:
-        """The engine with this canary. folder: an empty one to write its files into, gone when this returns."""
+        """Return the engine with this canary. folder: an empty folder for the canary's files, deleted after this call returns."""

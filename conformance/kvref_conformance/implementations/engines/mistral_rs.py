@@ -1,4 +1,4 @@
-"""mistral.rs, which is written in Rust, as an engine: texts, several at a time, whose beginnings it keeps in a prefix cache."""
+"""Adapter of mistral.rs (Rust): whole texts, several at a time, with a prefix cache."""
 
 import json
 import os
@@ -7,7 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, ClassVar
 
-os.environ.setdefault("RUST_LOG", "error")  # before mistralrs is imported: it logs to where the verdicts go
+os.environ.setdefault("RUST_LOG", "error")  # set before mistralrs is imported, because it logs to standard output
 
 from mistralrs import Architecture, ChatCompletionRequest, ModelDType, Runner, Which
 
@@ -23,7 +23,7 @@ GREEDY: dict[str, Any] = {"model": "default", "temperature": 0.0, "top_k": 1, "i
 
 
 class Completions(Loads):
-    """options: of the runner. Its cache is float16 on a CPU, whatever the model is in."""
+    """options: arguments of the runner. On a CPU the cache is float16, whatever the dtype of the model."""
 
     name = "mistral.rs"
     version = version("mistralrs")
@@ -33,7 +33,7 @@ class Completions(Loads):
 
     def loaded(self, canary: Canary, folder: Path, cache_tokens: int) -> "Engine":
         if not canary.survives("float16"):
-            raise NotOffered("a canary of these sizes in a cache of float16")
+            raise NotOffered("a canary of these sizes: float16 is not precise enough for it")
         files.write(folder, _folder(canary))
         architecture = Architecture.Mistral if any(canary.windows) else Architecture.Llama
         which: Any = Which.Plain(model_id=str(folder), arch=architecture, dtype=ModelDType.F32)
@@ -46,7 +46,7 @@ class Engine(WholePrompts):
         self._runner = runner
 
     def complete(self, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
-        """As streams, for a runner takes no request while another waits for its answer."""
+        """Stream the completions, because the runner accepts no other request while one waits for its complete reply."""
         streams = [self._asked(prompt, count, stream=True) for prompt in prompts]
         return [self._read(chunk.choices[0].delta.content for chunk in stream) for stream in streams]
 
@@ -58,7 +58,7 @@ class Engine(WholePrompts):
         return self._read(choice.message.content for choice in answer.choices)
 
     def cancel(self, session: int, count: int) -> None:
-        """Hang up on a stream after half of it."""
+        """Close a stream after half of its tokens."""
         told = self._speaks(session, count)
         stream = self._asked(told, max(count, 1), stream=True)
         for _ in range(count // 2):
@@ -78,7 +78,9 @@ class Engine(WholePrompts):
 
 
 def _folder(canary: Canary) -> files.Files:
-    """The canary's, of which the tokenizer and its chat put nothing before a text. A tokenizer without a decoder is refused."""
+    """The canary's folder. Its tokenizer and chat template add nothing to a text. mistral.rs rejects a tokenizer without a
+    decoder.
+    """
     made = files.made(canary, "mistral" if any(canary.windows) else "llama", "float32")
     changes = {
         "tokenizer.json": {"post_processor": None, "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}]}},

@@ -1,4 +1,4 @@
-"""mlx-lm's own server: whole texts, whose beginnings it keeps in a prompt cache between requests."""
+"""Adapter of mlx-lm's own server: whole texts, with a prompt cache that keeps prefixes between requests."""
 
 import sys
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ class Server(Serving):
 
 
 class Drafted(Server):
-    """Another model says what may come next."""
+    """With speculative decoding from a draft model."""
 
     name = "mlx-lm-server-draft"
 
@@ -34,7 +34,9 @@ class Drafted(Server):
 
 
 def _draft(canary: Canary) -> Canary:
-    """One that looks a token too far back, and is wrong nearly always; where that is no canary, the same."""
+    """A draft model that looks back one token too far, so that it is nearly always wrong; the canary itself if that is not
+    possible.
+    """
     if canary.recalls or any(canary.windows):
         return canary
     return replace(canary, offsets=(*canary.offsets[:-1], canary.offsets[-1] + 1))

@@ -1,4 +1,4 @@
-"""mlx-lm as an engine with sessions: a prompt cache each, which it trims, copies, saves, loads, and joins to speak in a batch."""
+"""Adapter of mlx-lm with one prompt cache per session, which the adapter trims, copies, saves, loads, and merges for a batch."""
 
 import copy
 import json
@@ -19,11 +19,11 @@ from kvref_conformance.canary import folder as files
 from kvref_conformance.implementations.engines.loading import Loads
 from kvref_conformance.outcome import NotOffered
 
-PIECE = 16  # tokens of a prompt that are computed together: fewer than the prompts of the judge have
+PIECE = 16  # prefill chunk in tokens: shorter than the judge's prompts
 
 
 class Sessions(Loads):
-    """The cache that the model makes for itself: of a Llama, a `KVCache` a layer. options: of `generate_step`."""
+    """With the model's default cache: for a Llama one `KVCache` per layer. options: arguments of `generate_step`."""
 
     name = "mlx-lm"
     version = f"{mlx_lm.__version__}, mlx {mx.__version__}"
@@ -39,20 +39,20 @@ class Sessions(Loads):
 
 
 class Quantized(Sessions):
-    """A `QuantizedKVCache` of eight bits, from the first token on, for canaries that survive it."""
+    """With a `QuantizedKVCache` of eight bits from the first token on, for canaries that tolerate the rounding."""
 
     name = "mlx-lm-quantized"
 
     def loaded(self, canary: Canary, folder: Path, cache_tokens: int) -> "Engine":
         if not canary.survives("q8"):
-            raise NotOffered("a canary of these sizes in a cache of eight bits")
+            raise NotOffered("a canary of these sizes: eight bits are not precise enough for it")
         group = 64 if canary.head_dim % 64 == 0 else 32
         options = self.options | {"kv_bits": 8, "kv_group_size": group, "quantized_kv_start": 0}
         return Engine(canary, load(canary, folder), self.cache, options)
 
 
 class Rotating(Sessions):
-    """A `RotatingKVCache` a layer, as wide as the window, or as the context where there is none."""
+    """With one `RotatingKVCache` per layer, as large as the layer's window, or as the context if the layer has no window."""
 
     name = "mlx-lm-rotating"
 
@@ -61,22 +61,25 @@ class Rotating(Sessions):
 
 
 def load(canary: Canary, folder: Path) -> Any:
-    """In float32, the model that mlx-lm makes of the canary's folder."""
+    """The canary in float32, loaded by mlx-lm from Hugging Face's folder."""
     files.write(folder, files.made(canary, "mistral" if any(canary.windows) else "llama", "float32"))
     return load_model(folder)[0]
 
 
 class Session:
-    """tokens: told and said. cached: how many of them the cache holds: all, or all but the last, which makes it speak."""
+    """One session. tokens: prompt and generated tokens. cached: how many of them are in the cache: all, or all but the last.
+
+    The model processes the last token when it generates the next one.
+    """
 
     def __init__(self, cache: list[Any], tokens: Sequence[int] = (), cached: int = 0) -> None:
         self.cache, self.tokens, self.cached = cache, list(tokens), cached
 
     def trim(self, length: int) -> None:
-        """Forget what the cache holds behind the first `length` tokens."""
+        """Remove all cached tokens after the first `length`."""
         if self.cached > length:
             if not caches.can_trim_prompt_cache(self.cache):
-                raise NotOffered("trimming a ring that is full")
+                raise NotOffered("trimming a full ring buffer")
             caches.trim_prompt_cache(self.cache, self.cached - length)
             self.cached = length
 
@@ -102,7 +105,7 @@ class Engine:
     def extend(self, session: int, tokens: Sequence[int]) -> None:
         known = self._known(session)
         if not all(0 <= token < self._canary.vocabulary for token in tokens):
-            raise NotOffered("tokens that the vocabulary does not have")
+            raise NotOffered("tokens outside the vocabulary")
         self._room(known, len(tokens))
         known.tokens += [int(token) for token in tokens]
         if behind := known.tokens[known.cached : -1]:
@@ -138,7 +141,7 @@ class Engine:
         return [token for tokens, _ in self._together([known] * n, count) for token in tokens]
 
     def cancel(self, session: int, count: int) -> None:
-        """Cut off halfway: what is in the cache by then is trimmed."""
+        """Stop the generation halfway, then trim the cache to its previous length."""
         known = self._speaking(session)
         self._room(known, in_range(count, None, PositionOutOfRange, "count"))
         known.trim(len(known.tokens) - 1)
@@ -163,14 +166,14 @@ class Engine:
     def save(self, session: int) -> int:
         known = self._known(session)
         if not known.cached:
-            raise NotOffered("saving a cache that holds nothing")
+            raise NotOffered("saving an empty cache")
         saved, self._files = self._files, self._files + 1
         caches.save_prompt_cache(self._file(saved), known.cache, {"tokens": json.dumps(known.tokens)})
         return saved
 
     def load(self, saved: int) -> int:
         if not 0 <= saved < self._files:
-            raise SequenceNotFound(f"saved: expected a number that `save` gave, got {saved!r}")
+            raise SequenceNotFound(f"saved: expected a value returned by `save`, got {saved!r}")
         cache, said = caches.load_prompt_cache(self._file(saved), return_metadata=True)
         return self._new(Session(cache, json.loads(said["tokens"]), int(cache[0].offset)))
 
@@ -178,9 +181,11 @@ class Engine:
         return generate_step(mx.array(prompt), self._model, max_tokens=count, prompt_cache=session.cache, **self._options)
 
     def _together(self, sessions: Sequence[Session], count: int) -> list[tuple[list[int], Any]]:
-        """What each says in one batch, and a cache that holds that too. Their own caches are read only."""
+        """Generate in one batch. Returns for each session the new tokens and a cache that contains them; the sessions' caches do
+        not change.
+        """
         if any(not hasattr(layer, "merge") for session in sessions for layer in session.cache):
-            raise NotOffered("a batch of caches of this kind")
+            raise NotOffered("batches of this type of cache")
         for session in sessions:
             session.trim(len(session.tokens) - 1)
         batch = BatchGenerator(self._model)
@@ -205,11 +210,11 @@ class Engine:
 
     def _room(self, session: Session, count: int) -> None:
         if len(session.tokens) + count > self._canary.context:
-            raise NotOffered("the end of the context")
+            raise NotOffered("sequences longer than the context")
 
     def _known(self, session: int) -> Session:
         if session not in self._sessions:
-            raise SequenceNotFound(f"session: expected one that was opened and not closed, got {session!r}")
+            raise SequenceNotFound(f"unknown session {session!r} (never opened, or already closed)")
         return self._sessions[session]
 
     def _speaking(self, session: int) -> Session:

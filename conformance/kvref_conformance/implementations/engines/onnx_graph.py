@@ -1,4 +1,6 @@
-"""A canary as an ONNX graph with a cache, as exporters to ONNX write a Llama: what transformers.js loads."""
+"""A canary as an ONNX graph with past and present keys and values, in the form in which exporters write a Llama, for
+transformers.js.
+"""
 
 from typing import Any
 
@@ -11,11 +13,11 @@ from kvref_conformance.arrays import NDArray
 
 OPSET, IR = 18, 9
 END = np.iinfo(np.int64).max
-HIDDEN = -3e38  # the score of a place that is not seen; finite, so that a padded query that sees nothing is no NaN
+HIDDEN = -3e38  # the score of a masked position; finite, so that a padded query that sees nothing does not give NaN
 
 
 class Graph:
-    """Nodes and constants by name: `graph("MatMul", a, b)` adds a node and is the name of its output."""
+    """Builder of a graph: `graph("MatMul", a, b)` adds a node and returns the name of its output."""
 
     def __init__(self) -> None:
         self.nodes: list[Any] = []
@@ -36,10 +38,11 @@ class Graph:
 
 
 def onnx(canary: Canary) -> bytes:
-    """The file. input_ids and position_ids are [batch, new], attention_mask [batch, all]: of the past and the new.
+    """Return the bytes of the ONNX file.
 
-    The past keys and values come in and go out, all behind their past, [batch, num_kv_heads, all, head_dim]. MLPs are left out:
-    those of a canary are zeros.
+    Inputs: input_ids and position_ids [batch, new], attention_mask [batch, all] over past and new tokens, and the past keys and
+    values. Outputs: logits, and the present keys and values [batch, num_kv_heads, all, head_dim], new tokens last. MLPs are left
+    out, because a canary's MLPs are zero.
     """
     graph, given = Graph(), weights(canary)
     positions = graph("Cast", graph("Unsqueeze", "position_ids", graph.numbers(1, 2, 4)), to=TensorProto.FLOAT)
@@ -54,7 +57,10 @@ def onnx(canary: Canary) -> bytes:
 
 
 def _attention(graph: Graph, canary: Canary, layer: int, x: str, turned: tuple[str, str]) -> str:
-    """What a layer adds to the residual stream. Heads are [batch, num_kv_heads, those that share one, tokens, head_dim]."""
+    """What a layer's attention adds to the residual stream.
+
+    Heads are [batch, num_kv_heads, query heads per KV head, tokens, head_dim].
+    """
     name = f"model.layers.{layer}"
     given = {each: weights(canary)[f"{name}.self_attn.{each}_proj.weight"].T for each in "qkvo"}
     x = _norm(graph, x, weights(canary)[f"{name}.input_layernorm.weight"])
@@ -80,7 +86,7 @@ def _attention(graph: Graph, canary: Canary, layer: int, x: str, turned: tuple[s
 
 
 def _rotated(graph: Graph, canary: Canary, x: str, turned: tuple[str, str]) -> str:
-    """Number i of a head turned with number i + head_dim / 2."""
+    """Rotary embedding in the layout halves: rotates the pair of numbers i and i + head_dim / 2."""
     cos, sin = turned
     half, axis = canary.head_dim // 2, graph.numbers(-1)
     first = graph("Slice", x, graph.numbers(0), graph.numbers(half), axis)
@@ -91,7 +97,7 @@ def _rotated(graph: Graph, canary: Canary, x: str, turned: tuple[str, str]) -> s
 
 
 def _seen(graph: Graph, window: int | None) -> str:
-    """Which places each new token sees, [batch, 1, 1, new, all]: by where they lie, padding among them."""
+    """Mask of the positions that each new token sees, [batch, 1, 1, new, all], by index in the padded batch."""
     zero, one = graph.constant(0, np.int64), graph.constant(1, np.int64)
     there = graph("Cast", graph("Unsqueeze", "attention_mask", graph.numbers(1, 2, 3)), to=TensorProto.BOOL)
     size = graph("Squeeze", graph("Shape", "attention_mask", start=1))

@@ -1,4 +1,4 @@
-"""ONNX Runtime's generate API: a session is a Generator, which has a cache of its own and can be rewound."""
+"""Adapter of ONNX Runtime's generate API: each session is a Generator with a cache of its own, which can be rewound."""
 
 import contextlib
 import io
@@ -50,13 +50,14 @@ class Engine:
     def extend(self, session: int, tokens: Sequence[int]) -> None:
         generator = self._known(session)
         given = [in_range(token, self._canary.vocabulary, TokenOutOfRange, "token") for token in tokens]
-        if self.length(session) + len(given) > self._canary.context:  # it says so itself, by a RuntimeError as all else
-            raise CapacityExceeded(f"tokens: expected {self._canary.context} at most")
+        # the library raises RuntimeError for this, as for all other errors
+        if self.length(session) + len(given) > self._canary.context:
+            raise CapacityExceeded(f"tokens: expected at most {self._canary.context}, got {self.length(session) + len(given)}")
         if given:
             generator.append_tokens(np.array(given, np.int32))
 
     def generate(self, session: int, count: int) -> list[int]:
-        """Each call says a token, until it is done."""
+        """Generate token by token: each call of the library generates one."""
         generator, said = self._speaking(session), list[int]()
         for _ in range(in_range(count, None, PositionOutOfRange, "count")):
             if generator.is_done():
@@ -66,9 +67,9 @@ class Engine:
         return said
 
     def step(self, sessions: Sequence[int]) -> list[int]:
-        """One after the other: no two Generators speak together."""
+        """Generate in one session after another: the library does not batch Generators."""
         if any(self._speaking(session).is_done() for session in sessions):
-            raise CapacityExceeded(f"sessions: expected less than {self._canary.context} tokens in each")
+            raise CapacityExceeded(f"sessions: expected fewer than {self._canary.context} tokens in each")
         return [token for session in sessions for token in self.generate(session, 1)]
 
     def truncate(self, session: int, length: int) -> None:
@@ -82,7 +83,7 @@ class Engine:
 
     def _known(self, session: int) -> Any:
         if session not in self._generators:
-            raise SequenceNotFound(f"session: expected one that was opened and not closed, got {session!r}")
+            raise SequenceNotFound(f"unknown session {session!r} (never opened, or already closed)")
         return self._generators[session]
 
 
@@ -90,7 +91,10 @@ _MODELS: dict[Canary, Any] = {}
 
 
 def _model(canary: Canary, folder: Path) -> Any:
-    """In float32, as onnxruntime_genai's own model builder makes it of the canary's folder. It keeps nothing between sessions."""
+    """The canary in float32, built by onnxruntime_genai's own model builder.
+
+    It keeps no state between sessions, so it is shared.
+    """
     if canary not in _MODELS:
         files.write(folder, files.made(canary, "mistral" if any(canary.windows) else "llama", "float32"))
         with tempfile.TemporaryDirectory(prefix="canary-onnx") as made:

@@ -1,4 +1,4 @@
-"""OpenVINO GenAI's continuous batching, as an engine: a paged cache in C++, whose blocks requests share and wait for."""
+"""Adapter of OpenVINO GenAI's continuous batching: a paged cache in C++. Requests share prefix blocks and queue for blocks."""
 
 import json
 from collections.abc import Sequence
@@ -17,13 +17,13 @@ from kvref_conformance.implementations.engines.loading import Loads
 from kvref_conformance.implementations.engines.openvino_llama import model
 from kvref_conformance.outcome import NotOffered
 
-BLOCK = 32  # tokens, on a CPU
-BATCH = 48  # tokens computed together: fewer than some prompts of the judge have
-SPARE = 2  # blocks beyond those of one whole context: requests that come together have to wait for each other
+BLOCK = 32  # tokens per block, on a CPU
+BATCH = 48  # tokens computed together: fewer than some of the judge's prompts have
+SPARE = 2  # blocks beyond those of one whole context: so few that concurrent requests have to wait for free blocks
 
 
 class OpenVinoGenAI(Loads):
-    """options: of the pipeline. shares: prefixes are kept for requests that come later, in few blocks. asks: of each request."""
+    """options: properties of the pipeline. shares: cache prefixes, in a small pool. asks: options of each request."""
 
     name = "openvino-genai"
     version = openvino_genai.__version__
@@ -35,7 +35,7 @@ class OpenVinoGenAI(Loads):
 
     def loaded(self, canary: Canary, folder: Path, cache_tokens: int) -> "Engine":
         if any(canary.windows):
-            raise NotOffered("windows, in a graph that is not exported")
+            raise NotOffered("windows: the hand-written graph has none")
         openvino.save_model(_model(canary), folder / "openvino_model.xml", compress_to_fp16=False)
         for name, document in (("config", {"model_type": "llama"}), ("generation_config", {"eos_token_id": EOS})):
             (folder / f"{name}.json").write_text(json.dumps(document))
@@ -60,7 +60,7 @@ class U8(Shared):
 
 
 class Lookup(OpenVinoGenAI):
-    """Looks for what may come next in the prompt, and has what it found confirmed several tokens at once."""
+    """With prompt lookup decoding: drafts are copied from the prompt and verified several tokens at once."""
 
     name = "openvino-genai-lookup"
     options: ClassVar[dict[str, Any]] = OpenVinoGenAI.options | {"prompt_lookup": True}
@@ -68,7 +68,7 @@ class Lookup(OpenVinoGenAI):
 
 
 class Engine(WholePrompts):
-    """One pipeline for all calls, and with it the blocks of prompts that may come again."""
+    """One pipeline for all calls, so that prefix blocks are reused between calls."""
 
     def __init__(self, canary: Canary, pipeline: Any, asks: dict[str, int]) -> None:
         super().__init__(canary)
@@ -80,9 +80,9 @@ class Engine(WholePrompts):
         return [said for handle in handles for said in _answers(handle, count)]
 
     def sample(self, session: int, n: int, count: int) -> list[int]:
-        """As sequences of one request, each of which draws from one token."""
+        """Generate as sequences of one request; each samples among one token (greedy)."""
         if self._asks:
-            raise NotOffered("several answers, each of which draws from one token, with drafts that are looked up")
+            raise NotOffered("several completions per prompt together with prompt lookup")
         told = self._known(session, speaks=True)
         n, count = in_range(n, None, PositionOutOfRange, "n"), in_range(count, None, PositionOutOfRange, "count")
         if not n or not count:
@@ -114,7 +114,10 @@ class Engine(WholePrompts):
 
 
 def _answers(handle: Any, count: int) -> list[list[int]]:
-    """Of each sequence of a request. Raises OutOfBlocks where it was given up: what there is no room for is cut short."""
+    """The tokens of each sequence of a request.
+
+    Raises OutOfBlocks if the scheduler dropped the request and cut its output short.
+    """
     said = [list(output.generated_ids) for output in handle.read_all()]
     if not said or any(len(tokens) < count for tokens in said):
         raise OutOfBlocks(f"{handle.get_status()}: expected {count} tokens, got {[len(tokens) for tokens in said]}")
@@ -125,7 +128,7 @@ _MODELS: dict[Canary, Any] = {}
 
 
 def _model(canary: Canary) -> Any:
-    """It keeps nothing between two pipelines."""
+    """The canary as a graph. It keeps no state between two pipelines, so it is shared."""
     if canary not in _MODELS:
         _MODELS[canary] = model(canary)
     return _MODELS[canary]

@@ -1,7 +1,7 @@
-"""A canary as OpenVINO's IR: the graph that optimum-intel exports of a Llama, but for MLPs, which are zero in a canary.
+"""A canary as OpenVINO IR: the graph that optimum-intel exports for a Llama, without MLPs (a canary's are zero).
 
-Written with OpenVINO's own operations, so that neither torch nor transformers is needed. Keys and values lie in variables
-(ReadValue, Concat, Assign); openvino_genai turns each ScaledDotProductAttention behind them into a PagedAttention.
+It is built from OpenVINO's own operations, so that neither torch nor transformers is needed. Keys and values are variables
+(ReadValue, Concat, Assign); openvino_genai replaces each ScaledDotProductAttention after them with a PagedAttention.
 """
 
 from typing import Any
@@ -16,12 +16,14 @@ from kvref.canary.shape import EPSILON
 
 
 def model(canary: Canary) -> Any:
-    """In float32, for any number of prompts of any length. Of no windows: they are not looked at."""
+    """Return the model in float32, for any number of prompts of any length. Windows of the canary are ignored."""
     return _Graph(canary).made()
 
 
 class _Graph:
-    """Comments give the shapes: B prompts, S new tokens of each, T with those before them, H heads, D of a head."""
+    """Builder of the graph. Comments give shapes: B prompts, S new tokens per prompt, T tokens in all, H heads, D numbers per
+    head.
+    """
 
     def __init__(self, canary: Canary) -> None:
         self._canary = canary
@@ -82,7 +84,7 @@ class _Graph:
         return op.add(op.multiply(heads, self._cos), op.multiply(across, self._sin))
 
     def _cached(self, new: Any, name: str) -> Any:
-        """What a variable holds of the tokens before, and the new behind it: [B, H, T, D]."""
+        """Concatenate a variable's tokens and the new tokens: [B, H, T, D]."""
         canary, info = self._canary, VariableInfo()
         info.data_shape = openvino.PartialShape([-1, canary.num_kv_heads, -1, canary.head_dim])
         info.data_type, info.variable_id = openvino.Type.f32, name
@@ -94,7 +96,7 @@ class _Graph:
         return both
 
     def _repeated(self, heads: Any) -> Any:
-        """Each kv head once for each query head that reads it."""
+        """Repeat each KV head for each query head that reads it."""
         canary, shape = self._canary, op.shape_of(heads)
         group = canary.num_query_heads // canary.num_kv_heads
         if group == 1:
@@ -113,7 +115,7 @@ def _floats(values: Any) -> Any:
 
 
 def _named(node: Any, name: str) -> Any:
-    """Inputs are found by the one name or the other, here by both."""
+    """Name inputs twice: openvino_genai looks them up by friendly name or by tensor name."""
     node.friendly_name = name
     node.output(0).tensor.set_names({name})
     return node

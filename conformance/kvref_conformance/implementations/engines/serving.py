@@ -1,4 +1,4 @@
-"""Other people's servers: started here with a canary, and asked over HTTP as any other server is."""
+"""Base class of adapters of third-party servers: start a server with a canary in a subprocess, and judge it over HTTP."""
 
 import os
 import socket
@@ -23,21 +23,21 @@ from kvref_conformance.server.address import Address
 from kvref_conformance.server.errors import ServerError
 from kvref_conformance.server.served import Served, Sessions
 
-STARTING = 100.0  # seconds until a server answers
-LOADING = 503  # the status until then, of some
-SILENCE = 60.0  # seconds without a byte after which it counts as hung
-MOST = 2  # servers of a kind that run at once, each with a canary of its own
+STARTING = 100.0  # seconds until a server must answer
+LOADING = 503  # the status that some servers return until they are ready
+SILENCE = 60.0  # seconds without a byte after which a request counts as hung
+MOST = 2  # servers of one kind that run at once, each with another canary
 
 
 class Serving(Loads):
-    """A server that goes on from engine to engine of one canary, and is begun anew where it no longer answers."""
+    """An adapter whose engines share one server per canary. A server that no longer answers is restarted."""
 
     def __init__(self) -> None:
-        self._running: dict[Canary, Running] = {}  # the one that was wanted last comes last
+        self._running: dict[Canary, Running] = {}  # in order of last use, the newest last
 
     @abstractmethod
     def command(self, canary: Canary, folder: Path, port: int) -> Sequence[str]:
-        """What serves a canary at a port of this machine. folder: where its files are, and where others may be put."""
+        """Return the command that serves a canary at a local port. folder: with the canary's files; other files may be added."""
 
     def loaded(self, canary: Canary, folder: Path, cache_tokens: int) -> WholePrompts:
         running = self._running.pop(canary, None)
@@ -54,11 +54,11 @@ class Serving(Loads):
 
 
 class NotServed(Exception):
-    """Why a server that answers is not heard: it says wrong tokens at once."""
+    """Raised if a server's first tokens are wrong, so that its sessions cannot be judged. The message is the reason."""
 
 
 class Silent(WholePrompts):
-    """In the place of such a server's sessions: there are such, but what they say breaks a clause."""
+    """Sessions of a server that raised NotServed: every completion raises the reason, so that the clauses fail with it."""
 
     def __init__(self, canary: Canary, why: str) -> None:
         super().__init__(canary)
@@ -69,10 +69,10 @@ class Silent(WholePrompts):
 
 
 class Running:
-    """A server in processes of its own, at a port that was free. They end when this process does."""
+    """A server in a process group of its own, at a free port. The processes end when this process ends."""
 
     def __init__(self, server: Serving, canary: Canary) -> None:
-        """Raises RuntimeError where it does not begin to serve, and NotServed."""
+        """Raises RuntimeError if the server does not start, NotServed if its first tokens are wrong."""
         self._holder = tempfile.TemporaryDirectory(prefix="canary")
         folder = Path(self._holder.name, "canary")
         write(canary, folder)
@@ -100,7 +100,7 @@ class Running:
         return self._served.sessions()
 
     def answers(self) -> bool:
-        """Whether it still does, with a token behind a short prompt."""
+        """Whether the server still generates a token after a short prompt."""
         prompt = [BOS, FIRST_WORD]
         try:
             self._served.background.run(self._served.asker.ask(prompt, 1))
@@ -119,7 +119,7 @@ class Running:
         self._holder.cleanup()
 
     def _wait(self) -> None:
-        """Until it answers, and not that it still loads (503). Raises RuntimeError."""
+        """Wait until the server answers with another status than 503 (loading). Raises RuntimeError."""
         end = time.monotonic() + STARTING
         while self._process.poll() is None and time.monotonic() < end:
             with suppress(httpx.TransportError):
@@ -128,9 +128,9 @@ class Running:
             time.sleep(0.1)
         lines = self._said.read_text(errors="replace").split("\n")
         last = next((line.strip() for line in reversed(lines) if line.strip()), "nothing")
-        raise RuntimeError(f"the server did not begin to serve; the last that it said: {last}")
+        raise RuntimeError(f"the server did not start; its last output: {last}")
 
 
 def write(canary: Canary, folder: Path) -> None:
-    """In float32, as Hugging Face's folder."""
+    """Write the canary in float32 as Hugging Face's folder."""
     files.write(folder, files.made(canary, "mistral" if any(canary.windows) else "llama", "float32"))

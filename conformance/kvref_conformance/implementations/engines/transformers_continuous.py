@@ -1,4 +1,6 @@
-"""Hugging Face transformers' continuous batching, as an engine: a paged cache, whose blocks requests share and wait for."""
+"""Adapter of Hugging Face transformers' continuous batching: a paged cache; requests share prefix blocks and queue for free
+blocks.
+"""
 
 import threading
 import weakref
@@ -15,10 +17,10 @@ from kvref_conformance.families.engine.whole import WholePrompts
 from kvref_conformance.implementations.engines.loading import Loads
 from kvref_conformance.implementations.engines.transformers_generate import model_of
 
-PAGE = 16  # tokens
-BATCH = 48  # tokens computed together: fewer than some prompts of the judge have
-SPARE = 2  # blocks beyond those of one whole context: requests that come together have to wait for each other
-RUNNING: "weakref.WeakSet[Any]" = weakref.WeakSet()  # managers
+PAGE = 16  # tokens per block
+BATCH = 48  # tokens computed together: fewer than some of the judge's prompts have
+SPARE = 2  # blocks beyond those of one whole context: so few that concurrent requests have to wait for free blocks
+RUNNING: "weakref.WeakSet[Any]" = weakref.WeakSet()  # managers whose thread runs
 
 
 class Continuous(Loads):
@@ -32,7 +34,7 @@ class Continuous(Loads):
 
 
 class Engine(WholePrompts):
-    """One manager for all calls, and with it the blocks of prompts that may come again."""
+    """One manager for all calls, so that prefix blocks are reused between calls."""
 
     def __init__(self, canary: Canary, model: Any) -> None:
         super().__init__(canary)
@@ -63,7 +65,7 @@ class Engine(WholePrompts):
 
 
 def _stop_at_the_end() -> None:
-    """A manager's thread is no daemon, and would keep the process from ending."""
+    """Stop all managers at exit: their threads are not daemons and would keep the process alive."""
     threading.main_thread().join()
     for manager in list(RUNNING):
         manager.stop()

@@ -1,4 +1,4 @@
-"""Hugging Face transformers' `generate`, as an engine: whole prompts, with a cache of its own for each call."""
+"""Adapter of Hugging Face transformers' `generate`: stateless, each call processes whole prompts with a new cache."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ from kvref_conformance.outcome import NotOffered
 
 
 class Generate(Loads):
-    """options: of `generate`. attention_by: how it computes."""
+    """options: arguments of `generate`. attention_by: the attention implementation."""
 
     name = "transformers-generate"
     version = transformers.__version__
@@ -39,21 +39,21 @@ class Beams(Generate):
 
 
 class Chunked(Generate):
-    """The prompt in pieces of ten tokens."""
+    """With prefill in chunks of ten tokens."""
 
     name = "transformers-generate-chunked"
     options: ClassVar[dict[str, Any]] = {"prefill_chunk_size": 10}
 
 
 class Lookup(Generate):
-    """Drafts, looked up in the prompt, of which it takes back what is wrong."""
+    """With prompt lookup decoding: wrong drafts are removed from the cache."""
 
     name = "transformers-generate-lookup"
     options: ClassVar[dict[str, Any]] = {"prompt_lookup_num_tokens": 4}
 
 
 class Assisted(Generate):
-    """Drafts by a model like itself, which are right."""
+    """With assisted generation by a copy of the model, whose drafts are right."""
 
     name = "transformers-generate-assisted"
 
@@ -63,7 +63,7 @@ class Assisted(Generate):
 
 
 class Fp8(Generate):
-    """A cache of E4M3FN with one scale a layer, for canaries that survive it. It has no windows."""
+    """With a cache in E4M3FN and one scale per layer, for canaries that tolerate the rounding. It has no windows."""
 
     name = "transformers-generate-fp8"
     limits: ClassVar[dict[str, Any]] = {"engine": {"head_dim": 128, "window": 0}}
@@ -71,7 +71,7 @@ class Fp8(Generate):
 
     def loaded(self, canary: Canary, folder: Path, cache_tokens: int) -> "Engine":
         if not canary.survives("float8_e4m3fn"):
-            raise NotOffered("a canary of these sizes in a cache of FP8")
+            raise NotOffered("a canary of these sizes: FP8 is not precise enough for it")
         return super().loaded(canary, folder, cache_tokens)
 
 
@@ -88,7 +88,7 @@ class Engine(WholePrompts):
     def complete(self, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
         longest = max(map(len, prompts))
         if len(prompts) > 1 and self._options.keys() & {"prompt_lookup_num_tokens", "assistant_model"}:
-            raise NotOffered("drafts for several prompts at once")
+            raise NotOffered("drafts for a batch of several prompts")
         padded = [[UNKNOWN] * (longest - len(prompt)) + list(prompt) for prompt in prompts]
         seen = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts]
         with torch.no_grad():
@@ -103,8 +103,8 @@ _MODELS: dict[tuple[Canary, str], Any] = {}
 
 
 def model_of(canary: Canary, folder: Path, attention: str) -> Any:
-    """In float32, the model that transformers makes of the canary's folder. It keeps nothing between two calls."""
-    torch.set_num_threads(1)  # threads that share such small matrices wait for each other longer than they compute
+    """The canary in float32, loaded by transformers from its folder. It keeps no state between calls, so it is shared."""
+    torch.set_num_threads(1)  # for such small matrices, synchronizing threads costs more than they save
     if (canary, attention) not in _MODELS:
         architecture, model = ("mistral", MistralForCausalLM) if any(canary.windows) else ("llama", LlamaForCausalLM)
         files.write(folder, files.made(canary, architecture, "float32"))

@@ -1,14 +1,14 @@
-// transformers.js behind lines of JSON, one request and one answer each:
-// {"load": FOLDER} answers {"model": NUMBER}, and
-// {"model": NUMBER, "prompts": [[TOKEN, ...], ...], "count": COUNT} answers {"said": [[TOKEN, ...], ...]}; with "cache": NAME
-// what was computed is kept under that name, and not computed again; {"copy": NAME, "to": NAME} and {"forget": NAME} answer {};
-// what goes wrong is {"error": MESSAGE}. A CommonJS file, for NODE_PATH is heeded in those alone.
+// transformers.js as a server of JSON lines, one reply per request:
+// {"load": FOLDER} returns {"model": NUMBER}, and
+// {"model": NUMBER, "prompts": [[TOKEN, ...], ...], "count": COUNT} returns {"said": [[TOKEN, ...], ...]}; with "cache": NAME
+// the cache is kept under that name and reused; {"copy": NAME, "to": NAME} and {"forget": NAME} return {}; an error returns
+// {"error": MESSAGE}. A CommonJS file, because Node uses NODE_PATH only for these.
 
 const { dirname, basename } = require("node:path");
 const { createInterface } = require("node:readline");
 const { AutoModelForCausalLM, DynamicCache, Tensor, env } = require("@huggingface/transformers");
 
-const PADDING = 0; // any token: it is not seen
+const PADDING = 0; // any token, because it is masked
 const models = [];
 const caches = new Map();
 

@@ -1,4 +1,4 @@
-"""transformers.js, in a Node beside this process, as an engine: whole prompts, padded in front of, with its DynamicCache."""
+"""Adapter of transformers.js in a Node subprocess: whole prompts, left-padded, with its DynamicCache."""
 
 import atexit
 import itertools
@@ -24,12 +24,12 @@ VERSION = f"require(require('node:path').join(require.resolve('{PACKAGE}'), '../
 
 
 def _version() -> str:
-    """Of the package that Node finds. Raises ImportError."""
+    """Return the version of the package that Node finds. Raises ImportError."""
     if NODE is None:
         raise ImportError("transformers.js needs node")
     found = subprocess.run([NODE, "-p", VERSION], capture_output=True, text=True, check=False, cwd="/")
     if found.returncode:
-        raise ImportError(f"transformers.js needs npm's {PACKAGE}, where NODE_PATH says")
+        raise ImportError(f"transformers.js needs the npm package {PACKAGE} in NODE_PATH")
     return found.stdout.strip()
 
 
@@ -44,7 +44,7 @@ class Generate(Loads):
 
 
 class Cached(Generate):
-    """Each session keeps a DynamicCache from one turn to the next, and hands a copy to its fork."""
+    """With sessions: each keeps a DynamicCache between calls, and a fork receives a copy."""
 
     name = "transformers.js-cached"
 
@@ -95,7 +95,7 @@ class Keeping(Engine):
 
     def step(self, sessions: Sequence[int]) -> list[int]:
         if len(sessions) > 1:
-            raise NotOffered("a batch of caches")
+            raise NotOffered("batches of caches")
         return [self.generate(session, 1)[0] for session in sessions]
 
 
@@ -113,7 +113,10 @@ class Node:
         self._process.wait()
 
     def ask(self, **request: Any) -> dict[str, Any]:
-        """Raises RuntimeError for what goes wrong there. Given up in between, it is stopped: its answer would be another's."""
+        """Send a request to Node. Raises RuntimeError if it fails there.
+
+        If the call is interrupted, Node is stopped, because the pending reply would be taken for that of the next request.
+        """
         assert self._process.stdin and self._process.stdout
         try:
             print(json.dumps(request), file=self._process.stdin, flush=True)
@@ -127,11 +130,11 @@ class Node:
 
 
 _RUNNING: list[Node] = []
-_NAMES = itertools.count()  # of caches, no two engines' the same
+_NAMES = itertools.count()  # of caches, unique among engines
 
 
 def _node() -> Node:
-    """The one that runs, or a new one."""
+    """Return the running Node process, or start one."""
     if not _RUNNING or not _RUNNING[-1].runs:
         _RUNNING.append(Node())
     return _RUNNING[-1]

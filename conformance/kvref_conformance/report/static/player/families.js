@@ -1,10 +1,11 @@
-// How each call changes what an object holds, as the specification says, family by family: new makes the state, the others change
-// it. The context has the block a cache chose, where that is known, and touch, which marks a place for the picture.
+// The effect of each call on the state of an object, per family, according to the specification: `new` returns the initial state,
+// the others change it. The context contains the block that a cache chose, if it is known, and `touch`, which marks a place in
+// the picture.
 "use strict";
 
 (() => {
   const SIZE_CLASSES = [1, 4, 16, 64, 256].map((kib) => kib * 1024); // bytes (BUF-01)
-  const COUNTED = 2 ** 20; // blocks, slots or positions at once: more would stop the page
+  const COUNTED = 2 ** 20; // maximum number of blocks, slots or positions per call: more would block the page
 
   const tokens = (array, axis = 0) => array?.shape?.[axis] ?? 0;
   const counted = (count, make) => {
@@ -14,15 +15,15 @@
   const fill = (count, value) => counted(count, () => structuredClone(value));
   const range = (start, stop) => counted(stop - start, (index) => start + index);
 
-  // What was saved is known by the request that asked for it, not by its bytes: of other files there is no picture, nor of parts.
+  // Saved data is identified by the request that saved it, not by its bytes. There is no picture for other files, nor for parts.
   const keep = ({ world, id }, content) => world.saved.set(id, structuredClone(content));
   function kept({ world, file }) {
-    if (!world.saved.has(file)) throw new TypeError("what is in a file that this trace did not save as a whole is not known");
+    if (!world.saved.has(file)) throw new TypeError("unknown content of a file that this trace did not save as a whole");
     return structuredClone(world.saved.get(file));
   }
 
   const blocks = {
-    new: ({ num_blocks }) => ({ blocks: fill(num_blocks, { held: 0, times: 0 }) }), // held: how many references there are
+    new: ({ num_blocks }) => ({ blocks: fill(num_blocks, { held: 0, times: 0 }) }), // held: the number of references
     allocate(pool, _, { reply, touch }) {
       const block = pool.blocks[reply.ok];
       if (!block) return;
@@ -64,7 +65,7 @@
       while (capacity < cache.length + count) capacity *= 2; // CONTIG-04
       if (cache.length + count > cache.capacity) {
         cache.capacity = Math.min(capacity, cache.config.max_seq_len);
-        cache.written = cache.length; // new memory: only the tokens were copied over
+        cache.written = cache.length; // new memory, into which only the tokens were copied
         touch("grown", cache.id);
       }
       range(cache.length, cache.length + count).forEach((slot) => touch("written", cache.id, slot));
@@ -116,7 +117,7 @@
       tiered.migrate(cache, context);
     },
     clear: (cache) => Object.assign(cache, { next: 0, tokens: [] }),
-    truncate(cache, { length }) { // it went back only if nothing had moved on since (EDIT-06)
+    truncate(cache, { length }) { // it succeeds only if no later token has migrated (EDIT-06)
       Object.assign(cache, { next: length, tokens: cache.tokens.filter(({ position }) => position < length) });
     },
     save: ({ next, tokens: told }, _, context) => keep(context, { next, tokens: told }),
@@ -153,7 +154,7 @@
       if (at >= 0) pool.free[at] = Math.min(pool.max_buffers, pool.free[at] + count);
     },
     clear: (pool) => pool.free.fill(0),
-    take(pool, num_bytes) { // the place of the size class, or -1 where there is none
+    take(pool, num_bytes) { // returns the index of the size class, or -1 if there is none
       const at = SIZE_CLASSES.findIndex((size) => size >= num_bytes);
       if (at >= 0 && pool.free[at]) pool.free[at] -= 1;
       return at;
@@ -177,18 +178,18 @@
     },
     release(one, _, context) {
       const pool = context.world.objects.get(one.pool), found = held(context, one);
-      if (!found) return; // released before
+      if (!found) return; // already released
       pool.held.splice(pool.held.indexOf(found), 1);
       buffers.give(pool, found.at);
     },
   };
 
   const pooled = {
-    new: (config) => ({ config, next: 0, first: 0 }), // the oldest token kept: blocks are full, but for the last
+    new: (config) => ({ config, next: 0, first: 0 }), // first: the oldest stored token; all blocks but the last are full
     append(cache, { keys }, context) {
       const { tokens_per_block: size, max_tokens, num_kv_heads, head_dim } = cache.config;
       const before = Math.ceil((cache.next - cache.first) / size), total = cache.next + tokens(keys) - cache.first;
-      const gone = Math.max(0, Math.ceil((total - max_tokens) / size)); // whole blocks, until it fits (POOL-03)
+      const gone = Math.max(0, Math.ceil((total - max_tokens) / size)); // evicted blocks (POOL-03)
       const pool = context.world.objects.get(cache.config.pool?.handle), bytes = 4 * size * num_kv_heads * head_dim;
       range(cache.next, cache.next + tokens(keys)).forEach((position) => context.touch("written", cache.id, position));
       pooled.take(pool, 2 * (Math.ceil(total / size) - Math.max(before, gone)), bytes);
@@ -212,7 +213,7 @@
     },
   };
 
-  // Sessions as lists of tokens, null where a trace does not say which. said: the positions of those that the engine said.
+  // Sessions as lists of tokens; null for tokens that the trace does not contain. said: the positions of generated tokens.
   const engine = {
     new: (config) => ({ config, sessions: [], saved: new Map() }),
     begin(one, id, tokens, said) {
@@ -241,7 +242,7 @@
     step(one, { sessions }, context) {
       sessions.forEach((session, at) => engine.put(one, session, [context.reply.ok?.[at] ?? null], "read", context));
     },
-    sample(one, { session, n }, { reply, touch }) { // what is said is nowhere: all that is there was read for it
+    sample(one, { session, n }, { reply, touch }) { // the generated tokens are not stored; all tokens of the session are read
       const found = engine.find(one, session);
       if (n > 0 && reply.ok) found?.tokens.forEach((_, position) => touch("read", one.id, found.number, position));
     },

@@ -1,6 +1,6 @@
-// How calls change what sequences in blocks hold: the families paged and prefix. A table lists blocks by number, and a block
-// knows who lists it, for several may. Beyond the pool's own numbers lie the unseen: a sequence holds them, and no answer says
-// which of the pool's they are. What a clause leaves to the cache is done as kvref does it, until an answer says otherwise.
+// The effect of calls on sequences in blocks: the families paged and prefix. A table lists block numbers, and each block has a list
+// of the table entries that refer to it. Numbers beyond those of the pool are "unseen" blocks: blocks of a sequence whose number no
+// reply contains. Where the specification leaves a choice to the cache, kvref's choice is assumed until a reply contradicts it.
 "use strict";
 
 (() => {
@@ -8,8 +8,8 @@
   const NONE = -1; // in place of a block that was released (WIN-09)
 
   const paged = {
-    // A block has holders, the entries that list it; slots, what was written there last; found, the copies it is part of. A copy
-    // is what a key stands for, a block in each layer. waiting: blocks that can be found and no one holds, longest waiting first.
+    // A block has holders (the table entries that list it), slots (what was written there last) and found (the copies that it is
+    // part of). A copy is the content of a key: one block per layer. waiting: evictable cached blocks, longest unused first.
     new: (config) => ({ config, sequences: [], used: 0, waiting: [], copies: new Map(), keys: new Map(),
       blocks: counted(config.num_blocks, empty) }),
 
@@ -35,7 +35,7 @@
     drop(cache, { sequence }) {
       const found = find(cache, sequence);
       if (!found) return;
-      cut(cache, found, 0); // what was written stays there
+      cut(cache, found, 0); // the content of the slots stays
       found.live = false;
     },
 
@@ -90,7 +90,7 @@
       if (lengths && !layers && !some && !heads) keep(context, { lengths, first });
     },
 
-    load(cache, { sequence }, context) { // beside what it held, which goes then
+    load(cache, { sequence }, context) { // replaces the tokens of the sequence
       const found = find(cache, sequence), { lengths, first } = kept(context);
       if (!found) return;
       cut(cache, found, 0);
@@ -124,7 +124,7 @@
       sequences.forEach((sequence, row) => {
         const blocks = context.answer.slice(row * width, (row + 1) * width);
         const released = find(cache, sequence)?.tables[layer].filter((block) => block === NONE).length ?? 0;
-        const end = Math.max(released, blocks.findLastIndex((block) => block !== NONE) + 1); // what follows is past the table
+        const end = Math.max(released, blocks.findLastIndex((block) => block !== NONE) + 1); // the rest is padding
         listed(cache, sequence, layer, blocks.slice(0, end), context);
       });
     },
@@ -143,7 +143,7 @@
   const entryOf = (cache, position) => Math.floor(position / cache.config.block_size);
   const slotOf = (cache, position) => position % cache.config.block_size;
 
-  // One entry more at the end of a table, or another block in an entry that there is.
+  // Add a block at the end of a table, or put it into an existing entry.
   function hold(cache, sequence, layer, block, entry = sequence.tables[layer].length) {
     const one = (cache.blocks[block] ??= empty());
     if (!one.holders.length) {
@@ -163,7 +163,7 @@
     if (one.found.length) cache.waiting.push(block);
   }
 
-  // A block for an entry of a table. It was free: if there was none but those that wait to be found, the one that waited longest.
+  // Allocate a block for an entry of a table: a free one, or else evict the cached block that is unused for longest.
   function take(cache, sequence, layer, entry, context) {
     const known = context.block(sequence.id, layer, entry), { num_blocks } = cache.config;
     if (cache.blocks[known]?.found.length) lose(cache, known);
@@ -174,7 +174,7 @@
     return block;
   }
 
-  function unseen(cache) { // a place for one more of them, of which it is not known either what lies in it
+  function unseen(cache) { // make an unseen block, with unknown content
     const left = cache.blocks.findIndex(({ holders, found }, number) =>
       number >= cache.config.num_blocks && !holders.length && !found.length);
     const number = left < 0 ? cache.blocks.length : left;
@@ -182,7 +182,7 @@
     return number;
   }
 
-  function lose(cache, block) { // what it was part of is not found any more, in no layer (PREFIX-07)
+  function lose(cache, block) { // remove its copies from the prefix index, in all layers (PREFIX-07)
     for (const copy of [...cache.blocks[block].found]) {
       const copies = cache.copies.get(copy.key).filter((each) => each !== copy);
       cache.copies.set(copy.key, copies);
@@ -194,7 +194,7 @@
     }
   }
 
-  function cut(cache, sequence, count) { // the last entry first, in all layers
+  function cut(cache, sequence, count) { // remove entries after the first `count`, the last entry first, in all layers
     const most = Math.max(0, ...sequence.tables.map((table) => table.length));
     for (let entry = most - 1; entry >= count; entry--) {
       sequence.tables.forEach((table, layer) => {
@@ -209,18 +209,18 @@
     });
   }
 
-  // Blocks of the sequence's own where it is to write: copies of what others hold (SHARE-05) or can be found (PREFIX-14).
+  // Copy-on-write: before a write, replace blocks that are shared (SHARE-05) or cached (PREFIX-14) by copies.
   function own(cache, sequence, layer, start, stop, context) {
     for (const entry of start < stop ? range(entryOf(cache, start), entries(cache, stop)) : []) {
       const block = sequence.tables[layer][entry], { holders, slots, found } = cache.blocks[block];
       if (!found.length && holders.every(({ number }) => number === sequence.number)) continue;
-      const copied = take(cache, sequence, layer, entry, context); // before the other is free
+      const copied = take(cache, sequence, layer, entry, context); // allocated before the other block is freed
       release(cache, sequence, layer, block);
       move(cache, sequence, layer, entry, slots, copied, context);
     }
   }
 
-  // The tokens of an entry, into the block that it lists now.
+  // Copy the tokens of an entry into the block that it lists now.
   function move(cache, sequence, layer, entry, slots, block, { touch }) {
     const { block_size } = cache.config, count = Math.min(block_size, sequence.lengths[layer] - entry * block_size);
     for (const slot of range(0, count)) {
@@ -253,7 +253,7 @@
     }
   }
 
-  // What an answer says of a table is so, whatever was thought.
+  // Correct a table by a reply that contains it.
   function listed(cache, id, layer, blocks, context) {
     const sequence = find(cache, id);
     if (!sequence) return;
@@ -270,7 +270,7 @@
     move(cache, sequence, layer, entry, cache.blocks[before].slots, block, { touch: () => {} });
   }
 
-  // From there on, nothing is known of a sequence's tokens any more (PREFIX-02).
+  // Un-commit the tokens of a sequence from `length` on (PREFIX-02).
   function forget(cache, { told }, length) {
     told.tokens.splice(length);
     told.keys.splice(entryOf(cache, length));
@@ -278,7 +278,7 @@
 
   const list = (told) => (isArray(told) ? numbers(told) : told);
 
-  // The keys of the full blocks of tokens: numbers, each for a block's tokens behind what the key before stands for.
+  // The keys of the full blocks of tokens. A key is a number for the tokens of a block and the key of the block before it.
   function keysOf(cache, salt, told) {
     const { block_size } = cache.config;
     let before = JSON.stringify(salt);
@@ -290,7 +290,7 @@
     });
   }
 
-  function hit(cache, told, salt) { // the longest beginning in blocks that are found, never all of it (PREFIX-01)
+  function hit(cache, told, salt) { // the longest prefix in cached blocks, but never all tokens (PREFIX-01)
     const copies = keysOf(cache, salt, told.slice(0, -1)).map((key) => cache.copies.get(key)?.[0]);
     const none = copies.findIndex((copy) => !copy);
     return none < 0 ? copies : copies.slice(0, none);

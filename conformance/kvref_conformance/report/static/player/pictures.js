@@ -1,10 +1,10 @@
-// The state of an object as a picture, made of plain elements, and in words for those who do not see it.
+// The state of an object as a picture of plain HTML elements, and as text for screen readers.
 "use strict";
 
 (() => {
   const { SIZE_CLASSES, letter, range } = window.kvref;
-  const MANY = 1024; // cells: more of them are drawn as bars
-  const MOST = 512; // boxes or bars drawn at all
+  const MANY = 1024; // maximum number of cells; more are drawn as bars
+  const MOST = 512; // maximum number of boxes or bars
   const HUES = 6;
 
   const many = (count, thing) => `${count} ${thing}${count === 1 ? "" : "s"}`;
@@ -28,7 +28,7 @@
   const box = (title, classes, ...children) =>
     element("div", `kv-box ${classes}`, element("span", "kv-name", title), ...children);
 
-  // A row of cells, or where there are many on the page a bar as long as the part of them that is filled.
+  // A row of cells, or, if the page would have too many cells, a bar whose length is the filled part.
   function row(cells, filled, total, onThePage = total) {
     if (onThePage <= MANY) return element("span", "kv-cells", ...cells());
     const bar = element("span", "kv-bar");
@@ -40,7 +40,7 @@
     draw(cache, world) {
       const { block_size, num_blocks, num_layers } = cache.config;
       const all = range(0, cache.blocks.length), kept = all.filter((number) => isHeld(cache, number) || isWaiting(cache, number));
-      const someUnseen = kept.some((number) => number >= num_blocks); // then which of the pool's are free is not known
+      const someUnseen = kept.some((number) => number >= num_blocks); // then it is unknown which blocks of the pool are free
       const drawn = someUnseen ? kept : all.slice(0, num_blocks);
       const boxes = drawn.slice(0, MOST).map((number) => {
         const length = filled(cache, number);
@@ -48,7 +48,7 @@
         return box(`${blockName(cache, number)} · ${whose(cache, number)}`, boxClasses(world, cache, number),
           row(cells, length, block_size, drawn.length * block_size));
       });
-      const others = `and ${many(num_blocks - kept.length, "free block")}, not known which`;
+      const others = `and ${many(num_blocks - kept.length, "free block")} with unknown numbers`;
       const free = someUnseen ? element("p", "kv-more", others) : null;
       return [element("div", "kv-boxes", ...boxes), more(drawn.length - MOST), free, tables(cache, num_layers)];
     },
@@ -60,14 +60,14 @@
         const { lengths, tables: [first] } = sequence, alike = new Set(lengths).size === 1;
         const tokens = alike ? many(lengths[0], "token") : `${lengths.join(", ")} tokens by layer`;
         const count = first.filter((block) => block >= 0).length;
-        const where = count ? ` in ${many(count, "block")}${num_layers > 1 ? " a layer" : ""}` : "";
+        const where = count ? ` in ${many(count, "block")}${num_layers > 1 ? " per layer" : ""}` : "";
         return `${letter(sequence.number)} has ${tokens}${where}`;
       });
-      const rest = live.length > 8 ? [`${live.length - 8} more have theirs`] : [];
+      const rest = live.length > 8 ? [`${live.length - 8} more sequences`] : [];
       const count = { shared: 0, waiting: cache.waiting.length };
       for (const block of cache.blocks) if (block?.holders.length > 1) count.shared += 1;
       const shared = count.shared ? ` ${many(count.shared, "block")} shared.` : "";
-      const waiting = count.waiting ? `, ${count.waiting} of them waiting to be found` : "";
+      const waiting = count.waiting ? `, ${count.waiting} of them cached` : "";
       const free = `${num_blocks - cache.used} of ${many(num_blocks, "block")} free${waiting}.`;
       return `${free} ${[...said, ...rest].join("; ") || "No sequence"}.${shared}`;
     },
@@ -77,7 +77,7 @@
   const isHeld = (cache, number) => cache.blocks[number].holders.length > 0;
   const isWaiting = (cache, number) => !isHeld(cache, number) && cache.blocks[number].found.length > 0;
 
-  // Slots of a block with tokens that somebody may read: now, or once it is found.
+  // The number of slots of a block with tokens that a sequence can read now, or, for a cached block, after a hit.
   function filled(cache, number) {
     const { block_size } = cache.config;
     if (isWaiting(cache, number)) return block_size;
@@ -86,14 +86,14 @@
     return Math.min(block_size, Math.max(0, ...lengths));
   }
 
-  // "A, B layer 0 · ×2 · can be found"
+  // "A, B layer 0 · ×2 · cached"
   function whose(cache, number) {
     const { holders, found } = cache.blocks[number];
-    if (!holders.length) return found.length ? "waits to be found" : "free";
+    if (!holders.length) return found.length ? "cached, evictable" : "free";
     const names = [...new Set(holders.map((each) => letter(each.number)))];
     const named = `${names.slice(0, 4).join(", ")}${names.length > 4 ? "…" : ""}`;
     const layer = cache.config.num_layers > 1 ? ` layer ${holders[0].layer}` : "";
-    return `${named}${layer}${times(holders.length)}${found.length ? " · can be found" : ""}`;
+    return `${named}${layer}${times(holders.length)}${found.length ? " · cached" : ""}`;
   }
 
   function boxClasses(world, cache, number) {
@@ -104,7 +104,7 @@
 
   const blockName = (cache, number) => (number < cache.config.num_blocks ? String(number) : "?");
 
-  // A slot that a sequence wrote and no longer owns keeps its bits until someone writes there again.
+  // A slot whose sequence no longer owns it keeps its content until it is written again.
   function slotCell(world, cache, block, slot, live) {
     const held = cache.blocks[block].slots[slot];
     if (!held) return cell("", mark(world, cache.id, block, slot));
@@ -135,12 +135,12 @@
     describe(pool) {
       const held = pool.blocks.flatMap((block, number) => (block.held ? [number] : []));
       const which = held.length && held.length <= 16 ? `: ${listed(held)}` : "";
-      return `${pool.blocks.length - held.length} of ${many(pool.blocks.length, "block")} free, ${held.length} held${which}.`;
+      return `${pool.blocks.length - held.length} of ${many(pool.blocks.length, "block")} free, ${held.length} allocated${which}.`;
     },
   };
 
   const heldBy = ({ held, times: owner }) =>
-    held ? `held, owner ${owner}${times(held)}` : owner ? "free again" : "free";
+    held ? `allocated, owner ${owner}${times(held)}` : owner ? "freed" : "free";
 
   const contiguous = {
     draw(cache, world) {
@@ -217,7 +217,7 @@
     },
     describe(pool) {
       const free = pool.free.map((count, at) => (count ? `${count} of ${kib(SIZE_CLASSES[at])}` : "")).filter(Boolean);
-      return `${many(pool.held.length, "buffer")} held; free and kept: ${listed(free) || "none"}.`;
+      return `${many(pool.held.length, "buffer")} in use; free: ${listed(free) || "none"}.`;
     },
   };
 
@@ -234,12 +234,12 @@
         const filled = Math.min(size, cache.next - start);
         return box(`tokens ${span(start, start + size - 1)}`, hue(0), row(cells, filled, size, cache.next - cache.first));
       });
-      const gone = cache.first ? box("gone", "kv-free", element("span", "kv-quiet", span(0, cache.first - 1))) : null;
+      const gone = cache.first ? box("evicted", "kv-free", element("span", "kv-quiet", span(0, cache.first - 1))) : null;
       return [element("div", "kv-boxes", gone, ...boxes), more(starts.length - MOST)];
     },
     describe({ config, first, next }) {
       const blocks = many(Math.ceil((next - first) / config.tokens_per_block), "block");
-      return `${many(next - first, "token")} in ${blocks}${first ? `; the oldest ${first} are gone` : ""}.`;
+      return `${many(next - first, "token")} in ${blocks}${first ? `; the oldest ${first} were evicted` : ""}.`;
     },
   };
 
@@ -257,15 +257,15 @@
     describe({ sessions }) {
       const live = sessions.filter((session) => session.live);
       const said = live.slice(0, 8).map(({ number, tokens, said: own }) =>
-        `${letter(number)} has ${many(tokens.length, "token")}, of which it said ${own.length}`);
-      const rest = live.length > 8 ? [`${live.length - 8} more have theirs`] : [];
+        `${letter(number)} has ${many(tokens.length, "token")}, ${own.length} of them generated`);
+      const rest = live.length > 8 ? [`${live.length - 8} more sessions`] : [];
       return `${[...said, ...rest].join("; ") || "No session"}.`;
     },
   };
 
   const PICTURES = { engine, paged, prefix: paged, blocks, contiguous, quantized, tiered, buffers, pooled };
 
-  // The objects to show: those with a picture, the one just spoken to first among equals where they are too many.
+  // The objects to show: all that have a picture, or, if there are more than three, only the one of the last call.
   function shown(world) {
     const spoken = world.objects.get(world.last), main = spoken?.family === "buffer" ? spoken.pool : world.last;
     const all = [...world.objects.values()].filter((object) => object.family in PICTURES);

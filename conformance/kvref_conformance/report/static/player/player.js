@@ -1,15 +1,15 @@
-// <kv-player>: steps through a trace. The trace stands in a <script type="application/jsonl"> inside, or is opened by its reader.
-// Where `opens` is an attribute, there is a button to open a file, and a file can be dropped.
+// <kv-player>: steps through a trace. The trace is in a <script type="application/jsonl"> inside the element, or is opened from a
+// file. With the attribute `opens`, the element has a button to open a file, and accepts dropped files.
 "use strict";
 
 (() => {
   const { TraceError, call, isArray, namesOf, numbers, outcome, parse, parting, short } = window.kvref;
   const { Worlds, describe, draw, element } = window.kvref;
   const NEARBY = 4; // calls listed before and after the current one
-  const ROWS = 6, COLUMNS = 8; // of an array that are written out
-  const LARGEST = 2 ** 28; // bytes of a file
+  const ROWS = 6, COLUMNS = 8; // the part of an array that is shown
+  const LARGEST = 2 ** 28; // maximum bytes of a file
 
-  const SIGNS = { // drawn, as not every font has them
+  const SIGNS = { // SVG paths, because not every font has these characters
     start: "M3 3v10M13 3 6 8l7 5z", back: "M10 3 5 8l5 5", play: "M4 3l9 5-9 5z", pause: "M5 3v10M11 3v10",
     forward: "M6 3l5 5-5 5", end: "M13 3v10M3 3l7 5-7 5z",
   };
@@ -42,8 +42,8 @@
       this.pause();
     }
 
-    // Show a trace from its text, where it parts or from its first call: the page's own, or with a name one that was opened.
-    // What was shown stays if it cannot be read.
+    // Show a trace from its text, at its first mismatch or else at its first call. name: the name of an opened file, or "" for the
+    // trace of the page. If the text cannot be read, show the error and keep the current trace.
     load(text, name = "") {
       this.trouble.textContent = "";
       let trace;
@@ -139,7 +139,7 @@
       this.timer = setTimeout(next, 300);
     }
 
-    time() { // milliseconds a step stays: long enough to read its note
+    time() { // milliseconds per step: long enough to read its note
       return 900 + 45 * this.note.textContent.length;
     }
 
@@ -155,7 +155,7 @@
       this.playing.setAttribute("aria-label", label);
     }
 
-    // The picture after `step` exchanges.
+    // Show the state after `step` exchanges.
     go(step) {
       const { exchanges } = this.trace;
       this.step = Math.min(exchanges.length, Math.max(0, step));
@@ -172,14 +172,14 @@
       const [drawn, words] = this.drawn();
       this.picture.replaceChildren(...drawn);
       this.picture.hidden = !drawn.length;
-      this.values.parentElement.open ||= !drawn.length; // numbers are all there is to see
+      this.values.parentElement.open ||= !drawn.length; // without a picture, show the numbers
       this.words.textContent = words;
-      this.picture.setAttribute("aria-label", words || "Nothing is held yet");
+      this.picture.setAttribute("aria-label", words || "No objects yet");
       this.values.replaceChildren(...(exchange ? this.arrays(exchange) : []));
       this.list.replaceChildren(...this.nearby());
     }
 
-    // The picture of this step and its words, or words alone: a file may ask for a layer too many, or a billion blocks.
+    // The picture of this step and its description, or only a message: a file may contain a wrong layer, or a billion blocks.
     drawn() {
       try {
         const world = this.worlds.at(this.step);
@@ -191,7 +191,7 @@
     }
 
     before() {
-      const calls = this.trace.exchanges.length, fails = this.parting ? `; they part at step ${this.parting.step + 1}` : "";
+      const calls = this.trace.exchanges.length, fails = this.parting ? `; first mismatch at step ${this.parting.step + 1}` : "";
       return `${calls} call${calls === 1 ? "" : "s"}${fails}. Press play, or step with the arrow keys.`;
     }
 
@@ -200,13 +200,13 @@
       const item = (name, text, className) =>
         element("div", className, element("dt", "", name), element("dd", "", element("code", "", text)));
       const { clause: about } = this.trace.header, clause = about === "any" ? exchange.reply.clause ?? about : about;
-      return [element("p", "", element("strong", "", `Here they part (${clause}, line ${exchange.line}): ${what}`)),
+      return [element("p", "", element("strong", "", `First mismatch (${clause}, line ${exchange.line}): ${what}`)),
         element("dl", "", item("expected", expected, "kv-expected"), item("got", got, "kv-got"),
           ...(cause ? [item("cause", cause, "")] : [])),
-        element("p", "kv-quiet", "The picture is what should be.")];
+        element("p", "kv-quiet", "The picture shows the correct state.")];
     }
 
-    // The arrays of a call: what went in, what had to come, and what came.
+    // The arrays of a call: its arguments, the expected result, and the actual result.
     arrays({ request, reply }) {
       const parts = Object.entries(request.args).flatMap(([name, value]) => named(name, value));
       const right = "ok" in reply ? named(reply.got ? "expected" : "reply", reply.ok) : [];
@@ -225,7 +225,7 @@
         const step = first + index + 1, made = element("button", "kv-step", element("code", "", call(exchange, this.names)));
         made.type = "button";
         if (step === this.step) made.setAttribute("aria-current", "step");
-        if (this.parting?.step === step - 1) made.append(element("span", "kv-parts", " here they part"));
+        if (this.parting?.step === step - 1) made.append(element("span", "kv-parts", " first mismatch"));
         made.addEventListener("click", () => {
           this.pause();
           this.go(step);
@@ -238,7 +238,7 @@
       const input = element("input", "kv-file");
       Object.assign(input, { type: "file", accept: ".jsonl,.json,.txt", id: `kv-file-${this.number}` });
       input.addEventListener("click", () => {
-        input.value = ""; // or a file opened before, and written anew since, would not count as a change
+        input.value = ""; // otherwise opening the same file again, after it changed, would fire no event
       });
       input.addEventListener("change", () => this.open(input.files[0]));
       this.addEventListener("dragover", (event) => event.preventDefault());
@@ -257,13 +257,13 @@
     }
   }
 
-  // The arrays within a value, by name.
+  // The arrays in a value, with their names.
   function named(name, value) {
     if (isArray(value)) return [[name, value]];
     return Array.isArray(value) ? value.flatMap((part, index) => named(`${name} ${index}`, part)) : [];
   }
 
-  // An array as a table of its rows; numbers that are not those of `other` are marked.
+  // An array as a table of its rows. Numbers that differ from `other` are marked.
   function table(name, array, other) {
     const width = array.shape.length ? array.shape.at(-1) : 1, values = numbers(array), rights = other ? numbers(other) : null;
     const rows = width ? values.length / width : 0;

@@ -1,4 +1,5 @@
-// A trace, read from text: kvref/spec/trace.md says what the lines are. The other scripts of the player stand on this one.
+// The parser of traces (kvref/spec/trace.md defines the format), and functions that print calls and values. The other scripts of
+// the player depend on this one.
 "use strict";
 window.kvref = window.kvref || {};
 
@@ -7,12 +8,12 @@ window.kvref = window.kvref || {};
   const ITEM_BYTES = { float64: 8, int64: 8, uint64: 8, float32: 4, int32: 4, uint32: 4, float16: 2, bfloat16: 2, int16: 2,
     uint16: 2, int8: 1, uint8: 1, bool: 1 };
 
-  // Text, to be left alone, and integers that a number of JavaScript's might round: a token may have 63 bits.
+  // Matches strings (which stay unchanged), and integers that a JavaScript number might round, such as tokens of 63 bits.
   const LARGE = /"(?:[^"\\]|\\.)*"|(?<![\w.+-])-?\d{16,}(?![\w.])/g;
 
-  class TraceError extends Error {} // says the line and what is wrong with it
+  class TraceError extends Error {} // the message names the line and the problem
 
-  // The header and the exchanges: {request, reply, line}, line being that of the reply. Throws TraceError.
+  // Returns the header and the exchanges {request, reply, line}, with the line of the reply. Throws TraceError.
   function parse(text) {
     const lines = text.split(/\r?\n/);
     while (lines.length && !lines.at(-1).trim()) lines.pop();
@@ -36,7 +37,7 @@ window.kvref = window.kvref || {};
       ids.add(request.id);
       exchanges.push({ request, reply, line: at + 2, family: request.op.split(".")[0], name: request.op.split(".")[1] });
     }
-    if (!exchanges.length) throw new TraceError("Line 2: the trace has a header and no conversation.");
+    if (!exchanges.length) throw new TraceError("Line 2: the trace has a header but no calls.");
     return { header, exchanges };
   }
 
@@ -101,7 +102,7 @@ window.kvref = window.kvref || {};
   const size = (array) => array.shape.reduce((product, n) => product * n, 1);
   const cut = (text) => (text.length > 60 ? `${text.slice(0, 60)}…` : text);
 
-  // The numbers of an array, in C order, as JavaScript's own.
+  // The numbers of an array, in C order, as JavaScript numbers (BigInt if a number would be rounded).
   function numbers(array) {
     const bytes = Uint8Array.from(atob(array.base64), (char) => char.charCodeAt(0));
     const view = new DataView(bytes.buffer), step = ITEM_BYTES[array.dtype];
@@ -130,7 +131,7 @@ window.kvref = window.kvref || {};
     return view.getFloat32(0);
   }
 
-  // A number as short as its dtype allows: 0.1, and not 0.10000000149011612.
+  // A number with the shortest digits that identify it in its dtype: 0.1, not 0.10000000149011612.
   function short(number, dtype = "float64") {
     const isFraction = typeof number === "number" && dtype.includes("float") && Number.isFinite(number);
     if (!isFraction) return String(number).replace("Infinity", "inf");
@@ -142,7 +143,7 @@ window.kvref = window.kvref || {};
     return String(number);
   }
 
-  // A value as a person can read it: arrays by dtype and shape, or in full where they are small.
+  // A value as readable text: large arrays by dtype and shape, small arrays in full.
   function show(value, names = new Map()) {
     if (isArray(value)) {
       if (size(value) > 4 || size(value) === 0) return `${value.dtype}[${value.shape.join(", ")}]`;
@@ -162,9 +163,8 @@ window.kvref = window.kvref || {};
     return `{${Object.entries(value).map(([name, part]) => `${name}: ${show(part, names)}`).join(", ")}}`;
   }
 
-  // What requests made, by the id of the request, as a person would call it: paged, block, block2, and A for a cache's first
-  // sequence.
-  const done = (reply) => (!reply.error || "ok" in reply) && !reply.none; // else it left everything as it was
+  // The names of results, by the id of the request: paged, block, block2, and A for the first sequence of a cache.
+  const done = (reply) => (!reply.error || "ok" in reply) && !reply.none; // otherwise the call changed nothing
   const GIVES = { "buffers.acquire": "buffer", "blocks.allocate": "block", "engine.save": "saved" };
   const BEGUN = ["paged.create", "paged.fork", "prefix.create", "prefix.fork", "prefix.begin", "engine.open", "engine.fork",
     "engine.load"];
@@ -182,7 +182,7 @@ window.kvref = window.kvref || {};
     return names;
   }
 
-  // Properties: a call of them has no arguments and no parentheses.
+  // Attributes, which are shown without parentheses.
   const ATTRIBUTES = ["seq_len", "capacity", "num_blocks", "num_free", "num_used", "utilization", "num_free_blocks",
     "memory_bytes", "fp32_bytes", "compression_ratio", "total_tokens", "size", "length", "address"];
 
@@ -195,7 +195,7 @@ window.kvref = window.kvref || {};
   }
 
   function outcome(reply) {
-    if (reply.none) return "nothing: it hung, or the process died";
+    if (reply.none) return "nothing: the call hung, or the process ended";
     if (reply.error && !("ok" in reply)) {
       return (kindsOf(reply.error).join(" or ") || "an error") + (reply.any ? " or any result" : "");
     }
@@ -204,7 +204,7 @@ window.kvref = window.kvref || {};
     return isObject(reply.ok) && "handle" in reply.ok ? "an object" : reply.ok === null ? "done" : show(reply.ok);
   }
 
-  // Where a trace parts: {step, what, expected, got}, or null.
+  // The first mismatch of a trace: {step, what, expected, got}, or null.
   function parting({ header, exchanges }) {
     const step = exchanges.findIndex(({ reply }) => reply.got || reply.failed);
     if (step < 0) return null;

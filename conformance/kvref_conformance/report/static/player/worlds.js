@@ -1,14 +1,14 @@
-// What the objects of a trace hold after each of its exchanges: block tables, free blocks, tiers. A trace has no memory in
-// it, only calls and replies, so the state is worked out from the calls as the specification says. Which block a cache chose
-// is known from what it answered, also from answers that come later.
+// The state of the objects of a trace after each exchange: block tables, free blocks, tiers. A trace contains only calls and
+// replies, so the state is derived from them according to the specification. Which block a cache chose is derived from its
+// replies, including later ones.
 "use strict";
 
 (() => {
   const { FAMILIES, done, numbers, isArray } = window.kvref;
-  const SNAPSHOT = 256; // steps between two states that are kept
-  const INVENTED = 2 ** 21; // more than a pool has blocks that is drawn
+  const SNAPSHOT = 256; // steps between two stored states
+  const INVENTED = 2 ** 21; // the first invented block number: larger than those of any pool that can be drawn
 
-  // The states of a trace: at(0) before anything was said, at(k) after exchange k, counted from 1.
+  // The states of a trace: at(0) is before the first exchange, at(k) after exchange k, counted from 1.
   class Worlds {
     constructor(trace) {
       this.exchanges = trace.exchanges;
@@ -28,15 +28,15 @@
       return world;
     }
 
-    value(argument) { // an argument, with what an earlier request gave in its place, and a number of any type as a number
+    value(argument) { // an argument with references replaced by results, and scalar arrays by numbers
       if (Array.isArray(argument)) return argument.map((part) => this.value(part));
       if (isArray(argument) && argument.shape.length === 0) return numbers(argument)[0];
       if (/^-?\d+$/.test(argument?.number)) return BigInt(argument.number);
       return argument?.reply === undefined ? argument : this.replies.get(argument.reply);
     }
 
-    // Change a world as an exchange does. block: the number of the block that a place of a table got by it, if that is known;
-    // same: whether the number of a block is the one that an answer says.
+    // Apply an exchange to a world. block: returns the number of the block that the exchange put at a place of a table, if known.
+    // same: whether a block number equals the one in a reply.
     apply(world, { request, reply, family, name }, block, same) {
       world.touched = new Map();
       world.last = request.on ?? request.id;
@@ -53,8 +53,8 @@
       if (object && name in FAMILIES[family]) FAMILIES[family][name](object, args, context);
     }
 
-    // Which block a place of a table got, by the request that gave it: from the first answer that says so. To know whose answer
-    // that is, the tables are filled once with invented numbers.
+    // The block that each request put at each place of a table, according to the first reply that contains it. To find out which
+    // place a reply refers to, the tables are filled once with invented numbers.
     learned() {
       const known = new Map(), invented = new Map(), world = start();
       const block = (place) => {
@@ -72,7 +72,7 @@
           if (TABLED.includes(exchange.family)) this.apply(world, exchange, block, same);
         }
       } catch (error) {
-        if (!(error instanceof TypeError || error instanceof RangeError)) throw error; // those are told of when they are drawn
+        if (!(error instanceof TypeError || error instanceof RangeError)) throw error; // these two are reported when drawing
       }
       return known;
     }
@@ -81,7 +81,7 @@
   const TABLED = ["paged", "prefix"];
   const start = () => ({ objects: new Map(), touched: new Map(), saved: new Map(), last: null });
 
-  function answer({ ok, got, failed }) { // integers that an implementation gave, where nothing is wrong with them
+  function answer({ ok, got, failed }) { // the integers in a correct reply, or undefined
     if (got || failed) return undefined;
     return isArray(ok) ? numbers(ok) : Array.isArray(ok) ? ok : undefined;
   }
