@@ -1,8 +1,10 @@
-"""The findings, from the pages in `findings/`: by what they cost, by clause, and by who is judged.
+"""Read the findings from the pages in `findings/`, and generate tables of them by cost, by clause and by implementation.
 
-A finding is a heading with a line below it that says whom it concerns:
+A finding is a heading followed by an empty line and a line of this form:
 
 *Breaks* CLAUSES · *of* `IMPLEMENTATIONS` · *costs* one of COSTS · *right*: who [· [script](FILE)]
+
+CLAUSES are separated by ", ", or are "no clause". The index shows the part of who before the first colon.
 """
 
 import re
@@ -15,9 +17,9 @@ from pathlib import Path
 from kvref_conformance.clauses import all_clauses
 
 PAGES = Path(__file__).parent / "findings"
-# What a finding costs the users of what was judged, the most first.
+# What a finding costs the users of the judged project, the highest cost first. docs/findings.md explains them.
 COSTS = (
-    "another's tokens", "wrong tokens", "the service", "missing tokens", "another's tokens to who makes such prompts",
+    "another's tokens", "wrong tokens", "the service", "missing tokens", "another's tokens for crafted prompts",
     "wrong tokens in rare use", "wrong tokens after a mistake", "time or memory", "an error", "nothing",
 )  # fmt: skip
 NO_CLAUSE = "no clause"
@@ -25,7 +27,7 @@ LINE = re.compile(r"\*Breaks\* (.+?) · \*of\* (.+?) · \*costs\* (.+?) · \*rig
 
 
 class FindingError(Exception):
-    """A finding that is not written as it has to be."""
+    """A finding does not have the required form."""
 
 
 @dataclass(frozen=True)
@@ -45,23 +47,24 @@ class Finding:
 
     @property
     def address(self) -> str:
-        """Where it stands on the site."""
+        """Return the address of the finding on the site."""
         return f"findings/{self.page}.html#{anchor(self.title)}"
 
 
 def anchor(title: str) -> str:
-    """As MyST makes it of a heading."""
+    """Return the anchor that MyST and GitHub give to a heading."""
     return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
 
 
 @cache
 def findings() -> tuple[Finding, ...]:
-    """Of all pages, the costliest first. Raises FindingError."""
+    """Return the findings of all pages, the highest cost first. Raises FindingError."""
     found = [each for path in sorted(PAGES.glob("*.md")) for each in of_page(path)]
     return tuple(sorted(found, key=lambda each: COSTS.index(each.cost)))
 
 
 def of_page(path: Path) -> Iterator[Finding]:
+    """Yield the findings of one page. Raises FindingError."""
     text = path.read_text(encoding="utf-8")
     project = text.partition("\n")[0].removeprefix("# ")
     known = all_clauses()
@@ -81,27 +84,28 @@ def of_page(path: Path) -> Iterator[Finding]:
 
 
 def by_cost() -> str:
+    """Return a table with a row per finding."""
     rows = [
         f"| {each.cost} | {each.link} | {each.project} | {', '.join(each.clauses) or NO_CLAUSE} "
         f"| {each.right.partition(':')[0]} |"
         for each in findings()
     ]
-    return "\n".join(["| it costs | what | of | breaks | who is right |", "|---|---|---|---|---|", *rows]) + "\n"
+    return "\n".join(["| cost | finding | project | clauses | who is right |", "|---|---|---|---|---|", *rows]) + "\n"
 
 
 def by_clause() -> str:
-    """A row a clause that somebody breaks, in the specification's order."""
+    """Return a table with a row per clause that an implementation fails, in the order of the specification."""
     found = findings()
     rows = []
     for id, clause in all_clauses().items():
         if broken := [each for each in found if id in each.clauses]:
             whose = "<br>".join(f"{each.project.partition(' ')[0]}: {each.link}" for each in broken)
             rows.append(f"| {id} | {clause.title} | {whose} |")
-    return "\n".join(["| clause | says | who breaks it, and how |", "|---|---|---|", *rows]) + "\n"
+    return "\n".join(["| clause | title | findings |", "|---|---|---|", *rows]) + "\n"
 
 
 def by_failure() -> dict[tuple[str, str], list[Finding]]:
-    """By implementation and clause."""
+    """Return the findings per implementation and clause."""
     found: dict[tuple[str, str], list[Finding]] = {}
     for each in findings():
         for failure in product(each.of, each.clauses):
@@ -110,5 +114,5 @@ def by_failure() -> dict[tuple[str, str], list[Finding]]:
 
 
 def page_of(implementation: str) -> str | None:
-    """The page with findings about an implementation."""
+    """Return the page with the findings about an implementation, or None."""
     return next((each.page for each in findings() if implementation in each.of), None)

@@ -67,9 +67,7 @@ def _index() -> str:
 
 
 def coverage() -> str:
-    """A table with a row per implementation, without engines: how many clauses have a verdict, and how many by derived
-    operations.
-    """
+    """A table with a row per implementation that is no engine: clauses with a verdict, and how many by derived operations."""
     lines = [
         "| implementation | project | families | judged | of these, by derived operations | failed |",
         "|---|---|---|---|---|---|",

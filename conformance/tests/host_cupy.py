@@ -1,5 +1,4 @@
-"""A stand-in for CuPy on a machine without a GPU: NumPy's functions, and CUDA kernels compiled for the host, one thread at a
-time.
+"""A stand-in for CuPy without a GPU: NumPy's functions, and CUDA kernels compiled for the host, one thread at a time.
 
 It cannot show device behavior: warps, streams, device memory. The arithmetic of the kernels and the code around them are the real
 ones.

@@ -148,9 +148,7 @@ def test_no_width_between_groups_is_asked_for_at_real_sizes():
 
 
 def test_codes_go_by_the_scale_that_is_stored_where_it_is_an_ulp_off():
-    """A maximum divided by 127 or multiplied by its reciprocal, on both sides of a tie of bfloat16: all codes differ, and none is
-    wrong.
-    """
+    """A maximum divided by 127 or multiplied by its reciprocal, around a tie of bfloat16: all codes differ, and none is wrong."""
     name, rows = "int8_g32_bfloat16", np.linspace(-1, 1, 32, dtype=np.float32)[None]
     want = oracle.store(rows, name)
     scale = want.scale * np.float32(1 - 2.0**-8)

@@ -1,6 +1,4 @@
-"""The paged cache, attention and kernels with few operations, few sizes and one dtype: what is judged, and which bugs are
-noticed.
-"""
+"""The paged cache, attention and kernels with few operations, few sizes and one dtype: what is judged, which bugs are found."""
 
 import numpy as np
 import pytest

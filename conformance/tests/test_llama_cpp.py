@@ -60,9 +60,7 @@ def test_a_batch_that_is_aborted_leaves_nothing(told):
 
 
 def test_a_shift_moves_entries_and_turns_their_keys(told):
-    """After a context shift the tokens are those of an oracle whose entries were moved, not those of the shortened list of
-    tokens.
-    """
+    """After a context shift the tokens are those of an oracle with moved entries, not those of the shortened prompt."""
     engine, session, oracle, last = told
     engine.shift(session, 20, 30)
     for entries in (head for layer in oracle.entries for head in layer):

@@ -92,7 +92,7 @@ def test_what_takes_the_process_down_costs_a_clause(check, name, got, tmp_path):
     assert f"got      {got}" in done.stdout
     passed, failed, *_ = totals(done)
     assert failed >= 1
-    assert passed >= 2  # the run went on; a process that writes to others' files is a call or two further when that is read
+    assert passed >= 2  # the run continued; the judge reads the garbage one or two calls after it was written
     assert list((tmp_path / ".kvref" / "failures").iterdir())
 
 

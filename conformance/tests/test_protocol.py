@@ -57,7 +57,7 @@ def test_every_error_that_is_asked_for_is_in_the_chapter():
             for kind in reply.get("error", {}).get("kinds", ()):
                 assert kind in protocol.errors(request["op"]), (path.name, request["op"], kind)
                 seen.add((request["op"], kind))
-    assert len(seen) > 80  # of the about 110 that are listed
+    assert len(seen) > 80  # of about 110 listed ones
 
 
 def test_what_goes_over_the_pipe_is_as_the_schema_says():
@@ -68,7 +68,7 @@ def test_what_goes_over_the_pipe_is_as_the_schema_says():
         return jsonschema.Draft202012Validator({"$ref": f"#/$defs/{part}", "$defs": schema["$defs"]})
 
     def sent(request):
-        """What a file refers to, the pipe has in full: here any number will do."""
+        """Replace references to earlier replies, which only trace files contain, by a number."""
         return json.loads(re.sub(r'{"reply": \d+}', "0", json.dumps(request)))
 
     parts = {op: (valid(f"request:{op}"), valid(f"result:{op}")) for op, _ in protocol.every_operation()}
@@ -76,7 +76,7 @@ def test_what_goes_over_the_pipe_is_as_the_schema_says():
     for path in [*VECTORS.glob("machines/*-[01].jsonl"), *VECTORS.glob("checks/[AKF]*-0[1-7]-*.jsonl")]:
         _, *lines = map(json.loads, path.read_text().splitlines())
         for request, reply in zip(lines[::2], lines[1::2], strict=True):
-            if "ok" in reply:  # and not in the error
+            if "ok" in reply:  # not if it is an error
                 op = request["op"]
                 seen.add(op)
                 assert not list(parts[op][0].iter_errors(sent(request))), (path.name, request)

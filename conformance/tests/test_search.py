@@ -104,16 +104,16 @@ def test_the_next_search_begins_with_what_was_kept(kvref, tmp_path):
     (tmp_path / "mends.py").write_text(RAISES + MENDS)
     first = kvref(*searched)
     assert first.returncode == 1 and "got      RuntimeError: gone already" in first.stdout, first.stdout + first.stderr
-    assert first.stdout.count("PAGED-07 · any sequence of calls") == 1  # and it was met by nearly every sequence
+    assert first.stdout.count("PAGED-07 · any sequence of calls") == 1  # although nearly every call sequence shows it
     corpus = tmp_path / ".kvref/search/mends+Cache/corpus.json"
-    failure = by_shape(corpus)[OF_ALL]  # a fork that is dropped may be another
+    failure = by_shape(corpus)[OF_ALL]  # a dropped fork can be another failure
     assert failure["times"] > 5
     traces = [tmp_path / ".kvref/failures" / failure["trace"], corpus.parent / "failures" / failure["trace"]]
     assert traces[0].read_text() == traces[1].read_text()
 
     second = kvref(*searched)
     assert second.returncode == 1 and "still fails: " in second.stdout
-    assert "PAGED-07 · any sequence of calls" not in second.stdout  # it is known
+    assert "PAGED-07 · any sequence of calls" not in second.stdout  # already known
     assert by_shape(corpus)[OF_ALL]["times"] > failure["times"]
 
     (tmp_path / "mends.py").write_text(RIGHT + MENDS)
@@ -259,7 +259,7 @@ def test_the_workers_of_a_cluster_work(kvref, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((), "expected a NAME or --exec COMMAND or --server URL"),
+        ((), "expected an implementation: NAME, --exec COMMAND or --server URL"),
         (("numpy",), "expected --hours N or --minutes N, the duration of the search"),
         (("numpy", "--hours", "-1"), "--hours: expected a finite number above 0, got -1"),
         (("numpy", "--hours", "1", "--minutes", "0"), "--minutes: expected a finite number above 0, got 0"),

@@ -94,11 +94,11 @@ def test_a_server_may_take_more_memory_than_a_check(tmp_path):
     resource = pytest.importorskip("resource")
     limit, hard = resource.getrlimit(resource.RLIMIT_DATA)
     program = "import resource, sys; sys.exit(f'limit {resource.getrlimit(resource.RLIMIT_DATA)[0]}')"
-    with memory_limit(), pytest.raises(RuntimeError, match=f"said: limit {hard}"):
+    with memory_limit(), pytest.raises(RuntimeError, match=f"its last output: limit {hard}"):
         Theirs(tmp_path / "number", program).engine(100, **SIZES)
     assert resource.getrlimit(resource.RLIMIT_DATA) == (limit, hard)
 
 
 def test_a_server_that_does_not_begin_says_why(tmp_path):
-    with pytest.raises(RuntimeError, match="the server did not begin to serve; the last that it said: no such model"):
+    with pytest.raises(RuntimeError, match="the server did not start; its last output: no such model"):
         Theirs(tmp_path / "number", "raise SystemExit('a line\\nno such model')").engine(100, **SIZES)

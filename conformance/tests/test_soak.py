@@ -83,7 +83,7 @@ def test_one_that_ends_its_process_is_a_failure(kvref, tmp_path):
         (("numpy", "--seed", "-1"), "--seed: expected an integer of at least 0, got -1"),
         (("numpy", "--family", "rows"), f"--family: expected one of {', '.join(served())}, got 'rows'"),
         (("mine:OnlyKernels",), f"nothing to soak, it does not offer {' or '.join(served())}"),
-        ((), "expected a NAME or --exec COMMAND"),
+        ((), "expected an implementation: NAME, --exec COMMAND"),
     ],
 )  # fmt: skip
 def test_nonsense_is_one_line(kvref, arguments, said):

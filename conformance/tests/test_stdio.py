@@ -200,7 +200,7 @@ def test_a_program_that_does_not_say_who_it_is_cannot_be_judged(kvref, way, mess
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("check",), "expected a NAME or --exec COMMAND"),
+        (("check",), "expected an implementation: NAME, --exec COMMAND"),
         (("check", "numpy", "--exec", "true"), "expected a NAME or --exec COMMAND, got both: numpy and true"),
         (("check", "--exec", "true", "--isolate", "--stderr"), "--stderr: expected no --isolate: a program already"),
         (("check", "--exec", ""), "--exec: expected a program and its arguments, got nothing"),

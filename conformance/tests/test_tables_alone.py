@@ -11,9 +11,7 @@ from kvref_conformance.outcome import NotOffered
 
 
 class Tables:
-    """kvref's prefix cache without writes and reads: blocks count as written when they are allocated, so that all tokens can be
-    committed.
-    """
+    """kvref's prefix cache without writes and reads. Allocated blocks count as written, so that all tokens can be committed."""
 
     def __init__(self, **config):
         self.cache = kvref.PrefixCache(kvref.PagedConfig(**config))

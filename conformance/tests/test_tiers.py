@@ -1,6 +1,4 @@
-"""The tolerance for values that pass through an earlier tier: an allowed deviation there must not exceed the bound of the next
-tier.
-"""
+"""The tolerance for values from an earlier tier: an allowed deviation there must not exceed the bound of the next tier."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,5 @@
-"""CTranslate2 with a canary; first run: kvref canary make windowed --architecture mistral --offsets 20,20 --windows 20,20 --dtype float32"""
+"""CTranslate2 with a canary. First run:
+kvref canary make windowed --architecture mistral --offsets 20,20 --windows 20,20 --dtype float32"""
 
 import json
 

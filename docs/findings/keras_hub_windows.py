@@ -21,7 +21,7 @@ ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 
 
 def without_experts(folder):
-    """KerasHub reads experts only as MXFP4. Experts of zeros add nothing in either library, so that only attention is compared."""
+    """KerasHub reads experts only as MXFP4. Experts of zeros add nothing in either library: only attention is compared."""
     file = folder / "model.safetensors"
     tensors = {name: tensor for name, tensor in load_file(file).items() if ".experts." not in name}
     for layer in range(2):

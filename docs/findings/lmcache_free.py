@@ -17,4 +17,4 @@ for make in (lambda: PagedTensorMemoryAllocator(memory, [page], [torch.uint8]), 
     held[1].ref_count_up()
     other = pool.allocate(page, torch.uint8)
     other.tensor.fill_(7)
-    print("freed, then referenced: references", held[1].get_ref_count(), "and reads", bytes(held[1].byte_array)[0], "of another object")
+    print("freed, referenced: references", held[1].get_ref_count(), "and reads", bytes(held[1].byte_array)[0], "of another")

@@ -6,7 +6,7 @@ from pathlib import Path
 from mistralrs import Architecture, ChatCompletionRequest, CompletionRequest, Runner, Which
 
 file, decoder = Path("canary/tokenizer.json"), {"type": "Sequence", "decoders": [{"type": "ByteFallback"}]}
-file.write_text(json.dumps(json.loads(file.read_text()) | {"decoder": decoder}))  # mistral.rs does not load a tokenizer without a decoder
+file.write_text(json.dumps(json.loads(file.read_text()) | {"decoder": decoder}))  # it must not be null
 runner = Runner(which=Which.Plain(model_id="canary", arch=Architecture.Llama))
 syllables = ["ba", "de", "fi", "go", "hu", "ka", "le", "mi", "no", "pu"]
 prompt = " ".join(a + b for a in syllables[:6] for b in syllables)

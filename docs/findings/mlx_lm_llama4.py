@@ -1,4 +1,4 @@
-"""mlx-lm's prompt cache with a Llama 4 of random weights and chunks of 8: a prompt with the beginning of an earlier, longer one."""
+"""mlx-lm's prompt cache with a random Llama 4 with chunks of 8: a prompt with the beginning of an earlier, longer one."""
 
 import mlx.core as mx
 from mlx_lm.models.cache import LRUPromptCache, make_prompt_cache
@@ -29,6 +29,6 @@ kept.insert_cache("any", first, cache)
 cache, rest = kept.fetch_nearest_cache("any", second)
 offsets = [each.offset for each in cache]
 right = told(second, make_prompt_cache(model))
-print(f"of {len(second)} tokens {len(rest)} remain to be computed, and the layers continue at {offsets}; three of them are chunked")
+print(f"of {len(second)} tokens {len(rest)} remain to compute, and the layers continue at {offsets}; three of them are chunked")
 print("the logits after them differ by", mx.abs(told(rest, cache) - right).max().item(), end=", ")
 print("other chunk sizes alone make a difference of", mx.abs(told(second, make_prompt_cache(model), 3) - right).max().item())

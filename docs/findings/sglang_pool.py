@@ -1,4 +1,4 @@
-"""SGLang's MHATokenToKVPool on a CPU: slots of -1, past the end and in two dimensions, tokens of one head and with an extra axis."""
+"""SGLang's MHATokenToKVPool on a CPU: slots of -1, past the end and in 2 dimensions, tokens of one head and of an extra axis."""
 
 from types import SimpleNamespace
 

@@ -1,4 +1,4 @@
-"""torchao 0.18: a row of zeros becomes NaN in float8; the largest number of an INT8 row is clipped; a row of one number raises."""
+"""torchao 0.18: a row of zeros becomes NaN in float8; the largest INT8 number is clipped; a row of one number raises."""
 
 import torch
 from torchao.quantization import Float8Tensor, Int8Tensor, PerRow

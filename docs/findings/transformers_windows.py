@@ -1,4 +1,4 @@
-"""transformers' DynamicSlidingWindowLayer: a window of 1, and `crop` before the first tokens and of more tokens than were recorded."""
+"""transformers' DynamicSlidingWindowLayer: a window of 1, and `crop` before the first tokens and of more than was recorded."""
 
 import torch
 from transformers import DynamicCache, MistralConfig, MistralForCausalLM

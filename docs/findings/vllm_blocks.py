@@ -1,8 +1,8 @@
-"""vLLM's BlockPool: a block that was freed twice is allocated while it is referenced, and a negative number increases the free count."""
+"""vLLM's BlockPool: a block that was freed twice is allocated while it is referenced, and a negative count."""
 
 from vllm.v1.core.block_pool import BlockPool
 
-touched, left, negative = (BlockPool(5, enable_caching=True, hash_block_size=16) for _ in range(3))  # a null block and four blocks
+touched, left, negative = (BlockPool(5, enable_caching=True, hash_block_size=16) for _ in range(3))  # a null block and four
 for pool in (touched, left):
     (block,) = pool.get_new_blocks(1)
     for _ in range(2):
@@ -11,7 +11,7 @@ for pool in (touched, left):
     if pool is touched:
         pool.touch([block])  # as for a request with a hit
     try:
-        print("referenced by a request: block", block.block_id, "allocated to another:", [b.block_id for b in pool.get_new_blocks(4)])
+        print("referenced: block", block.block_id, "allocated to another:", [b.block_id for b in pool.get_new_blocks(4)])
     except AssertionError:
         print("then all are allocated: AssertionError, free", pool.get_num_free_blocks())
 

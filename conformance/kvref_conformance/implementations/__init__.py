@@ -70,10 +70,9 @@ def needed(options: argparse.Namespace) -> str:
 
 
 def patience(options: argparse.Namespace, name: str) -> float:
-    """Return the time limit of one call, in seconds: --timeout, or a default that is longer for servers (other clients may be
-    active).
+    """Return the time limit of one call in seconds: --timeout, or a default, which is longer for servers.
 
-    Raises CannotRun for an invalid --timeout.
+    A server may have other clients. Raises CannotRun for an invalid --timeout.
     """
     if options.timeout is not None:
         seconds: float = options.timeout

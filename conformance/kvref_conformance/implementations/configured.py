@@ -27,7 +27,7 @@ def by_command(words: str, show_stderr: bool = False) -> OverStdio:
     except ValueError as error:
         raise CannotRun(f"--exec {words}: {error}") from None
     if not command:
-        raise CannotRun("--exec: expected a program and its arguments, got an empty command")
+        raise CannotRun("--exec: expected a program and its arguments, got nothing")
     return _started(f"--exec {words}", command, Path.cwd(), show_stderr)
 
 

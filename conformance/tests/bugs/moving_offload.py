@@ -29,7 +29,7 @@ def keys_behind_a_hole_are_counted(patch):
 
 @bug("MOVE-06")
 def what_is_half_stored_is_loaded(patch):
-    in_source(patch, f"{STORE}.prepare_load", "not self._is_ready(key)", "key not in self._blocks")
+    in_source(patch, f"{STORE}.prepare_load", 'not self._known("prepare_load", key).ready', "key not in self._blocks")
 
 
 @bug("MOVE-06")

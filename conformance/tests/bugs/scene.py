@@ -72,9 +72,7 @@ class Scene:
         return self.cache._tables._segment(self.cache._table_of[self.sequence(session)])
 
     def spoil(self, layers, heads, start, stop, change):
-        """Replace keys and values [tokens, num_kv_heads, head_dim] of positions [start, stop) of a layer by the result of
-        `change`.
-        """
+        """Apply `change` to keys and values [tokens, num_kv_heads, head_dim] of positions [start, stop) of a layer."""
         for layer in layers:
             keys, values = (np.array(part) for part in self.cache.read(self.sequence(self.b), layer, range(start, stop)))
             for own, other in zip((keys, values), change(layer, keys.copy(), values.copy()), strict=True):

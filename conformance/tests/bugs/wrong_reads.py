@@ -19,8 +19,10 @@ FAULTS: list["Fault"] = []
 
 @dataclass
 class Fault:
-    """plant: corrupts a scene whose request has a prompt, before the first generated token. facts: of the expected finding, which
-    is one of `among` findings that fit equally well.
+    """A fault and its expected diagnosis.
+
+    plant: corrupts a scene whose request has a prompt, before the first generated token. facts: of the expected finding, which is
+    one of `among` findings that fit equally well.
     """
 
     plant: Callable[[Scene], None]

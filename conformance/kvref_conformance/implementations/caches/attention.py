@@ -6,9 +6,7 @@ from kvref_conformance.outcome import NotOffered
 
 
 def rows_before(query: Any, length: int) -> int:
-    """Return how many rows of zeros to insert before the queries, if a library's causal mask assumes that query 0 is at position
-    0.
-    """
+    """Return the number of zero rows to insert before the queries, for a causal mask that puts query 0 at position 0."""
     if len(query) > length:
         raise NotOffered("more queries than tokens")
     return int(length) - len(query)

@@ -57,8 +57,9 @@ def writing(grid: Mesh) -> Any:
 @cache
 def attending(grid: Mesh) -> Any:
     def attend(query: Any, keys: Any, values: Any, heads: Any, positions: Any, at: Any, scale: Any) -> Any:
-        """Attend over a row's KV heads. Result: [1, nq, heads, group, dim]; query: [nq, num_kv_heads, group, dim]; positions: per
-        slot, -1 for an empty slot.
+        """Attend over a row's KV heads: [1, nq, heads, group, dim].
+
+        query: [nq, num_kv_heads, group, dim]. positions: the position in each slot, -1 for an empty slot.
         """
         keys, values = (part[0, 0].astype(jnp.float32) for part in (keys, values))
         seen = (positions[0] >= 0) & (positions[0] <= at[:, None])  # [nq, slots]

@@ -1,8 +1,7 @@
-"""Adapter of keras.ops.dot_product_attention on Keras' backends NumPy and PyTorch, on a CPU. The JAX backend calls JAX's own
-function.
+"""Adapter of keras.ops.dot_product_attention on Keras' backends NumPy and PyTorch, on a CPU.
 
-Its causal mask counts from the first token, so queries of the last tokens are padded with zero rows in front. It has no length
-argument: tokens past the length are masked, as Keras' own layers do it.
+Keras' JAX backend calls JAX's own function. The causal mask counts from the first token, so queries of the last tokens are padded
+with zero rows in front. It has no length argument: tokens past the length are masked, as Keras' own layers do it.
 """
 
 import os

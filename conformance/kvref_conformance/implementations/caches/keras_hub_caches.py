@@ -93,10 +93,9 @@ class OneLayer:
         return as_it_came
 
     def _side_by_side(self, tokens: Any) -> Any:
-        """Return tokens [batch, heads, tokens, dim] as [batch, tokens, heads * dim], the form before a projection; other ranks
-        unchanged.
+        """Return tokens [batch, heads, tokens, dim] as [batch, tokens, heads * dim], the form before a projection.
 
-        Raises NotOffered for wrong shapes that this conversion would make valid.
+        Arrays of other ranks are returned unchanged. Raises NotOffered for wrong shapes that this conversion would make valid.
         """
         heads, dim = self._heads
         if tokens.ndim != 4:

@@ -161,9 +161,7 @@ class Row(OneLayer):
 
 
 class Chunks(OneLayer):
-    """Uses the cache like Llama4Model: it trims the front before it makes its mask, and `trim` returns how many tokens it
-    removed.
-    """
+    """Used like in Llama4Model: the front is trimmed before the mask is made; `trim` returns the number of removed tokens."""
 
     def append(self, keys: Any, values: Any) -> None:
         self._cache.maybe_trim_front()

@@ -1,5 +1,4 @@
-"""ONNX graphs of one or two nodes, and the families built from them, for both runtimes: ONNX's reference evaluator and ONNX
-Runtime.
+"""ONNX graphs of one or two nodes, and the families built from them, for ONNX's reference evaluator and for ONNX Runtime.
 
 Access by slot is Gather and ScatterND with int64 slots, which both runtimes support, and TensorScatter for a buffer. Attention is
 the operator Attention, with `nonpad_kv_seqlen` as the length. With past and present it is a growing cache, whose last output is

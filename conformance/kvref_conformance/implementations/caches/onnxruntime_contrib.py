@@ -72,8 +72,9 @@ class OverBuffers:
 def _over_buffers(
     query: Any, keys: Any, values: Any, length: int, scale: float, head_sink: Any = None, **attributes: Any
 ) -> Any:  # fmt: skip
-    """Attend over buffers that contain all tokens. The last tokens are passed with the queries; the operator writes them to the
-    same places again.
+    """Attend over buffers that contain all tokens.
+
+    The last tokens are also passed with the queries; the operator writes them to the same places again.
     """
     if not length or (len(query) > length and attributes["causal"]):
         raise NotOffered("queries without tokens")

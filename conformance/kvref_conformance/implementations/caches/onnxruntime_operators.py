@@ -1,5 +1,4 @@
-"""Adapters of ONNX Runtime's kernels of standard ONNX operators, on a CPU: casts, access by slot, and Attention (also as a
-cache).
+"""Adapters of ONNX Runtime's kernels of standard ONNX operators, on a CPU: casts, access by slot, attention, and a cache.
 
 E4M3FN is cast with the default options, and E5M2 with `saturate=0`, which keeps infinities: a KV cache would use both. Each
 combination of types and each scale is a graph of its own. The adapter validates nothing.

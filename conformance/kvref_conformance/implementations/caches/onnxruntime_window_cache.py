@@ -1,5 +1,4 @@
-"""Adapters of ONNX Runtime's GroupQueryAttention with `sliding_window_cache`, on a CPU: a buffer of the window's size that drops
-tokens.
+"""Adapters of ONNX Runtime's GroupQueryAttention with `sliding_window_cache`, on a CPU: a buffer that drops old tokens.
 
 The caller counts the tokens and passes the last output buffer in again. Which position is in which row, and when tokens can be
 truncated, is computed as the operator's documentation defines it (`L(T)`). The contents and what a query sees are judged.

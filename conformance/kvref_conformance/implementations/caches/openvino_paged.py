@@ -1,5 +1,4 @@
-"""Adapters of OpenVINO's PagedAttention on its CPU plugin: the operation alone, over blocks and tables that this module
-allocates.
+"""Adapters of OpenVINO's PagedAttention on its CPU plugin: the operation alone, with blocks that this module allocates.
 
 One call writes the new tokens of several sequences into the blocks of a pool, and attends with one query per new token. Judged is
 where it writes (`paged`), and what it attends over: attention over blocks (`attention`), and with its sliding window
@@ -87,8 +86,10 @@ class Pool:
         self, query: Any, keys: Any, values: Any, pasts: Sequence[int], counts: Sequence[int], tables: Sequence[Sequence[int]],
         scale: float = 1.0, window: int = 0, logit_sink: tuple[float, ...] = (),
     ) -> Any:  # fmt: skip
-        """Call the operation once. counts: new tokens of each sequence, concatenated in `keys` and `values`; tables: the blocks
-        of each.
+        """Call the operation once.
+
+        counts: the number of new tokens of each sequence, concatenated in `keys` and `values`. tables: the blocks of each
+        sequence.
         """
         given = {
             "query": query, "key": keys, "value": values, "key_cache": self.keys, "value_cache": self.values,
@@ -200,9 +201,7 @@ class Sequences:
 
 
 class Pages:
-    """Write tokens as one sequence per block, in one batch of prompts; then pass the queries with their tokens, which are written
-    again.
-    """
+    """Attention over blocks: writes the tokens as one sequence per block, then passes the queries with their tokens again."""
 
     def attention(self, query: Any, keys: Any, values: Any, *, scale: float, causal: bool, length: int) -> Any:
         return self._attended(query, keys, values, scale, causal, int(length))

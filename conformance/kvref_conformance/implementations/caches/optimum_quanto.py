@@ -47,9 +47,7 @@ class OptimumQuanto(Rows):
 
 
 class Groups(Rows):
-    """Shifts are negated zeros. The library packs across groups, not neighbors, so codes are returned unpacked, one byte per
-    code.
-    """
+    """Shifts are negated zeros. The library packs codes of different groups together; the adapter returns one byte per code."""
 
     name = "optimum-quanto-groups"
     version = version("optimum-quanto")

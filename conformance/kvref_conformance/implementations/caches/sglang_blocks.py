@@ -1,5 +1,4 @@
-"""Adapters of SGLang's allocators as block pools: TokenToKVPoolAllocator (block = slot), PagedTokenToKVPoolAllocator (block =
-page).
+"""Adapters of SGLang's allocators as block pools: TokenToKVPoolAllocator (by slot) and PagedTokenToKVPoolAllocator (by page).
 
 `allocate` is `alloc`, which returns slots or None; `free` is `free`, whose argument is slots; num_free is `available_size`. Slot
 0 or page 0 is reserved for padding and is no block, so block ids are shifted by one. The prefix tree keeps references, not the

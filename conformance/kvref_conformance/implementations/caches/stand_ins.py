@@ -47,8 +47,10 @@ class StandIn(ModuleType):
 
 
 class StandIns(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """An import hook. absent: modules to replace, with all modules below them. bare: packages whose modules are imported
-    normally, but whose `__init__` does not run, because it would import the whole library.
+    """An import hook that replaces modules by stand-ins.
+
+    absent: modules to replace, with all modules below them. bare: packages whose modules are imported normally, but whose
+    `__init__` does not run, because it would import the whole library.
     """
 
     def __init__(self, absent: Sequence[str], bare: Sequence[str] = ()) -> None:

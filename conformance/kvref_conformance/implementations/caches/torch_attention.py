@@ -1,5 +1,4 @@
-"""Adapters of PyTorch's attention on a CPU: `scaled_dot_product_attention` (`torch-sdpa`), uncompiled `flex_attention`
-(`torch-flex`).
+"""Adapters of PyTorch's attention on a CPU: `torch-sdpa` (`scaled_dot_product_attention`), `torch-flex` (`flex_attention`).
 
 Queries of the last tokens are expressed in PyTorch's way: `is_causal` if there are as many queries as tokens,
 `causal_lower_right` if there are fewer. Tokens past the length, as in a buffer that is not full, are masked. For flex, masks are

@@ -1,5 +1,4 @@
-"""Adapter of a sharded cache over `torch.distributed`: one process per rank, gloo between them, in all grids of two to four
-ranks.
+"""Adapter of a sharded cache over `torch.distributed` with gloo: one process per rank, all grids of two to four ranks.
 
 PyTorch has no sharded cache of its own. The cache here is built from its parts as engines do it: an `all_reduce` by which the
 ranks agree that all received the tokens, and an `all_gather` of outputs and log-sum-exps within a row of the grid. A process that

@@ -1,6 +1,4 @@
-"""One rank of a sharded cache: a process of its own that receives requests over a pipe and communicates with other ranks over
-gloo.
-"""
+"""One rank of a sharded cache: a process that receives requests over a pipe and communicates with other ranks over gloo."""
 
 import os
 import signal
@@ -54,8 +52,9 @@ def _rows(rows: int, columns: int, limit: timedelta) -> list[Any]:
 
 
 class Shard:
-    """The rank's part of one cache. config: the sizes of the cache; row, column: its place in the grid; group: its row's process
-    group.
+    """The rank's part of one cache.
+
+    config: the sizes of the cache. row, column: the rank's place in the grid. group: the process group of its row.
     """
 
     def __init__(self, config: Mapping[str, Any], row: int, column: int, group: Any, pipe: Connection) -> None:
@@ -86,8 +85,9 @@ class Shard:
         return torch.tensor([self.table[at // turn] * self.size + at % self.size for at in positions], dtype=torch.int64)
 
     def prepare(self, keys: Any, values: Any, dies: bool) -> None:
-        """Select this rank's part of the new tokens and wait until every rank has its own (`all_reduce`). dies: kill this process
-        first.
+        """Select this rank's part of the new tokens and wait until every rank has its own (`all_reduce`).
+
+        dies: kill this process before that.
         """
         count = len(keys)
         own = torch.tensor([at - self.length for at in self._own(self.length, self.length + count)], dtype=torch.int64)

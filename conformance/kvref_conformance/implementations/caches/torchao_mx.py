@@ -1,5 +1,4 @@
-"""Adapters of torchao's prototypes of MX and NVFP4: `MXTensor.to_mx` with scales rounded down, `NVFP4Tensor.to_nvfp4`,
-`dequantize`.
+"""Adapters of torchao's prototypes: MX (`MXTensor.to_mx`, scales rounded down) and NVFP4 (`NVFP4Tensor.to_nvfp4`).
 
 FP6 is not included: torchao stores one byte per code, so the adapter would have to pack the codes.
 """

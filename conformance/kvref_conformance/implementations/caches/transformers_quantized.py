@@ -1,5 +1,4 @@
-"""Adapters of Hugging Face transformers' QuantizedCache with each of its three backends, by `update`, `get_seq_length` and
-`reset`.
+"""Adapters of Hugging Face transformers' QuantizedCache with its three backends, by `update`, `get_seq_length` and `reset`.
 
 The contents of the cache are what an `update` without tokens returns. FP8 is the family `quantized`. quanto and HQQ quantize
 groups of `q_group_size` numbers: with one head and a group size of head_dim, a group is a token. Both are the family `tiered`

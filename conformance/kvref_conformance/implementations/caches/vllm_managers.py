@@ -1,5 +1,4 @@
-"""Adapters of vLLM's KVCacheManager, by its own calls, as the bookkeeping of a paged cache and of a prefix cache; without
-tensors.
+"""Adapters of vLLM's KVCacheManager, by its own calls, as the bookkeeping of a paged and of a prefix cache; without tensors.
 
 It manages which blocks a request has and which blocks are cached; keys, values and lengths are the model's and the scheduler's,
 so nothing is written or read. One group has all layers, hence one table. The null block, which the manager reserves, is not

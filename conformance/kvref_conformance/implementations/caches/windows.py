@@ -20,9 +20,7 @@ def taken(config: Mapping[str, Any]) -> None:
 
 
 def side_by_side(keys: Any, values: Any, config: Mapping[str, Any]) -> None:
-    """Raise NotOffered for keys and values that cannot be parts of one projection's output, which is the input of a model's
-    layer.
-    """
+    """Raise NotOffered for keys and values that cannot be parts of one projection's output, as a model's layer receives them."""
     shape = len(keys), config["num_kv_heads"], config["head_dim"]
     if not all(tuple(array.shape) == shape and str(array.dtype).endswith("float32") for array in (keys, values)):
         raise NotOffered("rejecting other shapes or dtypes of keys and values: one projection produces both")

@@ -1,5 +1,4 @@
-"""Adapters of x-transformers' Attention without rotary positions, as contiguous caches and as attention, with einsum and
-`flash=True`.
+"""Adapters of x-transformers' Attention without rotary positions, as a cache and as attention, with einsum and `flash=True`.
 
 A cache is the keys and values that `Attention` returns and accepts as `cache`. Its projections pass parts of the input on, so
 queries, keys and values enter side by side, like the output of a model's projections. Rows are reordered as in `beam_search`, by

@@ -79,8 +79,10 @@ class Q8(LlamaCpp):
 
 @dataclass
 class Session:
-    """One session. sequence: its sequence id, or None if it has no tokens in the cache; cached: the number of its tokens in the
-    cache; next: the most likely next token, or None if it has to be computed.
+    """One session.
+
+    sequence: its sequence id, None if it has no tokens in the cache. cached: the number of its tokens in the cache. next: the
+    most likely next token, None if it has to be computed.
     """
 
     tokens: list[int] = field(default_factory=list)
@@ -89,9 +91,7 @@ class Session:
     next: int | None = None
 
     def missing(self, more: Sequence[int]) -> list[Row]:
-        """The tokens of the session and `more` that are not in the cache, as rows of a batch; logits are computed after the last
-        row.
-        """
+        """Return the session's tokens and `more` that are not cached, as rows of a batch; only the last row requests logits."""
         assert self.sequence is not None
         tokens = [*self.tokens, *more]
         return [Row(tokens[at], at, self.sequence, at == len(tokens) - 1) for at in range(self.cached, len(tokens))]
@@ -187,10 +187,9 @@ class Engine:
         raise NotOffered("removal that equals a fresh prefill: llama.cpp moves the later entries and does not recompute them")
 
     def shift(self, session: int, start: int, stop: int) -> None:
-        """Remove the cached positions [start, stop), move the later entries to lower positions and re-rotate their keys (context
-        shift).
+        """Context shift: remove positions [start, stop), move later entries down, and re-rotate their keys.
 
-        At least one entry after `stop` must be in the cache.
+        The cache must have at least one entry after `stop`.
         """
         told = self._known(session)
         assert told.sequence is not None and 0 <= start < stop < told.cached

@@ -78,8 +78,9 @@ class Engine(WholePrompts):
 
 
 def _folder(canary: Canary) -> files.Files:
-    """The canary's folder. Its tokenizer and chat template add nothing to a text. mistral.rs rejects a tokenizer without a
-    decoder.
+    """Return the canary's files, with a tokenizer and a chat template that add nothing to a text.
+
+    mistral.rs rejects a tokenizer without a decoder, so it has a simple one.
     """
     made = files.made(canary, "mistral" if any(canary.windows) else "llama", "float32")
     changes = {

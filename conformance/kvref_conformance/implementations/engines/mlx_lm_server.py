@@ -34,9 +34,7 @@ class Drafted(Server):
 
 
 def _draft(canary: Canary) -> Canary:
-    """A draft model that looks back one token too far, so that it is nearly always wrong; the canary itself if that is not
-    possible.
-    """
+    """A draft model that looks back one token too far and so is nearly always wrong; the canary itself if impossible."""
     if canary.recalls or any(canary.windows):
         return canary
     return replace(canary, offsets=(*canary.offsets[:-1], canary.offsets[-1] + 1))

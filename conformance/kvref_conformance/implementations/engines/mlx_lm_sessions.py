@@ -181,8 +181,9 @@ class Engine:
         return generate_step(mx.array(prompt), self._model, max_tokens=count, prompt_cache=session.cache, **self._options)
 
     def _together(self, sessions: Sequence[Session], count: int) -> list[tuple[list[int], Any]]:
-        """Generate in one batch. Returns for each session the new tokens and a cache that contains them; the sessions' caches do
-        not change.
+        """Generate in one batch. Return for each session its new tokens and a cache that contains them.
+
+        The sessions' own caches do not change.
         """
         if any(not hasattr(layer, "merge") for session in sessions for layer in session.cache):
             raise NotOffered("batches of this type of cache")

@@ -1,6 +1,4 @@
-"""A canary as an ONNX graph with past and present keys and values, in the form in which exporters write a Llama, for
-transformers.js.
-"""
+"""A canary as an ONNX graph with past and present keys and values, as exporters write a Llama, for transformers.js."""
 
 from typing import Any
 

@@ -21,8 +21,9 @@ def model(canary: Canary) -> Any:
 
 
 class _Graph:
-    """Builder of the graph. Comments give shapes: B prompts, S new tokens per prompt, T tokens in all, H heads, D numbers per
-    head.
+    """Builder of the graph.
+
+    Shapes in comments: B prompts, S new tokens per prompt, T tokens in all, H heads, D numbers per head.
     """
 
     def __init__(self, canary: Canary) -> None:

@@ -1,6 +1,4 @@
-"""Adapter of Hugging Face transformers' continuous batching: a paged cache; requests share prefix blocks and queue for free
-blocks.
-"""
+"""Adapter of Hugging Face transformers' continuous batching: a paged cache. Requests share prefix blocks and queue for blocks."""
 
 import threading
 import weakref
