@@ -99,9 +99,14 @@ def by_clause() -> str:
     rows = []
     for id, clause in all_clauses().items():
         if broken := [each for each in found if id in each.clauses]:
-            whose = "<br>".join(f"{each.project.partition(' ')[0]}: {each.link}" for each in broken)
+            whose = "<br>".join(f"{without_version(each.project)}: {each.link}" for each in broken)
             rows.append(f"| {id} | {clause.title} | {whose} |")
     return "\n".join(["| clause | title | findings |", "|---|---|---|", *rows]) + "\n"
+
+
+def without_version(project: str) -> str:
+    """Return the name of a project: a page's title up to its version or a parenthesis."""
+    return re.split(r" [(\d]", project)[0]
 
 
 def by_failure() -> dict[tuple[str, str], list[Finding]]:

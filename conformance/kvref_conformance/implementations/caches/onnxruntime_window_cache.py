@@ -74,7 +74,7 @@ class Buffer:
         if not 0 <= length <= self.length:
             raise PositionOutOfRange(f"length: expected an integer in [0, {self.length}], got {length}")
         if self._held(length) != self._held(self.length) - (self.length - length):
-            raise NotTruncatable("cannot truncate to {length}: L({length}) differs from the number of rows that remain")
+            raise NotTruncatable(f"cannot truncate to {length}: L({length}) differs from the number of rows that remain")
         self.length = int(length)
 
     def _held(self, tokens: int) -> int:

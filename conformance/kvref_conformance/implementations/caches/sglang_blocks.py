@@ -73,7 +73,7 @@ class Pool:
     def allocate_many(self, count: int) -> list[int]:
         slots = self._allocator.alloc(index(count) * self._page)
         if slots is None:
-            raise OutOfBlocks(f"alloc({count * self._page}) gave None")
+            raise OutOfBlocks(f"alloc({count * self._page}) returned None")
         return [int(slot) // self._page - 1 for slot in slots[:: self._page]]
 
     def free(self, block: int) -> None:

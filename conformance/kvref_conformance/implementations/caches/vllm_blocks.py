@@ -51,7 +51,7 @@ class Pool:
         try:
             self._pool = BlockPool(with_null(num_blocks), enable_caching=False, hash_block_size=HASHED)
         except AssertionError as error:
-            raise ConfigError("BlockPool: num_gpu_blocks") from error
+            raise ConfigError("BlockPool: AssertionError for num_gpu_blocks") from error
 
     @property
     def num_blocks(self) -> int:

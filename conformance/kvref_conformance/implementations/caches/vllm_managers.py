@@ -72,7 +72,7 @@ class Requests:
                 config, LONGEST, scheduler_block_size=block_size, hash_block_size=block_size, enable_caching=self.caching
             )
         except AssertionError as error:
-            raise ConfigError("BlockPool: num_gpu_blocks") from error
+            raise ConfigError("BlockPool: AssertionError for num_gpu_blocks") from error
         self._hasher = get_request_block_hasher(block_size, sha256)
         self._size, self._layers = block_size, num_layers
         self._requests = dict[int, Request]()
