@@ -2,8 +2,9 @@
 
 `python docs/generated_parts.py` updates all of it and exits with 1 if anything was out of date, as `nox -s docs` does.
 
-A table stands between `<!-- generated: NAME -->` and `<!-- end generated -->` in a page. A link to a clause is written `[PAGED-07](#PAGED-07)`
-and becomes a link to its heading in kvref/spec; it follows when the clause's title changes. On the site it leads to the site's page.
+A table stands between `<!-- generated: NAME -->` and `<!-- end generated -->` in a page. A link to a clause is written
+`[PAGED-07](#PAGED-07)` and becomes a link to the clause's heading in kvref/spec, whose anchor depends on its title. On the site
+the link leads to the site's page.
 """
 
 import os
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pictures
+from architecture import diagram
 from findings_index import anchor, by_clause, by_cost
 from kvref_conformance.clauses import all_clauses
 from site_pages import chapters, coverage, engines
@@ -50,6 +52,7 @@ def _address(id: str, folder: Path) -> str | None:
 def update() -> list[Path]:
     """Write what is out of date, and return its paths."""
     texts = {page: updated(page) for page in pages()}
+    texts[FOLDER / "_static/architecture.svg"] = diagram()
     texts |= {FOLDER / "_static/pictures" / f"{name}.svg": text for name, text in pictures.drawn()}
     changed = [path for path, text in texts.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     for path in changed:

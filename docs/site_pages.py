@@ -7,7 +7,6 @@ import re
 from functools import cache
 from pathlib import Path
 
-from architecture import diagram
 from findings_index import by_failure, page_of
 from kvref_conformance.checking.registry import all_checks
 from kvref_conformance.clauses import CHAPTERS, Chapter, Clause, all_clauses, spec
@@ -37,7 +36,7 @@ def write(folder: Path) -> None:
     pages = {name: _chapter(chapter, results) for name, chapter in zip(CHAPTERS, spec(), strict=True)}
     pages |= {name: (SPEC / f"{name}.md").read_text(encoding="utf-8") for name in OTHERS}
     pages["index"] = _index()
-    files = {f"spec/{name}.md": text for name, text in pages.items()} | {"_static/architecture.svg": diagram()}
+    files = {f"spec/{name}.md": text for name, text in pages.items()}
     (folder / "spec").mkdir(exist_ok=True)
     for name, text in files.items():
         path = folder / name
