@@ -29,7 +29,7 @@ def runs() -> tuple[Run, ...]:
 
 
 def write(folder: Path) -> None:
-    """Write the chapters into folder/spec, the matrix into folder/_matrix, and the architecture diagram."""
+    """Write the chapters into folder/spec and the matrix into folder/_matrix."""
     told = {failure: [Finding(each.title, f"../{each.address}") for each in found] for failure, found in by_failure().items()}
     write_site(folder / "_matrix/matrix", list(runs()), told)
     results = {run.name: {clause: result["verdict"] for clause, result in run.verdicts.items()} for run in runs()}
@@ -151,6 +151,8 @@ def point_to_the_site(app: object, docname: str, source: list[str]) -> None:
     )
     text = _clauses_linked(text)
     text = re.sub(r"\]\((?:\.\./)+kvref/spec/(\w+)\.md", rf"]({'../' * docname.count('/')}spec/\1.md", text)
+    if docname.startswith("spec/"):
+        text = text.replace("](README.md)", "](index.md)")
     if docname.startswith("how/"):
         source[0] = _linked(text)
         return
