@@ -158,7 +158,7 @@ class GroupedCache(Finder):
     def attend(self, sequence: int, layer: int, query: Array, scale: float | None = None) -> Array:
         """Return the attention of the last tokens' queries: float32 [num_queries, num_query_heads, head_dim] (GROUP-04).
 
-        query: [num_queries, num_query_heads, head_dim], at most as many queries as the last step had tokens. scale:
+        query: [num_queries, num_query_heads, head_dim], the queries of the last tokens. scale:
         1 / sqrt(head_dim) by default. Each query sees the tokens up to its own, in window groups the last `window` of them.
 
         Raises PositionOutOfRange if a query sees a position that is released or if there are more queries than tokens;

@@ -1,4 +1,4 @@
-"""Whole engines: tokens in, tokens out, by a model that tells on the cache."""
+"""Whole engines, which run a canary model: its generated tokens reveal errors of the cache."""
 
 from collections.abc import Mapping
 from typing import Any

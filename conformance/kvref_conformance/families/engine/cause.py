@@ -1,4 +1,4 @@
-"""What lies behind a wrong token, by all that the engine says if it is let go on."""
+"""Diagnosis of a wrong token from the tokens that the engine generates after it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,13 +13,13 @@ from kvref_conformance.families.engine.model import Engine
 from kvref_conformance.oracle.witness import Unknown, Witness
 from kvref_conformance.outcome import Broken, NotOffered
 
-PERIODS = 2  # that it is let go on: they tell most
+PERIODS = 2  # periods to generate after a wrong token, as evidence for the diagnosis
 SPEAKING = ("generate", "step", "sample")
-AFTER = {"truncate": "a truncation", "remove": "a removal", "extend": "a later piece"}  # what may have happened to a session
+AFTER = {"truncate": "a truncation", "remove": "a removal", "extend": "a later piece"}  # names in a diagnosis
 
 
 def cause(subject: Subject, conversation: Sequence[Exchange], again: bool) -> str:
-    """A sentence, or nothing where the last call says no wrong token. again: whether it does so whenever it is made."""
+    """A sentence that explains the last call's wrong token, or "". again: whether replaying the calls reproduces the failure."""
     if conversation[-1].request.name not in SPEAKING:
         return ""
     held = _held(subject, [exchange.request for exchange in conversation]) if again else conversation
@@ -36,19 +36,19 @@ def cause(subject: Subject, conversation: Sequence[Exchange], again: bool) -> st
 
 
 def _held(subject: Subject, requests: Sequence[Request]) -> list[Exchange] | None:
-    """The same calls again, from a fresh start and unjudged; None where they cannot be made."""
+    """Replay the calls on a fresh subject without judging the replies. None if a call cannot be repeated."""
     numbers, results = dict[int, int](), dict[int, Any]()
     for request in requests:
         try:
             args = {name: renumbered(value, numbers, results) for name, value in request.args.items()}
             on = None if request.on is None else numbers[request.on]
-        except KeyError:  # what it refers to was never made
+        except KeyError:  # it refers to the result of a call that failed
             return None
         try:
             made = subject.call(request.op, on, args)
         except (NotOffered, Broken):
             return None
-        except Exception:  # what the implementation refused, as it had to
+        except Exception:  # an error that the call is expected to raise
             made = None
         if made is not None:
             numbers[request.id], results[request.id] = subject.conversation[-1].request.id, made
@@ -56,13 +56,13 @@ def _held(subject: Subject, requests: Sequence[Request]) -> list[Exchange] | Non
 
 
 class _Scene:
-    """One engine as its oracle sees it, and what happened to each of its sessions."""
+    """The expected state of one engine, and the history of each of its sessions."""
 
     def __init__(self, subject: Subject, engine: int) -> None:
         self._subject, self._engine = subject, engine
         self._witness = Witness(subject.level, subject.limits)
         self._events: dict[Any, list[tuple[int, str]]] = {}
-        self._before: list[Told] = []  # what sessions were, of which tokens were taken
+        self._before: list[Told] = []  # earlier states of sessions from which tokens were removed
 
     @property
     def _model(self) -> Engine:
@@ -71,7 +71,7 @@ class _Scene:
         return found
 
     def follow(self, exchange: Exchange) -> None:
-        """Raises Broken where a reply before the last is wrong already, and Unknown."""
+        """Apply one call and its reply. Raises Broken if the reply is wrong, and Unknown if it cannot be judged."""
         request = exchange.request
         session = self._resolved(request.args.get("session"))
         tokens = list(self._model.sessions[session].tokens) if request.on == self._engine and self._length(session) else []
@@ -88,7 +88,7 @@ class _Scene:
                 self._before.append(Told(f"session {session} before {AFTER[request.name]}", tokens, ended=True))
 
     def told_of(self, last: Exchange, again: bool) -> str:
-        """What the session read that said a wrong token in this reply. again: whether it can be let go on."""
+        """Diagnosis of the first session with a wrong token in this reply, or "". again: whether it can generate more tokens."""
         if last.reply is None or last.reply.error:
             return ""
         said = self._tokens(last.reply.ok)
@@ -102,7 +102,7 @@ class _Scene:
         return ""
 
     def _answers(self, name: str, args: dict[str, Any], said: list[int]) -> list[tuple[Any, list[int], bool]]:
-        """Of each session that spoke its tokens, and whether it goes on from them."""
+        """For each session in the reply: its number, its tokens, and whether the session contains them after the call."""
         if name == "generate":
             return [(args["session"], said, True)]
         if name == "step":
@@ -111,16 +111,16 @@ class _Scene:
         return [(args["session"], said[start : start + each], False) for start in range(0, len(said), each)]
 
     def _more(self, session: Any, length: int) -> list[int]:
-        """What it says if nobody stops it, of so many tokens told and said."""
+        """The next tokens that the session generates, for up to PERIODS periods. length: the tokens that it has already."""
         canary = self._model.canary
         count = min(PERIODS * canary.period, canary.context - length)
         try:
             return self._tokens(self._subject.call("engine.generate", self._engine, {"session": session, "count": count}))
-        except Exception:  # whatever it makes of a session that went wrong
+        except Exception:  # after a wrong token, any error is possible
             return []
 
     def _tokens(self, said: Sequence[int]) -> list[int]:
-        """Of what came, with an unknown one for each that there is not."""
+        """The tokens of a reply. Tokens outside the vocabulary are replaced by UNKNOWN."""
         return [int(token) if 0 <= token < self._model.canary.vocabulary else UNKNOWN for token in said]
 
     def _others(self, session: Any) -> list[Told]:

@@ -1,4 +1,4 @@
-"""ENG: whole engines, each clause by what a canary says."""
+"""ENG: whole engines. Each clause is checked by the tokens that a canary model generates."""
 
 from kvref_conformance.checking.expect import equal, raises, true
 from kvref_conformance.checking.registry import check
@@ -7,7 +7,7 @@ from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families.engine.told import Talk
 from kvref_conformance.outcome import Broken, NotOffered
 
-MANY = 64  # sessions that are tried before a cache counts as one that has no end
+MANY = 64  # sessions after which a cache counts as unbounded
 
 
 @check("ENG-01a", "engine")
@@ -48,10 +48,10 @@ def a_prompt_in_pieces_is_one_prompt(subject: Subject) -> None:
 def a_prefix_that_was_seen_says_what_a_new_one_says(subject: Subject) -> None:
     talk = Talk(subject)
     period = talk.canary.period
-    prompt = talk.prompt(period + 1)  # hardly more than what is read again
+    prompt = talk.prompt(period + 1)  # hardly more than the tokens that the canary attends to
     living = talk.begin(prompt)
     talk.goes_on(living, period, "a first session")
-    for length in (len(prompt), 33, 32, 17, 16, 15):  # on both sides of where blocks end
+    for length in (len(prompt), 33, 32, 17, 16, 15):  # on both sides of block boundaries
         session = talk.begin([*prompt[:length], *talk.prompt(period + 1)[length:]])
         talk.goes_on(session, period, f"a session whose first {length} tokens another has")
         talk.close(session)
@@ -66,7 +66,7 @@ def a_prefix_that_was_seen_says_what_a_new_one_says(subject: Subject) -> None:
 def two_go_on_together_from_one_that_was_there(subject: Subject) -> None:
     talk = Talk(subject)
     period = talk.canary.period
-    for more in (5, 12):  # so that it ends in the middle of a block, which both are given
+    for more in (5, 12):  # the shared prefix ends inside a block
         first = talk.begin(talk.prompt(period + more))
         talk.goes_on(first, 3, "a first session")
         tokens = talk.told[first].tokens
@@ -113,7 +113,7 @@ def more_than_the_cache_holds_is_refused_or_right(subject: Subject) -> None:
         except Exception as error:
             true(error_of(error).kind == "OutOfBlocks", "the error of a full cache", "OutOfBlocks", type(error).__name__)
             break
-    else:  # it keeps what does not fit elsewhere, or nothing at all between two calls
+    else:  # the engine swaps sessions out, or keeps no cache between calls
         talk.together(sessions, 2, f"{MANY} sessions, more than the cache was made for")
         return
     true(len(sessions) >= 2, "sessions in a cache of three contexts", "at least 2", len(sessions))
@@ -128,7 +128,7 @@ def more_than_the_cache_holds_is_refused_or_right(subject: Subject) -> None:
 
 
 def _goes_on_or_waits(talk: Talk, session: int, what: str) -> None:
-    """It says what it must, or that there is no room."""
+    """Check that the session generates the right tokens or raises OutOfBlocks."""
     try:
         talk.goes_on(session, 5, what)
     except (Broken, NotOffered):
@@ -162,7 +162,7 @@ def an_early_turn_may_be_another(subject: Subject) -> None:
 @check("ENG-08a", "engine")
 def forks_go_their_own_ways(subject: Subject) -> None:
     talk = Talk(subject)
-    for more in (0, 5, 14):  # blocks that are full, partly filled, one short of full
+    for more in (0, 5, 14):  # last block full, partly filled, one slot free
         parent = talk.begin(talk.prompt(talk.canary.period + more))
         child = talk.fork(parent)
         grandchild = talk.fork(child)
@@ -228,7 +228,7 @@ def a_session_is_a_list_of_tokens(subject: Subject) -> None:
 def tokens_may_go_from_the_middle(subject: Subject) -> None:
     talk = Talk(subject)
     session = talk.begin(talk.prompt(talk.canary.period + 30))
-    for before, count in ((20, 4), (31, 16), (2, 1), (9, 0)):  # of what is read again
+    for before, count in ((20, 4), (31, 16), (2, 1), (9, 0)):  # tokens that the canary attends to afterwards
         start = len(talk.told[session].tokens) - before
         talk.remove(session, start, start + count)
         talk.goes_on(session, 10, f"after {count} tokens were removed, {before} before the end")

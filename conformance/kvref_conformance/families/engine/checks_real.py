@@ -1,10 +1,10 @@
-"""LAW-18: engines of sizes that people run."""
+"""LAW-18: engines of production sizes."""
 
 from kvref_conformance.checking.registry import check
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families.engine.told import Talk
 
-AT_ONCE = 512  # tokens of a prompt: a call has seconds
+AT_ONCE = 512  # prompt tokens per call, because each call has a time limit of seconds
 
 
 @check("LAW-18", "engine")
@@ -18,7 +18,7 @@ def thousands_of_tokens_are_read_by_many_heads(subject: Subject) -> None:
 
 
 def _two_talk(subject: Subject, heads: int, context: int) -> None:
-    """Periods past many blocks, on both sides of their ends."""
+    """Two sessions generate with periods of many blocks, just below and just above a block boundary."""
     for period in (context // 2 - 1, context // 4 + 1):
         talk = Talk(
             subject, num_kv_heads=8, num_query_heads=heads, head_dim=128, context=context, period=period,

@@ -1,6 +1,8 @@
-"""Saying several tokens is saying one several times, in several sessions at once the same as in each (ENG-02).
+"""Derived operations of engines.
 
-Several answers to one prompt are what its forks say (ENG-08)."""
+`generate` equals repeated steps, and `step` equals generating one token in each session (ENG-02).
+`sample` equals generating in n forks of the session (ENG-08).
+"""
 
 from collections.abc import Sequence
 from functools import partial

@@ -1,4 +1,4 @@
-"""Engines: sessions that are told tokens and say what comes next, greedily."""
+"""Interface of engines: sessions that contain tokens and generate the next ones greedily."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -7,7 +7,7 @@ from kvref.array import Array
 
 _SESSION = "SequenceNotFound"
 _ROOM = "CapacityExceeded OutOfBlocks"
-# The errors that each operation may have to answer with; what `new` has to refuse is always a ConfigError.
+# The errors that the spec requires of each operation. The only error required of `new` is ConfigError.
 ERRORS: dict[str, str] = {
     "extend": f"{_SESSION} TokenOutOfRange {_ROOM}",
     "generate": f"{_SESSION} PositionOutOfRange {_ROOM}",
@@ -48,7 +48,7 @@ class Engine(Protocol):
 
 
 class Factory(Protocol):
-    """What makes one, of the canary that kvref.canary.sized makes of these sizes, with a cache for `cache_tokens` tokens."""
+    """Creates an engine for the canary that kvref.canary.sized returns for these sizes, with `cache_tokens` tokens of cache."""
 
     def __call__(
         self, *, num_layers: int, num_kv_heads: int, num_query_heads: int, head_dim: int, context: int, period: int, window: int,

@@ -1,4 +1,4 @@
-"""Any sequence of calls of the family `engine`."""
+"""State machine of the family `engine`: random call sequences."""
 
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
@@ -9,7 +9,7 @@ from kvref_conformance.searching.machine import LAST, Machine, one_of
 
 INDEX = st.sampled_from((*(0, 1, 2) * 6, LAST))
 COUNT = st.sampled_from((1, 2, 3, 5, 9, 17, 0))
-PROMPTS = 3  # different ones, so that sessions often begin with the same tokens
+PROMPTS = 3  # only a few distinct prompts, so that sessions often share a prefix
 
 
 class EngineMachine(Machine):
@@ -32,7 +32,7 @@ class EngineMachine(Machine):
         return found
 
     def session(self, index: int) -> int:
-        """One that there is; for the last index, and where there is none, one that there is not."""
+        """An existing session, or an unknown one for LAST or if no session exists."""
         there = one_of(self.model.sessions, index)
         return 1000 if there is None or index == LAST else there
 
@@ -40,7 +40,7 @@ class EngineMachine(Machine):
         return len(self.model.sessions[session].tokens) if session in self.model.sessions else 0
 
     def prompt(self, number: int) -> list[int]:
-        """A period and two tokens more, of words that all differ, and the first of them again: what comes next is certain."""
+        """Period plus 2 distinct words (at least 14), then the second of them again, so that the next token is certain."""
         period, words = self.model.canary.period, self.model.canary.words
         count = max(period, 12) + 2
         mixed = [FIRST_WORD + (number * 5 + place * 7) % words for place in range(count)]
@@ -49,7 +49,7 @@ class EngineMachine(Machine):
     @precondition(lambda self: self.objects)
     @rule(number=st.integers(0, PROMPTS - 1), cut=st.sampled_from((0, 1, 5, 13)))
     def begin(self, number: int, cut: int) -> None:
-        """A session that is told a prompt, at once or in two pieces."""
+        """Open a session and append a prompt to it in one or two chunks."""
         if self.objects and len(self.model.sessions) < 4:
             session = self.call("open", self.objects[0])
             tokens = self.prompt(number)
@@ -83,7 +83,7 @@ class EngineMachine(Machine):
     @precondition(lambda self: self.objects)
     @rule(which=INDEX, count=COUNT)
     def fork(self, which: int, count: int) -> None:
-        """A fork goes another way, then both go on."""
+        """Fork a session and append other tokens to the fork, then generate in both."""
         child = self.call("fork", self.objects[0], session=self.session(which))
         if child is not None:
             self.call("extend", self.objects[0], session=child, tokens=self.prompt(2)[1 : count + 1])
@@ -93,7 +93,7 @@ class EngineMachine(Machine):
     @precondition(lambda self: self.objects)
     @rule(which=INDEX, n=st.sampled_from((2, 1, 3, 0, -1)), count=st.sampled_from((3, 1, 7, 0, -1)))
     def sample(self, which: int, n: int, count: int) -> None:
-        """And it speaks itself, as if nobody had asked."""
+        """Sample, then generate in the session itself, which sampling must not change."""
         self.call("sample", self.objects[0], session=self.session(which), n=n, count=count)
         self.generate(which, 2)
 
@@ -106,7 +106,7 @@ class EngineMachine(Machine):
     @precondition(lambda self: self.objects)
     @rule(which=INDEX, number=st.integers(0, PROMPTS - 1))
     def save(self, which: int, number: int) -> None:
-        """It goes, and what comes takes its place."""
+        """Save a session and close it. A new session then reuses its memory."""
         session = self.session(which)
         self.call("save", self.objects[0], session=session)
         self.close(which, number)
@@ -137,7 +137,7 @@ class EngineMachine(Machine):
     @precondition(lambda self: self.objects)
     @rule(which=INDEX, number=st.integers(0, PROMPTS - 1))
     def close(self, which: int, number: int) -> None:
-        """The next session takes its place."""
+        """Close a session and open another, which reuses its memory."""
         self.call("close", self.objects[0], session=self.session(which))
         self.begin(number, 0)
         self.step((0, 1), 2)

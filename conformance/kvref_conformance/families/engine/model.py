@@ -1,4 +1,4 @@
-"""An engine as lists of tokens, and for each the oracle that says what comes next."""
+"""Expected replies of an engine, computed from each session's tokens and an oracle that predicts the next token."""
 
 from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -11,19 +11,20 @@ from kvref_conformance.oracle.expected import Choice, Expected, TakenOrRefused, 
 from kvref_conformance.oracle.model import Look, Model
 from kvref_conformance.outcome import Broken
 
-COARSEST = 64  # tokens in a block, at most: each session may lose so many to rounding before it may be said that a cache is full
-NEW = -1  # the number of a session that is not there yet
-# Of what may have happened to a session, whose demand it is then that it says the right tokens: the rarest counts.
+COARSEST = 64  # largest assumed block size: rounding up to blocks may cost each session up to this number of tokens
+NEW = -1  # key for a session that does not exist yet
+# Clauses to which a wrong token can be attributed, by the session's history. The last one that applies is reported.
 BLAMED = ("ENG-01", "ENG-02", "ENG-03", "ENG-07", "ENG-04", "ENG-05", "ENG-06", "ENG-08", "ENG-10")
-SHOWN = 8  # tokens before a wrong one
-PREFIX = 8  # tokens at the front that two sessions share, at least, where they are said to
+SHOWN = 8  # number of tokens printed before a wrong one
+PREFIX = 8  # number of equal first tokens from which two sessions count as sharing a prefix
 
 
 @dataclass
 class Session:
-    """tokens: told and said. next: what comes behind them, None where that hangs on rounding or nothing is there.
+    """tokens: prompt tokens and generated tokens. next: the required next token, or None if it depends on rounding or there are
+    no tokens.
 
-    clause: of BLAMED.
+    clause: the element of BLAMED to which a wrong token is attributed.
     """
 
     oracle: Oracle
@@ -44,7 +45,7 @@ class Session:
         return Session(self.oracle.upto(len(self.tokens)), list(self.tokens), self.next, self.clause, self.spoke)
 
     def goes_on(self, count: int) -> list[int] | None:
-        """The tokens that come next, or None where one of them hangs on rounding."""
+        """The next `count` tokens, or None if one of them depends on rounding."""
         ahead = self.copy()
         while len(ahead.tokens) < len(self.tokens) + count:
             if ahead.next is None:
@@ -53,13 +54,13 @@ class Session:
         return ahead.tokens[len(self.tokens) :]
 
     def first_wrong(self, said: Sequence[int]) -> tuple[int, int] | None:
-        """The place of the first token that it may not say there, and the one that it must."""
+        """The index of the first wrong token and the required token, or None if all are valid."""
         right = [self.next, *self.oracle.upto(len(self.tokens)).extend(said)]
         return next(((place, want) for place, want in enumerate(right[: len(said)]) if want not in (None, said[place])), None)
 
 
 def shown(said: Sequence[int], last: int) -> str:
-    """Tokens, of many the latest, and one behind them."""
+    """Text of the tokens followed by `last`. Only the latest SHOWN tokens are printed."""
     if len(said) <= SHOWN:
         return show([*said, last])
     return f"[... {len(said) - SHOWN} tokens, {', '.join(map(str, [*said[-SHOWN:], last]))}]"
@@ -67,7 +68,7 @@ def shown(said: Sequence[int], last: int) -> str:
 
 @dataclass(frozen=True)
 class Says(TakenOrRefused):
-    """So many tokens of each session, one session after the other. short: that a context ends is why they are no more."""
+    """`each` tokens of every session, concatenated. short: whether the end of the context limits their number."""
 
     sessions: Sequence[Session] = ()
     each: int = 0
@@ -93,7 +94,7 @@ class Says(TakenOrRefused):
 
 @dataclass(frozen=True)
 class NewOrRefused(TakenOrRefused):
-    """A number that is no other's, or that the cache is full. others: what those numbers are."""
+    """A new session number, or an error because the cache is full. others: the numbers already in use."""
 
     says: str = ""
     others: Container[int] = ()
@@ -112,7 +113,7 @@ class Engine(Model):
         self.canary: Canary = sized(**sizes)
         self.cache_tokens = cache_tokens
         self.sessions: dict[int, Session] = {}
-        self.gone: list[list[int]] = []  # the tokens of those that were closed
+        self.gone: list[list[int]] = []  # the tokens of the closed sessions
         self.saved: dict[int, Session] = {}
 
     def looks(self) -> list[Look]:
@@ -159,7 +160,7 @@ class Engine(Model):
 
     def sample(self, session: Any, n: Any, count: Any) -> Expected:
         wrong, times = self._cannot_speak(session, count), not_in_range(n, None, "PositionOutOfRange")
-        if wrong or times:  # whether there is room may be looked at before
+        if wrong or times:  # the implementation may check for room first
             full = [] if wrong else [(kind, "ENG-06") for kind in self._in_the_way(session, count, [])]
             return self.refuse([*wrong, *times, *full])
         told = self.sessions[session]
@@ -175,14 +176,14 @@ class Engine(Model):
         return Expected("ENG-05", then)
 
     def _cannot_speak(self, session: Any, count: Any) -> list[tuple[str, str]]:
-        """What is wrong with asking a session for so many tokens."""
+        """The errors that generating `count` tokens in this session must raise, with their clauses."""
         wrong = not_in_range(count, None, "PositionOutOfRange")
         if session not in self.sessions:
             return [("SequenceNotFound", "ENG-10"), *wrong]
         return wrong or ([] if self.sessions[session].tokens else [("PositionOutOfRange", "ENG-01")])
 
     def _in_the_way(self, session: Any, count: int, copies: Sequence[int]) -> tuple[str, ...]:
-        """Why a session may not say so many tokens, while there are copies of it so long."""
+        """The errors that generating `count` tokens may raise for lack of room, if copies of these lengths exist meanwhile."""
         room = min(count, self.canary.context - len(self.sessions[session].tokens))
         fits = self._fits({session: room} | {NEW - number: length for number, length in enumerate(copies)})
         return (*(["CapacityExceeded"] if room < count else []), *([] if fits else ["OutOfBlocks"]))
@@ -190,7 +191,7 @@ class Engine(Model):
     def _says(
         self, clause: str, then: Callable[[Any], None], session: Any, n: int, count: int, copies: Sequence[int]
     ) -> Expected:
-        """n times what comes next, as many tokens as the context has room for."""
+        """n times the next `count` tokens, or fewer if the context ends."""
         told = self.sessions[session]
         room = min(count, self.canary.context - len(told.tokens))
         return Says(clause, then, self._in_the_way(session, count, copies), self._refused, [told] * n, room, room < count)
@@ -280,7 +281,7 @@ class Engine(Model):
         return f"a session not among {sorted(self.sessions)}"
 
     def _anew(self, session: int, tokens: list[int]) -> None:
-        """What the session says is as if it had been told these alone."""
+        """Replace the session by a new one that contains only these tokens."""
         told = Session(Oracle(self.canary), clause="ENG-10", spoke=True)
         told.told(tokens)
         self.sessions[session] = told
@@ -289,7 +290,7 @@ class Engine(Model):
         return [*self.gone, *(each.tokens for each in self.sessions.values() if each is not but)]
 
     def _fits(self, more: Mapping[int, int]) -> bool:
-        """Whether the cache must have room for so many more tokens in some sessions, however it rounds up."""
+        """Whether the cache must have room for `more` tokens per session, even if it rounds each up to the coarsest blocks."""
         lengths = Counter({session: len(told.tokens) for session, told in self.sessions.items()}) + Counter(more)
         return sum(-(-length // COARSEST) * COARSEST for length in lengths.values()) <= self.cache_tokens
 

@@ -1,4 +1,4 @@
-"""The states of an engine that bugs hide behind."""
+"""States of an engine in which bugs are likely."""
 
 from kvref_conformance.families.engine.model import Engine, Session
 from kvref_conformance.searching.states import Call, refusals, state
@@ -12,7 +12,7 @@ def session(call: Call) -> Session:
 
 
 def told(call: Call) -> int:
-    """How many tokens the session of a call has."""
+    """Number of tokens in the session of a call."""
     return len(session(call).tokens)
 
 

@@ -1,4 +1,4 @@
-"""Each operation once."""
+"""One call of each operation."""
 
 from kvref.canary import BOS, FIRST_WORD
 from kvref_conformance.checking.steps import Got, Sizes, Steps, of, owned

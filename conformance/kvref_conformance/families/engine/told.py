@@ -1,4 +1,4 @@
-"""What checks tell an engine, and hold it to: a session beside the list of tokens that it must be."""
+"""Sessions of an engine paired with their expected tokens, for use in checks."""
 
 from collections.abc import Sequence
 
@@ -11,11 +11,11 @@ from kvref_conformance.families.engine import CANARY, FAMILY
 from kvref_conformance.families.engine.model import Session, shown
 from kvref_conformance.outcome import Broken
 
-SESSIONS = 5  # of a whole context, for which a cache has room unless a check asks for less
+SESSIONS = 5  # default cache size, in sessions of full context length
 
 
 class Talk:
-    """One engine, and what was said in each of its sessions."""
+    """One engine and the expected state of each of its sessions."""
 
     def __init__(self, subject: Subject, **sizes: int) -> None:
         self.subject = subject
@@ -25,9 +25,9 @@ class Talk:
         self.told: dict[int, Session] = {}
 
     def prompt(self, count: int = 0, among: Sequence[int] = ()) -> list[int]:
-        """Begin-of-text and words at random, a period and a few more unless told how many. All differ where it recalls.
+        """Begin-of-text and `count` random words, by default the period plus 5. If the canary recalls, all words are distinct.
 
-        among: the numbers of the words that it is made of.
+        among: the numbers of the words to draw from, by default all.
         """
         count = count or self.canary.period + 5
         words = list(among) or list(range(self.canary.words))
@@ -35,7 +35,7 @@ class Talk:
         return [BOS, *(FIRST_WORD + int(word) for word in drawn)]
 
     def begin(self, *pieces: Sequence[int]) -> int:
-        """A new session that is told a prompt in these pieces."""
+        """Open a session and append a prompt to it in these chunks."""
         session = int(self.engine.open())
         self.told[session] = Session(Oracle(self.canary))
         for piece in pieces:
@@ -47,14 +47,14 @@ class Talk:
         self.told[session].told(tokens)
 
     def goes_on(self, session: int, count: int, what: str) -> list[int]:
-        """Let it say so many tokens, and hold each to what it must be. Raises Broken."""
+        """Generate `count` tokens, check them and return them. Raises Broken if one is wrong."""
         said = [int(token) for token in self.engine.generate(session, count)]
         equal(len(said), count, f"tokens generated, {what}")
         self.hold(session, said, what)
         return said
 
     def together(self, sessions: Sequence[int], times: int, what: str) -> None:
-        """Let each of several say a token, again and again."""
+        """Run `times` steps, each of which generates one token per session. Raises Broken if one is wrong."""
         for _ in range(times):
             said = [int(token) for token in self.engine.step(list(sessions))]
             equal(len(said), len(sessions), f"tokens of a step of {len(sessions)} sessions, {what}")
@@ -62,7 +62,7 @@ class Talk:
                 self.hold(session, [token], what)
 
     def hold(self, session: int, said: Sequence[int], what: str) -> None:
-        """Raises Broken at the first token that a session may not say, and takes note of those that it said."""
+        """Add generated tokens to the expected state. Raises Broken at the first wrong token."""
         told = self.told[session]
         if wrong := told.first_wrong(said):
             place, right = wrong
@@ -71,7 +71,7 @@ class Talk:
         told.told(said)
 
     def sample(self, session: int, n: int, count: int, what: str) -> None:
-        """Let it say so many tokens n times, each time what it must say as it is."""
+        """Sample n answers of `count` tokens. Raises Broken if one is wrong. The session stays as it was."""
         said = [int(token) for token in self.engine.sample(session, n, count)]
         equal(len(said), n * count, f"tokens of {n} answers, {what}")
         for number in range(n):
@@ -80,7 +80,7 @@ class Talk:
             self.told[session] = alone
 
     def load(self, saved: int, told: Session) -> int:
-        """A new session of what was saved, which is held to what had been told then."""
+        """Load a saved session. It is expected to continue from `told`, the state at the time of saving."""
         session = int(self.engine.load(saved))
         self.told[session] = told.copy()
         return session

@@ -1,7 +1,7 @@
-"""Engines that take whole prompts: a session is a list of tokens, sent whole each time.
+"""Adapter for engines without sessions: each request sends all tokens of a session as a prompt.
 
-What such an engine has no word for is not made up for it: it cannot be forked or told to forget, and is not asked for what lies
-past the end of the context, nor for tokens that there are not: nothing is sent before it has to speak.
+The adapter provides no operation that such an engine lacks: there is no fork, truncate or remove. Calls that would exceed the
+context, and tokens outside the vocabulary, raise NotOffered, because tokens are sent only when some have to be generated.
 """
 
 from abc import ABC, abstractmethod
@@ -20,7 +20,7 @@ class WholePrompts(ABC):
 
     @abstractmethod
     def complete(self, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
-        """The `count` likeliest tokens behind each of these prompts, which are served together."""
+        """Returns the `count` greedily generated tokens for each prompt. All prompts are served together."""
 
     def open(self) -> int:
         session, self._opened = self._opened, self._opened + 1

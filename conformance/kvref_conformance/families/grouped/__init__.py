@@ -1,4 +1,4 @@
-"""The cache of sequences in blocks of a model whose layers differ: some see everything, the others a window."""
+"""The family `grouped`: sequences in blocks, for models in which some layers see every token and the others a window."""
 
 from kvref_conformance.families import Family
 from kvref_conformance.families.laws.spoken import OF_CACHES
@@ -25,5 +25,5 @@ FAMILY = Family(
     may_be_zero=("num_blocks",),
     multiples={"num_layers": "num_groups"},
     appending={"step": ("keys", "values")},
-    whole=("step",),  # what its first query sees is held until the next one (GROUP-02)
+    whole=("step",),  # the blocks that its first query sees stay allocated until the next step (GROUP-02)
 )

@@ -1,4 +1,4 @@
-"""GROUP-01 to 04 and 07: which group holds which blocks, and what it reads."""
+"""Checks of GROUP-01 to 04 and 07: the blocks of each group, and the tokens that its layers read."""
 
 from kvref_conformance.checking.expect import equal, pair, raises, true
 from kvref_conformance.checking.registry import check
@@ -8,16 +8,16 @@ from kvref_conformance.families.grouped.grown import Grown, groups_of
 from kvref_conformance.families.prefix.served import prompt
 from kvref_conformance.outcome import NotOffered
 
-PIECES = (1, 2, 5, 1, 3, 1, 1, 7, 1, 4)  # tokens of steps, in turn
+PIECES = (1, 2, 5, 1, 3, 1, 1, 7, 1, 4)  # tokens per step, used in turn
 
 
 def reach(subject: Subject, blocks: int = 3, window: int = 7) -> int:
-    """Tokens by which windows have left so many blocks behind."""
+    """Returns a length at which the windows have passed `blocks` blocks."""
     return int(subject.size("window", window) + blocks * subject.size("block_size", 3) + 1)
 
 
 def one(subject: Subject, length: int, **sizes: int) -> tuple[Grown, int]:
-    """A sequence, in a cache with room for all of so many tokens."""
+    """Returns a cache with room for `length` tokens in every group, and a new sequence in it."""
     grown = Grown(subject, length, **sizes)
     return grown, grown.create(prompt(length))
 
@@ -111,7 +111,7 @@ def a_step_of_no_tokens_changes_nothing(subject: Subject) -> None:
 
 @check("GROUP-03a", "grouped")
 def a_step_takes_blocks_for_all_groups_or_none(subject: Subject) -> None:
-    """In pools in which a step ends one block short, two short, and so on: whatever the groups' order is."""
+    """Tests pools in which a step lacks 1, 2, ... blocks, so that the order in which groups allocate does not matter."""
     size, tried = subject.size("block_size", 3), 0
     for missing in range(1, groups_of(subject) + 1):
         groups = groups_of(subject)
@@ -139,7 +139,7 @@ def a_step_takes_blocks_for_all_groups_or_none(subject: Subject) -> None:
 
 @check("GROUP-03ab", "grouped")
 def what_a_step_gives_back_is_room_for_it(subject: Subject) -> None:
-    """In any small pool: a step is refused where there is no room for it, and nowhere else."""
+    """In small pools of every size, a step raises OutOfBlocks exactly if the pool has no room for it."""
     size, groups, window = subject.size("block_size", 3), groups_of(subject), subject.size("window", 7)
     for spare in range(groups + 1):
         grown = Grown(subject, num_blocks=groups * (window // size + 2) + spare)
@@ -214,7 +214,7 @@ def who_sees_what_is_gone_is_refused(subject: Subject) -> None:
         for count in counts:
             with raises("PositionOutOfRange"):
                 grown.cache.attend(sequence, layer, query[:count], 1.0)
-        if gone:  # one fewer sees what is just held
+        if gone:  # with one query fewer, all that they see is stored
             grown.attends(sequence, counts[-1] - 1, "as many queries as can", [layer])
 
 
@@ -249,7 +249,7 @@ def what_windows_need_cannot_come_back(subject: Subject) -> None:
     if grown.groups == 1:
         raise NotOffered("a group of windows, where its limits say one group")
     grown.up_to(sequence, length)
-    least = grown.sequences[sequence].gone[0] * grown.size + grown.window - 1  # whose window begins where the held blocks do
+    least = grown.sequences[sequence].gone[0] * grown.size + grown.window - 1  # its window begins with the first stored block
     before = [blocks_of(grown.cache, sequence, layer) for layer in grown.layers]
     for short in dict.fromkeys((least - 1, grown.size, 1)):
         with raises("NotTruncatable"):

@@ -1,4 +1,4 @@
-"""GROUP-08: groups in formats with scales."""
+"""Checks of GROUP-08: the grouped cache in formats with scales."""
 
 from collections.abc import Iterator
 
@@ -19,7 +19,7 @@ from kvref_conformance.outcome import NotOffered
 
 
 def in_formats(subject: Subject, tokens: int, sequences: int = 1, **sizes: int) -> Iterator[tuple[str, Grown]]:
-    """Caches in a format with a scale a head, one with a scale a token, and one of groups; of each those that there are."""
+    """Yields one supported format of each kind (one scale per head, one per token, one per group), and a cache in it."""
     for name in of_each_kind(subject, PLACES):
         yield name, Grown(subject, tokens, sequences, dtype=name, head_dim=dim_of(name, 1), **sizes)
 
@@ -28,7 +28,7 @@ def in_formats(subject: Subject, tokens: int, sequences: int = 1, **sizes: int) 
 def what_groups_hold_reads_back_as_its_format_says(subject: Subject) -> None:
     length = reach(subject)
     for name, grown in in_formats(subject, length):
-        for which in (1, 2):  # the second in blocks that the first had
+        for which in (1, 2):  # the second reuses the blocks of the first
             sequence = grown.begin(prompt(length, which))
             grown.up_to(sequence, length, by=grown.size + 1)
             grown.look(sequence, f"a sequence of {length} tokens in {name}")
@@ -73,13 +73,13 @@ def a_step_that_a_format_cannot_hold_changes_nothing(subject: Subject) -> None:
         bad = np.full((len(grown.layers), 1, *grown.row), MAX.get(subject.dtype, LARGEST), np.float32)
         bad[..., ::2] *= -1
         held = np.isfinite(tokens_as(bad[0], name).values).all()
-        if held or (name in (*SYMMETRIC, *ROTATED) and subject.level == "tolerant"):  # not by what its scale or sums may be off
+        if held or (name in (*SYMMETRIC, *ROTATED) and subject.level == "tolerant"):  # tolerances decide whether it fits
             continue
         tried, sequence = True, grown.begin(prompt(reach(subject)))
         grown.up_to(sequence, grown.window, by=grown.size)
         like = grown.sequences[sequence]
         while grown.unseen(like.length) == like.gone and like.length < reach(subject) - 1:
-            grown.step(sequence, 1)  # until the next one gives blocks back
+            grown.step(sequence, 1)  # until the next step frees blocks
         free = grown.cache.num_free_blocks
         with raises("NonFinite"):
             grown.cache.step(sequence, bad, bad)

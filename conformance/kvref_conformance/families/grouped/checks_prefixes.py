@@ -1,4 +1,4 @@
-"""GROUP-05 and 06: what all groups together find, and hold."""
+"""Checks of GROUP-05 and 06: the hit of all groups together, and the blocks of cached prefixes."""
 
 from kvref_conformance.checking.expect import equal, raises, true
 from kvref_conformance.checking.registry import check
@@ -9,11 +9,11 @@ from kvref_conformance.families.grouped.grown import Grown, groups_of
 from kvref_conformance.families.prefix.served import declared_order, prompt
 from kvref_conformance.outcome import NotOffered
 
-OTHER = 77  # a token that no prompt has
+OTHER = 77  # a token that is in no prompt
 
 
 def finds(grown: Grown, tokens: list[int], count: int, what: str, salt: str = "") -> None:
-    """So many leading tokens are found, held as they must be, and answer as if they had just been stepped through."""
+    """Raises Broken unless the hit is `count` tokens, and these read and attend as if they had just been appended."""
     equal(grown.match(tokens, salt), count, f"match of {what}")
     sequence = grown.begin(tokens, salt)
     equal(grown.sequences[sequence].length, count, f"length of a sequence begun with {what}")
@@ -26,7 +26,7 @@ def finds(grown: Grown, tokens: list[int], count: int, what: str, salt: str = ""
 
 
 def servable(grown: Grown, kept: list[set[int]], tokens: int) -> int:
-    """The hit of so many tokens, where each group finds these entries: every number is tried."""
+    """Returns the hit of `tokens` tokens if `kept` contains the cached entries of each group. It tries every number of blocks."""
     for blocks in range((tokens - 1) // grown.size, 0, -1):
         if all(
             entry in found or (entry + 1) * grown.size <= first
@@ -54,12 +54,12 @@ def a_hit_ends_where_blocks_do_and_a_token_is_left(subject: Subject) -> None:
 
 @check("GROUP-05ab", "grouped")
 def a_window_needs_no_block_that_it_does_not_see(subject: Subject) -> None:
-    """Those before the window were taken by others since, and the hit is whole."""
+    """The blocks before the window have been reused, and the hit is still the whole prompt."""
     declared_order(subject)
     length, tokens = reach(subject, 6), prompt(reach(subject, 6))
     size, groups, window = subject.size("block_size", 3), groups_of(subject), subject.size("window", 7)
     full, seen = -(-length // size), -(-window // size) + 2
-    grown = Grown(subject, num_blocks=full + (groups - 1) * seen)  # as few as it takes to step through the prompt
+    grown = Grown(subject, num_blocks=full + (groups - 1) * seen)  # the fewest that the prompt needs
     if groups == 1 or grown.total < full + (groups - 1) * seen:
         raise NotOffered("a pool for windows that pass, where its limits say otherwise")
     grown.drop(grown.serve(tokens))
@@ -73,9 +73,9 @@ def a_window_needs_no_block_that_it_does_not_see(subject: Subject) -> None:
 
 @check("GROUP-05ab", "grouped")
 def no_group_is_asked_for_what_it_has_not(subject: Subject) -> None:
-    """Committed at the end alone, when windows have given back what they saw first."""
+    """The prompt is committed only at its end, after the windows have freed their first blocks."""
     subject.need(sequences=2)
-    for by, wanted in ((1, 7), (2, 8), (1, 9)):  # a window's edge lies anywhere in a block
+    for by, wanted in ((1, 7), (2, 8), (1, 9)):  # a window can begin anywhere in a block
         window = subject.size("window", wanted)
         length = reach(subject, 5, window)
         grown = Grown(subject, length, sequences=3, window=window)
@@ -105,7 +105,7 @@ def other_tokens_and_other_salts_are_not_found(subject: Subject) -> None:
 
 @check("GROUP-05b", "grouped")
 def a_prompt_answers_the_same_each_time(subject: Subject) -> None:
-    """Once computed, then found, then found of what was found; with others that take blocks in between."""
+    """The prompt is computed once, and then found three times. Other prompts allocate blocks in between."""
     length = reach(subject, 4)
     grown = Grown(subject, length + length // 2)
     size, tokens = grown.size, prompt(length)
@@ -124,7 +124,7 @@ def a_prompt_answers_the_same_each_time(subject: Subject) -> None:
 
 @check("GROUP-06a", "grouped")
 def what_was_matched_is_not_taken(subject: Subject) -> None:
-    """Neither by another sequence's steps, nor by its own."""
+    """Neither the steps of another sequence nor its own reuse the blocks of a hit."""
     subject.need(sequences=2)
     length = reach(subject)
     for own in (True, False):
@@ -160,7 +160,7 @@ def what_no_one_holds_is_free_and_found(subject: Subject) -> None:
     second = grown.begin(tokens)
     shared = [block for layer in range(grown.groups) for block in blocks_of(grown.cache, second, layer) if block != -1]
     listed = {block for layer in range(grown.groups) for block in blocks_of(grown.cache, first, layer)}
-    back = sum(block not in listed for block in shared)  # which the first had given back, and the second sees
+    back = sum(block not in listed for block in shared)  # freed by the first sequence, and seen by the second
     equal(grown.cache.num_free_blocks, free - back, f"free blocks after a prompt was found in blocks of which {back} were free")
     grown.drop(first)
     grown.look(second, "what another committed, and dropped")
@@ -183,11 +183,11 @@ def what_was_given_back_longest_ago_is_taken_first(subject: Subject) -> None:
     prompts = [prompt(size, which) for which in (1, 2, 3)]
     for tokens in prompts:
         grown.drop(grown.serve(tokens, by=size))
-    equal(grown.match([*prompts[0], OTHER]), size, "match of the oldest of three prompts")  # which is no use of it
+    equal(grown.match([*prompts[0], OTHER]), size, "match of the oldest of three prompts")  # not a use
     taker = grown.create(prompt(5 * size, 9))
     for entries, left in enumerate(([1, 1, 1], [1, 1, 1], [0, 1, 1], [0, 0, 1], [0, 0, 0]), 1):
         if entries > 1 and grown.unseen((entries - 1) * size)[0]:
-            break  # what it gives back itself is taken before those
+            break  # from here on it reuses blocks that it freed itself, before those of the prompts
         grown.up_to(taker, entries * size, by=size)
         found = [grown.match([*tokens, OTHER]) // size for tokens in prompts]
         equal(found, left, f"blocks found of three prompts after {entries} entries were taken")
@@ -195,7 +195,10 @@ def what_was_given_back_longest_ago_is_taken_first(subject: Subject) -> None:
 
 @check("GROUP-06c", "grouped")
 def losing_a_block_of_one_group_is_enough(subject: Subject) -> None:
-    """Later positions go first, and of one position an earlier group's: then the last group's is no use."""
+    """Blocks of later positions are evicted first, and at the same position those of earlier groups.
+
+    If the block of one group is evicted, the last group's block at that position cannot be used.
+    """
     declared_order(subject)
     size, groups = subject.size("block_size", 3), groups_of(subject)
     if groups == 1 or subject.size("window", 7) <= size:
@@ -206,8 +209,8 @@ def losing_a_block_of_one_group_is_enough(subject: Subject) -> None:
     tokens = prompt(2 * size)
     grown.drop(grown.serve(tokens, by=size))
     taker = grown.create(prompt(2 * size, 9))
-    grown.up_to(taker, size, by=size)  # of the groups + 1 that were never taken one is left
+    grown.up_to(taker, size, by=size)  # groups + 1 blocks were never allocated: one of them is left
     equal(grown.match([*tokens, OTHER]), 2 * size, "match before any block of it is taken")
-    grown.step(taker, 1)  # and groups - 1 of the second block's are gone
+    grown.step(taker, 1)  # evicts groups - 1 blocks of the second entry
     equal(grown.match([*tokens, OTHER]), size, "match after the blocks of some groups were taken")
     finds(grown, [*tokens, OTHER], size, "what every group still holds")

@@ -1,4 +1,4 @@
-"""LAW-18: windows of hundreds of tokens, in blocks of 16, over thousands."""
+"""Checks of LAW-18: windows of hundreds of tokens and blocks of 16, in sequences of thousands of tokens."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from kvref_conformance.families.grouped.grown import Grown
 from kvref_conformance.families.prefix.served import prompt, streams
 from kvref_conformance.outcome import NotOffered
 
-LONG = 4200  # tokens, no multiple of a block
+LONG = 4200  # tokens; not a multiple of the block size
 PREFILL = 700  # tokens of a step
 CALLS = 400  # steps of one token
 
@@ -22,7 +22,7 @@ def served(subject: Subject, tokens: int, **sizes: Any) -> Grown:
 
 
 def held_at_its_edges(grown: Grown, sequence: int, what: str) -> None:
-    """What lies at both ends of what each group holds, and at every edge of a block's neighbours there."""
+    """Reads, in every layer, the first and last stored positions and positions at block boundaries."""
     one = grown.sequences[sequence]
     for layer in grown.layers:
         first = one.gone[layer % grown.groups] * grown.size
@@ -33,7 +33,7 @@ def held_at_its_edges(grown: Grown, sequence: int, what: str) -> None:
 
 
 def passing(subject: Subject, grown: Grown, length: int) -> None:
-    """A prompt in long steps, then token by token: what is held is counted after each, and looked at where blocks end."""
+    """Appends a prompt in long steps, then token by token. Counts blocks after each step, and reads rows where blocks end."""
     sequence, decoded = grown.create(prompt(length)), min(CALLS, length // 4)
     while grown.sequences[sequence].length < length - decoded:
         grown.step(sequence, min(PREFILL, length - decoded - grown.sequences[sequence].length))
@@ -62,7 +62,7 @@ def a_window_of_hundreds_passes_over_thousands(subject: Subject) -> None:
 
 @check("LAW-18", "grouped")
 def a_long_prompt_answers_the_same_each_time(subject: Subject) -> None:
-    """Once computed and three times found, while others fill the pool in between."""
+    """The prompt is computed once, and then found three times. Other prompts fill the pool in between."""
     length = affordable(subject, LONG // 2, 4)
     grown = served(subject, length + length // 4)
     tokens = prompt(length)
@@ -82,7 +82,7 @@ def a_long_prompt_answers_the_same_each_time(subject: Subject) -> None:
 
 @check("LAW-18", "grouped")
 def a_pool_of_thousands_of_blocks_is_found_and_held(subject: Subject) -> None:
-    """Blocks of any number hold what they must: many prompts, one after the other, then all of them at once."""
+    """Blocks with any id store their rows: many sequences are appended in turn, then all of them are read."""
     grown = served(subject, 16 * 1100, num_kv_heads=1, head_dim=8)
     each = grown.window + 3 * grown.size
     count = min(
@@ -104,6 +104,6 @@ def a_pool_of_thousands_of_blocks_is_found_and_held(subject: Subject) -> None:
 
 @check("LAW-18", "grouped", real=True)
 def layers_as_a_model_has_them_go_over_thousands(subject: Subject) -> None:
-    """Six groups, as of a model whose every sixth layer sees everything, and a window of 1024."""
+    """Six groups and a window of 1024, as in a model in which every sixth layer sees every token."""
     length = affordable(subject, LONG)
     passing(subject, served(subject, length, num_layers=6, num_groups=6, window=1024, num_kv_heads=2), length)

@@ -1,4 +1,4 @@
-"""What holds of sequences, prefixes, forks and edits wherever they are: PAGED, PREFIX, SHARE and EDIT, in every group."""
+"""Checks of PAGED, PREFIX, SHARE and EDIT for the grouped cache: these clauses hold in every group."""
 
 from kvref_conformance.checking.expect import equal, raises, true
 from kvref_conformance.checking.registry import check
@@ -90,7 +90,7 @@ def what_can_be_found_is_never_stepped_into(subject: Subject) -> None:
 def a_fork_has_the_salt_of_what_it_comes_from(subject: Subject) -> None:
     subject.need(sequences=2)
     size = subject.size("block_size", 3)
-    for begun in (size - 1, size):  # before the first block is full, its salt is all that there is
+    for begun in (size - 1, size):  # before the first block is full, the fork inherits only the salt
         grown = Grown(subject, 3 * size, sequences=4)
         tokens = prompt(2 * size)
         parent = grown.begin(tokens, "a")
@@ -144,7 +144,7 @@ def a_fork_reads_as_its_parent_in_every_layer(subject: Subject) -> None:
 
 
 def long_window(subject: Subject, blocks: int) -> int:
-    """The size of a block. Raises NotOffered where windows pass so many of them."""
+    """Returns the block size. Raises NotOffered unless a window can be longer than `blocks` blocks."""
     size: int = subject.size("block_size", 3)
     if subject.size("window", 3 * size + 1) <= blocks * size:
         raise NotOffered(f"a window of {blocks * size + 1}, where its limits say {subject.limits.of('grouped', 'window')}")
@@ -152,7 +152,7 @@ def long_window(subject: Subject, blocks: int) -> int:
 
 
 def grown_to(subject: Subject) -> int:
-    """Tokens that end within a block, past the window."""
+    """Returns a length that is past the window and ends inside a block."""
     return int(subject.size("window", 7) + subject.size("block_size", 3) // 2 + 1)
 
 

@@ -1,4 +1,4 @@
-"""Operations made of others."""
+"""Derived operations of the grouped cache."""
 
 from kvref_conformance.conversation.derived import Derived
 

@@ -1,4 +1,4 @@
-"""Sequences that grow step by step, and what each group must hold of them: worked out from the steps that were made."""
+"""Sequences that grow step by step. The blocks that each group must have are computed from the steps that were made."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,18 +18,18 @@ from kvref_conformance.families.prefix.served import streams
 from kvref_conformance.oracle.attention import rounding
 from kvref_conformance.outcome import NotOffered
 
-FILLED = 2**11  # slots of a pool that a check fills
-MOST = 2**13  # tokens that a check hands in, of the windows that limits allow
+FILLED = 2**11  # slots of the largest pool that a check fills
+MOST = 2**13  # tokens of the longest window that a check fills
 
 
 def groups_of(subject: Subject) -> int:
-    """How many groups a cache has, unless a check asks for others."""
+    """Returns the number of groups of a cache for which a check sets no other number."""
     return int(fitted(subject, "grouped")["num_groups"])
 
 
 @dataclass
 class One:
-    """A sequence: its tokens, how many of them are there, and in each group how many entries hold no block any more."""
+    """A sequence: its tokens, the number of them that were appended, and per group the number of entries whose block is freed."""
 
     tokens: list[int]
     salt: str
@@ -38,7 +38,10 @@ class One:
 
 
 class Grown:
-    """`cache` with sequences in it. tokens: that each of so many has room for in every group, whatever was given back."""
+    """A cache with sequences in it.
+
+    The pool has room for `tokens` tokens of each of `sequences` sequences in every group, even if no block is freed.
+    """
 
     def __init__(self, subject: Subject, tokens: int = 0, sequences: int = 1, **sizes: Any) -> None:
         self.subject = subject
@@ -55,20 +58,20 @@ class Grown:
             raise NotOffered(f"room for {tokens} tokens in every group, where its limits leave {self.total} blocks")
 
     def to_be_filled(self) -> None:
-        """Raises NotOffered for a pool that takes too long to fill token by token."""
+        """Raises NotOffered if the pool is too large to be filled token by token."""
         if self.total * self.size > FILLED:
             limit = self.subject.limits.of("grouped", "num_blocks")
             raise NotOffered(f"a pool to be filled, where its limits say num_blocks {limit}")
 
     def begin(self, tokens: Sequence[int], salt: str = "") -> int:
-        """A sequence of these tokens, of which none is found."""
+        """Begins a sequence for these tokens, and returns it. It contains the hit."""
         sequence: int = self.cache.begin(list(tokens), *([salt] if salt else []))
         length = int(self.cache.length(sequence))
         self.sequences[sequence] = One(list(tokens), salt, length, self.unseen(length))
         return sequence
 
     def create(self, tokens: Sequence[int]) -> int:
-        """The same, where nothing is looked for."""
+        """Creates an empty sequence for these tokens, and returns it."""
         sequence: int = self.cache.create()
         self.sequences[sequence] = One(list(tokens), "", 0, [0] * self.groups)
         return sequence
@@ -78,11 +81,11 @@ class Grown:
         del self.sequences[sequence]
 
     def unseen(self, length: int) -> list[int]:
-        """The entries of each group that lie wholly before what a query at `length` sees."""
+        """Returns, per group, the number of entries that are wholly before the positions that a query at `length` sees."""
         return [max(0, length - self.window + 1) // self.size] * (self.groups - 1) + [0]
 
     def step(self, sequence: int, count: int) -> int:
-        """So many tokens more, or as many as are taken at once: how many they were."""
+        """Steps with `count` tokens, or with the nearest number within the limits, and returns that number."""
         one, count = self.sequences[sequence], self.subject.size("tokens", count)
         positions = range(one.length, one.length + count)
         rows = [self.computed(sequence, layer, positions) for layer in self.layers]
@@ -92,7 +95,7 @@ class Grown:
         return count
 
     def up_to(self, sequence: int, length: int, by: int = 1, commit: bool = False) -> None:
-        """Steps of so many tokens each, and what came committed after each."""
+        """Steps with at most `by` tokens until the sequence has `length` tokens. commit: after each step."""
         one = self.sequences[sequence]
         while one.length < length:
             self.step(sequence, min(by, length - one.length))
@@ -104,7 +107,7 @@ class Grown:
         self.cache.commit(sequence, one.tokens[: one.length])
 
     def serve(self, tokens: Sequence[int], by: int = 1, salt: str = "") -> int:
-        """A sequence of these tokens, found, or stepped through and committed."""
+        """Begins a sequence, appends and commits the tokens after the hit, and returns it."""
         sequence = self.begin(tokens, salt)
         self.up_to(sequence, len(tokens), by, commit=True)
         return sequence
@@ -118,7 +121,7 @@ class Grown:
         one.length, one.gone = length, one.gone if length else [0] * self.groups
 
     def computed(self, sequence: int, layer: int, positions: Sequence[int]) -> tuple[NDArray, NDArray]:
-        """What a model would compute of its tokens."""
+        """Returns the keys and values that a model would compute at these positions."""
         one = self.sequences[sequence]
         return pair_of_content(streams(one.tokens, one.salt)[list(positions)], layer, positions, *self.row)
 
@@ -126,17 +129,17 @@ class Grown:
         return -(-self.sequences[sequence].length // self.size)
 
     def needed(self, sequence: int, count: int) -> int:
-        """Blocks more that it holds after a step of so many tokens, of which it shares none: may be fewer than none."""
+        """Returns how many more blocks a sequence without shared blocks has after `count` more tokens. It can be negative."""
         one = self.sequences[sequence]
         more = -(-(one.length + count) // self.size) - self.entries(sequence)
         return self.groups * more - sum(max(0, a - b) for a, b in zip(self.unseen(one.length), one.gone, strict=True))
 
     def held(self) -> int:
-        """Blocks that all sequences hold, where they share none."""
+        """Returns the number of blocks of all sequences, if they share none."""
         return sum(self.groups * self.entries(sequence) - sum(one.gone) for sequence, one in self.sequences.items())
 
     def holds(self, sequence: int, when: str) -> None:
-        """Every group holds what it must, and no more."""
+        """Raises Broken unless each table lists -1 at exactly the entries whose block the group must have freed."""
         one = self.sequences[sequence]
         for layer in self.layers:
             gone = one.gone[layer % self.groups]
@@ -148,7 +151,7 @@ class Grown:
         equal(self.cache.num_free_blocks, self.total - self.held(), f"free blocks {when}")
 
     def look(self, sequence: int, what: str) -> None:
-        """Every layer reads what its group holds, and nothing that was given back."""
+        """Raises Broken unless every layer reads the tokens from the first stored position of its group to the end."""
         one = self.sequences[sequence]
         equal(int(self.cache.length(sequence)), one.length, f"length of {what}")
         for layer in self.layers:
@@ -159,7 +162,7 @@ class Grown:
             read_back(self.subject, self.cache, got, self.computed(sequence, layer, positions), what_layer)
 
     def refuses(self, sequence: int) -> None:
-        """What was given back, and what never came, is not read."""
+        """Raises Broken unless `read` rejects positions in freed blocks and the position after the last token."""
         one = self.sequences[sequence]
         for layer in self.layers:
             first = one.gone[layer % self.groups] * self.size
@@ -168,15 +171,15 @@ class Grown:
                     self.cache.read(sequence, layer, [position])
 
     def is_windowed(self, layer: int) -> bool:
-        """The last layer of each round of the groups sees everything."""
+        """Returns whether the layer has a window. The layers of the last group see every token."""
         return layer % self.groups != self.groups - 1
 
     def queries(self, count: int) -> NDArray:
-        """float32 [count, query heads, dim]: two query heads a kv head, where that may be."""
+        """Returns float32 [count, query heads, dim], with two query heads per kv head if the limits permit it."""
         return normal(self.subject, count, self.row[0] * self.subject.size("group_size", 2), self.row[1])
 
     def attends(self, sequence: int, count: int, what: str, layers: Sequence[int] | None = None) -> None:
-        """The last so many queries, in each layer."""
+        """Raises Broken unless the attention of the last `count` tokens is correct, in each of `layers` (default all)."""
         one, query, scale = self.sequences[sequence], self.queries(count), 2.5 / self.row[1]
         for layer in self.layers if layers is None else layers:
             window = self.window if self.is_windowed(layer) else None

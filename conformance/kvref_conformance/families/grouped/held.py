@@ -1,19 +1,22 @@
-"""Which sequence holds which block in which group, and what lies in it: blocks by names of our own, in lists and dicts."""
+"""A model of the blocks of a grouped cache: which tables list them, and their rows.
+
+A block of the model has a name. The implementation's id for it is unknown until a table returns it (`ids`).
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kvref_conformance.families.paged.stored import Token
 
-Key = tuple[int, str, tuple[int, ...]]  # the group, the salt, and the tokens of a block with all before them
-Entry = list[int | None]  # of each group the name of a block; None where it was given back
+Key = tuple[int, str, tuple[int, ...]]  # the group, the salt, and all tokens up to the end of the block
+Entry = list[int | None]  # per group the name of a block; None after it was freed
 
 
 @dataclass
 class Held:
-    """total: blocks of the pool, and size: tokens of each. windows: of each group, None where it sees everything.
+    """total: number of blocks in the pool. size: tokens per block. windows: one per group, None if it sees every token.
 
-    any_order: whether the implementation says that it takes free blocks in another order; unsure: whether some were taken so.
+    any_order: the implementation declares another order of eviction. unsure: cached blocks may have been evicted in that order.
     """
 
     total: int
@@ -22,14 +25,14 @@ class Held:
     any_order: bool = False
     unsure: bool = False
     tables: dict[int, list[Entry]] = field(default_factory=dict)
-    found: dict[Key, list[int]] = field(default_factory=dict)  # the first to be committed first
-    waiting: list[int] = field(default_factory=list)  # what could be found and no one holds, the first to be taken first
-    rows: dict[int, dict[tuple[int, int], Token]] = field(default_factory=dict)  # of blocks, by layer and offset
-    ids: dict[int, int] = field(default_factory=dict)  # what the implementation calls each, once it was seen
+    found: dict[Key, list[int]] = field(default_factory=dict)  # in the order of their commits
+    waiting: list[int] = field(default_factory=list)  # cached-free blocks, in the order of eviction
+    rows: dict[int, dict[tuple[int, int], Token]] = field(default_factory=dict)  # per block, by layer and offset
+    ids: dict[int, int] = field(default_factory=dict)  # the implementation's id of each block, as far as known
     named: int = 0
 
     def listed(self, name: int) -> int:
-        """How many tables list a block."""
+        """Returns the number of tables that list a block."""
         return sum(entry.count(name) for table in self.tables.values() for entry in table)
 
     def used(self) -> int:
@@ -40,12 +43,12 @@ class Held:
         return any(name in names for names in self.found.values())
 
     def first(self, group: int, length: int) -> int:
-        """The first position that a query at `length` sees."""
+        """Returns the first position that a query at `length` sees."""
         window = self.windows[group]
         return 0 if window is None else max(0, length - window + 1)
 
     def unseen(self, sequence: int, length: int) -> list[int]:
-        """The blocks that no query at `length`, or later, sees: later positions before earlier ones."""
+        """Returns the blocks that queries at `length` and later do not see, later positions before earlier ones."""
         table, found = self.tables[sequence], list[int]()
         for entry in reversed(range(len(table))):
             for group, name in enumerate(table[entry]):
@@ -54,7 +57,7 @@ class Held:
         return found
 
     def copied(self, sequence: int, length: int) -> list[int]:
-        """The groups whose last block is not full, and someone else's too: it is copied before it is written to."""
+        """Returns the groups whose last block is partly filled and shared or cached. It is copied before the next write."""
         if length % self.size == 0:
             return []
         last = self.tables[sequence][length // self.size]
@@ -63,16 +66,16 @@ class Held:
         ]  # fmt: skip
 
     def needed(self, sequence: int, length: int, count: int) -> int:
-        """Blocks that a step of so many tokens takes."""
+        """Returns the number of blocks that a step of `count` tokens allocates."""
         entries = -(-(length + count) // self.size) - len(self.tables[sequence])
         return entries * len(self.windows) + (len(self.copied(sequence, length)) if count else 0)
 
     def free_for(self, sequence: int, length: int) -> int:
-        """Blocks that are free once the sequence has given back what it sees no more."""
+        """Returns the number of free blocks after the sequence has freed the blocks that it no longer sees."""
         return self.total - self.used() + sum(self.listed(name) == 1 for name in self.unseen(sequence, length))
 
     def step(self, sequence: int, length: int, count: int) -> None:
-        """Give back what is not seen any more, and take what so many tokens need."""
+        """Frees the blocks that the sequence no longer sees, and allocates those that `count` tokens need."""
         table, gone = self.tables[sequence], self.unseen(sequence, length)
         copied, needed = self.copied(sequence, length), self.needed(sequence, length, count)
         for entry in table:
@@ -89,7 +92,7 @@ class Held:
             self.give_back([before])
 
     def give_back(self, names: Iterable[int]) -> None:
-        """What no one holds any more is free: what could be found waits."""
+        """Frees the blocks that no table lists any more. Those in the prefix index stay cached until they are evicted."""
         for name in names:
             if not self.listed(name):
                 if self.findable(name):
@@ -129,11 +132,11 @@ class Held:
             self._forget(name)
 
     def chain(self, tokens: Sequence[int], salt: str, group: int) -> list[Key]:
-        """Of each full block."""
+        """Returns the keys of all full blocks."""
         return [(group, salt, tuple(tokens[:stop])) for stop in range(self.size, len(tokens) + 1, self.size)]
 
     def hit(self, tokens: Sequence[int], salt: str) -> int:
-        """How many leading blocks every group can serve, and never of all tokens: each number is tried, from the most on."""
+        """Returns the largest number of leading blocks that every group can serve, without the last token of `tokens`."""
         chains = [self.chain(tokens, salt, group) for group in range(len(self.windows))]
         for blocks in range((len(tokens) - 1) // self.size, 0, -1):
             if all(
@@ -156,7 +159,7 @@ class Held:
             self.waiting = [name for name in self.waiting if name not in names]
 
     def commit(self, sequence: int, tokens: Sequence[int], salt: str, known: int) -> None:
-        """known: blocks that were committed before."""
+        """Adds the blocks of `tokens` to the prefix index. known: number of blocks that were committed before."""
         for entry, names in enumerate(self.tables[sequence][: len(tokens) // self.size]):
             for group, name in enumerate(names):
                 copies = self.found.get(key := self.chain(tokens, salt, group)[entry], [])

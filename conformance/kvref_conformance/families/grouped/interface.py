@@ -1,4 +1,4 @@
-"""The cache of sequences in blocks of a model whose layers differ."""
+"""The typed protocol of the grouped cache."""
 
 from collections.abc import Sequence
 from typing import Annotated, Protocol
@@ -10,7 +10,7 @@ TokenStep = Annotated[Array, "[num_layers, n, num_kv_heads, head_dim]"]
 
 _TOKENS = "ShapeMismatch DtypeMismatch NonFinite"
 _LAYER = "SequenceNotFound LayerOutOfRange"
-# The errors that each operation may have to answer with; what `new` has to refuse is always a ConfigError.
+# The errors that each operation can be required to raise. `new` raises ConfigError only.
 ERRORS: dict[str, str] = {
     "drop": "SequenceNotFound",
     "fork": "SequenceNotFound",
@@ -53,7 +53,7 @@ class Grouped(Protocol):
 
 
 class Factory(Protocol):
-    """What makes one: it is given every size by name."""
+    """The factory. It receives every size by name."""
 
     def __call__(
         self, *, num_blocks: int, block_size: int, num_layers: int, num_groups: int, window: int, num_kv_heads: int,

@@ -1,4 +1,4 @@
-"""Any sequence of calls of the family `grouped`."""
+"""The state machine of the family `grouped`."""
 
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
@@ -11,19 +11,19 @@ from kvref_conformance.searching.rows import kinds
 
 SEQUENCE = ANY
 STEP = st.sampled_from((1, 1, 1, 2, 3, 1, 5, 0, 8, 1))  # tokens of a step
-ALL = 99  # queries: as many as there are tokens
-ASKED = st.sampled_from((1, 2, 4, ALL, 3, 8, ALL, 0))  # queries that attend, and see what lies before them
+ALL = 99  # stands for as many queries as there are tokens
+ASKED = st.sampled_from((1, 2, 4, ALL, 3, 8, ALL, 0))  # number of queries in a call of `attend`
 TIMES = st.sampled_from((1, 1, 2, 4, 6))  # steps in a row
-BRANCH = st.sampled_from((0, 0, 0, 2, 3, 5))  # where a prompt leaves the one that most begin with; 0: nowhere
+BRANCH = st.sampled_from((0, 0, 0, 2, 3, 5))  # the position at which a prompt begins to differ from the common prompt; 0: nowhere
 SALT = st.sampled_from(("", "", "", "", "a"))
 SOMETIMES = st.sampled_from((False, False, True))
 TO = st.sampled_from((None, None, None, 0, 1, 2))
-MANY = 3  # sequences alive at a time
-FRESH = 10**6  # tokens from here on were never asked for
+MANY = 3  # live sequences
+FRESH = 10**6  # tokens above this are in no prompt
 
 
 def prompt(branch: int, count: int) -> list[int]:
-    """Tokens of which many prompts begin alike."""
+    """Returns a prompt; many of them have a common prefix."""
     return [1 + (branch > 0 and position >= branch) * branch for position in range(count)]
 
 
@@ -36,7 +36,7 @@ class GroupedMachine(Machine):
         dtype=DTYPE,
     )  # fmt: skip
     def new(self, blocks: int, size: int, groups: int, each: int, window: int, dim: int, dtype: str) -> None:
-        self.plans: dict[int, list[int]] = {}  # of sequences, the tokens they are to have
+        self.plans: dict[int, list[int]] = {}  # per sequence, the tokens of its prompt
         self.fresh, dtype = FRESH, scaled_too(self, dtype)
         dim = max(dim, group_of(dtype))
         self.make(
@@ -45,7 +45,7 @@ class GroupedMachine(Machine):
         )  # fmt: skip
         if self.objects:
             self.shape = self.config["num_kv_heads"], self.config["head_dim"]
-            self.stride = self.config["block_size"] if self.config["block_size"] > 3 else 1  # of what is counted in tokens
+            self.stride = self.config["block_size"] if self.config["block_size"] > 3 else 1  # factor for numbers of tokens
             self.create()
 
     @property
@@ -55,12 +55,12 @@ class GroupedMachine(Machine):
         return found
 
     def sequence(self, which: int) -> int:
-        """One that there is, by any index; for LAST one that there is not."""
+        """Returns the id of a live sequence for any index, or for LAST an unknown id."""
         found = None if which == LAST else one_of(self.known.lengths, which)
         return max(self.known.ids, default=0) + 1 if found is None else found
 
     def room(self) -> bool:
-        """For a sequence more."""
+        """Returns whether one more sequence can be created."""
         return len(self.known.lengths) < min(MANY, self.subject.size("sequences", 99))
 
     @precondition(lambda self: self.objects)
@@ -91,7 +91,7 @@ class GroupedMachine(Machine):
         self.call("step", self.objects[0], sequence=self.sequence(which), keys=keys, values=values)
 
     def tokens(self, sequence: int) -> list[int]:
-        """Those that lie in a sequence: what it was said to hold, then what it was to have, then some that no one has."""
+        """Returns the tokens of a sequence: the committed ones, then those of its prompt, then tokens that are in no prompt."""
         told, length = self.known.told[sequence][1], self.known.lengths[sequence]
         tokens = [*told, *self.plans.get(sequence, [])[len(told) :]][:length]
         while len(tokens) < length:
@@ -113,7 +113,7 @@ class GroupedMachine(Machine):
         kind=kinds(),
     )
     def begin(self, branch: int, count: int, salt: str, by: int, late: bool, drop: bool, kind: str) -> None:
-        """A prompt, as an engine serves it: what is not found comes in steps, and is committed after each, or after the last."""
+        """Serves a prompt as an engine does: appends the tokens after the hit in steps, and commits after each or after the last."""
         if self.known.held.unsure:
             return
         if not self.room() and self.known.lengths:
@@ -141,7 +141,7 @@ class GroupedMachine(Machine):
         if wrong == 3:
             told = one_of((each for each, (_, tokens) in self.known.told.items() if tokens), which)
             if told is None:
-                return  # there is nothing to contradict
+                return  # no sequence has committed tokens
             sequence = told
         if sequence not in self.known.lengths:
             self.call("commit", self.objects[0], sequence=sequence, tokens=[1])
@@ -155,7 +155,10 @@ class GroupedMachine(Machine):
     @precondition(lambda self: self.objects)
     @rule(which=SEQUENCE, draft=st.sampled_from((0, 2, 4)), back=BACK, to=TO, count=STEP, kind=kinds())
     def truncate(self, which: int, draft: int, back: int, to: int | None, count: int, kind: str) -> None:
-        """draft: tokens that come in one step first, so that some can go where windows passed; to: how many are left."""
+        """Truncates to `to` tokens, or by `back` tokens, and appends others.
+
+        draft: tokens appended in one step before, because only tokens of the last step can be truncated after a window passed.
+        """
         sequence = self.sequence(which)
         if draft:
             self.rows(sequence, draft * self.stride, kind)

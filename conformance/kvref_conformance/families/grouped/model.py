@@ -1,4 +1,4 @@
-"""The cache of several kinds of layers as a dict of sequences, and what each block holds."""
+"""The reference model of the grouped cache: a dict of sequences, and the rows of each block."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -28,8 +28,8 @@ from kvref_conformance.oracle.rows import Reads
 from kvref_conformance.oracle.tokens import unstorable
 
 MOST_TOKEN = 2**63
-UNSEEN = 2**40  # a token that ends a prompt of which all may be found
-SHOWN = 3  # chains that are looked for after each call
+UNSEEN = 2**40  # appended to a prompt for `match`, because a hit never includes the last token
+SHOWN = 3  # committed prompts that are matched after each call
 SEEN = ("num_free_blocks", "length", "block_table", "read")
 
 
@@ -55,10 +55,10 @@ class Grouped(Model):
         self.row, self.dtype = (num_kv_heads, head_dim), dtype
         self.held = Held(num_blocks, block_size, [*[window] * (num_groups - 1), None])
         self.lengths: dict[int, int] = {}
-        self.told: dict[int, tuple[str, list[int]]] = {}  # of each sequence its salt, and the tokens it is known to hold
+        self.told: dict[int, tuple[str, list[int]]] = {}  # per sequence its salt, and its known tokens (found or committed)
         self.ids: set[int] = set()
-        self.seen: list[tuple[str, tuple[int, ...]]] = []  # what was committed, the last at the end
-        self.written = -1  # the sequence that the last step went to
+        self.seen: list[tuple[str, tuple[int, ...]]] = []  # committed prompts, the newest at the end
+        self.written = -1  # the sequence of the last step
 
     def declared(self, switch: Callable[[str], bool]) -> None:
         self.held.any_order = switch("other_eviction_order")
@@ -257,14 +257,14 @@ class Grouped(Model):
         parts, unsure = self._parts(sequence, layer, range(self.held.first(group, start), length))
         keys, values = (part.values for part in parts)
         if unsure is not None or any(part.slack.any() for part in parts):
-            return Unjudged("GROUP-04")  # what it reads as is not known to the bit
+            return Unjudged("GROUP-04")  # the values it reads as are not known to the bit
         if not finite(query, keys, values) or overflows(query, keys, values, scale):
             return Unjudged("GROUP-04")
         out, bound = window_attention(query, keys, values, self.held.windows[group], scale)
         return Arrays("GROUP-04", parts=(Reads(out.astype(np.float32), bound + U * np.abs(out)),), always_slack=True)
 
     def _first_held(self, sequence: int, layer: int) -> int:
-        """The first position that the layer's group holds."""
+        """Returns the first position whose block the layer's group has not freed."""
         return self.size * sum(entry[layer % self.groups] is None for entry in self.held.tables[sequence])
 
     def _parts(self, sequence: int, layer: int, positions: Sequence[int]) -> tuple[tuple[Reads, Reads], NDArray | None]:

@@ -1,4 +1,4 @@
-"""Attention of a sequence's last queries, in float64: each over the window that it sees, by itself."""
+"""Attention of the last queries of a sequence, in float64; each query is computed separately, over its window."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from kvref_conformance.oracle.attention import attention
 
 
 def window_attention(query: Any, keys: NDArray, values: NDArray, window: int | None, scale: float) -> tuple[NDArray, NDArray]:
-    """The output and its bound: keys and values [n, heads, dim] of the last n positions, the queries' own among them."""
+    """Returns the output and its bound. keys, values: [n, heads, dim] of the last n positions, which include the queries' own."""
     outs, bounds = list[NDArray](), list[NDArray]()
     for index, one in enumerate(np.asarray(query)):
         stop = len(keys) - len(query) + index + 1

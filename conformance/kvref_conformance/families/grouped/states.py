@@ -1,4 +1,4 @@
-"""The states of the grouped cache that bugs hide behind."""
+"""The states of the grouped cache that random call sequences should reach, because bugs depend on them."""
 
 from kvref_conformance.families.grouped.model import Grouped
 from kvref_conformance.searching.states import Call, refusals, state
@@ -10,12 +10,12 @@ refusals(
 
 
 def gone(model: Grouped, sequence: int) -> bool:
-    """Whether a group of the sequence gave blocks back."""
+    """Returns whether a group of the sequence has freed blocks."""
     return any(name is None for entry in model.held.tables.get(sequence, []) for name in entry)
 
 
 def stepped(call: Call) -> tuple[Grouped, int, int, int]:
-    """The model before a step, the sequence, its length, and how many tokens come."""
+    """Returns the model before a step, the sequence, its length, and the number of tokens of the step."""
     model: Grouped = call.model
     sequence = call.args["sequence"]
     return model, sequence, model.lengths[sequence], len(call.args["keys"][0])

@@ -1,4 +1,4 @@
-"""Each operation once."""
+"""One call of each operation, for the self-test of a harness."""
 
 from typing import Any
 

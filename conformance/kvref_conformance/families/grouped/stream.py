@@ -1,4 +1,7 @@
-"""What the laws know of it: a sequence in the last layer, which sees everything. The same tokens go to every layer."""
+"""The Stream of the grouped cache, by which the laws use it: a stream is one sequence in the last layer, which sees every token.
+
+Every layer gets the same tokens.
+"""
 
 from collections.abc import Iterable, Iterator
 from copy import copy
@@ -14,7 +17,7 @@ from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families.grouped.grown import groups_of
 from kvref_conformance.outcome import NotOffered
 
-TWO = 36  # tokens that two streams have together, at most
+TWO = 36  # tokens of two streams together, at most
 
 
 class GroupedStream(Stream):
@@ -56,7 +59,7 @@ class GroupedStream(Stream):
         self.sequence, self.taken = int(self.cache.create()), 0
 
     def numbers(self) -> Iterable[tuple[str, Any]]:
-        """How many blocks are free hangs on the steps that tokens came in, once a window has passed the first."""
+        """Yields the number of free blocks. After a window has passed the first token it depends on the steps, and is not compared."""
         if self.taken <= self.config["window"]:
             yield from self.attributes("num_free_blocks")
 

@@ -1,4 +1,4 @@
-"""Blocks of a store, and places on the host that they are copied to and from."""
+"""Block store with host blocks, and copies between the two."""
 
 from kvref_conformance.families import Family
 from kvref_conformance.oracle.formats import IN_GROUPS, PLAIN, SYMMETRIC, group_of

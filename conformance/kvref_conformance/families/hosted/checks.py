@@ -1,4 +1,4 @@
-"""MOVE-12: blocks come back from the host bit for bit."""
+"""MOVE-12: blocks are copied to the host and back bit for bit."""
 
 from typing import Any
 
@@ -14,12 +14,12 @@ from kvref_conformance.oracle.rows import read_as
 
 
 def formats(subject: Subject) -> list[str]:
-    """Of every kind one or several."""
+    """One or more supported formats of every kind."""
     return few(subject, formats_of(subject, "format", *all_families()["hosted"].formats["format"]))
 
 
 def made(subject: Subject, format: str, **sizes: int) -> Handle:
-    """Two groups a row."""
+    """A store in this format, with two groups per row."""
     store = new(subject, "hosted", format=format, **{"head_dim": 2 * group_of(format)} if group_of(format) > 1 else {}, **sizes)
     at_least(store, num_blocks=2, capacity=2)
     return store
@@ -30,7 +30,7 @@ def block_of_tokens(subject: Subject, store: Handle) -> tuple[NDArray, NDArray]:
 
 
 def written(subject: Subject, store: Handle, block: int) -> Any:
-    """What a block reads back as that was just written."""
+    """Write random tokens to a block and return its dequantized rows."""
     store.write(block, *block_of_tokens(subject, store))
     return store.read(block)
 

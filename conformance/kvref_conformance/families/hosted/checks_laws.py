@@ -1,4 +1,4 @@
-"""LAW-20: what the laws say of this family alone."""
+"""LAW-20: a law in the form that applies to this family only."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from kvref_conformance.families.hosted.checks import block_of_tokens
 
 @check("LAW-20", "hosted")
 def blocks_and_places_are_numbers_of_any_type(subject: Subject) -> None:
-    """Slots are more than eight bits hold."""
+    """There are more than 256 slots, so that 8-bit indices overflow."""
     tokens = list[tuple[object, object]]()
 
     def script(typed: Typed) -> Iterator[Seen]:

@@ -1,4 +1,4 @@
-"""LAW-18: hundreds of blocks, as large as engines have them."""
+"""LAW-18: hundreds of blocks of production sizes."""
 
 from kvref_conformance.checking.content import pair_of_content
 from kvref_conformance.checking.expect import pair

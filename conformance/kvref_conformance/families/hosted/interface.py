@@ -1,4 +1,4 @@
-"""The blocks of a store, and places on the host: what is copied between them."""
+"""Interface of a block store with host blocks, and of the copies between the two."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -6,7 +6,7 @@ from typing import Protocol
 from kvref_conformance.interface import Tokens
 
 _BLOCKS = "ShapeMismatch SlotOutOfRange"
-# The errors that each operation may have to answer with; what `new` has to refuse is always a ConfigError.
+# The errors that the spec requires of each operation. The only error required of `new` is ConfigError.
 ERRORS: dict[str, str] = {
     "write": "ShapeMismatch DtypeMismatch NonFinite SlotOutOfRange",
     "read": "SlotOutOfRange",
@@ -25,7 +25,7 @@ class Hosted(Protocol):
 
 
 class Factory(Protocol):
-    """What makes one: it is given every size by name."""
+    """Creates a store. Every size is passed by name."""
 
     def __call__(
         self, *, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, format: str, capacity: int

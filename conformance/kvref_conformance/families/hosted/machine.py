@@ -1,4 +1,4 @@
-"""Any sequence of calls of the family `hosted`."""
+"""State machine of the family `hosted`: random call sequences."""
 
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
@@ -45,7 +45,7 @@ class HostedMachine(Machine):
         self.call("write", self.objects[0], block=0, keys=keys, values=values)
 
     def some(self, order: list[int], count: int, of: str) -> list[int]:
-        """Different numbers of blocks, or of places, as many as there are of that many."""
+        """At most `count` distinct indices of blocks or of host blocks, fewer if fewer exist."""
         return [number for number in order if number < self.config[of]][:count]
 
     @precondition(lambda self: self.objects)
@@ -61,7 +61,7 @@ class HostedMachine(Machine):
     @precondition(lambda self: self.objects)
     @rule(one=ORDER, two=ORDER, kind=KIND)
     def away_and_back(self, one: list[int], two: list[int], kind: str) -> None:
-        """A block is copied, written over, and copied back elsewhere."""
+        """Copy a block to the host, overwrite it, and copy it back to another block."""
         block, place, other = self.some(one, 1, "num_blocks"), self.some(two, 1, "capacity"), self.some(two, 1, "num_blocks")
         self.write(block[0], kind)
         self.call("to_host", self.objects[0], blocks=block, places=place)

@@ -1,4 +1,4 @@
-"""Blocks and places as two lists of what each reads back as."""
+"""Expected replies of a hosted block store, computed from the dequantized rows of each block and each host block."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -28,7 +28,7 @@ class Hosted(Model):
     def __init__(self, *, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, format: str, capacity: int) -> None:
         super().__init__()
         self.shape, self.format = (block_size, num_kv_heads, head_dim), format
-        self.blocks: list[Block | None] = [None] * num_blocks  # None is what nobody wrote
+        self.blocks: list[Block | None] = [None] * num_blocks  # None: never written
         self.places: list[Block | None] = [None] * capacity
 
     def looks(self) -> list[Look]:

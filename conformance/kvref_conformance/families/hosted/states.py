@@ -1,4 +1,4 @@
-"""The states of blocks and places that bugs hide behind."""
+"""States of blocks and host blocks in which bugs are likely."""
 
 from kvref_conformance.families.hosted.model import Block, Hosted
 from kvref_conformance.searching.states import Call, refusals, state
@@ -7,7 +7,7 @@ refusals("hosted", "SlotOutOfRange", "ShapeMismatch", "DtypeMismatch")
 
 
 def sources(call: Call) -> list[Block | None]:
-    """What a call copies."""
+    """The blocks that a call copies."""
     model: Hosted = call.model
     if call.op == "hosted.to_host":
         return [model.blocks[number] for number in call.args["blocks"]]

@@ -1,4 +1,4 @@
-"""The books of a host store: which keys' blocks are there, on their way, being read, and which go."""
+"""Bookkeeping of a host store: which keys are stored, being stored, being loaded or evicted."""
 
 from kvref_conformance.families import Family
 

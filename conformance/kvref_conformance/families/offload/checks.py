@@ -1,4 +1,4 @@
-"""MOVE-06, MOVE-08, MOVE-09: what a host store finds, and keeps while it is under way."""
+"""MOVE-06, MOVE-08, MOVE-09: lookup in a host store, and keys that must be kept while a store or load is in progress."""
 
 from kvref_conformance.checking.expect import equal, may_raise, raises, true
 from kvref_conformance.checking.registry import check
@@ -7,17 +7,17 @@ from kvref_conformance.conversation.handle import Handle
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.outcome import NotOffered
 
-FIRST = 2**40  # keys are hashes: no 32 bits hold them
+FIRST = 2**40  # keys are hashes, which exceed 32 bits
 
 
 def stored(store: Handle, keys: list[int]) -> None:
-    """Stored whole."""
+    """Store keys in two calls, `prepare_store` and `complete_store`."""
     store.prepare_store(keys)
     store.complete_store(keys)
 
 
 def full(subject: Subject, capacity: int = 4, least: int = 1) -> tuple[Handle, list[int]]:
-    """A store without room, and its keys, each stored by itself: the first is the one used longest ago."""
+    """A full store and its keys, least recently used first. Each key was stored separately."""
     store = new(subject, "offload", capacity=capacity)
     at_least(store, capacity=least)
     keys = [FIRST + number for number in range(store.config["capacity"])]
@@ -27,17 +27,17 @@ def full(subject: Subject, capacity: int = 4, least: int = 1) -> tuple[Handle, l
 
 
 def found(store: Handle, keys: list[int]) -> list[int]:
-    """Those that are there, each looked for by itself."""
+    """The keys that `lookup` finds, with one call per key."""
     return [key for key in keys if store.lookup([key])]
 
 
 def gone(store: Handle, keys: list[int]) -> list[int]:
-    """The keys evicted for these, in order."""
+    """The keys that `prepare_store` evicts to make room for the given keys, sorted."""
     return sorted(store.prepare_store(keys)[1])
 
 
 def in_order(subject: Subject) -> None:
-    """Raises NotOffered where it evicts in another order."""
+    """Raises NotOffered if the implementation declares another eviction order."""
     if subject.limits.switch(subject.family, "other_eviction_order"):
         raise NotOffered("blocks evicted in the order of MOVE-11, where its limits say other_eviction_order")
 
@@ -178,7 +178,7 @@ def a_key_that_a_call_names_twice_counts_twice(subject: Subject) -> None:
     store.prepare_load(twice)
     store.complete_load(keys[:1])
     with raises("KeyNotFound"):
-        store.complete_load(twice)  # of which one is left
+        store.complete_load(twice)  # only one of the two loads is still in progress
     with raises("OutOfBlocks"):
         store.prepare_store(more)
     store.complete_load(keys[:1])

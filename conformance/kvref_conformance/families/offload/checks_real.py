@@ -5,7 +5,7 @@ from kvref_conformance.checking.registry import check
 from kvref_conformance.checking.setup import new
 from kvref_conformance.conversation.subject import Subject
 
-PROMPT = 90  # keys of one
+PROMPT = 90  # number of keys per prompt
 
 
 @check("LAW-18", "offload")

@@ -1,4 +1,4 @@
-"""MOVE-10, MOVE-11: what room a host store has, and what goes for more."""
+"""MOVE-10, MOVE-11: the capacity of a host store, and which keys it evicts when it is full."""
 
 from kvref_conformance.checking.expect import equal, raises, true
 from kvref_conformance.checking.registry import check

@@ -1,4 +1,4 @@
-"""MOVE-13: a host store in several threads."""
+"""MOVE-13: concurrent calls to a host store."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ from kvref_conformance.conversation.exchange import kinds_of
 from kvref_conformance.conversation.handle import Handle
 from kvref_conformance.conversation.subject import Subject
 
-KEYS, AT_ONCE = 12, 2  # of which a thread loads so many
+KEYS, AT_ONCE = 12, 2  # keys in use, and loads in progress per thread
 
 
 @check("MOVE-13", "offload")
@@ -54,7 +54,7 @@ def what_a_thread_loads_is_not_evicted(subject: Subject) -> None:
     store = new(subject, "offload", capacity=8)
 
     def work(thread: int, rng: np.random.Generator) -> None:
-        held = dict[int, list[int]]()  # what is being loaded, and where it lies
+        held = dict[int, list[int]]()  # keys that this thread is loading, with their places
         for _ in range(60):
             _store(store, int(rng.integers(KEYS)))
             key = int(rng.integers(KEYS))
@@ -68,12 +68,12 @@ def what_a_thread_loads_is_not_evicted(subject: Subject) -> None:
 
     in_threads(subject, work)
     more = [KEYS + number for number in range(store.config["capacity"])]
-    store.prepare_store(more)  # nothing is under way any more
+    store.prepare_store(more)  # no load is in progress, so every key can be evicted
     equal(store.num_free, 0, "free places of a store that was filled with other keys")
 
 
 def _went(kind: str, call: Callable[..., Any], *args: Any) -> bool:
-    """Whether a call went well; or was refused in this way, as it may be in others' presence."""
+    """Whether a call succeeds. False if it raises an error of this kind, which concurrent calls may cause."""
     try:
         call(*args)
     except Exception as error:
@@ -84,7 +84,7 @@ def _went(kind: str, call: Callable[..., Any], *args: Any) -> bool:
 
 
 def _store(store: Handle, key: int, arrives: bool = True) -> None:
-    """Store a key, unless it is there, or there is no room."""
+    """Store a key, unless it is already stored or there is no room."""
     new = list[int]()
     if _went("OutOfBlocks", lambda: new.extend(store.prepare_store([key])[0])) and new:
         store.complete_store(new, success=arrives)

@@ -1,11 +1,14 @@
-"""The books of a host store: blocks by key, each stored and loaded in two calls, between which it is copied."""
+"""Interface of the bookkeeping of a host store.
+
+A store or a load takes two calls, `prepare_...` and `complete_...`. The caller copies the blocks between the two.
+"""
 
 from collections.abc import Sequence
 from typing import Protocol
 
 from kvref.array import Array
 
-# The errors that each operation may have to answer with; what `new` has to refuse is always a ConfigError.
+# The errors that the spec requires of each operation. The only error required of `new` is ConfigError.
 ERRORS: dict[str, str] = {
     "places": "KeyNotFound",
     "prepare_store": "OutOfBlocks",
@@ -33,6 +36,6 @@ class Offload(Protocol):
 
 
 class Factory(Protocol):
-    """What makes one: it is given every size by name."""
+    """Creates a store. Every size is passed by name."""
 
     def __call__(self, *, capacity: int) -> Offload: ...

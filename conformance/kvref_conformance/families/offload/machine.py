@@ -1,4 +1,4 @@
-"""Any sequence of calls of the family `offload`."""
+"""State machine of the family `offload`: random call sequences."""
 
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
@@ -6,13 +6,13 @@ from hypothesis.stateful import initialize, precondition, rule
 from kvref_conformance.families.offload.model import Offload
 from kvref_conformance.searching.machine import Machine
 
-FIRST = 10**12  # keys from here on, past what 32 bits hold
+FIRST = 10**12  # the smallest key, larger than 32 bits can represent
 START, COUNT, WHICH = st.integers(0, 6), st.sampled_from((1, 2, 1, 3, 2, 4, 0)), st.integers(0, 5)
 SUCCESS = st.sampled_from((True, True, False))
 
 
 def run_of(start: int, count: int) -> list[int]:
-    """Keys that follow one another, as those of a prompt do."""
+    """Consecutive keys, which stand for the blocks of a prompt."""
     return [FIRST + number for number in range(start, start + count)]
 
 
@@ -30,14 +30,14 @@ class OffloadMachine(Machine):
         return found
 
     def some(self, among: list[int], which: int) -> list[int]:
-        """One key, or all from one on; none where there is none."""
+        """One key, or all keys from one index to the end. Empty if `among` is empty."""
         at = which // 2 % len(among) if among else 0
         return among[at:] if which % 2 else among[at : at + 1]
 
     @precondition(lambda self: self.objects)
     @rule(start=START, count=COUNT, arrives=st.sampled_from((True, True, True, False)))
     def store(self, start: int, count: int, arrives: bool) -> None:
-        """At once; or it does not arrive yet."""
+        """Store keys. If not `arrives`, they stay in the state of being stored."""
         prepared = self.call("prepare_store", self.objects[0], keys=run_of(start, count))
         if prepared is not None and prepared[0] and arrives:
             self.call("complete_store", self.objects[0], keys=list(prepared[0]))
@@ -84,14 +84,14 @@ class OffloadMachine(Machine):
     @precondition(lambda self: self.objects)
     @rule(start=START, last=st.booleans())
     def load_what_is_not_there(self, start: int, last: bool) -> None:
-        """Together with what is there, before it or behind it."""
+        """Load a missing key together with stored keys, as the last or as the first key of the call."""
         keys, ready = run_of(start, 1), sorted(self.known.ready - set(run_of(start, 1)))
         self.call("prepare_load", self.objects[0], keys=[*ready, *keys] if last else [*keys, *ready])
 
     @precondition(lambda self: self.objects)
     @rule(over=st.sampled_from((False, False, True)))
     def load_and_store_another(self, over: bool) -> None:
-        """What was used longest ago is being loaded while room is needed, or was until then."""
+        """Load the least recently used key, then store one key more than fits. If `over`, the load completes before that."""
         missing = [key for key in run_of(0, 20) if key not in self.known.used]
         fills, another = missing[: self.known.free], missing[self.known.free :][:1]
         if self.call("prepare_store", self.objects[0], keys=fills) is not None and fills:

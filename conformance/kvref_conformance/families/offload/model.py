@@ -1,4 +1,4 @@
-"""The books of a host store as a dict of what is there, and a list of the keys in the order of their last use."""
+"""Expected replies of a host store, computed from its set of keys and a list of the keys in the order of their last use."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -14,11 +14,11 @@ from kvref_conformance.outcome import Broken
 
 @dataclass(frozen=True)
 class Prepared(Choice):
-    """New keys, in the order in which they came, and as many evicted ones as there have to be, in any order."""
+    """Reply of `prepare_store`: the new keys in the order of the call, and the required number of evicted keys, in any order."""
 
     new: tuple[int, ...] = ()
-    count: int = 0  # of those that have to go
-    may_go: tuple[int, ...] = ()  # the one used longest ago first
+    count: int = 0  # number of keys that must be evicted
+    may_go: tuple[int, ...] = ()  # evictable keys, least recently used first
     any_order: bool = False
 
     def look(self, ok: Any, op: str, level: Level) -> None:
@@ -48,10 +48,10 @@ class Offload(Model):
         self.ready: set[int] = set()
         self.coming: set[int] = set()  # being stored
         self.loads: Counter[int] = Counter()
-        self.used: list[int] = []  # what is there or coming, the one used longest ago first
-        self.place: dict[int, int] = {}  # as far as it was seen
-        self.seen: dict[int, None] = {}  # every key that was ever named
-        self.unsure: set[int] = set()  # named by a store that was refused, which may have been a use
+        self.used: list[int] = []  # stored keys and keys being stored, least recently used first
+        self.place: dict[int, int] = {}  # of each key whose place was returned
+        self.seen: dict[int, None] = {}  # every key that any call contained
+        self.unsure: set[int] = set()  # keys of a failed prepare_store, which may count as a use
         self.any_order = False
 
     def declared(self, switch: Callable[[str], bool]) -> None:
@@ -151,7 +151,7 @@ class Offload(Model):
     def complete_load(self, keys: Sequence[int]) -> Expected:
         if any(self.loads[key] < count for key, count in Counter(keys).items()):
             return self.refuse([("KeyNotFound", "MOVE-09")])
-        clause = "LAW-01" if self.last == "refused" else "MOVE-09"  # that one gave some back
+        clause = "LAW-01" if self.last == "refused" else "MOVE-09"  # the failed call freed some of the loads
         return Expected(clause, self.did("complete_load", lambda ok: self.loads.subtract(keys)))
 
     def touch(self, keys: Sequence[int]) -> Expected:

@@ -1,4 +1,4 @@
-"""The states of a host store that bugs hide behind."""
+"""States of a host store in which bugs are likely."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ def evicting(call: Call) -> list[int]:
 
 
 def passed_over(call: Call) -> list[int]:
-    """Keys used longer ago than one that was evicted."""
+    """Keys used less recently than an evicted key, which an LRU order would have evicted before it."""
     used: list[int] = call.model.used
     return used[: max((used.index(key) for key in evicting(call)), default=0)]
 

@@ -1,4 +1,4 @@
-"""The cache of one sequence on several ranks, which divide its heads and its tokens."""
+"""The sharded cache: one sequence, with heads and tokens divided among several ranks."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from kvref_conformance.oracle.formats import PLAIN
 
 
 def goes(config: Any) -> bool:
-    """Each row of ranks has some of the heads, or each head some rows (SHARD-01)."""
+    """Whether heads and rows of ranks divide evenly, one way or the other (SHARD-01)."""
     heads, rows = config["num_kv_heads"], config["head_ranks"]
     return bool(heads % rows == 0 or rows % heads == 0)
 

@@ -1,4 +1,4 @@
-"""SHARD-01 to 03: what each rank holds, and in which blocks."""
+"""SHARD-01 to 03: the heads, tokens and blocks of each rank."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from kvref_conformance.families.sharded.known import Known, grids, heads_and_row
 from kvref_conformance.oracle.formats import PLAIN
 from kvref_conformance.outcome import NotOffered
 
-PIECES = (1, 2, 5, 1, 3, 1, 4)  # tokens of appends, in turn
+PIECES = (1, 2, 5, 1, 3, 1, 4)  # lengths of consecutive appends
 
 
 @check("SHARD-01abd", "sharded")
@@ -74,7 +74,7 @@ def each_token_lies_in_one_column(subject: Subject) -> None:
 
 @check("SHARD-02a", "sharded")
 def pieces_go_where_the_whole_goes(subject: Subject) -> None:
-    """Whichever column a piece begins or ends in, and wherever in a block."""
+    """An append may begin and end in any column, at any slot of a block."""
     for config in grids(subject, (2, 3), (1, 4), block_size=subject.size("block_size", 3)):
         turn = config["block_size"] * config["token_ranks"]
         for first in range(1, turn + 1):
@@ -136,7 +136,7 @@ def bytes_are_those_of_the_blocks(subject: Subject) -> None:
 def what_does_not_fit_is_written_on_no_rank(subject: Subject) -> None:
     for config in grids(subject, (2, 3), (4, 1), (1, 2)):
         known = Known(subject, **config)
-        for short in (1, 2, known.size + 1):  # tokens that there is room for, when more come
+        for short in (1, 2, known.size + 1):  # room that is left, in tokens, when more are appended
             known.append(known.room - short - len(known))
             table = known.tables(known.ranks, f"with room for {short} more")
             over = known.tokens(short + 1)
@@ -155,7 +155,7 @@ def what_does_not_fit_is_written_on_no_rank(subject: Subject) -> None:
 
 @check("SHARD-03d", "sharded")
 def room_that_came_back_is_room(subject: Subject) -> None:
-    """Many times, so that a block that one rank did not give back is missed."""
+    """The cache is filled repeatedly, so that a block that a rank did not free makes an append fail."""
     for config in grids(subject, (2, 3), (4, 1)):
         known = Known(subject, **config)
         for left in (0, 1, known.size, 0, known.room // 2, known.room - 1, 0):

@@ -1,4 +1,4 @@
-"""SHARD-02: what the columns find is put together."""
+"""SHARD-02: attention merged from the partial results of all columns."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from kvref_conformance.outcome import NotOffered
 
 @check("SHARD-02bc", "sharded")
 def attention_is_that_of_all_tokens(subject: Subject) -> None:
-    """At every length of the first turns of the columns: of one token, of columns without any, of blocks not full."""
+    """Every length up to two blocks per column, which includes one token, empty columns and partly filled blocks."""
     for config in grids(subject):
         known = Known(subject, **config)
         turn = known.size * known.columns
@@ -26,7 +26,7 @@ def attention_is_that_of_all_tokens(subject: Subject) -> None:
 
 @check("SHARD-02b", "sharded")
 def each_query_head_reads_its_own_kv_head(subject: Subject) -> None:
-    """In groups as models have them: of four and eight (Llama), and of seven (Qwen), which copies do not divide evenly."""
+    """Group sizes of models: 4 and 8 (Llama), and 7 (Qwen), which the number of head copies does not divide."""
     for config in heads_and_rows(subject):
         known = Known(subject, **config)
         known.append(7)
@@ -36,7 +36,7 @@ def each_query_head_reads_its_own_kv_head(subject: Subject) -> None:
 
 @check("SHARD-02b", "sharded")
 def the_column_that_has_the_token_decides(subject: Subject) -> None:
-    """One token outweighs all others, wherever it lies: what the other columns found must hardly count."""
+    """One token has almost all the weight, at every position, so the partial results of other columns hardly count."""
     scale = even(subject) * LOUD_SCALE
     for config in grids(subject, (1, 3), (2, 2), (4, 3)):
         for place in range(config["block_size"] * config["token_ranks"] + 1):
@@ -52,7 +52,7 @@ def the_column_that_has_the_token_decides(subject: Subject) -> None:
 
 @check("SHARD-02b", "sharded")
 def large_scores_do_not_overflow(subject: Subject) -> None:
-    """Of one sign in one column, and of the other in another."""
+    """Scores are large, and positive in one column and negative in another."""
     for config in grids(subject, (1, 3), (2, 2)):
         known = Known(subject, **config)
         keys, values = known.tokens(min(known.room, 2 * known.size * known.columns))
@@ -64,7 +64,7 @@ def large_scores_do_not_overflow(subject: Subject) -> None:
 
 @check("SHARD-02bc", "sharded")
 def a_query_sees_no_later_token_of_any_column(subject: Subject) -> None:
-    """Later tokens are louder, and their values are not those of the ones before."""
+    """Later tokens have larger scores and other values, so attending to one changes the result visibly."""
     scale = even(subject) * LOUD_SCALE
     for config in grids(subject, (2, 3), (1, 2), (1, 4)):
         known = Known(subject, **config)
@@ -79,7 +79,7 @@ def a_query_sees_no_later_token_of_any_column(subject: Subject) -> None:
 
 @check("SHARD-02c", "sharded")
 def what_is_not_seen_has_no_part(subject: Subject) -> None:
-    """A token that is not finite, the last: the queries before it do not see it, in whichever column it lies."""
+    """The last token is not finite. It must not affect the query before it, in any column."""
     for config in grids(subject, (1, 3), (2, 2)):
         for length in range(2, config["block_size"] * config["token_ranks"] + 2):
             known = Known(subject, **config)
@@ -102,7 +102,7 @@ def what_is_not_seen_has_no_part(subject: Subject) -> None:
 
 @check("SHARD-02b", "sharded")
 def heads_stand_side_by_side(subject: Subject) -> None:
-    """On one column nothing is merged: what a row finds of its heads is what all of them find, bit for bit."""
+    """With one column nothing is merged, so each head's result is bit for bit independent of the other heads' queries."""
     config = fitted(subject, "sharded", token_ranks=1)
     if config["token_ranks"] != 1 or config["num_kv_heads"] == 1:
         raise NotOffered("several heads on one column of ranks")

@@ -1,4 +1,4 @@
-"""EDIT: every rank goes back alike."""
+"""EDIT: `truncate` and `clear` have the same effect on every rank."""
 
 from kvref_conformance.checking.expect import pair, raises
 from kvref_conformance.checking.registry import check

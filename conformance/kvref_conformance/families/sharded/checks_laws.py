@@ -1,4 +1,4 @@
-"""LAW-20: what the laws say of this family alone."""
+"""LAW-20: a law in the form that applies to this family only."""
 
 from collections.abc import Iterator
 

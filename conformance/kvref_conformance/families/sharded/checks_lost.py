@@ -1,4 +1,4 @@
-"""SHARD-04: a rank is lost, and the others hold what they held."""
+"""SHARD-04: after a rank is lost, the other ranks keep their tokens."""
 
 from contextlib import suppress
 
@@ -16,14 +16,14 @@ SEVERAL = ((2, 2), (4, 3), (1, 3), (2, 1))
 
 
 def held(known: Known, living: list[int], table: list[int], when: str) -> None:
-    """Those that are left hold what they held, in the blocks that they had."""
+    """Check that the remaining ranks have the same tokens in the same blocks as before."""
     equal(int(known.cache.length), len(known), f"length {when}")
     known.look_at(living, when)
     equal(known.tables(living, when), table, f"the table {when}")
 
 
 def refuses(known: Known, lost: int, when: str) -> None:
-    """Whatever needs all ranks, or this one."""
+    """Check that every operation that needs all ranks, or the lost one, raises RankLost."""
     keys, values = known.tokens(1)
     query = normal(known.subject, min(1, len(known)), known.row[0], known.row[1])
     calls = [
@@ -59,14 +59,14 @@ def a_rank_that_is_lost_is_said_to_be(subject: Subject) -> None:
             known.cache.lose(lost)
             when = f"after rank {lost} of {len(known.ranks)} was lost"
             held(known, living, table, when)
-            for _ in range(2):  # what was refused once is refused again
+            for _ in range(2):  # a second call raises the same error
                 refuses(known, lost, when)
                 held(known, living, table, f"{when}, and calls that need it were refused")
 
 
 @check("SHARD-04b", "sharded")
 def an_append_in_which_a_rank_is_lost_is_written_nowhere(subject: Subject) -> None:
-    """Whichever rank it is, and however many tokens: for the columns before it, for those behind it, for all."""
+    """Any rank, with tokens for its own column, for columns before or after it, or for all columns."""
     for config in grids(subject, *SEVERAL):
         turn, ranks = config["block_size"] * config["token_ranks"], config["head_ranks"] * config["token_ranks"]
         for lost in dict.fromkeys((0, 1, ranks // 2, ranks - 1)) if ranks > 1 else ():
@@ -102,7 +102,7 @@ def several_ranks_are_lost_in_one_append(subject: Subject) -> None:
 
 @check("SHARD-04b", "sharded")
 def no_number_that_is_not_finite_is_written_where_a_rank_is_lost(subject: Subject) -> None:
-    """Which of two errors comes is open, and so whether the rank is lost yet; that nothing is written is not."""
+    """Either error is valid, so the rank may or may not be lost after the call. In both cases nothing may be written."""
     for config in grids(subject, *SEVERAL):
         ranks = config["head_ranks"] * config["token_ranks"]
         for number in (np.nan, np.inf) if ranks > 1 else ():

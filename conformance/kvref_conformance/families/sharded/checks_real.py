@@ -1,4 +1,4 @@
-"""LAW-18: heads as models have them on as many ranks as machines have devices, over thousands of tokens."""
+"""LAW-18: production sizes, with the heads of models on up to 32 ranks and thousands of tokens."""
 
 import numpy as np
 
@@ -9,11 +9,11 @@ from kvref_conformance.checking.registry import check
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families.sharded.known import Known, grids
 
-LONG = 4200  # tokens, no multiple of a block
+LONG = 4200  # tokens; no multiple of the block size
 
 
 def grown(subject: Subject, tokens: int, rows: int, columns: int, size: int, heads: int, dim: int) -> Known:
-    """Of sizes near these, with room for so many tokens."""
+    """A cache of these sizes, or the nearest allowed, with room for `tokens` tokens."""
     wanted = {"block_size": size, "num_kv_heads": heads, "head_dim": dim}
     config = next(grids(subject, (rows, columns), **wanted))
     blocks = -(-tokens // (config["block_size"] * config["token_ranks"]))
@@ -21,13 +21,13 @@ def grown(subject: Subject, tokens: int, rows: int, columns: int, size: int, hea
 
 
 def up_to(known: Known, count: int) -> None:
-    """Content up to a position, or as far as there is room."""
+    """Append generated content up to a position, or until the cache is full."""
     positions = range(len(known), min(count, known.room))
     known.give(*pair_of_content(0, 0, positions, *known.row))
 
 
 def all_is_there(known: Known) -> None:
-    """Every rank's tokens are its own, named where they are not."""
+    """Check the content of every rank. The error names the first wrong token."""
     written = Written(*known.row)
     written.up_to(0, 0, len(known))
     equal(int(known.cache.length), len(known), "length")
@@ -67,7 +67,7 @@ def copies_of_heads_are_all_written(subject: Subject) -> None:
 
 @check("LAW-18", "sharded")
 def what_each_of_many_ranks_says_that_it_has(subject: Subject) -> None:
-    """Which heads, and how many bytes: in shares and copies of a model's heads, and where columns are many."""
+    """Heads and bytes per rank, for divided heads, copied heads and many columns."""
     for rows, columns, heads in ((8, 1, 8), (2, 1, 8), (16, 1, 8), (4, 8, 8), (1, 16, 1)):
         known = grown(subject, affordable(subject, 300, 5), rows, columns, 16, heads, 64)
         up_to(known, known.room)
@@ -88,7 +88,7 @@ def a_long_sequence_is_attended_to_on_many_ranks(subject: Subject) -> None:
 
 @check("LAW-18", "sharded", real=True)
 def heads_of_models_lie_on_eight_ranks(subject: Subject) -> None:
-    """Llama 3 8B and 70B, a smaller Qwen 3, and one head: in shares, in copies, and with tokens over what is left."""
+    """Llama 3 8B and 70B, a smaller Qwen 3, and one head: divided heads, copied heads, and tokens divided among columns."""
     length = affordable(subject, LONG, 4)
     for rows, columns, heads, dim in ((8, 1, 8, 128), (4, 2, 8, 128), (8, 1, 4, 128), (1, 8, 1, 128)):
         known = grown(subject, length, rows, columns, 64, heads, dim)

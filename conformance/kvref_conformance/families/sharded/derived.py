@@ -1,4 +1,4 @@
-"""Operations made of others."""
+"""Derived operations of the sharded cache."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from kvref_conformance.conversation.handle import Handle
 
 
 def put_together(cache: Handle) -> tuple[NDArray, NDArray]:
-    """What all ranks hold, of copies the first."""
+    """Keys and values assembled from all ranks. Of several copies of a head, the first is used."""
     config = cache.config
     shape = int(cache.length), config["num_kv_heads"], config["head_dim"]
     whole = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
@@ -19,7 +19,7 @@ def put_together(cache: Handle) -> tuple[NDArray, NDArray]:
 
 
 def counted(cache: Handle) -> int:
-    """The tokens of a row's columns."""
+    """Number of tokens in all columns of the first row."""
     return sum(len(cache.positions(rank)) for rank in range(cache.config["token_ranks"]))
 
 

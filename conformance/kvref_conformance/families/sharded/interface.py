@@ -1,4 +1,4 @@
-"""The cache of one sequence on several ranks."""
+"""Interface of the sharded cache: one sequence on several ranks."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -7,7 +7,7 @@ from kvref.array import Array
 from kvref_conformance.interface import Query, Tokens
 
 _RANK = "RankOutOfRange RankLost"
-# The errors that each operation may have to answer with; what `new` has to refuse is always a ConfigError.
+# The errors that the spec requires of each operation. The only error required of `new` is ConfigError.
 ERRORS: dict[str, str] = {
     "append": "ShapeMismatch DtypeMismatch NonFinite CapacityExceeded RankLost",
     "read": "RankLost",
@@ -48,7 +48,7 @@ class Sharded(Protocol):
 
 
 class Factory(Protocol):
-    """What makes one: it is given every size by name. num_blocks is what each rank has."""
+    """Creates a cache. Every size is passed by name. num_blocks is the number of blocks per rank."""
 
     def __call__(
         self, *, num_kv_heads: int, head_dim: int, head_ranks: int, token_ranks: int, block_size: int, num_blocks: int, dtype: str

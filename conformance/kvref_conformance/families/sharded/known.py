@@ -1,4 +1,4 @@
-"""A sharded cache beside what was appended to it, and where each token of that must lie: worked out token by token."""
+"""A sharded cache with the tokens appended to it, and the expected rank and position of each, computed token by token."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,15 +13,16 @@ from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.oracle.elements import round_to
 from kvref_conformance.outcome import NotOffered
 
-GRIDS = ((4, 3), (1, 3), (2, 1), (2, 2), (4, 1), (1, 4), (1, 1))  # rows and columns of ranks; of two heads, 4 rows are copies
+GRIDS = ((4, 3), (1, 3), (2, 1), (2, 2), (4, 1), (1, 4), (1, 1))  # rows and columns of ranks; with two heads, 4 rows are copies
 HEADS = ((4, 2), (4, 4), (3, 1), (3, 3), (1, 2), (1, 3), (3, 6), (6, 2), (9, 3), (8, 2))  # kv heads and rows
 NUMBER_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def grids(subject: Subject, *wanted: tuple[int, int], **sizes: Any) -> Iterator[dict[str, Any]]:
-    """Sizes of rows and columns, GRIDS unless given, those that the limits allow or are next to them, each once.
+    """Configurations for each grid (rows, columns), GRIDS by default. Sizes outside the limits are replaced by the nearest
+    allowed size. Each configuration occurs once.
 
-    Raises NotOffered where they allow none.
+    Raises NotOffered if the limits allow no grid.
     """
     tried = list[dict[str, Any]]()
     for rows, columns in wanted or GRIDS:
@@ -37,17 +38,17 @@ def grids(subject: Subject, *wanted: tuple[int, int], **sizes: Any) -> Iterator[
 
 
 def heads_and_rows(subject: Subject) -> Iterator[dict[str, Any]]:
-    """Sizes of heads and rows that go together, those that the limits allow: heads in shares, and in copies."""
+    """Configurations for those pairs of HEADS that the limits allow: divided heads, and copied heads."""
     for heads, rows in HEADS:
         if takes(subject, "num_kv_heads", heads) and takes(subject, "head_ranks", rows):
             yield fitted(subject, "sharded", num_kv_heads=heads, head_ranks=rows)
 
 
 class Known:
-    """`cache`, and the keys and values that it must hold, [n, num_kv_heads, head_dim]."""
+    """`cache`, and the expected keys and values, [n, num_kv_heads, head_dim]."""
 
     def __init__(self, subject: Subject, **config: Any) -> None:
-        """config: sizes that its limits allow, as `grids` and `fitted` give them."""
+        """config: allowed sizes, as returned by `grids` or `fitted`."""
         self.subject, self.config = subject, config
         self.cache = made(subject, "sharded", **config)
         self.rows, self.columns, self.size = (config[name] for name in ("head_ranks", "token_ranks", "block_size"))
@@ -69,7 +70,7 @@ class Known:
         return pair_of_tokens(self.subject, count, *self.row)
 
     def append(self, count: int) -> None:
-        """So many tokens more, or as many as there is room for."""
+        """Append `count` random tokens, or fewer if there is less room."""
         self.give(*self.tokens(min(count, self.room - len(self))))
 
     def give(self, keys: NDArray, values: NDArray) -> None:
@@ -81,46 +82,46 @@ class Known:
         self.keys, self.values = self.keys[:length], self.values[:length]
 
     def heads(self, rank: int) -> list[int]:
-        """That a rank must hold: heads dealt out to rows, or rows to heads."""
+        """The expected heads of a rank: heads divided among rows, or rows divided among heads."""
         row, heads = rank // self.columns, np.arange(self.row[0])
         dealt = np.split(heads, self.rows) if self.row[0] >= self.rows else np.repeat(heads, self.rows // self.row[0])[:, None]
         return [int(head) for head in dealt[row]]
 
     def positions(self, rank: int) -> list[int]:
-        """Whose tokens a rank must hold: blocks dealt out to columns, one after the other."""
+        """The expected positions of a rank: consecutive blocks are assigned to the columns in turn."""
         blocks = [range(first, min(first + self.size, len(self))) for first in range(0, len(self), self.size)]
         return [position for block in blocks[rank % self.columns :: self.columns] for position in block]
 
     def blocks(self) -> int:
-        """That every rank must use: one for each turn of the columns that has begun."""
+        """The number of blocks that every rank must use: one per begun round of the columns."""
         return len(range(0, len(self), self.size * self.columns))
 
     def num_bytes(self, rank: int) -> int:
-        """Of the blocks that a rank must use."""
+        """The size of the blocks that a rank must use."""
         numbers = 2 * self.blocks() * self.size * len(self.heads(rank)) * self.row[1]
         return int(numbers * NUMBER_BYTES[self.config["dtype"]])
 
     def share(self, rank: int) -> tuple[NDArray, NDArray]:
-        """Keys and values that a rank must hold."""
+        """The expected keys and values of a rank."""
         at = np.ix_(self.positions(rank), self.heads(rank))
         dtype = self.config["dtype"]
         return round_to(self.keys[at], dtype), round_to(self.values[at], dtype)
 
     def look_at(self, ranks: Sequence[int], when: str) -> None:
-        """Each of these holds what it must, where it must, and nothing else."""
+        """Check that each of these ranks has exactly the expected positions, keys and values."""
         for rank in ranks:
             equal([int(each) for each in self.cache.positions(rank)], self.positions(rank), f"positions of rank {rank} {when}")
             pair(self.cache.read_rank(rank), self.share(rank), f"rank {rank} {when}")
 
     def look(self, when: str) -> None:
-        """All ranks hold what they must, and together all there is."""
+        """Check the length, every rank, and `read` of the whole cache."""
         equal(int(self.cache.length), len(self), f"length {when}")
         self.look_at(self.ranks, when)
         dtype = self.config["dtype"]
         pair(self.cache.read(), (round_to(self.keys, dtype), round_to(self.values, dtype)), f"all ranks {when}")
 
     def tables(self, ranks: Sequence[int], when: str) -> list[int]:
-        """The table of these ranks, which must be one, of as many blocks as it takes."""
+        """Returns the block table of these ranks. Checks that all have the same table, with the expected number of blocks."""
         said = [[int(block) for block in self.cache.block_table(rank)] for rank in ranks]
         for rank, table in zip(ranks, said, strict=True):
             equal(table, said[0], f"the table of rank {rank} {when}, against that of rank {ranks[0]}")
@@ -130,7 +131,7 @@ class Known:
         return said[0]
 
     def attends(self, count: int, when: str, group: int = 2) -> None:
-        """The last so many tokens' queries."""
+        """Check attention for random queries of the last `count` tokens."""
         query = normal(self.subject, count, self.row[0] * self.subject.size("group_size", group), self.row[1])
         self.attends_to(query, even(self.subject), f"of {count} queries {when}")
 

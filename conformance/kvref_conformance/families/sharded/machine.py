@@ -1,4 +1,4 @@
-"""Any sequence of calls of the family `sharded`."""
+"""State machine of the family `sharded`: random call sequences."""
 
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule
@@ -7,10 +7,10 @@ from kvref_conformance.families.sharded.model import Sharded
 from kvref_conformance.searching.machine import ANY, BACK, COUNT, LAST, Machine, pair
 from kvref_conformance.searching.rows import kinds
 
-# Heads, rows and columns: shares, copies, both with columns.
+# Heads, rows and columns: divided heads and copied heads, with and without several columns.
 GRID = st.sampled_from(((2, 2, 2), (1, 1, 3), (2, 4, 1), (2, 1, 2), (1, 2, 2), (3, 3, 1), (2, 1, 1), (4, 2, 2), (6, 2, 1)))
 RANK = st.sampled_from((*range(8), LAST))
-QUERIES = st.sampled_from((1, 3, 99, 2, 3, 0))  # 99: one for each token
+QUERIES = st.sampled_from((1, 3, 99, 2, 3, 0))  # 99: one query per token
 
 
 class ShardedMachine(Machine):
@@ -34,13 +34,13 @@ class ShardedMachine(Machine):
         return model
 
     def rank(self, which: int) -> int:
-        """One that there is, by any index; for LAST one that there is not."""
+        """An existing rank for any index, or for LAST one that does not exist."""
         return len(self.model.ranks) if which == LAST else which % len(self.model.ranks)
 
     @precondition(lambda self: self.objects)
     @rule(count=COUNT, kind=kinds())
     def append(self, count: int, kind: str) -> None:
-        kind = "counting" if self.model.failing and kind in ("nan", "infinity") else kind  # which of two errors comes is open
+        kind = "counting" if self.model.failing and kind in ("nan", "infinity") else kind  # either of two errors would be valid
         keys, values = pair(self.source, (count, *self.model.row), kind)
         self.call("append", self.objects[0], keys=keys, values=values)
 
@@ -55,7 +55,7 @@ class ShardedMachine(Machine):
     @precondition(lambda self: self.objects)
     @rule(count=QUERIES, more=st.sampled_from((0, 0, 0, 1)), group=st.integers(1, 3), kind=kinds(everything=False))
     def attend(self, count: int, more: int, group: int, kind: str) -> None:
-        """more: queries than there are tokens."""
+        """more: 1 for more queries than tokens."""
         heads, dim = self.model.row
         length, group = len(self.model.tokens), self.subject.size("group_size", group)
         query = self.source.rows((min(count, length) + more * (length + 1), heads * group, dim), kind)
@@ -83,7 +83,7 @@ class ShardedMachine(Machine):
     @precondition(lambda self: self.objects and len(self.model.tokens) > 1)
     @rule(which=RANK, in_append=st.sampled_from((True, True, False)), count=COUNT, again=ANY)
     def lose(self, which: int, in_append: bool, count: int, again: int) -> None:
-        """At once or in the append that follows; and what is asked of a lost rank is asked again."""
+        """Lose a rank at once or during the next append, then call an operation on it."""
         rank = self.rank(which)
         self.call("lose_in_append" if in_append else "lose", self.objects[0], rank=rank)
         if in_append:

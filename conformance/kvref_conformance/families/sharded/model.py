@@ -1,4 +1,4 @@
-"""The sharded cache as a list of tokens, and of each rank where it stands."""
+"""Expected replies of the sharded cache, computed from one list of tokens and the grid position of each rank."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -49,8 +49,8 @@ class Sharded(Model):
         self.size, self.blocks, self.dtype = block_size, num_blocks, dtype
         self.tokens: list[tuple[NDArray, NDArray]] = []  # [num_kv_heads, head_dim] each, as they are stored
         self.lost: set[int] = set()
-        self.failing: set[int] = set()  # that are to be lost in the next append
-        self.table: list[int] = []  # of every rank, as much of it as one has said: what holds tokens stays
+        self.failing: set[int] = set()  # ranks that fail during the next append
+        self.table: list[int] = []  # block table of all ranks, as far as a rank has reported it
 
     @property
     def ranks(self) -> range:
@@ -58,11 +58,11 @@ class Sharded(Model):
 
     @property
     def entries(self) -> int:
-        """Blocks that every rank uses."""
+        """Number of blocks that every rank uses."""
         return -(-len(self.tokens) // (self.size * self.columns))
 
     def heads_of(self, rank: int) -> list[int]:
-        """One by one: a head is in a row where either comes round to the other first."""
+        """The heads of a rank. With fewer heads than rows, `rows // heads` consecutive rows store the same head."""
         row, heads = rank // self.columns, self.row[0]
         return [head for head in range(heads) if head * self.rows // heads == row or row * heads // self.rows == head]
 
@@ -70,7 +70,7 @@ class Sharded(Model):
         return [at for at in range(len(self.tokens)) if at // self.size % self.columns == rank % self.columns]
 
     def blame(self, seen: str) -> str:
-        """What a call left that was refused because a rank is lost is SHARD-04's business."""
+        """The clause to report. State after a call that failed because of a lost rank belongs to SHARD-04."""
         return "SHARD-04" if self.last == "refused" and self.lost else super().blame(seen)
 
     def looks(self) -> list[Look]:

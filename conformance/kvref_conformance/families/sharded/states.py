@@ -1,4 +1,4 @@
-"""The states of the sharded cache that bugs hide behind."""
+"""States of the sharded cache in which bugs are likely."""
 
 from kvref_conformance.families.sharded.model import Sharded
 from kvref_conformance.searching.states import NOTES, Call, refusals, state
@@ -9,12 +9,12 @@ refusals(
 
 
 def turn(model: Sharded) -> int:
-    """Tokens that all columns take, a block each."""
+    """Number of tokens in one block of every column."""
     return model.size * model.columns
 
 
 def reached(call: Call) -> set[int]:
-    """The columns that an append brings tokens to."""
+    """The columns that an append writes tokens to."""
     model: Sharded = call.model
     length = len(model.tokens)
     return {at // model.size % model.columns for at in range(length, length + call.tokens)}

@@ -1,4 +1,4 @@
-"""What the laws know of the sharded cache."""
+"""Adapter through which the laws use the sharded cache."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -17,7 +17,7 @@ OF_A_RANK = ("read_rank", "heads", "positions", "block_table", "num_bytes", "los
 
 
 def rows_for(subject: Subject, heads: int) -> int:
-    """As many rows of ranks as are asked for first, or the next fewer that its limits allow and that go with so many heads."""
+    """The requested number of rows, or the next smaller one that the limits allow and that fits this number of heads."""
     wanted = subject.size("head_ranks", 4)
     allowed = (rows for rows in range(wanted, 0, -1) if subject.limits.of("sharded", "head_ranks").allows(rows))
     return next((rows for rows in allowed if heads % rows == 0 or rows % heads == 0), wanted)
@@ -52,7 +52,7 @@ class ShardedStream(Stream):
         calls: list[Bad] = [("RankOutOfRange", name, (rank,)) for name in OF_A_RANK for rank in (-1, len(self.ranks))]
         calls += [("PositionOutOfRange", "truncate", (wrong,)) for wrong in (-1, length + 1)]
         calls += [("PositionOutOfRange", "attend", (queries(subject, length + 1), 1.0))]
-        if subject.size("tokens", count := self.room() - length + 1) == count:  # in one call: the first of several would fit
+        if subject.size("tokens", count := self.room() - length + 1) == count:  # only in one call: the first of several would fit
             calls += [("CapacityExceeded", "append", pair_of_tokens(subject, count))]
         return calls
 

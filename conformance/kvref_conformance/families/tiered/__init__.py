@@ -1,4 +1,4 @@
-"""The cache of recent tokens, and older ones in less memory."""
+"""The tiered cache: recent tokens in a plain dtype, older tokens in quantized formats."""
 
 from kvref_conformance.families import Family
 from kvref_conformance.families.laws.spoken import OF_CACHES

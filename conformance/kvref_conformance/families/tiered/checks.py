@@ -1,11 +1,12 @@
-"""TIER: what is in which tier, and what it reads as."""
+"""TIER: the tier of each token, and its dequantized rows."""
 
 from itertools import product
 from typing import Any
 
 import numpy as np
 
-from kvref_conformance.checking.expect import equal, pair, raises, reads, same, true
+from kvref_conformance.checking.attending import exact
+from kvref_conformance.checking.expect import equal, pair, raises, reads, true, within
 from kvref_conformance.checking.registry import check
 from kvref_conformance.checking.setup import at_least, fitted, formats_of, made, new, pair_of_tokens, takes, tokens
 from kvref_conformance.conversation.handle import Handle
@@ -19,7 +20,7 @@ from kvref_conformance.outcome import NotOffered
 def both(subject: Subject, **changes: Any) -> tuple[Handle, Tiers]:
     """A cache and the oracle's list of tokens, with the same policy.
 
-    Where its tiers are longer than a check asks for, both hold so many tokens already that there is as much room as it asks for.
+    If the tiers are longer than the check requests, tokens are appended to both until exactly the requested room is left.
     """
     asked = all_families()["tiered"].small | changes
     config = fitted(subject, "tiered", **changes)
@@ -37,19 +38,19 @@ def change(cache: Handle, tiers: Tiers, **policy: Any) -> None:
 
 
 def allowed(subject: Subject, **policy: Any) -> None:
-    """Raises NotOffered where a cache may not have these, and nothing near them would do."""
+    """Raises NotOffered if the limits exclude one of these values. The check has no use for other values."""
     for name, value in policy.items():
         if not takes(subject, name, value):
             raise NotOffered(f"{name} {value}, where its limits say {subject.limits.of('tiered', name)}")
 
 
 def tail_of(subject: Subject, *wanted: str) -> str:
-    """The dtype of a tail: the first of these, or of all, that it may have."""
+    """The first supported tail dtype of `wanted`, or of all plain dtypes if none is given."""
     return formats_of(subject, "tail_dtype", *(wanted or PLAIN))[0]
 
 
 def two_stores(subject: Subject) -> tuple[str, str]:
-    """Two formats of a store, q4 and q8 where it may have both; the same twice where it has one."""
+    """Two store formats: q4 and q8, or the supported one twice if only one is supported."""
     first, *_, last = formats_of(subject, "store_format", "q4", "q8") * 2
     return first, last
 
@@ -82,13 +83,13 @@ def the_newest_tokens_are_in_the_tail(subject: Subject) -> None:
 def tokens_are_quantized_once_from_what_the_tail_held(subject: Subject) -> None:
     for name in formats_of(subject, "store_format", "q8", "q4"):
         cache, tiers = both(subject, store_format=name)
-        at_least(cache, max_tokens=10)  # so that not all that is stored first is evicted
+        at_least(cache, max_tokens=10)  # so that some of the tokens stored first remain
         append(subject, cache, tiers, 6)
         before, stored = cache.read(), tiers.count("store")
         for _ in range(5):
             append(subject, cache, tiers, 1)
         agree(subject, cache, tiers, f"with a {name} store, decoded one token at a time")
-        gone = tiers.tokens[0].position  # tokens that were evicted
+        gone = tiers.tokens[0].position  # number of evicted tokens
         keys, values = (part[: stored - gone] for part in cache.read())
         pair((keys, values), (before[0][gone:stored], before[1][gone:stored]), "the tokens stored first, later")
 
@@ -134,7 +135,7 @@ def an_append_longer_than_the_cache_keeps_its_end(subject: Subject) -> None:
 
 @check("TIER-06", "tiered")
 def the_total_is_the_sum_of_the_tiers(subject: Subject) -> None:
-    for tail in (0, 2, 6):  # with a tail of 6 = max_tokens, eviction is from the tail
+    for tail in (0, 2, 6):  # with tail_length 6 = max_tokens, tokens are evicted from the tail
         cache = new(subject, "tiered", max_tokens=6, tail_length=tail)
         most = cache.config["max_tokens"]
         for appended in range(1, 2 * most):
@@ -178,7 +179,7 @@ def keys_of_no_whole_token_are_refused(subject: Subject) -> None:
     cache, tiers = both(subject)
     append(subject, cache, tiers, 6)
     good = tokens(subject, subject.size("tokens", 2))
-    fewer = good[:-1]  # wrong beside good, and right beside itself
+    fewer = good[:-1]  # does not match `good`, but matches itself
     for bad in (good[:, :, :-1], good[:, :-1], good.reshape(-1)[:-1], good.reshape(-1), fewer):
         for pair_given in ((bad, good), (good, bad), *([] if bad is fewer else [(bad, bad)])):
             with raises("ShapeMismatch"):
@@ -192,9 +193,10 @@ def each_head_attends_by_itself(subject: Subject) -> None:
     heads, dim = subject.heads, subject.dim
     cache = new(subject, "tiered", tail_length=20, tail_dtype=tail_of(subject))
     keys, values = np.zeros((2, heads, dim), np.float32), np.zeros((2, heads, dim), np.float32)
-    keys[0, 0::2, 0] = keys[1, 1::2, 0] = 100  # head 0 looks at token 0, head 1 at token 1
+    keys[0, 0::2, 0] = keys[1, 1::2, 0] = 100  # head 0 attends to token 0, head 1 to token 1
     values[0], values[1] = 1, 2
     cache.append(keys, values)
     query, want = np.zeros((1, heads, dim), np.float32), np.ones((1, heads, dim), np.float32)
     query[..., 0], want[:, 1::2] = 1, 2
-    same(cache.attend(query, 1.0), want, "attention of heads that look at different tokens")
+    _, bound = exact(subject, query, *cache.read(), scale=1.0)
+    within(cache.attend(query, 1.0), want, bound, "attention of heads that look at different tokens")

@@ -1,4 +1,4 @@
-"""ATTN-10: attention is over what the cache reads as."""
+"""ATTN-10: attention uses the dequantized rows that `read` returns."""
 
 import numpy as np
 

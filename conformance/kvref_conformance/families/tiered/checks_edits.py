@@ -1,4 +1,4 @@
-"""EDIT: the tiered cache goes back, where nothing has moved on for what goes, and says so where it cannot."""
+"""EDIT: truncation of the tiered cache, which is required if the removed tokens caused no migration or eviction."""
 
 from collections.abc import Iterator
 from contextlib import suppress
@@ -20,7 +20,7 @@ Both = tuple[Handle, Tiers]
 
 
 def forms(subject: Subject) -> Iterator[tuple[str, dict[str, Any]]]:
-    """A policy of each form (TIER-15), at every format that its newest tokens may have."""
+    """A policy of each form (TIER-15), for every format that its newest tokens may have."""
     for dtype in formats_of(subject, "tail_dtype", *PLAIN):
         yield f"a {dtype} tail", {"tail_dtype": dtype, "tail_length": ROOM, "warm_length": 2}
     yield "a tail alone", {"tail_length": 20, "tail_dtype": tail_of(subject)}
@@ -31,7 +31,7 @@ def forms(subject: Subject) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def every_form(subject: Subject) -> Iterator[tuple[str, Both]]:
-    """Caches in which ROOM tokens more move none on. Raises NotOffered where there is none of these forms."""
+    """Caches to which ROOM tokens can be appended without migration. Raises NotOffered if no form has such a cache."""
     found = False
     for name, policy in forms(subject):
         with suppress(NotOffered):
@@ -45,20 +45,20 @@ def every_form(subject: Subject) -> Iterator[tuple[str, Both]]:
 
 
 def room_left(tiers: Tiers) -> int:
-    """How many tokens may come before any has to move on."""
+    """Number of tokens that can be appended before a token migrates."""
     newest: int = next(tiers.policy[name] for name in ("tail_length", "warm_length", "max_tokens") if tiers.policy[name])
     return newest - len(tiers.tokens)
 
 
 def draft(subject: Subject, cache: Handle, tiers: Tiers, count: int) -> None:
-    """Tokens far louder than the others."""
+    """Append tokens that are much larger than the others."""
     keys, values = (held(subject, part * LOUD) for part in pair_of_tokens(subject, count))
     cache.append(keys, values)
     tiers.append(keys, values)
 
 
 def never(subject: Subject, cache: Handle, tiers: Tiers) -> Handle:
-    """A cache of the same sizes, to which only what the oracle's tokens know of ever came."""
+    """A new cache of the same sizes, after the appends and policy changes of the oracle's history."""
     other = made(subject, "tiered", **cache.config)
     for each in tiers.came:
         if isinstance(each, dict):
@@ -69,7 +69,7 @@ def never(subject: Subject, cache: Handle, tiers: Tiers) -> Handle:
 
 
 def same_caches(got: Handle, want: Handle, positions: range, when: str) -> None:
-    """What is held, where, and in how many bytes."""
+    """Check that two caches have equal tokens, tiers and statistics."""
     pair(got.read(), want.read(), f"a cache {when}")
     equal(dict(got.stats()), dict(want.stats()), f"statistics {when}")
     equal([got.tier_of(position) for position in positions], [want.tier_of(position) for position in positions], f"tiers {when}")
@@ -98,7 +98,7 @@ def the_first_tokens_stay(subject: Subject) -> None:
 @check("EDIT-02ab", "tiered")
 def no_more_tokens_stay_than_came(subject: Subject) -> None:
     cache, tiers = both(subject, max_tokens=7)
-    for count in (3, 6, 4):  # nothing has moved on, some have, some are gone
+    for count in (3, 6, 4):  # no token has migrated, then some have, then some are evicted
         append(subject, cache, tiers, count)
         came, before = tiers.appended, seen(cache)
         for length in subject.integers(came + 1, came + 20, -1, -came, -came - 1):
@@ -120,10 +120,10 @@ def unchanged(cache: Handle, before: tuple[Any, dict[str, Any]], when: str) -> N
 
 @check("EDIT-03", "tiered")
 def what_follows_is_as_if_nothing_had_gone(subject: Subject) -> None:
-    """To where tokens move on, and out: the removed ones leave neither a scale nor a place behind."""
+    """Later tokens migrate and are evicted as if the removed tokens had left no scale and used no slot."""
     for name, (cache, tiers) in every_form(subject):
         begun = tiers.appended
-        for length, more in ((begun, 3), (begun + 2, 2), (begun + 5, 1)):  # of the last draft a token is taken
+        for length, more in ((begun, 3), (begun + 2, 2), (begun + 5, 1)):  # the last truncate keeps one of the two draft tokens
             draft(subject, cache, tiers, 2)
             cache.truncate(length)
             tiers = tiers.before(length)
@@ -171,7 +171,7 @@ def what_has_moved_on_comes_back_or_says_so(subject: Subject) -> None:
 
 
 def refuses(cache: Handle, length: int) -> bool:
-    """Whether it says that it cannot go back so far."""
+    """Whether `truncate` raises NotTruncatable."""
     went = False
     with may_raise("NotTruncatable"):
         cache.truncate(length)
@@ -181,7 +181,7 @@ def refuses(cache: Handle, length: int) -> bool:
 
 @check("EDIT-06a", "tiered")
 def what_nothing_has_moved_on_for_can_go(subject: Subject) -> None:
-    """Older tokens lie in the store; those that go came to a tail that had room for them."""
+    """Older tokens are in the store, but the removed tokens were appended to a tail that had room for them."""
     cache, tiers = both(subject, tail_length=2)
     append(subject, cache, tiers, 5)
     longer = cache.config["tail_length"] + 4

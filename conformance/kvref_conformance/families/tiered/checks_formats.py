@@ -19,12 +19,12 @@ from kvref_conformance.oracle.tokens import token_bytes
 from kvref_conformance.outcome import NotOffered
 
 LOUD = 2.0**6
-WIDE = 64  # numbers a row: a multiple of most groups
-REFUSED = 3e9  # what no scale of float16 can be, times its largest code
+WIDE = 64  # numbers per row: a multiple of most group sizes
+REFUSED = 3e9  # larger than the largest float16 scale times the largest code
 
 
 def pairs(subject: Subject) -> Iterator[dict[str, Any]]:
-    """Warm tiers and stores of different kinds, in sizes that groups go into: every kind once, other ones together each time."""
+    """Policies that pair warm and store formats of different kinds at random, each kind once, with a fitting head_dim."""
     names = subject.rng.permutation(one_of_each_kind(subject, "store_format")).tolist()
     for then, first in zip(names[::2], names[1::2] + names[:1], strict=False):
         if not takes(subject, "warm_format", first):
@@ -33,7 +33,7 @@ def pairs(subject: Subject) -> Iterator[dict[str, Any]]:
 
 
 def come(subject: Subject, cache: Handle, tiers: Tiers, count: int, loud: float = 1.0) -> None:
-    """So many tokens more, for both."""
+    """Append `count` random tokens to the cache and to the oracle."""
     shape = cache.config["num_kv_heads"], cache.config["head_dim"]
     keys, values = (held(subject, tokens(subject, count, *shape) * loud) for _ in range(2))
     cache.append(keys, values)
@@ -41,7 +41,7 @@ def come(subject: Subject, cache: Handle, tiers: Tiers, count: int, loud: float 
 
 
 def fresh(subject: Subject, **policy: Any) -> tuple[Handle, Tiers]:
-    """A cache without tokens, and the oracle's list of them."""
+    """An empty cache and an empty oracle with the same policy."""
     cache, tiers = both(subject, **policy)
     if tiers.tokens:
         raise NotOffered("tiers as short as these, within its limits")
@@ -50,7 +50,7 @@ def fresh(subject: Subject, **policy: Any) -> tuple[Handle, Tiers]:
 
 @check("TIER-17abd", "tiered")
 def tokens_move_through_any_formats(subject: Subject) -> None:
-    """Loud ones behind quiet ones, in batches that end anywhere, until the first were evicted."""
+    """Large tokens follow small ones, in batches of several lengths, until the first tokens are evicted."""
     for policy in pairs(subject):
         cache, tiers = fresh(subject, tail_length=2, warm_length=3, max_tokens=9, **policy)
         for count, loud in ((4, 1.0), (1, LOUD), (5, 1 / LOUD), (7, LOUD)):
@@ -80,7 +80,7 @@ def a_new_format_leaves_what_is_stored(subject: Subject) -> None:
 
 @check("TIER-17b", "tiered")
 def newest_tokens_go_with_their_scales(subject: Subject) -> None:
-    """Where there is no tail, and none had to move on for them."""
+    """Case: there is no tail, and the removed tokens caused no migration."""
     for name in one_of_each_kind(subject, "store_format"):
         policy = {"store_format": name, "head_dim": max(WIDE, group_of(name))}
         cache, tiers = fresh(subject, tail_length=0, max_tokens=9, **policy)
@@ -118,7 +118,7 @@ def a_head_dim_that_no_group_goes_into_is_refused(subject: Subject) -> None:
 
 
 def loud_tokens(cache: Handle, magnitude: float, where: int = 0) -> tuple[NDArray, NDArray]:
-    """A token that is quiet but for one number, of its key or of its value."""
+    """A token of ones, except for one number of its key or of its value."""
     shape = (1, cache.config["num_kv_heads"], cache.config["head_dim"])
     pair = np.ones(shape, np.float32), np.ones(shape, np.float32)
     pair[where][0, -1, -1] = magnitude
@@ -126,7 +126,7 @@ def loud_tokens(cache: Handle, magnitude: float, where: int = 0) -> tuple[NDArra
 
 
 def wide_tail(subject: Subject) -> str:
-    """A dtype that holds what no scale of float16 does."""
+    """A tail dtype with a larger range than float16 scales."""
     if subject.dtype == "float16":
         raise NotOffered("numbers beyond float16")
     return tail_of(subject, "float32", "bfloat16")
@@ -134,7 +134,7 @@ def wide_tail(subject: Subject) -> str:
 
 @check("TIER-18ab", "tiered")
 def what_a_tier_of_the_policy_could_not_hold_is_refused(subject: Subject) -> None:
-    """In one tier, or in the next, which quantizes what the first made of it; and taken is what both can."""
+    """A token that some tier cannot store is rejected. A later tier quantizes the dequantized rows of the tier before it."""
     for which, policy in enumerate(pairs(subject)):
         cache, tiers = fresh(subject, tail_length=2, warm_length=which % 2 * 2, tail_dtype=wide_tail(subject), **policy)
         ways = way(tiers.policy)

@@ -1,4 +1,4 @@
-"""LAW-05, LAW-12, LAW-20: what the laws say of this family alone."""
+"""LAW-05, LAW-12, LAW-20: laws in the form that applies to this family only."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""MOVE: every token comes back in the tier and the format that it was in."""
+"""MOVE: `load` restores every token in its tier and format."""
 
 from contextlib import suppress
 
@@ -25,7 +25,7 @@ def tiers_of(cache: Handle, first: int, stop: int) -> list[str]:
 
 
 def truncated(cache: Handle, length: int) -> str:
-    """What becomes of it."""
+    """Returns "truncated", or the kind of the error that `truncate` raises."""
     try:
         cache.truncate(length)
     except (NotOffered, Broken):
@@ -36,7 +36,7 @@ def truncated(cache: Handle, length: int) -> str:
 
 
 def moved(subject: Subject, cache: Handle, count: int, when: str) -> None:
-    """Whether a cache that so many tokens came to is loaded as it is, and goes on as it does."""
+    """Check that a loaded copy of a cache with `count` appended tokens equals it, also after later appends and truncations."""
     loaded = made(subject, "tiered", **cache.config)
     loaded.load(cache.save())
     is_as(loaded, cache, when)
@@ -53,7 +53,7 @@ def moved(subject: Subject, cache: Handle, count: int, when: str) -> None:
         is_as(loaded, cache, f"{when}, and {more} tokens more")
         loaded = made(subject, "tiered", **cache.config)
         loaded.load(cache.save())
-    for length in (count - 2, count):  # of tokens that pushed others on, and of none
+    for length in (count - 2, count):  # removes tokens whose append migrated others, then none
         with suppress(NotOffered):
             equal(truncated(loaded, length), truncated(cache, length), f"truncate({length}) {when}")
     is_as(loaded, cache, f"{when}, and truncated")
@@ -78,7 +78,7 @@ def tokens_stay_in_the_format_that_they_came_in(subject: Subject) -> None:
     if not others:
         raise NotOffered("a store of another format")
     append(subject, cache, tiers, cache.config["tail_length"] + 3)
-    for name in (others[0], cache.config["store_format"]):  # and back to what it was made with
+    for name in (others[0], cache.config["store_format"]):  # another format, then the original one again
         cache.update_policy(store_format=name)
         tiers.update_policy(store_format=name)
         append(subject, cache, tiers, 2)

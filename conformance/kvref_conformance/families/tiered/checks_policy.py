@@ -1,4 +1,4 @@
-"""TIER: policies and their changes."""
+"""TIER: policies and policy changes."""
 
 from typing import Any
 
@@ -45,7 +45,7 @@ def a_longer_tail_fills_with_new_tokens(subject: Subject) -> None:
 def a_new_format_is_for_tokens_that_migrate_later(subject: Subject) -> None:
     q4, q8 = two_stores(subject)
     cache, tiers = both(subject, store_format=q4)
-    at_least(cache, max_tokens=6)  # a tail and a warm tier
+    at_least(cache, max_tokens=6)  # room for a tail and a warm tier
     append(subject, cache, tiers, 7)
     change(cache, tiers, store_format=q8)
     agree(subject, cache, tiers, "after the store's format changed")
@@ -65,7 +65,7 @@ def tokens_of_several_formats_age_alike(subject: Subject) -> None:
         append(subject, cache, tiers, count)
         change(cache, tiers, store_format=store, tail_dtype=tail)
         agree(subject, cache, tiers, f"after the store became {store} and the tail {tail}")
-    for count in (6, 1, 8):  # evictions and migrations that take tokens of several formats at once
+    for count in (6, 1, 8):  # single evictions and migrations that affect tokens of several formats
         append(subject, cache, tiers, count)
         agree(subject, cache, tiers, f"of several formats, {count} tokens later")
 
@@ -88,7 +88,7 @@ def a_policy_that_makes_no_sense_changes_nothing(subject: Subject) -> None:
 
 @check("TIER-10ae", "tiered")
 def a_policy_is_looked_at_as_a_whole(subject: Subject) -> None:
-    """Two fields that make sense together, and either of which alone would not."""
+    """An update of two fields is valid although an update of either field alone is not."""
     cache, tiers = both(subject, max_tokens=6, tail_length=2, warm_length=4)
     append(subject, cache, tiers, 6)
     for lengths in ({"tail_length": 5, "warm_length": 1}, {"warm_length": 5, "tail_length": 1}):
@@ -168,7 +168,7 @@ def store_only_quantizes_the_input_itself(subject: Subject) -> None:
 
 @check("TIER-15c", "tiered")
 def a_store_of_head_rows_scales_each_head(subject: Subject) -> None:
-    """A store may hold the formats of the quantized cache too, where it has them."""
+    """The store may use the formats of the quantized cache too, if the implementation supports them."""
     allowed(subject, tail_length=0, warm_length=0)
     cache, (keys, values) = new(subject, "tiered", tail_length=0), pair_of_tokens(subject, 5)
     at_least(cache, max_tokens=5)

@@ -1,4 +1,4 @@
-"""LAW-18: tiers that turn over many times."""
+"""LAW-18: production sizes, at which every tier is refilled many times."""
 
 from kvref_conformance.checking.content import Written, belongs, pair_of_content
 from kvref_conformance.checking.expect import equal
@@ -35,7 +35,7 @@ def turning_over(subject: Subject, heads: int, dim: int, pieces: tuple[int, ...]
             at += count
         first = max(0, at - config["max_tokens"])
         equal(cache.total_tokens, at - first, f"tokens held of {at}")
-        # What was evicted has no say in what is left: a token's own row is all that it was quantized with.
+        # Evicted tokens do not affect the others: a token is quantized with its own row only.
         given = pair_of_content(0, 0, range(first, at), written.heads, written.dim)
         wanted: tuple[Reads, Reads] = (settled(given[0], policy), settled(given[1], policy))
         written.up_to(0, 0, at)
@@ -54,7 +54,7 @@ def drafts_come_and_go_at_any_length(subject: Subject) -> None:
         policy = {name: config[name] for name in POLICY}
         newest = next(config[name] for name in ("tail_length", "warm_length", "max_tokens") if config[name])
         ends = edges(affordable(subject, newest, 2) - 5)
-        for end in (*ends, *reversed(ends), *(end + newest for end in ends[-1:])):  # at last they move on
+        for end in (*ends, *reversed(ends), *(end + newest for end in ends[-1:])):  # the last length makes tokens migrate
             if end > at:
                 append(cache, 0, range(at, end), written)
             if end in ends:

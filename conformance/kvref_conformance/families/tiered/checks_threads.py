@@ -1,4 +1,4 @@
-"""TIER-12: a tiered cache in several threads."""
+"""TIER-12: concurrent calls to a tiered cache."""
 
 import numpy as np
 

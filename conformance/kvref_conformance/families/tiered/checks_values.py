@@ -1,4 +1,4 @@
-"""TIER-13 and FMT-AFF-03: values that no tier can hold, and those of keys beside those of values."""
+"""TIER-13 and FMT-AFF-03: values that no tier can store, and separate scales for keys and values."""
 
 import numpy as np
 
@@ -31,7 +31,7 @@ def a_value_the_tail_cannot_hold_is_refused_at_append(subject: Subject) -> None:
 @check("TIER-13b", "tiered")
 def a_token_no_store_can_hold_is_refused_at_append(subject: Subject) -> None:
     wide = np.zeros((1, subject.heads, subject.dim), np.float32)
-    wide[0, 0, 0], wide[0, -1, -1] = 3e38, -3e38  # each is finite, their distance is not
+    wide[0, 0, 0], wide[0, -1, -1] = 3e38, -3e38  # each is finite, their difference is not
     for tail in (4, 0):
         cache, tiers = both(subject, tail_dtype=tail_of(subject, "float32", "bfloat16"), tail_length=tail)
         at_least(cache, max_tokens=7)
@@ -47,7 +47,7 @@ def a_token_no_store_can_hold_is_refused_at_append(subject: Subject) -> None:
 
 @check("TIER-13b", "tiered")
 def a_token_is_looked_at_as_the_tail_holds_it(subject: Subject) -> None:
-    """A bfloat16 tail rounds up: the range of what comes is finite, that of what moves on is not."""
+    """A bfloat16 tail rounds up: the range of the given token is finite, but the range of the rounded token is not."""
     wide = np.full((1, subject.heads, subject.dim), 2.0**127 * (1 - 2.0**-10), np.float32)
     wide[0, 0, 0] *= -1
     cache, tiers = both(subject, tail_dtype="bfloat16", tail_length=1)
@@ -60,7 +60,7 @@ def a_token_is_looked_at_as_the_tail_holds_it(subject: Subject) -> None:
 
 @check("TIER-13c", "tiered")
 def what_was_taken_can_move_on(subject: Subject) -> None:
-    """Through a warm tier, whose reading back may be larger than what came."""
+    """Tokens migrate through a warm tier, whose dequantized values may be larger than the appended values."""
     for magnitude in np.array([2.0**125, 2.0**126, 2.0**127 * (1 - 2.0**-24), 3.4028235e38], np.float32):
         for warm in formats_of(subject, "warm_format", "q8", "int8"):
             sizes = {"tail_dtype": tail_of(subject, "float32", "bfloat16"), "tail_length": 1, "warm_length": 1}

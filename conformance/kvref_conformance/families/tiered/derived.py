@@ -1,4 +1,4 @@
-"""Operations of the tiered cache made of others."""
+"""Derived operations of the tiered cache."""
 
 from kvref_conformance.conversation.derived import Derived
 from kvref_conformance.conversation.exchange import kinds_of

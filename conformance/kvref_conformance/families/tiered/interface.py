@@ -1,11 +1,11 @@
-"""The cache of recent tokens, and older ones smaller."""
+"""Interface of the tiered cache."""
 
 from typing import Any, Protocol
 
 from kvref_conformance.interface import Query, Saved, Statistics, Tokens
 
 _TOKENS = "ShapeMismatch DtypeMismatch NonFinite"
-# The errors that each operation may have to answer with; what `new` has to refuse is always a ConfigError.
+# The errors that the spec requires of each operation. The only error required of `new` is ConfigError.
 ERRORS: dict[str, str] = {
     "append": _TOKENS,
     "tier_of": "PositionOutOfRange",
@@ -45,7 +45,7 @@ class Tiered(Protocol):
 
 
 class Factory(Protocol):
-    """What makes one: it is given every size by name."""
+    """Creates a cache. Every size is passed by name."""
 
     def __call__(
         self, *, num_kv_heads: int, head_dim: int, max_tokens: int, tail_length: int, tail_dtype: str, warm_length: int,

@@ -1,4 +1,4 @@
-"""Any sequence of calls of the family `tiered`."""
+"""State machine of the family `tiered`: random call sequences."""
 
 from typing import Any
 
@@ -78,7 +78,9 @@ class TieredMachine(Machine):
     @precondition(lambda self: self.objects)
     @rule(back=BACK, longer=st.sampled_from((0, 3, 0, 1)), count=COUNT, kind=kinds())
     def truncate(self, back: int, longer: int, count: int, kind: str) -> None:
-        """longer: tokens by which the tail grows first, when the store has one, so that some can go that pushed none on."""
+        """longer: tokens by which the tail grows first, while the store has a token, so that `truncate` can remove tokens
+        whose append migrated no other token.
+        """
         model = self.witness.models[self.objects[0]]
         assert isinstance(model, Tiered)
         tail, warm, most = (model.policy[name] for name in ("tail_length", "warm_length", "max_tokens"))

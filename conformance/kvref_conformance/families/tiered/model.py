@@ -1,4 +1,4 @@
-"""The tiered cache's answers, from the list of tokens in `tiers`."""
+"""Expected replies of the tiered cache, computed from the list of tokens in `tiers`."""
 
 from typing import Any, ClassVar
 
@@ -29,7 +29,7 @@ from kvref_conformance.oracle.tokens import token_bytes
 
 STATISTICS = {"total_tokens": "TIER-06", "tail_tokens": "TIER-01", "warm_tokens": "TIER-14", "store_tokens": "TIER-02"}
 TIERS = ("tail", "warm", "store")
-WENT_BACK = {"truncate": "EDIT-01", "truncate, which it might have refused": "EDIT-06"}  # and whose clause it then is
+WENT_BACK = {"truncate": "EDIT-01", "truncate, which it might have refused": "EDIT-06"}  # last call: clause to report
 ALLOWED = {"tail_dtype": PLAIN, "warm_format": SCALED, "store_format": SCALED}
 
 
@@ -48,7 +48,7 @@ class Tiered(MovedWhole):
         super().__init__()
         self.row, self.batch, self.policy = (num_kv_heads, head_dim), migration_batch, policy
         self.tiers = Tiers(**policy)
-        self.evicted = False  # by the last append
+        self.evicted = False  # whether the last append evicted tokens
         self.unknown = False
 
     def looks(self) -> list[Look]:
@@ -85,7 +85,7 @@ class Tiered(MovedWhole):
         return Expected("LAW-04", self.did("append", change))
 
     def _goes(self, keys: NDArray, values: NDArray) -> bool | None:
-        """Whether tokens can go through every tier of the policy; None where either will do."""
+        """Whether every tier of the policy can store the tokens. None if the spec allows both accepting and rejecting them."""
         found = {can_go(part, way(self.policy)) for part in (keys, values)}
         return True if found == {True} else False if False in found and all_reached(self.policy) else None
 
@@ -112,7 +112,7 @@ class Tiered(MovedWhole):
         return Arrays(clause, names=("keys", "values"), parts=parts, clause_at=clause_at)
 
     def _displaced(self, row: int, got: NDArray) -> bool:
-        """Whether another token lies here: one that is nearer to what was got."""
+        """Whether the row that was read is closer to another token than to the expected one."""
         tokens = self.tiers.tokens
         off = [min(float(np.abs(got[row] - part.values).max()) for part in (token.key, token.value)) for token in tokens]
         return min(off) < off[row]

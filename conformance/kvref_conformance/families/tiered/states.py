@@ -1,4 +1,4 @@
-"""The states of the tiered cache that bugs hide behind."""
+"""States of the tiered cache in which bugs are likely."""
 
 from kvref_conformance.families.tiered.tiers import Token
 from kvref_conformance.searching.states import NOTES, Call, refusals, state
@@ -14,13 +14,13 @@ def tiers(call: Call) -> list[list[Token]]:
 
 
 def evicts(call: Call) -> bool:
-    """Whether an append evicts tokens that were there, and leaves some of them."""
+    """Whether an append evicts some of the tokens that were cached before it, but not all."""
     there, most = len(call.model.tiers.tokens), call.model.policy["max_tokens"]
     return there > 0 and call.tokens < most < there + call.tokens
 
 
 def enters_the_store(call: Call) -> int:
-    """Tokens that have ever entered the store, after an append, if the policy never changed."""
+    """Number of tokens that have entered the store since creation, after an append, if the policy never changed."""
     policy = call.model.policy
     return int(call.model.tiers.appended + call.tokens - policy["tail_length"] - policy["warm_length"])
 

@@ -1,4 +1,4 @@
-"""What the laws know of the tiered cache."""
+"""Adapter through which the laws use the tiered cache."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -65,7 +65,7 @@ class TieredStream(Stream):
 
     def counters(self, appended: int) -> Iterator[Counter]:
         stats, heads = self.cache.stats(), self.config["num_kv_heads"]
-        most = 8 * heads * (self.config["head_dim"] + 2)  # bytes of a token: as float32, or less and a scale and a zero a row
+        most = 8 * heads * (self.config["head_dim"] + 2)  # bytes per token: float32, or fewer with a scale and a zero per row
         yield "total_tokens", stats.total_tokens, appended
         for tier in ("tail", "warm", "store"):
             yield f"{tier}_tokens", getattr(stats, f"{tier}_tokens"), stats.total_tokens

@@ -1,4 +1,4 @@
-"""The tiered cache as a list of tokens, each remembering what it reads as and where it is."""
+"""The tiered cache as a list of tokens. Each token has its dequantized rows, its tier and its format."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ POLICY = ("tail_length", "tail_dtype", "warm_length", "warm_format", "store_form
 @dataclass
 class Token:
     position: int
-    key: Reads  # [num_kv_heads, head_dim]: what it reads as now
+    key: Reads  # [num_kv_heads, head_dim]: its dequantized row
     value: Reads
     tier: str
-    format: str = ""  # in which it is stored there
+    format: str = ""  # its format in that tier
 
 
 class Tiers:
@@ -30,9 +30,9 @@ class Tiers:
         self.policy = policy
         self.tokens: list[Token] = []
         self.appended = 0
-        self.moved_at = 0  # what that was when a token last went down a tier, or out
+        self.moved_at = 0  # value of `appended` when a token was last migrated or evicted
         self._begun = dict(policy)
-        self.came: list[tuple[NDArray, NDArray] | dict[str, Any]] = []  # tokens that came together, or changes of the policy
+        self.came: list[tuple[NDArray, NDArray] | dict[str, Any]] = []  # history: batches of appended tokens, and policy changes
 
     def append(self, keys: NDArray, values: NDArray) -> None:
         self.came.append((keys, values))
@@ -49,7 +49,7 @@ class Tiers:
         self._settle()
 
     def before(self, length: int) -> "Tiers":
-        """What there would be had no token at this position, or past it, ever come: everything else again (EDIT-03)."""
+        """The state if no token at or after this position had ever been appended: all other calls are replayed (EDIT-03)."""
         again = Tiers(**self._begun)
         for each in self.came:
             if isinstance(each, dict):
@@ -59,7 +59,7 @@ class Tiers:
         return again
 
     def can_become(self, **changes: Any) -> bool | None:
-        """Whether all that is held could move on under another policy; None where that is close (TIER-18)."""
+        """Whether all cached tokens could migrate under another policy. None if rounding decides (TIER-18)."""
         new = self.policy | changes
         found = {can_go(part.values[None], way(new, token.tier)) for token in self.tokens for part in (token.key, token.value)}
         return True if found <= {True} else False if False in found and all_reached(new) else None
@@ -71,7 +71,7 @@ class Tiers:
         return sum(token.tier == tier for token in self.tokens)
 
     def _settle(self) -> None:
-        """Let every token, newest first, stay where it is if there is room, and go down a tier if not. None goes up."""
+        """Assign tiers, newest token first: a token keeps its tier if there is room, or else moves to the next. None moves up."""
         room = {"tail": self.policy["tail_length"], "warm": self.policy["warm_length"], "store": self.policy["max_tokens"]}
         formats = {
             "tail": self.policy["tail_dtype"],
@@ -81,7 +81,7 @@ class Tiers:
         order, missing = list(room), [tier for tier, length in room.items() if length == 0]
         for token in reversed(self.tokens):
             first = 0 if token.tier == "new" else order.index(token.tier)
-            # A new token has to pass through every tier that exists, in order, losing what each takes from it.
+            # A new token passes through every existing tier in order, and each tier stores the result of the one before.
             for level in range(first, len(order)):
                 tier = order[level]
                 if tier in missing:
@@ -96,7 +96,7 @@ class Tiers:
 
 
 def way(policy: Mapping[str, Any], behind: str = "") -> list[str]:
-    """The formats that a token goes through from its tier on, or from the first."""
+    """The formats that a token passes through in all tiers after the given one, or in all tiers if none is given."""
     tiers = (
         ("tail", "tail_length", "tail_dtype"),
         ("warm", "warm_length", "warm_format"),
@@ -107,7 +107,7 @@ def way(policy: Mapping[str, Any], behind: str = "") -> list[str]:
 
 
 def all_reached(policy: Mapping[str, Any]) -> bool:
-    """Whether a token may come into every tier of a policy: none goes to the store where there is room for all before it."""
+    """Whether tokens can reach every tier: no token reaches the store if tail and warm tier have room for max_tokens."""
     return bool(policy["tail_length"] + policy["warm_length"] < policy["max_tokens"])
 
 
@@ -121,17 +121,19 @@ def stacked(tokens: Iterable[Reads]) -> Reads:
 
 
 def through(token: Reads, format: str) -> Reads:
-    """What [num_kv_heads, head_dim] reads as once stored in a format."""
+    """The dequantized [num_kv_heads, head_dim] rows of a token after it is stored in a format."""
     values, slack = stored_again(token.values[None], token.slack[None], format)
     return Reads(values[0], slack[0])
 
 
 def can_go(tokens: NDArray, formats: Iterable[str]) -> bool | None:
-    """Whether tokens can be stored in one format, and what they read as there in the next, and so on; None where it is close.
+    """Whether the first format can store the tokens, and each later format the rows dequantized from the one before.
 
-    Close is where tokens a hundredth larger or smaller could not, or could: how a scale is rounded decides there. No scale or
-    zero is larger than the largest magnitude, and float16 has the least range of what they are stored in, 65504: half of that,
-    and what it reads as, is stored anywhere. A row with one scale of float32 takes whatever TIER-13 takes.
+    Returns None if rounding decides.
+
+    Rounding decides if the answer changes for tokens that are 1% larger or smaller, because scales may be rounded differently.
+    Magnitudes below 3e4 can always be stored: no scale or zero exceeds the largest magnitude of its row, and the smallest range
+    of any scale dtype is that of float16, 65504. A row with one float32 scale can store every token that TIER-13 accepts.
     """
     formats = list(formats)
     if np.abs(tokens).max(initial=0) < 3e4 or not any(format in (*IN_GROUPS, *ROTATED) for format in formats):
@@ -151,13 +153,13 @@ def _goes(tokens: NDArray, formats: list[str]) -> bool:
 
 
 def settled(rows: NDArray, policy: Mapping[str, Any]) -> Reads:
-    """What tokens [n, num_kv_heads, head_dim] read as once all are appended under one policy: `Tiers` by ages alone.
+    """The dequantized tokens [n, num_kv_heads, head_dim] after all are appended under one policy: `Tiers` from ages alone.
 
-    The newest tail_length tokens lie in the tail, the next warm_length in the warm tier, the rest in the store. Each has gone
-    through every tier on its way.
+    The newest tail_length tokens are in the tail, the next warm_length in the warm tier, the rest in the store. Each token has
+    passed through every tier before its own.
     """
     values, slack = np.array(rows, np.float32), np.zeros(rows.shape)
-    older = len(rows)  # than those that lie in the tiers before
+    older = len(rows)  # number of tokens that are older than all tokens of the tiers before
     for tier, format in (("tail_length", "tail_dtype"), ("warm_length", "warm_format"), ("max_tokens", "store_format")):
         if policy[tier] and older:
             before = slice(older)

@@ -1,4 +1,4 @@
-"""The cache of the last tokens, and of a few of the first."""
+"""The windowed cache: it stores the newest tokens and the sink tokens."""
 
 from kvref_conformance.families import Family
 from kvref_conformance.families.laws.spoken import OF_CACHES

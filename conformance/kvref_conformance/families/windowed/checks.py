@@ -1,4 +1,4 @@
-"""WIN: what a query sees, of tokens that come in any portions."""
+"""WIN-01 to WIN-05 and WIN-07: which positions each query sees, for tokens appended in steps of any size."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -15,14 +15,14 @@ from kvref_conformance.oracle.attention import seen
 from kvref_conformance.oracle.elements import round_to
 from kvref_conformance.outcome import Broken, NotOffered
 
-# Of a window of 7: less than it, as many, more; while it fills, where it is full, and long after.
+# Tokens per step for a window of 7: fewer than the window, as many, and more; while it fills, when it is full, and later.
 PORTIONS = ((1,) * 9, (3, 2, 4, 1), (7, 1, 1), (20, 1), (1, 19, 2), (6, 1, 1, 8), (2, 0, 9))
 TOGETHER = ({"chunk": 4, "sinks": 2}, {"chunk": 7, "window": 3}, {"chunk": 3, "window": 7}, {"chunk": 4, "window": 3, "sinks": 1})
-SOME = 24  # queries of a long step that are looked at
+SOME = 24  # at most this many queries of a long step are compared
 
 
 class Run:
-    """A cache, and every token that ever came to it."""
+    """A cache, and every token that was appended to it and not truncated, as it is stored."""
 
     def __init__(self, subject: Subject, **changes: Any) -> None:
         self.subject, self.cache = subject, new(subject, "windowed", **changes)
@@ -43,7 +43,7 @@ class Run:
         self.came(keys, values)
 
     def step(self, count: int, when: str) -> None:
-        """Of so many tokens; what their queries saw must be right."""
+        """Step with `count` tokens. Raise Broken unless the output of their queries is correct."""
         keys, values = pair_of_tokens(self.subject, count)
         query = queries(self.subject, count)
         got = shaped(self.cache.step(query, keys, values, even(self.subject)), query.shape, f"attention {when}")
@@ -53,7 +53,7 @@ class Run:
         self.saw(got[rows], query[rows], [begin + row for row in rows], when)
 
     def saw(self, got: NDArray, query: NDArray, at: list[int], when: str) -> None:
-        """Raise Broken unless queries at these positions saw what they have to."""
+        """Raise Broken unless `got` is the attention of queries at the positions `at` over the tokens that they see."""
         views = [self.seen(position) for position in at]
         want, bound = exact(self.subject, query, self.keys, self.values, scale=even(self.subject), views=views)
         try:
@@ -62,7 +62,7 @@ class Run:
             raise self._explained(broken, got, query, list(at)) from None
 
     def _explained(self, broken: Broken, got: NDArray, query: NDArray, at: list[int]) -> Broken:
-        """Which query is wrong, and what it would have had to see to be right, where that can be found."""
+        """Return a Broken with the wrong query and the positions that it attended over, or `broken` if no known view matches."""
         for row, position in enumerate(at):
             one, own = query[row : row + 1], self.seen(position)
             for name, view in self._views(position):
@@ -77,7 +77,7 @@ class Run:
         return broken
 
     def _views(self, position: int) -> Iterator[tuple[str, NDArray]]:
-        """Ways to see: the right one, which has no name, and wrong ones that have been met."""
+        """Yield names and positions: first what the query sees, without a name, then what known bugs make it see."""
         window, sinks = self.sees["window"], self.sees["sinks"]
         yield "", self.seen(position)
         for name, changed in (
@@ -101,18 +101,18 @@ class Run:
         self.keys, self.values = self.keys[:length], self.values[:length]
 
     def needed(self) -> list[int]:
-        """Positions that the next query sees."""
+        """The appended positions that the next query sees."""
         return [int(at) for at in self.seen(len(self)) if at < len(self)]
 
     def holds(self, when: str) -> None:
-        """Raise Broken unless everything is there that the next query sees."""
+        """Raise Broken unless `read` returns every token that the next query sees."""
         equal(self.cache.length, len(self), f"length {when}")
         needed = self.needed()
         pair(self.cache.read(needed), (self.keys[needed], self.values[needed]), f"positions {shown(np.array(needed))} {when}")
 
 
 def shown(positions: NDArray) -> str:
-    """Positions as ranges: 0, 1, 14 .. 20."""
+    """Format positions as runs of consecutive numbers: "0, 2, 14 .. 20"."""
     if not len(positions):
         return "nothing"
     runs = np.split(positions, np.flatnonzero(np.diff(positions) != 1) + 1)
@@ -120,11 +120,11 @@ def shown(positions: NDArray) -> str:
 
 
 def portions(subject: Subject, run: Run, counts: tuple[int, ...]) -> Iterator[tuple[int, str]]:
-    """How many tokens come at once, of what is a window of 7 tokens here, and the words for it."""
+    """Yield the size of each step, scaled from a window of 7 tokens to the window of `run`, and a description of the step."""
     window = run.config["window"]
     scaled = [count if count == 1 or window <= 7 else count * window // 7 for count in counts]
     if {*counts} == {1}:
-        scaled[0] = max(1, window - 3)  # so that single tokens come while it fills, and after
+        scaled[0] = max(1, window - 3)  # so that single tokens are appended just before and just after the window is full
     for size in (subject.size("tokens", each) for each in scaled):
         yield size, f"of a window of {window}, {size} tokens after {len(run)}"
 
@@ -228,7 +228,7 @@ def sinks_stay_for_ever(subject: Subject) -> None:
 
 @check("WIN-05abc", "windowed")
 def tokens_are_stored_whatever_sinks_there_are(subject: Subject) -> None:
-    """As many sinks as the window has tokens, and more."""
+    """Test as many sinks as the window has tokens, and more."""
     for sinks, window in ((7, 7), (9, 3), (0, 1), (5, 1)):
         run = Run(subject, sinks=sinks, window=window)
         for count, when in portions(subject, run, (1,) * 12):
@@ -254,7 +254,10 @@ def a_query_sees_its_own_chunk(subject: Subject) -> None:
 
 @check("WIN-07", "windowed")
 def a_chunk_has_sinks_before_it_and_a_window_within(subject: Subject) -> None:
-    """Either narrows the other; no model has them together, and what takes them must not drop one in silence."""
+    """Combine a chunk with a different window or with sinks.
+
+    No known model has such a combination, but an implementation that accepts the sizes must not ignore one of them.
+    """
     lacking = list[NotOffered]()
     for sizes in TOGETHER:
         try:

@@ -1,4 +1,4 @@
-"""WIN-10: a ring of tokens that are stored in any format, each quantized once."""
+"""WIN-10: windowed caches in any storage format; each token is quantized once."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ LOUD = 2.0**6
 
 
 class Ring:
-    """A cache of one format, and what every token that ever came has to read as."""
+    """A cache of one format, and the values that `read` has to return for every token that was appended."""
 
     def __init__(self, subject: Subject, format: str, **sizes: int) -> None:
         self.subject, self.cache = (
@@ -35,7 +35,7 @@ class Ring:
         return len(self.stored[0].values)
 
     def given(self, count: int, loud: float = 1.0) -> tuple[NDArray, NDArray]:
-        """Keys and values, which the cache has to be given now."""
+        """Return new keys and values, and record them as stored: the caller has to append them next."""
         keys, values = (held(self.subject, tokens(self.subject, count, *self.shape) * loud) for _ in range(2))
         self.stored = joined(self.stored, (tokens_as(keys, self.format), tokens_as(values, self.format)))
         return keys, values
@@ -51,7 +51,7 @@ class Ring:
         return [int(each) for each in seen(query, self.config["window"], self.config["sinks"], self.config["chunk"])]
 
     def holds(self, when: str) -> tuple[NDArray, NDArray]:
-        """What is read at every position that the next query sees. Raises Broken unless it is as it has to be."""
+        """Read every position that the next query sees. Raise Broken unless the values are as expected."""
         needed = [position for position in self.seen(len(self)) if position < len(self)]
         got: tuple[NDArray, NDArray] = tuple(self.cache.read(needed))
         reads(self.subject, got, at(self.stored, needed), f"{self.format} tokens {when}", self.format)
@@ -70,7 +70,7 @@ def at(stored: tuple[Reads, Reads], where: Any) -> tuple[Reads, Reads]:
 
 @check("WIN-10a", "windowed")
 def a_ring_turns_over_in_any_format(subject: Subject) -> None:
-    """Loud tokens in the place of quiet ones, and the other way round, behind sinks that stay as they were."""
+    """Replace quiet tokens by loud ones in the ring, and loud ones by quiet ones. The sinks do not change."""
     for name in one_of_each_kind(subject, "dtype"):
         ring = Ring(subject, name, sinks=2)
         window = ring.config["window"]
@@ -99,7 +99,10 @@ def a_draft_goes_with_its_scales(subject: Subject) -> None:
 
 @check("WIN-10b", "windowed")
 def a_step_sees_what_is_read_afterwards(subject: Subject) -> None:
-    """What came before as it was stored, and what comes as it will be: to the bit, of which attention shows what it can."""
+    """A step attends over the stored values, those of its own tokens included: the values that `read` returns afterwards.
+
+    The comparison finds only differences that exceed the error bound of attention.
+    """
     for name in one_of_each_kind(subject, "dtype"):
         ring = Ring(subject, name, window=7)
         heads, dim = ring.shape

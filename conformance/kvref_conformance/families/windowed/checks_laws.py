@@ -1,4 +1,4 @@
-"""LAW-05, LAW-12, LAW-20, ATTN-07: what holds for other families too, and what it says of this one."""
+"""LAW-05, LAW-12, LAW-20, ATTN-07: laws of all families, with inputs that are specific to the windowed cache."""
 
 from collections.abc import Iterator
 
@@ -22,7 +22,7 @@ def a_window_has_a_token(subject: Subject) -> None:
 
 @check("LAW-05ab", "windowed")
 def nothing_is_seen_of_what_was_forgotten(subject: Subject) -> None:
-    """A ring that was full, and sinks that were there."""
+    """Clear a cache with a full ring, with and without sinks."""
     for sinks in (0, 2):
         run = Run(subject, sinks=sinks)
         run.append(subject.size("tokens", 2 * run.config["window"]))
@@ -54,11 +54,14 @@ def positions_are_read_in_any_type(subject: Subject) -> None:
 
 @check("ATTN-07b", "windowed")
 def what_left_the_window_has_no_effect(subject: Subject) -> None:
-    """A token that is NaN or infinite, where one is taken, and queries that a window off by one would not show it to."""
-    for rollback in (0, 3):  # so that it is held still
+    """Append a NaN or infinite token, if the cache accepts it, and query after it left the window.
+
+    The queries are so much later that even a window one token too long does not include it.
+    """
+    for rollback in (0, 3):  # with rollback the token may still be stored
         for value in (np.nan, np.inf):
             run = Run(subject, rollback=rollback)
-            while len(run) < run.config["sinks"]:  # which are seen for ever
+            while len(run) < run.config["sinks"]:  # every query sees the sinks
                 run.append(subject.size("tokens", 1))
             keys, values = (np.full_like(part, value) for part in pair_of_tokens(subject, 1))
             with may_raise("NonFinite"):

@@ -1,4 +1,4 @@
-"""The cache of the last tokens, and of a few of the first."""
+"""The typed protocol of the windowed cache."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -6,7 +6,7 @@ from typing import Protocol
 from kvref_conformance.interface import Query, Saved, Tokens
 
 _TOKENS = "ShapeMismatch DtypeMismatch NonFinite"
-# The errors that each operation may have to answer with; what `new` has to refuse is always a ConfigError.
+# The errors that each operation can be required to raise. `new` raises ConfigError only.
 ERRORS: dict[str, str] = {
     "append": _TOKENS,
     "step": _TOKENS,
@@ -37,7 +37,7 @@ class Windowed(Protocol):
 
 
 class Factory(Protocol):
-    """What makes one: it is given every size by name. chunk: 0 for none."""
+    """The factory. It receives every size by name. `chunk` is 0 for no chunks."""
 
     def __call__(
         self, *, num_kv_heads: int, head_dim: int, window: int, sinks: int, chunk: int, rollback: int, dtype: str

@@ -1,4 +1,4 @@
-"""Any sequence of calls of the family `windowed`."""
+"""The state machine of the family `windowed`."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from kvref_conformance.oracle.formats import group_of
 from kvref_conformance.searching.machine import BACK, COUNT, Machine, pair
 from kvref_conformance.searching.rows import kinds
 
-# Of those with scales one a head, among the codes, one with a zero a group, one that is given, and one of what is rotated.
+# Formats with scales: one scale per head, scales among the codes, a zero per group, a static scale, and rotated values.
 DTYPES = (
     "float32", "float32", "float16", "bfloat16", "float32", "float16", "int8", "q8_0", "uint4_g32_float32",
     "float8_e4m3fn_static", "q8_0_hadamard",
@@ -28,7 +28,7 @@ class WindowedMachine(Machine):
         both=st.sampled_from((False, False, True)), dtype=st.sampled_from(DTYPES),
     )  # fmt: skip
     def new(self, heads: int, dim: int, window: int, sinks: int, chunk: int, rollback: int, both: bool, dtype: str) -> None:
-        """Mostly chunks go without sinks, and no window is shorter: so they are in models."""
+        """Usually a chunk excludes sinks and the window is no shorter than the chunk, as in known models."""
         if chunk and not both:
             sinks, window = 0, max(window, chunk)
         sizes = {"window": window, "sinks": sinks, "chunk": chunk, "rollback": rollback}
@@ -83,13 +83,13 @@ class WindowedMachine(Machine):
     @precondition(lambda self: self.objects)
     @rule(back=st.lists(st.integers(0, 12), min_size=1, max_size=3))
     def read(self, back: list[int]) -> None:
-        """0: one past the newest."""
+        """Each number in `back` is a distance from the end; 0 is the position after the newest token."""
         self.call("read", self.objects[0], positions=[len(self.model.tokens) - each for each in back])
 
     @precondition(lambda self: self.objects)
     @rule(back=BACK, count=COUNT, group=GROUP, looks=st.booleans())
     def truncate(self, back: int, count: int, group: int, looks: bool) -> None:
-        """And what comes in the place of what went."""
+        """Truncate, then step with tokens that replace the removed ones."""
         self.call("truncate", self.objects[0], length=len(self.model.tokens) - back)
         if looks:
             self.attend(count, group)

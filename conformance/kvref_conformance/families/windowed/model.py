@@ -1,4 +1,4 @@
-"""The windowed cache as the list of all tokens that ever came, and of what may be asked of them."""
+"""Model of the windowed cache: a list of all appended tokens, and which of them must still be readable."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -31,12 +31,12 @@ from kvref_conformance.oracle.moved import BLAMED, MovedWhole
 from kvref_conformance.oracle.rows import Reads
 from kvref_conformance.oracle.tokens import storable, tokens_as
 
-Token = tuple[Reads, Reads]  # what its key and its value read as, [num_kv_heads, head_dim]
+Token = tuple[Reads, Reads]  # key and value as `read` has to return them, each [num_kv_heads, head_dim]
 
 
 @dataclass(frozen=True)
 class ArraysOrRefused(Arrays):
-    """Arrays that are right, or an error of one of these kinds."""
+    """Accepts the correct arrays, or an error of one of these kinds."""
 
     kinds: tuple[str, ...] = ()
 
@@ -68,17 +68,17 @@ class Windowed(MovedWhole):
         self.row, self.dtype = (num_kv_heads, head_dim), dtype
         self.window, self.sinks, self.chunk, self.rollback = window, sinks, chunk, rollback
         self.tokens: list[Token] = []
-        self.unknown = False  # something was taken that the format cannot hold: what it reads as is no clause's business
-        self.kept = 0  # from here on every token has to be there: whatever a query sees that may come next
-        self.longest = 0  # of the steps
-        self.came = 0  # tokens with the last append or step
-        self.looked_back = False  # truncated, and nothing came since
+        self.unknown = False  # a token was accepted that the format cannot hold; no clause defines how it reads
+        self.kept = 0  # from this position on every token has to be stored: a later query may see it
+        self.longest = 0  # tokens of the longest append or step
+        self.came = 0  # tokens of the last append or step
+        self.looked_back = False  # truncated, and no token appended since
 
     def seen(self, query: int) -> NDArray:
         return seen(query, self.window, self.sinks, self.chunk)
 
     def needed(self) -> list[int]:
-        """Positions that the next query sees."""
+        """The stored positions that the next query sees."""
         return [int(at) for at in self.seen(len(self.tokens)) if at < len(self.tokens)]
 
     def looks(self) -> list[Look]:
@@ -127,7 +127,7 @@ class Windowed(MovedWhole):
         found = self._attended(self._clause(1), query, self.tokens, views, scale, lambda ok: None)
         if not (self.looked_back and self.kept):
             return found
-        gone = ("PositionOutOfRange",)  # the newest token saw more than the next one will
+        gone = ("PositionOutOfRange",)  # the newest token may see an evicted one that the next token does not
         if isinstance(found, Arrays):
             return ArraysOrRefused("WIN-06", parts=found.parts, always_slack=True, kinds=gone)
         return replace(found, kinds=found.kinds + gone) if isinstance(found, Refused) else TakenOrRefused("WIN-06", kinds=gone)
@@ -140,7 +140,7 @@ class Windowed(MovedWhole):
 
         def clause_at(index: tuple[int, ...], got: NDArray) -> str:
             unseen = np.delete(np.arange(len(tokens)), views[index[0]])
-            # Loud ones are NaN, infinite, or so large that their scores are.
+            # Not quiet: NaN, infinite, or so large that the scores may overflow.
             quiet = all(np.abs(part.values[unseen]).max(initial=0) < 1e30 for part in (keys, values))
             return "ATTN-07" if np.isnan(got[index]) and not quiet else clause
 
@@ -151,7 +151,7 @@ class Windowed(MovedWhole):
         return Unjudged(clause, then) if isinstance(found, Unjudged) else found
 
     def _clause(self, count: int) -> str:
-        """Of what is seen by so many queries together."""
+        """The clause that the attention of `count` queries is judged by."""
         if self.chunk:
             return "WIN-07"
         if self.last == "truncate":
@@ -183,7 +183,7 @@ class Windowed(MovedWhole):
         return Arrays(self.blame("read"), names=("keys", "values"), parts=parts, clause_at=clause_at)
 
     def _another(self, got: NDArray) -> bool:
-        """Whether that is what some token reads as: it lies in the wrong place, and whole."""
+        """Return whether `got` is a row of some token: then a whole row was read from the wrong place."""
         return any(np.array_equal(got, part.values) for token in self.tokens for part in token)
 
     def truncate(self, length: Any) -> Expected:
@@ -207,11 +207,11 @@ class Windowed(MovedWhole):
         return Expected("LAW-05", self.did("clear", change))
 
     def _first(self, query: int) -> int:
-        """The first position behind the sinks that a query sees."""
+        """The first position after the sinks that the query at position `query` sees."""
         return min((int(at) for at in self.seen(query) if at >= self.sinks), default=query)
 
     def _holds(self, keys: Any, values: Any) -> bool:
-        """Whether every value is finite, and would be once it is read back."""
+        """Return whether every value is finite, and also finite when it is read back in the format."""
         return finite(keys, values) and all(storable(float32(part), self.dtype) for part in (keys, values))
 
     def _take(self, keys: Any, values: Any) -> None:

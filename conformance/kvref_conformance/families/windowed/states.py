@@ -1,4 +1,4 @@
-"""The states of the windowed cache that bugs hide behind."""
+"""The states of the windowed cache that random call sequences should reach, because bugs depend on them."""
 
 from kvref_conformance.searching.states import Call, refusals, state
 
@@ -6,7 +6,7 @@ refusals("windowed", "ShapeMismatch", "DtypeMismatch", "PositionOutOfRange", "No
 
 
 def stop(call: Call) -> int:
-    """The length that tokens which come lead to."""
+    """The length after the call."""
     return len(call.model.tokens) + call.tokens
 
 

@@ -1,4 +1,4 @@
-"""What the laws know of the windowed cache: while no token has left the window it holds all of them."""
+"""The Stream of the windowed cache, by which the laws use it. It stays shorter than the window, so that every token is stored."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -65,7 +65,7 @@ class WindowedStream(Stream):
         return {"window": tokens}
 
     def room(self) -> int:
-        """As many as the window has tokens, less the one that comes next."""
+        """One less than the window, which also includes the next query's own token."""
         return int(self.cache.config["window"]) - 1
 
     def counters(self, appended: int) -> Iterator[Counter]:
