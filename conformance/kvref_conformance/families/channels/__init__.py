@@ -1,4 +1,4 @@
-"""The cache that quantizes keys by channel, and holds its newest tokens in full."""
+"""The family `channels`: a cache that quantizes keys per channel, and stores its newest tokens unquantized."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from kvref_conformance.oracle.formats import PLAIN, group_of
 
 
 def fits(config: Any) -> bool:
-    """Groups go into the residual and into head_dim."""
+    """Returns whether the residual and head_dim are multiples of the group."""
     group = group_of(config["format"])
     return bool(config["residual"] % group == 0 and config["head_dim"] % group == 0)
 

@@ -1,4 +1,4 @@
-"""KIVI-01 to KIVI-07 and KIVI-09: which numbers share a scale, when, and how many are quantized."""
+"""Checks of KIVI-01 to 07 and 09: which numbers share a scale, and which tokens are quantized at each length."""
 
 from itertools import cycle
 
@@ -81,7 +81,7 @@ def the_newest_tokens_are_in_full(subject: Subject) -> None:
 
 @check("KIVI-02ab", "channels")
 def what_is_older_is_quantized(subject: Subject) -> None:
-    """By which no token stays what it was."""
+    """Quantization changes every one of these tokens. A token that reads as it was appended is therefore not quantized."""
     run = Run(subject, one(subject), residuals=2)
     for target in (run.residual - 1, run.residual, run.residual + 1, 2 * run.residual):
         run.append(target - len(run))
@@ -146,7 +146,7 @@ def counts_follow_from_the_length(subject: Subject) -> None:
 def what_is_not_finite_in_full_is_refused_when_it_comes(subject: Subject) -> None:
     for dtype in formats_of(subject, "dtype", *PLAIN):
         bad = [np.nan, np.inf, -np.inf]
-        bad += [7e4] if dtype == "float16" and subject.dtype != "float16" else []  # which scales may hold, and tokens not
+        bad += [7e4] if dtype == "float16" and subject.dtype != "float16" else []  # a float16 token cannot be that large
         name = next((each for each in some(subject) if scale_dtype(each) != "float16"), one(subject))
         run = Run(subject, name, dtype=dtype)
         run.append(run.residual - 1)

@@ -1,4 +1,4 @@
-"""ATTN-10: attention is over what the cache reads as."""
+"""Checks of ATTN-10: attention over the values that the cache reads as."""
 
 from kvref_conformance.checking.attending import exact, normal
 from kvref_conformance.checking.expect import within

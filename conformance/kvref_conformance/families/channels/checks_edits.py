@@ -1,4 +1,4 @@
-"""KIVI-08, EDIT-01 to EDIT-03: the cache goes back as far as it holds in full, and says so where it cannot."""
+"""Checks of KIVI-08 and EDIT-01 to 03: `truncate`, which may raise NotTruncatable where tokens are quantized."""
 
 from kvref_conformance.checking.expect import equal, may_raise, raises
 from kvref_conformance.checking.registry import check
@@ -8,7 +8,7 @@ from kvref_conformance.families.channels.known import LOUD, Run, one, some
 
 
 def goes_back(run: Run, length: int) -> bool:
-    """Whether it truncates; it may say that it cannot."""
+    """Truncates. Returns False if the cache raises NotTruncatable."""
     with may_raise("NotTruncatable"):
         run.truncate(length)
         return True
@@ -16,7 +16,7 @@ def goes_back(run: Run, length: int) -> bool:
 
 
 def refilled(run: Run, length: int, count: int) -> None:
-    """What is left after so many tokens more, which are louder, is what a cache holds that never had those that went."""
+    """Appends `count` louder tokens. Raises Broken unless the cache reads as one that never had the truncated tokens."""
     keys, values = run.tokens(count)
     run.give(held(run.subject, keys * LOUD), values)
     run.as_if_new(f"after truncate({length}) and {count} more")
@@ -63,7 +63,7 @@ def all_goes_while_the_residual_was_never_full(subject: Subject) -> None:
 
 @check("KIVI-08ab", "channels")
 def a_draft_goes_back(subject: Subject) -> None:
-    """As many tokens as it says that can, at every phase of a residual."""
+    """Truncates drafts of up to `rollback` tokens at every phase of the residual."""
     subject.need(rollback=1)
     for rollback in (3, 1):
         run = Run(subject, one(subject), rollback=rollback)

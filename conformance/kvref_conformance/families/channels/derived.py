@@ -1,4 +1,4 @@
-"""Operations of the cache that quantizes keys by channel made of others."""
+"""Derived operations of the cache that quantizes keys per channel."""
 
 from kvref_conformance.conversation.derived import Derived
 

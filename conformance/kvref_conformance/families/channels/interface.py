@@ -1,11 +1,11 @@
-"""The cache that quantizes keys by channel."""
+"""The typed protocol of the cache that quantizes keys per channel."""
 
 from collections.abc import Sequence
 from typing import Protocol
 
 from kvref_conformance.interface import Query, Tokens
 
-# The errors that each operation may have to answer with; what `new` has to refuse is always a ConfigError.
+# The errors that each operation can be required to raise. `new` raises ConfigError only.
 ERRORS: dict[str, str] = {
     "append": "ShapeMismatch DtypeMismatch NonFinite CapacityExceeded",
     "read": "PositionOutOfRange",
@@ -33,7 +33,7 @@ class Channels(Protocol):
 
 
 class Factory(Protocol):
-    """What makes one: it is given every size by name."""
+    """The factory. It receives every size by name."""
 
     def __call__(
         self, *, num_kv_heads: int, head_dim: int, max_tokens: int, residual: int, format: str, dtype: str, rollback: int

@@ -1,4 +1,4 @@
-"""What checks of this family begin with: a cache, and every token that came to it."""
+"""A cache of this family together with the tokens that were appended to it."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ LOUD, QUIET = np.float32(2.0**4), np.float32(2.0**-4)  # factors
 
 
 class Run:
-    """sizes: of the cache, of which head_dim and residual are made multiples of the format's group."""
+    """A cache and its tokens. Unless `sizes` contains others, head_dim and residual are multiples of the format's group."""
 
     def __init__(self, subject: Subject, format: str, residuals: int = 1, **sizes: Any) -> None:
         group = group_of(format)
@@ -32,14 +32,14 @@ class Run:
         return len(self.keys)
 
     def tokens(self, count: int) -> tuple[NDArray, NDArray]:
-        """Keys of which one channel in five is loud, and values. Raises NotOffered where there is no room for them."""
+        """Returns keys in which one channel in five is loud, and values. Raises NotOffered if there is no room for them."""
         at_least(self.cache, max_tokens=len(self) + count)
         keys, values = pair_of_tokens(self.subject, count, *self.row)
         keys[:, :, ::5] *= LOUD
         return held(self.subject, keys), values
 
     def append(self, count: int, *pieces: int) -> None:
-        """So many tokens, at once or in pieces of these sizes and what is left."""
+        """Appends `count` tokens, at once or in chunks of these sizes followed by one chunk with the rest."""
         self.give(*self.tokens(count), *pieces)
 
     def give(self, keys: NDArray, values: NDArray, *pieces: int) -> None:
@@ -52,7 +52,7 @@ class Run:
         self.keys, self.values = self.keys[:length], self.values[:length]
 
     def holds(self, when: str) -> None:
-        """Raise Broken unless it has these tokens and reads as they must read."""
+        """Raises Broken unless the length is that of the appended tokens, and they read as the clauses require."""
         equal(self.cache.length, len(self), f"length {when}")
         want = read_as(self.keys, self.values, self.residual, self.config["format"], self.config["dtype"])
         what = f"{len(self)} {self.config['format']} tokens {when}"
@@ -63,12 +63,12 @@ class Run:
         return keys, values
 
     def is_still(self, before: tuple[NDArray, NDArray], when: str) -> None:
-        """Raise Broken unless it holds what it did before, and no more."""
+        """Raises Broken unless the cache has as many tokens as `before`, and they read as they did before."""
         equal(self.cache.length, len(before[0]), f"length {when}")
         pair(self.cache.read(list(range(len(before[0])))), before, f"{len(before[0])} tokens {when}, against before")
 
     def as_if_new(self, when: str) -> None:
-        """Raise Broken unless it holds what another cache of its sizes does that is given its tokens, and no others."""
+        """Raises Broken unless the cache reads as a new cache of the same sizes to which only these tokens are appended."""
         never = made(self.subject, "channels", **self.config)
         never.append(self.keys, self.values)
         equal(self.cache.length, len(self), f"length {when}")
@@ -76,12 +76,12 @@ class Run:
         pair(self.read(), want, f"{len(self)} tokens {when}, against a cache that had no others")
 
     def full(self) -> tuple[int, int]:
-        """The first positions whose keys, and whose values, are held in full."""
+        """Returns the first position whose key is unquantized, and the first whose value is."""
         return counts(len(self), self.residual)
 
 
 def some(subject: Subject) -> list[str]:
-    """A format of each number of bits, other ones for each check; those with large groups are for checks of their own."""
+    """Returns one format per number of bits, chosen at random per check. Formats with large groups have checks of their own."""
     offered = formats_of(subject, "format", *FORMATS)
     small = [name for name in offered if group_of(name) == 32 and takes(subject, "head_dim", 32)] or offered
     found = [[name for name in small if bits_of(name) == bits] for bits in (8, 4, 2)]

@@ -1,4 +1,4 @@
-"""Any sequence of calls of the family `channels`."""
+"""The state machine of the family `channels`."""
 
 import numpy as np
 from hypothesis import strategies as st
@@ -9,7 +9,7 @@ from kvref_conformance.oracle.formats import group_of
 from kvref_conformance.searching.machine import BACK, Machine, pair
 from kvref_conformance.searching.rows import HUGE, kinds
 
-COUNT = st.sampled_from((1, 31, 2, 32, 33, 1, 3, 16, 40, 70, 0))  # tokens that come at once, by groups of 32
+COUNT = st.sampled_from((1, 31, 2, 32, 33, 1, 3, 16, 40, 70, 0))  # tokens of an append, for groups of 32
 SOME = ("uint4_g32_float16", "uint2_g32_float32", "uint8_g32_bfloat16", "uint2_g32_float16")
 LOUD = st.sampled_from((1.0, 64.0))
 
@@ -38,7 +38,7 @@ class ChannelsMachine(Machine):
     @precondition(lambda self: self.objects)
     @rule(count=COUNT, kind=kinds(), loud=LOUD)
     def append(self, count: int, kind: str, loud: float) -> None:
-        """One channel in eight of the keys is loud."""
+        """Appends tokens. One channel in eight of the keys is loud."""
         keys, values = pair(self.source, (count, *self.model.row), kind)
         if kind not in HUGE:
             keys[:, :, ::8] = self.source.held(keys[:, :, ::8] * np.float32(loud))
@@ -47,7 +47,7 @@ class ChannelsMachine(Machine):
     @precondition(lambda self: self.objects)
     @rule(beyond=st.sampled_from((-1, 0, 1, 5)), loud=LOUD)
     def append_up_to_a_residual(self, beyond: int, loud: float) -> None:
-        """To where the next keys are quantized, and to around it."""
+        """Appends tokens up to the length at which the next keys are quantized, or to one near it."""
         count = self.model.residual - len(self.model) % self.model.residual + beyond
         self.append(count, "uneven", loud)
         if beyond == -1:
@@ -62,7 +62,7 @@ class ChannelsMachine(Machine):
     @precondition(lambda self: self.objects)
     @rule(back=st.lists(st.integers(0, 70), min_size=1, max_size=3))
     def read(self, back: list[int]) -> None:
-        """0: one past the newest."""
+        """back: distances from the end; 0 is the position after the newest token."""
         self.ask("read", self.objects[0], positions=[len(self.model) - each for each in back])
 
     @precondition(lambda self: self.objects)
@@ -75,7 +75,7 @@ class ChannelsMachine(Machine):
     @precondition(lambda self: self.objects)
     @rule(back=BACK | st.sampled_from((20, 33)), count=COUNT, kind=kinds())
     def truncate(self, back: int, count: int, kind: str) -> None:
-        """And what comes in the place of what went."""
+        """Truncates, then appends tokens that replace the removed ones."""
         self.call("truncate", self.objects[0], length=len(self.model) - back)
         self.append(count, kind, 1.0)
 

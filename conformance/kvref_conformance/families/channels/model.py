@@ -1,4 +1,4 @@
-"""The cache that quantizes keys by channel, as a list of tokens and of the groups that were made of them, each once."""
+"""The reference model of the cache that quantizes keys per channel: the tokens, and their groups, each quantized once."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -28,7 +28,7 @@ from kvref_conformance.oracle.groups import scale_dtype
 from kvref_conformance.oracle.model import Look, Model
 from kvref_conformance.oracle.rows import Reads, read_as
 
-LARGE = {"float32": 2.0**126, "bfloat16": 2.0**126, "float16": 65520.0}  # from here on a group may not hold it
+LARGE = {"float32": 2.0**126, "bfloat16": 2.0**126, "float16": 65520.0}  # groups may not be able to store larger numbers
 
 
 class Channels(Model):
@@ -46,12 +46,12 @@ class Channels(Model):
         self.row, self.room, self.residual = (num_kv_heads, head_dim), max_tokens, residual
         self.format, self.dtype, self.rollback = format, dtype, rollback
         none = np.zeros((0, *self.row), np.float32)
-        self.keys, self.values = none, none  # as they are held in full
-        self.quantized = exactly(none), exactly(none)  # what they read as since
-        self.most = 0  # tokens that there ever were
-        self.came = self.older = 0  # tokens of the last append, and those that were quantized before, keys and values
-        self.went_back = False  # some tokens went, and not all
-        self.unknown = False  # something was taken that might have been refused: what it reads as is no clause's business
+        self.keys, self.values = none, none  # rounded to `dtype`
+        self.quantized = exactly(none), exactly(none)  # the values that quantized keys and values read as
+        self.most = 0  # the largest length so far
+        self.came = self.older = 0  # tokens of the last append, and tokens whose key and value were quantized before it
+        self.went_back = False  # some tokens were truncated, but not all
+        self.unknown = False  # a token was accepted that may be rejected: no clause says how it reads
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -93,7 +93,7 @@ class Channels(Model):
         return Expected("KIVI-06" if self.unknown else "KIVI-07", self.did("append", change))
 
     def _unstorable(self, held: Sequence[NDArray]) -> Wrong:
-        """What may be said of numbers as they are held, besides what is wrong with the call."""
+        """Returns the errors that these numbers, rounded to `dtype`, permit in addition to those of the call."""
         large = any(np.abs(part).max(initial=0) >= LARGE[scale_dtype(self.format)] for part in held)
         return [("NonFinite", "KIVI-06")] if large else not_finite(*held)
 

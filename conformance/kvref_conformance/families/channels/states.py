@@ -1,4 +1,4 @@
-"""The states of the cache that quantizes keys by channel which bugs hide behind."""
+"""The states of the `channels` cache that random call sequences should reach, because bugs depend on them."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ refusals(
 
 
 def past(call: Call) -> int:
-    """Tokens past the last residual that was quantized as a whole."""
+    """Returns the number of tokens after the last full residual, whose keys are quantized together."""
     return len(call.model) % int(call.model.residual)
 
 

@@ -1,4 +1,4 @@
-"""What the laws know of the cache that quantizes keys by channel."""
+"""The Stream of the cache that quantizes keys per channel, by which the laws use it."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -20,7 +20,7 @@ class ChannelsStream(Stream):
     family = "channels"
 
     def __init__(self, subject: Subject, **changes: Any) -> None:
-        """Of a head_dim that is no multiple of any group it is the next that is one."""
+        """Rounds a head_dim up to a multiple of 32, the smallest group."""
         if "head_dim" in changes:
             changes["head_dim"] += -changes["head_dim"] % 32
         super().__init__(subject, **changes)

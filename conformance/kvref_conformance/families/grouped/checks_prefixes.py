@@ -54,7 +54,7 @@ def a_hit_ends_where_blocks_do_and_a_token_is_left(subject: Subject) -> None:
 
 @check("GROUP-05ab", "grouped")
 def a_window_needs_no_block_that_it_does_not_see(subject: Subject) -> None:
-    """The blocks before the window have been reused, and the hit is still the whole prompt."""
+    """The blocks before the window have been reused, and the hit still has its full length."""
     declared_order(subject)
     length, tokens = reach(subject, 6), prompt(reach(subject, 6))
     size, groups, window = subject.size("block_size", 3), groups_of(subject), subject.size("window", 7)
@@ -183,7 +183,7 @@ def what_was_given_back_longest_ago_is_taken_first(subject: Subject) -> None:
     prompts = [prompt(size, which) for which in (1, 2, 3)]
     for tokens in prompts:
         grown.drop(grown.serve(tokens, by=size))
-    equal(grown.match([*prompts[0], OTHER]), size, "match of the oldest of three prompts")  # not a use
+    equal(grown.match([*prompts[0], OTHER]), size, "match of the oldest of three prompts")  # match does not delay eviction
     taker = grown.create(prompt(5 * size, 9))
     for entries, left in enumerate(([1, 1, 1], [1, 1, 1], [0, 1, 1], [0, 0, 1], [0, 0, 0]), 1):
         if entries > 1 and grown.unseen((entries - 1) * size)[0]:

@@ -64,7 +64,7 @@ class Grown:
             raise NotOffered(f"a pool to be filled, where its limits say num_blocks {limit}")
 
     def begin(self, tokens: Sequence[int], salt: str = "") -> int:
-        """Begins a sequence for these tokens, and returns it. It contains the hit."""
+        """Begins a sequence for these tokens, and returns it. Its length is the hit."""
         sequence: int = self.cache.begin(list(tokens), *([salt] if salt else []))
         length = int(self.cache.length(sequence))
         self.sequences[sequence] = One(list(tokens), salt, length, self.unseen(length))

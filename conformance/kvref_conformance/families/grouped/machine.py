@@ -91,7 +91,7 @@ class GroupedMachine(Machine):
         self.call("step", self.objects[0], sequence=self.sequence(which), keys=keys, values=values)
 
     def tokens(self, sequence: int) -> list[int]:
-        """Returns the tokens of a sequence: the committed ones, then those of its prompt, then tokens that are in no prompt."""
+        """Returns the tokens of a sequence: the committed ones, then those of its prompt, then tokens of no prompt."""
         told, length = self.known.told[sequence][1], self.known.lengths[sequence]
         tokens = [*told, *self.plans.get(sequence, [])[len(told) :]][:length]
         while len(tokens) < length:
@@ -113,7 +113,7 @@ class GroupedMachine(Machine):
         kind=kinds(),
     )
     def begin(self, branch: int, count: int, salt: str, by: int, late: bool, drop: bool, kind: str) -> None:
-        """Serves a prompt as an engine does: appends the tokens after the hit in steps, and commits after each or after the last."""
+        """Serves a prompt as an engine does: appends the tokens after the hit in steps, and commits after each or the last."""
         if self.known.held.unsure:
             return
         if not self.room() and self.known.lengths:

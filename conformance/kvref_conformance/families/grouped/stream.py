@@ -59,7 +59,7 @@ class GroupedStream(Stream):
         self.sequence, self.taken = int(self.cache.create()), 0
 
     def numbers(self) -> Iterable[tuple[str, Any]]:
-        """Yields the number of free blocks. After a window has passed the first token it depends on the steps, and is not compared."""
+        """Yields the number of free blocks until a window passes the first token. Afterwards it depends on the sizes of steps."""
         if self.taken <= self.config["window"]:
             yield from self.attributes("num_free_blocks")
 

@@ -1,4 +1,4 @@
-"""The cache of one row a token that all heads share."""
+"""The family `latent`: a cache with one row per token, which all heads share."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ TILE = 128  # numbers of a latent that share a scale
 
 
 def fits(config: Any) -> bool:
-    """A packed latent has a scale for each tile of it; groups go into the latent, and into the rope part."""
+    """Returns whether the rank is a multiple of the tile if packed, or else rank and rope_dim are multiples of the group."""
     group = group_of(config["dtype"])
     rope = config["rope_dim"] if config["dtype"] != PACKED else 0
     return bool(config["rank"] % (TILE if config["dtype"] == PACKED else group) == 0 and rope % group == 0)

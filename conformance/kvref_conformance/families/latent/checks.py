@@ -1,4 +1,4 @@
-"""MLA-01, 03 and 05: a row a token, once, in order."""
+"""Checks of MLA-01, 03 and 05: one row per token, in the order of the appends."""
 
 import numpy as np
 
@@ -17,25 +17,25 @@ Pair = tuple[NDArray, NDArray]
 
 
 def dtypes(subject: Subject) -> list[dict[str, int | str]]:
-    """Sizes for a cache of each dtype that there is; a packed one has two tiles."""
+    """Returns the sizes of a cache of each supported dtype. A packed one has two tiles."""
     sizes: list[dict[str, int | str]] = [{"dtype": name} for name in formats_of(subject, "dtype", *PLAIN, PACKED)]
     return [each | ({"rank": 2 * TILE} if each["dtype"] == PACKED else {}) for each in sizes]
 
 
 def plain(subject: Subject) -> dict[str, int | str]:
-    """Sizes for one of the dtype that arrays are handed in as; packed where there is no other."""
+    """Returns the sizes of a cache of the dtype in which arrays are passed, or of a packed cache if that is not supported."""
     return {"dtype": subject.dtype} if takes(subject, "dtype", subject.dtype) else {"dtype": PACKED, "rank": TILE}
 
 
 def given(subject: Subject, cache: Handle, count: int) -> Pair:
-    """Latents and rope parts of so many tokens."""
+    """Returns the latents and rope parts of `count` tokens."""
     at_least(cache, max_tokens=count)
     latent, rope = (tokens(subject, count, 1, cache.config[name])[:, 0] for name in ("rank", "rope_dim"))
     return latent, rope
 
 
 def filled(subject: Subject, count: int, **sizes: int | str) -> tuple[Handle, Pair]:
-    """A cache with so many tokens, and the tokens."""
+    """Returns a cache with `count` tokens, and the tokens."""
     cache = new(subject, "latent", **sizes)
     pair = given(subject, cache, count)
     cache.append(*pair)
@@ -47,7 +47,7 @@ def joined(first: Pair, second: Pair) -> Pair:
 
 
 def holds(subject: Subject, cache: Handle, pair: Pair, when: str) -> None:
-    """These tokens, and nothing else."""
+    """Raises Broken unless the cache contains exactly these tokens."""
     equal(cache.length, len(pair[0]), f"length {when}")
     read(subject, cache.read(), row_as(*pair, cache.config["dtype"]), f"rows {when}", cache.config["dtype"])
 
@@ -81,7 +81,10 @@ def every_head_reads_the_same_row(subject: Subject) -> None:
 
 
 def pointing(subject: Subject, count: int, width: int) -> NDArray:
-    """Rows [count, width] of 1 and -1, of which each meets itself better than any other; fewer where width has no more."""
+    """Returns different rows [count, width] of 1 and -1: each has its largest dot product with itself.
+
+    There are fewer rows if `width` is too small for `count` different ones.
+    """
     signs = np.array([[1 - 2 * (at >> bit & 1) for bit in range(width)] for at in range(min(count, 2 ** min(width, 16)))])
     return signs.astype(np.float32)
 
@@ -102,7 +105,7 @@ def the_rope_part_decides_who_is_looked_at_and_is_in_no_value(subject: Subject) 
 
 
 def latent_of(cache: Handle) -> NDArray:
-    """float64 [length, rank]: what the latents read as."""
+    """Returns float64 [length, rank]: the latents as `read` returns them."""
     rows: NDArray = np.asarray(cache.read())[:, : cache.config["rank"]].astype(np.float64)
     return rows
 

@@ -1,4 +1,4 @@
-"""MLA-02: absorbed or expanded, it is the same attention."""
+"""Checks of MLA-02: attention with absorbed matrices equals attention with expanded keys and values."""
 
 from functools import partial
 
@@ -40,7 +40,7 @@ def matrices_that_are_square_are_not_turned(subject: Subject) -> None:
 
 @check("MLA-02a", "latent")
 def sums_are_added_up_in_float32(subject: Subject) -> None:
-    """Of numbers above 0 alone the bound is narrow: what is lost in a sum in half precision is far past it."""
+    """With positive numbers only, the bound is narrow. The rounding error of a sum in half precision exceeds it by far."""
     for count in (1, 2, 9):
         cache = new(subject, "latent", **plain(subject))
         rank, rope_dim = cache.config["rank"], cache.config["rope_dim"]
@@ -55,7 +55,7 @@ def sums_are_added_up_in_float32(subject: Subject) -> None:
 
 
 def above_zero(subject: Subject, *shape: int) -> NDArray:
-    """float32 in [0.5, 1.5]."""
+    """Returns float32 numbers in [0.5, 1.5)."""
     return held(subject, subject.rng.uniform(0.5, 1.5, size=shape))
 
 
@@ -87,7 +87,7 @@ def no_tokens_give_zeros(subject: Subject) -> None:
 
 @check("MLA-02d", "latent")
 def what_a_query_does_not_see_has_no_effect(subject: Subject) -> None:
-    """A later token that is NaN or infinite, where one is taken."""
+    """Appends a later token that is NaN or infinite, if the cache accepts it."""
     for sizes in dtypes(subject):
         for value in (np.nan, np.inf):
             cache, _ = filled(subject, 5, **sizes)

@@ -1,4 +1,4 @@
-"""EDIT: the latent cache goes back."""
+"""Checks of EDIT for the latent cache: `truncate`."""
 
 from kvref_conformance.checking.expect import raises, same
 from kvref_conformance.checking.registry import check
@@ -37,7 +37,7 @@ def what_follows_is_as_if_nothing_had_gone(subject: Subject) -> None:
     for sizes in dtypes(subject):
         cache, pair = filled(subject, 4, **sizes)
         at_least(cache, max_tokens=8)
-        for draft, length, more in ((2, 4, 1), (1, 2, 3), (3, 0, 2), (2, 3, 1)):  # of the last one a token is taken
+        for draft, length, more in ((2, 4, 1), (1, 2, 3), (3, 0, 2), (2, 3, 1)):  # the last keeps one of the draft
             latent, rope = given(subject, cache, draft)
             drafted = held(subject, latent * LOUD), held(subject, rope * LOUD)
             cache.append(*drafted)

@@ -1,4 +1,4 @@
-"""MLA-06: rows in any format that has a scale, as one piece."""
+"""Checks of MLA-06: rows in formats with scales; latent and rope part are quantized as one row."""
 
 from contextlib import suppress
 
@@ -21,7 +21,7 @@ LOUD = np.float32(2.0**6)
 
 @check("MLA-06a", "latent")
 def rows_read_back_as_their_format_says(subject: Subject) -> None:
-    """Latents and rope parts of other magnitudes, which one scale covers, or one a group."""
+    """Latents and rope parts differ in magnitude. One scale covers the whole row, or there is one per group."""
     for name in one_of_each_kind(subject, "dtype"):
         cache, pair = filled(subject, 3, **sizes_of(name))
         for loud in ((LOUD, 1.0), (1.0, LOUD)):
@@ -49,7 +49,7 @@ def codes_and_scales_go_and_come_together(subject: Subject) -> None:
 
 
 def recorded(subject: Subject, cache: Handle, pair: Pair, when: str) -> None:
-    """Records that are these tokens byte by byte; at level tolerant, that say what is read."""
+    """Raises Broken unless `read` returns the values of the records, and at level exact the bytes of the records are right."""
     dtype, widths = cache.config["dtype"], (cache.config["rank"], cache.config["rope_dim"])
     want = records_of(*pair, dtype).values
     equal(cache.num_bytes, len(want) * row_bytes(*widths, dtype), f"num_bytes {when}")

@@ -1,4 +1,4 @@
-"""LAW-01, LAW-12, LAW-16, LAW-20: what the laws say of this family alone."""
+"""Checks of LAW-01, LAW-16 and LAW-20 for this family."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ from kvref_conformance.families.latent.known import of_cache
 def tokens_that_do_not_fit_leave_no_trace(subject: Subject) -> None:
     cache, pair = filled(subject, 2, **plain(subject) | {"max_tokens": 4})
     count = cache.config["max_tokens"] - 1
-    with raises("CapacityExceeded"):  # one less would fit
+    with raises("CapacityExceeded"):  # one token less would fit
         cache.append(*(tokens(subject, count, 1, cache.config[name])[:, 0] for name in ("rank", "rope_dim")))
     holds(subject, cache, pair, "after tokens of which some would fit")
 

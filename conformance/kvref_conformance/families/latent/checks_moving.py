@@ -1,4 +1,4 @@
-"""MOVE-01: rows come back byte for byte, packed ones too."""
+"""Checks of MOVE-01: rows are loaded byte for byte, packed ones too."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""MLA-04: a packed row is a record."""
+"""Checks of MLA-04: the records of packed rows."""
 
 import numpy as np
 
@@ -18,13 +18,13 @@ LOUD = 2.0**8
 
 
 def packed(subject: Subject, count: int, tiles: int = 3) -> tuple[Handle, Pair]:
-    """A cache with so many tokens, and the tokens."""
+    """Returns a packed cache with `count` tokens, and the tokens."""
     formats_of(subject, "dtype", PACKED)
     return filled(subject, count, dtype=PACKED, rank=tiles * TILE)
 
 
 def recorded(subject: Subject, cache: Handle, pair: Pair, when: str) -> None:
-    """The records of these tokens, and no others; at level tolerant a code or a scale may be the next one."""
+    """Raises Broken unless the records are those of these tokens. At level tolerant, codes and scales may be off by one step."""
     want = records_of(*pair)
     got = shaped(cache.records(), want.values.shape, f"records {when}")
     equal(got.dtype.kind, "u", f"kind of the numbers of records {when}")
@@ -56,7 +56,7 @@ def every_tile_has_a_scale_of_its_own(subject: Subject) -> None:
     cache, (latent, rope) = packed(subject, 3)
     cache.clear()
     tiles = latent.reshape(3, -1, TILE)
-    for token in range(3):  # another is loud in each, and one is silent
+    for token in range(3):  # per token a different tile is loud, and another is silent
         tiles[token, token % tiles.shape[1]] *= np.float32(LOUD)
         tiles[token, (token + 1) % tiles.shape[1]] *= np.float32(0 if tiles.shape[1] > 2 else 2.0**-6)
     pair = held(subject, latent), rope
@@ -66,7 +66,7 @@ def every_tile_has_a_scale_of_its_own(subject: Subject) -> None:
 
 @check("MLA-04bd", "latent")
 def a_scale_is_any_number(subject: Subject) -> None:
-    """No power of two, unless the largest magnitude is one of 448's: what else is read from it is off by up to half."""
+    """A scale is the largest magnitude / 448, not rounded to a power of two. Rounding it would change values by up to half."""
     cache, (latent, rope) = packed(subject, 4)
     cache.clear()
     tiles = latent.reshape(4, -1, TILE)
@@ -153,7 +153,7 @@ def what_is_packed_never_reads_back_infinite(subject: Subject) -> None:
 
 @check("MLA-04b", "latent")
 def records_read_back_alike_wherever_they_lie(subject: Subject) -> None:
-    """One token after others is packed as one that came alone."""
+    """A token that is appended with others is packed as if it were appended alone."""
     cache, (latent, rope) = packed(subject, 3)
     together = np.asarray(cache.records())
     for at in range(3):

@@ -1,4 +1,4 @@
-"""LAW-18: rows of 576 numbers, thousands of tokens, 128 heads."""
+"""Checks of LAW-18: rows of 576 numbers, thousands of tokens, up to 128 heads."""
 
 from collections.abc import Iterator
 
@@ -18,7 +18,7 @@ from kvref_conformance.families.latent.known import Heads, attends, of_cache
 from kvref_conformance.oracle.formats import PACKED, PLAIN
 from kvref_conformance.oracle.latent import records_of, row_as
 
-RANK, ROPE, NOPE, VALUE = 512, 64, 128, 128  # DeepSeek's
+RANK, ROPE, NOPE, VALUE = 512, 64, 128, 128  # the sizes of DeepSeek models
 LONG = 4100
 
 
@@ -27,7 +27,7 @@ def real(subject: Subject, tokens: int, dtype: str, rank: int = RANK) -> Handle:
 
 
 def belonging(cache: Handle, stream: int, positions: range) -> Pair:
-    """Latents and rope parts that say where they belong."""
+    """Returns latents and rope parts whose content identifies their stream and position."""
     rank, rope_dim = cache.config["rank"], cache.config["rope_dim"]
     latent, rope = (content(stream, 0, positions, 1, *each)[:, 0] for each in ((rank, KEYS), (rope_dim, VALUES)))
     return latent, rope
@@ -100,7 +100,7 @@ def thousands_of_records_are_each_its_own(subject: Subject) -> None:
 
 
 def searched(subject: Subject, cache: Handle, heads: Heads, tokens: int, targets: list[int]) -> None:
-    """Queries of which each looks for one token, by its rope part and a little by its latent: who loses it finds another."""
+    """Attends with queries that each select one token, mainly by its rope part. If that row is lost, the output is another's."""
     rope_dim = cache.config["rope_dim"]
     latent = normal(subject, tokens, cache.config["rank"])
     rope = subject.rng.choice((-1.0, 1.0), size=(tokens, rope_dim)).astype(np.float32)
@@ -137,7 +137,7 @@ def heads_of_real_sizes_attend_within_the_bound(subject: Subject) -> None:
 
 @check("LAW-18", "latent")
 def sums_over_a_whole_latent_are_in_float32(subject: Subject) -> None:
-    """Of numbers above 0 alone, as in MLA-02."""
+    """Uses positive numbers only, for a narrow bound, as the check of MLA-02 does."""
     for tokens in (1, 3, 40):
         cache = real(subject, tokens, dtype_of(subject))
         tokens = min(tokens, cache.config["max_tokens"])

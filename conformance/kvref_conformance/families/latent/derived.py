@@ -1,4 +1,4 @@
-"""Operations of the latent cache made of others."""
+"""Derived operations of the latent cache."""
 
 import numpy as np
 

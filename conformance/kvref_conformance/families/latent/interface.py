@@ -1,4 +1,4 @@
-"""The cache of one row a token that all heads share."""
+"""The typed protocol of the latent cache."""
 
 from typing import Annotated, Protocol
 
@@ -13,7 +13,7 @@ Queries = Annotated[Array, "[num_queries, num_query_heads, nope_dim + rope_dim]"
 UpKeys = Annotated[Array, "[num_query_heads, nope_dim, rank]"]
 UpValues = Annotated[Array, "[num_query_heads, value_dim, rank]"]
 
-# The errors that each operation may have to answer with; what `new` has to refuse is always a ConfigError.
+# The errors that each operation can be required to raise. `new` raises ConfigError only.
 ERRORS: dict[str, str] = {
     "append": "ShapeMismatch DtypeMismatch NonFinite CapacityExceeded",
     "load": "FileDamaged ConfigError CapacityExceeded",
@@ -39,6 +39,6 @@ class Latent(Protocol):
 
 
 class Factory(Protocol):
-    """What makes one: it is given every size by name."""
+    """The factory. It receives every size by name."""
 
     def __call__(self, *, rank: int, rope_dim: int, max_tokens: int, dtype: str) -> Latent: ...

@@ -1,4 +1,4 @@
-"""Heads with matrices of their own, and what must come of attending with them."""
+"""Heads with up-projection matrices, and the expected output of attention with them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,11 +15,11 @@ from kvref_conformance.oracle.attention import rounding
 from kvref_conformance.oracle.formats import group_of
 from kvref_conformance.oracle.latent import attention
 
-SPREAD = 2.5  # of scores: no token outweighs all others
+SPREAD = 2.5  # of the scores, so small that no token outweighs all others
 
 
 def sizes_of(format: str) -> dict[str, int | str]:
-    """Sizes that the groups of a format go into; the small ones where it has none."""
+    """Returns sizes that are multiples of the format's group. If it has no groups, the family's small sizes apply."""
     group = group_of(format)
     return {"dtype": format} | ({"rank": 2 * group, "rope_dim": group} if group > 1 else {})
 
@@ -34,7 +34,7 @@ class Heads:
 
     @property
     def width(self) -> int:
-        """Of a query."""
+        """The width of a query: nope + rope."""
         return int(self.up_keys.shape[1]) + self.rope_dim
 
     @property
@@ -42,15 +42,15 @@ class Heads:
         return SPREAD / self.width
 
     def query(self, subject: Subject, count: int) -> NDArray:
-        """float32 [count, heads, nope + rope]."""
+        """Returns random queries, float32 [count, heads, nope + rope]."""
         return normal(subject, count, len(self.up_keys), self.width)
 
 
 def heads_of(subject: Subject, rank: int, rope_dim: int, count: int = 3, nope: int = 5, value: int = 7) -> Heads:
-    """As many as are wanted and of these sizes, or of the nearest within the limits.
+    """Returns heads of these sizes, or of the nearest sizes within the limits.
 
-    Each number is mixed of a few of the latent's, and each of the latent's is in some number: sums of few products leave a bound
-    that is narrow.
+    Each number of a key or value is a sum over a few numbers of the latent, and each number of the latent is in some sum.
+    The error bound is narrow because the sums have few products.
     """
     count = subject.size("group_size", count)
     nope, value = subject.size("nope_dim", nope), subject.size("value_dim", value)
@@ -58,12 +58,12 @@ def heads_of(subject: Subject, rank: int, rope_dim: int, count: int = 3, nope: i
 
 
 def of_cache(subject: Subject, cache: Handle, **wanted: int) -> Heads:
-    """For the rows of a cache."""
+    """Returns heads for the rows of a cache."""
     return heads_of(subject, cache.config["rank"], cache.config["rope_dim"], **wanted)
 
 
 def _mixing(subject: Subject, heads: int, numbers: int, rank: int) -> NDArray:
-    """float32 [heads, numbers, rank]."""
+    """Returns float32 [heads, numbers, rank] with at most max(numbers, rank) nonzero numbers per head."""
     mixed, at = np.zeros((heads, numbers, rank), np.float32), np.arange(max(numbers, rank))
     for head in range(heads):
         numbers_of_both_signs = subject.rng.uniform(0.5, 1.5, len(at)) * subject.rng.choice((-1, 1), len(at))
@@ -72,7 +72,7 @@ def _mixing(subject: Subject, heads: int, numbers: int, rank: int) -> NDArray:
 
 
 def exact(subject: Subject, query: NDArray, rows: Any, heads: Heads, **options: Any) -> tuple[NDArray, NDArray]:
-    """The output and its bound, with one rounding more where it is answered in a narrower dtype."""
+    """Returns the output and its bound, with one more rounding if the output has a narrower dtype than float32."""
     want, bound = attention(query, np.asarray(rows), heads.up_keys, heads.up_values, **options)
     return want, bound + rounding(want, bound, subject.dtype)
 
@@ -80,7 +80,7 @@ def exact(subject: Subject, query: NDArray, rows: Any, heads: Heads, **options: 
 def attends(
     subject: Subject, cache: Handle, query: NDArray, heads: Heads, what: str, scale: float | None = None, causal: bool = False
 ) -> NDArray:
-    """What a cache's attention gives. Raises Broken unless that is right for the rows that it reads."""
+    """Returns the output of the cache's attention. Raises Broken unless it is correct for the rows that `read` returns."""
     scale = heads.scale if scale is None else scale
     want, bound = exact(subject, query, cache.read(), heads, scale=scale, causal=causal)
     got: NDArray = cache.attend(query, heads.up_keys, heads.up_values, scale, causal)

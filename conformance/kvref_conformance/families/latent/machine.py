@@ -1,4 +1,4 @@
-"""Any sequence of calls of the family `latent`."""
+"""The state machine of the family `latent`."""
 
 import numpy as np
 from hypothesis import strategies as st
@@ -36,7 +36,7 @@ class LatentMachine(Machine):
     def append(self, count: int, kind: str, rotated: str, loud: float) -> None:
         latent, rope = self._rows(count, self.model.rank, kind), self._rows(count, self.model.rope_dim, rotated)
         if kind not in HUGE:
-            latent[:, : self.model.rank // 2] *= np.float32(loud)  # half of its tiles, where there are two
+            latent[:, : self.model.rank // 2] *= np.float32(loud)  # the first tile if there are two
         self.call("append", self.objects[0], latent=self.source.held(latent), rope=rope)
 
     def _rows(self, count: int, width: int, kind: str) -> np.ndarray:
@@ -67,7 +67,7 @@ class LatentMachine(Machine):
     @precondition(lambda self: self.objects)
     @rule(heads=SIZE, less=st.integers(0, 3))
     def attend_wrongly(self, heads: int, less: int) -> None:
-        """With a number too few somewhere."""
+        """Attends with one wrong size, or with a wrong dtype."""
         heads, rank = self.subject.size("group_size", heads), self.model.rank
         width, value = self.subject.size("nope_dim", 3), self.subject.size("value_dim", 2)
         query = self.source.rows((1, heads, width + self.model.rope_dim - (less == 0)), "counting")

@@ -1,4 +1,4 @@
-"""The latent cache as a list of rows, each remembering what it was stored as."""
+"""The reference model of the latent cache: a list of latents and rope parts."""
 
 from typing import Any, ClassVar
 
@@ -43,8 +43,8 @@ class Latent(MovedWhole):
         super().__init__()
         self.rank, self.rope_dim, self.room, self.dtype = rank, rope_dim, max_tokens, dtype
         self.scaled = dtype not in (*PLAIN, PACKED)
-        self.tokens: list[tuple[NDArray, NDArray]] = []  # latents and rope parts as they came
-        self.unknown = False  # something not finite was taken: what bytes it has is no clause's business
+        self.tokens: list[tuple[NDArray, NDArray]] = []  # latents and rope parts as they were appended
+        self.unknown = False  # numbers were accepted that are not finite: no clause defines their bytes
 
     def looks(self) -> list[Look]:
         return [("length", {}), ("num_bytes", {}), ("read", {}), ("records", {})]
@@ -77,7 +77,7 @@ class Latent(MovedWhole):
         return Expected("MLA-05", self.did("append", change))
 
     def _unstorable(self, given: Any) -> Wrong:
-        """Whether numbers are not finite, or would not be once they are read back from a record."""
+        """Returns NonFinite if numbers are not finite, or not finite when they are read back from a record."""
         arrays = [float32(array) for array, _ in given]
         if not finite(*arrays) or self.dtype in PLAIN or [each.ndim for each in arrays] != [2, 2]:
             return not_finite(*arrays)
@@ -136,7 +136,7 @@ class Latent(MovedWhole):
         rows = row_as(*self._rows(), self.dtype)
         query, up_keys, up_values = given
         if rows.slack.any() or not finite(*given, rows.values) or _overflows(query, up_keys, up_values, rows.values, scale):
-            return Unjudged("MLA-02")  # what the rows read as is not known to the bit, or no bound holds
+            return Unjudged("MLA-02")  # the rows are not known to the bit, or no bound holds
         out, bound = attention(query, rows.values, up_keys, up_values, scale=scale, causal=causal)
         return Arrays("MLA-02", parts=(Reads(out.astype(np.float32), bound + U * np.abs(out)),), always_slack=True)
 
@@ -147,7 +147,7 @@ class Latent(MovedWhole):
 
 
 def _overflows(query: NDArray, up_keys: NDArray, up_values: NDArray, rows: NDArray, scale: float) -> bool:
-    """Whether any order of the products may leave float32 on its way."""
+    """Returns whether an intermediate result can exceed the range of float32, in any order of the products."""
     q, a, b, c = (float(np.abs(each).max(initial=0)) for each in (query, up_keys, up_values, rows))
     nope, rank = up_keys.shape[1:]
     sums = (

@@ -1,4 +1,4 @@
-"""The states of the latent cache that bugs hide behind."""
+"""The states of the latent cache that random call sequences should reach, because bugs depend on them."""
 
 import numpy as np
 

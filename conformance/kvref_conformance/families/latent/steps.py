@@ -1,4 +1,4 @@
-"""Each operation once."""
+"""One call of each operation, for the self-test of a harness."""
 
 from kvref_conformance.checking.steps import Sizes, Steps, of, owned, rows
 

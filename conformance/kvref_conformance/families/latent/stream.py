@@ -1,4 +1,4 @@
-"""What the laws know of the latent cache: its keys are the latents and its values the rope parts, a head of each."""
+"""The Stream of the latent cache, by which the laws use it. Its keys are the latents, its values the rope parts, of one head."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -56,7 +56,7 @@ class LatentStream(Stream):
         return Reads(parts[0][0], parts[1][0]), Reads(parts[0][1], parts[1][1])
 
     def _parted(self, rows: Any) -> tuple[Any, Any]:
-        """Latents and rope parts of rows."""
+        """Splits rows into latents and rope parts."""
         rank = self.config["rank"]
         return rows[..., :rank], rows[..., rank:]
 

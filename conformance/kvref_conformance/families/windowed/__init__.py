@@ -1,4 +1,4 @@
-"""The windowed cache: it stores the newest tokens and the sink tokens."""
+"""The family `windowed`: a cache that stores the newest tokens and the sink tokens."""
 
 from kvref_conformance.families import Family
 from kvref_conformance.families.laws.spoken import OF_CACHES

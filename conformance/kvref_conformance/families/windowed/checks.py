@@ -1,4 +1,4 @@
-"""WIN-01 to WIN-05 and WIN-07: which positions each query sees, for tokens appended in steps of any size."""
+"""Checks of WIN-01 to 05 and 07: which positions each query sees, for tokens appended in steps of any size."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -43,7 +43,7 @@ class Run:
         self.came(keys, values)
 
     def step(self, count: int, when: str) -> None:
-        """Step with `count` tokens. Raise Broken unless the output of their queries is correct."""
+        """Steps with `count` tokens. Raises Broken unless the output of their queries is correct."""
         keys, values = pair_of_tokens(self.subject, count)
         query = queries(self.subject, count)
         got = shaped(self.cache.step(query, keys, values, even(self.subject)), query.shape, f"attention {when}")
@@ -53,7 +53,7 @@ class Run:
         self.saw(got[rows], query[rows], [begin + row for row in rows], when)
 
     def saw(self, got: NDArray, query: NDArray, at: list[int], when: str) -> None:
-        """Raise Broken unless `got` is the attention of queries at the positions `at` over the tokens that they see."""
+        """Raises Broken unless `got` is the attention of queries at the positions `at` over the tokens that they see."""
         views = [self.seen(position) for position in at]
         want, bound = exact(self.subject, query, self.keys, self.values, scale=even(self.subject), views=views)
         try:
@@ -62,7 +62,7 @@ class Run:
             raise self._explained(broken, got, query, list(at)) from None
 
     def _explained(self, broken: Broken, got: NDArray, query: NDArray, at: list[int]) -> Broken:
-        """Return a Broken with the wrong query and the positions that it attended over, or `broken` if no known view matches."""
+        """Returns a Broken with the wrong query and the positions that it attended over, or `broken` if no known view matches."""
         for row, position in enumerate(at):
             one, own = query[row : row + 1], self.seen(position)
             for name, view in self._views(position):
@@ -77,7 +77,7 @@ class Run:
         return broken
 
     def _views(self, position: int) -> Iterator[tuple[str, NDArray]]:
-        """Yield names and positions: first what the query sees, without a name, then what known bugs make it see."""
+        """Yields names and positions: first the correct view, without a name, then the views of known bugs."""
         window, sinks = self.sees["window"], self.sees["sinks"]
         yield "", self.seen(position)
         for name, changed in (
@@ -105,14 +105,14 @@ class Run:
         return [int(at) for at in self.seen(len(self)) if at < len(self)]
 
     def holds(self, when: str) -> None:
-        """Raise Broken unless `read` returns every token that the next query sees."""
+        """Raises Broken unless `read` returns every token that the next query sees."""
         equal(self.cache.length, len(self), f"length {when}")
         needed = self.needed()
         pair(self.cache.read(needed), (self.keys[needed], self.values[needed]), f"positions {shown(np.array(needed))} {when}")
 
 
 def shown(positions: NDArray) -> str:
-    """Format positions as runs of consecutive numbers: "0, 2, 14 .. 20"."""
+    """Formats positions as runs of consecutive numbers: "0, 2, 14 .. 20"."""
     if not len(positions):
         return "nothing"
     runs = np.split(positions, np.flatnonzero(np.diff(positions) != 1) + 1)
@@ -120,7 +120,7 @@ def shown(positions: NDArray) -> str:
 
 
 def portions(subject: Subject, run: Run, counts: tuple[int, ...]) -> Iterator[tuple[int, str]]:
-    """Yield the size of each step, scaled from a window of 7 tokens to the window of `run`, and a description of the step."""
+    """Yields the size of each step, scaled from a window of 7 tokens to the window of `run`, and a description of the step."""
     window = run.config["window"]
     scaled = [count if count == 1 or window <= 7 else count * window // 7 for count in counts]
     if {*counts} == {1}:
@@ -228,7 +228,7 @@ def sinks_stay_for_ever(subject: Subject) -> None:
 
 @check("WIN-05abc", "windowed")
 def tokens_are_stored_whatever_sinks_there_are(subject: Subject) -> None:
-    """Test as many sinks as the window has tokens, and more."""
+    """Tests as many sinks as the window has tokens, more, and none."""
     for sinks, window in ((7, 7), (9, 3), (0, 1), (5, 1)):
         run = Run(subject, sinks=sinks, window=window)
         for count, when in portions(subject, run, (1,) * 12):
@@ -254,7 +254,7 @@ def a_query_sees_its_own_chunk(subject: Subject) -> None:
 
 @check("WIN-07", "windowed")
 def a_chunk_has_sinks_before_it_and_a_window_within(subject: Subject) -> None:
-    """Combine a chunk with a different window or with sinks.
+    """Combines a chunk with a different window or with sinks.
 
     No known model has such a combination, but an implementation that accepts the sizes must not ignore one of them.
     """

@@ -1,4 +1,4 @@
-"""WIN-06, EDIT-02: truncating a windowed cache, which may raise NotTruncatable where needed tokens were evicted."""
+"""Checks of WIN-06 and EDIT-02: `truncate`, which may raise NotTruncatable where needed tokens were evicted."""
 
 from kvref_conformance.checking.attending import even, queries
 from kvref_conformance.checking.expect import equal, may_raise, raises, shaped
@@ -8,7 +8,7 @@ from kvref_conformance.families.windowed.checks import Run
 
 
 def goes_back(run: Run, length: int) -> bool:
-    """Truncate; return False if the cache raises NotTruncatable."""
+    """Truncates. Returns False if the cache raises NotTruncatable."""
     with may_raise("NotTruncatable"):
         run.truncate(length)
         return True
@@ -31,7 +31,7 @@ def tokens_go_before_any_left_the_window(subject: Subject) -> None:
 
 @check("WIN-06bc", "windowed")
 def a_draft_goes_back(subject: Subject) -> None:
-    """Truncate drafts of up to `rollback` tokens at every phase of the ring."""
+    """Truncates drafts of up to `rollback` tokens at every phase of the ring."""
     subject.need(rollback=1)
     for rollback in (3, 1):
         for drafted in range(1, subject.size("rollback", rollback) + 1):
@@ -50,7 +50,7 @@ def a_draft_goes_back(subject: Subject) -> None:
 def what_is_gone_does_not_come_back_as_something_else(subject: Subject) -> None:
     for rollback in (0, 3):
         for sinks in (0, 2):
-            for wanted in (-1, -2, -5, -8, -12, sinks, sinks + 1):  # negative: from the end; else long evicted
+            for wanted in (-1, -2, -5, -8, -12, sinks, sinks + 1):  # negative: from the end; others: long before the window
                 run = Run(subject, rollback=rollback, sinks=sinks)
                 run.append(subject.size("tokens", run.config["window"] + 6))
                 run.append(subject.size("tokens", 5))
@@ -68,7 +68,7 @@ def what_is_gone_does_not_come_back_as_something_else(subject: Subject) -> None:
 
 @check("WIN-06e", "windowed")
 def attending_where_others_went_is_right_or_refused(subject: Subject) -> None:
-    for rollback, back in ((0, 1), (3, 2), (3, 4)):  # rollback + 1: the newest token's view is evicted
+    for rollback, back in ((0, 1), (3, 2), (3, 4)):  # back = rollback + 1: a token that the newest token sees is evicted
         run = Run(subject, rollback=rollback)
         run.append(subject.size("tokens", run.config["window"] + 6))
         run.append(subject.size("tokens", 5))
@@ -81,7 +81,7 @@ def attending_where_others_went_is_right_or_refused(subject: Subject) -> None:
 
 @check("WIN-06bc", "windowed")
 def tokens_that_went_leave_no_place_behind(subject: Subject) -> None:
-    """Append and truncate drafts of one token while the ring is full. The stored tokens are as if there had been no drafts."""
+    """Appends and truncates drafts of one token while the ring is full. The stored tokens are as if there had been no drafts."""
     subject.need(rollback=1)
     never, run = Run(subject, rollback=1), Run(subject, rollback=1)
     for time in range(3 * run.config["window"] if run.config["window"] < 32 else 8):

@@ -1,4 +1,4 @@
-"""WIN-10: windowed caches in any storage format; each token is quantized once."""
+"""Checks of WIN-10: windowed caches in any storage format; each token is quantized once."""
 
 from typing import Any
 
@@ -35,7 +35,7 @@ class Ring:
         return len(self.stored[0].values)
 
     def given(self, count: int, loud: float = 1.0) -> tuple[NDArray, NDArray]:
-        """Return new keys and values, and record them as stored: the caller has to append them next."""
+        """Returns new keys and values, and records them as stored: the caller has to append them next."""
         keys, values = (held(self.subject, tokens(self.subject, count, *self.shape) * loud) for _ in range(2))
         self.stored = joined(self.stored, (tokens_as(keys, self.format), tokens_as(values, self.format)))
         return keys, values
@@ -51,7 +51,7 @@ class Ring:
         return [int(each) for each in seen(query, self.config["window"], self.config["sinks"], self.config["chunk"])]
 
     def holds(self, when: str) -> tuple[NDArray, NDArray]:
-        """Read every position that the next query sees. Raise Broken unless the values are as expected."""
+        """Reads and returns every position that the next query sees. Raises Broken unless the values are as expected."""
         needed = [position for position in self.seen(len(self)) if position < len(self)]
         got: tuple[NDArray, NDArray] = tuple(self.cache.read(needed))
         reads(self.subject, got, at(self.stored, needed), f"{self.format} tokens {when}", self.format)
@@ -70,7 +70,7 @@ def at(stored: tuple[Reads, Reads], where: Any) -> tuple[Reads, Reads]:
 
 @check("WIN-10a", "windowed")
 def a_ring_turns_over_in_any_format(subject: Subject) -> None:
-    """Replace quiet tokens by loud ones in the ring, and loud ones by quiet ones. The sinks do not change."""
+    """Replaces quiet tokens by loud ones in the ring, and loud ones by quiet ones. The sinks do not change."""
     for name in one_of_each_kind(subject, "dtype"):
         ring = Ring(subject, name, sinks=2)
         window = ring.config["window"]

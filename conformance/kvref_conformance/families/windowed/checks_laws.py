@@ -1,4 +1,4 @@
-"""LAW-05, LAW-12, LAW-20, ATTN-07: laws of all families, with inputs that are specific to the windowed cache."""
+"""Checks of LAW-05, LAW-12, LAW-20 and ATTN-07 with inputs that are specific to the windowed cache."""
 
 from collections.abc import Iterator
 
@@ -22,7 +22,7 @@ def a_window_has_a_token(subject: Subject) -> None:
 
 @check("LAW-05ab", "windowed")
 def nothing_is_seen_of_what_was_forgotten(subject: Subject) -> None:
-    """Clear a cache with a full ring, with and without sinks."""
+    """Clears a cache with a full ring, with and without sinks."""
     for sinks in (0, 2):
         run = Run(subject, sinks=sinks)
         run.append(subject.size("tokens", 2 * run.config["window"]))
@@ -54,7 +54,7 @@ def positions_are_read_in_any_type(subject: Subject) -> None:
 
 @check("ATTN-07b", "windowed")
 def what_left_the_window_has_no_effect(subject: Subject) -> None:
-    """Append a NaN or infinite token, if the cache accepts it, and query after it left the window.
+    """Appends a NaN or infinite token, if the cache accepts it, and steps with queries after it has left the window.
 
     The queries are so much later that even a window one token too long does not include it.
     """

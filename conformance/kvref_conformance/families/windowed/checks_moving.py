@@ -1,4 +1,4 @@
-"""MOVE-01: a loaded windowed cache continues at the saved position, not at position 0."""
+"""Checks of MOVE-01: a loaded windowed cache continues at the saved position, not at position 0."""
 
 import numpy as np
 
@@ -15,7 +15,7 @@ def positions_go_on_where_they_were(subject: Subject) -> None:
     for sinks in dict.fromkeys(subject.size("sinks", wanted) for wanted in (0, 2)):
         cache = new(subject, "windowed", sinks=sinks)
         sees = {name: cache.config[name] for name in ("window", "sinks", "chunk")}
-        count = 2 * sees["window"] + sinks + cache.config["rollback"] + 1  # some left; the ring wrapped
+        count = 2 * sees["window"] + sinks + cache.config["rollback"] + 1  # some tokens left the window, and the ring wrapped
         cache.append(*pair_of_tokens(subject, count))
         loaded = new(subject, "windowed", sinks=sinks)
         loaded.append(*pair_of_tokens(subject, 3))

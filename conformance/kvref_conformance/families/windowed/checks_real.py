@@ -1,4 +1,4 @@
-"""LAW-18: windows of production sizes, which must not be a token too long or too short."""
+"""Checks of LAW-18: windows of production sizes, which must not be a token too long or too short."""
 
 from collections.abc import Iterator, Sequence
 
@@ -48,7 +48,7 @@ def turning_over(
 
 
 def holds(cache: Handle, length: int, written: Written) -> None:
-    """Raise Broken unless `read` returns every token that the next query sees."""
+    """Raises Broken unless `read` returns every token that the next query sees."""
     equal(cache.length, length, "length")
     needed = [int(at) for at in view(cache, length) if at < length]
     belongs(cache.read(needed), 0, 0, needed, written)
@@ -71,7 +71,7 @@ def windows_of_models_end_where_they_should(subject: Subject) -> None:
 
 
 def ends_of_views(subject: Subject, heads: int, dim: int, sizes: dict[str, int], pieces: Sequence[int]) -> None:
-    """Check for some queries of each step that their views begin and end at the right positions."""
+    """Checks for some queries of each step that their views begin and end at the right positions."""
     cache = new(subject, "windowed", num_kv_heads=heads, head_dim=dim, **sizes)
     at_least(cache, **sizes)
     heads, dim, group = cache.config["num_kv_heads"], cache.config["head_dim"], subject.size("group_size", 2)
@@ -95,7 +95,7 @@ def ends_of_views(subject: Subject, heads: int, dim: int, sizes: dict[str, int],
 
 
 def portions(sizes: Sequence[int]) -> Iterator[range]:
-    """Yield the positions of each step."""
+    """Yields the positions of each step."""
     at = 0
     for size in sizes:
         yield range(at, at + size)
@@ -103,6 +103,6 @@ def portions(sizes: Sequence[int]) -> Iterator[range]:
 
 
 def looked_at(step: range) -> list[int]:
-    """Return the positions of the queries to check: at the ends of the step and of kernel tiles, and in the middle."""
+    """Returns the positions of the queries to check: at the ends of the step and of kernel tiles, and in the middle."""
     rows = {0, 1, 63, 64, 255, 256, len(step) // 2, len(step) - 2, len(step) - 1}
     return [step.start + row for row in sorted(rows) if 0 <= row < len(step)]

@@ -12,7 +12,7 @@ from kvref_conformance.outcome import NotOffered
 
 
 def stepped_for_nobody(cache: Handle, keys: NDArray, values: NDArray) -> None:
-    """Append by `step`, with queries of zeros, and ignore the attention output."""
+    """Appends by `step`, with queries of zeros, and ignores the attention output."""
     count = getattr(keys, "array", keys).shape[:1]  # keys may be an Own, and may have a wrong shape
     cache.step(np.zeros((*count, cache.config["num_kv_heads"], cache.config["head_dim"]), np.float32), keys, values, 1.0)
 
@@ -39,7 +39,7 @@ def truncated_to_nothing(cache: Handle) -> None:
 
 
 def readable(cache: Handle) -> int:
-    """Return the number of positions that `read` accepts."""
+    """Returns the number of positions that `read` accepts."""
     count = 0
     for position in range(cache.length):
         try:

@@ -83,13 +83,13 @@ class WindowedMachine(Machine):
     @precondition(lambda self: self.objects)
     @rule(back=st.lists(st.integers(0, 12), min_size=1, max_size=3))
     def read(self, back: list[int]) -> None:
-        """Each number in `back` is a distance from the end; 0 is the position after the newest token."""
+        """back: distances from the end; 0 is the position after the newest token."""
         self.call("read", self.objects[0], positions=[len(self.model.tokens) - each for each in back])
 
     @precondition(lambda self: self.objects)
     @rule(back=BACK, count=COUNT, group=GROUP, looks=st.booleans())
     def truncate(self, back: int, count: int, group: int, looks: bool) -> None:
-        """Truncate, then step with tokens that replace the removed ones."""
+        """Truncates, then steps with tokens that replace the removed ones."""
         self.call("truncate", self.objects[0], length=len(self.model.tokens) - back)
         if looks:
             self.attend(count, group)

@@ -1,4 +1,4 @@
-"""Model of the windowed cache: a list of all appended tokens, and which of them must still be readable."""
+"""The reference model of the windowed cache: a list of all appended tokens, and which of them must still be readable."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -78,7 +78,7 @@ class Windowed(MovedWhole):
         return seen(query, self.window, self.sinks, self.chunk)
 
     def needed(self) -> list[int]:
-        """The stored positions that the next query sees."""
+        """Returns the positions that the next query sees, other than its own."""
         return [int(at) for at in self.seen(len(self.tokens)) if at < len(self.tokens)]
 
     def looks(self) -> list[Look]:
@@ -151,7 +151,7 @@ class Windowed(MovedWhole):
         return Unjudged(clause, then) if isinstance(found, Unjudged) else found
 
     def _clause(self, count: int) -> str:
-        """The clause that the attention of `count` queries is judged by."""
+        """Returns the clause that the attention of `count` queries is judged by."""
         if self.chunk:
             return "WIN-07"
         if self.last == "truncate":
@@ -183,7 +183,7 @@ class Windowed(MovedWhole):
         return Arrays(self.blame("read"), names=("keys", "values"), parts=parts, clause_at=clause_at)
 
     def _another(self, got: NDArray) -> bool:
-        """Return whether `got` is a row of some token: then a whole row was read from the wrong place."""
+        """Returns whether `got` is a row of some token: then a whole row was read from the wrong place."""
         return any(np.array_equal(got, part.values) for token in self.tokens for part in token)
 
     def truncate(self, length: Any) -> Expected:
@@ -207,11 +207,11 @@ class Windowed(MovedWhole):
         return Expected("LAW-05", self.did("clear", change))
 
     def _first(self, query: int) -> int:
-        """The first position after the sinks that the query at position `query` sees."""
+        """Returns the first position after the sinks that the query at position `query` sees."""
         return min((int(at) for at in self.seen(query) if at >= self.sinks), default=query)
 
     def _holds(self, keys: Any, values: Any) -> bool:
-        """Return whether every value is finite, and also finite when it is read back in the format."""
+        """Returns whether every value is finite, and also finite when it is read back in the format."""
         return finite(keys, values) and all(storable(float32(part), self.dtype) for part in (keys, values))
 
     def _take(self, keys: Any, values: Any) -> None:

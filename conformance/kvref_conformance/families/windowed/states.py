@@ -6,7 +6,7 @@ refusals("windowed", "ShapeMismatch", "DtypeMismatch", "PositionOutOfRange", "No
 
 
 def stop(call: Call) -> int:
-    """The length after the call."""
+    """Returns the length after the call."""
     return len(call.model.tokens) + call.tokens
 
 
