@@ -1,1 +1,1 @@
-"""What things cost: kernels and caches beside memcpy and beside what a user would pick instead, interleaved in one run."""
+"""Benchmarks of kernels and caches against memcpy and against the alternatives of a user, interleaved in one run."""

@@ -1,7 +1,7 @@
-"""Contests of whole caches: steps as an engine makes them, beside plain tensors and transformers' caches.
+"""Contests of whole caches: the steps of an engine, compared with plain tensors and transformers' caches.
 
-Bytes are those of the tokens that a step is about, read where they come from and written where they go: what a cache moves beyond
-that is its own doing.
+The bytes of a contest are one read and one write of the tokens of a step. Everything that a cache moves beyond them is its own
+overhead.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,16 +19,16 @@ from kvref_conformance.bench.kernels import place_of
 HEADS, DIM = 8, 128
 CONTEXTS = (1024, 8192, 32768)
 SEQUENCES = 64
-ROOM = 4096  # tokens that caches have room for beyond their context, over a batch
+ROOM = 4096  # room for tokens after the context, summed over a batch
 PREFILL = 4096
 MIGRATED = 64
 LAYERS = 32
-STEPS = 512  # more than a contest takes
+STEPS = 512  # more than a contest runs
 SHAPE = f"{HEADS} x {DIM}"
 
 
 def contests(backends: list[kvref.Backend], wanted: Callable[[str], bool]) -> Iterator[Contest]:
-    """Those whose title is wanted, one at a time."""
+    """Yield the contests whose title is wanted, one at a time."""
     makers: dict[str, Callable[[str], Contest]] = {
         **{f"append a token at {context // 1024}k": partial(_append, backends, context, 1) for context in CONTEXTS},
         "append a token to a batch of 64 at 1k": partial(_append, backends, 1024, SEQUENCES),
@@ -72,7 +72,7 @@ def _appending(backend: kvref.Backend, context: int, token: Array) -> Callable[[
 
 
 def _slices(context: int, token: Any) -> Iterator[Entry]:
-    """What is there to beat: two slices assigned, and nothing checked."""
+    """Yield the baseline: two slice assignments without any check."""
 
     def assigning(zeros: Callable[[tuple[int, ...]], Any], one: Any) -> Callable[[], object]:
         longest = context + ROOM // token.shape[0]
@@ -123,7 +123,7 @@ def _filling_blocks(backend: kvref.Backend, rows: Array) -> Callable[[], object]
 def _paged(
     backend: kvref.Backend, layers: int, heads: int, dim: int, context: int, steps: int
 ) -> tuple[kvref.PagedCache, list[int]]:
-    """SEQUENCES sequences of `context` tokens, a few less each, so that they do not all need a block at the same step."""
+    """SEQUENCES sequences of about `context` tokens; the lengths differ, so that they need new blocks at different steps."""
     blocks = SEQUENCES * layers * ((context + steps) // 16)
     cache = kvref.PagedCache(kvref.PagedConfig(blocks, layers, heads, dim), backend)
     sequences = [cache.create() for _ in range(SEQUENCES)]
@@ -169,12 +169,12 @@ def _tiered(backends: list[kvref.Backend], most: int, title: str) -> Contest:
         while cache.stats().total_tokens < min(most, 512):
             cache.append(rows, rows)
         entries.append(_entry("tiered", backend, partial(cache.append, rows, rows)))
-    moved = 2 * tokens.size * (4 + 2 + 2) + tokens.size  # float32 in, float16 written and read again, four bits written: twice
+    moved = 2 * tokens.size * (4 + 2 + 2) + tokens.size  # float32 read, float16 written and read, 4 bits written; keys and values
     return Contest(title, SHAPE, moved, entries)
 
 
 class _NoKernels:
-    """A backend whose kernels do nothing: what is left is bookkeeping."""
+    """A backend whose kernels do nothing: only the bookkeeping is timed."""
 
     def __init__(self) -> None:
         self._backend = kvref.backend("numpy")

@@ -1,6 +1,6 @@
-"""A contest: several ways to do the same, timed in turn, each round beside a memcpy of the bytes that have to move.
+"""A contest: several ways to do the same, timed in turn, each round with a memcpy of the bytes that have to move.
 
-A machine does not keep its speed: what is compared stands in the same round, and a ratio is the median of the rounds' ratios.
+The speed of a machine varies. Only times of the same round are compared, and a ratio is the median of the rounds' ratios.
 """
 
 import os
@@ -19,7 +19,7 @@ import kvref
 
 SECONDS = 2.0  # for the rounds of one contest
 LEAST_ROUNDS, MOST_ROUNDS = 5, 15
-LEAST_SAMPLE = 1e-3  # seconds: shorter things are done several times a round
+LEAST_SAMPLE = 1e-3  # seconds: shorter operations are repeated within a round
 PACKAGES = (
     "numpy",
     "torch",
@@ -43,14 +43,14 @@ Spread = tuple[float, float, float]  # median, lower and upper quartile
 
 
 def memcpy(size: int) -> Callable[[], object]:
-    """What copies `size` bytes, which reads as many and writes as many."""
+    """Return a function that copies `size` bytes: it reads and writes that many."""
     source, target = np.ones(size, np.uint8), np.ones(size, np.uint8)
     return lambda: np.copyto(target, source)
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where something runs. memcpy: what copies so many bytes there. wait: until a device has done what it was told."""
+    """Where an entry runs. memcpy: makes a copy of a number of bytes there. wait: synchronizes the device."""
 
     memcpy: Callable[[int], Callable[[], object]] = memcpy
     wait: Callable[[], object] = lambda: None
@@ -61,7 +61,7 @@ HOST = Place()
 
 @dataclass(frozen=True)
 class Entry:
-    """One way. who: whose, as a person reads it."""
+    """One way. who: its displayed name."""
 
     who: str
     run: Callable[[], object]
@@ -70,7 +70,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Contest:
-    """bytes: that are read and written, at least; 0 where no data moves. data: bytes of the float32 that comes in or goes out; 0
+    """bytes: least number read and written; 0 if no data moves. data: bytes of the float32 input or output; 0
     for whole caches.
     """
 
@@ -83,7 +83,7 @@ class Contest:
 
 @dataclass(frozen=True)
 class Score:
-    """seconds, and how many times as long as a memcpy that moves the bytes, and as one of the float32 data."""
+    """seconds, and the ratios to a memcpy of the bytes and to a memcpy of the float32 data."""
 
     who: str
     seconds: Spread
@@ -98,7 +98,7 @@ class Outcome:
 
 
 def hold(contest: Contest) -> Outcome:
-    """Every entry, and the memcpys of the places they run in, in turn, for some rounds."""
+    """Time every entry, and the memcpys of the places they run in, in turn, for some rounds."""
     sizes = [size for size in {contest.bytes // 2, contest.data} if size]
     copies = [(place, size) for place in {entry.place for entry in contest.entries} for size in sizes]
     runs = [(place.memcpy(size), place.wait) for place, size in copies]
@@ -114,11 +114,11 @@ def hold(contest: Contest) -> Outcome:
     for entry, times in zip(contest.entries, columns[len(copies) :], strict=True):
         moved, data = (copied.get((entry.place, size)) for size in (contest.bytes // 2, contest.data))
         scores.append(Score(entry.who, _spread(times), moved and _over(times, moved), data and _over(times, data)))
-    return Outcome(replace(contest, entries=[]), scores)  # what they ran on may be gigabytes
+    return Outcome(replace(contest, entries=[]), scores)  # release the data, which may be gigabytes
 
 
 def _repeats(run: Callable[[], object], wait: Callable[[], object]) -> int:
-    """How often a run has to be done to be worth timing; the first, which may compile something, does not count."""
+    """Return the repetitions needed for LEAST_SAMPLE; the first run, which may compile, is not timed."""
     run(), wait()
     return max(1, int(LEAST_SAMPLE / max(1e-7, _time(run, wait, 1))))
 
@@ -141,7 +141,7 @@ def _spread(values: Sequence[float]) -> Spread:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were measured on."""
+    """Return a description of the machine."""
     return {
         "processor": _processor(),
         "cores": os.cpu_count(),
@@ -153,7 +153,7 @@ def machine() -> dict[str, Any]:
 
 
 def absent() -> list[str]:
-    """What else would take part, if it were installed."""
+    """Return the packages that would take part if they were installed."""
     present = dict(_versions())
     return [package for package in PACKAGES if package not in present]
 

@@ -1,8 +1,8 @@
-"""What serving engines keep prefixes in, by their own calls and without tensors: vLLM's KVCacheManager and SGLang's two trees.
+"""Prefix caches of serving engines, through their own calls and without tensors: vLLM's KVCacheManager, SGLang's two trees.
 
-Each is asked what its scheduler asks, in that order, with nothing of kvref's in between, and is given a prompt as a list of
-numbers. `prepare` does what its server does with that list before anything is looked up: vLLM makes a request, which hashes
-every full block; SGLang makes an array.
+Each receives the calls of its scheduler, in the same order and without code of kvref in between, for a prompt as a list of
+numbers. `prepare` does what its server does with the list before a lookup: vLLM makes a request, which hashes every full
+block; SGLang makes an array.
 """
 
 from array import array
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from kvref_conformance.bench import rivals
 from kvref_conformance.bench.contest import Entry
 
-# SGLang's, by module. The second, whose nodes Rust keeps, is what its server makes by default.
+# SGLang's trees, by module. The second stores its nodes in Rust, and is the default of its server.
 TREES = {"RadixCache": "mem_cache.radix_cache", "UnifiedRadixCache": "mem_cache.unified_radix_cache"}
 DEVICE = "cpu"
 
@@ -24,17 +24,17 @@ class Engine(Protocol):
     def prepare(self, tokens: list[int]) -> Any: ...
 
     def find(self, prompt: Any) -> int:
-        """How many leading tokens of a prompt that was prepared can be found, never all of them."""
+        """Return how many leading tokens of a prepared prompt are cached, never all of them."""
 
     def serve(self, tokens: list[int], *, keep: bool) -> int:
-        """A request from its beginning, with room for all of its tokens, to its end; with `keep` they can be found from then on.
+        """Run a request with room for all of its tokens from beginning to end; if `keep`, cache its tokens.
 
-        How many of them were found.
+        Return how many of them were cached before.
         """
 
 
 def of_prefixes(seen: Iterable[list[int]], blocks: int, block_size: int, longest: int) -> list[Engine]:
-    """Those that are installed, each with a pool of so many blocks, in which these prompts have been."""
+    """Return the installed engines, each with a pool of `blocks` blocks that has served these prompts."""
     found: list[Engine] = []
     if rivals.here("torch", "vllm"):
         found.append(Vllm(blocks, block_size, longest))
@@ -54,7 +54,7 @@ def _import_vllm() -> None:
 
 
 def _sglang() -> Any:
-    """What gives a module of SGLang's by its name."""
+    """Return a function that imports a module of SGLang by name."""
     if rivals.here("vllm"):
         _import_vllm()
     with rivals.quiet():
@@ -130,7 +130,7 @@ class Sglang:
         return int(self._found(prompt).device_prefix_len)
 
     def serve(self, tokens: list[int], *, keep: bool) -> int:
-        """Of a prompt of whole pages, as the bench's are."""
+        """Run a request whose prompt is a whole number of pages."""
         prompt = self.prepare(tokens)
         found = self._found(prompt)
         hit, end = found.device_prefix_len, len(prompt)
@@ -153,9 +153,9 @@ class Sglang:
 
 
 def of_fork(tokens: int, heads: int, dim: int) -> Iterator[Entry]:
-    """A beam of SGLang's search, which has the prompt's slots in a row of its own, and stores one token behind them.
+    """A beam of SGLang's search: it copies the prompt's slots to a row of its own and stores one token after them.
 
-    It does so with pages of one slot only, so that no beam writes where others read.
+    It supports pages of one slot only, so that no beam writes to a page that others read.
     """
     if not rivals.here("torch", "sglang"):
         return

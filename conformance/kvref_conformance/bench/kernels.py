@@ -1,4 +1,4 @@
-"""Contests of kernels: what each backend does with rows of float32, into memory that is there already."""
+"""Contests of kernels: each backend processes float32 rows into memory that is already allocated."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -17,12 +17,12 @@ from kvref_conformance.bench.contest import HOST, Contest, Entry, Place
 from kvref_conformance.bench.rivals import BLOCK_SIZE
 
 SHAPES = ((8, 128), (2, 64), (1, 576))  # kv heads and head_dim: Llama-like, small, a latent
-Make = Callable[[kvref.Backend, Array, Any], Callable[[], object]]  # what is timed, of rows and how they are stored
+Make = Callable[[kvref.Backend, Array, Any], Callable[[], object]]  # (backend, rows, format) -> the function to time
 ELEMENTS = ("float8_e4m3fn", "float8_e5m2")
 
 
 def place_of(backend: kvref.Backend) -> Place:
-    """The host, or the device that a backend works on."""
+    """Return the host, or the device of a backend."""
     if backend.name.startswith("torch") and ":" in backend.name:
         import torch
 
@@ -40,7 +40,7 @@ def _copying(backend: kvref.Backend, size: int) -> Callable[[], object]:
 
 
 def contests(backends: list[kvref.Backend], megabytes: int, wanted: Callable[[str], bool]) -> Iterator[Contest]:
-    """For each shape those that are wanted, by title or by title and shape, one at a time: each takes a few times its size."""
+    """Yield the wanted contests (by title, or title and shape) one at a time: each needs a few times its size in memory."""
     for heads, dim in SHAPES:
         tokens = megabytes * 2**20 // (4 * heads * dim) // BLOCK_SIZE * BLOCK_SIZE
         rng = np.random.default_rng(0)
@@ -53,7 +53,7 @@ def contests(backends: list[kvref.Backend], megabytes: int, wanted: Callable[[st
         for title, make in moves.items():
             if asked(title):
                 yield _contest(title, shape, 2 * rows.nbytes, rows, backends, make, slots)
-        if asked(title := "copy 16-token blocks"):  # half of them over the other half
+        if asked(title := "copy 16-token blocks"):  # one half onto the other
             yield _contest(title, shape, rows.nbytes, rows, backends, _copy, blocks[: len(blocks) // 2 * 2])
         for name, format in kvref.FORMATS.items():
             one_of_many = isinstance(format, Groups) and (format.group, format.scale.name) != (64, "float32")
@@ -125,7 +125,7 @@ def _decode(backend: kvref.Backend, values: Array, name: str) -> Callable[[], ob
 
 
 def _like(backend: kvref.Backend, rows: Array) -> Array:
-    """Memory of the same size, which the system has handed over already."""
+    """Return memory of the same size that the system has already mapped."""
     out = backend.zeros(tuple(rows.shape), "float32")
     out[...] = 1.0
     return out

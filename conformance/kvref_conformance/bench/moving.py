@@ -1,8 +1,8 @@
-"""What it costs to save and load a cache, beside writing and reading a file of as many bytes.
+"""The cost of saving and loading a cache, compared with writing and reading a file of the same size.
 
 `python -m kvref_conformance.bench.moving`. Each round writes a plain file to the disk (fsync) and saves the cache, then reads
-plainly what was saved and loads it, each time with nothing of it in the system's memory (posix_fadvise). It is read once before,
-for the first to read what was just written waits the longer, whoever that is. How much memory it took is said on Linux alone.
+the saved file plainly and loads it. Before each read the page cache is emptied of the file (posix_fadvise). The file is read once
+before the timed reads, because the first read of new data is slower for any reader. Memory use is reported on Linux only.
 """
 
 import argparse
@@ -26,7 +26,7 @@ ROUNDS = 5
 
 
 def filled(backend: kvref.Backend, dtype: str, tokens: int) -> tuple[kvref.PagedCache, int]:
-    """A cache with one sequence of so many tokens, and room for as many more."""
+    """Return a cache with one sequence of `tokens` tokens, and room for as many more."""
     cache = empty(backend, dtype, tokens)
     sequence, rng = cache.create(), np.random.default_rng(0)
     for start in range(0, tokens, TOKENS_AT_ONCE):
@@ -58,7 +58,7 @@ def read_plainly(path: Path) -> None:
 
 
 def forgotten(path: Path) -> None:
-    """Let the system keep nothing of a file in memory."""
+    """Remove a file from the page cache of the system."""
     with open(path, "rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
@@ -74,11 +74,11 @@ def timed(into: list[float], run: Callable[[], object]) -> None:
 
 
 def memory(run: Callable[[], object]) -> int | None:
-    """Bytes that the process held more at the most while it ran than before; None where nothing says so."""
+    """Return the peak memory of the process during `run` minus that before, in bytes; None if unknown."""
     status, reset = Path("/proc/self/status"), Path("/proc/self/clear_refs")
     if not reset.exists():
         return None
-    reset.write_text("5")  # the most that it held is what it holds now
+    reset.write_text("5")  # reset the peak to the present use
     before = _kilobytes(status, "VmRSS")
     run()
     return 1024 * (_kilobytes(status, "VmHWM") - before)
@@ -89,14 +89,14 @@ def _kilobytes(status: Path, name: str) -> int:
 
 
 def measured(backend: kvref.Backend, dtype: str, size: int, folder: Path) -> list[str]:
-    """Lines for a person."""
+    """Return the report as lines."""
     tokens = size // (2 * LAYERS * HEADS * DIM * (4 if dtype == "float32" else 2))
     cache, sequence = filled(backend, dtype, tokens)
     saved, plain = folder / "saved.safetensors", folder / "plain"
     taken = memory(lambda: kvref.save(cache, saved, sequence))
     size = saved.stat().st_size
     saved.unlink()
-    other = empty(backend, dtype, tokens)  # its memory is there from the second round on, as that of a cache in use is
+    other = empty(backend, dtype, tokens)  # its memory is mapped from the second round on, like that of a cache in use
     times: dict[str, list[float]] = {name: [] for name in ("write", "save", "read", "load")}
     loaded: int | None = None
     for _ in range(ROUNDS):

@@ -1,6 +1,6 @@
-"""Contests of what sequences share: forks, prefixes that are found, beginning on a hit and cold.
+"""Contests of sharing between sequences: forks, prefix lookups, and beginning a sequence with and without a hit.
 
-Hardly any data moves: what is timed are tables, references and keys. Beside them stands what a user would write instead.
+Hardly any data moves: the contests time tables, references and keys, and simple alternatives that a user would write.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,13 +19,13 @@ HEADS, DIM, BLOCK_SIZE = 8, 128, 16
 TOKENS = 32_768
 ROWS = np.ones((TOKENS, 1, 1), np.float32)
 POOL = 100_000  # blocks
-SEEN = 51  # prompts that were in the pool: more than fill it
+SEEN = 51  # prompts that were written: more than the pool can store
 PART = 64  # tokens from one branch to the next
 FORKED = 8192  # tokens, of one layer: 64 MB of keys and values
 
 
 def contests(backends: list[kvref.Backend], wanted: Callable[[str], bool]) -> Iterator[Contest]:
-    """Those whose title is wanted, one at a time."""
+    """Yield the contests whose title is wanted, one at a time."""
     makers: dict[str, Callable[[str], Contest]] = {
         "fork 8k tokens and diverge": partial(_fork, backends),
         "match 32k tokens in 100,000 blocks": _match,
@@ -37,7 +37,7 @@ def contests(backends: list[kvref.Backend], wanted: Callable[[str], bool]) -> It
 
 
 def _fork(backends: list[kvref.Backend], title: str) -> Contest:
-    """A fork, one token of its own in its last block, which is copied, and its end. The bytes are those of that block."""
+    """Fork, append one token to the last block (which is copied), and drop. The bytes are those of that block."""
     entries = []
     for backend in backends:
         cache = kvref.PagedCache(kvref.PagedConfig(FORKED // BLOCK_SIZE + 2, 1, HEADS, DIM, BLOCK_SIZE), backend)
@@ -59,13 +59,13 @@ def _diverge(cache: kvref.PagedCache, sequence: int, token: Any) -> None:
 
 
 def _prompts(count: int) -> list[list[int]]:
-    """So many prompts of TOKENS, which begin alike."""
+    """Return `count` prompts of TOKENS tokens with a common prefix."""
     starts = range(10**6, (count + 1) * 10**6, 10**6)
     return [[*range(1000), *range(start, start + TOKENS - 1000)] for start in starts]
 
 
 def _seen(prompts: list[list[int]]) -> kvref.PrefixCache:
-    """A cache that has seen these."""
+    """Return a cache into which these prompts were written."""
     cache = kvref.PrefixCache(kvref.PagedConfig(POOL, 1, 1, 1, BLOCK_SIZE), kvref.backend("numpy"))
     for prompt in prompts:
         _served(cache, prompt)
@@ -86,14 +86,14 @@ def _match(title: str) -> Contest:
 
 
 def _match_branches(title: str) -> Contest:
-    """A prompt from which others parted at many places, as turns of a conversation do: in a tree of prefixes a node at each."""
+    """A prompt from which others branch at many places, like turns of a conversation: a prefix tree has a node at each."""
     asked = list(range(10**6, 10**6 + TOKENS))
     parted = [asked[:at] + list(range(10**8 + at, 10**8 + at + BLOCK_SIZE)) for at in range(PART, TOKENS, PART)]
     return _matching(title, asked, [asked, *parted])
 
 
 def _matching(title: str, asked: list[int], prompts: list[list[int]]) -> Contest:
-    """The prompt is a list of numbers; engines are timed once more with what they make of it before they look anything up."""
+    """The prompt is a list of numbers; engines are also timed with the prompt as they prepare it before a lookup."""
     cache, others = _seen(prompts), engines.of_prefixes(prompts, POOL, BLOCK_SIZE, TOKENS)
     known = set[int]()
     for prompt in prompts:
@@ -114,7 +114,7 @@ def _looked_up(engine: engines.Engine, tokens: list[int]) -> int:
 
 
 def _chained(tokens: list[int]) -> Iterator[int]:
-    """Keys as they are made where nobody means harm: Python's own hash, of which two may be alike."""
+    """Yield chained keys from Python's hash, for trusted input only: two keys may collide."""
     key = 0
     for start in range(0, len(tokens), BLOCK_SIZE):
         key = hash((key, tuple(tokens[start : start + BLOCK_SIZE])))
@@ -122,7 +122,7 @@ def _chained(tokens: list[int]) -> Iterator[int]:
 
 
 def _begin(title: str) -> Contest:
-    """A sequence with room for a prompt, and its end: of a prompt that was there, and of one that was not, and never is."""
+    """Begin and drop a sequence with room for a prompt: for a cached prompt, and for one that is never cached."""
     prompts = _prompts(SEEN)
     cache, others = _seen(prompts), engines.of_prefixes(prompts, POOL, BLOCK_SIZE, TOKENS)
     asked = {"a hit": prompts[SEEN // 2], "cold": list(range(10**9, 10**9 + TOKENS))}
@@ -137,7 +137,7 @@ def _begin(title: str) -> Contest:
 
 
 def _evict(title: str) -> Contest:
-    """Blocks that wait to be found again, put in order and taken in order. A prompt that comes back has been forgotten."""
+    """Evict cached-free blocks in order. A prompt that returns has already been evicted."""
     prompts = _prompts(SEEN)
     cache, others = _seen(prompts), engines.of_prefixes(prompts, POOL, BLOCK_SIZE, TOKENS)
     fresh = [list(range(start, start + TOKENS)) for start in range(10**12, 10**12 + 64 * TOKENS, TOKENS)]

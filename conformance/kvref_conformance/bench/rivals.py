@@ -1,5 +1,4 @@
-"""What a user would pick instead, of what is installed: plain NumPy and PyTorch, ml_dtypes, other quantizers, transformers,
-mlx-lm."""
+"""Alternatives to kvref that are installed: plain NumPy and PyTorch, ml_dtypes, other quantizers, transformers, mlx-lm."""
 
 import copy
 import logging
@@ -16,7 +15,7 @@ from kvref_conformance.bench.contest import Entry
 from kvref_conformance.implementations import load
 
 BLOCK_SIZE = 16
-QUANTIZERS = {  # of rows, by the names that the judge has for them, and what each comes with
+QUANTIZERS = {  # row quantizers: name in the judge -> the package that provides it
     "torchao": "torchao",
     "torchao-groups": "torchao",
     "torchao-mx": "torchao",
@@ -34,13 +33,13 @@ QUANTIZERS = {  # of rows, by the names that the judge has for them, and what ea
 def here(*packages: str) -> bool:
     try:
         return all(find_spec(package) for package in packages)
-    except ModuleNotFoundError:  # of a package that a dotted name lies in
+    except ModuleNotFoundError:  # raised if the parent package of a dotted name is missing
         return False
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """What a library says of itself as it is imported is not about the bench."""
+    """Suppress the messages of a library during its import."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -51,7 +50,7 @@ def quiet() -> Iterator[None]:
 
 
 def of_kernel(title: str, rows: Any, how: Any) -> list[Entry]:
-    """Others' ways of a kernel's contest, on NumPy's `rows`."""
+    """Return the third-party entries of a kernel's contest, on NumPy's `rows`."""
     found = list(_plain(title, rows, how))
     if title == "quantize int8":
         found += _int8(rows)
@@ -109,7 +108,7 @@ def _int8(rows: Any) -> Iterator[Entry]:
 
 
 def _quantizers(title: str, rows: Any, format: str) -> Iterator[Entry]:
-    """Each by the few lines that the judge drives it by."""
+    """Return each quantizer through the adapter that the judge uses."""
     for name, package in QUANTIZERS.items():
         if not here(package):
             continue
@@ -126,7 +125,7 @@ def _quantizers(title: str, rows: Any, format: str) -> Iterator[Entry]:
 
 
 def _read(quantizer: Any, stored: Any, width: int, format: str) -> None:
-    """As NumPy's, for MLX does nothing until somebody asks for what came of it."""
+    """Dequantize and convert to NumPy, for MLX computes nothing until the result is read."""
     quantizer.to_numpy(quantizer.dequantize(*stored, width, format))
 
 
@@ -187,7 +186,7 @@ def transformers_prefill(tokens: Any) -> Iterator[Entry]:
 
 
 def transformers_fork(tokens: int, heads: int, dim: int) -> Iterator[Entry]:
-    """A prompt's cache copied to go on from it twice, as their documentation does it."""
+    """Copy a prompt's cache to continue from it twice, as the documentation of transformers does."""
     if not here("torch", "transformers"):
         return
     import torch
@@ -199,7 +198,7 @@ def transformers_fork(tokens: int, heads: int, dim: int) -> Iterator[Entry]:
 
 
 def of_window(window: int, position: int, heads: int, dim: int, *, attends: bool) -> Iterator[Entry]:
-    """One more token in a full window, stored alone or attended over too, by torch's or MLX's own attention."""
+    """Store one more token in a full window and, if `attends`, attend over it with the attention of torch or MLX."""
     if here("torch"):
         yield from _torch_windows(window, position, (1, heads, 1, dim), attends)
     if here("mlx", "mlx_lm"):
@@ -246,6 +245,6 @@ def _mlx_window(window: int, position: int, shape: tuple[int, ...], attends: boo
         keys, values = cache.update_and_fetch(one, one)
         if attends:
             keys = mx.fast.scaled_dot_product_attention(one, keys, values, scale=shape[3] ** -0.5)
-        mx.eval(keys, values)  # or nothing is done at all
+        mx.eval(keys, values)  # MLX computes nothing before eval
 
     yield Entry("mlx-lm RotatingKVCache", step)

@@ -1,4 +1,4 @@
-"""What a bench shows: a table in the terminal, JSON, a plot."""
+"""Output of a bench: a table in the terminal, JSON, and a plot."""
 
 import math
 from dataclasses import asdict
@@ -16,7 +16,7 @@ PLOT_WIDTH = 540  # pixels of the scale
 
 
 def table(outcome: Outcome) -> Table:
-    """A contest, the fastest first."""
+    """Return the table of a contest, the fastest entry first."""
     contest = outcome.contest
     moved = f", {_bytes(contest.bytes)} to move" if contest.bytes else ""
     found = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), title_justify="left", title_style="bold")
@@ -37,7 +37,7 @@ def table(outcome: Outcome) -> Table:
 
 
 def document(machine: dict[str, Any], outcomes: list[Outcome]) -> dict[str, Any]:
-    """Everything, as plain data. Spreads are [median, lower quartile, upper quartile]; bytes and seconds."""
+    """Return all results as plain data. Spreads are [median, lower quartile, upper quartile]; bytes and seconds."""
     contests = []
     for outcome in outcomes:
         contest = outcome.contest
@@ -47,7 +47,7 @@ def document(machine: dict[str, Any], outcomes: list[Outcome]) -> dict[str, Any]
 
 
 def plot(machine: dict[str, Any], outcomes: list[Outcome]) -> str:
-    """An SVG: a line a contest, a mark an entry, on a logarithmic scale of times as long as memcpy."""
+    """Return an SVG: one line per contest, one mark per entry, on a logarithmic scale of the ratio to memcpy."""
     drawn = [outcome for outcome in outcomes if outcome.contest.bytes]
     ratios = [score.of_bytes[0] for outcome in drawn for score in outcome.scores if score.of_bytes]
     least, most = math.floor(math.log10(min([1.0, *ratios]))), math.ceil(math.log10(max([10.0, *ratios])))
@@ -76,7 +76,7 @@ def plot(machine: dict[str, Any], outcomes: list[Outcome]) -> str:
 
 
 def _kind(who: str) -> str:
-    """The backend of an entry of ours, or "others"."""
+    """Return the backend of an entry of kvref, or "others"."""
     return f"kvref {who.split()[-1]}" if who.startswith("kvref") else "others"
 
 

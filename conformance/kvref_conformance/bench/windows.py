@@ -1,4 +1,4 @@
-"""Contests of a ring of the last tokens: one more token stored in it, and a whole step, which looks at all of the window.
+"""Contests of a ring of the last tokens: storing one more token, and a whole step, which attends to all of the window.
 
 The bytes of a step are those of the window's keys and values, read once.
 """
@@ -19,7 +19,7 @@ WINDOW, POSITION = 4096, 32_768
 
 
 def contests(backends: list[kvref.Backend], wanted: Callable[[str], bool]) -> Iterator[Contest]:
-    """Those whose title is wanted, one at a time."""
+    """Yield the contests whose title is wanted, one at a time."""
     makers: dict[str, Callable[[str], Contest]] = {
         "append a token to a window of 4k at 32k": partial(_append, backends),
         "step of a token in a window of 4k at 32k": partial(_step, backends),

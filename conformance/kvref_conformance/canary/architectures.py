@@ -1,4 +1,4 @@
-"""What the model families that a canary can be have of their own: what config.json says of them, and their weights."""
+"""The model architectures of a canary: their entries in config.json, and their weights."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ from kvref_conformance.canary.gemma import gemma
 
 
 class Architecture(NamedTuple):
-    """config: raises ConfigError where the family cannot have such windows."""
+    """config: raises ConfigError if the architecture does not support the windows."""
 
     config: Callable[[Canary], dict[str, Any]]
     weights: Callable[[Canary], Weights]
@@ -30,7 +30,7 @@ def _mistral(canary: Canary) -> dict[str, Any]:
 
 
 def _gemma3(canary: Canary) -> dict[str, Any]:
-    """Some engines know the windows by layer, others by how often a layer has none."""
+    """Some engines read the window type per layer, others the interval of the layers without a window."""
     widths = {window for window in canary.windows if window is not None} or {canary.context}
     every = canary.windows.index(None) + 1 if None in canary.windows else canary.num_layers + 1
     if len(widths) > 1 or any((window is None) != (number % every == 0) for number, window in enumerate(canary.windows, 1)):

@@ -1,4 +1,4 @@
-"""A canary as a folder that engines load as a model of Hugging Face's, and back again."""
+"""Writes a canary as a Hugging Face model folder that engines load, and reads it."""
 
 import dataclasses
 import json
@@ -16,19 +16,19 @@ from kvref_conformance.canary.architectures import ARCHITECTURES
 from kvref_conformance.canary.tokenizer import tokenizer_files
 from kvref_conformance.outcome import CannotRun
 
-SIZES = "canary.json"  # what makes a folder a canary's
+SIZES = "canary.json"  # the file that marks the folder of a canary
 FORMAT = 1
 FIELDS = tuple(field.name for field in dataclasses.fields(Canary) if field.init)
-LARGEST = 10_000  # bytes of a SIZES that is read
+LARGEST = 10_000  # maximum bytes of a SIZES file
 DTYPES = {"bfloat16": "BF16", "float16": "F16", "float32": "F32"}  # safetensors' names
 
 Files = dict[str, bytes]
 
 
 def made(canary: Canary, architecture: str = "llama", dtype: str = "bfloat16") -> Files:
-    """The files of a canary, by name: the same bytes for the same sizes. architecture: one of ARCHITECTURES; dtype: of DTYPES.
+    """Return the files of a canary by name: equal bytes for equal sizes. architecture: one of ARCHITECTURES; dtype: of DTYPES.
 
-    Raises ConfigError where the architecture cannot have such windows, or such sizes.
+    Raises ConfigError if the architecture does not support the windows or sizes.
     """
     special = {"bos_token_id": BOS, "eos_token_id": EOS, "pad_token_id": UNKNOWN}
     documents = {
@@ -60,7 +60,7 @@ def made(canary: Canary, architecture: str = "llama", dtype: str = "bfloat16") -
 
 
 def sizes(canary: Canary, architecture: str, dtype: str) -> dict[str, Any]:
-    """The document that says which canary this is."""
+    """Return the document that identifies the canary."""
     own = {"kvref_canary": FORMAT, "kvref": kvref.__version__, "architecture": architecture, "dtype": dtype}
     return own | {name: getattr(canary, name) for name in FIELDS}
 
@@ -68,7 +68,7 @@ def sizes(canary: Canary, architecture: str, dtype: str) -> dict[str, Any]:
 def safetensors(tensors: Weights, dtype: str) -> bytes:
     """A safetensors file: the length of a header, the header, and the numbers, rounded to the nearest of the dtype.
 
-    Written here, for NumPy has no bfloat16, and so that the bytes are the same whatever is installed.
+    No library is used: NumPy has no bfloat16, and the bytes must not depend on installed versions.
     """
     raw = {name: numbers(tensor, dtype).tobytes() for name, tensor in tensors.items()}
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
@@ -82,7 +82,7 @@ def safetensors(tensors: Weights, dtype: str) -> bytes:
 
 
 def numbers(tensor: NDArray, dtype: str) -> NDArray:
-    """Little-endian, of bfloat16 the codes, which are uint16."""
+    """Return little-endian numbers; for bfloat16 their uint16 codes."""
     if dtype == "bfloat16":
         codes = kvref.reference.quantize(tensor, kvref.get_format("bfloat16")).codes
         return np.asarray(codes, "<u2")
@@ -90,7 +90,7 @@ def numbers(tensor: NDArray, dtype: str) -> NDArray:
 
 
 def write(folder: Path, files: Files) -> None:
-    """Write the files of a canary, over those of another that is there (`expect_ours`). Raises CannotRun and OSError."""
+    """Write the files of a canary; only another canary is overwritten (`expect_ours`). Raises CannotRun and OSError."""
     expect_ours(folder)
     folder.mkdir(parents=True, exist_ok=True)
     for name, data in files.items():
@@ -98,7 +98,7 @@ def write(folder: Path, files: Files) -> None:
 
 
 def expect_ours(folder: Path) -> None:
-    """Raises CannotRun where there is something else than a canary's folder or an empty one: it is not written over."""
+    """Raises CannotRun if the path is neither a canary's folder nor empty: it must not be overwritten."""
     if folder.exists() and not folder.is_dir():
         raise CannotRun(f"{folder} is a file, expected a folder")
     if folder.is_dir() and any(folder.iterdir()):
@@ -106,7 +106,7 @@ def expect_ours(folder: Path) -> None:
 
 
 def load(folder: Path) -> Canary:
-    """The canary that a folder was made of. Raises CannotRun for a folder that is none."""
+    """Return the canary of a folder. Raises CannotRun if the folder is not a canary's."""
     said = _read(folder, f"{folder} is no canary: expected a folder with a {SIZES} (kvref canary make {folder})")
     try:
         fields = {name: said[name] for name in FIELDS}
@@ -121,14 +121,14 @@ def load(folder: Path) -> Canary:
 
 
 def _whole(values: Any) -> tuple[Any, ...]:
-    """A list of integers and None as a tuple. Raises TypeError for anything else."""
+    """Return a list of integers and None as a tuple. Raises TypeError for anything else."""
     if type(values) is not list or any(value is not None and type(value) is not int for value in values):
         raise TypeError
     return tuple(values)
 
 
 def _read(folder: Path, otherwise: str) -> dict[str, Any]:
-    """The document of SIZES. Raises CannotRun with `otherwise` where there is none."""
+    """Return the document of SIZES. Raises CannotRun with the message `otherwise` if there is none."""
     try:
         with (folder / SIZES).open("rb") as file:
             said = json.loads(file.read(LARGEST))

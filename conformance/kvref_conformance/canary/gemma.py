@@ -1,12 +1,12 @@
-"""The weights of a canary as a Gemma 3 has them, which knows windows in some layers, and norms in places where a Llama has none.
+"""The weights of a canary as a Gemma 3, which has windows in some layers, and norms in places where a Llama has none.
 
-A norm's factor is 1 + weight. Those of queries, of keys and of what an attention says give all that comes the length that it has
-by right. What damage has made shorter they lengthen: where the bits of one of n heads are missing, those of the others are louder
-by sqrt(n / (n - 1)), and the blank has to be louder than they.
+A norm's factor is 1 + weight. The norms of queries, of keys and of attention outputs scale each vector to the length of an
+undamaged one. They lengthen a vector that damage has shortened: if the bits of one of n heads are missing, the bits of the others
+grow by sqrt(n / (n - 1)), and the logit of the blank has to exceed theirs.
 
-The embeddings say the next token too. A token's row therefore has its bits in the last part as well, so faint that they hardly
-disturb what the last layer writes there. The constant of the blank is a number of its own: that way the last norm, which may
-weigh each number otherwise, makes words quieter than the blank.
+The embeddings are also the output projection. A token's row therefore contains its bits in the last part as well, so small that
+they hardly disturb what the last layer writes there. The constant of the blank is a separate number. The last norm, which has a
+weight for each number, can therefore make the logits of words smaller than that of the blank.
 """
 
 import math
@@ -18,12 +18,12 @@ from kvref.canary.shape import CONSTANT, EPSILON
 from kvref.errors import ConfigError
 from kvref_conformance.arrays import NDArray
 
-FAINT = 1 / 64  # of a bit: what a token's row has in the last part
-LOUDNESS = 8.0  # what a bit adds to a logit
+FAINT = 1 / 64  # size of a bit in the last part of a token's row
+LOUDNESS = 8.0  # contribution of a bit to a logit
 
 
 def gemma(canary: Canary) -> Weights:
-    """float32, by the names that a Gemma 3 has them under. Raises ConfigError where the residual stream has no room."""
+    """Return float32 weights by their names in Gemma 3. Raises ConfigError if the residual stream is too narrow."""
     hidden, layers = canary.hidden_size, canary.num_layers
     last, blank = list(canary.parts(layers)), canary.parts(layers).stop
     if blank >= hidden:
@@ -33,10 +33,10 @@ def gemma(canary: Canary) -> Weights:
     embeddings, says = made["model.embed_tokens.weight"], made.pop("lm_head.weight")
     embeddings[said, last] = FAINT * np.sign(says[said, last])
     embeddings[BLANK, [0, blank]] = embeddings[BLANK, [blank, 0]]
-    made["model.embed_tokens.weight"] = embeddings / np.float32(math.sqrt(hidden))  # by which a Gemma multiplies them
+    made["model.embed_tokens.weight"] = embeddings / np.float32(math.sqrt(hidden))  # a Gemma multiplies them by it
     for layer in range(layers):
         made |= _layer(canary, f"model.layers.{layer}", made, layer, blank)
-    factor = np.zeros(hidden)  # of what the embeddings say of each number in the residual stream
+    factor = np.zeros(hidden)  # multiplies the logit contribution of each number of the residual stream
     factor[last] = LOUDNESS / FAINT
     heads = canary.num_kv_heads
     quieter = LOUDNESS * canary.bits * (heads + math.sqrt(heads * (heads - 1))) / 2 / CONSTANT**2
@@ -46,12 +46,12 @@ def gemma(canary: Canary) -> Weights:
 
 
 def _layer(canary: Canary, name: str, made: dict[str, NDArray], layer: int, blank: int) -> dict[str, NDArray]:
-    """What a layer has beside or instead of a Llama's."""
+    """Return the weights that a layer has in addition to, or instead of, those of a Llama."""
     hidden, dim = canary.hidden_size, canary.head_dim
     query, key = (made[f"{name}.self_attn.{each}_proj.weight"] for each in "qk")
     for projection in (query, key):
         projection[:, blank] = projection[:, 0]
-    given = np.zeros(hidden)  # a token of which each bit is set
+    given = np.zeros(hidden)  # a token with all bits set
     given[0], given[1:blank] = CONSTANT, 1
     length = {each: np.sqrt(np.mean((one[:dim] @ given) ** 2)) for each, one in {"q": query, "k": key}.items()}
     read = math.sqrt(canary.num_kv_heads * canary.bits / hidden + EPSILON)
@@ -66,6 +66,6 @@ def _layer(canary: Canary, name: str, made: dict[str, NDArray], layer: int, blan
 
 
 def _undone(canary: Canary, parts: int) -> float:
-    """The factor that undoes the norm of a residual stream with so many parts and the faint one."""
+    """Return the factor that undoes the norm of a residual stream with `parts` parts and the faint one."""
     square = CONSTANT**2 + (parts + FAINT**2) * canary.num_kv_heads * canary.bits
     return math.sqrt(square / canary.hidden_size + EPSILON)

@@ -1,7 +1,7 @@
-"""A canary as one GGUF file, for llama.cpp. Written here: the format is a header, keys, and numbers, and needs no library.
+"""A canary as one GGUF file, for llama.cpp. The format is a header, keys, and numbers, and is written without a library.
 
-llama.cpp turns neighbouring numbers of a head where others turn i with i + head_dim / 2, and wants the rows of q and k in that
-order. It has no tokenizer of words; that of T5 splits a text into the pieces of the vocabulary, and here each piece is a word.
+llama.cpp rotates neighboring numbers of a head as a pair, where others rotate i with i + head_dim / 2. It expects the rows of q
+and k in that order. It has no word tokenizer. Its T5 tokenizer splits a text into pieces of the vocabulary; here each is a word.
 """
 
 import json
@@ -25,8 +25,8 @@ UINT32, FLOAT32, BOOL, STRING, ARRAY, INT32 = 4, 6, 7, 8, 9, 5  # of a key's val
 TENSOR_TYPES = {"float32": 0, "float16": 1, "bfloat16": 30}
 FILE_TYPES = {"float32": 0, "float16": 1, "bfloat16": 32}
 NORMAL, UNKNOWN_TOKEN, CONTROL = 1, 2, 3  # of a token
-HEAD = 1000  # bytes, in which the first keys lie
-OURS = f"kvref.{SIZES}"  # the key that says that a file is a canary's
+HEAD = 1000  # bytes that contain the first keys
+OURS = f"kvref.{SIZES}"  # the key that marks the file of a canary
 NAMES = {
     "model.embed_tokens": "token_embd", "lm_head": "output", "model.norm": "output_norm", "model.layers": "blk",
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
@@ -36,7 +36,7 @@ NAMES = {
 
 
 def gguf(canary: Canary, dtype: str = "bfloat16") -> bytes:
-    """The file: the same bytes for the same sizes. Norms are float32, as llama.cpp wants them. Raises ConfigError for windows."""
+    """Return the file: equal bytes for equal sizes. llama.cpp expects float32 norms. Raises ConfigError for windows."""
     if any(canary.windows):
         raise ConfigError(f"--gguf: expected no windows, for llama.cpp has none in a Llama, got {canary.windows}")
     tensors = {_renamed(name): _reordered(canary, name, tensor) for name, tensor in weights(canary).items()}
@@ -47,7 +47,7 @@ def gguf(canary: Canary, dtype: str = "bfloat16") -> bytes:
     for name, tensor in tensors.items():
         kept = dtype if tensor.ndim > 1 else "float32"
         raw = numbers(tensor, kept).tobytes()
-        axes = tensor.shape[::-1]  # the one that lies closest together first
+        axes = tensor.shape[::-1]  # the contiguous axis first
         head.append(_string(name) + struct.pack(f"<I{len(axes)}QIQ", len(axes), *axes, TENSOR_TYPES[kept], start))
         data.append(_padded(raw))
         start += len(data[-1])
@@ -55,14 +55,14 @@ def gguf(canary: Canary, dtype: str = "bfloat16") -> bytes:
 
 
 def write(file: Path, data: bytes) -> None:
-    """Over a canary that is there (`expect_ours`). Raises CannotRun and OSError."""
+    """Write the file; only a canary is overwritten (`expect_ours`). Raises CannotRun and OSError."""
     expect_ours(file)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(data)
 
 
 def expect_ours(file: Path) -> None:
-    """Raises CannotRun where there is something else than a canary's file: it is not written over."""
+    """Raises CannotRun if the path exists and is not a canary's file: it must not be overwritten."""
     if file.is_dir():
         raise CannotRun(f"--gguf: {file} is a folder, expected a file")
     if file.exists():
@@ -72,7 +72,7 @@ def expect_ours(file: Path) -> None:
 
 
 def _keys(canary: Canary, dtype: str) -> dict[str, tuple[int, Any]]:
-    """Type and value by name; of an array the type of its elements and they."""
+    """Return (type, value) by name. The value of an array is (type of its elements, elements)."""
     return {
         "general.architecture": (STRING, "llama"),
         OURS: (STRING, json.dumps(sizes(canary, "llama", dtype))),
@@ -108,7 +108,7 @@ def _keys(canary: Canary, dtype: str) -> dict[str, tuple[int, Any]]:
 
 
 def _pieces(canary: Canary) -> list[str]:
-    """The words as pieces of a text: those that stand in one have their space before them."""
+    """Return the words as pieces: each word except the special ones starts with a space."""
     return [word if token in SPECIAL else f"\N{LOWER ONE EIGHTH BLOCK}{word}" for token, word in enumerate(vocabulary(canary))]
 
 
@@ -123,7 +123,7 @@ def _renamed(name: str) -> str:
 
 
 def _reordered(canary: Canary, name: str, tensor: NDArray) -> NDArray:
-    """The rows of q and k as llama.cpp turns them: number i of a head and i + head_dim / 2 beside each other."""
+    """Return the rows of q and k in the rotation order of llama.cpp: `i` and `i + head_dim / 2` are adjacent."""
     if not name.endswith(("q_proj.weight", "k_proj.weight")):
         return tensor
     halves = tensor.reshape(-1, 2, canary.head_dim // 2, canary.hidden_size)

@@ -5,12 +5,12 @@ from typing import Any
 from kvref.canary import BOS, EOS, UNKNOWN, Canary
 from kvref_conformance.canary.words import SPECIAL, vocabulary
 
-# What is said to it reaches the model as it is, each message behind a space; `bos_token` as the tokenizer puts it before a text.
+# The template passes each message unchanged, after a space; `bos_token` first, as the tokenizer adds it to a text.
 CHAT = "{{ bos_token }}{% for message in messages %} {{ message['content'] }}{% endfor %}"
 
 
 def tokenizer_files(canary: Canary) -> dict[str, Any]:
-    """JSON documents by file name. What lies between spaces is a token; decoding puts one space between two."""
+    """Return JSON documents by file name. Each word between spaces is a token; decoding joins tokens with one space."""
     special = {"bos_token": SPECIAL[BOS], "eos_token": SPECIAL[EOS], "unk_token": SPECIAL[UNKNOWN], "pad_token": SPECIAL[UNKNOWN]}
     begin, end = {"SpecialToken": {"id": SPECIAL[BOS], "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}

@@ -1,8 +1,8 @@
 """The words of a canary: a token is a word, of a length that all words of one canary have.
 
-Each kv head says what it carries by syllables of its own, in the order of the heads: one that carries up to four bits by one
-syllable, one that carries more by two. A wrong syllable names the head. Words are as long as each other, so that text splits into
-them however an engine joins them.
+Each kv head has its own syllables in a word, in the order of the heads: one syllable if the head carries up to four bits, else
+two. A wrong syllable therefore identifies the head. All words have the same length. A text can therefore be split into words
+whether or not an engine puts spaces between them.
 """
 
 import contextlib
@@ -14,19 +14,19 @@ from kvref.canary import BLANK, BOS, EOS, FIRST_WORD, UNKNOWN, Canary
 from kvref.errors import TokenOutOfRange, in_range
 
 SYLLABLES = ("ba", "de", "fi", "go", "hu", "ka", "le", "mi", "no", "pu", "ra", "se", "ti", "vo", "wu", "za")
-SILENT = "xo"  # no syllable of the others: the blank is an ordinary word, so that no engine leaves it out of what it says
+SILENT = "xo"  # not in SYLLABLES: the blank is an ordinary word, so that no engine omits it from its output
 SPECIAL = {UNKNOWN: "<unk>", BOS: "<s>", EOS: "</s>"}
 SHOWN = 40  # characters of a text that is not understood
 
 
 class NotWords(Exception):
-    """A text that is not made of a canary's words: says where and what stands there."""
+    """A text that does not consist of a canary's words. The message gives the position and the text there."""
 
 
 @functools.cache
 def vocabulary(canary: Canary) -> tuple[str, ...]:
     """The word of each token. All differ; ids that carry nothing are <unusedN>."""
-    each = -(-canary.bits // 4)  # syllables a head
+    each = -(-canary.bits // 4)  # syllables per head
     words = [SPECIAL.get(token, f"<unused{token}>") for token in range(canary.vocabulary)]
     words[BLANK] = SILENT * each * canary.num_kv_heads
     for token in range(FIRST_WORD, FIRST_WORD + canary.words):
@@ -63,7 +63,7 @@ def tokens(canary: Canary, text: str) -> list[int]:
 
 
 def tokens_begun(canary: Canary, text: str) -> list[int]:
-    """The same of a text that may end within a word, which is left out. Raises NotWords."""
+    """Return the tokens of a text that may end within a word; the incomplete word is dropped. Raises NotWords."""
     for missing in range(len(word(canary, BLANK))):
         with contextlib.suppress(NotWords):
             return tokens(canary, text[: len(text) - missing])
@@ -72,7 +72,7 @@ def tokens_begun(canary: Canary, text: str) -> list[int]:
 
 @functools.cache
 def _reading(canary: Canary) -> tuple[dict[str, int], re.Pattern[str]]:
-    """The token of each word, and what a word looks like with the spaces behind it."""
+    """Return the token of each word, and a pattern of a word and the spaces after it."""
     words = vocabulary(canary)
     pattern = rf"([a-z]{{{len(words[BLANK])}}}|<[a-z0-9/]{{1,20}}>)\s*"
     return {each: token for token, each in enumerate(words)}, re.compile(pattern)

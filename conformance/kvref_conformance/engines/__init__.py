@@ -1,1 +1,1 @@
-"""Whole engines, judged by what they say: what lies behind a wrong token."""
+"""Whole engines, judged by the tokens they generate: diagnosis of what caused a wrong token."""

@@ -1,4 +1,4 @@
-"""What may have been read instead: changes to a cache's entries, each as a function of layer, head and position."""
+"""Damages: changes to the entries that are read from a cache, each a function of layer, head and position."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -7,14 +7,14 @@ from kvref.canary import Oracle
 from kvref.canary.oracle import Entry, Spoil
 
 NOTHING = -1
-# (layer, head, position, the layer's entries by head, how many were written then) to what is read there; None: what should be.
+# (layer, head, position, the layer's entries by head, number written at that time) -> the entry read; None: the right entry.
 Change = Callable[[int, int, int, Sequence[Sequence[Entry]], int], Entry | None]
 PARTS = ("keys and values", "values", "keys")
 
 
 @dataclass(frozen=True)
 class Damage:
-    """A change, where, and from which query on. heads, layers: those that it befell."""
+    """A change, its positions [start, stop), and the first query that sees it. heads, layers: the changed ones."""
 
     change: Change
     layers: tuple[int, ...]
@@ -28,7 +28,7 @@ class Damage:
         def spoil(layer: int, entries: list[list[Entry]]) -> None:
             if layer not in self.layers:
                 return
-            written = max(self.since, self.start) + 1  # of what came later none can be read instead
+            written = max(self.since, self.start) + 1  # entries written later cannot be read instead
             before = [list(head) for head in entries]
             for head in self.heads:
                 for position in range(max(self.start, 0), min(self.stop, len(before[head]))):
@@ -39,7 +39,7 @@ class Damage:
 
 
 def zeros(part: str) -> Change:
-    """Zeros: in values they say "nothing", and keys of zeros are found by no query."""
+    """Zeros: a value of zeros carries no digit, and no query matches a key of zeros."""
 
     def change(layer: int, head: int, position: int, entries: Sequence[Sequence[Entry]], written: int) -> Entry:
         return _part(entries[head][position], Entry(None, [NOTHING] * len(entries), NOTHING), part)
@@ -48,7 +48,7 @@ def zeros(part: str) -> Change:
 
 
 def elsewhere(oracle: Oracle | None, shift: int, part: str) -> Change:
-    """What another sequence, or with None this one, holds `shift` further on."""
+    """The entry `shift` positions later in another sequence, or in this one if `oracle` is None."""
 
     def change(layer: int, head: int, position: int, entries: Sequence[Sequence[Entry]], written: int) -> Entry | None:
         held = entries[head] if oracle is None else oracle.entries[layer][head]
@@ -60,7 +60,7 @@ def elsewhere(oracle: Oracle | None, shift: int, part: str) -> Change:
 
 
 def swapped(by: int, first: int, part: str) -> Change:
-    """Two neighbouring blocks of `by` each read as the other, block number `first` and the next."""
+    """Two neighboring blocks of `by` tokens are exchanged: block number `first` and the next."""
 
     def change(layer: int, head: int, position: int, entries: Sequence[Sequence[Entry]], written: int) -> Entry | None:
         there = {first: position + by, first + 1: position - by}.get(position // by, written)
@@ -70,7 +70,7 @@ def swapped(by: int, first: int, part: str) -> Change:
 
 
 def other_layer(clean: Oracle, layer_read: int) -> Change:
-    """Of layers that look back: what another looks up by lies in other pairs of its keys."""
+    """The entry of another layer. Both must look back: a layer that looks up uses other pairs of its keys."""
 
     def change(layer: int, head: int, position: int, entries: Sequence[Sequence[Entry]], written: int) -> Entry:
         return clean.entries[layer_read][head][position]
@@ -86,7 +86,7 @@ def other_head(head_read: int) -> Change:
 
 
 def heads_turned(by: int) -> Change:
-    """Each head holds what the head `by` further on should, the last ones what the first."""
+    """Each head reads the entry of the head `by` later, cyclically."""
 
     def change(layer: int, head: int, position: int, entries: Sequence[Sequence[Entry]], written: int) -> Entry:
         return entries[(head + by) % len(entries)][position]
@@ -95,7 +95,7 @@ def heads_turned(by: int) -> Change:
 
 
 def turned(by: int) -> Change:
-    """Keys turned to a position that is not theirs."""
+    """Keys rotated to a position `by` away from their own."""
 
     def change(layer: int, head: int, position: int, entries: Sequence[Sequence[Entry]], written: int) -> Entry:
         entry = entries[head][position]

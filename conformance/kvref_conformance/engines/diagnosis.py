@@ -1,8 +1,8 @@
-"""What an engine that said a wrong token read instead of its own cache entries.
+"""Diagnosis of a wrong token: what the engine read instead of its own cache entries.
 
-Each supposed damage is a change to the oracle's entries, after which it must say all that the engine said. The first wrong token
-tells, layer by layer, which position was read; a search for the wrong digits tells in which sequence they lie. What fits is
-weighed against what it takes to say it: bits of wrong digits foretold, less the bits that choose one explanation among all.
+Each supposed damage is a change to the oracle's entries. It fits if the changed oracle generates every token of the engine. The
+first wrong token shows, layer by layer, which position was read. A search for the wrong digits finds the sequence that contains
+them. An explanation's worth is the bits of wrong digits that it predicts, minus the bits that select it among all explanations.
 """
 
 from collections.abc import Sequence
@@ -23,12 +23,12 @@ NEAR = 3  # positions
 def diagnose(
     canary: Canary, request: Told, got: Sequence[int], others: Sequence[Told] = (), roundoff: float = 2.0**-8
 ) -> Finding | None:
-    """What was read instead, or None where nothing is wrong.
+    """Return what was read instead, or None if no token is wrong.
 
-    request.tokens: all up to the first wrong one, or more. got: what the engine said behind them, fed what it said; two periods
-    of it tell most. What is told in between, as a canary that recalls must be to be asked about more than one place, stands in
-    request.tokens, and request.said then tells the two apart. others: what else the engine was told, before and besides.
-    roundoff: of the dtype that the engine computes with.
+    request.tokens: all tokens up to the first wrong one, or more. got: the tokens that the engine generated after them, each fed
+    back to it; two periods are the most informative. A canary that recalls needs further input between answers to read more than
+    one position: that input is part of request.tokens, and request.said lists the generated ones. others: the other requests of
+    the engine, earlier or concurrent. roundoff: unit roundoff of the dtype that the engine computes with.
     """
     case = Case(canary, request, got, others, roundoff)
     if not case.wrong:
@@ -43,7 +43,7 @@ def diagnose(
 
 
 def _joined(request: Told, findings: list[Finding]) -> Finding:
-    """One finding of all that fit equally. What fits in one layer and in every layer shows in the one."""
+    """Combine all findings that fit equally. One that fits in one layer and in all layers is reported for the one layer."""
     causes: dict[tuple[object, ...], Finding] = {}
     for finding in sorted(findings, key=lambda finding: not finding.layers):
         cause = (finding.kind, finding.other, finding.shift, finding.start, finding.part)
@@ -55,7 +55,7 @@ def _joined(request: Told, findings: list[Finding]) -> Finding:
 
 
 def _clue(case: Case, found: list[Run]) -> str:
-    """What is certain of tokens that nothing explains."""
+    """Describe what is certain about wrong tokens without an explanation."""
     heads = ", ".join(map(str, case.wrong_heads))
     blanks = sum(case.got[number] == BLANK for number in case.wrong)
     are = "is" if len(case.wrong) == 1 else "are"
@@ -74,7 +74,7 @@ def _clue(case: Case, found: list[Run]) -> str:
 
 
 def _nearby(case: Case) -> str:
-    """Whether the wrong digits are those of places next to the right ones, now this and now that: keys stored too coarsely."""
+    """Describe wrong digits that belong to varying positions near the right ones: a sign of keys stored too coarsely."""
     wrong = [number for number in case.wrong if case.sources[number] >= NEAR and case.wrong_digits[number].any()]
     tokens = np.array(case.tokens)
     near = 0

@@ -1,4 +1,4 @@
-"""Every explanation that fits: what was supposed, what it foretells and what it costs to say, in bits."""
+"""Every explanation that fits: the supposed damage, the tokens it predicts, and the cost of describing it, in bits."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -20,20 +20,20 @@ from kvref_conformance.engines.fitting import SIZES, Fit, extents_of, fitted
 from kvref_conformance.engines.proposing import Run, named
 from kvref_conformance.engines.told import Case, Said
 
-VAGUE = 4.0  # bits that an explanation loses by each token of which it says nothing
-KIND = 3.0  # bits that it takes to name a kind
-PLACE = 2.0  # where it begins and ends is given by the wrong tokens, or nearly
-ODD = 4.0  # for each edge that is nothing's border
-RIGHT = 6  # right tokens behind the first wrong one, of which one tells where tokens were moved
-BLANKS = ("zeros", "unreadable")  # kinds that blanks are enough for
-SHIFTED = ("own", "another", "earlier occupant")  # kinds whose keys may lie elsewhere
+VAGUE = 4.0  # bits subtracted for each token that an explanation does not predict
+KIND = 3.0  # bits to describe a kind
+PLACE = 2.0  # bits for start and stop: the wrong tokens determine them almost exactly
+ODD = 4.0  # bits for each edge that is neither a block border nor an event
+RIGHT = 6  # right tokens after the first wrong one; one of them shows where tokens were moved
+BLANKS = ("zeros", "unreadable")  # kinds for which blanks are sufficient evidence
+SHIFTED = ("own", "another", "earlier occupant")  # kinds whose keys may be rotated to another position
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """worth: bits of wrong digits foretold, less those that it takes to say it, and less what it leaves open.
+    """worth: bits of wrong digits predicted, minus the bits to describe the explanation, minus VAGUE per unpredicted token.
 
-    named: bits of wrong digits beyond those that it takes to say whose they are.
+    named: bits of wrong digits predicted, minus the bits to describe which request they belong to.
     """
 
     finding: Finding
@@ -42,7 +42,7 @@ class Explanation:
 
 
 def explanations(case: Case, found: list[Run]) -> Iterator[Explanation]:
-    """Those that contradict no token that came."""
+    """Return the explanations that contradict no token of the engine."""
     yield from _windows(case)
     yield from _retold(case, found)
     moments = [moment for moment in _moments(case) if moment <= case.begin]
@@ -56,50 +56,50 @@ def explanations(case: Case, found: list[Run]) -> Iterator[Explanation]:
                 places = [(start, finding.stop) for start, _ in places]
             fit = fitted(case, change, layers, places, moments)
             if finding.kind == "swapped" and fit and not fit.damage.start < finding.stop - finding.shift < fit.damage.stop:
-                continue  # one of the two blocks alone was read
+                continue  # only one of the two blocks was read
             if fit is not None:
                 cost = KIND + PLACE + ODD * _odd(case, fit) + math.log2(1 + case.canary.num_layers)
                 yield _explained(case, fit.said, cost, _placed(case, finding, fit), name)
 
 
 def _explained(case: Case, said: Said, cost: float, finding: Finding, name: float = 0.0) -> Explanation:
-    """name: of the cost, what only digits can pay for: blanks name nobody."""
+    """name: the part of the cost that only digits can outweigh: a blank does not identify a request."""
     evidence = case.evidence(said, blanks=not finding.open)
     named = math.inf if finding.kind in BLANKS else case.evidence(said) - name
     return Explanation(finding, evidence - name - cost - VAGUE * case.vague(said), named)
 
 
 def _layer_sets(case: Case) -> list[tuple[int, ...]]:
-    """Every layer, or one. Where the last recalls, what is wrong in every layer shows in that one."""
+    """Return all layers together, and each alone. If the last layer recalls, damage in all layers shows in the last one."""
     layers = range(case.canary.num_layers)
     single: list[tuple[int, ...]] = [(layer,) for layer in layers]
     return single if case.canary.recalls or len(layers) == 1 else [tuple(layers), *single]
 
 
 def _moments(case: Case) -> list[int]:
-    """When damage is likeliest to come: just now, where the engine began to speak, and at events.
+    """Return the likeliest moments of damage: the first wrong query, the first generated token, and each event.
 
-    One that recalls looks a token back in all layers but the last: since when those were damaged hardly shows.
+    A canary that recalls looks back one token in all layers except the last. Its answers hardly show when those were damaged.
     """
     spoke = [] if case.canary.recalls else [min(case.request.said, default=len(case.request.tokens))]
     return list(dict.fromkeys([case.begin, *spoke, *(position for position, _ in case.request.events)]))
 
 
 def _odd(case: Case, fit: Fit) -> int:
-    """How many of its edges are odd, and whether it came at no likely moment."""
+    """Return the number of odd edges, plus one if the damage happened at no likely moment."""
     start, stop = fit.block or (fit.damage.start, fit.damage.stop)
     odd = _odd_edges(case, (start,) if fit.open else (start, stop))
     return odd + (fit.damage.since not in (*_moments(case), fit.damage.start))
 
 
 def _odd_edges(case: Case, edges: Sequence[int]) -> int:
-    """How many lie neither at a block's border nor at an event."""
+    """Return the number of edges that are neither at a block border nor at an event."""
     likely = [position for position, _ in case.request.events]
     return sum(edge % SIZES[0] != 0 and edge not in likely for edge in edges)
 
 
 def _placed(case: Case, finding: Finding, fit: Fit) -> Finding:
-    """With where it is, and the event that it belongs to."""
+    """Add the place of the damage to a finding, and the event that caused it."""
     canary, damage = case.canary, fit.damage
     edges = {damage.start, damage.stop, damage.since, *(fit.block or ())}
     after = [what for position, what in case.request.events if position in edges]
@@ -117,7 +117,7 @@ def _placed(case: Case, finding: Finding, fit: Fit) -> Finding:
 
 
 def _changes(case: Case, found: list[Run]) -> Iterator[tuple[Change, Finding, float]]:
-    """Each with what would be found and what it costs to say it."""
+    """Return each change with its finding and the bits to describe it."""
     canary, name = case.canary, case.request.name
     yield zeros("values"), Finding("zeros", name, part="values"), 0.0
     yield zeros("keys"), Finding("unreadable", name, part="keys"), 0.0
@@ -145,7 +145,7 @@ def _changes(case: Case, found: list[Run]) -> Iterator[tuple[Change, Finding, fl
 
 
 def _windows(case: Case) -> Iterator[Explanation]:
-    """A window that is off by a token or two, in each layer and in all. One that is wider by more shows no more."""
+    """Try windows that are off by one or two tokens, in each layer and in all. A still wider window gives the same tokens."""
     windows = case.canary.windows
     for by in (-2, -1, 1):
         for layers in _layer_sets(case):
@@ -163,7 +163,7 @@ def _windows(case: Case) -> Iterator[Explanation]:
 
 
 def _retold(case: Case, found: list[Run]) -> Iterator[Explanation]:
-    """Tokens that the engine dropped, was told twice or did not forget: all that it wrote behind them has moved."""
+    """Try tokens that the engine dropped, received twice or did not forget: every later entry has moved."""
     for run in found:
         for finding, tokens in _moved(case, run):
             said = case.retold(tokens)
@@ -174,10 +174,10 @@ def _retold(case: Case, found: list[Run]) -> Iterator[Explanation]:
 
 
 def _moved(case: Case, run: Run) -> Iterator[tuple[Finding, list[int]]]:
-    """What may have moved tokens by as much as a run is shifted, and the tokens that the engine then has."""
+    """Return edits that move tokens by the shift of a run, each with the resulting tokens of the engine."""
     told, name, by = case.tokens[: case.begin + 1], case.request.name, abs(run.shift)
     right = [number for number in range(case.wrong[0], len(case.got)) if number not in case.wrong][:RIGHT]
-    first = [place for place in case.sources[right].tolist() if by <= place < len(told)]  # that may not have moved
+    first = [place for place in case.sources[right].tolist() if by <= place < len(told)]  # these may not have moved
     if run.source is case.request:
         for place in first:
             if run.shift < 0:

@@ -1,4 +1,4 @@
-"""What a diagnosis says: the facts, and the sentence made of them."""
+"""The result of a diagnosis: the facts, and a sentence that states them."""
 
 from dataclasses import dataclass
 
@@ -23,18 +23,19 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Finding:
-    """What was read instead of what should have been. request, other: by their names, such as "request 7".
+    """What the engine read instead of the right entries. request, other: names of requests, such as "request 7".
 
-    kind: "another" (what another request holds), "earlier occupant" (the same, of one that had ended), "own" (what this one holds
-    elsewhere), "swapped" (blocks of its own), "zeros", "unreadable" (keys that no query finds), "turned" (keys), "layer", "head",
-    "heads" (moved on), "window", "dropped", "twice", "left over" (tokens), "several" (see candidates), or "unknown" (see clue).
+    kind: "another" (entries of another request), "earlier occupant" (entries of a request that had ended), "own" (entries of this
+    request at other positions), "swapped" (its own blocks), "zeros", "unreadable" (keys that match no query), "turned" (wrongly
+    rotated keys), "layer", "head", "heads" (exchanged cyclically), "window", "dropped", "twice", "left over" (tokens),
+    "several" (see candidates), or "unknown" (see clue).
 
-    layers, heads: those that show it; none where all do. hidden: other layers may have it too, for there nothing read it.
-    start, stop: the positions, as far as wrong ones were read; `open` where nothing says that they end there. within: the block
-    around them, which may be wrong as a whole. part: "keys and values", "values", "keys". shift: how much further on lies what
-    was read, or by how much a key was turned too far, the number of the layer or head that was read, the tokens of the window
-    or more, or of the blocks swapped. due: the window that is right. after: an event at which the positions or the damage begin
-    or end.
+    layers, heads: those that show the damage; empty if all do. hidden: other layers may be damaged too, but no query shows it.
+    start, stop: the positions [start, stop), as far as wrong ones were read. open: the damage may extend past stop. within: the
+    block around them, which may be wrong as a whole. part: "keys and values", "values", "keys". shift, depending on the kind: the
+    distance to the entries that were read, the excess rotation of a key in positions, the index of the layer or head that was
+    read, the tokens of the window or the excess tokens, or the tokens of a swapped block. due: the right window. after: an event
+    at which the positions or the damage begin or end.
     """
 
     kind: str
@@ -56,7 +57,7 @@ class Finding:
 
     @property
     def block(self) -> int | None:
-        """The largest size of which the positions, or what is around them, are whole blocks."""
+        """The largest block size for which the positions, or the block around them, are whole blocks."""
         start, stop = self.within or (self.start, self.stop)
         whole = [size for size in BLOCKS if start % size == stop % size == 0]
         return whole[0] if whole and stop > start and not self.open else None

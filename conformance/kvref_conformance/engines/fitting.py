@@ -1,4 +1,4 @@
-"""Where a damage lies: from the first wrong token, moved until the oracle foretells all that came."""
+"""The place of a damage: starts at the first wrong token and moves until the oracle predicts every token of the engine."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -9,15 +9,15 @@ from kvref_conformance.engines.damage import Change, Damage
 from kvref_conformance.engines.told import Case, Said
 
 Extent = tuple[int, int]  # start, stop
-TRIES = {False: 16, True: 4}  # by whether the canary recalls: how often one change in one set of layers is moved
+TRIES = {False: 16, True: 4}  # key: the canary recalls; value: how often one change in one set of layers is moved
 SIZES = (8, 16, 32, 64, 128, 256)  # of blocks
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A damage that foretells everything that came. It is as wide as what was read of it.
+    """A damage that predicts every token of the engine. It covers only positions that were read.
 
-    open: it may go on behind the last that was read. block: the block in which it lies, all of which may be damaged.
+    open: the damage may extend past the last position that was read. block: the block that contains it; all of it may be damaged.
     """
 
     damage: Damage
@@ -27,17 +27,17 @@ class Fit:
 
 
 def fitted(case: Case, change: Change, layers: tuple[int, ...], extents: Sequence[Extent], moments: Sequence[int]) -> Fit | None:
-    """The damage of this kind that fits: in one of these extents, seen by all since then, or since one of these moments."""
+    """Return the damage that fits, in one of the extents, from the extent's start or from one of the moments on; else None."""
     tries = 0
     for extent in extents:
         queue = [Damage(change, layers, case.wrong_heads, *extent, when) for when in dict.fromkeys(moments)]
-        if not case.canary.recalls:  # whose layers before the last look one token back: when they were read says little
+        if not case.canary.recalls:  # else the layers before the last look back one token: the time of reading shows little
             queue.append(Damage(change, layers, case.wrong_heads, *extent, extent[0]))
         for damage in queue:
             soon = case.replay(damage.since, damage.spoil, soon=True)
             against = case.conflicts(soon)
             if against and against[0] in case.wrong and soon[against[0]] != case.want[against[0]]:
-                break  # it foretells another wrong token, whenever it came
+                break  # it predicts a different wrong token at every moment
             if against and not any(_moved(case, damage, soon, against)):
                 continue
             said = case.replay(damage.since, damage.spoil)
@@ -51,9 +51,9 @@ def fitted(case: Case, change: Change, layers: tuple[int, ...], extents: Sequenc
 
 
 def extents_of(case: Case, layers: tuple[int, ...], whole: bool) -> list[Extent]:
-    """Where the wrong tokens were read: from the first one on, and where `whole` the runs and blocks around them.
+    """Return where the wrong tokens were read: from the first one on and, if `whole`, the runs and blocks around them.
 
-    Keys are looked for everywhere: what a change does to one place hangs on where it ends.
+    A query compares keys of all positions: the effect of a change at one position depends on where the change ends.
     """
     found = []
     for layer in reversed(layers):
@@ -64,7 +64,7 @@ def extents_of(case: Case, layers: tuple[int, ...], whole: bool) -> list[Extent]
         first = int(places[0])
         found.append((first, case.length))
         if whole and not case.canary.recalls:
-            run = np.flatnonzero(np.append(np.diff(case.wrong), 2) > 1)[0]  # wrong tokens that come one behind the other
+            run = np.flatnonzero(np.append(np.diff(case.wrong), 2) > 1)[0]  # consecutive wrong tokens
             found += [(first, first + int(run) + 1), (first, first + int(run))]
             found += [(first, (first // size + 1) * size) for size in SIZES[:4]]
         if case.canary.recalls and layer == layers[-1]:
@@ -75,7 +75,7 @@ def extents_of(case: Case, layers: tuple[int, ...], whole: bool) -> list[Extent]
 
 
 def _moved(case: Case, damage: Damage, said: Said, against: list[int]) -> Iterator[Damage]:
-    """Ways out of a contradiction: it begins or came earlier than supposed, or it ends before what was read, or came later."""
+    """Resolve a contradiction: move start or moment earlier, move the end before the position that was read, or move it later."""
     at = against[0]
     places = [int(case.places[at, layer]) for layer in damage.layers if case.places[at, layer] >= 0]
     written = case.places[against, -1]  # when the last layer's entries that were read had been written
@@ -91,9 +91,9 @@ def _moved(case: Case, damage: Damage, said: Said, against: list[int]) -> Iterat
 
 
 def _narrowed(case: Case, damage: Damage, said: Said) -> Fit | None:
-    """The same damage, no wider than what was read of it."""
+    """Return the same damage, reduced to the positions that were read."""
     told = [number for number in case.wrong if said[number] is None or said[number] != case.want[number]]
-    layers = damage.layers[-1:] if case.canary.recalls else damage.layers  # the place that it finds, not the one before
+    layers = damage.layers[-1:] if case.canary.recalls else damage.layers  # the position that it finds, not the one before
     seen = [int(place) for place in case.places[told][:, layers].flat if damage.start <= place < damage.stop]
     if not seen:
         return None
@@ -106,7 +106,7 @@ def _narrowed(case: Case, damage: Damage, said: Said) -> Fit | None:
 
 
 def _block(case: Case, damage: Damage, said: Said) -> tuple[int, int] | None:
-    """The smallest block, of which it is half or more, that may be damaged as a whole, for all that came."""
+    """Return the smallest block that may be damaged as a whole, of which the damage covers at least half."""
     for size in SIZES:
         start = damage.start // size * size
         if damage.stop > start + size or 2 * (damage.stop - damage.start) < size:

@@ -1,4 +1,4 @@
-"""Where wrong digits lie: the search that says which sequences, and how far shifted, are worth a replay."""
+"""The search for wrong digits: finds the sequences, and the shifts within them, that are worth a replay."""
 
 import math
 from collections.abc import Iterator
@@ -11,14 +11,14 @@ from kvref_conformance.engines.told import Case, Told
 
 LOOKED_AT = 24  # wrong tokens
 KEPT = 5
-ENOUGH = 7.0  # bits: of random tokens, one in 2 ** 7 at most gets a name
-BLOCK = 8  # the least that a block is
-LIKELY = 16  # what it is mostly
+ENOUGH = 7.0  # bits: at most one of 2 ** 7 random tokens is attributed to a sequence
+BLOCK = 8  # smallest block size
+LIKELY = 16  # most common block size
 
 
 @dataclass(frozen=True)
 class Run:
-    """Wrong digits, of so many wrong tokens from the first on, that lie `shift` further on than what should have been read."""
+    """Wrong digits of the first `count` wrong tokens, found `shift` positions after those that should have been read."""
 
     source: Told
     shift: int
@@ -26,7 +26,7 @@ class Run:
     bits: float
 
     def cost(self, case: Case) -> float:
-        """Bits that it takes to name it among all others, of any shift."""
+        """Bits to select this run among all sequences and shifts."""
         return named(case, self.source, self.shift)
 
 
@@ -41,7 +41,7 @@ def named(case: Case, source: Told, shift: int) -> float:
 
 
 def runs(case: Case) -> list[Run]:
-    """The longest first, of those that say more than it takes to name them. A run of this request itself is shifted."""
+    """Return the runs worth more bits than they cost, longest first. A run within this request has a shift other than 0."""
     found = [run for told in (case.request, *case.others) for run in _runs_in(case, told)]
     found = sorted((run for run in found if run.bits >= run.cost(case) + ENOUGH), key=lambda run: run.cost(case) - run.bits)
     if case.canary.recalls and not found:
@@ -58,7 +58,7 @@ def _runs_in(case: Case, told: Told) -> Iterator[Run]:
     lowest = -int(case.sources[wrong].max())
     shifts = np.arange(lowest, len(tokens) - int(case.sources[wrong].min()))
     places = case.sources[wrong][:, None] + shifts  # [wrong, shifts]
-    ends = case.queries[wrong] + 1 if told is case.request else np.full(len(wrong), len(tokens))  # nothing reads what comes later
+    ends = case.queries[wrong] + 1 if told is case.request else np.full(len(wrong), len(tokens))  # no later ones are read
     there = (places >= 0) & (places < ends[:, None])
     digits = held[np.where(there, places, 0)]  # [wrong, shifts, heads]
     same = there & ((digits == case.digits[wrong][:, None]) | ~case.wrong_digits[wrong][:, None]).all(axis=2)
@@ -75,7 +75,7 @@ def _bits(case: Case, wrong: list[int]) -> NDArray[np.float64]:
 
 
 def _held_in(case: Case, told: Told) -> Iterator[Run]:
-    """Blocks that hold what was wrong, in any order, and would lie where most was due: keys that are alike find them."""
+    """Yield shifts at which the block of most right digits becomes one with the wrong digits, in any order (similar keys)."""
     due = case.sources[case.wrong]
     known = [number for number in case.wrong if case.wrong_digits[number].any()]
     if not (due >= 0).any() or not known or not told.tokens:

@@ -1,7 +1,7 @@
-"""How much precision a cache leaves to attention: the share of right tokens that a canary says in it.
+"""A precision probe of a cache: the share of right tokens that a canary generates with it.
 
-An offset canary says one period of a prompt again. Which place each token is read from hangs on rounding alone, not on what was
-said before it: behind a prompt of a period, every token of the next is a measurement of its own.
+An offset canary repeats one period of a prompt. The position from which it reads each token depends only on rounding, not on the
+tokens generated before it. After a prompt of one period, each token of the next period is therefore an independent measurement.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +11,7 @@ import numpy as np
 
 from kvref.canary import BOS, FIRST_WORD, Canary
 
-Complete = Callable[[Sequence[int], int], Sequence[int]]  # a prompt and a count, to the tokens that an engine says behind it
+Complete = Callable[[Sequence[int], int], Sequence[int]]  # prompt, count -> the tokens that the engine generates
 
 
 class Measured(NamedTuple):
@@ -20,7 +20,7 @@ class Measured(NamedTuple):
 
 
 def measured(canary: Canary, complete: Complete, prompts: int = 1, seed: int = 0) -> Measured:
-    """Of one period behind each of some prompts of words at random. Of a canary without recall."""
+    """Measure one period after each of `prompts` random prompts. The canary must be one without recall."""
     rng = np.random.default_rng(seed)
     right = 0
     for _ in range(prompts):

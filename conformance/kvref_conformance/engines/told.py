@@ -1,4 +1,4 @@
-"""What is known of a request whose engine said a wrong token, and what the oracle makes of a supposed damage."""
+"""A request with a wrong token, and what the oracle predicts for a supposed damage."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -11,16 +11,16 @@ from kvref.canary import BLANK, Canary, Oracle
 from kvref.canary.oracle import Spoil
 
 Said = list[int | None]
-LOOKED_BACK = 160  # positions before the first wrong answer: the right ones there an explanation must foretell too
-FEW = 3  # wrong answers, that rule out most explanations
+LOOKED_BACK = 160  # positions before the first wrong answer: an explanation must predict the right answers there too
+FEW = 3  # wrong answers; this many rule out most explanations
 
 
 @dataclass(frozen=True)
 class Told:
-    """One request or session, of a name that is its own ("request 7"): all tokens told and said, in order.
+    """One request or session with a unique name ("request 7"): all tokens of prompt and answer, in order.
 
-    said: the positions of those that the engine said itself. ended: it was finished or closed before. events: (position, what
-    happened when it had so many tokens), such as (48, "a prefix hit of 48").
+    said: positions of the generated tokens. ended: the request was finished or closed before the wrong one. events: pairs
+    (number of tokens at that time, what happened), such as (48, "a prefix hit of 48").
     """
 
     name: str
@@ -31,9 +31,9 @@ class Told:
 
 
 class Case:
-    """A request and what its engine answered. Every token that the engine was fed is known: so is every query.
+    """A request and the answers of its engine. Every token fed to the engine is known, and therefore every query.
 
-    queries: the positions of those whose answers are known, from some right ones before the first wrong one on. got: the answers.
+    queries: positions of the queries with known answers; the first are right ones before the first wrong one. got: the answers.
     """
 
     def __init__(self, canary: Canary, request: Told, got: Sequence[int], others: Sequence[Told], roundoff: float) -> None:
@@ -55,17 +55,17 @@ class Case:
 
     @cached_property
     def wrong(self) -> list[int]:
-        """Numbers of the queries that got a wrong answer."""
+        """Indices (into `queries`) of the queries that got a wrong answer."""
         return [number for number, want in enumerate(self.want) if want is not None and want != self.got[number]]
 
     @cached_property
     def digits(self) -> NDArray[np.int64]:
-        """Of what came, [queries, num_kv_heads]."""
+        """Digits of the answers, [queries, num_kv_heads]."""
         return np.array([self.canary.digits(token) for token in self.got])
 
     @cached_property
     def wrong_digits(self) -> NDArray[np.bool_]:
-        """[queries, num_kv_heads]. Of a blank, which does not say which head read nothing, none."""
+        """Mask of wrong digits, [queries, num_kv_heads]. All False for a blank, which does not show which head read nothing."""
         right = np.array([self.canary.digits(token if token is not None else BLANK) for token in self.want])
         blank = np.array([token == BLANK for token in self.got])
         known = np.isin(np.arange(len(self.got)), self.wrong)
@@ -73,13 +73,13 @@ class Case:
 
     @cached_property
     def wrong_heads(self) -> tuple[int, ...]:
-        """Those whose digits were wrong; all of them where only blanks came."""
+        """The heads with wrong digits; all heads if every wrong answer is a blank."""
         wrong = tuple(np.flatnonzero(self.wrong_digits.any(axis=0)).tolist())
         return wrong or tuple(range(self.canary.num_kv_heads))
 
     @cached_property
     def places(self) -> NDArray[np.int64]:
-        """Where what each query should have found was read in each layer, [queries, num_layers]; -1 where that is not known."""
+        """The position that each query should have read in each layer, [queries, num_layers]; -1 if it is not known."""
         canary, queries = self.canary, self.queries
         if canary.recalls:
             tokens = np.array(self.tokens)
@@ -94,13 +94,13 @@ class Case:
 
     @cached_property
     def sources(self) -> NDArray[np.int64]:
-        """The position of the token whose digits each query should have found, [queries]; -1 where that is not known."""
+        """The position of the token whose digits each query should have found, [queries]; -1 if it is not known."""
         if self.canary.recalls:
             return self.places[:, -1]
         return np.maximum(self.places[:, 0], -1)
 
     def replay(self, since: int, spoil: Spoil | None, windows: tuple[int | None, ...] = (), soon: bool = False) -> Said:
-        """What the oracle answers if all queries from position `since` on read what is spoilt; soon: to the first wrong ones."""
+        """Return the oracle's answers if queries from position `since` on read spoilt entries; soon: first wrong ones only."""
         since = max(0, min(since, self.begin))
         stop = int(self.queries[self.wrong[:FEW][-1]]) + 1 if soon else self.length
         said = self.clean.upto(since, windows).extend(self.tokens[since:stop], spoil)
@@ -108,7 +108,7 @@ class Case:
         return [want if at < since else said[at - since] if at < stop else None for at, want in asked]
 
     def retold(self, tokens: Sequence[int]) -> Said:
-        """What the oracle answers if the engine had these tokens before the first wrong answer's query, that one among them."""
+        """Return the oracle's answers if the engine had these tokens up to and including the query of the first wrong answer."""
         shared = next((at for at, pair in enumerate(zip(tokens, self.tokens, strict=False)) if pair[0] != pair[1]), len(tokens))
         tail = [*tokens, *self.tokens[self.begin + 1 :]]
         said = self.clean.upto(shared).extend(tail[shared:])
@@ -116,14 +116,14 @@ class Case:
         return [said[at + moved] if at >= self.begin else want for at, want in zip(self.queries, self.want, strict=True)]
 
     def conflicts(self, said: Said) -> list[int]:
-        """The queries that contradict this."""
+        """Return the queries whose answers contradict `said`."""
         return [number for number, token in enumerate(said) if token is not None and token != self.got[number]]
 
     def evidence(self, said: Said, blanks: bool = False) -> float:
-        """Bits of the wrong digits that this foretells.
+        """Return the bits of the wrong digits that `said` predicts.
 
-        blanks: those of one digit too for a blank of which the oracle says nothing. It comes where a head cannot tell places
-        apart, as where keys are missing.
+        blanks: also count the bits of one digit for each blank that the oracle leaves undetermined. An engine generates a blank
+        if a head cannot distinguish positions, for example because keys are missing.
         """
         told = [at for at in self.wrong if said[at] == self.got[at] or (blanks and self._blank(said, at))]
         return float(self.canary.bits * sum(max(1, int(self.wrong_digits[at].sum())) for at in told))
@@ -132,7 +132,7 @@ class Case:
         return self.got[number] == BLANK and said[number] is None
 
     def vague(self, said: Said) -> int:
-        """Queries of which this says nothing, though there is something to say."""
+        """Return the number of queries that `said` leaves undetermined although they have an answer."""
         vague = [number for number, want in enumerate(self.want) if want is not None and said[number] is None]
         return sum(not self._blank(said, number) for number in vague)
 

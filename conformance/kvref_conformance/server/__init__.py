@@ -1,1 +1,1 @@
-"""Servers with an interface like OpenAI's, which have loaded a canary: judged by what they say, over HTTP."""
+"""OpenAI-compatible servers that have loaded a canary: judged over HTTP, by the tokens that they generate."""

@@ -1,4 +1,4 @@
-"""Which server is meant: `server:URL --canary DIR [--model NAME]`, as one name that a trace can keep."""
+"""The address of a server as one name for traces: `server:URL --canary DIR [--model NAME]`."""
 
 import argparse
 import shlex
@@ -14,7 +14,7 @@ SHAPE = "http://HOST:PORT/v1"
 
 @dataclass(frozen=True)
 class Address:
-    """folder: the one that `kvref canary make` wrote. model: what the server calls it; None for the only one that it has."""
+    """folder: written by `kvref canary make`. model: its name on the server; None if the server has only one."""
 
     url: str
     folder: Path
@@ -22,7 +22,7 @@ class Address:
 
 
 def named(options: argparse.Namespace) -> str | None:
-    """The name of the server that a command line asks for, or None where it asks for none. Raises CannotRun."""
+    """Return the name of the server given on the command line, or None. Raises CannotRun."""
     if options.server is None:
         for option in ("canary", "model"):
             if getattr(options, option) is not None:
@@ -35,7 +35,7 @@ def named(options: argparse.Namespace) -> str | None:
 
 
 def address(name: str) -> Address:
-    """What such a name says. Raises CannotRun."""
+    """Parse such a name. Raises CannotRun."""
     try:
         words = shlex.split(name.removeprefix(PREFIX))
     except ValueError as error:
@@ -47,10 +47,10 @@ def address(name: str) -> Address:
 
 
 def _expect_a_url(url: str) -> None:
-    """Raises CannotRun. What is in it is kept in traces: no place for a password."""
+    """Raises CannotRun unless the URL is valid and without a password: traces store it."""
     try:
         parts = urlsplit(url)
-        parts.port  # raises for one that is none
+        parts.port  # raises ValueError for an invalid port
     except ValueError as error:
         raise CannotRun(f"--server: expected {SHAPE}, got {url!r}: {error}") from None
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or not url.isprintable():

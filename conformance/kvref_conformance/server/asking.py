@@ -1,4 +1,4 @@
-"""Prompts of tokens as requests for a completion, and the tokens that are in what comes."""
+"""Completion requests for prompts of tokens, and the tokens of the replies."""
 
 import asyncio
 import time
@@ -13,14 +13,14 @@ from kvref_conformance.outcome import NotOffered
 from kvref_conformance.server.client import DONE, Client, error_in, one_line
 from kvref_conformance.server.errors import ServerError
 
-SPACE = 2**18  # bytes that a reply may have beside its tokens
-EACH = 2**12  # bytes that a token may take: in a stream it has a document of its own
-WARM = 0.1  # a temperature at which a canary says what it says at 0: its second best token lies far below
+SPACE = 2**18  # maximum bytes of a reply without its tokens
+EACH = 2**12  # maximum bytes per token: in a stream each token has its own document
+WARM = 0.1  # a temperature with the same tokens as 0: the second best logit of a canary is far lower
 
 
 @dataclass(frozen=True)
 class Way:
-    """How a server is told a prompt. ids: as the ids of tokens. chat: as the message of a user. adds_bos: it does so itself."""
+    """The format of a prompt. ids: as token ids. chat: as the message of a user. adds_bos: the server adds the token <s>."""
 
     ids: bool = False
     chat: bool = False
@@ -34,7 +34,7 @@ class Way:
         return "/chat/completions" if self.chat else "/completions"
 
     def told(self, canary: Canary, prompt: Sequence[int]) -> dict[str, Any]:
-        """The part of a request that is the prompt. Raises NotOffered where this way has no word for it."""
+        """Return the part of a request that contains the prompt. Raises NotOffered if this format cannot express it."""
         if self.adds_bos:
             if prompt[0] != BOS:
                 raise NotOffered("a prompt that does not begin with the token <s>, which the server puts there")
@@ -47,9 +47,9 @@ class Way:
 
 @dataclass
 class Answer:
-    """What came. texts, ends: by choice, what it said and why it stopped. model: as the server calls it.
+    """A reply. texts, ends: per choice, its text and finish_reason. model: its name on the server.
 
-    prompt_tokens, cached: of the prompt, where the server tells. first, total: seconds to the first text and to the end.
+    prompt_tokens, cached: tokens of the prompt, if reported. first, total: seconds to the first text and to the end.
     """
 
     texts: list[str] = field(default_factory=list)
@@ -62,20 +62,20 @@ class Answer:
 
 
 class Asker:
-    """Asks one server, in one way, of one model. known_as: what the server calls the model in its answers, once that is known."""
+    """Requests to one model of one server, in one format. known_as: the model's name in the replies, None before the first."""
 
     def __init__(self, client: Client, canary: Canary, model: str | None, way: Way) -> None:
         self.client, self.canary, self.model, self.way = client, canary, model, way
         self.known_as: str | None = None
-        self._several = False  # whether it has given several answers
-        self._warm = False  # whether several answers are asked for at WARM: some servers give none at 0
+        self._several = False  # whether the server has returned several answers
+        self._warm = False  # whether several answers are requested at WARM: some servers return only one at 0
 
     async def ask(self, prompt: Sequence[int], count: int, stream: bool = False, n: int = 1) -> Answer:
-        """Let it say `count` tokens greedily, n times. Raises ServerError, and NotOffered."""
+        """Request `count` greedy tokens, n times. Raises ServerError and NotOffered."""
         body, most = self._body(prompt, count, n), SPACE + EACH * count * n
         began = time.monotonic()
         try:
-            async with asyncio.timeout(self.client.silence):  # of it all: bytes may go on dripping for ever
+            async with asyncio.timeout(self.client.silence):  # for the whole reply: a server may send single bytes without end
                 if stream:
                     answer = await self._heard(body, most, began)
                 else:
@@ -87,11 +87,11 @@ class Asker:
         return answer
 
     async def said(self, prompt: Sequence[int], count: int, stream: bool = False) -> list[int]:
-        """The `count` tokens that it says. Raises ServerError where it said others than words of the canary, or fewer."""
+        """Return `count` generated tokens. Raises ServerError if the text has other words than the canary's, or another count."""
         return self.tokens(await self.ask(prompt, count, stream), 0, count)
 
     async def several(self, prompt: Sequence[int], n: int, count: int) -> Answer:
-        """n answers to one request. Raises NotOffered where the server gives but one."""
+        """Return n answers to one request. Raises NotOffered if the server does not return n."""
         try:
             answer = await self.ask(prompt, count, n=n)
         except ServerError as error:
@@ -109,7 +109,7 @@ class Asker:
         return answer
 
     async def cut_off(self, prompt: Sequence[int], count: int) -> list[int]:
-        """Begin to say `count` tokens in a stream, and hang up in the middle: the tokens heard. Raises ServerError."""
+        """Request a stream of `count` tokens, close it halfway, and return the tokens received. Raises ServerError."""
         heard = list[str]()
         body = self._body(prompt, count, 1) | {"stream": True}
         async with aclosing(self.client.stream(self.way.path, body, SPACE + EACH * count)) as documents:
@@ -121,7 +121,7 @@ class Asker:
             return words.tokens_begun(self.canary, "".join(heard))
 
     def tokens(self, answer: Answer, choice: int, count: int) -> list[int]:
-        """Those of one choice. Raises ServerError where they are no words of the canary, or not `count`."""
+        """Return the tokens of one choice. Raises ServerError if they are no words of the canary, or not `count`."""
         if not answer.texts:
             raise ServerError("an answer without a choice", "no completion")
         with _in_words():
@@ -137,7 +137,7 @@ class Asker:
         return body if n == 1 else body | {"n": n, "temperature": WARM if self._warm else 0}
 
     async def _heard(self, body: dict[str, Any], most: int, began: float) -> Answer:
-        """A stream, heard to its end."""
+        """Read a stream to its end."""
         answer, heard, whole = Answer([""], [None]), list[str](), False
         async with aclosing(self.client.stream(self.way.path, body | {"stream": True}, most)) as documents:
             async for document in documents:
@@ -171,7 +171,7 @@ def _in_words() -> Iterator[None]:
 
 
 def read(document: Any) -> Answer:
-    """A completion, or a part of one in a stream. Raises ServerError for what is none."""
+    """Parse a completion, or a part of one in a stream. Raises ServerError if the document is neither."""
     if said := error_in(document):
         raise ServerError(f"an error in the place of an answer: {said}", "an error")
     try:

@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, so that an alarm or Ctrl-C, which come to the main thread, cut no request in two."""
+"""An event loop in its own thread. An alarm or Ctrl-C interrupts the main thread and thus breaks no request."""
 
 import asyncio
 import threading
@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 from kvref_conformance.server.errors import ServerError
 
 T = TypeVar("T")
-TELL = 0.25  # seconds between two words of how far it has come
-STOPPING = 1.0  # seconds for work that is cut short to leave in good order
+TELL = 0.25  # seconds between two reports of progress
+STOPPING = 1.0  # seconds for cancelled work to clean up
 
 
 class Background:
@@ -20,14 +20,14 @@ class Background:
         self._thread.start()
 
     def run(self, work: Coroutine[Any, Any, T], tell: Callable[[], None] = lambda: None) -> T:
-        """What it returns, or raises. Where the wait is cut short so is the work. tell: called now and then meanwhile."""
+        """Run `work` to its end, with its result or error. An interrupt cancels it. tell: called every TELL seconds."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             while not wait([future], TELL).done:
                 tell()
             return future.result()
         except ServerError as error:
-            raise error.with_traceback(None) from None  # the line of code that it came through says nothing of the server
+            raise error.with_traceback(None) from None  # our own code line is no information about the server
         except BaseException:
             future.cancel()
             wait([future], STOPPING)
@@ -38,7 +38,7 @@ class Background:
         return self._loop.is_closed()
 
     def close(self) -> None:
-        """To be called once; what still runs is left where it is."""
+        """Stop the loop. Call it once; work that still runs is abandoned."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

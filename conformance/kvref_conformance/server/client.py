@@ -1,5 +1,5 @@
-"""HTTP to one server: it talks to no other host, follows no redirect, takes no proxy from the environment, and waits for nothing
-for ever. Whatever else comes is a ServerError of one line.
+"""HTTP client for one server. It connects to no other host, follows no redirect, uses no proxy of the environment, and limits
+every wait. Every other reply or failure is a ServerError with a one-line message.
 """
 
 import asyncio
@@ -15,25 +15,25 @@ from kvref_conformance.server.errors import ServerError
 from kvref_conformance.server.events import data_lines
 
 CONNECTING = 5.0  # seconds
-IDLE = 1.0  # seconds that a connection is kept for the next request: less than servers keep it, or they close it under one
-TRIES = 4  # of a request that the server has no room for at the moment
-PAUSE = 0.5  # seconds before another, unless the server says how many
+IDLE = 1.0  # seconds an idle connection is kept: shorter than servers do, which would otherwise close it under a request
+TRIES = 4  # of a request that the server rejects for lack of room
+PAUSE = 0.5  # seconds before the next try, unless the server sends Retry-After
 LONGEST_PAUSE = 5.0
-DONE = object()  # the end of a stream, where a server says so
-SMALL = 2**20  # bytes of a reply that is no completion
-SHOWN = 160  # characters of what a server says
+DONE = object()  # the end of a stream, if the server marks it
+SMALL = 2**20  # maximum bytes of a reply that is no completion
+SHOWN = 160  # characters of a server's message
 
 
 class Client:
-    """silence: seconds without a byte after which a server counts as hung. Belongs to one event loop."""
+    """silence: seconds without a byte after which a server counts as hung. Use one client in one event loop only."""
 
     def __init__(self, url: str, silence: float) -> None:
         self.url, self.silence = url, silence
         self._http = httpx.AsyncClient(
-            headers={"Accept-Encoding": "identity"},  # a small reply may be a large one
+            headers={"Accept-Encoding": "identity"},  # a small compressed reply may expand to a large one
             timeout=httpx.Timeout(silence, connect=CONNECTING, pool=None),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=IDLE),
-            verify=url.startswith("https:"),  # where there is nothing to verify, no certificates are read
+            verify=url.startswith("https:"),  # do not read certificates for plain HTTP
             follow_redirects=False,
             trust_env=False,
         )
@@ -43,17 +43,17 @@ class Client:
         await self._http.aclose()
 
     async def get(self, path: str) -> Any:
-        """The JSON document at a path. Raises ServerError."""
+        """Return the JSON document at a path. Raises ServerError."""
         async with self._answered("GET", path, None) as response:
             return _document(b"".join([part async for part in _bounded(response, SMALL)]))
 
     async def post(self, path: str, body: dict[str, Any], most: int) -> Any:
-        """The JSON document that comes, of so many bytes at most. Raises ServerError."""
+        """Return the JSON document of the reply, at most `most` bytes. Raises ServerError."""
         async with self._answered("POST", path, body) as response:
             return _document(b"".join([part async for part in _bounded(response, most)]))
 
     async def stream(self, path: str, body: dict[str, Any], most: int) -> AsyncGenerator[Any]:
-        """The JSON documents of a stream of events up to DONE, or to the end. Raises ServerError."""
+        """Yield the JSON documents of a stream of events, and DONE at its end if it is marked. Raises ServerError."""
         async with (
             self._answered("POST", path, body) as response,
             aclosing(_bounded(response, most)) as parts,
@@ -70,9 +70,9 @@ class Client:
 
     @asynccontextmanager
     async def _answered(self, method: str, path: str, body: Any) -> AsyncIterator[httpx.Response]:
-        """A response of status 200. One that says that there is no room now is waited for, a few times.
+        """Yield a response of status 200. If the server has no room now, try again a few times.
 
-        So is a connection that breaks off before anything came: a server with a short queue does that to many at once.
+        Also try again if the connection breaks before any byte arrived: a server with a short queue does this to many at once.
         """
         begun = False
         try:
@@ -104,7 +104,7 @@ class Client:
 
 
 def one_line(text: str) -> str:
-    """The beginning of what a server says, as it can be shown."""
+    """Return the beginning of a server's message as one printable line."""
     line = " ".join("".join(each if each.isprintable() else " " for each in text[: 4 * SHOWN]).split())
     return line if len(line) <= SHOWN else f"{line[:SHOWN]}..."
 
@@ -119,7 +119,7 @@ async def _bounded(response: httpx.Response, most: int) -> AsyncGenerator[bytes]
 
 
 async def _error(response: httpx.Response) -> ServerError:
-    """Of a response that is not 200, with what the server says of it."""
+    """Return the error for a response that is not 200, with the server's message."""
     status = response.status_code
     if 300 <= status < 400:
         where = one_line(response.headers.get("location", "nowhere"))
@@ -136,14 +136,14 @@ async def _error(response: httpx.Response) -> ServerError:
 
 
 def _message(document: Any) -> str:
-    """What an error says in words, where it is one as OpenAI's."""
+    """Return the message of an error in OpenAI's format."""
     error = document.get("error", document) if isinstance(document, dict) else None
     said = error.get("message", error.get("detail")) if isinstance(error, dict) else error
     return said if isinstance(said, str) else ""
 
 
 def error_in(document: Any) -> str:
-    """The message of a document that is an error in the place of a completion, or nothing."""
+    """Return the message if the document is an error instead of a completion, else an empty string."""
     return one_line(_message(document) or "error") if isinstance(document, dict) and document.get("error") else ""
 
 

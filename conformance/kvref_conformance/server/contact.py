@@ -1,4 +1,4 @@
-"""The first contact with a server, before anything is judged: its model, how it is told a prompt, and how long one may be."""
+"""The first contact with a server, before any check: its model, the request format that works, and the context length."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,20 +12,20 @@ from kvref_conformance.server.asking import Asker, Way
 from kvref_conformance.server.client import Client, one_line
 from kvref_conformance.server.errors import ServerError
 
-# Every one in which the tokens of a prompt may arrive as they are, the plainest first.
+# Every request format that can deliver the tokens of a prompt unchanged, the simplest first.
 WAYS = (
     Way(ids=True), Way(ids=True, adds_bos=True), Way(adds_bos=True), Way(), Way(chat=True, adds_bos=True), Way(chat=True)
 )  # fmt: skip
-SAYS = 12  # tokens behind a plain prompt
-END = 8  # tokens before the end of the context, where it is looked how far a server goes
+SAYS = 12  # tokens to generate after a plain prompt
+END = 8  # tokens generated at the end of the context, to find the length that a server serves
 LISTED = 8  # models in a message
-NO_ANSWER, REFUSED, TOKENS, SAID = range(4)  # how far a way got
+NO_ANSWER, REFUSED, TOKENS, SAID = range(4)  # the stage at which a request format failed
 
 
 async def contact(client: Client, canary: Canary, model: str | None) -> Asker:
-    """Somebody who asks in the way that works. Raises CannotRun where none does, with what came of the one that got furthest.
+    """Return an Asker with the request format that works. If none does, raises CannotRun with the error of the best one.
 
-    Where none came to an answer, with what came of each.
+    If no format got an answer, the message contains the error of each.
     """
     model, listed = await _model(client, model)
     tried = list[tuple[int, str]]()
@@ -51,9 +51,9 @@ async def contact(client: Client, canary: Canary, model: str | None) -> Asker:
 
 
 async def room(asker: Asker) -> int:
-    """The tokens of a prompt and what is said behind it, as many as the server takes: at most the context of the canary.
+    """Return how many tokens the server accepts, prompt and answer together: at most the context of the canary.
 
-    Raises CannotRun where it refuses so long a prompt.
+    Raises CannotRun if the server rejects a prompt of that length.
     """
     canary = asker.canary
     length = canary.context - END
@@ -63,7 +63,7 @@ async def room(asker: Asker) -> int:
         said = len(words.tokens(canary, "".join(answer.texts[:1])))
     except ServerError as error:
         if not 400 <= error.status < 500:
-            return canary.context  # which the judge will see
+            return canary.context  # the checks will show it
         hint = f"start it with a context of {canary.context}, or make a canary with a shorter one (--context)"
         raise CannotRun(f"{asker.client.url}: it refuses a prompt of {length} tokens: {error}; {hint}") from None
     except words.NotWords:
@@ -72,7 +72,7 @@ async def room(asker: Asker) -> int:
 
 
 async def _model(client: Client, model: str | None) -> tuple[str | None, list[str]]:
-    """The model to ask for, None where the server tells of none, and all that it lists. Raises CannotRun."""
+    """Return the model to request, None if the server lists none, and all listed models. Raises CannotRun."""
     try:
         said = await client.get("/models")
     except ServerError as error:
@@ -96,7 +96,7 @@ def _shown(names: Sequence[str]) -> str:
 
 
 async def _wrong(asker: Asker) -> tuple[int, str] | None:
-    """How far a way got and why no further, or None where each prompt arrives as it is and what has to come comes."""
+    """Return the stage at which a request format failed and why, or None if all prompts get the expected answers."""
     for prompt, count in _prompts(asker.canary):
         must = _continued(asker.canary, prompt, count)
         try:
@@ -123,9 +123,9 @@ async def _wrong(asker: Asker) -> tuple[int, str] | None:
 
 
 def _prompts(canary: Canary) -> list[tuple[list[int], int]]:
-    """A plain prompt, and shorter ones whose continuation shows whether the first token is there once; and what is asked for."""
+    """Return prompts with answer lengths: a plain one, and short ones that show whether the first token arrives exactly once."""
     length = min(40 if canary.recalls else canary.period + 5, canary.context - 2, canary.words)
-    rng = np.random.default_rng()  # others each time: what lies in its cache since the last time is for the judge to find
+    rng = np.random.default_rng()  # unseeded: stale cache contents are for the checks to find
 
     def prompt(count: int) -> list[int]:
         return [BOS, *(FIRST_WORD + rng.permutation(canary.words)[: count - 1]).tolist()]
@@ -137,7 +137,7 @@ def _prompts(canary: Canary) -> list[tuple[list[int], int]]:
 
 
 def _continued(canary: Canary, prompt: Sequence[int], count: int) -> list[int]:
-    """As much of what comes next as is certain, `count` tokens at most."""
+    """Return the certain part of the expected continuation, at most `count` tokens."""
     oracle = Oracle(canary)
     says, said = oracle.extend(prompt)[-1], list[int]()
     while says is not None and len(said) < min(count, canary.context - len(prompt)):

@@ -1,13 +1,13 @@
-"""What a server may answer that is no completion."""
+"""The error for a server's reply that is no completion."""
 
-NO_ROOM = (429, 503)  # statuses by which a server says that it has no room at the moment
+NO_ROOM = (429, 503)  # statuses of a server that has no room at the moment
 
 
 class ServerError(Exception):
-    """Says in one line what came, or that nothing came."""
+    """A reply that is no completion, or no reply. The message is one line."""
 
     def __init__(self, said: str, kind: str, status: int = 0) -> None:
-        """kind: one of few, to count by. status: of HTTP, where that is what was wrong."""
+        """kind: one of a few categories, for counting. status: the HTTP status if it is the error, else 0."""
         super().__init__(said)
         self.kind, self.status = kind, status
 

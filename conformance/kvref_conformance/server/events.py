@@ -1,10 +1,10 @@
-"""Server-sent events, as far as completions take them: lines of `data:`, and comments and other fields that are left out."""
+"""The part of server-sent events that completions use: `data:` lines. Comments and other fields are skipped."""
 
 from collections.abc import AsyncGenerator, AsyncIterator
 
 
 async def data_lines(parts: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
-    """What stands behind `data:`, line by line, however the lines are cut into parts. A line without an end is one too."""
+    """Yield the text after `data:` of each line, however lines are split into parts. An unfinished last line counts too."""
     begun = bytearray()  # a line that has no end yet
     async for part in parts:
         first, *others = part.split(b"\n")

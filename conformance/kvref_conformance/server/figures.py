@@ -1,17 +1,17 @@
-"""What is counted under load, in as much memory after a week as after a minute."""
+"""Counters of a run under load, in constant memory."""
 
 import math
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-FINENESS = math.log(1.05)  # of latencies: a percentile is right within 3 %
-POINTS = 400  # of time, at most
+FINENESS = math.log(1.05)  # logarithmic bin width of latencies: a percentile is accurate within 3 %
+POINTS = 400  # maximum number of moments in a timeline
 
 
 @dataclass
 class Latencies:
-    """Seconds, counted by how long they are."""
+    """A histogram of latencies in seconds."""
 
     counts: Counter[int] = field(default_factory=Counter)
 
@@ -19,7 +19,7 @@ class Latencies:
         self.counts[round(math.log(max(seconds, 1e-6)) / FINENESS)] += 1
 
     def percentile(self, percent: float) -> float | None:
-        """Seconds that so many percent do not exceed; None of none."""
+        """Return the seconds that `percent` percent do not exceed; None if there are none."""
         left = self.counts.total() * percent / 100
         for step in sorted(self.counts):
             left -= self.counts[step]
@@ -33,7 +33,7 @@ class Latencies:
 
 @dataclass
 class Moment:
-    """What came in a span of time."""
+    """Counts of one span of time."""
 
     tokens: int = 0
     wrong: int = 0
@@ -47,7 +47,7 @@ class Moment:
 
 @dataclass
 class Timeline:
-    """Moments of `width` seconds each: they are joined two by two where they become too many."""
+    """Moments of `width` seconds each. If there are more than POINTS, each two neighbors are joined."""
 
     width: float = 1.0
     moments: list[Moment] = field(default_factory=list)
@@ -63,9 +63,9 @@ class Timeline:
 
 @dataclass
 class Wrong:
-    """A request that was answered with wrong tokens, so many. place: of the first, behind the prompt. said: from there on.
+    """A request answered with wrong tokens. tokens: their number. place: index of the first in the answer. said: from there on.
 
-    prompt: tokens in it. finding: whose the tokens were.
+    prompt: number of its tokens. finding: the request that the wrong tokens belong to.
     """
 
     request: str
@@ -80,9 +80,9 @@ class Wrong:
 
 @dataclass
 class Figures:
-    """refused: answers that there is no room now (HTTP 429, 503). failed: others that were no completion, by kind.
+    """refused: replies without room (HTTP 429, 503). failed: number of other replies that are no completion, by kind.
 
-    examples: the first of each kind. prompt_tokens, cached_tokens: where the server tells both. wrong: some of the answers.
+    examples: the first of each kind. prompt_tokens, cached_tokens: if the server reports both. wrong: some of the wrong answers.
     """
 
     seconds: float = 0.0
@@ -100,15 +100,15 @@ class Figures:
     first: Latencies = field(default_factory=Latencies)
     total: Latencies = field(default_factory=Latencies)
     timeline: Timeline = field(default_factory=Timeline)
-    open: list[float] = field(default_factory=list)  # seconds for which requests had waited that were open at the end
-    gone: bool = False  # it no longer answers, and the run ended for that
+    open: list[float] = field(default_factory=list)  # ages in seconds of the requests unanswered at the end
+    gone: bool = False  # the run ended because the server no longer answers
 
     @property
     def rate(self) -> float:
         return self.tokens_checked / self.seconds if self.seconds else 0.0
 
     def document(self) -> dict[str, Any]:
-        """As plain data."""
+        """Return the figures as plain data."""
         moments = [
             {"tokens": each.tokens, "wrong": each.wrong, "failed": each.failed, "first_token": each.first.document()}
             for each in self.timeline.moments

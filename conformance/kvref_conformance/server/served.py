@@ -1,4 +1,4 @@
-"""A server as an implementation: an engine that takes whole prompts."""
+"""A server as an implementation: an engine that accepts whole prompts."""
 
 import asyncio
 import itertools
@@ -19,11 +19,11 @@ from kvref_conformance.server.sizes import shortened, sizes
 if TYPE_CHECKING:
     from kvref_conformance.server.asking import Asker
 
-SILENCE = 600.0  # seconds without a byte; the judge's own limit of a call is shorter as a rule
+SILENCE = 600.0  # seconds without a byte; the judge's limit per call is usually shorter
 
 
 class Served(ExternalImplementation):
-    """limits: the sizes of the canary that the server has loaded, and the context that it serves. Talks to it at once."""
+    """limits: the sizes of the loaded canary, and the context that the server accepts. The constructor contacts the server."""
 
     level: Level = "exact"
     formats = ("float32",)
@@ -51,14 +51,14 @@ class Served(ExternalImplementation):
         return array
 
     def engine(self, cache_tokens: int, **sizes: int) -> "Sessions":
-        """Its cache is as large as it is, whatever is asked for. Raises ConfigError for sizes that make no canary."""
+        """Return an engine; the server's cache size is fixed, `cache_tokens` is ignored. Raises ConfigError for invalid sizes."""
         if not isinstance(cache_tokens, int) or cache_tokens < 1:
             raise NotOffered("a cache that is given its size")
         sized(**sizes)
         return self.sessions()
 
     def sessions(self) -> "Sessions":
-        """An engine with the canary that is loaded."""
+        """Return an engine with the loaded canary."""
         return Sessions(self.canary, self.asker, self.background)
 
     def close(self) -> None:
@@ -68,16 +68,16 @@ class Served(ExternalImplementation):
 
 
 class Sessions(WholePrompts):
-    """Every other step asks for many tokens at once, so that requests that speak together are long: they are said one by one."""
+    """Every other step requests many tokens at once, so that concurrent requests are long; steps return them one by one."""
 
     def __init__(self, canary: Canary, asker: "Asker", background: Background) -> None:
         super().__init__(canary)
         self._asker, self._background = asker, background
         self._requests = itertools.count()
-        self._ahead: dict[int, tuple[int, list[int]]] = {}  # by session, its length and what comes behind that
+        self._ahead: dict[int, tuple[int, list[int]]] = {}  # by session: its length, and the tokens after it
 
     def complete(self, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
-        """All at once, every other one in a stream."""
+        """Complete all prompts concurrently, every other one in a stream."""
         asked = (self._asker.said(prompt, count, next(self._requests) % 2 == 1) for prompt in prompts)
         try:
             return self._background.run(_together(asked))
@@ -103,7 +103,7 @@ class Sessions(WholePrompts):
         return [tokens[-1] for tokens in told]
 
     def sample(self, session: int, n: int, count: int) -> list[int]:
-        """What n answers to one request say, one after the other."""
+        """Return the tokens of n answers to one request, concatenated in order."""
         told = self._known(session, speaks=True)
         n, count = in_range(n, None, PositionOutOfRange, "n"), in_range(count, None, PositionOutOfRange, "count")
         if not n or not count:
@@ -113,7 +113,7 @@ class Sessions(WholePrompts):
         return [token for choice in range(n) for token in self._asker.tokens(answer, choice, count)]
 
     def cancel(self, session: int, count: int) -> None:
-        """The connection is closed in the middle of a stream of so many tokens."""
+        """Close the connection in the middle of a stream of `count` tokens."""
         told = self._known(session, speaks=True)
         if in_range(count, None, PositionOutOfRange, "count"):
             self._room(told, count)
@@ -121,7 +121,7 @@ class Sessions(WholePrompts):
 
 
 async def _met(asked: Address, canary: Canary, silence: float) -> "tuple[Asker, int]":
-    """Somebody who asks it, with the canary that it serves, and the context of that. Raises CannotRun."""
+    """Return an Asker for the server and its canary, and the context length. Raises CannotRun."""
     try:
         from kvref_conformance.server.client import Client
         from kvref_conformance.server.contact import contact, room
@@ -145,7 +145,7 @@ async def _met(asked: Address, canary: Canary, silence: float) -> "tuple[Asker, 
 
 
 async def _together(asked: Iterable[Coroutine[Any, Any, list[int]]]) -> list[list[int]]:
-    """What all of them say. Raises what the first of them raised, when all are done."""
+    """Return all results. If some raised, raises the first error after all are done."""
     told = list[list[int]]()
     for said in await asyncio.gather(*asked, return_exceptions=True):
         if isinstance(said, BaseException):

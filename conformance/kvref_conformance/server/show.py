@@ -1,4 +1,4 @@
-"""What a person sees of a server under load: a bar while it runs, the report, and figures over time as JSON and as a plot."""
+"""Output of a server under load: a progress bar, the report, and figures over time as JSON and as a plot."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,13 +16,13 @@ from kvref_conformance.canary import words
 from kvref_conformance.server.figures import Figures, Latencies, Wrong
 
 SHOWN = 5  # words of a wrong answer
-LONG = 5.0  # seconds after which a request that is open at the end is told of
+LONG = 5.0  # seconds after which a request unanswered at the end is reported
 WIDTH, HEIGHT = 760, 130  # pixels of a panel of the plot
 
 
 @contextmanager
 def bar(console: Console, figures: Figures, seconds: float) -> Iterator[Callable[[], None]]:
-    """Shows how far it has come whenever it is called."""
+    """Yield a function that updates the progress bar."""
     columns = (TextColumn("{task.description}"), BarColumn(12), TimeRemainingColumn())
     progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     task = progress.add_task("asking", total=seconds)
@@ -55,11 +55,11 @@ def print_report(console: Console, canary: Canary, figures: Figures) -> None:
 
 
 def plot(figures: Figures, title: str) -> str:
-    """An SVG: tokens a second over time, with wrong ones and failures marked, and below the seconds to the first token."""
+    """Return an SVG: tokens per second over time with wrong ones and failures marked; below, seconds to the first token."""
     timeline, seconds = figures.timeline, max(figures.seconds, 1e-9)
     span = timeline.width
     rates = [each.tokens / span for each in timeline.moments]
-    if timeline.moments:  # the last span is not over
+    if timeline.moments:  # the last span is incomplete
         rates[-1] = timeline.moments[-1].tokens / max(min(span, seconds - span * (len(rates) - 1)), 0.1 * span)
     panels = [_panel("tokens checked a second", {"": rates}, span, seconds)]
     firsts = {f"{percent} %": [each.first.percentile(percent) for each in timeline.moments] for percent in (50, 99)}
@@ -111,7 +111,7 @@ def _cells(latencies: Latencies) -> list[str]:
 
 
 def _panel(title: str, curves: dict[str, list[Any]], span: float, seconds: float) -> dict[str, Any]:
-    """Points of each curve as an SVG path has them; where nothing is known it is interrupted."""
+    """Return each curve as an SVG path, interrupted where there is no value."""
     top = max((value for curve in curves.values() for value in curve if value is not None), default=0.0) or 1.0
     paths = {}
     for name, curve in curves.items():

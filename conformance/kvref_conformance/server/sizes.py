@@ -1,4 +1,4 @@
-"""The whole numbers that make a canary, for a judge that asks for canaries by these alone."""
+"""The integer sizes of a canary: the judge requests canaries by these alone."""
 
 from dataclasses import replace
 
@@ -6,14 +6,14 @@ from kvref.canary import Canary, sized
 from kvref.errors import ConfigError
 from kvref_conformance.outcome import CannotRun
 
-# The options of `kvref canary make` that a canary made by whole numbers may have otherwise.
+# The options of `kvref canary make` that the integer sizes do not determine.
 OPTIONS = {"offsets": "--offsets", "windows": "--windows", "theta": "--theta", "num_pairs": "--pairs"}
 
 
 def sizes(canary: Canary) -> dict[str, int]:
-    """The arguments with which kvref.canary.sized makes it. A size of the MLP, which is all zeros, does not count.
+    """Return the arguments with which kvref.canary.sized makes this canary. The MLP size is ignored, for its weights are zeros.
 
-    Raises CannotRun where none do, and says what would make one.
+    If no arguments do, raises CannotRun with the options that would make such a canary.
     """
     plain = replace(canary, intermediate_size=Canary.intermediate_size)
     window = next((each for each in canary.windows if each is not None), 0)
@@ -34,7 +34,7 @@ def sizes(canary: Canary) -> dict[str, int]:
 
 
 def shortened(canary: Canary, context: int) -> Canary | None:
-    """The same model with a shorter context, or None where a canary of that context has other weights."""
+    """Return the same model with a shorter context, or None if a canary of that context has other weights."""
     try:
         shorter = replace(canary, context=context)
         same = all(shorter.pairs(layer) == canary.pairs(layer) for layer in range(canary.num_layers))
@@ -44,7 +44,7 @@ def shortened(canary: Canary, context: int) -> Canary | None:
 
 
 def _options(canary: Canary, other: Canary) -> str:
-    """Those in which two canaries differ, with the values of the first."""
+    """Return the options in which two canaries differ, with the values of the first."""
     differ = [name for name in OPTIONS if getattr(canary, name) != getattr(other, name)]
     return " ".join(f"{OPTIONS[name]} {_said(getattr(canary, name))}" for name in differ)
 

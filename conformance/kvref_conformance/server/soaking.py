@@ -1,4 +1,4 @@
-"""A server under load: many requests at once, every token held to what the canary must say."""
+"""A server under load: many concurrent requests, and every token compared with the canary's right one."""
 
 import asyncio
 import time
@@ -14,16 +14,16 @@ from kvref_conformance.server.errors import ServerError
 from kvref_conformance.server.figures import Figures, Wrong
 from kvref_conformance.server.workload import Request, Workload
 
-EXPLAINED = 3  # wrong answers, of which it is looked for whose tokens they are
-OTHERS = 24  # requests that ended lately, whose tokens they may be
+EXPLAINED = 3  # number of wrong answers to diagnose
+OTHERS = 24  # recently ended requests whose tokens a wrong answer may contain
 SHOWN = 16  # tokens from the first wrong one on
-AFTER_A_FAILURE = 0.1  # seconds that a worker waits
-GONE = 10  # failures to connect in a row, by each worker, after which a server counts as gone
+AFTER_A_FAILURE = 0.1  # seconds that a worker pauses
+GONE = 10  # consecutive failures to connect, per worker, after which a server counts as gone
 
 
 @dataclass(frozen=True)
 class Puzzle:
-    """A wrong answer, and all that the server had been told beside and lately."""
+    """A wrong answer, and the concurrent and recent requests."""
 
     wrong: Wrong
     request: Told
@@ -38,10 +38,10 @@ class Soak:
         self._running: dict[int, Request] = {}
         self._ended: deque[Told] = deque(maxlen=OTHERS)
         self._puzzles = list[Puzzle]()
-        self._unconnected = 0  # failures to connect in a row
+        self._unconnected = 0  # consecutive failures to connect
 
     async def run(self, seconds: float) -> None:
-        """For so long, or until the server is gone."""
+        """Run for `seconds`, or until the server is gone."""
         self._began = time.monotonic()
         try:
             async with asyncio.timeout(seconds):
@@ -52,7 +52,7 @@ class Soak:
             self.figures.seconds = self._now()
 
     def explain(self) -> None:
-        """Say of some wrong answers whose tokens they were. Takes seconds."""
+        """Diagnose some wrong answers: which request their tokens belong to. Takes seconds."""
         self.figures.wrong = [puzzle.wrong for puzzle in self._puzzles]
         for puzzle in self._puzzles:
             puzzle.wrong.finding = str(diagnose(self._asker.canary, puzzle.request, puzzle.said, puzzle.others) or "")
@@ -64,7 +64,7 @@ class Soak:
             try:
                 await self._serve(request)
                 self._unconnected = 0
-            except NotOffered:  # of several answers alone
+            except NotOffered:  # raised only for several answers
                 self._workload.several = False
             except ServerError as error:
                 self._failed(error)
@@ -93,7 +93,7 @@ class Soak:
         self._done(request, said[0])
 
     def _look(self, request: Request, said: list[int], answer: Answer) -> None:
-        """Hold each token to what it must be."""
+        """Compare each token with the right one."""
         right, oracle = self._workload.right(request, said)
         wrong = [at for at, want in enumerate(right) if want not in (None, said[at])]
         figures, moment = self.figures, self.figures.timeline.at(self._now())
@@ -108,7 +108,7 @@ class Soak:
         moment.wrong += len(wrong)
         figures.wrong_requests += 1
         if len(self._puzzles) == EXPLAINED and len(wrong) > min(each.wrong.tokens for each in self._puzzles):
-            self._puzzles.remove(min(self._puzzles, key=lambda each: each.wrong.tokens))  # more wrong tokens tell more
+            self._puzzles.remove(min(self._puzzles, key=lambda each: each.wrong.tokens))  # more wrong tokens are more informative
         if len(self._puzzles) < EXPLAINED:
             self._puzzles.append(self._puzzle(request, said, answer, wrong, right))
 

@@ -1,4 +1,4 @@
-"""What a server is asked under load: requests as people send them, of words that tell whose they are."""
+"""Requests to a server under load: realistic conversations, with words that identify their conversation."""
 
 import math
 from collections import deque
@@ -9,20 +9,20 @@ import numpy as np
 
 from kvref.canary import BOS, FIRST_WORD, Canary, Oracle
 
-# How often each kind comes. branch: two at once that go on from the same conversation, each with words of its own. cut off: a
-# stream that is closed in the middle. several: more than one answer to a request.
+# Relative frequency of each kind. branch: two concurrent requests that continue the same conversation with different words.
+# cut off: a stream that is closed in the middle. several: more than one answer to a request.
 KINDS = {"new": 3, "prefix": 3, "goes on": 4, "branch": 2, "changed": 2, "long": 1, "cut off": 2, "several": 1}
-FEW = 8  # words, at most, by which two branches differ before they are answered
-ALPHABETS = 8  # shares of the words: a conversation has one for itself
+FEW = 8  # maximum number of words that a branch appends
+ALPHABETS = 8  # disjoint shares of the words: a conversation uses one
 PREFIXES = 4  # system prompts
-KEPT = 64  # conversations that may go on
-MEDIAN, SCATTER = 40.0, 0.8  # tokens of a turn and of an answer beyond the least; of their logarithms
-ANSWERS = 3  # of a request for several
+KEPT = 64  # conversations that may be continued
+MEDIAN, SCATTER = 40.0, 0.8  # median tokens of a turn and of an answer beyond the least; sigma of their logarithms
+ANSWERS = 3  # per request of kind "several"
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """tokens: told and said. oracle: of these."""
+    """tokens: of prompts and answers. oracle: its state after them."""
 
     tokens: list[int]
     oracle: Oracle
@@ -31,7 +31,7 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Request:
-    """prompt: its first `shared` tokens are those of `base`. count: tokens to be said, n times."""
+    """prompt: its first `shared` tokens are those of `base`. count: tokens to generate, n times."""
 
     number: int
     kind: str
@@ -44,15 +44,15 @@ class Request:
 
 
 class Workload:
-    """Requests drawn from a seed and from what was said. Not more than `room` tokens each, the answer with them."""
+    """Requests drawn from a seed and from earlier answers. Prompt and answer have at most `room` tokens together."""
 
     def __init__(self, canary: Canary, seed: int) -> None:
         self.canary, self.room = canary, canary.context
-        self.several = True  # until the server says that it has no such thing
+        self.several = True  # False once the server has rejected several answers
         self._rng = np.random.default_rng(seed)
         self._drawn = 0
         self._going: deque[Conversation] = deque(maxlen=KEPT)
-        self._twin: Conversation | None = None  # what the next request branches from, as the last one did
+        self._twin: Conversation | None = None  # the last request and the next one branch from it
         self._begin = self._grown(Conversation([], Oracle(canary), 0), [BOS])
         self._prefixes = [self._prefix(number) for number in range(PREFIXES)]
 
@@ -64,21 +64,21 @@ class Workload:
         number, self._drawn = self._drawn, self._drawn + 1
         base, shared, more = self._begun(kind, number % ALPHABETS)
         prompt = [*base.tokens[:shared], *more][: self.room - 1]
-        if self.canary.recalls:  # it is asked what came behind a word that was there before
+        if self.canary.recalls:  # it repeats the word after an earlier occurrence
             prompt = self._asking(prompt, shared)
-        least = self.canary.period if kind == "branch" else 1  # so that all that lies behind the fork is read
+        least = self.canary.period if kind == "branch" else 1  # so that every token after the fork is read
         count = min(self._length(least), self.room - len(prompt))
         stream = kind == "cut off" or (kind != "several" and bool(self._rng.integers(2)))
         return Request(number, kind, prompt, count, base, shared, stream, ANSWERS if kind == "several" else 1)
 
     def right(self, request: Request, said: Sequence[int]) -> tuple[list[int | None], Oracle]:
-        """What each token said must be, behind those before it; None where it hangs on rounding. And the oracle of all."""
+        """Return the right token at each place of the answer (None if it depends on rounding), and the oracle after all."""
         oracle = request.base.oracle.upto(request.shared)
         told = oracle.extend([*request.prompt[request.shared :], *said])
         return told[len(request.prompt) - request.shared - 1 :][: len(said)], oracle
 
     def answered(self, request: Request, said: Sequence[int], oracle: Oracle) -> None:
-        """A conversation that may go on from here, where there is room."""
+        """Keep the conversation for later requests, if there is room."""
         tokens = [*request.prompt, *said]
         if len(tokens) < self.room - 1:  # a token more, and an answer
             self._going.append(Conversation(tokens, oracle, request.base.alphabet))
@@ -89,7 +89,7 @@ class Workload:
         return kind != "several" or self.several
 
     def _begun(self, kind: str, alphabet: int) -> tuple[Conversation, int, list[int]]:
-        """What a request begins with, how many tokens of it, and what comes behind them."""
+        """Return the conversation that a request continues, how many of its tokens, and the tokens after them."""
         if kind == "branch":
             base = self._twin or self._going[int(self._rng.integers(len(self._going)))]
             self._twin = None if self._twin else base
@@ -99,16 +99,16 @@ class Workload:
             base = self._going[place]
             if kind == "goes on":
                 del self._going[place]
-                if not self._rng.integers(4):  # nothing new is told: all of it may lie in a cache
+                if not self._rng.integers(4):  # no new tokens: the whole prompt may be cached
                     return base, len(base.tokens) - 1, base.tokens[-1:]
                 return base, len(base.tokens), self._words(self._length(1), base.alphabet)
-            # One of its tokens is another, those behind it stay. Every other time it is one that is read again at once.
+            # Replace one token and keep the later ones. In half of the cases the answer reads that token at once.
             least = max(1, len(base.tokens) - self.canary.period) if self._rng.integers(2) else 1
             shared = int(self._rng.integers(least, len(base.tokens)))
             return base, shared, [*self._words(1, alphabet), *base.tokens[shared + 1 :]]
         if kind == "prefix":
             base = self._prefixes[int(self._rng.integers(PREFIXES))]
-            return base, len(base.tokens), self._words(self._length(1), alphabet)  # often so few that the prefix is read
+            return base, len(base.tokens), self._words(self._length(1), alphabet)  # often short enough to read the prefix
         least = int(self._rng.integers(self.room // 2, self.room)) if kind == "long" else self._length(self.canary.period)
         return Conversation(self._begin.tokens, self._begin.oracle, alphabet), 1, self._words(least, alphabet)
 
@@ -125,7 +125,7 @@ class Workload:
         return least + int(self._rng.lognormal(math.log(MEDIAN), SCATTER))
 
     def _asking(self, prompt: list[int], shared: int) -> list[int]:
-        """A prompt of which a word comes again at its end; those behind the shared ones are new to it, while there are such."""
+        """Return a prompt that ends with one of its earlier words. Words after the shared ones are new, if there are enough."""
         fresh = [word for word in range(FIRST_WORD, FIRST_WORD + self.canary.words) if word not in prompt[:shared]]
         drawn = [int(word) for word in self._rng.permutation(fresh)][: len(prompt) - shared - 1]
         told = [*prompt[:shared], *drawn]

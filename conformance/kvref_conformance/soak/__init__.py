@@ -1,1 +1,1 @@
-"""`kvref soak`: a cache under a serving workload, at full size, for as long as one likes."""
+"""`kvref soak`: a cache under a serving workload, at full size, for any length of time."""

@@ -1,4 +1,4 @@
-"""Holds a workload against one family, and makes what breaks as short as it can."""
+"""Runs a workload against one family, and shortens a failure to a minimal reproducer."""
 
 import json
 import math
@@ -20,14 +20,14 @@ from kvref_conformance.soak.servers import server
 from kvref_conformance.soak.workload import Event, Server, Workload, brief, prefilled, without
 
 FULL = 8, 128  # kv heads and head_dim of Llama 3, Mistral and Qwen 3
-LEAST = 1, 8  # the same of a failure that is made shorter
-TELL = 0.5  # seconds between two words of how far it has come
+LEAST = 1, 8  # kv heads and head_dim while a failure is shortened
+TELL = 0.5  # seconds between two reports of progress
 PAGE = 4096
 
 
 @dataclass
 class Figures:
-    """Of one family. memory: seconds since the beginning and resident bytes, as time went on."""
+    """Figures of one family. memory: pairs of seconds since the beginning and resident bytes."""
 
     family: str
     seconds: float = 0.0
@@ -47,22 +47,22 @@ class Figures:
         return max((bytes for _, bytes in self.memory), default=0)
 
     def text(self) -> str:
-        """For another process."""
+        """Return the figures as JSON, for another process."""
         return json.dumps(asdict(self))
 
 
 @dataclass
 class Soaked:
     figures: Figures
-    held: Held | None = None  # what broke
+    held: Held | None = None  # the failure, shortened
 
 
 def a_serving_workload(subject: Subject) -> None:
-    """What failures of a soak are called by."""
+    """The check whose name failures of a soak have."""
 
 
 def soak(judge: Judge, family: str, seed: int, seconds: float, most: float = math.inf) -> Soaked:
-    """Run a workload for so long, or so many events, or until something breaks. `judge.progress` is told the figures, as text."""
+    """Run a workload for `seconds`, for `most` events or until a check fails. `judge.progress` receives the figures as text."""
     figures, events = Figures(family), list[Event]()
     began = told = time.monotonic()
     broken: Broken | None = None
@@ -88,7 +88,7 @@ def soak(judge: Judge, family: str, seed: int, seconds: float, most: float = mat
 
 
 def tried(served: Server, event: Event, figures: Figures) -> Broken | None:
-    """One event; what broke. Raises NotOffered."""
+    """Run one event and return its failure, if any. Raises NotOffered."""
     try:
         figures.tokens_checked += served.do(event)
     except NotOffered:
@@ -104,9 +104,9 @@ def tried(served: Server, event: Event, figures: Figures) -> Broken | None:
 
 
 def shortened(judge: Judge, family: str, events: Sequence[Event], broken: Broken) -> Held:
-    """The conversation of as few requests as show it, found in SECONDS; at worst that of no call.
+    """Return the call trace with the fewest requests that still fails, found in SECONDS; an empty one if none is found.
 
-    First with as few numbers a token as can be, which costs the least; and with prompts in the place of single steps.
+    Try the smallest heads first, which cost the least, and prompts in place of single steps.
     """
     until = time.monotonic() + SECONDS
     numbers, named = sorted({number for event in events for number in event.numbers}), set(events[-1].numbers)
@@ -126,7 +126,7 @@ def shortened(judge: Judge, family: str, events: Sequence[Event], broken: Broken
 
 
 def fewest(events: list[Event], breaks: Callable[[Sequence[Event]], bool]) -> list[Event]:
-    """Without requests, half of them at a time and then fewer, and then without single events."""
+    """Remove requests, half of them at a time and then fewer, and then single events."""
     numbers = sorted({number for event in events for number in event.numbers})
     size = len(numbers) // 2
     while size:
@@ -148,7 +148,7 @@ def fewest(events: list[Event], breaks: Callable[[Sequence[Event]], bool]) -> li
 def again(
     judge: Judge, family: str, sizes: tuple[int, int], events: Iterable[Event], until: float, keep: bool = False
 ) -> tuple[list[Exchange], Broken | None]:
-    """The same events from a fresh start: the conversation, if it is kept, and what broke."""
+    """Run the events on a new server; return the call trace (empty unless `keep`) and the failure."""
     subject = judge.begin_family(family)
     served, figures = server(subject, family, *sizes), Figures(family)
     for event in events:
@@ -162,7 +162,7 @@ def again(
 
 
 def resident() -> int:
-    """Bytes of this process that lie in memory, or 0 where the system does not say."""
+    """Return the resident bytes of this process, or 0 if the system does not report them."""
     try:
         return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * PAGE
     except OSError:

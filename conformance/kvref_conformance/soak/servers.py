@@ -1,4 +1,4 @@
-"""Servers on each kind of cache: the paged one holds many requests, a stream one after the other."""
+"""Servers on each kind of cache: a paged cache serves many requests at once, a stream one at a time."""
 
 from collections.abc import Sequence
 
@@ -13,7 +13,7 @@ LONGEST = 4096
 
 
 def served() -> list[str]:
-    """The families that a workload can run on: it is of keys and values of one width."""
+    """Return the families that a workload can run on: those with keys and values of the same width."""
     return [
         family.name for family in all_families().values()
         if family.part("serving") or (family.stream and knows(family.stream, "sizes_for"))
@@ -21,7 +21,7 @@ def served() -> list[str]:
 
 
 def server(subject: Subject, family: str, heads: int, dim: int) -> Server:
-    """Raises NotOffered."""
+    """Return the server for a family. Raises NotOffered."""
     record = all_families()[family]
     subject.factory(family)
     if (own := record.part("serving")) is not None:
@@ -31,7 +31,7 @@ def server(subject: Subject, family: str, heads: int, dim: int) -> Server:
 
 
 class Streamed:
-    """One request at a time, in a stream that forgets between them."""
+    """One request at a time, in a stream that is cleared between requests."""
 
     most = 1
 
@@ -54,11 +54,11 @@ class Streamed:
         return self.filled.count
 
     def do(self, event: Event) -> int:
-        """Returns how many tokens were compared."""
+        """Return how many tokens were compared."""
         if event.kind == "admit" and not self.current:
             self.current = list(event.numbers)
             self.filled.begin(event.numbers[0], (PREFIXES + event.prefix, event.shared))
-            for start in range(0, event.tokens, 512):  # as a prompt is taken in chunks
+            for start in range(0, event.tokens, 512):  # a prompt is appended in chunks
                 self.filled.append(min(512, event.tokens - start))
         elif list(event.numbers) != self.current:
             return 0

@@ -1,4 +1,4 @@
-"""What a person sees of a soak: a bar while it runs, a line a family at the end, and what broke. Tokens are what is checked."""
+"""Output of a soak: a progress bar, one line per family at the end, and the failures. Rates count checked tokens."""
 
 import json
 import shlex
@@ -21,7 +21,7 @@ MIB = 2**20
 
 @contextmanager
 def bar(console: Console, judge: Any, latest: dict[str, Figures]) -> Iterator[None]:
-    """Shows what the judge tells, and keeps the latest of each family."""
+    """Show the progress of the judge, and store the latest figures of each family in `latest`."""
     columns = (TextColumn("{task.description}"), BarColumn(12), TimeRemainingColumn())
     progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     task = progress.add_task("making the cache", total=None)
@@ -62,7 +62,7 @@ def print_figures(console: Console, figures: list[Figures], broken: dict[str, Ou
 def print_broken(
     console: Console, clause: str, outcome: Outcome, name: str, trace: Path | None, more: Sequence[tuple[str, str]]
 ) -> None:
-    """As `kvref check` shows one. more: what else there is to be said, each with a word for it."""
+    """Print a failure as `kvref check` does. more: additional lines, each a label and a text."""
     console.print(Text(f"{clause} · {outcome.check}   ({name})", style="bold red"), soft_wrap=True)
     lines = [*(f"  {call}" for call in outcome.calls), f"    {outcome.what}"]
     lines += [f"    expected {outcome.expected}", f"    got      {outcome.got}"]

@@ -1,8 +1,8 @@
-"""Requests as a server gets them: when they come, how long they are, which share a beginning, which are cancelled.
+"""Requests of a server: their arrivals, their lengths, their shared prefixes and their cancellations.
 
 Lengths are lognormal, with the means that Kwon et al. (Efficient Memory Management for Large Language Model Serving with
-PagedAttention, SOSP 2023) give for ShareGPT: 161 tokens of prompt, 338 of output. Arrivals are Poisson, as there. How widely
-lengths scatter, and how many requests share a prefix or are cancelled, are numbers of ours.
+PagedAttention, SOSP 2023) give for ShareGPT: 161 tokens of prompt, 338 of output. Arrivals are Poisson, as there. The
+scatter of lengths and the shares of shared prefixes and cancellations are our own choice.
 """
 
 import math
@@ -15,9 +15,9 @@ import numpy as np
 
 
 class Event(NamedTuple):
-    """admit: a request of so many tokens, of which the first `shared` are those of a prefix. step: a token more of each.
+    """admit: a request of `tokens` tokens, of which the first `shared` are those of a prefix. step: one more token of each.
 
-    look: every token of one is compared. drop: it is forgotten. pressure: so many tokens more do not fit.
+    look: every token of one request is compared. drop: its sequence is dropped. pressure: `tokens` more tokens do not fit.
     """
 
     kind: str
@@ -28,10 +28,10 @@ class Event(NamedTuple):
 
 
 class Server(Protocol):
-    """A cache that serves: what fits is known without asking it. Requests are known by numbers."""
+    """A serving cache. The server computes what fits without calling the cache. Requests are identified by numbers."""
 
-    most: int  # requests at a time
-    longest: int  # tokens of one
+    most: int  # maximum number of concurrent requests
+    longest: int  # maximum tokens of a request
 
     def running(self) -> Sequence[int]: ...
     def fits(self, numbers: Sequence[int], tokens: int = 1) -> bool: ...
@@ -42,7 +42,7 @@ class Server(Protocol):
 
 @dataclass(frozen=True)
 class Mix:
-    """arrivals: requests a step. Lengths in tokens; scatter: of their logarithms. Shares of all requests, and of steps."""
+    """arrivals: requests per step. Lengths in tokens; scatter: sigma of their logarithms. Shares of all requests or steps."""
 
     arrivals: float = 0.25
     prompt: float = 161.0
@@ -56,13 +56,13 @@ class Mix:
 
 @dataclass
 class Workload:
-    """The events of one server, drawn as they are needed: the same seed gives the same, whatever the cache does."""
+    """The events of one server, drawn on demand: the same seed gives the same events, whatever the cache does."""
 
     server: Server
     rng: np.random.Generator
     mix: Mix = field(default_factory=Mix)
     made: int = 0
-    ends: dict[int, int] = field(default_factory=dict)  # by request, the tokens at which it is done
+    ends: dict[int, int] = field(default_factory=dict)  # by request: its final number of tokens
     waiting: list[Event] = field(default_factory=list)
 
     def events(self) -> Iterator[Event]:
@@ -72,7 +72,7 @@ class Workload:
             yield from self._stepping()
 
     def _length(self, mean: float) -> int:
-        """At least 1, and no more than the server takes of one request."""
+        """Return a length of at least 1 and at most the server's limit per request."""
         drawn = self.rng.lognormal(math.log(mean) - self.mix.scatter**2 / 2, self.mix.scatter)
         return int(max(1, min(drawn, self.server.longest // 2)))
 
@@ -101,7 +101,7 @@ class Workload:
         numbers = tuple(self.server.running())
         while numbers and not self.server.fits(numbers):
             yield Event("pressure", numbers[-1:], self.server.longest)
-            yield Event("drop", numbers[-1:])  # preempted: the youngest goes
+            yield Event("drop", numbers[-1:])  # preempt the youngest
             numbers = numbers[:-1]
         if numbers:
             yield Event("step", numbers)
@@ -115,7 +115,7 @@ class Workload:
 
 
 def without(events: Sequence[Event], goes: Callable[[int], bool]) -> list[Event]:
-    """The events without those of some requests."""
+    """Return the events without those of some requests."""
     kept = []
     for event in events:
         numbers = tuple(number for number in event.numbers if not goes(number))
@@ -125,7 +125,7 @@ def without(events: Sequence[Event], goes: Callable[[int], bool]) -> list[Event]
 
 
 def prefilled(events: Sequence[Event]) -> list[Event]:
-    """The same with the tokens that come one by one in the prompts, so that there are no steps."""
+    """Return the events with the tokens of the steps moved into the prompts."""
     stepped = Counter(number for event in events if event.kind == "step" for number in event.numbers)
     kept = []
     for event in events:
@@ -137,5 +137,5 @@ def prefilled(events: Sequence[Event]) -> list[Event]:
 
 
 def brief(events: Sequence[Event]) -> list[Event]:
-    """The same with a token a request."""
+    """Return the events with one token per request."""
     return [event._replace(tokens=1, shared=0) if event.kind == "admit" else event for event in events]
