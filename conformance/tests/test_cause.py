@@ -22,13 +22,16 @@ def causes(judge, clause):
 PLANTED = [
     (
         "ENG-03", engines.later_pieces_are_turned_one_position_too_far,
-        "keys of positions 7..20 of session 0 were turned one position too far, layer 0, after a later piece",
+        "keys of positions 7 to 20 of session 0 were rotated one position too far, in layer 0, after a later chunk",
     ),
     (
         "ENG-05", engines.a_step_lands_in_a_block_that_was_given_away,
-        "session 3 read positions 13..15 of session 1 instead of its own positions 13..15, layer 1 at least",
+        "session 3 read positions 13 to 15 of session 1 instead of its own positions 13 to 15, in layer 1 at least",
     ),
-    ("ENG-13", engines.a_window_is_one_too_wide, "session 0 saw a window of 17 or more where 16 was due, in every layer"),
+    (
+        "ENG-13", engines.a_window_is_one_too_wide,
+        "session 0 attended to a window of 17 or more tokens instead of 16, in every layer",
+    ),
 ]  # fmt: skip
 
 
@@ -40,13 +43,13 @@ def test_it_stands_beside_the_failure(clause, plant, cause, monkeypatch):
 
 def test_what_was_taken_back_and_stayed_is_named():
     (cause,) = causes(Judge(load("zoo:engine-rolls-back-the-length-only")), "ENG-09")
-    assert cause.startswith("either position 38 of session 0 before a truncation stayed in front of what session 0 wrote there; ")
+    assert cause.startswith("either session 0 wrote its tokens after stale ones: position 38 of session 0 before a truncation; ")
 
 
 def test_a_child_tells_it_too():
     judge = start(Asked("zoo:engine-rolls-back-the-length-only", Effort(timeout=10), isolate=True))
     try:
-        assert causes(judge, "ENG-09")[0].startswith("either position 38 of session 0 before a truncation stayed")
+        assert causes(judge, "ENG-09")[0].startswith("either session 0 wrote its tokens after stale ones: position 38 ")
     finally:
         judge.close()
 

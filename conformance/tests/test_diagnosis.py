@@ -42,7 +42,7 @@ def test_what_came_may_stand_apart_from_what_was_told():
     before = Told("request b", request.tokens[:115], range(100, 115))
     found = diagnose(OFFSETS, before, request.tokens[115:], others, FLOAT32)
     assert str(found) == (
-        "request b read positions 80..95 (a block of 16) of request c instead of its own positions 80..95 (a block of 16), "
+        "request b read positions 80 to 95 (a block of 16) of request c instead of its own positions 80 to 95 (a block of 16), "
         "in every layer"
     )
 
@@ -55,7 +55,7 @@ def test_keys_stored_too_coarsely_are_no_fault_of_anyone(step, canary):
     request, others = scene.said(110)
     found = diagnose(canary, request, [], others, FLOAT32)
     assert found.kind == "unknown"
-    assert canary.recalls or "as where keys are too coarse" in str(found)
+    assert canary.recalls or "keys may be too coarse" in str(found)
 
 
 def test_where_layers_lie_a_block_apart_both_are_said():
@@ -148,19 +148,21 @@ def test_the_oracle_says_the_same_of_many_tokens_as_of_each(canary):
 
 
 SENTENCES = {
-    "request b: not known. A clue.": Finding("unknown", "request b", clue="A clue."),
-    "request b read zeros at position 5, layer 1, kv head 0, the values alone": Finding(
+    "request b: cause unknown. A clue.": Finding("unknown", "request b", clue="A clue."),
+    "request b read zeros at position 5, in layer 1, in kv head 0, values only": Finding(
         "zeros", "request b", (1,), heads=(0,), start=5, stop=6, part="values"
     ),
-    "keys of positions 32..63 (a block of 32) of request b were turned 2 positions too little, layer 0 at least": Finding(
+    "keys of positions 32 to 63 (a block of 32) of request b were rotated 2 positions too little, in layer 0 at least": Finding(
         "turned", "request b", (0,), True, start=32, stop=64, shift=-2
     ),
-    "request b lost positions 16..47 (blocks of 16), and what came behind moved up": Finding(
+    "request b lost positions 16 to 47 (blocks of 16), and all later tokens moved to earlier positions": Finding(
         "dropped", "request b", start=16, stop=48
     ),
-    "request b saw a window of 31 where 32 was due, layer 1": Finding("window", "request b", (1,), shift=31, due=32),
-    "request b read what kv head 1 holds at positions 40..50 and perhaps on, in every layer, after a fork at 40": Finding(
-        "head", "request b", start=40, stop=51, shift=1, open=True, after="a fork at 40"
+    "request b attended to a window of 31 tokens instead of 32, in layer 1": Finding(
+        "window", "request b", (1,), shift=31, due=32
+    ),
+    "request b read the entries of kv head 1 at positions 40 to 50, perhaps later ones, in every layer, after a fork": Finding(
+        "head", "request b", start=40, stop=51, shift=1, open=True, after="a fork"
     ),
 }
 

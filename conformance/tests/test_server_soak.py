@@ -71,7 +71,7 @@ def test_wrong_tokens_are_counted_and_whose_they_were_is_said(files, wrong):
     assert sum(each.wrong for each in figures.timeline.moments) == figures.wrong_tokens
     assert figures.wrong and all(each.finding.startswith(("request ", "either ")) for each in figures.wrong)
     if wrong == "another's tokens":
-        assert any("of an earlier occupant, request" in each.finding for each in figures.wrong)
+        assert any(", which had ended, instead of" in each.finding for each in figures.wrong)
 
 
 @pytest.mark.parametrize("wrong", ["", "another's tokens"])

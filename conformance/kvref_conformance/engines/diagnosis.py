@@ -59,17 +59,17 @@ def _clue(case: Case, found: list[Run]) -> str:
     heads = ", ".join(map(str, case.wrong_heads))
     blanks = sum(case.got[number] == BLANK for number in case.wrong)
     are = "is" if len(case.wrong) == 1 else "are"
-    text = f"Of {len(case.got)} tokens {len(case.wrong)} {are} wrong, by the digits of kv head {heads}."
+    text = f"{len(case.wrong)} of {len(case.got)} tokens {are} wrong, in the digits of kv head {heads}."
     if blanks:
         text += (
-            f" {blanks} {'is a blank' if blanks == 1 else 'are blanks'}: of zeros, or of places that a head could not tell apart."
+            f" {blanks} {'is a blank' if blanks == 1 else 'are blanks'}: a head read zeros, or could not distinguish positions."
         )
     read = case.sources[[number for number in case.wrong if case.sources[number] >= 0]]
     if len(read):
-        text += f" What was due lies at positions {read.min()}..{read.max()}."
+        text += f" The tokens to be read are at positions {read.min()} to {read.max()}."
     if found and found[0].bits >= found[0].cost(case) + 2 * ENOUGH:
         first = int(case.sources[case.wrong[0]]) + found[0].shift
-        text += f" The first {found[0].count} are what {found[0].source.name} was told from position {first} on."
+        text += f" The first {found[0].count} equal the tokens of {found[0].source.name} from position {first} on."
     return text + _nearby(case)
 
 
@@ -86,4 +86,4 @@ def _nearby(case: Case) -> str:
     chance = 2 * NEAR * 2.0**-case.canary.bits
     if len(wrong) < 4 or near < len(wrong) * (1 + chance) / 2:
         return ""
-    return f" {near} of them carry digits of places at most {NEAR} away, as where keys are too coarse or turned elsewhere."
+    return f" {near} of them have the digits of a position at most {NEAR} away: keys may be too coarse or wrongly rotated."

@@ -5,19 +5,19 @@ from dataclasses import dataclass
 BLOCKS = (256, 128, 64, 32, 16, 8)
 KINDS = {
     "another": "{request} read {there} of {other} instead of its own {here}",
-    "earlier occupant": "{request} read {there} of an earlier occupant, {other}, instead of its own {here}",
+    "earlier occupant": "{request} read {there} of {other}, which had ended, instead of its own {here}",
     "own": "{request} read its own {there} instead of {here}: shifted by {shift}",
-    "swapped": "{here} of {request} hold one another's tokens, block by block of {shift}",
+    "swapped": "{request} read {here} with two neighboring blocks of {shift} tokens swapped",
     "zeros": "{request} read zeros at {here}",
-    "unreadable": "{request} found no key of {here}: zeros, lost, or keys of elsewhere",
-    "turned": "keys of {here} of {request} were turned {far} too {sense}",
-    "layer": "{request} read what layer {shift} holds at {here}",
-    "head": "{request} read what kv head {shift} holds at {here}",
-    "heads": "{request} read in each kv head what the head {shift} further on holds at {here}",
-    "window": "{request} saw a window of {shift}{more} where {due} was due",
-    "dropped": "{request} lost {here}, and what came behind moved up",
-    "twice": "{request} holds {here} twice, and what came behind moved back",
-    "left over": "{here} of {other} stayed in front of what {request} wrote there",
+    "unreadable": "no query of {request} matched a key at {here}: keys of zeros, lost keys, or keys of other positions",
+    "turned": "keys of {here} of {request} were rotated {far} too {sense}",
+    "layer": "{request} read the entries of layer {shift} at {here}",
+    "head": "{request} read the entries of kv head {shift} at {here}",
+    "heads": "each kv head of {request} read the entries of the kv head {shift} after it at {here}",
+    "window": "{request} attended to a window of {shift}{more} tokens instead of {due}",
+    "dropped": "{request} lost {here}, and all later tokens moved to earlier positions",
+    "twice": "{request} contains {here} twice, and all later tokens moved to later positions",
+    "left over": "{request} wrote its tokens after stale ones: {here} of {other}",
 }
 
 
@@ -64,7 +64,7 @@ class Finding:
 
     def __str__(self) -> str:
         if self.kind == "unknown":
-            return f"{self.request}: not known. {self.clue}"
+            return f"{self.request}: cause unknown. {self.clue}"
         if self.kind == "several":
             return "either " + "; or ".join(map(str, self.candidates))
         here, there = (self._positions(shift) for shift in (0, self.shift))
@@ -76,25 +76,25 @@ class Finding:
     def _positions(self, shift: int) -> str:
         first, last = self.start + shift, self.stop + shift - 1
         if self.open:
-            text = f"positions {first}..{last} and perhaps on"
+            text = f"positions {first} to {last}, perhaps later ones"
         else:
-            text = f"position {first}" if first == last else f"positions {first}..{last}"
+            text = f"position {first}" if first == last else f"positions {first} to {last}"
         if self.block is None:
             return text
         start, stop = self.within or (self.start, self.stop)
         if (start, stop) != (self.start, self.stop):
-            return f"{text} (in the block {start + shift}..{stop + shift - 1})"
+            return f"{text} (in the block of positions {start + shift} to {stop + shift - 1})"
         return f"{text} (a block of {self.block})" if self.block == stop - start else f"{text} (blocks of {self.block})"
 
     def _where(self) -> str:
         if self.kind in ("dropped", "twice", "left over"):
             text = ""
         elif self.layers:
-            text = ", layer " + " and ".join(map(str, self.layers)) + (" at least" if self.hidden else "")
+            text = ", in layer " + " and ".join(map(str, self.layers)) + (" at least" if self.hidden else "")
         else:
             text = ", in every layer"
         if self.heads:
-            text += ", kv head " + " and ".join(map(str, self.heads))
+            text += ", in kv head " + " and ".join(map(str, self.heads))
         if self.part == "values":
-            text += ", the values alone"
+            text += ", values only"
         return text + (f", after {self.after}" if self.after else "")

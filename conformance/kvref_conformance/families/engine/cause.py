@@ -15,7 +15,7 @@ from kvref_conformance.outcome import Broken, NotOffered
 
 PERIODS = 2  # periods to generate after a wrong token, as evidence for the diagnosis
 SPEAKING = ("generate", "step", "sample")
-AFTER = {"truncate": "a truncation", "remove": "a removal", "extend": "a later piece"}  # names in a diagnosis
+AFTER = {"truncate": "a truncation", "remove": "a removal", "extend": "a later chunk"}  # names in a diagnosis
 
 
 def cause(subject: Subject, conversation: Sequence[Exchange], again: bool) -> str:
