@@ -28,7 +28,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "small_surfaces": small_surfaces, "derived_operations": derived_operations, "formats": formats_table,
 }  # fmt: skip
 TABLE = re.compile(r"(?<=<!-- generated: )(\w+)( -->\n).*?(?=<!-- end generated -->)", re.DOTALL)
-CLAUSE_LINK = re.compile(r"\]\((?:#|(?:\.\./)*(?:kvref/)?spec/\w+\.md#)([A-Za-z]+(?:-[A-Za-z0-9]+)?-\d\d)(?:--[^)]*)?\)")
+CLAUSE_LINK = re.compile(r"\]\((?:#|(?:(?:\.\./)*(?:kvref/)?spec/)?\w+\.md#)([A-Za-z]+(?:-[A-Za-z0-9]+)?-\d\d)(?:--[^)]*)?\)")
 
 
 def pages() -> list[Path]:
@@ -38,15 +38,15 @@ def pages() -> list[Path]:
 
 
 def updated(page: Path) -> str:
-    """The text of a page with its tables and its links to clauses as they are now. Raises KeyError for an unknown table."""
+    """The text of a page with current tables and links to clauses. Raises KeyError for an unknown table or clause."""
     text = TABLE.sub(lambda found: f"{found[1]}{found[2]}{PARTS[found[1]]()}", page.read_text(encoding="utf-8"))
-    return CLAUSE_LINK.sub(lambda found: f"]({_address(found[1].upper(), page.parent) or found[0][2:-1]})", text)
+    return CLAUSE_LINK.sub(lambda found: f"]({_address(found[1].upper(), page.parent)})", text)
 
 
-def _address(id: str, folder: Path) -> str | None:
-    """The heading of a clause, relative to a folder, with the anchor that GitHub gives it; None where there is no such clause."""
-    clause = all_clauses().get(id)
-    return clause and f"{os.path.relpath(SPEC / clause.path.name, folder)}#{anchor(f'{clause.id} · {clause.title}')}"
+def _address(id: str, folder: Path) -> str:
+    """The heading of a clause, relative to a folder, with the anchor that GitHub gives it. Raises KeyError."""
+    clause = all_clauses()[id]
+    return f"{os.path.relpath(SPEC / clause.path.name, folder)}#{anchor(f'{clause.id} · {clause.title}')}"
 
 
 def update() -> list[Path]:

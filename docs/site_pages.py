@@ -116,8 +116,10 @@ def _clause(clause: Clause, results: dict[str, dict[str, str]]) -> str:
         parts.append(f"*Would have caught.* {_linked(clause.caught)}")
     checks = [check for check in all_checks() if check.clause == clause.id]
     families = [check.family for check in checks if check.run is None]
-    written = dict.fromkeys(check.name.rpartition(" (")[0] for check in checks if check.run)
-    looked = [f"“{name}”" for name in written] + ([f"random call sequences of {', '.join(families)}"] if families else [])
+    written = dict.fromkeys((check.name.rpartition(" (")[0], ", ".join(check.letters)) for check in checks if check.run)
+    looked = [f"“{name}”{f' ({letters})' if letters else ''}" for name, letters in written] + (
+        [f"random call sequences of {', '.join(families)}"] if families else []
+    )
     parts.append(f"*Checked by* {'; '.join(looked)}.")
     for verdict, word in SIGNS.items():
         names = [name for name, verdicts in results.items() if verdicts.get(clause.id) == verdict]
@@ -150,6 +152,7 @@ def point_to_the_site(app: object, docname: str, source: list[str]) -> None:
         r"\]\((?:\.\./)*kvref/spec/\w+\.md#([a-z0-9-]+-\d\d)--[^)]*\)", lambda link: f"](#{link[1].upper()})", source[0]
     )
     text = _clauses_linked(text)
+    text = re.sub(r"\]\((?:\.\./)+kvref/spec/README\.md", rf"]({'../' * docname.count('/')}spec/index.md", text)
     text = re.sub(r"\]\((?:\.\./)+kvref/spec/(\w+)\.md", rf"]({'../' * docname.count('/')}spec/\1.md", text)
     if docname.startswith("spec/"):
         text = text.replace("](README.md)", "](index.md)")

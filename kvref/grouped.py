@@ -211,7 +211,7 @@ class GroupedCache(Finder):
         """Raise PositionOutOfRange if a position is released in the layer's group."""
         first = self._first(table, layer)
         if position < first:
-            raise PositionOutOfRange(f"{what}: {position} cannot be read, blocks before position {first} were freed")
+            raise PositionOutOfRange(f"{what}: {position} is released (first position that is not: {first})")
 
     def _unseen(self, length: int) -> NDArray[np.int64]:
         """Per group, how many entries are before all positions that a query at `length` sees."""

@@ -101,9 +101,9 @@ class PagedCache(Sequences):
         -(stop - start) positions and quantized again. Everything else moves bit for bit. layout: which numbers of a head are
         rotated together, "halves" or "pairs" (see `kvref.rotary`).
 
-        Raises PositionOutOfRange unless 0 <= start <= stop <= the length of every layer, ConfigError for an invalid `theta` or
-        `layout`, NonFinite if the format cannot store a rotated key, OutOfBlocks if there is no room for copies of shared blocks,
-        and SequenceNotFound. If it raises, nothing has changed.
+        Raises PositionOutOfRange unless 0 <= start <= stop <= the length of every layer, or if `start` is released, ConfigError
+        for an invalid `theta` or, with theta, `layout`, NonFinite if the format cannot store a rotated key, OutOfBlocks if there
+        is no room for copies of shared blocks, and SequenceNotFound. If it raises, nothing has changed.
         """
         table = self._table(sequence)
         stop = in_range(stop, int(self._tables.lengths[table].min()) + 1, PositionOutOfRange, "stop")

@@ -104,9 +104,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="exit status: 0 all tokens were right; 1 a token was wrong, or a request to the server failed; 2 nothing could be "
         "judged; 130 Ctrl-C",
     )
-    soak.add_argument("name", metavar="NAME", nargs="?", help="the implementation (see kvref check --help)")
-    soak.add_argument("--exec", metavar="COMMAND", help="command of a harness, in any language, instead")
-    _server(soak)
+    _implementation(soak)
     soak.add_argument(
         "--minutes", type=float, default=1.0, metavar="N", help="total duration, divided among the families (default %(default)g)"
     )
@@ -127,9 +125,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog="exit status: 0 no failure was found; 1 a clause is broken; 2 nothing could be judged; 130 Ctrl-C, which keeps "
         "all results. Needs Dask: pip install '.[search]' in a clone",
     )
-    search.add_argument("name", metavar="NAME", nargs="?", help="the implementation (see kvref check --help)")
-    search.add_argument("--exec", metavar="COMMAND", help="command of a harness, in any language, instead")
-    _server(search)
+    _implementation(search)
     search.add_argument("--hours", type=float, metavar="N", help="duration in hours")
     search.add_argument("--minutes", type=float, metavar="N", help="duration in minutes, added to --hours")
     search.add_argument(
@@ -239,6 +235,12 @@ Exit status: 0 each bug is found by the clause that it names; 1 one is not; 2 co
     )
     explain.add_argument("clause", metavar="CLAUSE", help="id of a clause, such as PAGED-07, or of a chapter, such as PAGED")
     return parser
+
+
+def _implementation(command: argparse.ArgumentParser) -> None:
+    command.add_argument("name", metavar="NAME", nargs="?", help="the implementation (see kvref check --help)")
+    command.add_argument("--exec", metavar="COMMAND", help="command of a harness, in any language, instead")
+    _server(command)
 
 
 def _server(command: argparse.ArgumentParser) -> None:

@@ -48,10 +48,10 @@ PROSE = {
 NORMATIVE = {
     r"\b(?:may|must|can|cannot|should|shall)\b": "MAY, MUST, MUST NOT, or a fact in the indicative",
     r"\S \.\. \S": "a half-open range [a, b)",
-    r"\b(?:Nothing|None|No one|Nobody|No \w+) MUST\b": "X MUST NOT",
+    r"\b(?:Nothing|No one|Nobody) MUST\b": "X MUST NOT",
     r"\bOnly\b[^.;]*\bMUST\b": "X MUST NOT, for all others",
-    r"\b(?:none|no \w+) (?:MUST|MAY)\b": "X MUST NOT",
-    r"\b(?:who|those|these)\b": "repeat the noun",
+    r"\b(?i:none|no \w+) (?:MUST|MAY)\b": "X MUST NOT",
+    r"\b(?i:who|those|these)\b": "repeat the noun",
     r"\b(?:say|says|said|tell|tells|told|ask|asks|asked|come|comes|came|goes|went|gone|"
     r"lie|lies|lay|wait|waits)\b": "a verb for what software does",
     r"\bor whoever\b|\bnor may\b": "two sentences",
@@ -71,8 +71,11 @@ def violations(path: Path) -> Iterator[tuple[int, str, str]]:
 def _broken(lines: list[tuple[int, str, bool]], rules: dict[str, str]) -> Iterator[tuple[int, str, str]]:
     for pattern, instead in rules.items():
         flags = re.IGNORECASE if pattern.islower() and rules is PROSE else 0
-        for number, line, _ in lines:
-            if ALLOWED not in line and (found := re.search(pattern, line, flags)):
+        for at, (number, line, _) in enumerate(lines):
+            following = lines[at + 1] if at + 1 < len(lines) else (0, "", False)
+            wrapped = f"{line} {following[1].strip()}" if following[0] == number + 1 else line  # a phrase across a line break
+            found = re.search(pattern, wrapped, flags)
+            if found and found.start() < len(line) and ALLOWED not in wrapped[: max(found.end(), len(line))]:
                 yield number, found[0].strip(), instead
 
 

@@ -92,6 +92,12 @@ def test_links_lead_to_headings():
     for page in PAGES:
         for path, name in re.findall(r"\]\(([\w./-]*\.md)?#([^)]+)\)", page.read_text(encoding="utf-8")):
             target = (page.parent / path) if path else page
-            if target.is_file() and name not in headings(target):
+            if not target.is_file() or name not in headings(target):
                 broken.append(f"{page.relative_to(plain_words.ROOT)}: {path}#{name}")
     assert broken == []
+
+
+def test_a_phrase_across_a_line_break_is_found(tmp_path):
+    path = tmp_path / "page.md"
+    path.write_text("# A page\n\nA block that is given\nback is free.\n")
+    assert [(line, words) for line, words, _ in plain_words.violations(path)] == [(3, "given back")]

@@ -122,7 +122,7 @@ WORDS = [
     (
         lambda: released().read(0, 0, [3]),
         errors.PositionOutOfRange,
-        "position in sequence 0, layer 0: 3 cannot be read, blocks before position 4 were released",
+        "position in sequence 0, layer 0: 3 is released (first position that is not: 4)",
     ),
     (lambda: pool().references(3), errors.BlockNotAllocated, "references: expected a block in [0, 3), got 3"),
     (lambda: kvref.BlockPool(-1), errors.ConfigError, "num_blocks: expected an integer of at least 0, got -1"),
@@ -154,7 +154,7 @@ WORDS = [
     (
         lambda: grouped().read(0, 0, [1]),
         errors.PositionOutOfRange,
-        "position in sequence 0, layer 0: 1 cannot be read, blocks before position 4 were freed",
+        "position in sequence 0, layer 0: 1 is released (first position that is not: 4)",
     ),
     (lambda: grouped().truncate(0, 2), errors.NotTruncatable, "cannot truncate to 2: blocks of its window were freed"),
     (lambda: grouped().read(0, 2, [1]), errors.LayerOutOfRange, f"layer: {NUMBER} [0, 2), got 2"),

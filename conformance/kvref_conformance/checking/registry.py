@@ -18,7 +18,7 @@ from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families import Family, all_families, check_modules, names
 
 LAWS = "kvref_conformance.families.laws."
-_CITATION = re.compile(r"(?P<clause>[A-Z0-9-]+-\d\d)(?P<letters>[a-z]*)")
+_CITATION = re.compile(r"(?P<clause>[A-Z0-9-]+-\d\d)(?P<letters>a?b?c?d?e?f?g?h?i?j?)")
 Run = Callable[[Subject], None]
 T = TypeVar("T")
 
@@ -79,7 +79,7 @@ def check(clause: str, family: str, slow: bool = False, real: bool = False) -> C
         if family not in names():
             raise CheckError(f"{run.__name__}: expected a family ({', '.join(names())}), got {family!r}")
         named = _CITATION.fullmatch(clause)
-        if not named:
+        if not named:  # unknown form, or letters that are repeated or not in order
             raise CheckError(f"{run.__name__}: expected a clause such as PAGED-03 or PAGED-18bc, got {clause!r}")
         _REGISTERED.append(Check(named["clause"], family, run, slow, real, named["letters"]))
         return run

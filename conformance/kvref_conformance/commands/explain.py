@@ -1,6 +1,7 @@
 """`kvref list` and `kvref explain`: the implementations that have a name, and the text of a clause."""
 
 import argparse
+import re
 
 from rich.console import Console
 from rich.markdown import Markdown
@@ -35,7 +36,8 @@ def explain(options: argparse.Namespace) -> int:
         for each in chapter.clauses:
             console.print(Text.assemble((each.id, "bold"), f"  {each.title}"))
         return 0
-    clause = all_clauses().get(name.upper())
+    id = re.sub(r" ?\(?[a-z](?:, ?[a-z])*\)?$", "", name)  # as failures cite a clause: PAGED-18 (b)
+    clause = all_clauses().get(name.upper()) or all_clauses().get(id.upper())
     if clause is None:
         raise CannotRun(f"no clause {name!r}{near(name, chapters)} (chapters: {', '.join(chapters)})")
     console.print(Markdown(_clause_markdown(clause)))
@@ -49,5 +51,9 @@ def _clause_markdown(clause: Clause) -> str:
     if clause.caught:
         parts.append(f"*Would have caught.* {clause.caught}")
     checks = [each for each in all_checks() if each.clause == clause.id]
-    parts.append("*Checks.*\n\n" + "\n".join(f"- {each.name}{f' ({each.option})' if each.option else ''}" for each in checks))
+    lines = [
+        f"- {''.join(f'({letter}) ' for letter in each.letters)}{each.name}{f' ({each.option})' if each.option else ''}"
+        for each in checks
+    ]
+    parts.append("*Checks.*\n\n" + "\n".join(lines))
     return "\n\n".join(parts)

@@ -20,6 +20,12 @@ def a_token_too_many_goes(patch):
 
 
 @bug("EDIT-01")
+def truncate_replaces_the_buffers_by_copies(patch):
+    copies = '"length")\n    self._keys, self._values = self._keys.copy(), self._values.copy()'
+    in_source(patch, f"{CONTIGUOUS}.truncate", '"length")', copies)
+
+
+@bug("EDIT-01")
 def going_back_gives_memory_back(patch):
     def truncate(self, length):
         kept = [part[:, :, :length, :].copy() for part in self.read()]

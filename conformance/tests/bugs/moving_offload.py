@@ -32,6 +32,17 @@ def what_is_half_stored_is_loaded(patch):
     in_source(patch, f"{STORE}.prepare_load", 'not self._known("prepare_load", key).ready', "key not in self._blocks")
 
 
+@bug("MOVE-08")
+def keys_are_completed_until_one_is_not_being_stored(patch):
+    complete_store = HostStore.complete_store
+
+    def one_by_one(self, keys, success=True):
+        for key in keys:
+            complete_store(self, [key], success)
+
+    patch.setattr(HostStore, "complete_store", one_by_one)
+
+
 @bug("MOVE-06")
 def looking_is_a_use(patch):
     lookup = HostStore.lookup

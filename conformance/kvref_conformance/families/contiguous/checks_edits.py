@@ -49,6 +49,19 @@ def memory_stays_when_tokens_go(subject: Subject) -> None:
     equal(cache.capacity, capacity, "capacity after truncate(0)")
 
 
+@check("EDIT-01d", "contiguous")
+def raw_buffers_stay_the_same_memory_when_tokens_go(subject: Subject) -> None:
+    subject.in_this_process()
+    cache, _, _ = filled(subject, 7)
+    before = cache.as_is("raw")[0]
+    writable(before, "raw buffers that can be written to")
+    cache.truncate(2)
+    more = rows(subject, cache, 1)
+    cache.append(*more)
+    seen = numbers(subject.numpy(before), cache.config["dtype"])
+    same(seen[:, :, 2:3], more[0], "the key at position 2 of the buffer that raw returned before truncate and append")
+
+
 @check("EDIT-02a", "contiguous")
 def no_more_tokens_stay_than_there_are(subject: Subject) -> None:
     cache, *given = filled(subject, 5)

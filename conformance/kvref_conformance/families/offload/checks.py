@@ -130,6 +130,26 @@ def completing_what_is_not_being_stored_changes_nothing(subject: Subject) -> Non
         equal(store.num_free, free, f"free places after complete_store([{key}], {success})")
 
 
+@check("MOVE-08c", "offload")
+def a_complete_store_that_raises_completes_no_key(subject: Subject) -> None:
+    store = new(subject, "offload", capacity=4)
+    for keys in ([1, 2], [2, 1]):
+        store.prepare_store([1])
+        raised = True
+        with may_raise("KeyNotFound"):
+            store.complete_store(keys)
+            raised = False
+        equal(
+            store.lookup([1]),
+            0 if raised else 1,
+            f"keys found of [1] after complete_store({keys}), of which 2 is not being stored",
+        )
+        equal(store.lookup([2]), 0, f"keys found of [2] after complete_store({keys})")
+        if not raised:
+            return
+        store.complete_store([1], success=False)
+
+
 @check("MOVE-09ad", "offload")
 def what_is_being_loaded_is_not_evicted(subject: Subject) -> None:
     store, keys = full(subject, least=2)
