@@ -143,7 +143,7 @@ def harnesses(session: nox.Session) -> None:
 
 @nox.session(allow_parallel=True)
 def docs(session: nox.Session) -> None:
-    """Builds the site in docs/_build/html. Warnings are errors."""
+    """Updates generated parts of docs, and fails if any changed; builds the site in docs/_build/html. Warnings are errors."""
     session.install(*PINNED, "-e", ".[docs]")
     session.run("python", "docs/generated_parts.py")
     session.run(
