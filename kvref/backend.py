@@ -310,13 +310,15 @@ def backend(name: str = "reference", **options: object) -> Backend:
 
     Raises BackendNotFound if there is no such backend, or if its library, device or option is missing.
     """
-    kind, _, place = name.partition(":")
+    kind, _, place = str(name).partition(":")
     factory: Callable[..., Backend] = ReferenceBackend if kind == "reference" else _installed(kind)
     given = {"namespace" if kind == "reference" else "device": place} if place else {}
     try:
         return factory(**given, **options)
     except TypeError as error:
-        raise BackendNotFound(f"backend {kind}: expected options it has, got {name!r} and {options}: {error}") from error
+        raise BackendNotFound(
+            f"backend {name!r}: expected options that {kind} accepts, got {given | options}: {error}"
+        ) from error
 
 
 def _installed(kind: str) -> Callable[..., Backend]:

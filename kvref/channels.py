@@ -61,7 +61,7 @@ class ChannelConfig:
     def __post_init__(self) -> None:
         whole_fields(self, "num_kv_heads", "head_dim", "max_tokens", "residual")
         whole_fields(self, "rollback", minimum=0)
-        get_format(self.dtype, among=PLAIN_DTYPES)
+        get_format(self.dtype, among=PLAIN_DTYPES, argument="dtype")
         get_format(self.format, among=AFFINE).code_width(self.head_dim)
         if self.residual % self.groups.group:
             raise ConfigError(f"residual: expected a multiple of {self.groups.group}, got {self.residual}")

@@ -35,7 +35,7 @@ class ContiguousConfig:
     def __post_init__(self) -> None:
         whole_fields(self, "num_kv_heads", "head_dim", "max_seq_len", "batch_size")
         whole_fields(self, "initial_capacity", minimum=0)
-        get_format(self.dtype, among=PLAIN_DTYPES)
+        get_format(self.dtype, among=PLAIN_DTYPES, argument="dtype")
 
 
 class ContiguousCache:

@@ -51,7 +51,8 @@ class GroupedConfig:
         whole_fields(self, "num_layers", "num_groups", "window", "num_kv_heads", "head_dim", "block_size")
         if self.num_layers % self.num_groups:
             raise ConfigError(f"num_layers: expected a multiple of num_groups {self.num_groups}, got {self.num_layers}")
-        get_format(self.dtype).code_width(self.head_dim)  # raises ConfigError unless it is a multiple of the group
+        # code_width raises ConfigError unless head_dim is a multiple of the group
+        get_format(self.dtype, argument="dtype").code_width(self.head_dim)
 
 
 class GroupedCache(Finder):

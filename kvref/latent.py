@@ -65,7 +65,7 @@ class LatentConfig:
                 raise ConfigError(f"rank: expected a multiple of {TILE} for {PACKED} rows, got {self.rank}")
             return
         for width in (self.rank, self.rope_dim):  # each, so that no group is in both (MLA-06)
-            get_format(self.dtype, among=DTYPES).code_width(width)
+            get_format(self.dtype, among=DTYPES, argument="dtype").code_width(width)
 
 
 class LatentCache(Movable):

@@ -61,7 +61,7 @@ class PagedConfig:
     @property
     def formats(self) -> tuple[Format, Format]:
         """The format of keys and the format of values. They differ in a given scale only."""
-        return of_keys_and_values(self.dtype, self.key_scale, self.value_scale)
+        return of_keys_and_values(self.dtype, self.key_scale, self.value_scale, argument="dtype")
 
 
 class PagedCache(Sequences):

@@ -164,7 +164,7 @@ class Told:
 
         Raises PositionOutOfRange if there are more tokens than `written`, TokenMismatch if one differs from a committed token.
         """
-        in_range(len(numbers), written + 1, PositionOutOfRange, "tokens committed")
+        in_range(len(numbers), written + 1, PositionOutOfRange, "len(tokens)")
         common = min(len(numbers), len(self.tokens))
         for at in np.flatnonzero(numbers[:common] != self.tokens[:common]):
             raise TokenMismatch(f"token at position {at}: {numbers[at]} differs from the committed token {self.tokens[at]}")

@@ -45,7 +45,7 @@ class ShardedConfig:
 
     def __post_init__(self) -> None:
         whole_fields(self, "num_kv_heads", "head_dim", "block_size", "num_blocks", "head_ranks", "token_ranks")
-        get_format(self.dtype, among=PLAIN_DTYPES)
+        get_format(self.dtype, among=PLAIN_DTYPES, argument="dtype")
         if self.num_kv_heads % self.head_ranks and self.head_ranks % self.num_kv_heads:
             raise ConfigError(f"head_ranks: expected a divisor or a multiple of {self.num_kv_heads}, got {self.head_ranks}")
 

@@ -65,9 +65,10 @@ class TieredConfig:
         if self.tail_length + self.warm_length > self.max_tokens:
             room = f"tail_length {self.tail_length} + warm_length {self.warm_length}"
             raise ConfigError(f"expected tail and warm tier within max_tokens {self.max_tokens}, got {room}")
-        get_format(self.tail_dtype, among=PLAIN_DTYPES)
-        for name in (self.warm_format, self.store_format):
-            get_format(name, among=SCALED_FORMATS).code_width(self.head_dim)  # raises ConfigError for the group
+        get_format(self.tail_dtype, among=PLAIN_DTYPES, argument="tail_dtype")
+        for argument in ("warm_format", "store_format"):
+            format = get_format(getattr(self, argument), among=SCALED_FORMATS, argument=argument)
+            format.code_width(self.head_dim)  # raises ConfigError unless head_dim is a multiple of the group
 
 
 @dataclass(frozen=True)

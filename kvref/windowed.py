@@ -47,7 +47,8 @@ class WindowedConfig:
     def __post_init__(self) -> None:
         whole_fields(self, "num_kv_heads", "head_dim", "window")
         whole_fields(self, "sinks", "chunk", "rollback", minimum=0)
-        get_format(self.dtype).code_width(self.head_dim)  # raises ConfigError unless it is a multiple of the group
+        # code_width raises ConfigError unless head_dim is a multiple of the group
+        get_format(self.dtype, argument="dtype").code_width(self.head_dim)
 
 
 class WindowedCache(Movable):

@@ -199,7 +199,7 @@ def test_a_record_is_read_field_by_field(name):
 @pytest.mark.parametrize(
     ("sizes", "said"),
     [
-        ({"dtype": "float7"}, "format: expected one of float32, float16, bfloat16, .*packed.*, got 'float7'"),
+        ({"dtype": "float7"}, "dtype: expected one of float32, float16, bfloat16, .*packed.*, got 'float7'"),
         ({"dtype": "q8_0", "rope_dim": 48}, "q8_0 rows: expected a width that is a multiple of 32, got 48"),
         ({"dtype": "packed", "rank": 192}, "rank: expected a multiple of 128 for packed rows, got 192"),
         ({"rope_dim": 0}, "rope_dim: expected an integer of at least 1, got 0"),

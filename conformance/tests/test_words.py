@@ -138,7 +138,7 @@ WORDS = [
     (lambda: Rotary(4, True), errors.ConfigError, "theta: expected a positive number, got True"),
     (lambda: Rotary(4, 10.0, "both"), errors.ConfigError, "layout: expected one of halves, pairs, got 'both'"),
     (lambda: paged(kvref.PrefixCache).reset(), errors.InUse, "cannot reset: live sequences: 1"),
-    (lambda: paged(kvref.PrefixCache).commit(0, [1] * 6), errors.PositionOutOfRange, f"tokens committed: {NUMBER} [0, 6), got 6"),
+    (lambda: paged(kvref.PrefixCache).commit(0, [1] * 6), errors.PositionOutOfRange, f"len(tokens): {NUMBER} [0, 6), got 6"),
     (lambda: paged(kvref.PrefixCache).match([1, -2]), errors.TokenOutOfRange, f"token: {NUMBER} [0, {2**63}), got -2"),
     (lambda: paged(kvref.PrefixCache).begin([1] * 25), errors.OutOfBlocks, "out of blocks: 7 needed, 4 free"),
     (lambda: windowed().read([5]), errors.PositionOutOfRange, f"position: {NUMBER} [0, 5), got 5"),

@@ -41,10 +41,13 @@ ROW_FORMATS = tuple(name for name, each in FORMATS.items() if each.granularity i
 SCALED_FORMATS = tuple(name for name, each in FORMATS.items() if each.granularity != "element")
 
 
-def get_format(name: str, among: Collection[str] = tuple(FORMATS), scale: float | None = None) -> Format:
+def get_format(
+    name: str, among: Collection[str] = tuple(FORMATS), scale: float | None = None, argument: str = "format"
+) -> Format:
     """Return the format called `name`.
 
-    among: the names that the caller permits. scale: the scale of a static format (FMT-STATIC), 1.0 by default.
+    among: the names that the caller permits. scale: the scale of a static format (FMT-STATIC), 1.0 by default. argument: what
+    the caller calls the name, for the message.
 
     Raises ConfigError if `name` is not among them (LAW-12), if `scale` is not a positive number in range, or if it is not None
     and the format is not static.
@@ -52,7 +55,7 @@ def get_format(name: str, among: Collection[str] = tuple(FORMATS), scale: float 
     if not isinstance(name, str) or name not in among:
         named = [each for each in among if each not in _OF_GROUPS]
         spelled = [*named, GROUP_NAMES] if len(named) < len(among) else named
-        raise ConfigError(f"format: expected one of {', '.join(spelled)}, got {name!r}")
+        raise ConfigError(f"{argument}: expected one of {', '.join(spelled)}, got {name!r}")
     format = FORMATS[name]
     if scale is None:
         return format
@@ -62,13 +65,17 @@ def get_format(name: str, among: Collection[str] = tuple(FORMATS), scale: float 
 
 
 def of_keys_and_values(
-    name: str, key_scale: float | None, value_scale: float | None, among: Collection[str] = tuple(FORMATS)
+    name: str,
+    key_scale: float | None,
+    value_scale: float | None,
+    among: Collection[str] = tuple(FORMATS),
+    argument: str = "format",
 ) -> tuple[Format, Format]:
     """Return the formats of keys and of values, which differ in a given scale only (FMT-STATIC-06).
 
     Raises ConfigError as `get_format` does.
     """
-    return get_format(name, among, key_scale), get_format(name, among, value_scale)
+    return get_format(name, among, key_scale, argument), get_format(name, among, value_scale, argument)
 
 
 def element_format(name: str) -> SmallFloat:

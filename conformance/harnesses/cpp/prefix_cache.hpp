@@ -134,7 +134,7 @@ public:
     // Commits the tokens of the first positions: each full block of them is cached.
     void commit(std::int64_t sequence, const Integers& tokens) {
         const std::int64_t written = shortest(sequence), size = config_.block_size;
-        in_range(static_cast<std::int64_t>(tokens.size()), written + 1, "PositionOutOfRange", "tokens committed");
+        in_range(static_cast<std::int64_t>(tokens.size()), written + 1, "PositionOutOfRange", "len(tokens)");
         Told& told = told_.at(sequence);
         for (std::size_t at = 0; at < std::min(tokens.size(), told.tokens.size()); ++at) {
             if (tokens[at] != told.tokens[at]) {

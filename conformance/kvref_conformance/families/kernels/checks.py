@@ -206,11 +206,12 @@ def integers_of_any_type_are_slots(subject: Subject) -> None:
     store, new = filled_store(subject), bits(3, subject)
     want = store.copy()
     want[[11, 0, 5]] = new
-    for dtype in (np.int8, np.int32, np.uint8):
-        slots = np.array([11, 0, 5], dtype)
-        same_bits(scattered(subject, store.copy(), slots, new), want, f"the store after scatter with slots of {slots.dtype}")
-        got = as_is(subject.new("kernels"), "gather", want, slots)
-        same_bits(subject.implementation.to_numpy(got), new, f"tokens gathered with slots of {slots.dtype}")
+    for bits_of_slot in (8, 16, 32, 64):
+        for kind in ("int", "uint"):
+            slots = np.array([11, 0, 5], f"{kind}{bits_of_slot}")
+            same_bits(scattered(subject, store.copy(), slots, new), want, f"the store after scatter with slots of {slots.dtype}")
+            got = as_is(subject.new("kernels"), "gather", want, slots)
+            same_bits(subject.implementation.to_numpy(got), new, f"tokens gathered with slots of {slots.dtype}")
 
 
 @check("KERN-08b", "kernels")

@@ -13,16 +13,18 @@ from kvref_conformance.outcome import NotOffered
 
 @check("TIER-12a", "tiered")
 def appends_from_threads_lose_and_tear_nothing(subject: Subject) -> None:
-    each = min(25, subject.size("tail_length", 25 * THREADS) // THREADS)
+    together = subject.size("tokens", 2)  # tokens per append
+    appends = min(25, subject.size("tail_length", 25 * THREADS * together) // (THREADS * together))
+    each = appends * together
     total = THREADS * each
     cache = new(subject, "tiered", max_tokens=total, tail_length=total, tail_dtype=tail_of(subject))
     if not 0 < total <= cache.config["tail_length"]:
-        raise NotOffered(f"a tail of a token for each of {THREADS} threads, within its limits")
+        raise NotOffered(f"a tail of {together} tokens for each of {THREADS} threads, within its limits")
     shape = (1, subject.heads, subject.dim)
 
     def work(thread: int, rng: np.random.Generator) -> None:
-        for i in range(each):
-            rows = np.full(shape, thread * each + i, np.float32)
+        for first in range(thread * each, (thread + 1) * each, together):
+            rows = np.concatenate([np.full(shape, mark, np.float32) for mark in range(first, first + together)])
             cache.append(rows, -rows)
 
     in_threads(subject, work)
@@ -34,6 +36,8 @@ def appends_from_threads_lose_and_tear_nothing(subject: Subject) -> None:
     for thread in range(THREADS):
         own = [mark for mark in marks if mark // each == thread]
         equal(own, sorted(own), f"order of the tokens of thread {thread}")
+    for at in range(0, total, together):
+        equal(marks[at : at + together], list(range(marks[at], marks[at] + together)), f"tokens of one append, at position {at}")
 
 
 @check("TIER-12b", "tiered")
