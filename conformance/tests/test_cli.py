@@ -152,7 +152,7 @@ def test_what_is_not_offered_is_not_passed(kvref):
     assert done.returncode == 0
     said = " ".join(done.stdout.split())  # lines are wrapped at 80 columns
     assert (
-        "chapters without an offered family: FMT, CONTIG, BLOCK, PAGED, SHARE, PREFIX, WIN, GROUP, QUANT, KIVI, TIER, EDIT, "
+        "chapters without a clause that applies: FMT, CONTIG, BLOCK, PAGED, SHARE, PREFIX, WIN, GROUP, QUANT, KIVI, TIER, EDIT, "
         "MOVE, BUF, POOL, MLA, SHARD, ATTN, ENG not run" in said
     )
     assert "Paged cache" not in done.stdout

@@ -1,6 +1,6 @@
 """The overall verdict of a run: how many clauses were judged, which failed, and the exit status that follows."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -52,9 +52,7 @@ def conclude(results: Iterable[dict[str, Any]], least: float = LEAST_JUDGED, int
     were judged, none of them failed and the run was complete.
     """
     results = list(results)
-    counted = [
-        each["verdict"] for each in results if each["offered"] and each["verdict"] != "not run" and not _of_other_formats(each)
-    ]
+    counted = [each["verdict"] for each in results if applies(each) and each["verdict"] != "not run"]
     judged = sum(verdict != "not offered" for verdict in counted)
     whole = {each["clause"] for each in results} >= set(all_clauses())
     verdict: Verdict = "not conformant, as expected" if "xfailed" in counted else "conformant"
@@ -62,13 +60,17 @@ def conclude(results: Iterable[dict[str, Any]], least: float = LEAST_JUDGED, int
     return found if "failed" in counted or (found.enough and not interrupted) else replace(found, verdict="not judged")
 
 
-def _of_other_formats(result: dict[str, Any]) -> bool:
-    """Whether a clause is only about formats that the implementation lacks. Like a family, a format is optional.
+def applies(result: dict[str, Any]) -> bool:
+    """Whether a clause counts: a check of it is for an offered family, and not only for formats that the implementation lacks."""
+    of_others = result["verdict"] == "not offered" and is_about_other_formats(result["clause"], result["missing"])
+    return result["offered"] and not of_others
 
-    FMT-LEVEL clauses apply to every format, so they always count. A format that the implementation has, but that its limits
-    exclude from a check, counts too.
+
+def is_about_other_formats(clause: str, missing: Sequence[str]) -> bool:
+    """Whether a clause that is not offered is only about formats that the implementation lacks: formats are optional.
+
+    missing: the reasons why its checks cannot judge. FMT-LEVEL clauses apply to every format, so they always count. A format that
+    the implementation has, but that its limits exclude from a check, counts too.
     """
-    if result["verdict"] != "not offered" or result["clause"].startswith("FMT-LEVEL-"):
-        return False
-    reasons = result["missing"]
-    return bool(reasons) and all(each.startswith("format ") and " limits " not in each for each in reasons)
+    of_formats = (each.startswith("format ") and " limits " not in each for each in missing)
+    return bool(missing) and not clause.startswith("FMT-LEVEL-") and all(of_formats)

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from kvref_conformance.judging.conclusion import is_about_other_formats
 from kvref_conformance.judging.forecast import LONG, Forecast, Reach
 from kvref_conformance.judging.offered import Offered
 from kvref_conformance.report.text import NAMED, counted
@@ -33,7 +34,10 @@ def gain_text(operation: str, checks: int, clauses: list[str]) -> str:
 
 def _print_family(console: Console, family: str, offered: Offered, reaches: list[Reach]) -> None:
     judged = sum(reach.judged > 0 for reach in reaches)
-    console.print(Text(f"{family}: {judged} of {counted(len(reaches), 'clause')} can be judged", style="bold"))
+    count = sum(
+        reach.judged > 0 or not is_about_other_formats(reach.clause, reach.missing) for reach in reaches
+    )  # as `check` counts
+    console.print(Text(f"{family}: {judged} of {counted(count, 'clause')} can be judged", style="bold"))
     if all(reach.how == "directly" for reach in reaches):
         return
     lists = Table.grid(padding=(0, 2, 0, 0))

@@ -14,7 +14,7 @@ from rich.text import Text
 from kvref_conformance.checking.registry import citation
 from kvref_conformance.clauses import spec
 from kvref_conformance.judging.asked import Asked
-from kvref_conformance.judging.conclusion import Conclusion
+from kvref_conformance.judging.conclusion import Conclusion, applies
 
 Result = dict[str, Any]
 VERDICTS = ("passed", "failed", "xfailed", "xpassed", "not offered", "not run")
@@ -85,11 +85,10 @@ def print_failure(console: Console, result: Result, asked: Asked, told: Told) ->
 
 
 def print_table(console: Console, results: list[Result], implementation: Any) -> None:
-    """One line per chapter: how many clauses passed, failed, or are not offered. Below: chapters without an offered family."""
+    """One line per chapter: how many clauses that count passed, failed, or are not offered. Below: chapters without one."""
     title = f"{implementation.name} {implementation.version} ({implementation.language}, {implementation.level})"
     table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, title_style="bold", show_footer=True)
-    chapters = {each["chapter"]: each["offered"] for each in sorted(results, key=lambda result: result["offered"])}
-    shown = [each for each in results if chapters[each["chapter"]]]
+    shown = [each for each in results if applies(each)]
     verdicts = [each for each in VERDICTS if each not in SELDOM or any(r["verdict"] == each for r in shown)]
     table.add_column("chapter", footer="all")
     for verdict in verdicts:
@@ -101,16 +100,17 @@ def print_table(console: Console, results: list[Result], implementation: Any) ->
             cells = [_cell(verdict, tally[verdict]) for verdict in verdicts]
             table.add_row(f"{chapter.code} {escape(chapter.title)}", *cells)
     console.print(table)
-    without = [chapter.code for chapter in spec() if not chapters.get(chapter.code, True)]
-    if without:
-        console.print(Text(f"chapters without an offered family: {', '.join(without)}", style="dim"))
+    others = {each["chapter"] for each in results} - {each["chapter"] for each in shown}
+    if others:
+        named = ", ".join(chapter.code for chapter in spec() if chapter.code in others)
+        console.print(Text(f"chapters without a clause that applies: {named}", style="dim"))
 
 
 def print_left_out(console: Console, results: list[Result]) -> None:
     """Why clauses of offered families were not judged: the reasons, the most frequent first."""
     lacking: dict[str, list[str]] = {}
     for each in results:
-        if each["offered"] and each["verdict"] == "not offered":
+        if applies(each) and each["verdict"] == "not offered":
             lacking.setdefault(", ".join(each["missing"]), []).append(each["clause"])
     for reason, clauses in sorted(lacking.items(), key=lambda entry: -len(entry[1])):
         more = f" and {len(clauses) - NAMED} more" if len(clauses) > NAMED else ""
