@@ -107,6 +107,13 @@ def test_a_script_is_the_calls_of_the_library_alone(folder):
     assert done.stdout.splitlines()[-2].startswith("# expected ")
 
 
+def test_a_script_states_that_the_code_under_test_is_in_the_folder_of_the_adapter(folder):
+    (folder / "lib/theirs.py").rename(folder / "theirs.py")
+    assert kvref("check", "mine:Mine", "--clause", "CONTIG-02", "--examples", "5").returncode == 1
+    done = kvref("report", "--script", ".kvref/failures/CONTIG-02-mine+Mine.jsonl", "mine:Mine")
+    assert done.stdout.startswith("# The adapter called no library: the code under test is in its own folder.")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -80,6 +80,8 @@ class Recorder:
         ]
         imports = [*self._imports, *(text for name, text in IMPORTS.items() if any(f"{name}." in line for line in texts))]
         parted = [f"# {on_one_line(said)}" for said in (held.what, f"expected {held.expected}", f"got      {held.got}")]
+        if all(line.text is ASKED for line in self._lines):
+            imports = ["# The adapter called no library: the code under test is in its own folder. The calls of the judge:"]
         return "\n".join([*imports, "", *texts, *(parted if held.parted_at else []), ""])
 
     def _is_asked(self, frame: FrameType) -> bool:
