@@ -108,9 +108,24 @@ def test_a_script_is_the_calls_of_the_library_alone(folder):
 
 
 def test_a_script_states_that_the_code_under_test_is_in_the_folder_of_the_adapter(folder):
-    (folder / "lib/theirs.py").rename(folder / "theirs.py")
-    assert kvref("check", "mine:Mine", "--clause", "CONTIG-02", "--examples", "5").returncode == 1
-    done = kvref("report", "--script", ".kvref/failures/CONTIG-02-mine+Mine.jsonl", "mine:Mine")
+    pool = """
+class Pool:
+    def __init__(self, num_blocks):
+        self.left = list(range(num_blocks))
+
+    def allocate(self):
+        return self.left.pop()
+
+    def free(self, block):
+        self.left.append(block)
+
+class Mine:
+    name, version, language, level, formats, blocks = "mine", "1", "python", "exact", (), Pool
+    asarray = to_numpy = None
+"""
+    (folder / "mine.py").write_text(pool)
+    assert kvref("check", "mine:Mine", "--clause", "BLOCK-05", "--examples", "5").returncode == 1
+    done = kvref("report", "--script", ".kvref/failures/BLOCK-05-mine+Mine.jsonl", "mine:Mine")
     assert done.stdout.startswith("# The adapter called no library: the code under test is in its own folder.")
 
 

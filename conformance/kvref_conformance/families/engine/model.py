@@ -135,6 +135,8 @@ class Engine(Model):
             return self.refuse([("SequenceNotFound", "ENG-10"), *wrong])
         if len(told.tokens) + len(tokens) > self.canary.context:
             wrong.append(("CapacityExceeded", "ENG-11"))
+        if wrong and not self._fits({session: len(tokens)}):  # the implementation may check for room first
+            wrong.append(("OutOfBlocks", "ENG-06"))
         if wrong:
             return self.refuse(wrong)
 

@@ -121,7 +121,8 @@ class Grouped(Model):
         return Expected("PAGED-07", self.did("drop", change))
 
     def truncate(self, sequence: Any, length: Any) -> Expected:
-        wrong = self._unknown(sequence) or not_in_range(length, self.lengths[sequence] + 1, "PositionOutOfRange", "EDIT-02")
+        longest = self.lengths.get(sequence, self.held.total * self.size)  # an unknown sequence can have any length
+        wrong = self._unknown(sequence) + not_in_range(length, longest + 1, "PositionOutOfRange", "EDIT-02")
         if wrong:
             return self.refuse(wrong)
         table = self.held.tables[sequence]

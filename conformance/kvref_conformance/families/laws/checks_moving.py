@@ -11,7 +11,7 @@ from kvref_conformance.checking.streams import MANY, Stream, filled, same_observ
 from kvref_conformance.conversation.calls import Own
 from kvref_conformance.outcome import NotOffered
 
-REFUSED = ("FileDamaged", "ConfigError")
+REFUSED = ("FileDamaged", "ConfigError", "CapacityExceeded", "OutOfBlocks")  # the last two: a size in the file was changed
 FLIPPED = 24  # bytes of a file that are changed, one per load
 TEXT = b"not a cache at all, but a text of some length, as a person would write it into a file"
 

@@ -208,9 +208,15 @@ def keys_that_move_are_turned_back(subject: Subject) -> None:
             turning(subject, dtype, layout, theta, range(start, stop))
 
 
-def turning(subject: Subject, dtype: str, layout: str, theta: float, gap: range) -> None:
+@check("EDIT-10c", "paged")
+def a_truncation_directly_after_remove_leaves_rotated_keys(subject: Subject) -> None:
+    turning(subject, subject.formats("float32", "float16", "bfloat16")[0], "halves", 10_000.0, range(1), cut=1)
+
+
+def turning(subject: Subject, dtype: str, layout: str, theta: float, gap: range, cut: int = 0) -> None:
     """Removes tokens with theta from a fork, and forks it: keys that moved are rotated in every layer, all others are unchanged.
 
+    cut: the number of tokens that are truncated after the removal.
     The bound of a number is that of `kvref.rotary`, 3 * 2^-24 times the length of its pair, plus the rounding to the dtype.
     """
     subject.need(sequences=3)
@@ -222,10 +228,13 @@ def turning(subject: Subject, dtype: str, layout: str, theta: float, gap: range)
     for layer in layers:
         handle.write(parent, layer, 0, *pair_of_tokens(subject, 2 * size + 2, heads, dim))
         before.append([np.asarray(part, np.float32) for part in handle.gather(parent, layer)])
-    child = handle.fork(parent)
+    child, left = handle.fork(parent), 2 * size + 2 - cut
     handle.remove(child, gap.start, gap.stop, theta, layout)
+    if cut:
+        handle.truncate(child, left - len(gap))
     for sequence in (child, handle.fork(child)):
-        for layer, (keys, values) in zip(layers, before, strict=True):
+        for layer, pair in zip(layers, before, strict=True):
+            keys, values = (part[:left] for part in pair)
             got_keys, got_values = handle.gather(sequence, layer)
             same(got_values, np.delete(values, gap, axis=0), f"values of layer {layer} after remove")
             same(got_keys[: gap.start], keys[: gap.start], f"keys of layer {layer} before the removed tokens")

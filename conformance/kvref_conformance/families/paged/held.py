@@ -207,7 +207,7 @@ def forking(held: Held, sequence: int, child: int, lengths: list[int], size: int
     partly = [(layer, length // size) for layer, length in enumerate(lengths) if length % size]
     if held.whole:
         partly = [(layer, entry) for _, entry in dict.fromkeys(partly) for layer in range(held.layers)]
-    for count in dict.fromkeys((len(table), filled)):
+    for count in reversed(range(min(filled, len(table)), len(table) + 1)):
         for copied in [[], partly] if partly else [[]]:
 
             def change(after: Held, count: int = count, copied: list[tuple[int, int]] = copied) -> None:
@@ -219,10 +219,13 @@ def forking(held: Held, sequence: int, child: int, lengths: list[int], size: int
 
 
 def cutting(held: Held, sequence: int, filled: int) -> Iterable[Way]:
-    """Yields the ways of a truncation: the entries from `filled` on are freed, or kept."""
-    yield Way(0, lambda after: after.tables.update({sequence: after.tables[sequence][:filled]}))
-    if filled < len(held.tables[sequence]):
-        yield Way(0, lambda after: None)
+    """Yields the ways of a truncation: of the entries from `filled` on, the last ones are freed and the others kept."""
+    for kept in range(filled, max(filled, len(held.tables[sequence])) + 1):
+
+        def change(after: Held, kept: int = kept) -> None:
+            after.tables[sequence] = after.tables[sequence][:kept]
+
+        yield Way(0, change)
 
 
 def removing(held: Held, sequence: int, lengths: list[int], gap: range, size: int) -> Iterable[Way]:

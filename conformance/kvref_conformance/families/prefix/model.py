@@ -64,13 +64,12 @@ class Prefix(Paged):
         raise ValueError("hits after load are not modeled; checks judge them")
 
     def begin(self, tokens: Sequence[Any], salt: str = "") -> Expected:
+        entries, child = -(-len(tokens) // self.size), -1 - len(self.ids)
         if wrong := no_tokens(tokens):
-            return self.refuse(wrong)
-        keys, entries, child = (
-            self.chain(tokens[: max(0, len(tokens) - 1)], salt),
-            -(-len(tokens) // self.size),
-            -1 - len(self.ids),
-        )
+            free = self.total - max(held.used() for held in self.ways)
+            short = [("OutOfBlocks", "PREFIX-13")] if self.layers * entries > free else []  # it may check for room first
+            return self.refuse(wrong + short)
+        keys = self.chain(tokens[: max(0, len(tokens) - 1)], salt)
 
         def ways(held: Held) -> Iterable[Way]:
             assert isinstance(held, Kept)

@@ -57,6 +57,14 @@ def same_scale(subject: Subject, got: NDArray, want: NDArray, what: str, format:
         within(got, want, oracle.ulp_of_scales(want, format), what)
 
 
+def same_values(subject: Subject, got: NDArray, want: NDArray, what: str) -> None:
+    """Raises Broken unless values are bit-identical; at level tolerant, 0 and -0 are equal."""
+    if subject.level == "exact":
+        same(got, want, what)
+    else:
+        same(got + np.float32(0), want + np.float32(0), what)
+
+
 def same_codes(subject: Subject, got: NDArray, rows: NDArray, format: str, made: Stored | None = None) -> None:
     """Raises Broken unless codes are those of the definition, or admissible at level tolerant.
 
@@ -206,7 +214,7 @@ def _value_is_decoded_times_scale(subject: Subject, name: str) -> None:
     got = quantized(subject, rows, name)
     decoded = got.codes if name == "int8" else elements.decoded(name)[got.codes]
     want = fl(decoded * np.asarray(got.scale, dtype=np.float64)[:, None]).astype(np.float32)
-    same(got.values, want, f"{name} values, compared with codes * scale")
+    same_values(subject, got.values, want, f"{name} values, compared with codes * scale")
 
 
 @check("FMT-INT8-03", "rows")

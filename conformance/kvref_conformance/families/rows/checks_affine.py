@@ -6,7 +6,7 @@ from kvref_conformance.checking.expect import equal, raises, same, true
 from kvref_conformance.checking.registry import check
 from kvref_conformance.checking.setup import held
 from kvref_conformance.conversation.subject import Subject
-from kvref_conformance.families.rows.checks import quantized, same_codes, same_scale, within_bound
+from kvref_conformance.families.rows.checks import quantized, same_codes, same_scale, same_values, within_bound
 from kvref_conformance.families.rows.handed import adversarial, rows_of, spread, taken, widths
 from kvref_conformance.oracle import rows as oracle
 from kvref_conformance.oracle.formats import AFFINE
@@ -21,7 +21,7 @@ def scale_and_zero_span_the_row(subject: Subject) -> None:
             rows = adversarial(subject, width, name)
             got, want = quantized(subject, rows, name), oracle.store(rows, name)
             same_scale(subject, got.scale, want.scale, f"{name} scales of rows of {width}")
-            same(got.zero, want.zero, f"{name} zeros of rows of {width}")
+            same(got.zero + np.float32(0), want.zero + np.float32(0), f"{name} zeros of rows of {width}")  # 0 and -0 are equal
 
 
 @check("FMT-AFF-01bc", "rows")
@@ -58,7 +58,7 @@ def a_value_is_rounded_twice(subject: Subject) -> None:
         got = quantized(subject, rows, name)
         scale, zero = (np.asarray(part, dtype=np.float64)[:, None] for part in (got.scale, got.zero))
         want = fl(fl(got.codes * scale) + zero).astype(np.float32)
-        same(got.values, want, f"{name} values, compared with fl(fl(code * scale) + zero)")
+        same_values(subject, got.values, want, f"{name} values, compared with fl(fl(code * scale) + zero)")
 
 
 @check("FMT-AFF-05", "rows")
@@ -112,5 +112,5 @@ def no_padding_counts_in_the_range(subject: Subject) -> None:
             for low in (100.0, -200.0):
                 rows = held(subject, low + subject.rng.uniform(0, 1, size=(2, width)))
                 got = quantized(subject, rows, name)
-                same(got.zero, rows.min(axis=1), f"{name} zeros of rows of {width} near {low}")
+                same(got.zero + np.float32(0), rows.min(axis=1) + np.float32(0), f"{name} zeros of rows of {width} near {low}")
                 same_scale(subject, got.scale, oracle.store(rows, name).scale, f"{name} scales of rows of {width} near {low}")

@@ -5,7 +5,7 @@ import numpy as np
 from kvref_conformance.checking.expect import same
 from kvref_conformance.checking.registry import check
 from kvref_conformance.conversation.subject import Subject
-from kvref_conformance.families.rows.checks import quantized, same_codes, same_scale, within_bound
+from kvref_conformance.families.rows.checks import quantized, same_codes, same_scale, same_values, within_bound
 from kvref_conformance.families.rows.handed import adversarial, formats_of_rows, spread, taken, widths
 from kvref_conformance.oracle import ggml
 from kvref_conformance.oracle import rows as oracle
@@ -21,7 +21,7 @@ def blocks_read_as_their_bytes_say(subject: Subject) -> None:
         halves = stored.reshape(-1, size)[:, 1 : 4 if name.endswith("_1") else 2 : 2]
         halves &= 0xBF  # every float16 except the largest, infinities and NaNs
         got = subject.new("rows").dequantize(stored, None, None, width, name)
-        same(got, ggml.read(stored, name).values, f"{name} values of random bytes")
+        same_values(subject, got, ggml.read(stored, name).values, f"{name} values of random bytes")
 
 
 def _as_ggml_makes_them(subject: Subject, *names: str) -> None:

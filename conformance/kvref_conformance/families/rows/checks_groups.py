@@ -9,7 +9,7 @@ from kvref_conformance.checking.expect import raises, same, true, within
 from kvref_conformance.checking.registry import check
 from kvref_conformance.checking.setup import held
 from kvref_conformance.conversation.subject import Subject
-from kvref_conformance.families.rows.checks import quantized, read_back, same_codes, same_scale, within_bound
+from kvref_conformance.families.rows.checks import quantized, read_back, same_codes, same_scale, same_values, within_bound
 from kvref_conformance.families.rows.handed import adversarial, formats_of_rows, taken, widths
 from kvref_conformance.oracle import mx
 from kvref_conformance.oracle import rows as oracle
@@ -75,7 +75,8 @@ def a_value_is_its_code_times_its_groups_scale(subject: Subject) -> None:
         scale, zero = (oracle.each_of(part, rows.shape[1]) for part in (got.scale, got.zero))
         want = fl(got.codes * scale)
         want = fl(want + zero) if is_affine(name) else want
-        same(got.values, want.astype(np.float32), f"{name} values, compared with code * scale{' + zero' * is_affine(name)}")
+        what = f"{name} values, compared with code * scale{' + zero' * is_affine(name)}"
+        same_values(subject, got.values, want.astype(np.float32), what)
 
 
 @check("FMT-GROUP-05", "rows")

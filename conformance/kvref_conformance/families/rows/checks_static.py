@@ -3,10 +3,11 @@
 import numpy as np
 
 from kvref_conformance.arrays import NDArray
-from kvref_conformance.checking.expect import raises, same, shaped, true, within
+from kvref_conformance.checking.expect import raises, shaped, true, within
 from kvref_conformance.checking.registry import check
 from kvref_conformance.checking.setup import held
 from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.families.rows.checks import same_values
 from kvref_conformance.families.rows.handed import largest, taken, widths
 from kvref_conformance.oracle import elements, static
 from kvref_conformance.oracle.adversarial import given
@@ -64,7 +65,8 @@ def what_lies_beyond_the_range_is_clipped(subject: Subject) -> None:
             got, want = quantized(subject, rows, name, scale), static.store(rows, name, scale)
             true(np.isfinite(got.values).all(), f"{name} values of {rows.tolist()}", "finite values", got.values)
             beyond = np.abs(rows.astype(np.float64)) >= most
-            same(got.values[beyond], want.values[beyond], f"{name} values of magnitudes from {most} on, with a scale of {scale}")
+            what = f"{name} values of magnitudes from {most} on, with a scale of {scale}"
+            same_values(subject, got.values[beyond], want.values[beyond], what)
 
 
 @check("FMT-STATIC-03", "rows")
@@ -76,7 +78,7 @@ def a_value_is_its_code_times_the_scale_that_is_given(subject: Subject) -> None:
         codes = np.resize(codes, (-(-len(codes) // width), width))
         for scale in SCALES:
             got = subject.new("rows", given_scale=scale).dequantize(codes, None, None, width, name)
-            same(got, static.said(codes, name, scale), f"{name} values of every code with a scale of {scale}")
+            same_values(subject, got, static.said(codes, name, scale), f"{name} values of every code with a scale of {scale}")
 
 
 @check("FMT-STATIC-04", "rows")
@@ -107,7 +109,7 @@ def a_scale_that_is_not_given_is_one(subject: Subject) -> None:
         rows = rows[np.abs(rows).max(axis=1) <= elements.MAX[element_of(name)]]  # larger numbers belong to FMT-STATIC-02
         got = quantized(subject, rows, name, None)
         same_codes(subject, got.codes, rows, name, 1.0)
-        same(got.values, static.said(got.codes, name, 1.0), f"{name} values of codes without a given scale")
+        same_values(subject, got.values, static.said(got.codes, name, 1.0), f"{name} values of codes without a given scale")
 
 
 @check("FMT-STATIC-07", "rows")
