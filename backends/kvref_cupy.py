@@ -108,7 +108,7 @@ class CuPyBackend:
             limits = np.float32(format.limit), np.float32(LEAST_SCALE)
             _launch("quantize_symmetric", count * WARP, *given, *limits, *_element(format.name))
         if int(refused[0]):
-            raise NonFinite("rows: expected finite values whose dequantized values are finite, got others")
+            raise NonFinite("rows: expected finite values whose dequantized values are finite, got other values")
         return out
 
     def dequantize(self, stored: Quantized, width: int, format: Format, out: Array | None = None) -> Array:

@@ -169,7 +169,7 @@ class TorchBackend:
         pieces = _pieces(most, rows.reshape(-1, width), *flat)
         read_back = [kernel[0](self._kernels, format, *each) for each in pieces]
         if not _all_finite(*read_back):  # values of the largest codes: not finite if the row or its range is not
-            raise NonFinite("rows: expected finite values whose dequantized values are finite, got others")
+            raise NonFinite("rows: expected finite values whose dequantized values are finite, got other values")
         return out
 
     def dequantize(self, stored: Quantized, width: int, format: Format, out: Array | None = None) -> Array:

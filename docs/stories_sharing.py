@@ -29,7 +29,7 @@ def sharing(tell: Told) -> None:
     tell("B's first own token belongs in a block that A lists too. The cache copies the block, and B writes to the copy.")
     cache.append([b], 0, tell.tokens(1, 1, 2), tell.tokens(1, 1, 2))
     cache.block_table(b, 0)
-    tell("A appends a token. Only A lists its last block now, so it writes in place, and nothing is copied (SHARE-05).")
+    tell("A appends its next token. Only A lists its last block now, so it writes in place, and nothing is copied (SHARE-05).")
     cache.append([a], 0, tell.tokens(1, 1, 2), tell.tokens(1, 1, 2))
     tell("C is a fork of a fork. The first block has three references.")
     c = cache.fork(b)

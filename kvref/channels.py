@@ -151,7 +151,9 @@ class ChannelCache:
         full = self.config.quantized_values(length)  # values are in full from here on, keys from here or later
         if length and full < self._first:
             least = self._first + self.config.residual
-            raise NotTruncatable(f"cannot truncate to {length}: keys before position {least} are quantized in groups (0 works)")
+            raise NotTruncatable(
+                f"cannot truncate to {length}: keys before position {least} are quantized in groups (only 0 is possible)"
+            )
         self.length, self._first = length, min(self._first, length)
 
     def clear(self) -> None:
@@ -179,7 +181,7 @@ class ChannelCache:
         """Raise NonFinite for tokens, as stored in full, that a group could not store together with any others (KIVI-06)."""
         xp, below, dtype = self._backend.xp, MAGNITUDES_BELOW[self.config.groups.scale.name], self.config.dtype
         if held.shape[0] and not float(largest := xp.max(xp.abs(held))) < below:  # true for NaN as well
-            raise NonFinite(f"{name}: expected magnitudes below {below:.6g} as {dtype} holds them, got {float(largest):.6g}")
+            raise NonFinite(f"{name}: expected magnitudes below {below:.6g} in {dtype}, got {float(largest):.6g}")
 
     def _originals(self, which: int, start: int, stop: int, new: tuple[Array, Array]) -> Array:
         """Keys (which = 0) or values (1) of the positions [start, stop) in full: from the ring, and from `new` for new tokens."""

@@ -177,7 +177,7 @@ def in_range(value: int, stop: int | None, error: type[KVRefError], what: str) -
     number = integer(value)
     if number is None or number < 0 or (stop is not None and number >= stop):
         if stop == 0:
-            raise error(f"{what}: {value!r} is out of range (there are none)")
+            raise error(f"{what}: {value!r} is out of range (the range is empty)")
         wanted = "an integer of at least 0" if stop is None else f"an integer in [0, {stop})"
         raise error(f"{what}: expected {wanted}, got {value!r}")
     return number

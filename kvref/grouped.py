@@ -212,7 +212,7 @@ class GroupedCache(Finder):
         """Raise PositionOutOfRange if a position is released in the layer's group."""
         first = self._first(table, layer)
         if position < first:
-            raise PositionOutOfRange(f"{what}: {position} is released (first position that is not: {first})")
+            raise PositionOutOfRange(f"{what}: {position} was released: positions from {first} on remain")
 
     def _unseen(self, length: int) -> NDArray[np.int64]:
         """Per group, how many entries are before all positions that a query at `length` sees."""

@@ -46,7 +46,7 @@ def accept_pair(keys: Array, values: Array, shape: Sequence[int | str], backend:
 def _from_list(name: str, values: Any) -> NDArray[np.float32]:
     """Nested lists of equal lengths as one array. Raises ShapeMismatch, DtypeMismatch or NonFinite."""
     no_array = ShapeMismatch(f"{name}: expected an array or even lists of numbers, got {repr(values)}")
-    too_large = NonFinite(f"{name}: expected numbers within float32, got {repr(values)}")
+    too_large = NonFinite(f"{name}: expected numbers in the range of float32, got {repr(values)}")
     if not _is_list(values):
         raise no_array
     _look_into(name, values)

@@ -228,7 +228,7 @@ def expanded(
     up_keys = accept("up_keys", up_keys, ("num_heads", "nope_dim", "rank"), backend)
     rank = up_keys.shape[2]
     if rank > rows.shape[1]:
-        raise ShapeMismatch(f"up_keys: expected a rank of at most {rows.shape[1]}, a row's numbers, got {rank}")
+        raise ShapeMismatch(f"up_keys: expected a rank of at most {rows.shape[1]}, the width of a row, got {rank}")
     rope_dim = rows.shape[1] - rank
     query, up_keys, up_values = _accepted(query, up_keys, up_values, rank, rope_dim, backend)
     heads = up_keys.shape[0]

@@ -154,7 +154,7 @@ class HostStore:
             if block.ready and not block.loads and key not in keep:
                 found.append(key)
         if len(found) < count:
-            raise OutOfBlocks(f"out of blocks: {count} must be evicted, {len(found)} of {self.capacity} can be")
+            raise OutOfBlocks(f"out of blocks: {count} must be evicted, {len(found)} of {self.capacity} can be evicted")
         return found
 
     def _forget(self, key: Key) -> None:

@@ -68,7 +68,7 @@ class Arriving:
     def check(self, whole: Whole, part: Part) -> None:
         """Raise ConfigError if `whole` differs from the first part's, or if `part` overlaps a part that is loaded."""
         if whole != self.whole:
-            raise ConfigError(f"load: expected a part of {self.whole}, like the parts before it, got one of {whole}")
+            raise ConfigError(f"load: expected a part of {self.whole}, like the earlier parts, got one of {whole}")
         if any(part.meets(other) for other in self.parts):
             raise ConfigError(f"load: part {part} was loaded already")
 

@@ -223,7 +223,7 @@ class Sequences(Holders):
         """`position` as a Python int. Raises PositionOutOfRange unless it is in [0, stop) and not released."""
         position = in_range(position, stop, PositionOutOfRange, what)
         if position < (first := int(self._tables.first(table).max())):
-            raise PositionOutOfRange(f"{what}: {position} is released (first position that is not: {first})")
+            raise PositionOutOfRange(f"{what}: {position} was released: positions from {first} on remain")
         return position
 
     def _missing_each(self, tables: NDArray[np.int64], num_tokens: NDArray[np.int64]) -> dict[int, int]:

@@ -331,6 +331,6 @@ class TieredCache(Movable):
         largest = xp.reshape(xp.max(xp.abs(tokens)), (1,))
         if self.config.tail_length:  # rounding is monotonic: the largest number stays the largest
             largest = self._backend.dequantize(self._backend.quantize(largest, tail), 1, tail)
-            held = f" as a {tail.name} tail holds them"
+            held = f" in the {tail.name} tail"
         if not float(largest[0]) < MAGNITUDES_BELOW:  # true for NaN as well
             raise NonFinite(f"{name}: expected magnitudes below {MAGNITUDES_BELOW:.3g}{held}, got {float(largest[0]):.3g}")

@@ -184,7 +184,7 @@ def read(
     def take(count: int) -> Bits:
         part = np.empty(count, np.uint8)  # fresh memory, because an array library can keep a reference to it
         if file.readinto(part.data) != count:  # type: ignore[attr-defined]  # every binary file has readinto
-            raise FileDamaged(f"file: expected {count} bytes more, got the end of the file")
+            raise FileDamaged(f"file: expected {count} more bytes, got the end of the file")
         checksum.update(part.data)
         return part
 
@@ -192,10 +192,10 @@ def read(
     file.seek(0)
     entries, said = _header(take, size)
     if said["kind"] != kind:
-        raise ConfigError(f"file: expected one of a {kind} cache, got one of a {said['kind']} cache")
+        raise ConfigError(f"file: expected a saved {kind} cache, got a saved {said['kind']} cache")
     theirs, state = _object(said["shape"], "shape"), _object(said["state"], "state")
     if theirs != dict(shape):
-        raise ConfigError(f"file: expected what was saved of {dict(shape)}, got {theirs}")
+        raise ConfigError(f"file: expected data of a cache with {dict(shape)}, got {theirs}")
     counts = {name: entry["shape"][0] for name, entry in entries.items()}
     stretches = place(Saved(state, counts))
     if _entries(stretches) != entries:
@@ -275,7 +275,7 @@ def _header(take: Callable[[int], Bits], size: int) -> tuple[Entries, dict[str, 
             raise FileDamaged(f"file: {name[:40]}: expected a tensor, got {str(entry)[:60]}")
         end = at + dtypes[entry["dtype"]] * prod(counter(each, "shape") for each in shape)
         if entry != {"dtype": entry["dtype"], "shape": shape, "data_offsets": [at, end]}:
-            raise FileDamaged(f"file: {name[:40]}: expected it at {[at, end]}, got {str(entry)[:60]}")
+            raise FileDamaged(f"file: {name[:40]}: expected data_offsets {[at, end]} and no other fields, got {str(entry)[:60]}")
         at = end
     if at + 8 + length != size or not entries or list(entries)[-1] != CHECKSUM:
         raise FileDamaged(f"file: expected {at + 8 + length} bytes that end with a checksum, got {size}")

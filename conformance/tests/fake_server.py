@@ -104,7 +104,7 @@ class Handler(BaseHTTPRequestHandler):
             return self.answer({"error": {"message": "over\nloaded"}}, 503)
         if wrong == "429" and len(fake.asked) % 3 == 0:
             return self.answer({"error": {"message": "slow down"}}, 429, {"Retry-After": "0.01"})
-        if wrong == "429 for ever" and later:
+        if wrong == "429 always" and later:
             return self.answer({"error": {"message": "slow down"}}, 429, {"Retry-After": "0.01"})
         if wrong == "redirect" and later:
             return self.answer({}, 307, {"Location": f"http://{socket.gethostname()}.invalid/v1/completions"})

@@ -1,8 +1,8 @@
 """Find words and phrases that are not plain technical English: `python conformance/tests/plain_words.py [FILE ...]`.
 
-Each rule is a pattern and what to write instead. PROSE applies to Markdown outside code, and to comments and docstrings of
-Python; NORMATIVE applies to the clauses of the specification alone, between a clause's heading and its `*Why.*`. A line that
-needs a word in another sense ends with `plain: ok` in a comment, in Markdown `<!-- plain: ok -->`.
+Each rule is a pattern and what to write instead. PROSE applies to Markdown outside code, and in Python to comments, docstrings,
+and literals and f-strings with a space. NORMATIVE applies to the clauses of the specification alone, between a clause's heading
+and its `*Why.*`. A line that needs a word in another sense ends with `plain: ok` in a comment, in Markdown `<!-- plain: ok -->`.
 """
 
 import ast
@@ -57,6 +57,7 @@ NORMATIVE = {
     r"\bor whoever\b|\bnor may\b": "two sentences",
 }  # fmt: skip
 ALLOWED = "plain: ok"
+EXAMPLES = ("plain_words.py", "test_language.py")  # files whose literals are the rules above, or sentences that break them
 
 
 def violations(path: Path) -> Iterator[tuple[int, str, str]]:
@@ -64,6 +65,8 @@ def violations(path: Path) -> Iterator[tuple[int, str, str]]:
     text = path.read_text(encoding="utf-8")
     lines = list(_prose_of_python(text) if path.suffix == ".py" else _prose_of_markdown(text))
     yield from _broken(lines, PROSE)
+    for message in _messages_of_python(text) if path.suffix == ".py" and path.name not in EXAMPLES else ():
+        yield from _broken([message], PROSE)
     if path.parent.name == "spec" and path.suffix == ".md":
         yield from _broken([line for line in lines if line[2]], NORMATIVE)
 
@@ -105,6 +108,22 @@ def _prose_of_python(text: str) -> Iterator[tuple[int, str, bool]]:
             assert isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant)
             for offset, line in enumerate(str(first.value.value).splitlines()):
                 yield first.lineno + offset, re.sub(r"`[^`]*`", "``", line), False
+
+
+def _messages_of_python(text: str) -> Iterator[tuple[int, str, bool]]:
+    """Return the literals and f-strings with a space that are no docstrings. A value in braces counts as the number 7."""
+    tree, lines = ast.parse(text), text.splitlines()
+    parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    parts |= {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            message = "".join(str(part.value) if isinstance(part, ast.Constant) else "7" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in parts:
+            message = node.value
+        else:
+            continue
+        if " " in message and not any(ALLOWED in line for line in lines[node.lineno - 1 : node.end_lineno]):
+            yield node.lineno, re.sub(r"`[^`]*`", "``", " ".join(message.split())), False
 
 
 def files() -> list[Path]:

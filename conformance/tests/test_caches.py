@@ -209,7 +209,7 @@ def test_what_is_in_a_list_is_looked_at():
         with pytest.raises(errors.DtypeMismatch, match="keys: expected float32, float16 or bfloat16, got "):
             cache.append(0, wrong, good)
     for wrong in (1e39, -3.5e38, 10**400):
-        with pytest.raises(errors.NonFinite, match="keys: expected numbers within float32, got "):
+        with pytest.raises(errors.NonFinite, match="keys: expected numbers in the range of float32, got "):
             cache.append(0, [[[1.0, wrong]]], good)
     assert cache.length() == 0
 

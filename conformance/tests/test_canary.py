@@ -169,25 +169,25 @@ def test_no_format_does_more_to_a_key_than_is_said():
 
 REFUSED = {
     "a period longer than the context": ({"context": 40}, "context: expected more than the period, 48, got 40"),
-    "no layer": ({"offsets": ()}, "offsets: expected one a layer, each at least 1, got ()"),
-    "an offset of none": ({"offsets": (3, 0)}, "offsets: expected one a layer, each at least 1, got (3, 0)"),
-    "recalling behind an offset of two": (
+    "no layer": ({"offsets": ()}, "offsets: expected one per layer, each at least 1, got ()"),
+    "an offset of none": ({"offsets": (3, 0)}, "offsets: expected one per layer, each at least 1, got (3, 0)"),
+    "recalling after an offset of two": (
         {"offsets": (2,), "recalls": True},
-        "offsets: expected the last to be 1 before a layer",
+        "offsets: expected 1 as the last one, before an induction head",
     ),
     "query heads that share no kv head": ({"num_query_heads": 3}, "num_query_heads: expected a multiple of 2, got 3"),
-    "an odd head": ({"head_dim": 63}, "head_dim: expected an even number over 4, got 63"),
+    "an odd head": ({"head_dim": 63}, "head_dim: expected an even number above 4, got 63"),
     "heads that carry too much": ({"num_kv_heads": 16, "num_query_heads": 16}, "num_kv_heads: expected at most 12, got 16"),
     "a window before the offset": ({"windows": (15, None)}, "windows: expected at least the offset, and at least 2, got 15"),
     "a window too many": ({"windows": (None,) * 3}, "windows: expected one for each of 2 layers, got 3"),
     "no room": ({"num_query_heads": 2, "head_dim": 6}, "num_query_heads * head_dim: expected at least 31 for 2 layers, got 12"),
     "pairs that turn too fast to recall": ({"offsets": (1,), "recalls": True}, "theta, head_dim, context: expected 8 pairs that"),
-    "places that look alike": ({"theta": 1.0001}, "layer 0 could not tell places apart: expected a larger theta"),
+    "places that look alike": ({"theta": 1.0001}, "layer 0 cannot distinguish positions: expected a larger theta"),
     "more pairs than a head has": ({"num_pairs": 33}, "num_pairs: expected at most 32, got 33"),
     "a context without end": ({"context": 10**12}, "context: expected at most 1048576, got 1000000000000"),
     "a table of turns that is too large": ({"context": 2**20, "head_dim": 256}, "context * head_dim: expected at most 13"),
     "weights of many gigabytes": ({"num_query_heads": 256, "head_dim": 128}, "the sizes: expected at most 536870912 weights,"),
-    "a theta of one": ({"theta": 1.0}, "theta: expected more than 1, got 1.0"),
+    "a theta of one": ({"theta": 1.0}, "theta: expected a number above 1, got 1.0"),
 }
 
 

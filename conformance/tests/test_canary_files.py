@@ -121,12 +121,12 @@ def test_a_folder_is_read_back(sizes, tmp_path):
 
 
 OTHERWISE = {  # other values in canary.json
-    "nothing": (None, "is no canary: expected a folder with a canary.json"),
-    "no JSON": ("{", "is no canary"),
-    "no document": ("[1]", "is no canary"),
-    "too deep": ("[" * 9000, "is no canary"),
-    "another's": ('{"name": "canary"}', "is no canary"),
-    "a later format": ('{"kvref_canary": 2}', "is no canary"),
+    "nothing": (None, "is not a canary: expected a folder with a canary.json"),
+    "no JSON": ("{", "is not a canary"),
+    "no document": ("[1]", "is not a canary"),
+    "too deep": ("[" * 9000, "is not a canary"),
+    "another's": ('{"name": "canary"}', "is not a canary"),
+    "a later format": ('{"kvref_canary": 2}', "is not a canary"),
     "no sizes": ('{"kvref_canary": 1}', "canary.json: expected the sizes of a canary: offsets, recalls, context"),
     "words for numbers": ({"offsets": ["a"]}, "canary.json: expected the sizes of a canary"),
     "a number for offsets": ({"offsets": 3}, "canary.json: expected the sizes of a canary"),
@@ -157,7 +157,7 @@ def test_an_architecture_that_has_no_such_windows_is_refused():
     with pytest.raises(ConfigError, match="--gguf: expected no windows"):
         gguf.gguf(Canary(windows=(16, 31)))
     for windows in ((None, 40), (16, 31), (16, None, None)):
-        with pytest.raises(ConfigError, match="windows: expected one width, and none at regular places, of a gemma3"):
+        with pytest.raises(ConfigError, match="windows: expected the same width in all layers of a gemma3 except every n-th"):
             folder.made(Canary((16, 31, 5)[: len(windows)], windows=windows), "gemma3")
     with pytest.raises(ConfigError, match=r"num_query_heads \* head_dim: expected at least 29 for a gemma3, got 28"):
         folder.made(Canary((5, 6), num_query_heads=1, num_kv_heads=1, head_dim=28, context=40), "gemma3")
@@ -264,7 +264,7 @@ MISTAKES = {
     "sizes": (["new", "--kv-heads", "3"], "num_query_heads: expected a multiple of 3, got 4"),
     "recalling": (
         ["new", "--recalls", "--offsets", "2"],
-        "offsets: expected the last to be 1 before a layer that recalls, got (2,)",
+        "offsets: expected 1 as the last one, before an induction head, got (2,)",
     ),
     "a list": (["new", "--offsets", "16;31"], "--offsets: expected numbers separated by commas, got '16;31'"),
     "an offset of none": (["new", "--offsets", "none"], "--offsets: expected numbers separated by commas, got 'none'"),
@@ -274,10 +274,10 @@ MISTAKES = {
     "a folder in a file": (["mine.py/new"], "[Errno 20] Not a directory: 'mine.py/new'"),
     "another's folder": (
         ["."],
-        ". has other things in it, and is no canary of kvref's: give an empty folder or a new one",
+        ". is not empty and is not a kvref canary: expected a new or empty folder, or an older canary",
     ),
     "a folder for a file": (["new", "--gguf", "."], "--gguf: . is a folder, expected a file"),
-    "another's file": (["new", "--gguf", "mine.py"], "--gguf: mine.py is there, and is no canary of kvref's: give another name"),
+    "another's file": (["new", "--gguf", "mine.py"], "--gguf: mine.py exists and is not a kvref canary: expected another name"),
 }
 
 

@@ -27,7 +27,7 @@ class _Mine:
 class NotOffered(Exception): pass
 
 class HardlyAsked(_Mine):
-    """Takes float16 only, and has hardly a method: nobody could see what was written."""
+    """Takes float16 only, and has few methods: the judge cannot see what was written."""
     def paged(self, **config):
         class Little:
             def __init__(self):

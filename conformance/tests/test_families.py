@@ -20,14 +20,14 @@ NO_TOKENS = "no tokens are appended to a pool"
 ONE_BY_ONE = "its stream serves one request after the other, and there is nothing to serve where there is none"
 TWO_WIDTHS = "a workload is of keys and values of one width, and a row's two parts are of two"
 SHOWN = "what came says whose it is by itself"
-PLAIN = "nothing that it does could be made of others"
+PLAIN = "none of its operations can be derived from others"
 FUNCTIONS = ("elements", "rows", "kernels", "attention")
 MOVED = ("hosted", "offload")
 ABSENT = {
     **{(family, part): STATELESS for family in FUNCTIONS for part in ("machine", "states", "stream")},
     **{(family, "stream"): NO_TOKENS for family in ("blocks", "buffers", "offload")},
-    ("hosted", "stream"): "blocks are written whole, and nothing comes behind what is there",
-    ("engine", "stream"): "its tokens are words, which no one reads back as keys and values",
+    ("hosted", "stream"): "blocks are written as a whole, and no tokens are appended to a block",
+    ("engine", "stream"): "its tokens are words, which are not read as keys and values",
     **{(family, "serving"): ONE_BY_ONE for family in names() if family not in ("paged", "prefix")},
     ("latent", "serving"): TWO_WIDTHS,
     **{(family, "cause"): SHOWN for family in names() if family != "engine"},

@@ -59,6 +59,14 @@ def test_comments_and_docstrings_are_prose_and_code_is_not(tmp_path):
     assert [(line, words) for line, words, _ in plain_words.violations(path)] == [(2, "behind"), (1, "behind")]
 
 
+def test_messages_are_prose_and_words_alone_are_not(tmp_path):
+    path = tmp_path / "module.py"
+    path.write_text(
+        'a = f"{n} rows a block"\nb = ("free " "for ever")\nc = "behind"\nd = "behind it"  # plain: ok\ne = "`behind` it"\n'
+    )
+    assert [(line, words) for line, words, _ in plain_words.violations(path)] == [(1, "7 rows a block"), (2, "for ever")]
+
+
 def test_what_a_clause_differs_from_can_be_looked_up():
     vague = [
         clause.id

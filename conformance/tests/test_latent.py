@@ -227,7 +227,7 @@ def test_what_does_not_fit_is_said():
     ("up_keys", "words"),
     [
         (np.ones(()), "up_keys: expected shape [num_heads, nope_dim, rank], got []"),
-        (np.ones((1, 4, 5)), "up_keys: expected a rank of at most 3, a row's numbers, got 5"),
+        (np.ones((1, 4, 5)), "up_keys: expected a rank of at most 3, the width of a row, got 5"),
     ],
 )
 def test_matrices_that_do_not_fit_rows_are_refused(up_keys, words):

@@ -15,7 +15,7 @@ from kvref_conformance.oracle.witness import MADE
 from kvref_conformance.outcome import CannotRun, NotOffered
 
 TWO_TOKENS = {"LAW-06": "tokens 2, where its limits say at most 1"}
-NEGATIVE = "negative integers, which its types do not have"
+NEGATIVE = "negative integers: its integer types are unsigned"
 ROWS = "int8 or float8_e4m3fn or float8_e5m2 or q8 or q4"
 TOKEN_BY_TOKEN = (
     "channels", "contiguous", "grouped", "latent", "paged", "pooled", "prefix", "quantized", "sharded", "tiered", "windowed",

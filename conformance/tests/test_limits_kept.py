@@ -37,4 +37,4 @@ def test_a_harness_is_asked_for_what_its_limits_allow(name):
     said = list(selftest([sys.executable, str(HERE / "serve.py"), f"restricted:{name}"], HERE, False, 20.0))
     assert {each.what: each.wrong for each in said if each.wrong} == {}
     assert {f"{family}.new" for family in ("paged", "quantized", "engine", "blocks")} <= {each.what for each in said}
-    assert ("paged: the same with rows of 128 numbers" in [each.what for each in said]) == (name == "KERNELS")
+    assert ("paged: all operations with rows of 128 numbers" in [each.what for each in said]) == (name == "KERNELS")

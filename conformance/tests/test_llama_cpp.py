@@ -74,7 +74,7 @@ def test_a_shift_moves_entries_and_turns_their_keys(told):
 
 
 @pytest.mark.parametrize("told", [(name, 0) for name in VARIANTS], indirect=True, ids=str)
-@pytest.mark.xfail(reason="keys are turned by the next llama_decode; what is saved before is not, and never will be", strict=True)
+@pytest.mark.xfail(reason="the next llama_decode rotates the keys; keys that are saved before it are never rotated", strict=True)
 def test_a_shift_is_saved(told):
     engine, session, *_ = told
     engine.shift(session, 20, 30)

@@ -114,16 +114,16 @@ def test_a_program_that_works_is_told_so():
 
 WAYS = [
     ("garbage", "blocks.free", "expected a line of JSON, got 'Segmentation fault (not really)'"),
-    ("half-a-line", "blocks.free", "expected an answer within 1 s, got half a line: "),
+    ("half-a-line", "blocks.free", "expected a reply within 1 s, got an incomplete line: "),
     ("wrong-id", "blocks.free", 'expected "id": '),
-    ("both", "blocks.free", 'expected "ok" or "error" beside the id, got error, ok'),
+    ("both", "blocks.free", 'expected either "ok" or "error", besides the id, got error, ok'),
     ("bad-array", "blocks.free", "expected values as JSON, got array: "),
     (
         "exits",
         "blocks.free",
-        "expected an answer, got none: the process ended with exit code 3; last line of stderr: 'out of luck'",
+        "expected a reply, got none: the process ended with exit code 3; last line of stderr: 'out of luck'",
     ),
-    ("hangs", "blocks.free", "expected an answer within 1 s, got none: it was still running"),
+    ("hangs", "blocks.free", "expected a reply within 1 s, got none: the call was still running"),
     ("hello-garbage", "hello", "expected a line of JSON, got 'Welcome to pool 1.0!'"),
     ("hello-odd-family", "hello", "families: expected some of "),
     (

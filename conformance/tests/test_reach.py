@@ -86,7 +86,7 @@ def test_over_a_pipe_it_is_what_is_not_declined(monkeypatch):
         assert found.operations == ["contiguous.append", "contiguous.read"]
         reaches, _ = reached(program, "contiguous", "LAW-04,LAW-08")
         assert reaches["LAW-04"].judged and not reaches["LAW-08"].judged
-        assert reaches["LAW-08"].missing == ["memory shared with the judge, which cannot be seen through a pipe"]
+        assert reaches["LAW-08"].missing == ["memory shared with the judge, which cannot be observed through a pipe"]
     finally:
         program.close()
 
@@ -169,7 +169,7 @@ def test_without_a_name_the_checks_are_listed(kvref):
         ("nothing-of-that-name", "no implementation 'nothing-of-that-name': "),
         ("caches:Contradicts", "caches:Contradicts: limits: head_dim: least 64 is above most 32"),
         ("caches:Unknown", "caches:Unknown: limits: head_dims: no such size: did you mean head_dim?"),
-        ("caches:Dies", "caches:Dies: blocks.new: expected an answer, got none: "),
+        ("caches:Dies", "caches:Dies: blocks.new: expected a reply, got none: "),
     ],
 )
 def test_a_mistake_costs_one_line(kvref, caches, name, message):

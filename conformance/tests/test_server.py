@@ -100,23 +100,23 @@ async def _hang_up(engine):
     ("wrong", "said"),
     [
         ("503", "HTTP 503: over loaded"),
-        ("429 for ever", "HTTP 429: slow down"),
+        ("429 always", "HTTP 429: slow down"),
         ("redirect", r"HTTP 307: a redirect to http://\S+invalid/v1/completions, which is not followed"),
-        ("dies", "the connection broke off: |no connection: "),
-        ("not JSON", "no JSON: <html>Bad gateway</html>"),
-        ("deep JSON", r"no JSON: \[\["),
+        ("dies", "the connection was lost: |no connection: "),
+        ("not JSON", "expected JSON, got <html>Bad gateway</html>"),
+        ("deep JSON", r"expected JSON, got \[\["),
         ("huge", "a reply of more than [0-9,]+ bytes"),
         ("hostile text", r"text: expected words of 4 letters such as baba, got '\\x1b\[2J\\u202e"),
-        ("no choices", "no completion: "),
-        ("an empty list", "an answer without a choice"),
-        ("an index without end", "no completion: "),
+        ("no choices", "expected a completion, got "),
+        ("an empty list", "the answer contains no choice"),
+        ("an index without end", "expected a completion, got "),
         ("a phrase", r"HTTP 500: \[31mred \]0;t$"),
-        ("stops early", "10 tokens, where 20 were asked for; finish_reason length"),
-        ("half a line", "no JSON: "),
-        ("error in a stream", "an error in the place of an answer: out of memory"),
-        ("breaks off", r"a stream that ended without \[DONE\] and without a finish_reason"),
+        ("stops early", "expected 20 tokens, got 10; finish_reason length"),
+        ("half a line", "expected JSON, got "),
+        ("error in a stream", "the server returned an error instead of an answer: out of memory"),
+        ("breaks off", r"the stream ended without \[DONE\] and without a finish_reason"),
         ("endless stream", "a reply of more than [0-9,]+ bytes"),
-        ("wrong model", f"an answer of model other, where {MODEL} was asked"),
+        ("wrong model", f"expected an answer of model {MODEL}, got one of other"),
     ],
 )
 def test_what_is_no_completion_costs_one_line(met, wrong, said):
@@ -136,7 +136,7 @@ def test_bytes_that_go_on_dripping_are_no_answer(met):
     _fake, served = met("drips")
     engine = session(served, *[PROMPT] * 6)
     served.asker.client.silence = 0.3
-    with pytest.raises(ServerError, match=r"no end of an answer within 0\.3 s"):
+    with pytest.raises(ServerError, match=r"the answer was not complete within 0\.3 s"):
         [engine.generate(each, 20) for each in range(6)]
 
 
@@ -145,7 +145,7 @@ def test_fewer_answers_than_before_are_too_few(met):
     engine = session(served)
     assert engine.sample(0, 3, 4) == RIGHT[:4] * 3
     fake.wrong = "n ignored"
-    with pytest.raises(ServerError, match="1 answers, where 3 were asked for, as before"):
+    with pytest.raises(ServerError, match="expected 3 answers, as to earlier requests, got 1"):
         engine.sample(0, 3, 4)
 
 
@@ -181,11 +181,17 @@ def test_a_server_that_does_not_answer_is_given_up(met):
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ("merges words", "its model is not this canary"),
-        ("another tokenizer", "told 18 tokens as chat|token ids, it counts 58: its tokenizer is not this canary's"),
+        ("merges words", "the model is not this canary"),
+        (
+            "another tokenizer",
+            "the server counts 58 tokens in a prompt of 18, sent as (chat|token ids): its tokenizer is not this canary's",
+        ),
         ("two models", "--model: expected one of tiny-canary, other, which the server lists"),
-        ("text not answered", r"told by token ids: HTTP 422: prompt: expected a string; told by text: .*; is there an interface"),
-        ("short context", r"it refuses a prompt of 72 tokens: HTTP 400: this model's maximum .* \(--context\)"),
+        (
+            "text not answered",
+            r"prompt as token ids: HTTP 422: prompt: expected a string; prompt as text: .*; expected an OpenAI",
+        ),
+        ("short context", r"the server rejects a prompt of 72 tokens: HTTP 400: this model's maximum .* \(--context\)"),
     ],
 )
 def test_a_server_without_the_canary_is_not_judged(met, wrong, said):
@@ -197,9 +203,9 @@ def test_a_server_without_the_canary_is_not_judged(met, wrong, said):
 def test_nobody_there_and_nothing_there(met, files):
     with pytest.raises(CannotRun, match=r"^http://127.0.0.1:9/v1: no connection: "):
         Served(Address("http://127.0.0.1:9/v1", files))
-    with pytest.raises(CannotRun, match=r"HTTP 404: no such path; is there an interface like OpenAI's at "):
+    with pytest.raises(CannotRun, match=r"HTTP 404: no such path; expected an OpenAI-compatible API at "):
         met(path="/v2")
-    with pytest.raises(CannotRun, match=r"no is no canary: expected a folder with a canary.json"):
+    with pytest.raises(CannotRun, match=r"no is not a canary: expected a folder with a canary.json"):
         Served(Address("http://127.0.0.1:9/v1", Path("no")))
 
 
@@ -265,7 +271,7 @@ def test_a_wrong_server_breaks_its_clause(met, wrong, clause, got):
 def test_a_hung_server_costs_its_clause(met):
     judge = Judge(met("slow")[1], Effort(timeout=0.2))
     (failure,) = map(judge.checked, written(["ENG-03"]))
-    assert failure.broken.expected == "an answer within 0.2 s"
+    assert failure.broken.expected == "a reply within 0.2 s"
 
 
 def test_a_failure_on_the_command_line_is_replayed_by_its_trace_alone(kvref, files, tmp_path):

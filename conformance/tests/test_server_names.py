@@ -34,11 +34,11 @@ def test_the_whole_numbers_make_the_canary(canary):
 @pytest.mark.parametrize(
     ("canary", "said"),
     [
-        (Canary((20, 20)), "made with --offsets 13,27, as the judge asks for, got --offsets 20,20"),
-        (Canary((20, 20), windows=(21, 21)), "made with --offsets 21,21, as the judge asks for, got --offsets 20,20"),
-        (Canary(windows=(16, None)), "--windows 16,16, as the judge asks for, got --offsets 16,31 --windows 16,none"),
-        (Canary(theta=2e4), "made with --theta 10000, as the judge asks for, got --theta 20000"),
-        (Canary(num_pairs=20), "made with --pairs of its own, as the judge asks for, got --pairs 20"),
+        (Canary((20, 20)), "made with --offsets 13,27, as the judge requests it, got --offsets 20,20"),
+        (Canary((20, 20), windows=(21, 21)), "made with --offsets 21,21, as the judge requests it, got --offsets 20,20"),
+        (Canary(windows=(16, None)), "--windows 16,16, as the judge requests it, got --offsets 16,31 --windows 16,none"),
+        (Canary(theta=2e4), "made with --theta 10000, as the judge requests it, got --theta 20000"),
+        (Canary(num_pairs=20), "made with --pairs (default), as the judge requests it, got --pairs 20"),
     ],
 )
 def test_a_canary_of_other_sizes_is_refused_with_the_options_that_make_one(canary, said):
@@ -61,9 +61,9 @@ def test_a_name_says_all():
     ("arguments", "said"),
     [
         ("check numpy --server http://h/v1 --canary c", "expected a NAME or --server URL, got both: numpy and http://h/v1 "),
-        ("check --server http://h/v1", "--server: expected --canary DIR too, the folder that kvref canary make wrote"),
-        ("check numpy --model m", "--model: expected --server URL too, whose it is"),
-        ("check numpy --canary c", "--canary: expected --server URL too, whose it is"),
+        ("check --server http://h/v1", "--server: expected also --canary DIR, the folder that kvref canary make wrote"),
+        ("check numpy --model m", "--model: expected also --server URL, to which it applies"),
+        ("check numpy --canary c", "--canary: expected also --server URL, to which it applies"),
         ("check --server nonsense --canary c", "--server: expected http://HOST:PORT/v1, got 'nonsense'"),
         ("soak numpy --concurrency 3", "--concurrency: expected also --server URL"),
         ("soak numpy --plot x.svg", "--plot: expected also --server URL"),

@@ -62,22 +62,22 @@ def test_an_operation_may_be_declined(kvref):
 WAYS = [
     ("garbage", "a line of JSON", "'Segmentation fault (not really)'"),
     ("not-an-object", "an object", "'[1, 2]'"),
-    ("half-a-line", "an answer within 0.5 s", """half a line: '{"id": """),
-    ("half-a-line-and-gone", "an answer", """none: half a line: '{"id": """),
+    ("half-a-line", "a reply within 0.5 s", """an incomplete line: '{"id": """),
+    ("half-a-line-and-gone", "a reply", """none: an incomplete line: '{"id": """),
     ("wrong-id", '"id": ', '"id": '),
     ("no-id", '"id": ', "no id"),
-    ("both", '"ok" or "error" beside the id', "error, ok"),
-    ("nothing", '"ok" or "error" beside the id', "nothing"),
+    ("both", 'either "ok" or "error", besides the id', "error, ok"),
+    ("nothing", 'either "ok" or "error", besides the id', "nothing"),
     ("error-without-kind", 'an error with a "kind", a string', """'"no"'"""),
     ("bad-array", "values as JSON", "array: "),
-    ("long-line", "an answer", 'none: a line of more than 64 MiB: \'{"id": '),
-    ("exits", "an answer", "none: the process ended with exit code 3; last line of stderr: 'out of luck'"),
-    ("killed", "an answer", "none: the process was killed by SIGSEGV"),
-    ("closes-its-pipe", "an answer", "none: it closed its pipe and went on running"),
-    ("hangs", "an answer within 0.5 s", "none: it was still running"),
+    ("long-line", "a reply", 'none: a line of more than 64 MiB: \'{"id": '),
+    ("exits", "a reply", "none: the process ended with exit code 3; last line of stderr: 'out of luck'"),
+    ("killed", "a reply", "none: the process was killed by SIGSEGV"),
+    ("closes-its-pipe", "a reply", "none: the process closed its pipe and kept running"),
+    ("hangs", "a reply within 0.5 s", "none: the call was still running"),
     pytest.param(
         "allocates",
-        "an answer",
+        "a reply",
         "none: the process ended with exit code 1; last line of stderr: 'MemoryError'",
         marks=pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits the memory of another process"),
     ),
@@ -164,7 +164,7 @@ def test_a_program_that_hangs_at_hello_again_does_not_take_the_day(monkeypatch):
         program.begin()  # a new process, which replies
         program.call("blocks.new", None, {"num_blocks": 2})
         program.begin()
-        with pytest.raises(Died, match=f"hello: expected an answer within {patience}, got none: it was still running"):
+        with pytest.raises(Died, match=f"hello: expected a reply within {patience}, got none: the call was still running"):
             program.call("blocks.new", None, {"num_blocks": 2})
     program.close()
 
@@ -186,7 +186,7 @@ def test_what_is_too_long_for_a_line_is_not_offered():
         ("hello-garbage", "hello: expected a line of JSON, got 'Welcome to pool 1.0!'"),
         (
             "hello-exits",
-            "hello: expected an answer, got none: the process ended with exit code 1; last line of stderr: 'pool: no device'",
+            "hello: expected a reply, got none: the process ended with exit code 1; last line of stderr: 'pool: no device'",
         ),
     ],
 )
@@ -206,7 +206,7 @@ def test_a_program_that_does_not_say_who_it_is_cannot_be_judged(kvref, way, mess
         (("check", "--exec", ""), "--exec: expected a program and its arguments, got nothing"),
         (("check", "--exec", "it's"), "--exec it's: No closing quotation"),
         (("check", "--exec", "./absent --flag"), "--exec ./absent --flag: no program './absent' in "),
-        (("check", "--exec", "true"), "--exec true: hello: expected an answer, got none: the process ended with exit code 0"),
+        (("check", "--exec", "true"), "--exec true: hello: expected a reply, got none: the process ended with exit code 0"),
     ],
 )
 def test_a_mistake_costs_one_line(kvref, arguments, message):
@@ -223,7 +223,7 @@ def test_a_file_that_cannot_be_executed_is_told_apart(kvref, tmp_path):
     )
     (tmp_path / "harness").chmod(0o755)
     assert kvref("check", "--exec", "./harness").stderr == (
-        "kvref: --exec ./harness: hello: expected an answer, got none: the process ended with exit code 0\n"
+        "kvref: --exec ./harness: hello: expected a reply, got none: the process ended with exit code 0\n"
     )
 
 

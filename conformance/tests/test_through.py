@@ -20,22 +20,22 @@ class NoGather(OnBackend):
 
     def paged(self, **config):
         cache = kvref.PagedCache(kvref.PagedConfig(**config))
-        class Behind:
+        class Few:
             create, drop, write, read = cache.create, cache.drop, cache.write, cache.read
             ensure_capacity, length, utilization = cache.ensure_capacity, cache.length, property(lambda self: cache.utilization)
-        return Behind()
+        return Few()
 
 class Forgets(OnBackend):
     def __init__(self): super().__init__(kvref.reference)
 
     def paged(self, **config):
         cache = kvref.PagedCache(kvref.PagedConfig(**config))
-        class Behind:
+        class Few:
             create, drop, write, length = cache.create, cache.drop, cache.write, cache.length
             def read(self, sequence, layer, positions):
                 keys, values = cache.read(sequence, layer, positions)
                 return keys, values * 0
-        return Behind()
+        return Few()
 """
 GATHERED = "paged.gather through length and read"
 

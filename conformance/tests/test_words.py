@@ -122,7 +122,7 @@ WORDS = [
     (
         lambda: released().read(0, 0, [3]),
         errors.PositionOutOfRange,
-        "position in sequence 0, layer 0: 3 is released (first position that is not: 4)",
+        "position in sequence 0, layer 0: 3 was released: positions from 4 on remain",
     ),
     (lambda: pool().references(3), errors.BlockNotAllocated, "references: expected a block in [0, 3), got 3"),
     (lambda: kvref.BlockPool(-1), errors.ConfigError, "num_blocks: expected an integer of at least 0, got -1"),
@@ -154,7 +154,7 @@ WORDS = [
     (
         lambda: grouped().read(0, 0, [1]),
         errors.PositionOutOfRange,
-        "position in sequence 0, layer 0: 1 is released (first position that is not: 4)",
+        "position in sequence 0, layer 0: 1 was released: positions from 4 on remain",
     ),
     (lambda: grouped().truncate(0, 2), errors.NotTruncatable, "cannot truncate to 2: blocks of its window were freed"),
     (lambda: grouped().read(0, 2, [1]), errors.LayerOutOfRange, f"layer: {NUMBER} [0, 2), got 2"),
@@ -206,7 +206,7 @@ WORDS = [
     (
         lambda: channels().truncate(63),
         errors.NotTruncatable,
-        "cannot truncate to 63: keys before position 64 are quantized in groups (0 works)",
+        "cannot truncate to 63: keys before position 64 are quantized in groups (only 0 is possible)",
     ),
     (
         lambda: channels().attend(np.ones((1, 1, 31), np.float32)),
@@ -216,7 +216,7 @@ WORDS = [
     (
         lambda: channels(0).append(*2 * [np.full((1, 1, 32), 7e4, np.float32)]),
         errors.NonFinite,
-        "keys: expected magnitudes below 65520 as float32 holds them, got 70000",
+        "keys: expected magnitudes below 65520 in float32, got 70000",
     ),
 ]
 

@@ -40,7 +40,7 @@ for size in (1, 2):
         row.update_and_fetch(*[mx.array([2.0**each for each in range(count)]).reshape(1, 1, count, 1)] * 2)
     batch = BatchRotatingKVCache.merge(rows)
     seen(batch, 1, 1, row=1)
-    print(f"  token 2 in a step of {size} sees", seen(batch, 2, size, row=1)[0])
+    print(f"  in a step of {size}, token 2 sees", seen(batch, 2, size, row=1)[0])
 
 print("ChunkedKVCache(4), trimmed as a prompt cache from 9 tokens to 2:")
 cache = ChunkedKVCache(4)

@@ -73,17 +73,17 @@ class Canary:
         if self.num_query_heads % self.num_kv_heads:
             raise ConfigError(f"num_query_heads: expected a multiple of {self.num_kv_heads}, got {self.num_query_heads}")
         if self.head_dim % 2 or self.head_dim <= self.bits:
-            raise ConfigError(f"head_dim: expected an even number over {self.bits}, got {self.head_dim}")
+            raise ConfigError(f"head_dim: expected an even number above {self.bits}, got {self.head_dim}")
         if self.num_pairs is not None:
             whole("num_pairs", self.num_pairs, 1, self.head_dim // 2)
         if not self.theta > 1:
-            raise ConfigError(f"theta: expected more than 1, got {self.theta}")
+            raise ConfigError(f"theta: expected a number above 1, got {self.theta}")
         if self.context * self.head_dim > MOST_TURNS:
             raise ConfigError(f"context * head_dim: expected at most {MOST_TURNS}, got {self.context} * {self.head_dim}")
         if not self.offsets or min(self.offsets) < 1:
-            raise ConfigError(f"offsets: expected one a layer, each at least 1, got {self.offsets}")
+            raise ConfigError(f"offsets: expected one per layer, each at least 1, got {self.offsets}")
         if self.recalls and self.offsets[-1] != 1:
-            raise ConfigError(f"offsets: expected the last to be 1 before a layer that recalls, got {self.offsets}")
+            raise ConfigError(f"offsets: expected 1 as the last one, before an induction head, got {self.offsets}")
         if len(self.windows) != self.num_layers:
             raise ConfigError(f"windows: expected one for each of {self.num_layers} layers, got {len(self.windows)}")
         for offset, window in zip(self.offsets, self.windows, strict=False):
@@ -103,7 +103,7 @@ class Canary:
         for layer in range(self.num_layers):
             if self.margin(layer) <= 0:
                 raise ConfigError(
-                    f"layer {layer} could not tell places apart: expected a larger theta or head_dim, or a shorter context, "
+                    f"layer {layer} cannot distinguish positions: expected a larger theta or head_dim, or a shorter context, "
                     f"got theta {self.theta}, head_dim {self.head_dim}, context {self.context}"
                 )
 
@@ -169,8 +169,8 @@ class Canary:
             bits = self.num_kv_heads * self.bits
             if slow < bits:
                 raise ConfigError(
-                    f"theta, head_dim, context: expected {bits} pairs that turn at most {SLOW} radians, got {slow} "
-                    f"of theta {self.theta}, head_dim {self.head_dim} and context {self.context}"
+                    f"theta, head_dim, context: expected {bits} pairs that rotate by at most {SLOW} radians, got {slow} "
+                    f"with theta {self.theta}, head_dim {self.head_dim} and context {self.context}"
                 )
             return range(self.head_dim // 2 - slow // bits * bits, self.head_dim // 2)
         if self.num_pairs is not None:

@@ -31,7 +31,7 @@ def sized(
         offsets = [max(1, round((period - 1) * (layer + 1) / parts)) for layer in range(num_layers)]
         offsets[-1] += period - 1 - sum(offsets)
     if min(offsets) < 1:
-        raise ConfigError(f"period: expected more for {num_layers} layers, got {period}")
+        raise ConfigError(f"period: expected a larger number for {num_layers} layers, got {period}")
     return Canary(
         tuple(offsets), bool(recalls), context, num_kv_heads, num_query_heads, head_dim, 1e6 if recalls else 1e4,
         windows=(window or None,) * num_layers,

@@ -47,7 +47,7 @@ class AffineRow(OneScale):
         rows = finite_rows(rows)
         xp = array_namespace(rows)
         if rows.shape[-1] == 0:
-            raise ShapeMismatch(f"{self.name} rows: expected at least one value a row, got {list(rows.shape)}")
+            raise ShapeMismatch(f"{self.name} rows: expected at least one value per row, got shape {list(rows.shape)}")
         zero = xp.min(rows, axis=-1)
         with np.errstate(over="ignore"):  # check_read_back detects the overflow; NumPy would also warn
             spread = xp.max(rows, axis=-1) - zero

@@ -146,7 +146,7 @@ def check_read_back(name: str, largest: Array) -> None:
     """
     xp = array_namespace(largest)
     if not bool(xp.all(xp.isfinite(largest))):
-        raise NonFinite(f"{name} rows: expected values whose scale and dequantized values are finite, got larger ones")
+        raise NonFinite(f"{name} rows: expected values whose scale and dequantized values are finite, got larger values")
 
 
 def widen(values: Array, name: str = "rows") -> Array:

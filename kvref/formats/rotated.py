@@ -97,7 +97,7 @@ class Rotated:
         rows = finite_rows(rows)
         xp, most = array_namespace(rows), REACH / block_of(rows.shape[-1])
         if block_of(rows.shape[-1]) > 1 and bool(xp.any(xp.abs(rows) > most)):
-            raise NonFinite(f"{self.name} rows: expected magnitudes of at most {most:g}, whose sums are finite, got more")
+            raise NonFinite(f"{self.name} rows: expected magnitudes of at most {most:g}, whose sums are finite, got larger ones")
         return hadamard(rows)
 
     def quantize(self, rows: Array) -> Quantized:

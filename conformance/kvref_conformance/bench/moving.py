@@ -120,16 +120,18 @@ def measured(backend: kvref.Backend, dtype: str, size: int, folder: Path) -> lis
             f"{name} {size / ours / 1e9:.2f} GB/s, plain {disk} {size / theirs / 1e9:.2f} GB/s: {ratio:.2f} of its speed"
         )
     if taken is not None and loaded is not None:
-        lines.append(f"memory: save {taken / 2**20:.0f} MiB, load {(loaded - size) / 2**20:.0f} MiB beside what it holds then")
+        lines.append(
+            f"memory: save {taken / 2**20:.0f} MiB, load {(loaded - size) / 2**20:.0f} MiB in addition to the loaded cache"
+        )
     return lines
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description="what it costs to save and load a cache")
+    options = argparse.ArgumentParser(description="measure the cost of saving and loading a cache")
     options.add_argument("--backend", default="numpy")
     options.add_argument("--dtype", default="float16", choices=("float32", "float16", "bfloat16"))
     options.add_argument("--megabytes", type=int, default=1024)
-    options.add_argument("--folder", default=".", help="on the disk that is measured")
+    options.add_argument("--folder", default=".", help="folder on the disk to measure")
     asked = options.parse_args()
     about = machine()
     print(f"{about['processor']}, {about['cores']} cores, Python {about['python']}")

@@ -35,7 +35,7 @@ def _gemma3(canary: Canary) -> dict[str, Any]:
     every = canary.windows.index(None) + 1 if None in canary.windows else canary.num_layers + 1
     if len(widths) > 1 or any((window is None) != (number % every == 0) for number, window in enumerate(canary.windows, 1)):
         raise ConfigError(
-            f"windows: expected one width, and none at regular places, of a gemma3, such as (16, None), got {canary.windows}"
+            f"windows: expected the same width in all layers of a gemma3 except every n-th (None), got {canary.windows}"
         )
     return {
         "model_type": "gemma3_text",

@@ -102,12 +102,12 @@ def expect_ours(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise CannotRun(f"{folder} is a file, expected a folder")
     if folder.is_dir() and any(folder.iterdir()):
-        _read(folder, f"{folder} has other things in it, and is no canary of kvref's: give an empty folder or a new one")
+        _read(folder, f"{folder} is not empty and is not a kvref canary: expected a new or empty folder, or an older canary")
 
 
 def load(folder: Path) -> Canary:
     """Return the canary of a folder. Raises CannotRun if the folder is not a canary's."""
-    said = _read(folder, f"{folder} is no canary: expected a folder with a {SIZES} (kvref canary make {folder})")
+    said = _read(folder, f"{folder} is not a canary: expected a folder with a {SIZES} (kvref canary make {folder})")
     try:
         fields = {name: said[name] for name in FIELDS}
         offsets, windows = (_whole(fields[name]) for name in ("offsets", "windows"))

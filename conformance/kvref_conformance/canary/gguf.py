@@ -38,7 +38,7 @@ NAMES = {
 def gguf(canary: Canary, dtype: str = "bfloat16") -> bytes:
     """Return the file: equal bytes for equal sizes. llama.cpp expects float32 norms. Raises ConfigError for windows."""
     if any(canary.windows):
-        raise ConfigError(f"--gguf: expected no windows, for llama.cpp has none in a Llama, got {canary.windows}")
+        raise ConfigError(f"--gguf: expected no windows, because llama.cpp has none in a Llama, got {canary.windows}")
     tensors = {_renamed(name): _reordered(canary, name, tensor) for name, tensor in weights(canary).items()}
     keys = _keys(canary, dtype)
     head, data = [MAGIC, struct.pack("<IQQ", VERSION, len(tensors), len(keys))], list[bytes]()
@@ -68,7 +68,7 @@ def expect_ours(file: Path) -> None:
     if file.exists():
         with file.open("rb") as there:
             if OURS.encode() not in there.read(HEAD):
-                raise CannotRun(f"--gguf: {file} is there, and is no canary of kvref's: give another name")
+                raise CannotRun(f"--gguf: {file} exists and is not a kvref canary: expected another name")
 
 
 def _keys(canary: Canary, dtype: str) -> dict[str, tuple[int, Any]]:

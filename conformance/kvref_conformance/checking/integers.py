@@ -74,7 +74,7 @@ def the_same_in_any_type(subject: Subject, script: Callable[[Typed], Iterator[Se
     for integer in TYPES:
         for (what, got), (_, want) in zip(script(Typed(subject, integer)), plain, strict=True):
             wanted = f"{show(want)}, as with Python integers"
-            true(_alike(got, want), f"{what}, with integers of {integer.__name__}", wanted, got)
+            true(_alike(got, want), f"{what}, with integers of type {integer.__name__}", wanted, got)
 
 
 def _alike(got: Any, want: Any) -> bool:

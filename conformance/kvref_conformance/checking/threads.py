@@ -46,7 +46,7 @@ def in_threads(subject: Subject, work: Callable[[int, np.random.Generator], None
     finally:
         sys.setswitchinterval(before)
     if any(thread.is_alive() for thread in threads):
-        raise Broken("the threads", f"an end within {limit:g} s", "none: a thread was still running")
+        raise Broken("the threads", f"all threads to end within {limit:g} s", "a thread that was still running")
     equal(errors, [], "errors in the threads")
     if missing:
         raise missing[0]

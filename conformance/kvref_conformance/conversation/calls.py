@@ -127,7 +127,7 @@ class Calls(ABC):
                 result = self._answer(exchange, function, hint, args, as_is)
         except TimedOut as late:
             self.patience.hung.add(op)
-            raise Hung(op, f"an answer within {limit:g} s", late.got) from None
+            raise Hung(op, f"a reply within {limit:g} s", late.got) from None
         except NotOffered:
             self.conversation.remove(exchange)
             raise
@@ -231,7 +231,7 @@ class Calls(ABC):
                 if after.dtype.name == "bfloat16":  # NumPy cannot compare NaNs of this dtype
                     before, after = before.astype(np.float32), after.astype(np.float32)
                 if not np.array_equal(before, after, equal_nan=before.dtype.kind == "f"):
-                    self.changed = Broken(f"the array given to {request.op} as {name}", "unchanged", "changed", clause="LAW-16")
+                    self.changed = Broken(f"the array passed to {request.op} as {name}", "unchanged", "changed", clause="LAW-16")
 
     def _own(self, exchange: Exchange, name: str, argument: Any) -> Any:
         if isinstance(argument, Handle):
@@ -249,7 +249,7 @@ class Calls(ABC):
             if "NotOffered" in kinds_of(error):
                 raise NotOffered(said.message) from error
             exchange.reply = Reply(error=said)
-            what, got = f"an array, from {show(argument)}", f"{said.kind}: {said.message}"
+            what, got = f"an array with the values {show(argument)}", f"{said.kind}: {said.message}"
             raise Broken("asarray", what, got, where=said.where) from error
 
 

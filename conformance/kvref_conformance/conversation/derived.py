@@ -69,7 +69,9 @@ def in_turn(calls: Iterable[Callable[[], Any]]) -> list[Any]:
 def refused_whole(error: Exception) -> None:
     """Raise NotOffered if the error is marked with IN_PARTS. For checks that a call that raises changes nothing."""
     if IN_PARTS in vars(error):
-        raise NotOffered(f"an error that changes nothing, in a call made of several ({type(error).__name__})") from error
+        raise NotOffered(
+            f"an error that changes nothing, in an operation derived from several calls ({type(error).__name__})"
+        ) from error
 
 
 def pieces(op: str, args: Mapping[str, Any], limit: Limit) -> list[dict[str, Any]] | None:
@@ -87,7 +89,7 @@ def pieces(op: str, args: Mapping[str, Any], limit: Limit) -> list[dict[str, Any
     shapes = [getattr(getattr(array, "array", array), "shape", ()) for array in arrays.values()]  # also of an Own
     lengths = {shape[axis] if len(shape) >= -axis else -1 for shape in shapes}
     if len(lengths) > 1 and limit.at_most(max(lengths)) != max(lengths):
-        raise NotOffered(f"arrays that do not fit together, of {max(lengths)} tokens, where its limits say {limit}")
+        raise NotOffered(f"arrays of different lengths, up to {max(lengths)} tokens, where its limits say {limit}")
     if len(lengths) != 1 or (length := lengths.pop()) < 0 or limit.allows(length):
         return None
     parts, start = list[range](), 0

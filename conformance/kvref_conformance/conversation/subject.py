@@ -93,7 +93,7 @@ class Subject(Calls):
     def in_this_process(self, what: str = "memory shared with the judge") -> None:
         """Raise NotOffered if the implementation runs in another process, where `what` cannot be observed."""
         if self.by_value:
-            raise NotOffered(f"{what}, which cannot be seen through a pipe")
+            raise NotOffered(f"{what}, which cannot be observed through a pipe")
 
     def factory(self, family: str) -> Callable[..., Any]:
         """The function that creates an object of a family. Raises NotOffered."""
@@ -152,7 +152,7 @@ class Subject(Calls):
     def _in_pieces(self, op: str, args: dict[str, Any]) -> list[dict[str, Any]] | None:
         """Split an append into calls of as many tokens as the limits allow; None if no split is needed. Raises NotOffered."""
         if not self.limits.switch(self.family, "negative_integers") and _negative(args):
-            raise NotOffered("negative integers, which its types do not have")
+            raise NotOffered("negative integers: its integer types are unsigned")
         limit = self.limits.of(self.family, "tokens")
         parts = pieces(op, args, limit)
         if parts is not None:
@@ -190,7 +190,7 @@ def narrow(dtype: str) -> Any:
     try:
         from ml_dtypes import bfloat16
     except ImportError as error:
-        raise NotOffered("bfloat16 arrays (the judge makes them with ml_dtypes)") from error
+        raise NotOffered("bfloat16 arrays (the judge needs ml_dtypes to make them)") from error
     return bfloat16
 
 

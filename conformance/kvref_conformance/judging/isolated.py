@@ -75,7 +75,7 @@ class IsolatedJudge(Judge):
             command = [sys.executable, "-c", START, json.dumps(sys.path), *map(str, handed)]
             quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)  # its output is not part of the report
             self._session = Session(command, pass_fds=handed, env=self._environment, **quiet)
-        late = "cannot run", f"{name}: it took more than {STARTING:g} s to load"
+        late = "cannot run", f"{name}: loading it took more than {STARTING:g} s"
         try:
             self._channel.send((name, effort))
             with interrupts.prompt():
@@ -153,11 +153,11 @@ class IsolatedJudge(Judge):
             self._channel.send((work, about))
             said, answer = self._said()
         except Garbled:
-            raise self._ended(Died, "an answer", f"none: {STRAY}") from None
+            raise self._ended(Died, "a reply", f"none: {STRAY}") from None
         except TimeoutError:
-            raise self._ended(Hung, "an answer", f"none: {STRAY}") from None
+            raise self._ended(Hung, "a reply", f"none: {STRAY}") from None
         except (EOFError, ConnectionError):
-            raise self._ended(Died, "an answer", f"none: {self._how_it_ended()}") from None
+            raise self._ended(Died, "a reply", f"none: {self._how_it_ended()}") from None
         except BaseException:
             self._kill()  # a late reply could be taken for the reply to the next request
             raise
@@ -184,7 +184,7 @@ class IsolatedJudge(Judge):
             elif self._session and self._session.process.poll() is not None and not self._channel.speaks(0):
                 raise EOFError  # a process that the child started still has the other end open
             elif time.monotonic() - since > limit + GRACE:
-                raise self._ended(Hung, f"an answer within {self.effort.timeout:g} s", "none: it was still running")
+                raise self._ended(Hung, f"a reply within {self.effort.timeout:g} s", "none: the call was still running")
 
     def _ended(self, kind: type[Hung], expected: str, got: str) -> Ended:
         conversation = self._journal.read()
@@ -198,7 +198,7 @@ class IsolatedJudge(Judge):
         try:
             return how_it_ended(self._session.process.wait(GRACE))
         except subprocess.TimeoutExpired:
-            return "it closed its pipe and went on running"
+            return "the process closed its pipe and kept running"
 
 
 def _clause(conversation: Sequence[Exchange], limits: Limits) -> str:

@@ -55,7 +55,7 @@ def _by_check(judge: Judge, trace: Trace) -> Replay:
     header = trace.header
     check = next((each for each in all_checks() if (each.clause, each.name) == (header.clause, header.check)), None)
     if check is None:
-        raise NotOffered(f"the check {header.check!r} of {header.clause}, which this kvref does not have")
+        raise NotOffered(f"the check {header.check!r} of {header.clause}, which this version of kvref does not have")
     made = list[Exchange]()
     judge.watchers.append(lambda subject, exchange: made.append(exchange))
     said = judge.ask_about(check)

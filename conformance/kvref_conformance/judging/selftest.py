@@ -70,7 +70,7 @@ def _family(subject: Subject, dim: int, small: bool) -> Iterator[Said]:
         if small or said.wrong:
             yield said if small else Said(f"{said.what}, with rows of {dim} numbers", said.wrong)
     if well and not small:
-        yield Said(f"{subject.family}: the same with rows of {dim} numbers")
+        yield Said(f"{subject.family}: all operations with rows of {dim} numbers")
 
 
 def _each(subject: Subject, dim: int) -> Iterator[Said]:

@@ -68,7 +68,7 @@ class Witness:
     def judge(self, exchange: Exchange, expected: Expected) -> None:
         """Raise Broken, with the clause, if the reply is wrong. Otherwise update the models."""
         if exchange.reply is None:
-            raise Broken(exchange.request.op, "an answer", "none", expected.clause)
+            raise Broken(exchange.request.op, "a reply", "none", expected.clause)
         if isinstance(exchange.reply.ok, Misfit):
             raise Broken(exchange.request.op, "a result of the type in the interface", exchange.reply.ok, expected.clause)
         expected.judge(exchange.reply, exchange.request.op, self.level)

@@ -26,10 +26,10 @@ def named(options: argparse.Namespace) -> str | None:
     if options.server is None:
         for option in ("canary", "model"):
             if getattr(options, option) is not None:
-                raise CannotRun(f"--{option}: expected --server URL too, whose it is")
+                raise CannotRun(f"--{option}: expected also --server URL, to which it applies")
         return None
     if options.canary is None:
-        raise CannotRun("--server: expected --canary DIR too, the folder that kvref canary make wrote and the server has loaded")
+        raise CannotRun("--server: expected also --canary DIR, the folder that kvref canary make wrote and the server has loaded")
     words = [options.server, "--canary", options.canary]
     return PREFIX + shlex.join([*words, "--model", options.model] if options.model is not None else words)
 
@@ -56,4 +56,4 @@ def _expect_a_url(url: str) -> None:
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment or not url.isprintable():
         raise CannotRun(f"--server: expected {SHAPE}, got {url!r}")
     if parts.username is not None:
-        raise CannotRun("--server: expected no user and no password in the URL, for traces keep it")
+        raise CannotRun("--server: expected no user and no password in the URL, because traces store it")

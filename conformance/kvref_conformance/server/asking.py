@@ -37,7 +37,7 @@ class Way:
         """Return the part of a request that contains the prompt. Raises NotOffered if this format cannot express it."""
         if self.adds_bos:
             if prompt[0] != BOS:
-                raise NotOffered("a prompt that does not begin with the token <s>, which the server puts there")
+                raise NotOffered("a prompt that does not begin with the token <s>, which the server adds to every prompt")
             prompt = prompt[1:]
         if self.ids:
             return {"prompt": list(prompt)}
@@ -81,7 +81,7 @@ class Asker:
                 else:
                     answer = read(await self.client.post(self.way.path, body, most))
         except TimeoutError:
-            raise ServerError(f"no end of an answer within {self.client.silence:g} s", "no answer") from None
+            raise ServerError(f"the answer was not complete within {self.client.silence:g} s", "no answer") from None
         answer.total = time.monotonic() - began
         self._expect_the_model(answer.model)
         return answer
@@ -103,8 +103,8 @@ class Asker:
             return await self.several(prompt, n, count)
         if len(answer.texts) != n:
             if self._several:
-                raise ServerError(f"{len(answer.texts)} answers, where {n} were asked for, as before", "another count")
-            raise NotOffered(f"several answers to one request: of {n} it gave {len(answer.texts)}")
+                raise ServerError(f"expected {n} answers, as to earlier requests, got {len(answer.texts)}", "another count")
+            raise NotOffered(f"several answers to one request: {n} requested, {len(answer.texts)} returned")
         self._several = True
         return answer
 
@@ -123,12 +123,12 @@ class Asker:
     def tokens(self, answer: Answer, choice: int, count: int) -> list[int]:
         """Return the tokens of one choice. Raises ServerError if they are no words of the canary, or not `count`."""
         if not answer.texts:
-            raise ServerError("an answer without a choice", "no completion")
+            raise ServerError("the answer contains no choice", "no completion")
         with _in_words():
             said = words.tokens(self.canary, answer.texts[choice])
         if len(said) != count:
             why = one_line(str(answer.ends[choice]))
-            raise ServerError(f"{len(said)} tokens, where {count} were asked for; finish_reason {why}", "another count")
+            raise ServerError(f"expected {count} tokens, got {len(said)}; finish_reason {why}", "another count")
         return said
 
     def _body(self, prompt: Sequence[int], count: int, n: int) -> dict[str, Any]:
@@ -151,7 +151,7 @@ class Asker:
                 answer.ends = [end for end in part.ends if end is not None] or answer.ends
                 answer.model = part.model or answer.model
         if answer.ends[0] is None and not whole:
-            raise ServerError("a stream that ended without [DONE] and without a finish_reason", "broken off")
+            raise ServerError("the stream ended without [DONE] and without a finish_reason", "broken off")
         answer.texts = ["".join(heard)]
         return answer
 
@@ -159,7 +159,7 @@ class Asker:
         if self.known_as is None:
             self.known_as = model
         elif model is not None and model != self.known_as:
-            raise ServerError(f"an answer of model {model}, where {self.known_as} was asked", "another model")
+            raise ServerError(f"expected an answer of model {self.known_as}, got one of {model}", "another model")
 
 
 @contextmanager
@@ -173,7 +173,7 @@ def _in_words() -> Iterator[None]:
 def read(document: Any) -> Answer:
     """Parse a completion, or a part of one in a stream. Raises ServerError if the document is neither."""
     if said := error_in(document):
-        raise ServerError(f"an error in the place of an answer: {said}", "an error")
+        raise ServerError(f"the server returned an error instead of an answer: {said}", "an error")
     try:
         choices = sorted(document["choices"], key=lambda choice: int(choice.get("index", 0)))
         answer = Answer([_text(choice) for choice in choices], [choice.get("finish_reason") for choice in choices])
@@ -182,7 +182,7 @@ def read(document: Any) -> Answer:
         answer.prompt_tokens = _number(usage.get("prompt_tokens"))
         answer.cached = _number((usage.get("prompt_tokens_details") or {}).get("cached_tokens"))
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
-        raise ServerError(f"no completion: {one_line(str(document))}", "no completion") from None
+        raise ServerError(f"expected a completion, got {one_line(str(document))}", "no completion") from None
     return answer
 
 

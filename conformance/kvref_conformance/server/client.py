@@ -61,7 +61,7 @@ class Client:
         ):
             if not response.headers.get("content-type", "").startswith("text/event-stream"):
                 start = b"".join([part async for part in parts])[:SHOWN].decode(errors="replace")
-                raise ServerError(f"no stream of events: {one_line(start)}", "no stream")
+                raise ServerError(f"expected a stream of events, got {one_line(start)}", "no stream")
             async for line in lines:
                 if line == b"[DONE]":
                     yield DONE
@@ -95,12 +95,12 @@ class Client:
                 begun = False
                 await asyncio.sleep(_pause(response.headers.get("retry-after", "")))
         except httpx.TimeoutException as error:
-            where = "to a connection" if isinstance(error, httpx.ConnectTimeout) else "for a while, so that it counts as hung"
+            where = "to the connection attempt" if isinstance(error, httpx.ConnectTimeout) else f"for {self.silence:g} s"
             raise ServerError(f"no answer {where}: {type(error).__name__}", "no answer") from None
         except httpx.ConnectError as error:
             raise ServerError(f"no connection: {one_line(str(error))}", "no connection") from None
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, UnicodeError) as error:
-            raise ServerError(f"the connection broke off: {one_line(str(error)) or type(error).__name__}", "broken off") from None
+            raise ServerError(f"the connection was lost: {one_line(str(error)) or type(error).__name__}", "broken off") from None
 
 
 def one_line(text: str) -> str:
@@ -151,7 +151,9 @@ def _document(data: bytes) -> Any:
     try:
         return json.loads(data)
     except (ValueError, RecursionError):
-        raise ServerError(f"no JSON: {one_line(data[: 4 * SHOWN].decode(errors='replace')) or 'nothing'}", "no JSON") from None
+        raise ServerError(
+            f"expected JSON, got {one_line(data[: 4 * SHOWN].decode(errors='replace')) or 'nothing'}", "no JSON"
+        ) from None
 
 
 def _pause(said: str) -> float:

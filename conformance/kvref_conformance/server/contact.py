@@ -43,10 +43,10 @@ async def contact(client: Client, canary: Canary, model: str | None) -> Asker:
         ways: dict[str, Way] = {}
         for way, (_, each) in zip(WAYS, tried, strict=False):
             ways.setdefault(each, way)
-        why = "; ".join(f"told by {way}: {each}" for each, way in ways.items()) if len(ways) > 1 else why
+        why = "; ".join(f"prompt as {way}: {each}" for each, way in ways.items()) if len(ways) > 1 else why
     if furthest == REFUSED:
-        why += f"; is there an interface like OpenAI's at {client.url}? (the URL ends in /v1 as a rule)"
-    others = f"; it lists the models {_shown(listed)}" if len(listed) > 1 else ""
+        why += f"; expected an OpenAI-compatible API at {client.url} (the URL usually ends in /v1)"
+    others = f"; the server lists the models {_shown(listed)}" if len(listed) > 1 else ""
     raise CannotRun(f"{client.url}: {why}{others}")
 
 
@@ -64,8 +64,8 @@ async def room(asker: Asker) -> int:
     except ServerError as error:
         if not 400 <= error.status < 500:
             return canary.context  # the checks will show it
-        hint = f"start it with a context of {canary.context}, or make a canary with a shorter one (--context)"
-        raise CannotRun(f"{asker.client.url}: it refuses a prompt of {length} tokens: {error}; {hint}") from None
+        hint = f"start the server with a context of {canary.context}, or make a canary with a shorter one (--context)"
+        raise CannotRun(f"{asker.client.url}: the server rejects a prompt of {length} tokens: {error}; {hint}") from None
     except words.NotWords:
         return canary.context
     return length + said if said < END and answer.ends[0] == "length" else canary.context
@@ -107,17 +107,17 @@ async def _wrong(asker: Asker) -> tuple[int, str] | None:
             return (NO_ANSWER if error.kind in ("no connection", "no answer") else REFUSED), str(error)
         told = answer.prompt_tokens
         if told is not None and told != len(prompt):
-            why = "its tokenizer is not this canary's, or it adds others"
-            return TOKENS, f"told {len(prompt)} tokens as {asker.way}, it counts {told}: {why}"
+            why = "its tokenizer is not this canary's, or it adds tokens"
+            return TOKENS, f"the server counts {told} tokens in a prompt of {len(prompt)}, sent as {asker.way}: {why}"
         try:
             said = asker.tokens(answer, 0, len(must))
         except ServerError as error:
-            return SAID, f"its model is not this canary, or its tokenizer merges words: told by {asker.way}, it says {error}"
+            return SAID, f"the model is not this canary, or its tokenizer merges words: prompt as {asker.way}: {error}"
         if said != must:
             right, wrong = (words.text(asker.canary, each[:3]) for each in (must, said))
             return SAID, (
-                f"its model is not this canary, or reads wrongly where nothing is hard: told by {asker.way}, it says "
-                f"'{wrong} ...', expected '{right} ...'"
+                f"the model is not this canary, or it reads wrong entries even for one short prompt: prompt as {asker.way}: "
+                f"expected '{right} ...', got '{wrong} ...'"
             )
     return None
 

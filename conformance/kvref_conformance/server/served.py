@@ -53,7 +53,7 @@ class Served(ExternalImplementation):
     def engine(self, cache_tokens: int, **sizes: int) -> "Sessions":
         """Return an engine; the server's cache size is fixed, `cache_tokens` is ignored. Raises ConfigError for invalid sizes."""
         if not isinstance(cache_tokens, int) or cache_tokens < 1:
-            raise NotOffered("a cache that is given its size")
+            raise NotOffered("validation of cache_tokens: the size of the server's cache is fixed")
         sized(**sizes)
         return self.sessions()
 
@@ -134,8 +134,8 @@ async def _met(asked: Address, canary: Canary, silence: float) -> "tuple[Asker, 
         shorter = shortened(canary, context)
         if shorter is None:
             raise CannotRun(
-                f"{asked.url}: it stops after {context} tokens, and the canary's context has {canary.context}: start it with a "
-                "longer context, or make a canary with a shorter one (--context)"
+                f"{asked.url}: the server stops after {context} tokens, and the context of the canary is {canary.context}: "
+                "start the server with a longer context, or make a canary with a shorter one (--context)"
             )
         asker.canary = shorter
     except BaseException:

@@ -61,7 +61,7 @@ def plot(figures: Figures, title: str) -> str:
     rates = [each.tokens / span for each in timeline.moments]
     if timeline.moments:  # the last span is incomplete
         rates[-1] = timeline.moments[-1].tokens / max(min(span, seconds - span * (len(rates) - 1)), 0.1 * span)
-    panels = [_panel("tokens checked a second", {"": rates}, span, seconds)]
+    panels = [_panel("tokens checked per second", {"": rates}, span, seconds)]
     firsts = {f"{percent} %": [each.first.percentile(percent) for each in timeline.moments] for percent in (50, 99)}
     panels.append(_panel("seconds to the first token", firsts, span, seconds))
     marks = [
@@ -78,7 +78,7 @@ def plot(figures: Figures, title: str) -> str:
 
 def _wrong(canary: Canary, wrong: Wrong) -> str:
     must = " ".join("?" if token is None else words.word(canary, token) for token in wrong.expected[:SHOWN])
-    what = f"of its answer {wrong.tokens:,} {'token is' if wrong.tokens == 1 else 'tokens are'} wrong, the first at {wrong.place}"
+    what = f"{wrong.tokens:,} {'token' if wrong.tokens == 1 else 'tokens'} of the answer wrong, the first at index {wrong.place}"
     lines = [
         f"request {wrong.request} ({wrong.kind}), a prompt of {wrong.prompt} tokens: {what}",
         f"  expected {must}",
@@ -89,21 +89,21 @@ def _wrong(canary: Canary, wrong: Wrong) -> str:
 
 
 def _lines(figures: Figures) -> Iterator[str]:
-    yield f"{figures.tokens_checked:,} tokens checked in {figures.seconds:.0f} s, {figures.rate:,.0f} a second"
+    yield f"{figures.tokens_checked:,} tokens checked in {figures.seconds:.0f} s, {figures.rate:,.0f} per second"
     if figures.uncertain:
-        yield f"{figures.uncertain:,} tokens not checked: they hang on rounding"
+        yield f"{figures.uncertain:,} tokens not checked: they depend on rounding"
     if figures.cached_tokens is not None and figures.prompt_tokens:
         share = 100 * figures.cached_tokens / figures.prompt_tokens
-        yield f"prefix hits: {figures.cached_tokens:,} of {figures.prompt_tokens:,} tokens of prompts, {share:.0f} %"
+        yield f"prefix hits: {figures.cached_tokens:,} of {figures.prompt_tokens:,} prompt tokens, {share:.0f} %"
     if figures.refused:
-        yield f"refused for want of room (HTTP 429, 503): {figures.refused:,}"
+        yield f"rejected for lack of room (HTTP 429, 503): {figures.refused:,}"
     for kind, count in figures.failed.most_common():
         yield f"failed {count:,} times: {figures.examples[kind]}"
     if waited := [seconds for seconds in figures.open if seconds > LONG]:
         many = "request" if len(waited) == 1 else "requests"
-        yield f"{len(waited)} {many} had no end yet, after up to {max(waited):.0f} s"
+        yield f"{len(waited)} {many} still unanswered at the end, after up to {max(waited):.0f} s"
     if figures.gone:
-        yield "the server is gone: the run ended for that"
+        yield "the run ended early: the server accepts no connections"
 
 
 def _cells(latencies: Latencies) -> list[str]:

@@ -25,10 +25,12 @@ def sizes(canary: Canary) -> dict[str, int]:
     try:
         made = sized(**numbers)
     except ConfigError as error:
-        raise CannotRun(f"--canary: the judge asks for canaries by whole numbers, and these make none: {error}") from None
+        raise CannotRun(
+            f"--canary: the integer sizes of this canary, by which the judge requests it, are invalid: {error}"
+        ) from None
     if made != plain:
         raise CannotRun(
-            f"--canary: expected one made with {_options(made, plain)}, as the judge asks for, got {_options(plain, made)}"
+            f"--canary: expected one made with {_options(made, plain)}, as the judge requests it, got {_options(plain, made)}"
         )
     return numbers
 
@@ -51,5 +53,5 @@ def _options(canary: Canary, other: Canary) -> str:
 
 def _said(value: float | tuple[int | None, ...] | None) -> str:
     if value is None:
-        return "of its own"
+        return "(default)"
     return ",".join(str(each or "none") for each in value) if isinstance(value, tuple) else f"{value:g}"

@@ -116,7 +116,7 @@ class Soak:
         shown = slice(wrong[0], wrong[0] + SHOWN)
         name, prompt = str(request.number), len(request.prompt)
         found = Wrong(name, request.kind, prompt, len(wrong), wrong[0], right[shown], said[shown])
-        events = ((answer.cached, f"a prefix hit of {answer.cached}"),) if answer.cached else ()
+        events = ((answer.cached, f"a prefix hit of {answer.cached} tokens"),) if answer.cached else ()
         others = [_told(each) for number, each in self._running.items() if number != request.number]
         return Puzzle(found, replace(_told(request), events=events), said, [*others, *self._ended])
 

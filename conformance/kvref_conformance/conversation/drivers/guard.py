@@ -30,7 +30,7 @@ SLOW_MEMORY = 16 * 2**30  # the same for checks marked slow, which use gigabytes
 class TimedOut(BaseException):
     """A call exceeded its time limit. Not an Exception, so that `except Exception` in an implementation does not catch it."""
 
-    got = "none: it was still running"
+    got = "none: the call was still running"
 
 
 class Patience:

@@ -61,7 +61,7 @@ class Pipe:
             raise Lost(self._how_it_ended(process)) from None
         except TimedOut as late:
             if self._read:
-                late.got = f"half a line: {shown(self._read)}"
+                late.got = f"an incomplete line: {shown(self._read)}"
             self.kill()
             raise
         except BaseException:
@@ -122,11 +122,11 @@ class Pipe:
         return line
 
     def _how_it_ended(self, process: subprocess.Popen[bytes]) -> str:
-        half = f"half a line: {shown(self._read)}; " if self._read else ""
+        half = f"an incomplete line: {shown(self._read)}; " if self._read else ""
         try:
             how = how_it_ended(process.wait(GONE))
         except subprocess.TimeoutExpired:
-            how = "it closed its pipe and went on running"
+            how = "the process closed its pipe and kept running"
         self.kill()
         return half + how + self._last_words()
 

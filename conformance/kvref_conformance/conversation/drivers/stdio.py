@@ -62,7 +62,7 @@ class OverStdio(ExternalImplementation):
             with time_limit(self._patience):
                 return self._ask("hello", None, {"protocol": PROTOCOL})[1]
         except TimedOut as late:
-            self._broken = Died("hello", f"an answer within {self._patience:g} s", late.got)
+            self._broken = Died("hello", f"a reply within {self._patience:g} s", late.got)
             self._patience = ONCE_HUNG
         except Died as died:
             self._broken = died
@@ -82,7 +82,7 @@ class OverStdio(ExternalImplementation):
     def call(self, op: str, on: int | None, args: dict[str, Any]) -> tuple[int, Any]:
         """Send a request, and return its id and the result. Raises the error in the reply, NotOffered, or Died."""
         if self._broken or not self._pipe.runs:
-            raise self._broken or Died(op, "an answer", "none: the process has ended")
+            raise self._broken or Died(op, "a reply", "none: the process has ended")
         return self._ask(op, on, args)
 
     def _make(self, family: str, **config: Any) -> "Remote":
@@ -99,7 +99,7 @@ class OverStdio(ExternalImplementation):
         try:
             came = self._pipe.ask(line)
         except Lost as lost:
-            raise Died(op, "an answer", f"none: {lost}") from None
+            raise Died(op, "a reply", f"none: {lost}") from None
         try:
             reply = json.loads(came)
             result = from_wire(reply["ok"]) if _is_reply(reply, id) else None
@@ -161,9 +161,9 @@ def _is_reply(reply: Any, id: int) -> bool:
     if not isinstance(reply, dict):
         raise Garbled("an object", shown(json.dumps(reply).encode()))
     if reply.get("id") != id or isinstance(reply["id"], bool):
-        raise Garbled(f'"id": {id}, that of the request', f'"id": {json.dumps(reply["id"])}' if "id" in reply else "no id")
+        raise Garbled(f'"id": {id}, the id of the request', f'"id": {json.dumps(reply["id"])}' if "id" in reply else "no id")
     if set(reply) - {"id"} not in ({"ok"}, {"error"}):
-        raise Garbled('"ok" or "error" beside the id', ", ".join(sorted(set(reply) - {"id"})) or "nothing")
+        raise Garbled('either "ok" or "error", besides the id', ", ".join(sorted(set(reply) - {"id"})) or "nothing")
     error = reply.get("error", {"kind": ""})
     if not isinstance(error, dict) or not isinstance(error.get("kind"), str):
         raise Garbled('an error with a "kind", a string', shown(json.dumps(error).encode()))

@@ -37,7 +37,7 @@ def within_limits(subject: Subject, request: Request, args: dict[str, Any]) -> N
     elif request.name == "create":
         most, made = limits.of(family.name, "sequences").most, Counter(each.request.name for each in subject.conversation)
         if most is not None and made["create"] - made["drop"] >= most:
-            raise NotOffered(f"sequence {most + 1}, where its limits say at most {most}")
+            raise NotOffered(f"sequences {most + 1}, where its limits say at most {most}")
     elif not family.small:  # the family has no objects with sizes; only its arguments have sizes
         arrays = [each for each in args.values() if isinstance(each, np.ndarray) and each.dtype.kind == "f" and each.ndim > 1]
         for array in arrays:

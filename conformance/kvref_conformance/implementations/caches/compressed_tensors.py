@@ -103,7 +103,7 @@ class Hooked:
             if type(size) is not int or size < 1:
                 raise NotOffered("validation of sizes, which the library does not take as arguments")
         if format not in ARGS:
-            raise NotOffered("another format")
+            raise NotOffered(f"format {format}")
         self._longest, self._none = capacity, torch.zeros(0, num_kv_heads, head_dim)
         self._layers = [Attention(ARGS[format]) for _ in range(num_layers)]
         self._hooks = [QuantizedKVCache(LlamaConfig(), layer) for layer in self._layers]

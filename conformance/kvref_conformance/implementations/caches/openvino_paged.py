@@ -181,7 +181,7 @@ class Sequences:
 
     def length(self, sequence: int, layer: int) -> int:
         if sequence not in self._lengths or layer:
-            raise NotOffered("rejecting unknown sequences and layers: the caller keeps them")
+            raise NotOffered("rejecting unknown sequences and layers: the caller keeps track of them")
         return self._lengths[sequence]
 
     def attend(self, sequence: int, layer: int, query: Any, scale: float) -> Any:

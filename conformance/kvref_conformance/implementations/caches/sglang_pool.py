@@ -67,7 +67,7 @@ class Pool:
 def _own(slots: Any) -> Any:
     slots = torch.as_tensor(slots)
     if slots.dtype not in OWN_SLOTS and not slots.is_floating_point() and slots.dtype != torch.bool:
-        raise NotOffered(f"slots of {slots.dtype}: its own are int64 and int32")
+        raise NotOffered(f"slots of {slots.dtype}: the pool's slots are int64 or int32")
     return slots
 
 

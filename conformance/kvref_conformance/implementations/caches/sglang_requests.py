@@ -116,7 +116,7 @@ class Requests:
 
     def ensure_capacity(self, sequence: int, num_tokens: int) -> None:
         if num_tokens < 0:
-            raise NotOffered("a negative number of tokens, which no batch has")
+            raise NotOffered("a negative number of tokens, which no batch contains")
         self._extend(self._known(sequence), num_tokens)
 
     def write(self, sequence: int, layer: int, start: int, keys: Any, values: Any) -> None:

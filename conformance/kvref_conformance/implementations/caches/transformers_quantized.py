@@ -92,7 +92,7 @@ class Cache:
 class Layers(Cache):
     def __init__(self, config: dict[str, Any]) -> None:
         if config["format"] != E4M3FN:
-            raise NotOffered("another format")
+            raise NotOffered(f"format {config['format']}")
         super().__init__("fp8", config, config["capacity"], config["num_layers"], {})
         self._count = config["num_layers"]
 

@@ -119,7 +119,7 @@ class Requests:
 
     def _known(self, sequence: int) -> Request:
         if sequence not in self._requests:
-            raise NotOffered("rejecting unknown sequences: the scheduler keeps the live requests")
+            raise NotOffered("rejecting unknown sequences: the scheduler keeps track of live requests")
         return self._requests[sequence]
 
 
@@ -173,7 +173,7 @@ class Prefixes(Requests):
 
     def reset(self) -> None:
         if self._requests and not any(self.block_table(sequence, 0) for sequence in self._requests):
-            raise NotOffered("rejecting a reset while requests without blocks are live: the manager does not know them")
+            raise NotOffered("rejecting a reset while requests without blocks are live: the manager does not track them")
         if not self._manager.reset_prefix_cache():
             raise InUse("reset_prefix_cache: blocks are still in use")
 

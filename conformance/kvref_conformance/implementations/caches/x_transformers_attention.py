@@ -71,7 +71,7 @@ class Calls:
 
     def attention(self, query: Any, keys: Any, values: Any, *, scale: float, causal: bool, length: int) -> Any:
         if causal and length != len(keys):
-            raise NotOffered("queries other than those of the last tokens")
+            raise NotOffered("queries at other positions than the last ones")
         mask = None if length == len(keys) else torch.arange(len(keys))[None] < length
         return _attended(Attend(causal=causal, scale=scale, flash=self._flash), query, keys, values, mask)
 
