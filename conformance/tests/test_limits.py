@@ -46,7 +46,7 @@ EXCEPTIONS = {  # clauses that cannot be judged for a family within a limit, wit
         for dtype in ("float16", "bfloat16")
         for family, scaled, of_any in (("latent", "packed", "MLA-06"), ("windowed", ROWS, "WIN-10"))
     },
-    ("float16 only", "tiered"): {"TIER-18": "numbers beyond float16"},
+    ("float16 only", "tiered"): {"TIER-18": "input values larger than float16 can represent"},
     **{  # a paged cache of one dtype has no formats with scales
         (f"{dtype} only", family): dict.fromkeys(clauses, either(SCALED)) | dict.fromkeys(given, GIVEN.format(dtype))
         for dtype in ("float16", "bfloat16")

@@ -21,7 +21,7 @@ def a_block_handed_out_is_no_one_elses(subject: Subject) -> None:
     for _ in range(total):
         block = pool.allocate()
         good = block in range(total) and block not in held
-        true(good, "the allocated block", f"one in [0, {total}) not in {held}", block)
+        true(good, "the allocated block", f"a block in [0, {total}) not in {held}", block)
         held.add(block)
 
 

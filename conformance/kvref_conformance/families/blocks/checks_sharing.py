@@ -36,7 +36,9 @@ def a_shared_block_is_handed_out_to_no_one(subject: Subject) -> None:
     pool.share(shared)
     pool.free(shared)
     others = [pool.allocate() for _ in range(total - 1)]
-    true(shared not in others, "blocks allocated while one has a reference left", f"none of them {shared}", others)
+    true(
+        shared not in others, "blocks allocated while a shared block has a reference left", f"blocks other than {shared}", others
+    )
     with raises("OutOfBlocks"):
         pool.allocate()
     pool.free(shared)

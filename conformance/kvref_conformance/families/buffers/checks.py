@@ -63,7 +63,12 @@ def buffers_start_at_a_cache_line(subject: Subject) -> None:
         if address is None:
             raise NotOffered("addresses of buffers")
         equal(address % 64, 0, "address of a buffer, modulo 64")
-        true(all(address >= end or address + buffer.size <= begin for begin, end in seen), "buffers", "no overlap", address)
+        true(
+            all(address >= end or address + buffer.size <= begin for begin, end in seen),
+            "address of a buffer, compared with other buffers in use",
+            "no overlap",
+            address,
+        )
         seen.append((address, address + buffer.size))
 
 
@@ -125,8 +130,8 @@ def releasing_twice_counts_once(subject: Subject) -> None:
     buffer.release()  # its memory belongs to the next owner by now
     first.extend(np.ones(4, np.float32))
     second.extend(np.zeros(4, np.float32))
-    same(first.values(), np.ones(4, np.float32), "values of the first of two owners")
-    equal(free(pool), {}, "free buffers after a former owner released a buffer again")
+    same(first.values(), np.ones(4, np.float32), "values of a buffer after its former owner released it a second time")
+    equal(free(pool), {}, "free buffers after a former owner released a reused buffer a second time")
 
 
 @check("BUF-06", "buffers")

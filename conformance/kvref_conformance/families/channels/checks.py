@@ -24,7 +24,7 @@ def keys_share_a_scale_along_tokens_and_values_along_head_dim(subject: Subject) 
     for name in some(subject):
         run = Run(subject, name)
         run.append(run.residual + 3)
-        run.holds("at once")
+        run.holds("after one append")
 
 
 @check("KIVI-01ab", "channels")
@@ -34,7 +34,7 @@ def a_group_is_as_long_as_its_format_says(subject: Subject) -> None:
         if names and takes(subject, "head_dim", group):
             run = Run(subject, str(subject.rng.choice(names)))
             run.append(run.residual + run.group + 1)
-            run.holds("at once")
+            run.holds("after one append")
 
 
 @check("KIVI-01abc", "channels")
@@ -45,7 +45,7 @@ def a_loud_channel_and_a_loud_group_of_tokens_are_alone(subject: Subject) -> Non
         keys[: run.group] *= LOUD
         values[:, :, run.group :] *= QUIET
         run.give(held(subject, keys), held(subject, values))
-        run.holds("of which a channel, a group of tokens and a half of each value have magnitudes of their own")
+        run.holds("with large keys in the first group of tokens and small numbers in half of each value")
 
 
 @check("KIVI-01c", "channels")
@@ -55,7 +55,7 @@ def heads_and_keys_and_values_have_scales_of_their_own(subject: Subject) -> None
         keys, values = run.tokens(2 * run.residual)
         keys[:, -1] = held(subject, keys[:, -1] * QUIET)
         run.give(keys, held(subject, values * QUIET))
-        run.holds("with a quiet head, and quiet values")
+        run.holds("with one head of small keys, and small values")
 
 
 @check("KIVI-02ab", "channels")
@@ -66,7 +66,11 @@ def what_is_quantized_follows_from_how_many_there_are(subject: Subject) -> None:
             run.append(target - len(run))
             want = counts(len(run), run.residual)
             got = run.cache.quantized_keys, run.cache.quantized_values
-            equal(got, (want.keys, want.values), f"quantized keys and values of {len(run)}, with a residual of {run.residual}")
+            equal(
+                got,
+                (want.keys, want.values),
+                f"quantized_keys and quantized_values at {len(run)} tokens, with residual {run.residual}",
+            )
 
 
 @check("KIVI-02abc", "channels")
@@ -76,7 +80,11 @@ def the_newest_tokens_are_in_full(subject: Subject) -> None:
         for target in (run.residual - 1, run.residual, run.residual + 1, 2 * run.residual - 1, 2 * run.residual):
             run.append(target - len(run))
             for name, got, given, start in zip(("keys", "values"), run.read(), (run.keys, run.values), run.full(), strict=True):
-                same(got[start:], round_to(given[start:], dtype), f"{name} from {start} on of {len(run)} tokens in {dtype}")
+                same(
+                    got[start:],
+                    round_to(given[start:], dtype),
+                    f"unquantized {name} from position {start} of {len(run)} tokens in {dtype}",
+                )
 
 
 @check("KIVI-02ab", "channels")
@@ -87,7 +95,7 @@ def what_is_older_is_quantized(subject: Subject) -> None:
         run.append(target - len(run))
         for name, got, given, count in zip(("keys", "values"), run.read(), (run.keys, run.values), run.full(), strict=True):
             as_it_came = int((got[:count] == given[:count]).all(axis=(1, 2)).sum())
-            equal(as_it_came, 0, f"{name} of {target} tokens that are to be quantized and read as they came")
+            equal(as_it_came, 0, f"number of {name} that must be quantized but read back unchanged, at {target} tokens")
 
 
 @check("KIVI-03b", "channels")
@@ -102,7 +110,7 @@ def a_group_reads_the_same_whatever_comes(subject: Subject) -> None:
             run.give(held(subject, keys * LOUD), held(subject, values * LOUD))
             got = run.cache.read(list(range(run.residual)))
             for which, part in enumerate(("keys", "values")):
-                what = f"quantized {part}, read again with {len(run)} {name} tokens"
+                what = f"the first quantized {part} in {name}, read again at {len(run)} tokens"
                 same(got[which][: older[which]], first[which][: older[which]], what)
 
 
@@ -112,7 +120,7 @@ def groups_are_made_of_what_was_held_in_full(subject: Subject) -> None:
         for in_pieces in (False, True):
             run = Run(subject, one(subject), dtype=dtype)
             run.append(2 * run.residual + 2, *(run.residual - 1, 1, 1) if in_pieces else ())
-            run.holds(f"that were held in {dtype}")
+            run.holds(f"with unquantized tokens in {dtype}")
 
 
 @check("KIVI-04", "channels")
@@ -127,7 +135,7 @@ def a_prompt_leaves_what_its_tokens_leave(subject: Subject) -> None:
         for pieces in ((residual - 1, 2), (1, residual, residual), (5,) * (count // 5), (residual, 1, 1)):
             other = Run(subject, name, residuals=2, dtype=dtype)
             other.give(*keys_values, *pieces)
-            pair(other.read(), whole.read(), f"{count} {name} tokens in pieces of {pieces}, against all at once")
+            pair(other.read(), whole.read(), f"{count} {name} tokens appended in chunks of {pieces}, compared with one append")
 
 
 @check("KIVI-05ab", "channels")
@@ -157,9 +165,9 @@ def what_is_not_finite_in_full_is_refused_when_it_comes(subject: Subject) -> Non
                 given[which][0, -1, -1] = number
                 with raises("NonFinite"):
                     run.cache.append(*given)
-                run.is_still(before, f"after {number} was refused by what holds {dtype}")
+                run.is_still(before, f"after a token with {number} raised NonFinite in a cache of {dtype}")
         run.append(2)
-        run.as_if_new("after numbers that were refused")
+        run.as_if_new("after tokens that raised NonFinite")
 
 
 @check("KIVI-06b", "channels")
@@ -175,7 +183,7 @@ def what_was_taken_makes_no_later_append_fail(subject: Subject) -> None:
                     run.give(keys, values)
             finally:
                 taken = run.cache.length
-            equal(taken, len(run), f"length after a token of {large:g} came")
+            equal(taken, len(run), f"length after append of a token of {large:g}")
             for count in (run.residual - 2, 1, 1, run.residual):
                 quiet = [held(subject, part * QUIET) for part in run.tokens(count)]
                 try:
@@ -185,10 +193,10 @@ def what_was_taken_makes_no_later_append_fail(subject: Subject) -> None:
                 except Broken:
                     raise
                 except Exception as error:
-                    what = f"an append behind {taken} tokens of {large:g} that were taken"
+                    what = f"an append after {taken} accepted tokens of {large:g}"
                     raise Broken(what, "no error", f"{type(error).__name__}: {error}") from error
                 for part in run.read():
-                    equal(bool(np.isfinite(part).all()), True, f"whether {name} tokens that were taken read back finite")
+                    equal(bool(np.isfinite(part).all()), True, f"whether accepted {name} tokens read back finite")
 
 
 def _widest(subject: Subject) -> str:
@@ -199,11 +207,11 @@ def _widest(subject: Subject) -> str:
 def it_is_filled_to_the_last_token_and_no_further(subject: Subject) -> None:
     run = Run(subject, one(subject))
     run.append(run.config["max_tokens"])
-    equal(run.cache.length, run.config["max_tokens"], "length of a cache that is full")
+    equal(run.cache.length, run.config["max_tokens"], "length of a full cache")
     before = run.read()
     with raises("CapacityExceeded"):
         run.cache.append(*pair_of_tokens(subject, 1, *run.row))
-    run.is_still(before, "after one more was refused than there is room for")
+    run.is_still(before, "after an append to a full cache raised CapacityExceeded")
 
 
 @check("KIVI-07ab", "channels")
@@ -214,9 +222,9 @@ def tokens_that_do_not_all_fit_are_not_appended(subject: Subject) -> None:
     for count in (2, run.residual + 1):
         with raises("CapacityExceeded"):
             run.cache.append(*pair_of_tokens(subject, count, *run.row))
-        run.is_still(before, f"after {count} tokens were refused, where there is room for one")
+        run.is_still(before, f"after an append of {count} tokens with room for one raised CapacityExceeded")
     run.append(1)
-    equal(run.cache.length, run.config["max_tokens"], "length of a cache that is full")
+    equal(run.cache.length, run.config["max_tokens"], "length of a full cache")
 
 
 @check("KIVI-09ab", "channels")
@@ -231,7 +239,7 @@ def sizes_that_no_group_goes_into_are_refused(subject: Subject) -> None:
                     subject.new("channels", **run.config | {name: size})
                 tried += 1
     if not tried:
-        raise NotOffered("sizes that no group goes into")
+        raise NotOffered("sizes that are not multiples of a group")
 
 
 @check("KIVI-09c", "channels")

@@ -19,7 +19,7 @@ def refilled(run: Run, length: int, count: int) -> None:
     """Appends `count` louder tokens. Raises Broken unless the cache reads as one that never had the truncated tokens."""
     keys, values = run.tokens(count)
     run.give(held(run.subject, keys * LOUD), values)
-    run.as_if_new(f"after truncate({length}) and {count} more")
+    run.as_if_new(f"after truncate({length}) and an append of {count}")
 
 
 @check("EDIT-01abc", "channels")
@@ -43,9 +43,9 @@ def no_more_tokens_stay_than_there_are(subject: Subject) -> None:
     for length in subject.integers(len(run) + 1, run.config["max_tokens"] + 1, -1, -len(run)):
         with raises("PositionOutOfRange"):
             run.cache.truncate(length)
-        run.is_still(before, f"after truncate({length}) was refused")
+        run.is_still(before, f"after truncate({length}) raised PositionOutOfRange")
     run.truncate(len(run))
-    run.is_still(before, "after a truncate to all of them")
+    run.is_still(before, "after truncate to the current length")
 
 
 @check("KIVI-08ab", "channels")
@@ -71,7 +71,7 @@ def a_draft_goes_back(subject: Subject) -> None:
         for target in (residual - 1, residual, residual + 1, residual + draft, 2 * residual, 2 * residual + 1):
             run.append(target - len(run) + draft)
             run.truncate(target)
-            run.as_if_new(f"after a draft of {draft} that was taken back")
+            run.as_if_new(f"after a draft of {draft} tokens was truncated")
         refilled(run, len(run), residual)
 
 
@@ -85,7 +85,7 @@ def what_cannot_go_back_says_so(subject: Subject) -> None:
             if length < len(run) and goes_back(run, length):
                 refilled(run, length, 2)
             else:
-                run.is_still(before, f"after truncate({length}) was refused")
+                run.is_still(before, f"after truncate({length}) raised NotTruncatable")
         run.truncate(0)
         refilled(run, 0, run.residual + 1)
 

@@ -65,7 +65,7 @@ class Run:
     def is_still(self, before: tuple[NDArray, NDArray], when: str) -> None:
         """Raises Broken unless the cache has as many tokens as `before`, and they read as they did before."""
         equal(self.cache.length, len(before[0]), f"length {when}")
-        pair(self.cache.read(list(range(len(before[0])))), before, f"{len(before[0])} tokens {when}, against before")
+        pair(self.cache.read(list(range(len(before[0])))), before, f"{len(before[0])} tokens {when}, compared with before")
 
     def as_if_new(self, when: str) -> None:
         """Raises Broken unless the cache reads as a new cache of the same sizes to which only these tokens are appended."""
@@ -73,7 +73,7 @@ class Run:
         never.append(self.keys, self.values)
         equal(self.cache.length, len(self), f"length {when}")
         want = never.read(list(range(len(self))))
-        pair(self.read(), want, f"{len(self)} tokens {when}, against a cache that had no others")
+        pair(self.read(), want, f"{len(self)} tokens {when}, compared with a cache to which only these tokens were appended")
 
     def full(self) -> tuple[int, int]:
         """Returns the first position whose key is unquantized, and the first whose value is."""

@@ -57,7 +57,7 @@ def growing(subject: Subject, *sizes: tuple[int, int]) -> Iterator[tuple[Handle,
             grew = True
             yield cache, initial, most
     if not grew:
-        raise NotOffered("growth: its limits give every cache its full size at once")
+        raise NotOffered("a cache that grows, where its limits allow only initial capacities of the full size")
 
 
 def with_room(subject: Subject, count: int) -> tuple[Handle, Pair, int]:
@@ -65,7 +65,7 @@ def with_room(subject: Subject, count: int) -> tuple[Handle, Pair, int]:
     cache, keys, values = filled(subject, 1, initial_capacity=count)
     while (room := _capacity(cache) - cache.seq_len) < 1:
         if cache.capacity == cache.config["max_seq_len"]:
-            raise NotOffered("room for a second token")
+            raise NotOffered("room for two tokens")
         more = rows(subject, cache, 1)
         cache.append(*more)
         keys, values = joined((keys, values), more)
@@ -104,7 +104,7 @@ def tokens_are_read_in_order(subject: Subject) -> None:
         cache.append(keys[:, :, part], values[:, :, part])
         at += count
         equal(cache.seq_len, at, "length")
-        pair(cache.read(), (keys[:, :, :at], values[:, :, :at]), f"{at} tokens appended")
+        pair(cache.read(), (keys[:, :, :at], values[:, :, :at]), f"the tokens after appends of {at}")
 
 
 @check("CONTIG-03", "contiguous")

@@ -115,7 +115,7 @@ def larger_values_have_larger_codes(subject: Subject) -> None:
         steps = np.diff(encoded(subject, values, name).astype(np.int64))
         if (steps < 0).any():
             i = int(np.argmax(steps < 0))
-            raise Broken(f"{name} codes of {values[i]!r} and {values[i + 1]!r}", "ascending codes", f"a step of {steps[i]}")
+            raise Broken(f"{name} codes of {values[i]!r} and {values[i + 1]!r}", "ascending codes", f"a difference of {steps[i]}")
 
 
 @check("FMT-CAST-01a", "elements")

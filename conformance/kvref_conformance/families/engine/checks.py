@@ -14,7 +14,7 @@ MANY = 64  # sessions after which a cache counts as unbounded
 def a_period_is_repeated_to_the_end_of_the_context(subject: Subject) -> None:
     talk = Talk(subject)
     session = talk.begin(talk.prompt())
-    talk.goes_on(session, talk.canary.context - len(talk.told[session].tokens), "to the end of the context")
+    talk.goes_on(session, talk.canary.context - len(talk.told[session].tokens), "generating until the context is full")
 
 
 @check("ENG-01b", "engine")
@@ -23,16 +23,16 @@ def what_came_next_is_recalled(subject: Subject) -> None:
     talk = Talk(subject, recalls=1)
     prompt = talk.prompt(40)
     session = talk.begin([*prompt, prompt[2]])
-    talk.goes_on(session, len(prompt) - 3, "recalling a prompt")
+    talk.goes_on(session, len(prompt) - 3, "repeating its prompt after a second copy of the prompt's third token")
 
 
 @check("ENG-02", "engine")
 def together_they_say_what_each_says_alone(subject: Subject) -> None:
     talk = Talk(subject)
     sessions = [talk.begin(talk.prompt(talk.canary.period + more)) for more in (0, 7, 16)]
-    talk.together(sessions, 12, "three of different lengths together")
-    talk.together(sessions[::-1][:2], 12, "two of them, in another order")
-    talk.together(sessions, 12, "all three again")
+    talk.together(sessions, 12, "in steps of three sessions of different lengths")
+    talk.together(sessions[::-1][:2], 12, "in steps of two of the sessions, in another order")
+    talk.together(sessions, 12, "in steps of all three sessions again")
 
 
 @check("ENG-03", "engine")
@@ -41,7 +41,7 @@ def a_prompt_in_pieces_is_one_prompt(subject: Subject) -> None:
         talk = Talk(subject)
         prompt = talk.prompt()
         session = talk.begin(*(prompt[start : start + size] for start in range(0, len(prompt), size)))
-        talk.goes_on(session, 20, f"a prompt in pieces of {size}")
+        talk.goes_on(session, 20, f"after a prompt that was appended in chunks of size {size}")
 
 
 @check("ENG-04", "engine")
@@ -50,16 +50,16 @@ def a_prefix_that_was_seen_says_what_a_new_one_says(subject: Subject) -> None:
     period = talk.canary.period
     prompt = talk.prompt(period + 1)  # hardly more than the tokens that the canary attends to
     living = talk.begin(prompt)
-    talk.goes_on(living, period, "a first session")
+    talk.goes_on(living, period, "the first session with this prompt")
     for length in (len(prompt), 33, 32, 17, 16, 15):  # on both sides of block boundaries
         session = talk.begin([*prompt[:length], *talk.prompt(period + 1)[length:]])
-        talk.goes_on(session, period, f"a session whose first {length} tokens another has")
+        talk.goes_on(session, period, f"a session that shares its first {length} tokens with another")
         talk.close(session)
     talk.close(living)
     again = talk.begin(prompt)
-    talk.goes_on(again, period, "a session like one that is gone")
+    talk.goes_on(again, period, "a session with the prompt of a closed session")
     other = talk.begin([*talk.prompt(15), *prompt[16:]])
-    talk.goes_on(other, period, "a session that differs in its first block alone")
+    talk.goes_on(other, period, "a session whose prompt differs from a closed session's only in its first 16 tokens")
 
 
 @check("ENG-04", "engine")
@@ -68,11 +68,11 @@ def two_go_on_together_from_one_that_was_there(subject: Subject) -> None:
     period = talk.canary.period
     for more in (5, 12):  # the shared prefix ends inside a block
         first = talk.begin(talk.prompt(period + more))
-        talk.goes_on(first, 3, "a first session")
+        talk.goes_on(first, 3, "the first session with this prompt")
         tokens = talk.told[first].tokens
         talk.close(first)
         both = [talk.begin([*tokens, *talk.prompt(count)[1:]]) for count in (12, 4)]
-        talk.together(both, period, "two together that begin with all of one that is gone")
+        talk.together(both, period, "in steps of two sessions that begin with all tokens of a closed session")
         for session in both:
             talk.close(session)
 
@@ -81,11 +81,11 @@ def two_go_on_together_from_one_that_was_there(subject: Subject) -> None:
 def one_that_is_cut_off_changes_no_other(subject: Subject) -> None:
     talk = Talk(subject)
     staying, going = talk.begin(talk.prompt()), talk.begin(talk.prompt())
-    talk.together([staying, going], 5, "before one is closed")
+    talk.together([staying, going], 5, "in steps of two sessions, before one is closed")
     talk.close(going)
-    talk.together([staying], 3, "after one was closed")
+    talk.together([staying], 3, "after another session was closed")
     coming = talk.begin(talk.prompt(talk.canary.period + 1))
-    talk.together([coming, staying], 20, "after one came where one was closed")
+    talk.together([coming, staying], 20, "in steps with a session that was opened after another was closed")
 
 
 @check("ENG-05b", "engine")
@@ -94,9 +94,11 @@ def one_that_is_cut_off_while_it_speaks_is_as_before(subject: Subject) -> None:
     staying, going = talk.begin(talk.prompt()), talk.begin(talk.prompt(talk.canary.period + 9))
     for count in (1, 8, talk.canary.period):
         talk.engine.cancel(going, count)
-        talk.together([staying], 2, f"after another was cut off that was to say {count}")
+        talk.together([staying], 2, f"after cancel stopped another session's generation of {count} tokens")
         coming = talk.begin(talk.prompt(talk.canary.period + 1))
-        talk.together([coming, staying, going], 7, f"after one was cut off that was to say {count}, which speaks again")
+        talk.together(
+            [coming, staying, going], 7, f"in steps of three sessions, one of which was cancelled while generating {count} tokens"
+        )
         talk.close(coming)
 
 
@@ -107,24 +109,29 @@ def more_than_the_cache_holds_is_refused_or_right(subject: Subject) -> None:
     for _ in range(MANY):
         try:
             sessions.append(talk.begin(talk.prompt(talk.canary.period + 15)))
-            talk.goes_on(sessions[-1], 3, f"session {len(sessions)} of as many as the cache takes")
+            talk.goes_on(sessions[-1], 3, f"session {len(sessions)} of the sessions that were opened until the cache is full")
         except (Broken, NotOffered):
             raise
         except Exception as error:
-            true(error_of(error).kind == "OutOfBlocks", "the error of a full cache", "OutOfBlocks", type(error).__name__)
+            true(error_of(error).kind == "OutOfBlocks", "the error that a full cache raises", "OutOfBlocks", type(error).__name__)
             break
     else:  # the engine swaps sessions out, or keeps no cache between calls
-        talk.together(sessions, 2, f"{MANY} sessions, more than the cache was made for")
+        talk.together(sessions, 2, f"in steps of {MANY} sessions, more than the cache was created for")
         return
-    true(len(sessions) >= 2, "sessions in a cache of three contexts", "at least 2", len(sessions))
+    true(
+        len(sessions) >= 2,
+        "number of sessions before a cache for three full contexts raised OutOfBlocks",
+        "at least 2",
+        len(sessions),
+    )
     for session in sessions:
         _goes_on_or_waits(talk, session, "in a full cache")
     talk.close(sessions.pop(0))
     talk.close(sessions.pop(0))
     session = talk.begin(talk.prompt())
-    talk.goes_on(session, 10, "where two had to go")
+    talk.goes_on(session, 10, "in a new session after two sessions of a full cache were closed")
     for session in sessions:
-        _goes_on_or_waits(talk, session, "after others went")
+        _goes_on_or_waits(talk, session, "after two other sessions of a full cache were closed")
 
 
 def _goes_on_or_waits(talk: Talk, session: int, what: str) -> None:
@@ -134,7 +141,7 @@ def _goes_on_or_waits(talk: Talk, session: int, what: str) -> None:
     except (Broken, NotOffered):
         raise
     except Exception as error:
-        true(error_of(error).kind == "OutOfBlocks", "the error of a full cache", "OutOfBlocks", type(error).__name__)
+        true(error_of(error).kind == "OutOfBlocks", "the error that a full cache raises", "OutOfBlocks", type(error).__name__)
 
 
 @check("ENG-07a", "engine")
@@ -142,9 +149,9 @@ def a_conversation_goes_on(subject: Subject) -> None:
     talk = Talk(subject)
     session = talk.begin(talk.prompt())
     for turn in range(4):
-        talk.goes_on(session, 7, f"turn {turn} of a conversation")
+        talk.goes_on(session, 7, f"in turn {turn} of a conversation")
         talk.tell(session, talk.prompt(3 + turn)[1:])
-    talk.goes_on(session, talk.canary.period, "at the end of a conversation")
+    talk.goes_on(session, talk.canary.period, "after the last turn of a conversation")
 
 
 @check("ENG-07b", "engine")
@@ -152,11 +159,11 @@ def an_early_turn_may_be_another(subject: Subject) -> None:
     talk = Talk(subject)
     prompt = talk.prompt(talk.canary.period + 20)
     session = talk.begin(prompt)
-    talk.goes_on(session, 10, "a conversation")
+    talk.goes_on(session, 10, "in a first conversation")
     for place in (25, 40, len(prompt) - 2):
         changed = [*prompt[:place], *talk.prompt(1)[1:], *prompt[place + 1 :]]
-        talk.goes_on(talk.begin(changed), 25, f"one whose token {place} was changed")
-    talk.goes_on(session, 20, "the conversation that was there before")
+        talk.goes_on(talk.begin(changed), 25, f"in a conversation that differs from the first one only in token {place}")
+    talk.goes_on(session, 20, "in the first conversation, after others that differ from it in one token")
 
 
 @check("ENG-08a", "engine")
@@ -170,10 +177,10 @@ def forks_go_their_own_ways(subject: Subject) -> None:
         talk.tell(parent, talk.prompt(1)[1:])
         family = [parent, grandchild, child]
         for session in family:
-            talk.goes_on(session, 9, f"one of three forks, {more} tokens behind a period")
+            talk.goes_on(session, 9, f"after two forks of a prompt of one period and {more} tokens")
         talk.close(parent)
         for session in (child, grandchild):
-            talk.goes_on(session, 15, "a fork whose parent is gone")
+            talk.goes_on(session, 15, "in a fork whose parent was closed")
             talk.close(session)
 
 
@@ -183,9 +190,9 @@ def several_answers_to_one_prompt_are_one(subject: Subject) -> None:
     other = talk.begin(talk.prompt())
     for more, n in ((0, 2), (5, 3), (14, 2)):
         session = talk.begin(talk.prompt(talk.canary.period + more))
-        talk.sample(session, n, 19, f"{more} tokens behind a period")
-        talk.together([other, session], 9, "the prompt that several answers were given to, and another")
-        talk.sample(session, n, 3, "a session that has spoken itself")
+        talk.sample(session, n, 19, f"sampled after a prompt of one period and {more} tokens")
+        talk.together([other, session], 9, "in steps of another session and one that was sampled")
+        talk.sample(session, n, 3, "sampled after the session generated tokens itself")
         talk.close(session)
 
 
@@ -197,7 +204,7 @@ def a_draft_that_is_taken_back_leaves_nothing(subject: Subject) -> None:
         before = len(talk.told[session].tokens)
         talk.tell(session, talk.prompt(length)[1:])
         talk.truncate(session, before)
-        talk.goes_on(session, 6, f"after a draft of {length} tokens was taken back")
+        talk.goes_on(session, 6, f"after a draft of {length} tokens was appended and truncated")
 
 
 @check("ENG-10ad", "engine")
@@ -207,17 +214,21 @@ def a_session_is_a_list_of_tokens(subject: Subject) -> None:
     equal(talk.engine.length(session), len(talk.told[session].tokens), "length of a session")
     for length in (talk.canary.period + 20, 16 * (talk.canary.period // 16) + 1, 16):
         talk.truncate(session, length)
-        equal(talk.engine.length(session), length, "length after it was truncated")
+        equal(talk.engine.length(session), length, f"length after truncate to {length} tokens")
         talk.tell(session, talk.prompt()[1:])
-        talk.goes_on(session, 10, f"after it was truncated to {length} and told more")
-        equal(talk.engine.length(session), length + talk.canary.period + 15, "length after it was told more")
+        talk.goes_on(session, 10, f"after truncate to {length} tokens and extend")
+        equal(
+            talk.engine.length(session),
+            length + talk.canary.period + 15,
+            f"length after truncate to {length} tokens, extend and generate",
+        )
     other = talk.begin(talk.prompt())
-    true(other != session, "a second session", f"not {session}", other)
+    true(other != session, "the number of a second session", f"a number other than {session}", other)
     before = talk.engine.length(session)
     for wrong in subject.integers(before + 1, -1):
         with raises("PositionOutOfRange"):
             talk.engine.truncate(session, wrong)
-    talk.goes_on(session, 10, "after a truncation was refused")
+    talk.goes_on(session, 10, "after an invalid truncate raised PositionOutOfRange")
     talk.close(other)
     for name, more in (("generate", [1]), ("length", []), ("extend", [talk.prompt(1)]), ("close", [])):
         with raises("SequenceNotFound"):
@@ -231,30 +242,30 @@ def tokens_may_go_from_the_middle(subject: Subject) -> None:
     for before, count in ((20, 4), (31, 16), (2, 1), (9, 0)):  # tokens that the canary attends to afterwards
         start = len(talk.told[session].tokens) - before
         talk.remove(session, start, start + count)
-        talk.goes_on(session, 10, f"after {count} tokens were removed, {before} before the end")
+        talk.goes_on(session, 10, f"after remove of {count} tokens that start {before} tokens before the end")
     length = len(talk.told[session].tokens)
     for start, stop in ((length, length + 1), (5, 4)):
         with raises("PositionOutOfRange"):
             talk.engine.remove(session, start, stop)
-    talk.goes_on(session, 10, "after a removal was refused")
+    talk.goes_on(session, 10, "after an invalid remove raised PositionOutOfRange")
 
 
 @check("ENG-10cd", "engine")
 def what_was_saved_is_as_it_was(subject: Subject) -> None:
     talk = Talk(subject)
     session = talk.begin(talk.prompt(talk.canary.period + 7))
-    talk.goes_on(session, 3, "before it was saved")
+    talk.goes_on(session, 3, "before save")
     saved, then = int(talk.engine.save(session)), talk.told[session].copy()
-    talk.goes_on(session, 9, "after it was saved")
+    talk.goes_on(session, 9, "after save")
     beside = talk.load(saved, then)
-    talk.together([beside, session], 6, "one that was loaded, beside the one that was saved")
+    talk.together([beside, session], 6, "in steps of a loaded session and the session that was saved")
     talk.close(session)
     talk.close(beside)
     other = talk.begin(talk.prompt(talk.canary.period + 20))
     for number in range(2):
         again = talk.load(saved, then)
         talk.tell(again, talk.prompt(1 + number)[1:])
-        talk.together([other, again], 9, "one that was loaded where others had been")
+        talk.together([other, again], 9, "in steps of another session and one that was loaded after two were closed")
     with raises("SequenceNotFound"):
         talk.engine.load(saved + 1)
 
@@ -263,18 +274,32 @@ def what_was_saved_is_as_it_was(subject: Subject) -> None:
 def the_end_of_the_context_stops_it(subject: Subject) -> None:
     talk = Talk(subject)
     session = talk.begin(talk.prompt())
-    talk.goes_on(session, talk.canary.context - len(talk.told[session].tokens) - 2, "up to the end of the context")
+    talk.goes_on(
+        session,
+        talk.canary.context - len(talk.told[session].tokens) - 2,
+        "generating until 2 tokens before the end of the context",
+    )
     with raises("CapacityExceeded"):
         talk.engine.extend(session, talk.prompt(2))
     try:
         said = [int(token) for token in talk.engine.generate(session, 5)]
-        true(len(said) == 2, "tokens said where the context has room for 2", "2, or CapacityExceeded", len(said))
+        true(
+            len(said) == 2,
+            "number of tokens that generate returned when the context had room for 2",
+            "2, or CapacityExceeded",
+            len(said),
+        )
         talk.hold(session, said, "at the end of the context")
     except (Broken, NotOffered):
         raise
     except Exception as error:
-        true(error_of(error).kind == "CapacityExceeded", "the end of the context", "CapacityExceeded", type(error).__name__)
-        talk.goes_on(session, 2, "up to the end of the context")
+        true(
+            error_of(error).kind == "CapacityExceeded",
+            "the error of generate past the end of the context",
+            "CapacityExceeded",
+            type(error).__name__,
+        )
+        talk.goes_on(session, 2, "generating the last 2 tokens of the context, after CapacityExceeded")
     equal(talk.engine.length(session), talk.canary.context, "length at the end of the context")
 
 
@@ -285,10 +310,14 @@ def a_token_that_there_is_not_is_refused(subject: Subject) -> None:
     for wrong in subject.integers(talk.canary.vocabulary, -1, 10**6):
         with raises("TokenOutOfRange"):
             talk.engine.extend(session, [*talk.prompt(2)[1:], wrong])
-        equal(talk.engine.length(session), len(talk.told[session].tokens), f"length after token {wrong} was refused")
+        equal(
+            talk.engine.length(session),
+            len(talk.told[session].tokens),
+            f"length after extend with token {wrong} raised TokenOutOfRange",
+        )
     with raises("PositionOutOfRange"):
         talk.engine.generate(int(talk.engine.open()), 1)
-    talk.goes_on(session, 10, "after tokens were refused")
+    talk.goes_on(session, 10, "after invalid tokens were rejected")
 
 
 @check("ENG-12", "engine")
@@ -298,7 +327,7 @@ def no_session_says_anothers_token(subject: Subject) -> None:
     alphabets = [range(number * share, (number + 1) * share) for number in range(4)]
     sessions = [talk.begin(talk.prompt(among=alphabet)) for alphabet in alphabets]
     for turn in range(6):
-        talk.together(sessions, 4, "four sessions, each of words of its own")
+        talk.together(sessions, 4, "in steps of four sessions with disjoint sets of words")
         number = turn % 4
         talk.close(sessions[number])
         sessions[number] = talk.begin(talk.prompt(among=alphabets[number]))
@@ -311,4 +340,4 @@ def a_window_sees_exactly_its_tokens(subject: Subject) -> None:
         talk = Talk(subject, window=window)
         session = talk.begin(talk.prompt())
         room = talk.canary.context - len(talk.told[session].tokens)
-        talk.goes_on(session, min(talk.canary.period + 20, room), f"a window of {talk.engine.config['window']} tokens")
+        talk.goes_on(session, min(talk.canary.period + 20, room), f"with a window of {talk.engine.config['window']} tokens")

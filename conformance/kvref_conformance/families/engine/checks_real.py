@@ -27,5 +27,5 @@ def _two_talk(subject: Subject, heads: int, context: int) -> None:
         prompts = [talk.prompt(talk.canary.period + more) for more in (1, 20)]
         first, second = (talk.begin(*(prompt[at : at + AT_ONCE] for at in range(0, len(prompt), AT_ONCE))) for prompt in prompts)
         for _ in range(4):
-            talk.goes_on(first, 4, f"{talk.canary.period} tokens back")
-        talk.together([second, first], 6, "two together, far into their contexts")
+            talk.goes_on(first, 4, f"with a period of {talk.canary.period} tokens")
+        talk.together([second, first], 6, "in steps of two long sessions")

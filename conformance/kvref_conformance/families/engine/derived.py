@@ -14,7 +14,7 @@ from kvref_conformance.outcome import NotOffered
 
 def step_by_step(engine: Handle, session: int, count: int) -> list[int]:
     if count < 1:
-        raise NotOffered("generating no tokens, where a step says one")
+        raise NotOffered("generate of 0 tokens (derived from step)")
     said = list[int]()
     in_turn(lambda: said.extend(engine.step([session])) for _ in range(count))
     return said
@@ -28,7 +28,7 @@ def one_after_the_other(engine: Handle, sessions: Sequence[int]) -> list[int]:
 
     in_turn(partial(speak, session) for session in sessions)
     if len(said) < len(sessions):
-        raise NotOffered("a step at the end of a context, where generating says fewer tokens")
+        raise NotOffered("step at the end of a context (derived from generate, which returned fewer tokens)")
     return said
 
 

@@ -49,7 +49,7 @@ class Talk:
     def goes_on(self, session: int, count: int, what: str) -> list[int]:
         """Generate `count` tokens, check them and return them. Raises Broken if one is wrong."""
         said = [int(token) for token in self.engine.generate(session, count)]
-        equal(len(said), count, f"tokens generated, {what}")
+        equal(len(said), count, f"number of generated tokens, {what}")
         self.hold(session, said, what)
         return said
 
@@ -57,7 +57,7 @@ class Talk:
         """Run `times` steps, each of which generates one token per session. Raises Broken if one is wrong."""
         for _ in range(times):
             said = [int(token) for token in self.engine.step(list(sessions))]
-            equal(len(said), len(sessions), f"tokens of a step of {len(sessions)} sessions, {what}")
+            equal(len(said), len(sessions), f"number of tokens that a step of {len(sessions)} sessions returned, {what}")
             for session, token in zip(sessions, said, strict=True):
                 self.hold(session, [token], what)
 
@@ -73,7 +73,7 @@ class Talk:
     def sample(self, session: int, n: int, count: int, what: str) -> None:
         """Sample n answers of `count` tokens. Raises Broken if one is wrong. The session stays as it was."""
         said = [int(token) for token in self.engine.sample(session, n, count)]
-        equal(len(said), n * count, f"tokens of {n} answers, {what}")
+        equal(len(said), n * count, f"number of tokens that sample returned for {n} answers, {what}")
         for number in range(n):
             alone = self.told[session].copy()
             self.hold(session, said[number * count : (number + 1) * count], f"answer {number} of {n}, {what}")

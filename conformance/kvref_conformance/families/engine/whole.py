@@ -37,7 +37,7 @@ class WholePrompts(ABC):
     def extend(self, session: int, tokens: Sequence[int]) -> None:
         told = self._known(session)
         if not all(0 <= token < self.canary.vocabulary for token in tokens):
-            raise NotOffered("tokens that the vocabulary does not have")
+            raise NotOffered("tokens outside the vocabulary")
         self._room(told, len(tokens))
         told.extend(int(token) for token in tokens)
 
@@ -61,11 +61,11 @@ class WholePrompts(ABC):
 
     def _room(self, told: Sequence[int], count: int) -> None:
         if len(told) + count > self.canary.context:
-            raise NotOffered("the end of the context")
+            raise NotOffered("more tokens than the context has room for")
 
     def _known(self, session: int, speaks: bool = False) -> list[int]:
         if session not in self._tokens:
-            raise SequenceNotFound(f"session: expected one that was opened and not closed, got {session!r}")
+            raise SequenceNotFound(f"unknown session {session!r} (never opened, or already closed)")
         if speaks and not self._tokens[session]:
             raise PositionOutOfRange(f"session {session}: expected at least one token, got none")
         return self._tokens[session]

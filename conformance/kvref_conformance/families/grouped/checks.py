@@ -40,19 +40,28 @@ def no_block_is_listed_twice(subject: Subject) -> None:
             for block in blocks_of(grown.cache, sequence, layer)
             if block != -1
         ]
-        equal(len(set(listed)), len(listed), f"different blocks among those listed, {sorted(listed)}")
-        true(all(0 <= block < grown.total for block in listed), "blocks listed", f"numbers in [0, {grown.total})", sorted(listed))
+        equal(
+            len(set(listed)),
+            len(listed),
+            f"number of distinct blocks in the tables of both sequences, which list {sorted(listed)}",
+        )
+        true(
+            all(0 <= block < grown.total for block in listed),
+            "blocks in the tables of both sequences",
+            f"numbers in [0, {grown.total})",
+            sorted(listed),
+        )
 
 
 @check("GROUP-01b", "grouped")
 def layers_of_a_group_share_a_table(subject: Subject) -> None:
     grown, sequence = one(subject, reach(subject, 1))
     if len(grown.layers) == grown.groups:
-        raise NotOffered("two layers of a group, where its limits leave one each")
+        raise NotOffered("two layers in a group, where its limits leave one layer per group")
     grown.up_to(sequence, reach(subject, 1), by=2)
     for layer in grown.layers[grown.groups :]:
         got, want = (blocks_of(grown.cache, sequence, each) for each in (layer, layer - grown.groups))
-        equal(got, want, f"the table of layer {layer}, of the same group as layer {layer - grown.groups}")
+        equal(got, want, f"block table of layer {layer}, which is in the same group as layer {layer - grown.groups}")
 
 
 @check("GROUP-01c", "grouped")
@@ -65,7 +74,7 @@ def what_one_group_gave_back_another_takes(subject: Subject) -> None:
     free = grown.cache.num_free_blocks // grown.groups * grown.size
     grown.up_to(second, min(free, length), by=2)
     for sequence in (first, second):
-        grown.look(sequence, f"sequence {sequence} of two that take what windows gave back")
+        grown.look(sequence, f"sequence {sequence}, after a second sequence reused blocks that a window had freed")
 
 
 @check("GROUP-02ab", "grouped")
@@ -77,7 +86,7 @@ def a_window_gives_back_what_it_sees_no_more(subject: Subject) -> None:
         grown, sequence = one(subject, length, window=window)
         while grown.sequences[sequence].length < length:
             grown.step(sequence, 1)
-            when = f"after step {grown.sequences[sequence].length} of one token, with a window of {window}"
+            when = f"after {grown.sequences[sequence].length} steps of one token, with a window of {window}"
             grown.counted(when)
             grown.holds(sequence, when)
 
@@ -89,7 +98,7 @@ def a_long_step_is_held_until_the_next(subject: Subject) -> None:
     for count in (1, 3 * size + 1, 1, 2 * size, grown.window + size, 1, 1):
         if grown.sequences[sequence].length + count <= length:
             grown.step(sequence, count)
-            when = f"after a step of {count} tokens to {grown.sequences[sequence].length}"
+            when = f"after a step of {count} tokens to length {grown.sequences[sequence].length}"
             grown.counted(when)
             grown.holds(sequence, when)
 
@@ -100,13 +109,13 @@ def a_step_of_no_tokens_changes_nothing(subject: Subject) -> None:
     grown, sequence = one(subject, length)
     grown.up_to(sequence, length, by=5)
     if subject.size("tokens", 0):
-        raise NotOffered("a step of no tokens, where its limits say one at least")
+        raise NotOffered("a step of 0 tokens, where its limits say at least 1")
     before = [blocks_of(grown.cache, sequence, layer) for layer in grown.layers]
     _, values = grown.computed(sequence, 0, [])
     empty = values[None].repeat(len(grown.layers), axis=0)
     grown.cache.step(sequence, empty, empty)
-    equal([blocks_of(grown.cache, sequence, layer) for layer in grown.layers], before, "tables after a step of no tokens")
-    grown.counted("after a step of no tokens")
+    equal([blocks_of(grown.cache, sequence, layer) for layer in grown.layers], before, "block tables after a step of 0 tokens")
+    grown.counted("after a step of 0 tokens")
 
 
 @check("GROUP-03a", "grouped")
@@ -126,15 +135,15 @@ def a_step_takes_blocks_for_all_groups_or_none(subject: Subject) -> None:
         before = [blocks_of(grown.cache, sequence, layer) for layer in grown.layers]
         with raises("OutOfBlocks"):
             grown.step(sequence, 1)
-        when = f"after a step that was {missing} of {grown.groups} blocks short"
-        equal([blocks_of(grown.cache, sequence, layer) for layer in grown.layers], before, f"tables {when}")
+        when = f"after a step raised OutOfBlocks because {missing} of the {grown.groups} blocks that it needs were missing"
+        equal([blocks_of(grown.cache, sequence, layer) for layer in grown.layers], before, f"block tables {when}")
         grown.counted(when)
         grown.look(sequence, f"a sequence {when}")
         grown.drop(sequence)
-        grown.counted(f"{when}, and it was dropped")
+        grown.counted(f"{when}, and drop of the sequence")
         tried += 1
     if not tried:
-        raise NotOffered("a pool that is a block short, where its limits say otherwise")
+        raise NotOffered("a pool with fewer blocks than a step needs, where its limits allow no such size")
 
 
 @check("GROUP-03ab", "grouped")
@@ -147,7 +156,7 @@ def what_a_step_gives_back_is_room_for_it(subject: Subject) -> None:
         sequence = grown.create(prompt(reach(subject, 2 * grown.total)))
         while grown.needed(sequence, 1) <= grown.total - grown.held():
             grown.step(sequence, 1)
-            grown.counted(f"after step {grown.sequences[sequence].length} in a pool of {grown.total} blocks")
+            grown.counted(f"after {grown.sequences[sequence].length} steps of one token in a pool of {grown.total} blocks")
         with raises("OutOfBlocks"):
             grown.step(sequence, 1)
         grown.look(sequence, f"a sequence that fills a pool of {grown.total} blocks")
@@ -160,7 +169,7 @@ def each_layer_reads_what_its_group_holds(subject: Subject) -> None:
     turn = 0
     while grown.sequences[sequence].length < length:
         grown.up_to(sequence, min(length, grown.sequences[sequence].length + PIECES[turn % len(PIECES)]), by=9)
-        grown.look(sequence, f"a sequence after step {turn}")
+        grown.look(sequence, f"a sequence after step {turn + 1}")
         grown.refuses(sequence)
         turn += 1
 
@@ -197,9 +206,9 @@ def seen_in_steps(subject: Subject, window: int, **sizes: int) -> None:
         if grown.sequences[sequence].length + count > length:
             continue
         taken = grown.step(sequence, count)
-        what = f"a step of {taken} tokens to {grown.sequences[sequence].length}, with a window of {window}"
+        what = f"a step of {taken} tokens to length {grown.sequences[sequence].length}, with a window of {window}"
         for asked in dict.fromkeys((1, taken // 2, taken)):
-            grown.attends(sequence, asked, f"the last {asked} of {what}")
+            grown.attends(sequence, asked, f"the last {asked} tokens of {what}")
 
 
 @check("GROUP-04d", "grouped")
@@ -215,7 +224,7 @@ def who_sees_what_is_gone_is_refused(subject: Subject) -> None:
             with raises("PositionOutOfRange"):
                 grown.cache.attend(sequence, layer, query[:count], 1.0)
         if gone:  # with one query fewer, all that they see is stored
-            grown.attends(sequence, counts[-1] - 1, "as many queries as can", [layer])
+            grown.attends(sequence, counts[-1] - 1, "the largest number of queries whose windows are stored", [layer])
 
 
 @check("GROUP-07bc", "grouped")
@@ -231,15 +240,15 @@ def all_tokens_of_the_last_step_can_go(subject: Subject) -> None:
             if back > taken:
                 continue
             grown.truncate(sequence, begun + taken - back)
-            when = f"after {back} of {taken} tokens of a step went"
+            when = f"after truncate removed {back} of the {taken} tokens of the last step"
             grown.holds(sequence, when)
             grown.counted(when)
             grown.look(sequence, f"a sequence {when}")
             one = grown.sequences[sequence]
             one.tokens = [*one.tokens[: one.length], *prompt(size + 2, 5)]
             grown.step(sequence, 1)
-            grown.look(sequence, f"a sequence {when}, and another came")
-            grown.attends(sequence, 1, f"the token that came {when}")
+            grown.look(sequence, f"a sequence {when}, and a step of one token")
+            grown.attends(sequence, 1, f"a token appended {when}")
 
 
 @check("GROUP-07ab", "grouped")
@@ -247,25 +256,29 @@ def what_windows_need_cannot_come_back(subject: Subject) -> None:
     length = reach(subject)
     grown, sequence = one(subject, length)
     if grown.groups == 1:
-        raise NotOffered("a group of windows, where its limits say one group")
+        raise NotOffered("a windowed group, where its limits say num_groups 1")
     grown.up_to(sequence, length)
     least = grown.sequences[sequence].gone[0] * grown.size + grown.window - 1  # its window begins with the first stored block
     before = [blocks_of(grown.cache, sequence, layer) for layer in grown.layers]
     for short in dict.fromkeys((least - 1, grown.size, 1)):
         with raises("NotTruncatable"):
             grown.cache.truncate(sequence, short)
-        equal([blocks_of(grown.cache, sequence, layer) for layer in grown.layers], before, f"tables after {short} was refused")
-        grown.look(sequence, f"a sequence after {short} was refused")
+        equal(
+            [blocks_of(grown.cache, sequence, layer) for layer in grown.layers],
+            before,
+            f"block tables after truncate to {short} raised NotTruncatable",
+        )
+        grown.look(sequence, f"a sequence after truncate to {short} raised NotTruncatable")
     if least <= length:
         grown.truncate(sequence, least)
-        grown.holds(sequence, "after as many went as can")
-        grown.look(sequence, "a sequence after as many went as can")
-        grown.attends(sequence, 0, "no query")
+        grown.holds(sequence, f"after truncate to {least}, the shortest possible length")
+        grown.look(sequence, f"a sequence after truncate to {least}, the shortest possible length")
+        grown.attends(sequence, 0, "0 queries")
     grown.truncate(sequence, 0)
-    grown.counted("after all tokens went")
-    grown.holds(sequence, "after all tokens went")
+    grown.counted("after truncate to 0")
+    grown.holds(sequence, "after truncate to 0")
     grown.up_to(sequence, length)
-    grown.look(sequence, "a sequence of which all tokens went, and came again")
+    grown.look(sequence, "a sequence after truncate to 0 and appends of its tokens")
 
 
 @check("GROUP-07bc", "grouped")
@@ -277,6 +290,6 @@ def what_is_cut_off_is_free_in_every_group(subject: Subject) -> None:
     grown.up_to(sequence, 4 * size, by=4)
     for length in (3 * size + 1, 3 * size, size + 1, 1, 0):
         grown.truncate(sequence, length)
-        grown.counted(f"after all but {length} tokens went")
-        grown.holds(sequence, f"after all but {length} tokens went")
-        grown.look(sequence, f"a sequence of which {length} tokens are left")
+        grown.counted(f"after truncate to {length} tokens")
+        grown.holds(sequence, f"after truncate to {length} tokens")
+        grown.look(sequence, f"a sequence after truncate to {length} tokens")

@@ -43,14 +43,14 @@ def scales_are_found_and_copied_with_their_blocks(subject: Subject) -> None:
         first = grown.begin(tokens)
         grown.up_to(first, grown.size + 1, commit=True)
         second = grown.begin(tokens)
-        grown.look(second, f"what was found in {name}")
+        grown.look(second, f"the hit of a sequence in {name}")
         grown.drop(second)
         child, like = grown.cache.fork(first), grown.sequences[first]
         grown.sequences[child] = One([*tokens[: grown.size + 1], *prompt(grown.size, 3)], like.salt, like.length, list(like.gone))
         grown.step(child, 1)
         grown.step(first, 1)
         for sequence in (child, first):
-            grown.look(sequence, f"a sequence of which a block was copied, in {name}")
+            grown.look(sequence, f"a sequence after fork and a step of each sharer, in {name}")
 
 
 @check("GROUP-08b", "grouped")

@@ -17,11 +17,11 @@ def finds(grown: Grown, tokens: list[int], count: int, what: str, salt: str = ""
     equal(grown.match(tokens, salt), count, f"match of {what}")
     sequence = grown.begin(tokens, salt)
     equal(grown.sequences[sequence].length, count, f"length of a sequence begun with {what}")
-    grown.holds(sequence, f"once it was begun with {what}")
-    grown.look(sequence, f"what was found of {what}")
+    grown.holds(sequence, f"after begin with {what}")
+    grown.look(sequence, f"the hit of {what}")
     if count and grown.cache.num_free_blocks >= grown.groups:
         grown.step(sequence, 1)
-        grown.attends(sequence, 1, f"{what}, a token behind what was found")
+        grown.attends(sequence, 1, f"one token after the hit of {what}")
     grown.drop(sequence)
 
 
@@ -49,7 +49,7 @@ def a_hit_ends_where_blocks_do_and_a_token_is_left(subject: Subject) -> None:
     for count in sorted({0, 1, size, size + 1, 2 * size, grown.window, grown.window + size, length - 1, length}):
         hit = max(0, count - 1) // size * size
         finds(grown, tokens[:count], hit, f"{count} tokens of a prompt that was committed at every step")
-    finds(grown, [*tokens, OTHER], length // size * size, "a prompt that goes on")
+    finds(grown, [*tokens, OTHER], length // size * size, "a prompt that continues after the committed tokens")
 
 
 @check("GROUP-05ab", "grouped")
@@ -61,14 +61,14 @@ def a_window_needs_no_block_that_it_does_not_see(subject: Subject) -> None:
     full, seen = -(-length // size), -(-window // size) + 2
     grown = Grown(subject, num_blocks=full + (groups - 1) * seen)  # the fewest that the prompt needs
     if groups == 1 or grown.total < full + (groups - 1) * seen:
-        raise NotOffered("a pool for windows that pass, where its limits say otherwise")
+        raise NotOffered("a pool that is smaller than all blocks of all groups of a prompt, where its limits allow no such size")
     grown.drop(grown.serve(tokens))
-    finds(grown, tokens, (length - 1) // size * size, "a prompt whose windows passed, in a pool that is just large enough")
+    finds(grown, tokens, (length - 1) // size * size, "a prompt whose windows freed blocks, in a pool of the minimal size")
     beginning = tokens[: 2 * size + 1]
     hit = grown.match(beginning)
     sequence = grown.begin(beginning)
     equal(grown.sequences[sequence].length, hit, "length of a sequence begun with the first two blocks of the prompt")
-    grown.look(sequence, "what was found of the first two blocks of the prompt")
+    grown.look(sequence, "the hit of the first two blocks of the prompt")
 
 
 @check("GROUP-05ab", "grouped")
@@ -86,7 +86,12 @@ def no_group_is_asked_for_what_it_has_not(subject: Subject) -> None:
         grown.commit(sequence)
         for blocks in range(length // size + 1):
             asked = [*tokens[: blocks * size], OTHER]
-            finds(grown, asked, servable(grown, kept, len(asked)), f"{blocks} blocks of a prompt that was committed at its end")
+            finds(
+                grown,
+                asked,
+                servable(grown, kept, len(asked)),
+                f"the first {blocks} blocks of a prompt that was committed after its last token",
+            )
 
 
 @check("GROUP-05ab", "grouped")
@@ -112,14 +117,19 @@ def a_prompt_answers_the_same_each_time(subject: Subject) -> None:
     for time in range(4):
         sequence = grown.begin([*tokens, OTHER + time])
         hit = grown.sequences[sequence].length
-        true(hit % size == 0 and hit <= length, f"the hit of time {time}", f"a multiple of {size}, {length} at most", hit)
-        grown.look(sequence, f"what was found of a prompt, time {time}")
+        true(
+            hit % size == 0 and hit <= length,
+            f"the hit of call {time + 1} of begin with one prompt",
+            f"a multiple of {size}, at most {length}",
+            hit,
+        )
+        grown.look(sequence, f"the hit of call {time + 1} of begin with one prompt")
         grown.up_to(sequence, length + 1, by=3, commit=True)
-        grown.look(sequence, f"a prompt, time {time}")
-        grown.attends(sequence, 1, f"a prompt, time {time}")
+        grown.look(sequence, f"the whole prompt after call {time + 1} of begin with it")
+        grown.attends(sequence, 1, f"the whole prompt after call {time + 1} of begin with it")
         grown.drop(sequence)
         grown.drop(grown.serve(prompt(2 * size, 10 + time), by=2))
-        equal(grown.cache.num_free_blocks, grown.total, f"free blocks after time {time}, when no one holds any")
+        equal(grown.cache.num_free_blocks, grown.total, f"free blocks after drop of all sequences in round {time + 1}")
 
 
 @check("GROUP-06a", "grouped")
@@ -134,17 +144,17 @@ def what_was_matched_is_not_taken(subject: Subject) -> None:
         grown.drop(grown.serve(tokens, by=2))
         sequence = grown.begin([*tokens[: length - 1], *prompt(grown.total * size, 3)])
         hit, free = grown.sequences[sequence].length, grown.cache.num_free_blocks
-        equal(free, grown.total - grown.held(), "free blocks once a prompt was found")
+        equal(free, grown.total - grown.held(), f"free blocks after begin with a hit of {hit} tokens")
         grown.look(sequence, f"a hit of {hit} tokens")
         taker = sequence if own else grown.create(prompt(grown.total * size, 4))
         while grown.needed(taker, 1) <= grown.total - grown.held():
             grown.step(taker, 1)
         with raises("OutOfBlocks"):
             grown.step(taker, 1)
-        grown.counted("when all that can be taken is")
-        grown.look(sequence, f"a hit of {hit} tokens, when all that can be taken is")
+        grown.counted("after steps allocated all free blocks")
+        grown.look(sequence, f"a hit of {hit} tokens, after steps allocated all free blocks")
         if not own:
-            grown.look(taker, "who took it")
+            grown.look(taker, "the sequence that allocated all free blocks")
 
 
 @check("GROUP-06b", "grouped")
@@ -161,12 +171,16 @@ def what_no_one_holds_is_free_and_found(subject: Subject) -> None:
     shared = [block for layer in range(grown.groups) for block in blocks_of(grown.cache, second, layer) if block != -1]
     listed = {block for layer in range(grown.groups) for block in blocks_of(grown.cache, first, layer)}
     back = sum(block not in listed for block in shared)  # freed by the first sequence, and seen by the second
-    equal(grown.cache.num_free_blocks, free - back, f"free blocks after a prompt was found in blocks of which {back} were free")
+    equal(grown.cache.num_free_blocks, free - back, f"free blocks after begin with a hit, {back} blocks of which were free")
     grown.drop(first)
-    grown.look(second, "what another committed, and dropped")
+    grown.look(second, "a hit in blocks that another sequence committed before drop")
     grown.drop(second)
-    equal(grown.cache.num_free_blocks, grown.total, f"free blocks after two that held {held} were dropped")
-    finds(grown, tokens, hit, "a prompt that no one holds")
+    equal(
+        grown.cache.num_free_blocks,
+        grown.total,
+        f"free blocks after drop of both sequences, of which the first held {held} blocks",
+    )
+    finds(grown, tokens, hit, "a cached prompt that no live sequence contains")
     grown.cache.reset()
     finds(grown, tokens, 0, "a prompt after reset")
 
@@ -176,7 +190,7 @@ def what_was_given_back_longest_ago_is_taken_first(subject: Subject) -> None:
     declared_order(subject)
     size, groups = subject.size("block_size", 3), groups_of(subject)
     if subject.size("window", 7) < size:
-        raise NotOffered("a window of a block")
+        raise NotOffered("a window of at least one block")
     grown = Grown(subject, num_blocks=5 * groups)
     if grown.total != 5 * groups:
         raise NotOffered(f"a pool of {5 * groups} blocks")
@@ -190,7 +204,7 @@ def what_was_given_back_longest_ago_is_taken_first(subject: Subject) -> None:
             break  # from here on it reuses blocks that it freed itself, before those of the prompts
         grown.up_to(taker, entries * size, by=size)
         found = [grown.match([*tokens, OTHER]) // size for tokens in prompts]
-        equal(found, left, f"blocks found of three prompts after {entries} entries were taken")
+        equal(found, left, f"numbers of cached blocks of three prompts after {entries} blocks were allocated in each group")
 
 
 @check("GROUP-06c", "grouped")
@@ -202,7 +216,7 @@ def losing_a_block_of_one_group_is_enough(subject: Subject) -> None:
     declared_order(subject)
     size, groups = subject.size("block_size", 3), groups_of(subject)
     if groups == 1 or subject.size("window", 7) <= size:
-        raise NotOffered("two groups, and a window of more than a block")
+        raise NotOffered("two groups, and a window of more than one block")
     grown = Grown(subject, num_blocks=3 * groups + 1)
     if grown.total != 3 * groups + 1:
         raise NotOffered(f"a pool of {3 * groups + 1} blocks")
@@ -210,7 +224,7 @@ def losing_a_block_of_one_group_is_enough(subject: Subject) -> None:
     grown.drop(grown.serve(tokens, by=size))
     taker = grown.create(prompt(2 * size, 9))
     grown.up_to(taker, size, by=size)  # groups + 1 blocks were never allocated: one of them is left
-    equal(grown.match([*tokens, OTHER]), 2 * size, "match before any block of it is taken")
+    equal(grown.match([*tokens, OTHER]), 2 * size, "match before any block of the prompt is evicted")
     grown.step(taker, 1)  # evicts groups - 1 blocks of the second entry
-    equal(grown.match([*tokens, OTHER]), size, "match after the blocks of some groups were taken")
-    finds(grown, [*tokens, OTHER], size, "what every group still holds")
+    equal(grown.match([*tokens, OTHER]), size, "match after a block was evicted in every group but the last")
+    finds(grown, [*tokens, OTHER], size, "a prompt of which only the first block is cached in every group")

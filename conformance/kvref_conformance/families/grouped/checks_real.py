@@ -37,21 +37,21 @@ def passing(subject: Subject, grown: Grown, length: int) -> None:
     sequence, decoded = grown.create(prompt(length)), min(CALLS, length // 4)
     while grown.sequences[sequence].length < length - decoded:
         grown.step(sequence, min(PREFILL, length - decoded - grown.sequences[sequence].length))
-        grown.counted(f"after a long step to {grown.sequences[sequence].length}")
+        grown.counted(f"after a long step to length {grown.sequences[sequence].length}")
     grown.look(sequence, "a long prompt")
     grown.refuses(sequence)
     while grown.sequences[sequence].length < length:
         grown.step(sequence, 1)
-        when = f"after a token more, to {grown.sequences[sequence].length}"
+        when = f"after a step of one token to length {grown.sequences[sequence].length}"
         grown.counted(when)
         if grown.sequences[sequence].length % grown.size in (0, 1, grown.size - 1):
             held_at_its_edges(grown, sequence, f"a sequence {when}")
-    grown.holds(sequence, f"of {length} tokens")
+    grown.holds(sequence, f"after steps of {length} tokens in total")
     grown.look(sequence, f"a sequence of {length} tokens")
     grown.refuses(sequence)
     grown.attends(sequence, 1, f"a sequence of {length} tokens")
     grown.drop(sequence)
-    grown.counted("when no one holds any")
+    grown.counted("after drop of all sequences")
 
 
 @check("LAW-18", "grouped")
@@ -69,15 +69,15 @@ def a_long_prompt_answers_the_same_each_time(subject: Subject) -> None:
     whole = tokens[: length // grown.size * grown.size]
     for time in range(4):
         sequence = grown.begin([*tokens, 70 + time])
-        grown.look(sequence, f"what was found of a long prompt, time {time}")
+        grown.look(sequence, f"the hit of call {time + 1} of begin with a long prompt")
         grown.up_to(sequence, length + 1, by=PREFILL // 2, commit=True)
-        grown.look(sequence, f"a long prompt, time {time}")
-        grown.attends(sequence, 1, f"a long prompt, time {time}")
+        grown.look(sequence, f"a long prompt after call {time + 1} of begin with it")
+        grown.attends(sequence, 1, f"a long prompt after call {time + 1} of begin with it")
         grown.drop(sequence)
         hit = grown.match(whole)
-        true(hit < len(whole), f"match of a prompt that ends where a block does, time {time}", f"less than {len(whole)}", hit)
+        true(hit < len(whole), f"match of a prompt of full blocks only, in round {time + 1}", f"less than {len(whole)}", hit)
         grown.drop(grown.serve(prompt(length // 8, 10 + time), by=PREFILL))
-    equal(grown.cache.num_free_blocks, grown.total, "free blocks when no one holds any")
+    equal(grown.cache.num_free_blocks, grown.total, "free blocks after drop of all sequences")
 
 
 @check("LAW-18", "grouped")
@@ -96,10 +96,10 @@ def a_pool_of_thousands_of_blocks_is_found_and_held(subject: Subject) -> None:
     for sequence in sequences:
         grown.look(sequence, f"sequence {sequence} of {count} in a pool of {grown.total} blocks")
         grown.up_to(sequence, each, by=1)
-    grown.counted(f"when {count} sequences hold {each} tokens")
+    grown.counted(f"with {count} sequences of {each} tokens")
     for sequence in sequences:
         grown.drop(sequence)
-    grown.counted("when no one holds any")
+    grown.counted("after drop of all sequences")
 
 
 @check("LAW-18", "grouped", real=True)

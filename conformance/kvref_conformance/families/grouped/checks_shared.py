@@ -17,7 +17,7 @@ def ids_never_come_back(subject: Subject) -> None:
         for sequence in (
             (grown.begin(tokens), grown.create(tokens)) if subject.size("sequences", 2) > 1 else (grown.begin(tokens),)
         ):
-            true(sequence not in given, "the id of a new sequence", f"none of {given}", sequence)
+            true(sequence not in given, "the id of a new sequence", f"an id not in {given}", sequence)
             given.append(sequence)
         for sequence in list(grown.sequences):
             grown.drop(sequence)
@@ -32,7 +32,7 @@ def dropping_gives_back_the_blocks_of_every_group(subject: Subject) -> None:
         for _ in range(3):
             grown.up_to(sequence, length, by=2)
             grown.drop(sequence)
-            grown.counted(f"after a sequence of {length} tokens was dropped")
+            grown.counted(f"after drop of a sequence of {length} tokens")
             sequence = grown.create(prompt(length))
 
 
@@ -45,12 +45,12 @@ def commits_say_what_was_stepped_through(subject: Subject) -> None:
     grown.up_to(sequence, 2 * size, by=size)
     with raises("PositionOutOfRange"):
         grown.cache.commit(sequence, tokens[: 2 * size + 1])
-    equal(grown.match(tokens), 0, "match after a commit was refused")
+    equal(grown.match(tokens), 0, "match after commit raised PositionOutOfRange")
     grown.commit(sequence)
     with raises("TokenMismatch"):
         grown.cache.commit(sequence, [OTHER, *tokens[1 : 2 * size]])
     grown.drop(sequence)
-    finds(grown, tokens, 2 * size, "tokens of which two blocks were committed")
+    finds(grown, tokens, 2 * size, "a prompt of which two blocks were committed")
     later = grown.begin(tokens)
     with raises("TokenMismatch"):
         grown.cache.commit(later, [OTHER])
@@ -63,7 +63,7 @@ def reset_forgets_what_every_group_held(subject: Subject) -> None:
     sequence = grown.serve(tokens)
     with raises("InUse"):
         grown.cache.reset()
-    grown.look(sequence, "a sequence while reset was refused")
+    grown.look(sequence, "a sequence after reset raised InUse")
     grown.drop(sequence)
     grown.cache.reset()
     finds(grown, tokens, 0, "a prompt after reset")
@@ -81,9 +81,14 @@ def what_can_be_found_is_never_stepped_into(subject: Subject) -> None:
         grown.truncate(sequence, length)
         grown.sequences[sequence].tokens = [*tokens[:length], *prompt(size, 5)]
         grown.step(sequence, 1)
-        grown.look(sequence, f"a sequence of which {length} tokens were left, and another came")
+        grown.look(sequence, f"a sequence after truncate to {length} tokens and a step of one token")
         grown.drop(sequence)
-        finds(grown, [*tokens, OTHER], 2 * size, f"a prompt of which {length} tokens were left, and another came")
+        finds(
+            grown,
+            [*tokens, OTHER],
+            2 * size,
+            f"a committed prompt after its sequence was truncated to {length} tokens and one token appended",
+        )
 
 
 @check("PREFIX-03c", "grouped")
@@ -99,8 +104,8 @@ def a_fork_has_the_salt_of_what_it_comes_from(subject: Subject) -> None:
         like = grown.sequences[parent]
         grown.sequences[child] = One(tokens, "a", like.length, list(like.gone))
         grown.up_to(child, 2 * size, by=2, commit=True)
-        finds(grown, [*tokens, OTHER], 2 * size, "what a fork committed, with its parent's salt", "a")
-        finds(grown, [*tokens, OTHER], 0, "what a fork committed, with no salt")
+        finds(grown, [*tokens, OTHER], 2 * size, "a prompt that a fork committed, with its parent's salt", "a")
+        finds(grown, [*tokens, OTHER], 0, "a prompt that a fork committed, without a salt")
 
 
 @check("PREFIX-15b", "grouped")
@@ -113,8 +118,8 @@ def what_is_no_token_is_refused(subject: Subject) -> None:
         for name, arguments in (("match", ([*tokens, wrong],)), ("begin", ([wrong, *tokens],)), ("commit", (sequence, [wrong]))):
             with raises("TokenOutOfRange"):
                 getattr(grown.cache, name)(*arguments)
-    equal(grown.cache.num_free_blocks, free, "free blocks after tokens were refused")
-    equal(grown.match([*tokens, OTHER]), grown.size, "match of what was committed")
+    equal(grown.cache.num_free_blocks, free, "free blocks after invalid tokens were rejected")
+    equal(grown.match([*tokens, OTHER]), grown.size, "match of the committed prompt")
 
 
 @check("SHARE-03bc", "grouped")
@@ -135,12 +140,12 @@ def a_fork_reads_as_its_parent_in_every_layer(subject: Subject) -> None:
         for sequence in (child, parent, child, parent):
             grown.step(sequence, 1)
             for each, name in ((child, "the fork"), (parent, "the parent")):
-                grown.look(each, f"{name} of a fork at {begun} tokens, once either has gone on")
-                grown.attends(each, 1, f"{name} of a fork at {begun} tokens")
+                grown.look(each, f"{name} after a fork at {begun} tokens and steps of both")
+                grown.attends(each, 1, f"{name} after a fork at {begun} tokens and steps of both")
         grown.drop(parent)
-        grown.look(child, f"a fork of {begun} tokens whose parent was dropped")
+        grown.look(child, f"a fork at {begun} tokens after drop of its parent")
         grown.drop(child)
-        equal(grown.cache.num_free_blocks, grown.total, "free blocks after both were dropped")
+        equal(grown.cache.num_free_blocks, grown.total, "free blocks after drop of both sequences")
 
 
 def long_window(subject: Subject, blocks: int) -> int:
@@ -163,11 +168,11 @@ def what_is_truncated_never_came(subject: Subject) -> None:
         grown, sequence = one(subject, 4 * size, window=3 * size + 1)
         grown.up_to(sequence, 3 * size, by=2)
         grown.truncate(sequence, length)
-        grown.look(sequence, f"a sequence of which {length} tokens are left")
+        grown.look(sequence, f"a sequence after truncate to {length} tokens")
         grown.sequences[sequence].tokens = [*prompt(length), *prompt(4 * size, 2)]
         grown.up_to(sequence, 3 * size + 1, by=2)
-        grown.look(sequence, f"a sequence of which {length} tokens were left, and others came")
-        grown.attends(sequence, 1, f"a sequence of which {length} tokens were left, and others came")
+        grown.look(sequence, f"a sequence after truncate to {length} tokens and appends of other tokens")
+        grown.attends(sequence, 1, f"a sequence after truncate to {length} tokens and appends of other tokens")
 
 
 @check("EDIT-02ab", "grouped")
@@ -177,6 +182,6 @@ def more_than_there_are_cannot_be_left(subject: Subject) -> None:
     for length in [6, *subject.integers(-1)]:
         with raises("PositionOutOfRange"):
             grown.cache.truncate(sequence, length)
-        grown.look(sequence, f"a sequence after truncate to {length} was refused")
+        grown.look(sequence, f"a sequence after truncate to {length} raised PositionOutOfRange")
     grown.truncate(sequence, 5)
-    grown.look(sequence, "a sequence that was truncated to its length")
+    grown.look(sequence, "a sequence after truncate to its own length")

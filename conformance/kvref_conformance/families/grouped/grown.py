@@ -145,7 +145,7 @@ class Grown:
             gone = one.gone[layer % self.groups]
             listed = [block == -1 for block in blocks_of(self.cache, sequence, layer)]
             want = [True] * gone + [False] * (self.entries(sequence) - gone)
-            equal(listed, want, f"which entries of layer {layer} hold no block {when}")
+            equal(listed, want, f"whether each entry of layer {layer}'s block table is -1 {when}")
 
     def counted(self, when: str) -> None:
         equal(self.cache.num_free_blocks, self.total - self.held(), f"free blocks {when}")
@@ -158,7 +158,7 @@ class Grown:
             first = one.gone[layer % self.groups] * self.size
             positions = list(range(first, one.length))
             got = self.cache.read(sequence, layer, positions)
-            what_layer = f"{what}, layer {layer}, from position {first} on"
+            what_layer = f"{what}, layer {layer}, from position {first}"
             read_back(self.subject, self.cache, got, self.computed(sequence, layer, positions), what_layer)
 
     def refuses(self, sequence: int) -> None:

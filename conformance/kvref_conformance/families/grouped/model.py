@@ -199,7 +199,7 @@ class Grouped(Model):
 
     def _hit(self, tokens: Sequence[int], salt: str) -> int:
         if self.held.unsure:
-            raise ValueError("which blocks were taken is not known")
+            raise ValueError("hits are not modeled while the evicted blocks are not known")
         return self.held.hit(tokens, salt)
 
     def reset(self) -> Expected:
@@ -230,7 +230,7 @@ class Grouped(Model):
             held.ids |= {name: int(block) for name, block in zip(names, got, strict=True) if name is not None}
 
         clause = self.blame("block_table")
-        says = f"{known}, where None stands for a block in [0, {held.total}) that is no one else's: not among {sorted(others)}"
+        says = f"{known}; None is a block in [0, {held.total}) that no other table lists, not among {sorted(others)}"
         at_length = (len(names), clause)
         return Choice("GROUP-01" if clause == "LAW-04" else clause, then, says=says, accepts=accepts, length=at_length)
 

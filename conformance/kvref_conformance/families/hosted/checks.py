@@ -72,10 +72,10 @@ def what_was_copied_does_not_change_with_its_source(subject: Subject) -> None:
     store.to_host([0], [0])
     other = written(subject, store, 0)
     store.to_device([0], [1])
-    pair(store.read(1), before, "a block that was copied, after it was written over where it came from")
-    pair(store.read(0), other, "what it was written over with")
+    pair(store.read(1), before, "a block copied back from the host, after its original was overwritten on the device")
+    pair(store.read(0), other, "the overwritten original on the device")
     store.to_host([0], [0])
-    pair(store.read(1), before, "a block that came from a place, after the place was written over")
+    pair(store.read(1), before, "a block copied back from the host, after its place on the host was overwritten")
 
 
 @check("MOVE-12a", "hosted")
@@ -90,7 +90,7 @@ def several_blocks_go_to_several_places(subject: Subject) -> None:
     turned = [*range(1, count), 0]
     store.to_device(places, turned)
     for block, want in zip(turned, before, strict=True):
-        pair(store.read(block), want, f"block {block}, from place {places[turned.index(block)]}")
+        pair(store.read(block), want, f"block {block}, copied from place {places[turned.index(block)]}")
 
 
 @check("LAW-01", "hosted")
@@ -112,7 +112,11 @@ def a_copy_that_is_wrong_copies_nothing(subject: Subject) -> None:
         with raises(kind):
             store.to_device(to_places, from_blocks)
         for block, want in ((0, one), (1, two)):
-            pair(store.read(block), want, f"block {block}, after a copy of {from_blocks} and {to_places} was refused")
+            pair(
+                store.read(block),
+                want,
+                f"block {block}, after copies between blocks {from_blocks} and places {to_places} raised {kind}",
+            )
     store.to_device([0, 1], [0, 1])
     for block, want in ((0, one), (1, two)):
-        pair(store.read(block), want, f"block {block}, copied back after every wrong copy was refused")
+        pair(store.read(block), want, f"block {block}, copied back from the host after every invalid copy raised an error")

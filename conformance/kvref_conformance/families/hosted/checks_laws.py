@@ -18,9 +18,9 @@ def blocks_and_places_are_numbers_of_any_type(subject: Subject) -> None:
         last = min(store.config["num_blocks"], store.config["capacity"]) - 1
         if not tokens:
             tokens.append(block_of_tokens(subject, store))
-        yield "writing a block", typed.call(store, "write", last, *tokens[0])
-        yield "copying it to the host", typed.call(store, "to_host", [last], [last])
-        yield "copying it back", typed.call(store, "to_device", [last], [0])
-        yield "what it reads as", typed.call(store, "read", 0)
+        yield "write of a block", typed.call(store, "write", last, *tokens[0])
+        yield "to_host of the block", typed.call(store, "to_host", [last], [last])
+        yield "to_device of the block", typed.call(store, "to_device", [last], [0])
+        yield "read of the copy", typed.call(store, "read", 0)
 
     the_same_in_any_type(subject, script)

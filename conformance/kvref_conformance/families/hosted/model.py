@@ -39,7 +39,7 @@ class Hosted(Model):
         if wrong := wrong + wrong_arrays((keys, self.shape), (values, self.shape)):
             return self.refuse(wrong + unstorable(keys, values, self.format))
         if unstorable(keys, values, self.format):
-            raise ValueError("numbers that a format may refuse")
+            raise ValueError("write of numbers that the format may reject is not modeled")
         held = _read_as(keys, self.format), _read_as(values, self.format)
         return Expected("LAW-04", self.did("write", lambda ok: self._set(self.blocks, [block], [held])))
 
@@ -65,7 +65,7 @@ class Hosted(Model):
         if wrong:
             return self.refuse(wrong)
         if len(set(targets)) < len(targets):
-            raise ValueError("a target that is named twice")
+            raise ValueError("a copy that lists a target twice is not modeled")
         return Expected("MOVE-12", self.did(name, lambda ok: self._set(written, targets, [read[number] for number in sources])))
 
     def _set(self, of: list[Any], numbers: Sequence[int], what: list[Any]) -> None:

@@ -198,7 +198,12 @@ def a_repeated_slot_holds_one_token_whole(subject: Subject) -> None:
     got = np.asarray(scattered(subject, store, [3, 7, 3, 3, 7], new))
     for slot, owners in ((3, (1, 3, 4)), (7, (2, 5))):
         values = set(got[slot].reshape(-1).tolist())
-        true(len(values) == 1 and values <= set(map(float, owners)), f"slot {slot}", f"exactly one of tokens {owners}", values)
+        true(
+            len(values) == 1 and values <= set(map(float, owners)),
+            f"slot {slot} after scatter of several tokens to it",
+            f"exactly one of tokens {owners}",
+            values,
+        )
 
 
 @check("KERN-08a", "kernels")

@@ -47,8 +47,15 @@ def a_target_named_twice_holds_one_source_whole(subject: Subject) -> None:
     store = np.broadcast_to(numbers, (4 * size, *shape(subject))).astype(dtype)
     got = np.asarray(copied(subject, store, [0, 1, 2, 1], [3, 3, 0, 3], size))
     values = set(got[3 * size :].reshape(-1).tolist())
-    true(len(values) == 1 and values <= {1.0, 2.0}, "block 3", "exactly block 0 or block 1", values)
-    same(got[:size], store[2 * size : 3 * size], "block 0")
+    true(
+        len(values) == 1 and values <= {1.0, 2.0},
+        "block 3 after copy of [0, 1, 2, 1] to [3, 3, 0, 3]",
+        "the value of block 0 or of block 1 in every element",
+        values,
+    )
+    same(
+        got[:size], store[2 * size : 3 * size], "block 0 after copy of [0, 1, 2, 1] to [3, 3, 0, 3], compared with block 2 before"
+    )
 
 
 @check("KERN-09d", "kernels")

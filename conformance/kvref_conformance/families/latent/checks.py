@@ -75,9 +75,11 @@ def every_head_reads_the_same_row(subject: Subject) -> None:
     count = subject.size("group_size", 4)
     heads = Heads(one.up_keys[:1].repeat(count, axis=0), one.up_values[:1].repeat(count, axis=0), one.rope_dim)
     query = normal(subject, 2, 1, heads.width).repeat(count, axis=1)
-    got = attends(subject, cache, query, heads, f"attention of {count} heads that are alike")
+    got = attends(subject, cache, query, heads, f"attention of {count} heads with equal matrices and queries")
     _, bound = exact(subject, query, cache.read(), heads, scale=heads.scale)
-    within(got, got[:, :1].repeat(count, axis=1), 2 * bound, "the output of each head, against the first")
+    within(
+        got, got[:, :1].repeat(count, axis=1), 2 * bound, "the output of each head, compared with the output of the first head"
+    )
 
 
 def pointing(subject: Subject, count: int, width: int) -> NDArray:
@@ -98,10 +100,12 @@ def the_rope_part_decides_who_is_looked_at_and_is_in_no_value(subject: Subject) 
     heads = of_cache(subject, cache)
     query = np.zeros((len(rope), len(heads.up_keys), heads.width), np.float32)
     query[:, :, -rope.shape[1] :] = rope[:, None, :] * np.float32(16)
-    got = attends(subject, cache, query, heads, "attention by the rope part alone", scale=1.0)
+    got = attends(subject, cache, query, heads, "attention of queries that are zero except for their rope part", scale=1.0)
     alone = latent_of(cache) @ heads.up_values.astype(np.float64).swapaxes(1, 2)  # [heads, tokens, value_dim]
     slack = 1e-2 * np.abs(alone).max() + 1e-2
-    within(got, alone.swapaxes(0, 1), slack, "the output of a query that points at one token, against that one's value")
+    within(
+        got, alone.swapaxes(0, 1), slack, "the output of a query whose weight is on one token, compared with that token's value"
+    )
 
 
 def latent_of(cache: Handle) -> NDArray:
@@ -116,7 +120,7 @@ def the_latent_decides_too(subject: Subject) -> None:
     heads = of_cache(subject, cache)
     query = heads.query(subject, 3)
     query[:, :, -cache.config["rope_dim"] :] = 0
-    attends(subject, cache, query, heads, "attention by the latent alone", scale=2 * heads.scale)
+    attends(subject, cache, query, heads, "attention of queries whose rope part is zero", scale=2 * heads.scale)
 
 
 @check("MLA-03a", "latent")
@@ -141,7 +145,7 @@ def heads_that_attend_take_no_memory(subject: Subject) -> None:
     for count in (1, 8):
         heads = of_cache(subject, cache, count=count)
         cache.attend(heads.query(subject, 1), heads.up_keys, heads.up_values, heads.scale, False)
-        equal(cache.num_bytes, before, f"num_bytes after {count} heads attended")
+        equal(cache.num_bytes, before, f"num_bytes after attend with {count} heads")
 
 
 @check("MLA-05a", "latent")
@@ -153,7 +157,7 @@ def tokens_come_in_order(subject: Subject) -> None:
             at_least(cache, max_tokens=len(pair[0]) + count)
             cache.append(*more)
             pair = joined(pair, more)
-            holds(subject, cache, pair, f"of a {cache.config['dtype']} cache after {len(pair[0])} tokens, some at a time")
+            holds(subject, cache, pair, f"of a {cache.config['dtype']} cache after appends of {len(pair[0])} tokens in total")
 
 
 @check("MLA-05b", "latent")
@@ -166,10 +170,10 @@ def tokens_that_do_not_all_fit_are_not_appended(subject: Subject) -> None:
         latent, rope = (tokens(subject, count, 1, cache.config[name])[:, 0] for name in ("rank", "rope_dim"))
         with raises("CapacityExceeded"):
             cache.append(latent, rope)
-        holds(subject, cache, pair, f"after {count} tokens were refused, where there is room for one")
+        holds(subject, cache, pair, f"after an append of {count} tokens with room for one raised CapacityExceeded")
     last = given(subject, cache, 1)
     cache.append(*last)
-    holds(subject, cache, joined(pair, last), "of a cache that is full")
+    holds(subject, cache, joined(pair, last), "of a full cache")
 
 
 @check("MLA-05c", "latent")
@@ -177,7 +181,7 @@ def clear_forgets_all(subject: Subject) -> None:
     cache, _ = filled(subject, 5, **plain(subject))
     for _ in range(2):
         cache.clear()
-        equal((cache.length, len(np.asarray(cache.read()))), (0, 0), "tokens after clear")
+        equal((cache.length, len(np.asarray(cache.read()))), (0, 0), "length and number of rows that read returned after clear")
     pair = given(subject, cache, 2)
     cache.append(*pair)
-    holds(subject, cache, pair, "of 2 tokens in a cache that was cleared")
+    holds(subject, cache, pair, "after clear and an append of 2 tokens")

@@ -25,7 +25,7 @@ def output_is_within_the_bound_of_exact(subject: Subject) -> None:
                 for times in (1.0, 3.0):
                     attends(
                         subject, cache, heads.query(subject, queries), heads,
-                        f"attention of {queries} x {len(heads.up_keys)} over {count} {cache.config['dtype']} rows",
+                        f"attention of {queries} queries x {len(heads.up_keys)} heads over {count} {cache.config['dtype']} rows",
                         scale=times * heads.scale, causal=causal,
                     )  # fmt: skip
 
@@ -35,7 +35,7 @@ def matrices_that_are_square_are_not_turned(subject: Subject) -> None:
     cache, _ = filled(subject, 6, **plain(subject))
     rank = cache.config["rank"]
     heads = of_cache(subject, cache, nope=rank, value=rank)
-    attends(subject, cache, heads.query(subject, 2), heads, f"attention with up_keys of {list(heads.up_keys.shape)}")
+    attends(subject, cache, heads.query(subject, 2), heads, f"attention with up_keys of shape {list(heads.up_keys.shape)}")
 
 
 @check("MLA-02a", "latent")
@@ -51,7 +51,7 @@ def sums_are_added_up_in_float32(subject: Subject) -> None:
         heads = Heads(above(number, nope, rank), above(number, value, rank), rope_dim)
         query = above(2, number, heads.width)
         scale = 8 / (nope * rank)
-        attends(subject, cache, query, heads, f"attention over {count} tokens of numbers above 0", scale=scale)
+        attends(subject, cache, query, heads, f"attention over {count} tokens of positive numbers", scale=scale)
 
 
 def above_zero(subject: Subject, *shape: int) -> NDArray:
@@ -72,7 +72,9 @@ def causal_prefill_in_chunks_agrees(subject: Subject) -> None:
                 end = min(start + size, 9)
                 cache.append(latent[start:end], rope[start:end])
                 got = cache.attend(query[start:end], heads.up_keys, heads.up_values, heads.scale, True)
-                within(got, want[start:end], bound[start:end], f"causal attention of tokens {start} to {end}, {size} at a time")
+                within(
+                    got, want[start:end], bound[start:end], f"causal attention of tokens [{start}, {end}), in chunks of {size}"
+                )
 
 
 @check("MLA-02c", "latent")
@@ -82,7 +84,7 @@ def no_tokens_give_zeros(subject: Subject) -> None:
     zeros = np.zeros((3, *heads.up_values.shape[:2]), np.float32)
     for causal in (False, True):
         got = cache.attend(heads.query(subject, 3), heads.up_keys, heads.up_values, heads.scale, causal)
-        within(got, zeros, 0.0, "attention over no tokens")
+        within(got, zeros, 0.0, "attention over 0 tokens")
 
 
 @check("MLA-02d", "latent")
@@ -108,4 +110,9 @@ def attending_changes_nothing(subject: Subject) -> None:
     first = attends(subject, cache, query, heads, "attention")
     same(cache.read(), before, "rows after attention")
     _, bound = exact(subject, query, before, heads, scale=heads.scale)
-    within(attends(subject, cache, query, heads, "attention, again"), first, 2 * bound, "attention, again, against the first")
+    within(
+        attends(subject, cache, query, heads, "attention, second call"),
+        first,
+        2 * bound,
+        "attention of a second call, compared with the first",
+    )

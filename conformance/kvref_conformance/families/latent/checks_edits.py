@@ -27,9 +27,9 @@ def no_more_tokens_stay_than_there_are(subject: Subject) -> None:
     for length in subject.integers(6, max(6, most), most + 1, -1, -5, -6):
         with raises("PositionOutOfRange"):
             cache.truncate(length)
-        holds(subject, cache, pair, f"after truncate({length}) of 5 was refused")
+        holds(subject, cache, pair, f"after truncate({length}) of 5 tokens raised PositionOutOfRange")
     cache.truncate(5)
-    holds(subject, cache, pair, "after truncate(5) of 5")
+    holds(subject, cache, pair, "after truncate(5) of 5 tokens")
 
 
 @check("EDIT-03", "latent")
@@ -47,6 +47,6 @@ def what_follows_is_as_if_nothing_had_gone(subject: Subject) -> None:
             cache.append(pair[0][length:], pair[1][length:])
             never = made(subject, "latent", **cache.config)
             never.append(*pair)
-            when = f"of a {cache.config['dtype']} cache after a draft of {draft}, truncate({length}) and {more} more"
-            same(cache.read(), never.read(), f"rows {when}, against one without that draft")
+            when = f"of a {cache.config['dtype']} cache after a draft of {draft}, truncate({length}) and an append of {more}"
+            same(cache.read(), never.read(), f"rows {when}, compared with a cache without that draft")
             holds(subject, cache, pair, when)

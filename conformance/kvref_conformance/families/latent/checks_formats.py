@@ -42,10 +42,10 @@ def codes_and_scales_go_and_come_together(subject: Subject) -> None:
         loud = given(subject, cache, 2)
         loud = held(subject, loud[0] * LOUD), held(subject, loud[1] / LOUD)
         cache.append(*loud)
-        holds(subject, cache, joined((pair[0][:2], pair[1][:2]), loud), f"in {name}, two of them in the place of others")
+        holds(subject, cache, joined((pair[0][:2], pair[1][:2]), loud), f"in {name}, after two rows replaced truncated ones")
         cache.clear()
         cache.append(*loud)
-        holds(subject, cache, loud, f"in {name}, in the place of all others")
+        holds(subject, cache, loud, f"in {name}, after clear and append")
 
 
 def recorded(subject: Subject, cache: Handle, pair: Pair, when: str) -> None:
@@ -54,7 +54,7 @@ def recorded(subject: Subject, cache: Handle, pair: Pair, when: str) -> None:
     want = records_of(*pair, dtype).values
     equal(cache.num_bytes, len(want) * row_bytes(*widths, dtype), f"num_bytes {when}")
     got = shaped(cache.records(), want.shape, f"records {when}")
-    equal(got.dtype.kind, "u", f"kind of the numbers of records {when}")
+    equal(got.dtype.kind, "u", f"NumPy kind of the dtype of records {when}")
     if subject.level == "exact":
         same(got.astype(np.uint8), want, f"records {when}")
     want = records.read(got.astype(np.uint8), sum(widths), dtype)
@@ -81,8 +81,8 @@ def what_a_format_cannot_hold_leaves_nothing_behind(subject: Subject) -> None:
             wrong[part][1, -1] = bad
             with raises("NonFinite"):
                 cache.append(*wrong)
-            equal(cache.length, 2, f"length after {bad} was refused in {name}")
-            read(subject, cache.read(), row_as(*pair, name), f"{name} rows after {bad} was refused")
+            equal(cache.length, 2, f"length after a token with {bad} raised NonFinite in {name}")
+            read(subject, cache.read(), row_as(*pair, name), f"{name} rows after a token with {bad} raised NonFinite")
 
 
 @check("MLA-06d", "latent")
@@ -97,4 +97,4 @@ def sizes_that_a_group_lies_across_are_refused(subject: Subject) -> None:
                     with raises("ConfigError"):
                         subject.new("latent", **config | wrong)
     if not tried:
-        raise NotOffered("sizes that a group lies across")
+        raise NotOffered("sizes at which a group would span two parts of a row")

@@ -17,7 +17,7 @@ def tokens_that_do_not_fit_leave_no_trace(subject: Subject) -> None:
     count = cache.config["max_tokens"] - 1
     with raises("CapacityExceeded"):  # one token less would fit
         cache.append(*(tokens(subject, count, 1, cache.config[name])[:, 0] for name in ("rank", "rope_dim")))
-    holds(subject, cache, pair, "after tokens of which some would fit")
+    holds(subject, cache, pair, "after an append of one token more than fits raised CapacityExceeded")
 
 
 @check("LAW-16", "latent")
@@ -29,7 +29,7 @@ def attending_leaves_its_inputs_alone(subject: Subject) -> None:
     own = {name: subject.own(rows) for name, rows in inputs.items()}
     cache.attend(*own.values(), heads.scale, True)
     for name, rows in inputs.items():
-        same(subject.numpy(own[name].array), rows, f"the {name}, after attention")
+        same(subject.numpy(own[name].array), rows, f"the input {name}, after attention")
 
 
 @check("LAW-20", "latent")
@@ -54,9 +54,9 @@ def tokens_go_whatever_the_length_is_given_in(subject: Subject) -> None:
         shrinking = typed.new("latent", **plain(subject), max_tokens=200)
         shrinking.append(latent[:110], rope[:110])
         for time in range(3):
-            yield f"truncate(100), time {time + 1}", typed.call(shrinking, "truncate", 100)
+            yield f"truncate(100), call {time + 1}", typed.call(shrinking, "truncate", 100)
             shrinking.append(latent[110:], rope[110:])
-            yield f"length after 60 more, time {time + 1}", shrinking.length
-        yield "rows", shrinking.read()
+            yield f"length after an append of 60, call {time + 1}", shrinking.length
+        yield "the rows after truncate and append", shrinking.read()
 
     the_same_in_any_type(subject, script)

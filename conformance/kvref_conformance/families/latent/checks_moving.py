@@ -18,8 +18,12 @@ def rows_come_back_byte_for_byte(subject: Subject) -> None:
         cache, _ = filled(subject, 5, dtype=dtype, **sizes)
         loaded, _ = filled(subject, 3, dtype=dtype, **sizes)
         loaded.load(cache.save())
-        same(np.asarray(loaded.records()), np.asarray(cache.records()), f"records of {dtype} rows that were loaded")
+        same(
+            np.asarray(loaded.records()),
+            np.asarray(cache.records()),
+            f"records of {dtype} rows after load, compared with the saved cache",
+        )
         more = given(subject, cache, 2)
         for each in (cache, loaded):
             each.append(*more)
-        same(loaded.read(), cache.read(), f"{dtype} rows that were loaded, and 2 more")
+        same(loaded.read(), cache.read(), f"{dtype} rows after load and an append of 2, compared with the saved cache")

@@ -27,14 +27,14 @@ def recorded(subject: Subject, cache: Handle, pair: Pair, when: str) -> None:
     """Raises Broken unless the records are those of these tokens. At level tolerant, codes and scales may be off by one step."""
     want = records_of(*pair)
     got = shaped(cache.records(), want.values.shape, f"records {when}")
-    equal(got.dtype.kind, "u", f"kind of the numbers of records {when}")
+    equal(got.dtype.kind, "u", f"NumPy kind of the dtype of records {when}")
     if subject.level == "exact":
         same(got.astype(np.uint8), want.values, f"records {when}")
     else:
         wrong = np.abs(got.astype(np.int64) - want.values.astype(np.int64)) > want.slack
-        true(not wrong.any(), f"records {when}", f"bytes as of {show_row(want.values)}", show_row(got))
+        true(not wrong.any(), f"records {when}", f"at most one step from {show_row(want.values)}", show_row(got))
     holds(subject, cache, pair, when)
-    same(cache.read(), read_records(got, cache.config["rank"]), f"rows {when}, against what the records say")
+    same(cache.read(), read_records(got, cache.config["rank"]), f"rows {when}, compared with the values of the records")
 
 
 def show_row(rows: NDArray) -> str:
@@ -48,7 +48,7 @@ def records_are_codes_scales_and_the_rope_part(subject: Subject) -> None:
         recorded(subject, cache, pair, f"of {tiles} tiles")
         more = given(subject, cache, 2)
         cache.append(*more)
-        recorded(subject, cache, joined(pair, more), f"of {tiles} tiles, 2 more tokens")
+        recorded(subject, cache, joined(pair, more), f"of {tiles} tiles, after an append of 2 tokens")
 
 
 @check("MLA-04bd", "latent")
@@ -61,7 +61,7 @@ def every_tile_has_a_scale_of_its_own(subject: Subject) -> None:
         tiles[token, (token + 1) % tiles.shape[1]] *= np.float32(0 if tiles.shape[1] > 2 else 2.0**-6)
     pair = held(subject, latent), rope
     cache.append(*pair)
-    recorded(subject, cache, pair, "with one loud tile and one silent")
+    recorded(subject, cache, pair, "with one tile of large values and one of small values")
 
 
 @check("MLA-04bd", "latent")
@@ -75,7 +75,7 @@ def a_scale_is_any_number(subject: Subject) -> None:
         tiles[token, :, token] = most * (-1) ** token
     pair = held(subject, latent), rope
     cache.append(*pair)
-    recorded(subject, cache, pair, "whose scales are of any size")
+    recorded(subject, cache, pair, "with scales that are not powers of two")
 
 
 @check("MLA-04c", "latent")
@@ -86,7 +86,7 @@ def the_rope_part_is_rounded_and_never_scaled(subject: Subject) -> None:
     for loud in (1.0, float(LOUD)):
         pair = held(subject, latent), held(subject, np.resize(ties, rope.shape) * loud)
         cache.append(*pair)
-        recorded(subject, cache, pair, "whose rope parts lie between two numbers")
+        recorded(subject, cache, pair, "with rope parts halfway between two bfloat16 numbers")
         cache.clear()
 
 
@@ -108,7 +108,7 @@ def what_a_record_cannot_hold_is_refused(subject: Subject) -> None:
             latent[1, at] = bad
             with raises("NonFinite"):
                 cache.append(latent, rope)
-            recorded(subject, cache, pair, f"after a latent of {bad} was refused")
+            recorded(subject, cache, pair, f"after a latent with {bad} raised NonFinite")
 
 
 @check("MLA-04g", "latent")
@@ -128,7 +128,7 @@ def a_rank_that_is_no_multiple_of_128_cannot_be_packed(subject: Subject) -> None
                 subject.new("latent", **sizes | {"rank": rank})
             tried += 1
     if not tried:
-        raise NotOffered(f"a rank that is no multiple of {TILE}, within its limits")
+        raise NotOffered(f"a rank that is not a multiple of {TILE}, where its limits do not allow one")
 
 
 @check("MLA-04a", "latent")
@@ -137,7 +137,11 @@ def a_record_is_as_long_as_its_sizes_say(subject: Subject) -> None:
         cache, _ = filled(subject, 2, dtype=PACKED, rank=rank, rope_dim=rope_dim)
         sizes = cache.config["rank"], cache.config["rope_dim"]
         want = length if sizes == (rank, rope_dim) else row_bytes(*sizes, PACKED)
-        equal(np.asarray(cache.records()).shape[1], want, f"bytes of a record of rank {sizes[0]} and rope_dim {sizes[1]}")
+        equal(
+            np.asarray(cache.records()).shape[1],
+            want,
+            f"number of bytes of a record with rank {sizes[0]} and rope_dim {sizes[1]}",
+        )
 
 
 @check("FMT-LEVEL-05", "latent")
@@ -160,5 +164,5 @@ def records_read_back_alike_wherever_they_lie(subject: Subject) -> None:
         cache.clear()
         cache.append(latent[at : at + 1], rope[at : at + 1])
         alone = np.asarray(cache.records())
-        same(alone, together[at : at + 1], f"the record of token {at} alone, against among others")
-        read(subject, cache.read(), row_as(latent[at : at + 1], rope[at : at + 1], PACKED), f"token {at} alone")
+        same(alone, together[at : at + 1], f"the record of token {at} appended alone, compared with appended among others")
+        read(subject, cache.read(), row_as(latent[at : at + 1], rope[at : at + 1], PACKED), f"token {at} appended alone")

@@ -34,7 +34,7 @@ def belonging(cache: Handle, stream: int, positions: range) -> Pair:
 
 
 def look(subject: Subject, cache: Handle, pair: Pair, what: str) -> None:
-    equal(cache.length, len(pair[0]), f"tokens of {what}")
+    equal(cache.length, len(pair[0]), f"length of {what}")
     want = row_as(*pair, cache.config["dtype"])
     read(subject, cache.read(), want, f"rows of {what}")
 
@@ -53,7 +53,7 @@ def rows_stay_on_both_sides_of_powers_of_two(subject: Subject) -> None:
             cache.append(given[0][at:stop], given[1][at:stop])
             at = max(at, stop)
             if stop < 300 or stop == most:
-                look(subject, cache, (given[0][:at], given[1][:at]), f"{at} {cache.config['dtype']} tokens")
+                look(subject, cache, (given[0][:at], given[1][:at]), f"a {cache.config['dtype']} cache of {at} tokens")
 
 
 @check("LAW-18", "latent")
@@ -62,7 +62,7 @@ def hundreds_of_tokens_come_one_by_one(subject: Subject) -> None:
         given = belonging(cache, 0, range(min(300, cache.config["max_tokens"])))
         for at in range(len(given[0])):
             cache.append(given[0][at : at + 1], given[1][at : at + 1])
-        look(subject, cache, given, f"a {cache.config['dtype']} cache, one by one")
+        look(subject, cache, given, f"a {cache.config['dtype']} cache after appends of one token")
 
 
 @check("LAW-18", "latent")
@@ -86,7 +86,7 @@ def ranks_are_kept_to_their_end(subject: Subject) -> None:
             cache = real(subject, 40, dtype, rank)
             pair = belonging(cache, 0, range(min(33, cache.config["max_tokens"])))
             cache.append(*pair)
-            look(subject, cache, pair, f"{len(pair[0])} {dtype} tokens of rank {cache.config['rank']}")
+            look(subject, cache, pair, f"a {dtype} cache of {len(pair[0])} tokens with rank {cache.config['rank']}")
 
 
 @check("LAW-18", "latent")
@@ -94,7 +94,7 @@ def thousands_of_records_are_each_its_own(subject: Subject) -> None:
     cache = real(subject, 2100, PACKED)
     pair = belonging(cache, 0, range(affordable(subject, min(2100, cache.config["max_tokens"]))))
     cache.append(*pair)
-    look(subject, cache, pair, f"{len(pair[0])} packed tokens")
+    look(subject, cache, pair, f"a packed cache of {len(pair[0])} tokens")
     if subject.level == "exact":
         same(cache.records(), records_of(*pair).values, f"records of {len(pair[0])} tokens")
 
@@ -107,7 +107,14 @@ def searched(subject: Subject, cache: Handle, heads: Heads, tokens: int, targets
     cache.append(latent, rope)
     query = held(subject, heads.query(subject, len(targets)) * np.float32(2.0**-6))
     query[:, :, -rope_dim:] = rope[targets, None, :]
-    attends(subject, cache, query, heads, f"attention to tokens {targets} of {tokens}, one each", scale=64 / rope_dim)
+    attends(
+        subject,
+        cache,
+        query,
+        heads,
+        f"attention of queries that each select one of tokens {targets} of {tokens}",
+        scale=64 / rope_dim,
+    )
 
 
 @check("LAW-18", "latent")
@@ -147,7 +154,7 @@ def sums_over_a_whole_latent_are_in_float32(subject: Subject) -> None:
         number, nope, value = (subject.size(name, wanted) for name, wanted in sizes.items())
         heads = Heads(above_zero(subject, number, nope, rank), above_zero(subject, number, value, rank), rope_dim)
         query = above_zero(subject, 2, number, heads.width)
-        what = f"attention over {tokens} tokens of rank {rank}, of numbers above 0"
+        what = f"attention over {tokens} tokens of rank {rank} with positive numbers"
         attends(subject, cache, query, heads, what, scale=8 / (nope * rank))
 
 
@@ -166,4 +173,4 @@ def thousands_of_tokens_come_one_by_one(subject: Subject) -> None:
     given = belonging(cache, 0, range(cache.config["max_tokens"]))
     for at in range(len(given[0])):
         cache.append(given[0][at : at + 1], given[1][at : at + 1])
-    look(subject, cache, given, f"{len(given[0])} tokens, one by one")
+    look(subject, cache, given, f"a cache after {len(given[0])} appends of one token")

@@ -14,7 +14,7 @@ from kvref_conformance.outcome import NotOffered
 def rows_of_records(cache: Handle) -> NDArray:
     config, dtype = cache.config, cache.config["dtype"]
     if dtype in PLAIN:
-        raise NotOffered("reading rows that have no records")
+        raise NotOffered("read of a dtype without a record format (derived from records)")
     held = np.asarray(cache.records())
     return (
         read_records(held, config["rank"]) if dtype == PACKED else records.read(held, config["rank"] + config["rope_dim"], dtype)

@@ -111,7 +111,7 @@ def a_file_cut_short_changes_nothing(stream: Stream) -> None:
         refuses(stream, data[:length], before, f"of the first {length} of {end} bytes")
     refuses(stream, np.concatenate([data, data[-4:]]), before, "of a file with 4 more bytes")
     refuses(stream, np.zeros(end, np.uint8), before, f"of {end} zero bytes")
-    refuses(stream, np.frombuffer(TEXT, np.uint8).copy(), before, "of a text")
+    refuses(stream, np.frombuffer(TEXT, np.uint8).copy(), before, "of a file of text")
     stream.load(data)
     equal(len(stream), 4, "number of tokens after load of the whole file")
 

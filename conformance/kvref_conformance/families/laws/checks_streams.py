@@ -31,12 +31,12 @@ def two_caches_share_nothing(stream: Stream) -> None:
 @law("LAW-04")
 def what_is_read_is_what_was_written(stream: Stream) -> None:
     _, keys, values = filled(stream)
-    equal(len(stream), MANY, "number of tokens")
-    reads(stream.subject, stream.read(), stream.expected(keys, values), f"{MANY} tokens appended")
+    equal(len(stream), MANY, f"number of tokens after appends of {MANY}")
+    reads(stream.subject, stream.read(), stream.expected(keys, values), f"the tokens after appends of {MANY}")
     more_keys, more_values = stream.tokens(3)
     stream.append(more_keys, more_values)
     all_keys, all_values = np.concatenate([keys, more_keys]), np.concatenate([values, more_values])
-    reads(stream.subject, stream.read(), stream.expected(all_keys, all_values), f"{MANY + 3} tokens appended")
+    reads(stream.subject, stream.read(), stream.expected(all_keys, all_values), f"the tokens after appends of {MANY + 3}")
 
 
 @law("LAW-05b")
@@ -46,7 +46,7 @@ def nothing_of_the_last_owner_is_left(stream: Stream) -> None:
     equal(len(stream), 0, "number of tokens after clear or drop")
     keys, values = stream.tokens(2)
     stream.append(keys, values)
-    reads(stream.subject, stream.read(), stream.expected(keys, values), "2 tokens in an emptied cache")
+    reads(stream.subject, stream.read(), stream.expected(keys, values), "2 tokens appended after clear or drop")
 
 
 @law("LAW-06")

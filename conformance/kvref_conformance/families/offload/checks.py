@@ -39,21 +39,21 @@ def gone(store: Handle, keys: list[int]) -> list[int]:
 def in_order(subject: Subject) -> None:
     """Raises NotOffered if the implementation declares another eviction order."""
     if subject.limits.switch(subject.family, "other_eviction_order"):
-        raise NotOffered("blocks evicted in the order of MOVE-11, where its limits say other_eviction_order")
+        raise NotOffered("the eviction order of MOVE-11, where its limits say other_eviction_order")
 
 
 @check("MOVE-06a", "offload")
 def what_is_half_stored_is_not_found(subject: Subject) -> None:
     store = new(subject, "offload", capacity=4)
     at_least(store, capacity=2)
-    equal(store.lookup([1, 2]), 0, "keys found in a new store")
+    equal(store.lookup([1, 2]), 0, "number of keys that lookup finds in a new store")
     store.prepare_store([1, 2])
-    equal(store.lookup([1, 2]), 0, "keys found before their store was complete")
+    equal(store.lookup([1, 2]), 0, "number of keys that lookup finds before complete_store")
     store.complete_store([1])
-    equal(store.lookup([1, 2]), 1, "keys found once the first of two was complete")
-    equal(found(store, [1, 2]), [1], "the keys that are found")
+    equal(store.lookup([1, 2]), 1, "number of keys that lookup finds after complete_store of the first of two")
+    equal(found(store, [1, 2]), [1], "keys that lookup finds after complete_store of 1")
     store.complete_store([2])
-    equal(store.lookup([1, 2]), 2, "keys found once both were complete")
+    equal(store.lookup([1, 2]), 2, "number of keys that lookup finds after complete_store of both")
 
 
 @check("MOVE-06c", "offload")
@@ -75,8 +75,12 @@ def keys_are_found_from_the_first_on(subject: Subject) -> None:
     missing = FIRST - 1
     asked = {(missing, *keys): 0, (keys[0], missing, keys[1]): 1, (keys[2], keys[0], keys[1], missing): 3, (): 0}
     for names, want in asked.items():
-        equal(store.lookup(list(names)), want, f"keys found of {list(names)}, of which {missing} is not there")
-    equal(store.lookup(keys), len(keys), "keys found of all")
+        equal(
+            store.lookup(list(names)),
+            want,
+            f"number of keys that lookup finds of {list(names)}, of which {missing} is not stored",
+        )
+    equal(store.lookup(keys), len(keys), "number of keys that lookup finds of all stored keys")
 
 
 @check("MOVE-06b", "offload")
@@ -85,9 +89,9 @@ def looking_changes_nothing(subject: Subject) -> None:
     for _ in range(3):
         store.lookup(keys[:1])
         store.lookup([FIRST - 1])
-    equal(store.num_free, 0, "free places after looking")
+    equal(store.num_free, 0, "num_free after lookup in a full store")
     in_order(subject)
-    equal(gone(store, [FIRST - 1]), keys[:1], "keys evicted, where the oldest was looked for")
+    equal(gone(store, [FIRST - 1]), keys[:1], "keys evicted after lookup of the least recently used key")
 
 
 @check("MOVE-08ab", "offload")
@@ -97,13 +101,17 @@ def a_store_that_failed_leaves_a_miss(subject: Subject) -> None:
     free = store.num_free
     store.prepare_store([1, 2])
     store.complete_store([1], success=False)
-    equal(store.num_free, free - 1, "free places after one of two stores failed")
+    equal(store.num_free, free - 1, "num_free after complete_store reported that one of two stores failed")
     store.complete_store([2])
-    equal(found(store, [1, 2]), [2], "the keys that are found where the store of 1 failed")
-    equal([list(part) for part in store.prepare_store([1, 2])], [[1], []], "what is to be stored, and evicted, the second time")
-    equal(store.lookup([1]), 0, "keys found while it is stored again")
+    equal(found(store, [1, 2]), [2], "keys that lookup finds after the store of key 1 failed")
+    equal(
+        [list(part) for part in store.prepare_store([1, 2])],
+        [[1], []],
+        "keys to store and keys evicted by prepare_store after the store of key 1 failed",
+    )
+    equal(store.lookup([1]), 0, "number of keys that lookup finds before complete_store of the failed key")
     store.complete_store([1])
-    equal(store.lookup([1, 2]), 2, "keys found once it was stored again")
+    equal(store.lookup([1, 2]), 2, "number of keys that lookup finds after the failed key was stored")
 
 
 @check("MOVE-08a", "offload")
@@ -111,11 +119,11 @@ def all_that_failed_can_be_stored_again(subject: Subject) -> None:
     store = new(subject, "offload", capacity=4)
     keys = [FIRST + number for number in range(store.config["capacity"])]
     for _ in range(3):
-        equal(list(store.prepare_store(keys)[0]), keys, "keys to be stored, after all failed before")
+        equal(list(store.prepare_store(keys)[0]), keys, "keys to store of prepare_store, after earlier stores of all keys failed")
         store.complete_store(keys, success=False)
-        equal(store.num_free, len(keys), "free places after every store failed")
+        equal(store.num_free, len(keys), "num_free after every store failed")
     stored(store, keys)
-    equal(store.lookup(keys), len(keys), "keys found after the last store went well")
+    equal(store.lookup(keys), len(keys), "number of keys that lookup finds after the last store succeeded")
 
 
 @check("MOVE-08c", "offload")
@@ -126,8 +134,12 @@ def completing_what_is_not_being_stored_changes_nothing(subject: Subject) -> Non
     for key, success in ((2, True), (1, False), (1, True), (2, False)):
         with may_raise("KeyNotFound"):
             store.complete_store([key], success=success)
-        equal(found(store, [1, 2]), [1], f"the keys that are found after complete_store([{key}], {success})")
-        equal(store.num_free, free, f"free places after complete_store([{key}], {success})")
+        equal(
+            found(store, [1, 2]),
+            [1],
+            f"keys that lookup finds after complete_store([{key}], {success}) without a store in progress",
+        )
+        equal(store.num_free, free, f"num_free after complete_store([{key}], {success}) without a store in progress")
 
 
 @check("MOVE-08c", "offload")
@@ -142,9 +154,9 @@ def a_complete_store_that_raises_completes_no_key(subject: Subject) -> None:
         equal(
             store.lookup([1]),
             0 if raised else 1,
-            f"keys found of [1] after complete_store({keys}), of which 2 is not being stored",
+            f"number of keys that lookup finds of [1] after complete_store({keys}), of which 2 has no store in progress",
         )
-        equal(store.lookup([2]), 0, f"keys found of [2] after complete_store({keys})")
+        equal(store.lookup([2]), 0, f"number of keys that lookup finds of [2] after complete_store({keys})")
         if not raised:
             return
         store.complete_store([1], success=False)
@@ -156,13 +168,18 @@ def what_is_being_loaded_is_not_evicted(subject: Subject) -> None:
     store.prepare_load(keys[:1])
     others = [FIRST - number for number in range(1, len(keys) + 1)]
     for other in others[:-1]:
-        true(keys[0] not in gone(store, [other]), "what is evicted", f"not {keys[0]}, which is being loaded", keys[0])
+        true(
+            keys[0] not in gone(store, [other]),
+            "keys evicted by prepare_store",
+            f"not {keys[0]}, which has a load in progress",
+            keys[0],
+        )
         store.complete_store([other])
-    equal(store.lookup(keys[:1]), 1, "keys found of one that is being loaded")
+    equal(store.lookup(keys[:1]), 1, "number of keys that lookup finds of a key with a load in progress")
     with raises("OutOfBlocks"):
         store.prepare_store([others[-1], *others[:-1]])
     store.complete_load(keys[:1])
-    equal(gone(store, [others[-1], *others[:-1]]), keys[:1], "keys evicted once the load was over")
+    equal(gone(store, [others[-1], *others[:-1]]), keys[:1], "keys evicted after complete_load")
 
 
 @check("MOVE-09ad", "offload")
@@ -174,8 +191,12 @@ def what_is_being_stored_is_not_evicted(subject: Subject) -> None:
     with raises("OutOfBlocks"):
         store.prepare_store([1])
     store.complete_store(keys)
-    equal(store.lookup(keys), len(keys), "keys found that were being stored when another was refused")
-    equal(len(gone(store, [1])), 1, "keys evicted once they were stored")
+    equal(
+        store.lookup(keys),
+        len(keys),
+        "number of keys that lookup finds, whose stores were in progress when prepare_store raised OutOfBlocks",
+    )
+    equal(len(gone(store, [1])), 1, "number of keys evicted after complete_store")
 
 
 @check("MOVE-09bd", "offload")
@@ -188,7 +209,7 @@ def a_block_is_kept_as_often_as_it_is_loaded(subject: Subject) -> None:
         with raises("OutOfBlocks"):
             store.prepare_store(more[:1])
         store.complete_load(keys)
-    equal(gone(store, more), keys, "keys evicted once three loads were over")
+    equal(gone(store, more), keys, "keys evicted after complete_load of three loads")
 
 
 @check("MOVE-09bcd", "offload")
@@ -204,7 +225,7 @@ def a_key_that_a_call_names_twice_counts_twice(subject: Subject) -> None:
     store.complete_load(keys[:1])
     store.prepare_load(twice)
     store.complete_load(twice)
-    equal(gone(store, more), keys, "keys evicted once every load was over that a call named twice")
+    equal(gone(store, more), keys, "keys evicted after complete_load of loads that listed one key twice")
 
 
 @check("MOVE-09c", "offload")
@@ -228,4 +249,4 @@ def a_load_that_is_refused_keeps_nothing(subject: Subject) -> None:
     with raises("KeyNotFound"):
         store.prepare_load([*keys, FIRST - 1])
     more = [FIRST - number for number in range(1, len(keys) + 1)]
-    equal(gone(store, more), keys, "keys evicted, where a load of them all, and of one more, was refused")
+    equal(gone(store, more), keys, "keys evicted after prepare_load of all of them and an unknown key raised KeyNotFound")

@@ -32,9 +32,12 @@ def keys_are_integers_of_any_type(subject: Subject) -> None:
         store = typed.new("offload", capacity=100)
         for keys in ([5, 100], [100, 120]):
             prepared = typed.call(store, "prepare_store", keys)
-            yield f"preparing to store {keys}", prepared if prepared == REFUSED else [list(part) for part in prepared]
-        yield "completing 100", typed.call(store, "complete_store", [100])
-        yield "keys found", (store.lookup([100]), typed.call(store, "lookup", [100, 5]))
-        yield "free places", store.num_free
+            yield f"prepare_store({keys})", prepared if prepared == REFUSED else [list(part) for part in prepared]
+        yield "complete_store([100])", typed.call(store, "complete_store", [100])
+        yield (
+            "numbers of keys that lookup finds of [100] and of [100, 5]",
+            (store.lookup([100]), typed.call(store, "lookup", [100, 5])),
+        )
+        yield "num_free", store.num_free
 
     the_same_in_any_type(subject, script)

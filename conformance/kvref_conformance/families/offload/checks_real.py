@@ -18,8 +18,12 @@ def a_host_store_of_thousands_is_filled_twice(subject: Subject) -> None:
             store.complete_store(list(store.prepare_store(keys)[0]))
     whole = [keys for keys in prompts if store.lookup(keys) == len(keys)]
     kept = whole[-(total // PROMPT) :]
-    equal(len(kept), min(total // PROMPT, len(prompts)), "prompts that are found whole, of those there is room for")
+    equal(len(kept), min(total // PROMPT, len(prompts)), "number of recent prompts of which lookup finds every key")
     held = sorted(place for keys in kept for place in store.places(keys))
-    equal(len(set(held)), len(held), "different places of what is found")
+    equal(len(set(held)), len(held), "number of distinct places of the keys that lookup finds")
     if total >= PROMPT:
-        equal(store.lookup(prompts[0]), 0 if total < PROMPT * len(prompts) else PROMPT, "keys found of the first prompt")
+        equal(
+            store.lookup(prompts[0]),
+            0 if total < PROMPT * len(prompts) else PROMPT,
+            "number of keys that lookup finds of the first prompt",
+        )

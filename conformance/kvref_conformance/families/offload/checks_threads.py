@@ -26,8 +26,12 @@ def threads_may_share_a_host_store(subject: Subject) -> None:
 
     in_threads(subject, work)
     there = [key for key in range(KEYS) if store.lookup([key])]
-    equal(store.num_free + len(there), store.config["capacity"], "free places and keys found, of all places")
-    equal(len(set(store.places(there))), len(there), "different places of keys that are found")
+    equal(
+        store.num_free + len(there),
+        store.config["capacity"],
+        "num_free plus the number of keys that lookup finds, after all threads ended",
+    )
+    equal(len(set(store.places(there))), len(there), "number of distinct places of the keys that lookup finds")
 
 
 @check("MOVE-13", "offload")
@@ -40,7 +44,7 @@ def a_store_that_stays_full_is_never_seen_with_room(subject: Subject) -> None:
     def work(thread: int, rng: np.random.Generator) -> None:
         for number in range(1, 60):
             if thread:
-                equal(store.num_free, 0, "free places, where others evict as many as they store")
+                equal(store.num_free, 0, "num_free of a full store, while another thread evicts as many keys as it stores")
                 continue
             keys = [number * count + each for each in range(count)]
             store.prepare_store(keys)
@@ -60,8 +64,8 @@ def what_a_thread_loads_is_not_evicted(subject: Subject) -> None:
             key = int(rng.integers(KEYS))
             if key not in held and _went("KeyNotFound", store.prepare_load, [key]):
                 held[key] = list(store.places([key]))
-            equal([store.lookup([each]) for each in held], [1] * len(held), "whether each is found that is being loaded")
-            equal({each: list(store.places([each])) for each in held}, held, "where each lies that is being loaded")
+            equal([store.lookup([each]) for each in held], [1] * len(held), "lookup of each key with a load in progress")
+            equal({each: list(store.places([each])) for each in held}, held, "place of each key with a load in progress")
             if len(held) == AT_ONCE:
                 store.complete_load([held.popitem()[0] for _ in range(AT_ONCE)])
         store.complete_load(list(held))
@@ -69,7 +73,7 @@ def what_a_thread_loads_is_not_evicted(subject: Subject) -> None:
     in_threads(subject, work)
     more = [KEYS + number for number in range(store.config["capacity"])]
     store.prepare_store(more)  # no load is in progress, so every key can be evicted
-    equal(store.num_free, 0, "free places of a store that was filled with other keys")
+    equal(store.num_free, 0, "num_free after prepare_store of as many keys as there are places")
 
 
 def _went(kind: str, call: Callable[..., Any], *args: Any) -> bool:

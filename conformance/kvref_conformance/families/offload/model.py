@@ -24,14 +24,14 @@ class Prepared(Choice):
     def look(self, ok: Any, op: str, level: Level) -> None:
         new, evicted = map(list, ok)
         if new != list(self.new):
-            raise Broken(f"keys to be stored, of {op}", show(list(self.new)), show(new), "MOVE-10")
+            raise Broken(f"keys to store, returned by {op}", show(list(self.new)), show(new), "MOVE-10")
         if kept := [key for key in evicted if key not in self.may_go]:
             raise Broken(f"keys evicted by {op}", f"some of {show(list(self.may_go))}", show(kept), "MOVE-09")
         if len(set(evicted)) != len(evicted) or len(evicted) != self.count:
             raise Broken(f"keys evicted by {op}", f"{self.count} of them", f"{len(evicted)}: {show(evicted)}", "MOVE-10")
         oldest = list(self.may_go[: self.count])
         if not self.any_order and set(evicted) != set(oldest):
-            raise Broken(f"keys evicted by {op}", f"those used longest ago, {show(oldest)}", show(evicted), "MOVE-11")
+            raise Broken(f"keys evicted by {op}", f"the least recently used, {show(oldest)}", show(evicted), "MOVE-11")
 
 
 class Offload(Model):
@@ -87,7 +87,7 @@ class Offload(Model):
             apart = len(set(named.values())) == len(named) and not taken & set(named.values())
             return kept and apart and all(0 <= place < self.total for place in places)
 
-        says = f"places in [0, {self.total}), one a key"
+        says = f"places in [0, {self.total}), one per key"
         known = {key: self.place[key] for key in keys if key in self.place}
         return Choice(
             self.blame("places"), lambda places: self.place.update(zip(keys, places, strict=True)), says=says,

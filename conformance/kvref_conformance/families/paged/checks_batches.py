@@ -58,7 +58,7 @@ def a_batch_is_appended_one_by_one(subject: Subject) -> None:
         for i, sequence in enumerate(sequences):
             pair(cache.gather(sequence, 0), tokens[i], f"sequence {i} after an append to {order}")
             for layer in layers_of(cache)[1:]:
-                equal(cache.length(sequence, layer), before[i], "length of another layer")
+                equal(cache.length(sequence, layer), before[i], f"length of layer {layer}, to which nothing was appended")
 
 
 @check("PAGED-16a", "paged")
@@ -147,7 +147,7 @@ def a_batch_that_does_not_fit_writes_nothing(subject: Subject) -> None:
     for batch, kinds in batches:
         with raises(*kinds):
             cache.append(batch, 0, *pair_of_tokens(subject, len(batch)))
-        nothing_written(subject, cache, lengths, f"after {kinds[0]}")
+        nothing_written(subject, cache, lengths, f"after a batch without room raised {kinds[0]}")
 
 
 @check("PAGED-16c", "paged")
@@ -156,7 +156,7 @@ def a_step_that_does_not_fit_writes_nothing(subject: Subject) -> None:
     for batch, kinds in batches:
         with raises(*kinds):
             cache.append_step(batch, *step_of(subject, cache, len(batch)))
-        nothing_written(subject, cache, lengths, f"after {kinds[0]}")
+        nothing_written(subject, cache, lengths, f"after a batch without room raised {kinds[0]}")
 
 
 @check("PAGED-17a", "paged")

@@ -67,7 +67,9 @@ def blocks_past_a_cut_are_given_back_or_held(subject: Subject) -> None:
         before = cache.used()
         cache.truncate(sequence, length)
         least, used = (-(-length // cache.size) + len(others)) * layers, cache.used()
-        true(least <= used <= before, f"allocated blocks after truncate({length})", f"{least} to {before}", used)
+        true(
+            least <= used <= before, f"allocated blocks after truncate({length})", f"at least {least} and at most {before}", used
+        )
         cache.adds_up(f"after truncate({length})")
     cache.write(sequence, 0, 0, 2 * cache.size)
     cache.look("after truncate and writes")

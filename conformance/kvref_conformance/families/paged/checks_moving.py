@@ -273,7 +273,7 @@ def parts_are_nobody_elses(subject: Subject) -> None:
     other.load(loaded, second)
     holds(other, loaded, held, "after all parts, with save and fork in between")
     for child in children:
-        holds(other, child, own, "of a copy that was saved, or forked, between two parts")
+        holds(other, child, own, "of a sequence that was saved and loaded, or forked, between two parts")
 
 
 @check("MOVE-05e", "paged")

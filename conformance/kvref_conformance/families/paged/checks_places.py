@@ -85,7 +85,7 @@ def no_block_is_in_two_tables(subject: Subject) -> None:
             cache.drop(live.pop())
         tables = [[blocks_of(cache, sequence, layer) for layer in layers_of(cache)] for sequence in live]
         blocks = [block for each in tables for table in each for block in table]
-        equal(len(blocks), len(set(blocks)), "distinct blocks in all tables")
+        equal(len(blocks), len(set(blocks)), "number of distinct blocks in all tables, compared with the number of entries")
         true(set(blocks) <= set(range(cache.config["num_blocks"])), "block ids", "ids below num_blocks", blocks)
         if subject.limits.switch(subject.family, "one_block_table"):  # id b is block b * num_layers + layer
             for each in tables:

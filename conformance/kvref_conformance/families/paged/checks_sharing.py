@@ -159,7 +159,7 @@ def the_other_blocks_stay_where_they_are(subject: Subject) -> None:
     after = cache.tables()
     equal(after[parent], before[parent], "tables of the parent after a write to the child")
     own = after[child][0][1]
-    true(own not in after[parent][0], "the block that the child wrote to", f"none of {after[parent][0]}", own)
+    true(own not in after[parent][0], "the block that the child wrote to", f"a block not in {after[parent][0]}", own)
     layers = len(cache.layers) if cache.unit > 1 else 1
     kept = [[*table[:1], 0, *table[2:]] if layer < layers else table for layer, table in enumerate(after[child])]
     equal(kept, [[*table[:1], 0, *table[2:]] if layer < layers else table for layer, table in enumerate(before[child])],
@@ -175,11 +175,16 @@ def of_those_who_write_at_once_all_but_one_get_a_copy(subject: Subject) -> None:
         if cache.size == 1:
             raise NotOffered("a partly filled block, where its limits say block_size 1")
         cache.step([family[each] for each in writers])
-        cache.look(f"after writes by {writers} of three sharers")
+        cache.look(f"after a step of sharers {writers} of three")
         owners = min(3, len(writers) + 1)
         counts = [(1 + each) * len(cache.layers) for each in (owners, 3)]  # 3 if each fork has a copy
-        true(cache.used() in counts, f"allocated blocks, writers {writers}", " or ".join(map(str, counts)), cache.used())
-        cache.adds_up(f"after writes by {writers} of three")
+        true(
+            cache.used() in counts,
+            f"allocated blocks after a step of sharers {writers} of three",
+            " or ".join(map(str, counts)),
+            cache.used(),
+        )
+        cache.adds_up(f"after a step of sharers {writers} of three")
 
 
 @check("SHARE-05d", "paged")

@@ -161,7 +161,12 @@ class Pages:
         for layer in self.layers:
             tables = np.asarray(self.cache.block_tables([self.live[number].id for number in numbers], layer))
             held += [int(block) for row, number in enumerate(numbers) for block in tables[row, : self.live[number].blocks]]
-        true(len(set(held)) == len(held), "blocks in the tables of all sequences", f"{len(held)} distinct ids", len(set(held)))
+        true(
+            len(set(held)) == len(held),
+            "number of distinct blocks in the tables of all sequences",
+            f"{len(held)}, one per table entry",
+            len(set(held)),
+        )
         inside = all(0 <= block < self.config["num_blocks"] for block in held)
         true(inside, "the largest id in the tables", f"an id in [0, {self.config['num_blocks']})", sorted(held)[-1:])
 

@@ -205,7 +205,7 @@ class Tables(Model):
             return ", ".join(f"{table} of {each}, layer {at}" for (each, at), table in tables.items() if table) or "none yet"
 
         count = " or ".join(map(str, sorted(counts)))
-        says = f"{count} different blocks of [0, {self.total}), that others list as far as they are shared; seen: "
+        says = f"{count} different blocks of [0, {self.total}), in other tables only if they are shared; known: "
         length = (min(counts), self.blame("block_table")) if len(counts) == 1 else None
         clause = self.blamed.get((self.last, "block_table"), "PAGED-13")
         return Choice(clause, note, says=says, seen=seen, accepts=accepts, length=length)
@@ -224,7 +224,7 @@ class Tables(Model):
             rows = zip(got.tolist(), sequences, counts, strict=True)
             return all(held.accepts(each, layer, row[:count]) and not {*row[count:]} - {-1} for row, each, count in rows)
 
-        says = f"[{len(sequences)}, most blocks of any] with the rows {seen}, each filled up with -1"
+        says = f"[{len(sequences)}, blocks of the longest table] with the rows {seen}, each padded with -1"
         return Choice("PAGED-17", says=says, accepts=lambda got: any(fits(held, got) for held in self.ways))
 
     def slot_mapping(self, sequence: Any, layer: Any, start: Any, count: Any) -> Expected:
@@ -245,7 +245,7 @@ class Tables(Model):
             offsets = [slot % self.size for slot in slots] == [p % self.size for p in positions]
             return offsets and all(0 <= slot < self.total * self.size for slot in slots) and len(set(slots)) == count
 
-        return Choice("PAGED-06", says=f"{count} slots, position p at offset p % {self.size} of a block", accepts=accepts)
+        return Choice("PAGED-06", says=f"{count} slots; position p is at offset p % {self.size} of its block", accepts=accepts)
 
     def lengths(self, sequences: Sequence[Any], layer: Any) -> Expected:
         if wrong := self._batch(sequences, layer):

@@ -26,7 +26,7 @@ def a_block_holds_tokens_per_block_and_no_more(subject: Subject) -> None:
     size, most = cache.config["tokens_per_block"], cache.config["max_tokens"]
     for total in range(1, min(2 * size + 1, most) + 1):
         cache.append(*pair_of_tokens(subject, 1))
-        equal(shape_of(cache), (total, -(-total // size)), "tokens and blocks")
+        equal(shape_of(cache), (total, -(-total // size)), "total_tokens and number of blocks")
 
 
 @check("POOL-02", "pooled")
@@ -37,8 +37,8 @@ def order_is_kept_across_blocks(subject: Subject) -> None:
     for count in (size - 1, size + 2, 1, 1, 3 * size):
         cache.append(keys[at : at + count], values[at : at + count])
         at = min(at + count, len(keys))
-        pair(cache.read(), (keys[:at], values[:at]), f"{at} tokens")
-        equal(shape_of(cache), (at, -(-at // size)), "tokens and blocks")
+        pair(cache.read(), (keys[:at], values[:at]), f"the tokens after appends of {at}")
+        equal(shape_of(cache), (at, -(-at // size)), "total_tokens and number of blocks")
 
 
 @check("POOL-03", "pooled")
@@ -55,8 +55,8 @@ def whole_oldest_blocks_go(subject: Subject) -> None:
             appended += count
             first = next(start for start in range(0, appended + 1, size) if appended - start <= maximum)  # oldest token left
             want = rows[0][first:appended], rows[1][first:appended]
-            pair(cache.read(), want, f"tokens after {appended} were appended, in blocks of {size}, at most {maximum} tokens")
-            equal(shape_of(cache), (appended - first, -(-(appended - first) // size)), "tokens and blocks")
+            pair(cache.read(), want, f"tokens after appends of {appended}, with tokens_per_block {size} and max_tokens {maximum}")
+            equal(shape_of(cache), (appended - first, -(-(appended - first) // size)), "total_tokens and number of blocks")
 
 
 @check("POOL-04", "pooled")
@@ -69,10 +69,10 @@ def a_block_no_buffer_can_hold_leaves_nothing_behind(subject: Subject) -> None:
     cache = new(subject, "pooled", pool=pool, head_dim=dim, tokens_per_block=size, max_tokens=size)
     with raises("BufferTooLarge"):
         cache.append(*pair_of_tokens(subject, 2, dim=dim))
-    equal(shape_of(cache), (0, 0), "tokens and blocks after BufferTooLarge")
-    equal(len(cache.read()[0]), 0, "tokens read after BufferTooLarge")
+    equal(shape_of(cache), (0, 0), "total_tokens and number of blocks after append raised BufferTooLarge")
+    equal(len(cache.read()[0]), 0, "number of tokens that read returned after append raised BufferTooLarge")
     stats = pool.stats()
-    equal(stats.hits + stats.misses - stats.returns, 0, "buffers in use after BufferTooLarge")
+    equal(stats.hits + stats.misses - stats.returns, 0, "buffers in use after append raised BufferTooLarge")
 
 
 @check("POOL-05", "pooled")
@@ -84,32 +84,48 @@ def clear_gives_every_buffer_back(subject: Subject) -> None:
     other.append(*rows)
     buffers = 2 * cache.stats().num_blocks
     cache.clear()
-    equal(shape_of(cache), (0, 0), "tokens and blocks after clear")
+    equal(shape_of(cache), (0, 0), "total_tokens and number of blocks after clear")
     stats = pool.stats()
-    equal((stats.returns, dict(stats.free)[buffer_of(cache)]), (buffers, min(buffers, kept)), "returns and free after clear")
+    equal(
+        (stats.returns, dict(stats.free)[buffer_of(cache)]),
+        (buffers, min(buffers, kept)),
+        "returns and free buffers in the pool's statistics after clear",
+    )
     cache.clear()
-    equal(pool.stats().returns, buffers, "released buffers after a second clear")
-    pair(other.read(), rows, "another cache on the same pool")
+    equal(pool.stats().returns, buffers, "returns in the pool's statistics after a second clear")
+    pair(other.read(), rows, "the tokens of another cache on the same pool")
     more = pair_of_tokens(subject, size + 2)
     cache.append(*more)
-    equal(pool.stats().hits, min(2 * cache.stats().num_blocks, kept), "requests served by released buffers")
+    equal(
+        pool.stats().hits,
+        min(2 * cache.stats().num_blocks, kept),
+        "hits in the pool's statistics after released buffers were reused",
+    )
     pair(cache.read(), more, "tokens in reused buffers")
-    pair(other.read(), rows, "another cache on the same pool, after buffers were reused")
+    pair(other.read(), rows, "the tokens of another cache on the same pool, after buffers were reused")
 
 
 @check("POOL-06", "pooled")
 def statistics_agree_with_what_is_held(subject: Subject) -> None:
     size = subject.size("tokens_per_block", 3)
     cache = new(subject, "pooled", max_tokens=2 * size + 1)
-    equal(shape_of(cache), (0, 0), "tokens and blocks of a new cache")
+    equal(shape_of(cache), (0, 0), "total_tokens and number of blocks of a new cache")
     for count in (size - 1, size + 1, size, 2 * size + 2):
         cache.append(*pair_of_tokens(subject, count))
         stats = cache.stats()
-        equal(stats.total_tokens, len(cache.read()[0]), "total_tokens in stats, compared with the tokens read")
+        equal(
+            stats.total_tokens,
+            len(cache.read()[0]),
+            "total_tokens in stats, compared with the number of tokens that read returned",
+        )
         equal(cache.total_tokens, stats.total_tokens, "total_tokens")
-        equal(stats.bytes, 2 * stats.num_blocks * buffer_of(cache), f"bytes of 2 buffers of {buffer_of(cache)} per block")
+        equal(
+            stats.bytes,
+            2 * stats.num_blocks * buffer_of(cache),
+            f"bytes in stats, with 2 buffers of {buffer_of(cache)} bytes per block",
+        )
         live = stats.pool.hits + stats.pool.misses - stats.pool.returns
-        equal(live, 2 * stats.num_blocks, "buffers in use by the pool's statistics")
+        equal(live, 2 * stats.num_blocks, "buffers in use in the pool's statistics")
         equal(stats.tokens_per_block, size, "tokens_per_block in stats")
 
 
@@ -123,4 +139,4 @@ def larger_blocks_take_a_larger_class(subject: Subject) -> None:
     equal(cache.stats().bytes, 2 * blocks * buffer_of(cache), f"bytes in stats, with {blocks} blocks of {size} tokens")
     pair(cache.read(), rows, f"{len(rows[0])} tokens in blocks of {size}")
     cache.append(*pair_of_tokens(subject, 0))
-    equal(shape_of(cache), (len(rows[0]), blocks), "tokens and blocks after an append of 0 tokens")
+    equal(shape_of(cache), (len(rows[0]), blocks), "total_tokens and number of blocks after an append of 0 tokens")

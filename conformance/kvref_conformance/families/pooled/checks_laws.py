@@ -23,7 +23,7 @@ def blocks_of_tokens_are_as_large_in_any_type(subject: Subject) -> None:
         cache = typed.new("pooled", tokens_per_block=size, max_tokens=2 * size + 10)
         yield f"append of {len(keys)} tokens", typed.call(cache, "append", keys, values)
         yield f"statistics after {len(keys)} tokens", dict(cache.stats())
-        yield f"tokens left of {len(keys)}", typed.call(cache, "read")
+        yield f"the tokens that remain of {len(keys)}", typed.call(cache, "read")
 
     the_same_in_any_type(subject, script)
 
@@ -36,4 +36,4 @@ def buffers_held_and_given_back_add_up(subject: Subject) -> None:
         cache.append(*pair_of_tokens(subject, int(subject.rng.integers(0, size + 2))))
         stats = cache.stats()
         live = stats.pool.hits + stats.pool.misses - stats.pool.returns
-        equal(live, 2 * stats.num_blocks, "buffers in use")
+        equal(live, 2 * stats.num_blocks, "buffers in use in the pool's statistics, compared with 2 per block")

@@ -19,5 +19,7 @@ def the_oldest_blocks_go_hundreds_of_times(subject: Subject) -> None:
             while at - first > config["max_tokens"]:
                 first += config["tokens_per_block"]
             written.up_to(0, 0, at)
-            equal(cache.total_tokens, at - first, f"tokens left of {at}, in blocks of {config['tokens_per_block']}")
+            equal(
+                cache.total_tokens, at - first, f"tokens that remain of {at}, with tokens_per_block {config['tokens_per_block']}"
+            )
         belongs(cache.read(), 0, 0, range(first, at), written)

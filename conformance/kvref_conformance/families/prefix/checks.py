@@ -25,7 +25,7 @@ def hits_end_where_blocks_do(subject: Subject) -> None:
         for count in dict.fromkeys((0, 1, size - 1, size, size + 1, 2 * size, 2 * size + 1, 3 * size, 3 * size + 1)):
             if count or not tables_alone(subject):
                 served.finds(tokens[:count], max(0, count - 1) // size * size, f"a prompt of {count} tokens in blocks of {size}")
-        served.finds([*tokens, OTHER], len(tokens) // size * size, "a longer prompt")
+        served.finds([*tokens, OTHER], len(tokens) // size * size, "a prompt that continues after the committed tokens")
 
 
 @check("PREFIX-01ab", "prefix")
@@ -48,10 +48,10 @@ def what_begins_has_room_for_all_its_tokens(subject: Subject) -> None:
             continue
         sequence, hit = served.begin(tokens)
         entries = -(-len(tokens) // size)
-        what = f"free blocks after begin with {len(tokens)} tokens, of which {hit} were found"
+        what = f"free blocks after begin with {len(tokens)} tokens, of which {hit} were cached"
         equal(cache.num_free_blocks, cache.config["num_blocks"] - layers * entries, what)
         served.write(sequence, hit, len(tokens))
-        equal(cache.num_free_blocks, cache.config["num_blocks"] - layers * entries, f"{what} and the others were written")
+        equal(cache.num_free_blocks, cache.config["num_blocks"] - layers * entries, f"{what}, and a write of the others")
         served.look(sequence, len(tokens), "a sequence whose tokens after the hit were written")
         cache.drop(sequence)
 
@@ -160,7 +160,7 @@ def a_block_is_found_behind_its_own_beginning_only(subject: Subject) -> None:
     served.there([*a, *b], [*c, *a])
     for blocks, found in (([b], 0), ([a, a], 1), ([b, a], 0), ([c, b], 1), ([a, b, a], 2), ([c, a, b], 2)):
         tokens = [token for block in blocks for token in block]
-        served.finds([*tokens, OTHER], found * size, f"a prompt of which {found} blocks are there")
+        served.finds([*tokens, OTHER], found * size, f"a prompt of which the first {found} blocks are cached")
 
 
 @check("PREFIX-03a", "prefix")
@@ -190,8 +190,8 @@ def tokens_that_hash_alike_are_not_alike(subject: Subject) -> None:
         pairs += [([*one, *rest], [*other, *rest]) for one, other in twos]
     for one, other in pairs:
         served.there(one)
-        served.finds([*other, OTHER], 0, f"{other} while {one} is committed")
-        served.finds([*one, OTHER], size, f"{one}")
+        served.finds([*other, OTHER], 0, f"the uncommitted prompt {other}, with {one} committed")
+        served.finds([*one, OTHER], size, f"the committed prompt {one}")
         served.release()
 
 

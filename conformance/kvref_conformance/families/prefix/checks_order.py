@@ -29,9 +29,15 @@ def matching_leaves_the_order_as_it_is(subject: Subject) -> None:
     served = exactly(subject, 3)
     prompts = [blocks(served, which) for which in (1, 2, 3)]
     served.seen(*prompts)
-    equal(found(served, *prompts, prompts[0]), [1, 1, 1, 1], "blocks found of three prompts, and of the first a second time")
+    equal(
+        found(served, *prompts, prompts[0]), [1, 1, 1, 1], "numbers of cached blocks of three prompts, and of the first one again"
+    )
     sequence = served.taking(1)
-    equal(found(served, *prompts), [0, 1, 1], "blocks found after an allocation, which evicts the block that was released first")
+    equal(
+        found(served, *prompts),
+        [0, 1, 1],
+        "numbers of cached blocks after an allocation, which evicts the block that was released first",
+    )
     served.cache.drop(sequence)
 
 
@@ -43,7 +49,7 @@ def matching_takes_nothing(subject: Subject) -> None:
     served.seen(tokens)
     free = served.cache.num_free_blocks
     for _ in range(3):
-        equal(found(served, tokens), [3], "blocks found by repeated match")
+        equal(found(served, tokens), [3], "number of cached blocks that repeated calls of match return")
         equal(served.cache.num_free_blocks, free, "free blocks after match")
     sequence = served.taking(1)
     equal(served.match(tokens), 2 * served.size, "match after an allocation")
@@ -55,7 +61,7 @@ def matching_takes_nothing(subject: Subject) -> None:
 def what_nobody_holds_is_free_and_found(subject: Subject) -> None:
     served = Served(subject)
     tokens, total, cache = blocks(served, 1, 2), served.cache.config["num_blocks"], served.cache
-    for time in ("once", "twice", "a third time"):
+    for time in ("once", "twice", "three times"):
         sequence = served.serve([*tokens, OTHER])
         equal(cache.num_free_blocks, total - 3 * len(served.layers), f"free blocks while a prompt is served {time}")
         cache.drop(sequence)
@@ -69,7 +75,11 @@ def every_free_block_can_be_taken(subject: Subject) -> None:
     served = exactly(subject, 4)
     served.seen(blocks(served, 1, 2), blocks(served, 3, 4))
     sequence = served.taking(4)  # raises OutOfBlocks if some blocks are not evicted
-    equal(found(served, blocks(served, 1, 2), blocks(served, 3, 4)), [0, 0], "blocks found after all were allocated")
+    equal(
+        found(served, blocks(served, 1, 2), blocks(served, 3, 4)),
+        [0, 0],
+        "numbers of cached blocks of two prompts after all blocks were allocated",
+    )
     served.cache.drop(sequence)
 
 
@@ -92,7 +102,7 @@ def what_is_taken_is_not_found(subject: Subject) -> None:
                 else:
                     for _ in range(2 * size):
                         cache.append([sequence], 0, *pair_of_tokens(subject, 1))
-            equal(found(served, tokens), [0], f"blocks found after {way} has allocated all")
+            equal(found(served, tokens), [0], f"number of cached blocks after {way} allocated every block")
 
 
 @check("PREFIX-07", "prefix")
@@ -104,7 +114,7 @@ def what_was_taken_is_never_found_again(subject: Subject) -> None:
         equal(
             found(served, *prompts[:number]),
             [0] * number,
-            f"blocks found of prompts before prompt {number}, which needs the whole pool",
+            f"numbers of cached blocks of the prompts before prompt {number}, which needs the whole pool",
         )
         served.finds([*tokens, OTHER][: 3 * served.size], 2 * served.size, "the last prompt")
 
@@ -116,10 +126,10 @@ def what_is_not_found_is_taken_first(subject: Subject) -> None:
     tokens = blocks(served, 1, 2)
     served.seen(tokens)
     first = served.taking(3)
-    equal(found(served, tokens), [2], "blocks found after all others were allocated")
+    equal(found(served, tokens), [2], "number of cached blocks after all others were allocated")
     served.cache.drop(first)
     again = served.taking(3)
-    equal(found(served, tokens), [2], "blocks found after all others were released and allocated again")
+    equal(found(served, tokens), [2], "number of cached blocks after all others were released and allocated again")
     served.cache.drop(again)
 
 
@@ -133,7 +143,7 @@ def what_was_released_longest_ago_is_taken_first(subject: Subject) -> None:
     sequence = served.cache.create()
     for entries, left in enumerate(([2, 1, 2], [2, 0, 2], [2, 0, 1], [2, 0, 0], [1, 0, 0], [0, 0, 0]), 1):
         reserve(subject, served.cache, sequence, entries)
-        equal(found(served, *prompts), left, f"blocks found after {entries} were allocated")
+        equal(found(served, *prompts), left, f"numbers of cached blocks after {entries} blocks per layer were allocated")
 
 
 @check("PREFIX-08c", "prefix")
@@ -145,7 +155,11 @@ def what_a_sequence_gives_back_goes_from_its_end(subject: Subject) -> None:
     sequence = served.cache.create()
     for entries in (1, 2, 3, 4):
         reserve(subject, served.cache, sequence, entries)
-        equal(found(served, tokens), [4 - entries], f"blocks found of four after {entries} were allocated")
+        equal(
+            found(served, tokens),
+            [4 - entries],
+            f"number of cached blocks of a prompt of four after {entries} blocks per layer were allocated",
+        )
 
 
 @check("PREFIX-08d", "prefix")
@@ -174,9 +188,9 @@ def without_what_came_before_nothing_is_found(subject: Subject) -> None:
         cache.write(sequence, layer, 0, *pair_of_tokens(subject, 1))
     with suppress(NotOffered):
         declared_order(subject)
-        equal(found(served, tokens), [3], "blocks found after a write to a copy of the first block")
+        equal(found(served, tokens), [3], "number of cached blocks after a write to a copy of the first block")
     served.taking(2)
-    equal(found(served, tokens), [0], "blocks found after the first was evicted, while a sequence has the others")
+    equal(found(served, tokens), [0], "number of cached blocks after the first was evicted, while a sequence lists the others")
 
 
 @check("PREFIX-09b", "prefix")
@@ -186,7 +200,7 @@ def losing_the_end_leaves_the_beginning(subject: Subject) -> None:
     tokens = blocks(served, 1, 2, 3)
     served.seen(tokens)
     sequence = served.taking(2)
-    equal(found(served, tokens), [2], "blocks found of three after the last was evicted")
+    equal(found(served, tokens), [2], "number of cached blocks of a prompt of three after the last was evicted")
     served.cache.drop(sequence)
     served.finds(tokens, 2 * served.size, "a prompt whose last block was evicted")
 
@@ -201,8 +215,8 @@ def losing_a_copy_loses_nothing(subject: Subject) -> None:
         for sequence in twice:
             served.write(sequence, 0, len(tokens))
             served.cache.commit(sequence, tokens)
-        equal(found(served, tokens), [2], "blocks found of a prompt that two sequences committed")
+        equal(found(served, tokens), [2], "number of cached blocks of a prompt that two sequences committed")
         served.cache.drop(twice[goes])
         served.taking(3)  # all free blocks, if equal blocks were not merged
         served.look(twice[1 - goes], len(tokens), "the remaining sequence")
-        equal(found(served, tokens), [2], "blocks found of a prompt with two copies, after one was evicted")
+        equal(found(served, tokens), [2], "number of cached blocks of a prompt with two copies, after one was evicted")

@@ -28,7 +28,7 @@ def hundreds_of_sequences_share_a_long_prefix(subject: Subject) -> None:
     entries = min(LONG // served.size, room(served.cache) // 2)
     tokens = prompt(affordable(subject, entries * served.size) // served.size * served.size)
     if not tokens:
-        raise NotOffered("a prefix of at least one block")
+        raise NotOffered("room for a prefix of at least one block")
     first = served.serve(tokens)
     free, layers = served.cache.num_free_blocks, len(served.layers)
     count = min(subject.size("sequences", 250) - 1, free // layers)
@@ -50,7 +50,7 @@ def hundreds_of_sequences_share_a_long_prefix(subject: Subject) -> None:
         want = served.computed(sequence, 0, ends)
         pair(served.cache.read(sequence, 0, ends), want, "the first and last tokens of a sequence with a shared prefix")
         served.cache.drop(sequence)
-    equal(served.match([*tokens, 0]), len(tokens), "match of a prefix after all sequences were dropped")
+    equal(served.match([*tokens, 0]), len(tokens), "match of a prefix after drop of all sequences")
 
 
 @check("LAW-18", "prefix")
@@ -66,7 +66,9 @@ def blocks_are_found_and_taken_in_thousands(subject: Subject) -> None:
     taker = served.taking(spare + rows * (len(tokens) // 2))
     found = [served.match([*each, 0]) // size for each in tokens]
     half = len(tokens) // 2
-    equal(found, [0] * half + [rows] * (len(tokens) - half), "blocks found of prompts after half of them were evicted")
+    equal(
+        found, [0] * half + [rows] * (len(tokens) - half), "numbers of cached blocks of prompts after half of them were evicted"
+    )
     for which in range(half, len(tokens), max(1, len(tokens) // 8)):
         served.begins(tokens[which], (rows - 1) * size, f"prompt {which}")
     served.cache.drop(taker)

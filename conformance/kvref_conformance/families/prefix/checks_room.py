@@ -31,7 +31,7 @@ def reset_is_refused_while_a_sequence_lives(subject: Subject) -> None:
     with raises("InUse"):
         cache.reset()
     served.look(sequence, len(tokens), "a live sequence after a rejected reset")
-    equal(found(served, tokens), [2], "blocks found after a rejected reset")
+    equal(found(served, tokens), [2], "number of cached blocks after a rejected reset")
     cache.drop(sequence)
     with suppress(NotOffered):
         sequence = cache.create()
@@ -48,7 +48,11 @@ def reset_forgets_everything(subject: Subject) -> None:
     served.seen(tokens)
     served.seen(other, salt="a")
     cache.reset()
-    equal((found(served, tokens), served.match([*other, OTHER], "a")), ([0], 0), "blocks and tokens found after reset")
+    equal(
+        (found(served, tokens), served.match([*other, OTHER], "a")),
+        ([0], 0),
+        "number of cached blocks, and match of a salted prompt, after reset",
+    )
     equal(cache.num_free_blocks, cache.config["num_blocks"], "free blocks after reset")
     changed = served.begin(tokens)[0]
     served.told[changed] = tokens, "other weights"
@@ -59,10 +63,10 @@ def reset_forgets_everything(subject: Subject) -> None:
     again, hit = served.begin([*tokens, OTHER])
     equal(hit, 2 * served.size, "the hit of a prompt committed after reset")
     served.told[again] = tokens, "other weights"
-    served.look(again, hit, "a hit after reset")
+    served.look(again, hit, "the hit of a prompt that was committed after reset")
     cache.drop(again)
     cache.reset()
-    equal(found(served, tokens), [0], "blocks found after a second reset")
+    equal(found(served, tokens), [0], "number of cached blocks after a second reset")
 
 
 @check("PREFIX-13ab", "prefix")
@@ -77,7 +81,7 @@ def what_is_found_is_no_room_for_the_rest(subject: Subject) -> None:
     with raises("OutOfBlocks"):
         served.begin([*tokens, *blocks(served, 3, 4)])
     equal(cache.num_free_blocks, free, "free blocks after begin raised OutOfBlocks")
-    equal(found(served, tokens), [2], "blocks found after begin raised OutOfBlocks")
+    equal(found(served, tokens), [2], "number of cached blocks after begin raised OutOfBlocks")
     sequence, hit = served.begin([*tokens, *blocks(served, 3)])
     equal(hit, 2 * served.size, "the hit of a prompt that needs every free block")
     served.write(sequence, hit, 3 * served.size)
@@ -99,7 +103,11 @@ def a_prompt_that_does_not_fit_changes_no_order(subject: Subject) -> None:
     sequence = served.cache.create()
     for entries, left in enumerate(([0, 1, 1, 1], [0, 0, 1, 1], [0, 0, 0, 1]), 1):
         reserve(subject, served.cache, sequence, entries)
-        equal(found(served, *prompts), left, f"blocks found after {entries} were allocated: the first was released first")
+        equal(
+            found(served, *prompts),
+            left,
+            f"numbers of cached blocks of four prompts after {entries} blocks per layer were allocated",
+        )
 
 
 @check("PREFIX-13b", "prefix")
@@ -109,11 +117,11 @@ def blocks_that_others_hold_need_no_room(subject: Subject) -> None:
     tokens = blocks(served, 1, 2)
     first = served.serve(tokens)
     second, hit = served.begin([*tokens, OTHER])
-    equal(hit, 2 * served.size, "the hit of a prompt whose blocks another sequence has")
-    equal(served.cache.num_free_blocks // len(served.layers), 0, "free entries")
+    equal(hit, 2 * served.size, "the hit of a prompt whose blocks a live sequence lists")
+    equal(served.cache.num_free_blocks // len(served.layers), 0, "free blocks per layer after begin")
     served.cache.drop(first)
     served.look(second, hit, "a sequence whose blocks were shared")
-    equal(found(served, tokens), [2], "blocks found after drop of the first of two sharers")
+    equal(found(served, tokens), [2], "number of cached blocks after drop of the first of two sharers")
 
 
 @check("PREFIX-14ab", "prefix")

@@ -25,7 +25,7 @@ def what_comes_after_a_cut_is_committed_anew(subject: Subject) -> None:
         served.cache.commit(sequence, new)
         served.finds([*new, OTHER], len(new), f"a prompt that was committed after truncate({length})")
         again, hit = served.begin([*old, OTHER])  # the old blocks can still be cached
-        served.look(again, hit, f"the hit of a prompt that was truncated to {length}")
+        served.look(again, hit, f"the hit of the original prompt after truncate({length})")
 
 
 @check("PREFIX-02c", "prefix")
@@ -75,7 +75,12 @@ def each_sequence_commits_with_its_own_salt(subject: Subject) -> None:
         served.cache.commit(sequence, tokens)
     for _, tokens, own in begun:
         for salt in ("", "a", "b"):
-            served.finds([*tokens, OTHER], 2 * size * (salt == own), f"a prompt of salt {own!r}, with salt {salt!r}", salt)
+            served.finds(
+                [*tokens, OTHER],
+                2 * size * (salt == own),
+                f"a prompt that was committed with salt {own!r}, with salt {salt!r}",
+                salt,
+            )
 
 
 @check("PREFIX-03c", "prefix")

@@ -57,7 +57,7 @@ class Served:
         """Begins a sequence, and returns it with its hit, which must be the length of every layer."""
         sequence = self.cache.begin(list(tokens), *([salt] if salt else []))
         lengths = {int(self.cache.length(sequence, layer)) for layer in self.layers}
-        equal(len(lengths), 1, f"number of different lengths among the layers of a new sequence, {sorted(lengths)}")
+        equal(len(lengths), 1, f"number of distinct lengths of a new sequence's layers, which are {sorted(lengths)}")
         self.told[sequence] = list(tokens), salt
         return sequence, lengths.pop()
 
@@ -117,7 +117,11 @@ class Served:
         for layer in self.layers:
             if tables_alone(self.subject):
                 lies = [self.lies.get(slot, -1) for slot in self.slots(sequence, layer, count)]
-                equal(lies, self.streams(sequence, count), f"streams of the tokens in the blocks of {what}, layer {layer}")
+                equal(
+                    lies,
+                    self.streams(sequence, count),
+                    f"numbers of the streams to which the tokens in the blocks of {what} belong, layer {layer}",
+                )
                 continue
             got = self.cache.gather(sequence, layer)
             read_back(self.subject, self.cache, got, self.computed(sequence, layer, range(count)), f"{what}, layer {layer}")

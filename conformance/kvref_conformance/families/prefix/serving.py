@@ -34,10 +34,10 @@ class PrefixPages(Pages):
             one = self.live.pop(number)
         true(id not in {each.id for each in self.live.values()}, "the id of a new sequence", "an id not in use", id)
         hits = [self.cache.length(id, layer) for layer in self.layers]
-        equal(hits, hits[:1] * len(hits), f"tokens found in each layer of sequence {number}")
+        equal(hits, hits[:1] * len(hits), f"length of each layer of sequence {number} after begin")
         least, most = self._found(shared, count)
         right = least <= hits[0] <= most and hits[0] % self.size == 0
-        true(right, f"tokens found of sequence {number}", f"{least} to {most}, in blocks of {self.size}", hits[0])
+        true(right, f"the hit of sequence {number}", f"a multiple of {self.size}, at least {least} and at most {most}", hits[0])
         one.id, one.lengths, one.blocks = id, hits, self.entries(count)
         self.live[number], self.committed[number] = one, 0
 
@@ -81,7 +81,12 @@ class PrefixPages(Pages):
                     stop = min((entry + 1) * self.size, one.lengths[layer])
                     stream = int(self.streams(number, [stop - 1])[0])
                     owner = owners.setdefault(int(block), (stream, layer, entry))
-                    true(owner == (stream, layer, entry), f"owner of block {block}", f"{owner} only", (stream, layer, entry))
+                    true(
+                        owner == (stream, layer, entry),
+                        f"(stream, layer, entry) that lists block {block}",
+                        f"{owner} only",
+                        (stream, layer, entry),
+                    )
 
 
 class PrefixServer(PagedServer):

@@ -35,10 +35,10 @@ def codes_and_scales_go_and_come_together(subject: Subject) -> None:
         stream.cache.truncate(2)
         keys[2:], values[2:] = pair_of_tokens(subject, 2, *keys.shape[1:])  # with other magnitudes
         stream.give(keys[2:], values[2:])
-        reads_back(stream, keys, values, f"{name} tokens, two of which replace removed ones")
+        reads_back(stream, keys, values, f"{name} tokens, two of which replace truncated ones")
         stream.cache.clear()
         stream.give(values, keys)
-        reads_back(stream, values, keys, f"{name} tokens that replace all others")
+        reads_back(stream, values, keys, f"{name} tokens after clear and append")
 
 
 @check("QUANT-10c", "quantized")

@@ -205,7 +205,7 @@ def codes_are_quotients_rounded_half_away(subject: Subject) -> None:
     ties = rows_of(subject, [127.0], np.arange(-126, 126) + 0.5, 8)
     for rows in (ties, toward_zero(subject, ties), adversarial(subject, 64, "int8")):
         got = quantized(subject, rows, "int8")
-        true(got.codes.min() >= -127, "the least code", "at least -127", got.codes.min())
+        true(got.codes.min() >= -127, "the smallest code", "at least -127", got.codes.min())
         same_codes(subject, got.codes, rows, "int8")
 
 

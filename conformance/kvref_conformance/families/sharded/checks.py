@@ -23,10 +23,10 @@ def each_row_holds_its_share_or_a_copy(subject: Subject) -> None:
         what = f"of {known.row[0]} heads on {known.rows} rows"
         for rank in known.ranks:
             equal([int(head) for head in known.cache.heads(rank)], known.heads(rank), f"heads of rank {rank} {what}")
-        known.look(f"{what}, with {len(known)} tokens")
+        known.look(f"{what}, at {len(known)} tokens")
         tried += 1
     if not tried:
-        raise NotOffered("heads and rows of ranks that go together, where its limits say others")
+        raise NotOffered("numbers of heads and head_ranks of which one divides the other, where its limits do not allow them")
 
 
 @check("SHARD-01d", "sharded")
@@ -35,7 +35,7 @@ def put_together_it_is_the_cache_that_is_not_sharded(subject: Subject) -> None:
         known = Known(subject, **config)
         for count in PIECES:
             known.append(count)
-            known.look(f"after {count} tokens more, {len(known)} on {known.rows} x {known.columns} ranks")
+            known.look(f"after an append of {count} tokens to a total of {len(known)} on {known.rows} x {known.columns} ranks")
 
 
 @check("SHARD-01d", "sharded")
@@ -55,7 +55,7 @@ def heads_that_no_share_comes_of_are_refused(subject: Subject) -> None:
             refused(subject, "sharded", num_kv_heads=heads, head_ranks=rows)
             tried += 1
     if not tried:
-        raise NotOffered("heads and rows of ranks that do not go together, where its limits say others")
+        raise NotOffered("numbers of heads and head_ranks of which neither divides the other, where its limits do not allow them")
 
 
 @check("SHARD-02a", "sharded")
@@ -65,11 +65,11 @@ def each_token_lies_in_one_column(subject: Subject) -> None:
             known = Known(subject, **config)
             known.append(size * known.columns * 2 + size + 1)
             said = [[int(each) for each in known.cache.positions(rank)] for rank in known.ranks]
-            what = f"in blocks of {size} on {known.columns} columns"
+            what = f"with block_size {size} on {known.columns} columns"
             for first in known.ranks[:: known.columns]:
                 together = sorted(position for columns in said[first : first + known.columns] for position in columns)
-                equal(together, list(range(len(known))), f"positions of one row's columns, {what}")
-            known.look(f"of {len(known)} tokens {what}")
+                equal(together, list(range(len(known))), f"positions of all ranks of a row, {what}")
+            known.look(f"at {len(known)} tokens {what}")
 
 
 @check("SHARD-02a", "sharded")
@@ -81,7 +81,7 @@ def pieces_go_where_the_whole_goes(subject: Subject) -> None:
             known = Known(subject, **config)
             for count in (first, turn - 1, 1):
                 known.append(count)
-            known.look(f"of {first}, {turn - 1} and 1 tokens in turns of {turn}")
+            known.look(f"after appends of {first}, {turn - 1} and 1 tokens, where one block per column stores {turn} tokens")
 
 
 @check("SHARD-03a", "sharded")
@@ -92,13 +92,13 @@ def every_rank_lists_the_same_blocks(subject: Subject) -> None:
         known.tables(known.ranks, "of a new cache")
         for count, left in ((1, 1), (turn, turn), (turn - 1, turn - 1), (2 * turn + 1, 0), (turn + 1, turn), (turn, turn + 1)):
             known.append(count)
-            known.tables(known.ranks, f"at {len(known)} tokens in turns of {turn}")
+            known.tables(known.ranks, f"at {len(known)} tokens, where one block per column stores {turn} tokens")
             known.truncate(min(left, len(known)))
-            known.tables(known.ranks, f"after all but {len(known)} tokens went")
-        known.look(f"of {len(known)} tokens that came and went in turns of {turn}")
+            known.tables(known.ranks, f"after truncate to {len(known)} tokens")
+        known.look(f"at {len(known)} tokens after several appends and truncations")
         known.cache.clear()
         known.keys, known.values = known.tokens(0)
-        known.tables(known.ranks, "after a clear")
+        known.tables(known.ranks, "after clear")
 
 
 @check("SHARD-03b", "sharded")
@@ -109,12 +109,16 @@ def blocks_that_hold_tokens_stay_where_they_are(subject: Subject) -> None:
         while len(known) < known.room:
             known.append(turn // 2 + 1)
             table = known.tables(known.ranks, f"at {len(known)} tokens")
-            equal(table[: len(before)], before, f"the blocks that held tokens before, at {len(known)} tokens")
+            equal(table[: len(before)], before, f"the table entries from before an append, at {len(known)} tokens")
             before = table
         for left in (known.room - 1, known.room - turn - 1, turn + 1, turn, 1):
             known.truncate(min(left, len(known)))
-            table = known.tables(known.ranks, f"after all but {len(known)} tokens went")
-            equal(table, before[: len(table)], f"the blocks that still hold tokens, after all but {len(known)} went")
+            table = known.tables(known.ranks, f"after truncate to {len(known)} tokens")
+            equal(
+                table,
+                before[: len(table)],
+                f"the table after truncate to {len(known)} tokens, compared with its first entries before",
+            )
 
 
 @check("SHARD-03c", "sharded")
@@ -128,7 +132,7 @@ def bytes_are_those_of_the_blocks(subject: Subject) -> None:
                     equal(
                         known.cache.num_bytes(rank),
                         known.num_bytes(rank),
-                        f"bytes of rank {rank} at {len(known)} tokens in {dtype}",
+                        f"num_bytes of rank {rank} at {len(known)} tokens in {dtype}",
                     )
 
 
@@ -138,18 +142,18 @@ def what_does_not_fit_is_written_on_no_rank(subject: Subject) -> None:
         known = Known(subject, **config)
         for short in (1, 2, known.size + 1):  # room that is left, in tokens, when more are appended
             known.append(known.room - short - len(known))
-            table = known.tables(known.ranks, f"with room for {short} more")
+            table = known.tables(known.ranks, f"with room for {short} tokens")
             over = known.tokens(short + 1)
             with raises("CapacityExceeded"):
                 known.cache.append(*over)
-            when = f"after {short + 1} tokens came where {short} had room"
+            when = f"after an append of {short + 1} tokens with room for {short} raised CapacityExceeded"
             known.look(when)
-            equal(known.tables(known.ranks, when), table, f"the table {when}")
+            equal(known.tables(known.ranks, when), table, f"the block table {when}")
             known.append(short)
-            known.look("that is full")
+            known.look("of a full cache")
             with raises("CapacityExceeded"):
                 known.cache.append(*(part[:1] for part in over))
-            known.look("that is full, after one token more")
+            known.look("of a full cache, after an append of one token raised CapacityExceeded")
             known.truncate(known.room // 2)
 
 
@@ -160,8 +164,12 @@ def room_that_came_back_is_room(subject: Subject) -> None:
         known = Known(subject, **config)
         for left in (0, 1, known.size, 0, known.room // 2, known.room - 1, 0):
             known.append(known.room)
-            known.tables(known.ranks, f"when it was filled again from {left} tokens")
+            known.tables(known.ranks, f"of a full cache, before truncate({left})")
             known.truncate(left)
         known.append(known.room)
-        known.look("that is full once more")
-        equal(np.unique(known.tables(known.ranks, "of a full one")).tolist(), list(range(config["num_blocks"])), "its blocks")
+        known.look("of a full cache, after several truncations and appends")
+        equal(
+            np.unique(known.tables(known.ranks, "of a full cache")).tolist(),
+            list(range(config["num_blocks"])),
+            "the blocks in the table of a full cache",
+        )

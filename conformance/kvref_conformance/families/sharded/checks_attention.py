@@ -46,8 +46,8 @@ def the_column_that_has_the_token_decides(subject: Subject) -> None:
             keys[place % len(keys)] = LOUD
             known.give(keys, values)
             query = np.ones((1, known.row[0] * subject.size("group_size", 2), known.row[1]), np.float32)
-            known.attends_to(query, scale, f"where the token at {place % len(keys)} of {len(keys)} outweighs all")
-            known.attends_to(-query, scale, f"where the token at {place % len(keys)} of {len(keys)} counts for nothing")
+            known.attends_to(query, scale, f"with almost all weight on position {place % len(keys)} of {len(keys)}")
+            known.attends_to(-query, scale, f"with almost no weight on position {place % len(keys)} of {len(keys)}")
 
 
 @check("SHARD-02b", "sharded")
@@ -59,7 +59,7 @@ def large_scores_do_not_overflow(subject: Subject) -> None:
         keys = held(subject, np.sign(keys) * 30)
         known.give(keys, values)
         query = normal(subject, 3 if len(known) > 2 else 1, known.row[0] * subject.size("group_size", 2), known.row[1]) * 30
-        known.attends_to(held(subject, query), 1.0, "of large scores")
+        known.attends_to(held(subject, query), 1.0, "with large scores")
 
 
 @check("SHARD-02bc", "sharded")
@@ -74,7 +74,7 @@ def a_query_sees_no_later_token_of_any_column(subject: Subject) -> None:
         heads = known.row[0] * subject.size("group_size", 2)
         for count in (2, known.size + 1, len(known)):
             query = np.ones((min(count, len(known)), heads, known.row[1]), np.float32)
-            known.attends_to(query, scale, f"of {len(query)} queries to which later tokens are louder")
+            known.attends_to(query, scale, f"of {len(query)} queries, with scores that grow with the position")
 
 
 @check("SHARD-02c", "sharded")
@@ -91,13 +91,13 @@ def what_is_not_seen_has_no_part(subject: Subject) -> None:
                 known.cache.append(keys, values)
                 taken = True
             if not taken:
-                raise NotOffered("a token that is not finite")
+                raise NotOffered("append of a token that is not finite")
             query = normal(subject, 2, known.row[0], known.row[1])
             want, bound = exact(
                 subject, query[:1], known.keys, known.values, scale=even(subject), causal=True, ranks=known.columns
             )
             got = known.cache.attend(query, even(subject))[:1]
-            within(got, want, bound, f"the query before a NaN at position {len(known)}")
+            within(got, want, bound, f"attention of the query before a NaN at position {len(known)}")
 
 
 @check("SHARD-02b", "sharded")
@@ -115,7 +115,11 @@ def heads_stand_side_by_side(subject: Subject) -> None:
         own = slice(head * group, (head + 1) * group)
         alone = np.zeros_like(query)
         alone[:, own] = query[:, own]
-        same(known.cache.attend(alone, even(subject))[:, own], got[:, own], f"head {head} where others are asked nothing")
+        same(
+            known.cache.attend(alone, even(subject))[:, own],
+            got[:, own],
+            f"attention of kv head {head} with zero queries for the other heads, compared with all queries",
+        )
 
 
 @check("SHARD-02d", "sharded")

@@ -18,7 +18,7 @@ def the_first_tokens_stay_on_every_rank(subject: Subject) -> None:
         for length in dict.fromkeys((len(known), 2 * turn, 2 * turn - 1, turn + 1, turn, known.size + 1, known.size, 1, 0)):
             if length <= len(known):
                 known.truncate(length)
-                known.look(f"after all but {length} tokens went")
+                known.look(f"after truncate to {length} tokens")
 
 
 @check("EDIT-02ab", "sharded")
@@ -29,9 +29,9 @@ def no_more_tokens_stay_than_there_are(subject: Subject) -> None:
         for length in subject.integers(6, max(6, known.room), known.room + 1, -1, -5):
             with raises("PositionOutOfRange"):
                 known.cache.truncate(length)
-            known.look(f"after truncate({length}) of {len(known)} was refused")
+            known.look(f"after truncate({length}) of {len(known)} tokens raised PositionOutOfRange")
         known.truncate(len(known))
-        known.look("after all tokens stayed")
+        known.look("after truncate to the current length")
 
 
 @check("EDIT-03", "sharded")
@@ -46,6 +46,6 @@ def what_follows_is_as_if_nothing_had_gone(subject: Subject) -> None:
             known.append(more)
             never = made(subject, "sharded", **config)
             never.append(known.keys, known.values)
-            when = f"after a draft of {draft}, {back} of which went, and {more} more"
-            pair(known.cache.read(), never.read(), f"tokens {when}, against one without that draft")
+            when = f"after an append of {draft}, a truncation by {back} and an append of {more}"
+            pair(known.cache.read(), never.read(), f"tokens {when}, compared with a cache without that draft")
             known.look(when)

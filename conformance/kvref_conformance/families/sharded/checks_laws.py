@@ -20,9 +20,9 @@ def tokens_go_in_any_type(subject: Subject) -> None:
         at_least(cache, num_blocks=-(-160 // (config["block_size"] * config["token_ranks"])))
         cache.append(keys, values)
         for time in range(3):
-            yield f"truncate(100), time {time + 1}", typed.call(cache, "truncate", 100)
+            yield f"truncate(100), call {time + 1}", typed.call(cache, "truncate", 100)
             cache.append(keys[:60], values[:60])
-            yield f"length after 60 more, time {time + 1}", cache.length
+            yield f"length after an append of 60, call {time + 1}", cache.length
         yield "160 tokens", typed.call(cache, "read")
 
     the_same_in_any_type(subject, going_back)
@@ -40,7 +40,7 @@ def ranks_are_named_in_any_type(subject: Subject) -> None:
         for name in ("heads", "positions", "block_table", "num_bytes", "read_rank"):
             yield f"{name}({ranks - 1})", typed.call(cache, name, ranks - 1)
         yield f"lose({ranks - 1})", typed.call(cache, "lose", ranks - 1)
-        yield f"lose({ranks - 1}) again", typed.call(cache, "lose", ranks - 1)
-        yield "tokens of a cache that lost a rank", typed.call(cache, "read")
+        yield f"second call of lose({ranks - 1})", typed.call(cache, "lose", ranks - 1)
+        yield "read of a cache that lost a rank", typed.call(cache, "read")
 
     the_same_in_any_type(subject, naming)

@@ -19,7 +19,7 @@ def held(known: Known, living: list[int], table: list[int], when: str) -> None:
     """Check that the remaining ranks have the same tokens in the same blocks as before."""
     equal(int(known.cache.length), len(known), f"length {when}")
     known.look_at(living, when)
-    equal(known.tables(living, when), table, f"the table {when}")
+    equal(known.tables(living, when), table, f"the block table {when}")
 
 
 def refuses(known: Known, lost: int, when: str) -> None:
@@ -43,7 +43,7 @@ def refuses(known: Known, lost: int, when: str) -> None:
         except NotOffered:
             continue
     if not tried:
-        raise NotOffered(f"calls that need a rank {when}")
+        raise NotOffered("an operation that needs all ranks")
 
 
 @check("SHARD-04a", "sharded")
@@ -55,13 +55,13 @@ def a_rank_that_is_lost_is_said_to_be(subject: Subject) -> None:
                 continue
             known.append(2 * known.size + 1)
             living = [rank for rank in known.ranks if rank != lost]
-            table = known.tables(known.ranks, "before any was lost")
+            table = known.tables(known.ranks, "before a rank was lost")
             known.cache.lose(lost)
             when = f"after rank {lost} of {len(known.ranks)} was lost"
             held(known, living, table, when)
             for _ in range(2):  # a second call raises the same error
                 refuses(known, lost, when)
-                held(known, living, table, f"{when}, and calls that need it were refused")
+                held(known, living, table, f"{when} and calls that need it raised RankLost")
 
 
 @check("SHARD-04b", "sharded")
@@ -73,12 +73,12 @@ def an_append_in_which_a_rank_is_lost_is_written_nowhere(subject: Subject) -> No
             for before, count in ((0, 1), (1, turn), (turn - 1, 2), (turn, 1)):
                 known = Known(subject, **config)
                 known.append(before)
-                table = known.tables(known.ranks, "before any was lost")
+                table = known.tables(known.ranks, "before a rank was lost")
                 known.cache.lose_in_append(lost)
-                known.look("while a rank is about to be lost")
+                known.look("after lose_in_append, before the next append")
                 with raises("RankLost"):
                     known.cache.append(*known.tokens(count))
-                when = f"after rank {lost} of {ranks} was lost in an append of {count} tokens to {before}"
+                when = f"after rank {lost} of {ranks} was lost during an append of {count} tokens to {before}"
                 held(known, [rank for rank in known.ranks if rank != lost], table, when)
                 refuses(known, lost, when)
 
@@ -89,15 +89,15 @@ def several_ranks_are_lost_in_one_append(subject: Subject) -> None:
     if len(known.ranks) < 3:
         raise NotOffered("three ranks")
     known.append(known.size + 1)
-    table = known.tables(known.ranks, "before any was lost")
+    table = known.tables(known.ranks, "before a rank was lost")
     lost = [0, len(known.ranks) - 1]
     for rank in lost:
         known.cache.lose_in_append(rank)
     with raises("RankLost"):
         known.cache.append(*known.tokens(3))
     for rank in lost:
-        refuses(known, rank, "after two ranks were lost in an append")
-    held(known, list(known.ranks[1:-1]), table, "after two ranks were lost in an append")
+        refuses(known, rank, "after two ranks were lost during an append")
+    held(known, list(known.ranks[1:-1]), table, "after two ranks were lost during an append")
 
 
 @check("SHARD-04b", "sharded")
@@ -108,17 +108,17 @@ def no_number_that_is_not_finite_is_written_where_a_rank_is_lost(subject: Subjec
         for number in (np.nan, np.inf) if ranks > 1 else ():
             known = Known(subject, **config)
             known.append(known.size + 1)
-            table = known.tables(known.ranks, "before any was lost")
+            table = known.tables(known.ranks, "before a rank was lost")
             known.cache.lose_in_append(ranks - 1)
             keys, values = known.tokens(known.size)
             keys[-1], values[-1] = number, number
             with raises("RankLost", "NonFinite"):
                 known.cache.append(keys, values)
             living = list(known.ranks[:-1])
-            held(known, living, table, f"after tokens of {number} came in an append in which a rank was to be lost")
+            held(known, living, table, f"after an append of {number}, during which a rank was to be lost, raised an error")
             with raises("RankLost"):
                 known.cache.append(*known.tokens(1))
-            held(known, living, table, f"after one more, and tokens of {number}")
+            held(known, living, table, f"after an append of {number} and an append during which a rank was lost")
 
 
 @check("SHARD-04c", "sharded")
@@ -137,13 +137,13 @@ def no_rank_is_lost_in_an_append_that_is_refused(subject: Subject) -> None:
             known.cache.append(keys[:, :, 1:], values[:, :, 1:])
         if not subject.size("tokens", 0):
             known.cache.append(*known.tokens(0))
-    known.look("after appends that were refused, or of no tokens")
+    known.look("after lose_in_append and appends that raised other errors or had 0 tokens")
     if len(known) == known.room:
         return
-    table = known.tables(known.ranks, "before any was lost")
+    table = known.tables(known.ranks, "before a rank was lost")
     with raises("RankLost"):
         known.cache.append(keys, values)
-    held(known, [rank for rank in known.ranks if rank != 1], table, "after the append in which it was lost")
+    held(known, [rank for rank in known.ranks if rank != 1], table, "after rank 1 was lost during an append")
 
 
 @check("SHARD-04d", "sharded")
@@ -160,5 +160,5 @@ def a_rank_that_there_is_not_is_refused(subject: Subject) -> None:
                 except NotOffered:
                     continue
         if not tried:
-            raise NotOffered("calls that name a rank")
-        known.look("after ranks that there are not were refused")
+            raise NotOffered("an operation with a rank as its argument")
+        known.look("after calls with an invalid rank raised RankOutOfRange")

@@ -38,7 +38,7 @@ def all_is_there(known: Known) -> None:
         for part, got in enumerate(known.cache.read_rank(rank)):
             want = content(0, 0, positions, *known.row, part)[:, heads]
             wrong = np.argwhere(np.any(np.asarray(got) != want, axis=(1, 2)))[:1].ravel().tolist()
-            equal(wrong, [], f"the first of rank {rank}'s tokens that is not its own, at {len(known)} tokens")
+            equal(wrong, [], f"index of the first wrong token of rank {rank} (none if empty), at {len(known)} tokens")
     known.tables(known.ranks, f"at {len(known)} tokens")
 
 
@@ -74,7 +74,7 @@ def what_each_of_many_ranks_says_that_it_has(subject: Subject) -> None:
         for rank in known.ranks:
             when = f"of rank {rank} on {known.rows} x {known.columns} ranks, at {len(known)} tokens"
             equal([int(head) for head in known.cache.heads(rank)], known.heads(rank), f"heads {when}")
-            equal(known.cache.num_bytes(rank), known.num_bytes(rank), f"bytes {when}")
+            equal(known.cache.num_bytes(rank), known.num_bytes(rank), f"num_bytes {when}")
 
 
 @check("LAW-18", "sharded")

@@ -34,7 +34,7 @@ def grids(subject: Subject, *wanted: tuple[int, int], **sizes: Any) -> Iterator[
             tried.append(config)
             yield config
     if not tried:
-        raise NotOffered("a grid of ranks that its limits allow, and that its heads go into")
+        raise NotOffered("a grid of ranks, within its limits, over which its heads can be divided or copied")
 
 
 def heads_and_rows(subject: Subject) -> Iterator[dict[str, Any]]:
@@ -111,23 +111,29 @@ class Known:
         """Check that each of these ranks has exactly the expected positions, keys and values."""
         for rank in ranks:
             equal([int(each) for each in self.cache.positions(rank)], self.positions(rank), f"positions of rank {rank} {when}")
-            pair(self.cache.read_rank(rank), self.share(rank), f"rank {rank} {when}")
+            pair(self.cache.read_rank(rank), self.share(rank), f"the tokens of rank {rank} {when}")
 
     def look(self, when: str) -> None:
         """Check the length, every rank, and `read` of the whole cache."""
         equal(int(self.cache.length), len(self), f"length {when}")
         self.look_at(self.ranks, when)
         dtype = self.config["dtype"]
-        pair(self.cache.read(), (round_to(self.keys, dtype), round_to(self.values, dtype)), f"all ranks {when}")
+        pair(
+            self.cache.read(), (round_to(self.keys, dtype), round_to(self.values, dtype)), f"the tokens that read returned {when}"
+        )
 
     def tables(self, ranks: Sequence[int], when: str) -> list[int]:
         """Returns the block table of these ranks. Checks that all have the same table, with the expected number of blocks."""
         said = [[int(block) for block in self.cache.block_table(rank)] for rank in ranks]
         for rank, table in zip(ranks, said, strict=True):
-            equal(table, said[0], f"the table of rank {rank} {when}, against that of rank {ranks[0]}")
-        equal(len(set(said[0])), self.blocks(), f"different blocks of {said[0]} {when}")
+            equal(table, said[0], f"the block table of rank {rank} {when}, compared with the table of rank {ranks[0]}")
+        equal(len(set(said[0])), self.blocks(), f"number of distinct blocks in the block table {said[0]} {when}")
         outside = [block for block in said[0] if not 0 <= block < self.config["num_blocks"]]
-        equal((len(said[0]), outside), (self.blocks(), []), f"blocks {when}, and those that there are not")
+        equal(
+            (len(said[0]), outside),
+            (self.blocks(), []),
+            f"number of entries, and entries outside the pool, in the block table {when}",
+        )
         return said[0]
 
     def attends(self, count: int, when: str, group: int = 2) -> None:

@@ -89,7 +89,9 @@ class Sharded(Model):
             return self.refuse(wrong + not_finite(keys, values))
         if self.failing and count:
             if not finite(keys, values):
-                raise ValueError("numbers that may be refused, in an append in which a rank is to be lost")
+                raise ValueError(
+                    "append of numbers that are not finite, during which a rank is lost, is not modeled: two errors are valid"
+                )
             return Refused("SHARD-04", kinds=("RankLost",), refused=self._losing)
 
         def change(ok: Any) -> None:
@@ -154,7 +156,7 @@ class Sharded(Model):
         def note(ok: Any) -> None:
             self.table = [int(block) for block in ok]
 
-        says = f"{self.entries} different blocks in [0, {self.blocks}), the same on every rank, and first those that it had"
+        says = f"{self.entries} different blocks in [0, {self.blocks}), the same on every rank, beginning with the old table"
         return Choice(self.blame("block_table"), note, says=says, accepts=accepts)
 
     def attend(self, query: Any, scale: float) -> Expected:

@@ -65,9 +65,9 @@ def agree(subject: Subject, cache: Handle, tiers: Tiers, when: str) -> None:
     stats = cache.stats()
     got = (stats.total_tokens, stats.tail_tokens, stats.warm_tokens, stats.store_tokens)
     want = (len(tiers.tokens), tiers.count("tail"), tiers.count("warm"), tiers.count("store"))
-    equal(got, want, f"tokens in all, in tail, warm tier and store, {when}")
+    equal(got, want, f"number of tokens in total, in the tail, the warm tier and the store, {when}")
     if tiers.tokens:
-        reads(subject, cache.read(), tiers.read(), f"the cache {when}")
+        reads(subject, cache.read(), tiers.read(), f"the tokens of the cache, {when}")
 
 
 @check("TIER-01", "tiered")
@@ -91,7 +91,11 @@ def tokens_are_quantized_once_from_what_the_tail_held(subject: Subject) -> None:
         agree(subject, cache, tiers, f"with a {name} store, decoded one token at a time")
         gone = tiers.tokens[0].position  # number of evicted tokens
         keys, values = (part[: stored - gone] for part in cache.read())
-        pair((keys, values), (before[0][gone:stored], before[1][gone:stored]), "the tokens stored first, later")
+        pair(
+            (keys, values),
+            (before[0][gone:stored], before[1][gone:stored]),
+            "tokens in the store, read again after more tokens were appended",
+        )
 
 
 @check("TIER-03", "tiered")
@@ -110,7 +114,7 @@ def the_batch_changes_nothing_that_is_read(subject: Subject) -> None:
         for keys, values in given:
             cache.append(keys, values)
             tiers.append(keys, values)
-            agree(subject, cache, tiers, f"with migration_batch {batch}")
+            agree(subject, cache, tiers, f"with migration_batch {batch}, after {tiers.appended} tokens")
 
 
 @check("TIER-05a", "tiered")
@@ -119,8 +123,8 @@ def the_oldest_tokens_are_evicted(subject: Subject) -> None:
     most = cache.config["max_tokens"]
     for count in (most - 1, 1, 1, 3, most, 2):
         append(subject, cache, tiers, count)
-        true(cache.total_tokens <= most, "tokens held", f"at most {most}", cache.total_tokens)
-        agree(subject, cache, tiers, f"of at most {most} tokens after {tiers.appended}")
+        true(cache.total_tokens <= most, "number of stored tokens", f"at most {most}", cache.total_tokens)
+        agree(subject, cache, tiers, f"with max_tokens {most}, after {tiers.appended} tokens")
 
 
 @check("TIER-05b", "tiered")
@@ -130,7 +134,7 @@ def an_append_longer_than_the_cache_keeps_its_end(subject: Subject) -> None:
         most = cache.config["max_tokens"]
         append(subject, cache, tiers, 2)
         append(subject, cache, tiers, times * most + more)
-        agree(subject, cache, tiers, f"of at most {most} tokens after an append of {times * most + more}")
+        agree(subject, cache, tiers, f"with max_tokens {most}, after an append of {times * most + more} tokens")
 
 
 @check("TIER-06", "tiered")
@@ -142,8 +146,12 @@ def the_total_is_the_sum_of_the_tiers(subject: Subject) -> None:
             cache.append(*pair_of_tokens(subject, 1))
             stats = cache.stats()
             total = stats.tail_tokens + stats.warm_tokens + stats.store_tokens
-            equal((stats.total_tokens, cache.total_tokens, total), (min(most, appended),) * 3, f"totals after {appended} tokens")
-            equal(len(cache.read()[0]), min(most, appended), "tokens read")
+            equal(
+                (stats.total_tokens, cache.total_tokens, total),
+                (min(most, appended),) * 3,
+                f"total_tokens in stats, total_tokens and the sum of the tiers after {appended} tokens",
+            )
+            equal(len(cache.read()[0]), min(most, appended), f"number of tokens that read returned after {appended} tokens")
 
 
 @check("TIER-07ab", "tiered")
@@ -152,7 +160,7 @@ def positions_are_absolute(subject: Subject) -> None:
     for count in (4, 3, 1, 6):
         append(subject, cache, tiers, count)
         for token in tiers.tokens:
-            equal(cache.tier_of(token.position), token.tier, f"tier of position {token.position} of {tiers.appended}")
+            equal(cache.tier_of(token.position), token.tier, f"tier of position {token.position} after {tiers.appended} tokens")
         for position in subject.integers(-1, tiers.appended, tiers.tokens[0].position - 1):
             with raises("PositionOutOfRange"):
                 cache.tier_of(position)
@@ -163,15 +171,19 @@ def statistics_count_the_bytes_stored(subject: Subject) -> None:
     heads, width = subject.heads, subject.heads * subject.dim
     token_bytes = {"float32": 4 * width, "float16": 2 * width, "bfloat16": 2 * width, "q8": width + 8, "q4": -(-width // 2) + 8}
     token_bytes |= dict.fromkeys(SYMMETRIC, width + 4 * heads)
-    equal(new(subject, "tiered").stats().compression_ratio, 1.0, "ratio of an empty cache")
+    equal(new(subject, "tiered").stats().compression_ratio, 1.0, "compression_ratio of an empty cache")
     for tail, store in product(formats_of(subject, "tail_dtype", *PLAIN), formats_of(subject, "store_format", "q4", "q8")):
         cache, tiers = both(subject, tail_dtype=tail, store_format=store, warm_length=2)
         append(subject, cache, tiers, 11)  # 4 in the tail, 2 warm, 5 in the store
         stats, formats = cache.stats(), {"tail": tail, "warm": cache.config["warm_format"], "store": store}
         want = tuple(2 * tiers.count(tier) * token_bytes[format] for tier, format in formats.items())
-        equal((stats.tail_bytes, stats.warm_bytes, stats.store_bytes), want, f"bytes of {formats}")
+        equal(
+            (stats.tail_bytes, stats.warm_bytes, stats.store_bytes),
+            want,
+            f"bytes in stats of tail, warm tier and store in {formats}",
+        )
         ratio = len(tiers.tokens) * 2 * 4 * width / sum(want)
-        true(abs(stats.compression_ratio - ratio) < 1e-6, "ratio", str(ratio), stats.compression_ratio)
+        true(abs(stats.compression_ratio - ratio) < 1e-6, "compression_ratio", str(ratio), stats.compression_ratio)
 
 
 @check("TIER-09", "tiered")
@@ -184,7 +196,7 @@ def keys_of_no_whole_token_are_refused(subject: Subject) -> None:
         for pair_given in ((bad, good), (good, bad), *([] if bad is fewer else [(bad, bad)])):
             with raises("ShapeMismatch"):
                 cache.append(*pair_given)
-        agree(subject, cache, tiers, f"after keys or values {list(bad.shape)} were refused")
+        agree(subject, cache, tiers, f"after keys or values of shape {list(bad.shape)} raised ShapeMismatch")
 
 
 @check("TIER-11", "tiered")
@@ -199,4 +211,4 @@ def each_head_attends_by_itself(subject: Subject) -> None:
     query, want = np.zeros((1, heads, dim), np.float32), np.ones((1, heads, dim), np.float32)
     query[..., 0], want[:, 1::2] = 1, 2
     _, bound = exact(subject, query, *cache.read(), scale=1.0)
-    within(cache.attend(query, 1.0), want, bound, "attention of heads that look at different tokens")
+    within(cache.attend(query, 1.0), want, bound, "attention of heads whose weight is on different tokens")

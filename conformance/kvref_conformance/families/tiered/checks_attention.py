@@ -16,5 +16,11 @@ def attention_over_tiers_is_over_what_they_read_as(subject: Subject) -> None:
     same(cache.attend(query, even(subject)), np.zeros(query.shape, np.float32), "attention over an empty cache")
     cache.append(*pair_of_tokens(subject, 13))
     want, bound = exact(subject, query, *cache.read(), scale=even(subject))
-    got = shaped(cache.attend(query, even(subject)), query.shape, "attention over tiers")
-    within(got, want, bound, "attention over tiers")
+    got = shaped(
+        cache.attend(query, even(subject)),
+        query.shape,
+        "attention over tail, warm tier and store, compared with attention over the values that read returns",
+    )
+    within(
+        got, want, bound, "attention over tail, warm tier and store, compared with attention over the values that read returns"
+    )

@@ -23,11 +23,11 @@ def forms(subject: Subject) -> Iterator[tuple[str, dict[str, Any]]]:
     """A policy of each form (TIER-15), for every format that its newest tokens may have."""
     for dtype in formats_of(subject, "tail_dtype", *PLAIN):
         yield f"a {dtype} tail", {"tail_dtype": dtype, "tail_length": ROOM, "warm_length": 2}
-    yield "a tail alone", {"tail_length": 20, "tail_dtype": tail_of(subject)}
+    yield "a tail without other tiers", {"tail_length": 20, "tail_dtype": tail_of(subject)}
     for name in formats_of(subject, "store_format", *AFFINE, *SYMMETRIC):
-        yield f"a {name} store alone", {"tail_length": 0, "store_format": name}
+        yield f"a {name} store without other tiers", {"tail_length": 0, "store_format": name}
     for name in formats_of(subject, "warm_format", *AFFINE, *SYMMETRIC):
-        yield f"a {name} warm tier and no tail", {"tail_length": 0, "warm_length": ROOM, "warm_format": name}
+        yield f"a {name} warm tier without a tail", {"tail_length": 0, "warm_length": ROOM, "warm_format": name}
 
 
 def every_form(subject: Subject) -> Iterator[tuple[str, Both]]:
@@ -41,7 +41,7 @@ def every_form(subject: Subject) -> Iterator[tuple[str, Both]]:
             yield name, (cache, tiers)
             found = True
     if not found:
-        raise NotOffered(f"room for {ROOM} tokens before any has to move on")
+        raise NotOffered(f"room for {ROOM} tokens before one migrates")
 
 
 def room_left(tiers: Tiers) -> int:
@@ -70,14 +70,19 @@ def never(subject: Subject, cache: Handle, tiers: Tiers) -> Handle:
 
 def same_caches(got: Handle, want: Handle, positions: range, when: str) -> None:
     """Check that two caches have equal tokens, tiers and statistics."""
-    pair(got.read(), want.read(), f"a cache {when}")
+    pair(got.read(), want.read(), f"tokens of a cache {when}")
     equal(dict(got.stats()), dict(want.stats()), f"statistics {when}")
     equal([got.tier_of(position) for position in positions], [want.tier_of(position) for position in positions], f"tiers {when}")
 
 
 def as_if_nothing_had_gone(subject: Subject, cache: Handle, tiers: Tiers, when: str) -> None:
     held = range(tiers.appended - len(tiers.tokens), tiers.appended)
-    same_caches(cache, never(subject, cache, tiers), held, f"{when}, against one that never had what went")
+    same_caches(
+        cache,
+        never(subject, cache, tiers),
+        held,
+        f"{when}, compared with a cache to which the truncated tokens were never appended",
+    )
 
 
 @check("EDIT-01abc", "tiered")
@@ -89,8 +94,12 @@ def the_first_tokens_stay(subject: Subject) -> None:
             before = cache.read()
             cache.truncate(length)
             kept = min(length, cache.config["max_tokens"])
-            equal(cache.total_tokens, kept, f"tokens with {name}, after truncate({length})")
-            pair(cache.read(), (before[0][:kept], before[1][:kept]), f"the first {kept} tokens with {name}, before and after")
+            equal(cache.total_tokens, kept, f"number of tokens with {name}, after truncate({length})")
+            pair(
+                cache.read(),
+                (before[0][:kept], before[1][:kept]),
+                f"the first {kept} tokens with {name} after truncate({length}), compared with before",
+            )
             with raises("PositionOutOfRange"):
                 cache.tier_of(length)
 
@@ -104,9 +113,9 @@ def no_more_tokens_stay_than_came(subject: Subject) -> None:
         for length in subject.integers(came + 1, came + 20, -1, -came, -came - 1):
             with raises("PositionOutOfRange"):
                 cache.truncate(length)
-            unchanged(cache, before, f"after truncate({length}) of {came} was refused")
+            unchanged(cache, before, f"after truncate({length}) of {came} tokens raised PositionOutOfRange")
         cache.truncate(came)
-        unchanged(cache, before, f"after truncate({came}) of {came}")
+        unchanged(cache, before, f"after truncate({came}) of {came} tokens")
 
 
 def seen(cache: Handle) -> tuple[Any, dict[str, Any]]:
@@ -114,7 +123,7 @@ def seen(cache: Handle) -> tuple[Any, dict[str, Any]]:
 
 
 def unchanged(cache: Handle, before: tuple[Any, dict[str, Any]], when: str) -> None:
-    pair(cache.read(), before[0], f"a cache {when}")
+    pair(cache.read(), before[0], f"tokens of a cache {when}")
     equal(dict(cache.stats()), before[1], f"statistics {when}")
 
 
@@ -132,7 +141,7 @@ def what_follows_is_as_if_nothing_had_gone(subject: Subject) -> None:
             as_if_nothing_had_gone(subject, cache, tiers, f"with {name}, {more} tokens after truncate({length})")
         for count in (4, 1, 6, 9):
             append(subject, cache, tiers, count)
-            as_if_nothing_had_gone(subject, cache, tiers, f"with {name}, {tiers.appended} tokens after some went")
+            as_if_nothing_had_gone(subject, cache, tiers, f"with {name}, at {tiers.appended} tokens after earlier truncations")
 
 
 @check("EDIT-03", "tiered")
@@ -144,13 +153,15 @@ def policies_that_changed_before_stay_changed(subject: Subject) -> None:
     allowed(subject, **shorter)
     change(cache, tiers, **shorter)
     if tiers.moved_at > begun or room_left(tiers) < 2:
-        raise NotOffered("a shorter tail that has room for what is there, and for 2 tokens more")
+        raise NotOffered("a shorter tail with room for the stored tokens and 2 more")
     draft(subject, cache, tiers, 2)
     cache.truncate(begun + 3)
     tiers = tiers.before(begun + 3)
     for count in (5, 1, 2, 6):
         append(subject, cache, tiers, count)
-        as_if_nothing_had_gone(subject, cache, tiers, f"with a tail made shorter, {tiers.appended} tokens after some went")
+        as_if_nothing_had_gone(
+            subject, cache, tiers, f"with a tail that was shortened, at {tiers.appended} tokens after a truncated draft"
+        )
 
 
 @check("EDIT-06b", "tiered")
@@ -161,13 +172,13 @@ def what_has_moved_on_comes_back_or_says_so(subject: Subject) -> None:
             begun = tiers.appended
             append(subject, cache, tiers, 9)
             length, before = max(begun, tiers.appended - fewer), seen(cache)
-            when = f"with a tail of {tail}, a warm tier of {warm} and at most {most} tokens, after truncate({length})"
+            when = f"with tail_length {tail}, warm_length {warm} and max_tokens {most}, after truncate({length})"
             if refuses(cache, length):
-                unchanged(cache, before, f"{when} was refused")
+                unchanged(cache, before, f"{when} raised NotTruncatable")
             else:
                 tiers = tiers.before(length)
                 append(subject, cache, tiers, 2)
-                as_if_nothing_had_gone(subject, cache, tiers, f"{when} and 2 more")
+                as_if_nothing_had_gone(subject, cache, tiers, f"{when} and an append of 2 tokens")
 
 
 def refuses(cache: Handle, length: int) -> bool:
@@ -193,9 +204,9 @@ def what_nothing_has_moved_on_for_can_go(subject: Subject) -> None:
     for length in (came + 1, came):
         cache.truncate(length)
         tiers = tiers.before(length)
-        as_if_nothing_had_gone(subject, cache, tiers, f"with a tail that was made longer, after truncate({length})")
+        as_if_nothing_had_gone(subject, cache, tiers, f"with a tail that was lengthened, after truncate({length})")
     append(subject, cache, tiers, 7)
-    as_if_nothing_had_gone(subject, cache, tiers, "with a tail that was made longer, and 7 more")
+    as_if_nothing_had_gone(subject, cache, tiers, "with a tail that was lengthened, after truncate and an append of 7 tokens")
 
 
 @check("EDIT-06a", "tiered")
@@ -205,5 +216,5 @@ def an_empty_cache_can_stay_empty(subject: Subject) -> None:
     for count in (0, 1):
         cache.append(keys[:count], values[:count])
         cache.truncate(0)
-        equal(cache.total_tokens, 0, f"tokens after truncate(0) of {count}")
-        same(cache.read()[0], keys[:0], f"tokens after truncate(0) of {count}")
+        equal(cache.total_tokens, 0, f"total_tokens after truncate(0) of {count} tokens")
+        same(cache.read()[0], keys[:0], f"keys that read returned after truncate(0) of {count} tokens")

@@ -44,7 +44,7 @@ def fresh(subject: Subject, **policy: Any) -> tuple[Handle, Tiers]:
     """An empty cache and an empty oracle with the same policy."""
     cache, tiers = both(subject, **policy)
     if tiers.tokens:
-        raise NotOffered("tiers as short as these, within its limits")
+        raise NotOffered("tiers this short, where its limits do not allow them")
     return cache, tiers
 
 
@@ -68,14 +68,14 @@ def a_new_format_leaves_what_is_stored(subject: Subject) -> None:
         cache, tiers = fresh(subject, tail_length=1, warm_length=2, max_tokens=8, **policy)
         come(subject, cache, tiers, subject.size("tokens", 6))
         change(cache, tiers, warm_format=policy["store_format"], store_format=policy["warm_format"])
-        agree(subject, cache, tiers, f"after the formats of {policy} were changed for each other")
+        agree(subject, cache, tiers, f"after update_policy exchanged the formats of {policy}")
         come(subject, cache, tiers, subject.size("tokens", 4), LOUD)
-        agree(subject, cache, tiers, f"4 tokens after the formats of {policy} were changed for each other")
+        agree(subject, cache, tiers, f"4 tokens after update_policy exchanged the formats of {policy}")
         change(cache, tiers, store_format=policy["store_format"])
         cache.clear()
         tiers.tokens, tiers.appended = [], 0
         come(subject, cache, tiers, subject.size("tokens", 5))
-        agree(subject, cache, tiers, f"in the place of all others, with {policy}")
+        agree(subject, cache, tiers, f"after clear and an append of 5 tokens, with {policy}")
 
 
 @check("TIER-17b", "tiered")
@@ -90,9 +90,9 @@ def newest_tokens_go_with_their_scales(subject: Subject) -> None:
         come(subject, cache, tiers, subject.size("tokens", 2), LOUD)
         cache.truncate(len(before))
         tiers.tokens, tiers.appended = before, len(before)
-        agree(subject, cache, tiers, f"of a {name} store, after louder ones went")
+        agree(subject, cache, tiers, f"in a {name} store, after truncate removed tokens of larger magnitude")
         come(subject, cache, tiers, subject.size("tokens", 2), 1 / LOUD)
-        agree(subject, cache, tiers, f"of a {name} store, in the place of louder ones")
+        agree(subject, cache, tiers, f"in a {name} store, after smaller tokens replaced truncated tokens of larger magnitude")
 
 
 @check("TIER-17e", "tiered")
@@ -112,9 +112,9 @@ def a_head_dim_that_no_group_goes_into_is_refused(subject: Subject) -> None:
                     come(subject, narrow, tiers, 1)
                     with raises("ConfigError"):
                         narrow.update_policy(**{tier: name})
-                    agree(subject, narrow, tiers, f"after {name} was refused for rows of {dim}")
+                    agree(subject, narrow, tiers, f"after update_policy to {name} raised ConfigError for a head_dim of {dim}")
     if not tried:
-        raise NotOffered("a head_dim that no group goes into")
+        raise NotOffered("a head_dim that is not a multiple of a group")
 
 
 def loud_tokens(cache: Handle, magnitude: float, where: int = 0) -> tuple[NDArray, NDArray]:
@@ -128,7 +128,7 @@ def loud_tokens(cache: Handle, magnitude: float, where: int = 0) -> tuple[NDArra
 def wide_tail(subject: Subject) -> str:
     """A tail dtype with a larger range than float16 scales."""
     if subject.dtype == "float16":
-        raise NotOffered("numbers beyond float16")
+        raise NotOffered("input values larger than float16 can represent")
     return tail_of(subject, "float32", "bfloat16")
 
 
@@ -147,9 +147,9 @@ def what_a_tier_of_the_policy_could_not_hold_is_refused(subject: Subject) -> Non
             elif goes:
                 cache.append(*pair)
                 tiers.append(*pair)
-        agree(subject, cache, tiers, f"with {policy}, after what could be stored")
+        agree(subject, cache, tiers, f"with {policy}, after appends of large tokens that every tier can store")
         come(subject, cache, tiers, subject.size("tokens", 5))
-        agree(subject, cache, tiers, f"with {policy}, when all that was taken has moved on")
+        agree(subject, cache, tiers, f"with {policy}, after large tokens migrated")
 
 
 @check("TIER-18c", "tiered")
@@ -171,12 +171,14 @@ def a_policy_that_would_lose_a_token_is_refused(subject: Subject) -> None:
         for policy in ({"store_format": name}, {"store_format": name, "tail_length": subject.size("tail_length", 1)}):
             with raises("NonFinite"):
                 cache.update_policy(**policy)
-            agree(subject, cache, tiers, f"after the policy {policy} was refused, with {REFUSED} in the tail")
+            agree(
+                subject, cache, tiers, f"after update_policy to {policy} raised NonFinite, with a value of {REFUSED} in the tail"
+            )
         for _ in range(tiers.policy["tail_length"] + 1):
             come(subject, cache, tiers, 1)
-        agree(subject, cache, tiers, f"when {REFUSED} lies in a {wide} store")
+        agree(subject, cache, tiers, f"after a value of {REFUSED} migrated to a {wide} store")
         change(cache, tiers, store_format=name)
         come(subject, cache, tiers, subject.size("tokens", 3))
-        agree(subject, cache, tiers, f"with a {name} store, where {REFUSED} lies in {wide} already")
+        agree(subject, cache, tiers, f"after update_policy to a {name} store, with a value of {REFUSED} already stored in {wide}")
     if not tried:
-        raise NotOffered("a format whose scales have less range than float32")
+        raise NotOffered("a store format whose scales have a smaller range than float32")

@@ -23,10 +23,10 @@ def tiers_are_as_long_in_any_type(subject: Subject) -> None:
     def script(typed: Typed) -> Iterator[Seen]:
         cache = typed.new("tiered", max_tokens=120, tail_length=100, migration_batch=64)
         for part in (slice(0, 75), slice(75, 150)):
-            yield "appending 75 tokens", typed.call(cache, "append", keys[part], values[part])
+            yield "append of 75 tokens", typed.call(cache, "append", keys[part], values[part])
         yield "statistics of 150 tokens", dict(cache.stats())
-        yield "tiers of positions", [typed.call(cache, "tier_of", position) for position in (29, 49, 50, 120)]
-        yield "150 tokens, 120 of them kept", typed.call(cache, "read")
+        yield "tiers of positions 29, 49, 50 and 120", [typed.call(cache, "tier_of", position) for position in (29, 49, 50, 120)]
+        yield "the last 120 of 150 tokens", typed.call(cache, "read")
 
     the_same_in_any_type(subject, script)
 
@@ -39,7 +39,9 @@ def a_token_forgotten_is_nowhere(subject: Subject) -> None:
         with raises("PositionOutOfRange"):
             cache.tier_of(position)
     cache.clear()
-    equal((cache.total_tokens, len(cache.read()[0])), (0, 0), "tokens after clear")
+    equal(
+        (cache.total_tokens, len(cache.read()[0])), (0, 0), "total_tokens and the number of tokens that read returned after clear"
+    )
     with raises("PositionOutOfRange"):
         cache.tier_of(0)
     cache.append(*pair_of_tokens(subject, 1))
@@ -55,9 +57,9 @@ def tokens_go_in_any_type(subject: Subject) -> None:
         cache = typed.new("tiered", max_tokens=400, tail_length=200, migration_batch=64)
         cache.append(keys, values)
         for time in range(3):
-            yield f"truncate(100), time {time + 1}", typed.call(cache, "truncate", 100)
+            yield f"truncate(100), call {time + 1}", typed.call(cache, "truncate", 100)
             cache.append(keys[:60], values[:60])
-            yield f"total_tokens after 60 more, time {time + 1}", cache.total_tokens
+            yield f"total_tokens after an append of 60, call {time + 1}", cache.total_tokens
         yield "tier of position 159", typed.call(cache, "tier_of", 159)
         yield "160 tokens", typed.call(cache, "read")
 

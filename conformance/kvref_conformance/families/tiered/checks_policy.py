@@ -23,9 +23,9 @@ def a_shorter_tail_migrates_at_once(subject: Subject) -> None:
         cache, tiers = both(subject, tail_length=start)
         append(subject, cache, tiers, 9)
         change(cache, tiers, tail_length=then)
-        agree(subject, cache, tiers, f"after the tail went from {start} to {then}")
+        agree(subject, cache, tiers, f"after update_policy changed tail_length from {start} to {then}")
         append(subject, cache, tiers, 3)
-        agree(subject, cache, tiers, f"3 tokens after the tail went from {start} to {then}")
+        agree(subject, cache, tiers, f"3 tokens after update_policy changed tail_length from {start} to {then}")
 
 
 @check("TIER-10b", "tiered")
@@ -35,10 +35,10 @@ def a_longer_tail_fills_with_new_tokens(subject: Subject) -> None:
     at_least(cache, max_tokens=5)
     append(subject, cache, tiers, 5)
     change(cache, tiers, tail_length=5)
-    agree(subject, cache, tiers, "after the tail was lengthened")
+    agree(subject, cache, tiers, "after update_policy lengthened the tail")
     for _ in range(5):
         append(subject, cache, tiers, 1)
-        agree(subject, cache, tiers, f"after the tail was lengthened and {tiers.appended - 5} tokens more")
+        agree(subject, cache, tiers, f"at {tiers.appended} tokens, after update_policy lengthened the tail at 5 tokens")
 
 
 @check("TIER-10c", "tiered")
@@ -48,12 +48,12 @@ def a_new_format_is_for_tokens_that_migrate_later(subject: Subject) -> None:
     at_least(cache, max_tokens=6)  # room for a tail and a warm tier
     append(subject, cache, tiers, 7)
     change(cache, tiers, store_format=q8)
-    agree(subject, cache, tiers, "after the store's format changed")
+    agree(subject, cache, tiers, "after update_policy changed the store format")
     append(subject, cache, tiers, 3)
-    agree(subject, cache, tiers, "3 tokens after the store's format changed")
+    agree(subject, cache, tiers, "3 tokens after update_policy changed the store format")
     change(cache, tiers, tail_dtype=tail_of(subject), warm_length=subject.size("warm_length", 2))
     append(subject, cache, tiers, 6)
-    agree(subject, cache, tiers, "6 tokens after the tail's dtype and the warm tier changed")
+    agree(subject, cache, tiers, "6 tokens after update_policy changed tail_dtype and warm_length")
 
 
 @check("TIER-10c", "tiered")
@@ -64,10 +64,10 @@ def tokens_of_several_formats_age_alike(subject: Subject) -> None:
     for store, tail, count in ((q8, wide, 7), (q4, narrow, 2), (q8, narrow, 1), (q4, wide, 5)):
         append(subject, cache, tiers, count)
         change(cache, tiers, store_format=store, tail_dtype=tail)
-        agree(subject, cache, tiers, f"after the store became {store} and the tail {tail}")
+        agree(subject, cache, tiers, f"after update_policy changed the store to {store} and the tail to {tail}")
     for count in (6, 1, 8):  # single evictions and migrations that affect tokens of several formats
         append(subject, cache, tiers, count)
-        agree(subject, cache, tiers, f"of several formats, {count} tokens later")
+        agree(subject, cache, tiers, f"with stored tokens of several formats, after an append of {count} tokens")
 
 
 @check("TIER-10d", "tiered")
@@ -83,7 +83,7 @@ def a_policy_that_makes_no_sense_changes_nothing(subject: Subject) -> None:
     for policy in wrong:
         with raises("ConfigError"):
             cache.update_policy(**policy)
-        agree(subject, cache, tiers, f"after the policy {policy} was refused")
+        agree(subject, cache, tiers, f"after update_policy with {policy} raised ConfigError")
 
 
 @check("TIER-10ae", "tiered")
@@ -94,9 +94,9 @@ def a_policy_is_looked_at_as_a_whole(subject: Subject) -> None:
     for lengths in ({"tail_length": 5, "warm_length": 1}, {"warm_length": 5, "tail_length": 1}):
         allowed(subject, **lengths)
         change(cache, tiers, **lengths)
-        agree(subject, cache, tiers, f"after {lengths}")
+        agree(subject, cache, tiers, f"after update_policy with {lengths}")
         append(subject, cache, tiers, 2)
-        agree(subject, cache, tiers, f"2 tokens after {lengths}")
+        agree(subject, cache, tiers, f"2 tokens after update_policy with {lengths}")
 
 
 @check("TIER-16", "tiered")
@@ -113,7 +113,7 @@ def memory_follows_the_policy(subject: Subject) -> None:
     ]  # fmt: skip
     both_taken = [each for each in pairs if all(takes(subject, *item) for policy in each for item in policy.items())]
     if not both_taken:
-        raise NotOffered("two policies, within its limits")
+        raise NotOffered("two policies to alternate between, where its limits allow only one")
     for held in ("no token", "tokens in every tier"):
         for policy, back in both_taken:
             memory = list[int]()
@@ -121,10 +121,10 @@ def memory_follows_the_policy(subject: Subject) -> None:
                 for each in 40 * (policy, back):
                     cache.update_policy(**each)
                 if (size := data_bytes()) is None:
-                    raise NotOffered("a system that says how much memory a process has")
+                    raise NotOffered("a system that reports the memory of a process")
                 memory.append(size)
-            what = f"growth by 80 times {policy} and back, with {held}"
-            true(memory[1] - memory[0] < 10 * tail, what, f"less than {10 * tail} bytes", memory[1] - memory[0])
+            what = f"memory growth in bytes over 40 changes of the policy to {policy} and back, with {held}"
+            true(memory[1] - memory[0] < 10 * tail, what, f"less than {10 * tail}", memory[1] - memory[0])
         cache.update_policy(tail_length=subject.size("tail_length", 2), warm_length=subject.size("warm_length", 2))
         for _ in range(6):
             cache.append(token, token)
@@ -145,13 +145,13 @@ def tail_only_quantizes_nothing(subject: Subject) -> None:
     length = subject.size("tail_length", 9)
     cache, (keys, values) = new(subject, "tiered", max_tokens=length, tail_length=length), pair_of_tokens(subject, length + 4)
     if cache.config["max_tokens"] != length or not length:
-        raise NotOffered("a cache that is all tail, within its limits")
+        raise NotOffered("a cache that consists of the tail only, where its limits do not allow it")
     for start in range(0, length + 4, 2):
         cache.append(keys[start : start + 2], values[start : start + 2])
     dtype = cache.config["tail_dtype"]
     want = (round_to(keys[-length:], dtype), round_to(values[-length:], dtype))
-    pair(cache.read(), want, "a cache that is all tail")
-    equal(cache.stats().store_tokens, 0, "tokens in the store")
+    pair(cache.read(), want, "the tokens of a cache that consists of the tail only")
+    equal(cache.stats().store_tokens, 0, "store_tokens in stats of a cache that consists of the tail only")
 
 
 @check("TIER-15b", "tiered")
@@ -162,7 +162,7 @@ def store_only_quantizes_the_input_itself(subject: Subject) -> None:
         at_least(cache, max_tokens=7)
         cache.append(keys, values)
         want = [stacked(through(given(token), name) for token in part) for part in (keys, values)]
-        reads(subject, cache.read(), (want[0], want[1]), f"a cache that is all {name} store")
+        reads(subject, cache.read(), (want[0], want[1]), f"the tokens of a cache that consists of a {name} store only")
         true(cache.tier_of(6) == "store", "tier of the newest token", "store", cache.tier_of(6))
 
 
@@ -175,6 +175,11 @@ def a_store_of_head_rows_scales_each_head(subject: Subject) -> None:
     try:
         cache.update_policy(store_format="int8")
     except Exception as error:
-        raise NotOffered("a tiered store in int8") from error
+        raise NotOffered("an int8 store") from error
     cache.append(keys, values)
-    reads(subject, cache.read(), (read_as(keys, "int8"), read_as(values, "int8")), "a cache that is all int8 store")
+    reads(
+        subject,
+        cache.read(),
+        (read_as(keys, "int8"), read_as(values, "int8")),
+        "the tokens of a cache that consists of an int8 store only",
+    )

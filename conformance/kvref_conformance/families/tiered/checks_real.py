@@ -34,7 +34,7 @@ def turning_over(subject: Subject, heads: int, dim: int, pieces: tuple[int, ...]
             cache.append(*pair_of_content(0, 0, range(at, at + count), written.heads, written.dim))
             at += count
         first = max(0, at - config["max_tokens"])
-        equal(cache.total_tokens, at - first, f"tokens held of {at}")
+        equal(cache.total_tokens, at - first, f"total_tokens after {at} tokens")
         # Evicted tokens do not affect the others: a token is quantized with its own row only.
         given = pair_of_content(0, 0, range(first, at), written.heads, written.dim)
         wanted: tuple[Reads, Reads] = (settled(given[0], policy), settled(given[1], policy))

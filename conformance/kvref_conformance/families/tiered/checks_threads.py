@@ -29,10 +29,10 @@ def appends_from_threads_lose_and_tear_nothing(subject: Subject) -> None:
 
     in_threads(subject, work)
     keys, values = cache.read()
-    equal(len(keys), total, f"tokens after {THREADS} threads appended {each} each")
-    same(values, -keys, "values of each token, against its keys")
+    equal(len(keys), total, f"number of tokens after {THREADS} threads appended {each} tokens each")
+    same(values, -keys, "values of each token, compared with its negated keys")
     marks = keys[:, 0, 0].astype(int).tolist()
-    equal(sorted(marks), list(range(total)), "tokens found")
+    equal(sorted(marks), list(range(total)), "the tokens that threads appended, in ascending order")
     for thread in range(THREADS):
         own = [mark for mark in marks if mark // each == thread]
         equal(own, sorted(own), f"order of the tokens of thread {thread}")
@@ -52,10 +52,14 @@ def readers_beside_writers_see_whole_tokens(subject: Subject) -> None:
             cache.append(rows, -rows)
             appended.append(len(rows))
             keys, values = cache.read()
-            same(values, -keys, "values read beside writers, against their keys")
+            same(values, -keys, "values read while other threads append, compared with the negated keys")
             stats = cache.stats()
             parts = stats.tail_tokens + stats.warm_tokens + stats.store_tokens
-            equal(parts, stats.total_tokens, "tokens of all tiers, beside writers")
+            equal(
+                parts,
+                stats.total_tokens,
+                "sum of the tiers' tokens in stats while other threads append, compared with total_tokens",
+            )
 
     in_threads(subject, work)
-    equal(cache.total_tokens, min(sum(appended), cache.config["max_tokens"]), "tokens, after all threads have ended")
+    equal(cache.total_tokens, min(sum(appended), cache.config["max_tokens"]), "total_tokens after all threads ended")

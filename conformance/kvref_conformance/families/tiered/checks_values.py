@@ -21,11 +21,11 @@ def a_value_the_tail_cannot_hold_is_refused_at_append(subject: Subject) -> None:
             rows[which][-1, -1, -1] = bad
             with raises("NonFinite"):
                 cache.append(*rows)
-            agree(subject, cache, tiers, f"after {bad} was refused")
+            agree(subject, cache, tiers, f"after a token with {bad} raised NonFinite")
     edge = np.full((1, subject.heads, subject.dim), 65504.0, np.float32)
     cache.append(edge, edge)
     tiers.append(edge, edge)
-    agree(subject, cache, tiers, "after float16's largest number was appended")
+    agree(subject, cache, tiers, "after append of the largest float16 number")
 
 
 @check("TIER-13b", "tiered")
@@ -38,11 +38,15 @@ def a_token_no_store_can_hold_is_refused_at_append(subject: Subject) -> None:
         append(subject, cache, tiers, 6)
         with raises("NonFinite"):
             cache.append(wide, wide)
-        agree(subject, cache, tiers, "after a token whose range overflows was refused")
+        agree(subject, cache, tiers, "after a token whose range overflows float32 raised NonFinite")
         large = np.full_like(wide, 8e37)
         large[0, 0, 0] *= -1
         cache.append(large, large / 2)
-        equal(cache.total_tokens, len(tiers.tokens) + 1, "tokens after a large one whose range does not overflow")
+        equal(
+            cache.total_tokens,
+            len(tiers.tokens) + 1,
+            "total_tokens after append of a large token whose range does not overflow float32",
+        )
 
 
 @check("TIER-13b", "tiered")
@@ -55,7 +59,7 @@ def a_token_is_looked_at_as_the_tail_holds_it(subject: Subject) -> None:
     with raises("NonFinite"):
         cache.append(wide, wide)
     append(subject, cache, tiers, 3)
-    agree(subject, cache, tiers, "after a token whose range overflows once the tail has rounded it was refused")
+    agree(subject, cache, tiers, "after a token whose range overflows after rounding to the tail's dtype raised NonFinite")
 
 
 @check("TIER-13c", "tiered")
@@ -73,7 +77,11 @@ def what_was_taken_can_move_on(subject: Subject) -> None:
                     cache.append(token, token)
             before = cache.total_tokens
             cache.append(*pair_of_tokens(subject, 3))
-            equal(cache.total_tokens, before + 3, f"tokens after 3 more behind some of {magnitude}")
+            equal(
+                cache.total_tokens,
+                before + 3,
+                f"total_tokens after an append of 3 tokens to a cache with tokens of magnitude {magnitude}",
+            )
 
 
 @check("FMT-AFF-03", "tiered")

@@ -11,7 +11,7 @@ def truncated_to_nothing(cache: Handle) -> None:
         cache.truncate(0)
     except Exception as error:
         if "NotTruncatable" in kinds_of(error):
-            raise NotOffered("forgetting tokens that have moved others on") from error
+            raise NotOffered("clear after tokens migrated (derived from truncate)") from error
         raise
 
 

@@ -70,8 +70,8 @@ class Run:
                 if (np.abs(got[row] - want[0]) <= bound[0]).all():
                     if not name:
                         break
-                    saw = f"what a query sees of {shown(view)}: {name}"
-                    return Broken(f"the query at position {position}", f"to see {shown(own)}", saw)
+                    saw = f"the attention over positions {shown(view)} ({name})"
+                    return Broken(f"the query at position {position}", f"the attention over positions {shown(own)}", saw)
             else:
                 return broken
         return broken
@@ -81,12 +81,13 @@ class Run:
         window, sinks = self.sees["window"], self.sees["sinks"]
         yield "", self.seen(position)
         for name, changed in (
-            ("a window one too long", {"window": window + 1}), ("a window one too short", {"window": window - 1}),
-            ("no sinks", {"sinks": 0}), ("a sink too many", {"sinks": sinks + 1}), ("no window", {"window": None}),
-            ("no chunks", {"chunk": 0}),
+            ("the window is one token too long", {"window": window + 1}),
+            ("the window is one token too short", {"window": window - 1}),
+            ("the sinks are missing", {"sinks": 0}), ("there is one sink too many", {"sinks": sinks + 1}),
+            ("the window is not applied", {"window": None}), ("the chunks are not applied", {"chunk": 0}),
         ):  # fmt: skip
             yield name, seen(position, **self.sees | changed)
-        yield "later tokens", np.arange(max(0, position - window + 1), len(self))
+        yield "later tokens are included", np.arange(max(0, position - window + 1), len(self))
 
     def came(self, keys: NDArray, values: NDArray) -> None:
         stored = (round_to(part, self.config["dtype"]) for part in (keys, values))
@@ -126,7 +127,7 @@ def portions(subject: Subject, run: Run, counts: tuple[int, ...]) -> Iterator[tu
     if {*counts} == {1}:
         scaled[0] = max(1, window - 3)  # so that single tokens are appended just before and just after the window is full
     for size in (subject.size("tokens", each) for each in scaled):
-        yield size, f"of a window of {window}, {size} tokens after {len(run)}"
+        yield size, f"with a window of {window}, in a step of {size} tokens after {len(run)}"
 
 
 @check("WIN-01", "windowed")
@@ -143,7 +144,12 @@ def a_window_that_is_longer_than_what_came_is_none(subject: Subject) -> None:
     for count, when in portions(subject, run, (1, 5, 3)):
         run.step(count, when)
     query = queries(subject, 1)
-    run.saw(shaped(run.cache.attend(query, even(subject)), query.shape, "attention"), query, [len(run) - 1], "over all that came")
+    run.saw(
+        shaped(run.cache.attend(query, even(subject)), query.shape, "attention"),
+        query,
+        [len(run) - 1],
+        "over all appended tokens",
+    )
 
 
 @check("WIN-02a", "windowed")
@@ -164,7 +170,7 @@ def pieces_leave_what_the_whole_leaves(subject: Subject) -> None:
         for start, size in zip(np.cumsum([0, *sizes]), sizes, strict=False):
             pieces.cache.append(keys[start : start + size], values[start : start + size])
         whole.came(keys, values)
-        for cache, when in ((whole.cache, "at once"), (pieces.cache, f"in portions of {sizes}")):
+        for cache, when in ((whole.cache, "appended in one call"), (pieces.cache, f"appended in chunks of {sizes}")):
             whole.cache = cache
             whole.holds(f"after {len(whole)} tokens {when}")
 
@@ -212,7 +218,7 @@ def no_more_is_stored_than_the_window_needs(subject: Subject) -> None:
             run.append(count)
             most = sum(run.config[name] for name in ("window", "sinks", "rollback")) + run.longest
             least, stored = len(run.needed()), run.cache.stored_tokens
-            true(least <= stored <= most, f"stored_tokens {when}", f"{least} to {most}", stored)
+            true(least <= stored <= most, f"stored_tokens {when}", f"at least {least} and at most {most}", stored)
 
 
 @check("WIN-05ab", "windowed")
@@ -247,7 +253,7 @@ def a_query_sees_its_own_chunk(subject: Subject) -> None:
             run = Run(subject, window=chunk, chunk=chunk)
             at_least(run.cache, chunk=1)
             if run.config["window"] != run.config["chunk"]:
-                raise NotOffered("a window as long as a chunk, within its limits")
+                raise NotOffered("a window and a chunk of the same length, where its limits do not allow both")
             for count, when in portions(subject, run, counts):
                 run.step(count, f"{when}, in chunks of {run.config['chunk']}")
 

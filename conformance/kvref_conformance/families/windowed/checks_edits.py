@@ -20,13 +20,13 @@ def tokens_go_before_any_left_the_window(subject: Subject) -> None:
     for sinks in (0, 2):
         run = Run(subject, window=9, sinks=sinks)
         most = run.config["window"] - 1
-        run.step(subject.size("tokens", most), "that fill it but for one")
+        run.step(subject.size("tokens", most), "in a step that leaves room for one token in the window")
         while len(run) < most:
-            run.step(1, "that fill it but for one")
+            run.step(1, "in a step that leaves room for one token in the window")
         for length in (most - 1, most - 3, 1, 0):
             run.truncate(length)
-            run.holds(f"after truncate({length}) of tokens that are all in the window")
-        run.step(subject.size("tokens", 4), "in the place of those that went")
+            run.holds(f"after truncate({length}), before the window was full")
+        run.step(subject.size("tokens", 4), "in a step of tokens that replace truncated ones")
 
 
 @check("WIN-06bc", "windowed")
@@ -37,12 +37,12 @@ def a_draft_goes_back(subject: Subject) -> None:
         for drafted in range(1, subject.size("rollback", rollback) + 1):
             run = Run(subject, rollback=rollback)
             drafted = subject.size("tokens", drafted)
-            run.step(subject.size("tokens", run.config["window"] - 2), "before any draft")
+            run.step(subject.size("tokens", run.config["window"] - 2), "in a step before the first draft")
             for time in range(2 * (run.config["window"] + run.config["rollback"]) if run.config["window"] < 32 else 5):
-                length, when = len(run), f"in the place of a draft of {drafted}, time {time + 1}"
-                run.step(drafted, f"of a draft of {drafted}, time {time + 1}")
+                length, when = len(run), f"in a step that replaces draft {time + 1} of {drafted} tokens"
+                run.step(drafted, f"in the step of draft {time + 1} of {drafted} tokens")
                 run.truncate(length)
-                run.holds(f"after a draft of {drafted} went, time {time + 1}")
+                run.holds(f"after draft {time + 1} of {drafted} tokens was truncated")
                 run.step(1, when)
 
 
@@ -62,8 +62,8 @@ def what_is_gone_does_not_come_back_as_something_else(subject: Subject) -> None:
                     run.holds(f"after {when}")
                     run.step(subject.size("tokens", 2), f"after {when}")
                 else:
-                    run.holds(f"after {when} was refused")
-                    run.step(1, f"after {when} was refused")
+                    run.holds(f"after {when} raised NotTruncatable")
+                    run.step(1, f"after {when} raised NotTruncatable")
 
 
 @check("WIN-06e", "windowed")
@@ -75,8 +75,10 @@ def attending_where_others_went_is_right_or_refused(subject: Subject) -> None:
         if len(run) > back and goes_back(run, len(run) - back):
             query = queries(subject, 2)
             with may_raise("PositionOutOfRange"):
-                got = shaped(run.cache.attend(query, even(subject)), query.shape, f"attention after {back} tokens went")
-                run.saw(got, query, [len(run) - 1] * 2, f"after {back} tokens went")
+                got = shaped(
+                    run.cache.attend(query, even(subject)), query.shape, f"attention after truncate removed {back} tokens"
+                )
+                run.saw(got, query, [len(run) - 1] * 2, f"after truncate removed {back} tokens")
 
 
 @check("WIN-06bc", "windowed")
@@ -85,13 +87,13 @@ def tokens_that_went_leave_no_place_behind(subject: Subject) -> None:
     subject.need(rollback=1)
     never, run = Run(subject, rollback=1), Run(subject, rollback=1)
     for time in range(3 * run.config["window"] if run.config["window"] < 32 else 8):
-        run.step(1, f"of {len(run)} that stay")
+        run.step(1, f"in a step of one token after {len(run)}, between drafts that are truncated")
         run.append(1)
         run.truncate(len(run) - 1)
-        run.holds(f"after {time + 1} drafts of one token")
+        run.holds(f"after {time + 1} drafts of one token were truncated")
     never.cache.append(run.keys, run.values)
     never.keys, never.values = run.keys, run.values
-    never.holds("to which no draft ever came")
+    never.holds("in a cache without drafts")
 
 
 @check("EDIT-02ab", "windowed")
@@ -103,7 +105,7 @@ def no_more_tokens_stay_than_came(subject: Subject) -> None:
         for length in subject.integers(came + 1, came + 20, -1, -came):
             with raises("PositionOutOfRange"):
                 run.cache.truncate(length)
-            run.holds(f"after truncate({length}) of {came} was refused")
+            run.holds(f"after truncate({length}) of {came} tokens raised PositionOutOfRange")
         run.cache.truncate(came)
-        run.holds(f"after truncate({came}) of {came}")
+        run.holds(f"after truncate({came}) of {came} tokens")
         equal(run.cache.length, came, f"length after truncate({came})")

@@ -88,13 +88,13 @@ def a_draft_goes_with_its_scales(subject: Subject) -> None:
         length, drafted = len(ring), subject.size("tokens", min(2, ring.config["rollback"]))
         ring.append(drafted, LOUD)
         ring.truncate(length)
-        ring.holds(f"after a draft of {drafted} went")
+        ring.holds(f"after a draft of {drafted} tokens was truncated")
         ring.append(drafted, 1 / LOUD)
-        ring.holds(f"in the place of a draft of {drafted}")
+        ring.holds(f"that replace a draft of {drafted} tokens")
         ring.cache.clear()
         ring.stored = at(ring.stored, slice(0))
         ring.append(2, LOUD)
-        ring.holds("in the place of all others")
+        ring.holds("that were appended after clear")
 
 
 @check("WIN-10b", "windowed")
@@ -109,17 +109,22 @@ def a_step_sees_what_is_read_afterwards(subject: Subject) -> None:
         ring.append(3)
         for count in dict.fromkeys(subject.size("tokens", each) for each in (1, 4, 3)):
             if count >= ring.config["window"] or ring.config["chunk"]:
-                raise NotOffered("steps of fewer tokens than a window, without chunks, within its limits")
+                raise NotOffered("steps of fewer tokens than the window without chunks, where its limits do not allow them")
             begin, before = len(ring), ring.holds("before a step")
             known = [position for position in ring.seen(begin) if position < begin] + [*range(begin, begin + count)]
             query, scale = normal(subject, count, heads * subject.size("group_size", 2), dim), 2.5 / dim
             got = shaped(ring.cache.step(query, *ring.given(count), scale), query.shape, f"attention of {count} {name} tokens")
-            ring.holds(f"after a step of {count}")
+            ring.holds(f"after a step of {count} tokens")
             new_ones = ring.cache.read([*range(begin, begin + count)])
             keys, values = (np.concatenate(both) for both in zip(before, new_ones, strict=True))
             views = [np.array([known.index(each) for each in ring.seen(position)]) for position in range(begin, begin + count)]
             want, bound = exact(subject, query, keys, values, scale=scale, views=views, rotated=name in ROTATED)
-            within(got, want, bound, f"attention of {count} {name} tokens after {begin}, over what is read afterwards")
+            within(
+                got,
+                want,
+                bound,
+                f"attention of {count} {name} tokens after {begin}, compared with attention over the values that read returns",
+            )
 
 
 @check("WIN-10c", "windowed")
@@ -136,8 +141,8 @@ def what_a_format_cannot_hold_leaves_nothing_behind(subject: Subject) -> None:
                     ring.cache.append(keys, values)
                 with raises("NonFinite"):
                     ring.cache.step(normal(subject, len(keys), heads, dim), keys, values, 1.0)
-            equal(ring.cache.length, len(ring), f"length after {wrong} was refused in {name}")
-            ring.holds(f"after {wrong} was refused")
+            equal(ring.cache.length, len(ring), f"length after a token with {wrong} raised NonFinite in {name}")
+            ring.holds(f"after a token with {wrong} raised NonFinite")
 
 
 @check("WIN-10d", "windowed")
@@ -151,4 +156,4 @@ def a_head_dim_that_no_group_goes_into_is_refused(subject: Subject) -> None:
                 with raises("ConfigError"):
                     subject.new("windowed", **config | {"head_dim": dim})
     if not tried:
-        raise NotOffered("a head_dim that no group goes into")
+        raise NotOffered("a head_dim that is not a multiple of a group")

@@ -43,7 +43,7 @@ def positions_are_read_in_any_type(subject: Subject) -> None:
     def script(typed: Typed) -> Iterator[Seen]:
         cache = typed.new("windowed", window=100, sinks=0, chunk=0)
         for part in (slice(0, 75), slice(75, 150)):
-            yield "appending 75 tokens", typed.call(cache, "append", keys[part], values[part])
+            yield "append of 75 tokens", typed.call(cache, "append", keys[part], values[part])
         yield "length of 150 tokens", cache.length
         yield "positions 60, 127, 128 and 149", typed.call(cache, "read", [60, 127, 128, 149])
         yield "truncate(150)", typed.call(cache, "truncate", 150)
@@ -68,6 +68,6 @@ def what_left_the_window_has_no_effect(subject: Subject) -> None:
                 run.cache.append(keys, values)
             run.append(run.config["window"] + 1)
             for count in (1, subject.size("tokens", 3), 1):
-                query, what = queries(subject, count), f"attention long after a token of {value}"
+                query, what = queries(subject, count), f"attention after a token of {value} left the window"
                 out = shaped(run.cache.step(query, *pair_of_tokens(subject, count), even(subject)), query.shape, what)
                 true(bool(np.isfinite(out).all()), what, "finite", out)

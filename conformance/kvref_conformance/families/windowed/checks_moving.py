@@ -25,7 +25,7 @@ def positions_go_on_where_they_were(subject: Subject) -> None:
             for each in (cache, loaded):
                 each.append(keys, values)
             count += more
-            when = f"of {count} tokens, with {sinks} sinks, {more} of them since it was loaded"
+            when = f"of {count} tokens with {sinks} sinks, {more} of them appended after load"
             equal(loaded.length, count, f"length {when}")
             held = [int(at) for at in seen(count, **sees) if at < count]
             pair(loaded.read(held), cache.read(held), f"positions {held} {when}")
@@ -42,4 +42,4 @@ def what_a_query_sees_is_what_it_would_have_seen(subject: Subject) -> None:
     keys, values = pair_of_tokens(subject, 2)
     query = queries(subject, 2)
     steps = [np.array(each.step(query, keys, values, even(subject))) for each in (cache, loaded)]
-    same(steps[1], steps[0], "attention of a step after a load, against that of the cache that was saved")
+    same(steps[1], steps[0], "attention of a step after load, compared with the saved cache")

@@ -86,11 +86,13 @@ def ends_of_views(subject: Subject, heads: int, dim: int, sizes: dict[str, int],
             cache.append(*given)
             continue
         query = looking_at([chosen.index(at) if at in views else None for at in step], group * heads, dim)
-        got = shaped(cache.step(query, *given, LOUD_SCALE), query.shape, f"attention of {len(step)} tokens after {step.start}")
+        got = shaped(
+            cache.step(query, *given, LOUD_SCALE), query.shape, f"attention of a step of {len(step)} tokens after {step.start}"
+        )
         for at in (each for each in chosen if each in step):
             row = slice(at - step.start, at - step.start + 1)
             want, bound = exact(subject, query[row], keys, values, scale=LOUD_SCALE, views=[views[at]])
-            seen_there = f"what the query at {at} sees of {shown(views[at])}, {len(step)} tokens after {step.start}"
+            seen_there = f"attention of position {at} over {shown(views[at])}, in a step of {len(step)} tokens after {step.start}"
             within(got[row], want, bound, seen_there)
 
 

@@ -19,7 +19,7 @@ def stepped_for_nobody(cache: Handle, keys: NDArray, values: NDArray) -> None:
 
 def one_by_one(cache: Handle, query: NDArray, keys: NDArray, values: NDArray, scale: float) -> NDArray:
     if not len(keys) or len({len(query), len(keys), len(values)}) > 1:
-        raise NotOffered("a step of no tokens, or of arrays that do not fit together, one by one")
+        raise NotOffered("step of 0 tokens, or of arrays of different lengths (derived from append and attend)")
 
     def one(at: range) -> NDArray:
         cache.append(cut(keys, 0, at), cut(values, 0, at))
@@ -34,7 +34,7 @@ def truncated_to_nothing(cache: Handle) -> None:
         cache.truncate(0)
     except Exception as error:
         if "NotTruncatable" in kinds_of(error):
-            raise NotOffered("forgetting tokens that have pushed others out") from error
+            raise NotOffered("clear after tokens were evicted (derived from truncate)") from error
         raise
 
 
