@@ -86,7 +86,7 @@ def a_step_of_a_batch_takes_any_shape(patch):
     in_source(patch, "kvref.paged.PagedCache.append_step", check, "")
 
 
-@bug("LAW-11", "LAW-01")
+@bug("LAW-11")
 def negative_numbers_are_in_range(patch):
     def lenient(value, stop, error, what):
         if stop is not None and value >= stop:

@@ -76,7 +76,8 @@ def utilization_is_used_over_total(subject: Subject) -> None:
     pool = new(subject, "blocks", num_blocks=4)
     total = pool.config["num_blocks"]
     for used in range(total):
-        true(abs(pool.utilization - used / total) < 1e-6, "utilization", f"{used} / {total}", pool.utilization)
+        near = abs(pool.utilization - used / total) <= 2.0**-22 * used / total
+        true(near, "utilization", f"{used} / {total}", pool.utilization)
         pool.allocate()
     equal(pool.utilization, 1.0, "utilization of an exhausted pool")
 

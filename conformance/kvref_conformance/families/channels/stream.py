@@ -62,7 +62,12 @@ class ChannelsStream(Stream):
 
     def out_of_range(self) -> list[Bad]:
         calls: list[Bad] = [("PositionOutOfRange", "read", ([0, position],)) for position in (-1, len(self))]
-        return calls + [("PositionOutOfRange", "truncate", (length,)) for length in (-1, len(self) + 1)]
+        calls += [("PositionOutOfRange", "truncate", (length,)) for length in (-1, len(self) + 1)]
+        count = self.room() - len(self) + 1
+        if self.subject.size("tokens", count) == count:  # in one call: of several, the first would succeed
+            over = np.zeros((count, *self.row), np.float32)
+            calls.append(("CapacityExceeded", "append", (over, over)))
+        return calls
 
     def other_ways_in(self) -> dict[str, list[tuple[Any, ...]]]:
         heads, dim = self.row

@@ -118,7 +118,7 @@ def larger_values_have_larger_codes(subject: Subject) -> None:
             raise Broken(f"{name} codes of {values[i]!r} and {values[i + 1]!r}", "ascending codes", f"a difference of {steps[i]}")
 
 
-@check("FMT-CAST-01a", "elements")
+@check("FMT-CAST-01ad", "elements")
 def casts_round_to_nearest_even(subject: Subject) -> None:
     for name in subject.formats("float16", "bfloat16"):
         near = oracle.ties_and_neighbours(name)

@@ -116,7 +116,7 @@ def what_is_no_token_is_refused(subject: Subject) -> None:
     free = grown.cache.num_free_blocks
     for wrong in [*subject.integers(-1), *([] if subject.by_value else [2**63])]:
         for name, arguments in (("match", ([*tokens, wrong],)), ("begin", ([wrong, *tokens],)), ("commit", (sequence, [wrong]))):
-            with raises("TokenOutOfRange"):
+            with raises("TokenOutOfRange", *["TokenMismatch"] * (name == "commit")):  # the position has another committed token
                 getattr(grown.cache, name)(*arguments)
     equal(grown.cache.num_free_blocks, free, "free blocks after invalid tokens were rejected")
     equal(grown.match([*tokens, OTHER]), grown.size, "match of the committed prompt")

@@ -77,7 +77,11 @@ class LatentStream(Stream):
         return tokens(self.subject, len(rows), 1, width)[:, 0, :]
 
     def out_of_range(self) -> list[Bad]:
-        return [("PositionOutOfRange", "truncate", (length,)) for length in (-1, len(self) + 1)]
+        calls: list[Bad] = [("PositionOutOfRange", "truncate", (length,)) for length in (-1, len(self) + 1)]
+        count = self.room() - len(self) + 1
+        if self.subject.size("tokens", count) == count:  # in one call: of several, the first would succeed
+            calls.append(("CapacityExceeded", "append", tuple(np.zeros((count, width), np.float32) for width in self.widths)))
+        return calls
 
     def other_ways_in(self) -> dict[str, list[tuple[Any, ...]]]:
         heads = heads_of(self.subject, *self.widths, count=2)

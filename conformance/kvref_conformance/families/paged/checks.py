@@ -220,8 +220,8 @@ def overwriting_changes_no_length(subject: Subject) -> None:
 def there_are_no_holes(subject: Subject) -> None:
     cache, sequence, keys, values = written(subject, 1, 1)
     length = len(keys)
-    for start in subject.integers(length + 1, length + 2, 10 * cache.config["block_size"], -1):  # blocks are free for any of them
-        with raises("PositionOutOfRange"):
+    for start in subject.integers(length + 1, length + 2, 10 * cache.config["block_size"], -1):
+        with raises("PositionOutOfRange", *["OutOfBlocks"] * (start > length + 2)):  # a small pool has too few blocks for it
             cache.write(sequence, 0, start, *pair_of_tokens(subject, 1))
     for layer in layers_of(cache)[1:]:
         with raises("PositionOutOfRange"):

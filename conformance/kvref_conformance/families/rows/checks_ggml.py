@@ -66,3 +66,6 @@ def a_block_of_zeros_reads_back_as_zeros(subject: Subject) -> None:
         rows = spread(subject, taken(subject, np.array([[0.0, -0.0, 0.0], [1e-40, -1e-40, 0.0]])), name)
         values = quantized(subject, rows, name).values
         same(np.abs(values), np.zeros_like(rows), f"{name} values of zeros and of numbers below every scale")
+        if name in ("q4_1", "q5_1"):
+            rows = spread(subject, taken(subject, np.array([[5.0], [-3.0]])), name)
+            same(quantized(subject, rows, name).values, rows, f"{name} values of rows of equal numbers, whose scale is 0")
