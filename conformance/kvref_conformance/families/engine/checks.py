@@ -116,7 +116,14 @@ def more_than_the_cache_holds_is_refused_or_right(subject: Subject) -> None:
             true(error_of(error).kind == "OutOfBlocks", "the error that a full cache raises", "OutOfBlocks", type(error).__name__)
             break
     else:  # the engine swaps sessions out, or keeps no cache between calls
-        talk.together(sessions, 2, f"in steps of {MANY} sessions, more than the cache was created for")
+        try:
+            talk.together(sessions, 2, f"in steps of {MANY} sessions, more than the cache was created for")
+        except (Broken, NotOffered):
+            raise
+        except Exception as error:
+            true(error_of(error).kind == "OutOfBlocks", "the error that a full cache raises", "OutOfBlocks", type(error).__name__)
+            for session in sessions:
+                _goes_on_or_waits(talk, session, f"after a step of {MANY} sessions raised OutOfBlocks")
         return
     true(
         len(sessions) >= 2,
@@ -301,6 +308,18 @@ def the_end_of_the_context_stops_it(subject: Subject) -> None:
         )
         talk.goes_on(session, 2, "generating the last 2 tokens of the context, after CapacityExceeded")
     equal(talk.engine.length(session), talk.canary.context, "length at the end of the context")
+
+
+@check("ENG-11c", "engine")
+def a_step_past_the_end_of_the_context_changes_no_session(subject: Subject) -> None:
+    talk = Talk(subject)
+    full, other = talk.begin(talk.prompt()), talk.begin(talk.prompt())
+    talk.goes_on(full, talk.canary.context - len(talk.told[full].tokens), "generating until the end of the context")
+    for sessions in ([full], [other, full]):
+        with raises("CapacityExceeded"):
+            talk.engine.step(sessions)
+    equal(talk.engine.length(full), talk.canary.context, "length at the end of the context")
+    talk.goes_on(other, 3, "after a step with a session at the end of its context raised CapacityExceeded")
 
 
 @check("LAW-11", "engine")
