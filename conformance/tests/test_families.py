@@ -1,6 +1,7 @@
 """The folders of families: each has all parts that the judge needs; exceptions are listed here."""
 
 import ast
+import re
 import subprocess
 import sys
 from dataclasses import fields
@@ -11,6 +12,7 @@ import pytest
 
 import kvref_conformance
 from kvref_conformance.checking.registry import all_checks
+from kvref_conformance.clauses import all_clauses
 from kvref_conformance.families import PARTS, Family, all_families, folders, names
 from kvref_conformance.oracle.model import Function
 
@@ -137,3 +139,8 @@ def test_the_order_of_checks_does_not_hang_on_who_imports_them_first(first):
     code = f"import kvref_conformance.families.{first}\nfrom kvref_conformance.checking.registry import all_checks\n{said}"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.splitlines() == [f"{each.clause} {each.name}" for each in all_checks()]
+
+
+def test_law_12_lists_the_sizes_that_may_be_0():
+    (listed,) = [part for part in all_clauses()["LAW-12"].text.split("\n\n") if "permitted to be 0" in part]
+    assert {*re.findall(r"`(\w+)`", listed)} == {name for family in all_families().values() for name in family.may_be_zero}
