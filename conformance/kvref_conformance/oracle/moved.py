@@ -77,9 +77,13 @@ class Movable(Model):
 
 
 class MovedWhole(Movable):
-    """The model of a cache that is saved as a whole. held: the attributes of the model that are its content."""
+    """The model of a cache that is saved as a whole. held: the attributes of the model that are its content.
+
+    largest: those of which a load keeps the larger one.
+    """
 
     held: ClassVar[tuple[str, ...]]
+    largest: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def is_empty(self) -> bool: ...
@@ -94,6 +98,7 @@ class MovedWhole(Movable):
     def load(self, data: Any) -> Expected:
         def change(content: dict[str, Any]) -> None:
             for name, value in content.items():
-                setattr(self, name, deepcopy(value))
+                own = getattr(self, name)
+                setattr(self, name, max(own, value) if name in self.largest else deepcopy(value))
 
         return self.loading(data, [], change, self.lacks)

@@ -11,10 +11,10 @@ from kvref_conformance.checking.registry import check
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families.grouped.checks import reach
 from kvref_conformance.families.grouped.grown import Grown, One
-from kvref_conformance.families.paged.checks_formats import LARGEST, PLACES, of_each_kind
+from kvref_conformance.families.paged.checks_formats import LARGEST, PLACES, is_rounding_decisive, of_each_kind
 from kvref_conformance.families.prefix.served import prompt
 from kvref_conformance.oracle.elements import MAX
-from kvref_conformance.oracle.formats import ROTATED, SYMMETRIC, dim_of
+from kvref_conformance.oracle.formats import ROTATED, dim_of
 from kvref_conformance.oracle.tokens import tokens_as
 
 
@@ -89,6 +89,6 @@ def _not_storable(subject: Subject, shape: tuple[int, ...], format: str) -> Iter
     yield rows
     large = np.full(shape, MAX.get(subject.dtype, LARGEST), np.float32)
     large[..., ::2] *= -1
-    decided = subject.level == "exact" or format not in (*SYMMETRIC, *ROTATED)  # else a rounding decides whether they are finite
+    decided = subject.level == "exact" or not is_rounding_decisive(format)
     if decided and not np.isfinite(tokens_as(large[0], format).values).all():
         yield large

@@ -11,6 +11,7 @@ from kvref_conformance.conversation.handle import Handle
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families.latent.checks import Pair, filled, given, holds, joined
 from kvref_conformance.families.latent.known import attends, of_cache, sizes_of
+from kvref_conformance.families.rows.checks import same_values
 from kvref_conformance.oracle import records, rotated
 from kvref_conformance.oracle.formats import IN_GROUPS, ROTATED, group_of, inner_of
 from kvref_conformance.oracle.latent import records_of, row_as, row_bytes
@@ -62,7 +63,7 @@ def recorded(subject: Subject, cache: Handle, pair: Pair, when: str) -> None:
         stored = records.read(got.astype(np.uint8), sum(widths), inner_of(dtype))
         within(cache.read(), want, 2 * rotated.any_order(stored), f"rows {when}, compared with the rows in the records")
     else:
-        same(cache.read(), want, f"rows {when}, compared with the rows in the records")
+        same_values(subject, cache.read(), want, f"rows {when}, compared with the rows in the records")
 
 
 @check("MLA-06b", "latent")

@@ -9,6 +9,7 @@ from kvref_conformance.checking.setup import formats_of, held, tokens
 from kvref_conformance.conversation.handle import Handle
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families.latent.checks import Pair, filled, given, holds, joined
+from kvref_conformance.families.rows.checks import same_values
 from kvref_conformance.families.rows.handed import NEAR, largest
 from kvref_conformance.oracle.formats import PACKED, PLAIN
 from kvref_conformance.oracle.latent import TILE, read_records, records_of, row_as, row_bytes
@@ -34,7 +35,7 @@ def recorded(subject: Subject, cache: Handle, pair: Pair, when: str) -> None:
         wrong = np.abs(got.astype(np.int64) - want.values.astype(np.int64)) > want.slack
         true(not wrong.any(), f"records {when}", f"at most one step from {show_row(want.values)}", show_row(got))
     holds(subject, cache, pair, when)
-    same(cache.read(), read_records(got, cache.config["rank"]), f"rows {when}, compared with the values of the records")
+    same_values(subject, cache.read(), read_records(got, cache.config["rank"]), f"rows {when}, compared with the records")
 
 
 def show_row(rows: NDArray) -> str:

@@ -53,6 +53,17 @@ def what_is_loaded_takes_the_place_of_what_was_there(stream: Stream) -> None:
     is_as(loaded, stream, "after load and clear")
 
 
+@law("LAW-08", "saved_as_is")
+def data_that_is_overwritten_after_load_changes_nothing(stream: Stream) -> None:
+    stream.subject.in_this_process()
+    filled(stream)
+    loaded, data = stream.fresh(), stream.subject.own(stream.saved())
+    loaded.load(data)
+    loaded.taken = stream.taken
+    data.fill(77)
+    is_as(loaded, stream, "after load, when the data was overwritten")
+
+
 @law("MOVE-01b", "saved_as_is", "in_formats")
 def nothing_is_quantized_again(stream: Stream) -> None:
     for each in stream.in_formats():

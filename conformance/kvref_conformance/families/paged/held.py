@@ -250,6 +250,10 @@ def removing(held: Held, sequence: int, lengths: list[int], gap: range, size: in
 
             yield Way(write.takes, change, least=0)
     if not gap.start % size and not gap.stop % size:
-        yield Way(
-            0, lambda after: after.tables.update({sequence: after.tables[sequence][:first] + after.tables[sequence][last:]})
-        )
+        for cut in cutting(held, sequence, last - first + filled):
+
+            def splice(after: Held, cut: Way = cut) -> None:
+                cut.change(after)
+                after.tables[sequence] = after.tables[sequence][:first] + after.tables[sequence][last:]
+
+            yield Way(0, splice)

@@ -37,4 +37,4 @@ class PooledStream(Stream):
         stats = self.cache.stats()
         yield "total_tokens", stats.total_tokens, appended
         yield "num_blocks", stats.num_blocks, stats.total_tokens
-        yield from counters_of(stats.pool, 32)
+        yield from counters_of(stats.pool, stats.pool.allocations)

@@ -20,7 +20,8 @@ FAMILY = Family(
     speaks_for=(
         *OF_CACHES,
         "ATTN-10",
-        *(f"QUANT-{n:02}" for n in (1, 2, 4, 5, 7, 8)),
+        *(f"QUANT-{n:02}" for n in (1, 2, 4, 5, 7, 8, 10)),
+        "FMT-STATIC-08",
         "EDIT-01",
         "EDIT-02",
         *(f"MOVE-{n:02}" for n in (1, 3, 4, 7)),

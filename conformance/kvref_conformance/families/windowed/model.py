@@ -54,6 +54,7 @@ class ArraysOrRefused(Arrays):
 class Windowed(MovedWhole):
     family = "windowed"
     held = ("tokens", "kept", "longest", "looked_back")
+    largest = ("longest",)
     blamed: ClassVar = {
         **BLAMED,
         ("clear", "length"): "LAW-05", ("clear", "read"): "LAW-05", ("clear", "stored_tokens"): "LAW-05",
