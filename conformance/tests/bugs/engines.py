@@ -197,6 +197,16 @@ def it_speaks_up_to_the_end_and_then_fails(patch):
     in_source(patch, "kvref.engine.Engine._speaks", ", self.canary.context - len(told))", ")", "min(", "(")
 
 
+@bug("ENG-11")
+def a_step_skips_sessions_whose_context_is_full(patch):
+    step = Engine.step
+
+    def shorter(self, sessions):
+        return step(self, [session for session in sessions if self.length(session) < self.canary.context])
+
+    patch.setattr(Engine, "step", shorter)
+
+
 @bug("ENG-12")
 def what_comes_next_is_kept_by_three_rows(patch):
     in_source(patch, "kvref.engine.Engine.extend", "self._next[session]", "self._next[session % 3]")

@@ -8,6 +8,7 @@ from kvref import errors
 from kvref.backend import ReferenceBackend
 from kvref.blocks import BlockTables
 from kvref.formats import symmetric
+from kvref.latent import LatentCache
 from kvref.paged import PagedCache
 
 
@@ -67,6 +68,24 @@ def a_first_write_keeps_the_array_itself(patch):
         out = np.zeros((*buffer.shape[:2], 20, buffer.shape[3]), buffer.dtype)
         out[:, :, :position], out[:, :, position : position + new.shape[2]] = buffer[:, :, :position], new
         return out
+
+
+@bug("LAW-08")
+def loaded_data_is_decoded_when_it_is_read(patch):
+    load, read = LatentCache.load, LatentCache.read
+
+    def keep(self, data):
+        load(self, data)
+        self.data = data, self.length
+
+    def late(self):
+        data, length = getattr(self, "data", (None, 0))
+        if data is not None and self.length == length:
+            load(self, data)
+        return read(self)
+
+    patch.setattr(LatentCache, "load", keep)
+    patch.setattr(LatentCache, "read", late)
 
 
 @bug("LAW-09")

@@ -125,6 +125,18 @@ def a_store_only_cache_rounds_by_the_tails_dtype(patch):
 
 
 @bug("TIER-12")
+def an_append_is_locked_token_by_token(patch):
+    append = TieredCache.append
+
+    def one_by_one(self, keys, values):
+        for at in range(len(keys)):
+            append(self, keys[at : at + 1], values[at : at + 1])
+            time.sleep(0.0002)  # lets another thread append in between
+
+    patch.setattr(TieredCache, "append", one_by_one)
+
+
+@bug("TIER-12")
 def nothing_is_locked(patch):
     patch.setattr("kvref.tiered.RLock", nullcontext)
     slots = Run.slots
