@@ -34,7 +34,7 @@ ARGUMENTS = {
     "value_dim": "for latents: numbers of a head's value",
     "negative_integers": "`false` if arguments have an unsigned type",
     "one_block_table": "`true` if all layers share one block table",
-    "other_eviction_order": "`true` if blocks are evicted in another order than PREFIX-08 defines",
+    "other_eviction_order": "`true` if blocks are evicted in another order than PREFIX-08, GROUP-06 or MOVE-11 defines",
     "tables_alone": "`true` if the cache has block tables but stores no tokens",
 }
 SWITCHES = {

@@ -25,7 +25,7 @@ def here(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HERE))
 
 
-@pytest.mark.parametrize("name", ["zoo:blocks-freed-twice", pytest.param("misbehaving:IsKilled", marks=pytest.mark.extended)])
+@pytest.mark.parametrize("name", ["zoo:blocks-freed-twice", pytest.param("misbehaving:IsKilled", marks=pytest.mark.long)])
 def test_several_processes_say_what_one_says(kvref, tmp_path, name):
     said = []
     for jobs in ("1", "2"):

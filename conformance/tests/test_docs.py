@@ -122,13 +122,15 @@ def test_the_command_that_prints_where_the_interface_is_does(tmp_path):
 def test_the_backend_of_one_kernel_at_a_time_passes(tmp_path):
     from kvref_conformance.clauses import all_clauses
 
+    chapters = ("FMT-", "QUANT-", "ATTN-", "KERN-")  # those that depend on kernels most
     (code,) = fenced("write-a-backend.md", "python")
     (tmp_path / "mybackend.py").write_text(code)
     command = [sys.executable, "-m", "kvref_conformance.cli", "check", "mybackend:implementation", "--examples", "5"]
-    command += ["--clause", "[!L]*,LAW-[02]*,LAW-1[!8]"]  # all except production sizes
+    command += ["--clause", ",".join(f"{chapter}*" for chapter in chapters)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert ["all", str(len(all_clauses()) - 2), "0", "0", "1"] in [line.split() for line in done.stdout.splitlines()]
+    judged = sum(clause.startswith(chapters) for clause in all_clauses()) - 1  # KERN-06 takes gigabytes
+    assert ["all", str(judged), "0", "0", "1"] in [line.split() for line in done.stdout.splitlines()]
 
 
 def test_the_number_of_clauses_is_right():

@@ -45,7 +45,7 @@ class Prompts(WholePrompts):
     [(OneCanary, {"ENG-13"}), (Whole, {"ENG-08", "ENG-09", "ENG-10", "ENG-11", "ENG-13"})],
 )
 def test_a_right_engine_breaks_nothing(right, missing):
-    judge = Judge(right(), Effort(examples=5, timeout=60))
+    judge = Judge(right(), Effort(examples=2, timeout=60))
     found = {clause.id: verdict_of(judge.clause(checks)) for clause, checks in select("ENG-*").items()}
     assert {clause for clause, verdict in found.items() if verdict != "passed"} == missing
     assert {found[clause] for clause in missing} == {"not offered"}

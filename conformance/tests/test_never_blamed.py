@@ -124,5 +124,5 @@ def test_latents_that_are_answered_in_float16_overflow():
 
 @pytest.mark.extended
 def test_sums_of_values_that_are_divided_at_the_end_overflow():
-    judge = limited("grouped", DividedAtTheEnd, kvref.GroupedConfig, {}, examples=150)
+    judge = limited("grouped", DividedAtTheEnd, kvref.GroupedConfig, {}, examples=60)
     assert not blamed(judge, "GROUP-04", "grouped")

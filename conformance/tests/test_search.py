@@ -169,7 +169,7 @@ class Running:
         return [each for each in left if each.status() != psutil.STATUS_ZOMBIE]
 
 
-@pytest.mark.extended
+@pytest.mark.long
 def test_a_worker_that_is_killed_costs_nothing(tmp_path):
     running = Running(tmp_path, "0.2")
     killed, *_ = running.workers()

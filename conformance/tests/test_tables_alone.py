@@ -133,7 +133,7 @@ def test_a_right_one_is_not_blamed():
     ("tables", "clause"),
     [
         (SharesNothing, "PREFIX-01"),
-        (SharesNothing, "PREFIX-03"),
+        pytest.param(SharesNothing, "PREFIX-03", marks=pytest.mark.long),
         (Leaks, "PAGED-07"),
         (Leaks, "PREFIX-06"),
         (TakesTheFirst, "LAW-03"),

@@ -4,12 +4,14 @@ from kvref_conformance.checking.expect import equal
 from kvref_conformance.checking.registry import check
 from kvref_conformance.checking.setup import new
 from kvref_conformance.conversation.subject import Subject
+from kvref_conformance.families.offload.checks import in_order
 
 PROMPT = 90  # number of keys per prompt
 
 
 @check("LAW-18", "offload")
 def a_host_store_of_thousands_is_filled_twice(subject: Subject) -> None:
+    in_order(subject)
     store = new(subject, "offload", capacity=3000)
     total, first = store.config["capacity"], 2**52
     prompts = [list(range(start, start + PROMPT)) for start in range(first, first + 2 * total, PROMPT)]

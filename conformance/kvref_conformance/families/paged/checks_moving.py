@@ -66,6 +66,18 @@ def every_layer_is_loaded_with_the_tokens_that_it_had(subject: Subject) -> None:
         pair(other.gather(loaded, layer), whole, f"layer {layer} after load and 2 more tokens")
 
 
+@check("MOVE-01e", "paged")
+def a_loaded_table_has_the_entries_that_the_tokens_need(subject: Subject) -> None:
+    cache, other = roomy(subject), roomy(subject)
+    sequence, _ = written(subject, cache, TOKENS, TOKENS - 3)
+    loaded, _ = written(subject, other, 1)
+    other.ensure_capacity(loaded, TOKENS + 6)  # more entries than the load needs
+    other.load(loaded, cache.save(sequence))
+    for layer in range(other.config["num_layers"]):
+        entries = len(other.block_table(loaded, layer))
+        equal(entries, -(-TOKENS // other.config["block_size"]), f"entries of the table of layer {layer} after load")
+
+
 @check("MOVE-01d", "paged")
 def a_load_changes_no_other_sequence(subject: Subject) -> None:
     subject.need(sequences=3)

@@ -56,7 +56,7 @@ def two_stores(subject: Subject) -> tuple[str, str]:
 
 
 def append(subject: Subject, cache: Handle, tiers: Tiers, count: int) -> None:
-    keys, values = pair_of_tokens(subject, count)
+    keys, values = pair_of_tokens(subject, count, cache.config["num_kv_heads"], cache.config["head_dim"])
     cache.append(keys, values)
     tiers.append(keys, values)
 

@@ -162,7 +162,7 @@ def a_policy_that_would_lose_a_token_is_refused(subject: Subject) -> None:
         )  # fmt: skip
         if can_go(loud_tokens(cache, REFUSED)[0], [name]) is not False or not all_reached(tiers.policy):
             continue
-        at_least(cache, max_tokens=tiers.policy["tail_length"] + 5)
+        at_least(cache, max_tokens=tiers.policy["tail_length"] + 5, tail_length=1)
         tried += 1
         come(subject, cache, tiers, 1)
         pair = loud_tokens(cache, REFUSED)

@@ -143,7 +143,10 @@ def the_warm_tier_lies_between(subject: Subject) -> None:
 @check("TIER-15a", "tiered")
 def tail_only_quantizes_nothing(subject: Subject) -> None:
     length = subject.size("tail_length", 9)
-    cache, (keys, values) = new(subject, "tiered", max_tokens=length, tail_length=length), pair_of_tokens(subject, length + 4)
+    cache, (keys, values) = (
+        new(subject, "tiered", max_tokens=max(1, length), tail_length=length),
+        pair_of_tokens(subject, length + 4),
+    )
     if cache.config["max_tokens"] != length or not length:
         raise NotOffered("a cache that consists of the tail only, where its limits do not allow it")
     for start in range(0, length + 4, 2):

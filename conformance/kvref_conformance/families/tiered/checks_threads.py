@@ -17,7 +17,7 @@ def appends_from_threads_lose_and_tear_nothing(subject: Subject) -> None:
     appends = min(25, subject.size("tail_length", 25 * THREADS * together) // (THREADS * together))
     each = appends * together
     total = THREADS * each
-    cache = new(subject, "tiered", max_tokens=total, tail_length=total, tail_dtype=tail_of(subject))
+    cache = new(subject, "tiered", max_tokens=max(1, total), tail_length=total, tail_dtype=tail_of(subject))
     if not 0 < total <= cache.config["tail_length"]:
         raise NotOffered(f"a tail of {together} tokens for each of {THREADS} threads, within its limits")
     shape = (1, subject.heads, subject.dim)

@@ -8,12 +8,15 @@ from kvref_conformance.checking.setup import at_least, formats_of, held, new, pa
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families.tiered.checks import agree, append, both, tail_of, two_stores
 from kvref_conformance.families.tiered.stream import TieredStream
+from kvref_conformance.families.tiered.tiers import can_go
 from kvref_conformance.oracle.formats import AFFINE
+from kvref_conformance.outcome import NotOffered
 
 
 @check("TIER-13a", "tiered")
 def a_value_the_tail_cannot_hold_is_refused_at_append(subject: Subject) -> None:
     cache, tiers = both(subject, tail_dtype="float16")
+    at_least(cache, tail_length=1)
     append(subject, cache, tiers, 6)
     for bad in (65520.0, -1e30, np.nan, np.inf):
         for which in (0, 1):
@@ -41,6 +44,8 @@ def a_token_no_store_can_hold_is_refused_at_append(subject: Subject) -> None:
         agree(subject, cache, tiers, "after a token whose range overflows float32 raised NonFinite")
         large = np.full_like(wide, 8e37)
         large[0, 0, 0] *= -1
+        if can_go(large, [tiers.policy["store_format"]]) is not True:
+            raise NotOffered("a store format without scales of 16 bits (TIER-18)")
         cache.append(large, large / 2)
         equal(
             cache.total_tokens,
