@@ -24,7 +24,7 @@ implementations:
   numpy, ...        a backend of kvref or an adapter: `kvref list` shows all
   zoo:MEMBER        a cache with a planted bug: `kvref zoo` shows all
   module:object     your implementation in Python
-  mycache           a program whose command is in kvref.toml:
+  mycache           a program whose command is in ./kvref.toml:
                     [implementations.mycache]
                     exec = ["./harness", "--flag"]
 
@@ -87,20 +87,22 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     check.add_argument("--traces", metavar="DIR", help="folder to write the traces of passed checks to")
     check.add_argument("--slow", action="store_true", help="include the checks that need gigabytes of memory")
-    check.add_argument("--real", action="store_true", help="include the larger checks at production sizes (a minute)")
+    check.add_argument("--real", action="store_true", help="include the larger checks of LAW-18 (a minute)")
     check.add_argument("--json", metavar="FILE", help="file to write the results to, as JSON")
     check.add_argument("--junit", metavar="FILE", help="file to write the results to, as JUnit XML")
     check.add_argument("--xfails", metavar="FILE", help="file of the clauses that are expected to fail, one per line")
     check.add_argument("--update-xfails", action="store_true", help="write the clauses that fail now to the file of --xfails")
     check.add_argument(
-        "--list", action="store_true", help="list the checks; with NAME, which clauses its operations reach, without judging it"
+        "--list",
+        action="store_true",
+        help="list the checks; with NAME, which clauses can be judged with its operations, without judging it",
     )
     soak = commands.add_parser(
         "soak",
         help="run a serving workload on an implementation's caches or on a server",
         description="Run a serving workload on every cache family of an implementation, at production sizes: requests arrive, "
-        "finish, are cancelled, share prefixes and exhaust the blocks. Every token that is read is checked. With --server, send "
-        "many requests to a server at once and compare every generated token with the canary's.",
+        "finish, are cancelled, exhaust the blocks and, in a prefix cache, share prefixes. Every token that is read is checked. "
+        "With --server, send many requests to a server at once and compare every generated token with the canary's.",
         epilog="exit status: 0 all tokens were right; 1 a token was wrong, or a request to the server failed; 2 nothing could be "
         "judged; 130 Ctrl-C",
     )

@@ -55,7 +55,7 @@ def test_a_failure_is_replayed_by_the_command_it_prints(kvref, tmp_path):
     trace = ".kvref/failures/BLOCK-05-mine+FreesTwice.jsonl"
     done = kvref("replay", trace, "mine:FreesTwice")
     assert done.returncode == 1
-    assert done.stdout.splitlines()[-1] == f"first mismatch at line 5 of {trace}, as recorded"
+    assert done.stdout.splitlines()[-1] == f"first mismatch at line 5 of {trace}, the same reply as recorded"
     assert kvref("replay", trace).stdout == done.stdout  # the trace contains the name of its implementation
     done = kvref("replay", trace, "numpy")
     assert done.returncode == 0

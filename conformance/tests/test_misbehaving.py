@@ -192,7 +192,7 @@ def test_a_replay_outlives_it_too(check, tmp_path):
     lines = trace.read_text().splitlines()
     assert done.stdout.splitlines()[-2:] == [
         "    got      none: the process ended with exit code 0",
-        f"first mismatch at line {len(lines)} of {trace}, as recorded",
+        f"first mismatch at line {len(lines)} of {trace}, the same reply as recorded",
     ]
 
 

@@ -51,7 +51,7 @@ def check(options: argparse.Namespace) -> int:
             results = _results(options, asked, judge, chosen, console.width)
     interrupted = len(results) < len(chosen)
     conclusion = conclude(results, options.least_judged, interrupted)
-    print_table(console, results, judge.implementation)
+    print_table(console, results, judge.implementation, interrupted)
     print_derived(console, results)
     if not interrupted:
         print_left_out(console, results)

@@ -46,6 +46,6 @@ def replay_trace(options: argparse.Namespace) -> int:
     as_recorded = recorded.get("got") == held.got
     if as_recorded and "cause" in recorded:
         console.print(Text(f"    cause    {recorded['cause']}"), soft_wrap=True)
-    where = f"first mismatch at line {held.parted_at} of {options.trace}{', as recorded' if as_recorded else ''}"
+    where = f"first mismatch at line {held.parted_at} of {options.trace}{', the same reply as recorded' if as_recorded else ''}"
     console.print(Text(where, style="bold red"), soft_wrap=True)
     return 1

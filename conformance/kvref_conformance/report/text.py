@@ -84,7 +84,7 @@ def print_failure(console: Console, result: Result, asked: Asked, told: Told) ->
         console.print(Text(f"{rest}\n"), soft_wrap=True)
 
 
-def print_table(console: Console, results: list[Result], implementation: Any) -> None:
+def print_table(console: Console, results: list[Result], implementation: Any, interrupted: bool = False) -> None:
     """One line per chapter: how many clauses that count passed, failed, or are not offered. Below: chapters without one."""
     title = f"{implementation.name} {implementation.version} ({implementation.language}, {implementation.level})"
     table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, title_style="bold", show_footer=True)
@@ -101,7 +101,7 @@ def print_table(console: Console, results: list[Result], implementation: Any) ->
             table.add_row(f"{chapter.code} {escape(chapter.title)}", *cells)
     console.print(table)
     others = {each["chapter"] for each in results} - {each["chapter"] for each in shown}
-    if others:
+    if others and not interrupted:
         named = ", ".join(chapter.code for chapter in spec() if chapter.code in others)
         console.print(Text(f"chapters without a clause that applies: {named}", style="dim"))
 
