@@ -132,7 +132,8 @@ class Engine(Model):
         told = self.sessions.get(session)
         wrong = [each for token in tokens for each in not_in_range(token, self.canary.vocabulary, "TokenOutOfRange")]
         if told is None:
-            return self.refuse([("SequenceNotFound", "ENG-10"), *wrong])
+            too_long = [("CapacityExceeded", "ENG-11")] if len(tokens) > self.canary.context else []
+            return self.refuse([("SequenceNotFound", "ENG-10"), *wrong, *too_long])
         if len(told.tokens) + len(tokens) > self.canary.context:
             wrong.append(("CapacityExceeded", "ENG-11"))
         if wrong and not self._fits({session: len(tokens)}):  # the implementation may check for room first
@@ -203,6 +204,8 @@ class Engine(Model):
         wrong = [("SequenceNotFound", "ENG-10")] if len(told) < len(sessions) else []
         wrong += [("PositionOutOfRange", "ENG-01")] if any(not each.tokens for each in told) else []
         wrong += [("CapacityExceeded", "ENG-11")] if any(len(each.tokens) == self.canary.context for each in told) else []
+        if wrong and not self._fits({each: 1 for each in sessions if each in self.sessions}):
+            wrong.append(("OutOfBlocks", "ENG-06"))
         if wrong:
             return self.refuse(wrong)
 
@@ -232,9 +235,11 @@ class Engine(Model):
     def save(self, session: Any) -> Expected:
         if session not in self.sessions:
             return self.refuse([("SequenceNotFound", "ENG-10")])
-        then = self.did("save", lambda ok: self.saved.update({ok: self.sessions[session].copy()}))
-        says = f"a number not among {sorted(self.saved)}"
-        return Choice("ENG-10", then, says=says, accepts=lambda ok: ok not in self.saved)
+        told = self.sessions[session]
+        then = self.did("save", lambda ok: self.saved.update({ok: told.copy()}))
+        equal = [saved for saved, kept in self.saved.items() if kept.tokens == told.tokens]  # may be the same copy
+        says = f"a number not among {sorted(self.saved.keys() - equal)}"
+        return Choice("ENG-10", then, says=says, accepts=lambda ok: ok in equal or ok not in self.saved)
 
     def load(self, saved: Any) -> Expected:
         if saved not in self.saved:
@@ -252,7 +257,9 @@ class Engine(Model):
 
     def truncate(self, session: Any, length: Any) -> Expected:
         if session not in self.sessions:
-            return self.refuse([("SequenceNotFound", "ENG-10"), *not_in_range(length, None, "PositionOutOfRange")])
+            return self.refuse(
+                [("SequenceNotFound", "ENG-10"), *not_in_range(length, self.canary.context + 1, "PositionOutOfRange")]
+            )
         told = self.sessions[session]
         if wrong := not_in_range(length, len(told.tokens) + 1, "PositionOutOfRange", "ENG-10"):
             return self.refuse(wrong)
@@ -260,8 +267,8 @@ class Engine(Model):
 
     def remove(self, session: Any, start: Any, stop: Any) -> Expected:
         known = session in self.sessions
-        length = len(self.sessions[session].tokens) if known else None
-        wrong = not_in_range(stop, None if length is None else length + 1, "PositionOutOfRange", "ENG-10")
+        length = len(self.sessions[session].tokens) if known else self.canary.context  # an unknown session can have any length
+        wrong = not_in_range(stop, length + 1, "PositionOutOfRange", "ENG-10")
         wrong += not_in_range(start, None if wrong else stop + 1, "PositionOutOfRange", "ENG-10")
         if wrong or not known:
             return self.refuse([*([] if known else [("SequenceNotFound", "ENG-10")]), *wrong])

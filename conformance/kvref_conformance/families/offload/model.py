@@ -123,7 +123,7 @@ class Offload(Model):
         )  # fmt: skip
 
     def complete_store(self, keys: Sequence[int], success: bool = True) -> Expected:
-        coming = [key for key in keys if key in self.coming]
+        coming = [key for key in dict.fromkeys(keys) if key in self.coming]
 
         def change(ok: Any) -> None:
             self.coming -= set(coming)
@@ -134,7 +134,7 @@ class Offload(Model):
                     self._forget(key)
 
         then, clause = self.did("complete_store" if success else "failed", change), "MOVE-06" if success else "MOVE-08"
-        if len(coming) == len(keys):
+        if len(coming) == len(set(keys)):
             return Expected(clause, then)
         return TakenOrRefused("MOVE-08", then, kinds=("KeyNotFound",), refused=lambda: self.did("refused")(None))
 
