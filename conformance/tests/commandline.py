@@ -68,6 +68,9 @@ class Sloppy(Nothing):
 class Odd(Nothing):
     formats = ("int3",)
 
+class NoTuple(Nothing):
+    formats = ("float32")
+
 class Nameless: pass
 """
 
@@ -122,6 +125,7 @@ def kvref(tmp_path):
     """Run the command in a folder that contains a module `mine` with implementations."""
     (tmp_path / "mine.py").write_text(BROKEN)
     (tmp_path / "syntax.py").write_text("def broken(:\n")
+    (tmp_path / "refuses.py").write_text("import os\nraise ValueError('no device')\n")
     # settings of the user's own tests, which must not affect the command
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")
 

@@ -173,6 +173,8 @@ def test_what_is_not_offered_is_not_passed(kvref):
         (["mine:"], "expected module:object"),
         (["absent:X"], "absent cannot be imported: ModuleNotFoundError: No module named 'absent'"),
         (["syntax:X"], "syntax cannot be imported: SyntaxError: "),
+        (["refuses:X"], "refuses cannot be imported: ValueError: no device (refuses.py:2)"),
+        (["mine:NoTuple"], "formats: expected a tuple of names, got the string 'float32'"),
         (["mine:explodes"], "mine:explodes cannot be created: RuntimeError: no device"),
         (["mine:Nothing"], "mine:Nothing: nothing to test, it has none of the families elements, "),
         (["mine:Misspelt"], "attention, kernels, engine: did you mean paged?"),

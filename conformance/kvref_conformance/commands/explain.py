@@ -46,6 +46,7 @@ def explain(options: argparse.Namespace) -> int:
 
 def _clause_markdown(clause: Clause) -> str:
     parts = [f"# {clause.id} · {clause.title}", clause.text, f"*Why.* {clause.why}", f"```python\n{clause.example}\n```"]
+    parts.append(f"The example uses the functions at the top of {clause.path.name}.")
     if clause.differs:
         parts.append(f"*Differs from.* {clause.differs}")
     if clause.caught:

@@ -26,6 +26,7 @@ import kvref_zoo
 from kvref.errors import BackendNotFound
 from kvref.formats import FORMATS
 from kvref_conformance.conversation.drivers.guard import SERVED_WITHIN, TIMEOUT
+from kvref_conformance.conversation.place import raised_at
 from kvref_conformance.families import all_families
 from kvref_conformance.families import names as families
 from kvref_conformance.implementations.backends import OnBackend
@@ -149,6 +150,8 @@ def checked(name: str, implementation: Any) -> Implementation:
             raise CannotRun(f"{name}: {attribute}: expected one line of 1 to {LONGEST} characters, got {repr(said)[:60]}")
     if implementation.level not in ("exact", "tolerant"):
         raise CannotRun(f"{name}: level: expected 'exact' or 'tolerant', got {implementation.level!r}")
+    if isinstance(implementation.formats, str):
+        raise CannotRun(f"{name}: formats: expected a tuple of names, got the string {implementation.formats!r}")
     unknown = [format for format in implementation.formats if format not in FORMATS]
     if unknown:
         raise CannotRun(f"{name}: formats: expected names from {', '.join(FORMATS)}, got {unknown[0]!r}")
@@ -259,7 +262,9 @@ def _object_at(name: str) -> Any:
     try:
         found: Any = import_module(module_name)
     except Exception as error:
-        raise CannotRun(f"{module_name} cannot be imported: {_one_line(error)}") from error
+        at = raised_at(error)
+        where = f" ({at})" if at and "importlib" not in at else ""
+        raise CannotRun(f"{module_name} cannot be imported: {_one_line(error)}{where}") from error
     finally:
         sys.path.remove(str(Path.cwd()))
     for part in path.split("."):

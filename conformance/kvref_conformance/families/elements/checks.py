@@ -95,9 +95,9 @@ def what_rounds_past_57344_is_infinite(subject: Subject) -> None:
 def a_nan_stays_a_nan(subject: Subject) -> None:
     nans = np.array([0x7FC00000, 0xFFC00000, 0x7F800001, 0x7FFFFFFF, 0xFF800001], np.uint32).view(np.float32)
     for name in subject.formats(*FP8):
-        infinities = [np.inf, -np.inf] if name == "float8_e4m3fn" else []  # E5M2 has codes for infinities
-        got = decoded(subject, encoded(subject, np.append(nans, np.array(infinities, np.float32)), name), name)
-        true(np.isnan(got).all(), f"NaNs and infinities without a code, encoded and decoded in {name}", "NaN", got)
+        got = decoded(subject, encoded(subject, nans, name), name)
+        true(np.isnan(got).all(), f"NaNs encoded and decoded in {name}", "NaN", got)
+        encoded(subject, np.array([np.inf, -np.inf], np.float32), name)  # raises no error; LAW-14 judges the codes
 
 
 @check("FMT-FP8-06", "elements")
