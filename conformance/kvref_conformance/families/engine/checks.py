@@ -2,6 +2,7 @@
 
 from kvref_conformance.checking.expect import equal, raises, true
 from kvref_conformance.checking.registry import check
+from kvref_conformance.conversation.derived import refused_whole
 from kvref_conformance.conversation.exchange import error_of
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families.engine.told import Talk
@@ -300,6 +301,7 @@ def the_end_of_the_context_stops_it(subject: Subject) -> None:
     except (Broken, NotOffered):
         raise
     except Exception as error:
+        refused_whole(error)
         true(
             error_of(error).kind == "CapacityExceeded",
             "the error of generate past the end of the context",

@@ -15,7 +15,7 @@ from kvref_conformance.conversation.derived import refused_whole
 from kvref_conformance.conversation.exchange import KNOWN_KINDS, error_of
 from kvref_conformance.conversation.subject import Subject
 from kvref_conformance.families import Family
-from kvref_conformance.outcome import NotOffered
+from kvref_conformance.outcome import Broken, NotOffered
 
 
 @law("LAW-10")
@@ -80,6 +80,8 @@ def _is_rejected(call: Callable[[], Any]) -> bool | None:
         call()
     except NotOffered:
         return None
+    except Broken:
+        raise
     except Exception as error:
         refused_whole(error)
         return error_of(error).kind in KNOWN_KINDS

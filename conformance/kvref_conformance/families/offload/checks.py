@@ -180,7 +180,8 @@ def what_is_being_loaded_is_not_evicted(subject: Subject) -> None:
     with raises("OutOfBlocks"):
         store.prepare_store(every)
     store.complete_load(keys[:1])
-    true(keys[0] in gone(store, every), "keys evicted after complete_load", f"{keys[0]} among them", "others")
+    evicted = gone(store, every)
+    true(keys[0] in evicted, "keys evicted after complete_load", f"{keys[0]} among them", evicted)
 
 
 @check("MOVE-09ad", "offload")
