@@ -34,9 +34,8 @@ def gain_text(operation: str, checks: int, clauses: list[str]) -> str:
 
 def _print_family(console: Console, family: str, offered: Offered, reaches: list[Reach]) -> None:
     judged = sum(reach.judged > 0 for reach in reaches)
-    count = sum(
-        reach.judged > 0 or not is_about_other_formats(reach.clause, reach.missing) for reach in reaches
-    )  # as `check` counts
+    # as `kvref check` counts
+    count = sum(reach.judged > 0 or not is_about_other_formats(reach.clause, reach.missing) for reach in reaches)
     console.print(Text(f"{family}: {judged} of {counted(count, 'clause')} can be judged", style="bold"))
     if all(reach.how == "directly" for reach in reaches):
         return

@@ -59,10 +59,15 @@ def an_operation_that_raises_leaves_no_trace(stream: Stream) -> None:
     stream, keys, values = filled(stream)
     before, left_out = stream.observe(), set[int]()
     while True:
-        results = {i: _is_rejected(call) for i, call in enumerate(_invalid_calls(stream)) if i not in left_out}
-        if False not in results.values():
+        results = dict[int, bool | None]()
+        for i, call in enumerate(_invalid_calls(stream)):
+            if i not in left_out:
+                results[i] = _is_rejected(call)
+            if results.get(i) is False:  # it may have changed the stream, so that later calls are valid
+                left_out.add(i)
+                break
+        else:
             break
-        left_out |= {i for i, rejected in results.items() if rejected is False}
         stream, keys, values = filled(stream.fresh())
         before = stream.observe()
     if True not in results.values():

@@ -26,7 +26,7 @@ def each_row_holds_its_share_or_a_copy(subject: Subject) -> None:
         known.look(f"{what}, at {len(known)} tokens")
         tried += 1
     if not tried:
-        raise NotOffered("numbers of heads and head_ranks of which one divides the other, where its limits do not allow them")
+        raise NotOffered("a number of heads that head_ranks divides or is divided by, where its limits do not allow it")
 
 
 @check("SHARD-01d", "sharded")
@@ -55,7 +55,7 @@ def heads_that_no_share_comes_of_are_refused(subject: Subject) -> None:
             refused(subject, "sharded", num_kv_heads=heads, head_ranks=rows)
             tried += 1
     if not tried:
-        raise NotOffered("numbers of heads and head_ranks of which neither divides the other, where its limits do not allow them")
+        raise NotOffered("a number of heads and head_ranks, neither of which divides the other, where its limits do not allow it")
 
 
 @check("SHARD-02a", "sharded")
