@@ -46,11 +46,15 @@ MUTATED = (
     "formats", "blocks", "buffers", "contiguous", "paged", "prefix", "rotary", "quantized", "tiered", "pooled", "rows",
     "attention", "inputs", "sequences", "windowed", "grouped", "latent", "channels", "sharded",
 )  # fmt: skip
-PROJECT = tomllib.loads((Path(__file__).parent / "pyproject.toml").read_text())
-OTHERS = PROJECT["tool"]["kvref"]["others"]
+ADAPTERS = Path("conformance/adapters")  # the distribution kvref-adapters
+ENTRIES = tomllib.loads((Path(__file__).parent / ADAPTERS / "pyproject.toml").read_text())["project"]["entry-points"]
+FOLDERS = (Path(__file__).parent / ADAPTERS / "kvref_adapters").glob("*/install.txt")
+# The commands that install a third-party project, by its folder. torch must be first where it is needed, because anything looser
+# than its exact pin may install gigabytes of CUDA. vLLM and SGLang are installed without the packages of their engines and
+# kernels.
+OTHERS = {file.parent.name: file.read_text().splitlines() for file in sorted(FOLDERS)}
 LARGEST_TRACE = 200_000  # characters of a trace in docs/results
 ISOLATED = ("onnxruntime-multi-head",)  # implementations that may end their process
-NPM = {"transformers.js": "@huggingface/transformers@4.3.1"}  # npm packages, per project
 AXE = "axe-core@4.14.1"
 BROWSED = [f"conformance/tests/test_{name}.py" for name in ("report_pages", "site", "player", "player_answers", "player_files")]
 GPU = ("cupy", "reference:cupy", "torch:cuda", "torch-compiled:cuda")
@@ -120,7 +124,7 @@ def matrix(session: nox.Session, library: str) -> None:
 def theirs(session: nox.Session) -> None:
     """The tests that need torch or llama.cpp, `kvref check` of the torch backend, and of the reference on torch."""
     session.install(*PINNED, "torch")  # first and by its exact pin: anything looser may install gigabytes of CUDA
-    session.install(*PINNED, "-e", ".[dev]", "transformers", "xllamacpp", "psutil")
+    session.install(*PINNED, "-e", ".[dev]", "-e", str(ADAPTERS), "transformers", "xllamacpp", "psutil")
     session.run("pytest", "-m", "torch or llama", *session.posargs)
     for name in ("torch", "reference:torch"):
         _check(session, name, "torch", "CPU", (*OTHERWISE, "--jobs", "2"))
@@ -167,14 +171,19 @@ def browser(session: nox.Session) -> None:
 @nox.session(venv_backend=WITH_PIP, reuse_venv=True)
 @nox.parametrize("project", list(OTHERS))
 def others(session: nox.Session, project: str) -> None:
-    """Judges third-party projects, one environment per project. Commit docs/results afterwards. By hand: downloads gigabytes."""
+    """Judges third-party projects, one environment per project. Commit docs/results afterwards. By hand: downloads gigabytes.
+
+    project: the folder of the project in conformance/adapters/kvref_adapters.
+    """
     names = others_of(project)
     try:
-        for packages in OTHERS[project]:
-            session.install(*PINNED, *packages.split())
-        session.install(*PINNED, "-e", ".[conformance]")
-        if project in NPM:
-            _npm(session, NPM[project])
+        for command in OTHERS[project]:
+            program, _, *packages = command.split()
+            if program == "npm":
+                _npm(session, *packages)
+            else:
+                session.install(*PINNED, *packages)
+        session.install(*PINNED, "-e", ".[conformance]", "-e", str(ADAPTERS))
     except nox.command.CommandFailed:
         for name in names:
             _note(name, "others", "cannot be installed", project)
@@ -224,19 +233,18 @@ def _summarised(value: Any) -> Any:
     return {name: _summarised(part) for name, part in value.items()} if isinstance(value, dict) else value
 
 
-def _npm(session: nox.Session, package: str) -> None:
-    """Install a package where Node finds it. Raises CommandFailed. Skips onnxruntime's script, which would download CUDA."""
+def _npm(session: nox.Session, *packages: str) -> None:
+    """Install packages where Node finds them. Raises CommandFailed. Skips onnxruntime's script, which would download CUDA."""
     folder = Path(session.create_tmp()).absolute()
     skip = {"ONNXRUNTIME_NODE_INSTALL": "skip"}
-    session.run("npm", "install", "--silent", "--no-audit", "--prefix", str(folder), package, external=True, env=skip)
+    session.run("npm", "install", "--silent", "--no-audit", "--prefix", str(folder), *packages, external=True, env=skip)
     session.env["NODE_PATH"] = str(folder / "node_modules")
 
 
 def others_of(project: str) -> list[str]:
-    """The implementations of a project. If the names of several projects are prefixes of a name, the longest one counts."""
-    known = PROJECT["project"]["entry-points"]["kvref.implementations"]
-    whose = {name: [each for each in OTHERS if name == each or name.startswith(f"{each}-")] for name in known}
-    return [name for name, projects in whose.items() if max(projects, key=len, default="") == project]
+    """The implementations whose adapters are in the folder of a project."""
+    entries = ENTRIES["kvref.implementations"]
+    return [name for name, where in entries.items() if where.startswith(f"kvref_adapters.{project}.")]
 
 
 @nox.session(venv_backend=WITH_PIP)

@@ -1,4 +1,6 @@
-"""Read the findings from the pages in `findings/`, and generate tables of them by cost, by clause and by implementation.
+"""Read the findings from the page of each project (`findings.md` beside its adapters), and generate tables of them.
+
+The tables are by cost, by clause and by implementation.
 
 A finding is a heading followed by an empty line and a line of this form:
 
@@ -14,9 +16,10 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 
+import kvref
 from kvref_conformance.clauses import all_clauses
 
-PAGES = Path(__file__).parent / "findings"
+PAGES = Path(kvref.__file__).parents[1] / "conformance/adapters/kvref_adapters"
 # What a finding costs the users of the judged project, the highest cost first. docs/findings.md explains them.
 COSTS = (
     "another's tokens", "wrong tokens", "the service", "missing tokens", "another's tokens for crafted prompts",
@@ -32,7 +35,7 @@ class FindingError(Exception):
 
 @dataclass(frozen=True)
 class Finding:
-    page: str
+    page: str  # the folder of the project
     project: str
     title: str
     clauses: tuple[str, ...]
@@ -43,7 +46,8 @@ class Finding:
 
     @property
     def link(self) -> str:
-        return f"[{self.title}](findings/{self.page}.md#{anchor(self.title)})"
+        """Return a link for a page in docs."""
+        return f"[{self.title}](../conformance/adapters/kvref_adapters/{self.page}/findings.md#{anchor(self.title)})"
 
     @property
     def address(self) -> str:
@@ -59,28 +63,28 @@ def anchor(title: str) -> str:
 @cache
 def findings() -> tuple[Finding, ...]:
     """Return the findings of all pages, the highest cost first. Raises FindingError."""
-    found = [each for path in sorted(PAGES.glob("*.md")) for each in of_page(path)]
+    found = [each for path in sorted(PAGES.glob("*/findings.md")) for each in of_page(path)]
     return tuple(sorted(found, key=lambda each: COSTS.index(each.cost)))
 
 
 def of_page(path: Path) -> Iterator[Finding]:
     """Yield the findings of one page. Raises FindingError."""
-    text = path.read_text(encoding="utf-8")
+    text, page = path.read_text(encoding="utf-8"), path.parent.name
     project = text.partition("\n")[0].removeprefix("# ")
     known = all_clauses()
     for title, line in re.findall(r"^##+ (.+)\n\n(\*Breaks\* .+)$", text, re.MULTILINE):
         said = LINE.fullmatch(line)
         if said is None:
-            raise FindingError(f"{path.name}: {title}: expected *Breaks* ... · *of* ... · *costs* ... · *right*: ..., got {line}")
+            raise FindingError(f"{page}: {title}: expected *Breaks* ... · *of* ... · *costs* ... · *right*: ..., got {line}")
         breaks, of, cost, right, script = said.groups()
         clauses = () if breaks == NO_CLAUSE else tuple(breaks.split(", "))
         if unknown := [each for each in clauses if each not in known]:
-            raise FindingError(f"{path.name}: {title}: no such clause: {', '.join(unknown)}")
+            raise FindingError(f"{page}: {title}: no such clause: {', '.join(unknown)}")
         if cost not in COSTS:
-            raise FindingError(f"{path.name}: {title}: expected a cost of {', '.join(COSTS)}, got {cost}")
-        if script and not (PAGES / script).is_file():
-            raise FindingError(f"{path.name}: {title}: no such script: {script}")
-        yield Finding(path.stem, project, title, clauses, tuple(re.findall("`(.+?)`", of)), cost, right, script)
+            raise FindingError(f"{page}: {title}: expected a cost of {', '.join(COSTS)}, got {cost}")
+        if script and not (path.parent / script).is_file():
+            raise FindingError(f"{page}: {title}: no such script: {script}")
+        yield Finding(page, project, title, clauses, tuple(re.findall("`(.+?)`", of)), cost, right, script)
 
 
 def by_cost() -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pictures
 from architecture import diagram
-from findings_index import anchor, by_clause, by_cost
+from findings_index import PAGES, anchor, by_clause, by_cost
 from kvref_conformance.clauses import all_clauses
 from site_pages import chapters, coverage, engines
 from small_surfaces import derived_operations, small_surfaces
@@ -32,9 +32,10 @@ CLAUSE_LINK = re.compile(r"\]\((?:#|(?:(?:\.\./)*(?:kvref/)?spec/)?\w+\.md#)([A-
 
 
 def pages() -> list[Path]:
-    """The pages that are written by hand: Markdown in docs and docs/*, but not what the site's build generates; README files."""
-    written = [path for path in [*FOLDER.glob("*.md"), *FOLDER.glob("*/*.md")] if path.parent.name not in ("spec", "_build")]
-    return [*sorted(written), FOLDER.parent / "README.md", SPEC / "README.md"]
+    """The pages that are written by hand: Markdown in docs and docs/*, not what the site's build generates; findings; READMEs."""
+    generated = ("spec", "findings", "_build")
+    written = [path for path in [*FOLDER.glob("*.md"), *FOLDER.glob("*/*.md")] if path.parent.name not in generated]
+    return [*sorted(written), *sorted(PAGES.glob("*/findings.md")), FOLDER.parent / "README.md", SPEC / "README.md"]
 
 
 def updated(page: Path) -> str:

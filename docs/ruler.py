@@ -1,9 +1,9 @@
 """Precision probe of llama.cpp: measure how many tokens of a canary are right in each of its cache formats.
 
-`python docs/ruler.py DATE`, with xllamacpp installed, writes `docs/results/ruler.json`. margin: the difference in
-nats that remains between the attention scores of the right position and of all others if every rounding error has the worst sign
-(`Canary.margin`). If it is positive, a wrong token is a bug;
-if it is negative, rounding alone can explain a wrong token.
+`python docs/ruler.py DATE`, with xllamacpp and kvref-adapters installed, writes `docs/results/ruler.json`. margin: the
+difference in nats that remains between the attention scores of the right position and of all others if every rounding error has
+the worst sign (`Canary.margin`). If it is positive, a wrong token is a bug; if it is negative, rounding alone can explain a wrong
+token.
 """
 
 import json
@@ -14,8 +14,8 @@ from pathlib import Path
 
 import kvref
 from kvref.canary import Canary
+from kvref_adapters.llama_cpp.engine import LlamaCpp
 from kvref_conformance.engines.ruler import measured
-from kvref_conformance.implementations.engines.llama_cpp import LlamaCpp
 
 INTO = Path(__file__).parent / "results" / "ruler.json"
 PROMPTS = 2

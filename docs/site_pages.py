@@ -1,13 +1,15 @@
 """Generated pages of the site: one page per chapter of the specification, the matrix, and tables of results.
 
-The build of the site writes `docs/spec/` from `kvref/spec` and from the results in `docs/results/checks`.
+The build of the site writes `docs/spec/` from `kvref/spec` and from the results in `docs/results/checks`, and `docs/findings/`
+from the pages beside the adapters of third-party projects.
 """
 
+import os
 import re
 from functools import cache
 from pathlib import Path
 
-from findings_index import by_failure, page_of
+from findings_index import PAGES, by_failure, page_of
 from kvref_conformance.checking.registry import all_checks
 from kvref_conformance.clauses import CHAPTERS, Chapter, Clause, all_clauses, spec
 from kvref_conformance.report.html import write_site
@@ -29,7 +31,7 @@ def runs() -> tuple[Run, ...]:
 
 
 def write(folder: Path) -> None:
-    """Write the chapters into folder/spec and the matrix into folder/_matrix."""
+    """Write the chapters into folder/spec, the findings into folder/findings and the matrix into folder/_matrix."""
     told = {failure: [Finding(each.title, f"../{each.address}") for each in found] for failure, found in by_failure().items()}
     write_site(folder / "_matrix/matrix", list(runs()), told)
     results = {run.name: {clause: result["verdict"] for clause, result in run.verdicts.items()} for run in runs()}
@@ -37,9 +39,10 @@ def write(folder: Path) -> None:
     pages |= {name: (SPEC / f"{name}.md").read_text(encoding="utf-8") for name in OTHERS}
     pages["index"] = _index()
     files = {f"spec/{name}.md": text for name, text in pages.items()}
-    (folder / "spec").mkdir(exist_ok=True)
+    files |= {f"findings/{path.parent.name}.md": _findings(path) for path in PAGES.glob("*/findings.md")}
     for name, text in files.items():
         path = folder / name
+        path.parent.mkdir(exist_ok=True)
         # unchanged files keep their time, so that Sphinx does not rebuild their pages
         if not path.exists() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
@@ -124,14 +127,27 @@ def _clause(clause: Clause, results: dict[str, dict[str, str]]) -> str:
     for verdict, word in SIGNS.items():
         names = [name for name, verdicts in results.items() if verdicts.get(clause.id) == verdict]
         if names:
-            parts.append(f"*{word}:* {', '.join(_found(name, name, '../') for name in names)}.")
+            parts.append(f"*{word}:* {', '.join(_found(name, name, '../../') for name in names)}.")
     return "\n\n".join(parts) + "\n"
 
 
-def _found(name: str, said: str, up: str = "") -> str:
-    """Return the text `said`, as a link to the page of findings about this implementation if there is one."""
+def _found(name: str, said: str, up: str = "../") -> str:
+    """Return the text `said`, as a link to the page of findings about this implementation if there is one.
+
+    up: from the page with the link to the root of the repository.
+    """
     page = page_of(name)
-    return f"[{said}]({up}findings/{page}.md)" if page else said
+    return f"[{said}]({up}conformance/adapters/kvref_adapters/{page}/findings.md)" if page else said
+
+
+def _findings(page: Path) -> str:
+    """Return the text of a page of findings with links that start in `docs/findings`."""
+    start = FOLDER / "findings"
+    return re.sub(
+        r"(?<=\]\()(?!https?:)[\w./-]+",
+        lambda link: os.path.relpath(page.parent / link[0], start),
+        page.read_text(encoding="utf-8"),
+    )
 
 
 def _linked(text: str) -> str:
@@ -154,6 +170,8 @@ def point_to_the_site(app: object, docname: str, source: list[str]) -> None:
     text = _clauses_linked(text)
     text = re.sub(r"\]\((?:\.\./)+kvref/spec/README\.md", rf"]({'../' * docname.count('/')}spec/index.md", text)
     text = re.sub(r"\]\((?:\.\./)+kvref/spec/(\w+)\.md", rf"]({'../' * docname.count('/')}spec/\1.md", text)
+    pages = r"\]\((?:\.\./)+conformance/adapters/kvref_adapters/(\w+)/findings\.md"
+    text = re.sub(pages, rf"]({'../' * docname.count('/')}findings/\1.md", text)
     if docname.startswith("spec/"):
         text = text.replace("](README.md)", "](index.md)")
     if docname.startswith("how/"):

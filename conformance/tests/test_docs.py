@@ -146,7 +146,8 @@ def test_the_number_of_vectors_is_right():
 
 
 def test_links_lead_somewhere():
-    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs/how").glob("*.md")]:
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs/how").glob("*.md")]
+    for page in [*pages, *(ROOT / "conformance/adapters").rglob("findings.md")]:
         prose = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
         for target in re.findall(r"\]\((?!http)([^)#]+)", prose):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
@@ -156,7 +157,7 @@ def test_every_clause_named_in_the_code_exists():
     from kvref_conformance.clauses import all_clauses
 
     known = set(all_clauses())
-    for folder in ("kvref", "backends", "conformance/kvref_conformance", "docs"):
+    for folder in ("kvref", "backends", "conformance/kvref_conformance", "conformance/adapters", "docs"):
         for page in [*(ROOT / folder).rglob("*.py"), *(ROOT / folder).rglob("*.md")]:
             named = re.findall(
                 r"\b(?:LAW|FMT-[A-Z0-9]+|CONTIG|BLOCK|PAGED|QUANT|TIER|BUF|POOL|ATTN|KERN)-\d\d\b", page.read_text("utf-8")
@@ -219,7 +220,11 @@ def test_a_finding_that_is_not_written_as_it_has_to_be_is_refused(tmp_path, line
         list(of_page(tmp_path / "page.md"))
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "docs").glob("**/[!_]*.md")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [*sorted((ROOT / "docs").glob("**/[!_]*.md")), *sorted((ROOT / "conformance/adapters").rglob("findings.md"))],
+    ids=lambda path: f"{path.parent.name}/{path.stem}",
+)
 def test_headings_go_down_one_level_at_a_time(path):
     """Sphinx warns about skipped heading levels, and its warnings are errors; this test finds them sooner."""
     prose = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)

@@ -42,13 +42,13 @@ def test_gguf_reads_the_same_values(format):
 @pytest.mark.llama
 @pytest.mark.parametrize("format", GGML)
 def test_ggml_writes_the_same_bytes_and_reads_the_same_values(format):
-    from kvref_conformance.implementations.caches.llama_cpp_rows import Portable
+    from kvref_adapters.llama_cpp.quantizers import LlamaCppRowsPortable
 
     for seed in range(5):
         made, codes = written(seed, format)
-        assert (Portable().quantize(made, format)[0] == codes).all()
+        assert (LlamaCppRowsPortable().quantize(made, format)[0] == codes).all()
         values = get_format(format).dequantize(Quantized(codes), made.shape[1])
-        assert Portable().dequantize(codes, None, None, made.shape[1], format).tobytes() == values.tobytes()
+        assert LlamaCppRowsPortable().dequantize(codes, None, None, made.shape[1], format).tobytes() == values.tobytes()
 
 
 @pytest.mark.parametrize(("format", "zero"), [("q4_0", 0x88), ("q5_0", 0)])

@@ -1,9 +1,9 @@
 """The table at the end of `nox`: results of this run, and of earlier runs."""
 
+import ast
 import importlib.util
 import itertools
 import json
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -124,10 +124,10 @@ def test_sessions_in_processes_of_their_own_are_of_the_same_run(noxfile, monkeyp
 
 
 def test_what_does_not_install_is_said_and_left_out(noxfile):
-    with pytest.raises(Skipped, match="mlx-lm cannot be installed"):
-        noxfile.others(Session(None, installs=False), "mlx-lm")
+    with pytest.raises(Skipped, match="mlx_lm cannot be installed"):
+        noxfile.others(Session(None, installs=False), "mlx_lm")
     assert [line.split()[2:] for line in table(noxfile)[1:]] == [
-        [name, "cannot", "be", "installed"] for name in sorted(noxfile.others_of("mlx-lm"))
+        [name, "cannot", "be", "installed"] for name in sorted(noxfile.others_of("mlx_lm"))
     ]
 
 
@@ -139,21 +139,21 @@ def results(tmp_path):
 
 def test_the_results_of_others_lie_where_the_site_reads_them(noxfile, results, tmp_path):
     session = Session(document(), status=1)
-    noxfile.others(session, "mlx-lm")
-    assert {path.stem for path in (results / "checks").iterdir()} == set(noxfile.others_of("mlx-lm"))
+    noxfile.others(session, "mlx_lm")
+    assert {path.stem for path in (results / "checks").iterdir()} == set(noxfile.others_of("mlx_lm"))
     assert session.env == {"HF_HUB_OFFLINE": "1", "HOME": str(tmp_path / "tmp")}
 
 
 def test_others_are_told_by_what_changed_since_they_were_judged_last(noxfile, results):
     session = Session(document())
     (results / "checks/mlx-lm.json").write_text("{}")
-    noxfile.others(session, "mlx-lm")
+    noxfile.others(session, "mlx_lm")
     (said,) = [command for command in session.commands if command[1] == "report"]
-    assert said == ("kvref", "report", ".nox/results/mlx-lm-others-mlx-lm.json", "--since", "docs/results/checks/mlx-lm.json")
+    assert said == ("kvref", "report", ".nox/results/mlx-lm-others-mlx_lm.json", "--since", "docs/results/checks/mlx-lm.json")
 
 
 def test_what_cannot_run_leaves_the_others_of_its_project_to_be_judged(noxfile, results):
-    noxfile.others(Session(None, status=2), "mlx-lm")
+    noxfile.others(Session(None, status=2), "mlx_lm")
     assert list((results / "checks").iterdir()) == []
     assert {line.split()[-4:][0] for line in table(noxfile)[1:]} == {"it"}  # it did not finish
 
@@ -203,13 +203,28 @@ def test_traces_are_published_with_the_results_and_older_ones_go(noxfile, result
 
 def test_what_npm_installs_lies_where_node_looks(noxfile, results, tmp_path):
     session = Session(document())
-    noxfile.others(session, "transformers.js")
+    noxfile.others(session, "transformers_js")
     first, *checks = session.commands
-    assert first[0] == "npm" and first[-1] == noxfile.NPM["transformers.js"]
+    assert first[0] == "npm" and f"npm install {first[-1]}" in noxfile.OTHERS["transformers_js"]
     assert {command[0] for command in checks} == {"kvref"}
     assert session.env["NODE_PATH"] == str(tmp_path / "tmp/node_modules")
 
 
 def test_what_others_wrote_is_judged_by_a_session(noxfile):
-    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["kvref.implementations"]
+    """Every adapter is in the folder of a project; every folder has adapters, findings and commands that install the project."""
+    known = noxfile.ENTRIES["kvref.implementations"]
     assert sorted(known) == sorted(name for project in noxfile.OTHERS for name in noxfile.others_of(project))
+    folders = {path.name for path in (ROOT / "conformance/adapters/kvref_adapters").glob("[!_]*/")}
+    assert folders == set(noxfile.OTHERS)
+    for project, commands in noxfile.OTHERS.items():
+        assert noxfile.others_of(project)
+        assert (ROOT / "conformance/adapters/kvref_adapters" / project / "findings.md").exists()
+        assert all(command.startswith(("pip install ", "npm install ")) for command in commands)
+
+
+def test_every_entry_point_of_the_adapters_leads_to_a_class(noxfile):
+    """Read from the source, because most projects are not installed."""
+    for name, where in noxfile.ENTRIES["kvref.implementations"].items():
+        module, _, found = where.partition(":")
+        text = (ROOT / "conformance/adapters" / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
+        assert found in [node.name for node in ast.parse(text).body if isinstance(node, ast.ClassDef)], name

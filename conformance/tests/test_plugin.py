@@ -1,12 +1,18 @@
 """The verdicts of the pytest plugin are those of the command."""
 
+from pathlib import Path
+
 import pytest
 
+ADAPTERS = Path(__file__).parents[1] / "adapters"
+ML_DTYPES = "kvref_adapters.ml_dtypes.adapter:MlDtypes"
 WORKERS = pytest.param(("-n", "2"), marks=pytest.mark.extended)
 
 
 @pytest.fixture
-def run(pytester):
+def run(pytester, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(ADAPTERS))
+
     def run(*arguments):
         quick = ("-p", "no:cacheprovider", "--kvref-examples", "5")
         return pytester.runpytest_subprocess("--pyargs", "kvref_conformance", *quick, *arguments)
@@ -56,7 +62,7 @@ def test_a_failure_shows_expected_and_got(run, pytester):
 
 
 def test_not_offered_is_a_skip_that_says_so(run):
-    result = run("--kvref", "ml_dtypes", "--kvref-clause", "PAGED-07", "-rs")
+    result = run("--kvref", ML_DTYPES, "--kvref-clause", "PAGED-07", "-rs")
     result.assert_outcomes(skipped=1)
     result.stdout.fnmatch_lines(["*not offered: family paged*"])
 
@@ -128,7 +134,7 @@ def test_too_little_judged_is_no_success(run, pytester, workers):
 
 
 def test_how_much_is_enough_can_be_said(run):
-    half = ("--kvref", "ml_dtypes", "--kvref-clause", "FMT-FP8-01,FMT-CAST-0*")
+    half = ("--kvref", ML_DTYPES, "--kvref-clause", "FMT-FP8-01,FMT-CAST-0*")
     little = run(*half, "--kvref-least-judged", "100")
     assert "judged, all passed" in little.stdout.str()
     assert run(*half, "--kvref-least-judged", "0").ret == pytest.ExitCode.OK

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from kvref.canary import BOS, FIRST_WORD, sized
+from kvref_adapters._shared.server_process import ServerAdapter
 from kvref_conformance.conversation.drivers.guard import memory_limit
-from kvref_conformance.implementations.engines.serving import Serving
 
 HERE = Path(__file__).parent
+PATH = os.pathsep.join([str(HERE), str(HERE.parent / "adapters")])  # of the processes that the tests start
 SIZES = {"num_layers": 2, "num_kv_heads": 2, "num_query_heads": 2, "head_dim": 32, "context": 80, "period": 12}
 CANARY = sized(**SIZES)
 PROMPT = [BOS, *range(FIRST_WORD, FIRST_WORD + 20)]
@@ -28,7 +29,7 @@ server.serve_forever()
 """
 
 
-class Theirs(Serving):
+class Theirs(ServerAdapter):
     """The fake server as a program that writes its process id to a file."""
 
     name = version = language = "fake"
@@ -38,7 +39,7 @@ class Theirs(Serving):
         self.number, self.program = number, program
 
     def command(self, canary, folder, port):
-        return ["env", f"PYTHONPATH={HERE}", sys.executable, "-c", self.program, str(folder), str(port), str(self.number)]
+        return ["env", f"PYTHONPATH={PATH}", sys.executable, "-c", self.program, str(folder), str(port), str(self.number)]
 
 
 def alive(number):
@@ -86,7 +87,7 @@ def test_no_server_outlives_whoever_began_it(tmp_path):
         "import os, pathlib, sys; from test_serving import SIZES, Theirs\n"
         "server = Theirs(pathlib.Path(sys.argv[1])); server.engine(100, **SIZES); os._exit(3)"
     )
-    ended = subprocess.run([sys.executable, "-c", program, str(tmp_path / "number")], env=os.environ | {"PYTHONPATH": str(HERE)})
+    ended = subprocess.run([sys.executable, "-c", program, str(tmp_path / "number")], env=os.environ | {"PYTHONPATH": PATH})
     assert ended.returncode == 3 and gone(int((tmp_path / "number").read_text()))
 
 

@@ -76,10 +76,10 @@ def test_every_check_of_its_own_is_asked_of_who_has_everything():
 
 
 def made(kind="Grid", delays=None, **changes):
-    from kvref_conformance.implementations.caches import torch_distributed
+    from kvref_adapters.torch import distributed
 
     sizes = {"head_ranks": 2, "token_ranks": 2, "block_size": 2} | changes
-    implementation = getattr(torch_distributed, kind)(delays)
+    implementation = getattr(distributed, f"TorchDistributed{kind}")(delays)
     return implementation, implementation.sharded(**SIZES, **sizes)
 
 

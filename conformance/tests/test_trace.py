@@ -252,7 +252,7 @@ def test_a_trace_of_what_is_not_offered_cannot_be_replayed(tmp_path):
     _, failed, _ = failure("zoo:blocks-freed-twice", "BLOCK-05")
     _, path = save_failure(failed, tmp_path, "BLOCK-05", "x")
     with pytest.raises(NotOffered, match="family blocks"):
-        replay(file.read(path), Judge(load("ml_dtypes")))
+        replay(file.read(path), Judge(load("kvref_adapters.ml_dtypes.adapter:MlDtypes")))
 
 
 def test_what_passes_can_be_kept_and_holds_for_others(tmp_path):

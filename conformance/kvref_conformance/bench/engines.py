@@ -36,9 +36,9 @@ class Engine(Protocol):
 def of_prefixes(seen: Iterable[list[int]], blocks: int, block_size: int, longest: int) -> list[Engine]:
     """Return the installed engines, each with a pool of `blocks` blocks that has served these prompts."""
     found: list[Engine] = []
-    if rivals.here("torch", "vllm"):
+    if rivals.here("torch", "vllm", "kvref_adapters"):
         found.append(Vllm(blocks, block_size, longest))
-    if rivals.here("torch", "sglang"):
+    if rivals.here("torch", "sglang", "kvref_adapters"):
         found += [Sglang(tree, blocks, block_size, longest) for tree in TREES]
     for tokens in seen:
         for engine in found:
@@ -49,7 +49,7 @@ def of_prefixes(seen: Iterable[list[int]], blocks: int, block_size: int, longest
 def _import_vllm() -> None:
     """Before SGLang: what stands for Triton once that has been imported, vLLM and torch's compiler would take for Triton."""
     with rivals.quiet():
-        import_module("kvref_conformance.implementations.caches.vllm_stubs")
+        import_module("kvref_adapters.vllm.import_stubs")
         import_module("vllm.v1.core.kv_cache_manager")
 
 
@@ -58,9 +58,7 @@ def _sglang() -> Any:
     if rivals.here("vllm"):
         _import_vllm()
     with rivals.quiet():
-        from kvref_conformance.implementations.caches.sglang_modules import module
-
-    return module
+        return import_module("kvref_adapters.sglang.modules").sglang_module
 
 
 class Vllm:
@@ -157,7 +155,7 @@ def of_fork(tokens: int, heads: int, dim: int) -> Iterator[Entry]:
 
     It supports pages of one slot only, so that no beam writes to a page that others read.
     """
-    if not rivals.here("torch", "sglang"):
+    if not rivals.here("torch", "sglang", "kvref_adapters"):
         return
     import torch
 

@@ -4,7 +4,7 @@ A name is one of:
 
 - `reference` or `reference:LIBRARY`: kvref's own caches on an array library
 - an entry point of the group `kvref.backends`: kvref's own caches on that backend
-- an entry point of the group `kvref.implementations`
+- an entry point of the group `kvref.implementations`, such as an adapter of the distribution kvref-adapters
 - `zoo:MEMBER`: a deliberately wrong cache
 - `module:object`: an object of the user's; a class or function is called without arguments
 - `exec:COMMAND`, or a name that kvref.toml defines: a program that speaks the protocol
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import PackageNotFoundError, distribution, entry_points
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +30,14 @@ from kvref_conformance.conversation.place import raised_at
 from kvref_conformance.families import all_families
 from kvref_conformance.families import names as families
 from kvref_conformance.implementations.backends import OnBackend
-from kvref_conformance.implementations.configured import by_command, by_name, configured
+from kvref_conformance.implementations.external import by_command, by_name, configured
 from kvref_conformance.interface import ExternalImplementation, Implementation, offers
 from kvref_conformance.limits import Limits, LimitsError
 from kvref_conformance.oracle.formats import PLAIN
 from kvref_conformance.outcome import CannotRun
 from kvref_conformance.server import address
 
+ADAPTERS = "kvref-adapters"  # the distribution with the adapters of third-party projects
 LONGEST = 300  # the maximum number of characters of an implementation's name, version, language and project
 LIBRARIES = ("numpy", "torch", "strict", "jax", "cupy")  # array libraries of the reference backend
 
@@ -119,7 +120,9 @@ def load(name: str, show_stderr: bool = False) -> Implementation:
         here = {each.stem for each in Path().glob("*.py")}
         near = [f"{name}:OBJECT"] if name in here else get_close_matches(name, _names(), n=1)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        raise CannotRun(f"no implementation {name!r}: {hint}write your own as module:object; kvref list shows the names")
+        raise CannotRun(
+            f"no implementation {name!r}: {hint}write your own as module:object; kvref list shows the names{_without_adapters()}"
+        )
     return checked(name, _made(name, found))
 
 
@@ -130,7 +133,7 @@ def is_foreign(name: str) -> bool:
     backends = entry_points(group="kvref.backends", name=name.partition(":")[0])
     entries = [*backends, *entry_points(group="kvref.implementations", name=name)]
     if entries:
-        return any(entry.dist is None or entry.dist.name != "kvref" for entry in entries)
+        return any(entry.dist is None or entry.dist.name not in ("kvref", ADAPTERS) for entry in entries)
     return ":" in name
 
 
@@ -248,6 +251,15 @@ def _entry_point(name: str) -> Any:
         raise CannotRun(f"{name} needs {error.name} (pip install {error.name})") from error
     except Exception as error:
         raise CannotRun(f"{name} cannot be imported: {_one_line(error)}") from error
+
+
+def _without_adapters() -> str:
+    """Return a note for a name that is not found, or nothing if the adapters of third-party projects are installed."""
+    try:
+        distribution(ADAPTERS)
+    except PackageNotFoundError:
+        return f"; third-party projects need the distribution {ADAPTERS}, which is not installed"
+    return ""
 
 
 def _object_at(name: str) -> Any:

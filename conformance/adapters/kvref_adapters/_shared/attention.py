@@ -1,0 +1,53 @@
+"""Helpers of several attention and window adapters.
+
+Helpers of attention adapters: padding for causal masks that count from the first token, and a check of the value width.
+
+Helpers of windowed cache adapters: sizes that a library does not see, and the queries of a step.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from kvref.errors import ShapeMismatch
+from kvref_conformance.outcome import NotOffered
+
+
+def padding_rows(query: Any, length: int) -> int:
+    """Return the number of zero rows to insert before the queries, for a causal mask that puts query 0 at position 0."""
+    if len(query) > length:
+        raise NotOffered("more queries than tokens")
+    return int(length) - len(query)
+
+
+def check_value_width(query: Any, keys: Any, values: Any) -> None:
+    """Raise NotOffered if values have another width than the keys: the library documents one width for both."""
+    if query.shape[-1] == keys.shape[-1] and values.ndim == keys.ndim and values.shape[-1] not in (0, keys.shape[-1]):
+        raise NotOffered("values whose width differs from that of the keys")
+
+
+# A model is never called without tokens. An adapter overrides the limits for sink tokens, chunks and rollback if it has them.
+WINDOW_LIMITS: Mapping[str, Any] = {"sinks": [0], "chunk": [0], "rollback": [0], "tokens": {"least": 1}}
+
+
+def check_sizes(config: Mapping[str, Any]) -> None:
+    """Raise NotOffered for an invalid size: the library does not see this size and so cannot reject it."""
+    for name, value in config.items():
+        least = 0 if name in ("sinks", "chunk", "rollback") else 1
+        number = isinstance(value, int) and not isinstance(value, bool)
+        if not (value == "float32" if name == "dtype" else number and value >= least):
+            raise NotOffered(f"validation of {name}, which the library does not take as an argument")
+
+
+def check_one_projection(keys: Any, values: Any, config: Mapping[str, Any]) -> None:
+    """Raise NotOffered for keys and values that cannot be parts of one projection's output, as a model's layer receives them."""
+    shape = len(keys), config["num_kv_heads"], config["head_dim"]
+    if not all(tuple(array.shape) == shape and str(array.dtype).endswith("float32") for array in (keys, values)):
+        raise NotOffered("rejecting other shapes or dtypes of keys and values: one projection produces both")
+
+
+def check_queries(query: Any, keys: Any, config: Mapping[str, Any]) -> None:
+    """Raise ShapeMismatch unless there is one query for each new key, as a model computes both."""
+    count, heads, dim = len(keys), config["num_kv_heads"], config["head_dim"]
+    good = query.ndim == 3 and len(query) == count and query.shape[1] and not query.shape[1] % heads and query.shape[2] == dim
+    if not good:
+        raise ShapeMismatch(f"query: expected shape [{count}, a multiple of {heads}, {dim}], got {list(query.shape)}")

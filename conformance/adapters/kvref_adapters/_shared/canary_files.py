@@ -1,0 +1,40 @@
+"""Base class of the engine adapters: write a canary as files and load it with the engine. Arrays are not used, only tokens."""
+
+import tempfile
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from kvref.canary import Canary, sized
+from kvref_conformance.interface import Level
+from kvref_conformance.outcome import NotOffered
+
+
+class EngineAdapter(ABC):
+    """An adapter that loads a canary from files. options: arguments of the engine that a variant adds to the defaults."""
+
+    name: str
+    version: str
+    language: str
+    level: Level = "exact"
+    formats: ClassVar[tuple[str, ...]] = ("float32",)
+    options: ClassVar[dict[str, Any]] = {}
+
+    def asarray(self, values: Any) -> Any:
+        return values
+
+    def to_numpy(self, array: Any) -> Any:
+        return np.asarray(array)
+
+    def engine(self, cache_tokens: int, **sizes: int) -> Any:
+        if not isinstance(cache_tokens, int) or cache_tokens < 1:
+            raise NotOffered("a cache size argument")
+        canary = sized(**sizes)
+        with tempfile.TemporaryDirectory(prefix="canary") as folder:
+            return self.loaded(canary, Path(folder), cache_tokens)
+
+    @abstractmethod
+    def loaded(self, canary: Canary, folder: Path, cache_tokens: int) -> Any:
+        """Return the engine with this canary. folder: an empty folder for the canary's files, deleted after this call returns."""

@@ -1,0 +1,285 @@
+"""Adapters of SGLang's requests over its pools and prefix trees, as a paged cache and as a prefix cache.
+
+The adapter calls what SGLang's scheduler calls, in its order, with SGLang's Req, ReqToTokenPool, allocators and MHATokenToKVPool:
+
+- `create` makes a waiting Req, which has neither a row nor a slot; `ensure_capacity` and `write` extend it by
+  `alloc_for_extend`, as a chunk of its prompt. Like PrefillAdder, the adapter first checks for room: free slots and slots that
+  the tree could evict.
+- `append_step` is a decode batch, by `alloc_for_decode`; its requests have a prompt, and no more slots than tokens.
+- `write` is `set_kv_buffer`; `gather` indexes `get_key_buffer` by the row of `req_to_token`, like its PyTorch attention. Tables
+  and slots are that row (`suffix_page_indices`). Page 0 is reserved for padding and is no block, so block ids are shifted by one.
+- `drop` is `release_kv_cache` without a checkpoint.
+- `begin` is `init_next_round_input`, which matches, a lock on the matched node, and `alloc_for_extend`; `commit` is the tree's
+  `checkpoint`, `match` its `match_prefix`, `reset` what the scheduler's `flush_cache` does.
+
+The engine, here the adapter, keeps the tokens of a request and how many of them each layer has written; checks that contradict
+this are *not offered*. Without prefix caching the library's own tree with `disable=True` is used.
+"""
+
+from array import array
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import torch
+
+from kvref.errors import DtypeMismatch, LayerOutOfRange, OutOfBlocks, SequenceNotFound, ShapeMismatch, TokenOutOfRange
+from kvref_adapters.sglang.modules import DEVICE, VERSION, sglang_module
+from kvref_conformance.interface import Level
+from kvref_conformance.outcome import NotOffered
+
+ALLOCATION, COMMON = sglang_module("mem_cache.allocation"), sglang_module("mem_cache.common")
+ALLOCATOR, POOLS = sglang_module("mem_cache.allocator"), sglang_module("mem_cache.memory_pool")
+RADIX, UNIFIED = sglang_module("mem_cache.radix_cache"), sglang_module("mem_cache.unified_radix_cache")
+PREFIXES, PARAMS = sglang_module("mem_cache.base_prefix_cache"), sglang_module("mem_cache.cache_init_params")
+FULL = (sglang_module("mem_cache.unified_cache.component_type").ComponentType.FULL,)
+BATCH, UTILS = sglang_module("managers.schedule_batch"), sglang_module("utils.common")
+
+
+class SGLangCaches:
+    version = VERSION
+    language = "python"
+    project = "sglang"
+    level: Level = "exact"
+    formats = ("float32",)
+    limits: ClassVar[dict[str, Any]] = {
+        "dtype": "float32",
+        "num_blocks": {"least": 1},
+        "one_block_table": True,
+        "other_eviction_order": True,
+    }
+
+    def asarray(self, values: Any) -> Any:
+        return torch.tensor(values)
+
+    def to_numpy(self, array: Any) -> Any:
+        return array.numpy()
+
+
+class SGLangUnified(SGLangCaches):
+    """UnifiedRadixCache, which SGLang's server creates by default."""
+
+    name = "sglang-unified"
+
+    def paged(self, **sizes: Any) -> "SGLangRequests":
+        return SGLangRequests(UNIFIED.UnifiedRadixCache, disable=True, **sizes)
+
+    def prefix(self, **sizes: Any) -> "SGLangPrefixes":
+        return SGLangPrefixes(UNIFIED.UnifiedRadixCache, disable=False, **sizes)
+
+
+class SGLangRadix(SGLangCaches):
+    """RadixCache, the older tree."""
+
+    name = "sglang-radix"
+
+    def prefix(self, **sizes: Any) -> "SGLangPrefixes":
+        return SGLangPrefixes(RADIX.RadixCache, disable=False, **sizes)
+
+
+class SGLangRequests:
+    def __init__(
+        self, tree: Any, *, disable: bool, num_blocks: int, block_size: int, num_layers: int, num_kv_heads: int, head_dim: int,
+        dtype: str,
+    ) -> None:  # fmt: skip
+        _made_for_a_model(num_blocks, block_size, num_layers, num_kv_heads, head_dim, dtype)
+        slots = num_blocks * block_size
+        options: dict[str, Any] = {"dtype": torch.float32, "device": DEVICE}
+        of_a_token = {"head_num": num_kv_heads, "head_dim": head_dim, "layer_num": num_layers}
+        self._pool = POOLS.MHATokenToKVPool(slots, block_size, enable_memory_saver=False, **of_a_token, **options)
+        options |= {"kvcache": self._pool, "need_sort": False}
+        self._allocator = (
+            ALLOCATOR.TokenToKVPoolAllocator(slots, **options)
+            if block_size == 1
+            else ALLOCATOR.PagedTokenToKVPoolAllocator(slots, block_size, **options)
+        )
+        self._rows = POOLS.ReqToTokenPool(num_blocks, slots, DEVICE, enable_memory_saver=False)
+        params = PARAMS.CacheInitParams(disable, self._rows, self._allocator, block_size, tree_components=FULL)
+        self._tree = tree(params)
+        self._page, self._layers, self._shape = block_size, num_layers, (num_kv_heads, head_dim)
+        self._requests = dict[int, Any]()
+        self._lengths = dict[int, list[int]]()
+        self._begun = 0
+
+    @property
+    def num_free_blocks(self) -> int:
+        return int(self._allocator.available_size() + self._tree.evictable_size()) // self._page
+
+    def create(self) -> int:
+        return self._added(self._waiting([]), 0)
+
+    def drop(self, sequence: int) -> None:
+        request = self._known(sequence)
+        if request.kv.holds_kv:  # a waiting request has none
+            COMMON.release_kv_cache(request, self._tree, checkpoint=False)
+        del self._requests[sequence], self._lengths[sequence]
+
+    def ensure_capacity(self, sequence: int, num_tokens: int) -> None:
+        if num_tokens < 0:
+            raise NotOffered("a negative number of tokens, which no batch contains")
+        self._extend(self._known(sequence), num_tokens)
+
+    def write(self, sequence: int, layer: int, start: int, keys: Any, values: Any) -> None:
+        request, length = self._known(sequence), self.length(sequence, layer)
+        if not self._first_to_write(request) <= start <= length:
+            raise NotOffered("writing past the end, or into cached prefix blocks")
+        end = start + len(keys)
+        if end > request.kv.kv_allocated_len and not self._fit(keys, values):
+            raise NotOffered("rejecting arrays before allocation: a model computes them after the allocation")
+        self._extend(request, end)
+        self._store(layer, self._slots(request, start, end).to(torch.int64), keys, values)
+        self._lengths[sequence][layer] = max(length, end)
+
+    def append_step(self, sequences: Sequence[int], keys: Any, values: Any) -> None:
+        requests = [self._known(sequence) for sequence in sequences]
+        lengths = [each.kv.kv_allocated_len for each in requests]
+        ready = [self._lengths[sequence] == [length] * self._layers for sequence, length in zip(sequences, lengths, strict=True)]
+        if not all(ready) or not all(lengths) or len(set(sequences)) < len(lengths) or not lengths:
+            raise NotOffered(
+                "decoding between layers, without a prompt, with unused slots, twice in a batch, or with an empty batch"
+            )
+        if not all(self._fit(*pair) and len(pair[0]) == len(lengths) for pair in zip(keys, values, strict=False)):
+            raise NotOffered("rejecting arrays before allocation: a model computes them after the allocation")
+        before, rows = torch.tensor(lengths), torch.tensor([each.kv.req_pool_idx for each in requests])
+        pages = UTILS.get_num_new_pages(seq_lens=before + 1, page_size=self._page, decode=True)
+        if self._page == 1:
+            pages = len(lengths)  # with a page size of 1 it does not count pages
+        if pages > self.num_free_blocks:
+            raise OutOfBlocks(f"out of blocks: {pages} needed, {self.num_free_blocks} free or evictable")
+        batch = SimpleNamespace(
+            reqs=requests, seq_lens=before, seq_lens_cpu=before, req_pool_indices=rows, req_pool_indices_cpu=rows, device=DEVICE,
+            req_to_token_pool=self._rows, tree_cache=self._tree, maybe_evict_swa=lambda: None,
+            model_config=SimpleNamespace(is_encoder_decoder=False),
+        )  # fmt: skip
+        slots = ALLOCATION.alloc_for_decode(batch, 1)
+        for layer, pair in enumerate(zip(keys, values, strict=True)):
+            self._store(layer, slots, *pair)
+        for sequence in sequences:
+            self._lengths[sequence] = [length + 1 for length in self._lengths[sequence]]
+
+    def gather(self, sequence: int, layer: int) -> tuple[Any, Any]:
+        slots = self._slots(self._known(sequence), 0, self.length(sequence, layer))
+        return self._pool.get_key_buffer(layer)[slots], self._pool.get_value_buffer(layer)[slots]
+
+    def length(self, sequence: int, layer: int) -> int:
+        self._known(sequence)
+        if not 0 <= layer < self._layers:
+            raise LayerOutOfRange(layer)
+        return self._lengths[sequence][layer]
+
+    def block_table(self, sequence: int, layer: int) -> list[int]:
+        self.length(sequence, layer)
+        kv = self._requests[sequence].kv
+        if not kv.holds_kv:
+            return []
+        pages = COMMON.suffix_page_indices(self._rows.req_to_token, kv.req_pool_idx, 0, kv.kv_allocated_len, self._page)
+        return [int(page) - 1 for page in pages]
+
+    def slot_mapping(self, sequence: int, layer: int, start: int, count: int) -> list[int]:
+        self.length(sequence, layer)
+        request = self._requests[sequence]
+        if not 0 <= start <= start + count <= request.kv.kv_allocated_len:
+            raise NotOffered("rejecting slots past the length: all rows have one size")
+        return [int(slot) - self._page for slot in self._slots(request, start, start + count)]
+
+    def _store(self, layer: int, slots: Any, keys: Any, values: Any) -> None:
+        try:
+            self._pool.set_kv_buffer(SimpleNamespace(layer_id=layer), slots, keys, values)
+        except (RuntimeError, IndexError, ValueError) as error:
+            raise (DtypeMismatch if "dtype" in str(error) else ShapeMismatch)(str(error)) from error
+
+    def _first_to_write(self, request: Any) -> int:
+        return int(request.kv.cache_protected_len)
+
+    def _waiting(self, tokens: list[int], salt: str = "") -> Any:
+        try:
+            ids = array("q", tokens)
+        except (TypeError, OverflowError) as error:  # a Req accepts only array[int]
+            raise TokenOutOfRange(str(error)) from error
+        request = BATCH.Req(str(self._begun), "", ids, SimpleNamespace(custom_params=None), cache_salt=salt)
+        request.prefix_len = 0
+        return request
+
+    def _extend(self, request: Any, tokens: int) -> None:
+        """Allocate slots for `tokens` tokens in all. Raises OutOfBlocks."""
+        kv = request.kv
+        if tokens <= kv.kv_allocated_len:
+            return
+        start = kv.kv_allocated_len if kv.holds_kv else request.prefix_len
+        before, after = torch.tensor([start]), torch.tensor([tokens])
+        pages = UTILS.get_num_new_pages(seq_lens=after, prefix_lens=before, page_size=self._page)
+        if pages > self.num_free_blocks:
+            raise OutOfBlocks(f"out of blocks: {pages} needed, {self.num_free_blocks} free or evictable")
+        request.prefix_len = start
+        batch = SimpleNamespace(
+            reqs=[request], prefix_lens=[start], extend_lens=[tokens - start], extend_num_tokens=tokens - start,
+            seq_lens=after, seq_lens_cpu=after, device=DEVICE, req_to_token_pool=self._rows, tree_cache=self._tree,
+            hisparse_coordinator=None, maybe_evict_swa=lambda: None, is_dllm=lambda: False,
+        )  # fmt: skip
+        ALLOCATION.alloc_for_extend(batch)
+
+    def _slots(self, request: Any, start: int, stop: int) -> Any:
+        if not request.kv.holds_kv:
+            return torch.zeros(0, dtype=torch.int32)
+        return self._rows.req_to_token[request.kv.req_pool_idx, start:stop]
+
+    def _added(self, request: Any, hit: int) -> int:
+        self._begun += 1
+        sequence = self._begun - 1
+        self._requests[sequence], self._lengths[sequence] = request, [hit] * self._layers
+        return sequence
+
+    def _known(self, sequence: int) -> Any:
+        if sequence not in self._requests:
+            raise SequenceNotFound(sequence)
+        return self._requests[sequence]
+
+    def _fit(self, keys: Any, values: Any) -> bool:
+        """Whether keys and values have the shapes and dtype that the model computes."""
+        shapes = [tuple(array.shape[1:]) == self._shape and array.dtype == torch.float32 for array in (keys, values)]
+        return all(shapes) and len(keys) == len(values)
+
+
+class SGLangPrefixes(SGLangRequests):
+    def begin(self, tokens: Sequence[int], salt: str = "") -> int:
+        if not len(tokens):
+            raise NotOffered("a request without tokens")
+        request = self._waiting(list(tokens), salt)
+        request.init_next_round_input(self._tree)
+        request.lock = self._tree.lock(request.last_node)
+        try:
+            self._extend(request, len(tokens))
+        except OutOfBlocks:
+            self._tree.unlock(request.lock)
+            raise
+        return self._added(request, int(request.kv.cache_protected_len))
+
+    def match(self, tokens: Sequence[int], salt: str = "") -> int:
+        key = RADIX.RadixKey(self._waiting(list(tokens)).origin_input_ids, limit=max(0, len(tokens) - 1), cache_salt=salt)
+        return int(self._tree.match_prefix(PREFIXES.MatchPrefixParams(key=key)).device_prefix_len)
+
+    def commit(self, sequence: int, tokens: Sequence[int]) -> None:
+        request = self._known(sequence)
+        told = self._waiting(list(tokens)).origin_input_ids
+        if len(told) > min(self._lengths[sequence]):
+            raise NotOffered("committing more tokens than were written: the engine counts them")
+        before = max(request.full_untruncated_fill_ids[: request.kv.cache_protected_len], request.origin_input_ids, key=len)
+        if any(one != other for one, other in zip(before, told, strict=False)):
+            raise NotOffered("committing other tokens than the request's own")
+        if len(told) <= request.kv.cache_protected_len:
+            return
+        request.full_untruncated_fill_ids = told
+        self._tree.checkpoint(request, up_to=len(told))
+
+    def reset(self) -> None:
+        if self._requests:
+            raise NotOffered("rejecting a reset while requests are live: the scheduler checks it")
+        for each in (self._tree, self._rows, self._allocator):
+            (each.reset if each is self._tree else each.clear)()
+
+
+def _made_for_a_model(*sizes: Any) -> None:
+    """Raise NotOffered for invalid sizes: SGLang takes sizes from the model and the available memory."""
+    *numbers, dtype = sizes
+    if not all(isinstance(size, int) and not isinstance(size, bool) and size >= 1 for size in numbers) or dtype != "float32":
+        raise NotOffered("validation of sizes: they come from the model and the available memory")
