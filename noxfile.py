@@ -149,7 +149,7 @@ def harnesses(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """Updates generated parts of docs, and fails if any changed; builds the site in docs/_build/html. Warnings are errors."""
     session.install(*PINNED, "-e", ".[docs]")
-    session.run("python", "docs/generated_parts.py")
+    session.run("python", "docs/_tools/generate_committed_parts.py")
     session.run(
         "sphinx-build", "-W", "-E", "--keep-going", "-q", "-d", "docs/_build/doctrees", "-b", "html", "docs", "docs/_build/html"
     )

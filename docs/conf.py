@@ -3,16 +3,17 @@
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent / "_tools"))
 import kvref
-import player
-import site_pages
-import stories
+from generate_spec_pages import write_pages
 from kvref_conformance.report.player import SCRIPTS, STATIC, STYLES
+from player_traces import write_traces
+from sphinx_ext.player import TRACES
 
 project, author, release = "kvref", "the kvref authors", kvref.__version__
 copyright = "the kvref authors, Apache-2.0"
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx_copybutton", "mathml", "accessible"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx_copybutton"]
+extensions += [f"sphinx_ext.{name}" for name in ("mathml", "patch_accessibility", "player", "rewrite_sources")]
 # The last two are inside the pages of the matrix.
 exclude_patterns = ["_build", "_matrix", "results", "spec/_*", "**/checks", "**/.kvref"]
 
@@ -40,9 +41,6 @@ copybutton_exclude = ".linenos, .gp, .go"
 
 
 def setup(app):
-    folder = Path(__file__).parent
-    site_pages.write(folder)
-    stories.write(folder / player.TRACES)
-    app.add_directive("player", player.Player)
-    app.connect("source-read", site_pages.point_to_the_site)
-    app.connect("autodoc-process-docstring", site_pages.as_restructured_text)
+    docs = Path(__file__).parent
+    write_pages(docs)
+    write_traces(docs / TRACES)

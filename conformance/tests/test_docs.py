@@ -15,9 +15,10 @@ from commandline import run_kvref
 import kvref
 
 ROOT = Path(kvref.__file__).parents[1]
-sys.path.insert(0, str(ROOT / "docs"))
+sys.path.insert(0, str(ROOT / "docs/_tools"))
 
-from findings_index import FindingError, findings, of_page  # noqa: E402  (a module of the site's)
+from generate_api_subsets import SUBSETS, derived_operations_table  # noqa: E402  (docs/_tools is no package)
+from generate_findings_index import FindingError, findings, read_page  # noqa: E402
 
 
 def test_the_readmes_example_runs():
@@ -184,15 +185,12 @@ def test_the_failure_the_readme_shows_is_what_the_command_prints(tmp_path):
         assert done.stdout.endswith(f"\n{verdict}")
 
 
-def test_the_small_surfaces_are_of_operations_that_there_are(monkeypatch):
+def test_the_api_subsets_consist_of_existing_operations():
     from kvref_conformance.conversation.operations import operations
 
-    monkeypatch.syspath_prepend(str(ROOT / "docs"))
-    from small_surfaces import SURFACES, derived_operations
-
-    for family, surfaces in SURFACES.items():
-        assert {name for words in surfaces for name in words.split()} <= set(operations(family))
-    assert "| `paged.gather` | `length`, `read` | PAGED-12 |" in derived_operations()
+    for family, subsets in SUBSETS.items():
+        assert {name for words in subsets for name in words.split()} <= set(operations(family))
+    assert "| `paged.gather` | `length`, `read` | PAGED-12 |" in derived_operations_table()
 
 
 def test_every_failure_of_others_is_decided():
@@ -217,7 +215,7 @@ def test_every_failure_of_others_is_decided():
 def test_a_finding_that_is_not_written_as_it_has_to_be_is_refused(tmp_path, line, message):
     (tmp_path / "page.md").write_text(f"# Project 1.0\n\n## A finding\n\n{line}\n\nText.\n", encoding="utf-8")
     with pytest.raises(FindingError, match=message):
-        list(of_page(tmp_path / "page.md"))
+        list(read_page(tmp_path / "page.md"))
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ def test_a_shared_block_is_seen_and_so_is_its_copy(player):
 
 
 def test_what_was_taken_back_is_stale_and_what_moved_up_has_its_new_place(player):
-    player.open(SITE / "_static/traces/going_back.jsonl")
+    player.open(SITE / "_static/traces/truncation.jsonl")
     player.element.evaluate("player => player.go(7)")  # A is truncated to six tokens
     assert boxes(player)["3"] == ("free", "A6", "A7")
     assert player.text("words") == "5 of 8 blocks free. A has 6 tokens in 3 blocks."

@@ -9,7 +9,6 @@ from types import CodeType
 from typing import Any
 
 OURS = {"kvref", "kvref_conformance", "kvref_torch", "kvref_cupy", "kvref_numpy"}
-OURS |= {"kvref_numpy_attention", *(f"kvref_{of}_{each}" for of in ("numpy", "torch") for each in ("formats", "ggml", "groups"))}
 
 
 def raised_at(error: BaseException) -> str:
