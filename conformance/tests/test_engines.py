@@ -13,10 +13,10 @@ from kvref_conformance.families.engine.whole import WholePrompts
 from kvref_conformance.judging.asked import Effort
 from kvref_conformance.judging.judge import Judge, select, verdict_of
 from kvref_conformance.outcome import Broken
-from kvref_zoo.right import Right
+from kvref_zoo.mutant import NumpyImplementation
 
 
-class OneCanary(Right):
+class OneCanary(NumpyImplementation):
     limits: ClassVar = {"engine": {"context": 300, "period": 48, "window": 0, "recalls": 0}}
 
     def engine(self, cache_tokens, **sizes):

@@ -47,7 +47,7 @@ RIGHT = "def wrong(cache): pass\n"
 @pytest.mark.parametrize(
     ("member", "clause"),
     [
-        pytest.param("paged-batch-goes-by-row", "PAGED-16", marks=pytest.mark.extended),
+        pytest.param("paged-append-uses-the-oldest-tables", "PAGED-16", marks=pytest.mark.extended),
         ("buffers-released-twice", "BUF-05"),
     ],
 )

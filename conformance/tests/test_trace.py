@@ -110,7 +110,7 @@ def test_the_chapters_example_is_a_trace(tmp_path):
     trace = file.read(path)
     assert [request.op for request in trace.requests] == ["blocks.new", "blocks.free"]
     assert replay(trace, Judge(load("reference"))).parted_at is None
-    held = replay(trace, Judge(load("zoo:blocks-count-set-back")))
+    held = replay(trace, Judge(load("zoo:blocks-free-ignores-free-blocks")))
     assert (held.parted_at, held.got) == (5, "no error")
 
 
@@ -196,11 +196,11 @@ SHRUNK = {
     "attention": ("zoo:attention-one-kv-head", "ATTN-01"),
     "engine": ("zoo:engine-rolls-back-the-length-only", "ENG-09"),
     "windowed": ("zoo:windowed-one-too-long", "WIN-01"),
-    "grouped": ("zoo:grouped-lists-what-it-gave-back", "GROUP-02"),
+    "grouped": ("zoo:grouped-tables-keep-freed-blocks", "GROUP-02"),
     "channels": ("zoo:channels-scale-keys-by-token", "KIVI-01"),
     "latent": ("zoo:latent-value-is-the-end-of-the-row", "MLA-01"),
-    "sharded": ("zoo:sharded-half-written", "SHARD-04"),
-    "hosted": ("zoo:hosted-scales-stay-behind", "MOVE-12"),
+    "sharded": ("zoo:sharded-append-half-written", "SHARD-04"),
+    "hosted": ("zoo:hosted-scales-are-not-copied", "MOVE-12"),
     "offload": ("zoo:offload-found-before-complete", "MOVE-06"),
 }
 

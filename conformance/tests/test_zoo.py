@@ -27,7 +27,7 @@ def test_it_is_caught_by_no_other_than_it_names(name):
 def test_there_are_forty_of_them_and_most_were_real():
     members = list(kvref_zoo.members())
     assert len(members) >= 40
-    assert sum(bool(member.bug) for member in members) >= 35
+    assert sum(bool(member.seen_in) for member in members) >= 35
 
 
 @pytest.mark.parametrize("name", kvref_zoo.names())
@@ -35,5 +35,5 @@ def test_its_card_is_in_order(name):
     member = kvref_zoo.member(name)
     assert {member.clause, *member.also} <= set(all_clauses())
     assert member.name == f"zoo:{name}"
-    assert re.fullmatch(r"([\w.-]+/[\w.-]+#\d+)?", member.bug)
-    assert len(kvref_zoo.story(name)) > 30
+    assert re.fullmatch(r"([\w.-]+/[\w.-]+#\d+)?", member.seen_in)
+    assert len(member.story) > 30

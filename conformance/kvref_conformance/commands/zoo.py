@@ -30,10 +30,10 @@ def show_zoo(options: argparse.Namespace) -> int:
             seen = look_at(name)
             if seen.failed:
                 calls = len(seen.shortest.trace) // 2  # one header line, then two lines per call
-                table.add_row(name, seen.member.clause, Text(seen.caught_by, style="green"), str(calls), seen.member.bug)
+                table.add_row(name, seen.member.clause, Text(seen.caught_by, style="green"), str(calls), seen.member.seen_in)
             else:
                 survivors += 1
-                table.add_row(name, seen.member.clause, Text("nothing", style="bold red"), "", seen.member.bug)
+                table.add_row(name, seen.member.clause, Text("nothing", style="bold red"), "", seen.member.seen_in)
     if not console.is_terminal:
         console.width = max(console.width, int(os.environ.get("COLUMNS", 120)))
         console.print(table)

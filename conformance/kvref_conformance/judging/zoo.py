@@ -8,7 +8,7 @@ from kvref_conformance.interface import offers
 from kvref_conformance.judging.asked import Effort
 from kvref_conformance.judging.judge import Failure, Judge, select
 from kvref_conformance.outcome import Outcome
-from kvref_zoo.right import Right
+from kvref_zoo.mutant import Mutant
 
 PATIENCE = 1.0  # seconds: some members hang
 
@@ -17,7 +17,7 @@ PATIENCE = 1.0  # seconds: some members hang
 class Seen:
     """The result for one member. failed: the failed outcomes of its clause, empty if the bug was not detected."""
 
-    member: Right
+    member: Mutant
     failed: list[Outcome]
 
     @property
@@ -31,7 +31,7 @@ class Seen:
         return next(outcome for outcome in self.failed if outcome.trace)
 
 
-def judge_of(member: Right, examples: int, simpler: bool = True) -> Judge:
+def judge_of(member: Mutant, examples: int, simpler: bool = True) -> Judge:
     return Judge(member, Effort(examples=examples, timeout=PATIENCE, simpler=simpler), member.name)
 
 

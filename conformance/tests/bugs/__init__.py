@@ -1,48 +1,17 @@
-"""Bugs to plant in the reference, one module per chapter. Many are real: see the *differs from* and *would have caught* lines."""
+"""Bugs to plant in the reference, one module per chapter. Many are real: see the *differs from* and *would have caught* lines.
+
+Each bug replaces a method or some words of the reference while a test runs (`bugs.plant`), and `test_broken.py` checks that its
+clause fails. This reaches the inside of every operation, so that each clause has a bug. The zoo (`kvref_zoo`) contains bugs for
+users: complete wrong caches with names, most of them modelled on public reports. If a subclass of a few lines can show a bug, add
+it to the zoo. The random changes of mutmut (`nox -s mutation`, counted by `mutants.py`) are made without a clause in mind.
+"""
 
 from importlib import import_module
+from pkgutil import iter_modules
 
 from bugs.plant import BUGS, HIDDEN, REAL
 
-CHAPTERS = (
-    "laws",
-    "formats",
-    "group_formats",
-    "given_formats",
-    "contiguous",
-    "paged",
-    "page_formats",
-    "sharing",
-    "prefixes",
-    "groups",
-    "told",
-    "windows",
-    "layers",
-    "quantized",
-    "channels",
-    "tiered",
-    "any_format",
-    "given_in_caches",
-    "edits",
-    "moving",
-    "moving_formats",
-    "moving_parts",
-    "buffers",
-    "pooled",
-    "latents",
-    "sharded",
-    "sharded_deep",
-    "attention",
-    "kernels",
-    "moving_offload",
-    "moving_deep",
-    "engines",
-    "hidden",
-    "real",
-    "real_pages",
-)
-
-for chapter in CHAPTERS:
-    import_module(f"bugs.{chapter}")
+for module in iter_modules(__path__, "bugs."):
+    import_module(module.name)
 
 __all__ = ["BUGS", "HIDDEN", "REAL"]

@@ -1,0 +1,151 @@
+"""Wrong prefix caches."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import kvref
+from kvref.formats import FORMATS
+from kvref.formats.static import StaticFloat8
+from kvref.prefix import FindablePool, Found, Tokens
+from kvref_zoo.mutant import mutant
+
+
+class OwnPool(kvref.PrefixCache):
+    """A cache whose pool belongs to a class of its own."""
+
+    Pool = FindablePool
+
+    def __init__(self, config: kvref.PagedConfig) -> None:
+        super().__init__(config)
+        self.pool = self.Pool(config.num_blocks)
+
+
+@mutant("PREFIX-12", also="ATTN-10", seen_in="tenstorrent/vllm#415")
+class PrefixAttendSkipsTheHit(kvref.PrefixCache):
+    """`attend` leaves out the tokens of the hit: a request with a hit gets another answer than a request without."""
+
+    def begin(self, tokens: Sequence[int], salt: str = "") -> int:
+        sequence = super().begin(tokens, salt)
+        self.hits = getattr(self, "hits", {}) | {sequence: self.length(sequence, 0)}
+        return sequence
+
+    def attend(self, sequence: int, layer: int, query: Any, scale: float | None = None, causal: bool = False) -> Any:
+        keys, values = self.gather(sequence, layer)
+        since = getattr(self, "hits", {}).get(int(sequence), 0)
+        since = since if since < len(keys) else 0
+        return kvref.attention(query, keys[since:], values[since:], scale=scale, causal=causal)
+
+
+@mutant("PREFIX-08", also="PAGED-13 PAGED-16 PREFIX-01 PREFIX-09 SHARE-05")
+class PrefixEvictsTheFirstBlockFirst(OwnPool):
+    """The first block of a dropped prompt is evicted first: the blocks after it are still cached and cannot be found."""
+
+    class Pool(FindablePool):
+        def _give_back(self, blocks: NDArray[np.int32]) -> None:
+            super()._give_back(blocks[::-1])
+
+
+@mutant("PREFIX-01", also="PREFIX-05 PREFIX-07 PREFIX-13")
+class PrefixFindsEveryToken(kvref.PrefixCache):
+    """A prompt whose blocks are all cached is found completely: no token is left to compute the first logits from."""
+
+    def _find(self, tokens: Tokens, salt: str) -> list[Found]:
+        return super()._find([*tokens, 0], salt)
+
+
+@mutant("PREFIX-07", also="PREFIX-05 PREFIX-06 PREFIX-08 PREFIX-09 PREFIX-13 PREFIX-16")
+class PrefixFindsEvictedBlocks(OwnPool):
+    """A block that was evicted for other tokens is still found by its old tokens."""
+
+    class Pool(FindablePool):
+        def _lose(self, block: int) -> None:
+            """Does nothing: the block stays in the index."""
+
+
+@mutant("PREFIX-04", also="PAGED-13 PAGED-16")
+class PrefixFindsPartialBlocks(kvref.PrefixCache):
+    """The last block of a prompt is found before it is full: two sequences write the rest of it."""
+
+    def commit(self, sequence: int, tokens: Sequence[int]) -> None:
+        super().commit(sequence, tokens)
+        rest = len(tokens) % self.config.block_size
+        if rest:  # pad the block's tokens with zeros and add it to the prefix index
+            size, table, told = self.config.block_size, self._table(sequence), self._told[int(sequence)]
+            filled = [*told.tokens[: len(tokens)], *[0] * (size - rest)]
+            *_, key = self._keys(filled, told.salt)
+            blocks = self._tables.at(table, np.arange(self.config.num_layers), len(tokens) // size)
+            self.pool.make_findable(Found(key, blocks))
+
+
+@mutant("PREFIX-03", seen_in="openvinotoolkit/openvino.genai#3722")
+class PrefixFoundByHashAlone(kvref.PrefixCache):
+    """Blocks are found by a hash with easy collisions, and tokens are not compared: a prompt gets the blocks of another one."""
+
+    def _keys(self, tokens: Tokens, salt: str, known: Sequence[bytes] = ()) -> Iterator[bytes]:
+        size, key = self.config.block_size, known[-1] if known else salt.encode()
+        for start in range(len(known) * size, len(tokens) - size + 1, size):
+            number = hash((int.from_bytes(key, "little"), *tokens[start : start + size]))
+            key = number.to_bytes(8, "little", signed=True)
+            yield key
+
+
+@mutant("PREFIX-13")
+class PrefixHitCountsAsRoom(OwnPool):
+    """Evictable blocks of the hit also count as room for the rest of the prompt: `begin` accepts a prompt that does not fit."""
+
+    class Pool(FindablePool):
+        def num_waiting(self, blocks: NDArray[np.int32]) -> int:
+            return 0
+
+
+@mutant("PREFIX-16", seen_in="sgl-project/sglang#24198", formats=tuple(FORMATS))
+class PrefixHitWithoutScales(kvref.PrefixCache):
+    """Attention over the tokens of a hit uses the codes as values: the scales are not passed for this part."""
+
+    def begin(self, tokens: Any, salt: str = "") -> int:
+        sequence = super().begin(tokens, salt)
+        self._hits = getattr(self, "_hits", {}) | {sequence: self.length(sequence, 0)}
+        return sequence
+
+    def gather(self, sequence: int, layer: int) -> Any:
+        keys, values = super().gather(sequence, layer)
+        found = getattr(self, "_hits", {}).get(sequence, 0)
+        for part, format in zip((keys, values), self.config.formats, strict=True):
+            if isinstance(format, StaticFloat8):
+                part[:found] /= format.scale
+        return keys, values
+
+
+@mutant("PREFIX-03", also="PREFIX-01 PREFIX-04 PREFIX-07")
+class PrefixParentIsLeftOut(kvref.PrefixCache):
+    """A block is identified by its own tokens alone: it is found after any other tokens."""
+
+    def _keys(self, tokens: Tokens, salt: str, known: Sequence[bytes] = ()) -> Iterator[bytes]:
+        size = self.config.block_size
+        for start in range(len(known) * size, len(tokens) - size + 1, size):
+            yield from super()._keys(tokens[start : start + size], salt)
+
+
+@mutant("PREFIX-03", also="PREFIX-01 PREFIX-04 PREFIX-07 PREFIX-11 PREFIX-13")
+class PrefixSaltIsLeftOut(kvref.PrefixCache):
+    """Blocks are found whatever their salt is.
+
+    Requests with another adapter, or with none, read the keys and values of the first.
+    """
+
+    def _keys(self, tokens: Tokens, salt: str, known: Sequence[bytes] = ()) -> Iterator[bytes]:
+        return super()._keys(tokens, "", known)
+
+
+@mutant("PREFIX-14", also="EDIT-04 PREFIX-02 PREFIX-09 SHARE-05 SHARE-07")
+class PrefixWritesToCachedBlocks(kvref.PrefixCache):
+    """A sequence overwrites a cached block in place if no other sequence has it.
+
+    Later hits on the old tokens read the new ones.
+    """
+
+    _kept = kvref.PagedCache._kept
+    _others = kvref.PagedCache._others
